@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from commprof.analysis.collectives.exchange import Exchange, exchange
+from commprof.analysis.late import lines
 from commprof.analysis.late.stragglers import LateRank, fell_behind
 from commprof.analysis.next_step import NextStep, late_share, next_step, rank_to_look_at
 from commprof.analysis.scaling import RunResult
@@ -98,6 +99,7 @@ def verdict(result: RunResult, details: Sequence[WorldDetail]) -> Verdict | None
         *_communication(world, step),
         *_sharded(world, step),
         *_late(world),
+        *_in_the_phases(world),
         *_unseen_forward(world, bindings[place]),
         *_growth(result, steps, place),
     ]
@@ -282,6 +284,12 @@ def _late(world: WorldResult) -> list[str]:
         f"{in_ms(ns_to_ms(late.wait_ns))} per step and waiting rank, "
         f"{late.share:.0%} of all waiting."
     ]
+
+
+def _in_the_phases(world: WorldResult) -> list[str]:
+    """What takes the late rank longer: lines of the script, and functions."""
+    told = lines.sentences(world.longer_lines)
+    return told if world.grown_functions is None else [*told, world.grown_functions.sentence]
 
 
 def nobody_is_late(world: WorldResult) -> bool:

@@ -24,6 +24,8 @@ from commprof.analysis.collectives.in_flight import TimeInFlight, times_in_fligh
 from commprof.analysis.collectives.kinds import CollectiveRow, collective_rows
 from commprof.analysis.collectives.sharding import Sharding, sharding
 from commprof.analysis.late.costs import LongerPhase, WaitCost, longer_phase, wait_costs
+from commprof.analysis.late.functions import GrownFunctions, grown_functions
+from commprof.analysis.late.lines import LongerLines, longer_lines
 from commprof.analysis.late.stragglers import (
     LateRank,
     few_steps,
@@ -200,6 +202,11 @@ class WorldResult:
     wait_costs: tuple[WaitCost, ...] = ()
     #: None where the kernel counted nothing that held up one rank more than the others.
     longer_phase: LongerPhase | None = None
+    #: Of the late rank: lines of the script between which its phases take longer; empty without
+    #: stacks.
+    longer_lines: tuple[LongerLines, ...] = ()
+    #: Of the late rank: functions that take longer; None without one, or without samples.
+    grown_functions: GrownFunctions | None = None
 
     @property
     def measured_steps(self) -> int:
@@ -251,7 +258,15 @@ def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
         wait_costs=wait_costs(measured),
         longer_phase=longer_phase(seen.ranks, measured),
     )
-    return replace(result, **_late_rank(seen, result))
+    result = replace(result, **_late_rank(seen, result))
+    late = result.late_rank
+    if late is None:
+        return result
+    return replace(
+        result,
+        longer_lines=longer_lines(late.rank, seen),
+        grown_functions=grown_functions(late.rank, run, seen),
+    )
 
 
 def _no_device_times(traces: Sequence[Trace]) -> str:

@@ -8,15 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from commprof.analysis.late.stragglers import beyond_the_others
 from commprof.analysis.step.breakdown import Breakdown
 from commprof.analysis.step.exposure import CAUSES
 from commprof.trace import columns
 from commprof.trace.schema import PHASES
 from commprof.units import ns_to_ms
 
-#: A rank's longer phase is told if it is longer by this share of the step, and if for as long it
-#: lacked a core, or had page faults: one from disk a step, or so many others in each ms.
-_LEAST_SHARE = 0.01
+#: What takes a rank longer than the others is told if it is longer by this share of the step.
+LEAST_SHARE = 0.01
+#: A longer phase is told if for as long it lacked a core, or had page faults: one from disk a step,
+#: or so many others in each ms.
 _FAULTS_PER_MS = 500.0
 
 Floats = npt.NDArray[np.float64]
@@ -89,9 +91,9 @@ def longer_phase(ranks: Sequence[int], parts: Sequence[Breakdown]) -> LongerPhas
         np.stack([getattr(part, name).mean(axis=at) for part in parts])
         for name, at in (("run_delay_ns", 0), ("work_ns", 1))
     )
-    least_ms = _LEAST_SHARE * ns_to_ms(float(np.mean([part.wall_ns.mean() for part in parts])))
+    least_ms = LEAST_SHARE * ns_to_ms(float(np.mean([part.wall_ns.mean() for part in parts])))
     values = np.stack([work, delay, *np.moveaxis(counts, 2, 0)], axis=2)
-    beyond = np.maximum(0.0, [_beyond(values, place) for place in range(len(parts))])
+    beyond = np.maximum(0.0, beyond_the_others(values))
     found = [
         _longer(ranks[place], PHASES[phase], *beyond[place, phase].tolist())
         for place, phase in np.ndindex(*work.shape)
@@ -103,12 +105,6 @@ def longer_phase(ranks: Sequence[int], parts: Sequence[Breakdown]) -> LongerPhas
         and (each.no_core_ms >= least_ms or each.major_faults >= 1 or each.has_many_faults)
     ]
     return max(held_up, key=lambda each: (each.no_core_ms, each.longer_ms), default=None)
-
-
-def _beyond(values: Floats, place: int) -> Floats:
-    """One rank's values less the median of the others."""
-    less: Floats = values[place] - np.median(np.delete(values, place, axis=0), axis=0)
-    return less
 
 
 def _longer(

@@ -58,11 +58,11 @@ def find_slow_rank(work_ns: Floats, step_ns: float) -> SlowRank | None:
     ranks, phases, steps = work_ns.shape
     if ranks < 2 or steps == 0:
         return None
-    beyond = _beyond_the_others(work_ns)
+    beyond = beyond_the_others(work_ns)
     excess = np.quantile(beyond, 1 - _OF_STEPS, axis=2)
     phase = np.argmax(excess, axis=1)
     in_phase = excess[np.arange(ranks), phase]
-    in_all = np.median(_beyond_the_others(work_ns.sum(axis=1)), axis=1)
+    in_all = np.median(beyond_the_others(work_ns.sum(axis=1)), axis=1)
     slow = np.where(np.minimum(in_phase, in_all) >= _OF_STEP * step_ns, in_phase, 0.0)
     rank = int(np.argmax(slow))
     if slow[rank] == 0 or slow[rank] < _CLEARLY * np.delete(slow, rank).max():
@@ -73,7 +73,7 @@ def find_slow_rank(work_ns: Floats, step_ns: float) -> SlowRank | None:
     return SlowRank(rank, ORIGINS[int(phase[rank])], float(in_phase[rank]), p_value)
 
 
-def _beyond_the_others(work_ns: Floats) -> Floats:
+def beyond_the_others(work_ns: Floats) -> Floats:
     """Each rank's values, along the first axis, less the median of the others."""
     return np.stack(
         [

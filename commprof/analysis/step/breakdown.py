@@ -29,7 +29,7 @@ from commprof.analysis.step.exposure import (
     pauses,
     run_delay,
 )
-from commprof.analysis.step.waiting import Waiting, split
+from commprof.analysis.step.waiting import not_split, split
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Finalizations, Ints, Spans, Steps
 from commprof.trace.reader import Trace
@@ -137,7 +137,7 @@ def breakdown(
         steps, phases, exposed, exposed_step, thread
     )
     exposed_ns = _sum_by_step(steps, exposed_step, exposed.waited_ns)
-    waiting = _split(exposed, table, arrivals)
+    waiting = not_split(exposed) if arrivals is None else split(exposed, table, arrivals)
     unsplit = _sum_by_step(
         steps, exposed_step, np.where(np.isnan(waiting.wait_ns), exposed.waited_ns, 0.0)
     )
@@ -265,13 +265,6 @@ def _by_phase(steps: Steps, phases: Spans, counted: Spread, thread: int) -> Floa
     whole = counted.amount_in(steps.begin_ns, steps.end_ns)
     times[:, Phase.OTHER] += np.maximum(0.0, whole - times.sum(axis=1))
     return times
-
-
-def _split(exposed: Exposures, table: Collectives, arrivals: Arrivals | None) -> Waiting:
-    if arrivals is not None:
-        return split(exposed, table, arrivals)
-    unknown = np.full(len(exposed), -1, dtype=np.int64)
-    return Waiting(np.full(len(exposed), np.nan), unknown, unknown)
 
 
 def _by_origin(steps: Steps, exposed_step: Ints, origins: Origins, world_size: int) -> Floats:

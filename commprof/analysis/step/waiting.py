@@ -66,6 +66,12 @@ def split(exposed: Exposures, table: Collectives, arrivals: Arrivals) -> Waiting
     return Waiting(wait_ns=np.where(unknown, np.nan, before), culprit=culprit, number=number)
 
 
+def not_split(exposed: Exposures) -> Waiting:
+    """Where nothing is known of arrivals."""
+    unknown = np.full(len(exposed), -1, dtype=np.int64)
+    return Waiting(np.full(len(exposed), np.nan), unknown, unknown)
+
+
 #: Last arrival, late rank, number.
 _Arrival = tuple[int, int, int]
 _UNKNOWN: _Arrival = (0, -1, -1)

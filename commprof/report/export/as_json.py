@@ -173,6 +173,8 @@ def _world(result: RunResult, world: WorldResult, scale: Scaling) -> dict[str, A
             "late_rank": world.late_rank and asdict(world.late_rank),
             "wait_costs": [asdict(cost) for cost in world.wait_costs],
             "longer_phase": world.longer_phase and asdict(world.longer_phase),
+            "longer_lines": [asdict(pair) for pair in world.longer_lines],
+            "grown_functions": world.grown_functions and asdict(world.grown_functions),
             "gains": world.gains and asdict(world.gains),
             "sharding": world.sharding and _sharding(world.sharding),
             "stalled_steps": [{"step": step, "ms": ms} for step, ms in world.stalled_steps],

@@ -23,7 +23,9 @@ from commprof.analysis.collectives.sharding import FORWARD, ShardedPart, Shardin
 from commprof.analysis.cost import Price, cost
 from commprof.analysis.late.attempts import Attempt
 from commprof.analysis.late.costs import LongerPhase, WaitCost
+from commprof.analysis.late.functions import GrownFunction, GrownFunctions
 from commprof.analysis.late.incidents import Incidents
+from commprof.analysis.late.lines import LongerLines
 from commprof.analysis.late.stragglers import LateRank
 from commprof.analysis.replay.gains import Gain, Gains
 from commprof.analysis.step.devices import DeviceTelemetry, KernelTimes
@@ -233,6 +235,8 @@ def full_run() -> dict[str, Any]:
         "late_rank": late,
         "wait_costs": (WaitCost(1, "data", 2.0, 0.8),),
         "longer_phase": LongerPhase(1, "backward", 18.0, 16.0, 12.0, 2.0, 3.0, 400.0, 2.0),
+        "longer_lines": (LongerLines(1, "backward", 18.0, "", "train.py:7 train", 16.0),),
+        "grown_functions": GrownFunctions(1, (GrownFunction("f (a.py:3)", 20.0, 6.0),), ""),
         "gains": Gains(100.0, 10, (gain,), 0.9, 0.95, 0.8),
         "sharding": Sharding((ShardedPart(FORWARD, 4.0, 5.5, 2, 2.5, 0.0),), 4),
         "stalled_steps": ((7, 25_095.0),),

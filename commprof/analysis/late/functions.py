@@ -1,0 +1,208 @@
+"""Which functions take a late rank longer than the others, by py-spy's samples of each rank.
+
+``rank_N.samples.txt`` beside the traces holds collapsed stacks, ``FRAME;FRAME COUNT`` with the
+outermost frame first. A sample counts for its innermost frame alone, the function's own time, so
+that recursion counts once; functions of one name and file count together. Waiting for collectives
+is no function's: samples within ``torch.distributed`` are left out, and of the backward engine's
+time that in which DDP waited by the rank's trace.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from commprof.analysis.align.measured import MeasuredWorld
+from commprof.analysis.late.costs import LEAST_SHARE
+from commprof.analysis.step.exposure import exposures_of
+from commprof.errors import CommprofError
+from commprof.files import read_bytes
+from commprof.text import in_ms, listed, printable
+from commprof.trace import columns
+from commprof.trace.reader import Trace
+from commprof.trace.run.endings import stem_of
+from commprof.trace.run.run_directory import WorldRun
+from commprof.units import ns_to_ms
+
+#: Functions that are told.
+_MOST: Final = 5
+#: Standard errors of its share by which a function must have grown.
+_ERRORS: Final = 3.0
+_MOST_BYTES: Final = 256 << 20
+#: The outermost frame, or the next one behind that of a process.
+_THREAD: Final = re.compile(r"thread \(([^()]*)\)(?:: (.*))?")
+_COUNT: Final = re.compile(r"[0-9]{1,15}")
+_WAITING: Final = re.compile(r"(^|/)(torch/distributed|commprof/capture)/")
+#: In its frame torch runs a backward pass, at whose end DDP waits.
+_ENGINE: Final = "_engine_run_backward"
+#: Name and file of a function.
+_Function: TypeAlias = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class GrownFunction:
+    """A function whose own time is longer on one rank than on the others."""
+
+    #: As ``NAME (FILE:LINE)``, with the line that has most samples.
+    function: str
+    #: Its own time per step: share of the training thread's samples, times the mean step.
+    own_ms: float
+    #: The same of the other ranks that were sampled, their median.
+    others_ms: float
+
+
+@dataclass(frozen=True)
+class GrownFunctions:
+    """What the samples of one rank hold beyond those of the others."""
+
+    #: Global rank.
+    rank: int
+    #: Those that grew most first; none that grew by less than chance might make of the samples.
+    functions: tuple[GrownFunction, ...]
+    #: Why they are not compared, in words; "" where they are.
+    problem: str
+
+    @property
+    def sentence(self) -> str:
+        """In words."""
+        whose = f"rank {self.rank}"
+        if self.problem:
+            return f"The functions of {whose} are not compared: {printable(self.problem)}."
+        if not self.functions:
+            return f"By py-spy's samples no function takes {whose} longer than the others."
+        grown = [
+            f"{printable(each.function)} +{in_ms(each.own_ms - each.others_ms)}"
+            for each in self.functions
+        ]
+        return f"By py-spy's samples {whose} spends more of each step in {listed(grown)}."
+
+
+def samples_path(directory: Path, rank: int, attempt: int) -> Path:
+    """Where the samples of a rank are."""
+    return directory / f"{stem_of(rank, attempt)}.samples.txt"
+
+
+def grown_functions(rank: int, run: WorldRun, seen: MeasuredWorld) -> GrownFunctions | None:
+    """What takes this rank longer; None where no rank was sampled."""
+    paths = [samples_path(run.directory, each, run.attempt) for each in seen.ranks]
+    sampled = [i for i, path in enumerate(paths) if path.exists()]
+    if not sampled:
+        return None
+    place = seen.ranks.index(rank)
+    if set(sampled) <= {place}:
+        return GrownFunctions(rank, (), "no other rank was sampled")
+    try:
+        mine = _times(paths[place], seen, place)
+        others = [_times(paths[i], seen, i) for i in sampled if i != place]
+    except CommprofError as error:
+        return GrownFunctions(rank, (), str(error))
+    found = []
+    for function in mine.own_ms:
+        own_ms = mine.own_ms[function]
+        others_ms = float(np.median([other.own_ms.get(function, 0.0) for other in others]))
+        errors = mine.error_ms(own_ms), max(other.error_ms(others_ms) for other in others)
+        if own_ms - others_ms >= max(LEAST_SHARE * mine.step_ms, _ERRORS * math.hypot(*errors)):
+            found.append(GrownFunction(mine.samples.label(function), own_ms, others_ms))
+    found.sort(key=lambda each: each.others_ms - each.own_ms)
+    return GrownFunctions(rank, tuple(found[:_MOST]), "")
+
+
+@dataclass
+class Samples:
+    """Samples of a rank's training thread."""
+
+    #: Those of waiting, and of no function at all, too.
+    total: int = 0
+    #: By function and line; the line is "" where it is not known.
+    lines: defaultdict[_Function, Counter[str]] = field(
+        default_factory=lambda: defaultdict(Counter)
+    )
+
+    def label(self, function: _Function) -> str:
+        """The function with its commonest line."""
+        (name, file), ((line, _), *_) = function, self.lines[function].most_common(1)
+        return f"{name} ({file}{':' if line else ''}{line})" if file else name
+
+
+def read_samples(path: Path, thread: int, is_main: bool) -> Samples:
+    """Samples of one thread of those in a file; a line that is none is passed over.
+
+    Args:
+        path: of what ``py-spy record --format raw --threads --idle`` wrote.
+        thread: the kernel's id of the training thread.
+        is_main: it is the main thread, which is taken where py-spy saw other ids.
+
+    Raises:
+        CommprofError: it cannot be read, or holds no sample of the thread.
+    """
+    try:
+        text = read_bytes(path, _MOST_BYTES).decode(errors="replace")
+    except OSError as error:
+        raise CommprofError(f"{path.name} cannot be read ({error.strerror})") from None
+    stacks: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
+    for line in text.split("\n")[:-1]:  # without its newline a line was cut
+        stack, _, count = line.rpartition(" ")
+        frames = stack.split(";")
+        root = next((root for frame in frames if (root := _THREAD.fullmatch(frame))), None)
+        if root is not None and _COUNT.fullmatch(count):
+            for name in {root[1], root[2]}:
+                stacks[name].append((frames[-1], int(count)))
+    found = Samples()
+    for frame, number in stacks[str(thread)] or (stacks["MainThread"] if is_main else []):
+        found.total += number
+        function, line = _function(frame)
+        if number and not (_WAITING.search(function[1]) or _THREAD.fullmatch(frame)):
+            found.lines[function][line] += number
+    if not found.total:
+        raise CommprofError(
+            f"{path.name} has no sample of the training thread, as py-spy record --format raw "
+            "--threads --idle takes them"
+        )
+    return found
+
+
+def _function(frame: str) -> tuple[_Function, str]:
+    """Function and line of ``NAME (FILE:LINE)``."""
+    name, _, place = frame.partition(" (")
+    file, _, line = place.removesuffix(")").rpartition(":")
+    return ((name, file), line) if line.isdecimal() else ((name, place.removesuffix(")")), "")
+
+
+@dataclass(frozen=True)
+class _Times:
+    """Own time per step of one rank's functions."""
+
+    samples: Samples
+    step_ms: float
+    own_ms: dict[_Function, float]
+
+    def error_ms(self, own_ms: float) -> float:
+        """Standard error of such a time."""
+        share = min(1.0, own_ms / self.step_ms)
+        return self.step_ms * math.sqrt(share * (1 - share) / self.samples.total)
+
+
+def _times(path: Path, seen: MeasuredWorld, place: int) -> _Times:
+    trace, step_ns = seen.recorded[place], float(seen.measured[place].wall_ns.mean())
+    thread = int(columns.steps(trace).thread[0])
+    samples = read_samples(path, thread, thread == trace.metadata["pid"])
+    waited = _waited_in_backward(trace)
+    shares = {
+        function: lines.total() / samples.total - (waited if function[0] == _ENGINE else 0.0)
+        for function, lines in samples.lines.items()
+    }
+    own_ms = {each: max(0.0, share) * ns_to_ms(step_ns) for each, share in shares.items()}
+    return _Times(samples, ns_to_ms(step_ns), own_ms)
+
+
+def _waited_in_backward(trace: Trace) -> float:
+    """Share of the steps in which DDP waited at the end of backward passes."""
+    exposed, steps = exposures_of(trace), columns.steps(trace)
+    waited_ns = exposed.waited_ns[exposed.graph_task >= 0].sum()
+    return float(waited_ns / (steps.end_ns - steps.begin_ns).sum())

@@ -1,0 +1,146 @@
+"""Between which lines of the script a late rank's phases take longer than those of the others.
+
+Where stacks were recorded every operation has the line that issued it. The training thread's own
+work from one issue to the next, without waiting, pauses and run delay, belongs to the two lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from commprof.analysis.align.measured import MeasuredWorld
+from commprof.analysis.collectives.kinds import caller
+from commprof.analysis.late.costs import LEAST_SHARE
+from commprof.analysis.late.spent import RankTime
+from commprof.analysis.late.stragglers import beyond_the_others
+from commprof.analysis.step.exposure import exposures_of
+from commprof.analysis.step.waiting import not_split
+from commprof.text import in_ms, printable
+from commprof.trace import columns
+from commprof.trace.columns import Collectives, Ints
+from commprof.trace.reader import Trace
+from commprof.trace.schema import PHASES, Phase
+from commprof.units import ns_to_ms
+
+#: Pairs of lines that are told of a phase.
+_MOST_PAIRS = 3
+#: Phase, line that issued the operation before, line that issues the next; "" where a step begins
+#: or ends.
+_Cell: TypeAlias = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class LongerLines:
+    """Own work between two lines that takes a rank longer than the median of the others."""
+
+    #: Global rank.
+    rank: int
+    #: Of the training thread.
+    phase: str
+    #: By so much the whole phase takes longer, mean per step.
+    phase_ms: float
+    #: Line that issued the operation before, as ``FILE:LINE FUNCTION``; "" at the step's begin.
+    begin: str
+    #: Line that issues the next operation; "" at the step's end.
+    end: str
+    #: By so much the work between them takes longer; pairs of a phase add up to ``phase_ms`` at
+    #: most.
+    longer_ms: float
+
+
+def longer_lines(rank: int, seen: MeasuredWorld) -> tuple[LongerLines, ...]:
+    """Where the phases take this rank longer, the most first; none without stacks of all ranks."""
+    if len(seen.ranks) < 2 or not all(trace.stacks for trace in seen.traces):
+        return ()
+    steps, place = seen.measured[0].step, seen.ranks.index(rank)
+    works = [_work(*each, steps) for each in zip(seen.traces, seen.tables, strict=True)]
+    cells = sorted({cell for work in works for cell in work})
+    values = np.array([[work.get(cell, 0.0) for cell in cells] for work in works])
+    least_ms = LEAST_SHARE * ns_to_ms(float(np.mean([p.wall_ns.mean() for p in seen.measured])))
+    found = []
+    for phase in PHASES:
+        of_phase = [i for i, cell in enumerate(cells) if cell[0] == phase]
+        if not of_phase or (len(of_phase) == 1 and "" in cells[of_phase[0]]):
+            continue  # to or from where a step begins or ends says no more than the phase does
+        left_ms = phase_ms = float(beyond_the_others(values[:, of_phase].sum(axis=1))[place])
+        longer = beyond_the_others(values[:, of_phase])[place]
+        for i in np.argsort(-longer)[:_MOST_PAIRS].tolist():
+            longer_ms = min(float(longer[i]), left_ms)
+            if longer_ms < least_ms:
+                break
+            left_ms -= longer_ms
+            _, begin, end = cells[of_phase[i]]
+            found.append(LongerLines(rank, phase, phase_ms, begin, end, longer_ms))
+    return tuple(sorted(found, key=lambda each: -each.phase_ms))
+
+
+def sentences(found: Sequence[LongerLines]) -> list[str]:
+    """One for each phase."""
+    told = []
+    for (rank, phase, phase_ms), pairs in groupby(found, lambda e: (e.rank, e.phase, e.phase_ms)):
+        parts = (f"{in_ms(pair.longer_ms)} of them {_where(pair)}" for pair in pairs)
+        text = f"Rank {rank}'s {phase} takes {in_ms(phase_ms)} longer than the others'"
+        if phase == PHASES[Phase.OTHER]:
+            text = (
+                f"Outside of all phases rank {rank} takes {in_ms(phase_ms)} longer than the others"
+            )
+        told.append(f"{text}: {', '.join(parts)}.")
+    return told
+
+
+def _where(pair: LongerLines) -> str:
+    begin, end = (printable(Path(line.rsplit(" ", 1)[0]).name) for line in (pair.begin, pair.end))
+    if begin == end:
+        return f"between operations of {begin}" if begin else "in steps without operations"
+    return f"between {begin or 'the begin of the step'} and {end or 'its end'}"
+
+
+def _work(trace: Trace, table: Collectives, index: Ints) -> dict[_Cell, float]:
+    """Own work in these steps by phase and lines, in ms, mean per step."""
+    steps = columns.steps(trace)
+    chosen = np.isin(steps.index, index)
+    first_ns, last_ns = steps.begin_ns[chosen], steps.end_ns[chosen]
+    names, line, issue_ns = _issues(trace, table, int(steps.thread[0]))
+    row = np.searchsorted(first_ns, issue_ns, side="right") - 1
+    inside = (row >= 0) & (issue_ns < last_ns[row])
+    each, none = np.arange(len(first_ns)), np.zeros(len(first_ns), dtype=np.int64)
+    time_ns = np.concatenate((first_ns, issue_ns[inside], last_ns))
+    of_step = np.concatenate((each, row[inside], each))
+    order = np.lexsort((time_ns, of_step))
+    time_ns, of_step = time_ns[order], of_step[order]
+    line = np.concatenate((none, line[inside], none))[order]
+    window = np.flatnonzero(of_step[:-1] == of_step[1:])
+    exposed = exposures_of(trace)
+    time = RankTime(trace, exposed, not_split(exposed))
+    spent = time.spent(time_ns[window], time_ns[window + 1])[:, : len(PHASES)]
+    pairs, which = np.unique(
+        np.stack((line[window], line[window + 1]), axis=1), axis=0, return_inverse=True
+    )
+    total = np.zeros((len(pairs), len(PHASES)))
+    np.add.at(total, which.reshape(-1), spent)
+    return {
+        (PHASES[phase], names[pairs[pair, 0]], names[pairs[pair, 1]]): ns_to_ms(
+            float(total[pair, phase]) / len(first_ns)
+        )
+        for pair, phase in np.argwhere(total > 0).tolist()
+    }
+
+
+def _issues(trace: Trace, table: Collectives, thread: int) -> tuple[list[str], Ints, Ints]:
+    """Names of lines, and of each issue of a known line its place among them and its time.
+
+    What another thread issues, but for a backward pass, is not where the training thread is.
+    """
+    lines = {number: caller(frames) for number, frames in trace.stacks.items()}
+    names = ["", *sorted(set(lines.values()) - {""})]
+    place = {number: names.index(line) for number, line in lines.items()}
+    numbers = columns.stacks(trace, table.op_id).tolist()
+    line = np.array([place.get(number, 0) for number in numbers], dtype=np.int64)
+    known = (line > 0) & ((table.thread == thread) | (table.graph_task >= 0))
+    return names, line[known], table.issue_ns[known]
