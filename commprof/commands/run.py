@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from commprof import invocation, variables
@@ -20,6 +21,7 @@ from commprof.commands.options.run_arguments import (
 from commprof.commands.options.terminal import prose_width
 from commprof.commands.running.dry_run import dry_run_text
 from commprof.commands.running.run_checks import (
+    check_samples,
     checked_targets,
     watch_threshold_of,
     world_sizes_of,
@@ -40,6 +42,7 @@ from commprof.launch.rendezvous import Rendezvous
 from commprof.launch.under_launcher import given_rank, number_of
 from commprof.monitor.settings import Settings, settings_of
 from commprof.monitor.start import check_settings, start_monitor
+from commprof.monitor.watchdog.start import watched
 from commprof.trace.ring import remove_orphans
 from commprof.trace.run.run_directory import STRATEGIES, world_directory
 
@@ -68,7 +71,8 @@ class RunCommand:
         args.placement = place_ranks(args.pin, args.threads_per_rank, world_sizes, args.nnodes)
         metrics = settings_of(args)
         check_settings(metrics)
-        watch = watch_threshold_of(args)
+        check_samples(args)
+        beside = partial(watched, threshold=watch_threshold_of(args), samples=bool(args.samples))
         targets = checked_targets(args, world_sizes)
         descriptions = [target.check(world_sizes, rendezvous) for target in targets]
         json_file = writable_file(args.json)
@@ -99,7 +103,7 @@ class RunCommand:
             runs = zip(targets, places, contexts, strict=True)
             for index, (target, place, context) in enumerate(runs):
                 there = rendezvous.turn(index * len(world_sizes))  # not where the one before met
-                failed = run_world_sizes(target, there, place, world_sizes, context, watch)
+                failed = run_world_sizes(target, there, place, world_sizes, context, beside)
                 code = code or failed
                 if failed == INTERRUPTED:
                     break

@@ -320,6 +320,12 @@ def _add_where(parser: argparse._ArgumentGroup) -> None:
         help="record which line issued each collective as well",
     )
     parser.add_argument(
+        "--samples",
+        action=argparse.BooleanOptionalAction,
+        help="have py-spy sample the Python stacks of each rank: the report names functions that "
+        "take a late rank longer",
+    )
+    parser.add_argument(
         "--gradient-norms",
         type=int,
         metavar="N",

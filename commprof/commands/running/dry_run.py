@@ -78,6 +78,8 @@ def _recording(args: argparse.Namespace) -> str:
     metrics, threshold = settings_of(args), watch_threshold_of(args)
     restarts = f"at most {args.max_restarts} restarts" if args.max_restarts else "no restarts"
     watchdog = "no watchdog" if threshold is None else f"watchdog {threshold}"
+    if args.samples:
+        watchdog += ", samples by py-spy"
     live = "no live metrics"
     if metrics.wanted:
         live = f"live metrics ({shlex.join(metrics.arguments())})"

@@ -8,6 +8,7 @@ import os
 from dataclasses import replace
 from typing import NoReturn
 
+from commprof import invocation
 from commprof.analysis.predicted import BestPrediction, read_best
 from commprof.capture.settings import RankSettings
 from commprof.commands.running.price import price_of
@@ -15,6 +16,7 @@ from commprof.commands.running.run_worlds import subjects_of
 from commprof.commands.running.target import Target
 from commprof.compressors import parse
 from commprof.errors import UsageError
+from commprof.monitor.watchdog.py_spy import find_py_spy
 from commprof.monitor.watchdog.thresholds import AUTO, parse_threshold
 from commprof.trace.run.run_directory import PREDICTIONS_FILE
 from commprof.trials.plan import Plan, parse_trial
@@ -205,3 +207,9 @@ def watch_threshold_of(args: argparse.Namespace) -> str | None:
     threshold: str = args.watchdog or AUTO
     parse_threshold(threshold)
     return threshold
+
+
+def check_samples(args: argparse.Namespace) -> None:
+    """Refuses ``--samples`` without the program that takes them."""
+    if args.samples and find_py_spy() is None:
+        raise UsageError(f"--samples needs py-spy where commprof is: {invocation.pip('py-spy')}")

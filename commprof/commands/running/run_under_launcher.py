@@ -147,7 +147,7 @@ def _refuse(args: argparse.Namespace, given: LaunchedRank) -> None:
         found["rdzv_endpoint"] = args.rdzv_endpoint
     found |= {"pin": args.pin} if args.pin in ("cores", "numa") else {}
     found |= {"threads_per_rank": "auto"} if args.threads_per_rank == "auto" else {}
-    found |= {"dry_run": None} if args.dry_run else {}
+    found |= {name: None for name in ("dry_run", "samples") if getattr(args, name)}
     found |= {"metrics": None} if settings_of(args).wanted else {}
     if found:
         given_text = ", ".join(

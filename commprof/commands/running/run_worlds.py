@@ -8,8 +8,8 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from commprof.commands.options.output_file import keep_text
 from commprof.commands.running.target import ScriptTarget, Target, WorkloadTarget
 from commprof.errors import CommprofError, RankFailedError, UsageError
 from commprof.launch.rendezvous import Rendezvous
-from commprof.monitor.watchdog.start import watched
 from commprof.report.plain_text import printable
 from commprof.text import counted
 from commprof.trace.run.run_directory import RUN_FILE, world_directory
@@ -56,17 +55,17 @@ def run_world_sizes(
     directory: Path,
     world_sizes: Sequence[int],
     context: dict[str, Any],
-    watch: str | None = None,
+    beside: Callable[[Path], AbstractContextManager[None]],
 ) -> int:
     """Runs one world size after another, up to the first that fails; returns its exit code.
 
-    watch: what a watchdog shall do beside each; None for none.
+    beside: what goes on beside each, in its directory.
     """
     directory.mkdir(exist_ok=True)
     if rendezvous.is_first:
         save_context(directory, context)
     for turn, size in enumerate(world_sizes):
-        with watched(world_directory(directory, size), watch):
+        with beside(world_directory(directory, size)):
             code = _run_world(target, rendezvous.turn(turn), directory, size, context)
         if code:
             return code

@@ -11,7 +11,7 @@ from types import FrameType
 
 from commprof import invocation
 from commprof.errors import CommprofError
-from commprof.monitor.watchdog.thresholds import AUTO, parse_threshold
+from commprof.monitor.watchdog.thresholds import AUTO, OFF, parse_threshold
 from commprof.monitor.watchdog.watchdog import watch
 
 _DESCRIPTION = """\
@@ -30,7 +30,12 @@ def main() -> int:
     )
     parser.add_argument("directory", type=Path, metavar="DIR", help="where the traces are")
     parser.add_argument(
-        "--threshold", default=AUTO, help="seconds, or auto: learnt from the run (default: auto)"
+        "--threshold",
+        default=AUTO,
+        help="seconds, auto: learnt from the run, or off: tell of nothing (default: auto)",
+    )
+    parser.add_argument(
+        "--samples", action="store_true", help="sample the Python stacks of the ranks by py-spy"
     )
     parser.add_argument("--parent", type=int, metavar="PID", help="end when this process has")
     parser.add_argument("--quiet", action="store_true", help="write files only")
@@ -42,9 +47,11 @@ def main() -> int:
     try:
         watch(
             args.directory,
-            parse_threshold(args.threshold),
+            None if args.threshold == OFF else parse_threshold(args.threshold),
             parent=args.parent,
             quiet=args.quiet,
+            tells=args.threshold != OFF,
+            samples=args.samples,
         )
     except CommprofError as error:
         print(f"commprof watchdog: {error}", file=sys.stderr)

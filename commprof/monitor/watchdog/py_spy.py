@@ -1,9 +1,10 @@
-"""Stacks of a process by py-spy, which reads them from outside."""
+"""Stacks of a process, and samples of them, by py-spy, which reads them from outside."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,8 @@ from commprof import invocation
 #: Then it is ended: a process that does not answer must not keep the watchdog.
 _TIMEOUT_S = 4.0
 _NATIVE_TIMEOUT_S = 15.0
+#: Samples a second.
+RATE = 100
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 MISSING = (
@@ -108,6 +111,43 @@ class NativeDump:
             self._process.wait()
         self._output.close()
         self._errors.close()
+
+
+class Sampler:
+    """Samples of a process's stacks, which py-spy takes until either ends and then writes.
+
+    It only reads the process's memory and does not stop it: now and then a stack changes meanwhile,
+    and the sample is lost or wrong.
+    """
+
+    def __init__(self, pid: int, path: Path) -> None:
+        """path: gets the stacks of all threads, idle ones too, each with its number of samples."""
+        self._pid = pid
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (see end)
+        options = ("--threads", "--idle", "--nonblocking", "--format", "raw", "--rate", str(RATE))
+        self._process = subprocess.Popen(
+            [find_py_spy() or "py-spy", "record", *options, "--pid", str(pid), "--output", path],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self._errors,
+        )
+
+    def stop(self) -> None:
+        """Lets it write what it has; see ``end``."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+
+    def end(self) -> str:
+        """Ends it; returns why there are no samples, or an empty text."""
+        try:
+            code = self._process.wait(_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        self._errors.seek(0)
+        error = self._errors.read().decode(errors="replace")
+        self._errors.close()
+        return explained(error, self._pid) if code else ""
 
 
 def explained(error: str, pid: int) -> str:

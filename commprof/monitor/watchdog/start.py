@@ -16,27 +16,29 @@ from pathlib import Path
 
 from commprof import variables
 from commprof.monitor.one_per_host import is_chosen, start_beside
+from commprof.monitor.watchdog.thresholds import OFF
 
 #: Seconds that it gets for what it is doing when the job has ended.
 _END_S = 10.0
 
 
 @contextmanager
-def watched(directory: Path, threshold: str | None) -> Iterator[None]:
+def watched(directory: Path, threshold: str | None, samples: bool = False) -> Iterator[None]:
     """Within this context a watchdog watches the ranks that record into ``directory``.
 
-    threshold: ``auto`` or seconds, as ``--watchdog`` takes it; None starts no watchdog.
+    threshold: ``auto`` or seconds, as ``--watchdog`` takes it; None: it tells of nothing.
+    samples: it has py-spy sample the ranks. Without both there is no watchdog.
 
     A watchdog that cannot be started is said in a line on stderr.
     """
-    if threshold is None:
+    if threshold is None and not samples:
         yield
         return
     before = {name: os.environ.get(name) for name in (variables.WATCHDOG, variables.PTRACER)}
     os.environ.pop(variables.WATCHDOG, None)  # no rank shall start another
     os.environ[variables.PTRACER] = str(os.getpid())
-    parent = ("--parent", str(os.getpid()))
-    process = _start([*_command(directory, threshold), *parent], detached=False)
+    options = ["--parent", str(os.getpid()), *(["--samples"] if samples else [])]
+    process = _start([*_command(directory, threshold or OFF), *options], detached=False)
     try:
         yield
     finally:

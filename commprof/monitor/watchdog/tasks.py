@@ -1,4 +1,4 @@
-"""What the watchdog looks for, each in a class of its own: hangs, ranks out of step, anomalies."""
+"""What the watchdog does, a class each: hangs, ranks out of step, anomalies, samples."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from commprof.analysis.collectives.mismatches import MismatchFinder, issue_rows, issued_of
+from commprof.analysis.late.functions import samples_path
 from commprof.analysis.step.anomalies import AnomalyFinder
 from commprof.monitor.figures.step_meter import StepMeter
 from commprof.monitor.watchdog import py_spy
@@ -121,6 +122,35 @@ class HangTask:
             rank, pid = self._native_wanted.pop(0)
             with suppress(OSError):
                 self._native = rank, py_spy.NativeDump(pid)
+
+
+class SampleTask:
+    """Has py-spy sample the stacks of this host's ranks, each from its first step on."""
+
+    def __init__(self, directory: Path, log: Log) -> None:
+        """directory: for the samples."""
+        self._directory = directory
+        self._log = log
+        self._samplers: dict[int, py_spy.Sampler] = {}
+
+    def look(self, feeds: Sequence[RankFeed], now_ns: int) -> None:
+        """See ``WatchTask``."""
+        for feed in feeds:
+            state, process = feed.state, feed.process
+            if state is None or process is None or state.rank in self._samplers:
+                continue
+            if state.step >= 0 and process.state != DEAD:
+                path = samples_path(self._directory, state.rank, feed.attempt)
+                with suppress(OSError):
+                    self._samplers[state.rank] = py_spy.Sampler(process.pid, path)
+
+    def finish(self) -> None:
+        """See ``WatchTask``."""
+        for sampler in self._samplers.values():
+            sampler.stop()
+        for rank, sampler in self._samplers.items():
+            if problem := sampler.end():
+                self._log.say(f"no samples of rank {rank}: {problem}")
 
 
 class MismatchTask:

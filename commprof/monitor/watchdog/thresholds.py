@@ -10,6 +10,8 @@ from commprof.stats.intervals import robust_deviation
 
 #: What ``--watchdog`` takes instead of seconds.
 AUTO = "auto"
+#: What the process beside the job takes where it shall tell of nothing.
+OFF = "off"
 #: ``auto`` before it has seen ``_LEARN_STEPS`` steps: compilers and first batches take minutes.
 START_S = 300.0
 #: ``auto`` never says less.

@@ -9,7 +9,13 @@ from pathlib import Path
 
 from commprof.monitor.watchdog.feed import RankFeed
 from commprof.monitor.watchdog.log import Log
-from commprof.monitor.watchdog.tasks import AnomalyTask, HangTask, MismatchTask, WatchTask
+from commprof.monitor.watchdog.tasks import (
+    AnomalyTask,
+    HangTask,
+    MismatchTask,
+    SampleTask,
+    WatchTask,
+)
 from commprof.monitor.watchdog.thresholds import Threshold
 from commprof.trace.run.endings import rank_and_attempt
 
@@ -92,6 +98,8 @@ def watch(
     *,
     parent: int | None,
     quiet: bool = False,
+    tells: bool = True,
+    samples: bool = False,
 ) -> None:
     """Watches the jobs that record into a directory until they are over.
 
@@ -100,11 +108,14 @@ def watch(
         threshold_s: None learns it from the run.
         parent: process id of the launcher, whose end is the watchdog's; None without one.
         quiet: nothing on stderr.
+        tells: of hangs, of ranks out of step and of changes of level.
+        samples: has py-spy sample the ranks.
     """
 
     def tasks(place: Path) -> list[WatchTask]:
         log = Log(place, quiet)
-        return [HangTask(place, Threshold(threshold_s), log), MismatchTask(log), AnomalyTask(log)]
+        telling = HangTask(place, Threshold(threshold_s), log), MismatchTask(log), AnomalyTask(log)
+        return [*(telling if tells else ()), *([SampleTask(place, log)] if samples else [])]
 
     jobs: dict[Path, Job] = {}
     last_alive = time.monotonic()

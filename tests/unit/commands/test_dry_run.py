@@ -163,6 +163,19 @@ def test_how_a_workload_is_trained_and_recorded(capsys: pytest.CaptureFixture[st
     assert "--metrics-jsonl" in text
 
 
+def test_samples_take_py_spy(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--nproc", "1", "--workload", "mlp", "--output", "out", "--samples"]
+    where = "commprof.commands.running.run_checks.find_py_spy"
+    monkeypatch.setattr(where, lambda: "py-spy")
+    text = " ".join(dry_run(capsys, *words).split())
+    assert "no restarts, no watchdog, samples by py-spy, no live metrics" in text
+    monkeypatch.setattr(where, lambda: None)
+    assert main(["run", "--dry-run", *words]) == 2
+    assert "--samples needs py-spy where commprof is: " in capsys.readouterr().err
+
+
 def test_a_model_that_this_machine_cannot_hold_is_shown_and_said_to_be_too_large(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -158,7 +158,7 @@ def test_a_task_of_srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         ("--rdzv-endpoint a:1", "--rdzv-endpoint a:1: torchrun"),
         ("--watchdog auto --metrics", "--watchdog auto, --metrics: torchrun"),
         ("--pin cores --threads-per-rank auto", "--pin cores, --threads-per-rank auto: torchrun"),
-        ("--dry-run", "--dry-run: torchrun"),
+        ("--dry-run --samples", "--dry-run, --samples: torchrun"),
         ("--strategy ddp,fsdp", "--strategy ddp,fsdp: torchrun has started 2 ranks"),
         ("train.py --lr 1", "torchrun ... -m commprof.wrap train.py"),
         ("--steps 0", "--steps 0 is out of range"),
