@@ -63,7 +63,7 @@ model is wrong by on steps that it was not given. What was not measured is refus
   commprof predict RUN --bucket-cap-mb 5,25,100 --hook none,fp16
   commprof predict RUN --optimize bucket-cap,hook
   commprof predict RUN --world-size 8 --price-per-hour 2.50
-  commprof predict FSDP_RUN --shard-ranks 4,8 --reshard-after-forward on,off --gather-dtype bf16
+  commprof predict FSDP_RUN --shard-ranks 4,8 --wrap-blocks 1,2 --gather-dtype bf16
 
 Lists with commas are combined, each with each. See docs/prediction.md.
 """
@@ -181,6 +181,9 @@ def _add_setting(parser: argparse.ArgumentParser) -> None:
         "--shard-ranks", metavar="N,...", help="ranks that share one copy; fewer than all: HSDP"
     )
     sharded.add_argument(
+        "--wrap-blocks", metavar="N,...", help="neighbouring blocks that one fully_shard wraps"
+    )
+    sharded.add_argument(
         "--reshard-after-forward", metavar="on,off", help="gather parameters again for backward"
     )
     for option, what in (("gather", "parameters are gathered"), ("reduce", "gradients reduced")):
@@ -228,6 +231,7 @@ def _sharding(args: argparse.Namespace) -> dict[str, list[Any]]:
         "reduce_dtype": listed("--reduce-dtype", args.reduce_dtype, dtype, None),
         "reshard_after_forward": [None if word is None else switch[word] for word in again],
         "shard_ranks": listed("--shard-ranks", args.shard_ranks, whole, None),
+        "wrap_blocks": listed("--wrap-blocks", args.wrap_blocks, whole, None),
     }
 
 

@@ -28,6 +28,7 @@ TECHNIQUES = (
 #: What FSDP2 decides when a model is made -> what answers it instead.
 _FIXED = {
     "shard-ranks": "`commprof predict RUN --shard-ranks N` predicts other shapes of HSDP",
+    "wrap-blocks": "`commprof predict RUN --wrap-blocks N` predicts blocks wrapped together",
     "gather-dtype": "`commprof predict RUN --gather-dtype bf16` predicts it",
 }
 

@@ -77,6 +77,8 @@ def _settings(scenario: Scenario, is_workload: bool) -> tuple[dict[str, str], li
             copies = scenario.world_size // scenario.shard_ranks
             shape = f"{scenario.shard_ranks}," if alone else f"{copies}, {scenario.shard_ranks}"
             in_script.append(f"fully_shard(..., mesh=init_device_mesh(..., ({shape})))")
+    if scenario.wrap_blocks is not None and scenario.wrap_blocks > 1:
+        in_script.append(f"fully_shard([...]) over {scenario.wrap_blocks} neighbouring blocks each")
     if scenario.gather_dtype:
         policy = f"MixedPrecisionPolicy(param_dtype=torch.{DTYPES[scenario.gather_dtype]}, ...)"
         in_script.append(f"fully_shard(..., mp_policy={policy})")

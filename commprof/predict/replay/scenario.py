@@ -5,12 +5,17 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from typing import Any
 
 FLAT, HIERARCHICAL = "flat", "hierarchical"
 ALGORITHMS = (FLAT, HIERARCHICAL)
 WEAK, STRONG = "weak", "strong"
 #: Bytes of an element of the types that a scenario may name.
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+#: Fields of a scenario that only sharded steps have.
+SHARDING = (
+    *("gather_dtype", "reduce_dtype", "reshard_after_forward", "shard_ranks", "wrap_blocks"),
+)
 
 
 @dataclass(frozen=True)
@@ -36,24 +41,23 @@ class Scenario:
     reshard_after_forward: bool | None = None
     #: Ranks that share one copy of the model: fewer than all make it HSDP.
     shard_ranks: int | None = None
+    #: Neighbouring blocks that one ``fully_shard`` wraps together.
+    wrap_blocks: int | None = None
 
     @property
     def changes_sharding(self) -> bool:
         """Whether something is changed that only sharded steps have."""
-        chosen = self.gather_dtype, self.reduce_dtype, self.reshard_after_forward, self.shard_ranks
-        return any(value is not None for value in chosen)
+        return any(getattr(self, name) is not None for name in SHARDING)
 
     @property
     def as_recorded(self) -> Scenario:
         """The same ranks and link with buckets, exchange and sharding as they were recorded."""
+        nothing: dict[str, Any] = dict.fromkeys(SHARDING)
         return dataclasses.replace(
             self,
             bucket_cap_bytes=math.nan,
             hook=None,
-            gather_dtype=None,
-            reduce_dtype=None,
-            reshard_after_forward=None,
-            shard_ranks=None,
+            **nothing,
         )
 
     @property

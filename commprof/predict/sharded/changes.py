@@ -8,6 +8,7 @@ from commprof.analysis.replay.program import ISSUE, WAIT
 from commprof.errors import CommprofError
 from commprof.predict.replay.scenario import DTYPE_BYTES, Scenario
 from commprof.predict.sharded.steps import ALL, REPLICATE, SHARD, Call, ShardedSteps
+from commprof.predict.sharded.wrapping import Wrapped, wrapped
 
 _GATHER, _SCATTER, _REDUCE = "all_gather", "reduce_scatter", "all_reduce"
 
@@ -70,10 +71,13 @@ def change(steps: ShardedSteps, scenario: Scenario) -> Change:
     shard = _shard_ranks(steps, scenario)
     remarks: list[str] = []
     dropped = _gathered_again(steps, scenario, remarks)
+    units = _units(steps, scenario, remarks)
+    dropped |= units.dropped
     calls: list[ChangedCall] = []
     numbers: dict[int, tuple[int, ...]] = {}
     copies = scenario.world_size // shard
-    for number, call in enumerate(steps.calls):
+    for number, recorded in enumerate(steps.calls):
+        call = units.calls.get(number, recorded)
         made = [] if number in dropped else _changed(steps, scenario, number, call, shard)
         if copies > 1 and call.op == _SCATTER and steps.shard_ranks == steps.world_size:
             # HSDP sums the parts of gradients over the copies of the model.
@@ -87,16 +91,21 @@ def change(steps: ShardedSteps, scenario: Scenario) -> Change:
             "all-reduces between copies of the model were not recorded: each follows its "
             "reduce-scatter, at that one's cost by bytes and steps"
         )
-    events = _events(steps, numbers)
+    events = _events(steps, numbers, units.issued_at)
     return Change(tuple(calls), events, shard, tuple(remarks))
 
 
-def _events(steps: ShardedSteps, numbers: dict[int, tuple[int, ...]]) -> tuple[Placed, ...]:
+def _events(
+    steps: ShardedSteps, numbers: dict[int, tuple[int, ...]], issued_at: dict[int, int]
+) -> tuple[Placed, ...]:
     """An all-reduce that a reduce-scatter brings is issued and waited for after that one's wait."""
     found: list[Placed] = []
+    moved = {place: call for call, place in issued_at.items()}
     for place, (kind, call) in enumerate(steps.events):
+        if place in moved:
+            found += [Placed(ISSUE, first, place) for first in numbers[moved[place]][:1]]
         first, *more = numbers[call] or (-1,)
-        if first >= 0:
+        if first >= 0 and not (kind == ISSUE and call in issued_at):
             found.append(Placed(kind, first, place))
         if kind == WAIT:
             found += [Placed(each, number, place) for number in more for each in (ISSUE, WAIT)]
@@ -123,6 +132,16 @@ def _changed(
             raise CommprofError(f"the type of the elements that {call.op} sends is not known")
         size *= DTYPE_BYTES[dtype] / call.item_bytes
     return [ChangedCall(replace(call, size_bytes=size, among=among), ranks, number)]
+
+
+def _units(steps: ShardedSteps, scenario: Scenario, remarks: list[str]) -> Wrapped:
+    if scenario.wrap_blocks is None or scenario.wrap_blocks == 1:
+        return Wrapped()
+    remarks.append(
+        f"{scenario.wrap_blocks} neighbouring blocks wrapped together: copies into and out of "
+        "their collectives are taken as recorded, and so many blocks are in memory at once"
+    )
+    return wrapped(steps, scenario.wrap_blocks)
 
 
 def _shard_ranks(steps: ShardedSteps, scenario: Scenario) -> int:

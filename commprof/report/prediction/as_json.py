@@ -11,7 +11,7 @@ intervals that do not hold the held-out error. ``checks`` are recorded settings 
 ``is_skilled``, false where it misses more than half of ``trivial_mean``, the mean error of the
 better ``trivial`` answer (``as_is_s``, ``perfect_overlap_s``); ``is_sharded`` is true of FSDP2,
 HSDP and ZeRO stage 1, whose scenarios alone have ``gather_dtype``, ``reduce_dtype``,
-``reshard_after_forward`` and ``shard_ranks``;
+``reshard_after_forward``, ``shard_ranks`` and ``wrap_blocks``;
 ``interval_holds_held_out_error`` is false where ``interval_s`` is the range of sampling and fit
 alone. ``best`` is the shortest step of those that change a setting, null without one:
 ``candidate`` as those of ``--optimize``, its ``interval_s``, ``setting`` in words, ``options`` of

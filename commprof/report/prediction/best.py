@@ -56,6 +56,8 @@ def setting_words(scenario: Scenario) -> str:
         words.append(f"hook {hook_words(scenario.hook)}")
     if scenario.shard_ranks is not None:
         words.append(f"{scenario.shard_ranks} ranks that share a copy")
+    if scenario.wrap_blocks is not None:
+        words.append(f"{scenario.wrap_blocks} blocks wrapped together")
     if scenario.reshard_after_forward is not None:
         words.append(f"resharding {'on' if scenario.reshard_after_forward else 'off'}")
     if scenario.gather_dtype:

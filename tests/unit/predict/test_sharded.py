@@ -19,8 +19,9 @@ from commprof.predict.replay.scenario import Scenario
 from commprof.predict.sharded.cycles import RankCycle
 from commprof.predict.sharded.fit import fit_sharded
 from commprof.predict.sharded.replay import ShardedReplay
-from commprof.predict.sharded.steps import read_sharded
+from commprof.predict.sharded.steps import Call, read_sharded
 from commprof.predict.sharded.usual import filled, in_usual_order, usual_events
+from commprof.predict.sharded.wrapping import wrapped
 from commprof.predict.what_if.answers import answer
 from commprof.report.prediction import as_json, table
 from tests.support.builders.schedules import profile
@@ -194,6 +195,58 @@ def test_nothing_gathered_again() -> None:
     assert any("stay in memory" in remark for remark in found.remarks)
 
 
+def test_two_blocks_in_one_unit() -> None:
+    # 2 + 10 for both blocks' parameters, 20; 10 again, 40; 20 for both blocks' gradients; 4.
+    found = replay().predict(Scenario(2, wrap_blocks=2))
+    assert found.step_s.value == pytest.approx(0.106, abs=1e-8)
+    assert found.buckets == 3
+    assert any("in memory at once" in remark for remark in found.remarks)
+    assert step_ms(wrap_blocks=1) == pytest.approx(96, abs=1e-5)
+
+
+def test_units_are_prefetched_when_the_one_before_begins() -> None:
+    """A root of 2 MB, and five blocks of 1 MB, prefetched in backward."""
+    whole = Call("all_gather", MB, "all", 4, False)
+    again = dataclasses.replace(whole, in_backward=True)
+    reduced = dataclasses.replace(again, op="reduce_scatter")
+    calls = [dataclasses.replace(whole, size_bytes=2 * MB), *[whole] * 5]
+    events = [(kind, n) for n in range(6) for kind in (ISSUE, WAIT)]
+    # all-gathers 6, 7, 9, 11, 13 and reduce-scatters 8, 10, 12, 14, 15; the root's is the last.
+    calls += [
+        again,
+        *[again, reduced] * 4,
+        reduced,
+        dataclasses.replace(calls[0], op="reduce_scatter", in_backward=True),
+    ]
+    events += [(ISSUE, 6), (WAIT, 6), (ISSUE, 7)]
+    for gather, reduce, following in ((7, 8, 9), (9, 10, 11), (11, 12, 13)):
+        events += [(ISSUE, reduce), (WAIT, gather), (ISSUE, following)]
+    events += [(ISSUE, 14), (WAIT, 13)]
+    events += [(ISSUE, 15), (ISSUE, 16), *((WAIT, n) for n in (8, 10, 12, 14, 15, 16))]
+    steps = dataclasses.replace(fsdp_steps(), calls=tuple(calls), events=tuple(events))
+
+    found = wrapped(steps, 2)
+    # Units of forward: blocks 1 and 2, 3 and 4, 5; backward takes them in the opposite order.
+    sizes = {number: call.size_bytes / MB for number, call in found.calls.items()}
+    assert sizes == {1: 2, 3: 2, 5: 1, 6: 1, 7: 2, 11: 2, 8: 1, 12: 2, 15: 2}
+    assert found.dropped == {2, 4, 9, 13, 10, 14}
+    # The unit of one block has its own prefetch; the next one's is at that of its second block.
+    assert found.issued_at == {11: events.index((ISSUE, 9))}
+
+    late = [event for event in events if event != (ISSUE, 11)]
+    late.insert(late.index((WAIT, 11)), (ISSUE, 11))
+    assert wrapped(dataclasses.replace(steps, events=tuple(late)), 2).issued_at == {}
+
+
+def test_blocks_that_are_not_told_are_not_wrapped() -> None:
+    kept = [
+        call for call in fsdp_steps().calls if not (call.op == "all_gather" and call.in_backward)
+    ]
+    steps = dataclasses.replace(fsdp_steps(), calls=tuple(kept))
+    with pytest.raises(CommprofError, match="gathers 2 times before and 0 times in backward"):
+        wrapped(steps, 2)
+
+
 def test_copies_of_two_ranks_each_sum_their_parts() -> None:
     # All as with 2 ranks, and behind each reduce-scatter half of its bytes once more.
     found = replay().predict(Scenario(4, shard_ranks=2))
@@ -269,13 +322,14 @@ def test_the_table_of_a_sharded_run() -> None:
         "4",
         *["as", "run"] * 2,
         "2",
+        *["as", "run"],
         "on",
         "fp32",
         "as",
         "run",
         "8",
         "106",
-        *cells[12:],
+        *cells[14:],
     ]
     assert "~" in cells
     assert "The better of two trivial answers, the step as it is now, misses it by 7.2%" in (

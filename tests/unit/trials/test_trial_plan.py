@@ -88,6 +88,7 @@ def test_candidates_that_cannot_take_part_leave_the_plan() -> None:
         ("prefetch=1+prefetch=2", "names prefetch twice"),
         ("prefetch=1+int8", "joins settings of FSDP2 and of DDP"),
         ("shard-ranks=2", "`commprof predict RUN --shard-ranks N` predicts"),
+        ("wrap-blocks=2", "`commprof predict RUN --wrap-blocks N` predicts"),
         ("static-graph", "static-graph cannot change between steps: DDP learns a static graph"),
         ("fp16,rounds=4,rounds=8", "trial: option 'rounds' is given twice; keep one of them"),
         ("topk:ratio=0.1,ratio=0.2", "topk: option 'ratio' is given twice"),

@@ -1,0 +1,88 @@
+"""FSDP2 steps whose blocks are wrapped several together: fewer collectives, each larger.
+
+A unit is what one ``fully_shard`` gathers at once. Those of a recorded step are known by their
+order: the first all-gather is the root's, if its parameters are not gathered again in backward;
+the others follow each other in forward, and in the opposite order in backward, where a unit's
+all-gather is issued when the one before it begins, and its gradients are reduced at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from commprof.analysis.replay.program import ISSUE
+from commprof.errors import CommprofError
+from commprof.predict.sharded.steps import REPLICATE, Call, ShardedSteps
+
+
+@dataclass
+class Wrapped:
+    """What becomes of the recorded collectives, by their numbers."""
+
+    #: Those of a unit's other blocks, which are no more.
+    dropped: set[int] = field(default_factory=set)
+    #: Those that carry a whole unit.
+    calls: dict[int, Call] = field(default_factory=dict)
+    #: Places among the events at which all-gathers are issued that are issued earlier than before.
+    issued_at: dict[int, int] = field(default_factory=dict)
+
+
+def wrapped(steps: ShardedSteps, blocks: int) -> Wrapped:
+    """So many neighbouring blocks in each unit; the last one may have fewer.
+
+    Raises:
+        CommprofError: the recorded collectives are not those of such units.
+    """
+    forward, backward = (_numbers(steps, "all_gather", again) for again in (False, True))
+    root = len(forward) - len(backward)
+    if not backward or root not in (0, 1):
+        raise CommprofError(
+            f"--wrap-blocks {blocks}: a step gathers {len(forward)} times before and "
+            f"{len(backward)} times in backward, which does not tell its blocks; record FSDP2 with "
+            "reshard_after_forward=True"
+        )
+    found = Wrapped()
+    count = len(backward)
+    units = [range(first, min(first + blocks, count)) for first in range(0, count, blocks)]
+    for unit in units:
+        _joined(steps, [forward[root + block] for block in unit], 0, found)
+    reduced = [_numbers(steps, "reduce_scatter", True)]
+    if any(call.among == REPLICATE for call in steps.calls):
+        reduced.append([n for n, call in enumerate(steps.calls) if call.among == REPLICATE])
+    for numbers in reduced:
+        if len(numbers) != len(forward):
+            raise CommprofError(
+                f"--wrap-blocks {blocks}: a step gathers {len(forward)} units and reduces "
+                f"{len(numbers)}"
+            )
+    before: Sequence[int] = ()
+    for unit in reversed(units):
+        again = [backward[count - 1 - block] for block in reversed(unit)]
+        _joined(steps, again, 0, found)
+        if len(before) > 1 and _is_prefetched(steps, again[0], reduced[0][count - unit.stop - 1]):
+            # When the unit before it begins, as that one's second block was.
+            found.issued_at[again[0]] = steps.events.index((ISSUE, before[1]))
+        for numbers in reduced:
+            _joined(steps, [numbers[count - 1 - block] for block in reversed(unit)], -1, found)
+        before = again
+    return found
+
+
+def _is_prefetched(steps: ShardedSteps, gather: int, reduce_before: int) -> bool:
+    """Whether it is issued before the gradients of the block before it are reduced."""
+    events = steps.events
+    return events.index((ISSUE, gather)) < events.index((ISSUE, reduce_before))
+
+
+def _numbers(steps: ShardedSteps, op: str, in_backward: bool) -> list[int]:
+    calls = enumerate(steps.calls)
+    return [n for n, call in calls if call.op == op and call.in_backward == in_backward]
+
+
+def _joined(steps: ShardedSteps, numbers: list[int], kept: int, found: Wrapped) -> None:
+    """The collectives of a unit's blocks become the first one of them, or the last."""
+    size = sum(steps.calls[number].size_bytes for number in numbers)
+    one = numbers[kept]
+    found.dropped.update(number for number in numbers if number != one)
+    found.calls[one] = replace(steps.calls[one], size_bytes=size)
