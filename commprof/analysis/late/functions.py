@@ -4,7 +4,8 @@
 outermost frame first. A sample counts for its innermost frame alone, the function's own time, so
 that recursion counts once; functions of one name and file count together. Waiting for collectives
 is no function's: samples within ``torch.distributed`` are left out, and of the backward engine's
-time that in which DDP waited by the rank's trace.
+time that in which DDP waited by the rank's trace. Where ranks lack cores so does py-spy, whose
+samples come when there are some: less than the run delay of a rank is told of no function.
 """
 
 from __future__ import annotations
@@ -63,8 +64,12 @@ class GrownFunctions:
 
     #: Global rank.
     rank: int
-    #: Those that grew most first; none that grew by less than chance might make of the samples.
+    #: Those that grew most first; none that grew by less than ``least_ms``, or than chance might
+    #: make of the samples.
     functions: tuple[GrownFunction, ...]
+    #: The largest mean run delay of these ranks per step, and 1 % of the step at least; NaN where
+    #: they are not compared.
+    least_ms: float
     #: Why they are not compared, in words; "" where they are.
     problem: str
 
@@ -75,7 +80,8 @@ class GrownFunctions:
         if self.problem:
             return f"The functions of {whose} are not compared: {printable(self.problem)}."
         if not self.functions:
-            return f"By py-spy's samples no function takes {whose} longer than the others."
+            most = in_ms(self.least_ms)
+            return f"By py-spy's samples no function takes {most} longer on {whose} than on others."
         grown = [
             f"{printable(each.function)} +{in_ms(each.own_ms - each.others_ms)}"
             for each in self.functions
@@ -96,21 +102,22 @@ def grown_functions(rank: int, run: WorldRun, seen: MeasuredWorld) -> GrownFunct
         return None
     place = seen.ranks.index(rank)
     if set(sampled) <= {place}:
-        return GrownFunctions(rank, (), "no other rank was sampled")
+        return GrownFunctions(rank, (), math.nan, "no other rank was sampled")
     try:
         mine = _times(paths[place], seen, place)
         others = [_times(paths[i], seen, i) for i in sampled if i != place]
     except CommprofError as error:
-        return GrownFunctions(rank, (), str(error))
+        return GrownFunctions(rank, (), math.nan, str(error))
+    least_ms = max(LEAST_SHARE * mine.step_ms, *(each.no_core_ms for each in (mine, *others)))
     found = []
     for function in mine.own_ms:
         own_ms = mine.own_ms[function]
         others_ms = float(np.median([other.own_ms.get(function, 0.0) for other in others]))
         errors = mine.error_ms(own_ms), max(other.error_ms(others_ms) for other in others)
-        if own_ms - others_ms >= max(LEAST_SHARE * mine.step_ms, _ERRORS * math.hypot(*errors)):
+        if own_ms - others_ms >= max(least_ms, _ERRORS * math.hypot(*errors)):
             found.append(GrownFunction(mine.samples.label(function), own_ms, others_ms))
     found.sort(key=lambda each: each.others_ms - each.own_ms)
-    return GrownFunctions(rank, tuple(found[:_MOST]), "")
+    return GrownFunctions(rank, tuple(found[:_MOST]), least_ms, "")
 
 
 @dataclass
@@ -180,6 +187,8 @@ class _Times:
 
     samples: Samples
     step_ms: float
+    #: Run delay per step.
+    no_core_ms: float
     own_ms: dict[_Function, float]
 
     def error_ms(self, own_ms: float) -> float:
@@ -189,7 +198,9 @@ class _Times:
 
 
 def _times(path: Path, seen: MeasuredWorld, place: int) -> _Times:
-    trace, step_ns = seen.recorded[place], float(seen.measured[place].wall_ns.mean())
+    trace, measured = seen.recorded[place], seen.measured[place]
+    step_ms = ns_to_ms(float(measured.wall_ns.mean()))
+    no_core_ms = ns_to_ms(float(measured.run_delay_ns.sum(axis=1).mean()))
     thread = int(columns.steps(trace).thread[0])
     samples = read_samples(path, thread, thread == trace.metadata["pid"])
     waited = _waited_in_backward(trace)
@@ -197,8 +208,8 @@ def _times(path: Path, seen: MeasuredWorld, place: int) -> _Times:
         function: lines.total() / samples.total - (waited if function[0] == _ENGINE else 0.0)
         for function, lines in samples.lines.items()
     }
-    own_ms = {each: max(0.0, share) * ns_to_ms(step_ns) for each, share in shares.items()}
-    return _Times(samples, ns_to_ms(step_ns), own_ms)
+    own_ms = {each: max(0.0, share) * step_ms for each, share in shares.items()}
+    return _Times(samples, step_ms, no_core_ms, own_ms)
 
 
 def _waited_in_backward(trace: Trace) -> float:

@@ -43,7 +43,8 @@ def main() -> int:
     # A group of its own: Ctrl-C is for the job, which ends the watchdog when it is done.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _end)
-    os.nice(5)  # ranks that compute come first
+    if not args.samples:  # which must come in time
+        os.nice(5)  # ranks that compute come first
     try:
         watch(
             args.directory,

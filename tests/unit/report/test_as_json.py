@@ -236,7 +236,7 @@ def full_run() -> dict[str, Any]:
         "wait_costs": (WaitCost(1, "data", 2.0, 0.8),),
         "longer_phase": LongerPhase(1, "backward", 18.0, 16.0, 12.0, 2.0, 3.0, 400.0, 2.0),
         "longer_lines": (LongerLines(1, "backward", 18.0, "", "train.py:7 train", 16.0),),
-        "grown_functions": GrownFunctions(1, (GrownFunction("f (a.py:3)", 20.0, 6.0),), ""),
+        "grown_functions": GrownFunctions(1, (GrownFunction("f (a.py:3)", 20.0, 6.0),), 1.0, ""),
         "gains": Gains(100.0, 10, (gain,), 0.9, 0.95, 0.8),
         "sharding": Sharding((ShardedPart(FORWARD, 4.0, 5.5, 2, 2.5, 0.0),), 4),
         "stalled_steps": ((7, 25_095.0),),

@@ -148,7 +148,7 @@ def test_without_the_training_thread_samples_are_refused(
         read(tmp_path, text, thread, is_main)
 
 
-def sampled(directory: Path, *texts: str) -> WorldResult:
+def sampled(directory: Path, *texts: str, no_core_ms: int = 0) -> WorldResult:
     """Steps of 100 ms on three ranks, of which the last is 30 ms late to a backward pass's end."""
     ranks = [Rank(rank, 3, pid=THREAD) for rank in range(3)]
     for rank in ranks:
@@ -159,6 +159,8 @@ def sampled(directory: Path, *texts: str) -> WorldResult:
             rank.phase(Phase.BACKWARD, begin + 10 * MS, begin + 80 * MS)
             rank.collective(step, until, begin + 80 * MS, graph_task=step)
             rank.finalize(until, begin + 80 * MS, 0, graph_task=step)
+            if no_core_ms:
+                rank.no_core(begin, begin + 40 * MS, no_core_ms * MS)
     for rank, text in enumerate(texts):
         if text:
             (directory / f"rank_{rank}.samples.txt").write_text(text)
@@ -192,13 +194,21 @@ def test_functions_whose_share_grew(tmp_path: Path) -> None:
     ]
 
 
+def test_less_than_a_lack_of_cores_is_told_of_no_function(tmp_path: Path) -> None:
+    other, late = (f"{MAIN} {1000 - n}\n{MAIN};augment (data.py:31) {n}\n" for n in (200, 340))
+    world = sampled(tmp_path, other, other, late, no_core_ms=15)
+    assert _in_the_phases(world) == [
+        "By py-spy's samples no function takes 15 ms longer on rank 2 than on others."
+    ]
+
+
 def test_what_chance_may_make_of_few_samples_is_not_told(tmp_path: Path) -> None:
     other, late = (f"{MAIN} 50\n{MAIN};augment (data.py:31) {n}\n" for n in (10, 20))
     world = sampled(tmp_path, other, other, late)
     assert world.grown_functions is not None
     assert world.grown_functions.functions == ()
     assert _in_the_phases(world) == [
-        "By py-spy's samples no function takes rank 2 longer than the others."
+        "By py-spy's samples no function takes 1 ms longer on rank 2 than on others."
     ]
 
 
