@@ -31,6 +31,8 @@ from commprof.trials.sharding import (
 
 _IMPLEMENTATION = "torch.distributed.fsdp._fully_shard._fully_shard"
 _GROUP_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
+#: Of a parameter from torch 2.15 on, which no longer reduces gradients as parameters are gathered.
+_GRADIENTS_IN = "unsharded_grad_dtype"
 
 
 def may_be_sharded() -> bool:
@@ -55,7 +57,7 @@ def states_of(root: nn.Module) -> list[Any]:
 
 
 def _groups_of(state: Any) -> list[Any]:
-    """Groups of parameters; before torch 2.13 a state had one at most."""
+    """Groups of parameters; before torch 2.12 a state had one at most."""
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
     return [state._fsdp_param_group] if state._fsdp_param_group else []
@@ -158,10 +160,11 @@ class ShardedModel:
         setattr(owner, name, value)
 
     def _reduce_in(self, group: Any, dtype: torch.dtype) -> None:
-        # The policy holds it, and group and parameters hold what follows from the policy.
-        self._undo.append(group._init_mp_dtypes)
-        self._put(group, "mp_policy", dataclasses.replace(group.mp_policy, reduce_dtype=dtype))
-        group._init_mp_dtypes()
+        # A policy holds it, and group and parameters hold what follows from the policy.
+        self._undo.append(lambda: _follow_policy(group))
+        for owner in _owners_of_policy(group):
+            self._put(owner, "mp_policy", dataclasses.replace(owner.mp_policy, reduce_dtype=dtype))
+        _follow_policy(group)
 
     def _prefetch(self, depth: int) -> None:
         for name, order in (
@@ -207,12 +210,29 @@ def _dtype(setting: Sharding) -> torch.dtype:
     return found
 
 
+def _owners_of_policy(group: Any) -> list[Any]:
+    """The group; from torch 2.15 on each of its parameters."""
+    return [group] if hasattr(group, "mp_policy") else list(group.fsdp_params)
+
+
+def _follow_policy(group: Any) -> None:
+    """Data types of gradients and of what is sent, as with this policy from the first."""
+    group._init_mp_dtypes()
+    for one in group.fsdp_params:
+        whole = getattr(one, "_unsharded_param", None)
+        if hasattr(one, _GRADIENTS_IN) and whole is not None and whole.grad is None:
+            whole.grad_dtype = one.unsharded_grad_dtype
+
+
 def _reduced_in(group: Any) -> torch.dtype | None:
     """None where nothing of the group is trained."""
     trained = [one for one in group.fsdp_params if one.sharded_param.requires_grad]
     if not trained:
         return None
-    found: torch.dtype = trained[0].reduce_dtype or trained[0].param_dtype or trained[0].orig_dtype
+    own = _GRADIENTS_IN if hasattr(trained[0], _GRADIENTS_IN) else "param_dtype"
+    found: torch.dtype = (
+        trained[0].reduce_dtype or getattr(trained[0], own) or trained[0].orig_dtype
+    )
     return found
 
 

@@ -92,6 +92,8 @@ def obstacle(ddp: DistributedDataParallel) -> str:
         return "its graph is static, which DDP learns once (static_graph=True)"
     if getattr(ddp, "mixed_precision", None) is not None:
         return "it has DDP's mixed precision"
+    if getattr(ddp, "require_manual_backward_finalization", False):
+        return "its script ends backward passes (require_manual_backward_finalization=True)"
     return ""
 
 

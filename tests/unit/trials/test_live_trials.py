@@ -116,11 +116,16 @@ def test_a_cap_cuts_the_buckets_that_ddp_would_cut() -> None:
 
 
 def test_the_first_bucket_alone_is_cut_smaller() -> None:
-    ddp, sizes = model(layers=6), list[int]()
+    ddp, sizes, candidate = model(layers=6), list[int](), parse_candidate("first-bucket=0.001")
     attachment = attach(ddp)
     train(ddp)
+    why = ReplicatedModel(attachment).impossible(candidate)
+    if not hasattr(ddp, "_bucket_config"):  # before torch 2.12
+        assert why == "this torch cuts the first bucket by a constant"
+        return
+    assert why == ""
     bucketings = Bucketings(attachment)
-    bucketings.use(parse_candidate("first-bucket=0.001").buckets)
+    bucketings.use(candidate.buckets)
     attachment.set_hook(lambda _, bucket: _noted(bucket, sizes))
     for _ in range(2):
         train(ddp)
@@ -180,6 +185,12 @@ def test_some_models_keep_their_buckets(options: dict[str, Any], why: str) -> No
     found = obstacle(model(**options))
     assert why in found
     assert bool(found) == bool(why)
+
+
+def test_a_model_whose_script_ends_backward_passes_keeps_its_buckets() -> None:
+    ddp = model()
+    ddp.require_manual_backward_finalization = True  # of torch 2.15
+    assert "require_manual_backward_finalization" in obstacle(ddp)
 
 
 def test_a_model_with_a_hook_of_its_own_takes_no_part(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ from commprof.trials.live.sharded import (
     GatherOrder,
     ShardedModel,
     _groups_of,
+    _owners_of_policy,
     _OwnGather,
     _OwnScatter,
     set_every_model,
@@ -30,6 +31,8 @@ from tests.unit.trials.test_live_trials import Steps, model, one_rank, train
 __all__ = ["one_rank"]
 
 BLOCKS = 3
+#: In which gradients are sent where parameters are gathered in bf16 and no more is said.
+REDUCED_UNLESS_SAID = "fp32" if torch.__version__ >= (2, 15) else "bf16"
 #: Bytes of a block's parameters: 16 x 16 weights and 16 biases.
 BLOCK_BYTES = 4 * (16 * 16 + 16)
 
@@ -47,6 +50,11 @@ def step(root: Any) -> None:
     root(torch.ones(2, 16)).sum().backward()
 
 
+def whole_parameters(group: Any) -> list[torch.Tensor]:
+    """Those gathered before; from torch 2.15 on their gradients have a type of their own."""
+    return [one._unsharded_param for one in group.fsdp_params if hasattr(one, "_unsharded_param")]
+
+
 def settings(root: Any) -> dict[str, Any]:
     """All that a candidate may set, of every sharded module."""
     found: dict[str, Any] = {}
@@ -59,7 +67,11 @@ def settings(root: Any) -> dict[str, Any]:
             "mesh": (group.post_forward_mesh_info, group.mesh_info),
             "prefetch": (state._states_to_forward_prefetch, state._states_to_backward_prefetch),
             "async": group.unshard_async_op,
-            "dtypes": (group.mp_policy, group._reduce_dtype, group.fsdp_params[0].reduce_dtype),
+            "dtypes": (
+                [owner.mp_policy for owner in _owners_of_policy(group)],
+                *(group._reduce_dtype, group.fsdp_params[0].reduce_dtype),
+                *(whole.grad_dtype for whole in whole_parameters(group)),
+            ),
             "exchange": (group._all_gather_comm, group._reduce_scatter_comm),
         }
     return found
@@ -158,9 +170,9 @@ def test_a_step_that_raises_leaves_the_settings_as_they_were() -> None:
         ("prefetch=4", {}, "at most 3 groups of parameters can be gathered before their turn"),
         ("reduce-dtype=fp32", {}, "the model has reduce-dtype=fp32 already"),
         (
-            "reduce-dtype=bf16",
+            f"reduce-dtype={REDUCED_UNLESS_SAID}",
             {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)},
-            "the model has reduce-dtype=bf16 already",
+            f"the model has reduce-dtype={REDUCED_UNLESS_SAID} already",
         ),
         ("int8", {}, "sharded by FSDP2 and has neither buckets nor hooks"),
     ],
