@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import multiprocessing
 import multiprocessing.forkserver
@@ -16,7 +17,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
+from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs, PContext
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -183,8 +184,16 @@ def _config(world_size: int, logs: LogsSpecs, rendezvous: Rendezvous) -> LaunchC
         max_restarts=0,
         start_method="forkserver",
         logs_specs=logs,
-        shutdown_timeout=_SHUTDOWN_TIMEOUT_S,
+        **_shutdown_timeout(),
     )
+
+
+def _shutdown_timeout() -> dict[str, int]:
+    """Options of ``LaunchConfig``. Before torch 2.12 it has none, and its agent takes a default."""
+    if any(field.name == "shutdown_timeout" for field in dataclasses.fields(LaunchConfig)):
+        return {"shutdown_timeout": _SHUTDOWN_TIMEOUT_S}
+    PContext.close.__defaults__ = (None, _SHUTDOWN_TIMEOUT_S)  # no signal of its own, and this
+    return {}
 
 
 class _FlatLogs(LogsSpecs):
