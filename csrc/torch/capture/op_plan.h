@@ -18,6 +18,9 @@ inline Op opOf(const std::string& dispatcher_name) {
   }
   COMMPROF_OPS(X)
 #undef X
+  if (dispatcher_name == "gather_into_tensor_") { // from torch 2.14 on
+    return Op::kGather;
+  }
   return Op::kOther;
 }
 

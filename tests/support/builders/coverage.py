@@ -51,7 +51,7 @@ def reduced(size: int, reduce_op: str = "SUM", dtype: str = "Float") -> Row:
 
 
 #: How ``all_gather_object`` collects, by torch's version.
-NEW = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15)
+NEW = torch.__version__ >= (2, 15)
 GATHERED = "all_gather_into_tensor" if NEW else "all_gather"
 #: Sent as an object.
 VALUE = {"rank": "any"}
@@ -360,6 +360,13 @@ def all_gather_of_unequal_sizes(rank: int) -> Prepared:
     return issue, [Row("all_gather", (2 + rank) * F, 5 * F)]
 
 
+def gathered_into_one_tensor(rank: int) -> Prepared:
+    into = torch.empty(6 * N) if rank == 0 else None
+    return lambda: dist.gather_single(torch.ones(6), into), [
+        Row("gather", 6 * F, N * 6 * F if rank == 0 else 0)
+    ]
+
+
 #: What the document calls each case, and where its sizes come from: P parameters, n ranks,
 #: B bytes of the tensor named.
 CASES: dict[str, tuple[Case, str]] = {
@@ -401,3 +408,5 @@ CASES: dict[str, tuple[Case, str]] = {
     "`dist._coalescing_manager`": (coalescing_manager, ""),
     "`dist.all_gather` of unequal sizes": (all_gather_of_unequal_sizes, "B -> sum of all"),
 }
+if hasattr(dist, "gather_single"):  # from torch 2.14 on
+    CASES["`dist.gather_single`"] = (gathered_into_one_tensor, "B -> 0 but at dst")

@@ -1,4 +1,4 @@
-"""What commprof's Backend and Work do with each virtual function of c10d's."""
+"""What commprof does with each virtual function of c10d's Backend, Work and ProcessGroup."""
 
 from __future__ import annotations
 
@@ -53,6 +53,19 @@ LEFT_OF_GLOO = {
     *("supportsSplitting", "split", "merge"),
     *("supportsReconfigure", "get_reconfigure_handle", "reconfigure", "clone"),
 }
+#: Of a ProcessGroup's functions, those that issue no collective.
+LEFT_OF_GROUP = {
+    *("getRank", "getSize", "getBackendName", "getSequenceNumberForGroup"),
+    *("getGroupName", "setGroupName", "getGroupDesc", "setGroupDesc"),
+    *("setSequenceNumberForGroup", "setTimeout", "addEphemeralTimeout", "shutdown", "abort"),
+    *("startCoalescing", "endCoalescing"),  # commprof/capture/patches/coalescing.py
+    # What these make has its own functions, one-sided ones in a window.
+    *("splitGroup", "mergeRemoteGroup", "new_window", "reconfigure"),
+    *("supportsReconfigure", "get_reconfigure_handle", "supportsWindow"),
+    *("supportsAbortHooks", "registerAbortHook", "unregisterAbortHook"),
+    *("supportsCompletionHooks", "registerCompletionHook", "unregisterCompletionHook"),
+    *("registerPreHook", "unregisterPreHook", "registerPostHook", "unregisterPostHook"),
+}
 
 
 def test_every_virtual_is_handed_on_or_left_for_a_reason() -> None:
@@ -77,6 +90,28 @@ def test_a_timed_work_hands_on_every_virtual() -> None:
     functions = set(re.findall(r"virtual\s[^;{]*?\b(\w+)\(", _text(_HEADERS / "Work.hpp")))
     assert {"wait", "getFuture"} <= functions
     assert functions - _overridden(_CAPTURE / "timed_work.h") == set()
+
+
+def test_every_collective_of_a_group_is_an_operator_that_is_recorded() -> None:
+    """Others of a group's functions call one of these, or are left for a reason."""
+    text = _text(_HEADERS / "ProcessGroup.hpp")
+    bodies = {
+        match[1]: part
+        for part in re.split(r"\bvirtual\s", text)[1:]
+        if (match := re.match(r"[^;{]*?\b(\w+)\(", part))
+    }
+    operators = {name: re.findall(r'"c10d::(\w+)"', body) for name, body in bodies.items()}
+    named = re.findall(r'"(\w+)"', (_CAPTURE / "op_plan.h").read_text())
+    named += re.findall(r'"(\w+)"\)', (_OWN.parents[1] / "core/record.h").read_text())
+    assert {"allreduce_", "send"} <= {one for found in operators.values() for one in found}
+    assert {one for found in operators.values() for one in found} <= {*named}
+    rest = {name: body for name, body in bodies.items() if not operators[name]}
+    others = {
+        name
+        for name, body in rest.items()
+        if any(re.search(rf"return {other}\(", body) for other in operators if operators[other])
+    }
+    assert rest.keys() - others == LEFT_OF_GROUP & bodies.keys()
 
 
 def _overridden(header: Path) -> set[str]:
