@@ -2,7 +2,6 @@
 
 torch keeps its C++ ABI within a minor version only, and a module built for
 another one loads without complaint and then calls the wrong virtual functions.
-from commprof import variables
 So each module carries its torch's minor in its name, `_torch213`, and no file
 with another name is ever opened. Modules for several torches can lie side by side.
 

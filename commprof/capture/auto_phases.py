@@ -277,7 +277,4 @@ def _marked(owner: type, marker: Marker) -> Any:
 
     # Around a graph break the compiler leaves out torch.nn's own __call__ and starts with what that
     # calls; so it does with this one. Inside a graph both are followed.
-    frames = torch._C._dynamo.eval_frame
-    skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
-    frames.set_code_exec_strategy(call.__code__, skip)
-    return call
+    return uncompiled(call)

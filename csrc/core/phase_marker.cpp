@@ -1,6 +1,7 @@
 #include "core/phase_marker.h"
 
 #include <algorithm>
+#include <mutex>
 
 #include "base/clock.h"
 #include "base/host_counts.h"
@@ -213,6 +214,8 @@ void PhaseMarker::end(uint32_t samples) noexcept {
 }
 
 double recordCostNs(uint64_t count) {
+  static std::mutex mutex; // there may be no GIL
+  const std::lock_guard<std::mutex> lock(mutex);
   static Ring& ring = *new Ring("", 1 << 10, 1); // reused by every call
   const uint64_t begin = nowNs();
   for (uint64_t i = 0; i < count; ++i) {

@@ -115,6 +115,4 @@ def uncompiled(function: Any, callees: bool = False) -> Any:
         skip, usual = frames._FrameAction.SKIP, frames._FrameAction.DEFAULT
         strategy = frames._FrameExecStrategy(skip, skip if callees else usual)
         frames.set_code_exec_strategy(code, strategy)
-    elif hasattr(frames, "skip_code"):  # as older torch calls it
-        frames.skip_code(code)
     return function
