@@ -318,9 +318,11 @@ def attach(
 
 
 def _observed(ddp: DistributedDataParallel) -> Any:
-    """What tells the model's buckets without a hook; None without the native module."""
+    """What tells the model's buckets without a hook; None where there is nothing."""
     native = _native.native
-    return None if native is None else native.ObservedBuckets(ddp.reducer)
+    # An option of torch 2.15: buckets are let go of before the end of a pass, where they are read.
+    gone = getattr(ddp, "lazy_bucket_allocation", False)
+    return None if native is None or gone else native.ObservedBuckets(ddp.reducer)
 
 
 def bucket_hook_of(ddp: DistributedDataParallel) -> Any:

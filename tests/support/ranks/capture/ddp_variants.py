@@ -7,6 +7,7 @@ directory for traces. Prints one JSON object: {setting: {variant: digest}}.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import sys
 from contextlib import nullcontext
@@ -30,6 +31,8 @@ SETTINGS: dict[str, dict[str, bool]] = {
     "no_sync": {},
     "no_sync_bucket_view": {"gradient_as_bucket_view": True},
 }
+if "lazy_bucket_allocation" in inspect.signature(DistributedDataParallel).parameters:
+    SETTINGS["lazy_buckets"] = {"lazy_bucket_allocation": True}  # from torch 2.15 on
 VARIANTS = ("plain", "observed", "hooked")
 
 
