@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from commprof import _native
 from commprof.analysis.align.device_timeline import on_device_timeline
@@ -70,6 +71,18 @@ def test_every_collective_has_its_times(recorded: tuple[Trace, dict[str, Any]]) 
     apart = np.sort(np.abs(np.diff(table.end_ns[timed]) - np.diff(end)))
     assert apart[:-2].max() < 60_000
     assert apart[-1] < 1 * MS
+
+
+@pytest.mark.skipif(torch.__version__ < (2, 15), reason="no completion hooks before torch 2.15")
+def test_a_completion_hook_is_no_end(recorded: tuple[Trace, dict[str, Any]]) -> None:
+    """It comes with the next issue or second, later by more than the longest collective takes."""
+    trace, truth = recorded
+    table = columns.collectives(on_device_timeline(trace))
+    end = np.array(truth["collectives"][:COUNT])[:, 2]
+    late = np.array(truth["heard"]) - end
+    assert len(late) == COUNT
+    assert np.median(late) > 6 * MS
+    assert np.median(np.abs(table.end_ns[:COUNT] - end)) < 1 * MS
 
 
 def test_starts_follow_from_the_queue(recorded: tuple[Trace, dict[str, Any]]) -> None:

@@ -9,7 +9,9 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/version.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <time.h>
@@ -20,6 +22,10 @@
 #include <mutex>
 
 namespace py = pybind11;
+
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
+#define HAS_COMPLETION_HOOKS
+#endif
 
 namespace {
 
@@ -55,6 +61,7 @@ struct Simulation {
   std::map<int64_t, double> blocked_ns;
   std::vector<Stall> stalls;
   std::vector<Collective> collectives;
+  std::vector<double> heard_ns; // when a completion hook was called
   std::map<std::string, int> counts;
   std::map<int, int64_t> taken; // by priority: streams of the pool
   std::map<int, int> contexts; // by device: calls that made or used one
@@ -326,6 +333,19 @@ class DeviceBackend final : public c10d::Backend {
   const std::string getBackendName() const override {
     return "fakedevice";
   }
+
+#ifdef HAS_COMPLETION_HOOKS
+  bool supportsCompletionHooks() const override {
+    return true;
+  }
+  void registerCompletionHook(int64_t id, c10d::CompletionHook hook) override {
+    hooks_[id] = std::move(hook);
+  }
+  void unregisterCompletionHook(int64_t id) override {
+    hooks_.erase(id);
+  }
+#endif
+
   c10::intrusive_ptr<c10d::Work> allreduce(
       std::vector<at::Tensor>& tensors,
       const c10d::AllreduceOptions& options) override {
@@ -370,6 +390,7 @@ class DeviceBackend final : public c10d::Backend {
       std::vector<at::Tensor>& tensors,
       bool in_stream,
       bool has_future = true) {
+    tellCompletions();
     const c10::Device device = tensors.at(0).device();
     const c10::OptionalDeviceGuard device_guard(device);
     const c10::Stream caller = Guard().getStream(device);
@@ -389,6 +410,24 @@ class DeviceBackend final : public c10d::Backend {
     return work;
   }
 
+  // NCCL's looks for what has completed when a collective is issued, and once a
+  // second beside that.
+  void tellCompletions() {
+#ifdef HAS_COMPLETION_HOOKS
+    const double now_ns = sim().nowNs();
+    std::erase_if(running_, [&](const Collective& one) {
+      if (one.end_ns > now_ns) {
+        return false;
+      }
+      ++told_;
+      for (const auto& [id, hook] : hooks_) {
+        hook({told_, float((one.end_ns - one.start_ns) / 1e6)});
+      }
+      return true;
+    });
+#endif
+  }
+
   void launch(int64_t caller, int64_t stream) {
     double ready = 0;
     double start = 0;
@@ -402,6 +441,7 @@ class DeviceBackend final : public c10d::Backend {
     sim().busy_ns[stream] = std::max(sim().busy_ns[stream], start);
     const double end = sim().run(stream, sim().collective_ns);
     sim().collectives.push_back({ready, end - sim().collective_ns, end});
+    running_.push_back(sim().collectives.back());
   }
 
   // Of all ranks, by the host's clock, which they share.
@@ -424,6 +464,11 @@ class DeviceBackend final : public c10d::Backend {
   int64_t launched_ = 0;
   bool coalesced_ = false;
   std::vector<at::Tensor> together_;
+  std::vector<Collective> running_; // of which no hook was told yet
+#ifdef HAS_COMPLETION_HOOKS
+  std::map<int64_t, c10d::CompletionHook> hooks_;
+  uint64_t told_ = 0;
+#endif
 };
 
 at::Tensor tensor(int64_t count, c10::DeviceIndex index) {
@@ -454,6 +499,14 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         return c10::make_intrusive<DeviceBackend>(store, rank, size);
       });
   m.def("tensor", &tensor, py::arg("count"), py::arg("device") = 0);
+#ifdef HAS_COMPLETION_HOOKS
+  m.def("hear_completions", [](c10d::ProcessGroup& group) {
+    group.registerCompletionHook(-1, [](const c10d::CompletionHookArgs&) {
+      sim().heard_ns.push_back(Simulation::hostNs());
+    });
+  });
+#endif
+  m.def("heard", [] { return sim().heard_ns; });
   m.def("compute", [](double length_ns) {
     const std::lock_guard<std::mutex> lock(sim().mutex);
     sim().run(Guard::current[0], length_ns);

@@ -72,6 +72,8 @@ def main(directory: Path) -> None:
     device = fake_device.load()
     dist.Backend.register_backend("fakedevice", device.backend, devices=["privateuseone"])
     dist.init_process_group("fakedevice", store=dist.HashStore(), rank=0, world_size=1)
+    if hasattr(device, "hear_completions"):  # torch 2.15 and newer
+        device.hear_completions(dist.group.WORLD)
     tensor = device.tensor(1000)
     # The first backward takes longer than the stalls that are to be seen.
     torch.ones(1, requires_grad=True).sum().backward()
@@ -90,6 +92,7 @@ def main(directory: Path) -> None:
     truth = {
         "stalls": [[device.to_host(t) for t in pair] for pair in device.stalls(STREAM)],
         "collectives": [[device.to_host(t) for t in one] for one in device.collectives()],
+        "heard": device.heard(),
         "before": before,
         "after": after,
         "counts": dict(device.counts()),
