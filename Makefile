@@ -68,25 +68,28 @@ build-all-cpp: build-cpp
 	@$(MAKE) --no-print-directory build-cpp SANITIZE=address,undefined
 	@$(MAKE) --no-print-directory build-cpp SANITIZE=thread
 
-# The module's sources as one, without code: torch's headers take the time.
+# A compiler reads the module's sources as one: torch's headers take the time.
+READS_MODULE = find csrc/torch -name '*.cpp' | sort | sed 's|.*|\#include "&"|' | \
+  $(1) -x c++ -std=c++20 -fPIC -Wall -Wextra -Werror -I. -Icsrc \
+    $$($(BIN)/python tools/module_flags.py) -
+
 compilers: $(DEPS) ## build the core, and check the module's sources, with COMPILERS
 	@for cxx in $(COMPILERS); do echo "$$cxx" && \
 	  CXX="$$cxx" $(BIN)/cmake -S . -B "build/$$cxx" -G Ninja \
 	    -DCMAKE_MAKE_PROGRAM='$(abspath $(BIN))/ninja' \
 	    -DCMAKE_BUILD_TYPE=Debug -DCMAKE_COMPILE_WARNING_AS_ERROR=ON >/dev/null && \
 	  $(BIN)/cmake --build "build/$$cxx" && \
-	  find csrc/torch -name '*.cpp' | sort | sed 's|.*|#include "&"|' | \
-	    $$cxx -x c++ -std=c++20 -fPIC -fsyntax-only -Wall -Wextra -Werror -I. -Icsrc \
-	      $$($(BIN)/python tools/module_flags.py) - || exit 1; done
+	  $(call READS_MODULE,$$cxx -fsyntax-only) || exit 1; done
 
 # Debian: apt install g++-aarch64-linux-gnu qemu-user
-aarch64: $(DEPS) ## cross-compile the core for 64-bit Arm, and run its tests under qemu-user
+aarch64: $(DEPS) ## cross-compile core and module for 64-bit Arm, run the core's tests under qemu-user
 	$(BIN)/cmake -S . -B build/aarch64 -G Ninja -DCMAKE_MAKE_PROGRAM='$(abspath $(BIN))/ninja' \
 	  -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
 	  -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ \
 	  -DCMAKE_CROSSCOMPILING_EMULATOR='qemu-aarch64;-L;/usr/aarch64-linux-gnu' \
 	  -DCOMMPROF_TESTS=ON -DCMAKE_COMPILE_WARNING_AS_ERROR=ON >/dev/null
 	$(BIN)/cmake --build build/aarch64
+	$(call READS_MODULE,aarch64-linux-gnu-g++ -O1 -c -o build/aarch64/module.o)
 	$(BIN)/ctest --test-dir build/aarch64 --output-on-failure --no-tests=error -j 2
 
 lint: $(DEV) ## check style, types and spelling
@@ -170,4 +173,4 @@ $(OTHERS): pyproject.toml tools/over_environment.py | $(DEV)
 	@$(BIN)/python tools/over_environment.py $(OTHERS_DIR) lightning ray hf lora qlora
 	@touch $@
 
-.PHONY: help run test test-all check-capture integrations test-cpp build-cpp build-all-cpp compilers aarch64 lint format build wheel stubs tables docs bench clean
+.PHONY: help run test test-all check-capture integrations test-cpp build-cpp build-all-cpp compilers aarch64 lint format build wheel stubs tables docs bench matrix clean
