@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 FOUNDATION = {
-    *("errors", "units", "collectives", "text", "interrupts", "address", "shapes"),
+    *("errors", "units", "text", "interrupts", "address"),
     *("files", "invocation", "variables", "_native", "_version", "_C"),
 }
 ENTRY_POINTS = {"__init__", "__main__", "run", "wrap"}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from commprof import invocation
-from commprof.analysis.collectives.bucket_sizes import SmallCalls
+from commprof.analysis.collectives.exchange import SmallCalls
 from commprof.analysis.collectives.host_links import HostLinks
 from commprof.analysis.late.stragglers import LateRank, fell_behind
 from commprof.analysis.remarks import FEW_STEPS

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from commprof.analysis.align.bucket_numbers import NO_BUCKET
+from commprof.analysis.align.matching import NO_BUCKET
 from commprof.analysis.collectives.in_flight import CallKind
 from commprof.analysis.scaling import RunResult
 from commprof.analysis.step.detail import PARTS, WorldDetail

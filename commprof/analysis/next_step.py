@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from commprof import invocation
-from commprof.analysis.collectives.bucket_sizes import cap_to_try_mb
-from commprof.analysis.collectives.exchange import Exchange, way
+from commprof.analysis.collectives.exchange import Exchange, cap_to_try_mb, way
 from commprof.analysis.collectives.sharding import BACKWARD, FORWARD, SCATTER, SUM, Sharding
 from commprof.analysis.late.stragglers import LateRank
 from commprof.analysis.run_command import taken_apart

@@ -12,8 +12,7 @@ from typing import Any, Final
 
 from commprof import invocation
 from commprof.errors import CommprofError
-from commprof.files import read_json
-from commprof.shapes import Shape, checked
+from commprof.files import Shape, checked, read_json
 from commprof.stats.intervals import Interval
 
 _SCHEMA_VERSION = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from commprof.audit import claim_rules, scaling_rules, throughput_rules
+from commprof.audit import scaling_rules, throughput_rules
 from commprof.audit.checks import Audit, Check, Finding
 from commprof.audit.document import Document
 from commprof.audit.read import read_document
@@ -84,23 +84,23 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "repeated-overhead",
         "the report gives two communication overheads",
-        claim_rules.repeated_overhead,
+        scaling_rules.repeated_overhead,
     ),
     Rule(
         "repeated-scaling",
         "the text and the table give two figures for the same",
-        claim_rules.repeated_scaling,
+        scaling_rules.repeated_scaling,
     ),
     Rule(
         "overhead-and-efficiency",
         "the rows lose more than the communication overhead that the report claims, and it does "
         "not say to what",
-        claim_rules.overhead_against_efficiency,
+        scaling_rules.overhead_against_efficiency,
     ),
     Rule(
         "combined",
         "all techniques together give less than one of them alone",
-        claim_rules.combined_techniques,
+        scaling_rules.combined_techniques,
     ),
 )
 

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from commprof import variables
@@ -108,3 +109,15 @@ def check_kernels() -> None:
             read()
         except ValueError as error:
             raise UsageError(f"{error}; take one of these, or unset the variable") from None
+
+
+CONTROL_FILE = "control"
+
+
+def control_path(directory: Path) -> Path:
+    """The file that switches the mode of all ranks that record to ``directory``.
+
+    One for the whole run where ``commprof run`` made a directory for each world size.
+    """
+    in_run = directory.name.startswith("world_") and (directory.parent / "run.json").exists()
+    return (directory.parent if in_run else directory) / CONTROL_FILE

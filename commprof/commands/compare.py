@@ -16,12 +16,12 @@ from commprof.analysis.sweeps.sweep_file import read_sweep
 from commprof.commands.options.terminal import prose_width, table_width
 from commprof.errors import UsageError
 from commprof.recordings.recognise import is_recording_file
-from commprof.report.comparison import sweep_comparison_table
+from commprof.report.comparison import sweep_table
 from commprof.report.comparison import table as comparison_table
 from commprof.report.plain_text import printable
 from commprof.text import counted
+from commprof.trace.reader import salvage_dead
 from commprof.trace.run.run_directory import read_context, strategy_directories
-from commprof.trace.salvage import salvage_dead
 
 _DESCRIPTION = """\
 Compares two recorded runs step by step (step time, its parts, collectives, settings), or two
@@ -156,7 +156,7 @@ def _compare_microbenchmarks(a: Path, b: Path, fail_above: float | None, shown_a
         )
     second = read_sweep(b)
     comparison = compare_sweeps(read_sweep(a), second)
-    print(sweep_comparison_table.render(comparison, table_width()), end="")
+    print(sweep_table.render_compared(comparison, table_width()), end="")
     if fail_above is None:
         return 0
     failed = comparison.slower_than(fail_above)

@@ -14,13 +14,13 @@ from commprof.commands.showing.rendered_report import read_report, with_tables
 from commprof.errors import UsageError
 from commprof.recordings.flight_recorder_files import is_flight_recorder
 from commprof.report.sections.reproduce import reproduce_line
+from commprof.trace.reader import salvage_dead
 from commprof.trace.run.run_directory import (
     CONFIG_FILE,
     other_jobs,
     read_context,
     strategy_directories,
 )
-from commprof.trace.salvage import salvage_dead
 
 FORMATS = ("table", "json", "markdown", "html", "csv", "parquet")
 #: Formats that go into a file, and the file's name in the run directory by default.

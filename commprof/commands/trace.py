@@ -27,14 +27,13 @@ from commprof.files import replacing
 from commprof.invocation import quoted
 from commprof.report.export import chrome_trace
 from commprof.text import printable
-from commprof.trace.reader import Trace
+from commprof.trace.reader import Trace, salvage_dead
 from commprof.trace.run.run_directory import (
     other_recording,
     read_context,
     strategy_directories,
     trace_paths,
 )
-from commprof.trace.salvage import salvage_dead
 
 
 class TraceCommand:

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from commprof.errors import UsageError
-from commprof.files import read_json, replace_file
-from commprof.shapes import checked
+from commprof.files import checked, read_json, replace_file
 from commprof.workloads.loop import planned_steps
 from commprof.workloads.options import TrainingOptions, check_supported
 from commprof.workloads.spec import Workload, flag, parse_spec

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from commprof.errors import UsageError
-from commprof.files import read_json, replace_file
+from commprof.files import checked, read_json, replace_file
 from commprof.microbench.operations import DTYPES, HOOK_PREFIX, REDOPS, operation, pattern_modulus
-from commprof.shapes import checked
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _MOST_SIZES = 1000

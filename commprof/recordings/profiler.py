@@ -7,7 +7,7 @@ import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -27,10 +27,23 @@ from commprof.recordings.profiler_windows import (
     one_a_rank,
     overlap,
 )
-from commprof.recordings.recording import Recording
 from commprof.text import counted, named_ranks
 from commprof.trace.reader import TORCH_PROFILER, Trace
 from commprof.trace.schema import NO_SEQ
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a run directory holds of one world size, from files that are none of commprof's."""
+
+    #: As ``run.json`` has it, so far as the files say.
+    context: dict[str, Any]
+    world_size: int
+    #: By rank.
+    traces: dict[int, Trace]
+    #: What a reader must know, in sentences without their full stop.
+    problems: tuple[str, ...]
+
 
 #: In the first bytes of every trace of torch.profiler, and of few other files.
 _MARKS: Final = (b'"traceEvents"', b'"deviceProperties"', b'"distributedInfo"')

@@ -9,7 +9,7 @@ from commprof.recordings import profiler
 from commprof.recordings.containers import each_file
 from commprof.recordings.flight_recorder_files import is_flight_recorder
 from commprof.recordings.nccl_tests import is_nccl_tests
-from commprof.recordings.recording import Recording
+from commprof.recordings.profiler import Recording
 
 _MOST_LOOKED_AT = 100
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from commprof.shapes import Shape, checked
+from commprof.files import Shape, checked
 
 #: The first metadata block; what ``profile(metadata=...)`` was given stands beside these keys.
 METADATA: Final[dict[str, Shape]] = {

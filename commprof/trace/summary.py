@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from commprof.shapes import checked
+from commprof.files import checked
 from commprof.trace import schema
 from commprof.trace.found_steps import DECLARED, SOURCES
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from commprof.errors import UsageError
@@ -62,3 +64,11 @@ def check_supported(workload: Workload, options: TrainingOptions, strategy: str)
         if name in refused:
             given = f"--strategy {name}" if name == strategy else flag(name)
             raise UsageError(f"{given} is not for the workload {workload.name}: {refused[name]}")
+
+
+def available_bytes() -> int:
+    """What the kernel would give without swapping."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

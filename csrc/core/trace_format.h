@@ -29,7 +29,7 @@ enum class BlockType : uint32_t {
   kRecords = 2, // Record[]
   kGroup = 3, // JSON object: one process group
   kEnd = 4, // JSON object: closing counters; absent if the process died
-  kSalvaged = 5, // JSON object: in the place of kEnd, by trace/salvage.py
+  kSalvaged = 5, // JSON object: in the place of kEnd, by trace/reader.py
   kStack = 6, // JSON object: the Python frames that issued operations
   kSummary = 7, // JSON object, then spaces; that of highest `sequence` counts
   kSpare = 8, // nothing: room for a summary, or one that is being written

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.align.bucket_numbers import bucket_numbers
-from commprof.analysis.align.matching import Matching, last_awaited
+from commprof.analysis.align.matching import Matching, bucket_numbers, last_awaited
 from commprof.analysis.collectives.calls import group_sizes, start_times
 from commprof.analysis.collectives.traffic import sizes_bytes
 from commprof.trace import columns

@@ -15,8 +15,7 @@ from typing import Any
 from commprof.analysis.align.measured import MeasuredWorld
 from commprof.analysis.collectives.mismatches import Mismatch, find_mismatches
 from commprof.analysis.step.anomalies import Anomaly, find_anomalies
-from commprof.files import read_bytes
-from commprof.shapes import checked
+from commprof.files import checked, read_bytes
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
 

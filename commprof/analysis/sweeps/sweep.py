@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.collectives.traffic import bus_factor
-from commprof.shapes import Signed
+from commprof.files import Signed
 from commprof.trace.columns import Ints
 
 Floats = npt.NDArray[np.float64]

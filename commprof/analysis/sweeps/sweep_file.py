@@ -15,14 +15,13 @@ from commprof import invocation
 from commprof.analysis.collectives.traffic import bus_factor
 from commprof.analysis.sweeps.sweep import OverlapRow, RowKey, SweepResult, SweepRow
 from commprof.errors import UsageError
-from commprof.files import read_json, replace_file
+from commprof.files import checked, read_json, replace_file
 from commprof.recordings.nccl_tests import (
     NcclTestsLog,
     NcclTestsRow,
     is_nccl_tests,
     read_nccl_tests,
 )
-from commprof.shapes import checked
 
 
 def read_nccl_tests_sweep(path: Path) -> SweepResult:

@@ -29,9 +29,8 @@ import numpy as np
 
 from commprof.analysis.timeline.overview import Overview, Window
 from commprof.errors import CommprofError
-from commprof.files import read_bytes
+from commprof.files import checked, read_bytes
 from commprof.invocation import quoted
-from commprof.shapes import checked
 from commprof.trace.columns import Ints
 
 #: More than 60 years; a clock of 64 bits holds it in nanoseconds.

@@ -155,9 +155,8 @@ def _start(directory: str) -> None:
     try:
         from commprof.capture.ending import watch_exits
         from commprof.capture.job.job_directory import agree
-        from commprof.capture.mode import control_path
         from commprof.capture.profiler import active, profile
-        from commprof.capture.settings import RankSettings
+        from commprof.capture.settings import RankSettings, control_path
         from commprof.errors import CommprofError
         from commprof.monitor.watchdog.start import allow_tracer, watch_as_asked
     except ImportError as error:

@@ -2,3 +2,61 @@
 
 One module per framework, named after it. Only importing that module imports the framework.
 """
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from torch.nn.parallel import DistributedDataParallel
+
+from commprof.capture.attachment import attach
+from commprof.capture.job.job_directory import agree
+from commprof.capture.profiler import Profiler, active, profile
+from commprof.errors import CommprofError
+
+#: Where traces go, as under ``commprof.wrap``.
+DIRECTORY = "commprof-trace"
+
+
+class Recording:
+    """The capture of one training, from its first step to its last.
+
+    A capture that already runs, such as that of ``commprof env``, goes on as it was: it keeps its
+    directory and its own rule for where steps end.
+    """
+
+    def __init__(self, directory: str | Path) -> None:
+        """``directory``: for the traces of all ranks; a further job gets ``job_2`` in it."""
+        self._directory = Path(directory)
+        self._own: Profiler | None = None
+
+    def start(self, model: object) -> None:
+        """Begins, where the ranks have met and before the first step; call it on all of them.
+
+        model: what the framework trains; a DDP model is timed bucket by bucket.
+
+        Raises:
+            CommprofError: see ``Profiler.start``.
+        """
+        if active() is None:
+            self._own = profile(agree(self._directory)).start()
+        if isinstance(model, DistributedDataParallel):
+            with contextlib.suppress(CommprofError):  # it has a hook, which it keeps
+                attach(model)
+
+    def step(self) -> None:
+        """Ends a step, after the update."""
+        if self._own is not None:
+            self._own.step()
+
+    def figures(self) -> dict[str, float]:
+        """What to log, under flat ``commprof/...`` keys; nothing where capture does not run."""
+        profiler = active()
+        return {} if profiler is None else profiler.summary()
+
+    def stop(self) -> None:
+        """Closes the trace, if this recording opened it."""
+        if self._own is not None:
+            self._own.stop()
+            self._own = None

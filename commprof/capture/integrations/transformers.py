@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from commprof import invocation
-from commprof.capture.integrations.recording import DIRECTORY, Recording
+from commprof.capture.integrations import DIRECTORY, Recording
 from commprof.errors import CommprofError
 
 try:

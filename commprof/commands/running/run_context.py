@@ -13,6 +13,7 @@ from commprof._version import __version__
 from commprof.commands.running.target import WORKLOAD_DEFAULTS
 from commprof.files import replace_file
 from commprof.interrupts import ends_at_once
+from commprof.launch.cluster_files import yaml_text
 from commprof.launch.pinning import RankPlacement
 from commprof.launch.provenance import (
     command_line,
@@ -21,7 +22,6 @@ from commprof.launch.provenance import (
     save_patch,
     versions,
 )
-from commprof.launch.yaml_text import yaml_text
 from commprof.report.sections.reproduce import repeating_command
 from commprof.trace.run.run_directory import CONFIG_FILE
 

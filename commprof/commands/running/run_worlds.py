@@ -115,7 +115,7 @@ def _run_world(
 
 def _salvage(world: Path) -> None:
     """Completes the traces of ranks that were killed; all of them are gone by now."""
-    from commprof.trace.salvage import salvage
+    from commprof.trace.reader import salvage
 
     for trace in sorted([*world.glob("*.trace"), *world.glob("job_*/*.trace")]):
         try:

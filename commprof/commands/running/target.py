@@ -118,7 +118,7 @@ class WorkloadTarget:
     def preview(self, world_size: int, directory: Path, local_ranks: int) -> Preview:
         """See ``Target``."""
         from commprof.launch.model_memory import model_memory
-        from commprof.workloads.host_memory import available_bytes
+        from commprof.workloads.options import available_bytes
 
         job = self._job(world_size, directory)
         plan, memory = job.plan(), model_memory(job, local_ranks)

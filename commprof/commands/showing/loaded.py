@@ -78,7 +78,7 @@ class LoadedRun:
         return screen.render(self._report.card)
 
     def _repr_html_(self) -> str:
-        from commprof.report.html.templates import rendered
+        from commprof.report.html.page import rendered
 
         shown = self._report.card
         about: dict[str, Any] = {}

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from commprof.monitor.watchdog.feed import RankFeed
-from commprof.monitor.watchdog.log import Log
 from commprof.monitor.watchdog.tasks import (
     AnomalyTask,
     HangTask,
+    Log,
     MismatchTask,
     SampleTask,
     WatchTask,

@@ -9,15 +9,26 @@ from typing import Any
 
 from commprof import invocation
 from commprof.errors import CommprofError
+from commprof.predict.fit.calibrate import calibrate
 from commprof.predict.fit.cost_model import CostCurve
 from commprof.predict.fit.fit import fit_curves
-from commprof.predict.fit.from_runs import curves_of
 from commprof.predict.fit.hook_costs import HookCost
 from commprof.predict.fit.hook_fit import fit_hook
 from commprof.predict.fit.machine_profile import LinkProfile, MachineProfile
 from commprof.predict.fit.points import Measurement
 from commprof.predict.replay.recorded import Recorded
-from commprof.predict.replay.schedule import Schedule
+from commprof.predict.replay.schedule import RecordedSteps, Schedule
+from commprof.predict.sharded.costs import fit_sharded
+from commprof.predict.sharded.steps import ShardedSteps
+
+
+def curves_of(recorded: Sequence[RecordedSteps]) -> dict[str, CostCurve]:
+    """By operation, of runs without a compressor over links of one class, of 2 ranks or more."""
+    plain = [each for each in recorded if each.world_size > 1 and not each.hook]
+    sharded = [each for each in plain if isinstance(each, ShardedSteps)]
+    replicated = [each for each in plain if isinstance(each, Schedule)]
+    curves = fit_sharded(sharded) if sharded else {}
+    return {**curves, "all_reduce": calibrate(replicated)} if replicated else curves
 
 
 def build_profile(

@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from commprof import invocation
 from commprof.errors import CommprofError
-from commprof.predict.fit.between_sizes import Knot, between, knots_through
-from commprof.predict.fit.cost_model import CostCurve, HeldOut, Piece
+from commprof.predict.fit.cost_model import CostCurve, HeldOut, Knot, Piece, between, knots_through
 from commprof.predict.fit.points import Point
 from commprof.predict.fit.regression import Floats, Line, find_breaks, lines_on
 from commprof.predict.replay.algorithms import work

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from commprof.errors import CommprofError
-from commprof.predict.fit.from_runs import curves_of
+from commprof.predict.fit.build import curves_of
 from commprof.predict.fit.machine_profile import MachineProfile
 from commprof.predict.replay.model import Model
 from commprof.predict.replay.recorded import Recorded, compute_by_batch

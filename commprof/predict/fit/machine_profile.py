@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from commprof.errors import CommprofError
-from commprof.files import read_json, replace_file
+from commprof.files import checked, plain, read_json, replace_file
 from commprof.invocation import quoted
 from commprof.predict.fit.cost_model import LINKS, CostCurve
 from commprof.predict.fit.hook_costs import HookCost
-from commprof.shapes import checked, plain
 
 SCHEMA_VERSION = 1
 KIND = "commprof machine profile"

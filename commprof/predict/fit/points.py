@@ -12,11 +12,11 @@ from typing import Any
 from commprof import invocation
 from commprof.analysis.sweeps.sweep_file import read_document, read_sweep
 from commprof.errors import CommprofError
+from commprof.files import checked
 from commprof.predict.fit.cost_model import OTHER_HOST, SAME_HOST
 from commprof.predict.fit.hook_costs import recording
 from commprof.predict.replay.algorithms import OPERATIONS, canonical
 from commprof.recordings.nccl_tests import is_nccl_tests
-from commprof.shapes import checked
 from commprof.stats.intervals import robust_deviation
 from commprof.text import counted
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.replay.engine import Calls, Condition, replay_drawn
-from commprof.analysis.replay.line import Line
+from commprof.analysis.replay.engine import Calls, Condition, Line, replay_drawn
 from commprof.analysis.replay.program import ISSUE, MARK, WAIT, Program
 
 Floats = npt.NDArray[np.float64]

@@ -32,7 +32,7 @@ class World:
     def draw(self, count: int, random: np.random.Generator, rows: Ints | None = None) -> Ints:
         """``[drawn step, block of ranks]``: recorded steps, of those in ``rows``.
 
-        Ranks are drawn in blocks, as ``fit/sampling.py`` has it.
+        Ranks are drawn in blocks, as ``draw_steps`` has it.
         """
         known = np.arange(len(self.steps.own_ns)) if rows is None else rows
         blocks = -(-self.world_size // self.steps.world_size)

@@ -11,9 +11,9 @@ from itertools import takewhile
 from typing import Any
 
 from commprof.analysis.compare import Change, RunComparison, WorldComparison
+from commprof.files import plain
 from commprof.report.plain_text import fitted, printable
 from commprof.report.tabulated import Grid, tabulated, three_digits
-from commprof.shapes import plain
 from commprof.text import counted
 
 LEGEND = """\

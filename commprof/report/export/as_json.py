@@ -24,8 +24,8 @@ from commprof.analysis.step.overhead import Overhead
 from commprof.analysis.strategies import StrategyRow
 from commprof.analysis.verdict import Verdict
 from commprof.analysis.world import WorldResult
+from commprof.files import plain
 from commprof.report.trial import trial_dict
-from commprof.shapes import plain
 from commprof.trials.result import TrialResult
 
 #: Raised when a field changes its meaning or goes away, not when one is added.

@@ -20,10 +20,10 @@ from commprof.analysis.scaling import Scaling
 from commprof.analysis.step.detail import PARTS, WorldDetail
 from commprof.analysis.timeline.drawn_timeline import RankTimeline, Stretches, Timeline
 from commprof.analysis.world import WorldResult
+from commprof.files import plain
 from commprof.report.full_report import FullReport
 from commprof.report.plain_text import printable
 from commprof.report.sections.predicted import setting_text
-from commprof.shapes import plain
 from commprof.stats.intervals import mean_interval
 from commprof.trials.result import TrialResult
 

@@ -2,25 +2,61 @@
 
 The page works without scripts, except for the pictures. Whatever text it shows was escaped, or is
 set by the scripts as text, never as markup; a content security policy that names the hashes of our
-own style and script lets nothing else run and nothing be fetched.
+own style and script lets nothing else run and nothing be fetched. Control characters are shown as
+escapes; only what is ``Markup`` stands as it is.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from importlib.resources import files
 from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from commprof.report.document import Section, sections
 from commprof.report.full_report import ComparedStrategies, FullReport
 from commprof.report.html.data import MOST_BYTES, page_data
-from commprof.report.html.templates import rendered
+from commprof.report.plain_text import printable
 from commprof.report.sections.setup import setup_text
 from commprof.report.strategies import strategy_sections
+from commprof.report.tabulated import one_line
 from commprof.trials.result import TrialResult
+
+
+def rendered(template: str, **values: Any) -> str:
+    """The template, a file's name, with these values."""
+    return _environment().get_template(template).render(values)
+
+
+@cache
+def _environment() -> Environment:
+    made = Environment(
+        loader=PackageLoader("commprof.report", "html"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        finalize=_shown,
+    )
+    made.filters |= {"digest": digest, "one_line": one_line}
+    return made
+
+
+def _shown(value: object) -> object:
+    return value if isinstance(value, Markup) else printable(str(value))
+
+
+def digest(text: str) -> str:
+    """A style or script as a content security policy names it."""
+    hashed = hashlib.sha256(text.encode()).digest()
+    return f"sha256-{base64.b64encode(hashed).decode()}"
+
 
 #: In this order: later ones use what earlier ones define.
 SCRIPTS = (

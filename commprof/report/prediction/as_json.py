@@ -28,8 +28,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from commprof.predict.fit.held_out import ModelError
-from commprof.predict.what_if.amdahl import AmdahlFit
-from commprof.predict.what_if.answers import Answer, Answers
+from commprof.predict.what_if.answers import AmdahlFit, Answer, Answers
 from commprof.report.prediction.best import setting_words
 
 SCHEMA_VERSION = 1

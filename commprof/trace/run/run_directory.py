@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from commprof.errors import CommprofError, TraceError
-from commprof.files import read_json
+from commprof.files import Shape, checked, read_json
 from commprof.invocation import quoted
-from commprof.recordings.recording import Recording
-from commprof.shapes import Shape, checked
+from commprof.recordings.profiler import Recording
 from commprof.trace.documents import MOST_RANKS
 from commprof.trace.reader import Trace, read_first_metadata, read_trace
 from commprof.trace.run.endings import (

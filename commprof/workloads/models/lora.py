@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from commprof import invocation
 from commprof.errors import UsageError
-from commprof.workloads.host_memory import available_bytes
+from commprof.workloads.options import available_bytes
 from commprof.workloads.spec import OptimizerPlan, Shard, Trainee, cosine
 from commprof.workloads.trainees import DataTrainee, passes_per_epoch, random_tokens
 

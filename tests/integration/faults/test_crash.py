@@ -12,8 +12,7 @@ import pytest
 
 from commprof import _native
 from commprof.trace import columns
-from commprof.trace.reader import Trace, read_trace
-from commprof.trace.salvage import salvage
+from commprof.trace.reader import Trace, read_trace, salvage
 from commprof.trace.schema import Kind
 from tests.support.machines.faults.victims import (
     Ended,

@@ -21,7 +21,7 @@ import numpy as np
 from commprof.commands import main
 from commprof.monitor.watchdog.hang import Accused, Hang
 from commprof.monitor.watchdog.hang_files import HangFile
-from commprof.monitor.watchdog.log import Log
+from commprof.monitor.watchdog.tasks import Log
 from commprof.trace.blocks import pack_block, read_blocks
 from commprof.trace.run.endings import Endings, LaunchedAttempt
 from commprof.trace.schema import FILE_HEADER, RECORD_DTYPE, BlockType

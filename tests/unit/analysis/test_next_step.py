@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from commprof.analysis.collectives.bucket_sizes import SmallCalls
-from commprof.analysis.collectives.exchange import Exchange
+from commprof.analysis.collectives.exchange import Exchange, SmallCalls
 from commprof.analysis.collectives.host_links import HostLinks
 from commprof.analysis.late.stragglers import LateRank
 from commprof.analysis.next_step import NextStep, next_step, trial_command

@@ -17,8 +17,7 @@ from commprof.capture.job.job_directory import agree
 from commprof.capture.profiler import active
 from commprof.errors import TraceError
 from commprof.trace.columns import steps
-from commprof.trace.reader import Trace, read_trace
-from commprof.trace.salvage import salvage
+from commprof.trace.reader import Trace, read_trace, salvage
 from tests.support.builders import trace_bytes as made
 
 

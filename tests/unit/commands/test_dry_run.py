@@ -179,14 +179,14 @@ def test_samples_take_py_spy(
 def test_a_model_that_this_machine_cannot_hold_is_shown_and_said_to_be_too_large(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("commprof.workloads.host_memory.available_bytes", lambda: 10**6)
+    monkeypatch.setattr("commprof.workloads.options.available_bytes", lambda: 10**6)
     words = ["--world-sizes", "2", "--workload", "mlp:layers=1", "--output", "out"]
     text = " ".join(dry_run(capsys, *words).split())
     needed = 2 * 4 * LINEAR / 1e9
     assert (
         f"This machine could not run it: 2 ranks need at least {needed:.3g} GB and 0.001 GB"
     ) in text
-    monkeypatch.setattr("commprof.workloads.host_memory.available_bytes", lambda: 10**9)
+    monkeypatch.setattr("commprof.workloads.options.available_bytes", lambda: 10**9)
     assert "could not run it" not in dry_run(capsys, *words)
 
 
@@ -194,7 +194,7 @@ def test_a_model_that_this_machine_cannot_hold_is_shown_and_said_to_be_too_large
 def test_the_7b_shape_is_shown_where_it_would_not_fit(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("commprof.workloads.host_memory.available_bytes", lambda: 10**9)
+    monkeypatch.setattr("commprof.workloads.options.available_bytes", lambda: 10**9)
     words = ["--world-sizes", "2", "--workload", "lora:size=7b", "--output", "out"]
     assert "This machine could not run it: 2 ranks need" in dry_run(capsys, *words)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from commprof.launch import provenance
+from commprof.launch.cluster_files import yaml_text
 from commprof.launch.provenance import (
     command_line,
     environment,
@@ -16,7 +17,6 @@ from commprof.launch.provenance import (
     save_patch,
     versions,
 )
-from commprof.launch.yaml_text import yaml_text
 from commprof.report.sections.reproduce import reproduce_line
 
 GIT = ("git", "-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")

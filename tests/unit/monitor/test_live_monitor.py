@@ -22,17 +22,15 @@ import pytest
 from commprof.commands import main
 from commprof.errors import UsageError
 from commprof.monitor import monitor as monitors
-from commprof.monitor.metrics.host_counters import rank_process, this_host
 from commprof.monitor.metrics.metrics import flat, samples
 from commprof.monitor.metrics.outputs import exposition
 from commprof.monitor.monitor import Monitor, address_file
-from commprof.monitor.observer import Observer, newest
+from commprof.monitor.observer import Observer, newest, rank_process, this_host
 from commprof.monitor.settings import Settings, parse, settings_of_variable
 from commprof.monitor.start import start_in_rank, start_monitor
 from commprof.monitor.state import GradientState
-from commprof.monitor.watchdog.log import Log
 from commprof.monitor.watchdog.start import watched
-from commprof.monitor.watchdog.tasks import AnomalyTask, HangTask, MismatchTask, WatchTask
+from commprof.monitor.watchdog.tasks import AnomalyTask, HangTask, Log, MismatchTask, WatchTask
 from commprof.monitor.watchdog.thresholds import Threshold
 from commprof.monitor.watchdog.watchdog import Job
 from commprof.report.live_frame import frame

@@ -21,8 +21,7 @@ from commprof.predict.replay.recorded import Recorded, base_of, compute_by_batch
 from commprof.predict.replay.replay import Replay
 from commprof.predict.replay.scenario import Scenario
 from commprof.predict.replay.schedule import Batch, Placement
-from commprof.predict.what_if.amdahl import fit_amdahl
-from commprof.predict.what_if.answers import Answers, answer
+from commprof.predict.what_if.answers import Answers, answer, fit_amdahl
 from commprof.report.prediction import as_json as prediction_json
 from commprof.report.prediction import profile_table
 from commprof.report.prediction import table as prediction_table

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commprof.predict.fit.between_sizes import between, knots_through
-from commprof.predict.fit.cost_model import CostCurve
+from commprof.predict.fit.cost_model import CostCurve, between, knots_through
 from commprof.predict.fit.fit import fit_curves
 from commprof.predict.fit.machine_profile import (
     LinkProfile,

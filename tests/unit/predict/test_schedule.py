@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from commprof.errors import CommprofError
-from commprof.predict.replay.buckets import Parameters, assign, parameters_of, rebucketed
 from commprof.predict.replay.schedule import Batch, Schedule, read_schedule
+from commprof.predict.replay.setting import Parameters, assign, parameters_of, rebucketed
 from commprof.trace.schema import Phase
 from tests.support.builders.traces import MS, Rank, world_run
 

@@ -16,11 +16,10 @@ from commprof.predict.fit.build import build_profile
 from commprof.predict.fit.held_out import check, checks, model_error
 from commprof.predict.replay.recorded import Recorded
 from commprof.predict.replay.scenario import Scenario
+from commprof.predict.sharded.costs import fit_sharded
 from commprof.predict.sharded.cycles import RankCycle
-from commprof.predict.sharded.fit import fit_sharded
 from commprof.predict.sharded.replay import ShardedReplay
-from commprof.predict.sharded.steps import Call, read_sharded
-from commprof.predict.sharded.usual import filled, in_usual_order, usual_events
+from commprof.predict.sharded.steps import Call, filled, in_usual_order, read_sharded, usual_events
 from commprof.predict.sharded.wrapping import wrapped
 from commprof.predict.what_if.answers import answer
 from commprof.report.prediction import as_json, table

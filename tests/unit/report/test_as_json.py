@@ -15,7 +15,7 @@ import pytest
 from commprof.analysis.card import CardLink, card
 from commprof.analysis.checks.figure_checks import CrossCheck
 from commprof.analysis.checks.losses import LossAgreement
-from commprof.analysis.collectives.bucket_sizes import SmallCalls
+from commprof.analysis.collectives.exchange import SmallCalls
 from commprof.analysis.collectives.host_links import HostLinks
 from commprof.analysis.collectives.in_flight import TimeInFlight
 from commprof.analysis.collectives.kinds import SteplessCollectives

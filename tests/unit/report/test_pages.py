@@ -24,7 +24,7 @@ from commprof.report.card import render as card_text
 from commprof.report.full_report import FullReport
 from commprof.report.html import data, page
 from commprof.report.html.data import as_dict, page_data
-from commprof.report.html.templates import digest
+from commprof.report.html.page import digest
 from commprof.trace.schema import Phase
 from tests.support.builders.run_directories import (
     HOSTILE,

@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 
 from commprof.errors import CommprofError
-from commprof.trace.reader import read_trace
+from commprof.trace.reader import read_trace, salvage_dead
 from commprof.trace.ring import RingTail
 from commprof.trace.run.run_directory import read_context
-from commprof.trace.salvage import salvage_dead
 from tests.support.builders import trace_bytes
 from tests.support.builders import trace_bytes as made
 

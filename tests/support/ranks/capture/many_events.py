@@ -33,7 +33,7 @@ _READS = """
 import json, resource, sys
 from pathlib import Path
 from commprof.trace.reader import read_trace
-from commprof.trace.salvage import salvage
+from commprof.trace.reader import salvage
 from commprof.trace.schema import Kind
 path = Path(sys.argv[1])
 moved = salvage(path)

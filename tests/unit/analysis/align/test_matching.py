@@ -12,8 +12,13 @@ import numpy as np
 import pytest
 
 from commprof import _native
-from commprof.analysis.align.bucket_numbers import bucket_numbers
-from commprof.analysis.align.matching import SOME_WAIT, last_awaited, match, needed_ranks
+from commprof.analysis.align.matching import (
+    SOME_WAIT,
+    bucket_numbers,
+    last_awaited,
+    match,
+    needed_ranks,
+)
 from commprof.trace import columns
 from commprof.trace.schema import OPS, Kind
 from tests.support.builders.traces import MS, THREAD, Rank

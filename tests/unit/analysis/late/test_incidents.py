@@ -15,11 +15,10 @@ import pytest
 from commprof.analysis.late.incidents import StackFile, read_events, read_hangs
 from commprof.analysis.late.standstill import Operation
 from commprof.monitor.watchdog import py_spy
-from commprof.monitor.watchdog.feed import RankFeed
+from commprof.monitor.watchdog.feed import ProcessWatch, RankFeed
 from commprof.monitor.watchdog.hang import Accused, Hang, Process
 from commprof.monitor.watchdog.hang_files import HangFile
-from commprof.monitor.watchdog.log import Log
-from commprof.monitor.watchdog.processes import ProcessWatch
+from commprof.monitor.watchdog.tasks import Log
 from commprof.report import table
 from commprof.report.sections import incidents as incidents_table
 from tests.support.builders import results

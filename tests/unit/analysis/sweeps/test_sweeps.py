@@ -37,7 +37,7 @@ from commprof.analysis.sweeps.sweep_file import (
 from commprof.commands import main
 from commprof.commands.compare import parse_share
 from commprof.errors import UsageError
-from commprof.report.comparison.sweep_comparison_table import render
+from commprof.report.comparison.sweep_table import render_compared
 from commprof.stats.rank_tests import holm, rank_test
 from tests.support.builders.sweeps import CONTEXT, key, row, sweep_result
 
@@ -266,7 +266,7 @@ def test_what_one_side_lacks_is_counted_and_what_differs_is_named() -> None:
     assert (len(comparison.rows), comparison.only_first, comparison.only_second) == (1, 1, 0)
     assert ("torch", "2.13.0", "2.14.0") in comparison.differences
     assert ("hostname", "here", "there") in comparison.differences
-    text = render(comparison)
+    text = render_compared(comparison)
     assert "  torch: 2.13.0 against 2.14.0\n" in text
     assert "Only in A: 1 row." in text
 
@@ -307,7 +307,10 @@ B against A: 0 slower, 0 faster, 1 same.
 
 
 def test_the_table_to_the_character() -> None:
-    assert render(compare_sweeps(sweep_result(row()), sweep_result(row(time_us=60.0)))) == GOLDEN
+    assert (
+        render_compared(compare_sweeps(sweep_result(row()), sweep_result(row(time_us=60.0))))
+        == GOLDEN
+    )
 
 
 @pytest.mark.parametrize(("text", "share"), [("5%", 0.05), ("0.05", 0.05), ("2.5%", 0.025)])
