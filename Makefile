@@ -126,7 +126,7 @@ docs: $(DEV) ## build the documentation as a site in build/docs; any warning fai
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 bench: $(BUILT) $(DEV) ## measure what commprof itself costs
-	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/own_cost/overhead.py
 
 matrix: $(BUILT) $(DEV) ## build and test with each supported torch (TORCH_MINORS="2.15")
 	PYTHONPATH=. $(BIN)/python benchmarks/torch_versions.py $(TORCH_MINORS) $(MATRIX_ARGS) \

@@ -8,27 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import (
-    busy_machine,
     faults,
-    hangs,
-    known_schedules,
-    late_rank,
-    live_overhead,
-    long_run,
     microbench_aa,
     microbench_floor,
     multi_node,
-    overhead,
-    predict_error,
-    predict_intervals,
-    predict_sharded,
     shared_memory,
     strategies,
     torch_versions,
 )
+from benchmarks.attribution import busy_machine, hangs, known_schedules, late_rank
 from benchmarks.judging import compression_demands, trial_truth_demands
 from benchmarks.judging.demands import Demand, of_all
 from benchmarks.judging.results_file import CONTEXT, read_json, read_parts, read_rows
+from benchmarks.own_cost import live_overhead, long_run, overhead
+from benchmarks.predictions import predict_error, predict_intervals, predict_sharded
 from tools.measured_tables import step_ratios, strategy_rows
 
 Judge = Callable[[Path], Sequence[Demand]]
@@ -127,34 +120,35 @@ def compression(part: str, title: str, *asked: str) -> Study:
 
 
 RESULTS = "benchmarks/results"
+PREDICTIONS = f"{RESULTS}/predictions"
 
 GROUPS: dict[str, tuple[Study, ...]] = {
     "Attribution": (
         Study(
             "Exposed time, less a rank's lead, against a simulation of 20 known schedules",
             "known_schedules.jsonl",
-            f"known_schedules.py --results {RESULTS}/known_schedules.jsonl",
+            f"attribution/known_schedules.py --results {RESULTS}/known_schedules.jsonl",
             ("error at most 1 % of the step in the median", "at most 3 % at worst"),
             rows_of(known_schedules.demands),
         ),
         Study(
             "A late rank, in 50 seeded runs with one and 50 without",
             "late_rank.jsonl",
-            f"late_rank.py --results {RESULTS}/late_rank.jsonl",
+            f"attribution/late_rank.py --results {RESULTS}/late_rank.jsonl",
             ("named in 50 of 50", "its phase in 48 of 50", "nobody in 48 of 50 clean runs"),
             rows_of(late_rank.demands),
         ),
         Study(
             "Clean runs and pairs of equal runs of 2 and 4 ranks, beside two busy processes",
             "busy_machine.jsonl",
-            f"busy_machine.py --results {RESULTS}/busy_machine.jsonl",
+            f"attribution/busy_machine.py --results {RESULTS}/busy_machine.jsonl",
             ("nobody named in 38 of 40", "38 of 40 pairs compare as equal, part by part"),
             rows_of(busy_machine.demands),
         ),
         Study(
             "What watching costs a step, against processes without commprof in turns",
             "overhead.json",
-            f"overhead.py --json {RESULTS}/overhead.json",
+            f"own_cost/overhead.py --json {RESULTS}/overhead.json",
             (
                 "always-on mode at most 1.002 of the CPU time, full mode 1.005",
                 "upper end of wall time's interval at most 1.005, and 1.01",
@@ -166,21 +160,21 @@ GROUPS: dict[str, tuple[Study, ...]] = {
         Study(
             "Intervals of what watching costs, where nothing differs",
             "overhead.json",
-            f"overhead.py --json {RESULTS}/overhead.json",
+            f"own_cost/overhead.py --json {RESULTS}/overhead.json",
             ("200 A/A blocks: the 95 % interval holds 1 in 93 to 97 %",),
             object_of(overhead.calibration_demands),
         ),
         Study(
             "What watching costs a collective",
             "overhead.json",
-            f"overhead.py --json {RESULTS}/overhead.json",
+            f"own_cost/overhead.py --json {RESULTS}/overhead.json",
             ("at most 1 us on the fake backend",),
             object_of(overhead.call_demands),
         ),
         Study(
             "A long run in always-on mode",
             "long_run.json",
-            f"long_run.py --json {RESULTS}/long_run.json",
+            f"own_cost/long_run.py --json {RESULTS}/long_run.json",
             ("a million collectives: memory flat, summary below 1 MB",),
             object_of(long_run.demands),
         ),
@@ -261,29 +255,31 @@ GROUPS: dict[str, tuple[Study, ...]] = {
         ),
         Study(
             "Predicted steps of the timed workload",
-            "predict_error.jsonl",
-            f"predict_error.py --results {RESULTS}/predict_error.jsonl",
+            "predictions/predict_error.jsonl",
+            f"predictions/predict_error.py --results {PREDICTIONS}/predict_error.jsonl",
             ("mean error at most 5 %", "worst at most 15 %", "below both bounds"),
             predictions(of_transformer=False),
         ),
         Study(
             "Predicted steps of the transformer",
-            "predict_error.jsonl",
-            f"predict_error.py --transformer --results {RESULTS}/predict_error.jsonl",
+            "predictions/predict_error.jsonl",
+            "predictions/predict_error.py --transformer "
+            f"--results {PREDICTIONS}/predict_error.jsonl",
             ("mean error at most 5 %", "below both bounds"),
             predictions(of_transformer=True),
         ),
         Study(
             "Predicted FSDP2 steps of the transformer",
-            "predict_sharded.jsonl",
-            f"predict_sharded.py --transformer --results {RESULTS}/predict_sharded.jsonl",
+            "predictions/predict_sharded.jsonl",
+            "predictions/predict_sharded.py --transformer "
+            f"--results {PREDICTIONS}/predict_sharded.jsonl",
             ("mean error at most 5 %", "worst at most 15 %", "a third of a trivial answer's"),
             sharded_predictions,
         ),
         Study(
             "Intervals of predicted steps, at ranks and bucket caps that were then run",
-            "predict_intervals.jsonl",
-            f"predict_intervals.py --results {RESULTS}/predict_intervals.jsonl",
+            "predictions/predict_intervals.jsonl",
+            f"predictions/predict_intervals.py --results {PREDICTIONS}/predict_intervals.jsonl",
             ("at least 95 of 100 intervals hold the measured step",),
             rows_of(predict_intervals.demands),
         ),
@@ -291,16 +287,17 @@ GROUPS: dict[str, tuple[Study, ...]] = {
     "Trials": (
         Study(
             "Verdicts of trials whose answer is known",
-            "trial_truth.jsonl",
-            f"trial_truth.py all --out DIR; cp DIR/results.jsonl {RESULTS}/trial_truth.jsonl",
+            "predictions/trial_truth.jsonl",
+            "predictions/trial_truth.py all --out DIR; "
+            f"cp DIR/results.jsonl {PREDICTIONS}/trial_truth.jsonl",
             ("the best named in 20 of 20", '"no" in 20 of 20', "intervals hold at their rate"),
             rows_of(trial_truth_demands.demands),
         ),
         Study(
             "The same of trials of FSDP2's settings",
-            "trial_truth_sharded.jsonl",
-            "trial_truth.py all --sharded --out DIR; "
-            f"cp DIR/results.jsonl {RESULTS}/trial_truth_sharded.jsonl",
+            "predictions/trial_truth_sharded.jsonl",
+            "predictions/trial_truth.py all --sharded --out DIR; "
+            f"cp DIR/results.jsonl {PREDICTIONS}/trial_truth_sharded.jsonl",
             ("the best named in 20 of 20", '"no" in 20 of 20', "intervals hold at their rate"),
             rows_of(trial_truth_demands.demands),
         ),
@@ -336,14 +333,14 @@ GROUPS: dict[str, tuple[Study, ...]] = {
         Study(
             "What live metrics cost a step",
             "live_overhead.json",
-            f"live_overhead.py --json {RESULTS}/live_overhead.json",
+            f"own_cost/live_overhead.py --json {RESULTS}/live_overhead.json",
             ("upper end of wall time's interval at most 1.01 at 2 and 4 ranks",),
             object_of(live_overhead.demands),
         ),
         Study(
             "Ranks that hang",
             "hangs.jsonl",
-            f"hangs.py --results {RESULTS}/hangs.jsonl",
+            f"attribution/hangs.py --results {RESULTS}/hangs.jsonl",
             ("named within 5 s of the threshold in 20 of 20", "with the stacks in 20 of 20"),
             rows_of(hangs.demands),
         ),

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from benchmarks import overhead, strategies
+from benchmarks import strategies
 from benchmarks.judging.results_file import read_json
+from benchmarks.own_cost import overhead
 
 
 def step_ratios(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""One rank that runs the jobs of ``benchmarks/blame.py``, one capture each.
+"""One rank that runs the jobs of ``benchmarks/attribution/blame.py``, one capture each.
 
 ``python -m benchmarks.ranks.blame_rank JOBS DIR``: JOBS is a JSON list of jobs, programs as
 ``tests/support/builders/blame.py`` describes them; job i leaves its traces in DIR/i.

@@ -23,7 +23,7 @@ from commprof.predict.sharded.steps import ShardedSteps
 from commprof.stats.intervals import student_t_quantile
 
 #: What predictions of random jobs were wrong by, root mean square; as in
-#: benchmarks/results/predict_intervals.jsonl.
+#: benchmarks/results/predictions/predict_intervals.jsonl.
 _TYPICAL, _WEIGHT = 0.04, 2
 #: Answers that need no model, by their names in a ``Check``.
 TRIVIAL = ("as_is_s", "perfect_overlap_s")

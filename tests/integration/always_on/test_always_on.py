@@ -68,7 +68,7 @@ def test_the_summary_agrees_with_the_records(tmp_path: Path) -> None:
 
 
 def test_50_000_collectives_in_bounded_memory() -> None:
-    done = call(str(ROOT / "benchmarks/long_run.py"), "50000")
+    done = call(str(ROOT / "benchmarks/own_cost/long_run.py"), "50000")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.split("\n\n")[0])["counted"] <= 50_000
 

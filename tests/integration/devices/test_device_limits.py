@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.device_calls import counted_apart
+from benchmarks.own_cost.device_calls import counted_apart
 from commprof import _native
 from commprof.analysis.align.summaries import late_rank
 from commprof.trace import columns

@@ -11,20 +11,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks import (
-    hangs,
-    known_schedules,
-    live_overhead,
-    microbench_aa,
-    microbench_floor,
-    multi_node,
-    overhead,
-    shared_memory,
-    strategies,
-)
+from benchmarks import microbench_aa, microbench_floor, multi_node, shared_memory, strategies
+from benchmarks.attribution import hangs, known_schedules
 from benchmarks.judging import compression_demands, trial_truth_demands
 from benchmarks.judging.demands import Demand, at_least, at_most, judged, of_all
 from benchmarks.judging.medians import median_interval, ratio_interval, ratio_of
+from benchmarks.own_cost import live_overhead, overhead
 
 
 def missed(demands: list[Demand]) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import blind_cards
+from benchmarks.attribution import blind_cards
 from commprof.workloads.models.timed import TimedOptions
 
 

@@ -47,7 +47,8 @@ def test_the_page_is_what_the_committed_results_make() -> None:
 
 
 def test_every_file_of_results_is_shown() -> None:
-    assert {path.stem for path in RESULTS.iterdir()} <= {Path(study.file).stem for study in STUDIES}
+    kept = {path.relative_to(RESULTS).with_suffix("") for path in RESULTS.rglob("*.json*")}
+    assert kept <= {Path(study.file).with_suffix("") for study in STUDIES}
 
 
 def test_every_command_names_a_script_that_is_there() -> None:
@@ -69,7 +70,8 @@ def test_what_is_missed_is_said(tmp_path: Path) -> None:
     assert verdicts(text, "Ranks that hang") == ["NOT met", "NOT met", "met"]
     missed = "| **NOT met**: the rank that hangs named, and no other | 1 | 19 of 20 | 20 of 20 |"
     assert missed in text
-    assert "**Ranks that hang** (`hangs.py`) |" in text  # the file does not tell the day
+    # The file does not tell the day.
+    assert "**Ranks that hang** (`attribution/hangs.py`) |" in text
 
 
 def test_too_few_tries_show_nothing_yet(tmp_path: Path) -> None:
@@ -86,7 +88,7 @@ def test_the_day_stands_beside_the_command_and_the_machine_above(tmp_path: Path)
     assert len(lines) == 21  # one context for the session
     about = json.loads(lines[0])["context"]
     text = page(tmp_path)
-    assert f"**Ranks that hang** (`hangs.py`, {about['timestamp'][:10]}) |" in text
+    assert f"**Ranks that hang** (`attribution/hangs.py`, {about['timestamp'][:10]}) |" in text
     machine = about["machine"]
     assert f"on {machine['usable_cpu_count']} cores ({machine['cpu_model']}).\n" in text
 
@@ -130,14 +132,17 @@ def test_a_fault_is_asked_for_in_all_tries_and_respects(tmp_path: Path) -> None:
 
 
 def test_the_trials_of_the_committed_file_are_all_counted(tmp_path: Path) -> None:
-    shutil.copy(RESULTS / "trial_truth.jsonl", tmp_path)
+    (tmp_path / "predictions").mkdir()
+    shutil.copy(RESULTS / "predictions/trial_truth.jsonl", tmp_path / "predictions")
     assert page(tmp_path).count("| 1 | 20 of 20 | 20 of 20 |") == 2
 
 
 def test_no_demand_is_lost_where_rows_stand_for_several() -> None:
     text = PAGE.read_text()
     for study in STUDIES:
-        for path in RESULTS.glob(f"{Path(study.file).stem}.*"):  # none while nothing is measured
+        for path in RESULTS.glob(
+            f"{Path(study.file).with_suffix('')}.*"
+        ):  # none while nothing is measured
             judged = sorted("met" if one.met else "NOT met" for one in study.judge(path))
             assert sorted(verdicts(text, study.title)) == judged
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks import predict_error
 from benchmarks.judging.results_file import contexts, read_rows
-from benchmarks.predict_error import demands, errors, is_transformer
+from benchmarks.predictions import predict_error
+from benchmarks.predictions.predict_error import demands, errors, is_transformer
 
 ROOT = Path(__file__).parents[3]
-RESULTS = ROOT / "benchmarks" / "results" / "predict_error.jsonl"
+RESULTS = ROOT / "benchmarks/results/predictions/predict_error.jsonl"
 
 
 def point(error: float, bounds: float = 0.2, **setting: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.predict_sharded import BASE, Point, demands, points, summary
+from benchmarks.predictions.predict_sharded import BASE, Point, demands, points, summary
 
 
 def row(measured: float, predicted: float, as_is: float, perfect: float) -> dict[str, float]:

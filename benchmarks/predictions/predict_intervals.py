@@ -1,6 +1,7 @@
 """How often the intervals that predict prints hold: random jobs at 2 to 4 ranks, each run.
 
-    PYTHONPATH=. python benchmarks/predict_intervals.py --results intervals.jsonl --minutes 8
+    PYTHONPATH=. python benchmarks/predictions/predict_intervals.py --results intervals.jsonl
+        --minutes 8
 
 Every job trains the `timed` workload over gloo on this host, with random compute and gradients: at
 2, 3 and 4 ranks with one bucket cap, and at one of these sizes with another cap. Each size is

@@ -1,6 +1,6 @@
 """Does a busy machine make commprof accuse a rank, or tell two equal runs apart?
 
-    PYTHONPATH=. python benchmarks/busy_machine.py --results busy_machine.jsonl
+    PYTHONPATH=. python benchmarks/attribution/busy_machine.py --results busy_machine.jsonl
 
 Trains a symmetric job twice, one run after the other, while two processes beside it do nothing but
 keep a core busy each: 20 pairs of 2 ranks and 20 of 4, on a machine of two cores. No rank of such a

@@ -1,6 +1,6 @@
 """Calls of the device's runtime that recording adds to a training thread, per collective.
 
-    python -m benchmarks.device_calls
+    python -m benchmarks.own_cost.device_calls
 
 Counts on the device without hardware (tests/support/fake_device) what one asynchronous collective
 and its wait call in the thread that issues them, with capture less without it. It counts as c10's
@@ -56,7 +56,7 @@ def count(shields: bool) -> dict[str, float]:
 
 def counted_apart(shields: bool) -> dict[str, float]:
     """As ``count``, in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.device_calls", "--count"]
+    command = [sys.executable, "-m", "benchmarks.own_cost.device_calls", "--count"]
     done = subprocess.run(
         [*command, *(["--shields"] if shields else [])], capture_output=True, text=True, check=True
     )

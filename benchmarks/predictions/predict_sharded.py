@@ -1,6 +1,7 @@
 """How wrong predictions of FSDP2 and HSDP steps are: held-out settings, run and compared.
 
-    PYTHONPATH=. python benchmarks/predict_sharded.py --results points.jsonl --minutes 10
+    PYTHONPATH=. python benchmarks/predictions/predict_sharded.py --results points.jsonl
+        --minutes 10
 
 One setting is recorded (FSDP2 on 2 ranks, 160 Mbit/s, fp32) and fitted to its own collectives. From
 it follow other ranks, rates, types and HSDP; each is then run between hosts that are network
@@ -33,7 +34,7 @@ from tabulate import tabulate
 
 from benchmarks.judging.demands import Demand, at_most, judged
 from benchmarks.judging.results_file import Lines, read_rows
-from benchmarks.predict_error import BURST_KIB, CONGESTION, QUEUE
+from benchmarks.predictions.predict_error import BURST_KIB, CONGESTION, QUEUE
 from benchmarks.ranks import forked_ranks
 from commprof.errors import CommprofError
 from commprof.launch.job import Job

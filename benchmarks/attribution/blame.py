@@ -1,6 +1,6 @@
 """Is the rank found at which waiting began, and what it did? Real jobs with one known cause each.
 
-    PYTHONPATH=. python benchmarks/blame.py --results blame.jsonl
+    PYTHONPATH=. python benchmarks/attribution/blame.py --results blame.jsonl
 
 Runs the 60 scenarios of ``tests/support/builders/blame.py`` on real gloo ranks of this machine, two
 to four each: a late root with a later leaf, late senders and receivers, chains of groups, HSDP,

@@ -1,6 +1,6 @@
 """Cards of real runs with one known cause each, for readers who know nothing of the tool.
 
-    PYTHONPATH=. python benchmarks/blind_cards.py --output cards
+    PYTHONPATH=. python benchmarks/attribution/blind_cards.py --output cards
 
 Each run trains the workload ``timed``, whose compute sleeps, with one of eight causes: a rank late
 in its data phase, a slow rank, a slow link between hosts, tiny buckets, an exchange that overlaps
@@ -9,7 +9,7 @@ sizes are drawn by lot, and its script and arguments do not tell the cause. OUTP
 card, OUTPUT/key.json the causes; give the cards to readers with the list of causes, and hold their
 answers, {"01": "slow rank", ...}, against the key:
 
-    PYTHONPATH=. python benchmarks/blind_cards.py --output cards --answers answers.json
+    PYTHONPATH=. python benchmarks/attribution/blind_cards.py --output cards --answers answers.json
 
 Hosts are network namespaces, so it needs root; ten seconds a run. A run that failed is told and
 left out; numbers whose card is there already are not run again. ``--again`` renders the cards of
@@ -164,7 +164,7 @@ def _card(output: Path, number: str, plan: dict[str, Any], again: bool) -> None:
     print(f"{number} written", flush=True)
 
 
-_SCRIPT = str(Path(__file__).parent / "ranks" / "blind_rank.py")
+_SCRIPT = str(Path(__file__).parents[1] / "ranks" / "blind_rank.py")
 
 
 def _run(run: Path, plan: dict[str, Any]) -> str:

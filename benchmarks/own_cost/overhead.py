@@ -12,7 +12,7 @@ slowest rank. A demand asks for the CPU time's estimate, and for an interval tha
 either side than what is asked; of wall time for the interval's upper end. The exit code is 1 where
 one is not met. Generations go on for ``--minutes``.
 
-    PYTHONPATH=. python benchmarks/overhead.py [calls] [calibration] [turns] [--minutes 8]
+    PYTHONPATH=. python benchmarks/own_cost/overhead.py [calls] [calibration] [turns] [--minutes 8]
         [--json FILE]
 
 The calibration takes one long series of a plain job's steps, cuts it into 200 consecutive blocks of
@@ -40,7 +40,7 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.judging.demands import Demand, at_most, judged
 from benchmarks.judging.medians import median_interval
@@ -83,7 +83,7 @@ WATCHED = ("observed", "always-on")
 #: Tensors lie one behind the other in every process, and not where the kernel puts each: equal
 #: models in one process differed by up to 19 % by where theirs lay.
 ALIKE = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "4000000000"}
-RANK_SCRIPT = Path(__file__).parent / "ranks" / "overhead_rank.py"
+RANK_SCRIPT = Path(__file__).parents[1] / "ranks" / "overhead_rank.py"
 
 #: By mode and clock, of each generation the values of its rounds, in ms per step.
 Cell = dict[str, dict[str, list[list[float]]]]

@@ -7,7 +7,8 @@ the two blocks without against each other are the A/A control, and show what is 
 scraped every other second. The first seconds of a block, in which a monitor loads, are in no
 figure: that happens once per job.
 
-    PYTHONPATH=. python benchmarks/live_overhead.py [--ranks 2,4] [--rounds 12] [--json FILE]
+    PYTHONPATH=. python benchmarks/own_cost/live_overhead.py [--ranks 2,4] [--rounds 12]
+        [--json FILE]
 
 takes half a minute per round and world size. With --json, a run that was ended goes on where it
 was. The exit code is 1 where a demand is not met.
@@ -32,7 +33,7 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.judging.demands import Demand, judged, of_all
 from benchmarks.judging.results_file import CONTEXT, read_json, write_json

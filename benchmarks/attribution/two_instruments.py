@@ -1,6 +1,6 @@
 """Do commprof and torch.profiler say the same of one job? Both record it at once.
 
-    PYTHONPATH=. python benchmarks/two_instruments.py
+    PYTHONPATH=. python benchmarks/attribution/two_instruments.py
 
 Three workloads on gloo, on 2 and on 4 ranks: all-reduces alone, collectives beside operators, and
 DDP. Both recordings go through the same analysis. Prints per rank the mean step, and how much
@@ -35,7 +35,7 @@ from commprof.analysis.step.exposure import exposures_of
 from commprof.trace import columns
 from commprof.trace.reader import read_trace
 
-RANK_SCRIPT = Path(__file__).parent / "ranks/two_instruments_rank.py"
+RANK_SCRIPT = Path(__file__).parents[1] / "ranks/two_instruments_rank.py"
 WORKLOADS = ("alone", "beside", "ddp")
 #: Of the step.
 MOST_PERCENT = 1.0

@@ -1,6 +1,6 @@
 """How wrong the predictions are: the `timed` workload on links of known rates, point by point.
 
-    PYTHONPATH=. python benchmarks/predict_error.py --results points.jsonl --minutes 10
+    PYTHONPATH=. python benchmarks/predictions/predict_error.py --results points.jsonl --minutes 10
 
 Fitted at 2 ranks and one bandwidth, the model predicts 4 and 8 ranks, other bandwidths, bucket caps
 and hooks; each point is then run, between hosts that are network namespaces with a rate limit

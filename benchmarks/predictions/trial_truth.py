@@ -1,8 +1,8 @@
 """Whether trials tell the truth: the best candidate on a slow link, "no" where nothing can be won.
 
-    PYTHONPATH=. python benchmarks/trial_truth.py all --out DIR --minutes 40
-    PYTHONPATH=. python benchmarks/trial_truth.py summary --out DIR
-    PYTHONPATH=. python benchmarks/trial_truth.py all --sharded --out DIR
+    PYTHONPATH=. python benchmarks/predictions/trial_truth.py all --out DIR --minutes 40
+    PYTHONPATH=. python benchmarks/predictions/trial_truth.py summary --out DIR
+    PYTHONPATH=. python benchmarks/predictions/trial_truth.py all --sharded --out DIR
 
 Two ranks train the `timed` workload, whose compute is sleeps of known length. `truth` runs every
 candidate alone for many steps, in passes of other order; `link` and `loopback` are trials, at

@@ -1,6 +1,6 @@
 """Measured exposed time against a simulation of the known schedule, on links of a known rate.
 
-    PYTHONPATH=. python benchmarks/known_schedules.py --schedules 20
+    PYTHONPATH=. python benchmarks/attribution/known_schedules.py --schedules 20
 
 The `timed` workload sleeps through known lengths and exchanges known bytes, one bucket a layer,
 between hosts that are network namespaces with a rate limit (which takes root). What the event

@@ -1,6 +1,7 @@
 """Is the late rank named, and where its lateness came from? Seeded runs whose truth is known.
 
-    PYTHONPATH=. python benchmarks/late_rank.py --late 50 --clean 50 --results late_rank.jsonl
+    PYTHONPATH=. python benchmarks/attribution/late_rank.py --late 50 --clean 50
+        --results late_rank.jsonl
 
 Each run trains the `timed` workload, which sleeps, so that 8 ranks fit on 2 cores. Half of the
 runs have a late rank: 2 to 8 ranks, the rank, the phase that it lengthens and 5 to 50 ms are

@@ -1,6 +1,6 @@
 """Is a rank that hangs named, how soon, and does the job go on? Seeded tries of known truth.
 
-    PYTHONPATH=. python benchmarks/hangs.py --tries 20 --results hangs.jsonl
+    PYTHONPATH=. python benchmarks/attribution/hangs.py --tries 20 --results hangs.jsonl
 
 Each try trains the `timed` workload, which sleeps, on 2 to 8 ranks under the watchdog with a
 threshold of 2 s, stops one rank (SIGSTOP) at a moment drawn from the seed, waits for the stacks

@@ -1,6 +1,6 @@
 """Always-on mode over many collectives: memory and trace stay as they are.
 
-    PYTHONPATH=. python benchmarks/long_run.py [COLLECTIVES] [--json FILE]
+    PYTHONPATH=. python benchmarks/own_cost/long_run.py [COLLECTIVES] [--json FILE]
 
 1,000,000 if not given. The fake backend does nothing, so this is the highest rate that one thread
 can issue. Asked is that memory grows by less than 1 MB between a tenth of the run and its end, that
@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.judging.demands import Demand, judged
 from benchmarks.judging.results_file import write_json

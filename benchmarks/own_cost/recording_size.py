@@ -1,6 +1,6 @@
 """How long do recordings of many events take to read, and how much memory do large ones?
 
-    PYTHONPATH=. python benchmarks/recording_size.py [--gigabytes 2] [--place FOLDER]
+    PYTHONPATH=. python benchmarks/own_cost/recording_size.py [--gigabytes 2] [--place FOLDER]
 
 Writes traces as torch.profiler would, eight ranks of 100,000 events each and one trace of so many
 gigabytes, and runs `commprof report` on them in processes of their own. The first is asked to take
