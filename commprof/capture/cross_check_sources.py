@@ -121,7 +121,7 @@ class CrossCheckSources:
         }
         self._models.clear()
         self._called.clear()
-        recorder.add_metadata(json.dumps({"witnesses": closing}))
+        recorder.add_metadata(json.dumps({"cross_check_sources": closing}))
 
     def _note(self, model: DistributedDataParallel) -> None:
         """A model was called; what only evaluates has no iterations in its log."""

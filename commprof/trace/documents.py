@@ -67,7 +67,7 @@ MORE_METADATA: Final[dict[str, Shape]] = {
     # ddp_logs, per trained DDP model (32 at most) what its own log says, group_name, own_exchange
     # (what sends gradients in the place of DDP's all-reduce), parameter_bytes in the order of the
     # log's indices, and sparse_modules.
-    "witnesses": dict,
+    "cross_check_sources": dict,
     # Per gloo group's name the threads that run its collectives.
     "gloo_threads": dict,
     # What NVML said of the rank's GPU so far: each figure with its mean, least and most, and in how

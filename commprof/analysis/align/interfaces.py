@@ -18,7 +18,7 @@ _ETHERNET, _IP_AND_TCP = 14, 52
 
 def cross_check_sources(trace: Trace) -> Mapping[str, Any]:
     """Returns what the kernel and DDP counted while this trace was written."""
-    return own_metadata(trace, "witnesses")
+    return own_metadata(trace, "cross_check_sources")
 
 
 def ddp_logs(trace: Trace) -> list[Mapping[str, Any]]:

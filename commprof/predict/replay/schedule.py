@@ -250,7 +250,7 @@ def hosts_of(traces: Sequence[Trace]) -> list[tuple[str, str]]:
         {
             (
                 trace.metadata["machine"]["boot_id"] or trace.metadata["machine"]["hostname"],
-                str(trace.metadata.get("witnesses", {}).get("network_namespace", "")),
+                str(trace.metadata.get("cross_check_sources", {}).get("network_namespace", "")),
             )
             for trace in traces
         }

@@ -190,7 +190,7 @@ def _world(result: RunResult, world: WorldResult, scale: Scaling) -> dict[str, A
             "problems": list(world.problems),
             "step_losses": list(world.step_losses),
             "weights_differ": list(world.weights_differ),
-            "flights": [asdict(time) for time in world.times_in_flight],
+            "times_in_flight": [asdict(time) for time in world.times_in_flight],
             "host_links": world.host_links and _host_links(world.host_links),
             "cross_checks": _checks(world.cross_checks),
         },

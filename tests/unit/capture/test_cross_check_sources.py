@@ -33,7 +33,7 @@ class Kept:
         self.documents: list[dict[str, Any]] = []
 
     def add_metadata(self, text: str) -> None:
-        self.documents.append(json.loads(text)["witnesses"])
+        self.documents.append(json.loads(text)["cross_check_sources"])
 
 
 def test_the_kernel_s_table_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

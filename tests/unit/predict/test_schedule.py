@@ -29,7 +29,7 @@ def rank_of(rank: int, late_ms: int = 0, cpu_ms: int = 90, **metadata: object) -
         "network_namespace": "net:[1]",
         "ddp_logs": [LOG],
     }
-    made = Rank(rank, 2, steps=STEPS, **{"witnesses": witnesses, **metadata})
+    made = Rank(rank, 2, steps=STEPS, **{"cross_check_sources": witnesses, **metadata})
     for step in range(STEPS):
         at = 100 * MS * step
         made.step(at, at + 100 * MS)
@@ -76,7 +76,7 @@ def test_a_script_s_batch_is_what_its_loaders_gave() -> None:
 
 
 def test_hosts_are_machines_and_network_namespaces() -> None:
-    other = {"witnesses": {"network_namespace": "net:[2]", "ddp_logs": []}}
+    other = {"cross_check_sources": {"network_namespace": "net:[2]", "ddp_logs": []}}
     found = read(rank_of(0), rank_of(1, **other))
     assert found.link == "other_host"
     cores = rank_of(0).metadata["machine"]["usable_cpu_count"]

@@ -209,6 +209,6 @@ def test_two_models_in_one_pass_leave_it_open() -> None:
 def test_ddps_log_says_whether_another_all_reduce_is_among_them(
     log: dict[str, Any], expected: list[int]
 ) -> None:
-    rank = Rank(witnesses={"begin_monotonic_ns": 2**62, "ddp_logs": [log]})
+    rank = Rank(cross_check_sources={"begin_monotonic_ns": 2**62, "ddp_logs": [log]})
     one_pass(rank, 8, 4)
     assert numbers(rank) == expected

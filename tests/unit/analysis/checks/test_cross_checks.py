@@ -38,7 +38,7 @@ def ranks_of(count: int, **metadata: Any) -> list[Rank]:
     return ranks
 
 
-def witnesses(**values: Any) -> dict[str, Any]:
+def sources(**values: Any) -> dict[str, Any]:
     """As capture writes them, after the trace's clock anchor at 1 ns."""
     return {
         "begin_monotonic_ns": 2,
@@ -103,7 +103,7 @@ LOG = {
 
 
 def test_the_log_of_ddp() -> None:
-    found = checks(ranks_of(1, witnesses=witnesses(ddp_logs=[LOG])))
+    found = checks(ranks_of(1, cross_check_sources=sources(ddp_logs=[LOG])))
     # 5 + 3 MB in buckets; backward 42 against 40 ms; exposed 50 - 25 against 20 ms.
     assert (found["ddp_bytes"].ours, found["ddp_bytes"].other) == (8.0, 8.0)
     assert found["ddp_bytes"].agrees
@@ -116,7 +116,7 @@ def test_the_log_of_ddp() -> None:
 
 def test_the_log_of_ddp_that_disagrees() -> None:
     log = {**LOG, "rebuilt_bucket_sizes": str(16 * MB), "avg_backward_compute_time": 80 * MS}
-    found = checks(ranks_of(1, witnesses=witnesses(ddp_logs=[log])))
+    found = checks(ranks_of(1, cross_check_sources=sources(ddp_logs=[log])))
     assert found["ddp_bytes"].agrees is False
     assert found["ddp_backward"].difference == pytest.approx(1.0)
 
@@ -124,7 +124,7 @@ def test_the_log_of_ddp_that_disagrees() -> None:
 @pytest.mark.parametrize("own", ["the communication hook bf16_compress_hook", ""])
 def test_a_hook_of_the_script_decides_itself_what_it_sends(own: str) -> None:
     log = {**LOG, "rebuilt_bucket_sizes": str(16 * MB), "own_exchange": own}
-    found = checks(ranks_of(1, witnesses=witnesses(ddp_logs=[log])))["ddp_bytes"]
+    found = checks(ranks_of(1, cross_check_sources=sources(ddp_logs=[log])))["ddp_bytes"]
     assert found.agrees is (None if own else False)
     assert found.note == (f"{own} decides what is sent" if own else "rank 0")
 
@@ -140,7 +140,7 @@ def test_every_backward_pass_is_one_of_ddp_s_iterations() -> None:
             rank.collective(task, at, at + MS, bytes=9 * MB, graph_task=task, group=2)
             rank.collective(task, at, at + MS, bytes=9 * MB, graph_task=task, op="all_to_all")
     log = {**LOG, "group_name": "0"}
-    rank.metadata["witnesses"] = witnesses(ddp_logs=[log])
+    rank.metadata["cross_check_sources"] = sources(ddp_logs=[log])
     found = checks([rank])["ddp_bytes"]
     assert (found.ours, found.other, found.agrees) == (8.0, 8.0, True)
 
@@ -156,7 +156,7 @@ def test_traces_that_were_not_closed_hold_no_log() -> None:
 
 def test_sparse_gradients_are_not_compared() -> None:
     log = {**LOG, "rebuilt_bucket_sizes": str(16 * MB), "sparse_modules": 1}
-    found = checks(ranks_of(1, witnesses=witnesses(ddp_logs=[log])))
+    found = checks(ranks_of(1, cross_check_sources=sources(ddp_logs=[log])))
     assert found["ddp_bytes"].agrees is None
     assert "sparse gradients as if they were dense" in found["ddp_bytes"].note
 
@@ -165,11 +165,11 @@ def test_sparse_gradients_are_not_compared() -> None:
     ("metadata", "reason"),
     [
         ({}, "no DDP model was trained while capture ran"),
-        ({"witnesses": witnesses()}, "no DDP model was trained"),
-        ({"witnesses": witnesses(ddp_logs=[LOG, LOG])}, "2 DDP models"),
+        ({"cross_check_sources": sources()}, "no DDP model was trained"),
+        ({"cross_check_sources": sources(ddp_logs=[LOG, LOG])}, "2 DDP models"),
         # Left over from a trace that this process wrote before.
-        ({"witnesses": witnesses(ddp_logs=[LOG], begin_monotonic_ns=0)}, "no DDP model"),
-        ({"witnesses": witnesses(ddp_logs=[{"iteration": 0}])}, "DDP's log"),
+        ({"cross_check_sources": sources(ddp_logs=[LOG], begin_monotonic_ns=0)}, "no DDP model"),
+        ({"cross_check_sources": sources(ddp_logs=[{"iteration": 0}])}, "DDP's log"),
     ],
 )
 def test_no_log_of_ddp(metadata: dict[str, Any], reason: str) -> None:
@@ -183,8 +183,8 @@ def test_no_log_of_ddp(metadata: dict[str, Any], reason: str) -> None:
 def test_the_interface_of_one_host_is_shared() -> None:
     # Four ranks send 2 * 3/4 * 8 MB = 12 MB each and step; lo counts those of all.
     payload = 4 * 12 * STEPS
-    shared = witnesses(interfaces=counted(lo=payload * MB, eth0=7))
-    found = checks(ranks_of(4, witnesses=shared))["network"]
+    shared = sources(interfaces=counted(lo=payload * MB, eth0=7))
+    found = checks(ranks_of(4, cross_check_sources=shared))["network"]
     assert (found.what, found.ours, found.other) == ("bytes sent by lo, 1 host", payload, payload)
     assert found.agrees
     assert "other traffic" in found.note
@@ -194,7 +194,7 @@ def test_one_rank_on_each_host_sends_through_its_busiest_interface() -> None:
     # Two ranks send 8 MB each and step.
     ranks = ranks_of(2)
     for rank, sent in zip(ranks, (96 * MB, 97 * MB), strict=True):
-        rank.metadata["witnesses"] = witnesses(
+        rank.metadata["cross_check_sources"] = sources(
             network_namespace=f"net:[{rank.rank}]",
             interfaces=counted(lo=500 * MB, eth0=sent, wlan0=3),
         )
@@ -206,7 +206,7 @@ def test_one_rank_on_each_host_sends_through_its_busiest_interface() -> None:
 def test_two_ranks_on_each_of_two_hosts_use_both() -> None:
     ranks = ranks_of(4)
     for rank in ranks:
-        rank.metadata["witnesses"] = witnesses(
+        rank.metadata["cross_check_sources"] = sources(
             network_namespace=f"net:[{rank.rank // 2}]",
             interfaces=counted(lo=144 * MB, eth0=144 * MB),
         )
@@ -217,18 +217,18 @@ def test_two_ranks_on_each_of_two_hosts_use_both() -> None:
 
 def test_more_traffic_is_no_disagreement_and_less_is() -> None:
     payload = 2 * 8 * STEPS * MB
-    more = witnesses(interfaces=counted(lo=3 * payload))
-    found = checks(ranks_of(2, witnesses=more))["network"]
+    more = sources(interfaces=counted(lo=3 * payload))
+    found = checks(ranks_of(2, cross_check_sources=more))["network"]
     assert found.agrees is None
     assert found.difference == pytest.approx(2.0)
-    less = witnesses(interfaces=counted(lo=payload // 2))
-    assert checks(ranks_of(2, witnesses=less))["network"].agrees is False
+    less = sources(interfaces=counted(lo=payload // 2))
+    assert checks(ranks_of(2, cross_check_sources=less))["network"].agrees is False
 
 
 def test_a_mode_switched_run_counts_what_records_and_the_summary_hold() -> None:
     # Always-on from the 6th step on: its summary counts the later 6, of which full mode recorded 2.
     payload = 2 * 8 * STEPS * MB
-    run = world_run(ranks_of(2, witnesses=witnesses(interfaces=counted(lo=payload))))
+    run = world_run(ranks_of(2, cross_check_sources=sources(interfaces=counted(lo=payload))))
     later = [(int(code), 1, 6, 6 * 8 * MB) for code in [OPS.index("all_reduce")]]
     operations = [Mock(op=op, group=group, bytes=size) for op, group, _, size in later]
     summary = Mock(spec=Summary, operations=operations, begin_ns=600 * MS)
@@ -248,14 +248,14 @@ def test_the_rank_that_captured_longest_speaks_for_its_host() -> None:
     payload = 2 * 8 * STEPS * MB
     ranks = ranks_of(2)
     for rank, sent in zip(ranks, (payload // 2, payload), strict=True):
-        rank.metadata["witnesses"] = witnesses(interfaces=counted(lo=sent))
+        rank.metadata["cross_check_sources"] = sources(interfaces=counted(lo=sent))
     assert checks(ranks)["network"].agrees
 
 
 def test_no_counters_no_ratio() -> None:
     assert "not every trace" in checks(ranks_of(2))["network"].note
-    sound = witnesses(interfaces=counted(lo=1))
-    missing = checks(ranks_of(2, witnesses=sound)[:1], world_size=2)["network"]
+    sound = sources(interfaces=counted(lo=1))
+    missing = checks(ranks_of(2, cross_check_sources=sound)[:1], world_size=2)["network"]
     assert missing.note == "not all ranks left a trace"
     assert math.isnan(missing.difference)
 

@@ -17,7 +17,7 @@ from commprof.trace.run.run_directory import WorldRun
 from commprof.trace.schema import OPS
 from tests.support.builders import trace_bytes as made
 from tests.support.builders.summaries import MS, document, operation, summary
-from tests.unit.analysis.checks.test_cross_checks import LOG, counted, witnesses
+from tests.unit.analysis.checks.test_cross_checks import LOG, counted, sources
 
 MB = 1_000_000
 
@@ -65,7 +65,7 @@ def test_the_loop_s_own_clock(tmp_path: Path) -> None:
 
 
 def test_the_log_of_ddp(tmp_path: Path) -> None:
-    found = checks(run_of(tmp_path, witnesses=witnesses(ddp_logs=[LOG])))
+    found = checks(run_of(tmp_path, cross_check_sources=sources(ddp_logs=[LOG])))
     # 24 MB in three steps; DDP's buckets hold 5 + 3. Backward and exposed 3 ms, and 42 and 25.
     bytes_ = found["ddp_bytes"]
     assert (bytes_.ours, bytes_.other, bytes_.agrees) == (8.0, 8.0, None)
@@ -76,17 +76,17 @@ def test_the_log_of_ddp(tmp_path: Path) -> None:
 
 def test_steps_without_marks_do_not_tell_the_bytes_of_one(tmp_path: Path) -> None:
     parts = {"steps_end": "backward", "operations": [all_reduces(24)]}
-    run = run_of(tmp_path, summary=parts, witnesses=witnesses(ddp_logs=[LOG]))
+    run = run_of(tmp_path, summary=parts, cross_check_sources=sources(ddp_logs=[LOG]))
     assert math.isnan(checks(run)["ddp_bytes"].ours)
 
 
 def test_the_interface_s_bytes(tmp_path: Path) -> None:
     # Two ranks send as much as the buffer each: 48 MB.
-    shared = witnesses(interfaces=counted(lo=49 * MB))
-    found = checks(run_of(tmp_path, 2, witnesses=shared))["network"]
+    shared = sources(interfaces=counted(lo=49 * MB))
+    found = checks(run_of(tmp_path, 2, cross_check_sources=shared))["network"]
     assert (found.ours, found.other, found.agrees) == (48.0, 49.0, True)
-    less = witnesses(interfaces=counted(lo=24 * MB))
-    assert checks(run_of(tmp_path, 2, witnesses=less))["network"].agrees is False
+    less = sources(interfaces=counted(lo=24 * MB))
+    assert checks(run_of(tmp_path, 2, cross_check_sources=less))["network"].agrees is False
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_small_calls_are_said_first() -> None:
 def test_interfaces_that_carried_nothing() -> None:
     rank = Rank(0, 2)
     sent = {"lo": 9, "eth0": 5, "eth1": 1000, "old": 0, "full": 900, "ib0": 0, "docker0": 0}
-    rank.metadata["witnesses"] = {
+    rank.metadata["cross_check_sources"] = {
         "begin_monotonic_ns": 2,
         "interfaces": {n: {"received_bytes": 0, "sent_bytes": x} for n, x in sent.items()},
         "rated_mbit_per_s": {"eth0": 1000, "eth1": 1000, "old": 100, "full": 1000, "ib0": 0},
@@ -80,5 +80,5 @@ def test_interfaces_that_carried_nothing() -> None:
     trace = rank.trace()
     assert idle_interfaces(trace, "eth1") == {"eth0", "ib0"}
     assert idle_interfaces(trace, None) == set()
-    del rank.metadata["witnesses"]["rated_mbit_per_s"]
+    del rank.metadata["cross_check_sources"]["rated_mbit_per_s"]
     assert idle_interfaces(rank.trace(), "eth1") == set()

@@ -103,7 +103,7 @@ def two_hosts(counted: int, **metadata: Any) -> list[Rank]:
             "interfaces": {"lo": {"sent_bytes": 10**12}, "eth0": {"sent_bytes": counted}},
             "ddp_logs": [],
         }
-        rank = Rank(number, 2, **{"witnesses": seen, **metadata})
+        rank = Rank(number, 2, **{"cross_check_sources": seen, **metadata})
         for step in range(STEPS):
             at = 100 * MS * step
             rank.step(at, at + 100 * MS)
@@ -136,7 +136,7 @@ def test_a_rank_without_a_trace_leaves_the_sum_unknown() -> None:
 
 
 def test_ranks_of_one_host_have_no_link() -> None:
-    result = analyse_world(world_run(two_hosts(counted=1, witnesses={})))
+    result = analyse_world(world_run(two_hosts(counted=1, cross_check_sources={})))
     assert result is not None
     assert result.host_links is None
 
@@ -163,7 +163,10 @@ def test_headers_at_the_interfaces_mtu_are_no_disagreement(
     mtu: int, share: float, most: float
 ) -> None:
     rank = Rank(0, 2)
-    rank.metadata["witnesses"] = {"begin_monotonic_ns": 2, "mtu_bytes": {"eth0": mtu, "lo": 52}}
+    rank.metadata["cross_check_sources"] = {
+        "begin_monotonic_ns": 2,
+        "mtu_bytes": {"eth0": mtu, "lo": 52},
+    }
     assert header_share(rank.trace(), "eth0") == pytest.approx(share)
     assert math.isnan(header_share(rank.trace(), "lo"))
     links = replace(LINKS, header_share=share)
