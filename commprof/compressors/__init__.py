@@ -13,10 +13,8 @@ All of them raise UsageError for a value out of range, naming it and what is all
 
 from __future__ import annotations
 
-from commprof.compressors.compressor import Compressor
-from commprof.compressors.schemes import SCHEMES, checked
+from commprof.compressors.compressor import SCHEMES, Compressor, parse
 from commprof.compressors.state import merge_states
-from commprof.errors import UsageError
 
 __all__ = [
     "Compressor",
@@ -95,38 +93,6 @@ def hierarchical(*, measure_every: int = 0) -> Compressor:
     ``parse("int8:hierarchical=1")`` compresses what goes between hosts as well.
     """
     return Compressor("hierarchical", {}, measure_every=measure_every)
-
-
-def parse(text: str) -> Compressor:
-    """A compressor from ``NAME[:option=value,...]``, as ``commprof run --hook`` takes it.
-
-    Options are those of the function of that name, as numbers: ``topk:ratio=0.01,feedback=1``.
-
-    Raises:
-        UsageError: unknown name or option, one given twice, or a value that is no number or out
-            of range.
-    """
-    name, _, rest = text.partition(":")
-    checked(name, {})
-    options: dict[str, float] = {}
-    for word in filter(None, rest.split(",")):
-        key, equals, value = word.partition("=")
-        if key in options:
-            raise UsageError(f"{name}: option {key!r} is given twice; keep one of them")
-        try:
-            options[key] = float(value)
-        except ValueError:
-            raise UsageError(
-                f"compressor {text!r}: {word!r} is not option=number"
-                + ("" if equals else " (as in topk:ratio=0.01)")
-            ) from None
-    whole = {key: options.pop(key, 0.0) for key in ("seed", "measure_every")}
-    for key, number in whole.items():
-        if not number.is_integer():
-            raise UsageError(f"{name}: {key}={number:g} is not a whole number")
-    return Compressor(
-        name, options, seed=int(whole["seed"]), measure_every=int(whole["measure_every"])
-    )
 
 
 def _make(

@@ -15,8 +15,7 @@ import torch
 import torch.distributed as dist
 
 from commprof import _native
-from commprof.compressors.compressor import Compressor
-from commprof.compressors.schemes import SCHEMES
+from commprof.compressors.compressor import SCHEMES, Compressor
 from commprof.errors import CommprofError
 
 Tensor = Any  # torch.Tensor; torch is not followed by the type checker

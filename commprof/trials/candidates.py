@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from commprof.compressors import parse
-from commprof.compressors.schemes import SCHEMES
+from commprof.compressors.compressor import SCHEMES
 from commprof.errors import UsageError
 from commprof.trials.sharding import (
     NO_SHARDING,

@@ -1,24 +1,128 @@
 #include "compress/compressor.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <set>
 #include <stdexcept>
 
+#include "base/fnv1a.h"
 #include "compress/codecs/half_scale.h"
 #include "compress/exchange/messages/channel.h"
 #include "compress/exchange/messages/wire.h"
 #include "compress/residuals.h"
+#include "compress/schemes/block_scheme.h"
+#include "compress/schemes/power_sgd.h"
 #include "compress/schemes/scheme.h"
+#include "compress/schemes/top_k.h"
 #include "compress/sent_log.h"
-#include "compress/settings.h"
 #include "kernels/linear/compare.h"
 
 namespace commprof::compress {
 
 namespace {
+
+// Options filled up with what is usual.
+struct Settings {
+  SchemeCode scheme = SchemeCode::kNone;
+  uint64_t ratio_ppb = 0; // topk: parts per billion, so that k is the
+                          // same integer on all ranks
+  int rank = 0; // powersgd
+  bool feedback = false;
+  uint64_t start_step = 0; // plain means before it
+  bool checksum = false;
+  uint64_t seed = 0;
+  uint32_t measure_every = 0;
+  size_t piece_bytes = 0;
+  uint16_t hash = 0; // of all that must be the same on all ranks
+};
+
+// Folds FNV-1a of all values to 16 bits.
+uint16_t hashOf(const std::vector<double>& values, uint64_t seed) {
+  Fnv1a fnv;
+  for (const double value : values) {
+    fnv.add(std::bit_cast<uint64_t>(value));
+  }
+  fnv.add(seed);
+  const uint64_t hash = fnv.value();
+  return uint16_t(hash ^ (hash >> 16) ^ (hash >> 32) ^ (hash >> 48));
+}
+
+struct SchemeRow {
+  const char* name;
+  SchemeCode code;
+  double feedback; // unless told otherwise
+};
+
+SchemeRow rowOf(const std::string& scheme) {
+#define X(code, name, feedback, meaning)          \
+  if (scheme == name) {                           \
+    return {name, SchemeCode::k##code, feedback}; \
+  }
+  COMMPROF_SCHEMES(X)
+#undef X
+  throw std::invalid_argument("compression scheme '" + scheme + "' is unknown");
+}
+
+Settings settingsOf(const Options& options) {
+  const SchemeRow row = rowOf(options.scheme);
+  std::map<std::string, double> value;
+  std::vector<double> agreed{double(options.piece_bytes)};
+#define X(taker, option, low, high, usual, whole, meaning) \
+  if (row.code != SchemeCode::kNone &&                     \
+      (SchemeCode::k##taker == row.code ||                 \
+       SchemeCode::k##taker == SchemeCode::kNone)) {       \
+    value[option] = usual;                                 \
+  }
+  COMMPROF_SCHEME_OPTIONS(X)
+#undef X
+  value["feedback"] = row.feedback;
+  for (auto& [name, chosen] : value) {
+    const auto given = options.values.find(name);
+    chosen = given == options.values.end() ? chosen : given->second;
+    agreed.push_back(chosen);
+  }
+  Settings settings;
+  settings.scheme = row.code;
+  settings.ratio_ppb = uint64_t(std::llround(value["ratio"] * 1e9));
+  settings.rank = int(value["rank"]);
+  settings.feedback = value["feedback"] != 0;
+  settings.start_step = uint64_t(value["start_step"]);
+  settings.checksum = value["checksum"] != 0;
+  settings.seed = options.seed;
+  settings.measure_every = options.measure_every;
+  settings.piece_bytes = options.piece_bytes;
+  settings.hash = hashOf(agreed, options.seed);
+  return settings;
+}
+
+// Null for "none".
+std::unique_ptr<Scheme> makeScheme(const Settings& settings) {
+  switch (settings.scheme) {
+    case SchemeCode::kNone:
+      return nullptr;
+    case SchemeCode::kHalf:
+      return std::make_unique<BlockScheme>(
+          makeHalfCodec(), settings.piece_bytes);
+    case SchemeCode::kBfloat16:
+      return std::make_unique<BlockScheme>(
+          makeBfloat16Codec(), settings.piece_bytes);
+    case SchemeCode::kInt8:
+      return std::make_unique<BlockScheme>(
+          makeInt8Codec(), settings.piece_bytes);
+    case SchemeCode::kInt4:
+      return std::make_unique<BlockScheme>(
+          makeInt4Codec(), settings.piece_bytes);
+    case SchemeCode::kTopK:
+      return std::make_unique<TopK>(settings.ratio_ppb, settings.piece_bytes);
+    case SchemeCode::kPowerSgd:
+      return std::make_unique<PowerSgd>(settings.rank, settings.seed);
+  }
+  return nullptr;
+}
 
 // The mean of fp32 values by one all-reduce, as DDP takes it without a hook:
 // divided first, then summed.
@@ -293,7 +397,7 @@ class BucketCompressor : public Compressor {
 } // namespace
 
 std::unique_ptr<Compressor> Compressor::make(const Options& options) {
-  return std::make_unique<BucketCompressor>(parseOptions(options));
+  return std::make_unique<BucketCompressor>(settingsOf(options));
 }
 
 } // namespace commprof::compress

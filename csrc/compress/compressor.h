@@ -13,9 +13,10 @@
 
 namespace commprof::compress {
 
-// By name, as on the command line: "topk" with {"ratio": 0.01}.
+// By name, as on the command line: "topk" with {"ratio": 0.01}. Names and
+// values are those of scheme_table.h; commprof/compressors has checked them.
 struct Options {
-  std::string scheme; // see schemeNames()
+  std::string scheme;
   std::map<std::string, double> values;
   uint64_t seed = 0; // PowerSGD's first Q: the same on all ranks
   uint32_t measure_every = 0; // measure quality in every n-th step; 0: never
@@ -23,17 +24,6 @@ struct Options {
   // fill a link, short enough that encoding the next one hides behind it.
   size_t piece_bytes = size_t(1) << 20;
 };
-
-// What one scheme accepts.
-struct OptionSpec {
-  std::string name;
-  double minimum = 0;
-  double maximum = 0;
-  double standard = 0; // value used where none is given
-  bool whole = false; // integers only
-};
-std::vector<std::string> schemeNames();
-std::vector<OptionSpec> optionSpecs(const std::string& scheme);
 
 // Ranks do not agree on what they exchange. what() names rank, bucket and
 // field, and both values.
@@ -58,8 +48,7 @@ class Compressor {
  public:
   virtual ~Compressor() = default;
 
-  // Throws std::invalid_argument for an unknown scheme or option or a value out
-  // of range, naming the value and the allowed set.
+  // Throws std::invalid_argument for an unknown scheme.
   static std::unique_ptr<Compressor> make(const Options& options);
 
   // Blocking. Where any rank's gradients are not finite, or above 2^80, the

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from commprof.commands.running.price import add_price_arguments
-from commprof.compressors.schemes import help_text
+from commprof.compressors.compressor import help_text, parse
 from commprof.launch.pinning import PIN_MODES
 from commprof.monitor import settings
 from commprof.trace.schema import MODES
@@ -165,6 +165,7 @@ def _add_what(parser: argparse._ArgumentGroup) -> None:
     )
     parser.add_argument(
         "--hook",
+        type=lambda text: parse(text).label,
         metavar="NAME[:OPTION=VALUE,...]",
         help="compress DDP's gradients, see above (default: DDP's own mean all-reduce)",
     )

@@ -14,7 +14,6 @@ from commprof.capture.settings import RankSettings
 from commprof.commands.running.price import price_of
 from commprof.commands.running.run_worlds import subjects_of
 from commprof.commands.running.target import Target
-from commprof.compressors import parse
 from commprof.errors import UsageError
 from commprof.monitor.watchdog.py_spy import find_py_spy
 from commprof.monitor.watchdog.thresholds import AUTO, parse_threshold
@@ -31,8 +30,6 @@ def checked_targets(args: argparse.Namespace, world_sizes: list[int]) -> list[Ta
     """Returns what runs, after refusing options that do not fit; sets ``args.settings``."""
     args.settings = _settings(args)
     _check_restarts(args)
-    if args.hook is not None:
-        args.hook = parse(args.hook).label
     if price_of(args) is not None and args.trial is not None:
         raise UsageError("--price-per-hour and --trial exclude each other: candidates share steps")
     _check_trial(args, world_sizes)

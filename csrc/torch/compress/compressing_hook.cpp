@@ -1,11 +1,19 @@
 #include "torch/compress/compressing_hook.h"
 
+#include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <algorithm>
+#include <bit>
+#include <mutex>
+#include <new>
+#include <stdexcept>
 #include <utility>
 
+#include "base/clock.h"
 #include "compress/sockets/mesh.h"
+#include "core/recorder.h"
 #include "torch/capture/ddp/ddp_hook.h"
 #include "torch/capture/ddp/finalize.h"
 #include "torch/compress/c10d_transport.h"
@@ -48,7 +56,194 @@ std::unique_ptr<compress::Transport> transportOf(
       std::make_unique<net::SocketTransport>(groups.mesh, std::move(messages)));
 }
 
+uint64_t nameBits(const std::string& scheme) {
+  uint64_t bits = 0;
+  const size_t length = std::min(scheme.find(':'), scheme.size());
+  for (size_t i = 0; i < std::min<size_t>(8, length); ++i) {
+    bits |= uint64_t(uint8_t(scheme[i])) << (8 * i);
+  }
+  return bits;
+}
+
+uint32_t counted(uint64_t values) {
+  return uint32_t(std::min<uint64_t>(values, UINT32_MAX));
+}
+
+// Records the spans, one kCompression and, where it was measured, one kQuality,
+// all with the bucket's op_id; nothing for op_id 0 or while capture is off.
+//   kSpan         aux = Stage, timestamp_ns = begin, value = end
+//   kCompression  aux = bucket index, bytes_in = payload, bytes_out = sent,
+//                 value = first 8 characters of the scheme's name, the first
+//                 in the lowest byte, flags kNonFinite
+//   kQuality      bytes_in, bytes_out, value = bits of relative error, cosine,
+//                 residual ratio as double; seq = zeroed, aux = saturated, both
+//                 at most 2^32 - 1
+void recordReport(
+    const compress::BucketReport& report,
+    const std::string& scheme,
+    uint32_t index,
+    uint64_t op_id) {
+  Recorder& recorder = Recorder::instance();
+  if (op_id == 0 || !recorder.enabled()) {
+    return;
+  }
+  Record record;
+  record.op_id = op_id;
+  record.thread = Recorder::threadId();
+  for (const compress::Span& span : report.spans) {
+    record.kind = Kind::kSpan;
+    record.aux = uint32_t(span.stage);
+    record.timestamp_ns = span.begin_ns;
+    record.value = span.end_ns;
+    recorder.push(record);
+  }
+  record.kind = Kind::kCompression;
+  record.timestamp_ns = nowNs();
+  record.aux = index;
+  record.bytes_in = report.payload_bytes;
+  record.bytes_out = report.wire_bytes;
+  record.value = nameBits(scheme);
+  record.flags = report.nonfinite ? kNonFinite : 0;
+  recorder.push(record);
+  if (report.has_quality) {
+    record.kind = Kind::kQuality;
+    record.aux = counted(report.saturated);
+    record.seq = counted(report.zeroed);
+    record.bytes_in = std::bit_cast<uint64_t>(report.relative_error);
+    record.bytes_out = std::bit_cast<uint64_t>(report.cosine);
+    record.value = std::bit_cast<uint64_t>(report.residual_ratio);
+    record.flags = 0;
+    recorder.push(record);
+  }
+}
+
 } // namespace
+
+struct Executor::State {
+  std::mutex using_compressor; // and of all below
+  std::unique_ptr<compress::Compressor> compressor;
+  Exchange exchange;
+  int rank = 0;
+  std::string scheme;
+  std::exception_ptr first_error;
+};
+
+Executor::Executor(
+    std::unique_ptr<compress::Compressor> compressor,
+    Exchange exchange,
+    int rank,
+    std::string scheme)
+    : state_(std::make_shared<State>()), thread_("commprof-comp") {
+  state_->compressor = std::move(compressor);
+  state_->exchange = std::move(exchange);
+  state_->rank = rank;
+  state_->scheme = std::move(scheme);
+}
+
+Executor::~Executor() {
+  stop(std::chrono::seconds(1));
+}
+
+void Executor::submit(BucketTask task) {
+  const bool taken =
+      thread_.post([state = state_, task = std::move(task)]() mutable {
+        run(*state, task);
+      });
+  if (taken) {
+    return;
+  }
+  throw std::runtime_error(
+      thread_.forked()
+          ? "commprof: a forked child cannot use its parent's compressor; make "
+            "and attach the model in the child"
+          : "commprof: this compressor was stopped; set_hook(...) another");
+}
+
+void Executor::refuse(
+    uint64_t step,
+    uint32_t index,
+    const std::string& why) noexcept {
+  try {
+    // In its turn: the buckets before it are on their way on all ranks.
+    thread_.post([state = state_, step, index, why] {
+      const std::lock_guard<std::mutex> lock(state->using_compressor);
+      if (!state->first_error) {
+        giveUp(*state, step, index, why);
+        if (state->exchange.host) {
+          state->exchange.host->abandon(why);
+        }
+      }
+    });
+  } catch (const std::bad_alloc&) {
+    // The others wait for the timeout.
+  }
+}
+
+// Holds `using_compressor`.
+void Executor::giveUp(
+    State& state,
+    uint64_t step,
+    uint32_t index,
+    const std::string& why) {
+  state.first_error = std::make_exception_ptr(
+      std::runtime_error(
+          "commprof's compressor " + state.scheme + " failed on rank " +
+          std::to_string(state.rank) + " in bucket " + std::to_string(index) +
+          " of step " + std::to_string(step) + ": " + why));
+  if (state.exchange.transport) {
+    state.exchange.transport->abandon();
+  }
+}
+
+void Executor::stop(std::chrono::milliseconds patience) {
+  const auto interrupt = [this] {
+    if (state_->exchange.transport) {
+      state_->exchange.transport->interrupt();
+    }
+  };
+  if (thread_.stop(patience, interrupt)) {
+    // The group's threads end before the interpreter does.
+    const std::lock_guard<std::mutex> lock(state_->using_compressor);
+    state_->exchange = {};
+  }
+}
+
+void Executor::withCompressor(
+    const std::function<void(compress::Compressor&)>& use) {
+  const std::lock_guard<std::mutex> lock(state_->using_compressor);
+  use(*state_->compressor);
+}
+
+void Executor::run(State& state, BucketTask& task) {
+  const at::NoGradGuard no_grad;
+  std::exception_ptr error;
+  {
+    const std::lock_guard<std::mutex> lock(state.using_compressor);
+    error = state.first_error;
+    if (!error) {
+      const WorksFor backward(task.graph_task);
+      compress::BucketReport report;
+      try {
+        Exchange& exchange = state.exchange;
+        if (exchange.host) {
+          exchange.host->run(
+              *state.compressor, task.bucket, exchange.transport.get(), report);
+        } else {
+          state.compressor->run(task.bucket, *exchange.transport, report);
+        }
+        recordReport(report, state.scheme, task.bucket.index, task.op_id);
+      } catch (const std::exception& e) {
+        giveUp(state, task.bucket.step, task.bucket.index, e.what());
+        error = state.first_error;
+      }
+    }
+  }
+  if (error) {
+    task.future->setErrorIfNeeded(error);
+  } else {
+    task.future->markCompleted(at::Tensor(std::move(task.buffer)));
+  }
+}
 
 CompressingHook::CompressingHook(
     Groups groups,

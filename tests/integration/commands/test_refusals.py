@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from commprof.commands import main
-from commprof.compressors.schemes import SCHEMES
+from commprof.compressors.compressor import SCHEMES
 from commprof.trials.candidates import technique_names
 from commprof.trials.plan import SETTINGS
 from commprof.workloads.spec import WORKLOAD_NAMES, parse_spec

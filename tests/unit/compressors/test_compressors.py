@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from commprof import _native, compressors
-from commprof.compressors import schemes
-from commprof.compressors.schemes import SCHEMES
+from commprof.compressors import compressor
+from commprof.compressors.compressor import SCHEMES
 from commprof.errors import CommprofError, UsageError
 
 native = pytest.mark.skipif(_native.native is None, reason="no native module")
@@ -63,7 +63,7 @@ def test_what_cannot_be_is_refused_by_name(text: str, message: str) -> None:
 
 
 def test_the_help_text_has_a_line_for_each() -> None:
-    lines = schemes.help_text().splitlines()
+    lines = compressor.help_text().splitlines()
     assert [line.split()[0].partition(":")[0] for line in lines] == list(SCHEMES)
 
 
