@@ -4,15 +4,103 @@
 // Any thread may call; a forked child begins with neither.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 
-#include "clock/clock_exchange.h"
 #include "clock/clock_track.h"
+#include "clock/udp_socket.h"
 
 namespace commprof {
+
+// The two sides of the clock comparison: rank 0 answers what its clock says,
+// the other ranks ask it now and then.
+
+// A thread that sleeps in poll() but for a few microseconds per question. It
+// answers questions of this job's ranks and is silent to everything else. It
+// waits for nobody and keeps nothing about those who ask.
+class ClockResponder {
+ public:
+  // Listens on a numeric address, any free port. Throws std::system_error or
+  // std::invalid_argument.
+  ClockResponder(
+      const std::string& address,
+      uint64_t token,
+      uint32_t world_size);
+  ~ClockResponder();
+  ClockResponder(const ClockResponder&) = delete;
+  ClockResponder& operator=(const ClockResponder&) = delete;
+
+  uint16_t port() const noexcept {
+    return socket_.port();
+  }
+  uint64_t token() const noexcept {
+    return token_;
+  }
+  // In a forked child, where the thread does not exist: closes the sockets.
+  // The object must then be leaked.
+  void abandon() noexcept;
+
+ private:
+  void loop() noexcept;
+  void answerAll() noexcept;
+
+  UdpSocket socket_;
+  const uint64_t token_;
+  const uint32_t world_size_;
+  int stop_fd_; // readable once the thread must end
+  std::unique_ptr<std::thread> thread_;
+};
+
+struct ClockFollowerOptions {
+  std::string address; // rank 0's, numeric
+  uint16_t port = 0;
+  uint64_t token = 0;
+  uint32_t rank = 0; // of this process
+  uint32_t interval_ms = 10000; // between two bursts, at most
+  uint32_t pings = 64; // in a burst
+};
+
+// A thread that asks in bursts: at once, after a second, then in doubling
+// distances up to the interval, and when it is stopped. Of each burst the
+// exchange with the least round trip becomes one clock record and goes into
+// `track`, which must outlive the follower. An unreachable
+// rank 0 leaves no record, and is asked again every second.
+class ClockFollower {
+ public:
+  // Throws std::system_error or std::invalid_argument.
+  ClockFollower(const ClockFollowerOptions& options, ClockTrack& track);
+  // Asks a last time, if rank 0 answered the time before; takes at most twice
+  // kBurstNs.
+  ~ClockFollower();
+  ClockFollower(const ClockFollower&) = delete;
+  ClockFollower& operator=(const ClockFollower&) = delete;
+
+  // As ClockResponder::abandon().
+  void abandon() noexcept;
+
+  // A burst is over after this, whatever has been answered.
+  static constexpr uint64_t kBurstNs = 400'000'000;
+
+ private:
+  void loop() noexcept;
+  bool burst(bool last) noexcept;
+  ClockSample ask(uint64_t give_up_ns) noexcept;
+  bool isAnswer(const ClockMessage& message) const noexcept;
+  bool sleepFor(uint64_t duration_ns) noexcept; // false once it must end
+
+  const ClockFollowerOptions options_;
+  ClockTrack& track_;
+  UdpSocket socket_;
+  uint64_t number_ = 0; // of the last question
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool stopping_ = false; // under mutex_
+  std::unique_ptr<std::thread> thread_;
+};
 
 struct ClockServer {
   uint16_t port = 0;

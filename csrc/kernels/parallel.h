@@ -2,8 +2,19 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 namespace commprof::kernels {
+
+// Whether a kernel writes past the caches. Results of a second-level cache's
+// size and more, which would have left it before anyone read them: writing them
+// past the caches saves reading what they replace. stream() takes whole cache
+// lines.
+inline bool goPastCaches(const float* out, size_t n) {
+  constexpr size_t kLeastBytes = size_t(1) << 20;
+  return n * sizeof(float) >= kLeastBytes &&
+      reinterpret_cast<uintptr_t>(out) % 64 == 0;
+}
 
 // Values in one piece of a dense kernel's work: long beside the hand-over to
 // another thread, and a multiple of every kernel's block.

@@ -14,9 +14,31 @@
 #include <memory>
 #include <string>
 
-#include "always_on/arrivals/needed_ranks.h"
+#include "core/record.h"
 
 namespace commprof {
+
+// Whom a rank waits for in an operation: all ranks of its group, or fewer where
+// the operation has a root and in messages. The reasons, and what was measured,
+// stand in commprof/analysis/align/matching.py; a test compares the two.
+
+// One operation as its rank issued it.
+struct Meaning {
+  Op op = Op::kAllReduce;
+  uint32_t root = 0; // rank in the group, of operations that have one
+  bool is_gloo = false; // who runs it
+};
+
+// Whether a rank may be done before another one has arrived.
+bool mayBeDoneEarly(Op op) noexcept;
+
+// Whether `rank` cannot be done before `other` has arrived, both of the group's
+// `size` ranks. A rank needs itself.
+bool needs(
+    const Meaning& meaning,
+    uint32_t size,
+    uint32_t rank,
+    uint32_t other) noexcept;
 
 // What this host's carrier has to do with those of other hosts.
 struct HostLinks {

@@ -2,7 +2,6 @@
 
 #include "kernels/blocks/block_tables.h"
 #include "kernels/parallel.h"
-#include "kernels/streaming.h"
 
 namespace commprof::kernels {
 

@@ -2,7 +2,6 @@
 #include "torch/bindings/bindings.h"
 
 #include "always_on/arrivals/arrival_board.h"
-#include "always_on/arrivals/needed_ranks.h"
 #include "always_on/hosts/arrival_carrier.h"
 #include "clock/clock_sync.h"
 #include "core/recorder.h"

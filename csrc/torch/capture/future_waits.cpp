@@ -6,8 +6,6 @@
 #include <optional>
 #include <unordered_map>
 
-#include "torch/capture/wait_timer.h"
-
 namespace commprof {
 
 namespace {

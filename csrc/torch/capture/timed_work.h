@@ -7,7 +7,6 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "torch/capture/future_waits.h"
-#include "torch/capture/wait_timer.h"
 #include "torch/device/device_events.h"
 
 namespace commprof {

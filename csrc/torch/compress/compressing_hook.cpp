@@ -14,7 +14,6 @@
 #include "base/clock.h"
 #include "compress/sockets/mesh.h"
 #include "core/recorder.h"
-#include "torch/capture/ddp/ddp_hook.h"
 #include "torch/capture/ddp/finalize.h"
 #include "torch/compress/c10d_transport.h"
 #include "torch/compress/recorded_transport.h"

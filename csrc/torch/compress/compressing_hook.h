@@ -21,7 +21,7 @@
 #include "compress/exchange/host_stage.h"
 #include "compress/exchange/transport.h"
 #include "compress/sockets/mesh.h"
-#include "torch/capture/ddp/mean_all_reduce.h"
+#include "torch/capture/ddp/ddp_hook.h"
 
 namespace commprof {
 

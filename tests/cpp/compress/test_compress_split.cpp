@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "check.h"
-#include "compress/schemes/choices.h"
+#include "compress/exchange/split_gather.h"
 #include "compress_world.h"
 #include "kernels/linear/sparse.h"
 

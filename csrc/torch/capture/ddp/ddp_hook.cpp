@@ -5,7 +5,6 @@
 #include "base/clock.h"
 #include "core/recorder.h"
 #include "torch/capture/ddp/finalize.h"
-#include "torch/capture/ddp/mean_all_reduce.h"
 #include "torch/capture/ddp/observed_buckets.h"
 #include "torch/capture/process_groups.h"
 #include "torch/capture/tensor_bytes.h"

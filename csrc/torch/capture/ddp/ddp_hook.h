@@ -2,17 +2,43 @@
 // hook inside it, the user's own or a plain mean all-reduce.
 #pragma once
 
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <utility>
+#include <vector>
 
 namespace c10d {
 class Reducer;
 }
 
 namespace commprof {
+
+// What DDP does without a hook, except that it cannot be fused with the copy
+// into the bucket. DDP multiplies by the reciprocal; dividing would differ in
+// the last bit where the world size is not a power of two.
+class MeanAllReduce final : public c10d::CommHookInterface {
+ public:
+  explicit MeanAllReduce(c10::intrusive_ptr<c10d::ProcessGroup> group)
+      : group_(std::move(group)) {}
+
+  c10::intrusive_ptr<c10::ivalue::Future> runHook(
+      c10d::GradBucket& bucket) override {
+    at::Tensor& buffer = bucket.getBufferRef();
+    buffer.mul_(1.0 / group_->getSize());
+    std::vector<at::Tensor> tensors{buffer};
+    return group_->allreduce(tensors)->getFuture();
+  }
+  at::Tensor parseHookResult(const c10::IValue& result) override {
+    return c10d::detail::parseCppCommHookResult(result);
+  }
+
+ private:
+  const c10::intrusive_ptr<c10d::ProcessGroup> group_;
+};
 
 // Shared by the reducer, which owns the hook for the model's life, and by the
 // handle that the user holds. A reducer takes one hook for ever, so changing
