@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +17,12 @@ from commprof.analysis.scaling import scale
 from commprof.analysis.step.breakdown import Breakdown, breakdown
 from commprof.analysis.world import WorldResult
 from commprof.trace import columns
+from commprof.trace.reader import read_trace
 from commprof.trace.run.run_directory import WorldRun, read_world
-from tests.support.analysed import analyse_world
+from tests.support.analysed import analyse_run, analyse_world, problems_of
 from tests.support.machines import netns
 from tests.support.machines.ranks import run_here, run_module, run_on_hosts
+from tests.support.ranks.capture.user_loop import DATA_MS, LOSS_MS
 from tests.support.scripts import mesh
 
 #: Largest error allowed: 1 % or 1 ms, whichever is more.
@@ -180,3 +184,30 @@ def test_a_slow_rank_of_a_mesh_is_named_through_its_groups(tmp_path: Path, late:
     # By the last arrival alone it is two thirds; the rest is what a busy machine adds.
     assert found.late_rank.share > 0.8
     assert found.late_rank.wait_ns == pytest.approx(mesh.LATE_S * 1e9, rel=0.3)
+
+
+@pytest.mark.measures
+def test_phases_are_found_and_reported(tmp_path: Path) -> None:
+    run_module("tests.support.ranks.capture.user_loop", [str(tmp_path)], 2)
+    (world,) = analyse_run(tmp_path).worlds
+    assert (world.world_size, world.steps) == (2, 12)
+    assert problems_of(world) == []
+    assert read_trace(tmp_path / "rank_1.trace").metadata["hooks"] == ["mean all-reduce"]
+    parts = world.parts
+    assert DATA_MS <= parts.data_ms < DATA_MS + 2
+    assert LOSS_MS <= parts.other_ms < LOSS_MS + 2
+    assert parts.forward_ms > 0
+    assert parts.backward_ms > 0
+    assert parts.optimizer_ms > 0
+    assert parts.exposed_ms == pytest.approx(parts.wait_ms + parts.wire_ms)
+    total = parts.data_ms + parts.forward_ms + parts.backward_ms + parts.exposed_ms
+    assert total + parts.optimizer_ms + parts.other_ms == pytest.approx(parts.step_ms)
+
+    shown = subprocess.run(
+        [sys.executable, "-m", "commprof", "report", str(tmp_path), "--all"],
+        capture_output=True,
+        text=True,
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert "Recorded by commprof: " in shown.stdout
+    assert "nan" not in shown.stdout

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.machines.commands import RUN, call
+from tests.support.machines.commands import RUN, call, finish, fork
 from tests.support.machines.ranks import run_module
 from tests.support.ranks.plain_script import LAYER_BYTES, plain_script
 
@@ -39,3 +39,26 @@ def test_a_script_s_buckets_are_cut_as_asked(tmp_path: Path) -> None:
     assert sum(row["calls_per_step"] for row in buckets) >= 2
     # A bucket is closed by the first gradient that reaches the cap.
     assert max(row["size_bytes"][1] for row in buckets) <= 0.3 * 2**20 + LAYER_BYTES
+
+
+ROOT = Path(__file__).parents[3]
+TESTS = (
+    "test_DistributedDataParallelCPU_grad_is_view",
+    "test_static_graph_api_cpu",
+    "DdpComparisonTest.test_ddp_comparison",
+)
+
+
+@pytest.mark.parametrize("name", TESTS)
+def test_passes_with_commprof_attached(name: str, tmp_path: Path) -> None:
+    ranks = 4 if name.startswith("DdpComparisonTest") else 2
+    process = fork(
+        *("-m", "tests.support.ranks.capture.torch_ddp_runner", name),
+        directory=ROOT,
+        spare_count=1,  # the fork server of its ranks
+        **{"BACKEND": "gloo", "WORLD_SIZE": "2", "TEMP_DIR": str(tmp_path)},
+        **{"OMP_NUM_THREADS": "1", "COMMPROF_TEST_TRACES": str(tmp_path / "traces")},
+    )
+    done = finish(process, 150)
+    assert done.stdout.split()[-1:] == ["passed"], done.stderr
+    assert f"{ranks} traces" in done.stderr
