@@ -70,7 +70,7 @@ def _kernels(args: argparse.Namespace) -> dict[str, Any]:
     print(file=sys.stderr)
     rows = compression_kernels.table(figures)
     names = ("ours_ms", "other_ms", "ratio", "low", "high", "demand", "held")
-    print(f"Kernels, one thread, {compression_kernels.kernels.simd_level()}")
+    print(f"Kernels, one thread, {compression_kernels.simd_level()}")
     print(tabulate(rows, headers=compression_kernels.HEADERS, floatfmt=".2f"))
     return {f"{what}, {size} MB": dict(zip(names, row, strict=True)) for what, size, *row in rows}
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from commprof import _native
 from commprof.compressors import kernels
 
 Call = Callable[[], object]
@@ -36,6 +37,12 @@ class Figures:
     ours_ms: float
     other_ms: float
     ratios: list[float]
+
+
+def simd_level() -> str:
+    """The instructions in use."""
+    assert _native.native is not None
+    return _native.native.simd_level()
 
 
 def gradient(numel: int, seed: int = 0) -> torch.Tensor:

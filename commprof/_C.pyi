@@ -45,14 +45,8 @@ __all__: list[str] = [
     "clock_same",
     "clock_serve",
     "clock_unfollow",
-    "decode_bf16",
-    "decode_fp16",
-    "decode_int4",
-    "decode_int8",
     "enabled",
-    "encode_bf16",
     "encode_fp16",
-    "encode_int4",
     "encode_int8",
     "end_coalescing",
     "flush",
@@ -67,17 +61,9 @@ __all__: list[str] = [
     "needs",
     "note_exit_status",
     "now_ns",
-    "orthogonalise",
-    "project_cols",
-    "project_rows",
-    "reconstruct",
     "record_cost_ns",
-    "reduce_bf16",
     "reduce_fp16",
-    "reduce_int4",
-    "reduce_int8",
     "set_enabled",
-    "set_kernel_threads",
     "set_mode",
     "set_stacks",
     "shm_backend",
@@ -410,38 +396,16 @@ def clock_unfollow() -> None:
     Compares a last time and ends; at most 0.8 s. Before `stop`.
     """
 
-def decode_bf16(
-    encoded: torch.Tensor, factor: typing.SupportsFloat | typing.SupportsIndex = 1.0
-) -> torch.Tensor: ...
-def decode_fp16(
-    encoded: torch.Tensor, factor: typing.SupportsFloat | typing.SupportsIndex = 1.0
-) -> torch.Tensor: ...
-def decode_int4(
-    values: torch.Tensor,
-    scales: torch.Tensor,
-    n: typing.SupportsInt | typing.SupportsIndex,
-    factor: typing.SupportsFloat | typing.SupportsIndex = 1.0,
-) -> torch.Tensor: ...
-def decode_int8(
-    values: torch.Tensor,
-    scales: torch.Tensor,
-    n: typing.SupportsInt | typing.SupportsIndex,
-    factor: typing.SupportsFloat | typing.SupportsIndex = 1.0,
-) -> torch.Tensor: ...
 def enabled() -> bool:
     """
     Whether records are being taken.
     """
 
-def encode_bf16(x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor: ...
 def encode_fp16(
     x: torch.Tensor,
     scale: typing.SupportsFloat | typing.SupportsIndex = 1.0,
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor: ...
-def encode_int4(
-    x: torch.Tensor, residual: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]: ...
 def encode_int8(
     x: torch.Tensor, residual: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
@@ -535,47 +499,19 @@ def now_ns() -> int:
     CLOCK_MONOTONIC in nanoseconds.
     """
 
-def orthogonalise(p: torch.Tensor) -> None: ...
-def project_cols(residual: torch.Tensor, p: torch.Tensor) -> torch.Tensor: ...
-def project_rows(
-    gradient: torch.Tensor, residual: torch.Tensor, q: torch.Tensor
-) -> torch.Tensor: ...
-def reconstruct(
-    p: torch.Tensor, q: torch.Tensor, residual: torch.Tensor, q_local: torch.Tensor
-) -> torch.Tensor: ...
 def record_cost_ns(count: typing.SupportsInt | typing.SupportsIndex) -> float:
     """
     Mean cost of one record, clock reading included, over `count` of them.
     """
 
-def reduce_bf16(
-    encoded: collections.abc.Sequence[torch.Tensor],
-    factors: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex],
-    out: torch.Tensor | None = None,
-) -> torch.Tensor: ...
 def reduce_fp16(
     encoded: collections.abc.Sequence[torch.Tensor],
     factors: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex],
     out: torch.Tensor | None = None,
 ) -> torch.Tensor: ...
-def reduce_int4(
-    encoded: collections.abc.Sequence[tuple[torch.Tensor, torch.Tensor]],
-    n: typing.SupportsInt | typing.SupportsIndex,
-    factor: typing.SupportsFloat | typing.SupportsIndex = 1.0,
-) -> tuple[torch.Tensor, torch.Tensor]: ...
-def reduce_int8(
-    encoded: collections.abc.Sequence[tuple[torch.Tensor, torch.Tensor]],
-    n: typing.SupportsInt | typing.SupportsIndex,
-    factor: typing.SupportsFloat | typing.SupportsIndex = 1.0,
-) -> tuple[torch.Tensor, torch.Tensor]: ...
 def set_enabled(on: bool) -> None:
     """
     Switches recording on or off; the trace stays open.
-    """
-
-def set_kernel_threads(count: typing.SupportsInt | typing.SupportsIndex) -> None:
-    """
-    Lets one kernel use so many threads.
     """
 
 def set_mode(mode: typing.SupportsInt | typing.SupportsIndex) -> None:
