@@ -10,7 +10,7 @@ import functools
 import json
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from torch.distributed.algorithms.join import Join
@@ -142,30 +142,6 @@ class Attachment:
             self._compressor.unbind()
             self._running.stop()
         self._compressor = self._running = None
-
-    def state_dict(self) -> dict[str, Any]:
-        """The compressor's, see ``Compressor.state_dict``; CommprofError without one."""
-        return self._needed().state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The compressor's, see ``Compressor.load_state_dict``; CommprofError without one."""
-        self._needed().load_state_dict(state)
-
-    def set_loss_scale(self, old: float, new: float) -> None:
-        """The compressor's, see ``Compressor.set_loss_scale``; CommprofError without one."""
-        self._needed().set_loss_scale(old, new)
-
-    def step_skipped(self) -> None:
-        """The compressor's, see ``Compressor.step_skipped``; CommprofError without one."""
-        self._needed().step_skipped()
-
-    def _needed(self) -> Compressor:
-        if self._compressor is None:
-            raise CommprofError(
-                "this attachment has no compressor inside; attach(ddp, hook=...) or set_hook() "
-                "one of commprof.compressors first"
-            )
-        return self._compressor
 
     def _note(self, hook: Hook | Compressor | None) -> None:
         """Puts the name of a hook that is new to this model into the trace's metadata."""

@@ -204,11 +204,11 @@ class Compressor:
         if not (old > 0 and new > 0):
             raise UsageError(f"loss scales {old!r} and {new!r} are not above 0")
         if old != new:
-            self._attached("set_loss_scale").scale_residuals(new / old)
+            self._attached("set_loss_scale").engine.scale_residuals(new / old)
 
     def step_skipped(self) -> None:
         """The last step's gradients were not applied: what was sent returns to the residuals."""
-        self._attached("step_skipped").step_skipped()
+        self._attached("step_skipped").engine.step_skipped()
 
     def follow_scaler(self, scaler: Any) -> None:
         """Does both of the above whenever ``scaler.update()`` says so.

@@ -104,31 +104,6 @@ class Running:
             )
             _stop_at_exit(self.engine)
 
-    @property
-    def step(self) -> int:
-        """Synchronised backward passes so far."""
-        return int(self.engine.step)
-
-    @step.setter
-    def step(self, value: int) -> None:
-        self.engine.step = value
-
-    def state(self) -> StateItems:
-        """See ``Engine``."""
-        return list(self.engine.state())
-
-    def load_state(self, state: StateItems) -> None:
-        """See ``Engine``."""
-        self.engine.load_state(state)
-
-    def scale_residuals(self, factor: float) -> None:
-        """See ``Engine``."""
-        self.engine.scale_residuals(factor)
-
-    def step_skipped(self) -> None:
-        """See ``Engine``."""
-        self.engine.step_skipped()
-
     def stop(self) -> None:
         """Ends its thread."""
         self.engine.stop(_PATIENCE_S)

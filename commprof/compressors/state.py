@@ -21,14 +21,14 @@ ANY = -1
 def collect(running: Running, compressor: Compressor) -> dict[str, Any]:
     """This rank's state."""
     parameters: dict[str, dict[str, Any]] = {}
-    for number, kind, values in running.state():
+    for number, kind, values in list(running.engine.state()):
         parameters.setdefault(running.names[number], {})[kind] = values
     return {
         "version": VERSION,
         "scheme": compressor.scheme,
         "options": dict(compressor.options),
         "seed": compressor.seed,
-        "step": running.step,
+        "step": int(running.engine.step),
         "world_size": running.world_size,
         "rank": running.rank,
         "parameters": parameters,
@@ -60,8 +60,8 @@ def restore(running: Running, compressor: Compressor, state: Mapping[str, Any]) 
                 f"the saved residual of {running.names[number]} has {values.numel()} values and "
                 f"the parameter {count}; load the state of the same model"
             )
-    running.load_state(items)
-    running.step = int(state["step"])
+    running.engine.load_state(items)
+    running.engine.step = int(state["step"])
 
 
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
