@@ -105,11 +105,11 @@ def _counts(done: dict[str, list[str]], listed: int) -> dict[str, Any]:
         "passed_without": plain.count("passed"),
         "passed_with": attached.count("passed"),
         "skipped": [*done.values()].count(["skipped", "skipped"]),
-        "not_passed_either_way": sorted(
-            name for name, (a, b) in done.items() if a == b and a not in ("passed", "skipped")
-        ),
+        "alike": {
+            outcome: sorted(name for name, pair in done.items() if pair == [outcome, outcome])
+            for outcome in sorted({plain for plain, attached in done.values() if plain == attached})
+        },
         "different": {name: pair for name, pair in sorted(done.items()) if pair[0] != pair[1]},
-        "outcomes": dict(sorted(done.items())),
     }
 
 
