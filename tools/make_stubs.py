@@ -6,6 +6,7 @@ the package is type-checked against one interface.
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 import tempfile
@@ -33,7 +34,18 @@ def generate() -> str:
     text = re.sub(r"^(\w+): tuple = .*$", r"\1: tuple[str, ...]", text, flags=re.M)
     text = re.sub(r"os\.PathLike\b(?!\[)", "os.PathLike[str]", text)
     text = text.replace("*args)", "*args: object)")  # pybind11 knows no more, mypy wants more
-    return formatted(HEADER + text, "_C.pyi", "--select=I")
+    return formatted(HEADER + signatures(text), "_C.pyi", "--select=I")
+
+
+def signatures(text: str) -> str:
+    """The stub without what it says twice: docstrings stand in the bindings."""
+    tree = ast.parse(text)
+    tree.body = [node for node in tree.body if "__all__" not in ast.unparse(node)[:7]]
+    for node in ast.walk(tree):
+        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        if documented and ast.get_docstring(node) is not None:
+            node.body = node.body[1:] or [ast.Expr(ast.Constant(...))]
+    return ast.unparse(tree)
 
 
 if __name__ == "__main__":
