@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from benchmarks.judging.demands import Demand, of_all
-from benchmarks.judging.steal import MOST_STOLEN
+from benchmarks.judging.medians import MOST_STOLEN
 from commprof.trials.candidates import BASELINE, CONTROL
 
 Row = dict[str, Any]

@@ -31,8 +31,8 @@ import numpy as np
 from tabulate import tabulate
 
 from benchmarks.judging.demands import Demand, at_most, judged, of_all
+from benchmarks.judging.medians import MOST_STOLEN, Stolen
 from benchmarks.judging.results_file import Lines, read_rows
-from benchmarks.judging.steal import MOST_STOLEN, Stolen
 from benchmarks.ranks import forked_ranks
 from commprof.errors import CommprofError
 from commprof.launch.job import Job

@@ -58,8 +58,8 @@ from types import FrameType
 from typing import Any
 
 from benchmarks.judging.demands import judged
+from benchmarks.judging.medians import Stolen
 from benchmarks.judging.results_file import Lines, read_rows
-from benchmarks.judging.steal import Stolen
 from benchmarks.judging.trial_truth_demands import TRIALS, demands, is_disturbed, summary
 from commprof import variables
 from commprof.launch.job import Job

@@ -23,8 +23,12 @@ from commprof.capture.job.job_directory import claim, own_rings, ring_prefix, tr
 from commprof.capture.job.metadata import gloo_threads, rank_and_world_size, trace_metadata
 from commprof.capture.job.own_trace import OwnTrace
 from commprof.capture.job.store_links import ArrivalLink, ClockLink
-from commprof.capture.patches.coalescing import Coalescing
-from commprof.capture.patches.waits import FutureWaits, StreamWaits, show_inner_attributes
+from commprof.capture.patches.waits import (
+    Coalescing,
+    FutureWaits,
+    StreamWaits,
+    show_inner_attributes,
+)
 from commprof.capture.recorder import Marker, recorder
 from commprof.capture.settings import RankSettings, check_kernels, control_path, mode_code
 from commprof.capture.step_finder import StepFinder

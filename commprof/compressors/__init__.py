@@ -13,8 +13,7 @@ All of them raise UsageError for a value out of range, naming it and what is all
 
 from __future__ import annotations
 
-from commprof.compressors.compressor import SCHEMES, Compressor, parse
-from commprof.compressors.state import merge_states
+from commprof.compressors.compressor import SCHEMES, Compressor, merge_states, parse
 
 __all__ = [
     "Compressor",

@@ -17,13 +17,11 @@ from commprof.launch.progress import ProgressFile
 from commprof.launch.worker import guarded
 from commprof.microbench.buffers import Buffers
 from commprof.microbench.calls import Call, Side, no_meeting
-from commprof.microbench.collector import Collector
+from commprof.microbench.collector import Cell, Collector, SweepRun
 from commprof.microbench.context import context
-from commprof.microbench.measure import make_sampled_call
+from commprof.microbench.measure import make_sampled_call, measure_overlap
 from commprof.microbench.operations import HOOK_PREFIX
-from commprof.microbench.overlap import measure_overlap
 from commprof.microbench.plan import Plan, Sweep
-from commprof.microbench.sweep_run import Cell, SweepRun
 
 
 def run_bench_rank(plan_path: str) -> None:

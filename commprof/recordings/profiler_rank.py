@@ -20,12 +20,12 @@ import numpy.typing as npt
 from commprof.errors import TraceError
 from commprof.recordings.profiler_calls import Call, device_calls, host_calls
 from commprof.recordings.profiler_events import Intervals, ProfilerEvents
-from commprof.recordings.profiler_passes import pass_records
 from commprof.recordings.profiler_steps import (
     FoundSteps,
     find_buckets,
     find_phases,
     find_steps,
+    pass_records,
 )
 from commprof.text import counted
 from commprof.trace import schema

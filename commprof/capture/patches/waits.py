@@ -13,6 +13,10 @@ once; any other is none of ours.
 While capture runs, scripts get a Work of the native module's, which times waits, in the place of
 the backend's. All of c10d's methods go through it; whatever else a script asks for is looked up in
 the Work behind.
+
+``dist.batch_isend_irecv`` and ``dist._coalescing_manager``: each of the calls passes the
+dispatcher, but none has a Work that could be waited for: NCCL gives one for all, at the end, and
+not through the dispatcher. So the group's methods say where they begin and end.
 """
 
 from __future__ import annotations
@@ -160,3 +164,55 @@ def show_inner_attributes() -> None:
         return getattr(inner, name)
 
     dist.Work.__getattr__ = find
+
+
+#: Private to torch: they may go.
+_START, _END = "_start_coalescing", "_end_coalescing"
+
+
+class Coalescing:
+    """Replaces the two methods of process groups."""
+
+    def __init__(self) -> None:
+        """Makes the list of patches; nothing is replaced yet."""
+        self._patches = Patches()
+
+    def install(self) -> None:
+        """Begins; does nothing without the native module, or where torch has no such methods."""
+        native, group = _native.native, dist.ProcessGroup
+        start, end = getattr(group, _START, None), getattr(group, _END, None)
+        if native is None or start is None or end is None:
+            return
+        self._patches.replace(group, _START, _begun(start, native))
+        self._patches.replace(group, _END, _ended(end, native))
+
+    def remove(self) -> None:
+        """Puts everything back that was replaced."""
+        self._patches.remove()
+
+
+def _begun(original: Callable[..., Any], native: Any) -> Any:
+    @wraps(original)
+    def start(*args: Any) -> Any:
+        result = original(*args)
+        if torch.compiler.is_compiling():
+            return result
+        native.begin_coalescing()
+        return result
+
+    return start
+
+
+def _ended(original: Callable[..., Any], native: Any) -> Any:
+    @wraps(original)
+    def end(*args: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return original(*args)
+        try:
+            work = original(*args)
+        except BaseException:
+            native.abandon_coalescing()
+            raise
+        return native.end_coalescing(work)
+
+    return end

@@ -19,7 +19,7 @@ from commprof.analysis.collectives.calls import DEFAULT_GLOO_THREADS, DEVICE_STR
 from commprof.errors import CommprofError
 from commprof.predict.fit.cost_model import OTHER_HOST, SAME_HOST
 from commprof.predict.replay.rank_steps import Cycle, OtherCall, cycles, other_calls
-from commprof.recordings.profiler_passes import with_passes
+from commprof.recordings.profiler_steps import with_passes
 from commprof.trace import columns
 from commprof.trace.columns import Ints
 from commprof.trace.reader import Trace

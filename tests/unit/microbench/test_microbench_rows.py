@@ -12,7 +12,7 @@ import torch
 
 from commprof.analysis.sweeps.sweep import OverlapRow
 from commprof.analysis.sweeps.sweep_file import read_sweep, write_sweep
-from commprof.microbench import overlap
+from commprof.microbench import measure
 from commprof.microbench.buffers import Pattern
 from commprof.microbench.collector import Collector
 from commprof.microbench.plan import Plan
@@ -63,16 +63,16 @@ def test_the_first_round_hands_over_row_by_row(
 def test_overlap_keeps_the_sizes_that_were_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compute = overlap.Compute
-    made: list[overlap.Compute] = []
+    compute = measure.Compute
+    made: list[measure.Compute] = []
 
-    def third_fails() -> overlap.Compute:
+    def third_fails() -> measure.Compute:
         if len(made) == 2:
             raise RuntimeError("no third size")
         made.append(compute())
         return made[-1]
 
-    monkeypatch.setattr(overlap, "Compute", third_fails)
+    monkeypatch.setattr(measure, "Compute", third_fails)
     with pytest.raises(RuntimeError, match="no third size"):
         run_plan(plan(tmp_path, overlap=True))
     torch.distributed.destroy_process_group()
@@ -95,8 +95,8 @@ def test_overlap_warms_up_and_checks(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
         return made
 
-    make_call = overlap.make_call
-    monkeypatch.setattr(overlap, "make_call", counting(make_call))
+    make_call = measure.make_call
+    monkeypatch.setattr(measure, "make_call", counting(make_call))
     counts = []
     for warmup, check in ((0, 0), (3, 0), (0, 2)):
         calls.clear()

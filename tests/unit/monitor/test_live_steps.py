@@ -13,7 +13,7 @@ from commprof.analysis.step.breakdown import mean_of_known
 from commprof.monitor.figures import steps as live_steps
 from commprof.monitor.figures.recent import RecentSteps
 from commprof.monitor.figures.steps import SETTLED_NS, StepFollower
-from commprof.monitor.job import JobTail
+from commprof.monitor.follow import JobTail
 from commprof.monitor.observer import Observer
 from commprof.monitor.state import RECENT_STEPS
 from commprof.trace.schema import BlockType, Phase
