@@ -18,7 +18,6 @@
 #include "compress/schemes/power_sgd.h"
 #include "compress/schemes/scheme.h"
 #include "compress/schemes/top_k.h"
-#include "compress/sent_log.h"
 #include "kernels/linear/compare.h"
 
 namespace commprof::compress {

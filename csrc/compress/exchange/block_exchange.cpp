@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#include "compress/exchange/gather.h"
+#include "compress/exchange/split_gather.h"
 
 namespace commprof::compress {
 

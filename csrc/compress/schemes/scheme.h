@@ -13,8 +13,8 @@
 #include "compress/compressor.h"
 #include "compress/exchange/messages/channel.h"
 #include "compress/exchange/messages/wire.h"
+#include "compress/residuals.h"
 #include "compress/scratch.h"
-#include "compress/sent_log.h"
 
 namespace commprof::compress {
 

@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "compress/exchange/gather.h"
 #include "compress/exchange/split_gather.h"
 #include "compress/schemes/block_scheme.h"
 #include "compress/schemes/scheme.h"

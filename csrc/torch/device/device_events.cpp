@@ -13,7 +13,6 @@
 #include "base/json_string.h"
 #include "core/recorder.h"
 #include "torch/device/c10_device.h"
-#include "torch/device/capture_shield.h"
 #include "torch/device/device_poller.h"
 #include "torch/device/stream_order.h"
 
