@@ -9,7 +9,6 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 _ROOT = Path(__file__).parents[3]
@@ -123,12 +122,7 @@ class Forks:
         """Itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Ends the warm Python, not what it started."""
         assert self._python.stdin is not None
         assert self._python.stdout is not None

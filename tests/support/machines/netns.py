@@ -12,7 +12,6 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tests.support.machines.fork_server import Forked
@@ -127,12 +126,7 @@ class Hosts:
         limit = ["rate", rate, "burst", self._burst, "latency", self._queue]
         _run(["tc", "-n", name, "qdisc", "add", "dev", interface, "root", "tbf", *limit])
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Removes all of it; what runs inside is killed first."""
         for name in [*self.names, self._switch]:
             pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
