@@ -50,7 +50,7 @@ def built_for(file_names: Iterable[str]) -> list[str]:
 def missing_message(
     torch_version: str, found: list[str], build_error: str | None, command: str
 ) -> str:
-    """Why there is no module for this torch, what that means, and the command that mends it.
+    """Says why there is no module for this torch, what that means, and how to mend it.
 
     Args:
         torch_version: the running torch.

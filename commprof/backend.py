@@ -38,7 +38,7 @@ def register() -> None:
 
 @dataclass(frozen=True)
 class Hosts:
-    """Which ranks of a group can share memory."""
+    """The ranks of a group by host, for those that can share memory."""
 
     rank: int
     """This process's, in the group."""
@@ -47,7 +47,7 @@ class Hosts:
 
     @property
     def number(self) -> int:
-        """This rank's host."""
+        """Number of this rank's host."""
         return next(i for i, ranks in enumerate(self.groups) if self.rank in ranks)
 
     @property
@@ -57,24 +57,24 @@ class Hosts:
 
     @property
     def owners(self) -> int:
-        """Ranks of the smallest host: so many on each have a peer on all others."""
+        """Number of ranks on the smallest host: so many on each have a peer on all others."""
         return min(map(len, self.groups))
 
     @property
     def all_alone(self) -> bool:
-        """Whether no two ranks are on one host."""
+        """True if no two ranks are on one host."""
         return all(len(ranks) == 1 for ranks in self.groups)
 
 
 def find_hosts(store: Any, rank: int, size: int) -> Hosts:
-    """Asks every rank of a group through its store where it is."""
+    """Asks every rank of a group, through its store, which host it is on."""
     places = _everybodys(store, "place", rank, size, _place())
     ranks = range(size)
     return Hosts(rank, [[r for r in ranks if places[r] == p] for p in dict.fromkeys(places)])
 
 
 def make_team(store: Any, hosts: Hosts, ranks: list[int], timeout: timedelta) -> Any:
-    """This host's ranks over shared memory, or None, with a warning, if any host has no room.
+    """Joins this host's ranks in shared memory; None, with a warning, if any host has no room.
 
     Args:
         store: of the group; all its ranks call this.

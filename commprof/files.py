@@ -59,7 +59,7 @@ def descriptor_of_regular(path: Path) -> int:
 
 
 def read_bytes(path: Path, most_bytes: int | None = None) -> bytes:
-    """All of a regular file.
+    """Reads all of a regular file.
 
     Args:
         path: of the file.
@@ -78,7 +78,7 @@ def read_bytes(path: Path, most_bytes: int | None = None) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """The value that a file holds; of any shape, for the caller to check.
+    """Reads the JSON value of a file, of any shape; the caller checks it.
 
     Raises:
         OSError: as for ``read_bytes``.
@@ -114,7 +114,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def available_memory_bytes() -> int:
-    """What the machine could give to a process now; where it does not say, 8 GiB."""
+    """Memory that the machine could give to a process now; 8 GiB where it does not say."""
     try:
         lines = _MEMINFO.read_text().splitlines()
         found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
@@ -157,7 +157,7 @@ def plain(value: Any) -> Any:
 
 
 def checked(value: object, shape: Shape, where: str = "") -> Any:
-    """The value as ``shape`` says; ``where`` is its dotted name.
+    """Checks a JSON value against ``shape`` and converts it; ``where`` is its dotted name.
 
     Raises:
         ValueError: names the key that is missing, or the wrong value and what is expected.

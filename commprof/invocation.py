@@ -14,7 +14,7 @@ _DISTRIBUTIONS = {"yaml": "PyYAML", "sklearn": "scikit-learn", "PIL": "pillow"}
 
 
 def command(*words: str, anywhere: bool = False) -> str:
-    """``commprof WORDS``, as this environment has it.
+    """Returns ``commprof WORDS`` as it is typed in this environment.
 
     The plain name where the shell finds it; else the path of the environment's own, and where it
     was not installed, ``python -m commprof``.
@@ -27,17 +27,17 @@ def command(*words: str, anywhere: bool = False) -> str:
 
 
 def module(name: str) -> str:
-    """``python -m NAME`` with the Python that runs this process."""
+    """Returns ``python -m NAME`` with the Python that runs this process."""
     return " ".join([*_program("python", (), False), "-m", name])
 
 
 def examples(text: str) -> str:
-    """A help text whose indented examples of ``commprof`` are as this environment has it."""
+    """Rewrites the indented ``commprof`` examples of a help text as this environment types them."""
     return re.sub(r"(?m)(?<=^  )commprof(?= )|(?<=\$\()commprof(?= )", lambda _: command(), text)
 
 
 def pip(*packages: str) -> str:
-    """What installs packages, by the names of their modules or of pip, into this environment."""
+    """Returns the pip command that installs packages, named by module or distribution, here."""
     names = [shlex.quote(_DISTRIBUTIONS.get(package, package)) for package in packages]
     return " ".join([*_program("pip", ("-m", "pip"), False), "install", *names])
 
@@ -54,7 +54,7 @@ def _program(name: str, module: tuple[str, ...], anywhere: bool) -> list[str]:
 
 
 def quoted(word: str | os.PathLike[str]) -> str:
-    """A word as a shell takes it; with bytes that no terminal shows, in bash's ``$'...'``."""
+    """Quotes a word for a shell; unprintable bytes in bash's ``$'...'``."""
     text = os.fspath(word)
     if text.isprintable():
         return shlex.quote(text)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 
 def printable(text: str) -> str:
-    """Without anything that a terminal would obey: control characters as escapes, in one line.
+    """Replaces control characters, which a terminal would obey, by escapes, in one line.
 
     A rank's error message, a processor's name or a path may hold whatever it likes.
     """
@@ -39,12 +39,12 @@ def named_ranks(ranks: Collection[int]) -> str:
 
 
 def in_ms(value: float) -> str:
-    """Milliseconds as in a sentence: three digits, or all before the point."""
+    """Formats milliseconds for a sentence: three digits, or all before the point."""
     return f"{value:.0f} ms" if abs(value) >= 100 else f"{value:.3g} ms"
 
 
 def in_seconds(ms: float) -> str:
-    """Milliseconds as seconds in a sentence."""
+    """Formats milliseconds as seconds for a sentence."""
     return f"{ms / 1000:.3g} s"
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Variable(str):
-    """The name of a variable, which knows the rest."""
+    """Name of an environment variable, with its meaning, default and allowed values."""
 
     meaning: str
     #: What it may hold, in words that follow "allowed: ".
@@ -37,7 +37,7 @@ class Variable(str):
         return made
 
     def value(self, environment: Mapping[str, str] | None = None) -> Any:
-        """Returns what it holds, in the environment of this process if none is given.
+        """Returns the variable's value, in this process's environment if none is given.
 
         Raises:
             ValueError: names the variable, its text and what is allowed.
@@ -58,7 +58,7 @@ class Variable(str):
         return str, (str(self),)
 
     def text(self, value: Any) -> str:
-        """Returns the text that ``value()`` makes this value of."""
+        """Converts a value to the text from which ``value()`` makes it."""
         if isinstance(value, float):
             return f"{value:g}"
         return str(int(value)) if isinstance(value, bool) else str(value)

@@ -18,7 +18,7 @@ _USAGE = "usage: torchrun -m commprof.wrap [-m] SCRIPT_OR_MODULE [ARGS...]"
 
 
 def main() -> None:
-    """Becomes the script: its arguments, its path, its exit."""
+    """Becomes the script, with its arguments, path and exit code."""
     if sys.argv[1:2] in (["-h"], ["--help"]):
         print(f"{_USAGE}\n\n{(__doc__ or '').strip()}")
         return

@@ -51,7 +51,7 @@ _NO_SETTINGS = {
 
 @dataclass(frozen=True)
 class Change:
-    """One figure of two runs; medians over the steps, in ms."""
+    """One figure of two runs, as medians over the steps in ms."""
 
     #: "step" (of the slowest rank), a part of it (mean over ranks), or a kind of collective, of
     #: one of DDP's buckets where both runs tell which.
@@ -65,7 +65,7 @@ class Change:
 
     @property
     def significant(self) -> bool:
-        """Whether the two differ by more than chance."""
+        """True if the two runs differ by more than chance."""
         known = not math.isnan(self.ratio.value)
         return known and self.p_value < SIGNIFICANCE and not self.ratio.contains(1.0)
 
@@ -89,17 +89,17 @@ class WorldComparison:
 
     @property
     def step(self) -> Change:
-        """The step of the slowest rank."""
+        """Change of the slowest rank's step."""
         return self.parts[0]
 
     @property
     def is_busy(self) -> bool:
-        """Whether ranks of either run lacked cores."""
+        """True if ranks of either run lacked cores."""
         return max(self.no_core_share) >= _BUSY
 
     @property
     def too_short(self) -> bool:
-        """Whether what the steps are worth cannot differ by more than chance."""
+        """True if there are too few independent steps for any difference to be more than chance."""
         return smallest_p_value(*self.effective_steps) >= SIGNIFICANCE
 
 

@@ -24,7 +24,7 @@ _PADDING = 0.05
 
 @dataclass(frozen=True)
 class Price:
-    """What is paid."""
+    """A price, and what it is paid for."""
 
     #: In whatever currency; costs are in the same.
     per_hour: float
@@ -34,7 +34,7 @@ class Price:
 
 @dataclass(frozen=True)
 class CostRow:
-    """One world size; NaN where its samples are not known."""
+    """Cost of training at one world size; NaN where its samples are not known."""
 
     world_size: int
     #: Nodes or ranks that are paid for; None where ranks are missing, whose nodes are not known.
@@ -51,7 +51,7 @@ class CostRow:
 
 @dataclass(frozen=True)
 class Cost:
-    """All world sizes, and which of them is best."""
+    """Costs of all world sizes, and which world size is best."""
 
     price: Price
     rows: tuple[CostRow, ...]

@@ -38,7 +38,7 @@ _MACHINES = ("--nnodes", "--node-rank", "--rdzv-endpoint")
 
 @dataclass(frozen=True)
 class NextStep:
-    """Advice that rests on measured shares; never on what a change is hoped to bring."""
+    """What to do first about a run. It rests on measured shares, never on hoped-for gains."""
 
     #: One or two sentences; empty where there is nothing to say.
     advice: str
@@ -53,7 +53,7 @@ def next_step(
     words: Mapping[str, str],
     exchange: Exchange,
 ) -> NextStep:
-    """What to do first about one world size.
+    """Advises what to do first about one world size.
 
     Args:
         context: of the run.
@@ -158,7 +158,7 @@ def _with(first: str, trial: NextStep) -> NextStep:
 def rank_to_look_at(
     context: Mapping[str, Any], world: WorldResult, step: MeanStep
 ) -> LateRank | None:
-    """The late rank, where looking at it is what to do first."""
+    """Returns the late rank where looking at it is what to do first; else None."""
     late = world.late_rank
     if late is None or late_share(late, step) < WORTH_A_LOOK:
         return None
@@ -170,7 +170,7 @@ def rank_to_look_at(
 
 
 def late_share(late: LateRank, step: MeanStep) -> float:
-    """Waiting for a late rank over the mean step."""
+    """Share of the mean step that is spent waiting for a late rank."""
     return ns_to_ms(late.wait_ns) / step.step_ms
 
 
@@ -224,7 +224,7 @@ def _give_cores(context: Mapping[str, Any], world: WorldResult) -> str:
 
 
 def trial_command(context: Mapping[str, Any], world_size: int, cap_mb: int | None) -> str:
-    """The run's command as a trial; of several machines with N for the number of each.
+    """Returns the run's command as a trial; N stands for the number of each of several machines.
 
     ``cap_mb`` is that of its candidate with other buckets; None for no such candidate.
 

@@ -36,7 +36,7 @@ _BEST: Final[dict[str, Shape]] = {
 
 @dataclass(frozen=True)
 class PredictedPoint:
-    """One world size in one setting."""
+    """Prediction of one world size in one setting."""
 
     world_size: int
     #: What is not as it was recorded, by the names of the file; empty for the recorded setting.
@@ -49,7 +49,7 @@ class PredictedPoint:
 
 @dataclass(frozen=True)
 class Predictions:
-    """All points of one file."""
+    """All predictions of one file."""
 
     points: tuple[PredictedPoint, ...]
     #: Largest error on steps that the model was not given, as a share; None if there were none.
@@ -57,7 +57,7 @@ class Predictions:
 
 
 def read_predictions(path: Path) -> Predictions:
-    """Reads such a file; answers without samples/s are left out.
+    """Reads a file of predictions; answers without samples/s are left out.
 
     Raises:
         CommprofError: it is none, or of a version not known here.
@@ -102,7 +102,7 @@ class BestPrediction:
 
 
 def read_best(path: Path) -> BestPrediction:
-    """The best setting of such a file.
+    """Reads the best setting of a file of predictions.
 
     Raises:
         CommprofError: it holds none.

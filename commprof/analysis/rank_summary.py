@@ -48,7 +48,7 @@ class StepParts:
 
 @dataclass(frozen=True)
 class RankSummary:
-    """One rank over the measured steps."""
+    """Figures of one rank over the measured steps."""
 
     rank: int
     parts: StepParts
@@ -72,14 +72,14 @@ class RankSummary:
 
     @property
     def training_bytes(self) -> float:
-        """What training took: on the GPU, or resident beyond what was there before."""
+        """Memory that training took: on the GPU, or resident beyond what there was before."""
         if not math.isnan(self.device_peak_bytes):
             return self.device_peak_bytes
         return self.peak_rss_bytes - self.before_rss_bytes
 
 
 def rank_summary(run: WorldRun, rank: int, part: Breakdown) -> RankSummary:
-    """Figures of one rank over the steps of ``part``."""
+    """Computes the figures of one rank over the steps of ``part``."""
     duration_s = ns_to_s(float(part.wall_ns.sum()))
     result = run.results.get(rank)
     average_loss, final_loss = math.nan, math.nan
@@ -105,7 +105,7 @@ def rank_summary(run: WorldRun, rank: int, part: Breakdown) -> RankSummary:
 
 
 def samples_trained(result: Mapping[str, Any], steps: Ints) -> float:
-    """Samples of these steps by the training loop's account of a rank."""
+    """Number of samples of these steps, by the training loop's account of a rank."""
     return float(sum(result["step_samples"][step] for step in steps.tolist()))
 
 
@@ -136,7 +136,7 @@ def _step_parts(part: Breakdown) -> StepParts:
 
 
 def mean_parts(parts: list[StepParts]) -> StepParts:
-    """Mean over ranks; of what is not known for all, over those for which it is."""
+    """Mean over ranks; a part not known for all is averaged over those for which it is."""
     means = {f.name: float(np.mean([getattr(p, f.name) for p in parts])) for f in fields(StepParts)}
     exposed = np.array([p.exposed_ms for p in parts])
     for name in ("wait_ms", "wire_ms"):

@@ -19,14 +19,14 @@ _ENTRY_POINTS = (
 
 @dataclass(frozen=True)
 class RunCommand:
-    """Words of a command of ``commprof run``."""
+    """The parts of a ``commprof run`` command."""
 
     options: tuple[str, ...]
     #: The script, or ``-m`` and the module, with its own arguments; empty where none is named.
     script: tuple[str, ...]
 
     def has(self, name: str) -> bool:
-        """Whether this option is among commprof's own."""
+        """True if this option is among commprof's own."""
         return any(_name(word) == name for word in self.options)
 
     def without(self, names: Collection[str]) -> RunCommand:
@@ -45,7 +45,7 @@ class RunCommand:
         return invocation.command("run", *self._quoted)
 
     def typed_in(self, directory: str) -> str:
-        """The command as it is typed to run in another directory, whose files it names."""
+        """The command as it is typed in another directory, with paths to this one's files."""
         if directory in ("", os.getcwd()) or not os.path.isdir(directory):
             return self.text
         command = invocation.command("run", *self._quoted, anywhere=True)
@@ -57,7 +57,7 @@ class RunCommand:
 
 
 def taken_apart(command: str, script: Sequence[str] = ()) -> RunCommand | None:
-    """The command's parts; None where it does not start ``commprof run``, or not as expected.
+    """Splits a command into its parts; None where it is no ``commprof run`` as expected.
 
     Args:
         command: as ``run.json`` holds it.

@@ -18,7 +18,7 @@ from commprof.analysis.world import WorldResult
 
 @dataclass(frozen=True)
 class Scaling:
-    """One world size against the smallest one with figures; NaN where that is the only one."""
+    """Scaling of one world size against the smallest one with figures; NaN without another."""
 
     world_size: int
     #: Throughput over the smallest world size's throughput.
@@ -29,7 +29,7 @@ class Scaling:
 
 @dataclass(frozen=True)
 class RunResult:
-    """A run, ready to be rendered."""
+    """All results of a run, ready to be rendered."""
 
     #: As written to ``run.json``: command, workload, versions, machine, date.
     context: Mapping[str, Any]
@@ -56,7 +56,7 @@ class RunResult:
 
 
 def scale(worlds: Sequence[WorldResult]) -> tuple[Scaling, ...]:
-    """Speed-up and efficiency over the smallest world size; one alone has no baseline."""
+    """Computes speed-up and efficiency over the smallest world size; one alone has no baseline."""
     if len(worlds) < 2:
         return tuple(Scaling(world.world_size, math.nan, math.nan) for world in worlds)
     base = min(worlds, key=lambda world: world.world_size)
@@ -72,5 +72,5 @@ def scale(worlds: Sequence[WorldResult]) -> tuple[Scaling, ...]:
 
 
 def pool_overhead(worlds: Sequence[WorldResult]) -> Overhead | None:
-    """Commprof's own cost over all world sizes."""
+    """Pools commprof's own cost over all world sizes."""
     return pooled_overhead([world.overhead_samples for world in worlds])

@@ -13,7 +13,7 @@ from commprof.analysis.world import WorldResult
 
 @dataclass(frozen=True)
 class OperationRow:
-    """All calls of one operation, per step and rank."""
+    """All calls of one operation under one strategy, per step and rank."""
 
     op: str
     #: The phases in which its calls were issued, the most calls first.
@@ -35,7 +35,7 @@ class OperationRow:
 
 @dataclass(frozen=True)
 class StrategyRow:
-    """One strategy at one world size."""
+    """Figures of one strategy at one world size."""
 
     strategy: str
     world_size: int
@@ -59,7 +59,7 @@ class StrategyRow:
 
 
 def strategy_rows(results: Sequence[RunResult]) -> tuple[StrategyRow, ...]:
-    """By world size, and within one in the order of ``results``, of which each is a strategy's."""
+    """Makes a row per world size and strategy, in the order of ``results`` within a world size."""
     first = {world.world_size: world for world in results[0].worlds} if results else {}
     rows = [
         _row(str(result.context.get("strategy", "")), world, scale.efficiency, first)

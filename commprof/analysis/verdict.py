@@ -72,7 +72,7 @@ class Binding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """On a run; its sentences are about one world size."""
+    """The verdict on a run; its sentences are about one world size."""
 
     #: Which: the largest of two ranks or more that had a core each, or else the largest.
     world_size: int
@@ -86,7 +86,7 @@ class Verdict:
 
 
 def verdict(result: RunResult, details: Sequence[WorldDetail]) -> Verdict | None:
-    """None without figures."""
+    """Judges what bounds a run's step; None without figures."""
     if not result.worlds:
         return None
     steps = [mean_step(detail) for detail in details]
@@ -293,7 +293,7 @@ def _in_the_phases(world: WorldResult) -> list[str]:
 
 
 def nobody_is_late(world: WorldResult) -> bool:
-    """Whether enough is known of the waiting to say that no single rank causes it."""
+    """True if enough is known of the waiting to say that no single rank causes it."""
     parts = world.parts
     known = world.clocks_shared and not world.missing_ranks and not math.isnan(parts.wait_ms)
     if world.late_rank is not None or world.world_size < 2 or not known:

@@ -59,7 +59,7 @@ from commprof.units import ms_to_ns, ns_to_ms, ns_to_us, us_to_ns
 
 @dataclass(frozen=True)
 class Repeats:
-    """Counts within the median step of a rank; 0 where nothing of the kind was recorded."""
+    """How often things happen within a rank's median step; 0 where nothing was recorded."""
 
     backward_passes: int = 0
     updates: int = 0
@@ -68,7 +68,7 @@ class Repeats:
 
     @property
     def sentences(self) -> list[str]:
-        """What a reader must know of them; nothing of a step that does each once."""
+        """Says what happens more than once in a step; empty where everything happens once."""
         found = []
         if self.updates > 1:
             found.append(
@@ -88,7 +88,7 @@ class Repeats:
 
 
 def repeats(trace: Trace, measured_steps: Ints) -> Repeats:
-    """Counts of the measured steps of one rank, by when each phase began."""
+    """Counts what happens in the measured steps of one rank, by when each phase began."""
     steps = columns.steps(trace)
     phases, finalizations = columns.phases(trace), columns.finalizations(trace).span
     return Repeats(
@@ -116,7 +116,7 @@ def _median(steps: Steps, measured: Ints, begin_ns: Ints) -> int:
 
 @dataclass(frozen=True)
 class WorldResult:
-    """All ranks of one world size over the measured steps."""
+    """Figures of all ranks of one world size over the measured steps."""
 
     world_size: int
     #: Steps trained, of which the first ``warmup_steps`` are in no figure.
@@ -210,7 +210,7 @@ class WorldResult:
 
     @property
     def measured_steps(self) -> int:
-        """Steps behind every figure."""
+        """Number of steps behind every figure."""
         return self.steps - self.warmup_steps
 
     @property
@@ -224,7 +224,7 @@ class WorldResult:
 
 
 def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
-    """Figures of what was brought together.
+    """Computes the figures of one world size.
 
     Losses and commprof's own cost come from the training loop's account of each rank; without
     it (a loop of the user's, a rank that was killed) they are NaN, and samples are those that

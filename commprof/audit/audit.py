@@ -12,7 +12,7 @@ from commprof.audit.read import read_document
 
 
 class Rule(NamedTuple):
-    """One thing that a report may get wrong."""
+    """One kind of error that a report may contain, with the function that finds it."""
 
     name: str
     #: What it means where it does not hold.

@@ -11,7 +11,7 @@ from commprof.audit.figure import Figure, Span
 
 @dataclass(frozen=True)
 class Quote:
-    """One of two figures that a rule holds against each other."""
+    """One of two figures that a rule compares."""
 
     #: What it is, as the report has it or as it follows from the report.
     text: str
@@ -23,7 +23,7 @@ class Quote:
 
 @dataclass(frozen=True)
 class Check:
-    """A figure of the report, and what others of its figures say that it must be."""
+    """A figure of the report, and the value that its other figures imply."""
 
     #: The row of the report, such as "4 ranks".
     row: str
@@ -32,7 +32,7 @@ class Check:
 
     @property
     def agrees(self) -> bool:
-        """Whether one value may be both, as far as the printed digits tell."""
+        """True if one value fits both figures, as far as the printed digits tell."""
         return self.stated.span.meets(self.implied.span)
 
 
@@ -61,7 +61,7 @@ class Audit:
 
 
 def check(row: Row, name: str, text: str, implied: Span, unit: str = "") -> Check:
-    """The row's figure of this name against what the formula in ``text`` gives."""
+    """Compares the row's figure of this name with the result of the formula in ``text``."""
     return Check(row.name, quote(name, row.figures[name]), Quote(f"{text} =", implied, unit))
 
 
@@ -76,7 +76,7 @@ def cited(figure: Figure) -> str:
 
 
 def words(name: str) -> str:
-    """A quantity's name as a reader says it."""
+    """Name of a quantity in plain words."""
     return {
         "epoch_s": "time per epoch",
         "speedup": "speed-up",
@@ -90,7 +90,7 @@ def words(name: str) -> str:
 
 
 def best_reading(readings: Iterable[list[Check]]) -> list[Check]:
-    """Where a header may mean several things, the reading under which most rows agree.
+    """Chooses the meaning of an ambiguous header under which most rows agree.
 
     Of equal ones the first.
     """

@@ -12,7 +12,7 @@ from commprof.text import counted
 
 @dataclass(frozen=True)
 class Row:
-    """One world size of one series; ``ranks`` is 0 for figures that name none."""
+    """Figures of one world size of one series; ``ranks`` is 0 for figures that name none."""
 
     ranks: int
     #: By the name of the quantity, see ``quantities.py``.
@@ -29,7 +29,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """Name of the row for messages."""
         if not self.ranks:
             return "the report"
         return counted(self.ranks, "rank")
@@ -75,7 +75,7 @@ class Technique:
 
 @dataclass(frozen=True)
 class Document:
-    """All that a file says and a rule looks at."""
+    """Everything in a file that the rules look at."""
 
     series: tuple[Series, ...] = ()
     #: Figures of no particular world size: batch, epochs, price, overhead, parallel share.
@@ -89,12 +89,12 @@ class Document:
     techniques: tuple[tuple[Technique, ...], ...] = ()
 
     def fact(self, *names: str) -> Figure | None:
-        """The first figure under one of these names."""
+        """Returns the first figure under one of these names."""
         return next((self.facts[name][0] for name in names if self.facts.get(name)), None)
 
 
 def join(tables: Sequence[Sequence[Row]]) -> tuple[Series, ...]:
-    """Makes series of tables: those that contradict each other nowhere become one.
+    """Joins tables that do not contradict each other into series.
 
     A second table that gives other values for the same world sizes is another experiment. Of
     several rows with one world size in a table the first goes into the first series, and so on.

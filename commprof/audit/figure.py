@@ -64,7 +64,7 @@ class Span:
         return Span(self.low + other.low, self.value + other.value, self.high + other.high)
 
     def meets(self, other: Span) -> bool:
-        """Whether one value may be both."""
+        """True if one value lies in both spans."""
         room = _BITS * max(abs(self.value), abs(other.value))
         return self.low <= other.high + room and other.low <= self.high + room
 
@@ -115,7 +115,7 @@ def parse_figure(text: str, where: str = "", unit: str = "", count: bool = False
 
 
 def as_share(figure: Figure) -> Figure:
-    """A figure of a column whose header says nothing, taken as percent."""
+    """Reads a figure as percent where the column's header gives no unit."""
     return figure if figure.unit == "%" else replace(figure, span=figure.span * exact(0.01))
 
 

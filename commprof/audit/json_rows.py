@@ -18,7 +18,7 @@ _NUMBERED = re.compile(r"(epoch|rank)[ _]?\d+$")
 
 
 def load(text: str) -> Any:
-    """JSON whose numbers stay as they were printed.
+    """Reads JSON, keeping numbers as they were printed.
 
     Raises:
         ValueError: it is none, or nested too deep.
@@ -30,7 +30,7 @@ def load(text: str) -> Any:
 
 
 def json_rows(value: Any, where: str = "") -> list[Row]:
-    """Every object that names a world size and holds figures.
+    """Finds every object that names a world size and holds figures.
 
     where: of the JSON in its file, for messages.
     """
@@ -39,7 +39,7 @@ def json_rows(value: Any, where: str = "") -> list[Row]:
 
 
 def json_facts(value: Any) -> Row | None:
-    """Figures that stand above all world sizes."""
+    """Finds figures that stand outside of any world size."""
     if not isinstance(value, dict) or _ranks(value):
         return None
     figures, quantities = _figures(value, "")

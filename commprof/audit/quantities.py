@@ -19,7 +19,7 @@ COUNTS = frozenset(
 
 @dataclass(frozen=True)
 class Quantity:
-    """What a column holds."""
+    """Meaning of a column: the quantity and its unit."""
 
     #: "throughput", "latency", ...; the table below has all of them.
     name: str
@@ -87,17 +87,17 @@ _PRICE = re.compile(rf"\$ ?(\d+(?:\.\d+)?) ?(?:/|per) ?({_RANK}[- ]?)?h(?:ou)?rs
 
 
 def plain(header: str) -> str:
-    """A header in lower case, without what only decorates it."""
+    """Header in lower case, without decoration."""
     return " ".join(re.sub(r"[*`_]", " ", header).lower().split())
 
 
 def bare(header: str) -> str:
-    """The header without what is in brackets."""
+    """Header without what is in brackets."""
     return re.sub(r" ?\([^()]*\)", "", plain(header)).strip()
 
 
 def classify(header: str) -> Quantity | None:
-    """What a column, or a key, holds; None for what no rule looks at."""
+    """Finds what a column or key holds; None for what no rule looks at."""
     whole, name_alone = plain(header), bare(header)
     for name, pattern in _NAMES_OF:
         if pattern.search(whole if name in _BY_UNIT else name_alone):
@@ -106,7 +106,7 @@ def classify(header: str) -> Quantity | None:
 
 
 def unambiguous(quantities: Sequence[Quantity | None]) -> list[Quantity | None]:
-    """Without quantities of which a table has several columns: they compare something else.
+    """Leaves out quantities of which a table has several columns, which compare something else.
 
     Where two of them are of what speed-up is a ratio, it is a ratio between these columns.
     """
@@ -118,7 +118,7 @@ def unambiguous(quantities: Sequence[Quantity | None]) -> list[Quantity | None]:
 
 
 def ranks_column(headers: Sequence[str]) -> int | None:
-    """Which column holds the world sizes; None without any."""
+    """Finds the column that holds the world sizes; None without any."""
     for pattern in _RANKS:
         for column, header in enumerate(headers):
             if pattern.match(bare(header)):
@@ -127,7 +127,7 @@ def ranks_column(headers: Sequence[str]) -> int | None:
 
 
 def parse_ranks(cell: str) -> int | None:
-    """The world size that a cell names: ``4``, ``**4**``, ``4-process``, ``Baseline (1 GPU)``."""
+    """Reads the world size of a cell: ``4``, ``**4**``, ``4-process``, ``Baseline (1 GPU)``."""
     text = re.sub(r"[*_`]", "", cell).strip()
     if re.fullmatch(r"\d{1,7}", text):
         return int(text) or None
@@ -136,7 +136,7 @@ def parse_ranks(cell: str) -> int | None:
 
 
 def hourly_price(text: str, where: str) -> tuple[Figure, bool] | None:
-    """A price as in ``$3/GPU-hr`` or ``$0.60/hour``, and whether it says that it is per rank."""
+    """Reads a price such as ``$3/GPU-hr`` or ``$0.60/hour``, and whether it is per rank."""
     match = _PRICE.search(text)
     figure = parse_figure("$" + match[1], where) if match else None
     return (figure, bool(match[2])) if match and figure else None

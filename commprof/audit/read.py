@@ -41,7 +41,7 @@ _FACTS = (
 
 
 def statements(lines: Sequence[str]) -> list[Statement]:
-    """Speed-up and efficiency of sentences such as "1→4 processes: 3.9x speedup"."""
+    """Finds speed-ups and efficiencies in sentences such as "1→4 processes: 3.9x speedup"."""
     found = []
     for number, line in enumerate(lines, start=1):
         if "|" in line:
@@ -63,7 +63,7 @@ def statements(lines: Sequence[str]) -> list[Statement]:
 
 
 def amdahl_speedups(lines: Sequence[str]) -> list[tuple[int, Figure]]:
-    """Lines such as ``N=8: Speedup = 5.93x``."""
+    """Finds lines such as ``N=8: Speedup = 5.93x``."""
     found = []
     for number, line in enumerate(lines, start=1):
         match = _AMDAHL.match(line)
@@ -74,7 +74,7 @@ def amdahl_speedups(lines: Sequence[str]) -> list[tuple[int, Figure]]:
 
 
 def facts(lines: Sequence[str]) -> list[tuple[str, Figure]]:
-    """Batch, epochs, parallel share and communication overhead, where no world size is named."""
+    """Finds batch, epochs, parallel share and communication overhead without a world size."""
     found = []
     for number, line in enumerate(lines, start=1):
         if "|" in line:
@@ -89,7 +89,7 @@ def facts(lines: Sequence[str]) -> list[tuple[str, Figure]]:
 
 
 def stated_price(lines: Sequence[str]) -> tuple[Figure, bool] | None:
-    """The first price per hour of the text, and whether it says that it is per rank."""
+    """Finds the first price per hour of the text, and whether it is per rank."""
     for number, line in enumerate(lines, start=1):
         found = hourly_price(line, f"line {number}")
         if found:

@@ -29,7 +29,7 @@ _PERCENT_FROM = 20.0
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as text."""
+    """A table of text cells."""
 
     headers: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -40,7 +40,7 @@ class Table:
 
 
 def markdown_tables(lines: Sequence[str]) -> Iterator[Table]:
-    """Every table of a Markdown text: a line of headers, a rule, rows; bars at the sides or not."""
+    """Finds every table of a Markdown text, with or without bars at the sides."""
     heading, at = "", 0
     while at < len(lines):
         match = _HEADING.fullmatch(lines[at])
@@ -59,7 +59,7 @@ def markdown_tables(lines: Sequence[str]) -> Iterator[Table]:
 
 
 def csv_table(text: str) -> Table | None:
-    """The text as one table with commas, semicolons or tabs; None if it is none."""
+    """Reads the text as a table with commas, semicolons or tabs; None if it is none."""
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     if len(lines) < 2:
         return None
@@ -77,7 +77,7 @@ def csv_table(text: str) -> Table | None:
 
 
 def rows_of(table: Table) -> list[Row]:
-    """The world sizes of a table, in its rows or in its columns; none if it has none."""
+    """Reads the world sizes of a table from its rows or columns; none if it has none."""
     column = ranks_column(table.headers)
     if column is not None:
         quantities = unambiguous(
@@ -98,7 +98,7 @@ def rows_of(table: Table) -> list[Row]:
 
 
 def facts_of(table: Table) -> Row | None:
-    """Figures of a table of names and values, as a row without a world size."""
+    """Reads figures of a table of names and values, as a row without a world size."""
     if len(table.headers) != 2 or ranks_column(table.headers) is not None:
         return None
     quantities = [classify(cells[0]) for cells in table.rows]
@@ -112,7 +112,7 @@ def facts_of(table: Table) -> Row | None:
 
 
 def techniques_of(table: Table) -> tuple[Technique, ...]:
-    """Optimisations and their speed-ups; empty for any other table."""
+    """Reads optimisations and their speed-ups; empty for any other table."""
     names = r"technique|optimi[sz]ation|method|compress(or|ion)"
     speedup = [i for i, h in enumerate(table.headers) if re.search(r"speed[ -]?up", plain(h))]
     if not speedup or not re.match(names, bare(table.headers[0])):
@@ -201,7 +201,7 @@ def _rows_of_columns(table: Table) -> list[Row]:
 
 
 def with_shares(rows: list[Row]) -> list[Row]:
-    """The rows with efficiencies as shares, also where only their size says percent."""
+    """Converts efficiencies to shares, also where only their size says percent."""
     stated = [
         row.figures["efficiency"].span.value
         for row in rows

@@ -38,7 +38,7 @@ def from_work(document: Document) -> Iterator[Check]:
 
 
 def works_of(series: Series, document: Document) -> dict[int, Work]:
-    """By world size all samples of the measured time.
+    """By world size: all samples of the measured time.
 
     Batches say it best; without them the samples that a row states. What these headers leave
     open, per rank or in all, per epoch or in all, is taken as most rows agree with.
@@ -57,12 +57,12 @@ def works_of(series: Series, document: Document) -> dict[int, Work]:
 
 
 def has(row: Row, *names: str) -> bool:
-    """Whether the row states all of these."""
+    """True if the row states all of these quantities."""
     return all(name in row.figures for name in names)
 
 
 def global_batch(row: Row, document: Document, per_rank: bool) -> Work | None:
-    """Samples of one iteration of all ranks.
+    """Samples that all ranks take in one iteration.
 
     per_rank: what a batch of which nothing is said is taken for.
     """

@@ -36,7 +36,7 @@ _HELD = "_commprof_attachment"
 
 
 class Attachment:
-    """One model's. DDP keeps a hook for life; what runs inside it can change."""
+    """commprof's part in one DDP model. DDP keeps a hook for life; what runs inside can change."""
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         """See :func:`attach`."""
@@ -60,22 +60,22 @@ class Attachment:
 
     @property
     def compressor(self) -> Compressor | None:
-        """The compressor inside, if there is one."""
+        """The compressor inside the hook, if there is one."""
         return self._compressor
 
     @property
     def ddp(self) -> DistributedDataParallel:
-        """The model."""
+        """The DDP model."""
         return self._ddp
 
     @property
     def is_native(self) -> bool:
-        """Whether compressors run natively here; else as torch operations, which are fewer."""
+        """True if compressors run natively here; else fewer run, as torch operations."""
         return self._groups.native
 
     @property
     def bucket_hook(self) -> Any:
-        """commprof's hook in the model's reducer, which is registered now at the latest.
+        """commprof's hook in the model's reducer; registered at the first access.
 
         Asked for first, like all that needs it, between steps and on every rank at the same one.
         """
@@ -87,11 +87,11 @@ class Attachment:
 
     @property
     def has_own_hook(self) -> bool:
-        """Whether the script registered a hook of its own, which runs inside."""
+        """True if the script registered a hook of its own, which runs inside."""
         return bool(self._ddp._comm_hooks)
 
     def use_bucket_hook(self, bucket_hook: Any) -> None:
-        """Another reducer does the model's work now, with this hook of ``bucket_hook_of``.
+        """Switches to the hook of another reducer, made by ``bucket_hook_of``.
 
         Call it between steps and without a compressor inside; what is inside the new one stays.
         """

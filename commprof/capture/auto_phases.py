@@ -62,12 +62,12 @@ class AutoPhases:
         self.look()
 
     def look(self) -> None:
-        """To be called after each step: what the script imported meanwhile is marked too."""
+        """Marks what the script imported meanwhile; call it after each step."""
         if self._sharded.pending:
             self._sharded.look()
 
     def remove(self) -> None:
-        """Puts everything back that was replaced."""
+        """Puts back all functions that were replaced."""
         self._installed = False
         self._patches.remove()
 
@@ -161,7 +161,7 @@ _MOST_ITEMS = 256
 
 
 def samples_read(iterator: Any, batch: Any) -> int:
-    """Samples in what a DataLoader's iterator just returned; SAMPLES_UNKNOWN if not known.
+    """Number of samples in a DataLoader's batch; SAMPLES_UNKNOWN if not known.
 
     They are known where every tensor of the batch has the same length in dimension 0 and that
     is the batch: torch's own collation put it there, or it is the loader's ``batch_size``, or
@@ -205,7 +205,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def outside(marker: Marker, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
-    """The arguments of ``Optimizer.step``, with a closure that leaves ``marker`` while it runs.
+    """Arguments of ``Optimizer.step``, with a closure that leaves ``marker`` while it runs.
 
     Args:
         marker: of the phase that the optimizer's step is in.
@@ -240,7 +240,7 @@ _CLASS = "FSDPModule"
 
 
 class ShardedForward:
-    """Marks these calls as soon as the script has imported what they need."""
+    """Marks FSDP2's forward and backward once the script has imported FSDP2."""
 
     def __init__(self, marker: Marker, patches: Patches) -> None:
         """Takes the marker of the phase, and what undoes all of this."""

@@ -62,7 +62,7 @@ class _Called:
 
 
 class CrossCheckSources:
-    """Reads both at the begin and the end of a capture. Nothing of it stays after `stop`."""
+    """Reads interface counters and DDP's logs at the begin and end of a capture."""
 
     def __init__(self) -> None:
         self._models: weakref.WeakKeyDictionary[DistributedDataParallel, _Called] = (
@@ -99,7 +99,7 @@ class CrossCheckSources:
                 self._counted[name] = kept[0] + more[0], kept[1] + more[1]
 
     def stop(self, recorder: Recorder) -> None:
-        """Puts what was counted into the trace."""
+        """Writes what was counted into the trace."""
         self.set_enabled(False)
         self._running = False
         self._patches.remove()
@@ -167,7 +167,7 @@ def interface_bytes() -> dict[str, tuple[int, int]]:
 
 
 def ddp_log(model: DistributedDataParallel) -> dict[str, Any] | None:
-    """What is kept of a model's own log, and its gradients' sizes; None where DDP gives no log."""
+    """Reads a model's own DDP log and gradient sizes; None where DDP gives no log."""
     log = _log_now(model)
     if log is None:
         return None

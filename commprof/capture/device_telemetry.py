@@ -46,7 +46,7 @@ class DeviceTelemetry:
         self.pending = torch.version.cuda is not None and _nvml() is not None
 
     def look(self) -> None:
-        """At the end of a step, in the training thread: begins once CUDA is in use."""
+        """Starts sampling once CUDA is in use; called by the training thread after a step."""
         if not torch.cuda.is_initialized():
             return
         self.pending = False
@@ -63,7 +63,7 @@ class DeviceTelemetry:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the reading; what was read is in the trace afterwards."""
+        """Stops sampling; what was sampled is in the trace afterwards."""
         self.pending = False
         self._done.set()
         if self._thread is not None:
@@ -92,7 +92,7 @@ class DeviceTelemetry:
 
 
 class Samples:
-    """Sums of what was read so far, of bounded size."""
+    """Sums of the samples so far, of bounded size."""
 
     def __init__(self, uuid: str, questions: dict[str, Callable[[], float]]) -> None:
         """``questions``: by figure, what reads it."""
@@ -104,7 +104,7 @@ class Samples:
         self._limits_read = 0
 
     def ask(self, unsupported: type[Exception]) -> None:
-        """Takes one sample of everything; what raises ``unsupported`` is not asked for again."""
+        """Takes one sample of every figure; one that raises ``unsupported`` is not asked again."""
         self.count += 1
         for name, question in tuple(self._questions.items()):
             try:
@@ -126,7 +126,7 @@ class Samples:
                 figure["most"] = max(figure["most"], value)
 
     def summary(self) -> dict[str, Any]:
-        """As it stands in the trace."""
+        """The samples as they stand in the trace."""
         figures = {
             name: {
                 "mean": figure["sum"] / figure["count"],

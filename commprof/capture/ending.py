@@ -56,13 +56,13 @@ def _note_call(error: SystemExit) -> None:
 
 
 def exits(error: SystemExit) -> None:
-    """Takes what ends the script; the interpreter keeps it from exit handlers."""
+    """Notes the exception that ends the script, which exit handlers cannot see."""
     global _exit_line
     _exit_line = error_line(error)
 
 
 def error_line(error: BaseException | None) -> str:
-    """An exception in a line, as a traceback ends; empty for none and for a good exit."""
+    """Formats an exception in one line, as a traceback ends; empty for none and for a good exit."""
     if isinstance(error, SystemExit):
         if error.code in (None, 0):
             return ""

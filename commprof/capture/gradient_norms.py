@@ -29,7 +29,7 @@ _FILE_BYTES = 256
 
 
 class GradientNorms:
-    """Installs and removes the hooks. Nothing of it stays after :meth:`remove`."""
+    """Measures gradient norms through hooks, which :meth:`remove` takes out again."""
 
     def __init__(self, every: int) -> None:
         """every: steps between two measurements; 0 measures none."""
@@ -45,7 +45,7 @@ class GradientNorms:
         self._failed = False
 
     def install(self, path: Path) -> None:
-        """Begins to count updates, if asked for; the step after the first one is measured.
+        """Starts counting updates, if asked for; the step after the first one is measured.
 
         Args:
             path: gets what was found last; where it cannot be written, nothing is kept.
@@ -58,7 +58,7 @@ class GradientNorms:
         self._undo.append(register_optimizer_step_pre_hook(self._before_update).remove)
 
     def remove(self) -> None:
-        """Puts everything back that was replaced."""
+        """Removes all hooks."""
         while self._undo:
             self._undo.pop()()
         self._release()

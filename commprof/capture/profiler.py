@@ -38,13 +38,13 @@ from commprof.trace.schema import MODES, PHASES, STEP_DECLARED
 
 
 class Listener(Protocol):
-    """Interface of those that a capture tells of its steps, on the training thread."""
+    """Interface of objects that a capture tells of its steps, on the training thread."""
 
     def step_ended(self, step: int) -> None:
-        """The step of this number is over, and the next one begins."""
+        """Called when the step of this number is over and the next one begins."""
 
     def capture_ends(self) -> None:
-        """The capture is about to stop."""
+        """Called before the capture stops."""
 
 
 #: Completions that other threads still have to record when capture stops.
@@ -103,16 +103,16 @@ class Profiler:
 
     @property
     def trace_path(self) -> Path | None:
-        """The trace file; None before capture started."""
+        """Path of the trace file; None before capture started."""
         return self._path
 
     @property
     def mode(self) -> str:
-        """What it began with, one of ``schema.MODES``."""
+        """Mode in which capture started, one of ``schema.MODES``."""
         return MODES[self._mode]
 
     def listen(self, listener: Listener) -> None:
-        """Tells it of every step from now on."""
+        """Tells this listener of every step from now on."""
         self._listeners.append(listener)
 
     def start(self) -> Profiler:
@@ -247,7 +247,7 @@ class Profiler:
             self._recorder.add_metadata(json.dumps({"gloo_threads": known}))
 
     def step(self) -> None:
-        """Ends the current step; the next one begins. Steps are no longer looked for."""
+        """Ends the current step and begins the next; steps are no longer found automatically."""
         if self._finder is not None:
             self._finder.stop()
         self._end_step(STEP_DECLARED)
@@ -328,7 +328,7 @@ os.register_at_fork(after_in_child=_started.clear)
 
 
 def active() -> Profiler | None:
-    """The capture that runs in this process."""
+    """Returns the capture that runs in this process; None without one."""
     return _started[0] if _started else None
 
 

@@ -28,7 +28,7 @@ class PythonBucketHook:
 
     @classmethod
     def attach(cls, ddp: Any, recorder: Any, hook: Any, state: Any) -> PythonBucketHook:
-        """Registers with ``ddp``."""
+        """Registers the hook with ``ddp``."""
         self = cls(recorder, ddp.process_group)
         self.set_hook(hook, state)
         dist._register_comm_hook(ddp.reducer, None, self._run)

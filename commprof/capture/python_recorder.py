@@ -61,7 +61,7 @@ class PythonMarker:
             self._open.depth += 1
 
     def end(self, samples: int = 0) -> None:
-        """Ends it and records it, if it was the outermost; samples read inside add up."""
+        """Ends the phase and records it, if it was the outermost; samples read inside add up."""
         self._open.samples = min(self._open.samples + samples, SAMPLES_UNKNOWN)
         if self._open.marker is not self:
             return
@@ -86,7 +86,7 @@ _CAPACITY = 1 << 18
 
 @dataclass(frozen=True)
 class PythonStats:
-    """The counters of ``csrc/core/recorder.h``."""
+    """Counters of ``csrc/core/recorder.h``, as the Python recorder has them."""
 
     records_written: int = 0
     records_dropped: int = 0
@@ -98,7 +98,7 @@ class PythonStats:
 
 
 class PythonRecorder:
-    """See ``Recorder`` in ``capture/recorder.py``."""
+    """The recorder in Python, for where there is no native module; see ``Recorder``."""
 
     def __init__(self) -> None:
         """A recorder that is not started."""
@@ -245,23 +245,23 @@ class PythonRecorder:
         self._pending.append(tuple(fields.get(name, 0) for name in _FIELDS))
 
     def record_finalize(self, kind: Kind, graph_task: int) -> None:
-        """One edge of the finalisation window; run delay is not read here."""
+        """Records one edge of the finalisation window, without run delay."""
         if self._enabled:
             cpu_ns = time.thread_time_ns()
             self.record(kind, self.now_ns(), op_id=graph_task, value=cpu_ns)
 
     def next_op_id(self) -> int:
-        """A number unique in this process."""
+        """Returns a number that is unique in this process."""
         return next(self._ids)
 
     def next_seq(self, group_id: int) -> int:
-        """This group's next collective number; count also while nothing is recorded."""
+        """Returns the group's next collective number; call it also while nothing is recorded."""
         seq = self._seq.get(group_id, 0)
         self._seq[group_id] = seq + 1
         return seq
 
     def group_id(self, group: dist.ProcessGroup) -> int:
-        """Small number of a process group; its description goes to the trace."""
+        """Returns a small number for a process group, whose description goes to the trace."""
         name = group.group_name
         if name not in self._groups:
             number = len(self._groups) + 1
@@ -298,7 +298,7 @@ class PythonRecorder:
         )
 
     def started(self) -> bool:
-        """Whether a trace is open."""
+        """True if a trace is open."""
         return self._file is not None
 
     def set_enabled(self, on: bool) -> None:
@@ -306,20 +306,20 @@ class PythonRecorder:
         self._enabled = on and self._file is not None
 
     def enabled(self) -> bool:
-        """Whether records are being taken."""
+        """True if records are being taken."""
         return self._enabled
 
     def install_observer(self) -> list[str]:
-        """Python sees no operators but those of attached models."""
+        """Returns no operators: Python sees none but those of attached models."""
         return []
 
     def set_stacks(self, on: bool) -> None:
-        """Says that there will be none: buckets do not tell who issued them."""
+        """Reports that there will be no stacks: buckets do not tell who issued them."""
         if on:
             print("commprof: stacks need the native module; recording without", file=sys.stderr)
 
     def mark_step(self, step: int, ended: bool, found: int = schema.STEP_DECLARED) -> None:
-        """A step boundary; forgets a marker that this thread left open."""
+        """Records a step boundary; forgets a marker that this thread left open."""
         self._open.marker = None
         if self._enabled:
             self.record(Kind.STEP, self.now_ns(), op_id=step, aux=int(ended), seq=found)
@@ -350,7 +350,7 @@ _FIELDS: tuple[str, ...] = tuple(schema.RECORD_DTYPE.names or ())
 
 
 class PythonTraceFile:
-    """One trace that is being written; any thread may call."""
+    """A trace file that is being written; any thread may call its methods."""
 
     def __init__(self, path: str, session: int) -> None:
         """Creates or truncates ``path`` and writes the file header; raises OSError."""

@@ -15,7 +15,7 @@ class Marker(Protocol):
         """Begins the phase on the calling thread."""
 
     def end(self, samples: int = 0) -> None:
-        """Ends it and records it, if it was the outermost.
+        """Ends the phase and records it, if it was the outermost.
 
         Args:
             samples: of a batch that was read inside; they add up in the outermost.
@@ -29,7 +29,7 @@ class Marker(Protocol):
 
 
 class Recorder(Protocol):
-    """What capture needs; the native module and ``PythonRecorder`` both provide it."""
+    """Interface of what records; the native module and ``PythonRecorder`` both provide it."""
 
     def now_ns(self) -> int:
         """CLOCK_MONOTONIC in nanoseconds."""
@@ -47,7 +47,7 @@ class Recorder(Protocol):
         control_path: str = ...,
         switch_signal: int = ...,
     ) -> None:
-        """Opens the trace and begins to record, in the mode of that place in ``schema.MODES``."""
+        """Opens the trace and starts recording in a mode, given by its position in ``MODES``."""
         ...
 
     def stop(self) -> None:
@@ -67,7 +67,7 @@ class Recorder(Protocol):
         ...
 
     def started(self) -> bool:
-        """Whether a trace is open."""
+        """True if a trace is open."""
         ...
 
     def set_enabled(self, on: bool) -> None:
@@ -75,11 +75,11 @@ class Recorder(Protocol):
         ...
 
     def enabled(self) -> bool:
-        """Whether records are being taken."""
+        """True if records are being taken."""
         ...
 
     def mark_step(self, step: int, ended: bool, found: int = ...) -> None:
-        """A step boundary now; ``ended`` is false where no step ends.
+        """Records a step boundary; ``ended`` is false where no step ends.
 
         ``found`` says who placed it, see ``schema.STEP_DECLARED``.
         """
@@ -90,15 +90,15 @@ class Recorder(Protocol):
         ...
 
     def install_observer(self) -> list[str]:
-        """Begins to see every collective; returns the operators covered."""
+        """Starts observing every collective; returns the operators covered."""
         ...
 
     def set_stacks(self, on: bool) -> None:
-        """Whether the Python caller of each operation is recorded."""
+        """Sets whether the Python caller of each operation is recorded."""
         ...
 
     def PhaseMarker(self, phase: int) -> Marker:
-        """A marker for the phase of that code; in the native module this is a class."""
+        """Makes a marker for the phase of this code; in the native module this is a class."""
         ...
 
 
@@ -106,7 +106,7 @@ _recorder: Recorder | None = None
 
 
 def recorder() -> Recorder:
-    """The one recorder of this process. Says once on stderr if it is not the native one."""
+    """Returns the one recorder of this process; says once on stderr if it is not the native one."""
     global _recorder
     if _recorder is None:
         if _native.native is not None:

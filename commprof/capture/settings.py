@@ -62,7 +62,7 @@ class RankSettings:
             raise UsageError(str(error)) from None
 
     def to_environment(self) -> dict[str, str]:
-        """Returns the variables, but for defaults, that ``from_environment`` makes these of."""
+        """Returns the variables from which ``from_environment`` makes these settings."""
         found = ((one.metadata["variable"], getattr(self, one.name)) for one in fields(self))
         return {str(name): name.text(value) for name, value in found if value != name.default}
 
@@ -79,7 +79,7 @@ class RankSettings:
 
 
 def mode_code(mode: str | None) -> int:
-    """Returns the place in ``schema.MODES`` of ``mode``, or of the environment's for None.
+    """Position in ``schema.MODES`` of ``mode``, or of the environment's mode for None.
 
     Raises:
         UsageError: no such mode.
@@ -95,7 +95,7 @@ def mode_code(mode: str | None) -> int:
 
 
 def check_kernels() -> None:
-    """Refuses what the kernels would refuse in the midst of training.
+    """Refuses at the start what the kernels would refuse in the middle of training.
 
     Raises:
         UsageError: a variable of theirs has a value that means nothing.
@@ -115,7 +115,7 @@ CONTROL_FILE = "control"
 
 
 def control_path(directory: Path) -> Path:
-    """The file that switches the mode of all ranks that record to ``directory``.
+    """Path of the file that switches the mode of all ranks that record to ``directory``.
 
     One for the whole run where ``commprof run`` made a directory for each world size.
     """

@@ -27,7 +27,7 @@ _Key = tuple[int, int]
 
 
 class StepFinder:
-    """Told of optimizers and scalers; tells when a step ended, and how it was found."""
+    """Finds where steps end, from the optimizers and scalers that it is told of."""
 
     def __init__(self, end_step: Callable[[int], None]) -> None:
         """``end_step`` takes STEP_UPDATED or STEP_SKIPPED."""
@@ -43,11 +43,11 @@ class StepFinder:
         self._due: int | None = None
 
     def stop(self) -> None:
-        """No more steps are looked for."""
+        """Stops looking for steps."""
         self._end_step = None
 
     def before_update(self, optimizer: object) -> None:
-        """An optimizer begins to step; of nested ones the outermost counts."""
+        """Called before an optimizer steps; of nested ones the outermost counts."""
         for place, known in enumerate(self._updating):
             if known is optimizer:  # its last update raised
                 del self._updating[place:]
@@ -55,7 +55,7 @@ class StepFinder:
         self._updating.append(optimizer)
 
     def after_update(self, optimizer: object) -> None:
-        """An optimizer has stepped."""
+        """Called after an optimizer has stepped."""
         outermost = bool(self._updating) and self._updating[0] is optimizer
         while self._updating and self._updating.pop() is not optimizer:
             pass
@@ -65,7 +65,7 @@ class StepFinder:
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """A step that ends inside ends when this does."""
+        """Context in which a step that ends inside ends only when the context does."""
         self._depth += 1
         try:
             yield
@@ -77,7 +77,7 @@ class StepFinder:
 
     @contextmanager
     def scaling(self, optimizer: object) -> Iterator[None]:
-        """A GradScaler steps this optimizer, or leaves the update out."""
+        """Context in which a GradScaler steps this optimizer, or leaves the update out."""
         updates = self._updates
         outer, self._scaling = self._scaling, optimizer
         with self.whole():

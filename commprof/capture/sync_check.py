@@ -51,7 +51,7 @@ def parameters_digest(models: Sequence[nn.Module]) -> str:
 
 
 class SyncCheck:
-    """One rank's part. A ``Listener``: it is told of every step, on the training thread."""
+    """One rank's part in comparing models; a ``Listener`` of the capture's steps."""
 
     def __init__(self, every: int, store: Any, rank: int, world_size: int) -> None:
         """``store``: the same for all ranks, for this alone."""
@@ -69,7 +69,7 @@ class SyncCheck:
         self.first_step = 0
 
     def add(self, model: nn.Module) -> None:
-        """Compares this model too, while it lives."""
+        """Compares this model too, as long as it lives."""
         self._models.append(weakref.ref(model))
 
     def step_ended(self, step: int) -> None:
@@ -89,7 +89,7 @@ class SyncCheck:
             self._pending.append(step)
 
     def capture_ends(self) -> None:
-        """See ``Listener``; rank 0 compares what is left and says in the trace what it found."""
+        """Compares what is left on rank 0, which writes its findings into the trace."""
         if self._rank != 0:
             return
         until = time.monotonic() + _LAST_S
@@ -140,7 +140,7 @@ class SyncCheck:
 
 
 def check_models(profiler: Profiler, every: int, models: Sequence[nn.Module] = ()) -> None:
-    """Compares these DDP models, and every one that is made later, with those of all ranks.
+    """Compares these DDP models, and every later one, with those of all ranks.
 
     every: steps between two comparisons; 0 compares none.
     """

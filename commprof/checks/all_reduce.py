@@ -17,7 +17,7 @@ _PERIOD = 97
 
 
 def measure(ranks: Ranks) -> tuple[list[str], str]:
-    """What was wrong here, and a hash over sums of numbers that round."""
+    """Lists wrong sums on this rank, and hashes sums of numbers that round."""
     wrong = []
     for dtype in (torch.int64, torch.float32):
         for count in _COUNTS:

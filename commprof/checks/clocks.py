@@ -18,7 +18,7 @@ _APART_MS = 10.0
 
 
 def measure(ranks: Ranks) -> tuple[str, float, float]:
-    """Host; rank 0's wall clock less this one, and the bound on its error, in ms.
+    """Measures this host's wall clock against rank 0's, with the error's bound, in ms.
 
     Cristian's method: the best of some questions; the error is at most half its round trip.
     """

@@ -17,7 +17,7 @@ _COMFORTABLE = 4096
 
 
 def measure(ranks: Ranks) -> tuple[str, int]:
-    """Host and the soft limit; -1 for none."""
+    """Reads the host's soft limit of open files; -1 for none."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return ranks.host, -1 if limit == resource.RLIM_INFINITY else limit
 

@@ -41,7 +41,7 @@ def out_of_sync(module: nn.Module) -> tuple[int, ...]:
 
 
 def measure(ranks: Ranks) -> str:
-    """The hash of a small model after some steps on data of the rank's own."""
+    """Hashes a small model after some steps on data of the rank's own."""
     layers = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 8))
     if ranks.world_size == 1:
         return parameters_hash(layers)

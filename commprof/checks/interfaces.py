@@ -13,12 +13,12 @@ _DIRECTORY = Path("/sys/class/net")
 
 
 def measure(ranks: Ranks) -> tuple[str, dict[str, int]]:
-    """Host, and the Mbit/s of its interfaces that are up; 0 where the kernel does not know it."""
+    """Reads the speed in Mbit/s of interfaces that are up; 0 where the kernel does not know it."""
     return ranks.host, speeds(_DIRECTORY)
 
 
 def speeds(directory: Path) -> dict[str, int]:
-    """By interface, without loopback."""
+    """Speeds by interface, without loopback."""
     found = {}
     for path in sorted(directory.glob("*")):
         try:

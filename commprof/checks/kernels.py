@@ -13,7 +13,7 @@ NAME = "kernels"
 
 
 def measure(ranks: Ranks) -> tuple[str, str]:
-    """Host, and its processor with the level of its kernels; no text without the C++ module."""
+    """Reads the host's processor and kernel level; empty without the C++ module."""
     native = _native.native
     level = "" if native is None else f"{native.simd_level()} on {platform.machine()}"
     return ranks.host, level

@@ -26,7 +26,7 @@ _WORSE_US = 50.0
 
 @dataclass(frozen=True)
 class Link:
-    """Between two ranks, both directions in turn."""
+    """The link between two ranks, measured in both directions in turn."""
 
     first: int
     second: int
@@ -37,7 +37,7 @@ class Link:
 
 
 def pairs_of(world_size: int) -> list[tuple[int, int]]:
-    """Which ranks are compared, the smaller one first."""
+    """Lists the pairs of ranks that are compared, the smaller rank first."""
     if world_size <= _ALL_PAIRS:
         return [(a, b) for a in range(world_size) for b in range(a + 1, world_size)]
     found = set()
@@ -51,7 +51,7 @@ def pairs_of(world_size: int) -> list[tuple[int, int]]:
 
 
 def measure(ranks: Ranks) -> list[Link]:
-    """Links of which this rank is the first; one pair at a time has the network to itself."""
+    """Measures the links of which this rank is the first, one pair at a time."""
     links = []
     small, large = torch.zeros(1, dtype=torch.int64), torch.zeros(_BLOCK_BYTES, dtype=torch.uint8)
     for first, second in pairs_of(ranks.world_size):

@@ -14,7 +14,7 @@ NAME = "cores"
 
 
 def measure(ranks: Ranks) -> tuple[str, frozenset[int], int]:
-    """Host, the cores that this rank may use, and its threads for an operator."""
+    """Reads the cores that this rank may use, and its threads for an operator."""
     return ranks.host, frozenset(os.sched_getaffinity(0)), torch.get_num_threads()
 
 

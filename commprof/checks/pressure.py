@@ -32,7 +32,7 @@ class Load:
 
 
 def measure(ranks: Ranks) -> tuple[str, Load]:
-    """Host and its load, before the checks that load it."""
+    """Reads the load of the host, before the checks that cause load."""
     return ranks.host, read_load(_PROC)
 
 

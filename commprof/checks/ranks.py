@@ -11,14 +11,14 @@ import torch.distributed as dist
 
 @dataclass(frozen=True)
 class Ranks:
-    """This rank among all; the default group is there."""
+    """This rank among all ranks of the default process group."""
 
     rank: int
     world_size: int
     host: str
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, in order, on every rank."""
+        """Gathers every rank's value, in order, on every rank."""
         values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value)
         return values

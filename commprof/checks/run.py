@@ -39,10 +39,10 @@ class Check(Protocol):
     NAME: str
 
     def measure(self, ranks: Ranks) -> Any:
-        """What this rank finds; all ranks call it, in step."""
+        """Measures on one rank; all ranks call it, in step."""
 
     def judge(self, values: Sequence[Any]) -> Outcome:
-        """What that means, from the findings of all ranks in order."""
+        """Judges the findings of all ranks, given in order."""
 
 
 CHECKS: tuple[Check, ...] = (
@@ -63,7 +63,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 def run_checks(checks: Sequence[Check] = CHECKS) -> tuple[Outcome, ...]:
-    """Runs them in the job whose environment torchrun has set; the same result on every rank.
+    """Runs checks in a job that torchrun has set up; the same result on every rank.
 
     A check that breaks the process group, because a rank dies or does not answer, fails; those
     after it are not run.
@@ -96,7 +96,7 @@ def run_rank(result_path: str) -> None:
 
 
 def read_outcomes(result_path: Path) -> tuple[Outcome, ...]:
-    """What :func:`run_rank` left."""
+    """Reads the outcomes that :func:`run_rank` wrote."""
     values = json.loads(result_path.read_text())
     return tuple(Outcome(**{**value, "details": tuple(value["details"])}) for value in values)
 

@@ -16,7 +16,7 @@ _COMFORTABLE_BYTES = 1_000_000_000
 
 
 def measure(ranks: Ranks) -> tuple[str, tuple[int, int]]:
-    """Host; bytes free and in all, -1 where there is no /dev/shm."""
+    """Reads free and total bytes of /dev/shm; -1 where there is none."""
     try:
         found = os.statvfs(NAME)
     except OSError:

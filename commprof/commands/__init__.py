@@ -39,7 +39,7 @@ Measures what a PyTorch job's communication really costs.
 
 
 class Command(Protocol):
-    """One command."""
+    """Interface of one command."""
 
     #: Text of the command's own --help.
     description: str
@@ -48,7 +48,7 @@ class Command(Protocol):
         """Adds the command's arguments."""
 
     def run(self, args: argparse.Namespace) -> int:
-        """Does it; returns the exit code."""
+        """Runs the command; returns the exit code."""
 
 
 #: Name as typed: one line for the list of commands. ``launch-files`` is the class
@@ -107,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """All commands; the parsed arguments carry theirs as ``command``, None where none is given."""
+    """Makes the parser of all commands; parsed arguments carry theirs as ``command``."""
     parser = Parser(
         prog="commprof",
         description=invocation.examples(_DESCRIPTION),

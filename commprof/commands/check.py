@@ -86,7 +86,7 @@ def _launched(ranks: int) -> tuple[Outcome, ...]:
 
 
 def render(outcomes: Sequence[Outcome], ranks: int, width: int) -> str:
-    """A line per check with its figure, details and what to do below it, and a summary."""
+    """Renders a line per check, details and advice below it, and a summary."""
     widest = max((len(outcome.check) for outcome in outcomes), default=0)
     indent = " " * (widest + 8)
     lines, width = [], max(60, width)

@@ -76,7 +76,7 @@ class CompareCommand:
 
 
 def parse_share(text: str) -> float:
-    """0.05 from ``5%`` or ``0.05``. Raises UsageError for anything else."""
+    """Reads a share such as ``5%`` or ``0.05``. Raises UsageError for anything else."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(%?)", text.strip())
     if match is None:
         raise UsageError(f"--fail-above {text!r} is not a share such as 5% or 0.05")

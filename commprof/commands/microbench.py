@@ -62,7 +62,7 @@ class MicrobenchCommand:
 
 
 def make_plan(args: argparse.Namespace, launched_ranks: int | None) -> Plan:
-    """The plan that the arguments describe; its result path is still to be set.
+    """Makes the plan that the arguments describe; its result path is still to be set.
 
     launched_ranks: how many ranks there are, where something else launched them.
 

@@ -60,7 +60,7 @@ whenever something has changed, until the job has ended. See docs/monitoring.md.
         )
 
     def run(self, args: argparse.Namespace) -> int:
-        """Shows it; the exit code says nothing of the job."""
+        """Shows the running job; the exit code says nothing of the job."""
         if not args.run.is_dir():
             raise UsageError(
                 f"{quoted(args.run)} "

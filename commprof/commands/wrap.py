@@ -31,7 +31,7 @@ directory in COMMPROF_OUT, or to commprof-trace.
         )
 
     def run(self, args: argparse.Namespace) -> int:
-        """Becomes the script, in a Python that has nothing of this command line's."""
+        """Becomes the script, in a fresh Python without this command line."""
         if not args.script:
             raise UsageError("name a script, or with -m a module")
         words = [*(["-m"] if args.module else []), args.script, *args.script_args]

@@ -62,7 +62,7 @@ def help_text() -> str:
 
 
 def checked(name: str, options: Mapping[str, float | bool | None]) -> dict[str, float]:
-    """The options that are given (None is not), as numbers.
+    """Checks the given options (None is not given) and returns them as numbers.
 
     Raises:
         UsageError: no such scheme or option, or a value out of range; names it and what is
@@ -151,14 +151,14 @@ class Compressor:
         return f"<commprof compressor {self.label}>"
 
     def require_free(self) -> None:
-        """Raises CommprofError if it works in a model."""
+        """Raises CommprofError if the compressor already works in a model."""
         if self._running is not None:
             raise CommprofError(
                 f"this compressor ({self.label}) works in another model; make one for each model"
             )
 
     def bind(self, running: Running) -> None:
-        """Called when it starts to work in a model."""
+        """Called when the compressor starts to work in a model."""
         self.require_free()
         if self._loaded is not None:
             _restore(running, self, self._loaded)
@@ -166,7 +166,7 @@ class Compressor:
         self._running = running
 
     def unbind(self) -> None:
-        """Called when another hook takes its place; what it had in hand is gone."""
+        """Called when another hook takes the compressor's place; its state is gone."""
         self._running = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -180,7 +180,7 @@ class Compressor:
         return _collect(self._attached("state_dict"), self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over a rank's state, now or when it is attached.
+        """Loads a rank's state, now or when the compressor is attached.
 
         With as many ranks as before each one loads its own, and training goes on bit for bit.
         With more or fewer, all load what ``merge_states`` made of all. Parameters that the state
@@ -196,7 +196,7 @@ class Compressor:
             _restore(self._running, self, state)
 
     def set_loss_scale(self, old: float, new: float) -> None:
-        """Residuals follow a loss scale that changed from ``old`` to ``new``.
+        """Rescales residuals for a loss scale that changed from ``old`` to ``new``.
 
         Raises:
             UsageError: one is not above 0.
@@ -207,11 +207,11 @@ class Compressor:
             self._attached("set_loss_scale").engine.scale_residuals(new / old)
 
     def step_skipped(self) -> None:
-        """The last step's gradients were not applied: what was sent returns to the residuals."""
+        """Puts back into the residuals what was sent in the last step, which was not applied."""
         self._attached("step_skipped").engine.step_skipped()
 
     def follow_scaler(self, scaler: Any) -> None:
-        """Does both of the above whenever ``scaler.update()`` says so.
+        """Follows a GradScaler's changes of scale and skipped steps by itself.
 
         Args:
             scaler: a ``torch.amp.GradScaler``; its ``update`` is wrapped.
@@ -238,7 +238,7 @@ class Compressor:
 
 
 def parse(text: str) -> Compressor:
-    """A compressor from ``NAME[:option=value,...]``, as ``commprof run --hook`` takes it.
+    """Makes a compressor from ``NAME[:option=value,...]``, as ``commprof run --hook`` takes it.
 
     Options are those of the function of that name, as numbers: ``topk:ratio=0.01,feedback=1``.
 
@@ -322,7 +322,7 @@ def _restore(running: Running, compressor: Compressor, state: Mapping[str, Any])
 
 
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One state for every rank of a job of another size, from those of all ranks.
+    """Merges the states of all ranks into one for every rank of a job of another size.
 
     A residual becomes the mean over the old ranks, so that the sum over ranks divided by their
     number, which is what reaches the model, stays. Other state is the same on all ranks.

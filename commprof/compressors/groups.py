@@ -39,7 +39,7 @@ class Connections:
         self._state = "new"
 
     def mesh(self) -> Any:
-        """A ``Mesh`` between the ranks; None on all of them, with a warning, if there can be none.
+        """Returns a ``Mesh`` between the ranks; None on all of them, with a warning, if impossible.
 
         The same as before as long as it works on all ranks.
         """
@@ -98,7 +98,7 @@ class Connections:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Transport of one compressor's bytes."""
+    """How one compressor's bytes travel."""
 
     group: dist.ProcessGroup | None
     """Ranks that exchange with this one; None where this rank leaves that to others."""
@@ -130,11 +130,11 @@ class Groups:
 
     @property
     def all(self) -> dist.ProcessGroup:
-        """All ranks of the model, over gloo."""
+        """The gloo group of all ranks of the model."""
         return self._group("gloo")
 
     def way(self, compressor: Compressor) -> Exchange:
-        """How this one's bytes travel; a collective call."""
+        """Finds how a compressor's bytes travel; a collective call."""
         if compressor.scheme == "hierarchical":
             return Exchange(self._group("commprof"))
         if compressor.options.get("hierarchical"):

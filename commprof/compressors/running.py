@@ -27,24 +27,24 @@ _PATIENCE_S = 1.0
 
 
 class Engine(Protocol):
-    """What does the work: the native hook, or ``TorchOps``."""
+    """Interface of what compresses: the native hook, or ``TorchOps``."""
 
     step: int
 
     def state(self) -> StateItems:
-        """All state, by parameter number."""
+        """Returns all state, by parameter number."""
 
     def load_state(self, state: StateItems) -> None:
-        """Replaces it."""
+        """Replaces all state."""
 
     def scale_residuals(self, factor: float) -> None:
         """Multiplies the residuals by the factor by which the loss scale changed."""
 
     def step_skipped(self) -> None:
-        """The last step was not applied."""
+        """Called when the last step was not applied."""
 
     def stop(self, patience_s: float) -> None:
-        """Ends its thread, if it has one."""
+        """Ends the engine's thread, if it has one."""
 
 
 class Running:
@@ -105,7 +105,7 @@ class Running:
             _stop_at_exit(self.engine)
 
     def stop(self) -> None:
-        """Ends its thread."""
+        """Ends the engine's thread."""
         self.engine.stop(_PATIENCE_S)
 
 

@@ -27,7 +27,7 @@ _BLOCK = 128
 
 
 def encode_cast(dtype: Any) -> Encode:
-    """16 bits a value."""
+    """Makes an encoder that casts to 16 bits a value."""
 
     def encode(x: Tensor) -> tuple[Tensor, ...]:
         return (x.to(dtype),)
@@ -41,7 +41,7 @@ def add_cast(payload: tuple[Tensor, ...], total: Tensor) -> None:
 
 
 def encode_int8(x: Tensor) -> tuple[Tensor, ...]:
-    """8-bit integers [n] and per 128 of them a bf16 scale, max|x| / 127."""
+    """Encodes to 8-bit integers [n] and per 128 a bf16 scale, max|x| / 127."""
     padded = torch.nn.functional.pad(x, (0, -x.numel() % _BLOCK)).view(-1, _BLOCK)
     scales = (padded.abs().amax(dim=1) / 127).to(torch.bfloat16)
     quotients = padded / scales.float().clamp(min=torch.finfo(torch.float32).tiny)[:, None]
@@ -57,7 +57,7 @@ def add_int8(payload: tuple[Tensor, ...], total: Tensor) -> None:
 
 
 def encode_topk(ratio: float) -> Encode:
-    """The largest values and their int32 indices."""
+    """Makes an encoder of the largest values and their int32 indices."""
 
     def encode(x: Tensor) -> tuple[Tensor, ...]:
         count = max(1, round(ratio * x.numel()))
@@ -74,7 +74,7 @@ def add_topk(payload: tuple[Tensor, ...], total: Tensor) -> None:
 
 
 def lacks(scheme: str) -> str:
-    """Why a scheme cannot run as torch operations; empty if it can."""
+    """Says why a scheme cannot run as torch operations; empty if it can."""
     if scheme in _SCHEMES:
         return ""
     why = _native.native_error or "gradients on a GPU"
@@ -184,11 +184,11 @@ class TorchOps:
         return payload, keep
 
     def state(self) -> list[tuple[int, str, Tensor]]:
-        """Residuals by parameter."""
+        """Returns the residuals by parameter."""
         return [(number, "residual", r.clone()) for number, r in sorted(self._residuals.items())]
 
     def load_state(self, state: list[tuple[int, str, Tensor]]) -> None:
-        """Replaces them."""
+        """Replaces the residuals."""
         self._residuals = {number: values.clone().flatten() for number, _, values in state}
         self._sent.clear()
 
@@ -198,10 +198,10 @@ class TorchOps:
             kept.mul_(factor)
 
     def step_skipped(self) -> None:
-        """What was sent returns."""
+        """Puts back into the residuals what was sent."""
         for number, sent in self._sent.items():
             self._residuals[number] = self._residuals[number] + sent
         self._sent.clear()
 
     def stop(self, patience_s: float) -> None:
-        """There is no thread."""
+        """Does nothing: there is no thread."""

@@ -22,7 +22,7 @@ _NO_STRINGS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 
 
 def yaml_text(value: object, indent: str = "") -> str:
-    """Dictionaries, lists and scalars, one per line.
+    """Writes dictionaries, lists and scalars as YAML, one per line.
 
     Strings are written as JSON, which YAML reads alike, unless they are plain words.
     """
@@ -61,7 +61,7 @@ _TIME = re.compile(r"\d+|(\d+-)?\d+(:\d{1,2}){1,2}|\d+-\d+")
 
 @dataclass(frozen=True)
 class ClusterJob:
-    """What shall run where."""
+    """What a cluster shall run, and where."""
 
     script: tuple[str, ...]
     """The script and its arguments; ``-m package.module ARGS`` for a module. For a built-in
@@ -91,12 +91,12 @@ class ClusterJob:
 
     @property
     def is_workload(self) -> bool:
-        """Whether ``commprof run`` trains a workload, in the place of a script."""
+        """True if ``commprof run`` trains a built-in workload instead of a script."""
         return bool(self.script) and self.script[0].startswith("--")
 
     @property
     def of_its_own(self) -> str:
-        """On Kubernetes, where the claim is mounted at ``directory``: the run's part of it."""
+        """The run's part of the claim that Kubernetes mounts at ``directory``."""
         return f"{self.directory.rstrip('/')}/{self.name}"
 
     def check(self) -> None:

@@ -40,7 +40,7 @@ _LOGGERS = ("torch.distributed", "torch.multiprocessing")
 
 
 def check(job: Job, rendezvous: Rendezvous = ALONE) -> Plan:
-    """What the job amounts to, after refusing here what would otherwise fail in its ranks.
+    """Returns the job's plan, after refusing what would otherwise fail in its ranks.
 
     Raises UsageError for an unusable workload, batch, backend or endpoint; starts nothing.
     """

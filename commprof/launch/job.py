@@ -102,7 +102,7 @@ class Job:
         return Plan(workload, strategy, options, batch, per_epoch, steps, lr_scale)
 
     def training_options(self) -> TrainingOptions:
-        """How the workload is trained. Raises UsageError for a value out of range."""
+        """Options of the training. Raises UsageError for a value out of range."""
         names = [field.name for field in dataclasses.fields(TrainingOptions)]
         return TrainingOptions(**{name: getattr(self, name) for name in names})
 
@@ -148,7 +148,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a job amounts to."""
+    """Everything that follows from a job: workload, strategy, batch and steps."""
 
     workload: Workload
     """Parsed, nothing allocated."""

@@ -32,12 +32,12 @@ class ModelMemory:
 
     @property
     def total(self) -> int:
-        """All that is known."""
+        """Sum of all parts that are known."""
         return self.weights + self.gradients + (self.optimizer_state or 0) + self.buckets
 
     @property
     def text(self) -> str:
-        """In a sentence."""
+        """The memory in a sentence."""
         named = {
             "weights": self.weights,
             "gradients": self.gradients,
@@ -53,7 +53,7 @@ class ModelMemory:
         )
 
     def shortage(self, local_ranks: int, available: int) -> str:
-        """What this many ranks of one host lack, in a sentence; empty where it is enough.
+        """Says what so many ranks of one host lack; empty where there is enough.
 
         available: bytes that the host has free.
         """

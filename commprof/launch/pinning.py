@@ -44,7 +44,7 @@ class Pinning:
 
 
 def plan_pinning(asked: str, topology: Topology, ranks: int) -> Pinning:
-    """Where `ranks` ranks of this host run.
+    """Plans on which cores `ranks` ranks of this host run.
 
     Every rank gets as many CPUs as every other, so that none is late by its cores; what is over
     stays free. Sets are disjoint where there is a CPU for each rank.
@@ -160,7 +160,7 @@ _OPTION = "--threads-per-rank"
 
 @dataclass(frozen=True)
 class Threads:
-    """Intra-op threads per rank, the same at every world size, so that these can be compared."""
+    """Intra-op threads per rank, the same at every world size so that these can be compared."""
 
     count: int
     source: str
@@ -170,7 +170,7 @@ class Threads:
 def choose_threads(
     asked: str | None, omp_num_threads: str | None, topology: Topology, largest: Pinning, ranks: int
 ) -> Threads:
-    """What was asked for, else the user's own OMP_NUM_THREADS, else 1, as torchrun has it.
+    """Chooses the option's value, else OMP_NUM_THREADS, else 1, as torchrun does.
 
     Args:
         asked: a whole number, "auto", or None.
@@ -206,7 +206,7 @@ def _count(text: str, what: str, more: str) -> int:
 
 @dataclass(frozen=True)
 class RankPlacement:
-    """Made by `place_ranks`."""
+    """Cores and threads of this machine's ranks, as `place_ranks` chose them."""
 
     asked: str
     """One of PIN_MODES."""
@@ -222,7 +222,7 @@ class RankPlacement:
         return plan_pinning(self.asked, self.topology, max(1, world_size // self.nodes))
 
     def settings(self, world_sizes: Sequence[int]) -> dict[str, Any]:
-        """For ``run.json``; of this machine."""
+        """Settings of this machine for ``run.json``."""
         return {
             "threads_per_rank": self.threads.count,
             "threads_source": self.threads.source,

@@ -21,7 +21,7 @@ _INTERVAL_S = 0.2
 
 
 class ProgressFile:
-    """Rank 0's side. An update is at most one small write per 0.2 s."""
+    """Progress that rank 0 writes to a file, at most one small write per 0.2 s."""
 
     def __init__(self, directory: Path) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
@@ -31,7 +31,7 @@ class ProgressFile:
         self._due = 0.0
 
     def update(self, steps_done: int) -> None:
-        """Say that so many steps are done. Of fixed width, so a reader never sees half of one."""
+        """Writes how many steps are done, in fixed width so that a reader never sees half of it."""
         now = time.monotonic()
         if self._fd >= 0 and now >= self._due:
             with suppress(OSError):
@@ -45,7 +45,7 @@ class ProgressFile:
 
 
 class ProgressLine:
-    """The launcher's side: a line on a terminal, which changes; elsewhere one or none."""
+    """Progress that the launcher shows: a changing line on a terminal, else one line or none."""
 
     def __init__(
         self,

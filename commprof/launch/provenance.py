@@ -50,7 +50,7 @@ _UNKNOWN = "unknown"
 
 
 def environment(variables: dict[str, str] | None = None) -> dict[str, str]:
-    """The variables that matter for a repetition, by an allow-list.
+    """Variables that matter for a repetition, by an allow-list.
 
     Args:
         variables: of the process when None.
@@ -66,7 +66,7 @@ def environment(variables: dict[str, str] | None = None) -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Python, system, and the packages that are installed."""
+    """Versions of Python, the system, and the installed packages."""
     found = {"python": platform.python_version(), "system": platform.platform()}
     for package in _PACKAGES:
         try:
@@ -141,7 +141,7 @@ def save_patch(repository: Path, directory: Path) -> dict[str, Any]:
 
 
 def command_line() -> list[str]:
-    """This process's own, as it can be typed again."""
+    """This process's command line, as it can be typed again."""
     _, *words = sys.orig_argv
     if words[:1] == ["-u"]:  # torchrun's addition
         del words[0]

@@ -39,7 +39,7 @@ class Rendezvous:
 
     @property
     def is_first(self) -> bool:
-        """Whether this machine writes down what was run, and reports."""
+        """True if this machine writes down what was run, and reports."""
         return self.node_rank == 0
 
     def check(self, world_size: int) -> None:
@@ -55,14 +55,14 @@ class Rendezvous:
                 _check_free(host, port)
 
     def turn(self, number: int) -> Rendezvous:
-        """For the next world size of a sweep: another port, so that none meets the one before."""
+        """Returns the rendezvous of a sweep's next world size, on another port."""
         if self.nodes == 1 or self.endpoint is None:
             return self
         host, port = endpoint_parts(self.endpoint)
         return replace(self, endpoint=f"{host}:{port + number}")
 
     def launch_config(self, world_size: int) -> dict[str, Any]:
-        """What torch's ``LaunchConfig`` wants to know of it."""
+        """Arguments of torch's ``LaunchConfig`` for this rendezvous."""
         common = {
             "min_nodes": self.nodes,
             "max_nodes": self.nodes,
@@ -98,7 +98,7 @@ ALONE = Rendezvous()
 
 
 def endpoint_parts(endpoint: str) -> tuple[str, int]:
-    """Host and port. Raises UsageError where it is none."""
+    """Splits an endpoint into host and port. Raises UsageError where it is none."""
     host, _, port = endpoint.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise UsageError(

@@ -21,7 +21,7 @@ _CGROUPS = "sys/fs/cgroup"
 
 @dataclass(frozen=True)
 class Core:
-    """A physical core, as far as this process may use it."""
+    """A physical core, with the hyper-threads that this process may use."""
 
     node: int
     """NUMA node; 0 where the kernel names none."""
@@ -31,7 +31,7 @@ class Core:
 
 @dataclass(frozen=True)
 class Topology:
-    """What there is to run on."""
+    """The cores that this process may use."""
 
     cores: tuple[Core, ...]
     """By node, then by their first hyper-thread."""
@@ -40,12 +40,12 @@ class Topology:
 
     @property
     def cpus(self) -> tuple[int, ...]:
-        """All hyper-threads, in the order of the cores."""
+        """All usable hyper-threads, in the order of the cores."""
         return tuple(cpu for core in self.cores for cpu in core.cpus)
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """NUMA nodes that have a core for this process."""
+        """NUMA nodes that have a usable core."""
         return tuple(sorted({core.node for core in self.cores}))
 
     @property
@@ -84,7 +84,7 @@ def read_topology(allowed: Iterable[int], root: Path = Path("/")) -> Topology:
 
 
 def parse_cpu_list(text: str) -> tuple[int, ...]:
-    """The CPUs of a list as the kernel writes it, e.g. ``0-3,8``; empty for an empty line.
+    """Reads a list of CPUs as the kernel writes it, e.g. ``0-3,8``; empty for an empty line.
 
     Raises:
         UsageError: it is no such list.

@@ -34,7 +34,7 @@ _STEPS_PER_JOB = 16
 
 @dataclass(frozen=True)
 class LaunchedRank:
-    """Which rank of how many this process is, and where they meet."""
+    """Which rank of how many a launcher started, and where all ranks meet."""
 
     launcher: str
     """As it is typed."""
@@ -50,7 +50,7 @@ class LaunchedRank:
 
     @property
     def endpoint(self) -> str:
-        """As ``--rdzv-endpoint`` takes it."""
+        """The endpoint as ``--rdzv-endpoint`` takes it."""
         return f"{self.address}:{self.port}"
 
     def export(self) -> None:
@@ -68,7 +68,7 @@ class LaunchedRank:
 def given_rank(
     variables: Mapping[str, str], nodes: int | None = None, endpoint: str | None = None
 ) -> LaunchedRank | None:
-    """Which rank a launcher started this process as; None where it is the only one.
+    """Finds the rank that a launcher gave this process; None where it is the only one.
 
     One task per node under srun is none either: ``commprof run`` starts that machine's ranks, and
     so does a task that is told the number of machines.
@@ -185,11 +185,11 @@ class StoreMessage:
         self._store = PrefixStore(f"commprof_run/{attempt}", store)
 
     def say(self, **word: Any) -> None:
-        """By rank 0."""
+        """Sends the message; called by rank 0."""
         self._store.set(_KEY, json.dumps(word))
 
     def hear(self) -> dict[str, Any]:
-        """By every other rank. Raises CommprofError where rank 0 says nothing in time."""
+        """Receives the message on other ranks. Raises CommprofError if none comes in time."""
         try:
             self._store.wait([_KEY], self._patience)
             word: dict[str, Any] = json.loads(self._store.get(_KEY))

@@ -308,7 +308,7 @@ class MemoryUse:
 
 
 class PeakMemory:
-    """Watches from `start()` on; made before the model is."""
+    """Measures peak memory from `start()` on; made before the model is."""
 
     def __init__(self, device: str) -> None:
         """device: of the model, as torch names it."""
@@ -316,7 +316,7 @@ class PeakMemory:
         self._before_bytes = _resident("VmRSS")
 
     def start(self) -> None:
-        """Begins to measure; memory that making the model took is given back and forgotten."""
+        """Starts measuring; memory that making the model took is given back and forgotten."""
         libc = ctypes.CDLL(None)
         if hasattr(libc, "malloc_trim"):  # glibc's own
             libc.malloc_trim(0)
@@ -327,7 +327,7 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats(self._cuda)
 
     def use(self) -> MemoryUse:
-        """What it came to until now."""
+        """Memory used until now."""
         device = torch.cuda.max_memory_allocated(self._cuda) if self._cuda else None
         return MemoryUse(self._before_bytes, _resident("VmHWM"), device)
 

@@ -34,7 +34,7 @@ TORCH_DTYPES = {
 
 
 class Pattern:
-    """The values of one operation's buffers. Works on the CPU; copy where it must go."""
+    """The values of one operation's buffers, on the CPU; copy them where they must go."""
 
     def __init__(self, op: str, redop: str, dtype: str, world_size: int) -> None:
         """Raises UsageError where sums over so many ranks are not exact in the type."""
@@ -45,12 +45,12 @@ class Pattern:
         self._modulus = pattern_modulus(op, redop, dtype, world_size)
 
     def given(self, rank: int, elements: int, first: int = 0) -> Tensor:
-        """What a rank puts in: elements `first` and on."""
+        """Input of a rank: elements `first` and on."""
         table = [self._value(rank, index) for index in range(self._modulus)]
         return self._repeated(table, first, elements)
 
     def expected(self, rank: int, count: int) -> Tensor | None:
-        """What must come out at a rank; None where nothing is promised (reduce, not the root)."""
+        """Output that a rank must get; None where nothing is promised (reduce, not the root)."""
         ranks = range(self._world_size)
         if self._op == "all_reduce":
             return self._reduced(0, count)
@@ -68,7 +68,7 @@ class Pattern:
         return self.given((rank - 1) % self._world_size, count)
 
     def wrong(self, result: Tensor, expected: Tensor | None) -> int:
-        """Elements that differ. A mean may be off by the rounding of its division."""
+        """Counts elements that differ. A mean may be off by the rounding of its division."""
         if expected is None:
             return 0
         got = result.to("cpu")
@@ -110,7 +110,7 @@ _REDUCE: dict[str, Callable[[Sequence[int]], float]] = {
 
 @dataclass(frozen=True)
 class Buffers:
-    """Where the input is and where the result goes."""
+    """Input and output buffers of one call."""
 
     source: Tensor
     """The input."""
@@ -118,12 +118,12 @@ class Buffers:
     """The output; the same tensor as `source` where in place the two are one buffer."""
 
     def fill(self, pattern: Pattern, rank: int) -> None:
-        """The input of the pattern, and an output that holds none of its result."""
+        """Fills the input with the pattern, and the output with none of its result."""
         self.target.zero_()
         self.source.copy_(pattern.given(rank, self.source.numel()))
 
     def clear(self) -> None:
-        """Zeros: what an in-place reduction may repeat without its values growing."""
+        """Fills the buffers with zeros, which an in-place reduction may repeat without growing."""
         self.target.zero_()
         self.source.zero_()
 
@@ -137,7 +137,7 @@ def make_buffers(
     dtype: str,
     device: str,
 ) -> Buffers:
-    """Buffers whose pages are all there already."""
+    """Makes buffers whose pages are all present already."""
     given, result = operation.elements(count, world_size)
 
     def zeros(elements: int) -> Tensor:

@@ -40,11 +40,11 @@ class Side:
 
 
 def no_meeting() -> None:
-    """Where samples follow each other: what comes before each of them is nothing."""
+    """Does nothing before a sample, where samples follow each other."""
 
 
 def make_call(op: str, side: Side, buffers: Buffers, redop: str) -> Call:
-    """Issues the operation and waits until its result is there, on a device too."""
+    """Makes a call that issues the operation and waits for its result, on a device too."""
     start = make_start(op, side, buffers, redop)
     if side.device != "cpu":
 
@@ -61,7 +61,7 @@ def make_call(op: str, side: Side, buffers: Buffers, redop: str) -> Call:
 
 
 def make_start(op: str, side: Side, buffers: Buffers, redop: str, is_async: bool = False) -> Any:
-    """Issues the operation and returns what `finish` takes."""
+    """Makes a call that issues the operation and returns what `finish` takes."""
     return _STARTS[op](side, buffers, _REDOPS[redop], is_async)
 
 
@@ -166,7 +166,7 @@ _STARTS: dict[str, Callable[[Side, Buffers, Any, bool], Any]] = {
 
 
 def count_wrong(plan: Plan, op: str, count: int, side: Side, buffers: Buffers, call: Call) -> int:
-    """Wrong elements at this rank in `plan.check` calls; afterwards the buffers hold zeros."""
+    """Counts wrong elements on this rank in `plan.check` calls; clears the buffers afterwards."""
     pattern = Pattern(op, plan.redop, plan.dtype, side.world_size)
     expected = pattern.expected(side.rank, count)
     wrong = 0

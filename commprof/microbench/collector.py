@@ -43,7 +43,7 @@ from commprof.microbench.plan import Plan, Sweep
 
 @dataclass(frozen=True)
 class Cell:
-    """One row's samples of one rank in one round."""
+    """Samples of one row, rank and round."""
 
     count: int
     """Elements, see `Sweep.counts`."""
@@ -57,7 +57,7 @@ class Cell:
 
 @dataclass
 class SweepRun:
-    """A member's part in all rounds of one sweep; what it knows from the first stays."""
+    """One member's part in all rounds of one sweep; what the first round learnt stays."""
 
     plan: Plan
     sweep: Sweep
@@ -149,7 +149,7 @@ class Collector:
         self._written = 0.0
 
     def add(self, sweep: Sweep, ranks: Sequence[Sequence[Cell]], one_clock: bool) -> None:
-        """One round of a sweep: the cells of every member, in the same order."""
+        """Adds one round of a sweep: the cells of every member, in the same order."""
         for cells in zip(*ranks, strict=True):
             key = self._key(sweep, cells[0].count, cells[0].placement)
             rounds = self._rounds.setdefault(key, _Rounds())
@@ -166,14 +166,14 @@ class Collector:
             self.write()
 
     def add_overlap(self, sweep: Sweep, ranks: Sequence[Sequence[OverlapCell]]) -> None:
-        """One size of a sweep with --overlap: the cells of every member."""
+        """Adds one size of a sweep with --overlap: the cells of every member."""
         for cells in zip(*ranks, strict=True):
             key = self._key(sweep, cells[0].count, cells[0].placement)
             self._overlap_rows.append(_overlap_row(key, cells))
         self.write()
 
     def write(self) -> None:
-        """Writes what there is."""
+        """Writes the results so far."""
         rows = tuple(
             self._row(key, rounds) for key, rounds in self._rounds.items() if rounds.durations
         )

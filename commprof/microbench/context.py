@@ -30,7 +30,7 @@ def _arguments() -> list[str]:
 
 
 def context(plan: Plan, clocks: int) -> dict[str, Any]:
-    """Machine, versions, and the policies of measuring. clocks: how many the ranks have."""
+    """Describes machine, versions, and how was measured. clocks: how many the ranks have."""
     return {
         "timestamp": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join(["commprof", "microbench", *_arguments()]),

@@ -51,7 +51,7 @@ class _OneMatrix(nn.Module):
 
 @dataclass(frozen=True)
 class HookBench:
-    """One model with its hook, for one size and one rank."""
+    """One model with its compressor, for one size and one rank."""
 
     hook: str
     """As `compressors.parse` takes it."""
@@ -63,7 +63,7 @@ class HookBench:
     """Taken in turn."""
 
     def timed(self) -> TimedCall:
-        """A backward pass; gradients of the last one are dropped before."""
+        """Runs a backward pass, after dropping the last one's gradients."""
         turn = 0
 
         def call() -> None:
@@ -77,7 +77,7 @@ class HookBench:
         return TimedCall(call, prepare)
 
     def wrong(self, rank: int, world_size: int) -> int:
-        """Elements that are off, of a gradient that the scheme must send without loss.
+        """Counts wrong elements of a gradient that the scheme must send without loss.
 
         Call it before anything else, while nothing is left over from other gradients.
         """
@@ -96,7 +96,7 @@ class HookBench:
 
 
 def make_hook_bench(hook: str, group: Any, count: int, rank: int, device: str) -> HookBench:
-    """Made by all ranks of the group together. count: elements of the gradient.
+    """Makes a bench; all ranks of the group call it. count: elements of the gradient.
 
     Raises UsageError for a hook that `compressors.parse` does not take.
     """

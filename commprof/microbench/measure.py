@@ -49,7 +49,7 @@ WARMUP_RULE = "1 to 5 calls per size and round, as many as fit into 5 ms"
 
 
 def samples_per_round(call_ns: float, rounds: int, asked: int | None) -> tuple[int, ...]:
-    """Samples of each round for a call of this length; asked: so many in all, see ``-n``."""
+    """Number of samples per round for a call of this length; asked: in all rounds, see ``-n``."""
     wanted = asked or min(max(int(_BUDGET_NS / call_ns), _LEAST), _MOST)
     if asked is None:
         wanted = -(-wanted // rounds) * rounds
@@ -57,19 +57,19 @@ def samples_per_round(call_ns: float, rounds: int, asked: int | None) -> tuple[i
 
 
 def warmup_calls(call_ns: float, asked: int | None) -> int:
-    """Calls before the samples of a round; asked: see ``-w``."""
+    """Number of calls before the samples of a round; asked: see ``-w``."""
     if asked is not None:
         return asked
     return min(max(int(_WARMUP_NS / call_ns), 1), _MOST_WARMUP)
 
 
 def loop_language(on_cpu: bool) -> str:
-    """What takes the samples of operations, for the result's context."""
+    """Language of the loop that takes samples, for the result's context."""
     return "C++" if on_cpu and _native.native is not None else "Python"
 
 
 def make_sampled_call(op: str, side: Side, buffers: Buffers, redop: str) -> Call:
-    """As `calls.make_call`, in C++ where that can be."""
+    """Makes a call as `calls.make_call` does, in C++ where that can be."""
     native = _native.native
     if native is None or side.device != "cpu":
         return make_call(op, side, buffers, redop)
@@ -78,7 +78,7 @@ def make_sampled_call(op: str, side: Side, buffers: Buffers, redop: str) -> Call
 
 
 def sample_in_cpp(call: Call, meet: Call, iterations: int) -> Times | None:
-    """Times of one rank's calls; None where one of the two is not of C++."""
+    """Samples one rank's calls in C++; None if the call or the meeting is not of C++."""
     met: Any = None if meet is no_meeting else meet
     if not _is_native(call) or not (met is None or _is_native(met)):
         return None
@@ -93,7 +93,7 @@ def _is_native(call: Any) -> bool:
 
 @dataclass(frozen=True)
 class TimedCall:
-    """What is called once per sample."""
+    """Interface of what is called once per sample."""
 
     call: Call
     """Timed."""
@@ -101,7 +101,7 @@ class TimedCall:
     """Called before each call, before the ranks meet; not timed."""
 
     def repeat(self, times: int) -> None:
-        """Calls it untimed."""
+        """Calls it a number of times without timing."""
         for _ in range(times):
             if self.prepare is not None:
                 self.prepare()
@@ -109,7 +109,7 @@ class TimedCall:
 
 
 def take_samples(timed: TimedCall, meet: Call, iterations: int) -> Times:
-    """Times of one rank's calls, in ns of CLOCK_MONOTONIC. meet: called before each of them."""
+    """Times one rank's calls, in ns of CLOCK_MONOTONIC. meet: called before each of them."""
     in_cpp = None if timed.prepare else sample_in_cpp(timed.call, meet, iterations)
     if in_cpp is not None:
         return in_cpp
@@ -127,7 +127,7 @@ def take_samples(timed: TimedCall, meet: Call, iterations: int) -> Times:
 
 
 def pilot_ns(timed: TimedCall, meet: Call) -> float:
-    """Median of a few calls of this rank, after two that nobody times."""
+    """Median time of a few calls of this rank, after two untimed ones."""
     timed.repeat(2)
     times = take_samples(timed, meet, 3)
     return float(np.median(times.end_ns - times.begin_ns))
@@ -151,7 +151,7 @@ _CALIBRATION = 200
 
 @dataclass(frozen=True)
 class OverlapCell:
-    """One size's samples of one rank, in us."""
+    """Overlap samples of one size and rank, in us."""
 
     count: int
     """Elements, see `Sweep.counts`."""
@@ -170,7 +170,7 @@ class OverlapCell:
 
 
 class Compute:
-    """Work for one core, in units of a few microseconds that fit the first cache."""
+    """Compute load for one core, in units of a few microseconds that fit the first cache."""
 
     def __init__(self) -> None:
         """Finds out how long a unit takes here."""
@@ -183,11 +183,11 @@ class Compute:
         self._unit_ns = (time.monotonic_ns() - begin) / _CALIBRATION
 
     def units(self, duration_ns: float) -> int:
-        """How many take about that long; 1 at least."""
+        """Number of units that take about the given time; 1 at least."""
         return max(round(duration_ns / self._unit_ns), 1)
 
     def run(self, units: int) -> None:
-        """Computes."""
+        """Runs the given number of units."""
         matrix, vector, result = self._matrix, self._vector, self._result
         for _ in range(units):
             torch.mv(matrix, vector, out=result)
@@ -196,7 +196,7 @@ class Compute:
 def measure_overlap(
     plan: Plan, op: str, count: int, side: Side, meet: Call, control: object
 ) -> OverlapCell:
-    """All samples of one size: the collective alone, the compute alone, and both, in turn."""
+    """Samples one size: the collective alone, the compute alone, and both, in turn."""
     placement = operation(op).placements[-1]
     buffers = make_buffers(
         operation(op), placement, count, side.rank, side.world_size, plan.dtype, side.device

@@ -71,12 +71,12 @@ class Operation:
     """Whether it moves data at all."""
 
     def count(self, size_bytes: int, itemsize: int, world_size: int) -> int:
-        """Elements, rounded down, where the larger buffer holds size_bytes."""
+        """Number of elements, rounded down, for which the larger buffer holds size_bytes."""
         parts = world_size if self.input_parts or self.output_parts else 1
         return size_bytes // (itemsize * parts) if self.sized else 0
 
     def elements(self, count: int, world_size: int) -> tuple[int, int]:
-        """Elements of a rank's input and of its output."""
+        """Numbers of elements of a rank's input and of its output."""
         parts = (self.input_parts, self.output_parts)
         given, result = (count * (world_size if many else 1) for many in parts)
         return given, result
@@ -106,7 +106,7 @@ HOOK = Operation("hook", "all_reduce", placements=(IN_PLACE,))
 
 
 def operation(name: str) -> Operation:
-    """The operation of a row's `op`, a hook's included. Raises UsageError if there is none."""
+    """Finds the operation of a row's `op`, a hook's included. Raises UsageError if unknown."""
     if name.startswith(HOOK_PREFIX):
         return HOOK
     if name not in OPERATIONS:
@@ -115,7 +115,7 @@ def operation(name: str) -> Operation:
 
 
 def pattern_modulus(op: str, redop: str, dtype: str, world_size: int) -> int:
-    """After how many elements the data that are verified repeat: a small prime.
+    """Period of the data that are verified, in elements: a small prime.
 
     Raises UsageError where sums of such data over so many ranks are not exact in the type.
     """
@@ -138,7 +138,7 @@ def _is_prime(number: int) -> bool:
 
 
 def dtype_name(text: str) -> str:
-    """nccl-tests' name of a type that is given by that name or torch's. Raises UsageError."""
+    """Converts a type's name of nccl-tests or torch to that of nccl-tests. Raises UsageError."""
     name = _ALIASES.get(text, text)
     if name not in DTYPES:
         raise UsageError(f"unknown type {text!r} (allowed: {', '.join(DTYPES)})")

@@ -18,7 +18,7 @@ _MOST_SIZES = 1000
 
 
 def parse_size(text: str, option: str) -> int:
-    """Bytes from ``8``, ``64K``, ``128M`` or ``1G``.
+    """Reads bytes such as ``8``, ``64K``, ``128M`` or ``1G``.
 
     Raises UsageError for anything else, naming the option.
     """
@@ -34,7 +34,7 @@ def parse_size(text: str, option: str) -> int:
 def ladder(
     smallest_bytes: int, largest_bytes: int, factor: int | None, step_bytes: int | None
 ) -> tuple[int, ...]:
-    """All sizes of a sweep, smallest first.
+    """Lists all sizes of a sweep, smallest first.
 
     factor: each size is so many times the one before. step_bytes: so many bytes more instead.
 
@@ -75,7 +75,7 @@ _PROCESS_BYTES = 150_000_000
 def check_memory(
     plan: Plan, meminfo: Path = Path("/proc/meminfo"), launched_here: int | None = None
 ) -> None:
-    """Whether this host's ranks fit into its memory. Raises UsageError where they cannot.
+    """Raises UsageError where this host's ranks cannot fit into its memory.
 
     launched_here: how many of them run on this host already; None: all are to be started here.
     """
@@ -112,7 +112,7 @@ MOST_ROUNDS = 10
 
 @dataclass(frozen=True)
 class Plan:
-    """One sweep over operations, world sizes and sizes. Raises UsageError if it cannot be."""
+    """All sweeps of one command. Raises UsageError for a plan that cannot be."""
 
     ops: tuple[str, ...]
     """Names of operations, and of hooks as ``hook:fp16``."""
@@ -182,7 +182,7 @@ class Plan:
 
     @property
     def rounds(self) -> int:
-        """Passes over the sizes, each on a new process group and, but for hooks, new buffers."""
+        """Number of passes over the sizes, each on a new process group."""
         return min(self.iterations or MOST_ROUNDS, MOST_ROUNDS)
 
     def total_rounds(self) -> int:
@@ -190,7 +190,7 @@ class Plan:
         return len(list(self.sweeps())) * (1 if self.overlap else self.rounds)
 
     def sweeps(self) -> Iterator[Sweep]:
-        """One per operation and world size, in the order in which they run."""
+        """One sweep per operation and world size, in the order in which they run."""
         for op in self.ops:
             for world_size in self.world_sizes:
                 yield Sweep(op, world_size, self._counts(op, world_size))
@@ -203,12 +203,12 @@ class Plan:
         return tuple(dict.fromkeys(count for count in found if count))
 
     def save(self, path: Path) -> None:
-        """Write it as JSON."""
+        """Writes the plan as JSON."""
         replace_file(path, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Plan:
-        """Read what `save` wrote."""
+        """Reads a plan that `save` wrote."""
         plan: Plan = checked(read_json(path), cls)
         return plan
 
@@ -226,5 +226,5 @@ class Sweep:
 
     @property
     def cells(self) -> int:
-        """Rows of a round: sizes times placements."""
+        """Number of rows in a round: sizes times placements."""
         return len(self.counts) * len(operation(self.op).placements)

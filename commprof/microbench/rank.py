@@ -25,13 +25,13 @@ from commprof.microbench.plan import Plan, Sweep
 
 
 def run_bench_rank(plan_path: str) -> None:
-    """What the launcher calls: this process's rank of the plan in the file."""
+    """Runs this process's rank of the plan in a file; called by the launcher."""
     path = Path(plan_path)
     guarded(lambda: run_plan(Plan.load(path), path.parent))
 
 
 def run_plan(plan: Plan, progress_directory: Path | None = None) -> None:
-    """Measures everything with the ranks of the environment, of which there may be more.
+    """Measures everything on the ranks of the environment, which may be more than needed.
 
     progress_directory: where rank 0 says how far it is; None: nowhere.
     """

@@ -78,7 +78,7 @@ class TraceTail:
 
     @property
     def metadata(self) -> dict[str, Any] | None:
-        """As :class:`commprof.trace.reader.Trace` has it; None until it was written."""
+        """Metadata as :class:`commprof.trace.reader.Trace` has it; None until written."""
         return self._content.metadata
 
     @property
@@ -93,22 +93,22 @@ class TraceTail:
 
     @property
     def summary(self) -> Summary | None:
-        """The newest that always-on mode wrote; None where it never ran."""
+        """The newest summary of always-on mode; None where that never ran."""
         return self._content.summary
 
     @property
     def closed(self) -> bool:
-        """Whether the rank's own capture closed the trace."""
+        """True if the rank's own capture closed the trace."""
         return self._content.complete
 
     @property
     def ended(self) -> bool:
-        """Whether capture closed the trace, or somebody salvaged it after the rank had died."""
+        """True if capture closed the trace, or it was salvaged after the rank had died."""
         return self._content.complete or self._content.salvaged
 
     @property
     def dropped(self) -> int:
-        """Records lost so far: as the trace says, or while it is open as its rings say."""
+        """Number of records lost so far, by the trace or, while it is open, by its rings."""
         summary = self._content.summary
         told = max(self._content.dropped, summary.dropped if summary is not None else 0)
         if self.ended or self.metadata is None:
@@ -122,11 +122,11 @@ class TraceTail:
 
     @property
     def caught_up(self) -> bool:
-        """Whether the last look came to the end of what was written."""
+        """True if the last poll reached the end of what was written."""
         return self._caught_up
 
     def poll(self) -> Records:
-        """The records of the blocks that were completed since the last look, ordered by time.
+        """Returns the records of newly completed blocks, ordered by time.
 
         Records of one thread come in order over the calls; those of several threads may come up to
         a flush interval (0.2 s) out of order. Empty where nothing is new, where there is no
@@ -302,7 +302,7 @@ _MOST_RANKS: Final = 4096
 
 
 def newest_job(run: Path, nested: bool = True) -> Path | None:
-    """The directory whose traces were written to last; None as long as there is none.
+    """Finds the directory whose traces were written to last; None as long as there is none.
 
     Without ``nested`` it is ``run`` or none.
     """
@@ -316,7 +316,7 @@ def newest_job(run: Path, nested: bool = True) -> Path | None:
 
 
 class JobTail:
-    """All traces of one job: of each rank that of its last attempt."""
+    """Tails of all traces of one job; of each rank the trace of its last attempt."""
 
     def __init__(
         self, directory: Path, recent_bytes: int | None = None, only_rank: int | None = None
@@ -339,11 +339,11 @@ class JobTail:
 
     @property
     def caught_up(self) -> bool:
-        """Whether the last look came to the end of every trace."""
+        """True if the last poll reached the end of every trace."""
         return all(tail.caught_up for tail in self.tails.values())
 
     def poll(self) -> dict[int, Records]:
-        """What is new, by rank."""
+        """Returns new records by rank."""
         for rank, path in list(_traces(self.directory).items())[:_MOST_RANKS]:
             if path not in self._open and self._only_rank in (None, rank):
                 self._open[path] = TraceTail(path, self._recent_bytes)

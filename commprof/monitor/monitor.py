@@ -79,7 +79,7 @@ class Monitor:
         self._outputs = list(self._open(settings))
 
     def run(self) -> None:
-        """Until the process that it is for and all ranks of this host end, or :meth:`end`."""
+        """Runs until its process and all ranks of this host end, or until :meth:`end`."""
         while not self._ending.is_set():
             began_s = time.process_time()
             lived = self._job_lives()
@@ -99,7 +99,7 @@ class Monitor:
         self._look()
 
     def end(self) -> None:
-        """Ends :meth:`run` after a last look; from any thread or signal handler."""
+        """Ends :meth:`run` after a last update; from any thread or signal handler."""
         self._ending.set()
 
     def close(self) -> None:
@@ -182,7 +182,7 @@ def address_file(run: Path) -> Path:
 
 
 def run_monitor(run: Path, settings: Settings, of_process: str = "", nested: bool = True) -> int:
-    """Runs one in this process, at a low priority; returns its exit code."""
+    """Runs a monitor in this process, at a low priority; returns its exit code."""
     with suppress(OSError):
         os.nice(_NICE)
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

@@ -52,7 +52,7 @@ def rank_process(here: Here, metadata: dict[str, Any]) -> tuple[ProcessState | N
 
 
 def this_host(proc: Path = PROC) -> HostState | None:
-    """This host, by its mounted procfs; None where its kernel does not tell."""
+    """Reads this host's load from its procfs; None where its kernel does not tell."""
     words = text_of(proc / "stat").split("\n", 1)[0].split()[1:9]
     memory = dict(
         line.split(":", 1) for line in text_of(proc / "meminfo").splitlines() if ":" in line
@@ -109,7 +109,7 @@ PATIENCE_S: Final = 5.0
 
 
 class Observer:
-    """Observes one run directory: it reads, writes nothing and signals nobody."""
+    """Reads one run directory; writes nothing and signals nobody."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class Observer:
         self._problems: deque[str] = deque(maxlen=_MOST_PROBLEMS)
 
     def look(self) -> JobState | None:
-        """Reads what is new; None as long as no rank has begun to record."""
+        """Reads what is new and returns the job's state; None before any rank has recorded."""
         begin = time.perf_counter()
         directory = newest_job(self._run, self._nested)
         if directory is not None and (self._job is None or self._job.directory != directory):
@@ -171,7 +171,7 @@ class Observer:
 
     @property
     def caught_up(self) -> bool:
-        """Whether there is nothing more to read at the moment."""
+        """True if there is nothing more to read at the moment."""
         return self._job is not None and self._job.caught_up
 
     def close(self) -> None:
@@ -294,7 +294,7 @@ _LARGEST_BYTES: Final = 4096
 
 
 def newest(trace: Path) -> GradientState | None:
-    """Newest gradient norms of the rank that writes this trace, from the file beside it.
+    """Reads the newest gradient norms of a rank from the file beside its trace.
 
     None where nothing was measured, or the file is being written.
     """
@@ -329,7 +329,7 @@ class FollowedTraces:
         self.last_step_ns: dict[int, int] = {}
 
     def grew(self, tails: dict[int, TraceTail]) -> bool:
-        """Whether ranks came after steps had been counted without them."""
+        """True if ranks came after steps had been counted without them."""
         return bool(self._ranks) and set(tails) != self._ranks
 
     def advance(self, tails: dict[int, TraceTail]) -> None:
@@ -353,7 +353,7 @@ class FollowedTraces:
                 self.last_step_ns[rank] = int(marks[-1]) if len(marks) else 0
 
     def mode(self, tails: dict[int, TraceTail]) -> str:
-        """Mode by the first rank that has a summary; full where none has."""
+        """Mode of the first rank that has a summary; full where none has."""
         for rank in sorted(tails):
             summary = tails[rank].summary
             if summary is not None:
@@ -361,7 +361,7 @@ class FollowedTraces:
         return "full"
 
     def late(self, tails: dict[int, TraceTail]) -> Late | None:
-        """By the steps, or by the summaries where ranks keep those."""
+        """The late rank, by the steps or by the summaries where ranks keep those."""
         if not any(tail.summary for tail in tails.values()):
             return self.recent.late
         known = [

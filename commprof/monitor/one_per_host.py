@@ -21,7 +21,7 @@ _OF_TASK: Final = ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
 
 
 def is_chosen(job: Path, what: str) -> bool:
-    """Whether this rank is the one of its host; true in one rank at most.
+    """True if this rank is the one of its host; true in one rank at most.
 
     ``LOCAL_RANK`` says it. Without one, the ranks that Slurm or Open MPI do not number above 0
     race for a file in the job's directory: who makes it is the one.
@@ -52,7 +52,7 @@ def _lock(job: Path, what: str) -> Path:
 def start_beside(
     command: Sequence[str], *, detached: bool, output: Output, errors: Output = None
 ) -> subprocess.Popen[bytes]:
-    """Starts a process that is no rank and is not recorded.
+    """Starts a process beside the job, which is no rank and is not recorded.
 
     It is in a session of its own, so that Ctrl-C and signals to the job's group do not reach it.
 
@@ -88,7 +88,7 @@ def start_beside(
 
 
 def outside_environment() -> dict[str, str]:
-    """This process's environment for one beside the job: it is no rank and is not recorded.
+    """Environment for a process beside the job, which is no rank and is not recorded.
 
     It finds the same commprof, and computes with one thread: the ranks need the cores.
     """

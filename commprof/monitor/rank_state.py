@@ -37,7 +37,7 @@ _MOST_PENDING = 1024
 
 @dataclass
 class RankState:
-    """Fed with records in order; see :meth:`take`. Times are the rank's ``CLOCK_MONOTONIC``."""
+    """What one rank is doing, from its records in order; times are its ``CLOCK_MONOTONIC``."""
 
     rank: int
     world_size: int
@@ -73,7 +73,7 @@ class RankState:
 
     @property
     def phase(self) -> str:
-        """Where in its step it is, as far as the records tell.
+        """Phase of the step that the rank is in, as far as the records tell.
 
         Phases are recorded when they end, so of the one under way only what it issued is known.
         """
@@ -92,7 +92,7 @@ class RankState:
         return min(self.pending.values(), key=lambda one: one.issue_ns, default=None)
 
     def take(self, records: Records, groups: Iterable[Group]) -> None:
-        """Brings the state up to date.
+        """Takes the next records.
 
         Args:
             records: what the rank recorded since, ordered by time.
@@ -183,7 +183,7 @@ def _later(known: int | None, seq: int) -> int:
 
 
 def common_names(groups: Iterable[Group]) -> dict[int, Group]:
-    """The groups by this rank's own number, under names that no two of them share.
+    """Names groups by this rank's own number, so that no two of them share a name.
 
     A name that is used again, after ``destroy_process_group``, gets the number of its turn.
     """

@@ -41,11 +41,11 @@ class Settings:
 
     @property
     def wanted(self) -> bool:
-        """Whether there is any output."""
+        """True if there is any output."""
         return bool(self.address or self.textfile or self.jsonl or self.tensorboard)
 
     def arguments(self) -> list[str]:
-        """The options that give these settings."""
+        """Command-line options that give these settings."""
         given: list[tuple[str, object]] = [
             ("--metrics-address", self.address),
             ("--metrics-textfile", self.textfile and self.textfile.absolute()),
@@ -98,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def settings_of(args: argparse.Namespace) -> Settings:
-    """Settings from parsed arguments; UsageError for a value that cannot be used."""
+    """Makes settings of parsed arguments; UsageError for a value that cannot be used."""
     return Settings(
         address=args.metrics_address or (DEFAULT_ADDRESS if args.metrics else ""),
         textfile=args.metrics_textfile,
@@ -110,7 +110,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
 
 
 def settings_of_variable(text: str) -> Settings:
-    """What COMMPROF_METRICS asks for; UsageError where it holds no such options."""
+    """Reads settings from COMMPROF_METRICS; UsageError where it holds no such options."""
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -119,7 +119,7 @@ def settings_of_variable(text: str) -> Settings:
 
 
 def parse(words: Sequence[str]) -> Settings:
-    """Settings from the options of live metrics; UsageError for any other option."""
+    """Makes settings of a list of options; UsageError for any other option."""
     parser = _Parser(prog=variables.METRICS, add_help=False, allow_abbrev=False)
     add_arguments(parser)
     return settings_of(parser.parse_args(words))

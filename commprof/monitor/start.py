@@ -35,7 +35,7 @@ def check_settings(settings: Settings) -> None:
 
 
 def start_in_rank(job: Path, asked: str) -> str:
-    """Starts one beside one rank of each host, if COMMPROF_METRICS asks for it.
+    """Starts a monitor beside one rank of each host, if COMMPROF_METRICS asks for it.
 
     Args:
         job: the directory of this job and no other.
@@ -54,7 +54,7 @@ def start_in_rank(job: Path, asked: str) -> str:
 
 
 def start_monitor(run: Path, settings: Settings, *more: str) -> str:
-    """Starts it for ``run``, until this process ends; returns why it could not, or nothing."""
+    """Starts a monitor for ``run`` until this process ends; returns why it cannot, or nothing."""
     pid = os.getpid()
     began = identity(pid)
     if not began:

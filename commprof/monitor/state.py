@@ -20,7 +20,7 @@ STEP_PARTS = ("data", "forward", "backward", "optimizer", "other", "exposed")
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds: of all steps counted, or the mean of the recent ones."""
+    """Times of a step in seconds: of all steps counted, or the mean of the recent ones."""
 
     #: Behind the figures.
     steps: int
@@ -43,7 +43,7 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class OperationState:
-    """One kind of operation on one rank."""
+    """Recent calls of one kind of operation on one rank."""
 
     #: Issued in the steps counted, and their sizes as nccl-tests counts size.
     calls: int
@@ -59,7 +59,7 @@ class OperationState:
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """One kind of operation over all ranks, recent calls."""
+    """Bandwidth of recent calls of one kind of operation over all ranks."""
 
     #: Sum of size times bus factor over the sum of the times from last start to last completion.
     busbw_bytes_per_s: float
@@ -69,7 +69,7 @@ class Bandwidth:
 
 @dataclass(frozen=True)
 class GradientState:
-    """As a rank measured it last, before the exchange; see ``--gradient-norms``."""
+    """Gradient norms as a rank measured them last, before the exchange."""
 
     step: int
     #: L2 norm over all gradients; variance over the parameters of the L2 norm of each.
@@ -91,7 +91,7 @@ class ProcessState:
 
 @dataclass(frozen=True)
 class HostState:
-    """The host that this was taken on."""
+    """Counters of the host that the state was taken on."""
 
     name: str
     #: Since boot, over all cores.
@@ -105,7 +105,7 @@ class HostState:
 
 @dataclass(frozen=True)
 class RankState:
-    """One rank."""
+    """What is known of one rank."""
 
     rank: int
     host: str
@@ -137,7 +137,7 @@ class RankState:
 
     @property
     def compression_ratio(self) -> float:
-        """How many times fewer bytes; NaN without a compressor."""
+        """How many times fewer bytes the compressor sends; NaN without a compressor."""
         return self.plain_bytes / self.sent_bytes if self.sent_bytes > 0 else math.nan
 
 
@@ -154,7 +154,7 @@ class Late:
 
 @dataclass(frozen=True)
 class MonitorState:
-    """What watching costs: this process alone."""
+    """What the monitor itself costs."""
 
     cpu_s: float
     resident_bytes: int
@@ -167,7 +167,7 @@ class MonitorState:
 
 @dataclass(frozen=True)
 class JobState:
-    """Everything."""
+    """Everything that is known of a running job."""
 
     #: Seconds since the epoch.
     time_s: float

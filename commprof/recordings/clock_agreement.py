@@ -47,7 +47,7 @@ class Ends:
 
 
 def with_compared_clocks(traces: Sequence[Trace]) -> tuple[list[Trace], str]:
-    """The traces with comparisons of their clocks against the first one's, and what to say of it.
+    """Aligns the traces' clocks with the first one's, and says how well that went.
 
     Where clocks cannot be compared, or do not agree, the traces are as they were.
     """

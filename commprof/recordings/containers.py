@@ -30,7 +30,7 @@ _ERRORS = (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile, 
 
 
 class Unpacked(io.RawIOBase):
-    """Unpacked bytes, up to so many times the bytes that they were packed into."""
+    """A stream of unpacked bytes, limited to a multiple of the packed size."""
 
     def __init__(self, stream: gzip.GzipFile | IO[bytes], packed_bytes: int) -> None:
         """Begins at the stream's own position."""
@@ -39,11 +39,11 @@ class Unpacked(io.RawIOBase):
         self._given = 0
 
     def readable(self) -> bool:
-        """Always."""
+        """Returns True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """As of any raw file; what is damaged ends where the damage begins.
+        """Reads as a raw file does; damaged data end where the damage begins.
 
         Raises:
             OSError: it unpacks to too much, or is damaged from its begin.
@@ -66,7 +66,7 @@ Take = Callable[[str, BinaryIO], None]
 
 
 def each_file(path: Path, wanted: Callable[[bytes], bool], take: Take) -> list[str]:
-    """Takes every file at ``path`` whose first bytes are wanted, unpacked.
+    """Calls a function with every unpacked file at ``path`` whose first bytes are wanted.
 
     Of a folder without such a file those of its sub-folders are taken.
 
@@ -96,7 +96,7 @@ def each_file(path: Path, wanted: Callable[[bytes], bool], take: Take) -> list[s
 
 
 def is_packed(path: Path) -> bool:
-    """Whether a file begins as one that holds others, or as a packed one."""
+    """True if a file begins like an archive or a packed file."""
     with open_regular(path) as file:
         head = file.read(_TAR_MAGIC_AT + 5)
     return head.startswith((_GZIP, _ZIP)) or _is_tar(head)

@@ -43,7 +43,7 @@ _SIZES = {
 
 @dataclass(frozen=True)
 class Entry:
-    """One operation in a rank's dump."""
+    """One operation in a rank's Flight Recorder dump."""
 
     group: str
     #: "nccl", "gloo", ...
@@ -66,7 +66,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Dump:
-    """One rank's dump."""
+    """One rank's Flight Recorder dump."""
 
     rank: int
     version: str
@@ -83,7 +83,7 @@ class Dump:
 
 
 def read_dumps(path: Path) -> tuple[list[Dump], list[str]]:
-    """Those of a folder or an archive, by rank, and a line for each file that cannot be read.
+    """Reads the dumps of a folder or archive by rank, with a line for each unreadable file.
 
     Raises:
         TraceError: there is none that can be read.
@@ -165,7 +165,7 @@ def _with_pending_by_status(dump: Dump) -> Dump:
 
 
 def members_of(dumps: Sequence[Dump]) -> dict[str, tuple[int, ...]]:
-    """Global ranks by group's name; where no dump tells, those that used the group."""
+    """Global ranks by group's name; where no dump tells, the ranks that used the group."""
     members: dict[str, tuple[int, ...]] = {}
     for dump in dumps:
         members.update(dump.members)

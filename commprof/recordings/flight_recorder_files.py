@@ -36,7 +36,7 @@ class _FoundError(Exception):
 
 @dataclass(frozen=True)
 class DumpFile:
-    """A file that looks like a dump, or a member of an archive."""
+    """A file, or a member of an archive, that looks like a dump."""
 
     file: Path
     rank: int
@@ -44,7 +44,7 @@ class DumpFile:
     data: bytes | None = None
 
     def value(self) -> Any:
-        """What it holds."""
+        """Reads the dump's value."""
         data = read_bytes(self.file, _LARGEST_BYTES) if self.data is None else self.data
         data = _unpacked(data, _LARGEST_BYTES)
         if data.startswith(_PICKLE):
@@ -79,7 +79,7 @@ def _packed_dumps(path: Path) -> tuple[list[DumpFile], list[str]]:
 
 
 def dump_files(path: Path) -> tuple[list[DumpFile], list[str]]:
-    """Those of a folder or an archive, and a line for each packed file that cannot be read.
+    """Finds the dumps of a folder or archive, with a line for each unreadable packed file.
 
     Raises:
         TraceError: several folders hold dumps of the same rank.
@@ -98,7 +98,7 @@ def dump_files(path: Path) -> tuple[list[DumpFile], list[str]]:
 
 
 def is_flight_recorder(path: Path) -> bool:
-    """Whether a path is a dump, or a folder or an archive that holds at least one."""
+    """True if a path is a dump, or a folder or archive with at least one."""
 
     def first(head: bytes) -> bool:
         if _is_dump(head) or _OF_TORCH_PROFILER in head:

@@ -132,7 +132,7 @@ _DO: dict[int, Callable[[_Machine], Any]] = {
 
 
 def read_plain_pickle(data: bytes) -> Any:
-    """The value of a pickle of plain values.
+    """Reads a pickle of plain values without running code of it.
 
     Raises:
         ValueError: it is damaged, or asks for more than plain values; says so in one line.

@@ -25,12 +25,12 @@ _KEPT = ("distributedInfo", "baseTimeNanoseconds", "host_name", "devicePropertie
 
 
 class DamagedError(ValueError):
-    """It is no JSON, or not to its end; the text says what is wrong."""
+    """The file is no JSON, or not to its end; the text says what is wrong."""
 
 
 @dataclass
 class EventReader:
-    """Reads one trace; ``head`` is whole once all events were taken."""
+    """Reads the events of one trace; ``head`` is complete once all events were read."""
 
     stream: BinaryIO
     #: Values beside the events, of ``_KEPT`` only.
@@ -45,7 +45,7 @@ class EventReader:
     _decode: Any = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
 
     def events(self) -> Iterator[list[Any]]:
-        """Events by the piece; what comes before a damage is given, and ``problem`` is set.
+        """Yields events in pieces; those before a damage are given, and ``problem`` is set.
 
         Raises:
             DamagedError: it is no trace at all.

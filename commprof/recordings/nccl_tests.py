@@ -47,7 +47,7 @@ _OPS = {
 
 @dataclass(frozen=True)
 class NcclTestsRow:
-    """One line of the table, in place or out of place."""
+    """One line of nccl-tests' table, in place or out of place."""
 
     size_bytes: int
     count: int
@@ -66,7 +66,7 @@ class NcclTestsRow:
 
 @dataclass(frozen=True)
 class NcclTestsLog:
-    """One run of one of the tests."""
+    """The result of one run of one test."""
 
     op: str
     ranks: int
@@ -75,7 +75,7 @@ class NcclTestsLog:
 
 
 def is_nccl_tests(path: Path) -> bool:
-    """Whether a file looks like a result of nccl-tests."""
+    """True if a file looks like a result of nccl-tests."""
     try:
         with open_regular(path) as opened:
             head = opened.read(_HEAD_BYTES)
@@ -87,7 +87,7 @@ def is_nccl_tests(path: Path) -> bool:
 
 
 def read_nccl_tests(path: Path) -> tuple[NcclTestsLog, ...]:
-    """Reads a result: one log for each operation, and set of ranks, that it holds.
+    """Reads a result, as one log per operation and set of ranks.
 
     Raises:
         UsageError: it cannot be read, or does not say what was measured on how many ranks.

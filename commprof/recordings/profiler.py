@@ -62,7 +62,7 @@ _OF_WINDOW: Final = 1 << 19
 
 
 def looks_like_trace(head: bytes) -> bool:
-    """Whether a file that begins so is a trace of torch.profiler."""
+    """True if a file that begins like this is a trace of torch.profiler."""
     begin = head.lstrip()[:1]
     is_one = begin == b"{" and any(mark in head for mark in _MARKS)
     is_array = begin == b"[" and all(mark in head for mark in _MARKS_OF_EVENTS)
@@ -70,7 +70,7 @@ def looks_like_trace(head: bytes) -> bool:
 
 
 def read_recording(path: Path) -> Recording | None:
-    """The traces at ``path``: a file, a folder or an archive; None where there are none.
+    """Reads the traces at ``path``: a file, folder or archive; None where there are none.
 
     Raises:
         CommprofError: there are some, and none can be used.

@@ -71,7 +71,7 @@ _NO_LETTER = re.compile(r"[^a-z]")
 
 @dataclass(frozen=True)
 class Call:
-    """One collective, or message, of a rank; times in ns."""
+    """One collective or message of a rank; times in ns."""
 
     op: str
     #: Name and description of its process group; "" where the recording does not say.
@@ -101,7 +101,7 @@ class Call:
 
 
 def device_calls(events: ProfilerEvents, device: int, world_size: int) -> list[Call]:
-    """Communication kernels of one device, in the order of their begins."""
+    """Communication kernels of one device, in the order of their starts."""
     kernels = sorted(
         (e for e in events.communication if e.device == device),
         key=lambda e: (e.begin_ns, e.end_ns),
@@ -118,7 +118,7 @@ def device_calls(events: ProfilerEvents, device: int, world_size: int) -> list[C
 
 
 def host_calls(events: ProfilerEvents, world_size: int) -> list[Call]:
-    """Communication of the host's (gloo), in the order of issue.
+    """Communication on the host (gloo), in the order of issue.
 
     c10d's operators say when each was issued, and of what form. Those of an operation and the
     ranges of the threads that ran them are the same in number and order, or the begin of the
@@ -155,7 +155,7 @@ def host_calls(events: ProfilerEvents, world_size: int) -> list[Call]:
 
 
 def launches(events: ProfilerEvents, correlation: Ints) -> tuple[Ints, Ints]:
-    """When and by which thread kernels were launched; -1 where that is not recorded."""
+    """When, and by which thread, kernels were launched; -1 where that is not recorded."""
     ids = np.frombuffer(events.launched, np.int64) if events.launched else np.zeros(0, np.int64)
     unknown = np.full(len(correlation), -1, dtype=np.int64)
     if len(ids) == 0 or len(correlation) == 0:
@@ -169,7 +169,7 @@ def launches(events: ProfilerEvents, correlation: Ints) -> tuple[Ints, Ints]:
 
 
 def operation(name: str) -> str:
-    """c10d's name for what a kernel, a range or a metadata entry calls it; "other" if unknown."""
+    """Maps the name of a kernel, range or metadata entry to c10d's; "other" if unknown."""
     letters = _NO_LETTER.sub("", name.lower())
     for word, op in _OPS_BY_WORD:
         if word in letters:

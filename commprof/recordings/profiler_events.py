@@ -54,7 +54,7 @@ _ARGUMENTS: Final[tuple[str, ...]] = (
 
 @dataclass(frozen=True)
 class Event:
-    """One event with its name, of communication or a range."""
+    """A named event: communication or a range."""
 
     name: str
     begin_ns: int
@@ -68,7 +68,7 @@ class Event:
 
 @dataclass
 class Intervals:
-    """Many unnamed events, as columns; ``tag`` is a correlation id, or a thread."""
+    """Unnamed events in columns; ``tag`` is a correlation id or a thread."""
 
     begin_ns: array[int] = field(default_factory=lambda: array("q"))
     end_ns: array[int] = field(default_factory=lambda: array("q"))
@@ -76,7 +76,7 @@ class Intervals:
     device: array[int] = field(default_factory=lambda: array("q"))
 
     def add(self, begin_ns: int, end_ns: int, tag: int, device: int = 0) -> None:
-        """One more."""
+        """Adds one event."""
         self.begin_ns.append(begin_ns)
         self.end_ns.append(end_ns)
         self.tag.append(tag)
@@ -89,7 +89,7 @@ class Intervals:
 
 @dataclass
 class ProfilerEvents:
-    """One trace; times in ns since 1970."""
+    """The events of one trace; times in ns since 1970."""
 
     head: dict[str, Any] = field(default_factory=dict)
     #: Communication on a device, in the order of the file.
@@ -124,7 +124,7 @@ Taker = Callable[[dict[str, Any], str, int, int, dict[str, Any], ProfilerEvents]
 
 
 def is_communication(kernel_name: str) -> bool:
-    """Whether a kernel of that name is of a library for collectives."""
+    """True if a kernel of that name belongs to a library for collectives."""
     return _COMMUNICATION.search(kernel_name) is not None
 
 

@@ -54,7 +54,7 @@ _CLOSED_LATE_NS: Final = 100_000
 
 @dataclass
 class RankRecording:
-    """One rank as its profiler saw it."""
+    """One rank as torch.profiler recorded it."""
 
     name: str
     rank: int | None
@@ -73,7 +73,7 @@ class RankRecording:
 
 
 def recorded_rank(name: str, events: ProfilerEvents) -> RankRecording:
-    """What one file says, before it is known what the other ranks' say.
+    """Reads one file, before it is known what the other ranks' files say.
 
     Raises:
         TraceError: it has neither communication nor anything else that ran.
@@ -97,7 +97,7 @@ def recorded_rank(name: str, events: ProfilerEvents) -> RankRecording:
 
 
 def trace_of(found: RankRecording, rank: int, world_size: int, seqs: Sequence[int]) -> Trace:
-    """The trace of one rank.
+    """Makes the trace of one rank.
 
     Args:
         found: what its file says.

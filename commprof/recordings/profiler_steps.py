@@ -42,7 +42,7 @@ _REPEATED: Final = 0.95
 
 @dataclass(frozen=True)
 class FoundSteps:
-    """Begins, ends and numbers of steps, in order, and what they were found by."""
+    """Starts, ends and numbers of steps in order, and what they were found by."""
 
     number: Ints
     begin_ns: Ints
@@ -52,7 +52,7 @@ class FoundSteps:
 
 
 def find_steps(events: ProfilerEvents, calls: Sequence[Call], busy: Stretches) -> FoundSteps:
-    """By ProfilerStep; else by the optimizer; else by calls that repeat; else one step.
+    """Finds steps by ProfilerStep, the optimizer or repeating calls; else the whole is one step.
 
     Args:
         events: of the trace.
@@ -123,7 +123,7 @@ def _period(calls: Sequence[tuple[str, str, int]]) -> int:
 def bucket_rows(
     events: ProfilerEvents, calls: Sequence[Call], steps: FoundSteps
 ) -> tuple[Ints, Ints]:
-    """Rows of the calls that are DDP's gradient buckets, and their steps; none without its ranges.
+    """Rows of the calls that are DDP's gradient buckets, with their steps; none without ranges.
 
     They are the all-reduces that are launched while a backward pass runs an operator.
     """
@@ -153,7 +153,7 @@ def bucket_rows(
 
 
 def find_buckets(events: ProfilerEvents, calls: Sequence[Call], steps: FoundSteps) -> str:
-    """DDP's gradient buckets of a step, as a sentence; empty without any."""
+    """Describes DDP's gradient buckets of a step in a sentence; empty without any."""
     rows, step = bucket_rows(events, calls, steps)
     if len(rows) == 0:
         return ""
@@ -170,7 +170,7 @@ def find_buckets(events: ProfilerEvents, calls: Sequence[Call], steps: FoundStep
 def find_phases(
     events: ProfilerEvents, work: Intervals, device: int | None
 ) -> tuple[Ints, Stretches]:
-    """What the work between collectives was for, as phases and when they were.
+    """Finds phases, and when they were, from the work between collectives.
 
     A phase goes from its first kernel to its last before another phase's. Kernels count by when
     and by which thread they were launched; the work of a host by when it ran.
@@ -275,7 +275,7 @@ def pass_records(
     device: int | None,
     thread: int,
 ) -> Records | None:
-    """The passes as capture records them, without processor times; None without DDP's buckets."""
+    """Makes the records that capture would have of backward passes; None without buckets."""
     rows, step = bucket_rows(events, calls, steps)
     if len(rows) == 0:
         return None
@@ -304,7 +304,7 @@ def pass_records(
 
 
 def with_passes(trace: Trace) -> Trace:
-    """The trace with the passes that it implies, as if capture had recorded them."""
+    """Adds to a trace the records of its backward passes, as if capture had recorded them."""
     if trace.passes is None:
         return trace
     records, passes = trace.records.copy(), trace.passes

@@ -22,7 +22,7 @@ _END_OF_TIME: Final = 1 << 62
 
 
 def overlap(first: RankRecording, second: RankRecording) -> bool:
-    """Whether steps of both ran at the same time."""
+    """True if steps of both recordings ran at the same time."""
     one, other = first.steps, second.steps
     if not len(one.begin_ns) or not len(other.begin_ns):
         return False
@@ -30,7 +30,7 @@ def overlap(first: RankRecording, second: RankRecording) -> bool:
 
 
 def of_one_process(first: RankRecording, second: RankRecording) -> bool:
-    """Whether the calls that both could have recorded are for the most part the same, to the ns."""
+    """True if most calls that both recordings could have are the same, to the ns."""
     there = {(call.begin_ns, call.end_ns) for call in first.calls}
     begins = [call.begin_ns for call in first.calls]
     both = [
@@ -44,7 +44,7 @@ def of_one_process(first: RankRecording, second: RankRecording) -> bool:
 def one_a_rank(
     recordings: Mapping[int, Sequence[RankRecording]],
 ) -> tuple[dict[int, RankRecording], list[str]]:
-    """One recording a rank, and what to say of it.
+    """Chooses one recording per rank, and says what was left out.
 
     Windows that begin with the same step on all ranks count as one where the steps' numbers go on
     from one to the next; else the last one counts alone, as of a job that was run again.

@@ -19,7 +19,7 @@ class _FoundError(Exception):
 
 
 def is_recording_file(path: Path) -> bool:
-    """Whether a file, or an archive, holds traces of torch.profiler; reads to the first of them."""
+    """True if a file or archive holds a trace of torch.profiler."""
 
     def wanted(head: bytes) -> bool:
         if profiler.looks_like_trace(head):
@@ -35,7 +35,7 @@ def is_recording_file(path: Path) -> bool:
 
 
 def read_recording(path: Path) -> Recording | None:
-    """The recording at ``path``: a file, a folder or an archive; None where there is none.
+    """Reads the recording at ``path``: a file, folder or archive; None where there is none.
 
     Raises:
         CommprofError: there is one, and it cannot be used.
@@ -44,7 +44,7 @@ def read_recording(path: Path) -> Recording | None:
 
 
 def taken_elsewhere(path: Path) -> str:
-    """Which command takes what is at ``path``, in a sentence; empty where that is not known."""
+    """Says which command takes what is at ``path``; empty where that is not known."""
     if path.is_file() and is_nccl_tests(path):
         return (
             f"{quoted(path)} is a result of nccl-tests: commprof fit and commprof compare take it"

@@ -9,7 +9,7 @@ from commprof.report.plain_text import wrapped
 
 
 def render(result: Audit, name: str, width: int) -> str:
-    """A summary in one line, then each finding.
+    """Renders a summary in one line, then each finding.
 
     Args:
         result: of the file.

@@ -31,7 +31,7 @@ _ADVICE_LINES = 3
 
 
 def render(card: Card, colour: bool = False) -> str:
-    """The card.
+    """Renders the card, for a terminal with or without colours.
 
     Args:
         card: what it says.
@@ -84,7 +84,7 @@ def said_parts(parts: Sequence[CardPart]) -> list[tuple[CardPart, str]]:
 
 
 def facts(card: Card) -> list[tuple[str, str]]:
-    """The figures that matter, each with its name: the same in terminal, page and Markdown."""
+    """The figures that matter, by name: the same in terminal, page and Markdown."""
     return [*_figures(card), *_whom(card), *_small(card), *_link(card)]
 
 

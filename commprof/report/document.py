@@ -55,7 +55,7 @@ all of the time until the start here."""
 
 @dataclass(frozen=True)
 class Section:
-    """One heading and what stands under it, in this order."""
+    """One section of a report: a heading and what stands under it, in this order."""
 
     id: str
     title: str
@@ -76,7 +76,7 @@ class Section:
 
 
 def sections(report: FullReport, trial: TrialResult | None = None) -> Iterator[Section]:
-    """All sections that this run has something for.
+    """Makes all sections that this run has something for.
 
     Of a trial's run no means and no quartiles are shown: candidates share its steps, so they would
     be nobody's.
@@ -153,7 +153,7 @@ def _trial(trial: TrialResult) -> Section:
 
 
 def incidents(result: RunResult) -> Iterator[Section]:
-    """What went wrong; nothing where nothing did."""
+    """Makes the section on what went wrong; none where nothing did."""
     if found := incidents_table.sentences(result.incidents):
         yield Section(
             "incidents",
@@ -275,7 +275,7 @@ def _of_last_world(world: WorldResult) -> Iterator[Section]:
 
 
 def own_cost(report: FullReport) -> Iterator[Section]:
-    """What capture on and off in turn showed; nothing where that was not measured."""
+    """Makes the section on commprof's own cost; none where that was not measured."""
     result = report.result
     measured = [(counted(w.world_size, "rank"), w.overhead) for w in result.worlds]
     rows = [

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FullReport:
-    """A run, step by step and in words."""
+    """Everything that a report of one run shows."""
 
     result: RunResult
     #: One for each of ``result.worlds``.

@@ -21,7 +21,7 @@ _HEADERS = ("group", "ranks", "scheduled", "started", "completed", "messages")
 
 
 def render(found: Diagnosis, width: int, tables: int | None = None) -> str:
-    """For the terminal; groups are shown in which a culprit is, or whose ranks differ."""
+    """Renders a hang for a terminal, with the groups that are involved."""
     blocks = [_heading(found), wrapped(found.sentence + ".", width)]
     culprits = [f"- {one.why}" for one in found.culprits]
     if culprits:
@@ -51,7 +51,7 @@ def render(found: Diagnosis, width: int, tables: int | None = None) -> str:
 
 
 def document(found: Diagnosis) -> str:
-    """One JSON object."""
+    """Renders a hang as a JSON object."""
     head = {"schema_version": SCHEMA_VERSION, "kind": "flight recorder diagnosis"}
     body = {"verdict": found.sentence, **dataclasses.asdict(found), "cause": found.kind}
     del body["kind"]

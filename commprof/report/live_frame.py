@@ -26,7 +26,7 @@ class _Column:
 
 
 def frame(state: JobState, run: str, width: int) -> list[str]:
-    """The lines; the table first, then what it does not say, none longer than ``width``."""
+    """Lines of a live view: the table first, none longer than ``width``."""
     lines = [_heading(state, run), ""]
     lines += _table(state.ranks, width)
     lines += ["", _late(state), *_bandwidth(state), *_losses(state)]
@@ -34,7 +34,7 @@ def frame(state: JobState, run: str, width: int) -> list[str]:
 
 
 def waiting_frame(run: str, width: int) -> list[str]:
-    """As long as no rank records."""
+    """Lines to show as long as no rank records."""
     text = f"no rank has begun to record in {run}; waiting"
     return [printable(text)[:width]]
 

@@ -19,7 +19,7 @@ _SPECIAL = re.compile(r"[\\`*_{}\[\]<>#|~!&$@]|(?<=\w)://")
 
 
 def render(report: FullReport, trial: TrialResult | None = None) -> str:
-    """The whole report."""
+    """Renders the whole report as Markdown."""
     return _page(report.result.context, sections(report, trial))
 
 
@@ -39,7 +39,7 @@ def _page(context: Mapping[str, Any], parts: Iterable[Section]) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text of unknown origin: shown as it is, in one line, no link, no markup."""
+    """Escapes text of unknown origin: one line, no link, no markup."""
     return _SPECIAL.sub(lambda found: _harmless(found[0]), printable(text).strip())
 
 

@@ -14,7 +14,7 @@ WIDTH, LINES = 80, 24
 
 
 def command_lines(command: str) -> list[str]:
-    """Broken between words, as a shell takes it, and in a long word behind commas."""
+    """Breaks a command between words, and a long word after commas, as a shell takes it."""
     lines = [" "]
     for word in _words(printable(command)):
         if len(lines[-1]) + 1 + len(word) > WIDTH - 2 and lines[-1].strip():
@@ -54,12 +54,12 @@ def _words(command: str) -> list[str]:
 
 
 def prose(text: str) -> list[str]:
-    """Broken between words."""
+    """Breaks prose between words."""
     return wrapped(text, WIDTH).splitlines()
 
 
 def whole(items: Iterable[str]) -> list[str]:
-    """Items side by side, none of them broken."""
+    """Puts items side by side without breaking one."""
     lines = [""]
     for item in items:
         if lines[-1] and len(lines[-1]) + 3 + len(item) > WIDTH:
@@ -69,7 +69,7 @@ def whole(items: Iterable[str]) -> list[str]:
 
 
 def cut(line: str) -> str:
-    """One line, and a sign that it went on."""
+    """Cuts text to one line, and marks that it went on."""
     return line if len(line) <= WIDTH else textwrap.wrap(line, WIDTH - 4)[0] + " ..."
 
 

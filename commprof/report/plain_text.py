@@ -10,7 +10,7 @@ __all__ = ("printable", "wrapped")
 
 
 def wrapped(text: str, width: int, first: str = "", rest: str = "") -> str:
-    """In lines, broken between words; a path stays whole, so that it can be copied.
+    """Wraps text between words; a path stays whole, so that it can be copied.
 
     Args:
         text: of any origin.
@@ -29,7 +29,7 @@ def wrapped(text: str, width: int, first: str = "", rest: str = "") -> str:
 
 
 def fitted(text: str, width: int) -> str:
-    """Text of several lines as it stands; wrapped anew where one of them is wider."""
+    """Returns text as it stands, or wrapped anew where a line is too wide."""
     if all(len(line) <= width for line in text.splitlines()):
         return text
     return textwrap.fill(" ".join(text.split()), width, break_long_words=False)

@@ -52,7 +52,7 @@ def render(
     verdicts: Sequence[Verdict | None] = (),
     table_width: int | None = None,
 ) -> str:
-    """What binds each strategy, the comparison, what to know, and where each one's own report is.
+    """Renders what binds each strategy, the comparison, notes, and where the reports are.
 
     Args:
         results: by run directory, one per strategy.
@@ -88,7 +88,7 @@ def render(
 
 
 def tables(rows: Sequence[StrategyRow], width: int | None = None) -> list[str]:
-    """The comparison, and the operations of each strategy; without rows none."""
+    """Renders the comparison and the operations of each strategy; empty without rows."""
     if not rows:
         return []
     operations = operations_grid(rows)
@@ -160,7 +160,7 @@ def render_screen(
     verdicts: Sequence[Verdict | None],
     all_command: str,
 ) -> str:
-    """At most 24 lines of 80 columns; the largest world sizes first.
+    """Renders at most 24 lines of 80 columns; the largest world sizes first.
 
     Args:
         results: one for each strategy.

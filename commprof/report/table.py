@@ -52,14 +52,14 @@ kernels ran, and other is all time without any of these."""
 
 
 def parts_legend(worlds: Sequence[WorldResult]) -> str:
-    """What stands under the mean steps."""
+    """Legend of the mean steps."""
     return RECORDING_LEGEND if any(world.foreign for world in worlds) else PARTS_LEGEND
 
 
 def render(
     result: RunResult, width: int, verdict: Verdict | None = None, tables: int | None = None
 ) -> str:
-    """The whole report, the verdict first if there are figures for one.
+    """Renders the whole report, the verdict first if there are figures for one.
 
     Args:
         result: of the run.
@@ -112,7 +112,7 @@ def _tables(result: RunResult, width: int | None) -> Iterator[tuple[str, str]]:
 
 
 def verdict_blocks(verdict: Verdict, width: int) -> list[str]:
-    """What the step is bound by, and what to do first."""
+    """Says what the step is bound by, and what to do first."""
     said = [verdict.headline, *verdict.sentences]
     advice = verdict.next_step
     if advice.advice:
@@ -122,7 +122,7 @@ def verdict_blocks(verdict: Verdict, width: int) -> list[str]:
 
 
 def incidents_block(result: RunResult, width: int) -> list[str]:
-    """What went wrong, as one block; nothing where nothing did."""
+    """Says what went wrong; empty where nothing did."""
     lines = incidents_table.sentences(result.incidents)
     bullets = "\n".join(_bullet(line, width) for line in lines)
     legend = fitted(incidents_table.LEGEND, width)
@@ -130,7 +130,7 @@ def incidents_block(result: RunResult, width: int) -> list[str]:
 
 
 def notes(result: RunResult) -> list[str]:
-    """What failed, and what the reader must know, in sentences."""
+    """Says what failed, and what the reader must know."""
     found = [
         f"{size} {'rank' if size == 1 else 'ranks'}: {reason}" for size, reason in result.failures
     ]
@@ -140,7 +140,7 @@ def notes(result: RunResult) -> list[str]:
 
 
 def setup(result: RunResult) -> str:
-    """How and where it ran, in a line."""
+    """Says in a line how and where the job ran."""
     context = result.context
     return setup_text(context)
 

@@ -21,7 +21,7 @@ class Grid(NamedTuple):
 
 
 def one_line(header: str) -> str:
-    """A header that was broken to be narrow, whole."""
+    """Joins a header that was broken to be narrow."""
     return header.replace("-\n", "").replace("\n", " ").strip()
 
 
@@ -31,7 +31,7 @@ def tabulated(
     left: Sequence[int] = (),
     width: int | None = None,
 ) -> str:
-    """Columns to the right, but for those whose numbers are in ``left``.
+    """Draws a table; columns stand to the right, except those in ``left``.
 
     Args:
         rows: cells.
@@ -118,7 +118,7 @@ def _total(widths: Sequence[int], columns: Sequence[int]) -> int:
 
 
 def three_digits(value: float) -> str:
-    """Three significant digits, or all before the point; small ones are not rounded to 0."""
+    """Formats three significant digits; small numbers are not rounded to 0."""
     if math.isnan(value):
         return "-"
     if abs(value) >= 100:

@@ -42,7 +42,7 @@ def render(
     remarks: Sequence[str] = (),
     tables: int | None = None,
 ) -> str:
-    """The whole report: prose wrapped to ``width`` columns, tables split to ``tables``.
+    """Renders a trial: prose wrapped to ``width`` columns, tables split to ``tables``.
 
     remarks: on the run, in sentences; they come last.
     """
@@ -60,7 +60,7 @@ def render(
 
 
 def setup(trial: TrialResult) -> str:
-    """How it was done, in a sentence."""
+    """Says in a sentence how a trial was done."""
     return (
         f"Trial at {trial.world_size} ranks: {trial.rounds} of {trial.planned_rounds} rounds, in "
         f"each a block per candidate in shuffled order, {trial.block_steps} measured steps after "
@@ -69,7 +69,7 @@ def setup(trial: TrialResult) -> str:
 
 
 def notes(trial: TrialResult) -> list[str]:
-    """What else to know, in sentences."""
+    """Says what else to know of a trial."""
     found = [f"{label} took no part: {why}." for label, why in trial.left_out]
     found += [
         f"{one.label} is never recommended: {one.barred}." for one in trial.candidates if one.barred
@@ -150,7 +150,7 @@ def _bound(value: float) -> str:
 
 
 def overhead_grid(trial: TrialResult) -> Grid | None:
-    """Each technique alone and combined; None where no overhead could be told from none."""
+    """Makes a table of techniques alone and combined; None without a measurable overhead."""
     shown = [one for one in trial.candidates if one.overhead_reduction is not None]
     if not shown:
         return None
@@ -186,7 +186,7 @@ _MOST_SENTENCES = 9
 
 
 def render_screen(trial: TrialResult, description: str, all_command: str, remarks: int = 0) -> str:
-    """At most 24 lines of 80 columns.
+    """Renders at most 24 lines of 80 columns.
 
     Args:
         trial: what was found.
@@ -209,7 +209,7 @@ def render_screen(trial: TrialResult, description: str, all_command: str, remark
 
 
 def trial_dict(trial: TrialResult) -> dict[str, Any]:
-    """The result's own fields, and each candidate's gain."""
+    """The trial's fields, and each candidate's gain."""
     return {
         **dataclasses.asdict(trial),
         "candidates": [
@@ -228,7 +228,7 @@ _INTERVALS = ("ratio", "joint_ratio", "loss_effect", "overhead_reduction")
 
 
 def candidate_rows(trial: TrialResult) -> Iterator[dict[str, Any]]:
-    """In the order of the plan; bounds of intervals as ``_low`` and ``_high``."""
+    """Rows of candidates in the order of the plan; intervals end in ``_low`` and ``_high``."""
     for one in trial.candidates:
         yield {
             "world_size": trial.world_size,

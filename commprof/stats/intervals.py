@@ -57,12 +57,12 @@ class Interval:
     high: float
 
     def contains(self, x: float) -> bool:
-        """Whether the interval holds ``x``: no difference of the two was measured."""
+        """True if the interval holds ``x``: then no difference from it was measured."""
         return self.low <= x <= self.high
 
 
 def ratio_of_medians(above: Floats, below: Floats, independent_share: float = 1.0) -> Interval:
-    """``median(above) / median(below)``; percentile bootstrap, both resampled.
+    """``median(above) / median(below)`` with a percentile bootstrap of both.
 
     Args:
         above: the values.
@@ -86,7 +86,7 @@ def ratio_of_medians(above: Floats, below: Floats, independent_share: float = 1.
 
 
 def mean_interval(values: Floats) -> Interval:
-    """The mean; percentile bootstrap.
+    """The mean with its percentile bootstrap interval.
 
     Raises:
         ValueError: there are no values.
@@ -153,7 +153,7 @@ def _signed_ranks_outside(n: int) -> tuple[int, float]:
 
 
 def center(values: Floats) -> Floats:
-    """Median of the means of all pairs, each value with itself too, along the last axis.
+    """Hodges-Lehmann estimate: median of the means of all pairs, along the last axis.
 
     Nearly as efficient as the mean, and not moved far by a quarter of the values (Hodges and
     Lehmann, Estimates of Location Based on Rank Tests, Annals of Mathematical Statistics 34:2,
@@ -165,7 +165,7 @@ def center(values: Floats) -> Floats:
 
 
 def student_interval(value: float, values: Floats, confidence: float) -> Interval:
-    """Around an estimate of the values' center: t times the mean's standard error.
+    """Student's interval around an estimate of the values' center.
 
     Percentiles of resamples cannot leave the range of the values, and so miss the truth far more
     often than stated where there are 3 or 4. For the Hodges-Lehmann estimate the mean's error is
@@ -203,13 +203,13 @@ def resampled_means(values: Floats, seed: int = _SEED) -> Floats:
 
 @lru_cache(maxsize=8)
 def resamples(count: int) -> npt.NDArray[np.int64]:
-    """Rounds drawn with replacement, ``[resample, round]``: the same for every figure."""
+    """Bootstrap draws of rounds, ``[resample, round]``: the same for every figure."""
     draw = np.random.default_rng(_ROUND_SEED)
     return draw.integers(0, count, size=(_ROUND_RESAMPLES, count))
 
 
 def interval_of(value: float, drawn: Floats, count: int, confidence: float) -> Interval:
-    """The interval of what has no simple standard error, from the statistics of resamples.
+    """Interval of a figure without a simple standard error, from its resampled statistics.
 
     Plain percentiles are too narrow for few values: they miss the factor n / (n - 1) of the
     variance and Student's tails. The tail is therefore ``Phi(-sqrt(n / (n - 1)) * t)``, with t
@@ -235,7 +235,7 @@ def _resampled_medians(values: Floats, random: np.random.Generator) -> Floats:
 
 
 def student_t_quantile(probability: float, degrees: int) -> float:
-    """Quantile of Student's distribution, by bisection on its integrated density.
+    """Quantile of Student's t distribution, by bisection on its integrated density.
 
     Args:
         probability: above 0.5 and below 1.

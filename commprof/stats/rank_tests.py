@@ -69,7 +69,7 @@ _EXACT_UP_TO = 30  # values in each sample; counting takes milliseconds
 
 
 def rank_test(first: Sequence[float], second: Sequence[float]) -> float:
-    """Two-sided p-value. 1.0 where either is empty or all values are equal."""
+    """Two-sided p-value of the rank test; 1.0 where a sample is empty or all values are equal."""
     n, m = len(first), len(second)
     if n == 0 or m == 0:
         return 1.0
@@ -87,7 +87,7 @@ def least_p(n: int, m: int) -> float:
 
 
 def with_correlation(p_value: float, correlation: float) -> float:
-    """The p-value where neighbours in time resemble each other with this lag-one correlation.
+    """Corrects a p-value for neighbours in time that resemble each other.
 
     The test's normal deviate shrinks by the root of what a value is worth, see
     :mod:`correlation`. A negative correlation changes nothing.
@@ -99,7 +99,7 @@ def with_correlation(p_value: float, correlation: float) -> float:
 
 
 def midranks(values: Floats) -> Floats:
-    """Ranks from 1; equal values share the mean of theirs."""
+    """Ranks from 1; equal values share the mean of their ranks."""
     order = np.argsort(values, kind="stable")
     _, first, counts = np.unique(values[order], return_index=True, return_counts=True)
     shared = first + (counts + 1) / 2
@@ -171,14 +171,14 @@ def independent_share(a: Floats, b: Floats) -> float:
 
 
 def smallest_p_value(n: float, m: float) -> float:
-    """P-value of samples that do not overlap and are worth so many independent values."""
+    """Smallest p-value that samples worth so many independent values can have."""
     if n == 0 or m == 0:
         return 1.0
     return _beyond(n * m / 2, n * m * (n + m + 1) / 12)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """P-values corrected for their number: below a, none of the true hypotheses with chance 1 - a.
+    """Corrects p-values for their number by Holm's rule.
 
     Holm, "A Simple Sequentially Rejective Multiple Test Procedure", Scand. J. Statist. 6 (1979).
     """
@@ -192,7 +192,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def adjusted(p_values: Sequence[float]) -> list[float]:
-    """Corrected for their number (Holm 1979); NaN stays NaN and does not count."""
+    """Corrects p-values for their number by Holm's rule; NaN stays NaN and does not count."""
     known = [i for i, p in enumerate(p_values) if not math.isnan(p)]
     result = [math.nan] * len(p_values)
     for i, p in zip(known, holm([p_values[i] for i in known]), strict=True):

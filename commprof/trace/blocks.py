@@ -16,7 +16,7 @@ from commprof.trace.schema import BlockType
 
 @dataclass(frozen=True)
 class Block:
-    """One block whose checksum is right."""
+    """One block of a trace whose checksum is right."""
 
     #: A ``BlockType``, or a type that this version does not know.
     type: int
@@ -37,7 +37,7 @@ class Blocks:
 
 
 def read_blocks(path: Path, data: bytes) -> Blocks:
-    """Reads up to the first byte that is in no complete block.
+    """Reads blocks up to the first byte that is in no complete block.
 
     Args:
         path: named in errors.
@@ -68,7 +68,7 @@ def read_blocks(path: Path, data: bytes) -> Blocks:
 
 
 def pack_block(block_type: BlockType, payload: bytes) -> bytes:
-    """The bytes of one block."""
+    """Packs the bytes of one block."""
     header = (schema.BLOCK_MAGIC, block_type, len(payload), zlib.crc32(payload), 0)
     return schema.BLOCK_HEADER.pack(*header) + payload
 

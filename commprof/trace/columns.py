@@ -129,7 +129,7 @@ class Buckets:
 
 
 def once_per_trace(make: Callable[[Trace], Table]) -> Callable[[Trace], Table]:
-    """Has a function make its table at the first call for a trace, and keep it there.
+    """Decorator: makes a function's table at the first call for a trace, and keeps it there.
 
     The table lives as long as its trace. Its arrays are read-only, because all callers share them.
     """
@@ -243,7 +243,7 @@ HOST_COUNTS = {
 
 
 def host_counts(trace: Trace) -> dict[str, Spans]:
-    """By ``HOST_COUNTS``, stretches and how much was counted in each, as ``key``."""
+    """Stretches, and what was counted in each as ``key``, by ``HOST_COUNTS``."""
     records = of_kind(trace.records, Kind.HOST_COUNTS)
     return {name: _spans(records, ints(records[of])) for name, of in HOST_COUNTS.items()}
 
@@ -303,18 +303,18 @@ def buckets(trace: Trace) -> Buckets:
 
 
 def stacks(trace: Trace, op_id: Ints) -> Ints:
-    """Per operation the number of the stack that issued it, see ``Trace.stacks``; 0 for none."""
+    """Number of the stack that issued each operation, see ``Trace.stacks``; 0 for none."""
     records = of_kind(trace.records, Kind.STACK)
     return look_up(op_id, ints(records["op_id"]), ints(records["value"]))
 
 
 def of_kind(records: Records, kind: schema.Kind) -> Records:
-    """The records that say this."""
+    """Returns the records of one kind."""
     return records[records["kind"] == kind]
 
 
 def ints(values: npt.NDArray[np.generic]) -> Ints:
-    """A field as numbers that can be subtracted."""
+    """Converts a field to numbers that can be subtracted."""
     return values.astype(np.int64)
 
 

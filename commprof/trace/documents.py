@@ -129,7 +129,7 @@ class Group:
 
 
 def read_metadata(payload: memoryview) -> dict[str, Any]:
-    """The first block of a trace; keys that ``profile(metadata=...)`` added are not checked.
+    """Reads the first block of a trace; keys of ``profile(metadata=...)`` are not checked.
 
     Raises:
         ValueError: names the key that is missing or unusable.
@@ -143,26 +143,26 @@ def read_metadata(payload: memoryview) -> dict[str, Any]:
 
 
 def read_more_metadata(payload: memoryview) -> dict[str, Any]:
-    """What a later metadata block sets anew; ValueError as above."""
+    """Reads a later metadata block, which sets some keys anew; ValueError as above."""
     value = _read(payload, {})
     given = {key: shape for key, shape in MORE_METADATA.items() if key in value}
     return {key: checked(value[key], shape, key) for key, shape in given.items()}
 
 
 def read_group(payload: memoryview) -> Group:
-    """The description of one process group; ValueError as above."""
+    """Reads the description of one process group; ValueError as above."""
     group: Group = _read(payload, Group)
     return group
 
 
 def read_stack(payload: memoryview) -> tuple[int, tuple[str, ...]]:
-    """Number and frames of one stack, innermost first; ValueError as above."""
+    """Reads number and frames of one stack, innermost first; ValueError as above."""
     value = _read(payload, STACK)
     return value["id"], tuple(value["frames"])
 
 
 def read_dropped(payload: memoryview, shape: dict[str, Shape]) -> int:
-    """Records dropped, from a block of shape END or SALVAGED; ValueError as above."""
+    """Reads the number of dropped records in an END or SALVAGED block; ValueError as above."""
     return int(_read(payload, shape)["dropped"])
 
 

@@ -30,7 +30,7 @@ class StepMarks:
 
 
 def step_marks(records: Records) -> StepMarks:
-    """The boundaries that count.
+    """Returns the step boundaries that count.
 
     What the script declared wins over what was found at updates. Where the whole trace has
     neither, each backward pass that communicated ends a step.

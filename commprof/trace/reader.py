@@ -75,7 +75,7 @@ class Trace:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether another profiler recorded it: then it has no file of commprof's."""
+        """True if another profiler recorded it, so that there is no file of commprof's."""
         return str(self.metadata["capture"]) == TORCH_PROFILER
 
     @property
@@ -86,7 +86,7 @@ class Trace:
 
 @dataclass
 class TraceContent:
-    """Blocks understood so far."""
+    """The blocks of a trace that were understood so far."""
 
     metadata: dict[str, Any] | None = None
     groups: dict[int, Group] = field(default_factory=dict)
@@ -135,7 +135,7 @@ def read_trace(path: Path) -> Trace:
 
 
 def read_first_metadata(path: Path) -> dict[str, Any]:
-    """The first metadata block alone, whatever the trace's size.
+    """Reads the first metadata block alone, whatever the trace's size.
 
     Raises:
         TraceError: the file is no trace, or its metadata cannot be used.

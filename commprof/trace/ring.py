@@ -29,7 +29,7 @@ _MEMORY = Path("/dev/shm")
 
 @dataclass
 class RingContent:
-    """Undrained records of all rings of one process."""
+    """Records left in all rings of one process."""
 
     batches: list[Records] = field(default_factory=list)
     dropped: int = 0
@@ -56,7 +56,7 @@ def read_rings(ring_prefix: str, session: int) -> RingContent:
 
 
 def dropped_so_far(ring_prefix: str, session: int) -> int:
-    """Records that the rings of a running process had no room for; reads their headers alone."""
+    """Number of records that a running process's rings had no room for; reads headers alone."""
     dropped = 0
     for path in ring_files(ring_prefix):
         try:
@@ -71,7 +71,7 @@ def dropped_so_far(ring_prefix: str, session: int) -> int:
 
 
 def has_rings(ring_prefix: str) -> bool:
-    """Whether a process left ring files under that name."""
+    """True if a process left ring files under that prefix."""
     return any(True for _ in ring_files(ring_prefix))
 
 
@@ -93,12 +93,12 @@ def remove_rings(ring_prefix: str, session: int) -> None:
 
 
 def owner_path(ring_prefix: str) -> Path:
-    """The file that says whose rings those are; see :func:`write_owner`."""
+    """Path of the file that says whose rings those are; see :func:`write_owner`."""
     return Path(f"{ring_prefix}owner")
 
 
 def write_owner(ring_prefix: str, trace_path: Path, session: int, metadata: Any) -> None:
-    """Leaves word beside rings in memory, for :func:`remove_orphans`; raises OSError.
+    """Writes beside the rings whose they are, for :func:`remove_orphans`; raises OSError.
 
     ``metadata`` is that of the trace.
     """
@@ -141,7 +141,7 @@ def _owner_session(path: Path) -> int | None:
 
 
 def ring_files(ring_prefix: str) -> Iterator[Path]:
-    """Ring files of that prefix; regular files only, for a trace may name anything."""
+    """Lists the ring files of that prefix; regular files only, for a trace may name anything."""
     if not ring_prefix:
         return
     name = re.compile(re.escape(ring_prefix) + r"\d+\.ring")
@@ -157,7 +157,7 @@ def _session(header: bytes) -> int | None:
 
 
 def ring_capacity(header: bytes, session: int, file_bytes: int) -> int:
-    """Records that the ring has room for; 0 if it is foreign or damaged."""
+    """Number of records that the ring has room for; 0 if it is foreign or damaged."""
     if _session(header) != session:
         return 0
     _, record_bytes, _, capacity, _ = schema.RING_HEADER.unpack_from(header)
@@ -212,11 +212,11 @@ class RingTail:
 
     @property
     def rings(self) -> int:
-        """How many were found; without any, only the trace tells what the process does."""
+        """Number of rings found; without any, only the trace tells what the process does."""
         return len(self._rings)
 
     def poll(self) -> Records:
-        """The records pushed since the last look, ordered by time.
+        """Returns records pushed since the last call, ordered by time.
 
         The first look takes all that the rings still hold.
         """

@@ -111,7 +111,7 @@ TIME_IN_VALUE: Final = (
 
 
 def comes_before(seq: int, other: int) -> bool:
-    """Whether one sequence number of a group stands before another; both count modulo 2**32."""
+    """True if a sequence number of a group precedes another; both count modulo 2**32."""
     return seq != other and (other - seq) % 2**32 < 2**31
 
 
@@ -120,7 +120,7 @@ PHASES: Final = tuple(phase.name.lower() for phase in Phase)
 
 
 def op_name(code: int) -> str:
-    """Name of an operation; a newer recorder, or a damaged trace, may have unknown codes."""
+    """Name of an operation; codes of newer recorders, or of damaged traces, may be unknown."""
     return codes.OPS[code] if code < len(codes.OPS) else f"operation {code}"
 
 

@@ -15,7 +15,7 @@ _EVER: Final = 2**62
 
 @dataclass(frozen=True)
 class Stretches:
-    """Times, in order and apart from each other."""
+    """Stretches of time in order, which do not overlap."""
 
     begin_ns: Ints
     end_ns: Ints
@@ -31,12 +31,12 @@ class Stretches:
 
 
 def stretches(begin_ns: Ints, end_ns: Ints) -> Stretches:
-    """The time within any of these, each moment once."""
+    """Merges stretches that overlap, so that each moment counts once."""
     return each_once(begin_ns, end_ns)[1]
 
 
 def each_once(begin_ns: Ints, end_ns: Ints) -> tuple[Ints, Stretches]:
-    """Stretches that overlap no more, and the row of each: the one that began first."""
+    """Cuts overlaps, each going to the stretch that began first, and returns each one's row."""
     order = np.argsort(begin_ns, kind="stable")
     begin_ns, end_ns = begin_ns[order], end_ns[order]
     before = np.maximum.accumulate(np.concatenate(([-_EVER], end_ns)))[:-1]
@@ -46,7 +46,7 @@ def each_once(begin_ns: Ints, end_ns: Ints) -> tuple[Ints, Stretches]:
 
 
 def rows_within(some: Stretches, others: Stretches) -> tuple[Ints, Stretches]:
-    """The time that lies in both, and the row of the first that each piece is of."""
+    """Intersection of two sets of stretches, with each piece's row in the first set."""
     first = np.searchsorted(others.end_ns, some.begin_ns, side="right")
     last = np.searchsorted(others.begin_ns, some.end_ns, side="left")
     count = np.maximum(0, last - first)
@@ -60,25 +60,25 @@ def rows_within(some: Stretches, others: Stretches) -> tuple[Ints, Stretches]:
 
 
 def within(some: Stretches, others: Stretches) -> Stretches:
-    """The time that lies in both."""
+    """Intersection of two sets of stretches."""
     return rows_within(some, others)[1]
 
 
 def gaps(others: Stretches) -> Stretches:
-    """All time outside of these."""
+    """Complement of the stretches."""
     return Stretches(
         np.concatenate(([-_EVER], others.end_ns)), np.concatenate((others.begin_ns, [_EVER]))
     )
 
 
 def between(moments_ns: Ints) -> Stretches:
-    """All time, cut at these moments."""
+    """Cuts all time at these moments."""
     moments_ns = np.unique(moments_ns)
     return Stretches(np.concatenate(([-_EVER], moments_ns)), np.concatenate((moments_ns, [_EVER])))
 
 
 def outside(some: Stretches, others: Stretches) -> Stretches:
-    """The time of the first that does not lie in the others."""
+    """Part of the first stretches that does not lie in the others."""
     return within(some, gaps(others))
 
 
@@ -89,7 +89,7 @@ def covered(
     first_ns: Ints,
     last_ns: Ints,
 ) -> npt.NDArray[np.float64]:
-    """Per window ``first_ns`` to ``last_ns`` what lies in it of stretches, in order and apart.
+    """Per window from ``first_ns`` to ``last_ns``: how much of it the stretches cover.
 
     Each stretch holds its length, or the amount given, spread evenly.
     """

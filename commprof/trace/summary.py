@@ -37,7 +37,7 @@ BUCKETS = PER_OCTAVE * OCTAVES
 
 @dataclass(frozen=True)
 class Histogram:
-    """Times of one thing. ``trace/summary.py`` reads and merges them."""
+    """Histogram of times."""
 
     count: int
     #: Exact, as are the two below: nanoseconds.
@@ -51,7 +51,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class OperationSummary:
-    """All operations of one code, one process group and one size class."""
+    """Operations of one code, process group and size class."""
 
     #: Code of the operation, and ``id`` of the group; both 0 for those that found no place.
     op: int
@@ -78,7 +78,7 @@ class OperationSummary:
 
 @dataclass(frozen=True)
 class LastRank:
-    """A rank that was the last to issue operations, of the ranks that this one needs there."""
+    """How often a rank was the last to issue operations that this rank needed it for."""
 
     #: Global rank.
     rank: int
@@ -90,7 +90,7 @@ class LastRank:
 
 @dataclass(frozen=True)
 class WaitedFor:
-    """The training thread's waiting by time and by the rank waited for."""
+    """Waiting of the training thread, by time and by the rank waited for."""
 
     #: Length of a block; the start of the clock is the start of block 0.
     block_ns: int
@@ -160,7 +160,7 @@ class Summary:
 
 
 def read_summary(payload: memoryview) -> Summary:
-    """The content of a summary block.
+    """Reads the content of a summary block.
 
     Raises:
         ValueError: names what is missing or unusable.
@@ -296,7 +296,7 @@ _LARGEST_NS = 2**42 - 1
 
 
 def histogram_of(values_ns: Sequence[int]) -> Histogram:
-    """The histogram of whole numbers from 0 to 2**63 - 1, as ``csrc/core`` makes it."""
+    """Makes the histogram of whole numbers from 0 to 2**63 - 1, as ``csrc/core`` does."""
     values = np.asarray(values_ns, dtype=np.int64)
     buckets, counts = np.unique(_bucket_of(values), return_counts=True)
     return Histogram(
@@ -327,7 +327,7 @@ def merged_histogram(histograms: Iterable[Histogram]) -> Histogram:
 
 
 def quantile_ns(histogram: Histogram, q: float) -> float:
-    """The value of rank ``ceil(q * count)`` in ns, q from 0 to 1; NaN without values."""
+    """Value of rank ``ceil(q * count)`` in ns, q from 0 to 1; NaN without values."""
     if histogram.count == 0:
         return math.nan
     rank = max(1, math.ceil(q * histogram.count))

@@ -55,7 +55,7 @@ _WHOLE_BLOCK = ("relative_error", "cosine", "loss")
 
 @dataclass(frozen=True)
 class Figures:
-    """Per block, ``[candidate, round]``; only rounds in which every block is complete."""
+    """Figures per block, ``[candidate, round]``, of rounds in which every block is complete."""
 
     #: Median measured step on the rank that is the candidate's slowest over all rounds. The slowest
     #: of each round would be by chance another one, and longer than either rank's steps are.
@@ -68,14 +68,14 @@ class Figures:
 
     @property
     def rounds(self) -> int:
-        """Complete ones."""
+        """Number of complete rounds."""
         return int(self.step_ns.shape[1])
 
 
 def figures(
     traces: list[Trace], schedule: Schedule, first_step: int, is_sharded: bool = False
 ) -> Figures:
-    """Reads every rank's steps.
+    """Computes the figures from every rank's steps.
 
     Args:
         traces: of the ranks.

@@ -19,7 +19,7 @@ _BITS = 8.0
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs per round; times in ns per step, bytes per step and rank."""
+    """A candidate's costs per round; times in ns per step, bytes per step and rank."""
 
     #: Sent with the baseline, and with the candidate.
     plain_bytes: Floats
@@ -33,7 +33,7 @@ class Costs:
 
 
 def break_even(costs: Costs) -> BreakEven | None:
-    """None with too few rounds, or where something was not measured."""
+    """Computes the break-even bandwidth; None with too few rounds or measurements."""
     rows = np.stack(
         [
             costs.plain_bytes,
@@ -57,7 +57,7 @@ def break_even(costs: Costs) -> BreakEven | None:
 
 
 def no_break_even(one: Candidate, rounds: int, told: bool) -> NoBreakEven | None:
-    """Why this candidate has none; None for the three that always take part, and for FSDP2's.
+    """Says why a candidate has no break-even bandwidth; None where none is expected.
 
     Args:
         one: a candidate of which ``break_even`` is not known.
@@ -95,7 +95,7 @@ def bandwidth(
     slowdown_ns: Floats,
     hidden_ns: Floats,
 ) -> Floats:
-    """Gbit/s: the smaller of two bandwidths, in bits per ns.
+    """The smaller of two bandwidths in bits per ns, as Gbit/s.
 
     ``8 saved / (coding + slowdown)`` and ``8 plain / (hidden + slowdown)``.
     Above the first the bytes saved do not make up for the work; above the second the exchange

@@ -40,7 +40,7 @@ _CAPS_MB = (0.001, 10_000.0)
 
 @dataclass(frozen=True)
 class NamedHook:
-    """An exchange that a candidate can name; its code loads in the ranks only."""
+    """An exchange that a candidate can name; only the ranks load its code."""
 
     name: str
     meaning: str
@@ -67,7 +67,7 @@ HOOKS: Mapping[str, NamedHook] = {hook.name: hook for hook in _HOOKS}
 
 @dataclass(frozen=True)
 class Buckets:
-    """What a candidate sets in a DDP model's buckets; None: as the model has it."""
+    """Bucket settings of a candidate for DDP models; None keeps the model's own."""
 
     #: DDP's ``bucket_cap_mb``.
     cap_mb: float | None = None
@@ -78,12 +78,12 @@ class Buckets:
 
     @property
     def recuts(self) -> bool:
-        """Whether the buckets hold other gradients than the model's own."""
+        """True if the buckets hold other gradients than the model's own."""
         return self.cap_mb is not None or self.first_mb is not None
 
     @property
     def label(self) -> str:
-        """As candidates name it, joined by ``+``."""
+        """The settings as candidates name them, joined by ``+``."""
         words = [] if self.cap_mb is None else [f"{BUCKET_CAP}={self.cap_mb:g}"]
         words += [] if self.first_mb is None else [f"{FIRST_BUCKET}={self.first_mb:g}"]
         words += [] if self.as_view is None else [f"{BUCKET_VIEW}={str(self.as_view).lower()}"]
@@ -91,7 +91,7 @@ class Buckets:
 
     @property
     def code(self) -> str:
-        """What no option of commprof's sets, as it is written in the script."""
+        """Code for the script that sets what no option of commprof sets."""
         words = []
         if self.first_mb is not None:
             rest = "the model's own cap" if self.cap_mb is None else f"{self.cap_mb:g}"
@@ -106,7 +106,7 @@ OWN_BUCKETS = Buckets()
 
 @dataclass(frozen=True)
 class Candidate:
-    """One of those that take turns."""
+    """One of the settings that take turns in a trial."""
 
     #: As ``parse`` takes it, with options in their standard form.
     label: str
@@ -119,7 +119,7 @@ class Candidate:
     sharding: Sharding = NO_SHARDING
 
     def exact(self, world_size: int) -> bool:
-        """Whether training with it has the bits of training without.
+        """True if training with it gives the same bits as training without.
 
         Other buckets mean another order of summation in a ring of three ranks and more; two
         ranks add the same two numbers in any bucket.
@@ -132,21 +132,21 @@ class Candidate:
 
     @property
     def compresses(self) -> bool:
-        """Whether it changes gradients by more than the order of their sums."""
+        """True if it changes gradients by more than the order of their sums."""
         if self.sharding.reduce_dtype:
             return True
         return bool(self.compressor) and _head(self.compressor) not in _LOSSLESS
 
     @property
     def link_only(self) -> bool:
-        """Whether all that it sends goes over the link; else its bytes say nothing of bandwidth."""
+        """True if all of its bytes go over the link, so that they tell a bandwidth."""
         if self.hook:
             return HOOKS[self.hook].rings
         return "hierarchical" not in self.compressor
 
     @property
     def barred(self) -> str:
-        """Why it is never recommended, in words; empty where an option applies it.
+        """Says why it is never recommended; empty where an option applies it.
 
         ``commprof run --hook`` and COMMPROF_HOOK take compressors only.
         """
@@ -156,7 +156,7 @@ class Candidate:
 
     @property
     def techniques(self) -> int:
-        """How many it combines."""
+        """Number of techniques that it combines."""
         exchange = bool(self.compressor) + bool(self.hook)
         return (
             exchange
@@ -169,7 +169,7 @@ ROLES = tuple(Candidate(name) for name in (BASELINE, CONTROL, HEADROOM))
 
 
 def parse_candidate(text: str) -> Candidate:
-    """A candidate from its techniques, such as ``topk:ratio=0.01+bucket-cap=5``.
+    """Makes a candidate from its techniques, such as ``topk:ratio=0.01+bucket-cap=5``.
 
     Raises:
         UsageError: unknown technique, a value out of range, or two that exclude each other.
@@ -214,13 +214,13 @@ def parse_candidate(text: str) -> Candidate:
 
 
 def technique_names() -> list[str]:
-    """All that a candidate can be made of, as they are typed."""
+    """Names of all techniques that a candidate can have, as they are typed."""
     schemes = [name for name in SCHEMES if name != BASELINE]
     return [*schemes, *HOOKS, *(typed for typed, _ in (*_BUCKET_WORDS, *TECHNIQUES))]
 
 
 def is_technique(word: str) -> bool:
-    """Whether a word begins a candidate, rather than going on with options of the one before."""
+    """True if a word begins a candidate instead of going on with options of the one before."""
     first = word.partition("+")[0]
     if "=" in first.partition(":")[0]:
         # "hierarchical" is a technique, "hierarchical=1" is not.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def analyse_trial(directory: Path) -> TrialResult | None:
-    """The trial of a run; None where there was none.
+    """Analyses the trial of a run; None where there was none.
 
     Raises:
         CommprofError: ``directory`` is no run.

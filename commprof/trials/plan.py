@@ -50,7 +50,7 @@ class Schedule:
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
-        """In order of time."""
+        """All blocks in order of time."""
         length = self.warmup_steps + self.block_steps
         turns = [(turn, who) for turn in range(self.rounds) for who in self._order(turn)]
         return tuple(
@@ -75,7 +75,7 @@ SETTLE_STEPS = 3
 
 @dataclass(frozen=True)
 class Plan:
-    """As ``parse_trial`` reads it from one line of text."""
+    """A trial's candidates, rounds and block lengths, as ``parse_trial`` reads them."""
 
     #: Without the three that always take part.
     candidates: tuple[Candidate, ...]
@@ -92,27 +92,27 @@ class Plan:
 
     @property
     def everyone(self) -> tuple[Candidate, ...]:
-        """All that take turns: none, none again, noop, and the candidates."""
+        """All candidates that take turns: none, none again, noop, and the named ones."""
         roles = ROLES if self.headroom else ROLES[:-1]
         return (*roles, *self.candidates)
 
     def schedule(self) -> Schedule:
-        """Whose turn is when."""
+        """Order of the blocks in all rounds."""
         return Schedule(len(self.everyone), self.rounds, self.block, self.warmup, self.shuffle)
 
     @property
     def steps(self) -> int:
-        """That a training needs for all of it."""
+        """Number of steps that a training needs for the whole trial."""
         return SETTLE_STEPS + self.schedule().steps
 
     def without(self, labels: set[str]) -> Plan:
-        """Less the candidates of these labels."""
+        """The plan without the candidates of these labels."""
         kept = tuple(one for one in self.candidates if one.label not in labels)
         return dataclasses.replace(self, candidates=kept)
 
     @property
     def text(self) -> str:
-        """As ``parse_trial`` takes it."""
+        """The plan as ``parse_trial`` reads it."""
         words = [BASELINE, *(one.label for one in self.candidates)]
         words += [f"{name}={getattr(self, name)}" for name in SETTINGS]
         return ",".join(words)
@@ -129,7 +129,7 @@ SETTINGS = {
 
 
 def parse_trial(text: str) -> Plan:
-    """A plan from ``fp16,topk:ratio=0.01,bucket-cap=5,int8+bucket-cap=5,rounds=8``.
+    """Reads a plan such as ``fp16,topk:ratio=0.01,bucket-cap=5,int8+bucket-cap=5,rounds=8``.
 
     Commas separate candidates; options of one may follow with commas too, as in
     ``topk:ratio=0.01,feedback=0``. ``rounds``, ``block``, ``warmup``, ``shuffle`` and ``headroom``

@@ -12,7 +12,7 @@ _SETTLED = 0.02
 
 @dataclass(frozen=True)
 class BreakEven:
-    """Below which bandwidth of a rank's link a candidate makes a step shorter."""
+    """Bandwidth of a rank's link below which a candidate makes a step shorter."""
 
     #: "below", "never" or "always".
     pays: str
@@ -32,7 +32,7 @@ class NoBreakEven:
 
 @dataclass(frozen=True)
 class CandidateResult:
-    """One candidate over all complete rounds.
+    """Figures of one candidate over all complete rounds.
 
     A figure is the median over rounds of blocks; a block's the median over its measured steps, as
     mean over the ranks.
@@ -86,13 +86,13 @@ class CandidateResult:
 
     @property
     def settles(self) -> bool:
-        """Whether its steps were still getting shorter, and its figures are too long for that."""
+        """True if its steps were still getting shorter, so that its figures are too long."""
         found = self.later_over_earlier
         return found is not None and found.high < 1 and found.value < 1 - _SETTLED
 
     @property
     def gain(self) -> Interval | None:
-        """Share of the step that it saves, at the joint level."""
+        """Share of the step that it saves, at the joint confidence level."""
         return less(self.joint_ratio)
 
 
@@ -106,7 +106,7 @@ class StepShare:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to do."""
+    """What to do after a trial."""
 
     #: "none": leave it; "not-the-bottleneck"; "use": apply ``choice``; "unknown": too few rounds,
     #: or too noisy ones.
@@ -128,7 +128,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class TrialResult:
-    """A trial at one world size."""
+    """Result of a trial at one world size."""
 
     world_size: int
     #: Complete ones, of those that were planned.
@@ -148,12 +148,12 @@ class TrialResult:
     verdict: Verdict
 
     def of_role(self, role: str) -> CandidateResult:
-        """The one of a role that there is once."""
+        """The candidate of a role that occurs once."""
         return next(one for one in self.candidates if one.role == role)
 
 
 def less(ratio: Interval | None) -> Interval | None:
-    """1 - ratio."""
+    """Share that is saved: 1 less the ratio."""
     if ratio is None:
         return None
     return Interval(1 - ratio.value, 1 - ratio.high, 1 - ratio.low)

@@ -35,7 +35,7 @@ _FIXED = {
 
 @dataclass(frozen=True)
 class Sharding:
-    """What a candidate sets in FSDP2 models; None and empty leave what the model has."""
+    """Settings of a candidate for FSDP2 models; None and empty keep the model's own."""
 
     #: Parameters are freed after forward and gathered again in backward.
     reshard: bool | None = None
@@ -46,7 +46,7 @@ class Sharding:
 
     @property
     def label(self) -> str:
-        """As ``with_word`` takes it, joined by ``+``."""
+        """The settings as ``with_word`` reads them, joined by ``+``."""
         words = []
         if self.reshard is not None:
             words.append(f"{RESHARD}={str(self.reshard).lower()}")
@@ -58,12 +58,12 @@ class Sharding:
 
     @property
     def count(self) -> int:
-        """How many settings it names."""
+        """Number of settings that it names."""
         return (self.reshard is not None) + (self.prefetch is not None) + bool(self.reduce_dtype)
 
     @property
     def code(self) -> str:
-        """What to write in the script for it."""
+        """Code for the script that applies it."""
         found = []
         if self.reshard is not None:
             found.append(f"model.set_reshard_after_forward({self.reshard})")
@@ -82,12 +82,12 @@ NO_SHARDING = Sharding()
 
 
 def is_sharding(word: str) -> bool:
-    """Whether a word such as ``prefetch=2`` names one of these settings, or one that is fixed."""
+    """True if a word such as ``prefetch=2`` names a setting of FSDP2."""
     return word.partition("=")[0] in (RESHARD, PREFETCH, REDUCE_DTYPE, *_FIXED)
 
 
 def with_word(setting: Sharding, word: str, text: str) -> Sharding:
-    """``setting`` with what ``word`` says; ``text`` is the whole candidate, for messages.
+    """Adds to ``setting`` what ``word`` says; ``text`` is the candidate, for messages.
 
     Raises:
         UsageError: a value out of range, a setting named twice, or one that cannot change live.
@@ -114,7 +114,7 @@ def with_word(setting: Sharding, word: str, text: str) -> Sharding:
 
 
 def parse_sharding(text: str) -> Sharding:
-    """A setting from ``reshard-after-forward=false+prefetch=2``.
+    """Reads a setting such as ``reshard-after-forward=false+prefetch=2``.
 
     Raises:
         UsageError: it names something else, or a value out of range.
@@ -129,7 +129,7 @@ def parse_sharding(text: str) -> Sharding:
 
 
 def truth(word: str) -> bool:
-    """What a word such as ``reshard-after-forward=false`` says.
+    """Reads true or false from a word such as ``reshard-after-forward=false``.
 
     Raises:
         UsageError: neither true nor false.

@@ -46,7 +46,7 @@ def judge(
     parts: Sequence[StepShare],
     setting: Setting,
 ) -> Verdict:
-    """The verdict.
+    """Reaches the verdict on a trial.
 
     Args:
         candidates: of the plan, without the three roles.
@@ -103,7 +103,7 @@ def incomplete(missing: Sequence[int]) -> Verdict:
 
 
 def apply(candidate: Candidate, setting: Setting) -> str:
-    """What to type or write so that every step runs with it; empty for what nothing applies.
+    """What to type or write to train with a candidate; empty where nothing applies it.
 
     A trace does not tell whether ``commprof env`` or the script itself began the trial.
     """

@@ -22,7 +22,7 @@ MIN_DEFAULT_STEPS = 12
 
 
 class Trained(Protocol):
-    """What the loop drives; `Training` is one."""
+    """Interface of what the loop trains; `Training` is one."""
 
     def batches(self, epoch: int) -> Iterator[Sequence[Batch]]:
         """One epoch's batches, those of one update together."""
@@ -33,20 +33,20 @@ class Trained(Protocol):
         ...
 
     def forward(self, batch: Batch) -> Tensor:
-        """The batch's mean loss."""
+        """Computes the batch's mean loss."""
         ...
 
     def backward(self, loss: Tensor, weight: float) -> None:
-        """Gradients of this share of the loss, added to those that are there."""
+        """Adds the gradients of this share of the loss to those that are there."""
         ...
 
     def update(self) -> None:
-        """Change the weights and clear the gradients."""
+        """Changes the weights and clears the gradients."""
         ...
 
 
 class StepRecorder(Protocol):
-    """What the loop tells the capture."""
+    """Interface of what the loop tells the capture."""
 
     def phase(self, name: str) -> AbstractContextManager[object]:
         """Marks a phase of the step: data, forward, backward or optimizer."""
@@ -57,7 +57,7 @@ class StepRecorder(Protocol):
         ...
 
     def set_enabled(self, on: bool) -> None:
-        """Capture on or off from the next step."""
+        """Switches capture on or off from the next step."""
         ...
 
 

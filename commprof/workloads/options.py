@@ -67,7 +67,7 @@ def check_supported(workload: Workload, options: TrainingOptions, strategy: str)
 
 
 def available_bytes() -> int:
-    """What the kernel would give without swapping."""
+    """Bytes of memory that the kernel would give without swapping."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024

@@ -38,12 +38,12 @@ class OptimizerPlan:
 
 
 def cosine(progress: float) -> float:
-    """Falls from 1 to 0 along half a cosine (Loshchilov & Hutter 2017, SGDR, without restarts)."""
+    """Schedule that falls from 1 to 0 along half a cosine (Loshchilov & Hutter 2017, SGDR)."""
     return 0.5 * (1 + math.cos(math.pi * progress))
 
 
 def step_decay(progress: float) -> float:
-    """A tenth after half of the run, a hundredth after three quarters (He et al. 2016, CIFAR)."""
+    """Schedule of a tenth after half of the run, a hundredth after three quarters."""
     if progress < 0.5:
         return 1.0
     return 0.1 if progress < 0.75 else 0.01
@@ -51,7 +51,7 @@ def step_decay(progress: float) -> float:
 
 @dataclass(frozen=True)
 class LearningRate:
-    """The rate of each step: base rate, scaled, warmed up, then along the schedule."""
+    """Learning rate of each step: base rate, scaled, warmed up, then along the schedule."""
 
     base: float
     """The optimizer's own `lr`."""
@@ -65,7 +65,7 @@ class LearningRate:
     """The rate grows in equal parts over so many steps, as in the same paper's gradual warm-up."""
 
     def at(self, step: int) -> float:
-        """The rate of a step, counted from 0; behind the last step that of the run's end."""
+        """Rate of a step, counted from 0; after the last step the rate at the run's end."""
         warm = min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else 1.0
         behind = max(0, step - self.warmup_steps)
         span = max(1, self.steps - self.warmup_steps)
@@ -73,7 +73,7 @@ class LearningRate:
 
 
 def allowed(given: str, names: Sequence[str]) -> str:
-    """End of a refusal: the allowed names, and the one nearest to what was given."""
+    """End of a refusal: the allowed names, and the one nearest to the given one."""
     close = difflib.get_close_matches(given, names, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f" (allowed: {', '.join(names)}){hint}"
@@ -85,7 +85,7 @@ def flag(name: str) -> str:
 
 
 def parse_options(name: str, text: str, options_type: type[Any]) -> Any:
-    """The options that `text` gives, `key=value` by commas; the rest have their defaults.
+    """Reads options as `key=value` by commas; the rest have their defaults.
 
     A field's metadata may hold `minimum` and `choices`; a `str` without choices takes any text
     without a comma. Raises UsageError for an unknown key, a wrong type or a value out of range.
@@ -196,7 +196,7 @@ class Trainee(Protocol):
         ...
 
     def updates(self) -> OptimizerPlan | Callable[[], None]:
-        """How the weights change: an optimizer, or a function that is the optimizer phase."""
+        """What changes the weights: an optimizer, or a function that is the optimizer phase."""
         ...
 
     def truth(self) -> dict[str, list[int]] | None:
@@ -222,15 +222,15 @@ class Workload(Protocol):
 
     @property
     def parameter_count(self) -> int:
-        """Trainable parameters, exactly."""
+        """Exact number of trainable parameters."""
         ...
 
     def describe(self) -> str:
-        """What is trained and how large it is, in one or two sentences for a reader."""
+        """Says what is trained and how large it is, in one or two sentences."""
         ...
 
     def refused(self) -> Mapping[str, str]:
-        """Strategies and training options that it cannot have, by name, each with the reason."""
+        """Strategies and training options that the workload refuses, by name, with the reason."""
         ...
 
     def steps_per_epoch(self, world_size: int, per_rank_batch: int) -> int:
@@ -238,12 +238,12 @@ class Workload(Protocol):
         ...
 
     def build(self, shard: Shard) -> Trainee:
-        """Allocate model, data and optimizer for one rank."""
+        """Allocates model, data and optimizer for one rank."""
         ...
 
 
 def parse_spec(text: str) -> Workload:
-    """The workload that `text` names, e.g. `timed:layers=2,backward_ms=10/5`.
+    """Makes the workload that `text` names, e.g. `timed:layers=2,backward_ms=10/5`.
 
     Keys and types are those of the workload's options; `/` separates per-layer values.
     Raises UsageError for an unknown name or key, a wrong type and a value out of range.

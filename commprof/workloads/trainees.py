@@ -17,13 +17,13 @@ from commprof.workloads.spec import Shard
 
 
 def passes_per_epoch(samples: int, world_size: int, per_rank_batch: int) -> int:
-    """Backward passes of a rank; DistributedSampler pads so that all ranks take equally many."""
+    """Backward passes of a rank per epoch; DistributedSampler pads them to be equal."""
     return math.ceil(math.ceil(samples / world_size) / per_rank_batch)
 
 
 @dataclass(frozen=True)
 class DataBatch:
-    """Inputs with what is to be predicted from each."""
+    """Inputs, with the targets to be predicted from each."""
 
     inputs: Tensor
     """Any shape behind the first dimension, which counts samples."""
@@ -37,7 +37,7 @@ class DataBatch:
 
 
 class DataTrainee:
-    """Data, forward and backward of a `Trainee`; the model and its optimizer are the heir's.
+    """Base of trainees with data: its subclass adds the model and the optimizer.
 
     The order is DistributedSampler's: shuffled by seed and epoch, then dealt out to the ranks in
     turn. So a global batch holds the same samples however many ranks share it.
@@ -52,7 +52,7 @@ class DataTrainee:
         self._device = shard.device
 
     def ddp_options(self) -> dict[str, Any]:
-        """None."""
+        """Returns none."""
         return {}
 
     def batches(self, epoch: int) -> Iterator[DataBatch]:
@@ -62,14 +62,14 @@ class DataTrainee:
             yield DataBatch(inputs.to(self._device), targets.to(self._device))
 
     def forward(self, model: nn.Module, batch: DataBatch) -> Tensor:
-        """Mean cross entropy of the model's logits, in fp32 at least."""
+        """Computes the mean cross entropy of the model's logits, in fp32 at least."""
         logits = self.logits(model, batch.inputs)
         return functional.cross_entropy(
             logits.float().reshape(-1, logits.shape[-1]), batch.targets.reshape(-1)
         )
 
     def logits(self, model: nn.Module, inputs: Tensor) -> Tensor:
-        """Shape (samples, classes) or (samples, sequence, vocabulary)."""
+        """Computes logits of shape (samples, classes) or (samples, sequence, vocabulary)."""
         result: Tensor = model(inputs)
         return result
 
@@ -78,12 +78,12 @@ class DataTrainee:
         loss.backward()
 
     def truth(self) -> dict[str, list[int]] | None:
-        """Not known."""
+        """Returns None: not known."""
         return None
 
 
 def random_tokens(vocab: int, sequence: int, samples: int, seed: int) -> TensorDataset:
-    """Samples of `sequence` tokens, and of the same ones shifted by one."""
+    """Samples of `sequence` random tokens, each with the same tokens shifted by one."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(vocab, (samples, sequence + 1), generator=generator)
     return TensorDataset(tokens[:, :-1], tokens[:, 1:])

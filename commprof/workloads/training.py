@@ -19,7 +19,7 @@ from commprof.workloads.strategies import Strategy
 
 
 class Training:
-    """What `loop.train` drives; `model` is the wrapped model."""
+    """Interface between `loop.train` and a strategy; `model` is the wrapped model."""
 
     def __init__(
         self,
@@ -57,22 +57,22 @@ class Training:
         self._step = 0
 
     def batches(self, epoch: int) -> Iterator[tuple[Any, ...]]:
-        """The batches of each update; the last update of an epoch may have fewer."""
+        """Yields the batches of each update; the last update of an epoch may have fewer."""
         batches = self._trainee.batches(epoch)
         while group := tuple(itertools.islice(batches, self._options.accumulate)):
             yield group
 
     def synchronised(self, last: bool) -> AbstractContextManager[object]:
-        """Gradients are exchanged in the last pass of an update."""
+        """Context of a pass; gradients are exchanged in the last pass of an update."""
         return self._strategy.synchronised(self.model, last)
 
     def forward(self, batch: Any) -> Tensor:
-        """The mean loss of a batch, computed in the chosen precision."""
+        """Computes the mean loss of a batch in the chosen precision."""
         with self._strategy.autocast(self._options, self._device):
             return self._trainee.forward(self.model, batch)
 
     def backward(self, loss: Tensor, weight: float) -> None:
-        """Backward of `weight` times the loss, scaled where fp16 needs it."""
+        """Runs backward of `weight` times the loss, scaled where fp16 needs it."""
         if weight != 1:
             loss = loss * weight
         if self._scaler is not None:
@@ -80,7 +80,7 @@ class Training:
         self._trainee.backward(loss)
 
     def update(self) -> None:
-        """The optimizer phase."""
+        """Runs the optimizer phase."""
         self._update()
 
     def _optimize(self, optimizer: Optimizer, rate: LearningRate) -> None:

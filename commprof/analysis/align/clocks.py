@@ -54,11 +54,11 @@ class ClockMap:
 
     @property
     def is_same_clock(self) -> bool:
-        """Whether nothing needs to be mapped."""
+        """True if this clock is rank 0's own, so that nothing needs to be mapped."""
         return len(self.at_ns) == 0
 
     def to_common(self, own_ns: Ints) -> Ints:
-        """Times of this clock by rank 0's."""
+        """Converts times of this clock to rank 0's clock."""
         if self.is_same_clock:
             return own_ns
         since = (own_ns - self.at_ns[0]).astype(np.float64)
@@ -93,7 +93,7 @@ SAME_CLOCK = ClockMap(_NO_INTS, _NO_INTS, np.zeros(0), 0.0, 0.0, 0.0)
 
 
 def fit(at_ns: Ints, offset_ns: Ints, error_ns: Ints) -> ClockMap:
-    """The map through the comparisons that were not disturbed.
+    """Fits the map through the comparisons that were not disturbed.
 
     Args:
         at_ns: times of at least one comparison by the clock to map, in any order.
@@ -175,7 +175,7 @@ def rank_clocks(traces: Sequence[Trace]) -> list[ClockMap] | None:
 
 
 def on_common_clock(traces: Sequence[Trace], clocks: Sequence[ClockMap]) -> list[Trace]:
-    """The traces with all times by rank 0's clock; what has that clock is left as it is.
+    """Returns the traces with all times on rank 0's clock.
 
     Lengths of time change by the clocks' drift against each other, which is parts in a million.
     The comparisons themselves keep the times at which they were made.
@@ -208,7 +208,7 @@ def clock_error_us(clocks: Sequence[ClockMap] | None, traces: Sequence[Trace]) -
 
 
 def comparisons(traces: Sequence[Trace]) -> ClockMap | None:
-    """The map through all comparisons that ranks of one clock made; None if there are none."""
+    """Fits one map through all comparisons that ranks of one clock made; None if there are none."""
     records = np.concatenate(
         [trace.records[trace.records["kind"] == Kind.CLOCK] for trace in traces]
     )

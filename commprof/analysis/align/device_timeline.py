@@ -24,7 +24,7 @@ Ints = npt.NDArray[np.int64]
 
 
 def on_device_timeline(trace: Trace) -> Trace:
-    """The trace by its device's events; the same trace where it has none.
+    """Returns the trace timed by its device's events; the same trace where it has none.
 
     Kept as the host saw it: collectives of CPU tensors, and what came before the first event.
     Left out: waits of the host, which hold up no stream; waits of other streams than the one
@@ -48,7 +48,7 @@ def on_device_timeline(trace: Trace) -> Trace:
 
 
 def timed_collectives(trace: Trace) -> int:
-    """Device collectives of whose completion or waiting a device event told."""
+    """Number of device collectives of which a device event told the completion or the waiting."""
     records = trace.records
     ends = (records["kind"] == Kind.END) & (records["flags"] & schema.FLAG_DEVICE_TIME != 0)
     told = ends | (records["kind"] == Kind.DEVICE_WAIT)
@@ -186,7 +186,7 @@ def _finalizations(records: Records, stream: _Stream) -> Records:
 
 
 def copying_ns(window_ns: int, buckets: list[tuple[int, int]]) -> float:
-    """Time of a finalisation in which the stream copied buckets and did not wait.
+    """Time of a finalisation in which the stream copied buckets instead of waiting.
 
     DDP's loop waits for a bucket, copies it, and goes on to the next. At c ns a byte it is over at
     the largest of ``end_i + c * (bytes of i and after it)``, or of ``c * (all bytes)``; c is such

@@ -33,7 +33,7 @@ def logged_bucket_sizes(log: Mapping[str, Any], key: str) -> list[int]:
 
 
 def own_metadata(trace: Trace, key: str) -> Mapping[str, Any]:
-    """Returns what this capture noted; an earlier one's notes live on in the same process."""
+    """Returns what this capture noted under a key, not what an earlier one of the process did."""
     found = trace.metadata.get(key)
     if not isinstance(found, dict):
         return {}
@@ -53,7 +53,7 @@ def sent_by_interface(trace: Trace) -> dict[str, int]:
 
 
 def host_of(trace: Trace) -> tuple[str, str]:
-    """Ranks with the same boot and network namespace see the same interfaces."""
+    """Tells hosts apart by boot and network namespace: equal ones share their interfaces."""
     boot = str(trace.metadata["machine"]["boot_id"])
     return boot, str(cross_check_sources(trace).get("network_namespace"))
 

@@ -43,7 +43,7 @@ _ALL_REDUCE = OPS.index("all_reduce")
 
 @dataclass(frozen=True)
 class Matching:
-    """Rows of all ranks, one rank after the other in the order of their tables."""
+    """Rows of all ranks' tables in one sequence, grouped by the collective that they belong to."""
 
     #: Number of the collective that each row belongs to.
     member: Ints
@@ -59,30 +59,30 @@ class Matching:
     groups: tuple[Group, ...]
 
     def every(self, holds: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Per row: whether its collective is complete and this holds for all rows of it."""
+        """Per row: True if its collective is complete and this holds for all of its rows."""
         failed = np.bincount(self.member[~holds], minlength=len(self.complete)) > 0
         result: npt.NDArray[np.bool_] = (self.complete & ~failed)[self.member]
         return result
 
     def split(self, values: Ints) -> list[Ints]:
-        """A column over all ranks as one column per rank."""
+        """Splits a column over all ranks into one column per rank."""
         return np.split(values, np.cumsum(self.lengths)[:-1])
 
     def latest(self, times_ns: Ints) -> tuple[Ints, Ints]:
-        """Per row the largest time of its collective and the rank it belongs to.
+        """Per row: the largest time within its collective, and the rank that it belongs to.
 
         0 and -1 where the collective is not complete.
         """
         return self.at(times_ns, self.last_row(times_ns))
 
     def at(self, times_ns: Ints, row: Ints) -> tuple[Ints, Ints]:
-        """Time and rank of the given rows; 0 and -1 of row -1."""
+        """Looks up time and rank of the given rows; row -1 gives 0 and -1."""
         if len(row) == 0:
             return row, row
         return np.where(row < 0, 0, times_ns[row]), np.where(row < 0, -1, self.rank[row])
 
     def last_row(self, times_ns: Ints) -> Ints:
-        """Per row that with the largest time of its collective; -1 where it is not complete."""
+        """Per row: the row with the largest time of its collective; -1 if incomplete."""
         if len(times_ns) == 0:
             return np.empty(0, dtype=np.int64)
         # Ordered by collective, then time: the last row of each collective has the latest.
@@ -172,7 +172,7 @@ _PAIRS = 1 << 22
 def last_awaited(
     matching: Matching, traces: Sequence[Trace], tables: Sequence[Collectives], times_ns: Ints
 ) -> Ints:
-    """Per row the row that it waited for last: its own where it came last itself.
+    """Per row: the row that its rank waited for last; the row itself where it came last.
 
     Args:
         matching: of these tables.

@@ -31,7 +31,7 @@ from commprof.trace.schema import Kind, Phase
 
 
 def samples_read(trace: Trace, step: Ints) -> float:
-    """Samples of the batches that the training thread read within these steps.
+    """Number of samples in the batches that the training thread read within these steps.
 
     NaN where it read none, or one whose samples cannot be counted.
     """
@@ -106,7 +106,7 @@ def in_turns(run: WorldRun) -> bool:
 
 
 def trial_of(trace: Trace) -> dict[str, Any] | None:
-    """The trial that began in this trace; None where there was none.
+    """Returns the trial that began in this trace; None where there was none.
 
     Metadata go on into later traces of the same process: such a trial began in no step of them.
     """
@@ -122,7 +122,7 @@ def trial_of(trace: Trace) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class MeasuredWorld:
-    """All lists have one entry per rank of ``ranks``, in its order."""
+    """The ranks of one world size on one clock, with the steps that count in the figures."""
 
     #: Global ranks that left a trace.
     ranks: list[int]
@@ -148,7 +148,7 @@ class MeasuredWorld:
 
     @cached_property
     def measured(self) -> list[Breakdown]:
-        """The steps behind every figure."""
+        """Per rank: the breakdown of the steps behind every figure."""
         count = len(self.parts[0].step)
         return [part.rows(np.arange(count) >= self.warmup) for part in self.parts]
 
@@ -205,7 +205,7 @@ def measured_world(run: WorldRun) -> MeasuredWorld | None:
 
 
 def slowest_ns(parts: list[Breakdown]) -> Floats:
-    """Per step the slowest rank's wall time."""
+    """Wall time of the slowest rank, per step."""
     slowest: Floats = np.max([part.wall_ns for part in parts], axis=0)
     return slowest
 

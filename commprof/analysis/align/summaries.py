@@ -50,7 +50,7 @@ class LastRow:
 
 @dataclass(frozen=True)
 class SummaryLateRank:
-    """The rank that the others wait for."""
+    """The rank that the others wait for, found from summaries alone."""
 
     rank: int
     #: Mean waiting per step and waiting rank that it caused.
@@ -81,7 +81,7 @@ def last_rows(summaries: Sequence[Summary]) -> tuple[LastRow, ...]:
 
 
 def late_rank(traces: Sequence[Trace], summaries: Sequence[Summary]) -> SummaryLateRank | None:
-    """The rank that the others wait for, by the rule of :func:`stragglers.find_late_rank`.
+    """Finds the rank that the others wait for, by the rule of :func:`stragglers.find_late_rank`.
 
     Where neither a phase nor pauses explain most of what its own work takes longer, nobody is
     named; nor where a rank left no summary, or times of several hosts cannot be compared.
@@ -206,7 +206,7 @@ class OperationRow:
 
 @dataclass(frozen=True)
 class SummaryResult:
-    """All ranks of one world size since always-on mode began, without each rank's first step."""
+    """All ranks of one world size since always-on mode began, each without its first step."""
 
     world_size: int
     #: Those that left a summary.

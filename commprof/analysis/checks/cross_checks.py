@@ -38,7 +38,7 @@ _ALL_REDUCES = [code for code, name in enumerate(OPS) if name.startswith("all_re
 
 @dataclass(frozen=True)
 class Observed:
-    """One rank over the measured steps, and its whole trace."""
+    """One rank's measured steps beside its whole trace."""
 
     trace: Trace
     table: Collectives
@@ -147,7 +147,7 @@ _SAME = 0.001
 
 
 def theory_checks(run: WorldRun, ranks: Sequence[Observed]) -> list[CrossCheck]:
-    """One check per operation that the built-in loop's strategy must issue; of the worst rank.
+    """Checks each operation that the built-in strategy must issue, on the rank furthest off.
 
     None of a user's script, nor where a compressor sends something else.
     """

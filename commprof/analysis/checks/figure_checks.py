@@ -46,7 +46,7 @@ class CrossCheck:
 
     @property
     def difference(self) -> float:
-        """Other over ours, less 1; NaN without both."""
+        """Relative difference: the other figure over ours, less 1; NaN without both."""
         if self.ours > 0 and not math.isnan(self.other):
             return self.other / self.ours - 1
         return math.nan
@@ -81,7 +81,7 @@ _DDP_FIGURES = {
 
 @dataclass(frozen=True)
 class OfRank:
-    """commprof's figures of one rank, times per step; NaN where there is none."""
+    """One rank's figures as commprof has them, times per step; NaN where there is none."""
 
     #: Per backward pass.
     gradient_bytes: float
@@ -97,7 +97,7 @@ class OfRank:
 def ddp_checks(
     traces: Sequence[Trace], ours: Callable[[int, str | None], OfRank]
 ) -> list[CrossCheck]:
-    """Three checks against the log of the first rank that has one.
+    """Makes three checks against the log of the first rank that has one.
 
     ours: gives the figures of the trace at that place, and of the process group with that name,
         which is the model's; None where it is not known.
@@ -169,7 +169,7 @@ _SENT_BYTES = "bytes sent by the network interface"
 def network_check(
     world_size: int, traces: Sequence[Trace], payload_bytes: Sequence[float], note: str = TRAFFIC
 ) -> CrossCheck:
-    """One check over all hosts; more than the payload is no disagreement.
+    """Compares payload with the interfaces' counters; more than the payload still agrees.
 
     Args:
         world_size: of the job, all of whose ranks must be there.

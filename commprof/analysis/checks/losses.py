@@ -59,7 +59,7 @@ class LossTrend:
 
 
 def loss_trend(losses: Sequence[float]) -> LossTrend | None:
-    """The trend of one loss per step; None without losses."""
+    """Finds the trend of one loss per step; None without losses."""
     if not len(losses):
         return None
     values = np.array(losses, dtype=np.float64)
@@ -125,7 +125,7 @@ class LossAgreement:
 
 
 def global_losses(run: WorldRun) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """Per trained step the mean loss over all ranks' samples, and how many these were."""
+    """Per trained step: the mean loss over all ranks' samples, and how many samples these were."""
     results = [run.results.get(rank) for rank in range(run.world_size)]
     if not all(result is not None and "losses" in result for result in results):
         return (), ()
@@ -140,7 +140,7 @@ def global_losses(run: WorldRun) -> tuple[tuple[float, ...], tuple[int, ...]]:
 
 
 def differing_weights(run: WorldRun) -> tuple[int, ...]:
-    """Ranks whose weights are not those of most ranks, of equally many those of the lowest."""
+    """Names the ranks whose weights differ from those of most ranks."""
     digests = {rank: result.get("weights_crc32") for rank, result in sorted(run.results.items())}
     known = {rank: digest for rank, digest in digests.items() if digest is not None}
     if len(set(known.values())) < 2:
@@ -152,7 +152,7 @@ def differing_weights(run: WorldRun) -> tuple[int, ...]:
 def loss_agreement(
     context: Mapping[str, Any], worlds: Sequence[WorldResult]
 ) -> LossAgreement | None:
-    """None where world sizes need not agree, or nothing can be compared.
+    """Compares the loss curves of world sizes; None where they need not agree.
 
     They must where the global batch is the same (strong scaling), nothing lossy is between, and
     the loss does not depend on how a batch is split.
@@ -199,7 +199,7 @@ def _difference(loss: float, base: float) -> float:
 
 
 def loss_remarks(context: Mapping[str, Any], worlds: Sequence[WorldResult]) -> list[str]:
-    """First the weights of each world size, then the loss curves of all."""
+    """Says what is wrong with the weights of each world size, then with the loss curves."""
     found = [
         f"At {world.world_size} ranks the weights of {_ranks(world.weights_differ)} are not those "
         "of the others after training, and must be equal to the last bit: a synchronisation was "

@@ -78,7 +78,7 @@ def start_times(trace: Trace, table: Collectives) -> Ints:
 
 
 def assumes_threads(trace: Trace) -> bool:
-    """Whether the number of threads of some gloo group of several ranks is not known."""
+    """True if the number of threads of some gloo group of several ranks is not known."""
     groups = (group for group in trace.groups.values() if group.backend == "gloo")
     return any(group.size > 1 and _threads(trace, group) == 0 for group in groups)
 
@@ -98,7 +98,7 @@ def _groups_on_device(trace: Trace, table: Collectives) -> set[int]:
 
 
 def fifo_starts(issue_ns: Ints, end_ns: Ints, threads: int) -> Ints:
-    """Starts in a queue that is served in order by so many threads.
+    """Start times in a queue that is served in order by a number of threads.
 
     Args:
         issue_ns: in the order of the queue.
@@ -154,7 +154,7 @@ class Calls:
         return len(self.op)
 
     def rows(self, chosen: npt.NDArray[np.bool_] | Ints) -> Calls:
-        """Only the chosen rows."""
+        """Returns only the chosen rows."""
         return Calls(**{f.name: getattr(self, f.name)[chosen] for f in fields(self)})
 
 
@@ -165,7 +165,7 @@ def calls_of(
     measured_steps: Ints | None,
     clocks_shared: bool,
 ) -> Calls:
-    """All calls issued in the measured steps.
+    """Collects all calls that were issued in the measured steps.
 
     Args:
         matching: of these tables.
@@ -299,7 +299,7 @@ def _phase_at(trace: Trace, thread: int, time_ns: Ints) -> Ints:
 
 
 def group_sizes(trace: Trace, table: Collectives) -> Ints:
-    """Ranks in the group of each collective; 0 where it is not described."""
+    """Number of ranks in the group of each collective; 0 where it is not described."""
     size = np.zeros(len(table), dtype=np.int64)
     for group in trace.groups.values():
         size[table.group == group.id] = group.size

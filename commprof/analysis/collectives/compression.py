@@ -102,7 +102,7 @@ def compression_rows(
 def compression_remarks(
     context: Mapping[str, Any], rows: Sequence[CompressionRow], ranks: int, steps: int
 ) -> list[str]:
-    """Per scheme what it saved; and what the reader must know of it."""
+    """Says per scheme what it saved, and what the reader must know of it."""
     where = f"At {counted(ranks, 'rank')}"
     asked = context.get("hook")
     if not rows:

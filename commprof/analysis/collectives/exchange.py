@@ -24,7 +24,7 @@ _LARGER_MB, _SMALLER_MB, _SMALLEST_MB = 25, 5, 1
 
 @dataclass(frozen=True)
 class SmallCalls:
-    """Collectives so small that their number may matter more than their length."""
+    """Collectives so small that their number may matter more than their size."""
 
     #: Of a rank.
     calls_per_step: float
@@ -34,7 +34,7 @@ class SmallCalls:
 
 
 def small_calls(world: WorldResult, step: MeanStep) -> SmallCalls | None:
-    """None unless there are many, and they hold much of the exposed time and little waiting."""
+    """Finds many small calls that hold much of the exposed time; None where there are none."""
     known = [row for row in world.collectives if row.sizes_known]
     rows = [row for row in known if row.total_bytes < _SMALL_BYTES * row.calls]
     number = sum(row.calls_per_step for row in rows)
@@ -68,7 +68,7 @@ _OVERLAPS: Final = 0.2
 
 @dataclass(frozen=True)
 class Exchange:
-    """What stands out in one world size; nothing does where communication is not worth a look."""
+    """What stands out in the communication of one world size."""
 
     #: None unless calls are small and many.
     small_calls: SmallCalls | None = None
@@ -84,12 +84,12 @@ class Exchange:
 
     @property
     def serial(self) -> bool:
-        """Whether nearly none of the exchange runs beside work that could hide it."""
+        """True if hardly any of the communication runs beside work that could hide it."""
         return not math.isnan(self.overlapped)
 
     @property
     def sentence(self) -> str:
-        """What stands out most, about "communication"; empty where nothing does."""
+        """Says in a sentence about communication what stands out most; empty where nothing does."""
         if self.small_calls is not None:
             calls = self.small_calls.calls_per_step
             return f"Communication is cut into {calls:.0f} small calls per step."
@@ -122,5 +122,5 @@ def exchange(world: WorldResult, step: MeanStep) -> Exchange:
 
 
 def way(link: HostLinks) -> str:
-    """The interfaces and the rate that the hosts reached there."""
+    """Names the interfaces between the hosts, and the rate that was reached there."""
     return f"{listed(link.interfaces)} at {link.in_flight_gbit_per_s:.3g} Gbit/s"

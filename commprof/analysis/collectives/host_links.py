@@ -63,14 +63,14 @@ class HostLinks:
 
     @property
     def difference(self) -> float:
-        """Counted over recorded, less 1; NaN without both."""
+        """Relative difference: counted over recorded bytes, less 1; NaN without both."""
         if self.recorded_bytes > 0:
             return self.counted_bytes / self.recorded_bytes - 1
         return math.nan
 
     @property
     def agrees(self) -> bool | None:
-        """Whether headers, acknowledgements and 2 % of other traffic explain it.
+        """True if headers, acknowledgements and 2 % of other traffic explain the difference.
 
         None without both figures, and where more was counted and the headers are not known.
         """

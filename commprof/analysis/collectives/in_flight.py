@@ -69,7 +69,7 @@ def times_in_flight(
 def in_flight_ns(
     steps: Steps, table: Collectives, chosen: npt.NDArray[np.bool_] | None = None
 ) -> Floats:
-    """Per step: length of the union of [issue, completion] over all collectives, or the chosen."""
+    """Per step: length of the union of [issue, completion] over all or the chosen collectives."""
     ended = table.end_ns > table.issue_ns
     if chosen is not None:
         ended &= chosen
@@ -99,7 +99,7 @@ UNSPLIT = -1
 
 @dataclass(frozen=True)
 class CallKind:
-    """What calls have in common that look alike."""
+    """Properties that calls of one kind have in common."""
 
     op: str
     group: str
@@ -128,7 +128,7 @@ class InFlightIntervals:
 
     @property
     def duration_ns(self) -> Ints:
-        """Issue to completion."""
+        """Time from issue to completion."""
         split = np.where(self.negotiate_ns == UNSPLIT, 0, self.negotiate_ns)
         total: Ints = split + self.queue_ns + self.wait_ns + self.wire_ns
         return total
@@ -195,7 +195,7 @@ def _flight_parts(seen: MeasuredWorld, matching: Matching, issue: Ints) -> tuple
 
 
 def rows(table: Table, chosen: npt.NDArray[Any]) -> Table:
-    """The chosen rows of all columns, by a mask or by their numbers."""
+    """Takes the chosen rows of all columns, by a mask or by their numbers."""
     kept: Table = type(table)(**{f.name: getattr(table, f.name)[chosen] for f in fields(table)})
     return kept
 

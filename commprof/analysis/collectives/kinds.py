@@ -30,7 +30,7 @@ _NOT_THE_CALLER = ("/site-packages/torch/", "/dist-packages/torch/", "/commprof/
 
 @dataclass(frozen=True)
 class Spread:
-    """Quantiles over the calls for which a figure is known; NaN if there are none."""
+    """Quantiles over the calls for which a figure is known; NaN without any."""
 
     median_ms: float
     p95_ms: float
@@ -131,7 +131,7 @@ def stepless_collectives(
     tables: Sequence[Collectives],
     clocks_shared: bool,
 ) -> SteplessCollectives | None:
-    """None where a rank recorded a step, or none issued a call."""
+    """Collects all calls of a world size in which no rank recorded a step; None where one did."""
     if any(len(columns.steps(trace)) for trace in traces) or not any(map(len, tables)):
         return None
     rows = collective_rows(matching, traces, tables, None, clocks_shared)
@@ -209,7 +209,7 @@ def _row(
 
 
 def caller(frames: Sequence[str]) -> str:
-    """The innermost frame outside of torch and commprof's capture; else the innermost."""
+    """Finds the innermost frame outside of torch and commprof's capture; else the innermost."""
     own = (frame for frame in frames if not any(part in frame for part in _NOT_THE_CALLER))
     return next(own, frames[0] if frames else "")
 

@@ -83,7 +83,7 @@ class Mismatch:
 
     @property
     def odd_ranks(self) -> tuple[int, ...]:
-        """Ranks that differ from the majority; all ranks where there is none."""
+        """Ranks that differ from the majority; all ranks where there is no majority."""
         first, *others = (ranks for _, ranks in self.issued)
         odd = tuple(sorted(rank for ranks in others for rank in ranks))
         return odd if len(first) > len(odd) else tuple(sorted((*first, *odd)))
@@ -96,14 +96,14 @@ class Mismatch:
 
 
 def common_bytes(op: int, bytes_in: int, bytes_out: int) -> int:
-    """The size that must agree on all ranks of a collective; -1 where ranks may differ."""
+    """Size that must agree on all ranks of a collective; -1 where ranks may differ."""
     if op in _UNEVEN or op in _BARRIERS:
         return -1
     return bytes_out if op in _GATHERING else bytes_in or bytes_out
 
 
 def issued_of(row: Mapping[str, int], dtypes: Sequence[str]) -> Issued:
-    """What must agree, of the fields of an issue record; dtypes: names by code."""
+    """Takes from an issue record the fields that must agree on all ranks; dtypes: by code."""
     op = row["op"]
     size = common_bytes(op, row["bytes_in"], row["bytes_out"])
     named = op not in _BARRIERS and row["dtype"] < len(dtypes)
@@ -138,7 +138,7 @@ class MismatchFinder:
     def add(
         self, rank: int, group: str, size: int, seq: int, issued: Issued, issue_ns: int
     ) -> None:
-        """One collective of one rank.
+        """Takes the next collective of one rank.
 
         rank: global. group: a name that is common to its ranks. size: of the group.
         """
@@ -181,7 +181,7 @@ class MismatchFinder:
 def find_mismatches(
     traces: Sequence[Trace], tables: Sequence[Collectives]
 ) -> tuple[tuple[Mismatch, ...], int]:
-    """The first mismatch of each group in whole traces, and how many there are in all.
+    """Finds the first mismatch of each group in whole traces, and counts them all.
 
     traces, tables: as ``measured_world`` has them, with one entry per rank.
     """
@@ -258,7 +258,7 @@ def _issued_at(trace: Trace, table: Collectives, row: int) -> tuple[Issued, int]
 
 
 def issue_rows(records: Records) -> Iterator[dict[str, int]]:
-    """The fields of each collective's issue, as Python's own numbers."""
+    """Converts the fields of each collective's issue to plain Python numbers."""
     issues = records[records["kind"] == Kind.ISSUE]
     names = issues.dtype.names or ()
     for values in issues.tolist():
@@ -268,7 +268,7 @@ def issue_rows(records: Records) -> Iterator[dict[str, int]]:
 
 
 def mismatch_of(group: str, seq: int, members: Mapping[int, tuple[Issued, int]]) -> Mismatch:
-    """What ranks issued under one number; members: by global rank, with the time of issue."""
+    """Makes a mismatch of what ranks issued under one number."""
     by_value: dict[Issued, list[int]] = {}
     for rank, (issued, _) in sorted(members.items()):
         by_value.setdefault(issued, []).append(rank)

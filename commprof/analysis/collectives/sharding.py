@@ -36,7 +36,7 @@ _GATHER, _SCATTER, _REDUCE = map(
 
 @dataclass(frozen=True)
 class ShardedPart:
-    """One kind of collective; mean per step over steps and ranks."""
+    """One kind of collective of a sharded step; mean per step over steps and ranks."""
 
     #: FORWARD, BACKWARD, SCATTER or SUM.
     part: str
@@ -51,7 +51,7 @@ class ShardedPart:
 
 @dataclass(frozen=True)
 class Sharding:
-    """All parts, the most exposed first."""
+    """The parts of a sharded step's communication, the most exposed first."""
 
     parts: tuple[ShardedPart, ...]
     #: Groups that forward gathers.
@@ -65,7 +65,7 @@ class Sharding:
         return self.parts[0]
 
     def sentence(self, step_ms: float) -> str:
-        """What holds up a step, in words; empty where nothing is worth one."""
+        """Says what holds up a step; empty where nothing is worth a sentence."""
         shown = [each for each in self.parts if each.exposed_ms >= _WORTH_A_WORD * step_ms]
         if not shown:
             return ""
@@ -84,7 +84,7 @@ class Sharding:
 
 
 def sharding(seen: MeasuredWorld, directory: str = "") -> Sharding | None:
-    """Sharding in the measured steps; None where no rank scatters gradients in backward."""
+    """Finds the communication of sharded steps; None if no rank scatters gradients in backward."""
     steps = seen.measured[0].step
     if not len(steps) or not any(_is_sharded(table) for table in seen.tables):
         return None

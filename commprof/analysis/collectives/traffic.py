@@ -110,7 +110,7 @@ def sent_bytes(trace: Trace, table: Collectives) -> Floats:
 
 
 def all_sent_bytes(trace: Trace, table: Collectives | None = None) -> float:
-    """Bytes sent by all that a rank issued while capture ran; NaN if a part is not known.
+    """Bytes sent by everything that a rank issued while capture ran; NaN if a part is not known.
 
     A summary covers everything since always-on mode began, what full mode recorded later too, so
     of the records only the earlier ones count beside it.
@@ -161,7 +161,7 @@ _NOTHING = ("barrier", "monitored_barrier", "recv", "recv_any_source")
 
 
 def sent_to_other_hosts(trace: Trace, table: Collectives, hosts: Sequence[object]) -> Floats:
-    """Per collective the payload in bytes that this rank sends to ranks of other hosts.
+    """Per collective: payload in bytes that this rank sends to ranks of other hosts.
 
     NaN for an operation that is not known, and for a group that is not all ranks in their order.
 

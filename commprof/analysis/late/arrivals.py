@@ -80,7 +80,7 @@ def clocks_are_shared(traces: Sequence[Trace]) -> bool:
 def match_arrivals(
     matching: Matching, traces: Sequence[Trace], tables: Sequence[Collectives]
 ) -> list[Arrivals]:
-    """The last arrival that each rank awaits at each collective and message.
+    """Finds the last arrival that each rank awaits, per collective and message.
 
     These are matched by :func:`matching.match`. Times must be on a common clock, see
     :func:`clocks_are_shared`.
@@ -147,7 +147,7 @@ def _bucket_keys(trace: Trace, table: Buckets, names: dict[str, int]) -> tuple[I
 
 
 def backward_of(table: Buckets, finalizations: Finalizations) -> Ints:
-    """The backward pass of each bucket: its thread's next finalisation waits for it."""
+    """Finds the backward pass of each bucket: its thread's next finalisation waits for it."""
     result = np.full(len(table), -1, dtype=np.int64)
     span = finalizations.span
     for thread in np.unique(table.thread).tolist():
@@ -175,7 +175,7 @@ class _Seen:
 
 
 class SharedCalls:
-    """Collectives and buckets by their number, see ``Arrivals``; ranks by their place in a list."""
+    """Collectives and buckets that several ranks take part in, by number."""
 
     def __init__(
         self,
@@ -190,17 +190,17 @@ class SharedCalls:
         self.count = 1 + max(int(rank.number.max(initial=-1)) for rank in self._ranks)
 
     def has(self, place: int, number: Ints) -> npt.NDArray[np.bool_]:
-        """Whether a rank is in each of these."""
+        """Per call: True if the rank takes part in it."""
         return np.isin(number, self._ranks[place].number)
 
     def arrived_ns(self, place: int, number: Ints) -> Ints:
-        """When a rank arrived at each of these, which it is in."""
+        """Per call: when a rank that takes part arrived."""
         rank = self._ranks[place]
         return rank.arrived_ns[np.searchsorted(rank.number, number)]
 
     @cached_property
     def some_wait(self) -> npt.NDArray[np.bool_]:
-        """Whether each of them is one in which not all wait for all."""
+        """Per call: True if not all of its ranks wait for all."""
         chosen = np.zeros(self.count, dtype=np.bool_)
         for rank in self._ranks:
             chosen[rank.some_wait] = True
@@ -211,7 +211,7 @@ class SharedCalls:
         self._met.setdefault(frozenset((place, other)), []).append(moments_ns)
 
     def synchronised_ns(self, place: int, other: int) -> Ints:
-        """In order, the moments at which these ranks were side by side.
+        """Moments, in order, at which these ranks had waited for each other.
 
         They are the ends of collectives that all wait for all in and that the training thread of
         any rank waited for, and where ``met`` was said.

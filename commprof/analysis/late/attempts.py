@@ -17,7 +17,7 @@ from commprof.units import ns_to_s
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of all ranks."""
+    """One start of all ranks by a launcher."""
 
     world_size: int
     #: 0, and one more for each restart.
@@ -49,7 +49,7 @@ class _Seen:
 
 
 def attempts_of(run: WorldRun) -> tuple[Attempt, ...]:
-    """All attempts of one world size, in order; empty if there was no restart."""
+    """Lists all attempts of one world size, in order; empty if there was no restart."""
     paths = attempt_paths(run.directory)
     numbers = sorted({*paths, *(a.attempt for a in run.endings.attempts)} if run.endings else paths)
     if len(numbers) < 2:
@@ -70,7 +70,7 @@ def attempts_of(run: WorldRun) -> tuple[Attempt, ...]:
 
 
 def attempts_remarks(attempts: tuple[Attempt, ...]) -> list[str]:
-    """What a restart cost, in sentences."""
+    """Says in sentences what restarts cost."""
     if not attempts:
         return []
     lost_s = sum(each.lost_s for each in attempts if not math.isnan(each.lost_s))

@@ -61,7 +61,7 @@ class LongerPhase:
 
     @property
     def has_many_faults(self) -> bool:
-        """Whether page faults take a quarter of it or more, at some 0.5 us each."""
+        """True if page faults explain a quarter of the extra time or more, at some 0.5 us each."""
         return self.minor_faults >= _FAULTS_PER_MS * self.longer_ms
 
 
@@ -83,7 +83,7 @@ def wait_costs(parts: Sequence[Breakdown]) -> tuple[WaitCost, ...]:
 
 
 def longer_phase(ranks: Sequence[int], parts: Sequence[Breakdown]) -> LongerPhase | None:
-    """The rank and phase that what the kernel counted holds up most, if that matters."""
+    """Finds the longer phase that the kernel's counters explain best; None if it hardly matters."""
     if len(parts) < 2 or len(parts[0].step) == 0:
         return None
     counts = np.stack([part.host_counts.mean(axis=0) for part in parts])

@@ -34,7 +34,7 @@ from commprof.trace.schema import OPS
 
 @dataclass(frozen=True)
 class DumpedRank:
-    """Where a rank was when it wrote its dump; a ``Standing``."""
+    """Where a rank was when it wrote its dump; has what a ``Standing`` has."""
 
     rank: int
     world_size: int
@@ -55,7 +55,7 @@ class Culprit:
 
 @dataclass(frozen=True)
 class Chain:
-    """Whom ranks wait for, followed to the origin."""
+    """The chain of ranks that wait for each other, followed to its origin."""
 
     #: Those that the same sentence is true of; it begins with the first.
     ranks: tuple[int, ...]
@@ -64,7 +64,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class GroupProgress:
-    """What the ranks of one group had scheduled, started and completed; numbers of collectives."""
+    """Numbers of the collectives that the ranks of one group scheduled, started and completed."""
 
     group: str
     description: str
@@ -80,7 +80,7 @@ class GroupProgress:
 
     @property
     def uneven(self) -> bool:
-        """Whether its ranks are at different collectives."""
+        """True if the group's ranks are at different collectives."""
         return len({*self.scheduled.values()}) > 1 or len({*self.completed.values()}) > 1
 
 
@@ -112,7 +112,7 @@ class Diagnosis:
 
     @property
     def sentence(self) -> str:
-        """The verdict in one."""
+        """The verdict in one sentence."""
         who = named_ranks([one.rank for one in self.culprits])
         if self.kind == "none":
             return "No operation is pending in these dumps: they show no hang"
@@ -221,7 +221,7 @@ def _oldest_of_all(states: Sequence[DumpedRank], words: _Words) -> tuple[str, ..
 
 
 def standings(dumps: Sequence[Dump]) -> list[DumpedRank]:
-    """Where each rank was."""
+    """Finds where each rank was."""
     members = members_of(dumps)
     everybody = {rank for ranks in members.values() for rank in ranks} | {d.rank for d in dumps}
     with_messages = {entry.group for dump in dumps for entry in dump.entries if entry.peer >= 0}

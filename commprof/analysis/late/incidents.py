@@ -69,7 +69,7 @@ class WatchEvent:
 
 
 def read_hangs(directory: Path) -> tuple[HangReport, ...]:
-    """Those in a directory of traces, by number; files of others are passed over."""
+    """Reads the hang files in a directory of traces, by number; foreign files are passed over."""
     found = (_hang(path) for path in sorted(directory.glob(HANG_FILES)))
     hangs = sorted((one for one in found if one is not None), key=lambda one: one.number)
     return tuple(hangs[:_MOST])
@@ -161,7 +161,7 @@ class Incidents:
 
 
 def find_incidents(run: WorldRun, seen: MeasuredWorld | None) -> Incidents:
-    """From the files of the watchdog, and from the records where there are some.
+    """Collects incidents from the watchdog's files, and from the records where there are some.
 
     Of a trial no changes are looked for: its candidates change the step on purpose.
     """

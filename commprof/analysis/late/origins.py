@@ -71,7 +71,7 @@ class _Waits:
 def origins(
     traces: Sequence[Trace], tables: Sequence[Collectives], arrivals: Sequence[Arrivals]
 ) -> list[Origins]:
-    """Where each rank's waits began.
+    """Finds where each rank's waits began.
 
     Args:
         traces: of the ranks, on a common clock.

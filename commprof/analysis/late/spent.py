@@ -61,13 +61,13 @@ class RankTime:
 
     @cached_property
     def stood_ns(self) -> Ints:
-        """Per exposure when the thread stood still; of a finalisation, the first time."""
+        """Per exposure: when the thread stood still; of a finalisation, the first time."""
         task, result = self._exposed.graph_task, self.begin_ns.copy()
         _, first, same = np.unique(task, return_index=True, return_inverse=True)
         return np.where(task >= 0, result[first][same.reshape(-1)], result) if len(task) else result
 
     def waits_in(self, begin_ns: int, end_ns: int) -> tuple[Ints, Floats]:
-        """Rows of the waits that lie in a window, in part or whole, and how much of them does."""
+        """Rows of the waits that overlap a window, and how much of each does."""
         first = np.searchsorted(self._ended_ns, begin_ns, side="right")
         last = np.searchsorted(self.begin_ns, end_ns, side="left")
         rows = np.arange(first, last)
@@ -82,7 +82,7 @@ class RankTime:
         return np.maximum.accumulate(self.end_ns)
 
     def spent(self, begin_ns: Ints, end_ns: Ints) -> Floats:
-        """Per window ``[window, cause]``, and waiting in the last column."""
+        """Time per window and cause, as ``[window, cause]``; waiting is the last column."""
         exposed, (first, last) = self._exposed, self._phase_at
         spent = np.zeros((len(begin_ns), WAITING + 1))
         inside = np.maximum(0, np.searchsorted(first, exposed.begin_ns, side="right") - 1)

@@ -58,11 +58,11 @@ class Operation:
 
 
 class Standing(Protocol):
-    """Where one rank is."""
+    """Interface of the state of one rank in a job that stands still."""
 
     @property
     def rank(self) -> int:
-        """Its global rank."""
+        """The rank's global number."""
 
     @property
     def world_size(self) -> int:
@@ -70,19 +70,19 @@ class Standing(Protocol):
 
     @property
     def pending(self) -> Mapping[int, Operation]:
-        """Operations that it has issued and that are not known to be complete, by any number."""
+        """Operations that the rank has issued and that are not known to be complete."""
 
     @property
     def next_seq(self) -> Mapping[str, int]:
-        """By group's name, the number that the rank's next collective will have."""
+        """Number of the rank's next collective, by the group's name."""
 
     @property
     def next_message(self) -> Mapping[tuple[str, str, int], int]:
-        """The same of messages, by group's name, "send" or "recv", and the peer in the group."""
+        """Number of the rank's next message, by group's name, "send" or "recv", and peer."""
 
     @property
     def groups(self) -> Mapping[str, Group]:
-        """The groups that it is known to belong to, by name."""
+        """Groups that the rank is known to belong to, by name."""
 
 
 #: Operations that a rank has pending, oldest first, each with the ranks that it waits for there.
@@ -103,7 +103,7 @@ class Cause:
 
 
 def waits_of(state: Standing, states: Sequence[Standing]) -> Waits:
-    """What a rank has pending that other ranks have not issued, oldest first."""
+    """Lists what a rank has pending that other ranks have not issued, oldest first."""
     result = []
     for operation in _oldest_first(state):
         absent = tuple(
@@ -117,7 +117,7 @@ def waits_of(state: Standing, states: Sequence[Standing]) -> Waits:
 
 
 def find_cause(states: Sequence[Standing], waits: Mapping[int, Waits]) -> Cause:
-    """The ranks that the others wait for; waits: ``waits_of`` each of the states."""
+    """Finds the ranks that the others wait for, from ``waits_of`` each of the states."""
     behind = {
         state.rank: operation
         for state in states
@@ -140,7 +140,7 @@ def find_cause(states: Sequence[Standing], waits: Mapping[int, Waits]) -> Cause:
 def chain_to(
     rank: int, waits: Mapping[int, Waits], ranks: Sequence[int]
 ) -> list[tuple[int, Operation]]:
-    """Shortest chain of waits from a rank to one of ``ranks``, with the operations waited in.
+    """Finds the shortest chain of waits from a rank to one of ``ranks``, with its operations.
 
     The last entry's operation is the one that a named rank is missing from; empty without a way.
     """

@@ -36,7 +36,7 @@ _MOST = 0.5
 
 @dataclass(frozen=True)
 class SlowRank:
-    """The rank whose own work takes longer."""
+    """A rank whose own work takes longer than the others'."""
 
     rank: int
     #: One of ``exposure.ORIGINS``: where it exceeds the others most.
@@ -114,7 +114,7 @@ _SEED = 20240501
 
 @dataclass(frozen=True)
 class LateRank:
-    """The rank that the others wait for."""
+    """The rank that the others wait for, with what that costs and why."""
 
     rank: int
     #: Mean waiting per step and waiting rank that it caused.
@@ -141,7 +141,7 @@ class LateRank:
 
 
 def of_ranks(caused_ns: Floats) -> Floats:
-    """``[step, rank]``: waiting that ranks answer for, of ``[step, rank, cause]``.
+    """Reduces ``[step, rank, cause]`` to ``[step, rank]``: the waiting that ranks answer for.
 
     What began as run delay is left out: whatever else runs on a rank's cores causes it.
     """
@@ -181,7 +181,7 @@ def find_late_rank(
 
 
 def few_steps(waited_for_ns: npt.NDArray[np.float64]) -> bool:
-    """Whether no test can tell from these steps that a rank is late by more than chance."""
+    """True if no test can tell from so few steps that a rank is late by more than chance."""
     steps, ranks = waited_for_ns.shape
     return float(max(ranks, 1)) ** (1 - steps) > _SIGNIFICANCE
 
@@ -221,7 +221,7 @@ def late_by_own_work(
     waited_for_ns: npt.NDArray[np.float64],
     step_ns: float,
 ) -> LateRank | None:
-    """The late rank in the light of the ranks' own work.
+    """Finds the late rank in the light of the ranks' own work.
 
     Args:
         late: what :func:`find_late_rank` found, with what its lateness came from.
@@ -243,7 +243,7 @@ def late_by_own_work(
 
 
 def with_cause(late: LateRank, caused_ns: Floats) -> LateRank:
-    """The same finding with what the rank's lateness came from, where that can be told.
+    """Adds to a late rank where its lateness came from, where that can be told.
 
     Args:
         late: the rank and what it cost.
@@ -259,7 +259,7 @@ def with_cause(late: LateRank, caused_ns: Floats) -> LateRank:
 
 
 def fell_behind(late: LateRank) -> str:
-    """Where, as the end of a sentence about the rank; empty where that is not known."""
+    """Says where the rank fell behind, as the end of a sentence; empty where that is not known."""
     if late.phase is None:
         return ""
     if late.phase == HOST_PAUSE:

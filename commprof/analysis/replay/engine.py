@@ -28,7 +28,7 @@ from commprof.trace.columns import Ints
 
 
 class Line:
-    """One group's line, of as many steps as are replayed at once."""
+    """The queue of one group's collectives, for as many steps as are replayed at once."""
 
     def __init__(self, steps: int, workers: int) -> None:
         """``workers``: collectives that run at a time."""
@@ -37,7 +37,7 @@ class Line:
         self._rows = np.arange(steps)
 
     def serve(self, arrived: Floats, wire: Floats | float, latency: Floats | float) -> Floats:
-        """When the next collective is there, of which ``arrived`` says when it could begin."""
+        """Returns when the next collective is complete, which could begin at ``arrived``."""
         if len(self._free) == 1:
             worker: npt.NDArray[np.int64] | int = 0
             free = self._free[0]
@@ -62,7 +62,7 @@ Time = Any
 
 @dataclass(frozen=True)
 class Condition:
-    """Rows that begin as soon as others are issued; all numbers are of rows over all ranks."""
+    """Collectives that begin once other collectives are issued, as rows over all ranks."""
 
     #: Rows that must be issued.
     needed: tuple[int, ...]
@@ -72,7 +72,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Calls:
-    """What a replay needs to know of every row of every rank."""
+    """What a replay needs to know of every collective of every rank."""
 
     #: Those that open a row within the replayed steps.
     conditions: list[Condition]
@@ -94,7 +94,7 @@ class Calls:
 
 
 def calls(seen: MeasuredWorld, ranks: Sequence[Program]) -> Calls:
-    """The rows of what was brought together."""
+    """Collects the collectives of all ranks for a replay."""
     issue, end, op = (
         np.concatenate([getattr(table, name) for table in seen.tables])
         for name in ("issue_ns", "end_ns", "op")
@@ -183,7 +183,7 @@ def replay(
 
 @dataclass(frozen=True)
 class DrawnSteps:
-    """What became of steps that were replayed at once; ``[rank, drawn step]``, in ns."""
+    """Results of steps replayed together, as ``[rank, drawn step]`` in ns."""
 
     #: The rank's last event.
     end_ns: Floats
@@ -192,7 +192,7 @@ class DrawnSteps:
 
 
 def replay_drawn(ranks: Sequence[Program], known: Calls, steps: int) -> DrawnSteps:
-    """Replays as many drawn steps at once; see the module.
+    """Replays many drawn steps at once.
 
     Args:
         ranks: their programs, ``own_ns`` and ``extra_ns`` with a row per event and a column per

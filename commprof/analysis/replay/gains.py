@@ -38,7 +38,7 @@ _LEAST_SHARE = 0.005
 
 @dataclass(frozen=True)
 class Gain:
-    """One change and the step with it."""
+    """One change, and the step that it would leave."""
 
     #: "rank", "phase" (of a rank), "balance", "group", or "communication".
     change: str
@@ -55,7 +55,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class Gains:
-    """Gains of the replays of one world size."""
+    """All gains that the replays of one world size show."""
 
     #: Mean over steps and ranks, and the steps behind it; those that stalled are left out.
     step_ms: float
@@ -70,12 +70,12 @@ class Gains:
 
     @property
     def parallel_efficiency(self) -> float:
-        """Mean own time over the step."""
+        """Mean own time of the ranks over the step."""
         return self.load_balance * self.serialisation * self.transfer
 
 
 def gains(seen: MeasuredWorld) -> Gains | None:
-    """Every change worth a replay; None where the steps cannot be replayed.
+    """Replays every change worth one; None where the steps cannot be replayed.
 
     They cannot with one rank, clocks that cannot be compared, or too few steps.
     """

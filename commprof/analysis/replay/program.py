@@ -34,7 +34,7 @@ def _none() -> Ints:
 
 @dataclass(frozen=True)
 class Program:
-    """One rank's events, in order; times in ns."""
+    """The events of one rank in order; times in ns."""
 
     rank: int
     #: When its first step begins, on the common clock.
@@ -62,7 +62,7 @@ class Program:
     border_phase: Ints = field(default_factory=_none)
 
     def own_by_phase_ns(self, steps: int) -> Floats:
-        """``[step, phase]``, in the order of ``schema.PHASES``."""
+        """Own time as ``[step, phase]``, phases in the order of ``schema.PHASES``."""
         table = np.zeros((steps, len(PHASES)))
         inside = self.border_step >= 0
         at = self.border_step[inside], self.border_phase[inside]
@@ -85,7 +85,7 @@ class Program:
 
 
 def programs(seen: MeasuredWorld) -> tuple[list[Program], Ints]:
-    """One program per rank, and the numbers of the replayed steps."""
+    """Makes one program per rank, and returns the numbers of the replayed steps."""
     step = _chosen_steps(seen)
     first = np.concatenate(([0], np.cumsum(seen.matching.lengths)))
     made = []

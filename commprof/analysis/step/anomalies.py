@@ -55,7 +55,7 @@ _LONGEST = 4 * REFERENCE
 
 @dataclass(frozen=True)
 class Change:
-    """The level of a series is another from here on."""
+    """A change of level in a series of values."""
 
     #: Place in the series of the first value at the new level.
     begin: int
@@ -68,12 +68,12 @@ class Change:
 
     @property
     def ratio(self) -> float:
-        """After over before."""
+        """Level after the change over the level before."""
         return self.after / self.before
 
 
 class ChangeDetector:
-    """Tells of each change of level in one series of positive values. Memory is bounded."""
+    """Detects changes of level in one series of positive values. Memory is bounded."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -85,7 +85,7 @@ class ChangeDetector:
         self._since: list[list[float]] = [[], []]
 
     def add(self, value: float) -> Change | None:
-        """Takes the next value; the change that it made sure, if any."""
+        """Takes the next value; returns the change that it makes certain, if any."""
         self._count += 1
         if len(self._reference) < REFERENCE:
             self._reference.append(value)
@@ -154,7 +154,7 @@ STEP, COMPUTE, BANDWIDTH = "step time", "own work", "bandwidth"
 
 @dataclass(frozen=True)
 class StepFigures:
-    """One step of all ranks."""
+    """Figures of one step of all ranks."""
 
     step: int
     #: When the first of them ended it, by its ``CLOCK_MONOTONIC``.
@@ -170,7 +170,7 @@ class StepFigures:
 
 @dataclass(frozen=True)
 class Anomaly:
-    """One change of level."""
+    """A lasting change of level of one figure of a job."""
 
     #: ``STEP``, ``COMPUTE`` or ``BANDWIDTH``.
     what: str
@@ -197,7 +197,7 @@ class Anomaly:
 
     @property
     def sentence(self) -> str:
-        """Rank, phase, step and by how much."""
+        """Says which rank and phase changed, at which step and by how much."""
         verb = "rose" if self.after > self.before else "fell"
         whose = f"rank {self.rank}'s {self.what}" if self.rank >= 0 else self.what
         where = f", most of it in {self.phase}" if self.phase else ""
@@ -211,7 +211,7 @@ class Anomaly:
 
 
 class AnomalyFinder:
-    """Follows a job's steps in order."""
+    """Finds anomalies in a job's steps, taken in order."""
 
     def __init__(self) -> None:
         self._detectors: dict[tuple[str, int], ChangeDetector] = {}
@@ -220,7 +220,7 @@ class AnomalyFinder:
         self._told: dict[tuple[str, int], int] = {}
 
     def add(self, figures: StepFigures) -> list[Anomaly]:
-        """Takes the next step; the changes that it made sure."""
+        """Takes the next step; returns the changes that it makes certain."""
         found: list[Anomaly] = []
         for key, value in _values(figures).items():
             found += self._follow(key, value, figures)

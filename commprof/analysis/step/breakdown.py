@@ -79,7 +79,7 @@ class Breakdown:
 
     @property
     def waited_for_ns(self) -> Floats:
-        """``[step, rank]``: waiting by the rank where it began."""
+        """Waiting as ``[step, rank]``, by the rank where it began."""
         total: Floats = self.caused_ns.sum(axis=2)
         return total
 
@@ -92,12 +92,12 @@ class Breakdown:
 
     @property
     def work_ns(self) -> Floats:
-        """``[phase, step]``, in the order of ``schema.PHASES``: all but the waiting."""
+        """Time without waiting, as ``[phase, step]`` in the order of ``schema.PHASES``."""
         return np.stack([getattr(self, f"{phase}_ns") for phase in PHASES])
 
     @property
     def by_origin_ns(self) -> Floats:
-        """``[origin, step]``, in the order of ``exposure.ORIGINS``: pauses apart, no run delay.
+        """Lateness as ``[origin, step]`` in the order of ``exposure.ORIGINS``; no run delay.
 
         Whatever else runs on a rank's cores causes its run delay: that is no work of its own.
         """
@@ -106,7 +106,7 @@ class Breakdown:
         return np.concatenate((work, paused.sum(axis=0, keepdims=True)))
 
     def rows(self, chosen: npt.NDArray[np.bool_]) -> Breakdown:
-        """Only the chosen steps."""
+        """Returns only the chosen steps."""
         return Breakdown(**{f.name: getattr(self, f.name)[chosen] for f in fields(self)})
 
 
@@ -179,7 +179,7 @@ def breakdown(
 
 
 def mean_of_known(part: Floats, exposed: Floats) -> float:
-    """Mean of a part of exposed time, what is not known counted as none of it.
+    """Mean of a part of exposed time; what is not known counts as 0.
 
     That keeps ``exposed = wait + wire + unsplit``. NaN where there is exposed time and it is
     known for none of it, or no row at all.

@@ -20,7 +20,7 @@ _OF_STEP = 0.02
 
 
 def usable_cores(machine: Mapping[str, Any]) -> int:
-    """Physical cores; where a run did not say, its hardware threads stand for them."""
+    """Number of physical cores; hardware threads where a run did not record cores."""
     return int(machine.get("usable_core_count", machine["usable_cpu_count"]))
 
 
@@ -50,7 +50,7 @@ def lacked_cores(world: WorldResult) -> bool:
 
 
 def judged_place(context: Mapping[str, Any], worlds: Sequence[WorldResult]) -> int:
-    """Place of the world size that a verdict is about.
+    """Position of the world size that a verdict is about.
 
     The largest of two ranks or more that had a core each; where there is none, the largest.
     """

@@ -25,7 +25,7 @@ PARTS = (
 
 @dataclass(frozen=True)
 class WorldDetail:
-    """The measured steps of one world size."""
+    """Figures of each measured step of one world size."""
 
     world_size: int
     #: Global ranks that left a trace.

@@ -30,7 +30,7 @@ from commprof.units import ns_to_ms
 
 @dataclass(frozen=True)
 class KernelTimes:
-    """Means per measured step of one rank, in milliseconds."""
+    """Kernel times of one rank: means per measured step, in milliseconds."""
 
     #: Kernels of communication ran, beside others or alone.
     communication_ms: float
@@ -55,7 +55,7 @@ def kernel_times(
     measured_steps: Ints,
     clocks_shared: bool,
 ) -> list[KernelTimes | None]:
-    """Per rank; None of one whose trace holds no kernels. Args as for ``calls.calls_of``."""
+    """Kernel times per rank; None for a rank whose trace holds no kernels."""
     if all(trace.kernels is None for trace in traces) or len(measured_steps) == 0:
         return [None] * len(traces)
     calls = calls_of(matching, traces, tables, measured_steps, clocks_shared)
@@ -109,7 +109,7 @@ def _within_ns(some: Stretches, steps: Steps, chosen: npt.NDArray[np.bool_]) -> 
 
 @dataclass(frozen=True)
 class DeviceTelemetry:
-    """One GPU over all samples; NaN for what the driver did not say."""
+    """Telemetry of one GPU over all samples; NaN for what the driver did not tell."""
 
     samples: int
     #: Share of the time in which any kernel ran, in percent. A kernel of NCCL that waits runs too.
@@ -124,7 +124,7 @@ class DeviceTelemetry:
 
 
 def device_telemetry(trace: Trace) -> DeviceTelemetry | None:
-    """Returns what one rank's trace says; None where nothing was read."""
+    """Returns the GPU telemetry of one rank's trace; None where nothing was sampled."""
     found = own_metadata(trace, "device_telemetry")
     if not (samples := found.get("samples", 0)):
         return None

@@ -52,7 +52,7 @@ class Exposures:
 def exposures(
     table: Collectives, waits: Spans, finalizations: Finalizations, thread: int
 ) -> Exposures:
-    """All waiting of ``thread``: in ``Work.wait``, by a future, and in DDP's finalisation.
+    """All waiting of ``thread``: in ``Work.wait``, for a future, and in DDP's finalisation.
 
     A finalisation's total is measured (wall time less thread CPU time). It is
     shared out over the buckets by replaying DDP's loop, which waits for each bucket in turn
@@ -82,7 +82,7 @@ def exposures(
 
 @columns.once_per_trace
 def exposures_of(trace: Trace) -> Exposures:
-    """All waiting of the training thread: it marks the steps, or issues the most collectives."""
+    """All waiting of the training thread, which marks the steps or issues the most collectives."""
     table, steps = columns.collectives(trace), columns.steps(trace)
     marks = steps.thread[:1] if len(steps) else table.thread
     thread = int(np.bincount(marks).argmax()) if len(marks) else 0
@@ -231,20 +231,20 @@ def pauses(trace: Trace, exposed: Exposures) -> Stretches:
 
 @dataclass(frozen=True)
 class Spread:
-    """What the kernel counted of a training thread outside of its waiting, in order and apart."""
+    """Counts of the kernel for stretches of a training thread outside of its waiting."""
 
     at: Stretches
     #: Within each stretch.
     amount: Floats
 
     def within(self, others: Stretches) -> Spread:
-        """What of it lies in these."""
+        """Restricts the counts to these stretches."""
         row, at = rows_within(self.at, others)
         rate = self.amount / np.maximum(1, self.at.length_ns)
         return Spread(at, rate[row] * at.length_ns)
 
     def amount_in(self, begin_ns: Ints, end_ns: Ints) -> Floats:
-        """Per window how much of it lies there, if it is spread evenly over each stretch."""
+        """Per window: the count within it, spread evenly over each stretch."""
         return covered(self.at.begin_ns, self.at.end_ns, self.amount, begin_ns, end_ns)
 
 
@@ -257,7 +257,7 @@ def run_delay(trace: Trace, exposed: Exposures, thread: int) -> Spread:
 
 
 def host_counts(trace: Trace, exposed: Exposures, thread: int) -> dict[str, Spread]:
-    """By ``columns.HOST_COUNTS``: what else kept the training thread from its work."""
+    """What else kept the training thread from its work, by ``columns.HOST_COUNTS``."""
     found = {}
     for name, counted in columns.host_counts(trace).items():
         row, amount, at = _outside_of_waiting(trace, exposed, thread, counted)

@@ -30,7 +30,7 @@ SPLIT = ("waiting", "wire", "unsplit")
 
 
 def stalled(slowest: Floats) -> npt.NDArray[np.bool_]:
-    """Which steps stalled; ``slowest`` is each step's time on the slowest rank, in any unit."""
+    """Per step: True if it stalled, by the slowest rank's time in any unit."""
     if len(slowest) < 3:
         return np.zeros(len(slowest), dtype=np.bool_)
     long: npt.NDArray[np.bool_] = slowest > _STALLED * np.median(slowest)
@@ -40,7 +40,7 @@ def stalled(slowest: Floats) -> npt.NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class MeanStep:
-    """Means over ranks and the steps that did not stall."""
+    """The mean step over ranks and the steps that did not stall."""
 
     #: ``[step, part]``, in the order of ``PARTS``: mean over ranks, in ms.
     by_step_ms: Floats
@@ -57,11 +57,11 @@ class MeanStep:
 
     @property
     def exposed_ms(self) -> float:
-        """Exposed communication in all: waiting, wire, and what is not split."""
+        """Exposed communication in all: waiting, transfer, and what is not split."""
         return self.parts_ms["communication"]
 
     def share(self, part: str) -> float:
-        """Share of the step; of a part of communication too."""
+        """Share of the step that a part takes, also of a part of communication."""
         return {**self.parts_ms, **self.split_ms}[part] / self.step_ms
 
 

@@ -35,7 +35,7 @@ MOST_REACH = 0.02
 
 @dataclass(frozen=True)
 class OwnCost:
-    """By one clock, a step with capture on against off, and off against off."""
+    """Ratios of steps by one clock: capture on over off, and off over off."""
 
     #: A step with capture on / the step with capture off beside it, over all such pairs.
     on_over_off: Interval
@@ -46,13 +46,13 @@ class OwnCost:
 
     @property
     def measurable(self) -> bool:
-        """Whether the interval is narrow enough for a statement."""
+        """True if the interval is narrow enough for a statement."""
         found = self.on_over_off
         return max(found.high - found.value, found.value - found.low) <= MOST_REACH
 
     @property
     def told_apart(self) -> bool:
-        """Whether on and off differ: the interval does not hold 1, and is narrow enough."""
+        """True if the interval is narrow enough and does not hold 1."""
         return self.measurable and not self.on_over_off.contains(1.0)
 
 
@@ -67,12 +67,12 @@ class Overhead:
 
     @property
     def best(self) -> OwnCost:
-        """By the clock that is disturbed least."""
+        """The cost by the clock that is disturbed least."""
         return self.cpu or self.wall
 
 
 def overhead(samples: Samples) -> Overhead | None:
-    """Overhead by labelled step times; None with fewer than two pairs of a kind.
+    """Computes the overhead from labelled step times; None with fewer than two pairs of a kind.
 
     Args:
         samples: of one world size, in the order in which the steps ran.
@@ -81,7 +81,7 @@ def overhead(samples: Samples) -> Overhead | None:
 
 
 def pooled_overhead(runs: Sequence[Samples]) -> Overhead | None:
-    """The pairs of all world sizes together."""
+    """Computes the overhead from the pairs of all world sizes together."""
     wall = _cost([[(label, wall) for label, wall, _ in samples] for samples in runs])
     cpu = [[(label, cpu) for label, _, cpu in samples] for samples in runs]
     told = all(cpu > 0 for samples in cpu for _, cpu in samples)

@@ -27,7 +27,7 @@ from commprof.trace.columns import Collectives, Ints
 
 @dataclass(frozen=True)
 class Waiting:
-    """Aligned with ``Exposures``."""
+    """How each exposure divides into waiting and transfer; aligned with ``Exposures``."""
 
     #: Part of ``waited_ns`` before the deciding arrival; NaN where it is not known.
     wait_ns: npt.NDArray[np.float64]
@@ -38,7 +38,7 @@ class Waiting:
 
 
 def split(exposed: Exposures, table: Collectives, arrivals: Arrivals) -> Waiting:
-    """Splits every exposure of one rank."""
+    """Splits every exposure of one rank into waiting and transfer."""
     decided = {
         **_decided(_of_collectives(table, arrivals)),
         **_decided(_of_buckets(arrivals.buckets)),

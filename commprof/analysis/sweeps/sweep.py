@@ -19,7 +19,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Times:
-    """One rank's calls of one kind, in the order in which all ranks made them."""
+    """Times of one rank's calls of one kind, in the order in which all ranks made them."""
 
     begin_ns: Ints
     """When it called, by its own CLOCK_MONOTONIC."""
@@ -28,7 +28,7 @@ class Times:
 
 
 def durations_us(ranks: Sequence[Times], one_clock: bool) -> Floats:
-    """Time of each call of all ranks together.
+    """Duration of each call, of all ranks together.
 
     one_clock: the ranks' times are of one clock. Then a call takes from the last rank's begin to
     the last rank's end, and waiting for a late rank is in no figure. Otherwise it takes as long
@@ -48,7 +48,7 @@ def skews_us(ranks: Sequence[Times]) -> Floats:
 
 @dataclass(frozen=True)
 class RowKey:
-    """What was measured; equal in two results that can be compared."""
+    """What a row measured; equal in two results that can be compared."""
 
     op: str
     """c10d's name of the operation, or ``hook:`` and a compressor."""
@@ -128,7 +128,7 @@ class OverlapRow:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """What one command measured."""
+    """What one microbenchmark command measured."""
 
     context: dict[str, Any]
     """Machine, versions, command, policy."""
@@ -148,7 +148,7 @@ def make_row(
     wrong: int | None,
     root: int,
 ) -> SweepRow:
-    """The row of these samples, which are given per round, in us.
+    """Makes a row from its samples, given per round in us.
 
     bus_op: the operation's name in `bandwidth.bus_factor`. skews: like rounds_us; empty without a
     common clock.

@@ -21,7 +21,7 @@ _MOST_CORRELATION = 0.95
 
 @dataclass(frozen=True)
 class RowComparison:
-    """One row that both have."""
+    """Comparison of one row that both results have."""
 
     key: RowKey
     """What was measured."""
@@ -41,7 +41,7 @@ class RowComparison:
 
 @dataclass(frozen=True)
 class SweepComparison:
-    """All rows that both have."""
+    """Comparison of all rows that both results have."""
 
     rows: tuple[RowComparison, ...]
     """In the first result's order."""
@@ -62,7 +62,7 @@ class SweepComparison:
 
 
 def compare_sweeps(first: SweepResult, second: SweepResult) -> SweepComparison:
-    """Compares what both measured. Raises UsageError where that is nothing."""
+    """Compares the rows that both results have. Raises UsageError where there are none."""
     firsts = {row.key: row for row in first.rows}
     seconds = {row.key: row for row in second.rows}
     both = [key for key in firsts if key in seconds]
@@ -96,7 +96,7 @@ def compare_sweeps(first: SweepResult, second: SweepResult) -> SweepComparison:
 
 
 def round_medians(row: SweepRow) -> list[float]:
-    """What the test compares: the median of each round.
+    """Medians of the rounds, which are what the test compares.
 
     Neighbouring samples resemble each other, so they say less than their number; rounds lie
     apart, each with a process group and buffers of its own.

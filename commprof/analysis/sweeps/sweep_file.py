@@ -25,7 +25,7 @@ from commprof.recordings.nccl_tests import (
 
 
 def read_nccl_tests_sweep(path: Path) -> SweepResult:
-    """Reads one.
+    """Reads a result of nccl-tests as a sweep.
 
     Raises:
         UsageError: it is no usable result of nccl-tests.
@@ -83,12 +83,12 @@ _DIGITS = 3  # of microseconds: the clock's nanosecond
 
 
 def write_sweep(path: Path, result: SweepResult) -> None:
-    """Writes it so that a reader finds the whole file or none."""
+    """Writes a sweep so that a reader finds the whole file or none."""
     replace_file(path, render(result))
 
 
 def render(result: SweepResult) -> str:
-    """The JSON text: a line per row; figures that do not exist are null."""
+    """Renders a sweep as JSON, a line per row; figures that do not exist are null."""
     head = {
         "schema_version": SCHEMA_VERSION,
         "kind": KIND,
@@ -122,7 +122,7 @@ def read_sweep(path: Path) -> SweepResult:
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """What `write_sweep` wrote, its content not looked at.
+    """Reads the JSON that `write_sweep` wrote, without checking its content.
 
     Raises UsageError for a file that is none, or of another version.
     """

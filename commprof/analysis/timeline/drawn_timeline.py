@@ -37,7 +37,7 @@ class Stretches:
 
 @dataclass(frozen=True)
 class RankTimeline:
-    """One rank; times by the clock that the ranks have in common."""
+    """Timeline of one rank, on the clock that the ranks have in common."""
 
     rank: int
     steps: Stretches
@@ -49,7 +49,7 @@ class RankTimeline:
 
 @dataclass(frozen=True)
 class Timeline:
-    """All ranks of one world size over measured steps."""
+    """Timelines of all ranks of one world size over measured steps."""
 
     #: Numbers of the steps that are here, of ``measured_steps`` in all.
     steps: Ints
@@ -65,11 +65,11 @@ class Timeline:
 
     @property
     def spans(self) -> int:
-        """Number of stretches and collectives here."""
+        """Number of stretches and collectives in the timeline."""
         return int(self._by_step().sum())
 
     def middle(self, most_spans: int) -> Timeline:
-        """As many steps from the middle of the run, without a gap, as have room; at least one."""
+        """Cuts the timeline to as many steps from its middle as have room; at least one."""
         count, by_step = len(self.steps), self._by_step()
         if int(by_step.sum()) <= most_spans or count == 0:
             return self
@@ -113,7 +113,7 @@ class Timeline:
 
 
 def timeline(seen: MeasuredWorld) -> Timeline:
-    """All measured steps of one world size."""
+    """Makes the timeline of all measured steps of one world size."""
     intervals, kinds = in_flight_intervals(seen)
     ranks = []
     for rank, trace, own in zip(seen.ranks, seen.traces, intervals, strict=True):

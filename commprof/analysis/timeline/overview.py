@@ -45,7 +45,7 @@ class Window:
     end_ns: int
 
     def holds(self, begin_ns: Ints) -> npt.NDArray[np.bool_]:
-        """Which spans belong to it: those that begin in it."""
+        """Per span: True if it begins in the window."""
         inside: npt.NDArray[np.bool_] = (begin_ns >= self.begin_ns) & (begin_ns < self.end_ns)
         return inside
 
@@ -65,7 +65,7 @@ class Flows:
 
 @dataclass(frozen=True)
 class Overview:
-    """All ranks of one world size; aligned with ``sources``."""
+    """What all ranks of one world size have in common; aligned with ``sources``."""
 
     sources: tuple[Path | Trace, ...]
     ranks: tuple[int, ...]
@@ -88,12 +88,12 @@ class Overview:
 
 
 def read_source(source: Path | Trace) -> Trace:
-    """The trace of a rank: of its file, or as a recording of another profiler has it already."""
+    """Reads the trace of a rank from its file, or takes it from another profiler's recording."""
     return on_device_timeline(source if isinstance(source, Trace) else read_trace(source))
 
 
 def overview(sources: Mapping[int, Path | Trace], steps: tuple[int, int] | None) -> Overview:
-    """Reads every rank once.
+    """Reads every rank once and collects what their timelines have in common.
 
     Args:
         sources: traces by rank; at least one.

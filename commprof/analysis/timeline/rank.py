@@ -28,7 +28,7 @@ Column: TypeAlias = "npt.NDArray[np.generic] | list[str] | list[str | None]"
 
 @dataclass(frozen=True)
 class Track:
-    """Slices of one kind; those on one lane follow each other."""
+    """Slices of one kind; slices on one lane do not overlap."""
 
     #: What the reader sees, such as "steps" or "collectives in flight".
     name: str
@@ -48,7 +48,7 @@ class Track:
 
 @dataclass(frozen=True)
 class RankTimeline:
-    """One rank; times by the common clock."""
+    """Tracks of one rank, on the common clock."""
 
     rank: int
     host: str
@@ -295,13 +295,13 @@ def _pairs(one: npt.NDArray[np.generic], other: npt.NDArray[np.generic]) -> list
 
 
 def ns_to_us_of(values: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
-    """A column of nanoseconds in microseconds."""
+    """Converts a column of nanoseconds to microseconds."""
     scale = ns_to_us(1.0)
     return values.astype(np.float64) * scale
 
 
 def assign_lanes(begin_ns: Ints, end_ns: Ints) -> Ints:
-    """The lowest lane that is free when a span begins: as few lanes as spans at one moment.
+    """Assigns each span the lowest lane that is free when it begins.
 
     A span without length takes its lane for that moment. Greedy colouring of an interval graph
     in order of begin uses the fewest colours (Kleinberg and Tardos, Algorithm Design, 4.1).

@@ -41,7 +41,7 @@ _SPACE = re.compile(r"[\s,:]*")
 
 @dataclass(frozen=True)
 class TorchTrace:
-    """One process as torch.profiler saw it."""
+    """One process's trace, as torch.profiler wrote it."""
 
     path: Path
     #: Unix time in ns at which the trace's own times begin.
@@ -57,7 +57,7 @@ class TorchTrace:
     events_at: int
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Every event, as written; ``ts`` and ``dur`` in µs, ``ts`` since ``base_ns``."""
+        """Yields every event as written; ``ts`` and ``dur`` in µs, ``ts`` since ``base_ns``."""
         at = _skip(self.text, self.events_at + 1)
         while self.text[at : at + 1] not in ("]", ""):
             event, at = _value(self.text, at, self.path)
@@ -178,7 +178,7 @@ _FIRST_ARROW = 2**40
 
 
 def rank_index(view: Overview, trace: TorchTrace) -> int:
-    """Which of ``view.ranks`` a trace belongs to.
+    """Position in ``view.ranks`` of the rank that a trace belongs to.
 
     By the rank in it, else by its process id, else by its file's name.
 
@@ -203,7 +203,7 @@ def rank_index(view: Overview, trace: TorchTrace) -> int:
 
 
 def with_all_of(view: Overview, traces: Sequence[TorchTrace]) -> Overview:
-    """The overview with a window that holds every event of these traces too.
+    """Extends the overview's window to every event of these traces.
 
     It begins with the first event of all: viewers drop what lies before 0.
     """
@@ -215,7 +215,7 @@ def with_all_of(view: Overview, traces: Sequence[TorchTrace]) -> Overview:
 
 
 def torch_events(view: Overview, trace: TorchTrace, number: int) -> Iterator[dict[str, Any]]:
-    """The trace's events that begin in the window, in processes of their own.
+    """Yields the trace's events that begin in the window, as processes of their own.
 
     ``ts`` becomes the time since the begin of the window, in µs.
 
@@ -270,5 +270,5 @@ def _moved(
 
 
 def sort_index(rank: int) -> int:
-    """Sort index of a rank's process; those of its merged traces follow."""
+    """Sort index of a rank's process; its merged traces follow."""
     return 1000 * rank

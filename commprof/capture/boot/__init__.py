@@ -33,14 +33,14 @@ _ROOT = os.path.abspath(os.path.join(_HERE, "..", "..", ".."))
 
 
 def environment(directory: Path) -> dict[str, str]:
-    """What to set so that every Python started with it, and its children, is captured."""
+    """Variables with which every Python started, and its children, is captured."""
     rest = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     path = [_HERE, *(entry for entry in rest if entry and entry != _HERE)]
     return {OUT_VARIABLE: str(directory.absolute()), "PYTHONPATH": os.pathsep.join(path)}
 
 
 def pin() -> None:
-    """Moves this rank to its CPUs, before libraries start threads.
+    """Restricts this rank to its CPUs, before libraries start threads.
 
     Only once: what this process starts may choose for itself.
     """

@@ -32,7 +32,7 @@ class Recording:
         self._own: Profiler | None = None
 
     def start(self, model: object) -> None:
-        """Begins, where the ranks have met and before the first step; call it on all of them.
+        """Starts capture; call it on all ranks once they have met, before the first step.
 
         model: what the framework trains; a DDP model is timed bucket by bucket.
 
@@ -51,7 +51,7 @@ class Recording:
             self._own.step()
 
     def figures(self) -> dict[str, float]:
-        """What to log, under flat ``commprof/...`` keys; nothing where capture does not run."""
+        """Figures to log, under flat ``commprof/...`` keys; empty where capture does not run."""
         profiler = active()
         return {} if profiler is None else profiler.summary()
 

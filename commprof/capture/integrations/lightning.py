@@ -45,14 +45,14 @@ class CommprofCallback(_Callback):
         self._updates = 0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """The model is wrapped, and the first step is next."""
+        """Starts capture: the model is wrapped, and the first step is next."""
         self._updates = trainer.global_step
         self._recording.start(trainer.strategy.model)
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """One pass forward and backward; the last one before an update ends a step."""
+        """Ends a step after the last batch before an update."""
         if trainer.global_step != self._updates:
             self._updates = trainer.global_step
             self._recording.step()
@@ -66,9 +66,9 @@ class CommprofCallback(_Callback):
                 logger.log_metrics(figures, step=trainer.global_step)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """After the last step."""
+        """Stops capture after the last step."""
         self._recording.stop()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """In place of ``on_train_end``."""
+        """Stops capture where training fails."""
         self._recording.stop()

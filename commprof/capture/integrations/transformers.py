@@ -35,7 +35,7 @@ class CommprofCallback(TrainerCallback):
         self._logging = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The model is wrapped, and the first step is next."""
+        """Starts capture: the model is wrapped, and the first step is next."""
         self._recording.start(self._trainer.model_wrapped)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -43,7 +43,7 @@ class CommprofCallback(TrainerCallback):
         self._recording.step()
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """After what the trainer logged itself; its ``log`` comes back here."""
+        """Logs recent figures beside the trainer's own."""
         figures = {} if self._logging else self._recording.figures()
         if figures:
             self._logging = True
@@ -53,5 +53,5 @@ class CommprofCallback(TrainerCallback):
                 self._logging = False
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """After the last step."""
+        """Stops capture after the last step."""
         self._recording.stop()

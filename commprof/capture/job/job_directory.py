@@ -32,12 +32,12 @@ _taken: set[Path] = set()
 
 
 def trace_name(rank: int) -> str:
-    """The trace of this process; after an elastic restart another."""
+    """File name of this process's trace; after an elastic restart another one."""
     return stem_of(rank, restart_count()) + ".trace"
 
 
 def agree(directory: Path) -> Path:
-    """The directory of this job, the same on all ranks; call it on all of them, once they met.
+    """Agrees on this job's directory; call it on all ranks once they have met.
 
     Raises:
         CommprofError: rank 0 cannot make a trace there.
@@ -128,7 +128,7 @@ _MEMORY = Path("/dev/shm")
 
 
 def ring_prefix() -> str:
-    """How their paths begin: in memory, never on a disk or a network, which could stall them.
+    """Path prefix of the ring files: in memory, never on a disk or network that could stall.
 
     Empty where there is no such memory: then they die with their process.
     """
@@ -138,7 +138,7 @@ def ring_prefix() -> str:
 
 
 def own_rings(prefix: str, path: Path, session: int, metadata: dict[str, Any]) -> None:
-    """Says in memory whose rings these are, and removes what jobs before left for nobody."""
+    """Notes in memory whose rings these are, and removes rings that earlier jobs left behind."""
     if metadata["capture"] != "native" or not prefix:
         return
     with suppress(OSError):

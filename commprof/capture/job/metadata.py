@@ -21,7 +21,7 @@ from commprof.trace.run.processes import link_of, text_of
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """Global rank and world size: of the process group, else of the launcher's environment.
+    """Global rank and world size, from the process group or the launcher's environment.
 
     Raises:
         CommprofError: the environment holds no rank and world size.
@@ -49,7 +49,7 @@ def clock_identity() -> list[str]:
 
 
 def machine() -> dict[str, Any]:
-    """Host, processor, cores this process may use, memory, kernel."""
+    """Describes the host, its processor, memory and kernel, and the cores that may be used."""
     boot_id, time_namespace = clock_identity()
     return {
         "hostname": socket.gethostname(),
@@ -67,7 +67,7 @@ def machine() -> dict[str, Any]:
 
 
 def trace_metadata(ring_prefix: str, extra: dict[str, Any]) -> dict[str, Any]:
-    """The first block of a trace.
+    """Content of the first block of a trace.
 
     Raises:
         CommprofError: ``extra`` holds another value for a key that is commprof's own.
@@ -130,7 +130,7 @@ def _cpu_model() -> str:
 
 
 def gloo_threads() -> dict[str, int]:
-    """Threads that run the collectives of each CPU group of this process, by the group's name."""
+    """Number of threads that run each CPU group's collectives, by the group's name."""
     if not dist.is_available() or not dist.is_initialized():
         return {}
     found = {}

@@ -15,7 +15,7 @@ _SETTLED_NS = 10_000_000
 
 
 class OwnTrace:
-    """The rank's own trace, which is neither opened nor loaded before somebody asks."""
+    """Reads back this rank's own trace; nothing is opened or imported before the first use."""
 
     def __init__(self) -> None:
         self._path: Path | None = None

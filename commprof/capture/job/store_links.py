@@ -30,7 +30,7 @@ _LOOKS = 100
 
 
 class StoreLink(ABC):
-    """One capture's part. Every method is for the training thread, none ever raises."""
+    """What one capture agrees on with other ranks through the store; its methods never raise."""
 
     def __init__(self, pending: bool) -> None:
         """``pending`` is whether there is anything to agree on."""
@@ -40,7 +40,7 @@ class StoreLink(ABC):
         self._not_before = 0.0
 
     def start(self) -> None:
-        """Begins; waits half a second at most for the other rank, as a rule there already."""
+        """Starts; waits at most half a second for the other rank."""
         until = time.monotonic() + _WAIT_S
         while self.pending and dist.is_initialized() and time.monotonic() < until:
             self._look()
@@ -48,7 +48,7 @@ class StoreLink(ABC):
                 time.sleep(_POLL_S)
 
     def look(self) -> None:
-        """Tries again where the group, or the other rank, was not there. Call it while pending."""
+        """Tries again if the group or the other rank was missing. Call it while pending."""
         now = time.monotonic()
         if now < self._not_before or not dist.is_initialized():
             return
@@ -77,7 +77,7 @@ def default_store(prefix: str) -> Any:
 
 
 class ClockLink(StoreLink):
-    """One capture's part. Every method is for the training thread, none ever raises."""
+    """Connects this rank's clock with rank 0's; its methods never raise."""
 
     def __init__(self, chosen: str) -> None:
         """chosen: ``RankSettings.clock``."""
@@ -86,7 +86,7 @@ class ClockLink(StoreLink):
         self._following = False
 
     def stop(self) -> None:
-        """Compares a last time, 0.8 s at most. Call it before the trace is closed."""
+        """Compares clocks a last time, for at most 0.8 s. Call it before the trace is closed."""
         self.pending = False
         if self._following and _native.native is not None:
             _native.native.clock_unfollow()
@@ -136,19 +136,19 @@ def _note_same_clock() -> None:
 
 
 def on_one_host(world_size: int) -> bool:
-    """Whether one launcher started all ranks: then they have one clock."""
+    """True if one launcher started all ranks, so that they have one clock."""
     return os.environ.get("LOCAL_WORLD_SIZE") == str(world_size)
 
 
 class ArrivalLink(StoreLink):
-    """One capture's part in it."""
+    """Connects this rank with the ranks that share arrivals in always-on mode."""
 
     def __init__(self) -> None:
         """Has nothing to agree on without the native module."""
         super().__init__(_native.native is not None)
 
     def agreed(self) -> bool:
-        """Meets the others, unless they have met before."""
+        """Meets the other ranks, unless they have met before."""
         native, group = _native.native, dist.group.WORLD
         if native is None or dist.get_world_size() == 1:
             return True
@@ -157,7 +157,7 @@ class ArrivalLink(StoreLink):
         return _meetings[0].agreed()
 
     def stop(self) -> None:
-        """Tells other hosts what they have not been told yet. Call it after the trace is closed."""
+        """Sends other hosts the remaining arrivals. Call it after the trace is closed."""
         self.pending = False
         if _native.native is not None:
             _native.native.arrivals_flush()

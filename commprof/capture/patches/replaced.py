@@ -14,14 +14,14 @@ _left: dict[int, tuple[Any, Any]] = {}
 
 
 class Patches:
-    """What was replaced, until :meth:`remove`."""
+    """Functions that were replaced, until :meth:`remove`."""
 
     def __init__(self) -> None:
         """Makes the list of patches; nothing is replaced yet."""
         self._undo: list[Callable[[], None]] = []
 
     def replace(self, owner: Any, name: str, replacement: Any) -> None:
-        """Puts it in the place of ``owner.name``; what ``owner`` only inherits stays as it is.
+        """Replaces ``owner.name``; what ``owner`` only inherits stays as it is.
 
         If somebody else replaces it again meanwhile, :meth:`remove` leaves theirs alone.
         """
@@ -59,7 +59,7 @@ class Patches:
         self._undo.append(undo)
 
     def on_remove(self, undo: Callable[[], None]) -> None:
-        """Calls ``undo`` at :meth:`remove`."""
+        """Registers ``undo`` to be called by :meth:`remove`."""
         self._undo.append(undo)
 
     def on_remove_for_compilers(self, undo: Callable[[], None]) -> None:
@@ -67,13 +67,13 @@ class Patches:
         self._undo.append(lambda: None if _has_compiled() else undo())
 
     def remove(self) -> None:
-        """Puts everything back, the last first."""
+        """Restores everything, the last replacement first."""
         while self._undo:
             self._undo.pop()()
 
 
 def original_of(function: Any) -> Any:
-    """What a function replaced, if it is one that stayed in place; else itself."""
+    """Returns what a replacement that stayed in place had replaced; else the function itself."""
     while id(function) in _left:
         function = _left[id(function)][1]
     return function

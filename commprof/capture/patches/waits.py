@@ -37,14 +37,14 @@ _COLLECT = "_collect_all"
 
 
 class FutureWaits:
-    """Replaces the methods that wait, and those that make a future of others."""
+    """Replaces the methods that wait for futures or combine them."""
 
     def __init__(self) -> None:
         """Makes the list of patches; nothing is replaced yet."""
         self._patches = Patches()
 
     def install(self) -> None:
-        """Begins; does nothing without the native module, which knows the collectives."""
+        """Installs the replacements; does nothing without the native module."""
         native = _native.native
         if native is None:
             return
@@ -55,7 +55,7 @@ class FutureWaits:
             self._patches.replace(torch._C, _COLLECT, _gathered(collect, native.follow_futures))
 
     def remove(self) -> None:
-        """Puts everything back that was replaced."""
+        """Restores the replaced methods."""
         self._patches.remove()
 
 
@@ -96,14 +96,14 @@ _BEHIND = "_commprof_behind"
 
 
 class StreamWaits:
-    """Replaces the methods that put an event on a stream, and that make one wait for it."""
+    """Replaces the methods that put an event on a stream, or make a stream wait for one."""
 
     def __init__(self) -> None:
         """Makes the list of patches; nothing is replaced yet."""
         self._patches = Patches()
 
     def install(self, event: type[Any] | None = None) -> None:
-        """Begins; does nothing without the native module, or where torch has no such events.
+        """Installs the replacements; does nothing without the native module or such events.
 
         Args:
             event: the class; None takes CUDA's, through which its streams wait too.
@@ -117,7 +117,7 @@ class StreamWaits:
         self._patches.replace(event, "wait", _timed_event_wait(event.wait, native))
 
     def remove(self) -> None:
-        """Puts everything back that was replaced."""
+        """Restores the replaced methods."""
         self._patches.remove()
 
 
@@ -171,14 +171,14 @@ _START, _END = "_start_coalescing", "_end_coalescing"
 
 
 class Coalescing:
-    """Replaces the two methods of process groups."""
+    """Replaces the two methods of process groups that begin and end a coalesced call."""
 
     def __init__(self) -> None:
         """Makes the list of patches; nothing is replaced yet."""
         self._patches = Patches()
 
     def install(self) -> None:
-        """Begins; does nothing without the native module, or where torch has no such methods."""
+        """Installs the replacements; does nothing without the native module or such methods."""
         native, group = _native.native, dist.ProcessGroup
         start, end = getattr(group, _START, None), getattr(group, _END, None)
         if native is None or start is None or end is None:
@@ -187,7 +187,7 @@ class Coalescing:
         self._patches.replace(group, _END, _ended(end, native))
 
     def remove(self) -> None:
-        """Puts everything back that was replaced."""
+        """Restores the replaced methods."""
         self._patches.remove()
 
 

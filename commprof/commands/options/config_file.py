@@ -39,7 +39,7 @@ _TRUTH = {"true": True, "false": False}
 
 
 def read_config(path: Path, actions: list[argparse.Action]) -> dict[str, Any]:
-    """What the file gives, by the names that parsed arguments have.
+    """Reads a file's options, by the names that parsed arguments have.
 
     Args:
         path: of the file.
@@ -68,7 +68,7 @@ def read_config(path: Path, actions: list[argparse.Action]) -> dict[str, Any]:
 
 
 def key_of(action: argparse.Action) -> str:
-    """What an option is called in a file."""
+    """Name of an option in a file."""
     long = [name[2:] for name in action.option_strings if name.startswith("--")]
     return long[0] if long else _dest_key(action)
 

@@ -12,7 +12,7 @@ from commprof.invocation import quoted
 
 
 def writable_file(path: Path | None, option: str = "--json") -> Path | None:
-    """The path, found writable before the work. Raises UsageError where it is not."""
+    """Returns the path, which must be writable before the work. Raises UsageError otherwise."""
     if path is not None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ def keep_text(path: Path, text: str) -> bool:
 
 
 def writable_output(path: Path, force: bool) -> None:
-    """Fails before the work, not after it.
+    """Refuses an output that cannot be written, before the work.
 
     Raises:
         UsageError: the file is there already and ``force`` is not given, or its directory cannot
@@ -61,7 +61,7 @@ def writable_output(path: Path, force: bool) -> None:
 
 
 def write_output(path: Path, content: str | bytes) -> None:
-    """Writes all of it or leaves what was there.
+    """Writes the whole output, or leaves what was there.
 
     Raises:
         UsageError: the disk is full, or the directory cannot be written to.

@@ -34,7 +34,7 @@ class _HelpAll(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """One line for a wrong argument, where argparse prints the whole usage.
+    """An argument parser that answers a wrong argument in one line.
 
     A command of many options shows few of them under ``--help``, and all under ``--help-all``.
     """
@@ -74,13 +74,13 @@ class Parser(argparse.ArgumentParser):
         return super().format_help()
 
     def error(self, message: str) -> NoReturn:
-        """Ends the process with 2."""
+        """Prints a line and ends the process with exit code 2."""
         self.exit(2, f"{self.prog}: {printable(message)} (see {_typed(self.prog)} --help)\n")
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """Twice where ``--config`` names a file: its values are the defaults the second time.
+        """Parses twice if ``--config`` names a file: its values are the second pass's defaults.
 
         What is left over is an error here, where the options that were possible are known.
         """

@@ -18,18 +18,18 @@ _NUMBER_AND_UNIT = re.compile(r"([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([a-zA-Z
 
 
 def rate(option: str, text: str) -> float:
-    """Bytes per second, of ``100Gbps`` (bits) or ``12.5GB/s`` (bytes); UsageError otherwise."""
+    """Reads bytes per second: ``100Gbps`` (bits) or ``12.5GB/s`` (bytes); else UsageError."""
     units = {name: factor / 8 for name, factor in _BITS_PER_S.items()} | _BYTES_PER_S
     return _with_unit(option, text, units, "such as 25Gbps, 100Mbps (bits) or 3GB/s (bytes)")
 
 
 def duration(option: str, text: str) -> float:
-    """Seconds, of ``20us`` or ``1.5ms``; UsageError otherwise."""
+    """Reads seconds: ``20us`` or ``1.5ms``; else UsageError."""
     return _with_unit(option, text, _SECONDS, "such as 20us or 1.5ms")
 
 
 def number(option: str, text: str, least: float) -> float:
-    """A finite number; UsageError otherwise."""
+    """Reads a finite number; else UsageError."""
     try:
         value = float(text)
     except ValueError:
@@ -40,7 +40,7 @@ def number(option: str, text: str, least: float) -> float:
 
 
 def whole(option: str, text: str) -> int:
-    """A whole number from 1 on; UsageError otherwise."""
+    """Reads a whole number from 1 on; else UsageError."""
     if not text.isdecimal() or int(text) < 1:
         raise UsageError(f"{option} {text!r} is no whole number from 1 on")
     return int(text)
@@ -49,7 +49,7 @@ def whole(option: str, text: str) -> int:
 def listed(
     option: str, text: str | None, read: Callable[[str, str], _Value], missing: _Value
 ) -> list[_Value]:
-    """The values of a list with commas; one ``missing`` where the option is not given."""
+    """Reads a list of values with commas; one ``missing`` where the option is not given."""
     if text is None:
         return [missing]
     words = [word.strip() for word in text.split(",") if word.strip()]

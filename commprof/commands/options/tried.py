@@ -25,7 +25,7 @@ _REPLACED = (
 
 @dataclasses.dataclass(frozen=True)
 class Tried:
-    """One setting, as it is typed and written."""
+    """How to try one setting, as it is typed and written."""
 
     #: By names of arguments of ``commprof run``.
     options: Mapping[str, str]
@@ -36,7 +36,7 @@ class Tried:
 
 
 def tried(scenario: Scenario, context: Mapping[str, Any], run: Path) -> Tried:
-    """How to try this scenario.
+    """Finds how to try this scenario.
 
     Args:
         scenario: that was predicted.

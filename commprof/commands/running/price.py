@@ -26,7 +26,7 @@ def add_price_arguments(parser: argparse._ActionsContainer) -> None:
 
 
 def price_of(args: argparse.Namespace) -> Price | None:
-    """None where no price was given.
+    """Reads the price from the arguments; None where none was given.
 
     Raises:
         UsageError: it is out of range, or there is a unit without a price.
@@ -43,7 +43,7 @@ def price_of(args: argparse.Namespace) -> Price | None:
 
 
 def priced(run: Path, price: Price, width: int) -> tuple[Cost, str]:
-    """What each world size of one run cost; and as text, with what its step is bound by."""
+    """Computes what each world size of a run cost, and says it with what its step is bound by."""
     from commprof.report.sections import cost as cost_table
 
     result, details = analyse_in_detail(run)

@@ -59,7 +59,7 @@ def _settings(args: argparse.Namespace) -> RankSettings:
 
 
 def world_sizes_of(args: argparse.Namespace) -> list[int]:
-    """How many ranks train, one world size after the other."""
+    """Lists the world sizes to train, in order."""
     if args.world_sizes is not None:
         try:
             sizes = sorted({int(word) for word in args.world_sizes.split(",")})

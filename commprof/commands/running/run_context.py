@@ -33,7 +33,7 @@ _NOT_REPEATED = {
 
 
 def run_context(args: argparse.Namespace, world_sizes: Sequence[int]) -> dict[str, Any]:
-    """What was asked for and where it ran, for ``run.json``."""
+    """Describes what was asked for and where it ran, for ``run.json``."""
     with ends_at_once():
         import torch
 
@@ -68,7 +68,7 @@ def run_context(args: argparse.Namespace, world_sizes: Sequence[int]) -> dict[st
 
 
 def save_changes(directory: Path, args: argparse.Namespace, context: dict[str, Any]) -> None:
-    """Writes what the user's code differs in from its commit, and says in the context what of it.
+    """Writes the user's uncommitted changes, and notes in the context what was written.
 
     Nothing where there is no repository.
     """
@@ -89,7 +89,7 @@ def save_config(directory: Path, args: argparse.Namespace, world_sizes: Sequence
 
 
 def effective_options(args: argparse.Namespace, world_sizes: Sequence[int]) -> dict[str, Any]:
-    """By key of a configuration file; defaults of workloads are filled in."""
+    """Returns all options by key of a configuration file; workloads' defaults are filled in."""
     defaults = {} if args.script else WORKLOAD_DEFAULTS
     given = {
         name: value

@@ -18,7 +18,7 @@ _PATIENCE_S = 900
 
 
 def chosen_directory(args: argparse.Namespace, subject_name: str, rendezvous: Rendezvous) -> Path:
-    """The run directory, not made yet; one that all machines see, if there are more."""
+    """Chooses the run directory, which all machines must see; it is not made yet."""
     directory: Path | None = args.output
     if directory is None and rendezvous.nodes > 1:
         raise UsageError(

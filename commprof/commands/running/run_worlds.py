@@ -26,7 +26,7 @@ INTERRUPTED = 130
 
 
 def subjects_of(args: argparse.Namespace) -> list[Target]:
-    """A script, or the workload once for each strategy.
+    """Lists what runs: a script, or the workload once for each strategy.
 
     Raises:
         UsageError: a strategy is named twice.
@@ -43,7 +43,7 @@ def subjects_of(args: argparse.Namespace) -> list[Target]:
 
 
 def places_of(directory: Path, targets: Sequence[Target]) -> list[Path]:
-    """Where each target's world sizes go: the run directory, or one in it per strategy."""
+    """Finds each target's directory: the run directory, or one in it per strategy."""
     if len(targets) == 1:
         return [directory]
     return [directory / re.sub(r"[^A-Za-z0-9]+", "-", target.strategy) for target in targets]
@@ -73,7 +73,7 @@ def run_world_sizes(
 
 
 def save_context(directory: Path, context: dict[str, Any]) -> None:
-    """Writes ``run.json``, as a whole or not at all; a disk that is full costs a line, no run."""
+    """Writes ``run.json`` whole or not at all; a full disk costs a line on stderr, not the run."""
     keep_text(directory / RUN_FILE, json.dumps(context, indent=1) + "\n")
 
 

@@ -22,7 +22,7 @@ from commprof.workloads.options import TrainingOptions
 
 @dataclass(frozen=True)
 class Preview:
-    """What one world size would be, before anything is started."""
+    """What a world size would start, without starting it."""
 
     command: str
     """Command of each rank."""
@@ -33,7 +33,7 @@ class Preview:
 
 
 class Target(Protocol):
-    """Checked before anything starts, then launched once per world size."""
+    """What a run launches: checked before anything starts, then started once per world size."""
 
     #: For the run directory's name.
     name: str
@@ -51,7 +51,7 @@ class Target(Protocol):
         """What was asked for, for ``run.json``."""
 
     def launch(self, world_size: int, directory: Path, rendezvous: Rendezvous) -> None:
-        """Runs it; ranks leave their traces in ``directory``.
+        """Runs all ranks, which leave their traces in ``directory``.
 
         Raises:
             CommprofError: a rank failed, or none could be started.
@@ -249,7 +249,7 @@ class ScriptTarget:
         return environment
 
     def exit_code(self, error: RankFailedError) -> int:
-        """The script's own; 128 + number if a signal ended it, as a shell has it."""
+        """The script's own exit code; 128 + number if a signal ended it, as in a shell."""
         code = error.process_exit_code
         return code if code >= 0 else 128 - code
 

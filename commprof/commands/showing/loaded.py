@@ -34,16 +34,16 @@ class LoadedRun:
 
     @property
     def result(self) -> RunResult:
-        """Every figure, by world size."""
+        """Every figure of the run, by world size."""
         return self._report.result
 
     @property
     def tables(self) -> list[str]:
-        """Names that ``table`` and ``frame`` take."""
+        """Names that ``table`` and ``frame`` accept."""
         return table_names(self._trial)
 
     def table(self, name: str) -> dict[str, np.ndarray]:
-        """One table as a column for each name; units are in the names, and NaN is not known.
+        """Returns a table as columns by name; names carry the units, and NaN means not known.
 
         Raises:
             UsageError: there is no such table.

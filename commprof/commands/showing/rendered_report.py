@@ -28,17 +28,17 @@ class RenderedReport(Protocol):
     """An analysed run, ready to be shown as a card, as text or as JSON."""
 
     def card(self, colour: bool = False) -> str:
-        """What one screen says, plain or for a terminal; empty where there is no card."""
+        """The first screen, plain or for a terminal; empty where there is no card."""
 
     def text(self, width: int, tables: int | None = None) -> str:
-        """For the terminal: prose wrapped to ``width`` columns, tables split to ``tables``."""
+        """The report for a terminal: prose wrapped to ``width``, tables split to ``tables``."""
 
     def json(self, cost: Cost | None = None) -> str:
-        """One JSON document."""
+        """The report as one JSON document."""
 
     @property
     def has_trial(self) -> bool:
-        """Whether candidates of a trial took turns."""
+        """True if candidates of a trial took turns."""
 
 
 def read_report(directory: Path) -> RenderedReport:

@@ -37,7 +37,7 @@ _PAGES = ("html", "markdown")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to show of the run, the price, and what to show beside it."""
+    """Adds options for what to show of a run, and what to show beside it."""
     _add_predictions(parser)
     parser.add_argument(
         "--rows",
@@ -65,7 +65,7 @@ def _add_predictions(parser: argparse.ArgumentParser) -> None:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Refuses what says nothing, before the work.
+    """Refuses options that say nothing together, before the work.
 
     Raises:
         UsageError: an option that this format does not take, or a value out of range.
@@ -83,7 +83,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def cost_of(args: argparse.Namespace) -> Cost | None:
-    """What was asked for with a price; None without one."""
+    """Computes the cost of a run that a price was given for; None without a price."""
     return None if args.price_per_hour is None else _full(args.run, args).cost
 
 

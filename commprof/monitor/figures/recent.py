@@ -42,7 +42,7 @@ _FEWEST_FOR_LATE: Final = 10
 
 
 class RecentSteps:
-    """Recent steps of the followed ranks, which do not change."""
+    """Totals and recent means of the steps of a fixed set of ranks."""
 
     def __init__(self, world_size: int) -> None:
         """``world_size`` is the job's."""
@@ -59,7 +59,7 @@ class RecentSteps:
         self._late: LateRank | None = None
 
     def add(self, new: NewSteps) -> None:
-        """Counts them."""
+        """Counts new steps."""
         if not self._ranks:
             self._ranks = new.ranks
             self._total = np.zeros((len(new.ranks), len(_PARTS)))
@@ -83,7 +83,7 @@ class RecentSteps:
         return self._ranks
 
     def waited_for_s(self, rank: int) -> float:
-        """Total that the others' training threads waited for it; NaN where that is not known."""
+        """Total time that the other ranks waited for a rank; NaN where that is not known."""
         known = not math.isnan(self._clock_error_ns) and len(self._ranks) == self._world_size
         return ns_to_s(float(self._waited_for[rank])) if known else math.nan
 
@@ -147,7 +147,7 @@ class _Operation:
 
 
 class RecentOperations:
-    """Recent operations of all followed ranks."""
+    """Recent calls of all followed ranks, by operation."""
 
     def __init__(self, curves: dict[str, CostCurve] | None = None) -> None:
         """``curves`` are those of a machine profile's link, by operation; None without one."""
@@ -174,11 +174,11 @@ class RecentOperations:
             self._transfer(name, of_op)
 
     def of_rank(self, rank: int) -> dict[str, OperationState]:
-        """By operation."""
+        """Figures of one rank by operation."""
         return {op: _state(found) for (of, op), found in self._found.items() if of == rank}
 
     def bandwidth(self) -> dict[str, Bandwidth]:
-        """By operation; those whose transfers were not seen on all of their ranks are not there."""
+        """Bandwidth by operation, for those whose transfers were seen on all of their ranks."""
         result = {}
         for op, transfers in self._transfers.items():
             moved, took_ns, expected_ns = np.sum(transfers, axis=0).tolist()

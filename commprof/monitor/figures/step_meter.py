@@ -49,7 +49,7 @@ class RankMeter:
         self._pending: Records = np.empty(0, dtype=RECORD_DTYPE)
 
     def take(self, records: Records) -> list[RankStep]:
-        """The steps that ended in these records, which are ordered by time."""
+        """Takes records, ordered by time, and returns the steps that ended in them."""
         chosen = records[np.isin(records["kind"], _OF_STEPS)]
         pending = np.concatenate([self._pending, chosen])[-_MOST_PENDING:]
         pending = pending[np.argsort(pending["timestamp_ns"], kind="stable")]
@@ -80,7 +80,7 @@ class _Bulk:
 
 
 class StepMeter:
-    """Brings the steps and the large collectives of all ranks together."""
+    """Collects the steps and the large collectives of all ranks."""
 
     def __init__(self) -> None:
         self._meters: dict[int, RankMeter] = {}
@@ -91,7 +91,7 @@ class StepMeter:
         self._bits, self._taken_ns = 0, 0
 
     def take(self, rank: int, records: Records, groups: dict[int, tuple[str, int]]) -> None:
-        """The next records of a rank; groups: name and size by its own number."""
+        """Takes the next records of a rank; groups: name and size by the rank's own number."""
         meter = self._meters.setdefault(rank, RankMeter())
         for step in meter.take(records):
             self._open.setdefault(step.step, {})[rank] = step
@@ -104,7 +104,7 @@ class StepMeter:
             del self._bulk_of[next(iter(self._bulk_of))]
 
     def complete(self, ranks: Collection[int]) -> list[StepFigures]:
-        """The steps that all these ranks have ended since the last call, in order."""
+        """Returns the steps that all these ranks have ended since the last call, in order."""
         ready = sorted(step for step, ended in self._open.items() if ended.keys() >= set(ranks))
         result = [self._figures(step) for step in ready]
         while len(self._open) > _MOST_OPEN:

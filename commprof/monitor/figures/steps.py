@@ -53,7 +53,7 @@ class NewSteps:
 
 
 class StepFollower:
-    """Collects what the tails bring, and gives out complete steps."""
+    """Collects new records of all ranks, and gives out steps that are complete on all."""
 
     def __init__(self, world_size: int, settled_ns: int = SETTLED_NS) -> None:
         """Follows a job.
@@ -77,11 +77,11 @@ class StepFollower:
         return self._done
 
     def add(self, rank: int, records: Records) -> None:
-        """What a tail's poll has brought."""
+        """Adds the records that a tail's poll returned."""
         self._pending.setdefault(rank, _Pending()).add(records)
 
     def advance(self, tails: Mapping[int, TraceTail]) -> NewSteps | None:
-        """The steps that are complete by now on all ranks of ``tails``; None without any."""
+        """Returns the steps that all ranks of ``tails`` have completed by now; None without any."""
         pending = {rank: self._pending.setdefault(rank, _Pending()) for rank in sorted(tails)}
         for rank in pending:
             self.left_out += pending[rank].shrink()
@@ -201,6 +201,6 @@ def _trace(tail: TraceTail, records: Records) -> Trace:
 
 
 def wall_ns(new: NewSteps) -> npt.NDArray[np.float64]:
-    """Per step the slowest rank's time."""
+    """Wall time of the slowest rank, per step."""
     slowest: npt.NDArray[np.float64] = np.max([part.wall_ns for part in new.parts], axis=0)
     return slowest

@@ -36,14 +36,14 @@ _NOTHING: Final = histogram_of([])
 
 
 class Summaries:
-    """Summaries of one rank."""
+    """The summaries that one rank wrote in always-on mode."""
 
     def __init__(self) -> None:
         #: The newest last; the first is the newest of the others that is a minute old, if one is.
         self._kept: deque[Summary] = deque()
 
     def add(self, summary: Summary) -> None:
-        """Takes one that is new; what was taken already changes nothing."""
+        """Takes a summary; one that was taken already changes nothing."""
         if self._kept and summary.sequence <= self._kept[-1].sequence:
             return
         if self._kept and summary.steps.count < self._kept[-1].steps.count:
@@ -56,7 +56,7 @@ class Summaries:
 
     @property
     def total(self) -> StepTimes | None:
-        """Since always-on mode began; None before the first step that counts."""
+        """Means since always-on mode began; None before the first step that counts."""
         if not self._kept or not self._kept[-1].steps.count:
             return None
         newest = self._kept[-1]
@@ -81,7 +81,7 @@ class Summaries:
         return StepTimes(steps, *parts)
 
     def operations(self, names: Sequence[str]) -> dict[str, OperationState]:
-        """By operation; ``names`` are the trace's own table of them."""
+        """Figures by operation; ``names`` are the trace's own table of operations."""
         newest, before = self._ends()
         if newest is None:
             return {}
@@ -100,7 +100,7 @@ class Summaries:
 
     @property
     def newest(self) -> Summary | None:
-        """The one that counts."""
+        """The newest summary, which is the one that counts."""
         return self._kept[-1] if self._kept else None
 
     def _ends(self) -> tuple[Summary | None, Summary | None]:
@@ -111,13 +111,13 @@ class Summaries:
 
 
 def late_by_summaries(traces: Sequence[Trace], summaries: Sequence[Summary]) -> Late | None:
-    """The rank that the others wait for since always-on mode began, by the report's rules."""
+    """Finds the late rank since always-on mode began, by the report's rules."""
     found = late_rank(traces, summaries) if summaries else None
     return None if found is None else Late(found.rank, found.wait_ms / 1e3, found.phase)
 
 
 def difference(newer: Histogram, older: Histogram) -> Histogram:
-    """What came to a histogram since; its least and most are those of its whole time."""
+    """What a histogram gained since an earlier state; least and most are those of all time."""
     counts = np.zeros(int(newer.buckets[-1]) + 1 if newer.count else 0, dtype=np.int64)
     counts[newer.buckets] = newer.counts
     inside = older.buckets < len(counts)

@@ -35,7 +35,7 @@ _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Host and port of ``HOST:PORT``; an IPv6 host may stand in brackets.
+    """Splits ``HOST:PORT``; an IPv6 host may stand in brackets.
 
     Raises:
         UsageError: it is none.
@@ -50,7 +50,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def listen(address: tuple[str, int]) -> socket.socket:
-    """A socket that listens there.
+    """Opens a socket that listens at an address.
 
     Raises:
         UsageError: nothing can listen there.
@@ -88,7 +88,7 @@ class _Client:
 
 
 class Endpoint:
-    """Serves from a thread of its own, until it is closed."""
+    """HTTP server that serves the metrics from a thread of its own until it is closed."""
 
     def __init__(self, server: socket.socket) -> None:
         """``server`` is of :func:`listen`; the endpoint closes it."""
@@ -103,12 +103,12 @@ class Endpoint:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port that it listens on."""
+        """Host and port that the server listens on."""
         host, port = self._server.getsockname()[:2]
         return str(host), int(port)
 
     def show(self, text: Callable[[], bytes]) -> None:
-        """Takes what makes the text that the next requests are answered with; called once."""
+        """Sets the function that makes the text for the next requests; it is called once."""
         self._text = functools.cache(text)
 
     def close(self) -> None:

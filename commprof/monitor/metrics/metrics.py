@@ -21,7 +21,7 @@ _MONITORS: Final = "commprof_monitor_"
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric."""
+    """Name, help text and kind of one metric, and where its values come from."""
 
     name: str
     #: "counter" or "gauge", as Prometheus has them.
@@ -43,7 +43,7 @@ class Sample:
 
 
 def samples(state: JobState) -> Iterator[Sample]:
-    """All that is known, metric by metric."""
+    """Yields all values that are known, metric by metric."""
     for metric in METRICS:
         for labels, value in metric.values(state):
             if not math.isnan(value):
@@ -51,7 +51,7 @@ def samples(state: JobState) -> Iterator[Sample]:
 
 
 def flat(state: JobState, ranks: bool = True) -> dict[str, float]:
-    """Recent figures by names such as ``commprof/step_seconds/rank_0``, for trackers of runs.
+    """Recent figures by names such as ``commprof/step_seconds/rank_0``, for run trackers.
 
     Args:
         state: the job.

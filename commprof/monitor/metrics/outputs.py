@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 
 class Output(Protocol):
-    """A place where metrics go."""
+    """Interface of a place where metrics go."""
 
     def write(self, state: JobState) -> None:
-        """Shows, or writes down, what is known now; OSError if it cannot."""
+        """Shows or writes what is known now; raises OSError if it cannot."""
 
     def close(self) -> None:
-        """Ends it."""
+        """Closes the output."""
 
 
 class Scraped:
-    """For Prometheus to fetch."""
+    """Output that Prometheus fetches over HTTP."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         """Takes the endpoint over."""
@@ -52,7 +52,7 @@ class Scraped:
 
 
 class TextFile:
-    """Prometheus's text in a file, for node_exporter's textfile collector."""
+    """Output in a file in Prometheus's format, for node_exporter's textfile collector."""
 
     def __init__(self, path: Path) -> None:
         """A reader finds the whole file or none: each state replaces it."""
@@ -67,7 +67,7 @@ class TextFile:
 
 
 class JsonLines:
-    """A line per state that has new steps: time, step and the recent figures by flat names."""
+    """Output of a JSON line per state with new steps: time, step and recent figures."""
 
     def __init__(self, path: Path) -> None:
         """Lines are added to what the file holds."""
@@ -105,7 +105,7 @@ class JsonLines:
 
 
 class TensorBoard:
-    """Scalars by step."""
+    """Output of scalars by step for TensorBoard."""
 
     def __init__(self, directory: Path) -> None:
         """The event file is made with the first state that has steps."""
@@ -130,12 +130,12 @@ class TensorBoard:
 
 
 def step_of(state: JobState) -> int:
-    """The last step that all ranks completed; -1 before the first."""
+    """Number of the last step that all ranks completed; -1 before the first."""
     return min((rank.step for rank in state.ranks), default=-1)
 
 
 def write_to(output: Output, state: JobState, complain: Callable[[str], None]) -> None:
-    """Never raises."""
+    """Writes a state to an output; never raises."""
     try:
         output.write(state)
     except OSError as error:

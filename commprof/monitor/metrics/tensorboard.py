@@ -26,7 +26,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 class EventFile:
-    """One event file. Every call of :meth:`add` appends one event and leaves nothing behind."""
+    """A TensorBoard event file; every call of :meth:`add` appends one whole event."""
 
     def __init__(self, directory: Path, time_s: float) -> None:
         """Makes the directory and the file.
@@ -40,7 +40,7 @@ class EventFile:
         self._append(_event(time_s, _text(3, "brain.Event:2")))
 
     def add(self, time_s: float, step: int, scalars: Mapping[str, float]) -> None:
-        """One event with all of these at ``step``.
+        """Appends one event with all of these scalars at ``step``.
 
         Raises:
             OSError: it cannot be written.

@@ -17,7 +17,7 @@ Of: TypeAlias = Callable[[JobState], Values]
 
 
 def ranks(value: Callable[[RankState], float | None]) -> Of:
-    """Values of the ranks of this host; another host's monitor tells those of its own ranks."""
+    """Yields values of this host's ranks; other hosts' monitors tell their own."""
 
     def values(state: JobState) -> Values:
         for rank in local(state):
@@ -29,23 +29,23 @@ def ranks(value: Callable[[RankState], float | None]) -> Of:
 
 
 def local(state: JobState) -> Iterator[RankState]:
-    """Where none is of this host, as for a finished run from elsewhere, all are told."""
+    """Ranks of this host; all ranks where none is, as for a finished run from elsewhere."""
     found = [rank for rank in state.ranks if rank.is_local]
     yield from found or state.ranks
 
 
 def total(name: str) -> Of:
-    """A field of the times of all steps counted."""
+    """Source of a field of the times over all steps counted."""
     return ranks(lambda rank: getattr(rank.total, name) if rank.total else None)
 
 
 def recent(name: str) -> Of:
-    """A field of the mean of the recent steps."""
+    """Source of a field of the mean of the recent steps."""
     return ranks(lambda rank: getattr(rank.recent, name) if rank.recent else None)
 
 
 def phases(chosen: str) -> Of:
-    """By part of the step."""
+    """Yields the times of the parts of a step."""
 
     def values(state: JobState) -> Values:
         for rank in local(state):
@@ -57,7 +57,7 @@ def phases(chosen: str) -> Of:
 
 
 def exposed(chosen: str) -> Of:
-    """By what the training thread stood still for."""
+    """Yields exposed time by what the training thread stood still for."""
 
     def values(state: JobState) -> Values:
         for rank in local(state):
@@ -69,7 +69,7 @@ def exposed(chosen: str) -> Of:
 
 
 def operations(name: str) -> Of:
-    """By operation, a field of each."""
+    """Source of a field of each operation."""
 
     def values(state: JobState) -> Values:
         for rank in local(state):
@@ -80,7 +80,7 @@ def operations(name: str) -> Of:
 
 
 def bandwidth(name: str) -> Of:
-    """By operation, over all ranks."""
+    """Source of the bandwidth of each operation over all ranks."""
 
     def values(state: JobState) -> Values:
         for op, found in state.bandwidth.items() if tells_of_job(state) else ():
@@ -95,7 +95,7 @@ def tells_of_job(state: JobState) -> bool:
 
 
 def late(state: JobState) -> Values:
-    """1 for the late rank and 0 for all others; nothing before there are steps to judge by."""
+    """Yields 1 for the late rank and 0 for the others; nothing before there are steps."""
     if not tells_of_job(state) or not any(rank.recent for rank in state.ranks):
         return
     for rank in state.ranks:
@@ -106,13 +106,13 @@ def late(state: JobState) -> Values:
 
 
 def late_wait(state: JobState) -> Values:
-    """What the late rank costs, where there is one."""
+    """Yields what the late rank costs, where there is one."""
     if state.late is not None and tells_of_job(state):
         yield {"rank": str(state.late.rank)}, state.late.wait_s
 
 
 def info(state: JobState) -> Values:
-    """What the job is."""
+    """Yields what the job is."""
     yield (
         {"world_size": str(state.world_size), "backend": state.backend, "mode": state.mode},
         1.0,
@@ -120,21 +120,21 @@ def info(state: JobState) -> Values:
 
 
 def running(state: JobState) -> Values:
-    """Whether each rank does, where that can be told."""
+    """Yields whether each rank runs, where that can be told."""
     for rank in local(state):
         if rank.status:
             yield {"rank": str(rank.rank)}, float(rank.status == "running")
 
 
 def failed(state: JobState) -> Values:
-    """Whether each rank did, where it can be told what became of it."""
+    """Yields whether each rank failed, where that can be told."""
     for rank in local(state):
         if rank.status:
             yield {"rank": str(rank.rank)}, float(rank.failed)
 
 
 def host(name: str) -> Of:
-    """A field of this host."""
+    """Source of a field of this host."""
 
     def values(state: JobState) -> Values:
         if state.host is not None:
@@ -144,34 +144,34 @@ def host(name: str) -> Of:
 
 
 def host_cpu(state: JobState) -> Values:
-    """What its cores did."""
+    """Yields what this host's cores did."""
     if state.host is not None:
         yield {"state": "busy"}, state.host.cpu_busy_s
         yield {"state": "idle"}, state.host.cpu_idle_s
 
 
 def network(state: JobState) -> Values:
-    """By interface and direction."""
+    """Yields bytes by interface and direction."""
     for name, (received, sent) in state.host.interfaces.items() if state.host else ():
         yield {"interface": name, "direction": "received"}, float(received)
         yield {"interface": name, "direction": "sent"}, float(sent)
 
 
 def monitor(name: str) -> Of:
-    """A field of the monitor itself."""
+    """Source of a field of the monitor itself."""
     return lambda state: iter([({}, float(getattr(state.monitor, name)))])
 
 
 def problems(state: JobState) -> Values:
-    """How many the monitor met."""
+    """Yields how many problems the monitor met."""
     yield {}, float(len(state.monitor.problems))
 
 
 def process(name: str) -> Of:
-    """A field of the process of each rank that runs here."""
+    """Source of a field of each rank's process on this host."""
     return ranks(lambda rank: getattr(rank.process, name) if rank.process else None)
 
 
 def gradients(name: str) -> Of:
-    """A field of what each rank measured of its gradients, if asked to."""
+    """Source of a field of what each rank measured of its gradients, if asked to."""
     return ranks(lambda rank: getattr(rank.gradients, name) if rank.gradients else None)

@@ -30,7 +30,7 @@ _CODES = {"T": "stopped", "t": "traced", "D": "uninterruptible", "Z": DEAD, "X":
 
 
 class ProcessWatch:
-    """One process, looked at again and again. A later one of the same id is not taken for it."""
+    """Watches one process; a later process of the same id is not taken for it."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -38,7 +38,7 @@ class ProcessWatch:
         self._asleep = 0
 
     def look(self) -> Process:
-        """Its state by now."""
+        """Returns the process's state now."""
         code, started = _stat(self.pid)
         if not code or started != self._started:
             code = "X"
@@ -81,7 +81,7 @@ _NONE: Records = np.empty(0, schema.RECORD_DTYPE)
 
 
 class RankFeed:
-    """What one process records, as it comes. Close it after use."""
+    """Records of one process as they come. Close it after use."""
 
     def __init__(self, path: Path) -> None:
         """path: of its trace, which may still be empty."""
@@ -105,29 +105,29 @@ class RankFeed:
 
     @property
     def attempt(self) -> int:
-        """Elastic restarts before this process."""
+        """Number of elastic restarts before this process."""
         return int(self.metadata.get("restart_count", 0))
 
     @property
     def group_sizes(self) -> dict[int, tuple[str, int]]:
-        """Name, common to all ranks, and size of the process groups, by the rank's own number."""
+        """Common name and size of the process groups, by the rank's own number."""
         named = common_names(self._tail.groups.values())
         return {number: (one.name, one.size) for number, one in named.items()}
 
     @property
     def over(self) -> bool:
-        """Whether nothing more can come of it."""
+        """True if nothing more can come."""
         return self._tail.ended or (self.process is not None and self.process.state == "dead")
 
     @property
     def is_seen(self) -> bool:
-        """Whether its records can be followed: those of always-on mode only by its rings."""
+        """True if the records can be followed; in always-on mode only the rings show them."""
         rings = self._rings is not None and self._rings.rings > 0
         summary = self._tail.summary
         return rings or summary is None or summary.mode == "full"
 
     def look(self) -> None:
-        """Takes all that is new."""
+        """Takes all new records."""
         # Rings first: a group is in the trace before the first record of it is in a ring.
         from_rings = _NONE if self._rings is None else self._rings.poll()
         from_trace = self._tail.poll()

@@ -22,7 +22,7 @@ DEAD = "dead"
 
 @dataclass(frozen=True)
 class Process:
-    """What the system says of a rank's process."""
+    """State of a rank's process, as the system tells it."""
 
     pid: int
     #: "running", or why it cannot move: "stopped", "dead", ...; empty where it cannot be known.
@@ -32,7 +32,7 @@ class Process:
 
     @property
     def held_up(self) -> bool:
-        """Whether it cannot move by itself."""
+        """True if the process cannot go on by itself."""
         return self.state not in ("", "running")
 
 
@@ -75,7 +75,7 @@ class Hang:
 
     @property
     def sentence(self) -> str:
-        """All that matters, in one."""
+        """The whole finding in one sentence."""
         where = f"step {self.step}" if self.step >= 0 else "no step"
         if self.kind == "step":
             who = named_ranks([one.rank for one in self.accused])
@@ -109,7 +109,7 @@ def find_hang(
     now_ns: int,
     unseen: Sequence[int] = (),
 ) -> Hang | None:
-    """The hang, if a step or a collective of some rank has taken longer than the limit.
+    """Finds a hang: a step or collective that has taken longer than the limit.
 
     Args:
         states: of the ranks whose records can be seen.

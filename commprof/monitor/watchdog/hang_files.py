@@ -30,7 +30,7 @@ _NS_PER_S = 1e9
 
 
 class HangFile:
-    """One hang's files; what is learnt later is added."""
+    """Files of one hang, which are extended as more is learnt."""
 
     def __init__(self, directory: Path, hang: Hang, feeds: Sequence[RankFeed], now_ns: int) -> None:
         """Takes a number that no file has, and writes what is known."""
@@ -60,7 +60,7 @@ class HangFile:
         self.write()
 
     def set_threshold(self, text: str) -> None:
-        """Whose limit it was."""
+        """Notes where the limit came from."""
         self.value["threshold"] = text
         self.write()
 
@@ -75,7 +75,7 @@ class HangFile:
         return name
 
     def end(self, now_ns: int) -> float:
-        """No step and no collective is beyond the threshold any more; after how many seconds."""
+        """Notes that the hang is over, and after how many seconds."""
         seconds = round((now_ns - self._begin_ns) / _NS_PER_S, 3)
         self.value["ended_after_s"] = seconds
         self.write()

@@ -29,7 +29,7 @@ MISSING = (
 
 @dataclass(frozen=True)
 class Dump:
-    """Stacks of all threads of a process, or why there are none."""
+    """Python stacks of all threads of a process, or why there are none."""
 
     #: As py-spy prints them; empty without any.
     text: str
@@ -38,13 +38,13 @@ class Dump:
 
 
 def find_py_spy() -> str | None:
-    """The program: beside this Python, or on the PATH."""
+    """Finds the py-spy program, beside this Python or on the PATH."""
     beside = Path(sys.executable).parent / "py-spy"
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
 
 
 def dump(pid: int) -> Dump:
-    """The Python stacks of a process as they are now.
+    """Reads the Python stacks of a process as they are now.
 
     py-spy only reads its memory and does not stop it, so it may be stopped already.
     """
@@ -71,7 +71,7 @@ def dump(pid: int) -> Dump:
 
 
 class NativeDump:
-    """The stacks with the frames of C and C++, which take py-spy seconds; it is not waited for.
+    """A dump with C and C++ frames, which takes py-spy seconds and is not waited for.
 
     py-spy stops the process for them, so this is for ranks that stand still as it is.
     """
@@ -90,7 +90,7 @@ class NativeDump:
         )
 
     def poll(self) -> Dump | None:
-        """The stacks, once they are there; None until then."""
+        """Returns the stacks once they are there; None until then."""
         if self._process.poll() is None:
             if time.monotonic() < self._end:
                 return None
@@ -105,7 +105,7 @@ class NativeDump:
         return Dump(text, "") if good else Dump("", explained(error, self._pid))
 
     def close(self) -> None:
-        """Ends it; the process that it reads goes on."""
+        """Ends py-spy; the process that it reads goes on."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
@@ -151,7 +151,7 @@ class Sampler:
 
 
 def explained(error: str, pid: int) -> str:
-    """What py-spy says, in a sentence that tells what to do."""
+    """Explains an error of py-spy in a sentence that tells what to do."""
     if "ermission" in error or "not permitted" in error:
         return f"reading process {pid} is not allowed (ptrace): {_permission()}"
     lines = [line for line in error.splitlines() if line.strip()]

@@ -57,7 +57,7 @@ def start_detached(directory: Path, threshold: str) -> None:
 
 
 def watch_as_asked(directory: Path, threshold: str) -> None:
-    """Starts one for the ranks of this host, in one of them; none for an empty threshold."""
+    """Starts a watchdog in one of this host's ranks; none for an empty threshold."""
     if threshold and is_chosen(directory, "watchdog"):
         start_detached(directory, threshold)
 
@@ -90,7 +90,7 @@ _PR_SET_PTRACER = 0x59616D61
 
 
 def allow_tracer(pid: int | None) -> None:
-    """Allows the descendants of the process that the launcher named, and nobody else.
+    """Allows the launcher's descendants, and nobody else, to read this rank's stacks.
 
     pid: that process; None: the launcher named none.
 

@@ -39,7 +39,7 @@ class Log:
         self._count = 0
 
     def say(self, text: str) -> None:
-        """One line."""
+        """Writes one line."""
         line = printable(text)
         _append(self._text, f"{now_text()} {line}\n")
         if not self._quiet:
@@ -47,7 +47,7 @@ class Log:
                 print(f"commprof: watchdog: {line}", file=sys.stderr, flush=True)
 
     def event(self, kind: str, sentence: str, what: Any) -> None:
-        """Says a sentence, and writes its fields for programs; what: a dataclass."""
+        """Writes a sentence, and its fields for programs; what: a dataclass."""
         self._count += 1
         if self._count > _MOST_EVENTS:
             return
@@ -66,17 +66,17 @@ _MOST_ACCUSED = 2
 
 
 class WatchTask(Protocol):
-    """One thing that the watchdog looks for."""
+    """Interface of one thing that the watchdog looks for."""
 
     def look(self, feeds: Sequence[RankFeed], now_ns: int) -> None:
-        """Called each time that the feeds have been looked at; now_ns: ``CLOCK_MONOTONIC``."""
+        """Called after the feeds were read; now_ns: ``CLOCK_MONOTONIC``."""
 
     def finish(self) -> None:
         """Called once, when the job or the watchdog ends."""
 
 
 class HangTask:
-    """Tells of hangs, one at a time: the next one once all ranks have gone on."""
+    """Reports hangs, one at a time: the next one once all ranks have gone on."""
 
     def __init__(self, directory: Path, threshold: Threshold, log: Log) -> None:
         """directory: for the files of the hangs."""
@@ -197,7 +197,7 @@ class SampleTask:
 
 
 class MismatchTask:
-    """Tells of ranks that are out of step."""
+    """Reports ranks that issue different collectives."""
 
     def __init__(self, log: Log) -> None:
         """log: where to tell it."""
@@ -235,7 +235,7 @@ class MismatchTask:
 
 
 class AnomalyTask:
-    """Tells of lasting changes of step time, of a rank's own work, and of bandwidth."""
+    """Reports lasting changes of step time, of a rank's own work, and of bandwidth."""
 
     def __init__(self, log: Log) -> None:
         """log: where to tell it."""

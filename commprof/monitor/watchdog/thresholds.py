@@ -29,7 +29,7 @@ _NS_PER_S = 1e9
 
 
 def parse_threshold(text: str, given_as: str = "") -> float | None:
-    """Seconds, or None for ``auto``.
+    """Reads a threshold in seconds, or None for ``auto``.
 
     Args:
         text: what was given.
@@ -53,7 +53,7 @@ def parse_threshold(text: str, given_as: str = "") -> float | None:
 
 
 class Threshold:
-    """A fixed one, or one that is learnt from the steps of all ranks."""
+    """The time after which a step or collective counts as hung: fixed, or learnt from steps."""
 
     def __init__(self, fixed_s: float | None) -> None:
         """fixed_s: None to learn it."""
@@ -62,13 +62,13 @@ class Threshold:
         self._longest_ns = 0
 
     def learn(self, step_ns: int) -> None:
-        """A step of some rank has come to its end."""
+        """Learns from a step of some rank that has ended."""
         self._recent_ns.append(step_ns)
         self._longest_ns = max(self._longest_ns, step_ns)
 
     @property
     def limit_ns(self) -> int:
-        """Beyond it a step, or a collective since its issue, counts as hung."""
+        """The limit beyond which a step, or a collective since its issue, counts as hung."""
         if self._fixed_s is not None:
             return int(self._fixed_s * _NS_PER_S)
         if len(self._recent_ns) < _LEARN_STEPS:
@@ -85,6 +85,6 @@ class Threshold:
 
     @property
     def text(self) -> str:
-        """The limit and whose it is, in words."""
+        """The limit and its origin, in words."""
         source = "as asked for" if self._fixed_s is not None else "learnt from the run"
         return f"{self.limit_ns / _NS_PER_S:.3g} s, {source}"

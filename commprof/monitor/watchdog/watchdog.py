@@ -44,23 +44,23 @@ class Job:
 
     @property
     def alive(self) -> bool:
-        """Whether a rank of this host may still record something."""
+        """True if a rank of this host may still record something."""
         return any(feed.process is not None and not feed.over for feed in self._feeds.values())
 
     @property
     def was_here(self) -> bool:
-        """Whether a rank of this host was seen."""
+        """True if a rank of this host was seen."""
         return any(feed.process is not None for feed in self._feeds.values())
 
     def search(self) -> None:
-        """Takes up traces that are new."""
+        """Opens traces that are new."""
         for path in sorted(self.directory.glob("rank_*.trace")):
             known = path in self._feeds or path in self._passed
             if not known and rank_and_attempt(path) is not None:
                 self._feeds[path] = RankFeed(path)
 
     def look(self, now_ns: int) -> None:
-        """Looks at all ranks and does the tasks."""
+        """Reads all ranks' records and runs the tasks."""
         for feed in self._feeds.values():
             feed.look()
         newest = max((feed.attempt for feed in self._feeds.values()), default=0)

@@ -23,7 +23,7 @@ from commprof.predict.sharded.steps import ShardedSteps
 
 
 def curves_of(recorded: Sequence[RecordedSteps]) -> dict[str, CostCurve]:
-    """By operation, of runs without a compressor over links of one class, of 2 ranks or more."""
+    """Fits curves by operation to runs without a compressor, over links of one class."""
     plain = [each for each in recorded if each.world_size > 1 and not each.hook]
     sharded = [each for each in plain if isinstance(each, ShardedSteps)]
     replicated = [each for each in plain if isinstance(each, Schedule)]

@@ -36,7 +36,7 @@ _MOST_GRIDS = 60
 
 
 def calibrate(schedules: Sequence[Schedule]) -> CostCurve:
-    """One curve for the all-reduces of runs over links of one class, at one or several world sizes.
+    """Fits one curve to the all-reduces of runs over links of one class.
 
     Raises:
         CommprofError: none of them is of 2 ranks or more without a compressor.
@@ -58,7 +58,7 @@ def calibrate(schedules: Sequence[Schedule]) -> CostCurve:
 
 
 def ring_pieces(alpha_s: float, beta_s_per_byte: float) -> tuple[tuple[float, float, float], ...]:
-    """``max(beta x, alpha + beta x / 2)`` as (begin, alpha, beta) of its pieces."""
+    """Pieces of ``max(beta x, alpha + beta x / 2)`` as (begin, alpha, beta)."""
     if alpha_s <= 0:
         return ((0.0, 0.0, beta_s_per_byte),)
     return (

@@ -43,7 +43,7 @@ _DENSE_FOR_GUESSES: Final = 10.0
 
 
 def between(knots: Sequence[Knot], x: float, dense: float = DENSE) -> float:
-    """Time at ``x`` by the knots around it; NaN where there are none, or none that are near."""
+    """Interpolates the time at ``x`` between knots; NaN where none are near."""
     at = bisect.bisect_right(knots, (x, math.inf))
     if at and knots[at - 1][0] == x:
         return knots[at - 1][1]
@@ -58,7 +58,7 @@ def between(knots: Sequence[Knot], x: float, dense: float = DENSE) -> float:
 
 
 def knots_through(x: Floats, y: Floats, error: Floats) -> tuple[Knot, ...]:
-    """A knot per size.
+    """Makes a knot per size.
 
     How far each is drawn to what its neighbours say is its own variance over the sum of that
     and the variance of such guesses over all sizes.
@@ -107,7 +107,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Relative error on points that the fit was not given."""
+    """Relative errors at points that the fit was not given."""
 
     mean: float
     worst: float
@@ -149,27 +149,27 @@ class CostCurve:
 
     @property
     def is_from_steps(self) -> bool:
-        """Whether a recorded run's steps said what it costs."""
+        """True if the curve was fitted to a recorded run's steps."""
         return self.source in ("run", "calls")
 
     def step_s(self, step_bytes: float) -> float:
-        """Time of one step."""
+        """Time of one step of the algorithm."""
         time_s = between(self.knots, step_bytes)
         return self._line_s(step_bytes) if math.isnan(time_s) else time_s
 
     def time_s(self, size_bytes: float, ranks: int, op: str | None = None) -> float:
-        """Time of a collective on an idle link; ``op`` another than the fitted one, on its link."""
+        """Time of a collective on an idle link; ``op`` may be another one on the same link."""
         done = work(canonical(op or self.op), ranks, self.backend)
         return done.steps * self.step_s(done.step_bytes(size_bytes)) if done.steps else 0.0
 
     def wire_s(self, size_bytes: float, ranks: int) -> float:
-        """The part of ``time_s`` in which the link is taken; others may use it in the rest."""
+        """Part of ``time_s`` in which the link is taken; other collectives may use the rest."""
         done = work(self.op, ranks, self.backend)
         per_byte = self.pieces[-1].beta_s_per_byte
         return min(self.time_s(size_bytes, ranks), done.sent * size_bytes * per_byte)
 
     def outside(self, sizes_bytes: Sequence[float], ranks: int) -> list[str]:
-        """Why these sizes at so many ranks are outside the measured range; empty inside."""
+        """Says why these sizes at so many ranks were not measured; empty inside the range."""
         found = []
         if not min(self.world_sizes) <= ranks <= max(self.world_sizes):
             found.append(f"{ranks} ranks (measured: {', '.join(map(str, self.world_sizes))})")
@@ -184,14 +184,14 @@ class CostCurve:
         return found
 
     def replicate(self, number: int) -> CostCurve:
-        """The curve with the parameters of one bootstrap replicate, counted round."""
+        """The curve with one bootstrap replicate's parameters, counted modulo their number."""
         if not self.replicates:
             return self
         drawn = self.replicates[number % len(self.replicates)]
         return self._with([(alpha, beta) for alpha, beta in drawn])
 
     def changed(self, alpha: Callable[[float], float], beta: Callable[[float], float]) -> CostCurve:
-        """On another link: what becomes of each alpha above 0, and of each beta.
+        """The curve on another link, with each alpha above 0 and each beta converted.
 
         Where latency and rate balance, which is where a piece begins, moves with alpha over beta.
         """

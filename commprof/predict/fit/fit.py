@@ -43,7 +43,7 @@ class _Data:
 
 
 def fit_curves(points: Sequence[Point]) -> tuple[list[CostCurve], list[str]]:
-    """A curve per operation and backend, over all world sizes and sizes; and what is left out.
+    """Fits a curve per operation and backend over all world sizes; also says what is left out.
 
     gamma is told apart from the wire where an all-gather was measured beside an all-reduce:
     both send through the same links, one of them adds up.

@@ -33,7 +33,7 @@ _SKILLED = 0.5
 
 @dataclass(frozen=True)
 class Check:
-    """One recorded setting and what the model says of it."""
+    """A recorded setting beside the model's prediction of it."""
 
     #: What was recorded, in words.
     name: str
@@ -51,17 +51,17 @@ class Check:
 
     @property
     def error(self) -> float:
-        """Predicted over measured, less 1."""
+        """Relative error: predicted over measured, less 1."""
         return self.predicted_s / self.measured_s - 1
 
     def error_of(self, answer: str) -> float:
-        """As ``error``, of one of ``TRIVIAL``."""
+        """Relative error of one of the ``TRIVIAL`` answers."""
         return float(getattr(self, answer)) / self.measured_s - 1
 
 
 @dataclass(frozen=True)
 class ModelError:
-    """Over the held-out checks."""
+    """Errors of the model over the held-out checks."""
 
     mean: float
     worst: float
@@ -74,12 +74,12 @@ class ModelError:
 
     @property
     def is_skilled(self) -> bool:
-        """Whether the model misses at most half of what the better trivial answer misses."""
+        """True if the model misses at most half of what the better trivial answer misses."""
         return self.mean <= _SKILLED * self.trivial_mean
 
 
 def check(replay: Model, recorded: RecordedSteps, name: str, is_fitted: bool = False) -> Check:
-    """Predicts a recorded schedule's setting, on the same link and with the same caps; compares.
+    """Predicts a recorded setting on the same link with the same caps, and compares.
 
     Args:
         replay: made of another run, or of this one.
@@ -115,7 +115,7 @@ def check(replay: Model, recorded: RecordedSteps, name: str, is_fitted: bool = F
 def checks(
     replay: Model, others: Sequence[Recorded], recorded: Sequence[Recorded] = ()
 ) -> tuple[list[Check], list[str]]:
-    """All that can be checked, the replay's own run first; and why the rest cannot.
+    """Makes all checks that can be made, the replay's own run first; says why others cannot.
 
     What a checked run has told the replay is taken out before: an all-reduce's cost that was fitted
     to it is fitted anew to the replay's own run alone, and it has no part in how compute depends on
@@ -184,7 +184,7 @@ def _without(replay: Model, checked: RecordedSteps, recorded: Sequence[Recorded]
 
 
 def model_error(found: Sequence[Check]) -> ModelError | None:
-    """Over the held-out checks; None without any."""
+    """Computes the errors over the held-out checks; None without any."""
     held_out = [each for each in found if each.held_out]
     errors = [abs(each.error) for each in held_out]
     if not errors:
@@ -199,7 +199,7 @@ def model_error(found: Sequence[Check]) -> ModelError | None:
 
 
 def margin_of(errors: Sequence[float]) -> float:
-    """What errors on held-out settings leave open of another one's, at 95 %.
+    """Margin at 95 % that errors on held-out settings imply for another setting.
 
     Errors are taken as normal around 0: Student's t times their root mean square. One or two may be
     small by chance; so ``_TYPICAL`` counts beside them, as ``_WEIGHT`` points more.

@@ -43,13 +43,13 @@ _CHUNKS, _CHUNKS_IN_FLIGHT = 8, 2
 
 
 def recording(label: str) -> str:
-    """The command that records a run with this hook, from which its cost can be fitted."""
+    """The command that records a run with this compressor, to fit its cost from."""
     return invocation.command("run", "--world-sizes", "2", "--hook", invocation.quoted(label))
 
 
 @dataclass(frozen=True)
 class HookFigures:
-    """The fitted figures of a ``HookCost``, by its names and in its units."""
+    """Fitted figures of a ``HookCost``, with its names and units."""
 
     encode: Line
     reduce: Line
@@ -59,7 +59,7 @@ class HookFigures:
 
 @dataclass(frozen=True)
 class HookCost:
-    """Fitted on the buckets of one recorded run. Lines are (seconds, seconds per byte of fp32)."""
+    """Cost of a compressor, fitted on one recorded run; lines are (s, s per byte of fp32)."""
 
     label: str
     exchange: str
@@ -99,7 +99,7 @@ class HookCost:
     replicates: tuple[HookFigures, ...] = ()
 
     def replicate(self, number: int) -> HookCost:
-        """With the figures of one bootstrap replicate, counted round."""
+        """The cost with one bootstrap replicate's figures, counted modulo their number."""
         if not self.replicates:
             return self
         drawn = self.replicates[number % len(self.replicates)]
@@ -112,11 +112,11 @@ class HookCost:
         )
 
     def peers(self, ranks: int, ranks_per_host: int) -> int:
-        """Those that exchange: what the methods below take as ranks."""
+        """Number of ranks that exchange, which the methods below take as ranks."""
         return max(1, math.ceil(ranks / ranks_per_host)) if self.between_hosts else ranks
 
     def link_sharing(self, ranks: int, ranks_per_host: int) -> float:
-        """What a host's link carries over what it would with one rank there, of ``sent_bytes``.
+        """Load of a host's link over that with one rank there, in units of ``sent_bytes``.
 
         Of what a rank sends to each of the others, only that to other hosts crosses the link, and
         so does that of its host's other ranks. A ring enters and leaves each host once.
@@ -135,7 +135,7 @@ class HookCost:
         sharing: float = 1.0,
         later_s: float = 0.0,
     ) -> float:
-        """From the compressor's begin with a bucket to its mean.
+        """Time from the compressor's start on a bucket to the bucket's mean.
 
         Args:
             size_bytes: of the fp32 gradients.
@@ -154,7 +154,7 @@ class HookCost:
         return overhead_s + max(work_s, wire_s) + overlapped
 
     def work_s(self, size_bytes: float, ranks: int) -> float:
-        """Processor time."""
+        """Processor time for a bucket."""
         encode, reduce, decode = (
             fixed + per_byte * size_bytes
             for fixed, per_byte in (self.encode, self.reduce, self.decode)
@@ -173,7 +173,7 @@ class HookCost:
         return self.sent_bytes(size_bytes, ranks) * curve.pieces[-1].beta_s_per_byte
 
     def sent_bytes(self, size_bytes: float, ranks: int) -> float:
-        """By one rank for one bucket; ``between_hosts``, by one host."""
+        """Bytes that one rank sends for a bucket; with ``between_hosts``, that one host sends."""
         payload = self.payload_ratio * size_bytes
         if self.exchange == GATHER:
             gathered = payload * (ranks - 1)
@@ -183,7 +183,7 @@ class HookCost:
         return payload * 2 * (ranks - 1) / ranks
 
     def remarks(self, ranks: int) -> list[str]:
-        """What the model leaves out of its exchange at so many ranks."""
+        """Says what the model leaves out of the exchange at so many ranks."""
         if not self._is_top_k or ranks < _FEWEST_OWNERS:
             return []
         return [

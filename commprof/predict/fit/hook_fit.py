@@ -52,7 +52,7 @@ def fit_hook(
     curve: CostCurve,
     plain: Sequence[Schedule] = (),
 ) -> HookCost:
-    """The cost of one compressor, from runs of one world size of 2 ranks or more.
+    """Fits the cost of a compressor to runs of one world size of 2 ranks or more.
 
     Args:
         label: as given to ``--hook``.

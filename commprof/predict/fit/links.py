@@ -20,7 +20,7 @@ _LINK_BOUND = 0.6
 
 @dataclass(frozen=True)
 class ScenarioLink:
-    """What collectives of one operation cost there."""
+    """Cost of the collectives of one operation on a scenario's links."""
 
     #: Within a host, and between hosts; None where the ring does not cross such a link.
     inner: CostCurve | None
@@ -34,13 +34,13 @@ class ScenarioLink:
 
     @property
     def slowest(self) -> CostCurve:
-        """Of the link that a ring over all ranks waits for."""
+        """Curve of the link that a ring over all ranks waits for."""
         found = self.outer or self.inner
         assert found is not None
         return found
 
     def time_s(self, size_bytes: float, ranks: int, op: str | None = None) -> float:
-        """One all-reduce on idle links, or another operation on the links of a flat ring.
+        """Time of an all-reduce, or of another operation over a flat ring, on idle links.
 
         A flat ring is as fast as its slowest link in each step. The hierarchical one adds up within
         each host, all-reduces its parts between hosts, and gathers within each host again.
@@ -52,7 +52,7 @@ class ScenarioLink:
         return max(times)
 
     def wire_s(self, size_bytes: float, ranks: int) -> float:
-        """The part in which the slowest link is taken."""
+        """Part of ``time_s`` in which the slowest link is taken."""
         if self.hierarchical and self.inner is not None and self.outer is not None:
             return max(
                 self.inner.wire_s(size_bytes, self.ranks_per_host),
@@ -61,11 +61,11 @@ class ScenarioLink:
         return max(c.wire_s(size_bytes, ranks) for c in (self.inner, self.outer) if c is not None)
 
     def sent_bytes(self, size_bytes: float, ranks: int) -> float:
-        """By one rank, over whatever link."""
+        """Bytes that one rank sends, over whatever link."""
         return work("all_reduce", ranks).sent * size_bytes
 
     def replicate(self, number: int) -> ScenarioLink:
-        """With the parameters of one bootstrap replicate."""
+        """The links with one bootstrap replicate's parameters."""
         return dataclasses.replace(
             self,
             inner=None if self.inner is None else self.inner.replicate(number),
@@ -79,7 +79,7 @@ class ScenarioLink:
 def scenario_link(
     profile: MachineProfile, scenario: Scenario, placement: Placement, op: str = "all_reduce"
 ) -> ScenarioLink:
-    """The links of a scenario.
+    """Finds the links of a scenario.
 
     Args:
         profile: fitted costs.

@@ -23,7 +23,7 @@ KIND = "commprof machine profile"
 
 @dataclass(frozen=True)
 class LinkProfile:
-    """What was measured over one class of links."""
+    """What was measured over links of one class."""
 
     #: By operation.
     curves: Mapping[str, CostCurve]
@@ -51,7 +51,7 @@ def default_path() -> Path:
 
 
 def save_profile(profile: MachineProfile, path: Path) -> None:
-    """Writes the file, whole or not at all.
+    """Writes the profile, whole or not at all.
 
     Raises:
         CommprofError: it cannot be written.

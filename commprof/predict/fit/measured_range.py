@@ -28,7 +28,7 @@ def outside_of(
     sizes: Floats,
     batches: tuple[float, float],
 ) -> list[str]:
-    """Why, in a sentence each; empty inside the measured range. The link has reasons of its own.
+    """Says why a scenario lies outside of the measured range; empty inside.
 
     Args:
         schedule: as recorded.

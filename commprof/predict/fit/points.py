@@ -93,7 +93,7 @@ class _Spread:
 
 
 def read_points(path: Path) -> Measurement:
-    """Points of a microbenchmark's JSON, or of nccl-tests; out-of-place rows where there are both.
+    """Reads points from a microbenchmark's JSON or nccl-tests; prefers out-of-place rows.
 
     Raises:
         CommprofError: the file is no result of a microbenchmark, of a version that is not known

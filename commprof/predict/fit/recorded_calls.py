@@ -27,7 +27,7 @@ _LEAST_CALLS = 3
 
 
 def read_calls(directory: Path) -> list[Measurement]:
-    """The collectives of each world size of a run in which no rank recorded a step.
+    """Reads the collectives of a run without steps, by world size.
 
     Raises:
         CommprofError: ``directory`` is no run directory.

@@ -29,13 +29,13 @@ _FINEST = 1e-3
 
 
 def robust_line(x: Floats, y: Floats) -> Line:
-    """The line ``a + b x`` through ``y > 0``, neither of them negative."""
+    """Fits a line ``a + b x`` through ``y > 0``, with neither a nor b negative."""
     a, b = robust_lines(x, y, np.ones((1, len(x)), dtype=bool))[0].tolist()
     return a, b
 
 
 def robust_lines(x: Floats, y: Floats, chosen: Chosen) -> Floats:
-    """Lines ``a + b x`` through the points that each row of ``chosen`` has, all at once.
+    """Fits lines ``a + b x`` through the points of each row of ``chosen``, all at once.
 
     Returns:
         a and b, [row, 2].
@@ -64,7 +64,7 @@ def _deviations(off: Floats, chosen: Chosen) -> Floats:
 
 
 def relative_residuals(line: Line, x: Floats, y: Floats) -> Floats:
-    """Fitted over measured, less 1."""
+    """Relative residuals: fitted over measured, less 1."""
     result: Floats = _residuals(np.array([line]), x, y)[0]
     return result
 
@@ -76,7 +76,7 @@ def _residuals(lines: Floats, x: Floats, y: Floats) -> Floats:
 
 
 def find_breaks(x: Floats, y: Floats) -> tuple[float, ...]:
-    """Where pieces begin: 0 first, then midpoints (geometric) between neighbouring x."""
+    """Finds where pieces begin: 0, then geometric midpoints between neighbouring x."""
     values = np.unique(x)
     most = max(1, min(MOST_PIECES, len(values) // LEAST_PER_PIECE))
     costs = _segment_costs(x, y, values) if most > 1 else {}
@@ -100,7 +100,7 @@ def find_breaks(x: Floats, y: Floats) -> tuple[float, ...]:
 
 
 def lines_on(breaks: Sequence[float], x: Floats, y: Floats) -> list[Line] | None:
-    """A line per piece; None where a piece has fewer than two different x."""
+    """Fits a line per piece; None where a piece has fewer than two different x."""
     piece = np.searchsorted(np.asarray(breaks), x, side="right") - 1
     found = []
     for number in range(len(breaks)):

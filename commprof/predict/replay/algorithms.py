@@ -29,7 +29,7 @@ _SYNONYMS = {
 
 @dataclass(frozen=True)
 class Work:
-    """What one rank does in one collective."""
+    """Messages and bytes of one rank in one collective."""
 
     #: Messages that follow each other.
     steps: int
@@ -44,12 +44,12 @@ class Work:
 
 
 def canonical(op: str) -> str:
-    """One name for the variants that torch has of an operation."""
+    """Maps torch's variants of an operation to one name."""
     return _SYNONYMS.get(op, op)
 
 
 def work(op: str, ranks: int, backend: str = "gloo") -> Work:
-    """What one rank does.
+    """Messages and bytes of one rank in a collective.
 
     Raises:
         ValueError: the operation is not one of ``OPERATIONS``, or ``ranks`` is below 1.

@@ -16,7 +16,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def exchange(ready_s: Floats, wire_s: Floats, latency_s: Floats, workers: int) -> Floats:
-    """When each bucket is there.
+    """Computes when each bucket is complete.
 
     Args:
         ready_s: [steps, buckets], by order of issue: its last rank has it.
@@ -41,7 +41,7 @@ def replay_ddp(
     copy_s: Floats,
     workers: int,
 ) -> tuple[Floats, Floats]:
-    """When DDP's finalisation of each step is done, and what it waited.
+    """Computes when DDP's finalisation of each step is done, and how long it waited.
 
     After backward DDP waits for a bucket, copies it back, and goes on with the next.
 

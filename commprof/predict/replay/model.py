@@ -24,17 +24,17 @@ SEED = 20240501
 
 @dataclass(frozen=True)
 class Model(ABC):
-    """Recorded steps and fitted costs: answers scenarios."""
+    """A model of recorded steps with fitted costs, which predicts scenarios."""
 
     schedule: RecordedSteps
     profile: MachineProfile
 
     def with_profile(self, profile: MachineProfile) -> Model:
-        """The same with other costs."""
+        """The same model with other costs."""
         return dataclasses.replace(self, profile=profile)
 
     def predict(self, scenario: Scenario) -> Prediction:
-        """The answer, with the interval that sampling and the fit leave open.
+        """Predicts a scenario, with the interval that sampling and the fit leave open.
 
         Raises:
             CommprofError: something that the answer depends on was not measured; names the next
@@ -44,11 +44,11 @@ class Model(ABC):
 
     @abstractmethod
     def sampled(self, scenario: Scenario) -> tuple[Prediction, npt.NDArray[np.float64]]:
-        """The answer, and its step time by replicate: the same draws for every scenario."""
+        """Predicts a scenario, with its step time by replicate; all scenarios share the draws."""
 
 
 class Medians(NamedTuple):
-    """Of drawn steps, in seconds; as in ``Prediction``."""
+    """Medians of drawn steps in seconds, as in ``Prediction``."""
 
     step_s: float
     wait_s: float
@@ -58,7 +58,7 @@ class Medians(NamedTuple):
 
 
 def estimates(main: Medians, replicates: Sequence[Medians]) -> Iterator[Estimate]:
-    """Each median with its 95 % among the replicates, in the order of ``Medians``."""
+    """Each median with its 95 % interval among the replicates, in the order of ``Medians``."""
     low, high = percentile_interval(replicates).tolist()
     for value, least, most in zip(main, low, high, strict=True):
         yield Estimate(value, min(value, least), max(value, most))

@@ -43,7 +43,7 @@ class Cycle:
 
 @dataclass(frozen=True)
 class OtherCall:
-    """Collectives besides the gradients' for which the training thread waits."""
+    """Collectives besides the gradients', for which the training thread waits."""
 
     op: str
     size_bytes: int
@@ -51,7 +51,7 @@ class OtherCall:
 
 
 def cycles(trace: Trace, measured_steps: Ints) -> list[Cycle]:
-    """The measured steps that have one finalisation, behind a step with one."""
+    """Finds measured steps with one finalisation whose predecessor has one too."""
     steps = columns.steps(trace)
     if len(steps) == 0:
         return []
@@ -98,7 +98,7 @@ def cycles(trace: Trace, measured_steps: Ints) -> list[Cycle]:
 
 
 def other_calls(trace: Trace, measured_steps: Ints) -> tuple[OtherCall, ...]:
-    """By operation and size; only those that the training thread was seen to wait for."""
+    """Collects other collectives that the training thread waited for, by operation and size."""
     table, steps = columns.collectives(trace), columns.steps(trace)
     waits = exposures_of(trace)
     rows = np.unique(waits.collective[(waits.graph_task < 0) & (waits.collective >= 0)])
@@ -140,7 +140,7 @@ def _last_before(times_ns: Ints, limit_ns: int, least_ns: int) -> float:
 
 
 def cpu_times(trace: Trace) -> dict[int, int]:
-    """CPU time of the thread at the begin and the end of each finalisation."""
+    """CPU time of the thread at the begin and end of each finalisation."""
     ends = np.isin(trace.records["kind"], (Kind.FINALIZE_BEGIN, Kind.FINALIZE_END))
     records = trace.records[ends]
     times, values = records["timestamp_ns"].tolist(), records["value"].tolist()

@@ -29,7 +29,7 @@ _FILLED = 0.85
 
 @dataclass(frozen=True)
 class Recorded:
-    """One world size of one run."""
+    """One recorded world size that can be replayed."""
 
     name: str
     schedule: RecordedSteps
@@ -40,7 +40,7 @@ class Recorded:
 
 
 def read_recorded(directory: Path) -> tuple[list[Recorded], list[str]]:
-    """All world sizes that can be replayed, and why the others cannot.
+    """Reads all world sizes that can be replayed, and says why the others cannot.
 
     Raises:
         CommprofError: ``directory`` is no run directory.
@@ -100,7 +100,7 @@ def _with_share(recorded: Recorded, busy: float) -> Recorded:
 def base_of(
     recorded: Sequence[Recorded], world_size: int | None = None, refused: Sequence[str] = ()
 ) -> Recorded:
-    """The one to replay: of this world size, else the largest whose ranks have cores of their own.
+    """Chooses the world size to replay: the given one, else the largest with cores for all ranks.
 
     Raises:
         CommprofError: there is none of 2 ranks or more, or not of this world size; ``refused`` says
@@ -125,7 +125,7 @@ def base_of(
 
 
 def compute_by_batch(recorded: Sequence[Recorded], base: RecordedSteps) -> Line | None:
-    """Seconds of a rank's own step by its samples, as a line; None with one batch size.
+    """Fits a rank's own step time to its samples; None with one batch size.
 
     Of world sizes whose ranks share cores as in the base.
     """

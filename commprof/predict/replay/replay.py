@@ -23,7 +23,7 @@ _MOST_VALUES = 4_000_000
 
 @dataclass(frozen=True)
 class DrawnSteps:
-    """Steps of all ranks together, in seconds since they met."""
+    """Drawn steps of all ranks together, in seconds since the ranks met."""
 
     #: [steps, buckets]: the last rank's.
     ready_s: Floats
@@ -77,7 +77,7 @@ _STEPS_PER_REPLICATE = 10
 
 @dataclass(frozen=True)
 class Replay(Model):
-    """A recorded schedule and fitted costs: answers scenarios."""
+    """A model that replays a recorded DDP schedule with fitted costs."""
 
     schedule: Schedule
     #: Seconds of a rank's own step by samples per rank, as a line; None where one batch size
@@ -87,7 +87,7 @@ class Replay(Model):
     batches: tuple[float, float] = (0.0, math.inf)
 
     def sampled(self, scenario: Scenario) -> tuple[Prediction, Floats]:
-        """The answer, and its step time by replicate: the same draws for every scenario."""
+        """Predicts a scenario, with its step time by replicate; all scenarios share the draws."""
         if scenario.changes_sharding:
             raise CommprofError(
                 "what sharded steps share and in which type is predicted for FSDP2 and HSDP alone; "

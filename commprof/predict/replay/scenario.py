@@ -20,7 +20,7 @@ SHARDING = (
 
 @dataclass(frozen=True)
 class Scenario:
-    """One setting; None and NaN stand for what was recorded."""
+    """A setting to predict; None and NaN stand for what was recorded."""
 
     world_size: int
     #: Of the link between hosts, in bytes per second and seconds, one way.
@@ -46,7 +46,7 @@ class Scenario:
 
     @property
     def changes_sharding(self) -> bool:
-        """Whether something is changed that only sharded steps have."""
+        """True if it changes something that only sharded steps have."""
         return any(getattr(self, name) is not None for name in SHARDING)
 
     @property
@@ -62,13 +62,13 @@ class Scenario:
 
     @property
     def changes_settings(self) -> bool:
-        """Whether it has something that ``as_recorded`` has not."""
+        """True if it sets something that ``as_recorded`` does not."""
         has_cap = not math.isnan(self.bucket_cap_bytes)
         return has_cap or self.hook is not None or self.changes_sharding
 
     @property
     def changes_link(self) -> bool:
-        """Whether the link between hosts is another than the measured one."""
+        """True if the link between hosts is another than the measured one."""
         return not (math.isnan(self.bandwidth_bytes_per_s) and math.isnan(self.latency_s))
 
 
@@ -83,7 +83,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Waiting:
-    """What becomes of communication in the median step, with intervals; see ``Prediction``."""
+    """Communication in the median step, with intervals; see ``Prediction``."""
 
     wait_s: Estimate
     wire_s: Estimate
@@ -93,7 +93,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Prediction:
-    """One scenario's answer; times in seconds, of the median step."""
+    """Prediction of one scenario; times in seconds, of the median step."""
 
     scenario: Scenario
     step_s: Estimate

@@ -35,7 +35,7 @@ _PLAIN_HOOK = "mean all-reduce"
 
 @dataclass(frozen=True)
 class Placement:
-    """Where ranks run."""
+    """How ranks share hosts and cores."""
 
     ranks_per_host: float
     #: Cores that a host's ranks may use; a fraction where containers share them.
@@ -47,16 +47,16 @@ class Placement:
 
     @property
     def ranks_per_core(self) -> float:
-        """As far as ranks outnumber cores; 1 where they do not."""
+        """Ranks per core where ranks outnumber cores; else 1."""
         return max(1.0, self.ranks_per_host / self.cores_per_host)
 
     @property
     def threads_per_core(self) -> float:
-        """How many threads that may compute share a core."""
+        """Number of threads that may compute per core."""
         return self.ranks_per_host * self.threads / self.cores_per_host
 
     def crowding(self) -> float:
-        """Processor time that is wanted over what there is; 1 where there is enough.
+        """Wanted over available processor time; 1 where there is enough.
 
         Of a rank whose share is not known, all of its threads are taken to compute all the time.
         """
@@ -66,7 +66,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples; 0 where the run does not say."""
+    """Samples of a step; 0 where the run does not say."""
 
     per_rank: float
     steps_per_epoch: int
@@ -75,7 +75,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class RecordedSteps:
-    """What is known of the measured steps of one world size, whatever the ranks share."""
+    """The measured steps of one world size, whatever the ranks share."""
 
     world_size: int
     #: [steps]: the ranks meet again; seconds.
@@ -93,7 +93,7 @@ class RecordedSteps:
 
 @dataclass(frozen=True)
 class Schedule(RecordedSteps):
-    """Of steps of DDP; times in seconds since the ranks' last meeting."""
+    """Recorded DDP steps; times in seconds since the ranks' last meeting."""
 
     #: In order of issue.
     bucket_bytes: Ints
@@ -119,12 +119,12 @@ class Schedule(RecordedSteps):
 
     @property
     def gradient_bytes(self) -> int:
-        """Per step and rank."""
+        """Bytes of gradients per step and rank."""
         return int(self.bucket_bytes.sum())
 
 
 def read_schedule(run: WorldRun) -> Schedule:
-    """The schedule of one world size.
+    """Reads the schedule of one world size.
 
     Raises:
         CommprofError: a rank is missing, candidates of a trial shared the steps, or there are too
@@ -245,7 +245,7 @@ def _median_of_known(values: Sequence[float]) -> float:
 
 
 def hosts_of(traces: Sequence[Trace]) -> list[tuple[str, str]]:
-    """Distinct hosts as the network sees them: machine and network namespace."""
+    """Hosts as the network sees them, each a machine and network namespace."""
     return sorted(
         {
             (
@@ -258,7 +258,7 @@ def hosts_of(traces: Sequence[Trace]) -> list[tuple[str, str]]:
 
 
 def placement_of(traces: Sequence[Trace], busy: float) -> Placement:
-    """Hosts share the cores of their machine, and ranks those of their host, evenly."""
+    """Finds how evenly ranks share hosts and cores."""
     hosts = hosts_of(traces)
     machines = {host[0] for host in hosts}
     cores = machine_cpus(traces) * len(machines) / len(hosts)
@@ -267,7 +267,7 @@ def placement_of(traces: Sequence[Trace], busy: float) -> Placement:
 
 
 def machine_cpus(traces: Sequence[Trace]) -> int:
-    """CPUs of one machine; where each rank is pinned to some, those of all of them together.
+    """CPUs of one machine; where ranks are pinned, the CPUs of all of them together.
 
     One a rank where no rank says how many: another profiler recorded it.
     """
@@ -282,7 +282,7 @@ def _gloo_threads(trace: Trace) -> int:
 
 
 def hook_label(trace: Trace) -> str:
-    """The compressor in the DDP hook; empty for a plain mean."""
+    """Label of the compressor in the DDP hook; empty for a plain mean."""
     job = trace.metadata.get("job", {}).get("compressor", "")
     if job:
         return str(job)
@@ -291,7 +291,7 @@ def hook_label(trace: Trace) -> str:
 
 
 def batch_of(traces: Sequence[Trace], measured: Ints) -> Batch:
-    """The job's own account; of a script what its DataLoaders gave, in the mean of the ranks."""
+    """Samples by the job's own account; of a script, what its DataLoaders gave on average."""
     job = traces[0].metadata.get("job", {})
     per_rank = float(job.get("per_rank_batch", 0))
     if not per_rank:

@@ -43,12 +43,12 @@ class Parameters:
 
     @property
     def times_known(self) -> bool:
-        """Each was a bucket of its own, so that its ready time was recorded."""
+        """True if each was a bucket of its own, so that its ready time was recorded."""
         return self.sizes_known and len(set(self.bucket)) == len(self.bucket)
 
 
 def parameters_of(schedule: Schedule) -> Parameters:
-    """From DDP's own log where the trace has it; else recorded buckets, cut into equal parts."""
+    """Parameters by DDP's log where the trace has it; else recorded buckets in equal parts."""
     log = schedule.ddp_log
     sizes, groups = log.get("parameter_bytes"), log.get("rebuilt_per_bucket_param_indices")
     if isinstance(sizes, list) and isinstance(groups, str):
@@ -69,7 +69,7 @@ def parameters_of(schedule: Schedule) -> Parameters:
 
 
 def assign(size_bytes: Sequence[float], cap_bytes: float) -> list[list[int]]:
-    """DDP's assignment: numbers of the parameters in each bucket, for one cap for all buckets.
+    """Assigns parameters to buckets as DDP does with one cap for all buckets.
 
     A cap of 0 gives each parameter a bucket of its own, as in DDP.
     """
@@ -131,7 +131,7 @@ class Setting:
     remarks: tuple[str, ...]
 
     def replicate(self, number: int) -> Setting:
-        """With one bootstrap replicate of all fitted costs: those of a number belong together."""
+        """The setting with one bootstrap replicate of all fitted costs, which belong together."""
         return dataclasses.replace(
             self,
             link=self.link.replicate(number),
@@ -139,7 +139,7 @@ class Setting:
         )
 
     def bucket_times(self) -> tuple[Floats, Floats]:
-        """Per bucket the time alone, and the part of it on the wire."""
+        """Time of each bucket alone, and the part of it on the wire."""
         ranks, sizes = self.scenario.world_size, self.bucket_bytes.tolist()
         if ranks == 1:
             return np.zeros(len(sizes)), np.zeros(len(sizes))
@@ -161,7 +161,7 @@ class Setting:
         )
 
     def other_s(self) -> float:
-        """Collectives that are no gradients, one after the other."""
+        """Time of collectives that are no gradients, one after the other."""
         if not self.others:
             return 0.0
         ranks, link = self.scenario.world_size, self.link.slowest
@@ -175,7 +175,7 @@ def make_setting(
     scenario: Scenario,
     batches: tuple[float, float] = (0.0, math.inf),
 ) -> Setting:
-    """See the module.
+    """Works out everything that a scenario changes of the recorded run.
 
     Args:
         schedule: as recorded.

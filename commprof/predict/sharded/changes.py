@@ -14,7 +14,7 @@ _GATHER, _SCATTER, _REDUCE = "all_gather", "reduce_scatter", "all_reduce"
 
 
 def as_recorded(scenario: Scenario, steps: ShardedSteps) -> Scenario:
-    """With what recorded steps shared, and in which types."""
+    """The scenario with sharding and types as they were recorded."""
     sharded = [call for call in steps.calls if call.op in (_GATHER, _SCATTER)]
     if not sharded:
         return scenario
@@ -34,7 +34,7 @@ def as_recorded(scenario: Scenario, steps: ShardedSteps) -> Scenario:
 
 @dataclass(frozen=True)
 class Placed:
-    """An event of the changed step, and the recorded one with whose own time it happens."""
+    """An event of the changed step, with the recorded event whose own time it takes."""
 
     kind: int
     #: Number among the changed step's collectives.
@@ -54,7 +54,7 @@ class ChangedCall:
 
 @dataclass(frozen=True)
 class Change:
-    """The changed step."""
+    """The changed step: its events and collectives, in order."""
 
     calls: tuple[ChangedCall, ...]
     events: tuple[Placed, ...]
@@ -63,7 +63,7 @@ class Change:
 
 
 def change(steps: ShardedSteps, scenario: Scenario) -> Change:
-    """The changed step.
+    """Changes the recorded step as a scenario asks for.
 
     Raises:
         CommprofError: the recorded one does not say what it would be; names the next step.

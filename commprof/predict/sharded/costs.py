@@ -47,7 +47,7 @@ class _Cost:
 
 @dataclass(frozen=True)
 class Factors:
-    """Of each collective of a changed step: its cost there, and that of the recorded one."""
+    """Costs of each collective of a changed step, there and as recorded."""
 
     #: None where nothing changes.
     pairs: tuple[tuple[_Cost, _Cost] | None, ...]
@@ -55,7 +55,7 @@ class Factors:
     remarks: tuple[str, ...]
 
     def costs(self, number: int | None = None) -> Costs:
-        """In numbers, of a bootstrap replicate of the costs if one is named."""
+        """Costs as numbers, of a bootstrap replicate if one is named."""
         found = [None if pair is None else [c.time_s(number) for c in pair] for pair in self.pairs]
         there, here = np.array([[0.0, 0.0] if each is None else each for each in found]).T * 1e9
         known = np.array([each is not None for each in found]) & (here > 0)
@@ -65,7 +65,7 @@ class Factors:
 
 @dataclass(frozen=True)
 class Costs:
-    """Of each collective of a changed step, in ns."""
+    """Costs of each collective of a changed step, in ns."""
 
     there_ns: Floats
     here_ns: Floats
@@ -75,7 +75,7 @@ class Costs:
     other: Mask
 
     def of(self, transfer_ns: Floats) -> Floats:
-        """``[collective, drawn step]``: from recorded transfers those of the scenario."""
+        """Converts recorded transfers to the scenario's, as ``[collective, drawn step]``."""
         there, here = self.there_ns[:, np.newaxis], self.here_ns[:, np.newaxis]
         known, other = self.known[:, np.newaxis], self.other[:, np.newaxis]
         scaled = transfer_ns * np.divide(there, here, out=np.ones_like(there), where=known)
@@ -93,7 +93,7 @@ def factors(
     placement: Placement,
     changed: Change,
 ) -> Factors:
-    """Of each collective.
+    """Finds the costs of each collective of a changed step.
 
     Raises:
         CommprofError: a link that it crosses was not measured; names the next step.
@@ -136,7 +136,7 @@ def factors(
 
 
 def ranks_of(steps: ShardedSteps, call: Call) -> int:
-    """Ranks that take part in a recorded collective."""
+    """Number of ranks that take part in a recorded collective."""
     if call.among == ALL:
         return steps.world_size
     return steps.shard_ranks if call.among == SHARD else steps.world_size // steps.shard_ranks
@@ -182,7 +182,7 @@ class _Point:
 
 
 def fit_sharded(recorded: Sequence[ShardedSteps]) -> dict[str, CostCurve]:
-    """By operation, of runs over links of one class."""
+    """Fits curves by operation to the collectives of sharded steps, over links of one class."""
     points: dict[str, list[_Point]] = {}
     for steps in recorded:
         for number, call in enumerate(steps.calls):

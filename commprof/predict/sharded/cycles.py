@@ -43,7 +43,7 @@ class RankCycle:
 
 
 def rank_cycles(program: Program, known: Calls, steps: int) -> Iterator[RankCycle]:
-    """The cycles of all replayed steps but the first; those that cannot be told are left out."""
+    """Finds the cycles of all replayed steps but the first; unclear ones are left out."""
     walked = _walked(program, known)
     last = _last_waits(program, steps)
     updated = _update_before(program)

@@ -32,12 +32,12 @@ _STEPS_PER_REPLICATE = 20
 
 @dataclass(frozen=True)
 class ShardedReplay(Model):
-    """Recorded steps and fitted costs: answers scenarios."""
+    """A model that replays recorded sharded steps with fitted costs."""
 
     schedule: ShardedSteps
 
     def sampled(self, scenario: Scenario) -> tuple[Prediction, Floats]:
-        """The answer, and its step time by replicate: the same draws for every scenario."""
+        """Predicts a scenario, with its step time by replicate; all scenarios share the draws."""
         _refuse(self.schedule, scenario)
         placement = _placement(self.schedule, scenario)
         changed = change(self.schedule, scenario)

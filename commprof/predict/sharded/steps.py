@@ -40,7 +40,7 @@ from commprof.trace.schema import OPS, Phase, op_name
 
 
 def usual_events(found: Sequence[RankCycle]) -> tuple[Event, ...]:
-    """An order with all events of the cycles that follow it; those that contradict are not in it.
+    """Finds an order with all events of the cycles that agree with it.
 
     Each cycle may lack other waits, so that no single one has them all. What one cycle has before
     another event is before it in the result, beginning with the orders that most cycles have.
@@ -73,7 +73,7 @@ def _places(events: Sequence[Event], order: Sequence[Event]) -> npt.NDArray[np.i
 
 
 def in_usual_order(found: RankCycle, events: Sequence[Event]) -> Floats | None:
-    """``[3, events]``: own time, update and extra, NaN where missing.
+    """Own time, update and extra in the usual order, ``[3, events]``; NaN where missing.
 
     None where the cycle's events come in another order.
     """
@@ -86,7 +86,7 @@ def in_usual_order(found: RankCycle, events: Sequence[Event]) -> Floats | None:
 
 
 def filled(table: Floats) -> Floats:
-    """``[cycles, events]`` of times that grow, with what is missing put where it usually lies."""
+    """Fills missing times of ``[cycles, events]`` where they usually lie."""
     padded = np.concatenate([np.zeros((len(table), 1)), table], axis=1)
     result = padded.copy()
     for event in np.flatnonzero(np.isnan(padded).any(axis=0)).tolist():
@@ -137,7 +137,7 @@ class Call:
 
 @dataclass(frozen=True)
 class ShardedSteps(RecordedSteps):
-    """Times in ns since the ranks last met, which is the begin of a step here."""
+    """Recorded sharded steps; times in ns since the ranks last met, where a step begins here."""
 
     calls: tuple[Call, ...]
     #: In every rank's order.
@@ -158,7 +158,7 @@ class ShardedSteps(RecordedSteps):
 
 
 def is_sharded(trace: Trace) -> bool:
-    """Whether it issued FSDP2's collectives, or the broadcasts of a sharded optimizer's step."""
+    """True if a rank issued FSDP2's collectives, or a sharded optimizer's broadcasts."""
     table = columns.collectives(trace)
     if (np.isin(table.op, _SHARDING) & (table.graph_task >= 0)).any():
         return True
@@ -174,7 +174,7 @@ def is_sharded(trace: Trace) -> bool:
 
 
 def read_sharded(run: WorldRun) -> ShardedSteps:
-    """The steps of one world size.
+    """Reads the sharded steps of one world size.
 
     Raises:
         CommprofError: ranks or a common clock are missing, or too few steps are alike.

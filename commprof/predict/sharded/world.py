@@ -30,7 +30,7 @@ class World:
     crowded: float = 1.0
 
     def draw(self, count: int, random: np.random.Generator, rows: Ints | None = None) -> Ints:
-        """``[drawn step, block of ranks]``: recorded steps, of those in ``rows``.
+        """Draws recorded steps, of those in ``rows``, as ``[drawn step, block of ranks]``.
 
         Ranks are drawn in blocks, as ``draw_steps`` has it.
         """
@@ -39,7 +39,7 @@ class World:
         return known[random.integers(0, len(known), (count, blocks))]
 
     def replay(self, drawn: Ints, costs: Costs | None) -> DrawnSteps:
-        """The drawn steps at these costs; None for transfers that take no time."""
+        """Replays the drawn steps at these costs; None for transfers that take no time."""
         ranks = range(self.world_size)
         made = [self._program(rank, self._of(rank, drawn)) for rank in ranks]
         recorded = [self._transfers(self._of(rank, drawn)) for rank in ranks]
@@ -47,13 +47,13 @@ class World:
         return replay_drawn(made, self._calls(np.concatenate(transfer)), len(drawn))
 
     def busy_ns(self, drawn: Ints, costs: Costs) -> float:
-        """Transfers of one rank's median step, one after the other."""
+        """Sum of the transfers of one rank's median step."""
         ranks = range(min(self.world_size, self.steps.world_size))
         each = [costs.of(self._transfers(self._of(rank, drawn))).sum(axis=0) for rank in ranks]
         return float(np.median(np.mean(each, axis=0)))
 
     def own_ns(self, drawn: Ints) -> Floats:
-        """``[rank, drawn step]``: own time of the whole step, since the ranks met."""
+        """Own time of each whole step since the ranks met, as ``[rank, drawn step]``."""
         return np.stack(
             [self._own(self._of(rank, drawn))[:, -1] for rank in range(self.world_size)]
         )

@@ -35,7 +35,7 @@ class AmdahlFit:
 
     @property
     def residuals(self) -> tuple[float, ...]:
-        """Fitted over measured, less 1."""
+        """Relative residuals: fitted over measured, less 1."""
         return tuple(fitted / measured - 1 for _, measured, fitted in self.points)
 
     @property
@@ -44,12 +44,12 @@ class AmdahlFit:
         return float("inf") if self.parallel >= 1 else 1 / (1 - self.parallel)
 
     def speedup(self, ranks: int) -> float:
-        """Over one rank."""
+        """Fitted speed-up over one rank."""
         return 1 / ((1 - self.parallel) + self.parallel / ranks)
 
 
 def fit_amdahl(samples_per_s: Mapping[int, float]) -> AmdahlFit:
-    """The fit.
+    """Fits Amdahl's law to measured throughput.
 
     Args:
         samples_per_s: throughput by world size, 1 among them.
@@ -77,7 +77,7 @@ def fit_amdahl(samples_per_s: Mapping[int, float]) -> AmdahlFit:
 
 @dataclass(frozen=True)
 class Answer:
-    """One scenario."""
+    """Everything that is said about one scenario."""
 
     prediction: Prediction
     #: The step's interval widened by what held-out errors leave open; without one, as it was.
@@ -91,17 +91,17 @@ class Answer:
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
-        """Best settings first; empty unless asked for."""
+        """Candidate settings, the best first; empty unless asked for."""
         return () if self.search is None else self.search.candidates
 
     @property
     def samples_per_s(self) -> Estimate:
-        """With the interval that follows from the step's; NaN as in the prediction."""
+        """Throughput with the interval that follows from the step's."""
         return self._over_step(self.prediction.samples_per_s)
 
     @property
     def efficiency(self) -> Estimate:
-        """With the interval that follows from the step's, as far as a step can be all work."""
+        """Efficiency with the interval that follows from the step's."""
         found = self._over_step(self.prediction.efficiency)
         return Estimate(found.value, found.low, max(found.value, min(1.0, found.high)))
 
@@ -113,7 +113,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Best:
-    """The setting with the shortest step, to be held against doing it."""
+    """The setting with the shortest predicted step, to be compared with a run of it."""
 
     candidate: Candidate
     #: Its step's interval, as ``Answer`` has it.
@@ -122,7 +122,7 @@ class Best:
 
 @dataclass(frozen=True)
 class Answers:
-    """All scenarios of one run."""
+    """Answers for all scenarios of one run."""
 
     answers: tuple[Answer, ...]
     checks: tuple[Check, ...]
@@ -145,7 +145,7 @@ def answer(
     over: Sequence[str] | None,
     price_per_host_hour: float,
 ) -> Answers:
-    """Predicts every scenario, and measures the model on whatever else was recorded.
+    """Predicts every scenario, and checks the model on whatever else was recorded.
 
     Args:
         replay: of the recorded step.
@@ -248,7 +248,7 @@ _S_PER_HOUR = 3600.0
 
 @dataclass(frozen=True)
 class Cost:
-    """In the currency of the price."""
+    """Cost of a scenario, in the currency of the price."""
 
     per_1000_samples: float
     #: NaN where the run does not say how many samples an epoch has.
@@ -262,7 +262,7 @@ def cost(
     ranks_per_host: float,
     price_per_host_hour: float,
 ) -> Cost | None:
-    """Of one scenario; None where the run does not say how many samples a step has."""
+    """Computes the cost of a scenario; None where the run does not say a step's samples."""
     if math.isnan(prediction.samples_per_s):
         return None
     hosts = math.ceil(prediction.scenario.world_size / ranks_per_host)
@@ -271,7 +271,7 @@ def cost(
 
 
 def samples_per_epoch(schedule: RecordedSteps) -> float:
-    """Padding counts, as in the run; NaN where the run does not say."""
+    """Samples of an epoch, padding included; NaN where the run does not say."""
     batch = schedule.batch
     found = batch.steps_per_epoch * batch.per_rank * schedule.world_size
     return found if found else math.nan

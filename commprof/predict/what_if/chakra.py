@@ -33,7 +33,7 @@ Attribute = tuple[str, bool | int | float | str]
 
 @dataclass(frozen=True)
 class Node:
-    """One operation of one rank."""
+    """One operation of one rank in a Chakra trace."""
 
     id: int
     name: str
@@ -99,7 +99,7 @@ def _common(traces: Sequence[Trace]) -> list[list[Cycle]]:
 
 
 def nodes(found: Sequence[Cycle]) -> Iterator[Node]:
-    """The nodes of one rank's steps, ids from 1."""
+    """Makes the nodes of one rank's steps, with ids from 1."""
     number = 0
     before: tuple[int, ...] = ()
     origin = found[0].begin_ns
@@ -151,7 +151,7 @@ def _timed(
 
 
 def encode(found: Sequence[Node], rank: int, world_size: int) -> bytes:
-    """One rank's file."""
+    """Encodes one rank's trace as a file."""
     about: tuple[Attribute, ...] = (
         ("schema", "chakra"),
         ("written_by", "commprof"),

@@ -24,7 +24,7 @@ CAPS_BYTES = (*(float(n << 20) for n in (1, 2, 5, 10, 25, 50, 100)), math.inf)
 
 @dataclass(frozen=True)
 class Candidate:
-    """One setting against the scenario as it is."""
+    """A setting compared with the scenario as it is."""
 
     prediction: Prediction
     #: Time saved over the step as it is, with its interval; negative where it costs.
@@ -42,7 +42,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Refused:
-    """A setting that cannot be predicted."""
+    """A setting that cannot be predicted, and why."""
 
     #: As in a scenario.
     bucket_cap_bytes: float
@@ -53,7 +53,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class Search:
-    """All settings that were looked at."""
+    """All settings that were compared."""
 
     #: The fastest first; the scenario as it is stands among them with gain 0.
     candidates: tuple[Candidate, ...]
@@ -70,7 +70,7 @@ class Search:
 def optimize(
     replay: Model, scenario: Scenario, over: Sequence[str], worst_error: float = math.nan
 ) -> Search:
-    """All settings, and how sure each one's gain is.
+    """Predicts all settings, and how certain each one's gain is.
 
     Gains are compared replicate by replicate, with the same draws on both sides.
 
@@ -120,7 +120,7 @@ def optimize(
 def shortest(
     replay: Model, scenarios: Sequence[Scenario], worst_error: float = math.nan
 ) -> Candidate | None:
-    """The shortest step of the scenarios that change a setting, against the recorded setting.
+    """Finds the scenario with the shortest step among those that change a setting.
 
     Of several numbers of ranks and links the first scenario's count. None where none of them
     changes a setting.

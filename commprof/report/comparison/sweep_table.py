@@ -49,7 +49,7 @@ _OVERLAP_LEGEND = """\
 
 
 def render(result: SweepResult) -> str:
-    """The whole report."""
+    """Renders the report of a sweep."""
     blocks = [_heading(result)]
     for rows in _sweeps(result.rows):
         blocks.append("\n".join([_title(rows[0].key), *_table(rows), "#", *_spread(rows)]))
@@ -201,7 +201,7 @@ equal results show any difference at all with a chance of {alpha:.0%}."""
 
 
 def render_compared(comparison: SweepComparison, tables: int | None = None) -> str:
-    """Rows, what differs besides, and the sum of it."""
+    """Renders two sweeps compared: rows, other differences, and a summary."""
     rows = comparison.rows
     blocks = [tabulated([_cells(row) for row in rows], _HEADERS, _LEFT, tables)]
     number = "1 row" if len(rows) == 1 else f"{len(rows)} rows"

@@ -32,7 +32,7 @@ _LONGEST, _BEFORE = 60, 12
 def render(
     result: RunComparison, fail_above: float | None, width: int, tables: int | None = None
 ) -> str:
-    """The whole comparison: prose wrapped to ``width`` columns, tables split to ``tables``."""
+    """Renders two runs compared: prose wrapped to ``width``, tables split to ``tables``."""
     blocks = ["\n".join(printable(line) for line in (f"A: {result.a}", f"B: {result.b}"))]
     for world in result.worlds:
         table = tabulated(*comparison_grid(world), width=tables)

@@ -42,7 +42,7 @@ def write(out: TextIO, about: Mapping[str, Any], events: Iterable[str]) -> int:
 
 
 def rank_events(timeline: RankTimeline, origin_ns: int, sort_index: int) -> Iterator[str]:
-    """All events of one rank, which becomes a process; each lane of its tracks a thread.
+    """Makes all events of one rank, which becomes a process with a thread per lane.
 
     Args:
         timeline: of the rank.
@@ -65,7 +65,7 @@ def rank_events(timeline: RankTimeline, origin_ns: int, sort_index: int) -> Iter
 
 
 def microseconds(time_ns: int) -> str:
-    """Exact, as JSON."""
+    """Formats nanoseconds exactly, as JSON microseconds."""
     sign, time_ns = ("-", -time_ns) if time_ns < 0 else ("", time_ns)
     return f"{sign}{time_ns // 1000}.{time_ns % 1000:03d}"
 

@@ -59,7 +59,7 @@ def rows(report: FullReport, table: str, trial: TrialResult | None = None) -> li
 
 
 def table_names(trial: TrialResult | None) -> list[str]:
-    """What ``rows`` has of a run."""
+    """Names of the tables that ``rows`` has of a run."""
     if trial is None:
         return list(TABLES)
     return [CANDIDATES, *(name for name in TABLES if name not in _MEANS)]

@@ -41,7 +41,7 @@ Ints = npt.NDArray[np.int64]
 def page_data(
     reports: Sequence[FullReport], trial: TrialResult | None = None, most_bytes: int = MOST_BYTES
 ) -> str:
-    """``as_dict`` as text.
+    """Renders the page's data as text.
 
     To stand within a script element: nothing in it can end the element or begin another.
     """

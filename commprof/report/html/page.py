@@ -29,7 +29,7 @@ from commprof.trials.result import TrialResult
 
 
 def rendered(template: str, **values: Any) -> str:
-    """The template, a file's name, with these values."""
+    """Renders the template of this file name with these values."""
     return _environment().get_template(template).render(values)
 
 
@@ -53,7 +53,7 @@ def _shown(value: object) -> object:
 
 
 def digest(text: str) -> str:
-    """A style or script as a content security policy names it."""
+    """Digest of a style or script, as a content security policy names it."""
     hashed = hashlib.sha256(text.encode()).digest()
     return f"sha256-{base64.b64encode(hashed).decode()}"
 

@@ -41,7 +41,7 @@ def render(
     refused: Sequence[str],
     tried: Mapping[str, Any] | None = None,
 ) -> str:
-    """All fields of the results, by their names; ``tried`` says how the best one is tried."""
+    """Renders all fields of the answers as JSON; ``tried`` says how to try the best one."""
     best = answers.best and {
         **dataclasses.asdict(answers.best),
         "setting": setting_words(answers.best.candidate.prediction.scenario),

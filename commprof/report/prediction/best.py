@@ -16,7 +16,7 @@ _WIDTH = 100
 
 
 def render(best: Best, error: ModelError | None, in_script: Sequence[str], command: str) -> str:
-    """A sentence, and the command that holds the prediction against a run.
+    """Renders the best setting, and the command that compares it with a run.
 
     Args:
         best: of all that was predicted.
@@ -48,7 +48,7 @@ def render(best: Best, error: ModelError | None, in_script: Sequence[str], comma
 
 
 def setting_words(scenario: Scenario) -> str:
-    """What differs from the recorded setting."""
+    """Says what differs from the recorded setting."""
     words = []
     if not math.isnan(scenario.bucket_cap_bytes):
         words.append(f"bucket cap {cap_mib(scenario.bucket_cap_bytes)} MiB")

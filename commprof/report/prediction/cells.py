@@ -13,7 +13,7 @@ AS_RUN = "as run"
 
 
 def scenario_cells(scenario: Scenario) -> tuple[str, ...]:
-    """Ranks, rate in Gbit/s, latency in µs, bucket cap in MiB, hook."""
+    """Cells of a scenario: ranks, Gbit/s, latency in µs, bucket cap in MiB, hook."""
     return (
         str(scenario.world_size),
         optional(scenario.bandwidth_bytes_per_s, 8e-9),
@@ -24,7 +24,7 @@ def scenario_cells(scenario: Scenario) -> tuple[str, ...]:
 
 
 def sharded_cells(scenario: Scenario) -> tuple[str, ...]:
-    """Ranks, rate, latency, ranks that share a copy, blocks in a unit, gathering again, types."""
+    """Cells of a sharded scenario: ranks, rate, latency, copies, units, gathering, types."""
     again = scenario.reshard_after_forward
     return (
         *scenario_cells(scenario)[:3],
@@ -36,41 +36,41 @@ def sharded_cells(scenario: Scenario) -> tuple[str, ...]:
 
 
 def cap_mib(cap_bytes: float) -> str:
-    """As in a scenario: NaN for what was recorded, infinite for one bucket."""
+    """Bucket cap in MiB: NaN for what was recorded, infinite for one bucket."""
     if math.isnan(cap_bytes):
         return AS_RUN
     return "all" if math.isinf(cap_bytes) else f"{cap_bytes / (1 << 20):.3g}"
 
 
 def hook_words(hook: str | None) -> str:
-    """As in a scenario: None for what was recorded, empty for DDP's own mean."""
+    """Name of a hook: None is what was recorded, empty is DDP's own mean."""
     return AS_RUN if hook is None else printable(hook) or "none"
 
 
 def optional(value: float, factor: float) -> str:
-    """NaN for what was recorded."""
+    """Formats a value; NaN stands for what was recorded."""
     return AS_RUN if math.isnan(value) else f"{value * factor:.3g}"
 
 
 def within(found: Estimate, text: Callable[[float], str], checked: bool = True) -> str:
-    """An estimate with its interval, in parentheses if that leaves out the model's own error."""
+    """Formats an estimate with its interval, in parentheses without the model's own error."""
     if math.isnan(found.value):
         return text(found.value)
     return f"{text(found.value)} {bracketed(text(found.low), text(found.high), checked)}"
 
 
 def bracketed(low: str, high: str, checked: bool) -> str:
-    """An interval for real steps, or what sampling and fit alone leave open."""
+    """Formats an interval for real steps, or of sampling and fit alone."""
     return f"[{low}, {high}]" if checked else f"({low} to {high})"
 
 
 def within_if_wide(found: Estimate, text: Callable[[float], str]) -> str:
-    """An estimate, with its interval where that differs from the figure as printed."""
+    """Formats an estimate, with its interval where that differs as printed."""
     value = text(found.value)
     return value if value == text(found.low) == text(found.high) else within(found, text, False)
 
 
 def ms(value_s: float) -> str:
-    """Three digits, or all before the point."""
+    """Formats milliseconds: three digits, or all before the point."""
     value = value_s * 1e3
     return f"{value:.0f}" if value >= 1000 else three_digits(value)

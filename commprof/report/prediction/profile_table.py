@@ -44,7 +44,7 @@ and relative; what the replay of the recorded steps misses their ends by, over t
 
 
 def render(profile: MachineProfile, width: int, tables: int | None = None) -> str:
-    """Tables of links and hooks, and what they mean."""
+    """Renders tables of links and hooks, and what they mean."""
     parts = []
     for name, link in profile.links.items():
         rows = [row for curve in link.curves.values() for row in _rows(curve)]

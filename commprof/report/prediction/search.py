@@ -29,7 +29,7 @@ _HEADERS = (
 def render(
     search: Search, ranks: int, error: ModelError | None, width: int, tables: int | None = None
 ) -> str:
-    """The best settings, then what is to be thought of them.
+    """Renders the best settings, then how certain they are.
 
     Args:
         search: of one scenario.

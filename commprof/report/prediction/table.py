@@ -53,7 +53,7 @@ def render(
     width: int,
     tables: int | None = None,
 ) -> str:
-    """The table, the model's error, and what the reader must know; see ``tabulated`` for widths."""
+    """Renders the answers, the model's error, and notes; see ``tabulated`` for widths."""
     checked = answers.error is not None
     rows = [_cells(each, answers) for each in answers.answers]
     parts = [

@@ -16,7 +16,7 @@ _HEADERS = ("ranks", "attempt", "traces", "steps", "lasted s", "lost s", "ended"
 
 
 def attempts_grid(attempts: Sequence[Attempt]) -> Grid:
-    """A row per attempt."""
+    """Makes a row per attempt."""
     rows = [
         (
             each.world_size,

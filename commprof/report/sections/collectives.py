@@ -52,7 +52,7 @@ _LEFT = ("operation", "group\n(ranks)", "type", "phase")
 
 
 def title_of(world: Shown) -> str:
-    """The heading of the table."""
+    """Heading of the table of collectives."""
     ranks = "1 rank" if world.world_size == 1 else f"{world.world_size} ranks"
     if isinstance(world, SteplessCollectives):
         return f"Collectives of {ranks} without steps, by exposed time of a rank"
@@ -74,7 +74,7 @@ def collectives_section(world: Shown, most_rows: int = 12, tables: int | None = 
 
 
 def notes(world: Shown, most_rows: int) -> list[str]:
-    """What is to be said of the rows of the table."""
+    """Notes on the rows of the table."""
     shown = (_group(row, world.world_size) for row in _rows_of(world)[:most_rows])
     listed = [GROUPS_LEGEND] if any("{" in group for group in shown) else []
     return [*listed, *(unlisted(world) if isinstance(world, WorldResult) else [])]
@@ -85,7 +85,7 @@ def _rows_of(world: Shown) -> tuple[CollectiveRow, ...]:
 
 
 def unlisted(world: WorldResult) -> list[str]:
-    """What of exposed time the rows do not add up to; empty where that is next to nothing."""
+    """Says how much exposed time the rows leave out; empty where that is next to nothing."""
     exposed, rest = world.parts.exposed_ms, world.unlisted_exposed_ms
     if not rest > _WORTH_A_LINE * exposed:
         return []
@@ -142,7 +142,7 @@ def _group(row: CollectiveRow, world_size: int) -> str:
 
 
 def rank_list(ranks: Sequence[int]) -> str:
-    """Ascending numbers, shortly: ``0-3`` for neighbours, ``0-12:4`` for every fourth."""
+    """Formats ascending numbers: ``0-3`` for neighbours, ``0-12:4`` for every fourth."""
     steps = {later - sooner for sooner, later in pairwise(ranks)}
     if len(ranks) < 3 or len(steps) > 1:
         return ",".join(map(str, ranks))

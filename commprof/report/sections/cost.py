@@ -25,7 +25,7 @@ def section(cost: Cost, width: int = 100, tables: int | None = None) -> str:
 
 
 def heading(cost: Cost) -> str:
-    """What is paid."""
+    """Heading that says what is paid."""
     return f"Cost at {cost.price.per_hour:g} per hour and {cost.price.unit}"
 
 
@@ -43,7 +43,7 @@ def cost_grid(cost: Cost) -> Grid:
 
 
 def best(cost: Cost) -> list[str]:
-    """The cheapest and the fastest world size, in sentences."""
+    """Names the cheapest and the fastest world size in sentences."""
     if cost.cheapest is None:
         return [
             "There is no cost: the samples of this run were not counted on all ranks (see samples "
@@ -64,7 +64,7 @@ def best(cost: Cost) -> list[str]:
 
 
 def money(value: float) -> str:
-    """Four significant digits."""
+    """Formats money with four significant digits."""
     return "-" if math.isnan(value) else f"{value:.4g}"
 
 

@@ -28,7 +28,7 @@ def gains_grid(worlds: Sequence[WorldResult]) -> Grid | None:
 
 
 def changed(gain: Gain) -> str:
-    """The change, as the end of a sentence that begins with "if"."""
+    """Names a change, as the end of a sentence that begins with "if"."""
     if gain.change == "rank":
         return f"rank {gain.rank} were as fast as the others"
     if gain.change == "phase":
@@ -41,7 +41,7 @@ def changed(gain: Gain) -> str:
 
 
 def saved(gain: Gain) -> str:
-    """The part of the step that is saved, with its interval."""
+    """Part of the step that is saved, with its interval."""
     value, low, high = (
         f"{100 * x:.1f}" for x in (gain.saved.value, gain.saved.low, gain.saved.high)
     )

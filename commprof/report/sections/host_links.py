@@ -46,7 +46,7 @@ def host_links_grid(worlds: Sequence[WorldResult]) -> Grid | None:
 
 
 def notes(worlds: Sequence[WorldResult]) -> list[str]:
-    """Why a figure is missing, by world size."""
+    """Says why a figure is missing, by world size."""
     return [
         printable(f"{world.world_size} ranks: not all is known, for {world.host_links.note}")
         for world in worlds

@@ -15,12 +15,12 @@ is among the caveats."""
 
 
 def sentences(found: Sequence[Incidents]) -> list[str]:
-    """One per incident, the gravest kind first."""
+    """One sentence per incident, the gravest kind first."""
     return [line for incidents in found for line in _of_world(incidents)]
 
 
 def ended_changes(found: Sequence[Incidents]) -> list[str]:
-    """One per change of level that did not last, which is no incident and in the means."""
+    """One sentence per change of level that did not last."""
     return [
         f"{counted(incidents.world_size, 'rank')}: {anomaly.sentence}; then the former level was "
         "back. The means hold these steps."

@@ -32,7 +32,7 @@ def _bounds(point: PredictedPoint, predictions: Predictions) -> str:
 
 
 def legend(predictions: Predictions) -> str:
-    """What the interval holds."""
+    """Says what the interval holds."""
     if predictions.worst_error is None:
         return (
             "predicted: with the range (in parentheses) that sampling and fit alone leave open. It "
@@ -46,7 +46,7 @@ def legend(predictions: Predictions) -> str:
 
 
 def setting_text(point: PredictedPoint) -> str:
-    """What is not as it was recorded."""
+    """Says what is not as it was recorded."""
     return printable(", ".join(_words(*part) for part in point.setting)) or "as recorded"
 
 

@@ -16,7 +16,7 @@ _SHORT = 10
 
 
 def repeating_command(config: Path, nodes: int, directory: str = "") -> str:
-    """What to type; on each of several machines also the new directory, and its number.
+    """Command that repeats a run; on several machines with directory and number to fill in.
 
     Args:
         config: the file that the run wrote.

@@ -64,7 +64,7 @@ def blocks(
 
 
 def notes(summaries: Sequence[SummaryResult], told: Collection[int]) -> list[str]:
-    """What the reader must know of them, in sentences.
+    """Says what the reader must know of summaries.
 
     Args:
         summaries: of the run.

@@ -31,7 +31,7 @@ _NAME = re.compile(r"rank_(\d{1,9})(?:\.attempt_(\d{1,9}))?\.trace")
 
 
 def rank_and_attempt(path: Path) -> tuple[int, int] | None:
-    """Returns what the name of a trace says; None for another file."""
+    """Reads rank and attempt from the name of a trace; None for another file."""
     name = _NAME.fullmatch(path.name)
     return (int(name[1]), int(name[2] or 0)) if name else None
 
@@ -53,12 +53,12 @@ def last_attempt(directory: Path) -> dict[int, Path]:
 
 
 def stem_of(rank: int, attempt: int) -> str:
-    """What the names of a rank's files begin with."""
+    """First part of the names of a rank's files."""
     return f"rank_{rank}" if attempt == 0 else f"rank_{rank}.attempt_{attempt}"
 
 
 def restart_count() -> int:
-    """How often the launcher of this process has started its ranks again.
+    """How often this process's launcher has restarted its ranks.
 
     Raises:
         UsageError: the variable that says so holds something else.
@@ -90,20 +90,20 @@ class LaunchedAttempt:
 
     @property
     def ended(self) -> bool:
-        """Whether the launcher saw the end of it."""
+        """True if the launcher saw the end of the attempt."""
         return self.end_ns > 0
 
 
 @dataclass(frozen=True)
 class Endings:
-    """What a launcher wrote down of one world size."""
+    """What a launcher noted of one world size."""
 
     #: As in a trace's metadata: ``pid``, ``machine``, ``clock``.
     launcher: Mapping[str, Any]
     attempts: tuple[LaunchedAttempt, ...]
 
     def save(self, directory: Path) -> None:
-        """Writes the file as a whole or not at all; raises OSError."""
+        """Writes the file whole or not at all; raises OSError."""
         rows = [
             {**asdict(a), "exit_codes": {str(rank): code for rank, code in a.exit_codes.items()}}
             for a in self.attempts
@@ -113,7 +113,7 @@ class Endings:
 
 
 def read_endings(directory: Path) -> Endings | None:
-    """What a launcher left there; None where none did, or nothing that can be read."""
+    """Reads what a launcher noted; None where there is nothing that can be read."""
     try:
         value = read_json(directory / ENDINGS_FILE)
         if value["schema_version"] != _SCHEMA_VERSION:
@@ -142,7 +142,7 @@ def _attempt(row: Any) -> LaunchedAttempt:
 
 
 def launcher_problem(endings: Endings | None) -> str:
-    """What became of the launcher, if it did not end as it should; else empty."""
+    """Says what became of the launcher, if it did not end as it should; else empty."""
     if endings is None or not endings.attempts or endings.attempts[-1].ended:
         return ""
     pid = endings.launcher["pid"]
@@ -157,13 +157,13 @@ def launcher_problem(endings: Endings | None) -> str:
 
 
 def rank_problems(trace: Trace, launched: LaunchedAttempt | None = None) -> list[str]:
-    """What disturbed one rank and how it ended, in sentences; empty for one that was well."""
+    """Says what disturbed one rank and how it ended; empty for one that was well."""
     found = [_ending(trace, launched), _full_disk(trace), _paused(trace), _in_sync(trace)]
     return [text for text in found if text]
 
 
 def exit_text(code: int, oom_kills: int = 0) -> str:
-    """How a process ended, by its exit code as :class:`LaunchedAttempt` has it."""
+    """Says how a process ended, from its exit code in a :class:`LaunchedAttempt`."""
     text = ending_of_process(code)
     if code == -signal.SIGKILL and oom_kills:
         text += f": the kernel, out of memory ({oom_kills} killed in the launcher's cgroup)"

@@ -24,7 +24,7 @@ _TOLERANCE_NS: Final = 1_000_000_000
 
 
 class State(Enum):
-    """State of a process now."""
+    """State of a process."""
 
     RUNS = "runs"
     STOPPED = "stopped"
@@ -46,7 +46,7 @@ class Stat:
 
     @property
     def ended(self) -> bool:
-        """Whether it is over; its parent may not have asked yet."""
+        """True if the process is over, whether or not its parent has asked."""
         return self.code in "ZX"
 
 
@@ -68,7 +68,7 @@ def stat_of(pid: int | str, proc: Path = PROC) -> Stat | None:
 
 
 def identity(pid: int) -> str:
-    """What tells a process from a later one of the same number; empty if it is gone or hidden."""
+    """Text that tells a process from a later one of the same id; empty if gone or hidden."""
     try:
         found = stat_of(pid)
     except OSError:
@@ -86,21 +86,21 @@ class Here:
         self._pids, self._times = (link_of(proc / "self/ns" / name) for name in ("pid", "time"))
 
     def is_local(self, metadata: Mapping[str, Any]) -> bool:
-        """Whether the rank of this trace runs, or ran, under this kernel since it booted."""
+        """True if the trace's rank runs, or ran, under this kernel since it booted."""
         return bool(self._boot_id) and metadata["machine"]["boot_id"] == self._boot_id
 
     def shares_pids(self, metadata: Mapping[str, Any]) -> bool:
-        """Whether the rank's process has the same number here."""
+        """True if the rank's process has the same id here."""
         same = metadata["machine"]["pid_namespace"] == self._pids != ""
         return same and self.is_local(metadata)
 
     def shares_clock(self, metadata: Mapping[str, Any]) -> bool:
-        """Whether the trace's times are by this process's CLOCK_MONOTONIC."""
+        """True if the trace's times are by this process's CLOCK_MONOTONIC."""
         same = metadata["machine"]["time_namespace"] == self._times != ""
         return same and self.is_local(metadata)
 
     def find(self, metadata: Mapping[str, Any]) -> tuple[State, Stat | None]:
-        """The process with this ``pid``, ``machine`` and ``clock``; no Stat of one that is gone."""
+        """Finds the process of a trace's metadata; no Stat of one that is gone."""
         if not self.shares_pids(metadata):
             return State.UNKNOWN, None
         try:
@@ -115,12 +115,12 @@ class Here:
 
 
 def state_of(metadata: Mapping[str, Any]) -> State:
-    """State of the process with this trace metadata: ``pid``, ``machine`` and ``clock``."""
+    """State of the process that trace metadata describe: ``pid``, ``machine`` and ``clock``."""
     return Here().find(metadata)[0]
 
 
 def text_of(path: Path | str) -> str:
-    """Content of a file of the system; empty where it cannot be read."""
+    """Content of a system file; empty where it cannot be read."""
     try:
         return Path(path).read_text(errors="replace")
     except OSError:
@@ -128,7 +128,7 @@ def text_of(path: Path | str) -> str:
 
 
 def link_of(path: Path | str) -> str:
-    """Where a link of the system points to; empty where it cannot be read."""
+    """Target of a system link; empty where it cannot be read."""
     try:
         return os.readlink(path)
     except OSError:

@@ -27,7 +27,7 @@ from commprof.trace.run.endings import (
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """The account; further keys may stand beside those that are checked.
+    """Reads a rank's result file; unknown keys are not checked.
 
     Raises:
         OSError: it cannot be opened.
@@ -94,12 +94,12 @@ class WorldRun:
 
 
 def world_directory(run: Path, world_size: int) -> Path:
-    """Where the ranks of one world size write."""
+    """Directory into which the ranks of one world size write."""
     return run / f"world_{world_size}"
 
 
 def read_context(run: Path) -> dict[str, Any]:
-    """What was run and where: of a run directory, or of a directory of traces alone.
+    """Reads what was run and where, from a run directory or a directory of traces alone.
 
     Raises:
         CommprofError: ``run`` is neither.
@@ -177,7 +177,7 @@ def read_world(run: Path, world_size: int) -> WorldRun:
 
 
 def other_recording(path: Path) -> Recording | None:
-    """What others recorded of a job at ``path``; None of what commprof wrote."""
+    """Reads another profiler's recording at ``path``; None for commprof's own."""
     try:
         own = path.is_dir() and (
             (path / RUN_FILE).exists() or last_attempt(path) or other_jobs(path)
@@ -210,13 +210,13 @@ def _read_once(path: Path, _stamp: int) -> Recording | None:
 
 
 def trace_paths(run: Path, world_size: int) -> dict[int, Path]:
-    """The traces of one world size by rank, as far as there are any; of the last attempt."""
+    """Paths of the last attempt's traces of one world size, by rank, as far as there are any."""
     paths = last_attempt(_directory_of(run, world_size))
     return {rank: path for rank, path in paths.items() if rank < world_size}
 
 
 def run_of(directory: Path, world_size: int) -> Path:
-    """The run directory of one world size's."""
+    """Run directory that a world size's directory belongs to."""
     parent = directory.parent
     return parent if world_directory(parent, world_size) == directory else directory
 

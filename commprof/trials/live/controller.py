@@ -31,7 +31,7 @@ Model = ReplicatedModel | ShardedModel
 
 
 class Trial:
-    """Told of every step's end. Nothing is negotiated: all ranks count the same steps."""
+    """Runs a trial in one rank. Nothing is negotiated: all ranks count the same steps."""
 
     def __init__(self, plan: Plan, profiler: Profiler, state: Sequence[Any] = ()) -> None:
         """Waits for models; see ``add``.
@@ -64,11 +64,11 @@ class Trial:
 
     @property
     def done(self) -> bool:
-        """Whether all blocks are over and the model is as it was."""
+        """True if all blocks are over and the model is as it was."""
         return self._done
 
     def add(self, model: Attachment | nn.Module) -> None:
-        """A model that takes part: one of DDP's that is attached, or one of FSDP2's.
+        """Adds a model to the trial: an attached DDP model, or one of FSDP2's.
 
         One that comes after the begin does not.
         """
@@ -81,11 +81,11 @@ class Trial:
             self._order.watch()
 
     def find_sharded(self) -> None:
-        """FSDP2 models take part as well that run a step before the trial begins."""
+        """Adds FSDP2 models that run a step before the trial begins."""
         self._finds_sharded = True
 
     def step_ended(self, step: int) -> None:
-        """The capture's step of this number ended."""
+        """Called when the capture's step of this number has ended."""
         if self._done:
             return
         if self._finds_sharded and may_be_sharded():
@@ -112,7 +112,7 @@ class Trial:
             self._turn(step + 1 - self._first_step)
 
     def capture_ends(self) -> None:
-        """No more steps will be told of."""
+        """Called when no more steps will come."""
         if self._schedule is None:
             self._order.stop()
             recorder().add_metadata(json.dumps({"no_trial": self._no_trial()}))
@@ -232,7 +232,7 @@ class Trial:
 
 
 class Losses:
-    """Adds up what the backward passes of a step begin with, where that is one number."""
+    """Sums the values from which a step's backward passes start, where they are single numbers."""
 
     def __init__(self) -> None:
         self._step: list[torch.Tensor] = []
@@ -241,7 +241,7 @@ class Losses:
         self._undo: Callable[[], None] | None = None
 
     def start(self) -> None:
-        """Begins to watch."""
+        """Starts watching backward passes."""
         original = torch.autograd.backward
 
         @wraps(original)
@@ -258,27 +258,27 @@ class Losses:
         self._undo = undo
 
     def stop(self) -> None:
-        """No longer watches."""
+        """Stops watching."""
         if self._undo is not None:
             self._undo()
             self._undo = None
 
     def end_step(self, counts: bool) -> None:
-        """A step ended; ``counts`` says whether it was one of the trial's."""
+        """Ends a step; ``counts`` says whether it was one of the trial's."""
         if counts:
             # Values are read at the end: on a GPU it would wait for them.
             self._steps.append(self._step)
         self._step = []
 
     def values(self) -> list[float | None]:
-        """Per step of the trial; None where no single number was differentiated."""
+        """Losses per step of the trial; None where no single number was differentiated."""
         sums = [sum(map(float, losses)) if losses else None for losses in self._steps]
         # JSON has no NaN; a loss that is not finite is no basis for a comparison either.
         return [x if x is not None and math.isfinite(x) else None for x in sums]
 
 
 def try_every_model(candidates: str, profiler: Profiler) -> None:
-    """Makes each DDP model that is made from now on, and each of FSDP2, take part in one trial.
+    """Makes every later DDP model, and each of FSDP2's, take part in one trial.
 
     Args:
         candidates: as ``commprof.trials.plan.parse_trial`` takes it.

@@ -36,12 +36,12 @@ _GRADIENTS_IN = "unsharded_grad_dtype"
 
 
 def may_be_sharded() -> bool:
-    """Whether this process has called ``fully_shard``; cheap, for every step."""
+    """True if this process has called ``fully_shard``; cheap enough for every step."""
     return bool(getattr(sys.modules.get(_IMPLEMENTATION), "cls_to_fsdp_cls", None))
 
 
 def is_sharded(model: Any) -> bool:
-    """Whether ``fully_shard`` was called on this module itself."""
+    """True if ``fully_shard`` was called on this module itself."""
     return isinstance(model, nn.Module) and _state_of(model) is not None
 
 
@@ -85,20 +85,20 @@ class ShardedModel:
 
     @property
     def has_own_hook(self) -> bool:
-        """FSDP2's hooks do not exclude ours."""
+        """Returns False: FSDP2's hooks do not exclude ours."""
         return False
 
     @property
     def world_size(self) -> int:
-        """Ranks among which parameters are cut."""
+        """Number of ranks among which parameters are sharded."""
         return int(self._groups[0].mesh_info.shard_process_group.size()) if self._groups else 1
 
     def is_for(self, candidate: Candidate) -> bool:
-        """Whether it says anything of FSDP2 models, as those that always take part do."""
+        """True if a candidate sets anything for FSDP2 models, or always takes part."""
         return bool(candidate.sharding.count) or candidate in ROLES
 
     def impossible(self, candidate: Candidate) -> str:
-        """Why this model cannot have it; empty if it can."""
+        """Says why this model cannot have a candidate's settings; empty if it can."""
         setting = candidate.sharding
         if not self.is_for(candidate):
             return "the model is sharded by FSDP2 and has neither buckets nor hooks of DDP's"
@@ -119,7 +119,7 @@ class ShardedModel:
         return ""
 
     def held_bytes(self, setting: Sharding) -> float:
-        """Parameters that a rank keeps gathered at most, beyond what it keeps now."""
+        """Most bytes of gathered parameters that a rank keeps beyond what it keeps now."""
         found = 0.0
         if setting.reshard is False:
             found += sum(_bytes(one) for one in self._groups if one.post_forward_mesh_info)
@@ -128,7 +128,7 @@ class ShardedModel:
         return found
 
     def enter(self, candidate: Candidate, length: int) -> None:
-        """Puts a candidate to work; ``length``, of its block in steps, is for compressors."""
+        """Applies a candidate; ``length``, of its block in steps, is for compressors."""
         if candidate.label == HEADROOM:
             for group in self._groups:
                 self._exchange_nothing(group)
@@ -136,7 +136,7 @@ class ShardedModel:
             self.use(candidate.sharding)
 
     def use(self, setting: Sharding) -> None:
-        """Puts a setting to work. Call it between steps, on all ranks at the same step."""
+        """Applies a setting. Call it between steps, on all ranks at the same step."""
         for group in self._groups:
             if setting.reshard is not None:
                 mesh = group.mesh_info if setting.reshard else None
@@ -147,12 +147,12 @@ class ShardedModel:
             self._prefetch(setting.prefetch)
 
     def leave(self) -> None:
-        """Everything is as it was before ``enter``; does nothing where nothing was entered."""
+        """Restores everything as before ``enter``; does nothing where nothing was entered."""
         while self._undo:
             self._undo.pop()()
 
     def close(self) -> None:
-        """The trial is over, and nothing of it stays."""
+        """Ends the model's part; nothing of the trial stays."""
 
     def _put(self, owner: Any, name: str, value: Any) -> None:
         before = getattr(owner, name)
@@ -246,7 +246,7 @@ def _bytes(group: Any) -> float:
 
 
 class GatherOrder:
-    """The order in which steps gather parameters, of all FSDP2 models of this process."""
+    """The order in which all FSDP2 models of this process gather parameters in a step."""
 
     def __init__(self) -> None:
         """Notes nothing yet."""
@@ -255,15 +255,15 @@ class GatherOrder:
         self._seen: dict[str, dict[int, Any]] = {"pre_forward": {}, "pre_backward": {}}
 
     def forward(self, states: Sequence[Any]) -> list[Any]:
-        """Of these states, in forward."""
+        """Returns the order of these states in forward."""
         return self._sorted("pre_forward", states)
 
     def backward(self, states: Sequence[Any]) -> list[Any]:
-        """Of these states, in backward."""
+        """Returns the order of these states in backward."""
         return self._sorted("pre_backward", states)
 
     def watch(self) -> None:
-        """Begins to note; does nothing where it has begun."""
+        """Starts noting; does nothing if it has started."""
         if self.is_watching:
             return
         self.is_watching = True
@@ -272,11 +272,11 @@ class GatherOrder:
             self._patches.replace(owner, name, self._noting(name, getattr(owner, name)))
 
     def stop(self) -> None:
-        """No longer notes."""
+        """Stops noting."""
         self._patches.remove()
 
     def roots(self) -> list[nn.Module]:
-        """The outermost modules of models that gathered parameters meanwhile."""
+        """Outermost modules of the models that gathered parameters meanwhile."""
         if not self._seen["pre_forward"]:
             return []
         found = [one for one in alive((nn.Module,)) if getattr(_state_of(one), "_is_root", False)]
@@ -330,7 +330,7 @@ class _OwnScatter(_Own):
 
 
 def set_every_model(text: str, profiler: Profiler) -> None:
-    """Every FSDP2 model that ran a step gets this setting, after the second step, for good.
+    """Gives every FSDP2 model this setting for good, after its second step.
 
     Args:
         text: as ``commprof.trials.sharding.parse_sharding`` takes it.

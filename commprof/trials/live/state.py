@@ -37,12 +37,12 @@ class Trainables:
         self.others: list[Any] = [*schedulers, *scalers, *further]
 
     def keep(self) -> Snapshot:
-        """What they hold now."""
+        """Takes a snapshot of their state."""
         return Snapshot(self)
 
 
 class Snapshot:
-    """State of one moment. Made between steps, and put back between steps, once.
+    """State of training at one moment between steps, which can be restored once.
 
     Covered: parameters, buffers and gradients of all modules, the optimizers' state and groups,
     learning-rate schedulers, gradient scalers, the random generators of torch (CPU and CUDA),
@@ -177,6 +177,6 @@ def _unique(tensors: Iterable[torch.Tensor]) -> Iterable[torch.Tensor]:
 
 
 def alive(kinds: tuple[type, ...]) -> list[Any]:
-    """All objects of these types in this process."""
+    """All live objects of these types in this process."""
     # By type(): isinstance() would run the __class__ of proxies.
     return [one for one in gc.get_objects() if issubclass(type(one), kinds)]

@@ -30,21 +30,21 @@ Hook = Callable[[Any, Any], Any]
 
 
 def make(name: str, ddp: DistributedDataParallel) -> Hook:
-    """The named exchange of ``HOOKS`` for one model and one block; call it on all ranks."""
+    """Makes the named exchange of ``HOOKS`` for one model and block; call it on all ranks."""
     module, _, function = HOOKS[name].make.partition(":")
     hook: Hook = getattr(importlib.import_module(module), function)(ddp)
     return hook
 
 
 def noop(_: object, bucket: dist.GradBucket) -> Future[torch.Tensor]:
-    """Returns the bucket at once; nothing is exchanged and every rank keeps its own gradients."""
+    """A hook that returns the bucket at once: nothing is exchanged."""
     future: Future[torch.Tensor] = Future()
     future.set_result(bucket.buffer())
     return future
 
 
 def no_overlap(ddp: DistributedDataParallel) -> Hook:
-    """DDP's means, none begun before the last bucket is ready; the same bits as DDP's."""
+    """A hook that starts DDP's means only when the last bucket is ready; the same bits."""
     return _Held(ddp.process_group).hook
 
 
@@ -84,7 +84,7 @@ _MIB = 1024 * 1024
 
 
 def obstacle(ddp: DistributedDataParallel) -> str:
-    """Why a model cannot have other buckets; empty if it can."""
+    """Says why a model cannot have other buckets; empty if it can."""
     if ddp.find_unused_parameters:
         # A reducer notes unused parameters also while another one is at work.
         return "it looks for unused parameters (find_unused_parameters=True)"
@@ -107,7 +107,7 @@ class _Bucketing:
 
 
 class Bucketings:
-    """The reducers of one model; one of them is at work."""
+    """The reducers of one model, one of which is in use."""
 
     def __init__(self, attachment: Attachment) -> None:
         """Takes a model that is attached, with the reducer that it has."""
@@ -118,7 +118,7 @@ class Bucketings:
         self._now = OWN_BUCKETS
 
     def use(self, buckets: Buckets) -> None:
-        """Puts these buckets to work.
+        """Switches to these buckets.
 
         Call it between steps, on all ranks at the same step, with nothing inside the hook but
         the mean all-reduce. The first step with new ones exchanges one bucket, the next cuts
@@ -134,7 +134,7 @@ class Bucketings:
         self._attachment.use_bucket_hook(chosen.hook)
 
     def close(self) -> None:
-        """Back to the model's own; the others' memory and autograd hooks go."""
+        """Returns to the model's own buckets and frees the others."""
         self.use(OWN_BUCKETS)
         own = self._made[OWN_BUCKETS]
         for bucketing in self._made.values():
@@ -203,20 +203,20 @@ class ReplicatedModel:
 
     @property
     def has_own_hook(self) -> bool:
-        """Whether the script registered a communication hook of its own."""
+        """True if the script registered a communication hook of its own."""
         return self.attachment.has_own_hook
 
     @property
     def world_size(self) -> int:
-        """Ranks that exchange gradients."""
+        """Number of ranks that exchange gradients."""
         return int(self._ddp.process_group.size())
 
     def is_for(self, candidate: Candidate) -> bool:
-        """Whether it says anything of DDP models."""
+        """True if a candidate sets anything for DDP models."""
         return not candidate.sharding.count
 
     def impossible(self, candidate: Candidate) -> str:
-        """Why this model cannot have it; empty if it can."""
+        """Says why this model cannot have a candidate's settings; empty if it can."""
         if not self.is_for(candidate):
             return "it is a setting of FSDP2, and the model is one of DDP's"
         if candidate.compressor and not self.attachment.is_native:
@@ -230,11 +230,11 @@ class ReplicatedModel:
         return ""
 
     def held_bytes(self, _: object) -> float:
-        """Nothing beyond what it holds now."""
+        """Returns 0: nothing is held beyond what the model holds now."""
         return 0.0
 
     def enter(self, candidate: Candidate, length: int) -> None:
-        """Puts a candidate to work; ``length``, of its block in steps, is for compressors."""
+        """Applies a candidate; ``length``, of its block in steps, is for compressors."""
         self._bucketings.use(candidate.buckets)
         if candidate.compressor:
             self.attachment.set_hook(_compressor(candidate.compressor, length))
@@ -245,7 +245,7 @@ class ReplicatedModel:
             self._sync_buffers(False)
 
     def leave(self) -> None:
-        """Back to DDP's own mean and buckets."""
+        """Returns to DDP's own mean and buckets."""
         self.attachment.set_hook(None)
         self._sync_buffers(True)
         self._bucketings.use(OWN_BUCKETS)
@@ -253,7 +253,7 @@ class ReplicatedModel:
             self.attachment.set_hook(*self._ddp._comm_hooks[0])
 
     def close(self) -> None:
-        """The trial is over, and nothing of it stays."""
+        """Ends the model's part; nothing of the trial stays."""
         self._bucketings.close()
 
     def _sync_buffers(self, on: bool) -> None:

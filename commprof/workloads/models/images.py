@@ -27,7 +27,7 @@ _PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm")
 
 
 class Images(Protocol):
-    """Where images come from; nothing is read until `load`."""
+    """A source of images; nothing is read until `load`."""
 
     count: int
     """Images."""
@@ -41,12 +41,12 @@ class Images(Protocol):
         ...
 
     def load(self, size: int, seed: int) -> tuple[Tensor, Tensor]:
-        """All images, float32 of shape (count, 3, size, size), and int64 labels."""
+        """Loads all images, float32 of shape (count, 3, size, size), and int64 labels."""
         ...
 
 
 def open_images(data: str, count: int, classes: int, size: int) -> Images:
-    """The images that an option names.
+    """Finds the images that an option names.
 
     data: SYNTHETIC, DIGITS, an .npz file, or a folder. count, classes, size: of made-up ones.
     Raises UsageError where they cannot be had, or hold more than `classes` classes.

@@ -61,7 +61,7 @@ class LoraOptions:
 
     @property
     def vocab(self) -> int:
-        """Distinct tokens."""
+        """Number of distinct tokens."""
         return _SIZES[self.size]["vocab"]
 
 
@@ -83,16 +83,16 @@ class Lora:
 
     @property
     def parameter_count(self) -> int:
-        """Parameters of all adapters: the trainable ones. Raises UsageError without peft."""
+        """Number of trainable parameters, all in adapters. Raises UsageError without peft."""
         return self._counts[0]
 
     @property
     def frozen_count(self) -> int:
-        """Parameters of the base model. Raises UsageError without transformers."""
+        """Number of parameters of the base model. Raises UsageError without transformers."""
         return self._counts[1]
 
     def describe(self) -> str:
-        """Sizes, counts, and the bytes that adapters alone put on the wire.
+        """Describes sizes, counts, and the bytes that adapters alone put on the wire.
 
         Raises UsageError where a package is missing that `build` needs.
         """
@@ -107,7 +107,7 @@ class Lora:
         )
 
     def refused(self) -> Mapping[str, str]:
-        """4-bit weights cannot be cut."""
+        """Refuses strategies that cut parameters, for 4-bit weights."""
         if self.options.base != "4bit":
             return {}
         reason = "packed 4-bit weights cannot be sharded; take base=bf16"
@@ -118,7 +118,7 @@ class Lora:
         return passes_per_epoch(self.options.samples, world_size, per_rank_batch)
 
     def build(self, shard: Shard) -> Trainee:
-        """Model and data of one rank.
+        """Builds model and data of one rank.
 
         Raises UsageError where the host, or the GPU, has too little memory; on torch's meta device
         nothing is taken.

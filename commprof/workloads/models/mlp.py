@@ -55,13 +55,13 @@ class Mlp:
 
     @property
     def parameter_count(self) -> int:
-        """Weights and biases of all layers."""
+        """Number of weights and biases of all layers."""
         widths = [self.options.inputs] + [self.options.width] * self.options.layers
         widths.append(self.options.classes)
         return sum((a + 1) * b for a, b in pairwise(widths))
 
     def describe(self) -> str:
-        """Sizes and parameter count."""
+        """Describes sizes and parameter count."""
         chosen = self.options
         return (
             f"mlp: {self.parameter_count:,} parameters ({chosen.inputs} inputs, {chosen.layers} "
@@ -70,7 +70,7 @@ class Mlp:
         )
 
     def refused(self) -> Mapping[str, str]:
-        """Refuses no option."""
+        """Returns nothing: no option is refused."""
         return {}
 
     def steps_per_epoch(self, world_size: int, per_rank_batch: int) -> int:
@@ -78,7 +78,7 @@ class Mlp:
         return passes_per_epoch(self.options.samples, world_size, per_rank_batch)
 
     def build(self, shard: Shard) -> Trainee:
-        """Model and data of one rank; equal weights and data set on every rank."""
+        """Builds model and data of one rank; equal weights and data set on every rank."""
         return _MlpTrainee(self.options, shard)
 
 

@@ -26,7 +26,7 @@ _SHRINKS = 32  # an image so wide, or less, is 1 x 1 in the last stage
 
 @dataclass(frozen=True)
 class ResnetOptions:
-    """The data; the model is always the same but for its last layer."""
+    """Options of the data; the model is always the same but for its last layer."""
 
     classes: int = field(default=10, metadata={"minimum": 2})
     """Classes to tell apart: 1000 gives the canonical 25,557,032 parameters."""
@@ -141,7 +141,7 @@ class Resnet50:
         return count
 
     def describe(self) -> str:
-        """Parameter count and data. Raises UsageError where these need a missing package."""
+        """Describes parameters and data. Raises UsageError where a package is missing."""
         self._images.require()
         chosen = self.options
         return (
@@ -150,7 +150,7 @@ class Resnet50:
         )
 
     def refused(self) -> Mapping[str, str]:
-        """Refuses no option."""
+        """Returns nothing: no option is refused."""
         return {}
 
     def steps_per_epoch(self, world_size: int, per_rank_batch: int) -> int:
@@ -182,7 +182,7 @@ class Resnet50:
         )
 
     def build(self, shard: Shard) -> Trainee:
-        """Model and data of one rank; equal weights and data set on every rank."""
+        """Builds model and data of one rank; equal weights and data set on every rank."""
         return _ResnetTrainee(self.options, self._images, shard)
 
 

@@ -48,7 +48,7 @@ class Stopper:
         self._await_answer()
 
     def stop_for(self, duration_ns: int) -> None:
-        """Returns when the process has been stopped for that long and goes on.
+        """Stops this process for a time, and returns once it goes on.
 
         Raises:
             CommprofError: the child has ended.
@@ -145,12 +145,12 @@ class TimedOptions:
             )
 
     def per_layer(self, values: tuple[float, ...]) -> tuple[float, ...]:
-        """One value for each layer, from a per-layer option."""
+        """Expands a per-layer option to one value for each layer."""
         return values * self.layers if len(values) == 1 else values
 
     @property
     def gradient_counts(self) -> tuple[int, ...]:
-        """Elements of each layer's gradient."""
+        """Number of elements of each layer's gradient."""
         sizes = self.per_layer(self.gradient_mb)
         return tuple(round(size * 1e6 / _BYTES_PER_ELEMENT) for size in sizes)
 
@@ -169,11 +169,11 @@ class Timed:
 
     @property
     def parameter_count(self) -> int:
-        """Elements of all gradients."""
+        """Number of elements of all gradients."""
         return sum(self.options.gradient_counts)
 
     def describe(self) -> str:
-        """The lengths of a step's phases, its gradient bytes and who is late."""
+        """Describes the phases' lengths, the gradient bytes and who is late."""
         chosen = self.options
         text = (
             f"timed: data {chosen.data_ms:g} ms, "
@@ -190,15 +190,15 @@ class Timed:
         return f"{text} Rank {chosen.late_rank} is {how} in 1 of {chosen.late_every} steps."
 
     def refused(self) -> Mapping[str, str]:
-        """Whatever would take time that its options do not state."""
+        """Refuses options that would take time beyond what the workload's own options state."""
         return _REFUSED
 
     def steps_per_epoch(self, world_size: int, per_rank_batch: int) -> int:
-        """A fixed number: the lengths do not depend on how samples are split."""
+        """Returns a fixed number: lengths do not depend on how samples are split."""
         return _STEPS_PER_EPOCH
 
     def build(self, shard: Shard) -> Trainee:
-        """The sleeping model of one rank."""
+        """Builds the sleeping model of one rank."""
         return _TimedTrainee(self.options, shard)
 
 
@@ -387,12 +387,12 @@ class Pacer:
         self.absorbs = True
 
     def start(self, delay_ns: int = 0) -> None:
-        """A phase begins now; its first deadline is so much later."""
+        """Starts a phase now, with its first deadline."""
         self._started_ns = time.monotonic_ns()
         self._due_ns = self._started_ns + delay_ns
 
     def wait(self, duration_ns: int) -> None:
-        """Return `duration_ns` after the deadline before this one, or at once if that is past.
+        """Sleeps until `duration_ns` after the last deadline; returns at once if that is past.
 
         Where a deadline does not absorb, after now, if that is later.
         """
@@ -401,12 +401,12 @@ class Pacer:
         _sleep_until(self._due_ns)
 
     def stamp(self) -> None:
-        """The phase's own work is done now."""
+        """Notes that the phase's own work is done now."""
         self._reached_ns = time.monotonic_ns()
 
     @property
     def span_ns(self) -> tuple[int, int]:
-        """Start of the phase, and the stamp."""
+        """Start of the phase, and when its own work was done."""
         return self._started_ns, self._reached_ns
 
 

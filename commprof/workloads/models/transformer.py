@@ -93,7 +93,7 @@ class Transformer:
         return _count_parameters(self.options)
 
     def describe(self) -> str:
-        """Sizes and exact parameter count."""
+        """Describes sizes and exact parameter count."""
         chosen = self.options
         return (
             f"transformer: {self.parameter_count:,} parameters (vocab {chosen.vocab}, "
@@ -103,7 +103,7 @@ class Transformer:
         )
 
     def refused(self) -> Mapping[str, str]:
-        """Refuses no option."""
+        """Returns nothing: no option is refused."""
         return {}
 
     def steps_per_epoch(self, world_size: int, per_rank_batch: int) -> int:
@@ -111,7 +111,7 @@ class Transformer:
         return passes_per_epoch(self.options.samples, world_size, per_rank_batch)
 
     def build(self, shard: Shard) -> Trainee:
-        """Model, data and optimizer of one rank; equal weights and data set on every rank."""
+        """Builds model, data and optimizer of one rank; equal weights and data on every rank."""
         return _TransformerTrainee(self.options, shard)
 
 

@@ -43,25 +43,25 @@ class Strategy(Protocol):
     def __init__(self, options: Any = None) -> None: ...
 
     def check(self, world_size: int) -> None:
-        """Raises UsageError for a number of ranks that it cannot train on."""
+        """Raises UsageError for a number of ranks that the strategy cannot train on."""
         ...
 
     def expected(
         self, trainee: Trainee, options: TrainingOptions, world_size: int
     ) -> tuple[Expected, ...]:
-        """What a step must exchange, one row per operation; before the model is wrapped."""
+        """Computes what a step must exchange, one row per operation, for an unwrapped model."""
         ...
 
     def wrap(self, trainee: Trainee, options: TrainingOptions, shard: Shard) -> nn.Module:
-        """The model that is called in training; needs a process group."""
+        """Wraps the model that is called in training; needs a process group."""
         ...
 
     def optimizer(self, plan: OptimizerPlan, model: nn.Module) -> Optimizer:
-        """An optimizer of what this rank holds of the wrapped model's trained parameters."""
+        """Makes an optimizer over what this rank holds of the trained parameters."""
         ...
 
     def synchronised(self, model: nn.Module, last: bool) -> AbstractContextManager[object]:
-        """Around one forward and backward pass; gradients are exchanged in the last one only."""
+        """Context of one forward and backward pass; only the last one exchanges gradients."""
         ...
 
     def autocast(self, options: TrainingOptions, device: str) -> AbstractContextManager[object]:
@@ -69,12 +69,12 @@ class Strategy(Protocol):
         ...
 
     def clip(self, model: nn.Module, largest_norm: float) -> None:
-        """Scale all gradients down to this 2-norm over the whole model."""
+        """Scales all gradients down to this 2-norm over the whole model."""
         ...
 
 
 def parse_strategy(text: str) -> Strategy:
-    """The strategy that `text` names, e.g. `ddp` or `hsdp:shard=2`.
+    """Makes the strategy that `text` names, e.g. `ddp` or `hsdp:shard=2`.
 
     Raises UsageError for an unknown name or option, and a value out of range.
     """

@@ -20,7 +20,7 @@ AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class DdpOptions:
-    """None: what DDP must be told is the workload's."""
+    """Options of DDP: none, as what DDP must be told is the workload's."""
 
 
 class Ddp:
@@ -35,7 +35,7 @@ class Ddp:
         self.options = options or DdpOptions()
 
     def check(self, world_size: int) -> None:
-        """Any number of ranks will do."""
+        """Accepts any number of ranks."""
 
     def wrap(self, trainee: Trainee, options: TrainingOptions, shard: Shard) -> nn.Module:
         """See Strategy."""
@@ -43,16 +43,16 @@ class Ddp:
         return model
 
     def optimizer(self, plan: OptimizerPlan, model: nn.Module) -> Optimizer:
-        """Over all trained parameters, on every rank."""
+        """Makes an optimizer over all trained parameters, on every rank."""
         return plan.kind(theory.trained(model), **plan.options)
 
     def synchronised(self, model: Any, last: bool) -> AbstractContextManager[object]:
-        """DDP's `no_sync` around all passes but the last."""
+        """Puts DDP's `no_sync` around all passes but the last."""
         context: AbstractContextManager[object] = nullcontext() if last else model.no_sync()
         return context
 
     def autocast(self, options: TrainingOptions, device: str) -> AbstractContextManager[object]:
-        """torch.autocast; gradients stay fp32, as the parameters are."""
+        """Uses torch.autocast; gradients stay fp32, as the parameters are."""
         if options.precision == "fp32":
             return nullcontext()
         kind = torch.device(device).type
@@ -62,12 +62,12 @@ class Ddp:
         return context
 
     def clip(self, model: nn.Module, largest_norm: float) -> None:
-        """All ranks hold the same gradients and clip them alike."""
+        """Clips on each rank; all ranks hold the same gradients and clip them alike."""
         nn.utils.clip_grad_norm_(theory.trained(model), largest_norm)
 
     def expected(
         self, trainee: Trainee, options: TrainingOptions, world_size: int
     ) -> tuple[theory.Expected, ...]:
-        """The gradients, and the buffers where the model has some."""
+        """Expects the gradients, and the buffers where the model has some."""
         rows = [theory.all_reduced_gradients(trainee.model)]
         return theory.together([*rows, *theory.broadcast_buffers(trainee.model)])

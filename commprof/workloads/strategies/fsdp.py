@@ -32,7 +32,7 @@ from commprof.workloads.strategies.ddp import AUTOCAST_DTYPES
 
 @dataclass(frozen=True)
 class FsdpOptions:
-    """None: torch's own settings, but for prefetching."""
+    """Options of FSDP2: torch's own settings, except for prefetching."""
 
 
 class Fsdp:
@@ -47,10 +47,10 @@ class Fsdp:
         self.options = options or self.options_type()
 
     def check(self, world_size: int) -> None:
-        """Any number of ranks will do."""
+        """Accepts any number of ranks."""
 
     def shard_size(self, world_size: int, local_ranks: int | None = None) -> int:
-        """Ranks among which each parameter is cut.
+        """Number of ranks among which each parameter is cut.
 
         local_ranks: of a host; None: as the launcher of this rank says.
         """
@@ -74,11 +74,11 @@ class Fsdp:
         return model
 
     def optimizer(self, plan: OptimizerPlan, model: nn.Module) -> Optimizer:
-        """Over this rank's parts of the trained parameters."""
+        """Makes an optimizer over this rank's parts of the trained parameters."""
         return plan.kind(theory.trained(model), **plan.options)
 
     def synchronised(self, model: Any, last: bool) -> AbstractContextManager[object]:
-        """Gradients are kept whole until the last pass, which scatters their sum.
+        """Keeps gradients whole until the last pass, which scatters their sum.
 
         `set_is_last_backward` stays True: it is for several forwards before their backwards. Here
         it would leave the order of one pass to the next, which then gathers a block in vain.
@@ -87,11 +87,11 @@ class Fsdp:
         return nullcontext()
 
     def autocast(self, options: TrainingOptions, device: str) -> AbstractContextManager[object]:
-        """None: the blocks themselves compute in what their parameters are gathered in."""
+        """Does nothing: the blocks compute in the type in which their parameters are gathered."""
         return nullcontext()
 
     def clip(self, model: nn.Module, largest_norm: float) -> None:
-        """The norm is over all ranks' parts: one small all-reduce."""
+        """Clips by the norm over all ranks' parts, which takes one small all-reduce."""
         parameters = theory.trained(model)
         gradients = [p.grad for p in parameters if p.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
@@ -102,7 +102,7 @@ class Fsdp:
     def expected(
         self, trainee: Trainee, options: TrainingOptions, world_size: int
     ) -> tuple[theory.Expected, ...]:
-        """All-gathers and reduce-scatters."""
+        """Expects all-gathers and reduce-scatters."""
         groups = [list(block.parameters()) for block in trainee.blocks]
         inside = {id(parameter) for group in groups for parameter in group}
         groups.append([p for p in trainee.model.parameters() if id(p) not in inside])

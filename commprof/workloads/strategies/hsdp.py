@@ -14,7 +14,7 @@ from commprof.workloads.strategies.fsdp import Fsdp
 
 @dataclass(frozen=True)
 class HsdpOptions:
-    """Sizes of the groups."""
+    """Options of HSDP: the sizes of the groups."""
 
     shard: int = field(default=0, metadata={"minimum": 0})
     """Most ranks that share one copy of the model; 0: a host's, or half of a single host's."""
@@ -27,7 +27,7 @@ class Hsdp(Fsdp):
     options_type: ClassVar[type[Any]] = HsdpOptions
 
     def check(self, world_size: int) -> None:
-        """The groups must be of one size; of fewer ranks than that there is one group."""
+        """Refuses ranks that do not divide into groups of one size."""
         shard = self.options.shard
         if 0 < shard < world_size and world_size % shard:
             fitting = [n for n in range(1, world_size + 1) if world_size % n == 0]
@@ -37,7 +37,7 @@ class Hsdp(Fsdp):
             )
 
     def shard_size(self, world_size: int, local_ranks: int | None = None) -> int:
-        """As asked for; else a host's ranks, or on a single host half of them."""
+        """Size of a group: as asked for, else a host's ranks, or half of a single host's."""
         if self.options.shard:
             return min(int(self.options.shard), world_size)
         local = local_ranks or int(os.environ.get("LOCAL_WORLD_SIZE", world_size))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Expected:
-    """Calls of one operation in one step of one rank."""
+    """Expected calls of one operation in one step of one rank."""
 
     op: str
     """As in a trace: all_reduce, broadcast, all_gather_into_tensor or reduce_scatter_tensor."""
@@ -28,18 +28,18 @@ class Expected:
 
 
 def all_reduced_gradients(model: nn.Module) -> Expected:
-    """DDP: every gradient once per synchronised backward pass, whatever the buckets."""
+    """DDP's all-reduces: every gradient once per synchronised backward pass."""
     return Expected("all_reduce", _bytes(trained(model)), "trained parameters")
 
 
 def broadcast_buffers(model: nn.Module) -> tuple[Expected, ...]:
-    """DDP: rank 0's buffers before the forward pass behind each synchronised one."""
+    """DDP's broadcasts: rank 0's buffers, before the forward pass after each synchronised one."""
     size = _bytes(model.buffers())
     return (Expected("broadcast", size, "buffers"),) if size else ()
 
 
 def broadcast_parameters(model: nn.Module) -> Expected:
-    """ZeRO stage 1: whoever updated a parameter sends it to all others."""
+    """ZeRO-1's broadcasts: whoever updated a parameter sends it to all others."""
     return Expected("broadcast", _bytes(trained(model)), "trained parameters")
 
 
@@ -50,7 +50,7 @@ def sharded(
     accumulate: int,
     gather_bytes: int | None,
 ) -> tuple[Expected, ...]:
-    """FSDP: the groups of parameters that are gathered together, the root's own ones last.
+    """FSDP's collectives, by groups of parameters that are gathered together.
 
     A group is gathered for forward and, but for the root's, which stays until then, once more
     for backward: in every pass of an accumulation. Its gradients are reduce-scattered once per
@@ -90,7 +90,7 @@ def sharded(
 
 
 def together(rows: Iterable[Expected]) -> tuple[Expected, ...]:
-    """One row per operation."""
+    """Joins rows to one per operation."""
     by_op: dict[str, list[Expected]] = {}
     for row in rows:
         by_op.setdefault(row.op, []).append(row)
@@ -106,7 +106,7 @@ def trained(model: nn.Module) -> list[Tensor]:
 
 
 def padded_count(parameter: Tensor, ranks: int) -> int:
-    """Number of elements, padding included, of a parameter cut along dimension 0."""
+    """Number of elements, with padding, of a parameter cut along dimension 0."""
     rows, *rest = parameter.shape or (1,)
     return math.ceil(rows / ranks) * ranks * math.prod(rest)
 

@@ -23,7 +23,7 @@ class Zero1(Ddp):
     name: ClassVar[str] = "zero1"
 
     def optimizer(self, plan: OptimizerPlan, model: nn.Module) -> Optimizer:
-        """Holds the state of this rank's part of the parameters."""
+        """Makes an optimizer with the state of this rank's part of the parameters."""
         # It compiles TorchScript when it is imported.
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -35,6 +35,6 @@ class Zero1(Ddp):
     def expected(
         self, trainee: Trainee, options: TrainingOptions, world_size: int
     ) -> tuple[theory.Expected, ...]:
-        """DDP's exchange, and the updated parameters."""
+        """Expects DDP's exchange, and the updated parameters."""
         rows = super().expected(trainee, options, world_size)
         return theory.together([*rows, theory.broadcast_parameters(trainee.model)])
