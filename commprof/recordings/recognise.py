@@ -9,7 +9,6 @@ from commprof.recordings import profiler
 from commprof.recordings.containers import each_file
 from commprof.recordings.flight_recorder_files import is_flight_recorder
 from commprof.recordings.nccl_tests import is_nccl_tests
-from commprof.recordings.profiler import Recording
 
 _MOST_LOOKED_AT = 100
 
@@ -32,15 +31,6 @@ def is_recording_file(path: Path) -> bool:
     except _FoundError:
         return True
     return False
-
-
-def read_recording(path: Path) -> Recording | None:
-    """Reads the recording at ``path``: a file, folder or archive; None where there is none.
-
-    Raises:
-        CommprofError: there is one, and it cannot be used.
-    """
-    return profiler.read_recording(path)
 
 
 def taken_elsewhere(path: Path) -> str:

@@ -7,12 +7,11 @@ import shlex
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from commprof.errors import CommprofError, TraceError
 from commprof.files import Shape, checked, read_json
 from commprof.invocation import quoted
-from commprof.recordings.profiler import Recording
 from commprof.trace.documents import MOST_RANKS
 from commprof.trace.reader import Trace, read_first_metadata, read_trace
 from commprof.trace.run.endings import (
@@ -24,6 +23,9 @@ from commprof.trace.run.endings import (
     rank_problems,
     read_endings,
 )
+
+if TYPE_CHECKING:
+    from commprof.recordings.profiler import Recording
 
 
 def read_result(path: Path) -> dict[str, Any]:
@@ -204,7 +206,7 @@ def _refuse_for_another_command(path: Path) -> None:
 @functools.lru_cache(maxsize=2)
 def _read_once(path: Path, _stamp: int) -> Recording | None:
     """Context, steps and trials are asked for one after the other; a recording may be large."""
-    from commprof.recordings.recognise import read_recording  # a run needs none of it
+    from commprof.recordings.profiler import read_recording  # a run needs none of it
 
     return read_recording(path)
 

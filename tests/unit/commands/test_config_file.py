@@ -70,7 +70,7 @@ def test_every_option_but_the_file_itself_has_a_key(tmp_path: Path) -> None:
             {"script": "train.py", "script_args": ["--lr", "0.1", "--epochs", "3"]},
         ),
         # Aliases are plain values as well.
-        ("workload: &w mlp\nhook: *w\n", {"workload": "mlp", "hook": "mlp"}),
+        ("workload: &w mlp\ntrial: *w\n", {"workload": "mlp", "trial": "mlp"}),
     ],
 )
 def test_values_come_out_as_on_the_command_line(
