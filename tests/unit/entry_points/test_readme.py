@@ -90,8 +90,11 @@ def test_there_are_commands_to_check() -> None:
     assert "commprof report DIR" in shown
 
 
-#: Options of pip, mypy, Slurm, our own benchmarks and somebody's script.
-_OTHERS = {"--no-build-isolation", "--strict", "--ntasks-per-node", "--python", "--lr"}
+#: Options of pip, mypy, Slurm, our own benchmarks, somebody's script and py-spy.
+_OTHERS = {
+    *("--no-build-isolation", "--strict", "--ntasks-per-node", "--python", "--lr"),
+    *("--nonblocking", "--threads", "--idle", "--pid"),
+}
 
 
 def test_commands_and_options_that_sentences_name_are_there() -> None:
