@@ -373,9 +373,9 @@ def _about_devices(world: WorldResult, name: str) -> str:
     untimed = world.device_collectives - world.device_timed
     if world.device_timed:
         text += (
-            "Steps, phases and exposed time are those of its stream that computes, by device "
-            f"events: placed on the host's clock to ±{_micros(world.device_clock_error_us)} µs, "
-            "lengths better than that. "
+            "Steps, phases and exposed time are those of its compute stream, timed by device "
+            f"events: on the host's clock to ±{_micros(world.device_clock_error_us)} µs, as "
+            "lengths more exactly. "
         )
     if untimed:
         whose = f"Of {untimed} of them" if world.device_timed else "Of all of them"

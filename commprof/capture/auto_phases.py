@@ -49,7 +49,7 @@ class AutoPhases:
         self._sharded = ShardedForward(markers["forward"], self._patches)
 
     def install(self) -> None:
-        """Begins to mark phases in this process."""
+        """Starts marking phases in this process."""
         self._installed = True
         self._patch_data(self._markers["data"])
         self._patch(DistributedDataParallel, "forward", self._markers["forward"], None)
@@ -250,7 +250,7 @@ class ShardedForward:
         self.pending = True
 
     def look(self) -> None:
-        """Begins to mark, if FSDP2 is there. Where torch has it no more, nothing is marked."""
+        """Starts marking if FSDP2 is there; where torch has it no more, nothing is marked."""
         owner = getattr(sys.modules.get(_PACKAGE), _CLASS, None)
         if owner is None:
             return

@@ -76,7 +76,7 @@ class CrossCheckSources:
         self._begin_ns = 0
 
     def start(self) -> None:
-        """Begins to count bytes and to note the DDP models that are called."""
+        """Starts counting bytes and noting the DDP models that are called."""
         self._begin_ns = time.monotonic_ns()
         self._running = True
         self._counted = {}

@@ -18,7 +18,7 @@ _MOST_BYTES = 4_000_000
 
 
 class AuditCommand:
-    """See the module."""
+    """The command ``commprof audit``."""
 
     description = """\
 Reads a report of how a job scales and recomputes what its figures say about each other: samples

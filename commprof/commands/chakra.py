@@ -12,7 +12,7 @@ from commprof.trace.run.run_directory import read_context, read_world
 
 
 class ChakraCommand:
-    """See the module."""
+    """The command ``commprof chakra``."""
 
     description = """\
 Writes the measured steps of a recorded run as MLCommons Chakra execution traces, one file per rank,

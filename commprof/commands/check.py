@@ -17,7 +17,7 @@ from commprof.text import counted
 
 
 class CheckCommand:
-    """See the module."""
+    """The command ``commprof check``."""
 
     description = """\
 Tests in some seconds what a distributed training needs: a ring of messages, latency and bandwidth

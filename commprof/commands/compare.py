@@ -42,7 +42,7 @@ _GIVE = (
 
 
 class CompareCommand:
-    """See the module."""
+    """The command ``commprof compare``."""
 
     description = _DESCRIPTION
 

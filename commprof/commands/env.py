@@ -28,7 +28,7 @@ With --metrics the first rank of each host starts a monitor beside the job; see 
 
 
 class EnvCommand:
-    """See the module."""
+    """The command ``commprof env``."""
 
     description = _DESCRIPTION
 

@@ -20,7 +20,7 @@ from commprof.text import printable
 
 
 class FitCommand:
-    """See the module."""
+    """The command ``commprof fit``."""
 
     description = """\
 Fits latency, rate and reduction cost of this machine's collectives, with intervals, residuals and

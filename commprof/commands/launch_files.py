@@ -37,7 +37,7 @@ must see; on Kubernetes it is where the volume claim is mounted.
 
 
 class LaunchFilesCommand:
-    """See the module."""
+    """The command ``commprof launch-files``."""
 
     description = _DESCRIPTION
 

@@ -32,7 +32,7 @@ _EXIT_PAUSE_S = 0.02
 
 
 class MicrobenchCommand:
-    """See the module."""
+    """The command ``commprof microbench``."""
 
     description = DESCRIPTION
 

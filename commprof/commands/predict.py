@@ -51,7 +51,7 @@ _MIB = float(1 << 20)
 
 
 class PredictCommand:
-    """See the module."""
+    """The command ``commprof predict``."""
 
     description = """\
 Replays a recorded run's steps in another setting: when gradients get ready, how buckets queue for

@@ -28,7 +28,7 @@ _FILES = {"html": "report.html", "parquet": "report.parquet"}
 
 
 class ReportCommand:
-    """See the module."""
+    """The command ``commprof report``."""
 
     description = """\
 Reads the traces in a run directory and shows them again, without running anything.

@@ -48,7 +48,7 @@ from commprof.trace.run.run_directory import STRATEGIES, world_directory
 
 
 class RunCommand:
-    """See the module."""
+    """The command ``commprof run``."""
 
     description = DESCRIPTION
 

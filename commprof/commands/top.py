@@ -32,7 +32,7 @@ _NEXT_JOB_S = 30.0
 
 
 class TopCommand:
-    """See the module."""
+    """The command ``commprof top``."""
 
     description = """\
 Shows a running job, rank by rank: step rate, where steps go, waiting, the late rank, bandwidth.

@@ -37,7 +37,7 @@ from commprof.trace.run.run_directory import (
 
 
 class TraceCommand:
-    """See the module."""
+    """The command ``commprof trace``."""
 
     description = """\
 Writes what every rank did when, for https://ui.perfetto.dev or chrome://tracing: steps, phases,

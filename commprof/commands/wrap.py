@@ -10,7 +10,7 @@ from commprof.errors import UsageError
 
 
 class WrapCommand:
-    """See the module."""
+    """The command ``commprof wrap``."""
 
     description = """\
 Runs a script unchanged, recorded: one rank's, under a launcher that starts each. Traces go to the

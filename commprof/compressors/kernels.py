@@ -36,7 +36,7 @@ def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def topk_feedback(gradient: Tensor, residual: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """As ``topk`` of ``gradient + residual``, in one pass.
+    """Top-K of ``gradient + residual`` in one pass, as in ``topk``.
 
     ``residual`` becomes that sum, 0 at the chosen places; ``gradient`` stays.
     """

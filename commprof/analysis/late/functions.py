@@ -60,7 +60,7 @@ class GrownFunction:
 
 @dataclass(frozen=True)
 class GrownFunctions:
-    """What the samples of one rank hold beyond those of the others."""
+    """Functions in which one rank was sampled more often than the others."""
 
     #: Global rank.
     rank: int
@@ -75,7 +75,7 @@ class GrownFunctions:
 
     @property
     def sentence(self) -> str:
-        """In words."""
+        """The finding in words."""
         whose = f"rank {self.rank}"
         if self.problem:
             return f"The functions of {whose} are not compared: {printable(self.problem)}."
@@ -90,12 +90,12 @@ class GrownFunctions:
 
 
 def samples_path(directory: Path, rank: int, attempt: int) -> Path:
-    """Where the samples of a rank are."""
+    """Path of the file with the samples of a rank."""
     return directory / f"{stem_of(rank, attempt)}.samples.txt"
 
 
 def grown_functions(rank: int, run: WorldRun, seen: MeasuredWorld) -> GrownFunctions | None:
-    """What takes this rank longer; None where no rank was sampled."""
+    """Finds the functions that take this rank longer; None where no rank was sampled."""
     paths = [samples_path(run.directory, each, run.attempt) for each in seen.ranks]
     sampled = [i for i, path in enumerate(paths) if path.exists()]
     if not sampled:

@@ -55,7 +55,7 @@ class LongerLines:
 
 
 def longer_lines(rank: int, seen: MeasuredWorld) -> tuple[LongerLines, ...]:
-    """Where the phases take this rank longer, the most first; none without stacks of all ranks."""
+    """Lines in which this rank's phases take longer, the most first; none without all stacks."""
     if len(seen.ranks) < 2 or not all(trace.stacks for trace in seen.traces):
         return ()
     steps, place = seen.measured[0].step, seen.ranks.index(rank)

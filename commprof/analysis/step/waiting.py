@@ -67,7 +67,7 @@ def split(exposed: Exposures, table: Collectives, arrivals: Arrivals) -> Waiting
 
 
 def not_split(exposed: Exposures) -> Waiting:
-    """Where nothing is known of arrivals."""
+    """Waiting that is not split, where nothing is known of arrivals."""
     unknown = np.full(len(exposed), -1, dtype=np.int64)
     return Waiting(np.full(len(exposed), np.nan), unknown, unknown)
 

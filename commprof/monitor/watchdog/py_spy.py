@@ -138,7 +138,7 @@ class Sampler:
             self._process.send_signal(signal.SIGINT)
 
     def end(self) -> str:
-        """Ends it; returns why there are no samples, or an empty text."""
+        """Ends the sampling; returns why there are no samples, or an empty text."""
         try:
             code = self._process.wait(_TIMEOUT_S)
         except subprocess.TimeoutExpired:

@@ -206,7 +206,9 @@ def _rate_scale(
             "themselves can pass is known up to the measured rate only"
         )
     if share < _LINK_BOUND:
-        remarks.append("the measured link was not the limit: the hosts were, and stay it")
+        remarks.append(
+            "the hosts limited the rate, not the measured link; here too they are taken to"
+        )
         return lambda beta: max(beta, 1 / rate)
     gamma = (curve.gamma_s_per_byte or 0.0) / 2
     return lambda beta: max(0.0, beta - gamma) * stated / rate + min(beta, gamma)

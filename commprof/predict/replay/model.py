@@ -30,7 +30,7 @@ class Model(ABC):
     profile: MachineProfile
 
     def with_profile(self, profile: MachineProfile) -> Model:
-        """The same model with other costs."""
+        """Returns the same model with other costs."""
         return dataclasses.replace(self, profile=profile)
 
     def predict(self, scenario: Scenario) -> Prediction:

@@ -18,7 +18,7 @@ from commprof.predict.sharded.steps import REPLICATE, Call, ShardedSteps
 
 @dataclass
 class Wrapped:
-    """What becomes of the recorded collectives, by their numbers."""
+    """Recorded collectives, by their numbers, as another wrapping of blocks would have them."""
 
     #: Those of a unit's other blocks, which are no more.
     dropped: set[int] = field(default_factory=set)
