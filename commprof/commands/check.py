@@ -14,6 +14,7 @@ from commprof.errors import UsageError
 from commprof.interrupts import ends_at_once
 from commprof.report.plain_text import printable, wrapped
 from commprof.text import counted
+from commprof.workloads.options import check_ranks
 
 
 class CheckCommand:
@@ -52,6 +53,7 @@ Exit code: 0 without a failure, 1 with one. The ranks talk over gloo. See docs/y
             ranks = len(os.sched_getaffinity(0)) if args.nproc is None else args.nproc
             if ranks < 1:
                 raise UsageError(f"--nproc {ranks} is out of range (allowed: 1 or more)")
+            check_ranks(ranks)
             outcomes = _launched(ranks)
         if os.environ.get("RANK", "0") == "0":
             print(render(outcomes, ranks, shutil.get_terminal_size((100, 24)).columns), end="")

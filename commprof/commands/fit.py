@@ -8,7 +8,7 @@ from pathlib import Path
 
 from commprof.commands.options.quantities import duration, rate
 from commprof.commands.options.terminal import prose_width, table_width
-from commprof.errors import UsageError
+from commprof.errors import CommprofError, UsageError
 from commprof.invocation import quoted
 from commprof.predict.fit.build import build_profile
 from commprof.predict.fit.machine_profile import default_path, save_profile
@@ -70,7 +70,12 @@ held-out error, and writes them to a machine profile, which `commprof predict` p
             latency = 0.0 if zero else duration("--link-latency", args.link_latency)
         measurements, recorded, refused = _read(args.sources)
         names = [str(path.resolve()) for path in args.sources]
-        profile, left_out = build_profile(measurements, recorded, names, bandwidth, latency)
+        try:
+            profile, left_out = build_profile(measurements, recorded, names, bandwidth, latency)
+        except CommprofError as error:
+            if not refused:
+                raise
+            raise CommprofError(f"{error}; left out: {'; '.join(refused)}") from None
         path = args.output or default_path()
         save_profile(profile, path)
         print(profile_table.render(profile, prose_width(), table_width()), end="")

@@ -45,6 +45,7 @@ from commprof.monitor.start import check_settings, start_monitor
 from commprof.monitor.watchdog.start import watched
 from commprof.trace.ring import remove_orphans
 from commprof.trace.run.run_directory import STRATEGIES, world_directory
+from commprof.workloads.options import check_ranks
 
 
 class RunCommand:
@@ -82,6 +83,7 @@ class RunCommand:
             planned = (targets, descriptions, world_sizes, rendezvous, directory, width)
             print(dry_run_text(args, *planned), end="")
             return 0
+        check_ranks(max(world_sizes) // rendezvous.nodes)
         args.settings.leave_for_ranks()
         remove_orphans()
         make_directory(directory, rendezvous)

@@ -12,6 +12,7 @@ from pathlib import Path
 from commprof.errors import UsageError
 from commprof.files import checked, read_json, replace_file
 from commprof.microbench.operations import DTYPES, HOOK_PREFIX, REDOPS, operation, pattern_modulus
+from commprof.text import counted
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _MOST_SIZES = 1000
@@ -143,7 +144,7 @@ class Plan:
             least = operation(text).least_ranks
             if min(self.world_sizes) < least:
                 raise UsageError(
-                    f"{text} needs {least} ranks or more, not {min(self.world_sizes)}; "
+                    f"{text} needs {counted(least, 'rank')} or more, not {min(self.world_sizes)}; "
                     "raise --nproc"
                 )
             if self.overlap and not operation(text).sized:

@@ -23,6 +23,9 @@ def main() -> int:
     add_arguments(parser)
     args = parser.parse_args()
     try:
+        if not args.run.is_dir():
+            said = "is no directory" if args.run.exists() else "does not exist"
+            raise UsageError(f"{invocation.quoted(args.run)} {said}; give the job's run directory")
         settings = settings_of(args)
         if not settings.wanted:
             raise UsageError(

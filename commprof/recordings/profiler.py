@@ -90,7 +90,8 @@ def read_recording(path: Path) -> Recording | None:
     problems += each_file(path, looks_like_trace, take)
     if not found:
         if problems and (seen or path.is_file()):
-            raise CommprofError(f"{quoted(path)} cannot be read: {problems[0]}")
+            why = problems[0].removeprefix(f"{quoted(path)}: ")
+            raise CommprofError(f"{quoted(path)} cannot be read: {why}")
         return None
     return _recording(path, found, problems)
 

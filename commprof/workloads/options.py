@@ -72,3 +72,22 @@ def available_bytes() -> int:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+#: Private memory of a rank that only sleeps, forked from a process that has torch 2.13 for CPUs, as
+#: /proc/PID/smaps_rollup has it (48 MB).
+_LEAST_OF_A_RANK = 40_000_000
+
+
+def check_ranks(count: int) -> None:
+    """Refuses more ranks than this host has memory for, whatever they train.
+
+    Raises:
+        UsageError: there is less, even for their interpreters alone.
+    """
+    needed, free = count * _LEAST_OF_A_RANK, available_bytes()
+    if needed > free:
+        raise UsageError(
+            f"{count} ranks on this machine need {needed / 1e9:.1f} GB of memory or more, and "
+            f"{free / 1e9:.1f} GB are free; start fewer (--nproc, --world-sizes)"
+        )

@@ -131,12 +131,9 @@ def read_document(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"{invocation.quoted(path)} cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise UsageError(f"{invocation.quoted(path)} is no JSON file: {error}") from None
+        raise _no_result(path, f" (no JSON file: {error})") from None
     if not isinstance(value, dict) or value.get("kind") != KIND:
-        raise UsageError(
-            f"{invocation.quoted(path)} is no result of a microbenchmark; write one with "
-            + invocation.command("microbench", "OP", "--json", "FILE")
-        )
+        raise _no_result(path)
     if value.get("schema_version") != SCHEMA_VERSION:
         raise UsageError(
             f"{invocation.quoted(path)} has schema_version {value.get('schema_version')!r} "
@@ -144,6 +141,13 @@ def read_document(path: Path) -> dict[str, Any]:
             "again"
         )
     return value
+
+
+def _no_result(path: Path, why: str = "") -> UsageError:
+    write = invocation.command("microbench", "OP", "--json", "FILE")
+    return UsageError(
+        f"{invocation.quoted(path)} is no result of a microbenchmark{why}; write one with {write}"
+    )
 
 
 def _flat(row: SweepRow | OverlapRow) -> dict[str, Any]:

@@ -101,7 +101,8 @@ def _text(path: Path) -> str:
             data = gzip.decompress(data)
         return data.decode()
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise CommprofError(f"{quoted(path)} cannot be read: {error}") from None
+        why = getattr(error, "strerror", None) or error
+        raise CommprofError(f"{quoted(path)} cannot be read: {why}") from None
 
 
 @dataclass

@@ -40,6 +40,9 @@ def main() -> int:
     parser.add_argument("--parent", type=int, metavar="PID", help="end when this process has")
     parser.add_argument("--quiet", action="store_true", help="write files only")
     args = parser.parse_args()
+    if args.parent is None and not args.directory.is_dir():
+        said = "does not exist; it is watched from when a job records into it"
+        print(f"commprof watchdog: {invocation.quoted(args.directory)} {said}", file=sys.stderr)
     # A group of its own: Ctrl-C is for the job, which ends the watchdog when it is done.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _end)

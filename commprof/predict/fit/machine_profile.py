@@ -74,7 +74,12 @@ def load_profile(path: Path) -> MachineProfile:
     """
     try:
         document = read_json(path)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise CommprofError(
+            f"machine profile {quoted(path)} cannot be read: {error.strerror}; write one with "
+            "commprof fit"
+        ) from None
+    except ValueError as error:
         raise CommprofError(f"{quoted(path)} is no machine profile: {error}") from None
     if not isinstance(document, dict) or document.get("kind") != KIND:
         raise CommprofError(f"{quoted(path)} is no machine profile; write one with commprof fit")

@@ -114,7 +114,7 @@ def base_of(
         wanted = "2 ranks or more" if world_size is None else f"{world_size} ranks"
         raise CommprofError(
             f"no step of {wanted} can be replayed (recorded: {sizes}); record one with "
-            + invocation.command("run", "--world-sizes", "2")
+            + invocation.command("run", "--world-sizes", str(world_size or 2))
             + "".join(f"\n  left out: {reason}" for reason in refused)
         )
     free = [each for each in usable if each.schedule.placement.crowding() == 1.0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import shlex
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -187,7 +188,7 @@ def other_recording(path: Path) -> Recording | None:
         stamp = path.stat().st_mtime_ns
     except OSError:
         return None
-    return None if own else _read_once(path.resolve(), stamp)
+    return None if own else _read_once(path, os.path.abspath(path), stamp)
 
 
 def _refuse_for_another_command(path: Path) -> None:
@@ -204,7 +205,7 @@ def _refuse_for_another_command(path: Path) -> None:
 
 
 @functools.lru_cache(maxsize=2)
-def _read_once(path: Path, _stamp: int) -> Recording | None:
+def _read_once(path: Path, _place: str, _stamp: int) -> Recording | None:
     """Context, steps and trials are asked for one after the other; a recording may be large."""
     from commprof.recordings.profiler import read_recording  # a run needs none of it
 

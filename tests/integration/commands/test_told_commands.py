@@ -121,7 +121,7 @@ OPTIMIZE = "predict RUN --optimize bucket-cap,hook"
 TOLD = (
     Told("search.py: fit", OPTIMIZE, r"then (commprof fit RUN RUN_WITH_HOOK)\."),
     Told("hook_costs.py: run", OPTIMIZE, r"fit both: (commprof run .*?), then"),
-    Told("run_command.py: run", OPTIMIZE, r"prediction:\n  (commprof run .*)"),
+    Told("run_command.py: run", "report WIRE_BOUND", r"^  (commprof run .*--trial .*)"),
     Told("amdahl.py: run", "predict RUN", r"no Amdahl fit: .*; (commprof run .*)\."),
     Told("predict.py: report", "predict RUN", r"is for (commprof report .*)"),
     Told("setting.py: run", "predict RUN --scaling strong --world-size 1", r"two: (.*)", 1),
@@ -185,6 +185,38 @@ def test_what_an_output_tells_to_type_is_taken(
         make_parser().parse_args(["all_reduce" if word == "OP" else word for word in words])
     else:
         assert ended(words) == 0, capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            "report nosuch",
+            "nosuch does not exist; give a directory that commprof recorded into, or",
+        ),
+        ("report train.py", "train.py holds no recording; give a directory that commprof recorded"),
+        ("report broken.tar.gz", "commprof: broken.tar.gz cannot be read: its packing is damaged"),
+        ("compare RUN train.py", "give two run directories, two recordings of torch.profiler, two"),
+        ("compare train.py train.py", "train.py is no result of a microbenchmark (no JSON file: "),
+        ("predict RUN --from-world-size 7", "record one with commprof run --world-sizes 7"),
+        ("predict RUN --profile no.json", "machine profile no.json cannot be read: No such file"),
+        ("fit traces", "; left out: traces (2 ranks): "),
+        ("fit nosuch", "give the JSON of a microbenchmark, an output of nccl-tests, or a run"),
+        ("trace RUN --merge no.json", "no.json cannot be read: No such file or directory\n"),
+        ("run --nproc 100000 train.py", "100000 ranks on this machine need 4000.0 GB of memory"),
+        ("check --nproc 100000", "GB are free; start fewer (--nproc, --world-sizes)"),
+        ("microbench all_reduce --nproc 0", "all_reduce needs 1 rank or more, not 0; raise"),
+    ],
+)
+def test_what_is_wrong_is_told_in_a_line(
+    given: str, said: str, here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (here / "broken.tar.gz").write_bytes(b"\x1f\x8b12345")
+    assert ended(shlex.split(given)) in (1, 2)
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert said in err
 
 
 def test_every_command_that_is_told_is_typed_somewhere() -> None:

@@ -53,7 +53,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "report_file, written": (lambda path: write_output(path, "text"), "", "cannot write "),
     "output_file": (writable_file, "", "cannot write --json "),
     "profile, written": (lambda p: save_profile(MachineProfile({}), p), "", "cannot write "),
-    "profile, read": (load_profile, "", ""),
+    "profile, read": (load_profile, "", "machine profile "),
     "chakra, there": (lambda path: chakra(path / "f"), "f", ""),
     "chakra, no place": (lambda path: chakra(path / "f" / "d"), "f/d", "cannot write to "),
 }

@@ -181,7 +181,7 @@ def test_a_directory_that_is_no_run(
     tmp_path: Path, format: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["report", str(tmp_path / "none"), "--format", format]) == 1
-    assert "none does not exist; give the directory that" in capsys.readouterr().err
+    assert "none does not exist; give a directory that" in capsys.readouterr().err
 
 
 def test_dumps_of_the_flight_recorder_are_diagnosed(

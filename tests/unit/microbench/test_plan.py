@@ -116,7 +116,7 @@ def test_sizes_too_small_for_the_ranks_are_left_out() -> None:
     ("changes", "words"),
     [
         ({"ops": ("all_reduced",)}, "unknown operation 'all_reduced' .allowed: all_reduce, all_g"),
-        ({"world_sizes": (0,)}, "needs 1 ranks or more, not 0"),
+        ({"world_sizes": (0,)}, "needs 1 rank or more, not 0"),
         ({"ops": ("send_recv",), "world_sizes": (1, 2)}, "send_recv needs 2 ranks or more, not 1"),
         ({"ops": ("all_gather",), "world_sizes": (8,)}, "16 bytes are less than one float for eac"),
         ({"redop": "mean"}, "unknown reduce op 'mean' .allowed: sum, prod"),

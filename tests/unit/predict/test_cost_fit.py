@@ -234,7 +234,7 @@ def test_ranks_per_core_that_nobody_knows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("{", "is no JSON file"),
+        ("{", "no JSON file: "),
         (json.dumps({"rows": [ROW]}), "no result of a microbenchmark"),
         (json.dumps({**HEAD, "schema_version": 2, "rows": [ROW]}), "schema_version 2"),
         (json.dumps(HEAD), "no rows"),

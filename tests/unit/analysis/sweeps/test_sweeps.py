@@ -136,7 +136,7 @@ def test_an_empty_result_can_be_written_and_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "is no JSON file"),
+        ("", "no JSON file: "),
         ("[]", "is no result of a microbenchmark"),
         ('{"schema_version": 1, "runs": []}', "is no result of a microbenchmark"),
         ('{"kind": "commprof microbench", "schema_version": 9}', "schema_version 9 .allowed: 1"),
