@@ -145,7 +145,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     options = ("--world-sizes", "1,2", "--output", str(here / "RUN"))
     recorded = call(*run, *options, timeout_s=LIMIT_S)
     assert recorded.returncode == 0, recorded.stderr
-    for copy in ("BEFORE", "AFTER", "DIR", "run1"):
+    for copy in ("DIR", "run1"):
         shutil.copytree(here / "RUN", here / copy)
     (here / "commprof-trace").mkdir()
     (here / "bin").mkdir()

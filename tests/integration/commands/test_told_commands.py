@@ -54,7 +54,7 @@ def said(directory: Path) -> str:
     words = f"--world-sizes 2 --steps 24 --workload {WORKLOAD} --overhead-steps 0"
     done = typed(f"{PROGRAM} run {words} --output 'my run'", directory)
     assert done.returncode == 0, done.stderr
-    for name in ("RUN", "RUN_WITH_HOOK", "BEFORE", "AFTER", "DIR", "run1", "commprof-trace"):
+    for name in ("RUN", "RUN_WITH_HOOK", "DIR", "run1", "commprof-trace"):
         shutil.copytree(directory / "my run", directory / name)
     shutil.copy(directory / "RUN/result.json", directory)
     return done.stdout
@@ -108,7 +108,7 @@ def test_what_pages_and_help_tell_to_read_can_be_read(
 class Told:
     """A command that an output of another one tells to type."""
 
-    #: Where it is made: the file's name, and the command.
+    #: The call that makes it, by `site_of`.
     site: str
     #: What is typed before.
     given: str
@@ -118,46 +118,51 @@ class Told:
 
 
 OPTIMIZE = "predict RUN --optimize bucket-cap,hook"
+STRONG = "predict RUN --scaling strong --world-size 1"
+NO_PREDICTIONS = "report RUN --format html --predictions EMPTY.json"
+BATCH = "launch-files --target slurm --nodes 1 --nproc-per-node 2 --output /shared/run1 train.py"
+ONE_WITH = r"one with (commprof .*)"
 TOLD = (
-    Told("search.py: fit", OPTIMIZE, r"then (commprof fit RUN RUN_WITH_HOOK)\."),
-    Told("hook_costs.py: run", OPTIMIZE, r"fit both: (commprof run .*?), then"),
-    Told("run_command.py: run", "report WIRE_BOUND", r"^  (commprof run .*--trial .*)"),
-    Told("amdahl.py: run", "predict RUN", r"no Amdahl fit: .*; (commprof run .*)\."),
-    Told("predict.py: report", "predict RUN", r"is for (commprof report .*)"),
-    Told("setting.py: run", "predict RUN --scaling strong --world-size 1", r"two: (.*)", 1),
-    Told("recorded.py: run", "predict ONE", r"record one with (commprof run .*)", 1),
-    Told("fit.py: microbench", "fit ONE_SIZE.json", r"sizes or more: (commprof .*)", 1),
-    Told("build.py: microbench", "fit ONE", r"or a file of (commprof .*)", 1),
-    Told("points.py: microbench", "fit EMPTY.json", r"write one with (commprof .*)", 2),
-    Told("sweep_file.py: microbench", "compare EMPTY.json A.json", r"one with (commprof .*)", 2),
-    Told("strategies.py: report", "report STRATEGIES --all", r"ddp's own report: (.*)"),
-    Told("rendered_report.py: report", "report STRATEGIES", r"(commprof report .* --all)$"),
-    Told("compare.py: report", "compare TRIAL RUN", r": (commprof report TRIAL) compares", 2),
-    Told("card.py: report", "report ONE", r"^  (commprof report .*)"),
-    Told("next_step.py: predict", "report FSDP_RUN", r"^  (commprof predict .*)"),
+    Told("report, run, '--all'", "report ONE", r"^  (commprof report .*)"),
+    Told("report, run, *more", "report ONE", r"^  (commprof report .*)"),
+    Told("report, directory.quoted, '--all'", "report STRATEGIES", r"(commprof .* --all)$"),
+    Told("report, place.quoted", "report STRATEGIES --all", r"ddp's own report: (.*)"),
+    Told("report, run.quoted", "compare TRIAL RUN", r": (commprof report TRIAL) compares", 2),
+    Told("report, args.run.quoted, '--format', 'html'", "predict RUN", r"is for (commprof .*)"),
+    Told("report, job.directory.quoted", BATCH, r"Report: (commprof report /shared/run1)"),
+    Told("predict, found.directory.quoted, *options", "report FSDP_RUN", r"^  (commprof .*)"),
+    Told("predict, 'RUN', '--format', 'json'", NO_PREDICTIONS, r"them with (commprof .*)", 1),
+    Told("predict, 'RUN'", "run --world-sizes 2 --check-prediction ONE", r"by (.* RUN) with", 1),
+    Told("run, *self._quoted", "report WIRE_BOUND", r"^  (commprof run .*--trial .*)"),
+    Told("run, '--world-sizes', '2', '--hook', label.quoted", OPTIMIZE, r"both: (.*?), then"),
+    Told("run, '--world-sizes', '1,2', '--scaling', 'strong'", STRONG, r"two: (.*)", 1),
+    Told("run, '--world-sizes', str(world_size or 2)", "predict ONE", r"with (commprof .*)", 1),
+    Told("run, '--world-sizes', '1,2,4'", "predict RUN", r"no Amdahl fit: .*; (.*)\."),
+    Told("fit, 'RUN', 'RUN_WITH_HOOK'", OPTIMIZE, r"then (commprof fit RUN RUN_WITH_HOOK)\."),
     Told(
-        "predicted.py: predict",
-        "report RUN --format html --predictions EMPTY.json",
-        r"write them with (commprof .*)",
+        "microbench, op, '-b', '1K', '-e', '64M', '-f', '4'",
+        "fit ONE_SIZE.json",
+        r"sizes or more: (commprof .*)",
         1,
     ),
-    Told("launch_files.py: launch-files", "launch-files --target slurm", r"; (.*) has an", 2),
-    Told(
-        "cluster_files.py: report",
-        "launch-files --target slurm --nodes 1 --nproc-per-node 2 --output /shared/run1 train.py",
-        r"Report: (commprof report /shared/run1)",
-    ),
-    Told("parser.py: ", "report --nosuch x", r"\(see (.* --help)\)$", 2),
+    Told("microbench, 'all_reduce', '--json', 'FILE'", "fit ONE", r"or a file of ([^;]*)", 1),
+    Told("microbench, 'OP', '--json', 'FILE'", "fit EMPTY.json", ONE_WITH, 2),
+    Told("microbench, 'OP', '--json', 'FILE'", "compare EMPTY.json A.json", ONE_WITH, 2),
+    Told("launch-files, '--help'", "launch-files --target slurm", r"; (.*) has an", 2),
+    Told("*rest.split()", "report --nosuch x", r"\(see (.* --help)\)$", 2),
 )
+LAST_LINES = "test_the_last_lines_of_a_run_can_be_typed"
+PLANNED = "test_runs_that_the_last_lines_tell_are_planned"
 #: Where the others are typed.
 ELSEWHERE = {
-    "run_report.py: run": "test_runs_that_the_last_lines_tell_are_planned",
-    "run_report.py: ": "test_the_last_lines_of_a_run_can_be_typed",
-    "reproduce.py: run": "test_runs_that_the_last_lines_tell_are_planned",
-    "report.py: report": "tests/unit/entry_points/test_invocation.py",
-    "profiler.py: report": "tests/integration/capture/test_env.py",
-    "verdict.py: env": "tests/integration/trials/test_trial_advice.py",
-    "run.py: top": "tests/integration/faults/test_live_run.py",
+    "*words, '--format', 'html'": LAST_LINES,
+    "*words, '--all'": LAST_LINES,
+    "run, '--nproc', str(args.nproc or 2), 'train.py'": PLANNED,
+    "run, '--config', given.quoted": PLANNED,
+    "report, job.quoted": "tests/unit/entry_points/test_invocation.py",
+    "report, directory": "tests/integration/capture/test_env.py",
+    "env, '--output', 'DIR', '--', 'COMMAND'": "tests/integration/trials/test_trial_advice.py",
+    "top, directory.quoted": "tests/integration/faults/test_live_run.py",
 }
 
 
@@ -219,10 +224,17 @@ def test_what_is_wrong_is_told_in_a_line(
     assert said in err
 
 
+def site_of(call: ast.Call) -> str:
+    """A call by its arguments, wherever it stands; what is quoted for a shell is `.quoted`."""
+    words = ", ".join(map(ast.unparse, call.args))
+    words = re.sub(r"(?:invocation\.quoted|shlex\.quote)\(([\w.]+)\)", r"\1.quoted", words)
+    return re.sub(r"^'([\w-]+)'", r"\1", words)
+
+
 def test_every_command_that_is_told_is_typed_somewhere() -> None:
     """Wherever the package makes a command, as it is to be typed here."""
     made = {
-        f"{file.name}: {word.value if isinstance(word := node.args[0], ast.Constant) else ''}"
+        site_of(node)
         for file in Path(invocation.__file__).parent.rglob("*.py")
         if "invocation.command" in (text := file.read_text())
         for node in ast.walk(ast.parse(text))

@@ -52,6 +52,8 @@ def write_profile(path: Path) -> None:
 
 def _write_runs(here: Path) -> None:
     write_run(here / "ONE", ranks_of(1, 20))
+    for name in ("BEFORE", "AFTER"):
+        write_run(here / name, ranks_of(1, 40), ranks_of(2, 40))
     write_run(here / "WIRE_BOUND", ranks_of(2, 20, slower_ms=200), workload="timed")
     write_run(here / "TRIAL", ranks_of(2, 20), trial={})
     write_run(here / "FSDP_RUN", fsdp_ranks(8), strategy="fsdp", workload="transformer")
