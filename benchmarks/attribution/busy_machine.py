@@ -76,12 +76,16 @@ def _busy() -> Iterator[None]:
 
 
 def _pair(ranks: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="commprof-busy-") as directory:
+        return judge([_trained(Path(directory) / side, ranks) for side in "ab"])
+
+
+def judge(runs: list[Path]) -> dict[str, Any]:
+    """What is said of the first run, and of both side by side."""
     from commprof.analysis.compare import compare_runs
     from commprof.analysis.run import analyse_in_detail
 
-    with tempfile.TemporaryDirectory(prefix="commprof-busy-") as directory:
-        runs = [_trained(Path(directory) / side, ranks) for side in "ab"]
-        first, second = (analyse_in_detail(run) for run in runs)
+    first, second = map(analyse_in_detail, runs)
     (world,) = compare_runs(("a", "b"), first, second).worlds
     late = first[0].worlds[0].late_rank
     row: dict[str, Any] = {
