@@ -18,7 +18,13 @@ from benchmarks import (
     strategies,
     torch_versions,
 )
-from benchmarks.attribution import busy_machine, hangs, known_schedules, late_rank
+from benchmarks.attribution import (
+    blame,
+    busy_machine,
+    hangs,
+    known_schedules,
+    late_rank,
+)
 from benchmarks.judging import compression_demands, trial_truth_demands
 from benchmarks.judging.demands import Demand, of_all
 from benchmarks.judging.results_file import CONTEXT, read_json, read_parts, read_rows
@@ -184,6 +190,13 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             f"attribution/late_rank.py --results {RESULTS}/late_rank.jsonl",
             ("named in 50 of 50", "its phase in 48 of 50", "nobody in 48 of 50 clean runs"),
             rows_of(late_rank.demands),
+        ),
+        Study(
+            "Where waiting began, in 60 real jobs with one known cause each",
+            "blame.jsonl",
+            f"attribution/blame.py --results {RESULTS}/blame.jsonl",
+            ("rank right in 60 of 60", "cause in 56", "costs add up to all waiting in each"),
+            rows_of(blame.demands),
         ),
         Study(
             "Clean runs and pairs of equal runs of 2 and 4 ranks, beside two busy processes",
