@@ -30,7 +30,7 @@ _ROOT = Path(__file__).parents[3]
 _MOST_BYTES = 1 << 24
 #: What triton (torch 2.15) says at the end of modules that ``gc.freeze`` kept.
 _LEAKS = re.compile(
-    r"^(?:nanobind: .*| - leaked .*| - \.\.\. skipped remainder|See https://nanobind\..*)\n",
+    r"^(?:nanobind: .*| - leaked .*| - \.\.\. skipped remainder|See https://nanobind\..*)(?:\n|\Z)",
     re.MULTILINE,
 )
 _server: tuple[int, str] | None = None

@@ -86,12 +86,12 @@ def test_command_installs_from_where_commprof_came(
 
 @pytest.fixture
 def fake_install(tmp_path: Path) -> Path:
-    """A package with the gate alone, a torch 2.15 of one line, and a module nobody may open."""
+    """A package with the gate alone, a torch of one line, and a module nobody may open."""
     package = tmp_path / "commprof"
     package.mkdir()
     (package / "__init__.py").touch()
     shutil.copy(_native.__file__, package)
-    (tmp_path / "torch.py").write_text("__version__ = '2.15.0'\n")
+    (tmp_path / "torch.py").write_text("__version__ = '2.99.0'\n")
     (package / f"_torch213{SUFFIX}").write_text("not a shared object")
     return package
 
@@ -113,7 +113,7 @@ def run_gate(package: Path, **env: str) -> list[str]:
 def test_gate_leaves_a_module_for_another_torch_shut(fake_install: Path) -> None:
     native, error = run_gate(fake_install)
     assert native == "None"
-    assert "torch 2.15.0: it was built for torch 2.13." in error
+    assert "torch 2.99.0: it was built for torch 2.13." in error
 
 
 def test_gate_gives_the_first_line_of_a_failed_build(fake_install: Path) -> None:
@@ -131,9 +131,9 @@ def test_gate_reports_a_matching_module_that_does_not_load(fake_install: Path) -
 
 
 def test_gate_opens_the_matching_module(fake_install: Path) -> None:
-    (fake_install / "_torch215.py").touch()
+    (fake_install / "_torch299.py").touch()
     native, error = run_gate(fake_install)
-    assert native.startswith("<module 'commprof._torch215'")
+    assert native.startswith("<module 'commprof._torch299'")
     assert error == "None"
 
 
