@@ -112,6 +112,8 @@ int main() {
   watchStops(&take); // once is enough
   pauseFor(50 * kMs);
   nothingIsSeenWithoutAStop();
-  stopsAreSeen();
+  if (!check::isEmulated()) {
+    stopsAreSeen();
+  }
   return check::report();
 }

@@ -196,6 +196,8 @@ int main() {
   sessionAfterSession(directory);
   enabledSwitches(directory);
   badOptionsChangeNothing(directory);
-  aPauseIsWrittenOnce(directory);
+  if (!check::isEmulated()) {
+    aPauseIsWrittenOnce(directory);
+  }
   return check::report();
 }

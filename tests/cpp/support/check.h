@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <iostream>
 #include <sstream>
 
@@ -23,6 +24,11 @@ constexpr bool kThreadSanitized = true;
 #else
 constexpr bool kThreadSanitized = false;
 #endif
+
+// Under qemu-user no process with threads forks, and no stop of one is seen.
+inline bool isEmulated() {
+  return std::getenv("COMMPROF_EMULATED") != nullptr;
+}
 
 inline std::atomic<int> passed{0};
 inline std::atomic<int> failed{0};
