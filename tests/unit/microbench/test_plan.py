@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from commprof.analysis.sweeps.sweep_file import read_sweep, write_sweep
-from commprof.commands.microbench import MicrobenchCommand, make_plan, show_measured
-from commprof.commands.options.microbench_arguments import add_arguments
+from commprof.commands.microbench import MicrobenchCommand, add_arguments, make_plan, show_measured
 from commprof.errors import RankFailedError, UsageError
 from commprof.microbench.context import interfaces
 from commprof.microbench.measure import samples_per_round, warmup_calls
