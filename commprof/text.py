@@ -1,7 +1,8 @@
-"""Sentences: text of unknown origin made safe to print, counts, and lists."""
+"""Sentences: text of unknown origin made safe to print and wrapped, counts, and lists."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Collection, Sequence
 
 
@@ -52,3 +53,29 @@ def _printable(character: str) -> str:
     if character.isprintable():
         return character
     return " " if character.isspace() else character.encode("unicode_escape").decode()
+
+
+def wrapped(text: str, width: int, first: str = "", rest: str = "") -> str:
+    """Wraps text between words; a path stays whole, so that it can be copied.
+
+    Args:
+        text: of any origin.
+        width: of a line; a longer word has a line of its own.
+        first: before the first line.
+        rest: before the others.
+    """
+    return textwrap.fill(
+        printable(text),
+        width,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def fitted(text: str, width: int) -> str:
+    """Returns text as it stands, or wrapped anew where a line is too wide."""
+    if all(len(line) <= width for line in text.splitlines()):
+        return text
+    return textwrap.fill(" ".join(text.split()), width, break_long_words=False)

@@ -44,7 +44,7 @@ MAY_IMPORT = {
     "workloads": {"foundation"},
     "checks": {"foundation", "analysis"},
     "monitor": {"foundation", "trace", "analysis", "predict"},
-    "monitor.watchdog": {"foundation", "stats", "trace", "analysis", "monitor", "report"},
+    "monitor.watchdog": {"foundation", "stats", "trace", "analysis", "monitor"},
     "report": {"foundation", "stats", "analysis", "audit", "predict", "trials", "monitor"},
     "launch": {
         *("foundation", "trace", "capture", "compressors", "trials.live", "workloads", "backend"),

@@ -12,8 +12,7 @@ from pathlib import Path
 from commprof.analysis.checks.outcome import FAIL, STATUSES, WARN, Outcome
 from commprof.errors import UsageError
 from commprof.interrupts import ends_at_once
-from commprof.report.plain_text import printable, wrapped
-from commprof.text import counted
+from commprof.text import counted, printable, wrapped
 from commprof.workloads.options import check_ranks
 
 

@@ -18,8 +18,7 @@ from commprof.errors import UsageError
 from commprof.recordings.recognise import is_recording_file
 from commprof.report.comparison import sweep_table
 from commprof.report.comparison import table as comparison_table
-from commprof.report.plain_text import printable
-from commprof.text import counted
+from commprof.text import counted, printable
 from commprof.trace.reader import salvage_dead
 from commprof.trace.run.run_directory import read_context, strategy_directories
 

@@ -21,7 +21,7 @@ from commprof.invocation import quoted
 from commprof.microbench.operations import DTYPES, HOOK_PREFIX, OPERATIONS, REDOPS, dtype_name
 from commprof.microbench.plan import SYNCS, Plan, check_memory, ladder, parse_size
 from commprof.report.comparison import sweep_table
-from commprof.report.plain_text import printable
+from commprof.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable

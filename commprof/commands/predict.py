@@ -41,10 +41,10 @@ from commprof.predict.sharded.replay import ShardedReplay
 from commprof.predict.sharded.steps import ShardedSteps
 from commprof.predict.what_if.answers import Answers, answer
 from commprof.predict.what_if.optimize import CHOICES
-from commprof.report.plain_text import printable
 from commprof.report.prediction import as_json as prediction_json
 from commprof.report.prediction import best as prediction_best
 from commprof.report.prediction import table as prediction_table
+from commprof.text import printable
 from commprof.trace.run.run_directory import PREDICTIONS_FILE, read_context
 from commprof.trials.sharding import DTYPES, Sharding
 

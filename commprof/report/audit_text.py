@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from commprof.audit.checks import Audit, Finding, Quote
-from commprof.report.plain_text import wrapped
+from commprof.text import wrapped
 
 
 def render(result: Audit, name: str, width: int) -> str:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from commprof.analysis.card import Card, CardPart, CardRank, CardSize
 from commprof.report.one_screen import LINES, WIDTH, command_lines, cut, prose, whole
-from commprof.report.plain_text import printable
-from commprof.text import counted, in_ms, listed
+from commprof.text import counted, in_ms, listed, printable
 
 #: Of the bar, by part: its letter, its name and the colour that a terminal gives to it.
 _LOOKS = {

@@ -14,7 +14,6 @@ from commprof.analysis.world import WorldResult
 from commprof.report import trial as trial_table
 from commprof.report.card import facts
 from commprof.report.full_report import FullReport
-from commprof.report.plain_text import printable
 from commprof.report.sections import collectives as collectives_table
 from commprof.report.sections import compression as compression_table
 from commprof.report.sections import cost as cost_table
@@ -40,7 +39,7 @@ from commprof.report.sections.waiting import (
 from commprof.report.sections.waiting import LEGEND as WAITING_LEGEND
 from commprof.report.table import SCALING_LEGEND, notes, parts_grid, parts_legend, scaling_grid
 from commprof.report.tabulated import Grid, tabulated, three_digits
-from commprof.text import counted
+from commprof.text import counted, printable
 from commprof.trials.result import TrialResult
 
 #: Rows of a table that a page shows; the JSON result has all.

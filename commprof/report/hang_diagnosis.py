@@ -8,9 +8,8 @@ import json
 from collections.abc import Mapping
 
 from commprof.analysis.late.dumped_hang import Diagnosis, GroupProgress
-from commprof.report.plain_text import printable, wrapped
 from commprof.report.tabulated import tabulated
-from commprof.text import counted, named_ranks
+from commprof.text import counted, named_ranks, printable, wrapped
 
 SCHEMA_VERSION = 1
 LEGEND = """\

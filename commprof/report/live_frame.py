@@ -10,8 +10,7 @@ from typing import Final
 
 from commprof.analysis.step.exposure import HOST_PAUSE
 from commprof.monitor.state import JobState, RankState, StepTimes
-from commprof.report.plain_text import printable
-from commprof.text import counted
+from commprof.text import counted, printable
 
 _GAP: Final = "  "
 _UNKNOWN: Final = "-"

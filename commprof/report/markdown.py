@@ -8,10 +8,10 @@ from typing import Any
 
 from commprof.report.document import Section, sections
 from commprof.report.full_report import ComparedStrategies, FullReport
-from commprof.report.plain_text import printable
 from commprof.report.sections.setup import setup_text
 from commprof.report.strategies import strategy_sections
 from commprof.report.tabulated import Grid, one_line
+from commprof.text import printable
 from commprof.trials.result import TrialResult
 
 #: What Markdown or HTML in it would obey.

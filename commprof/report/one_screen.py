@@ -6,9 +6,8 @@ import re
 import textwrap
 from collections.abc import Collection, Iterable
 
-from commprof.report.plain_text import printable, wrapped
 from commprof.report.tabulated import Grid, tabulated
-from commprof.text import counted
+from commprof.text import counted, printable, wrapped
 
 WIDTH, LINES = 80, 24
 

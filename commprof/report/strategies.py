@@ -15,14 +15,13 @@ from commprof.analysis.verdict import Verdict
 from commprof.report.document import Section, incidents, own_cost, pictures
 from commprof.report.full_report import ComparedStrategies, FullReport
 from commprof.report.one_screen import LINES, WIDTH, command_lines, cut, prose, table_lines
-from commprof.report.plain_text import fitted, printable, wrapped
 from commprof.report.sections import memory as memory_table
 from commprof.report.sections.setup import setup_text
 from commprof.report.sections.waiting import LEGEND as WAITING_LEGEND
 from commprof.report.sections.waiting import waiting_grid
 from commprof.report.table import PARTS_LEGEND, notes, parts_grid
 from commprof.report.tabulated import Grid, tabulated, three_digits
-from commprof.text import counted
+from commprof.text import counted, fitted, printable, wrapped
 
 LEGEND = """\
 against: samples/s over those of the first strategy. efficiency: of each strategy's own scaling.

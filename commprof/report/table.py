@@ -10,7 +10,6 @@ from commprof.analysis.scaling import RunResult
 from commprof.analysis.step.overhead import Overhead
 from commprof.analysis.verdict import Verdict
 from commprof.analysis.world import WorldResult
-from commprof.report.plain_text import fitted, printable, wrapped
 from commprof.report.sections import compression as compression_table
 from commprof.report.sections import devices as devices_table
 from commprof.report.sections import host_links as host_links_table
@@ -27,6 +26,7 @@ from commprof.report.sections.setup import setup_text
 from commprof.report.sections.waiting import CAUSES_LEGEND, causes_grid
 from commprof.report.tabulated import Grid
 from commprof.report.tabulated import tabulated as _table
+from commprof.text import fitted, printable, wrapped
 
 SCALING_LEGEND = """\
 step: wall time of the slowest rank. samples/s: samples of all ranks over the slowest rank's time.

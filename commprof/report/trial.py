@@ -11,10 +11,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from commprof.report.one_screen import LINES, WIDTH, command_lines, cut, prose, table_lines
-from commprof.report.plain_text import fitted, printable, wrapped
 from commprof.report.tabulated import Grid, tabulated, three_digits
 from commprof.stats.intervals import Interval
-from commprof.text import counted
+from commprof.text import counted, fitted, printable, wrapped
 from commprof.trials.result import CandidateResult, TrialResult
 
 _HEADERS = (

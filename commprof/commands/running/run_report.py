@@ -12,8 +12,8 @@ from commprof.commands.options.terminal import colours, table_width
 from commprof.commands.running.price import price_of, priced
 from commprof.commands.showing.rendered_report import read_report, with_tables
 from commprof.errors import CommprofError
-from commprof.report.plain_text import printable
 from commprof.report.sections.reproduce import repeating_command
+from commprof.text import printable
 from commprof.trace.run.run_directory import CONFIG_FILE, strategy_directories
 from commprof.trials.found import no_trial
 

@@ -29,7 +29,7 @@ from commprof.launch.progress import PROGRESS_FILE
 from commprof.launch.rendezvous import StartedRendezvous
 from commprof.launch.under_launcher import LaunchedRank, StoreMessage, await_file
 from commprof.monitor.settings import settings_of
-from commprof.report.plain_text import printable
+from commprof.text import printable
 from commprof.trace.run.run_directory import world_directory
 
 #: Torch's gloo threads may abort a process that ends right after its last collective.

@@ -17,8 +17,7 @@ from commprof.commands.options.output_file import keep_text
 from commprof.commands.running.target import ScriptTarget, Target, WorkloadTarget
 from commprof.errors import CommprofError, RankFailedError, UsageError
 from commprof.launch.rendezvous import Rendezvous
-from commprof.report.plain_text import printable
-from commprof.text import counted
+from commprof.text import counted, printable
 from commprof.trace.run.run_directory import RUN_FILE, world_directory
 
 #: Exit code of a run that was interrupted, as a shell gives it for SIGINT.

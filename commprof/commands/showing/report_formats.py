@@ -21,7 +21,7 @@ from commprof.commands.running.price import add_price_arguments, price_of
 from commprof.errors import CommprofError, UsageError
 from commprof.invocation import quoted
 from commprof.report.export.rows import CANDIDATES, TABLES, as_csv, as_parquet
-from commprof.report.plain_text import printable
+from commprof.text import printable
 from commprof.trace.run.run_directory import PREDICTIONS_FILE, strategy_directories
 from commprof.trials.found import analyse_trial
 

@@ -21,7 +21,7 @@ from commprof.monitor.watchdog.feed import RankFeed
 from commprof.monitor.watchdog.hang import DEAD, Hang, find_hang
 from commprof.monitor.watchdog.hang_files import HangFile, now_text
 from commprof.monitor.watchdog.thresholds import Threshold
-from commprof.report.plain_text import printable
+from commprof.text import printable
 
 #: More are not written; a job whose every step differs must not fill the disk.
 _MOST_EVENTS = 1000

@@ -14,8 +14,8 @@ from commprof.analysis.sweeps.sweep_comparison import (
     RowComparison,
     SweepComparison,
 )
-from commprof.report.plain_text import printable
 from commprof.report.tabulated import tabulated, three_digits
+from commprof.text import printable
 
 _PLACEMENTS = ("out_of_place", "in_place")
 

@@ -12,9 +12,8 @@ from typing import Any
 
 from commprof.analysis.compare import Change, RunComparison, WorldComparison
 from commprof.files import plain
-from commprof.report.plain_text import fitted, printable
 from commprof.report.tabulated import Grid, tabulated, three_digits
-from commprof.text import counted
+from commprof.text import counted, fitted, printable
 
 LEGEND = """\
 Medians over the measured steps in ms: step of the slowest rank, its parts as means over ranks,

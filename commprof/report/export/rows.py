@@ -19,7 +19,7 @@ from commprof.analysis.collectives.kinds import CollectiveRow, Spread
 from commprof.analysis.rank_summary import StepParts
 from commprof.analysis.step.detail import PARTS
 from commprof.errors import UsageError
-from commprof.report.plain_text import printable
+from commprof.text import printable
 
 if TYPE_CHECKING:
     from commprof.report.full_report import FullReport

@@ -22,9 +22,9 @@ from commprof.analysis.timeline.drawn_timeline import RankTimeline, Stretches, T
 from commprof.analysis.world import WorldResult
 from commprof.files import plain
 from commprof.report.full_report import FullReport
-from commprof.report.plain_text import printable
 from commprof.report.sections.predicted import setting_text
 from commprof.stats.intervals import mean_interval
+from commprof.text import printable
 from commprof.trials.result import TrialResult
 
 #: Of a page, with all that stands in it; 1 MB.

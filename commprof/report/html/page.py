@@ -21,10 +21,10 @@ from markupsafe import Markup
 from commprof.report.document import Section, sections
 from commprof.report.full_report import ComparedStrategies, FullReport
 from commprof.report.html.data import MOST_BYTES, page_data
-from commprof.report.plain_text import printable
 from commprof.report.sections.setup import setup_text
 from commprof.report.strategies import strategy_sections
 from commprof.report.tabulated import one_line
+from commprof.text import printable
 from commprof.trials.result import TrialResult
 
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from commprof.predict.fit.held_out import ModelError
 from commprof.predict.replay.scenario import Scenario
 from commprof.predict.what_if.answers import Best
-from commprof.report.plain_text import printable
 from commprof.report.prediction.cells import bracketed, cap_mib, hook_words, ms
+from commprof.text import printable
 
 _WIDTH = 100
 

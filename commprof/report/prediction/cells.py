@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 
 from commprof.predict.replay.scenario import Estimate, Scenario
-from commprof.report.plain_text import printable
 from commprof.report.tabulated import three_digits
+from commprof.text import printable
 
 AS_RUN = "as run"
 

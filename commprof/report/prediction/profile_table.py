@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from commprof.predict.fit.cost_model import CostCurve, HeldOut, Piece
 from commprof.predict.fit.hook_costs import HookCost, HookFigures
 from commprof.predict.fit.machine_profile import LinkProfile, MachineProfile
-from commprof.report.plain_text import printable
 from commprof.report.tabulated import tabulated, three_digits
-from commprof.text import listed
+from commprof.text import listed, printable
 
 _LEGEND = """\
 A collective takes steps x (alpha + beta x bytes per step); steps and bytes follow from the ring or

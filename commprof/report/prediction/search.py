@@ -11,9 +11,9 @@ from commprof.predict.fit.held_out import ModelError
 from commprof.predict.fit.hook_costs import recording
 from commprof.predict.replay.scenario import Prediction
 from commprof.predict.what_if.optimize import Candidate, Search
-from commprof.report.plain_text import printable
 from commprof.report.prediction.cells import bracketed, cap_mib, hook_words, ms
 from commprof.report.tabulated import tabulated
+from commprof.text import printable
 
 _MOST_CANDIDATES = 5
 _HEADERS = (

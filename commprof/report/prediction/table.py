@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from commprof.predict.fit.held_out import Check, ModelError
 from commprof.predict.replay.scenario import STRONG, Prediction
 from commprof.predict.what_if.answers import Answer, Answers
-from commprof.report.plain_text import printable
 from commprof.report.prediction import search as prediction_search
 from commprof.report.prediction.cells import (
     bracketed,
@@ -21,6 +20,7 @@ from commprof.report.prediction.cells import (
     within_if_wide,
 )
 from commprof.report.tabulated import tabulated, three_digits
+from commprof.text import printable
 
 _CHECKED = """\
 step: median of the slowest rank [interval: 95 % of sampling and fit, widened by what the

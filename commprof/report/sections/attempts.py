@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from commprof.analysis.late.attempts import Attempt
-from commprof.report.plain_text import printable
 from commprof.report.tabulated import Grid, three_digits
+from commprof.text import printable
 
 LEGEND = """\
 steps: that all ranks of the attempt completed. lost: from the end of the last of them to the first

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from commprof.analysis.collectives.kinds import CollectiveRow, SteplessCollectives
 from commprof.analysis.world import WorldResult
-from commprof.report.plain_text import printable
 from commprof.report.tabulated import Grid, tabulated, three_digits
+from commprof.text import printable
 
 LEGEND = """\
 Times in ms: median over calls and ranks. total: issue to completion = queue + wait + transfer, each

@@ -6,8 +6,8 @@ import math
 
 from commprof.analysis.collectives.compression import CompressionRow
 from commprof.analysis.world import WorldResult
-from commprof.report.plain_text import printable
 from commprof.report.tabulated import Grid, tabulated, three_digits
+from commprof.text import printable
 
 LEGEND = """\
 Times in ms, medians over calls and ranks. queue: the compressor's thread had an earlier bucket;

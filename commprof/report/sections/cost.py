@@ -6,9 +6,8 @@ import math
 import textwrap
 
 from commprof.analysis.cost import Cost, CostRow
-from commprof.report.plain_text import fitted
 from commprof.report.tabulated import Grid, tabulated
-from commprof.text import counted
+from commprof.text import counted, fitted
 
 LEGEND = """\
 Time and money from the measured samples/s [95 % interval of the mean step]; money in the currency

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 
 from commprof.analysis.checks.figure_checks import CrossCheck
 from commprof.analysis.world import WorldResult
-from commprof.report.plain_text import fitted, printable
 from commprof.report.tabulated import Grid
-from commprof.text import counted
+from commprof.text import counted, fitted, printable
 
 HEADING = """\
 Cross-checks: commprof's figure and another one of the same run. DDP's log holds means over the

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from commprof.analysis.collectives.host_links import HostLinks
 from commprof.analysis.world import WorldResult
-from commprof.report.plain_text import printable
 from commprof.report.tabulated import Grid, tabulated
+from commprof.text import printable
 
 TITLE = "Between hosts, per host and outgoing link"
 

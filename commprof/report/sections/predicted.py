@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from commprof.analysis.predicted import PredictedPoint, Predictions
-from commprof.report.plain_text import printable
 from commprof.report.prediction.cells import bracketed
 from commprof.report.tabulated import Grid, three_digits
+from commprof.text import printable
 
 CAPTION = "Predicted, not measured"
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from commprof import invocation
-from commprof.report.plain_text import printable
-from commprof.text import counted
+from commprof.text import counted, printable
 
 #: Of a commit, as git shortens it.
 _SHORT = 10

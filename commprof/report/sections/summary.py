@@ -8,8 +8,8 @@ from typing import Any
 
 from commprof.analysis.align.summaries import OperationRow, Quantiles, SummaryResult
 from commprof.analysis.step.exposure import HOST_PAUSE
-from commprof.report.plain_text import fitted, printable
 from commprof.report.sections.cross_checks import check_blocks
+from commprof.text import fitted, printable
 
 #: Renders rows under headers; ``report/table.py`` brings its own.
 Table = Callable[[Sequence[Sequence[Any]], Sequence[str]], str]
