@@ -13,7 +13,7 @@ from commprof.monitor import follow
 from commprof.monitor.follow import TraceTail
 from commprof.trace.schema import BlockType, Records
 from tests.support.builders import trace_bytes as made
-from tests.support.builders.summaries import summary
+from tests.support.builders.traces import summary
 
 
 def times(records: Records) -> list[int]:

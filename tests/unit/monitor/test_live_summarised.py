@@ -15,7 +15,7 @@ from commprof.monitor.observer import Observer
 from commprof.trace.schema import BlockType
 from commprof.trace.summary import histogram_of, read_summary
 from tests.support.builders import trace_bytes as made
-from tests.support.builders.summaries import MS, document, operation, summary
+from tests.support.builders.traces import MS, document, operation, summary
 
 SECOND = 1_000 * MS
 

@@ -16,7 +16,7 @@ from commprof.trace.schema import OPS
 from commprof.trace.summary import read_summary
 from tests.support.analysed import analyse_run
 from tests.support.builders import trace_bytes as made
-from tests.support.builders.summaries import MS, document, operation, summary
+from tests.support.builders.traces import MS, document, operation, summary
 
 SUMMARY_BLOCK, SPARE_BLOCK = 7, 8
 

@@ -16,7 +16,7 @@ from commprof.trace.reader import read_trace
 from commprof.trace.run.run_directory import WorldRun
 from commprof.trace.schema import OPS
 from tests.support.builders import trace_bytes as made
-from tests.support.builders.summaries import MS, document, operation, summary
+from tests.support.builders.traces import MS, document, operation, summary
 from tests.unit.analysis.checks.test_cross_checks import LOG, counted, sources
 
 MB = 1_000_000
