@@ -1,1 +1,1 @@
-"""What a run would take elsewhere: fitted costs, the recorded schedule, and their replay."""
+"""Predicts a run in another setting: fitted costs, the recorded schedule, and its replay."""

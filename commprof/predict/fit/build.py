@@ -1,4 +1,4 @@
-"""A machine profile from whatever was measured: microbenchmarks, recorded runs, or both."""
+"""Builds a machine profile from microbenchmarks, recorded runs, or both."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from commprof.predict.sharded.steps import ShardedSteps
 
 
 def curves_of(recorded: Sequence[RecordedSteps]) -> dict[str, CostCurve]:
-    """Fits curves by operation to runs without a compressor, over links of one class."""
+    """Fits a curve per operation to the runs without a compressor, over links of one class."""
     plain = [each for each in recorded if each.world_size > 1 and not each.hook]
     sharded = [each for each in plain if isinstance(each, ShardedSteps)]
     replicated = [each for each in plain if isinstance(each, Schedule)]
@@ -38,20 +38,20 @@ def build_profile(
     bandwidth_bytes_per_s: float = math.nan,
     latency_s: float = math.nan,
 ) -> tuple[MachineProfile, list[str]]:
-    """Fits everything that there is to fit; also says what it left out, and why.
+    """Fits a machine profile; also returns descriptions of the data that it left out.
 
-    Per link class, a microbenchmark's points count where there are any; else all-reduce is
-    calibrated on the recorded steps, and what sharded ones exchange is fitted to them.
+    A link class uses the points of microbenchmarks if there are any. Otherwise all-reduce is
+    calibrated on the recorded steps, and the collectives of sharded steps are fitted to them.
 
     Args:
         measurements: files of microbenchmarks.
-        recorded: world sizes of runs; those with a compressor say what it costs.
-        sources: names of all these, for the profile.
-        bandwidth_bytes_per_s: the link's own rate, where the user states it.
-        latency_s: its one-way latency, where the user states it.
+        recorded: world sizes of runs; runs with a compressor give its cost.
+        sources: names of all files and runs, for the profile.
+        bandwidth_bytes_per_s: the link's own rate, if the user states it.
+        latency_s: the link's one-way latency, if the user states it.
 
     Raises:
-        CommprofError: there is nothing that says what a collective costs.
+        CommprofError: neither an all-reduce nor a reduce-scatter was measured.
     """
     curves: dict[str, dict[str, CostCurve]] = {}
     left_out = [reason for each in measurements for reason in each.left_out]
@@ -68,8 +68,8 @@ def build_profile(
     if not any({"all_reduce", "reduce_scatter"} & each.keys() for each in curves.values()):
         raise CommprofError(
             "; ".join(left_out)
-            or "nothing here says what an all-reduce costs; give a run of 2 "
-            "ranks or more without a hook, or a file of "
+            or "no all-reduce between ranks was measured; give a run of 2 ranks or more without a "
+            "hook, or a file of "
             + invocation.command("microbench", "all_reduce", "--json", "FILE")
         )
     profile = MachineProfile(
@@ -91,7 +91,10 @@ def _of_one_backend(
     recorded: Sequence[Recorded],
     left_out: list[str],
 ) -> dict[str, CostCurve]:
-    """By operation, of the recorded runs' backend, else gloo's; others go to ``left_out``."""
+    """Chooses a curve per operation: the recorded runs' backend's, else gloo's, else any.
+
+    Curves of other backends are named in ``left_out``.
+    """
     wanted = [each.schedule.backend for each in recorded if each.schedule.link == link]
     preferred = (*wanted, "gloo")
     known = {backend: place for place, backend in reversed([*enumerate(preferred)])}
@@ -101,9 +104,9 @@ def _of_one_backend(
         taken = chosen.setdefault(curve.op, curve)
         if taken is not curve:
             left_out.append(
-                f"{curve.op} on {curve.backend} ({link.replace('_', ' ')}): the profile holds one "
-                f"backend's costs, here those of {taken.backend}; give one backend's files to fit "
-                "the other"
+                f"{curve.op} on {curve.backend} ({link.replace('_', ' ')}): a profile holds the "
+                f"costs of one backend, in this case {taken.backend}; to fit the other, give its "
+                "files alone"
             )
     return chosen
 
@@ -113,7 +116,7 @@ def _hooks(
     curves: Mapping[str, Mapping[str, CostCurve]],
     left_out: list[str],
 ) -> dict[str, HookCost]:
-    """Of each compressor the runs with the most ranks; those without a fit go to ``left_out``."""
+    """Fits each compressor to its runs with the most ranks; names failures in ``left_out``."""
     hooks: dict[str, list[tuple[Recorded, Schedule]]] = {}
     plain = []
     for each in recorded:
@@ -131,8 +134,8 @@ def _hooks(
         curve = curves.get(schedules[0].link, {}).get("all_reduce")
         if curve is None:
             raise CommprofError(
-                f"{largest[0].name} has hook {label}, but nothing says what its link costs; give "
-                "the same run without a hook too"
+                f"{largest[0].name} has hook {label}, but the cost of its link was not measured; "
+                "give the same run without a hook too"
             )
         rows = [row for each in largest for row in each.compression]
         try:

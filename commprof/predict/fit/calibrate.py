@@ -1,13 +1,13 @@
-"""Latency and rate of a link from training steps themselves: what makes the replay end as they did.
+"""Fits a link's latency and rate to the bucket ends of training steps.
 
-In a step buckets overlap, so no single duration says what the link does. The two numbers are
-those with which the replayed exchange of the recorded steps misses the recorded ends least, in
-the mean of absolute differences. A step of the ring takes
+In a step buckets overlap, so no single duration gives the link's rate. The fit chooses the latency
+and rate with which the replayed exchange of the recorded steps has the least mean absolute
+difference from the recorded ends. A step of the ring takes
 
     t(x) = max(beta x, alpha + beta x / 2)
 
-because gloo has two segments of a rank's share under way: one travels while the other is waited
-for.
+because gloo has two segments of a rank's share in flight: one travels while the rank waits for the
+other.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from commprof.predict.replay.schedule import Schedule
 from commprof.stats.intervals import percentile_interval
 
 _Loss = Callable[[float, float], float]
-#: Latency of a step and seconds per byte.
+#: Latency of a step in seconds, and seconds per byte.
 Parameters = tuple[float, float]
 
 _REPLICATES = 20
 _SEED = 20240501
-#: Values a side of the search's grids.
+#: Values per side of each search grid.
 _GRID = 5
 _MOST_GRIDS = 60
 
@@ -39,7 +39,7 @@ def calibrate(schedules: Sequence[Schedule]) -> CostCurve:
     """Fits one curve to the all-reduces of runs over links of one class.
 
     Raises:
-        CommprofError: none of them is of 2 ranks or more without a compressor.
+        CommprofError: no run has 2 ranks or more and no compressor.
     """
     usable = [each for each in schedules if each.world_size > 1 and not each.hook]
     if not usable:
@@ -68,7 +68,10 @@ def ring_pieces(alpha_s: float, beta_s_per_byte: float) -> tuple[tuple[float, fl
 
 
 def _loss(schedules: Sequence[Schedule], random: np.random.Generator | None = None) -> _Loss:
-    """Mean absolute difference of the replayed ends over the step; of steps drawn anew if asked."""
+    """Returns the mean absolute error of replayed ends divided by the step, as a function.
+
+    With ``random``, the steps are resampled.
+    """
     parts = []
     for schedule in schedules:
         done = work("all_reduce", schedule.world_size)
@@ -97,7 +100,7 @@ def _best_of_grid(loss: _Loss) -> Parameters:
 
 
 def _refined(loss: _Loss, start: Parameters, factor: float, until: float) -> Parameters:
-    """Grids around the best so far, finer once that is in the middle, until so fine."""
+    """Searches ever finer grids around the best point, down to a spacing of ``until``."""
     best = start
     for _ in range(_MOST_GRIDS):
         if factor <= until:
@@ -125,7 +128,7 @@ def _curve(
     low, high = percentile_interval(drawn)
     least = beta * float(x.min()) / 2
     latency = (float(low[0]), float(high[0]))
-    if alpha <= least:  # hidden in all buckets: it could be any up to that of the smallest one
+    if alpha <= least:  # hidden in all buckets: any latency up to ``least`` fits as well
         latency = (0.0, least)
         drawn = [(least * (i + 0.5) / len(drawn), b) for i, (_, b) in enumerate(drawn)]
     pieces = tuple(

@@ -1,4 +1,4 @@
-"""What a collective costs: time per step of its algorithm, as a function of the bytes in a step.
+"""Cost of a collective: time per step of its algorithm, as a function of the bytes in a step.
 
     time(op, size, ranks) = steps * t(x),   x = sent * size / steps
     t(x) = alpha + beta * x                 on each piece of x
@@ -7,13 +7,13 @@
 of ranks. alpha is the latency of a step, beta seconds per byte of a step, sums included: of an
 operation that adds up, beta = wire + gamma * reduced / sent with gamma seconds per byte added
 (Hockney's model with Thakur's reduction term). Pieces begin where the protocol changes. A curve
-may have knots: between those, t(x) is what the two beside x say.
+may have knots: between knots, t(x) is interpolated from the two next to x.
 
-NCCL changes protocol, algorithm and number of channels with size, at places that no measurement
-names: a few lines miss what lies between. Where sizes are dense, the two beside a size say more.
-A straight line between them in time over size is too low where latency still counts, one in their
-logarithms too high: the geometric mean of both is taken. A size whose own time is uncertain is
-drawn towards what its neighbours say of it.
+NCCL changes protocol, algorithm and number of channels with size, at sizes that no measurement
+names, so a few lines fit poorly. If sizes are dense, interpolation between neighbours is more
+accurate. A straight line between two neighbours is too low while latency still counts, and a line
+in their logarithms is too high: the geometric mean of both is used. A size whose own time is
+uncertain is moved towards the time that its neighbours predict.
 """
 
 from __future__ import annotations
@@ -35,15 +35,14 @@ Floats = npt.NDArray[np.float64]
 #: Bytes per step, and seconds per step.
 Knot = tuple[float, float]
 
-#: Neighbours that are further apart than this factor say nothing of what is between them. Sizes
-#: that double are dense even if one of them is left out, and for the guess at a size that is
-#: beside it if two are.
+#: Neighbours further apart than this factor are not interpolated. Sizes that double are dense even
+#: if one of them is left out. Guesses at a size lack that size too, so their limit is wider.
 DENSE: Final = 5.0
 _DENSE_FOR_GUESSES: Final = 10.0
 
 
 def between(knots: Sequence[Knot], x: float, dense: float = DENSE) -> float:
-    """Interpolates the time at ``x`` between knots; NaN where none are near."""
+    """Interpolates the time at ``x`` between knots; NaN if no knots are near."""
     at = bisect.bisect_right(knots, (x, math.inf))
     if at and knots[at - 1][0] == x:
         return knots[at - 1][1]
@@ -58,15 +57,15 @@ def between(knots: Sequence[Knot], x: float, dense: float = DENSE) -> float:
 
 
 def knots_through(x: Floats, y: Floats, error: Floats) -> tuple[Knot, ...]:
-    """Makes a knot per size.
+    """Makes a knot per size, moved towards the time interpolated from its neighbours.
 
-    How far each is drawn to what its neighbours say is its own variance over the sum of that
-    and the variance of such guesses over all sizes.
+    The interpolated time has the weight v / (v + w), where v is the variance of the size's own
+    time and w that of interpolated times over all sizes.
 
     Args:
-        x: bytes per step; several points may have the same.
+        x: bytes per step; several points may have the same value.
         y: seconds per step.
-        error: relative standard error of each.
+        error: relative standard error of each ``y``.
     """
     values, place = np.unique(x, return_inverse=True)
     count = np.bincount(place)
@@ -94,9 +93,9 @@ LINKS = (SAME_HOST, OTHER_HOST)
 
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of step sizes on which time is linear."""
+    """A range of step sizes on which time is linear."""
 
-    #: From ``low_bytes`` on, up to the next piece's; bytes per step.
+    #: Lower end in bytes per step; the piece extends to the lower end of the next one.
     low_bytes: float
     alpha_s: float
     beta_s_per_byte: float
@@ -107,12 +106,12 @@ class Piece:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Relative errors at points that the fit was not given."""
+    """Relative errors at points that were left out of the fit."""
 
     mean: float
     worst: float
     points: int
-    #: NaN in profiles of versions that did not have it.
+    #: NaN in profiles of versions without this field.
     median: float = math.nan
 
 
@@ -126,25 +125,25 @@ class CostCurve:
     #: Range of the measurements: bytes per step, and ranks.
     step_bytes: tuple[float, float]
     world_sizes: tuple[int, ...]
-    #: Ranks of the measurement per usable core of their host; NaN where not known.
+    #: Ranks of the measurement per usable core of their host; NaN if unknown.
     ranks_per_core: float = math.nan
     #: Root mean square of the relative residuals, and the largest.
     residual: float = math.nan
     worst_residual: float = math.nan
-    #: Leaving each size out in turn; None with too few sizes.
+    #: Errors with each size left out in turn; None if there are too few sizes.
     held_out_size: HeldOut | None = None
-    #: Leaving each world size out in turn; None with one world size.
+    #: Errors with each world size left out in turn; None if there is only one.
     held_out_world_size: HeldOut | None = None
-    #: Seconds per byte added up; None where no operation without sums was measured beside this.
+    #: Seconds per byte added up; None if no operation without sums was measured as well.
     gamma_s_per_byte: float | None = None
     #: 95 % bootstrap interval.
     gamma_interval_s_per_byte: tuple[float, float] = (math.nan, math.nan)
     #: Bootstrap replicates: per replicate the (alpha, beta) of each piece.
     replicates: tuple[tuple[tuple[float, float], ...], ...] = ()
-    #: What the points were: measured alone ("microbench"), or inside training steps: DDP's ends of
-    #: buckets ("run"), or single calls of sharded steps ("calls").
+    #: Origin of the points: collectives measured alone ("microbench"), bucket ends of recorded DDP
+    #: steps ("run"), or single calls of recorded sharded steps ("calls").
     source: str = "microbench"
-    #: Bytes per step in ascending order, with the time there; empty where lines miss less.
+    #: Bytes per step in ascending order, each with its time; empty if lines fit better.
     knots: tuple[Knot, ...] = ()
 
     @property
@@ -158,18 +157,18 @@ class CostCurve:
         return self._line_s(step_bytes) if math.isnan(time_s) else time_s
 
     def time_s(self, size_bytes: float, ranks: int, op: str | None = None) -> float:
-        """Time of a collective on an idle link; ``op`` may be another one on the same link."""
+        """Time of a collective on an idle link; ``op`` may name another operation on that link."""
         done = work(canonical(op or self.op), ranks, self.backend)
         return done.steps * self.step_s(done.step_bytes(size_bytes)) if done.steps else 0.0
 
     def wire_s(self, size_bytes: float, ranks: int) -> float:
-        """Part of ``time_s`` in which the link is taken; other collectives may use the rest."""
+        """Part of ``time_s`` that occupies the link; other collectives may use the rest."""
         done = work(self.op, ranks, self.backend)
         per_byte = self.pieces[-1].beta_s_per_byte
         return min(self.time_s(size_bytes, ranks), done.sent * size_bytes * per_byte)
 
     def outside(self, sizes_bytes: Sequence[float], ranks: int) -> list[str]:
-        """Says why these sizes at so many ranks were not measured; empty inside the range."""
+        """Returns the sizes and ranks outside the measured range, in words; empty if inside."""
         found = []
         if not min(self.world_sizes) <= ranks <= max(self.world_sizes):
             found.append(f"{ranks} ranks (measured: {', '.join(map(str, self.world_sizes))})")
@@ -184,16 +183,16 @@ class CostCurve:
         return found
 
     def replicate(self, number: int) -> CostCurve:
-        """The curve with one bootstrap replicate's parameters, counted modulo their number."""
+        """Returns the curve with the parameters of replicate ``number`` modulo their count."""
         if not self.replicates:
             return self
         drawn = self.replicates[number % len(self.replicates)]
         return self._with([(alpha, beta) for alpha, beta in drawn])
 
     def changed(self, alpha: Callable[[float], float], beta: Callable[[float], float]) -> CostCurve:
-        """The curve on another link, with each alpha above 0 and each beta converted.
+        """Returns the curve on another link: each beta and each alpha above 0 is converted.
 
-        Where latency and rate balance, which is where a piece begins, moves with alpha over beta.
+        A piece begins where latency and rate balance, at a size proportional to alpha / beta.
         """
 
         def both(alpha_s: float, beta_s: float) -> tuple[float, float]:
@@ -219,7 +218,10 @@ class CostCurve:
         return self._on(pieces)
 
     def _on(self, pieces: tuple[Piece, ...], scale: float = 1.0) -> CostCurve:
-        """With other lines; knots stay as far from their lines, at so many times their sizes."""
+        """Returns the curve with other lines; knots keep their ratio to the lines.
+
+        The sizes of the knots are multiplied by ``scale``.
+        """
         lines = dataclasses.replace(self, pieces=pieces, knots=())
         knots = tuple(
             (x * scale, y * lines._line_s(x * scale) / self._line_s(x)) for x, y in self.knots

@@ -1,4 +1,4 @@
-"""From measured collectives to cost curves: parameters, intervals, residuals, held-out error."""
+"""Fits cost curves to measured collectives: parameters, intervals, residuals, held-out errors."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ class _Data:
     #: Relative standard error of y.
     error: Floats
     samples: tuple[tuple[float, ...], ...]
-    #: Of the most crowded point; NaN where not known of any.
+    #: Largest value of any point; NaN if unknown for all points.
     ranks_per_core: float
 
 
 def fit_curves(points: Sequence[Point]) -> tuple[list[CostCurve], list[str]]:
-    """Fits a curve per operation and backend over all world sizes; also says what is left out.
+    """Fits a curve per operation and backend over all world sizes; also returns what is left out.
 
-    gamma is told apart from the wire where an all-gather was measured beside an all-reduce:
-    both send through the same links, one of them adds up.
+    gamma is separated from the time on the wire if an all-gather was measured besides an
+    all-reduce: both send through the same links, but only the all-reduce adds up.
 
-    An operation that was measured at too few sizes to tell latency from rate is left out.
+    An operation that was measured at too few sizes to separate latency from rate is left out.
     """
     curves, left_out = [], []
     for op, backend in sorted({(point.op, point.backend) for point in points}):
@@ -112,7 +112,7 @@ def _columns(op: str, backend: str, points: Sequence[Point]) -> _Data:
 
 
 def _barrier(backend: str, data: _Data) -> CostCurve:
-    """Latency alone."""
+    """Fits the curve of a barrier, which has latency alone."""
     alpha = float(np.median(data.y))
     residual = alpha / data.y - 1
     return CostCurve(
@@ -135,9 +135,9 @@ def _predicted(breaks: Sequence[float], lines: Sequence[Line], x: Floats) -> Flo
 
 
 def _bootstrap(breaks: Sequence[float], data: _Data) -> list[list[Line]]:
-    """Refits on points drawn with replacement, each with a median of its samples drawn anew.
+    """Refits on points drawn with replacement, each with the median of its resampled times.
 
-    The breaks stay. A draw that leaves a piece with one size is drawn again.
+    The breaks are kept. A draw that leaves a piece with one size is repeated.
     """
     random = np.random.default_rng(_SEED)
     found: list[list[Line]] = []
@@ -157,7 +157,7 @@ def _redrawn(data: _Data, row: int, random: np.random.Generator) -> float:
     if len(samples) < 2:
         return float(data.y[row])
     drawn = random.choice(np.asarray(samples), len(samples))
-    # Relative to the samples' own median: time_s may be of another statistic.
+    # Relative to the samples' own median: time_s may be another statistic.
     return float(data.y[row] * np.median(drawn) / np.median(samples))
 
 
@@ -185,21 +185,21 @@ def _pieces(
 
 @dataclass(frozen=True)
 class _LeftOut:
-    """Relative errors of lines, and of knots where there are some, on points that were left out."""
+    """Relative errors of lines, and of knots if there are any, on left-out points."""
 
     by_lines: Floats
     by_knots: Floats
 
     @property
     def prefers_knots(self) -> bool:
-        """Whether knots were tried, and miss less or hardly more."""
+        """True if knots were tried and their errors are smaller, or hardly larger."""
         lines, knots = np.abs(self.by_lines), np.abs(self.by_knots)
         tried = bool((self.by_lines != self.by_knots).any())
         return tried and bool(_are_knots_better(knots.sum(), lines.sum()))
 
     @property
     def held_out(self) -> HeldOut:
-        """Each point by what misses less on all others, so that it has no part in that choice."""
+        """Held-out errors, at each point of the method that is better at all other points."""
         lines, knots = np.abs(self.by_lines), np.abs(self.by_knots)
         chosen = _are_knots_better(knots.sum() - knots, lines.sum() - lines)
         found = np.where(chosen, knots, lines)
@@ -207,18 +207,18 @@ class _LeftOut:
 
 
 def _are_knots_better(knots: Floats | np.float64, lines: Floats | np.float64) -> Any:
-    """By sums of errors.
+    """True if knots have the smaller sum of errors, or one up to a tenth larger.
 
-    Between equals the choice would hang on which point is left out of the sums. Where lines are
-    right and only noise is off, knots miss by a fifth more.
+    Without this tolerance the choice between equals would depend on which point is left out of the
+    sums. If lines are right and all errors are noise, knots have errors a fifth larger.
     """
     return knots < _ALMOST * lines
 
 
 def _leave_out(data: _Data, groups: Floats) -> _LeftOut | None:
-    """Leaves out each group of points in turn and fits all anew; None where too few would be left.
+    """Leaves out each group of points in turn and refits; None if too few points remain.
 
-    That includes where pieces begin.
+    The breaks between pieces are refitted too.
     """
     lines, knots = np.zeros(len(data.x)), np.zeros(len(data.x))
     for value in np.unique(groups):
@@ -249,22 +249,22 @@ def _rows(data: _Data, chosen: npt.NDArray[np.bool_]) -> _Data:
 
 
 def _knots(data: _Data) -> tuple[Knot, ...]:
-    """Of one number of ranks: those of several are not on one curve so exactly."""
+    """Returns the knots; empty for several numbers of ranks, which share a curve less exactly."""
     if len(np.unique(data.ranks)) > 1:
         return ()
     return knots_through(data.x, data.y, data.error)
 
 
 def _either(knots: Sequence[Knot], lines: Floats, x: Floats) -> Floats:
-    """By knots where they say something, else what lines say."""
+    """Returns times interpolated between knots, or the times of lines if no knots are near."""
     found = np.array([between(knots, each) for each in x.tolist()])
     return np.where(np.isnan(found), lines, found)
 
 
 def _with_gamma(curve: CostCurve, plain: CostCurve | None) -> CostCurve:
-    """gamma from the slopes of the last pieces: beta_sum - beta_plain = gamma * reduced / sent.
+    """Adds gamma from the last pieces' slopes: beta_sum - beta_plain = gamma * reduced / sent.
 
-    Its interval is that of the differences between the two operations' replicates.
+    The interval of gamma follows from the differences between the two operations' replicates.
     """
     done = work(curve.op, 2, curve.backend)
     if plain is None or not done.reduced:

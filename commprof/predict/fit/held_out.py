@@ -1,4 +1,4 @@
-"""The model's own error: steps that were recorded, predicted from those of another setting."""
+"""Error of the model: predicts recorded steps from the steps of another setting."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ from commprof.predict.sharded.changes import as_recorded
 from commprof.predict.sharded.steps import ShardedSteps
 from commprof.stats.intervals import student_t_quantile
 
-#: What predictions of random jobs were wrong by, root mean square; as in
-#: benchmarks/results/predictions/predict_intervals.jsonl.
+#: Root mean square error of predictions of random jobs, from
+#: benchmarks/results/predictions/predict_intervals.jsonl, and the number of points it counts for.
 _TYPICAL, _WEIGHT = 0.04, 2
-#: Answers that need no model, by their names in a ``Check``.
+#: Fields of ``Check`` with answers that need no model.
 TRIVIAL = ("as_is_s", "perfect_overlap_s")
-#: Of the better one's mean error, what a model may have to be clearly better.
+#: A model is clearly better if its mean error is at most this share of the trivial answer's.
 _SKILLED = 0.5
 
 
 @dataclass(frozen=True)
 class Check:
-    """A recorded setting beside the model's prediction of it."""
+    """A recorded setting, compared with the model's prediction of it."""
 
-    #: What was recorded, in words.
+    #: Name of the recorded setting, for the reader.
     name: str
     world_size: int
     measured_s: float
     predicted_s: float
-    #: False for the run that the replay was made of, and where the costs were fitted to this run
-    #: too: it shows how well the model follows what it was given.
+    #: False for the run that the replay was made from, and if the costs were fitted to this run
+    #: too: then the check only shows how well the model reproduces its own input.
     held_out: bool
-    #: What ideal models say: no overlap, perfect overlap.
+    #: Step times of ideal models: no overlap, and perfect overlap.
     no_overlap_s: float
     perfect_overlap_s: float
-    #: The median step of the run that the replay was made of: "as it is now".
+    #: Median step of the run that the replay was made from: "as it is now".
     as_is_s: float = math.nan
 
     @property
     def error(self) -> float:
-        """Relative error: predicted over measured, less 1."""
+        """Relative error: predicted divided by measured, minus 1."""
         return self.predicted_s / self.measured_s - 1
 
     def error_of(self, answer: str) -> float:
@@ -61,31 +61,31 @@ class Check:
 
 @dataclass(frozen=True)
 class ModelError:
-    """Errors of the model over the held-out checks."""
+    """Errors of the model in the held-out checks."""
 
     mean: float
     worst: float
     points: int
-    #: By which the interval of another step is widened, see ``margin_of``.
+    #: Share by which the interval of another step is widened, see ``margin_of``.
     margin: float
-    #: The better of the ``TRIVIAL`` answers on the same checks, and what it misses in the mean.
+    #: The better of the ``TRIVIAL`` answers on the same checks, and its mean error.
     trivial: str = ""
     trivial_mean: float = math.nan
 
     @property
     def is_skilled(self) -> bool:
-        """True if the model misses at most half of what the better trivial answer misses."""
+        """True if the model's mean error is at most half of the better trivial answer's."""
         return self.mean <= _SKILLED * self.trivial_mean
 
 
 def check(replay: Model, recorded: RecordedSteps, name: str, is_fitted: bool = False) -> Check:
-    """Predicts a recorded setting on the same link with the same caps, and compares.
+    """Predicts a recorded setting on the same link with the same caps, and compares the two.
 
     Args:
-        replay: made of another run, or of this one.
-        recorded: what was measured.
-        name: for the reader.
-        is_fitted: whether the replay's costs were fitted to it too.
+        replay: model made from another run, or from this one.
+        recorded: the measured steps.
+        name: name of the setting, for the reader.
+        is_fitted: True if the replay's costs were fitted to ``recorded`` too.
 
     Raises:
         CommprofError: the setting cannot be predicted.
@@ -115,16 +115,16 @@ def check(replay: Model, recorded: RecordedSteps, name: str, is_fitted: bool = F
 def checks(
     replay: Model, others: Sequence[Recorded], recorded: Sequence[Recorded] = ()
 ) -> tuple[list[Check], list[str]]:
-    """Makes all checks that can be made, the replay's own run first; says why others cannot.
+    """Makes all possible checks, the replay's own run first; also returns why others failed.
 
-    What a checked run has told the replay is taken out before: an all-reduce's cost that was fitted
-    to it is fitted anew to the replay's own run alone, and it has no part in how compute depends on
-    the batch. Where that cannot be done, the check is marked as not held out.
+    The influence of a checked run on the replay is removed first: a cost that was fitted to this
+    run is refitted to the replay's own run alone, and the run is left out of the fit of compute
+    to the batch. If that is not possible, the check is marked as not held out.
 
     Args:
-        replay: what is to be checked.
-        others: what was recorded besides its own run.
-        recorded: what ``replay.compute_by_batch`` was made of.
+        replay: the model to check.
+        others: settings that were recorded besides the replay's own run.
+        recorded: settings to which ``replay.compute_by_batch`` was fitted.
     """
     sources = {Path(source).resolve() for source in replay.profile.sources}
     given = [each for each in others if each.source and Path(each.source).resolve() in sources]
@@ -146,7 +146,7 @@ def checks(
 
 
 def _fitted_alone(replay: Model) -> MachineProfile:
-    """The profile with what runs said of a collective from the replay's own run alone."""
+    """Returns the profile with costs from runs refitted to the replay's own run alone."""
     schedule, profile = replay.schedule, replay.profile
     link = profile.links.get(schedule.link)
     if link is None or not _from_runs(profile, schedule):
@@ -160,13 +160,13 @@ def _fitted_alone(replay: Model) -> MachineProfile:
 
 
 def _from_runs(profile: MachineProfile, schedule: RecordedSteps) -> bool:
-    """Whether runs said what a collective costs on the links of this one."""
+    """True if a cost on the schedule's link class was fitted to runs."""
     link = profile.links.get(schedule.link)
     return link is not None and any(each.is_from_steps for each in link.curves.values())
 
 
 def _is_fitted(profile: MachineProfile, alone: MachineProfile, schedule: RecordedSteps) -> bool:
-    """Whether a run that the profile was fitted to still has a part in ``alone``."""
+    """True if a run that the profile was fitted to still influences ``alone``."""
     if schedule.hook:
         return True
     link = profile.links.get(schedule.link)
@@ -174,7 +174,7 @@ def _is_fitted(profile: MachineProfile, alone: MachineProfile, schedule: Recorde
 
 
 def _without(replay: Model, checked: RecordedSteps, recorded: Sequence[Recorded]) -> Model:
-    """With how compute depends on the batch from all recorded runs but the checked one."""
+    """Returns the replay with compute fitted to the batch without the checked run."""
     rest = [each for each in recorded if each.schedule is not checked]
     if not isinstance(replay, Replay) or replay.compute_by_batch is None:
         return replay
@@ -184,7 +184,7 @@ def _without(replay: Model, checked: RecordedSteps, recorded: Sequence[Recorded]
 
 
 def model_error(found: Sequence[Check]) -> ModelError | None:
-    """Computes the errors over the held-out checks; None without any."""
+    """Computes the errors in the held-out checks; None if there are none."""
     held_out = [each for each in found if each.held_out]
     errors = [abs(each.error) for each in held_out]
     if not errors:
@@ -199,10 +199,10 @@ def model_error(found: Sequence[Check]) -> ModelError | None:
 
 
 def margin_of(errors: Sequence[float]) -> float:
-    """Margin at 95 % that errors on held-out settings imply for another setting.
+    """Returns the 95 % margin that errors on held-out settings imply for another setting.
 
-    Errors are taken as normal around 0: Student's t times their root mean square. One or two may be
-    small by chance; so ``_TYPICAL`` counts beside them, as ``_WEIGHT`` points more.
+    It is Student's t times their root mean square, supposing normal errors around 0. One or two
+    errors may be small by chance, so ``_TYPICAL`` is included as ``_WEIGHT`` more points.
     """
     points = _WEIGHT + len(errors)
     square = (_WEIGHT * _TYPICAL**2 + sum(error**2 for error in errors)) / points

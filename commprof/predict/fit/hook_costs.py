@@ -1,14 +1,15 @@
-"""What a compressor costs per bucket: processor time by stage, bytes on the wire, fixed overhead.
+"""Cost of a compressor per bucket: processor time by stage, bytes on the wire, fixed overhead.
 
-Its one thread takes bucket after bucket. With C the processor time of a bucket, W its time on the
-wire and p the pieces in which it goes, C and W run beside each other but for the first piece:
+A compressor's only thread processes one bucket after another. With C the processor time of a
+bucket, W its time on the wire and p the pieces in which it is sent, C and W overlap except for the
+first piece:
 
     time = overhead + max(C, W) + min(C, W) / p
 
-Where the ranks of a host add up first (``hierarchical``, ``int8:hierarchical=1``), there are two
-levels: within a host C = beta * size with the overhead as its alpha, both from the replay of
-recorded steps, because the stages' own times hold the waiting for the host's other ranks; between H
-hosts W is that of the link's own alpha and beta for H peers that send a host's bytes.
+If the ranks of a host add up first (``hierarchical``, ``int8:hierarchical=1``), there are two
+levels. Within a host C = beta * size with the overhead as its alpha; both are fitted by replaying
+recorded steps, because the stages' own times include waiting for the host's other ranks. Between H
+hosts W follows from the link's own alpha and beta for H peers that send a host's bytes each.
 """
 
 from __future__ import annotations
@@ -22,34 +23,34 @@ from commprof.predict.fit.cost_model import CostCurve
 from commprof.predict.fit.regression import Line
 
 TWO_PHASE, GATHER, RING, HIERARCHICAL = "two_phase", "gather", "ring", "hierarchical"
-#: How each scheme's payload travels, see docs/compressors.md.
+#: Exchange of each scheme's payload, see docs/compressors.md.
 EXCHANGES = {
     **dict.fromkeys(("fp16", "bf16", "int8", "int4"), TWO_PHASE),
     "topk": GATHER,
     **dict.fromkeys(("none", "powersgd"), RING),
     "hierarchical": HIERARCHICAL,
 }
-#: Encoded bytes of a rank's share that go as one piece (``compress::Options::piece_bytes``).
+#: Encoded bytes of a rank's share that are sent as one piece (``compress::Options::piece_bytes``).
 _PIECE_BYTES = 1 << 20
-#: Messages of a bucket that follow each other: its header, then one per phase. Each goes to all
-#: ranks at once (``Channel::exchange``), so there are as many for any number of ranks but that two
-#: phases are one up to ``_ONE_PHASE_RANKS`` (``inOnePhase()`` in ``block_scheme.cpp``).
+#: Successive messages of a bucket: its header, then one per phase. Each is sent to all ranks at
+#: once (``Channel::exchange``), so their number does not depend on the ranks, except that up to
+#: ``_ONE_PHASE_RANKS`` two phases become one (``inOnePhase()`` in ``block_scheme.cpp``).
 _MESSAGES = {TWO_PHASE: 3, GATHER: 2}
 _ONE_PHASE_RANKS = 2
-#: Ranks from which top-k may go by owners (``SplitGather::canPay``).
+#: Least number of ranks at which top-k may use owner ranks (``SplitGather::canPay``).
 _FEWEST_OWNERS = 4
-#: The backend cuts a bucket into so many chunks at least, and has some between hosts at a time.
+#: Least number of chunks into which the backend cuts a bucket, and chunks in flight between hosts.
 _CHUNKS, _CHUNKS_IN_FLIGHT = 8, 2
 
 
 def recording(label: str) -> str:
-    """The command that records a run with this compressor, to fit its cost from."""
+    """Returns the command that records a run with this compressor, to fit its cost."""
     return invocation.command("run", "--world-sizes", "2", "--hook", invocation.quoted(label))
 
 
 @dataclass(frozen=True)
 class HookFigures:
-    """Fitted figures of a ``HookCost``, with its names and units."""
+    """Fitted figures of a ``HookCost``, with the same names and units."""
 
     encode: Line
     reduce: Line
@@ -66,40 +67,41 @@ class HookCost:
     encode: Line
     reduce: Line
     decode: Line
-    #: Encoded bytes over fp32 bytes.
+    #: Encoded bytes divided by fp32 bytes.
     payload_ratio: float
-    #: Per bucket: threads that wake, headers, messages.
+    #: Fixed time per bucket: waking threads, headers, messages.
     overhead_s: float
-    #: Of the recorded run.
+    #: Ranks, crowding and range of bucket sizes of the recorded run.
     ranks: int
     ranks_per_core: float
     bucket_bytes: tuple[float, float]
-    #: By how much a rank's own work takes longer beside it, over the bytes of all gradients; below
-    #: 0 where it leaves compute more than all-reduces do. NaN where no run like it had no hook.
+    #: Extra time of a rank's own work due to the compressor, divided by the bytes of all gradients;
+    #: below 0 if all-reduces slow compute down more. NaN if no similar run without a hook exists.
     compute_s_per_byte: float = math.nan
-    #: Whether a host's ranks add up first and only hosts exchange. ``reduce`` then holds all of its
-    #: processor time, ``payload_ratio`` is of a host's bytes, and ``ranks`` counts hosts.
+    #: True if a host's ranks add up first and only hosts exchange. ``reduce`` then holds all
+    #: processor time, ``payload_ratio`` refers to a host's bytes, and ``ranks`` counts hosts.
     between_hosts: bool = False
-    #: Of the recorded run, rounded.
+    #: Ranks per host of the recorded run, rounded.
     ranks_per_host: int = 1
-    #: Latency of a message in the recorded run, which ``overhead_s`` holds: the fitted alpha of its
-    #: link. NaN where the profile does not say.
+    #: Latency of a message in the recorded run, the fitted alpha of its link; ``overhead_s``
+    #: includes it. NaN if the profile lacks it.
     alpha_s: float = math.nan
-    #: Link class of the recorded run; empty where the profile does not say.
+    #: Link class of the recorded run; empty if the profile lacks it.
     link: str = ""
-    #: What the replay of the recorded run misses its ends by, in the mean, over the step.
+    #: Mean absolute error of the replayed bucket ends of the recorded run, divided by the step; NaN
+    #: if the profile lacks it.
     residual: float = math.nan
-    #: Root mean square of the relative residuals of a bucket's processor time; NaN where it is not
-    #: of the stages' own times, and as the one above where the profile does not say.
+    #: Root mean square of the relative residuals of a bucket's processor time; NaN if the cost was
+    #: not fitted to the stages' own times, or the profile lacks it.
     work_residual: float = math.nan
-    #: 95 % bootstrap interval, figure by figure; NaN where nothing says how far it may be off.
+    #: 95 % bootstrap interval of each figure; NaN for figures of unknown uncertainty.
     low: HookFigures | None = None
     high: HookFigures | None = None
-    #: Bootstrap replicates. The one of a number was fitted beside the link's of that number.
+    #: Bootstrap replicates, each fitted with the link's replicate of the same number.
     replicates: tuple[HookFigures, ...] = ()
 
     def replicate(self, number: int) -> HookCost:
-        """The cost with one bootstrap replicate's figures, counted modulo their number."""
+        """Returns the cost with the figures of replicate ``number`` modulo their count."""
         if not self.replicates:
             return self
         drawn = self.replicates[number % len(self.replicates)]
@@ -112,14 +114,14 @@ class HookCost:
         )
 
     def peers(self, ranks: int, ranks_per_host: int) -> int:
-        """Number of ranks that exchange, which the methods below take as ranks."""
+        """Number of peers that exchange: the ``ranks`` argument of the methods below."""
         return max(1, math.ceil(ranks / ranks_per_host)) if self.between_hosts else ranks
 
     def link_sharing(self, ranks: int, ranks_per_host: int) -> float:
-        """Load of a host's link over that with one rank there, in units of ``sent_bytes``.
+        """Load of a host's link, as a multiple of one rank's ``sent_bytes``.
 
-        Of what a rank sends to each of the others, only that to other hosts crosses the link, and
-        so does that of its host's other ranks. A ring enters and leaves each host once.
+        Only messages to other hosts cross the link, and those of all ranks of the host do. A ring
+        enters and leaves each host once.
         """
         everyone = self.exchange in (TWO_PHASE, GATHER) and not self.between_hosts
         if not everyone or ranks_per_host >= ranks:
@@ -135,15 +137,15 @@ class HookCost:
         sharing: float = 1.0,
         later_s: float = 0.0,
     ) -> float:
-        """Time from the compressor's start on a bucket to the bucket's mean.
+        """Time from the compressor's start on a bucket until its mean is complete.
 
         Args:
-            size_bytes: of the fp32 gradients.
-            ranks: that exchange it.
-            curve: of all-reduce on their link.
-            crowding: how much longer its work takes than in the recorded run, for want of cores.
-            sharing: see ``link_sharing``.
-            later_s: by how much a message takes longer to arrive than in the recorded run.
+            size_bytes: size of the fp32 gradients.
+            ranks: number of peers, see ``peers``.
+            curve: cost of an all-reduce on the link between the peers.
+            crowding: factor of the recorded processor time, due to missing cores.
+            sharing: factor of the time on the wire, see ``link_sharing``.
+            later_s: extra latency of a message, compared with the recorded run.
         """
         work_s = self.work_s(size_bytes, ranks) * crowding
         wire_s = self.wire_s(size_bytes, ranks, curve) * sharing
@@ -159,12 +161,12 @@ class HookCost:
             fixed + per_byte * size_bytes
             for fixed, per_byte in (self.encode, self.reduce, self.decode)
         )
-        # After a gather everybody decodes and adds up what all others sent.
+        # After a gather each rank decodes and adds up the values of all others.
         growth = ranks / self.ranks if self.exchange == GATHER else 1.0
         return encode + (reduce + decode) * growth
 
     def wire_s(self, size_bytes: float, ranks: int, curve: CostCurve) -> float:
-        """Time on the wire without the messages' latency, which the overhead holds."""
+        """Time on the wire without the messages' latency, which the overhead includes."""
         if self.exchange == HIERARCHICAL:
             chunks_s = _CHUNKS * curve.time_s(size_bytes / _CHUNKS, ranks)
             return max(curve.time_s(size_bytes, ranks), chunks_s / _CHUNKS_IN_FLIGHT)
@@ -177,19 +179,19 @@ class HookCost:
         payload = self.payload_ratio * size_bytes
         if self.exchange == GATHER:
             gathered = payload * (ranks - 1)
-            # Where that is more, all values go as halves in two phases (TopK::dense).
+            # At most, all values are sent as halves in two phases (TopK::dense).
             dense = size_bytes * (ranks - 1) / ranks if self._is_top_k else math.inf
             return min(gathered, dense)
         return payload * 2 * (ranks - 1) / ranks
 
     def remarks(self, ranks: int) -> list[str]:
-        """Says what the model leaves out of the exchange at so many ranks."""
+        """Returns remarks on parts of the exchange that the model leaves out at these ranks."""
         if not self._is_top_k or ranks < _FEWEST_OWNERS:
             return []
         return [
-            f"{self.label} at {ranks} ranks is priced as everyone's choices sent to everyone, at "
-            "most as halves of all values; where ranks choose the same places it goes by owners, "
-            "which is less"
+            f"{self.label} at {ranks} ranks is priced as if each rank sent its chosen values to "
+            "all others, at most all values as halves; if ranks choose the same positions, owner "
+            "ranks add them up, which costs less"
         ]
 
     @property

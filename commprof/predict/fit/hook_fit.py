@@ -1,9 +1,9 @@
-"""A compressor's cost from recorded runs with it: what its stages took, and when buckets ended.
+"""Fits a compressor's cost to recorded runs: to its stages' times, and to the ends of buckets.
 
-The stages' lines go through what each bucket took, and the overhead is that with which the replay
-of the recorded steps misses their ends least. Intervals are of bootstrap replicates: buckets and
-steps are drawn anew and the overhead is fitted again, to fewer values, over the link's replicate of
-the same number, so that what one of the two takes too much the other takes too little.
+The stages' lines are fitted to the times of each bucket. The overhead is the one with which the
+replay of the recorded steps misses their ends least. Intervals come from bootstrap replicates:
+buckets and steps are resampled, and the overhead is refitted from fewer values, with the link's
+replicate of the same number, so that errors of link and overhead offset each other.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ from commprof.predict.replay.exchange import exchange
 from commprof.predict.replay.schedule import Schedule
 from commprof.stats.intervals import percentile_interval
 
-#: Values tried, from 10 µs to 100 ms: 12 % apart.
+#: Number of overheads tried, from 10 µs to 100 ms: 12 % apart.
 _OVERHEADS = 81
-#: Values tried within a host, from 10 ps to 100 ns a byte, and of the overhead beside them.
+#: Numbers of values tried within a host: 10 ps to 100 ns per byte, and the overheads above.
 _BETAS, _ALPHAS = 41, 31
 REPLICATES = 20
 _SEED = 20240501
-#: Tried for a replicate, over the fitted value: of the overhead, and of both figures within a host.
+#: Multiples of the fitted value tried for a replicate: of the overhead alone, and of both figures
+#: within a host.
 _NEAR, _NEAR_BOTH = np.geomspace(0.5, 2, 11), np.geomspace(0.5, 2, 5)
-#: An overhead of 0 is refitted around the least that is tried above it.
+#: An overhead of 0 is refitted around the smallest one tried above 0.
 _LEAST_OVERHEAD_S = 1e-5
-#: A line through fewer buckets leaves nothing that says how far it may be off.
+#: A line through fewer buckets leaves no residuals to estimate its error from.
 _LEAST_BUCKETS = 3
 _MOST_DRAWS = 100
 
@@ -55,22 +56,22 @@ def fit_hook(
     """Fits the cost of a compressor to runs of one world size of 2 ranks or more.
 
     Args:
-        label: as given to ``--hook``.
-        rows: what the runs' compressed buckets took.
-        schedules: of the same runs. The overhead is what makes their replay end as they did.
-        curve: of all-reduce on the runs' link.
-        plain: runs without a hook; those with the same buckets say what it takes from compute.
+        label: the compressor, as given to ``--hook``.
+        rows: times of the runs' compressed buckets.
+        schedules: schedules of the same runs; the overhead is fitted to their bucket ends.
+        curve: cost of an all-reduce on the runs' link.
+        plain: runs without a hook; those with the same buckets show the slowdown of compute.
 
     Raises:
-        CommprofError: no bucket was compressed, or by one rank alone; or the scheme is not known.
+        CommprofError: no bucket of 2 ranks or more was compressed, or the scheme is unknown.
     """
     name = label.partition(":")[0]
     mine = [row for row in rows if row.payload_bytes > 0]
     ranks = schedules[0].world_size
     if name not in EXCHANGES:
         raise CommprofError(
-            f"hook {label}: the model does not know how it exchanges (known: "
-            f"{', '.join(EXCHANGES)}); predict without it"
+            f"hook {label}: the cost model supports no such scheme (supported: "
+            f"{', '.join(EXCHANGES)}); predict without this hook"
         )
     if not mine or ranks < 2:
         raise CommprofError(
@@ -103,7 +104,7 @@ def fit_hook(
 
 
 def _stages(rows: Sequence[CompressionRow]) -> tuple[Line, Line, Line]:
-    """Encode, reduce and decode."""
+    """Fits the lines of encode, reduce and decode."""
     size = np.array([float(row.gradient_bytes) for row in rows])
     return (
         _line(size, [row.encode_ms for row in rows]),
@@ -113,7 +114,7 @@ def _stages(rows: Sequence[CompressionRow]) -> tuple[Line, Line, Line]:
 
 
 def _line(size: npt.NDArray[np.float64], times_ms: Sequence[float]) -> Line:
-    """Through sizes that differ; else all of it is taken to grow with the size."""
+    """Fits a line if sizes differ; else supposes that all time is proportional to the size."""
     seconds = np.maximum(np.array(times_ms) / 1e3, 1e-9)
     if len(np.unique(size)) > 1:
         return robust_line(size, seconds)
@@ -121,12 +122,12 @@ def _line(size: npt.NDArray[np.float64], times_ms: Sequence[float]) -> Line:
 
 
 def _two_levels(bare: HookCost, schedules: Sequence[Schedule], curve: CostCurve) -> HookCost:
-    """With the level within a host: latency and time per byte that miss the recorded ends least."""
+    """Fits latency and time per byte within a host, so as to miss the recorded ends least."""
     per_host = max(1, round(schedules[0].placement.ranks_per_host))
     hosts = max(1, math.ceil(bare.ranks / per_host))
     if hosts == 1 and bare.exchange != HIERARCHICAL:
         raise CommprofError(
-            f"hook {bare.label}: recorded on one host, on which it compresses nothing; record it "
+            f"hook {bare.label} was recorded on one host, where it compresses nothing; record it "
             "on several hosts"
         )
     nothing: Line = (0.0, 0.0)
@@ -135,7 +136,7 @@ def _two_levels(bare: HookCost, schedules: Sequence[Schedule], curve: CostCurve)
         encode=nothing,
         reduce=nothing,
         decode=nothing,
-        # The backend reports a rank's whole bucket, the others the rank's part of its host's.
+        # The backend records a rank's whole bucket, other schemes a rank's part of its host's.
         payload_ratio=1.0 if bare.exchange == HIERARCHICAL else bare.payload_ratio * per_host,
         ranks=hosts,
         between_hosts=True,
@@ -148,7 +149,7 @@ def _two_levels(bare: HookCost, schedules: Sequence[Schedule], curve: CostCurve)
         schedules,
         curve,
     )
-    # Between the neighbours of the best on the grid.
+    # Search between the neighbours of the best grid point.
     closer = np.linspace(0.75, 1.35, 13)
     return _with_level(
         coarse, closer * coarse.overhead_s, closer * coarse.reduce[1], schedules, curve
@@ -162,7 +163,10 @@ def _with_level(
     schedules: Sequence[Schedule],
     curve: CostCurve,
 ) -> HookCost:
-    """Latency and time per byte within a host: of these and 0, those that miss the ends least."""
+    """Chooses latency and time per byte within a host that miss the recorded ends least.
+
+    Tries 0 besides the given values.
+    """
     tried = (
         dataclasses.replace(cost, overhead_s=alpha, reduce=(0.0, beta))
         for beta in (0.0, *betas_s_per_byte.tolist())
@@ -177,13 +181,13 @@ def _with_overhead(
     schedules: Sequence[Schedule],
     curve: CostCurve,
 ) -> HookCost:
-    """Per bucket: of these and 0, the one that misses the recorded ends least."""
+    """Chooses the overhead per bucket that misses the recorded ends least; tries 0 too."""
     tried = (dataclasses.replace(cost, overhead_s=each) for each in (0.0, *overheads_s.tolist()))
     return min(tried, key=lambda each: _miss(each, schedules, curve))
 
 
 def _compute_s_per_byte(hooked: Sequence[Schedule], plain: Sequence[Schedule]) -> float:
-    """Median over pairs of runs that differ in the hook alone."""
+    """Returns the median slowdown over pairs of runs that differ in the hook alone."""
     found = [
         (_own_s(one) - _own_s(other)) / one.gradient_bytes
         for one in hooked
@@ -199,7 +203,7 @@ def _own_s(schedule: Schedule) -> float:
 
 
 def _miss(cost: HookCost, schedules: Sequence[Schedule], curve: CostCurve) -> float:
-    """Mean absolute difference of the replayed ends over the step, summed over the schedules."""
+    """Returns the mean absolute error of replayed ends divided by the step, summed over runs."""
     total = 0.0
     for schedule in schedules:
         sizes = schedule.bucket_bytes.tolist()
@@ -216,7 +220,7 @@ def _miss(cost: HookCost, schedules: Sequence[Schedule], curve: CostCurve) -> fl
 def _with_spread(
     cost: HookCost, rows: Sequence[CompressionRow], schedules: Sequence[Schedule], curve: CostCurve
 ) -> HookCost:
-    """With its residuals, replicates and intervals."""
+    """Returns the cost with its residuals, replicates and intervals."""
     drawn = tuple(_replicates(cost, rows, schedules, curve))
     are_lines_drawn = cost.between_hosts or len(rows) >= _LEAST_BUCKETS
     low, high = _bounds(cost, drawn, are_lines_drawn)
@@ -257,7 +261,7 @@ def _replicates(
 
 
 def _redrawn(schedule: Schedule, random: np.random.Generator) -> Schedule:
-    """Its steps drawn with replacement, as far as ``_miss`` looks at them."""
+    """Resamples the schedule's steps with replacement, in the fields that ``_miss`` reads."""
     rows = random.integers(0, len(schedule.ready_s), len(schedule.ready_s))
     return dataclasses.replace(schedule, ready_s=schedule.ready_s[rows], end_s=schedule.end_s[rows])
 
@@ -265,9 +269,9 @@ def _redrawn(schedule: Schedule, random: np.random.Generator) -> Schedule:
 def _redrawn_rows(
     rows: Sequence[CompressionRow], random: np.random.Generator
 ) -> list[CompressionRow]:
-    """Drawn with replacement; of two sizes where there are so many, for a line needs two.
+    """Resamples rows with replacement, with two sizes if possible, because a line needs two.
 
-    Too few buckets stay as they are.
+    Returns too few rows unchanged.
     """
     if len(rows) < _LEAST_BUCKETS:
         return list(rows)
@@ -282,7 +286,7 @@ def _redrawn_rows(
 def _bounds(
     cost: HookCost, drawn: Sequence[HookFigures], are_lines_drawn: bool
 ) -> tuple[HookFigures, HookFigures]:
-    """95 % of each figure; NaN for lines that every replicate has as they are."""
+    """Returns each figure's 95 % interval; NaN for lines that no replicate refitted."""
     table = np.array([[*one.encode, *one.reduce, *one.decode, one.overhead_s] for one in drawn])
     low, high = percentile_interval(table)
     fitted = [*cost.encode, *cost.reduce, *cost.decode, cost.overhead_s]

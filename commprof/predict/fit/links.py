@@ -1,4 +1,4 @@
-"""A collective's cost in a scenario: which link its ring crosses, and what was changed of it."""
+"""Cost of a collective in a scenario: the links that its ring crosses, and their changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from commprof.predict.replay.algorithms import work
 from commprof.predict.replay.scenario import HIERARCHICAL, Scenario
 from commprof.predict.replay.schedule import Placement
 
-#: Of the stated rate of a link, what a fit must reach for the link, not the host, to be its limit.
+#: The link, not the host, is the limit if the fitted rate is at least this share of the stated one.
 _LINK_BOUND = 0.6
 
 
@@ -22,14 +22,14 @@ _LINK_BOUND = 0.6
 class ScenarioLink:
     """Cost of the collectives of one operation on a scenario's links."""
 
-    #: Within a host, and between hosts; None where the ring does not cross such a link.
+    #: Cost within a host, and between hosts; None if the ring does not cross such a link.
     inner: CostCurve | None
     outer: CostCurve | None
     ranks_per_host: int
     hierarchical: bool
     outside: tuple[str, ...]
     remarks: tuple[str, ...]
-    #: Of one message over the slowest link with cores for all; NaN where no link is crossed.
+    #: Time of one message over the slowest link, with a core per rank; NaN without a link.
     message_s: float = math.nan
 
     @property
@@ -42,8 +42,8 @@ class ScenarioLink:
     def time_s(self, size_bytes: float, ranks: int, op: str | None = None) -> float:
         """Time of an all-reduce, or of another operation over a flat ring, on idle links.
 
-        A flat ring is as fast as its slowest link in each step. The hierarchical one adds up within
-        each host, all-reduces its parts between hosts, and gathers within each host again.
+        A flat ring is as fast as its slowest link in each step. The hierarchical algorithm adds up
+        within each host, all-reduces the parts between hosts, and gathers within each host again.
         """
         if self.hierarchical and self.inner is not None and self.outer is not None:
             inside = self.inner.time_s(size_bytes, self.ranks_per_host)
@@ -52,7 +52,7 @@ class ScenarioLink:
         return max(times)
 
     def wire_s(self, size_bytes: float, ranks: int) -> float:
-        """Part of ``time_s`` in which the slowest link is taken."""
+        """Part of ``time_s`` that occupies the slowest link."""
         if self.hierarchical and self.inner is not None and self.outer is not None:
             return max(
                 self.inner.wire_s(size_bytes, self.ranks_per_host),
@@ -61,11 +61,11 @@ class ScenarioLink:
         return max(c.wire_s(size_bytes, ranks) for c in (self.inner, self.outer) if c is not None)
 
     def sent_bytes(self, size_bytes: float, ranks: int) -> float:
-        """Bytes that one rank sends, over whatever link."""
+        """Bytes that one rank sends in an all-reduce, over any link."""
         return work("all_reduce", ranks).sent * size_bytes
 
     def replicate(self, number: int) -> ScenarioLink:
-        """The links with one bootstrap replicate's parameters."""
+        """Returns the links with the parameters of one bootstrap replicate."""
         return dataclasses.replace(
             self,
             inner=None if self.inner is None else self.inner.replicate(number),
@@ -83,27 +83,27 @@ def scenario_link(
 
     Args:
         profile: fitted costs.
-        scenario: world size, and what is changed of the link between hosts.
-        placement: of the scenario's ranks.
-        op: operation whose curve is taken where there is one; else all-reduce's.
+        scenario: world size, and changes of the link between hosts.
+        placement: hosts and cores of the scenario's ranks.
+        op: operation whose curve is used if there is one; else all-reduce's.
 
     Raises:
-        CommprofError: a link that the ring crosses was not measured, or it is not known what part
-            of its cost the changed rate is of; names the next step.
+        CommprofError: a link that the ring crosses was not measured, or the profile lacks the rate
+            or latency that the scenario changes; names the next step.
     """
     per_host = max(1, round(min(placement.ranks_per_host, scenario.world_size)))
     several = scenario.world_size > per_host
     if scenario.changes_link and not several and scenario.world_size > 1:
         raise CommprofError(
-            f"--bandwidth and --latency are of the link between hosts, and {scenario.world_size} "
-            f"ranks fit on one host of {per_host}; say how ranks are spread: --ranks-per-host 1"
+            f"--bandwidth and --latency change the link between hosts, but {scenario.world_size} "
+            f"ranks fit on one host of {per_host}; spread them over hosts: --ranks-per-host 1"
         )
     outside: list[str] = []
     remarks: list[str] = []
     inner = _inner(profile, placement, op) if per_host > 1 or not several else None
     outer = _outer(profile, scenario, placement, op, outside, remarks) if several else None
     if per_host > 1 and inner is None:
-        remarks.append("links within a host were not measured and are taken to be fast enough")
+        remarks.append("links within a host were not measured and are assumed to be fast enough")
     if not several and inner is None:
         raise CommprofError(
             "all ranks run on one host, whose link was not measured; fit a run or a "
@@ -138,7 +138,7 @@ def _message_s(profile: MachineProfile, scenario: Scenario, several: bool, op: s
 
 
 def _inner(profile: MachineProfile, placement: Placement, op: str) -> CostCurve | None:
-    """Within a host all cost is the processor's: crowded cores stretch it."""
+    """Returns the cost within a host, which is processor time: crowded cores stretch it."""
     curve = _curve(profile.links.get(SAME_HOST), op)
     if curve is None:
         return None
@@ -163,8 +163,8 @@ def _outer(
     if not math.isnan(latency_s):
         if math.isnan(measured.latency_s):
             raise CommprofError(
-                "--latency: the profile does not say what the measured link's own latency is, so "
-                "it cannot be replaced; fit again with --link-latency"
+                "--latency needs the measured link's own latency, which the profile does not "
+                "contain; fit again with --link-latency"
             )
         more_s = latency_s - measured.latency_s
         if not math.isclose(latency_s, measured.latency_s, rel_tol=1e-3, abs_tol=1e-9):
@@ -184,30 +184,30 @@ def _rate_scale(
     outside: list[str],
     remarks: list[str],
 ) -> Callable[[float], float]:
-    """What becomes of seconds per byte on a link of another rate."""
+    """Returns the function that converts seconds per byte to a link of another rate."""
     if math.isnan(rate):
         return lambda beta: beta
     stated = measured.bytes_per_s
     if math.isnan(stated):
         raise CommprofError(
-            "--bandwidth: the profile does not say what rate the measured link has, so its share "
-            "of the measured time is not known; fit again with --link-bandwidth"
+            "--bandwidth needs the measured link's own rate, which the profile does not contain; "
+            "fit again with --link-bandwidth"
         )
     share = 1 / curve.pieces[-1].beta_s_per_byte / stated
     remarks.append(
-        f"payload passes at {share:.1%} of a link's stated rate, as measured at "
+        f"payload is sent at {share:.1%} of a link's stated rate, as measured at "
         f"{stated * 8 / 1e9:.3g} Gbit/s"
     )
     if rate < stated / 1.001:
         outside.append(f"{rate * 8 / 1e9:.3g} Gbit/s (measured: {stated * 8 / 1e9:.3g})")
     if rate > stated * 1.001:
         outside.append(
-            f"{rate * 8 / 1e9:.3g} Gbit/s (measured: {stated * 8 / 1e9:.3g}): what the hosts "
-            "themselves can pass is known up to the measured rate only"
+            f"{rate * 8 / 1e9:.3g} Gbit/s (measured: {stated * 8 / 1e9:.3g}): the hosts' own limit "
+            "is known up to the measured rate only"
         )
     if share < _LINK_BOUND:
         remarks.append(
-            "the hosts limited the rate, not the measured link; here too they are taken to"
+            "the hosts, not the measured link, limited the rate; it is assumed that they still do"
         )
         return lambda beta: max(beta, 1 / rate)
     gamma = (curve.gamma_s_per_byte or 0.0) / 2
@@ -222,7 +222,7 @@ def _stated(
     outside: list[str],
     remarks: list[str],
 ) -> CostCurve:
-    """From the user's figures for the link, and what the hosts' own part costs without one."""
+    """Returns the cost from the user's rate and latency, and the hosts' own cost on one host."""
     curve = _curve(profile.links.get(SAME_HOST), op)
     rate, latency_s = scenario.bandwidth_bytes_per_s, scenario.latency_s
     if curve is None or math.isnan(rate) or math.isnan(latency_s):
@@ -232,22 +232,22 @@ def _stated(
         )
     outside.append("links between hosts (measured: within one host)")
     remarks.append(
-        "the link between hosts is the stated one; the hosts' own part is what a collective within "
-        "one host costs"
+        "the link between hosts has the stated rate and latency; the hosts' own cost is that of a "
+        "collective within one host"
     )
     factor = _crowding_factor(curve, placement)
     return curve.changed(lambda a: a * factor + latency_s, lambda b: max(b * factor, 1 / rate))
 
 
 def _crowding_factor(curve: CostCurve, placement: Placement) -> float:
-    """Ranks per core there over ranks per core in the measurement, as far as they exceed 1."""
+    """Returns the scenario's ranks per core divided by the measurement's, each at least 1."""
     if math.isnan(curve.ranks_per_core):
         return 1.0
     return placement.ranks_per_core / max(1.0, curve.ranks_per_core)
 
 
 def _curve(link: LinkProfile | None, op: str) -> CostCurve | None:
-    """Of the operation; else of all-reduce, or of what sends as one does."""
+    """Returns the curve of the operation; else that of all-reduce or reduce-scatter."""
     if link is None:
         return None
     found = (link.curves.get(name) for name in (op, "all_reduce", "reduce_scatter"))

@@ -1,4 +1,4 @@
-"""The machine profile: fitted costs as a file that later commands pick up."""
+"""Machine profile: a file of fitted costs that later commands read."""
 
 from __future__ import annotations
 
@@ -23,38 +23,38 @@ KIND = "commprof machine profile"
 
 @dataclass(frozen=True)
 class LinkProfile:
-    """What was measured over links of one class."""
+    """Fitted costs over links of one class."""
 
-    #: By operation.
+    #: Cost curves by operation.
     curves: Mapping[str, CostCurve]
-    #: The link's own rate and one-way latency, as the user stated them; NaN where not stated.
+    #: The link's own rate and one-way latency, as stated by the user; NaN if not stated.
     bytes_per_s: float = math.nan
     latency_s: float = math.nan
 
 
 @dataclass(frozen=True)
 class MachineProfile:
-    """Costs of one machine, or of machines like it."""
+    """Fitted costs of one machine, or of equal machines."""
 
     links: Mapping[str, LinkProfile]
     hooks: Mapping[str, HookCost] = field(default_factory=dict)
-    #: Files and runs that it was fitted to.
+    #: Files and runs to which the costs were fitted.
     sources: Sequence[str] = ()
     machine: Mapping[str, Any] = field(default_factory=dict)
     created: str = ""
 
 
 def default_path() -> Path:
-    """``commprof/machine_profile.json`` in the user's directory for settings (XDG)."""
+    """Returns ``commprof/machine_profile.json`` in the user's configuration directory (XDG)."""
     home = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
     return Path(home) / "commprof" / "machine_profile.json"
 
 
 def save_profile(profile: MachineProfile, path: Path) -> None:
-    """Writes the profile, whole or not at all.
+    """Writes the profile atomically.
 
     Raises:
-        CommprofError: it cannot be written.
+        CommprofError: the file cannot be written.
     """
     document = {"kind": KIND, "schema_version": SCHEMA_VERSION, **dataclasses.asdict(profile)}
     try:
@@ -70,7 +70,7 @@ def load_profile(path: Path) -> MachineProfile:
     """Reads a profile.
 
     Raises:
-        CommprofError: the file is none, or of a version not known here.
+        CommprofError: the file is not a machine profile, or of an unsupported version.
     """
     try:
         document = read_json(path)
@@ -80,13 +80,15 @@ def load_profile(path: Path) -> MachineProfile:
             "commprof fit"
         ) from None
     except ValueError as error:
-        raise CommprofError(f"{quoted(path)} is no machine profile: {error}") from None
+        raise CommprofError(f"{quoted(path)} is not a machine profile: {error}") from None
     if not isinstance(document, dict) or document.get("kind") != KIND:
-        raise CommprofError(f"{quoted(path)} is no machine profile; write one with commprof fit")
+        raise CommprofError(
+            f"{quoted(path)} is not a machine profile; write one with commprof fit"
+        )
     if document.get("schema_version") != SCHEMA_VERSION:
         raise CommprofError(
             f"{quoted(path)} is a machine profile of version {document.get('schema_version')} "
-            f"(known: {SCHEMA_VERSION}); write it anew with commprof fit"
+            f"(supported: {SCHEMA_VERSION}); write it again with commprof fit"
         )
     try:
         profile: MachineProfile = checked(document, MachineProfile)

@@ -1,4 +1,4 @@
-"""What of a scenario lies outside of what was measured, in words."""
+"""Describes which parts of a scenario lie outside the measured range."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def outside_of(
     sizes: Floats,
     batches: tuple[float, float],
 ) -> list[str]:
-    """Says why a scenario lies outside of the measured range; empty inside.
+    """Describes the parts of a scenario outside the measured range; empty if there are none.
 
     Args:
-        schedule: as recorded.
-        scenario: what is asked for.
-        placement: of its ranks.
-        link: what its ring crosses.
-        hook: its compressor.
-        sizes: bytes of its buckets.
-        batches: the least and most samples per rank from which its compute follows.
+        schedule: the recorded steps.
+        scenario: the setting to predict.
+        placement: hosts and cores of the scenario's ranks.
+        link: links that the scenario's ring crosses.
+        hook: cost of the scenario's compressor; None without a compressor.
+        sizes: bytes of the scenario's buckets.
+        batches: smallest and largest samples per rank to which compute was fitted.
     """
     found = [*_batch(schedule, scenario, batches), *_crowding(schedule, placement, link)]
     if scenario.world_size < 2:
@@ -49,8 +49,8 @@ def outside_of(
     steps, recorded = schedule.ready_s.shape[:2]
     if scenario.world_size > steps * recorded:
         found.append(
-            f"the last of {scenario.world_size} ranks, drawn from {steps * recorded} recorded "
-            "steps of ranks: waiting is a lower bound"
+            f"{scenario.world_size} ranks, drawn from only {steps * recorded} recorded steps of "
+            "ranks: waiting is a lower bound"
         )
     return found
 
@@ -73,7 +73,7 @@ def _crowding(schedule: Schedule, placement: Placement, link: ScenarioLink) -> I
 
 
 def _links(scenario: Scenario, link: ScenarioLink, sizes: Floats) -> Iterator[str]:
-    """Of each link that the all-reduce crosses, with as many ranks as its ring has there."""
+    """Describes each link that the all-reduce crosses, with the ranks of the ring on that link."""
     inside = outside = scenario.world_size
     if link.hierarchical:
         inside = link.ranks_per_host
@@ -94,7 +94,7 @@ def _hook(scenario: Scenario, link: ScenarioLink, hook: HookCost, sizes: Floats)
         yield f"{hook.label} over links of class {_words(crossed)} (measured: {_words(hook.link)})"
     if hook.between_hosts and link.ranks_per_host != hook.ranks_per_host:
         yield (
-            f"{hook.label} with {link.ranks_per_host} ranks a host (measured: "
+            f"{hook.label} with {link.ranks_per_host} ranks per host (measured: "
             f"{hook.ranks_per_host})"
         )
     if peers != hook.ranks:

@@ -21,7 +21,7 @@ from commprof.stats.intervals import robust_deviation
 from commprof.text import counted
 
 _US = 1e-6
-#: Standard error of a median over that of a mean, of normal values.
+#: Standard error of a median divided by that of a mean, for normal values.
 _OF_A_MEDIAN = 1.2533
 
 
@@ -33,19 +33,19 @@ class Point:
     backend: str
     ranks: int
     size_bytes: float
-    #: Median.
+    #: Median over the calls.
     time_s: float
-    #: Single calls; empty where the file has none.
+    #: Times of single calls; empty if the file has none.
     samples_s: tuple[float, ...] = ()
-    #: Ranks on one host over its usable cores; NaN where not known.
+    #: Ranks on one host divided by its usable cores; NaN if unknown.
     ranks_per_core: float = math.nan
-    #: Relative standard error of the time, so far as the file tells.
+    #: Relative standard error of the time; 0 if unknown.
     error: float = 0.0
 
 
 @dataclass(frozen=True)
 class _Row:
-    """What is used of a row of the file."""
+    """Fields of a row of the file that are used."""
 
     op: str
     world_size: int
@@ -59,7 +59,7 @@ class _Row:
 
 @dataclass(frozen=True)
 class _Context:
-    """Where it was measured; a file need not say."""
+    """Hosts and machine of the measurement, as far as the file names them."""
 
     hosts: int | None = None
     world_size: int | None = None
@@ -68,27 +68,27 @@ class _Context:
 
 @dataclass(frozen=True)
 class Measurement:
-    """The points of one file, and where they were taken."""
+    """Points of one file, with the link and machine of the measurement."""
 
     points: tuple[Point, ...]
     link: str
     machine: Mapping[str, Any]
-    #: Rows that say nothing here, in words.
+    #: Descriptions of unused rows.
     left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class _Spread:
-    """How the ranks of a file were spread over hosts: evenly, one host's after the other's."""
+    """Spread of a file's ranks over hosts: evenly, with consecutive ranks on each host."""
 
     hosts: int
-    #: All of the job; its first ones made up the smaller groups.
+    #: Ranks of the whole job; smaller groups consist of its first ranks.
     ranks: int
-    #: Of rank 0's host, which stands for all.
+    #: Cores of rank 0's host, supposed equal on all hosts.
     usable_cores: float
 
     def ranks_per_core(self, ranks: int) -> float:
-        """On the host with the most of the first so many ranks."""
+        """Ranks per core on the fullest host, in a group of the first ``ranks`` ranks."""
         return min(ranks, math.ceil(self.ranks / self.hosts)) / self.usable_cores
 
 
@@ -96,8 +96,8 @@ def read_points(path: Path) -> Measurement:
     """Reads points from a microbenchmark's JSON or nccl-tests; prefers out-of-place rows.
 
     Raises:
-        CommprofError: the file is no result of a microbenchmark, of a version that is not known
-            here, or has no such rows.
+        CommprofError: the file is not a result of a microbenchmark, is of an unsupported version,
+            or has no rows of a microbenchmark.
     """
     if is_nccl_tests(path):
         return _of_nccl_tests(path)
@@ -130,7 +130,7 @@ def read_points(path: Path) -> Measurement:
 
 
 def _of_nccl_tests(path: Path) -> Measurement:
-    """On the links of its hosts; whose cores the ranks had, such a file does not say."""
+    """Reads points from a result of nccl-tests, which does not contain the ranks' cores."""
     sweep = read_sweep(path)
     rows = [
         checked({**dataclasses.asdict(row), **dataclasses.asdict(row.key)}, _Row)
@@ -155,7 +155,7 @@ def _of_nccl_tests(path: Path) -> Measurement:
 
 
 def _error(point: Point, in_place_s: float | None) -> float:
-    """Of single calls' median; else what out of place and in place differ by."""
+    """Relative error of the calls' median; else difference from the in-place time, else 0."""
     if len(point.samples_s) > 1:
         spread_s = robust_deviation(point.samples_s)
         return _OF_A_MEDIAN * spread_s / math.sqrt(len(point.samples_s)) / point.time_s
@@ -165,7 +165,7 @@ def _error(point: Point, in_place_s: float | None) -> float:
 
 
 def _spread(context: _Context, most_ranks: int) -> _Spread:
-    """As the file says; one host, and no ranks but those of its rows, where it does not."""
+    """Returns the spread in the file; by default one host, with the ranks of the largest row."""
     cores = checked(context.machine, {"usable_cpu_count": int | None}, "context.machine")
     return _Spread(
         context.hosts or 1,
@@ -175,11 +175,11 @@ def _spread(context: _Context, most_ranks: int) -> _Spread:
 
 
 def _left_out(path: Path, rows: Sequence[_Row]) -> Iterator[str]:
-    """Of rows that somebody may miss: hooks, and wrong data."""
+    """Describes unused rows that a user may miss: hooks, and wrong data."""
     hooks = sorted({row.op for row in rows if row.op.startswith("hook:")})
     if hooks:
         yield (
-            f"{invocation.quoted(path)}: {', '.join(hooks)}; what a hook costs is fitted to a "
+            f"{invocation.quoted(path)}: {', '.join(hooks)}; the cost of a hook is fitted to a "
             "recorded run with it: " + recording(hooks[0].removeprefix("hook:"))
         )
     wrong = sum(bool(row.wrong) for row in rows)
@@ -188,7 +188,7 @@ def _left_out(path: Path, rows: Sequence[_Row]) -> Iterator[str]:
 
 
 def _point(row: _Row) -> Point | None:
-    """None for a row that says nothing of the link: in place, wrong, failed, or one rank."""
+    """Returns the row's point; None if it is in place, wrong, failed, or of one rank."""
     op = canonical(row.op)
     usable = (
         op in OPERATIONS

@@ -22,7 +22,7 @@ from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun, read_context, read_world
 from commprof.trace.schema import op_name
 
-#: Fewest calls of one kind and size whose median is taken.
+#: Fewest calls of one kind and size that make a point.
 _LEAST_CALLS = 3
 
 
@@ -30,7 +30,7 @@ def read_calls(directory: Path) -> list[Measurement]:
     """Reads the collectives of a run without steps, by world size.
 
     Raises:
-        CommprofError: ``directory`` is no run directory.
+        CommprofError: ``directory`` is not a run directory.
     """
     runs = (read_world(directory, size) for size in read_context(directory)["world_sizes"])
     found = [_measurement(run) for run in runs if _is_stepless(run)]
@@ -58,7 +58,7 @@ def _measurement(run: WorldRun) -> Measurement:
 def _points(traces: Sequence[Trace], hosts: int) -> Iterator[Point]:
     """A point per operation, group size and size: from the last rank's issue to the last end.
 
-    Calls count that all ranks of their group made while no other call of theirs was under way.
+    Only calls count that all ranks of the group made while they had no other call in flight.
     """
     tables = [columns.collectives(trace) for trace in traces]
     matching = match(traces, tables)
@@ -94,7 +94,7 @@ def _points(traces: Sequence[Trace], hosts: int) -> Iterator[Point]:
 
 
 def _alone(table: Collectives) -> Ints:
-    """Of each row: no other call of the rank was under way while it was."""
+    """True for each call during which the rank had no other call in flight."""
     order = np.argsort(table.issue_ns, kind="stable")
     issue, end = table.issue_ns[order], table.end_ns[order]
     before = np.maximum.accumulate(end)[:-1] <= issue[1:]

@@ -1,8 +1,8 @@
-"""Lines through measured times: relative errors, outliers held down, pieces where they pay.
+"""Robust lines through measured times, in one piece or several.
 
-A line is fitted to ``(a + b x - y) / y`` by Huber's M-estimator (iteratively reweighted least
-squares, k = 1.345 robust standard deviations), with a and b not below 0. How many pieces there
-are is decided by Schwarz's criterion (BIC).
+A line is fitted to ``(a + b x - y) / y`` with Huber's M-estimator (iteratively reweighted least
+squares, k = 1.345 robust standard deviations), with a and b not below 0. Schwarz's criterion (BIC)
+decides the number of pieces.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Line = tuple[float, float]
 
 _HUBER = 1.345
 _ROUNDS = 12
-#: A piece needs so many different x.
+#: Least number of different x in a piece.
 LEAST_PER_PIECE = 3
 MOST_PIECES = 3
-#: Residuals below this are no reason for another piece.
+#: Residuals below this do not justify another piece.
 _FINEST = 1e-3
 
 
@@ -56,7 +56,7 @@ def robust_lines(x: Floats, y: Floats, chosen: Chosen) -> Floats:
 
 
 def _deviations(off: Floats, chosen: Chosen) -> Floats:
-    """``robust_deviation`` about 0 of each row's chosen values, none of them negative."""
+    """Returns ``robust_deviation`` about 0 of each row's chosen values, which are not negative."""
     ordered = np.sort(np.where(chosen, off, np.inf), axis=1)
     count, row = chosen.sum(axis=1), np.arange(len(chosen))
     median = (ordered[row, (count - 1) // 2] + ordered[row, count // 2]) / 2
@@ -64,13 +64,13 @@ def _deviations(off: Floats, chosen: Chosen) -> Floats:
 
 
 def relative_residuals(line: Line, x: Floats, y: Floats) -> Floats:
-    """Relative residuals: fitted over measured, less 1."""
+    """Returns the relative residuals: fitted divided by measured, minus 1."""
     result: Floats = _residuals(np.array([line]), x, y)[0]
     return result
 
 
 def _residuals(lines: Floats, x: Floats, y: Floats) -> Floats:
-    """Relative residuals, [line, point]."""
+    """Returns the relative residuals, as [line, point]."""
     result: Floats = (lines[:, :1] + lines[:, 1:] * x) / y - 1
     return result
 
@@ -100,7 +100,7 @@ def find_breaks(x: Floats, y: Floats) -> tuple[float, ...]:
 
 
 def lines_on(breaks: Sequence[float], x: Floats, y: Floats) -> list[Line] | None:
-    """Fits a line per piece; None where a piece has fewer than two different x."""
+    """Fits a line per piece; None if a piece has fewer than two different x."""
     piece = np.searchsorted(np.asarray(breaks), x, side="right") - 1
     found = []
     for number in range(len(breaks)):
@@ -112,7 +112,7 @@ def lines_on(breaks: Sequence[float], x: Floats, y: Floats) -> list[Line] | None
 
 
 def _weighted_lines(x: Floats, y: Floats, weight: Floats) -> Floats:
-    """Least squares of the relative residuals, with weights [row, point]."""
+    """Fits lines by least squares of the relative residuals, with weights [row, point]."""
     p, q = 1 / y, x / y
     pp, pq, qq, sp, sq = (weight @ each for each in (p * p, p * q, q * q, p, q))
     determinant = pp * qq - pq * pq
@@ -131,7 +131,7 @@ def _weighted_lines(x: Floats, y: Floats, weight: Floats) -> Floats:
 
 
 def _segment_costs(x: Floats, y: Floats, values: Floats) -> dict[tuple[int, int], float]:
-    """Sum of absolute relative residuals of a line on ``values[i:j]``, for all that may be."""
+    """Sums the absolute relative residuals of a line on ``values[i:j]``, for all allowed i, j."""
     pairs = [
         (i, j) for i in range(len(values)) for j in range(i + LEAST_PER_PIECE, len(values) + 1)
     ]

@@ -1,1 +1,1 @@
-"""A recorded step replayed with other costs."""
+"""Replay of recorded steps with other costs."""

@@ -1,11 +1,11 @@
-"""What a collective sends: steps in a row, bytes per rank, bytes added up.
+"""Messages and bytes of one rank in each collective's algorithm.
 
-A rank takes ``steps`` messages one after the other and sends ``sent`` times the size in all; of
-that it adds up ``reduced`` times the size. Size is what nccl-tests calls it
+A rank sends ``steps`` messages one after the other, ``sent`` times the size in all, and adds up
+``reduced`` times the size. The size is defined as in nccl-tests
 (``commprof/analysis/collectives/traffic.py``). All-reduce, reduce-scatter, all-gather and
 all-to-all are the ring and pairwise algorithms of Thakur, Rabenseifner and Gropp, "Optimization of
 Collective Communication Operations in MPICH" (2005), section 4, which gloo (its ``algorithms.md``)
-and NCCL take for large sizes; broadcast is gloo's binomial tree. gloo's reduce is a ring
+and NCCL use for large sizes; broadcast is gloo's binomial tree. gloo's reduce is a ring
 reduce-scatter whose parts the root gathers, and torch runs reduce-scatter on gloo as an all-reduce.
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-#: Operations whose cost at one number of ranks says what it is at another.
+#: Operations whose cost at one number of ranks determines the cost at any other.
 OPERATIONS = (
     *("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"),
     *("all_to_all", "gather", "scatter", "send_recv", "barrier"),
@@ -31,11 +31,11 @@ _SYNONYMS = {
 class Work:
     """Messages and bytes of one rank in one collective."""
 
-    #: Messages that follow each other.
+    #: Number of successive messages.
     steps: int
-    #: Bytes sent, over the size of the collective.
+    #: Bytes sent, divided by the size of the collective.
     sent: float
-    #: Bytes added up, over the size of the collective.
+    #: Bytes added up, divided by the size of the collective.
     reduced: float
 
     def step_bytes(self, size_bytes: float) -> float:
@@ -49,7 +49,7 @@ def canonical(op: str) -> str:
 
 
 def work(op: str, ranks: int, backend: str = "gloo") -> Work:
-    """Messages and bytes of one rank in a collective.
+    """Returns the messages and bytes of one rank in a collective.
 
     Raises:
         ValueError: the operation is not one of ``OPERATIONS``, or ``ranks`` is below 1.

@@ -1,7 +1,7 @@
-"""DDP's steps as programs of the replay engine, and the exchange of their buckets alone.
+"""Replays DDP steps with the replay engine, or the exchange of their buckets alone.
 
-All ranks of a step are one here: a bucket's exchange starts when its last rank has it, so what the
-replay needs of them is the latest time of each event.
+All ranks of a step are replayed as one: the exchange of a bucket starts when the last rank has the
+bucket, so the replay needs only the latest time of each event.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ def exchange(ready_s: Floats, wire_s: Floats, latency_s: Floats, workers: int) -
     """Computes when each bucket is complete.
 
     Args:
-        ready_s: [steps, buckets], by order of issue: its last rank has it.
-        wire_s: [buckets] or [steps, buckets]
-        latency_s: of the same shape.
-        workers: all-reduces that run at a time.
+        ready_s: [steps, buckets] in order of issue: when the last rank has the bucket.
+        wire_s: [buckets] or [steps, buckets]: time on the link.
+        latency_s: of the same shape: further time until the end.
+        workers: number of all-reduces that run at a time.
     """
     steps, buckets = ready_s.shape
     wire, latency = (np.broadcast_to(each, (steps, buckets)) for each in (wire_s, latency_s))
@@ -41,17 +41,17 @@ def replay_ddp(
     copy_s: Floats,
     workers: int,
 ) -> tuple[Floats, Floats]:
-    """Computes when DDP's finalisation of each step is done, and how long it waited.
+    """Computes the end of DDP's finalisation in each step, and how long it waited.
 
-    After backward DDP waits for a bucket, copies it back, and goes on with the next.
+    After backward DDP waits for a bucket, copies it back, and continues with the next one.
 
     Args:
-        ready_s: [steps, buckets]: the last rank's.
-        backward_end_s: [steps]: the last rank's.
-        wire_s: [buckets]: on the link.
-        latency_s: [buckets]: on the way beyond that.
-        copy_s: [buckets]
-        workers: all-reduces that run at a time; 0 where nothing is exchanged.
+        ready_s: [steps, buckets]: when the last rank has the bucket.
+        backward_end_s: [steps]: end of backward on the last rank.
+        wire_s: [buckets]: time on the link.
+        latency_s: [buckets]: further time until the end.
+        copy_s: [buckets]: time to copy the bucket back.
+        workers: number of all-reduces that run at a time; 0 if nothing is exchanged.
     """
     steps, buckets = ready_s.shape
     copied = np.concatenate(([0.0], np.cumsum(copy_s)))

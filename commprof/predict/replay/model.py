@@ -1,4 +1,4 @@
-"""What every replay of recorded steps can answer, whatever its ranks share."""
+"""Interface of the models that replay recorded steps, of DDP or sharded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from commprof.predict.replay.scenario import Estimate, Prediction, Scenario
 from commprof.predict.replay.schedule import RecordedSteps
 from commprof.stats.intervals import percentile_interval
 
-#: Steps drawn for the median, and draws of recorded steps that make the interval.
+#: Number of steps drawn for the median, and of resamples of the recorded steps for the interval.
 STEPS = 100
 REPLICATES = 20
 SEED = 20240501
@@ -34,7 +34,7 @@ class Model(ABC):
         return dataclasses.replace(self, profile=profile)
 
     def predict(self, scenario: Scenario) -> Prediction:
-        """Predicts a scenario, with the interval that sampling and the fit leave open.
+        """Predicts a scenario, with the interval due to sampling and the fit.
 
         Raises:
             CommprofError: something that the answer depends on was not measured; names the next
@@ -44,7 +44,7 @@ class Model(ABC):
 
     @abstractmethod
     def sampled(self, scenario: Scenario) -> tuple[Prediction, npt.NDArray[np.float64]]:
-        """Predicts a scenario, with its step time by replicate; all scenarios share the draws."""
+        """Predicts a scenario and its step time per replicate; all scenarios share the draws."""
 
 
 class Medians(NamedTuple):
@@ -58,7 +58,7 @@ class Medians(NamedTuple):
 
 
 def estimates(main: Medians, replicates: Sequence[Medians]) -> Iterator[Estimate]:
-    """Each median with its 95 % interval among the replicates, in the order of ``Medians``."""
+    """Yields each of the ``Medians``, in order, with its 95 % interval over the replicates."""
     low, high = percentile_interval(replicates).tolist()
     for value, least, most in zip(main, low, high, strict=True):
         yield Estimate(value, min(value, least), max(value, most))

@@ -1,7 +1,7 @@
-"""One rank's measured steps as its schedule: when each bucket was ready, and when backward ended.
+"""Schedule of one rank's measured steps: when buckets became ready, and when backward ended.
 
-A cycle of a rank goes from the end of one of DDP's finalisations to the end of the next one; that
-is where the ranks meet, and so where a replay begins.
+A cycle of a rank extends from the end of one DDP finalisation to the end of the next one. The ranks
+synchronise at these ends, so a replay begins at one.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ class Cycle:
     """One step of one rank; times in ns on the trace's clock."""
 
     step: int
-    #: End of the finalisation before.
+    #: End of the previous finalisation.
     begin_ns: int
-    #: Begin of the backward phase; NaN where none was declared.
+    #: Begin of the backward phase; NaN if none was recorded.
     backward_ns: float
-    #: Per bucket, in order of issue.
+    #: Ready time, end and bytes per bucket, in order of issue.
     ready_ns: tuple[int, ...]
     end_ns: tuple[int, ...]
     bytes: tuple[int, ...]
-    #: DDP begins to wait for its buckets, and has them all.
+    #: When DDP begins to wait for its buckets, and when it has them all.
     finalize_ns: tuple[int, int]
-    #: Within the finalisation: the thread stood still.
+    #: Time in the finalisation during which the thread was blocked.
     blocked_ns: int
-    #: Since ``begin_ns``, before the first bucket: the thread stood still for other operations.
+    #: Time from ``begin_ns`` to the first bucket during which the thread waited for other calls.
     other_wait_ns: float
-    #: CPU time of the thread over wall time, from ``begin_ns`` to the finalisation.
+    #: CPU time of the thread divided by wall time, from ``begin_ns`` to the finalisation.
     cpu_share: float
 
 
 @dataclass(frozen=True)
 class OtherCall:
-    """Collectives besides the gradients', for which the training thread waits."""
+    """Collectives other than the gradients', for which the training thread waits."""
 
     op: str
     size_bytes: int
@@ -51,7 +51,7 @@ class OtherCall:
 
 
 def cycles(trace: Trace, measured_steps: Ints) -> list[Cycle]:
-    """Finds measured steps with one finalisation whose predecessor has one too."""
+    """Finds measured steps with exactly one finalisation, right after a step with one."""
     steps = columns.steps(trace)
     if len(steps) == 0:
         return []
@@ -122,7 +122,7 @@ def other_calls(trace: Trace, measured_steps: Ints) -> tuple[OtherCall, ...]:
 def _buckets(
     trace: Trace, table: Collectives, found: Finalizations, row: int, begin_ns: int
 ) -> tuple[Ints, Ints, Ints]:
-    """Ready, end and bytes of the buckets that one finalisation waited for, by order of issue."""
+    """Returns ready times, ends and bytes of one finalisation's buckets, in order of issue."""
     window_end = int(found.span.end_ns[row])
     hooked = columns.buckets(trace)
     if len(hooked):
@@ -134,13 +134,13 @@ def _buckets(
 
 
 def _last_before(times_ns: Ints, limit_ns: int, least_ns: int) -> float:
-    """The last time up to a limit; NaN where there is none from ``least_ns`` on."""
+    """Returns the last time from ``least_ns`` to ``limit_ns``; NaN if there is none."""
     found = times_ns[(times_ns <= limit_ns) & (times_ns >= least_ns)]
     return float(found.max()) if len(found) else float("nan")
 
 
 def cpu_times(trace: Trace) -> dict[int, int]:
-    """CPU time of the thread at the begin and end of each finalisation."""
+    """Returns the thread's CPU time at the begin and end of each finalisation, by timestamp."""
     ends = np.isin(trace.records["kind"], (Kind.FINALIZE_BEGIN, Kind.FINALIZE_END))
     records = trace.records[ends]
     times, values = records["timestamp_ns"].tolist(), records["value"].tolist()

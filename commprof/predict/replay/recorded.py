@@ -1,4 +1,4 @@
-"""What a run directory holds for a prediction, world size by world size."""
+"""Reads the recorded steps of a run directory for a prediction, by world size."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from commprof.predict.sharded.steps import is_sharded, read_sharded
 from commprof.trace import columns
 from commprof.trace.run.run_directory import WorldRun, read_context, read_world
 
-#: Of the cores' time: ranks that use more of it may want more than there is.
+#: Ranks that use more than this share of the cores' time may want more than there is.
 _FILLED = 0.85
 
 
@@ -33,17 +33,17 @@ class Recorded:
 
     name: str
     schedule: RecordedSteps
-    #: Of its compressor; empty without one.
+    #: Figures of its compressed buckets; empty without a compressor.
     compression: tuple[CompressionRow, ...]
-    #: The run directory; empty where there is none.
+    #: The run directory; empty if there is none.
     source: str = ""
 
 
 def read_recorded(directory: Path) -> tuple[list[Recorded], list[str]]:
-    """Reads all world sizes that can be replayed, and says why the others cannot.
+    """Reads all world sizes that can be replayed; also returns why the others cannot.
 
     Raises:
-        CommprofError: ``directory`` is no run directory.
+        CommprofError: ``directory`` is not a run directory.
     """
     found, refused = [], []
     for world_size in read_context(directory)["world_sizes"]:
@@ -63,10 +63,10 @@ def read_recorded(directory: Path) -> tuple[list[Recorded], list[str]]:
 
 
 def _read_steps(run: WorldRun) -> RecordedSteps:
-    """As sharded steps, where ranks share parameters or an optimizer's state; else DDP's.
+    """Reads sharded steps if parameters or optimizer state are sharded; else DDP's steps.
 
     Raises:
-        CommprofError: they are neither.
+        CommprofError: the steps are of neither kind.
     """
     if not any(is_sharded(trace) for trace in run.traces.values()):
         return read_schedule(run)
@@ -74,11 +74,11 @@ def _read_steps(run: WorldRun) -> RecordedSteps:
 
 
 def with_free_share(recorded: Sequence[Recorded]) -> list[Recorded]:
-    """The same, with a rank's share of processor time as it is where ranks have cores.
+    """Replaces the CPU use of ranks that share cores by that of ranks with cores of their own.
 
-    Ranks that share cores get less of them than they want, so their own share says how many there
-    were, not how many they need. It is taken from the world size with the fewest threads per core;
-    where that one fills its cores too, the share is not known.
+    Ranks that share cores get less time than they want, so their own CPU use shows how many cores
+    there were, not how many they need. The world size with the fewest threads per core gives the
+    value instead; if it fills its cores too, the CPU use is NaN.
     """
     known = [each for each in recorded if not math.isnan(each.schedule.placement.busy)]
     if not known:
@@ -103,8 +103,8 @@ def base_of(
     """Chooses the world size to replay: the given one, else the largest with cores for all ranks.
 
     Raises:
-        CommprofError: there is none of 2 ranks or more, or not of this world size; ``refused`` says
-            why others were left out.
+        CommprofError: no world size of 2 ranks or more, or not the given one, can be replayed. The
+            message includes ``refused``, the reasons why others were left out.
     """
     usable = [each for each in recorded if each.schedule.world_size > 1]
     if world_size is not None:
@@ -125,9 +125,9 @@ def base_of(
 
 
 def compute_by_batch(recorded: Sequence[Recorded], base: RecordedSteps) -> Line | None:
-    """Fits a rank's own step time to its samples; None with one batch size.
+    """Fits a rank's own step time to its samples; None if there is only one batch size.
 
-    Of world sizes whose ranks share cores as in the base.
+    Uses the world sizes whose ranks share cores as in the base.
     """
     alike = _alike(recorded, base)
     batch = np.array([each.batch.per_rank for each in alike])
@@ -138,13 +138,13 @@ def compute_by_batch(recorded: Sequence[Recorded], base: RecordedSteps) -> Line 
 
 
 def batches(recorded: Sequence[Recorded], base: RecordedSteps) -> tuple[float, float]:
-    """The least and most samples per rank behind ``compute_by_batch``; any without one."""
+    """Returns the range of samples per rank behind ``compute_by_batch``; 0 to inf if unknown."""
     found = [each.batch.per_rank for each in _alike(recorded, base)]
     return (min(found), max(found)) if found else (0.0, math.inf)
 
 
 def _alike(recorded: Sequence[Recorded], base: RecordedSteps) -> list[Schedule]:
-    """Whose ranks share cores as in the base, and whose batch is known."""
+    """Returns the schedules whose ranks share cores as in the base, and whose batch is known."""
     return [
         each.schedule
         for each in recorded

@@ -1,4 +1,4 @@
-"""The recorded step, replayed in another setting."""
+"""Replays recorded DDP steps in another setting."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from commprof.predict.replay.scenario import STRONG, Prediction, Scenario, Waiti
 from commprof.predict.replay.schedule import Schedule
 from commprof.predict.replay.setting import Setting, make_setting
 
-#: Drawn at a time, so that memory stays small.
+#: Number of values drawn at a time, to limit memory.
 _MOST_VALUES = 4_000_000
 
 
 @dataclass(frozen=True)
 class DrawnSteps:
-    """Drawn steps of all ranks together, in seconds since the ranks met."""
+    """Drawn steps of all ranks together, in seconds since the ranks last synchronised."""
 
-    #: [steps, buckets]: the last rank's.
+    #: [steps, buckets]: when the last rank has the bucket.
     ready_s: Floats
-    #: [steps]: the last rank's begin of DDP's finalisation, and the mean over ranks.
+    #: [steps]: begin of DDP's finalisation on the last rank, and its mean over ranks.
     backward_end_s: Floats
     mean_backward_end_s: Floats
 
@@ -39,19 +39,20 @@ def draw_steps(
     steps: int,
     random: np.random.Generator,
 ) -> DrawnSteps:
-    """Draws steps of more ranks than were recorded from those that were.
+    """Draws steps of more ranks than were recorded from the recorded ranks' steps.
 
     A collective starts with its last rank, so a step of P ranks has the latest of their times.
-    Ranks are drawn in blocks, each all recorded ranks in one recorded step: what was late
-    together, for the host was busy, stays together. The latest of many draws cannot be later than
-    the latest recorded: with far more blocks than recorded steps, waiting is underestimated.
+    Ranks are drawn in blocks, each with all recorded ranks of one recorded step, so that ranks that
+    were late together, because their host was busy, stay together. The latest of many draws cannot
+    be later than the latest recorded: with far more blocks than recorded steps, waiting is
+    underestimated.
 
     Args:
         ready_s: [recorded steps, recorded ranks, buckets]
         backward_end_s: [recorded steps, recorded ranks]
-        ranks: of the steps to draw.
-        steps: to draw.
-        random: what draws.
+        ranks: number of ranks of the steps to draw.
+        steps: number of steps to draw.
+        random: random generator.
     """
     recorded_steps, recorded_ranks, buckets = ready_s.shape
     table = np.concatenate([ready_s, backward_end_s[:, :, None]], axis=2)
@@ -71,7 +72,7 @@ def draw_steps(
 
 Floats = npt.NDArray[np.float64]
 
-#: At least so many steps are drawn for a replicate.
+#: Least number of steps drawn for a replicate.
 _STEPS_PER_REPLICATE = 10
 
 
@@ -80,18 +81,19 @@ class Replay(Model):
     """A model that replays a recorded DDP schedule with fitted costs."""
 
     schedule: Schedule
-    #: Seconds of a rank's own step by samples per rank, as a line; None where one batch size
-    #: was recorded.
+    #: Seconds of a rank's own step as a line in samples per rank; None if only one batch size was
+    #: recorded.
     compute_by_batch: Line | None = None
-    #: The least and most samples per rank that it was fitted to.
+    #: Smallest and largest samples per rank to which this line was fitted.
     batches: tuple[float, float] = (0.0, math.inf)
 
     def sampled(self, scenario: Scenario) -> tuple[Prediction, Floats]:
-        """Predicts a scenario, with its step time by replicate; all scenarios share the draws."""
+        """Predicts a scenario and its step time per replicate; all scenarios share the draws."""
         if scenario.changes_sharding:
             raise CommprofError(
-                "what sharded steps share and in which type is predicted for FSDP2 and HSDP alone; "
-                "these are steps of DistributedDataParallel, whose ranks hold all parameters"
+                "options of sharding (--wrap-blocks, --reshard-after-forward, --gather-dtype, "
+                "--reduce-dtype, --shard-ranks) need a run of FSDP2 or HSDP; this run is of "
+                "DistributedDataParallel, whose ranks hold all parameters"
             )
         setting = make_setting(
             self.schedule, self.profile, self.compute_by_batch, scenario, self.batches
@@ -144,7 +146,7 @@ class Replay(Model):
 
 @dataclass(frozen=True)
 class _Run:
-    """Replayed steps, one value each."""
+    """Replayed steps, one value per step."""
 
     step_s: Floats
     wire_s: Floats
@@ -211,7 +213,7 @@ def _sent_bytes(setting: Setting) -> float:
 
 
 def _hiding(setting: Setting, sent: float) -> float:
-    """Bytes of all buckets but the last over the time from the first one's to the last one's."""
+    """Returns the bytes sent of all buckets but the last, per second from first to last ready."""
     ready = np.median(setting.ready_s.max(axis=1), axis=0)
     if len(ready) < 2 or ready[-1] <= ready[0]:
         return math.nan

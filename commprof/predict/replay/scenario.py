@@ -1,4 +1,4 @@
-"""What is asked for, and what comes out."""
+"""Scenarios to predict, and their predictions."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SHARDING = (
 
 @dataclass(frozen=True)
 class Scenario:
-    """A setting to predict; None and NaN stand for what was recorded."""
+    """A setting to predict; None and NaN keep the recorded value."""
 
     world_size: int
-    #: Of the link between hosts, in bytes per second and seconds, one way.
+    #: Rate and one-way latency of the link between hosts.
     bandwidth_bytes_per_s: float = math.nan
     latency_s: float = math.nan
-    #: Of all buckets; ``inf`` for one bucket.
+    #: Cap of all buckets; ``inf`` for one bucket.
     bucket_cap_bytes: float = math.nan
     #: Compressor as given to ``--hook``; "" for DDP's own mean.
     hook: str | None = None
@@ -34,24 +34,24 @@ class Scenario:
     cores_per_host: float = math.nan
     scaling: str = WEAK
     algorithm: str = FLAT
-    #: Of FSDP2: types in which parameters are gathered and gradients reduced, see ``DTYPE_BYTES``.
+    #: FSDP2: types in which parameters are gathered and gradients reduced, see ``DTYPE_BYTES``.
     gather_dtype: str | None = None
     reduce_dtype: str | None = None
-    #: Parameters are gathered once more for backward.
+    #: True if parameters are gathered again for backward.
     reshard_after_forward: bool | None = None
-    #: Ranks that share one copy of the model: fewer than all make it HSDP.
+    #: Number of ranks that share one copy of the model; with fewer than all, HSDP.
     shard_ranks: int | None = None
-    #: Neighbouring blocks that one ``fully_shard`` wraps together.
+    #: Number of neighbouring blocks that one ``fully_shard`` wraps together.
     wrap_blocks: int | None = None
 
     @property
     def changes_sharding(self) -> bool:
-        """True if it changes something that only sharded steps have."""
+        """True if the scenario sets a field that only sharded steps have."""
         return any(getattr(self, name) is not None for name in SHARDING)
 
     @property
     def as_recorded(self) -> Scenario:
-        """The same ranks and link with buckets, exchange and sharding as they were recorded."""
+        """The scenario's ranks and link, with buckets, exchange and sharding as recorded."""
         nothing: dict[str, Any] = dict.fromkeys(SHARDING)
         return dataclasses.replace(
             self,
@@ -62,13 +62,13 @@ class Scenario:
 
     @property
     def changes_settings(self) -> bool:
-        """True if it sets something that ``as_recorded`` does not."""
+        """True if the scenario changes buckets, exchange or sharding."""
         has_cap = not math.isnan(self.bucket_cap_bytes)
         return has_cap or self.hook is not None or self.changes_sharding
 
     @property
     def changes_link(self) -> bool:
-        """True if the link between hosts is another than the measured one."""
+        """True if the scenario sets the rate or latency of the link between hosts."""
         return not (math.isnan(self.bandwidth_bytes_per_s) and math.isnan(self.latency_s))
 
 
@@ -97,34 +97,34 @@ class Prediction:
 
     scenario: Scenario
     step_s: Estimate
-    #: The training thread stands still: for the last rank, and for the wire.
+    #: Time that the training thread waits: for the last rank, and for the wire.
     wait_s: float
     wire_s: float
-    #: Communication under backward.
+    #: Communication hidden under backward.
     hidden_s: float
-    #: The same three and exposed, which is the first two's sum, with intervals of the steps drawn
-    #: and the fit: without the model's held-out error, which is of steps.
+    #: Wait, wire, hidden and exposed (wait plus wire), with intervals due to sampling and the fit.
+    #: They do not include the model's held-out error, which is known for steps only.
     waiting: Waiting
-    #: Step less all waiting: this rank's own work.
+    #: Step minus all waiting: a rank's own work.
     compute_s: float
-    #: Bounds that any model must beat: nothing is hidden, and all but nothing is exposed.
+    #: Step without overlap and with perfect overlap: bounds that any model must beat.
     no_overlap_s: float
     perfect_overlap_s: float
     buckets: int
-    #: Sent by one rank per step.
+    #: Bytes that one rank sends per step.
     sent_bytes: float
-    #: NaN where the run does not say how many samples a step has.
+    #: Throughput; NaN if the run does not record the samples of a step.
     samples_per_s: float
-    #: Throughput per rank over that of a rank that waits for nobody.
+    #: Throughput per rank, divided by that of a rank that never waits.
     efficiency: float
     #: Bandwidth at which all buckets but the last are hidden, bytes per second; NaN for one bucket.
     hiding_bytes_per_s: float
-    #: Why parts of this lie outside the measured range; empty inside.
+    #: Descriptions of parts outside the measured range; empty if there are none.
     outside: tuple[str, ...]
-    #: What was assumed.
+    #: Assumptions of the prediction.
     remarks: tuple[str, ...]
 
     @property
     def exposed_s(self) -> float:
-        """All waiting of the training thread for communication."""
+        """Total time that the training thread waits for communication."""
         return self.wait_s + self.wire_s

@@ -1,4 +1,4 @@
-"""What a recorded run says about its steps, in the form that a replay needs."""
+"""Schedule of a recorded run's steps, in the form that a replay needs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from commprof.trace.schema import FLAG_DEVICE_TIME
 Floats = npt.NDArray[np.float64]
 
 LEAST_STEPS = 3
-#: How capture names DDP's mean without a compressor.
+#: Capture's name for DDP's mean without a compressor.
 _PLAIN_HOOK = "mean all-reduce"
 
 
@@ -38,27 +38,27 @@ class Placement:
     """How ranks share hosts and cores."""
 
     ranks_per_host: float
-    #: Cores that a host's ranks may use; a fraction where containers share them.
+    #: Cores that a host's ranks may use; fractional if containers share them.
     cores_per_host: float
     #: Intra-op threads of a rank.
     threads: int
-    #: Processor time of the training thread over its wall time; NaN where not known.
+    #: Processor time of the training thread divided by its wall time; NaN if unknown.
     busy: float
 
     @property
     def ranks_per_core(self) -> float:
-        """Ranks per core where ranks outnumber cores; else 1."""
+        """Ranks per core if ranks outnumber cores; else 1."""
         return max(1.0, self.ranks_per_host / self.cores_per_host)
 
     @property
     def threads_per_core(self) -> float:
-        """Number of threads that may compute per core."""
+        """Intra-op threads of the host's ranks, per core."""
         return self.ranks_per_host * self.threads / self.cores_per_host
 
     def crowding(self) -> float:
-        """Wanted over available processor time; 1 where there is enough.
+        """Returns wanted divided by available processor time; 1 if there is enough.
 
-        Of a rank whose share is not known, all of its threads are taken to compute all the time.
+        If ``busy`` is unknown, all threads are supposed to compute all the time.
         """
         share = 1.0 if math.isnan(self.busy) else min(1.0, max(0.0, self.busy))
         return max(1.0, self.threads_per_core * share)
@@ -66,7 +66,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples of a step; 0 where the run does not say."""
+    """Samples of a step; 0 if the run does not record them."""
 
     per_rank: float
     steps_per_epoch: int
@@ -75,10 +75,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class RecordedSteps:
-    """The measured steps of one world size, whatever the ranks share."""
+    """Measured steps of one world size, of DDP or sharded."""
 
     world_size: int
-    #: [steps]: the ranks meet again; seconds.
+    #: [steps]: seconds until the ranks synchronise again.
     period_s: Floats
     placement: Placement
     #: Link class that the ring crosses.
@@ -87,34 +87,34 @@ class RecordedSteps:
     #: Compressor, as given to ``--hook``; empty for DDP's own mean.
     hook: str
     batch: Batch
-    #: The ranks' times can be compared.
+    #: True if the ranks' times can be compared.
     common_clock: bool
 
 
 @dataclass(frozen=True)
 class Schedule(RecordedSteps):
-    """Recorded DDP steps; times in seconds since the ranks' last meeting."""
+    """Recorded DDP steps; times in seconds since the ranks last synchronised."""
 
-    #: In order of issue.
+    #: Sizes in order of issue.
     bucket_bytes: Ints
     #: [steps, ranks, buckets]
     ready_s: Floats
-    #: [steps, ranks]: backward begins; NaN where no phase says so.
+    #: [steps, ranks]: begin of backward; NaN if no phase was recorded.
     backward_begin_s: Floats
-    #: [steps, ranks]: DDP begins to wait.
+    #: [steps, ranks]: when DDP begins to wait.
     backward_end_s: Floats
-    #: [steps, buckets]: done on the last rank.
+    #: [steps, buckets]: end of the exchange on the last rank.
     end_s: Floats
-    #: DDP's copy back out of a bucket.
+    #: Time of DDP's copy back out of a bucket.
     copy_s_per_byte: float
-    #: [steps, ranks], and for what.
+    #: [steps, ranks]: time that the thread waits for other calls; and these calls.
     other_wait_s: Floats
     other_calls: tuple[OtherCall, ...]
-    #: All-reduces that run at a time.
+    #: Number of all-reduces that run at a time.
     workers: int
-    #: DDP's own account of the model; empty where the trace has none.
+    #: DDP's log of the model; empty if the trace has none.
     ddp_log: Mapping[str, Any]
-    #: DDP models that the job called, as far as the trace says; their buckets stand in one row.
+    #: DDP models that the job called, as far as recorded; their buckets form one sequence.
     models: int = 1
 
     @property
@@ -127,9 +127,8 @@ def read_schedule(run: WorldRun) -> Schedule:
     """Reads the schedule of one world size.
 
     Raises:
-        CommprofError: a rank is missing, candidates of a trial shared the steps, or there are too
-            few of the kind that can be replayed: one synchronised backward pass of
-            DistributedDataParallel each.
+        CommprofError: a rank is missing, candidates of a trial shared the steps, or too few steps
+            can be replayed: those with one synchronised backward pass of DistributedDataParallel.
     """
     name = f"{run.directory} ({run.world_size} ranks)"
     missing = [rank for rank in range(run.world_size) if rank not in run.traces]
@@ -179,7 +178,7 @@ def read_schedule(run: WorldRun) -> Schedule:
 
 
 def measured_steps(traces: Sequence[Trace]) -> Ints:
-    """Steps that all ranks completed, without warm-up."""
+    """Returns the numbers of the steps that all ranks completed, without warm-up."""
     tables = [columns.steps(trace) for trace in traces]
     common = set(tables[0].index.tolist()).intersection(
         *(set(t.index.tolist()) for t in tables[1:])
@@ -197,7 +196,7 @@ def measured_steps(traces: Sequence[Trace]) -> Ints:
 
 
 def _common_cycles(by_rank: Sequence[dict[int, Cycle]]) -> list[list[Cycle]]:
-    """Per step the cycles of all ranks, of the steps with the most usual buckets."""
+    """Returns all ranks' cycles per step, for the steps with the most frequent bucket sizes."""
     steps = sorted(set(by_rank[0]).intersection(*by_rank[1:]))
     rows = [[cycles_[step] for cycles_ in by_rank] for step in steps]
     same = [row for row in rows if len({cycle.bytes for cycle in row}) == 1 and _ended(row)]
@@ -212,7 +211,10 @@ def _ended(row: Sequence[Cycle]) -> bool:
 
 
 def _relative(common: Sequence[Sequence[Cycle]], common_clock: bool) -> dict[str, Floats]:
-    """Times since the ranks' last meeting: all had their buckets; a rank's own without a clock."""
+    """Returns times since all ranks last had all buckets.
+
+    Without a common clock, a rank's times count from when this rank had its buckets.
+    """
     begin = np.array([[cycle.begin_ns for cycle in row] for row in common])
     if common_clock:
         begin = np.broadcast_to(begin.max(axis=1, keepdims=True), begin.shape)
@@ -230,7 +232,7 @@ def _relative(common: Sequence[Sequence[Cycle]], common_clock: bool) -> dict[str
 
 
 def _copy_s_per_byte(common: Sequence[Sequence[Cycle]]) -> float:
-    """Time in the finalisation that was no waiting, over the bytes of its buckets."""
+    """Returns the time in the finalisation without waiting, divided by its buckets' bytes."""
     working = [
         max(0, c.finalize_ns[1] - c.finalize_ns[0] - c.blocked_ns) / max(1, sum(c.bytes))
         for row in common
@@ -245,7 +247,7 @@ def _median_of_known(values: Sequence[float]) -> float:
 
 
 def hosts_of(traces: Sequence[Trace]) -> list[tuple[str, str]]:
-    """Hosts as the network sees them, each a machine and network namespace."""
+    """Returns the hosts as seen by the network: pairs of machine and network namespace."""
     return sorted(
         {
             (
@@ -258,7 +260,7 @@ def hosts_of(traces: Sequence[Trace]) -> list[tuple[str, str]]:
 
 
 def placement_of(traces: Sequence[Trace], busy: float) -> Placement:
-    """Finds how evenly ranks share hosts and cores."""
+    """Returns the ranks' placement, supposing that they share hosts and cores evenly."""
     hosts = hosts_of(traces)
     machines = {host[0] for host in hosts}
     cores = machine_cpus(traces) * len(machines) / len(hosts)
@@ -267,9 +269,9 @@ def placement_of(traces: Sequence[Trace], busy: float) -> Placement:
 
 
 def machine_cpus(traces: Sequence[Trace]) -> int:
-    """CPUs of one machine; where ranks are pinned, the CPUs of all of them together.
+    """Returns the CPUs of one machine; if ranks are pinned, the CPUs of all ranks together.
 
-    One a rank where no rank says how many: another profiler recorded it.
+    Supposes one CPU per rank if no trace names them, as in another profiler's recording.
     """
     described = [trace.metadata["machine"] for trace in traces]
     together = {cpu for machine in described for cpu in machine.get("usable_cpus", ())}
@@ -282,7 +284,7 @@ def _gloo_threads(trace: Trace) -> int:
 
 
 def hook_label(trace: Trace) -> str:
-    """Label of the compressor in the DDP hook; empty for a plain mean."""
+    """Returns the label of the compressor in the DDP hook; empty for a plain mean."""
     job = trace.metadata.get("job", {}).get("compressor", "")
     if job:
         return str(job)
@@ -291,7 +293,7 @@ def hook_label(trace: Trace) -> str:
 
 
 def batch_of(traces: Sequence[Trace], measured: Ints) -> Batch:
-    """Samples by the job's own account; of a script, what its DataLoaders gave on average."""
+    """Returns the samples recorded by the job, or the average that a script's DataLoaders gave."""
     job = traces[0].metadata.get("job", {})
     per_rank = float(job.get("per_rank_batch", 0))
     if not per_rank:

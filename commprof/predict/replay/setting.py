@@ -1,9 +1,9 @@
-"""A scenario with everything that it changes of the recorded run worked out.
+"""Computes everything that a scenario changes of the recorded run.
 
-DDP fills buckets in the order in which gradients got ready in its first step, and closes a bucket
-as soon as it holds the cap or more (``compute_bucket_assignment_by_size`` in torch's
-``reducer.cpp``). Without a ``bucket_cap_mb`` of the script's own the first bucket's cap is
-1 MiB and the others' 25 MiB; with one it is the cap of all.
+DDP fills buckets in the order in which gradients became ready in its first step, and closes a
+bucket as soon as it holds the cap or more (``compute_bucket_assignment_by_size`` in torch's
+``reducer.cpp``). If the script sets no ``bucket_cap_mb``, the first bucket's cap is 1 MiB and the
+others' 25 MiB; otherwise ``bucket_cap_mb`` is the cap of all buckets.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from commprof.predict.replay.algorithms import OPERATIONS, canonical
 from commprof.predict.replay.scenario import STRONG, Scenario
 from commprof.predict.replay.schedule import Placement, Schedule
 
-#: Into so many equal parts a bucket is thought to be cut where its parameters are not known.
+#: Number of equal parts into which a bucket is divided if its parameters are unknown.
 _PARTS = 16
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """Gradients in the order in which they get ready."""
+    """Gradients in the order in which they become ready."""
 
     size_bytes: tuple[float, ...]
-    #: Recorded bucket that each was in.
+    #: Recorded bucket of each gradient.
     bucket: tuple[int, ...]
-    #: Sizes are those of the model's parameters, not of equal parts of recorded buckets.
+    #: True if sizes are the model's, False if they are equal parts of recorded buckets.
     sizes_known: bool
 
     @property
     def times_known(self) -> bool:
-        """True if each was a bucket of its own, so that its ready time was recorded."""
+        """True if each gradient had a bucket of its own, so that its ready time was recorded."""
         return self.sizes_known and len(set(self.bucket)) == len(self.bucket)
 
 
 def parameters_of(schedule: Schedule) -> Parameters:
-    """Parameters by DDP's log where the trace has it; else recorded buckets in equal parts."""
+    """Returns the parameters in DDP's log if the trace has it; else equal parts of buckets."""
     log = schedule.ddp_log
     sizes, groups = log.get("parameter_bytes"), log.get("rebuilt_per_bucket_param_indices")
     if isinstance(sizes, list) and isinstance(groups, str):
@@ -87,10 +87,10 @@ def assign(size_bytes: Sequence[float], cap_bytes: float) -> list[list[int]]:
 def rebucketed(
     schedule: Schedule, parameters: Parameters, cap_bytes: float
 ) -> tuple[Floats, Floats]:
-    """Sizes of the buckets under a cap, and when they are ready: [steps, ranks, buckets].
+    """Returns bucket sizes under a cap, and their ready times as [steps, ranks, buckets].
 
-    A parameter's ready time is interpolated, by bytes, between the bucket before its recorded
-    bucket and that; the first bucket's begin with backward.
+    A parameter's ready time is interpolated, according to bytes, between the ready times of the
+    previous recorded bucket and of its own; in the first bucket, from the begin of backward.
     """
     groups = assign(parameters.size_bytes, cap_bytes)
     sizes = np.array([sum(parameters.size_bytes[i] for i in group) for group in groups])
@@ -113,25 +113,25 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Setting:
-    """A scenario with everything that it changes worked out."""
+    """A scenario, with all figures that it changes of the recorded run."""
 
     scenario: Scenario
     link: ScenarioLink
     hook: HookCost | None
     hook_crowding: float
-    #: By how much each of a compressor's messages takes longer than where it was fitted.
+    #: Extra latency of each of the compressor's messages, compared with the run it was fitted to.
     hook_later_s: float
     bucket_bytes: Floats
     ready_s: Floats
     backward_end_s: Floats
     copy_s: Floats
-    #: Other collectives: (operation, size, how often per step); empty where they stay as recorded.
+    #: Other collectives: (operation, size, number per step); empty if they stay as recorded.
     others: tuple[tuple[str, float, float], ...]
     outside: tuple[str, ...]
     remarks: tuple[str, ...]
 
     def replicate(self, number: int) -> Setting:
-        """The setting with one bootstrap replicate of all fitted costs, which belong together."""
+        """Returns the setting with all fitted costs from the same bootstrap replicate."""
         return dataclasses.replace(
             self,
             link=self.link.replicate(number),
@@ -139,7 +139,7 @@ class Setting:
         )
 
     def bucket_times(self) -> tuple[Floats, Floats]:
-        """Time of each bucket alone, and the part of it on the wire."""
+        """Returns the time of each bucket alone, and its part on the wire."""
         ranks, sizes = self.scenario.world_size, self.bucket_bytes.tolist()
         if ranks == 1:
             return np.zeros(len(sizes)), np.zeros(len(sizes))
@@ -161,7 +161,7 @@ class Setting:
         )
 
     def other_s(self) -> float:
-        """Time of collectives that are no gradients, one after the other."""
+        """Returns the time of collectives other than the gradients', one after the other."""
         if not self.others:
             return 0.0
         ranks, link = self.scenario.world_size, self.link.slowest
@@ -175,20 +175,22 @@ def make_setting(
     scenario: Scenario,
     batches: tuple[float, float] = (0.0, math.inf),
 ) -> Setting:
-    """Works out everything that a scenario changes of the recorded run.
+    """Computes everything that a scenario changes of the recorded run.
 
     Args:
-        schedule: as recorded.
+        schedule: the recorded steps.
         profile: fitted costs.
-        compute_by_batch: seconds of a rank's own step by its samples; None where not known.
-        scenario: what is asked for.
-        batches: the least and most samples per rank that ``compute_by_batch`` was fitted to.
+        compute_by_batch: seconds of a rank's own step as a line in its samples; None if unknown.
+        scenario: the setting to predict.
+        batches: smallest and largest samples per rank to which ``compute_by_batch`` was fitted.
 
     Raises:
         CommprofError: something that the answer depends on was not measured; names the next step.
     """
     if scenario.world_size < 1:
-        raise CommprofError(f"world size {scenario.world_size} (allowed: 1 or more)")
+        raise CommprofError(
+            f"world size {scenario.world_size} is out of range (allowed: 1 or more)"
+        )
     placement = _placement(schedule, scenario)
     link = (
         scenario_link(profile, scenario, placement)
@@ -207,7 +209,7 @@ def make_setting(
     outside += outside_of(schedule, scenario, placement, link, hook, sizes, batches)
     if scenario.world_size > 1 and link.slowest.backend != schedule.backend:
         remarks.append(
-            f"collectives cost what was measured on {link.slowest.backend}; the run used "
+            f"costs of collectives were measured on {link.slowest.backend}, but the run used "
             f"{schedule.backend}"
         )
     return Setting(
@@ -244,14 +246,14 @@ def _buckets(schedule: Schedule, scenario: Scenario, remarks: list[str]) -> tupl
         return schedule.bucket_bytes.astype(np.float64), schedule.ready_s
     if schedule.models > 1:
         raise CommprofError(
-            f"--bucket-cap-mb needs a run with one DDP model; this one called {schedule.models}, "
-            "whose buckets are not known one by one, and DDP puts no parameters of two into one"
+            f"--bucket-cap-mb needs a run with one DDP model; this run called {schedule.models}, "
+            "and it is not recorded which buckets belong to which model"
         )
     parameters = parameters_of(schedule)
     if not parameters.sizes_known:
         remarks.append(
-            "sizes of single parameters were not recorded: buckets are cut at bytes, where DDP "
-            "cuts between parameters"
+            "parameter sizes were not recorded, so the predicted buckets end at the byte limit; "
+            "DDP's end at a parameter boundary"
         )
     elif not parameters.times_known:
         remarks.append(
@@ -262,7 +264,7 @@ def _buckets(schedule: Schedule, scenario: Scenario, remarks: list[str]) -> tupl
 
 
 def _hook(hooks: Mapping[str, HookCost], label: str) -> HookCost:
-    """By its label, or by its scheme's name if that says which."""
+    """Finds a compressor's cost by its label, or by its scheme's name if only one matches."""
     found = [cost for key, cost in hooks.items() if label in (key, key.partition(":")[0])]
     if label in hooks:
         return hooks[label]
@@ -270,32 +272,32 @@ def _hook(hooks: Mapping[str, HookCost], label: str) -> HookCost:
         return found[0]
     known = ", ".join(hooks) or "none"
     raise CommprofError(
-        f"hook {label!r} was not measured (known to this profile: {known}); record it and fit the "
-        "run too: " + recording(label)
+        f"hook {label!r} was not measured (in this profile: {known}); record a run with it, and "
+        "give the run to commprof fit too: " + recording(label)
     )
 
 
 def _stretch(schedule: Schedule, placement: Placement) -> float:
-    """By how much compute takes longer where ranks want more processor time than there is."""
+    """Returns the factor by which compute takes longer if ranks lack processor time."""
     recorded = schedule.placement
     if math.isnan(recorded.busy) and placement.ranks_per_core != recorded.ranks_per_core:
         raise CommprofError(
-            "the ranks would share cores in another way than in the run, and the run does not say "
-            "how much processor time a rank with a core of its own uses; record a world size whose "
-            "ranks have a core each too, with commprof's native module, or give --ranks-per-host "
-            "and --cores-per-host so that ranks per core stay"
+            "the prediction changes the ranks per core, and the run lacks the CPU use of a rank "
+            "with a core of its own; record, with commprof's native module, a world size with a "
+            "core per rank too, or set --ranks-per-host and --cores-per-host to keep the ranks per "
+            "core"
         )
     return placement.crowding() / recorded.crowding()
 
 
 def _hook_factor(schedule: Schedule, hook: HookCost | None, remarks: list[str]) -> float:
-    """By how much a compressor beside it lengthens a rank's own work."""
+    """Returns the factor by which a concurrent compressor lengthens a rank's own work."""
     if hook is None or hook.label == schedule.hook:
         return 1.0
     if math.isnan(hook.compute_s_per_byte) or schedule.hook:
         remarks.append(
-            f"what {hook.label} takes from compute on its cores is not known and left out; give "
-            "the same run with it and without any hook to commprof fit"
+            f"the slowdown of compute by {hook.label} on the same cores is unknown and left out; "
+            "give the same run with this hook and without any hook to commprof fit"
         )
         return 1.0
     own_s = float(np.median(schedule.backward_end_s))
@@ -308,19 +310,19 @@ def _hook_crowding(hook: HookCost, placement: Placement) -> float:
 
 
 def _hook_later_s(hook: HookCost, link: ScenarioLink) -> float:
-    """0 where the profile does not say what a message took."""
+    """Returns the extra latency of a message; 0 if the profile lacks the measured latency."""
     later_s = link.message_s - hook.alpha_s
     return 0.0 if math.isnan(later_s) else later_s
 
 
 def _batch_factor(schedule: Schedule, compute_by_batch: Line | None, scenario: Scenario) -> float:
-    """By how much a rank's own work changes with its share of a fixed global batch."""
+    """Returns the factor of a rank's own work with its share of a fixed global batch."""
     if scenario.scaling != STRONG or scenario.world_size == schedule.world_size:
         return 1.0
     if not schedule.batch.per_rank or compute_by_batch is None:
         raise CommprofError(
-            "strong scaling needs to know how compute depends on the batch, and the run has one "
-            "batch size; record two: "
+            "strong scaling needs compute times at two batch sizes or more, and the run has one; "
+            "record two: "
             + invocation.command("run", "--world-sizes", "1,2", "--scaling", "strong")
         )
     fixed, per_sample = compute_by_batch
@@ -333,8 +335,10 @@ def _others(schedule: Schedule, remarks: list[str]) -> tuple[tuple[str, float, f
     known = [call for call in schedule.other_calls if canonical(call.op) in OPERATIONS]
     left_out = {call.op for call in schedule.other_calls} - {call.op for call in known}
     if left_out:
-        remarks.append(f"no cost is known for {', '.join(sorted(left_out))}: left out")
+        remarks.append(f"{', '.join(sorted(left_out))}: left out, because no cost is known")
     if known:
         names = ", ".join(sorted({call.op for call in known}))
-        remarks.append(f"{names} outside of gradients: priced at all-reduce's cost per step")
+        remarks.append(
+            f"{names} besides the gradients' exchange: priced with all-reduce's latency and rate"
+        )
     return tuple((call.op, float(call.size_bytes), call.per_step) for call in known)

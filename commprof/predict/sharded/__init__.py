@@ -1,1 +1,1 @@
-"""Predictions of steps whose parameters, gradients or optimizer state are cut among the ranks."""
+"""Predictions of steps whose parameters, gradients or optimizer state are sharded."""

@@ -1,4 +1,4 @@
-"""What a scenario makes of a step's collectives: which of them remain, how large, among whom."""
+"""Changes a step's collectives for a scenario: which remain, their sizes and their ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _GATHER, _SCATTER, _REDUCE = "all_gather", "reduce_scatter", "all_reduce"
 
 
 def as_recorded(scenario: Scenario, steps: ShardedSteps) -> Scenario:
-    """The scenario with sharding and types as they were recorded."""
+    """Returns the scenario with sharding and types as recorded."""
     sharded = [call for call in steps.calls if call.op in (_GATHER, _SCATTER)]
     if not sharded:
         return scenario
@@ -34,7 +34,7 @@ def as_recorded(scenario: Scenario, steps: ShardedSteps) -> Scenario:
 
 @dataclass(frozen=True)
 class Placed:
-    """An event of the changed step, with the recorded event whose own time it takes."""
+    """An event of the changed step, with the recorded event that gives its own time."""
 
     kind: int
     #: Number among the changed step's collectives.
@@ -48,7 +48,7 @@ class ChangedCall:
 
     call: Call
     ranks: int
-    #: That whose recorded transfer is scaled, by its number.
+    #: Number of the recorded collective whose transfer is scaled.
     recorded: int
 
 
@@ -66,7 +66,7 @@ def change(steps: ShardedSteps, scenario: Scenario) -> Change:
     """Changes the recorded step as a scenario asks for.
 
     Raises:
-        CommprofError: the recorded one does not say what it would be; names the next step.
+        CommprofError: the recorded step does not determine the changed one; names the next step.
     """
     shard = _shard_ranks(steps, scenario)
     remarks: list[str] = []
@@ -88,8 +88,8 @@ def change(steps: ShardedSteps, scenario: Scenario) -> Change:
         calls += made
     if copies > 1 and steps.shard_ranks == steps.world_size:
         remarks.append(
-            "all-reduces between copies of the model were not recorded: each follows its "
-            "reduce-scatter, at that one's cost by bytes and steps"
+            "all-reduces between copies of the model were not recorded: each is placed after its "
+            "reduce-scatter, at the reduce-scatter's cost scaled by bytes and algorithm steps"
         )
     events = _events(steps, numbers, units.issued_at)
     return Change(tuple(calls), events, shard, tuple(remarks))
@@ -98,7 +98,10 @@ def change(steps: ShardedSteps, scenario: Scenario) -> Change:
 def _events(
     steps: ShardedSteps, numbers: dict[int, tuple[int, ...]], issued_at: dict[int, int]
 ) -> tuple[Placed, ...]:
-    """An all-reduce that a reduce-scatter brings is issued and waited for after that one's wait."""
+    """Returns the changed step's events, in order.
+
+    An all-reduce added for a reduce-scatter is issued and awaited after the reduce-scatter's wait.
+    """
     found: list[Placed] = []
     moved = {place: call for call, place in issued_at.items()}
     for place, (kind, call) in enumerate(steps.events):
@@ -115,7 +118,7 @@ def _events(
 def _changed(
     steps: ShardedSteps, scenario: Scenario, number: int, call: Call, shard: int
 ) -> list[ChangedCall]:
-    """The collective in the changed step; none where it is among one rank."""
+    """Returns the collective in the changed step; empty if only one rank takes part."""
     is_parameters = call.op in (_GATHER, _SCATTER)
     among = call.among
     if is_parameters:
@@ -129,7 +132,10 @@ def _changed(
     dtype = scenario.gather_dtype if call.op == _GATHER else scenario.reduce_dtype
     if dtype is not None and (is_parameters or call.among == REPLICATE):
         if not call.item_bytes:
-            raise CommprofError(f"the type of the elements that {call.op} sends is not known")
+            raise CommprofError(
+                f"the element type of {call.op} was not recorded, so another type cannot be "
+                "predicted"
+            )
         size *= DTYPE_BYTES[dtype] / call.item_bytes
     return [ChangedCall(replace(call, size_bytes=size, among=among), ranks, number)]
 
@@ -139,39 +145,42 @@ def _units(steps: ShardedSteps, scenario: Scenario, remarks: list[str]) -> Wrapp
         return Wrapped()
     remarks.append(
         f"{scenario.wrap_blocks} neighbouring blocks wrapped together: copies into and out of "
-        "their collectives are taken as recorded, and so many blocks are in memory at once"
+        "their collectives are kept as recorded, and that many blocks are in memory at once"
     )
     return wrapped(steps, scenario.wrap_blocks)
 
 
 def _shard_ranks(steps: ShardedSteps, scenario: Scenario) -> int:
-    """Ranks that share one copy of the model: as asked for, else all, or as many as recorded."""
+    """Returns the number of ranks per copy of the model: as asked for, else all or as recorded."""
     ranks = scenario.world_size
     if ranks < 2:
-        raise CommprofError("sharded steps of 1 rank exchange nothing: record 1 rank for its step")
+        raise CommprofError(
+            "1 rank exchanges nothing, so its step cannot be predicted from sharded steps; record "
+            "a run of 1 rank"
+        )
     shard = scenario.shard_ranks
     if shard is None:
         shard = ranks if steps.shard_ranks == steps.world_size else steps.shard_ranks
     if not any(call.op == _SCATTER for call in steps.calls) and shard != ranks:
-        raise CommprofError("--shard-ranks is of FSDP2; this run shares no parameters")
+        raise CommprofError("--shard-ranks needs a run of FSDP2; this run shards no parameters")
     if not 2 <= shard <= ranks or ranks % shard:
         fitting = [str(n) for n in range(2, ranks + 1) if ranks % n == 0]
         raise CommprofError(
-            f"{shard} ranks that share the model do not divide {ranks} (allowed for --shard-ranks: "
-            f"{', '.join(fitting)})"
+            f"{shard} ranks per copy of the model do not divide {ranks} (allowed for "
+            f"--shard-ranks: {', '.join(fitting)})"
         )
     return shard
 
 
 def _gathered_again(steps: ShardedSteps, scenario: Scenario, remarks: list[str]) -> frozenset[int]:
-    """The all-gathers of backward, where the scenario is without them."""
+    """Returns the all-gathers of backward if the scenario drops them; else an empty set."""
     again = [n for n, call in enumerate(steps.calls) if call.op == _GATHER and call.in_backward]
     if scenario.reshard_after_forward is None or scenario.reshard_after_forward == bool(again):
         return frozenset()
     if scenario.reshard_after_forward:
         raise CommprofError(
-            "the run kept its parameters after forward, so nothing says when backward would gather "
-            "them; record it with reshard_after_forward=True"
+            "the run kept its parameters after forward, so it is unknown when backward would "
+            "gather them; record it with reshard_after_forward=True"
         )
     remarks.append(
         "without reshard_after_forward: copies into and out of the all-gathers of backward are "

@@ -1,11 +1,12 @@
-"""What a collective takes in a scenario, from what it took in the recorded run.
+"""Computes the time of a collective in a scenario from its time in the recorded run.
 
-The fitted costs say by how much it takes longer; what it took beyond them stays as it was, because
-a host that was busy, or a buffer that took the first bytes, is no matter of the link's rate.
+The fitted costs give the difference. Time beyond the fitted cost is kept as recorded, because a
+busy host, or a buffer that absorbed the first bytes, does not depend on the link's rate.
 
 A collective's transfer is the time from when it could begin to its end. Its median over steps and
 ranks, per operation, size and number of ranks, is a point; a line through an operation's points is
-its curve. With one size of step latency cannot be told from rate: all is taken as rate then.
+its curve. If all steps have one size, latency cannot be separated from rate, and all time counts as
+rate.
 """
 
 from __future__ import annotations
@@ -40,22 +41,22 @@ class _Cost:
     ranks: int
 
     def time_s(self, number: int | None) -> float:
-        """With a replicate's parameters, by its number."""
+        """Returns the time; with a number, the time with that replicate's parameters."""
         link = self.link if number is None else self.link.replicate(number)
         return link.time_s(self.size_bytes, self.ranks, self.op)
 
 
 @dataclass(frozen=True)
 class Factors:
-    """Costs of each collective of a changed step, there and as recorded."""
+    """Costs of each collective of a changed step, in the scenario and as recorded."""
 
-    #: None where nothing changes.
+    #: Cost in the scenario, and as recorded; None if nothing changes.
     pairs: tuple[tuple[_Cost, _Cost] | None, ...]
     outside: tuple[str, ...]
     remarks: tuple[str, ...]
 
     def costs(self, number: int | None = None) -> Costs:
-        """Costs as numbers, of a bootstrap replicate if one is named."""
+        """Returns the costs as numbers; with a number, those of that bootstrap replicate."""
         found = [None if pair is None else [c.time_s(number) for c in pair] for pair in self.pairs]
         there, here = np.array([[0.0, 0.0] if each is None else each for each in found]).T * 1e9
         known = np.array([each is not None for each in found]) & (here > 0)
@@ -67,11 +68,12 @@ class Factors:
 class Costs:
     """Costs of each collective of a changed step, in ns."""
 
+    #: Cost in the scenario, and as recorded.
     there_ns: Floats
     here_ns: Floats
-    #: Whether the two differ, as far as is known.
+    #: True if the cost changes and the recorded cost is known.
     known: Mask
-    #: The recorded one was of another operation.
+    #: True if the recorded collective was another operation.
     other: Mask
 
     def of(self, transfer_ns: Floats) -> Floats:
@@ -80,7 +82,7 @@ class Costs:
         known, other = self.known[:, np.newaxis], self.other[:, np.newaxis]
         scaled = transfer_ns * np.divide(there, here, out=np.ones_like(there), where=known)
         beyond = transfer_ns - here
-        # One that took less than it costs would take less than nothing on a much faster link.
+        # A transfer shorter than its fitted cost would become negative on a much faster link.
         moved = np.where((beyond > 0) | (there > here), there + beyond, scaled)
         result: Floats = np.where(known & ~other, np.maximum(0.0, moved), scaled)
         return result
@@ -96,10 +98,10 @@ def factors(
     """Finds the costs of each collective of a changed step.
 
     Raises:
-        CommprofError: a link that it crosses was not measured; names the next step.
+        CommprofError: a link that a collective crosses was not measured; names the next step.
     """
     if scenario.changes_link:
-        scenario_link(profile, scenario, placement)  # says why where they have no such link
+        scenario_link(profile, scenario, placement)  # raises if the ranks cross no such link
     recorded = Scenario(steps.world_size)
     pairs: list[tuple[_Cost, _Cost] | None] = []
     outside: list[str] = []
@@ -107,7 +109,7 @@ def factors(
     for each in changed.calls:
         before = steps.calls[each.recorded]
         if before.op not in OPERATIONS:
-            remarks.append(f"no cost is known for {before.op}: taken as recorded")
+            remarks.append(f"{before.op}: kept as recorded, because no cost is known")
             pairs.append(None)
             continue
         ranks = ranks_of(steps, before)
@@ -149,7 +151,7 @@ def _link(
     each: ChangedCall,
     shard_ranks: int,
 ) -> ScenarioLink:
-    """Of the links that one group's ring crosses: those of one copy are neighbours."""
+    """Returns the links that one group's ring crosses; ranks of one copy are neighbours."""
     per_host = placement.ranks_per_host
     if each.call.among not in (ALL, SHARD):
         per_host = max(1.0, per_host // shard_ranks)
@@ -168,7 +170,7 @@ def _outside(link: ScenarioLink, each: ChangedCall) -> Sequence[str]:
 
 _REPLICATES = 20
 _SEED = 20240501
-#: Sizes of step that are that close are one.
+#: Step sizes within this factor count as one size.
 _APART = 1.2
 
 
@@ -177,12 +179,12 @@ class _Point:
     #: Bytes per step of the algorithm, and ranks.
     x: float
     ranks: int
-    #: Seconds per step: of each recorded step the mean over the ranks.
+    #: Seconds per step of the algorithm: per recorded step the mean over the ranks.
     y: Floats
 
 
 def fit_sharded(recorded: Sequence[ShardedSteps]) -> dict[str, CostCurve]:
-    """Fits curves by operation to the collectives of sharded steps, over links of one class."""
+    """Fits a curve per operation to the collectives of sharded steps, on links of one class."""
     points: dict[str, list[_Point]] = {}
     for steps in recorded:
         for number, call in enumerate(steps.calls):
@@ -232,7 +234,7 @@ def _line(x: Floats, y: Floats) -> Line:
 
 
 def _drawn(x: Floats, points: Sequence[_Point]) -> Iterable[Line]:
-    """Lines through medians of steps drawn anew."""
+    """Yields lines through the medians of resampled steps."""
     random = np.random.default_rng(_SEED)
     for _ in range(_REPLICATES):
         y = [float(np.median(random.choice(each.y, len(each.y)))) for each in points]

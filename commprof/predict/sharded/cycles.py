@@ -1,8 +1,8 @@
-"""One rank's recorded steps as cycles: what it issued and waited for, at which own time.
+"""Cycles of one rank's recorded steps: its issues and waits, with their own times.
 
-A cycle goes from where the rank went on after the last wait of one step to where it does after the
-last wait of the next one. Between those it issues collectives and waits for them in an order that
-is the same in every step, because the program is.
+A cycle extends from when the rank continues after the last wait of one step to when it continues
+after the last wait of the next one. In between it issues collectives and waits for them in the same
+order in every step, because the program is the same.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ class RankCycle:
 
     #: Place among the replayed steps.
     step: int
-    #: The rank went on after the last wait of the step before, and of this one.
+    #: When the rank continued after the last wait of the previous step, and of this one.
     begin_ns: float
     end_ns: float
-    #: Rows over all ranks of what it issued, in order.
+    #: Rows over all ranks of the collectives that it issued, in order.
     rows: tuple[int, ...]
-    #: In order; a collective is waited for once.
+    #: Issues and waits in order, with at most one wait per collective.
     events: tuple[Event, ...]
     #: Own time since ``begin_ns`` per event, and the part of it in the optimizer.
     own_ns: tuple[float, ...]
     update_ns: tuple[float, ...]
-    #: Per event, how much later than the collective's end a waiting thread went on.
+    #: Time per event from the collective's end until the waiting thread continued.
     extra_ns: tuple[float, ...]
 
 
 def rank_cycles(program: Program, known: Calls, steps: int) -> Iterator[RankCycle]:
-    """Finds the cycles of all replayed steps but the first; unclear ones are left out."""
+    """Yields the cycles of all replayed steps but the first; leaves out ambiguous cycles."""
     walked = _walked(program, known)
     last = _last_waits(program, steps)
     updated = _update_before(program)
@@ -57,11 +57,11 @@ def rank_cycles(program: Program, known: Calls, steps: int) -> Iterator[RankCycl
 
 @dataclass(frozen=True)
 class _Walked:
-    """Per event of the program as it was recorded, in ns."""
+    """Recorded times of a program's events, in ns."""
 
     at_ns: Floats
     went_on_ns: Floats
-    #: Time stood for what is not known, before the event.
+    #: Time blocked for an unknown reason before the event.
     unknown_ns: Floats
 
 
@@ -83,7 +83,7 @@ def _walked(program: Program, known: Calls) -> _Walked:
 
 
 def _last_waits(program: Program, steps: int) -> list[int]:
-    """Per step its last wait for a collective by its place among the events; -1 without one."""
+    """Returns the event index of each step's last wait for a collective; -1 if it has none."""
     marks = np.flatnonzero(program.kind == MARK)
     place = dict(zip(program.row[marks].tolist(), marks.tolist(), strict=True))
     waits = np.flatnonzero(program.kind == WAIT)
@@ -96,7 +96,7 @@ def _last_waits(program: Program, steps: int) -> list[int]:
 
 
 def _update_before(program: Program) -> Floats:
-    """Per event the own time in the optimizer before it, of all steps."""
+    """Returns the own time spent in the optimizer before each event, over all steps."""
     length = np.diff(program.border_ns) * (program.border_phase == Phase.OPTIMIZER)
     total = np.concatenate(([0.0], np.cumsum(length)))
     result: Floats = np.interp(program.own_ns, program.border_ns, total)
@@ -115,7 +115,7 @@ def _cycle(
             numbers[row] = len(numbers)
             events[ISSUE, numbers[row]] = at
         elif kind == WAIT and row not in numbers:
-            return None  # of a step before
+            return None  # the collective is of an earlier step
         elif kind == WAIT:
             events.setdefault((WAIT, numbers[row]), at)
     places = np.array([*events.values()], dtype=np.int64)
@@ -130,6 +130,6 @@ def _cycle(
         events=tuple(events),
         own_ns=tuple((own + stands).tolist()),
         update_ns=tuple((updated[places] - updated[begin]).tolist()),
-        # Of a wait that found its collective complete only what it took itself.
+        # For a wait that found its collective complete, the wait's own duration.
         extra_ns=tuple(np.minimum(program.extra_ns[places], waited).tolist()),
     )

@@ -1,4 +1,4 @@
-"""A recorded step of FSDP2, HSDP or ZeRO stage 1, replayed in another setting."""
+"""Replays recorded steps of FSDP2, HSDP or ZeRO stage 1 in another setting."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ShardedReplay(Model):
     schedule: ShardedSteps
 
     def sampled(self, scenario: Scenario) -> tuple[Prediction, Floats]:
-        """Predicts a scenario, with its step time by replicate; all scenarios share the draws."""
+        """Predicts a scenario and its step time per replicate; all scenarios share the draws."""
         _refuse(self.schedule, scenario)
         placement = _placement(self.schedule, scenario)
         changed = change(self.schedule, scenario)
@@ -66,12 +66,12 @@ class ShardedReplay(Model):
                 longer = f"{crowded:.3g} times as long"
             outside.append(
                 f"{placement.ranks_per_core:.3g} ranks per core (measured: "
-                f"{recorded.ranks_per_core:.3g}): own work is taken to be {longer}"
+                f"{recorded.ranks_per_core:.3g}): own work is assumed to take {longer}"
             )
         blocks = scenario.world_size / self.schedule.world_size
         if blocks > len(self.schedule.own_ns):
             outside.append(
-                f"the last of {scenario.world_size} ranks, drawn from {len(self.schedule.own_ns)} "
+                f"{scenario.world_size} ranks, drawn from only {len(self.schedule.own_ns)} "
                 "recorded steps: waiting is a lower bound"
             )
         # The optimizer updates this rank's part of the parameters.
@@ -80,9 +80,10 @@ class ShardedReplay(Model):
 
 
 def _crowded(there: Placement, here: Placement, lacked: float) -> float:
-    """By how much own work takes longer with other cores.
+    """Returns the factor by which own work takes longer with other cores.
 
-    Where threads wanted more than they got, they shared the cores also with others, who stay.
+    If threads wanted more time than they got, other processes are supposed to have used the cores,
+    and to use them in the scenario too.
     """
     wanted = [each.threads_per_core * here.busy for each in (there, here)]
     before = max(1.0, lacked, wanted[1])
@@ -91,7 +92,7 @@ def _crowded(there: Placement, here: Placement, lacked: float) -> float:
 
 
 def _refuse(steps: ShardedSteps, scenario: Scenario) -> None:
-    """What is DDP's alone, or cannot be known of sharded steps."""
+    """Raises ``CommprofError`` for options that need a run of DDP."""
     unknown = {
         "--bucket-cap-mb": not math.isnan(scenario.bucket_cap_bytes),
         "--hook": bool(scenario.hook),
@@ -101,8 +102,8 @@ def _refuse(steps: ShardedSteps, scenario: Scenario) -> None:
     for option, given in unknown.items():
         if given:
             raise CommprofError(
-                f"{option} is predicted for steps of DistributedDataParallel alone; this run's "
-                "parameters, gradients or optimizer state are cut among its ranks"
+                f"{option} needs a run of DistributedDataParallel; this run shards parameters, "
+                "gradients or optimizer state"
             )
 
 
@@ -121,7 +122,7 @@ def _medians(world: World, drawn: Ints, costs: Costs) -> Medians:
     done, free = world.replay(drawn, costs), world.replay(drawn, None)
     step = float(np.median(done.end_ns.max(axis=0)))
     exposed = float(np.median(done.stood_ns.mean(axis=0)))
-    # Without transfers a rank waits for the others alone.
+    # Without transfers a rank waits only for other ranks.
     wait = min(exposed, float(np.median(free.stood_ns.mean(axis=0))))
     hidden = max(0.0, world.busy_ns(drawn, costs) - (exposed - wait))
     return Medians(*(each / 1e9 for each in (step, wait, exposed - wait, exposed, hidden)))
@@ -162,7 +163,7 @@ def _prediction(
 
 
 def _sent_bytes(world: World) -> float:
-    """By one rank; of operations whose algorithm is known."""
+    """Returns the bytes that one rank sends in operations whose algorithm is known."""
     backend = world.steps.backend
     return sum(
         work(each.call.op, each.ranks, backend).sent * each.call.size_bytes

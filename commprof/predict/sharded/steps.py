@@ -1,8 +1,7 @@
-"""The measured steps of a run of FSDP2, HSDP or ZeRO stage 1, in the form that a replay needs.
+"""Measured steps of a run of FSDP2, HSDP or ZeRO stage 1, in the form that a replay needs.
 
-A wait that found its collective complete may take too short to be recorded. Another step, or
-another rank, had to wait there: so a wait that is missing lies where it does in the others, between
-the events around it.
+A wait that finds its collective complete may be too short to be recorded. Other steps or ranks
+recorded this wait, so a missing wait is placed at its usual position between the events around it.
 """
 
 from __future__ import annotations
@@ -40,10 +39,10 @@ from commprof.trace.schema import OPS, Phase, op_name
 
 
 def usual_events(found: Sequence[RankCycle]) -> tuple[Event, ...]:
-    """Finds an order with all events of the cycles that agree with it.
+    """Merges the cycles' events into one order; ignores cycles that contradict it.
 
-    Each cycle may lack other waits, so that no single one has them all. What one cycle has before
-    another event is before it in the result, beginning with the orders that most cycles have.
+    Each cycle may lack different waits, so that no single cycle has them all. The result keeps the
+    order of events in each cycle, beginning with the most frequent orders.
     """
     before: dict[Event, set[Event]] = {}
     result: tuple[Event, ...] = ()
@@ -64,7 +63,7 @@ def usual_events(found: Sequence[RankCycle]) -> tuple[Event, ...]:
 
 
 def _places(events: Sequence[Event], order: Sequence[Event]) -> npt.NDArray[np.int64] | None:
-    """Where events stand in an order; None where one does not, or they come in another order."""
+    """Returns the places of events in an order; None if any event is missing or out of order."""
     place = {event: number for number, event in enumerate(order)}
     if not all(event in place for event in events):
         return None
@@ -73,9 +72,9 @@ def _places(events: Sequence[Event], order: Sequence[Event]) -> npt.NDArray[np.i
 
 
 def in_usual_order(found: RankCycle, events: Sequence[Event]) -> Floats | None:
-    """Own time, update and extra in the usual order, ``[3, events]``; NaN where missing.
+    """Returns own time, update and extra in the usual order, ``[3, events]``; NaN if missing.
 
-    None where the cycle's events come in another order.
+    Returns None if the cycle's events are in another order.
     """
     at = _places(found.events, events)
     if at is None:
@@ -86,7 +85,7 @@ def in_usual_order(found: RankCycle, events: Sequence[Event]) -> Floats | None:
 
 
 def filled(table: Floats) -> Floats:
-    """Fills missing times of ``[cycles, events]`` where they usually lie."""
+    """Fills in missing times of ``[cycles, events]`` at their usual relative positions."""
     padded = np.concatenate([np.zeros((len(table), 1)), table], axis=1)
     result = padded.copy()
     for event in np.flatnonzero(np.isnan(padded).any(axis=0)).tolist():
@@ -103,7 +102,7 @@ def filled(table: Floats) -> Floats:
 
 
 def _share(table: Floats, before: int, event: int, after: int) -> float:
-    """How far an event lies between two others, in the median of the cycles that have all three."""
+    """Returns an event's median relative position between two others, from 0 to 1."""
     length = table[:, after] - table[:, before]
     part = (table[:, event] - table[:, before])[length > 0] / length[length > 0]
     part = part[~np.isnan(part)]
@@ -112,8 +111,8 @@ def _share(table: Floats, before: int, event: int, after: int) -> float:
 
 Floats = npt.NDArray[np.float64]
 
-#: Which ranks take part in a collective: all, those of one copy of the model, or those that have
-#: the same part of it.
+#: Ranks that take part in a collective: all, those of one copy of the model, or those that hold the
+#: same part of the model.
 ALL, SHARD, REPLICATE = "all", "shard", "replicate"
 _ITEM_BYTES = {"Half": 2, "BFloat16": 2, "Float": 4, "Double": 8}
 _SHARDING = tuple(map(OPS.index, ("all_gather_into_tensor", "reduce_scatter_tensor")))
@@ -123,27 +122,26 @@ _SHARDING = tuple(map(OPS.index, ("all_gather_into_tensor", "reduce_scatter_tens
 class Call:
     """One collective of a step."""
 
-    #: As in ``algorithms.OPERATIONS``, or another operation's own name.
+    #: Name as in ``algorithms.OPERATIONS``, or another operation's own name.
     op: str
-    #: As nccl-tests count it.
+    #: Size as defined by nccl-tests.
     size_bytes: float
     #: One of ALL, SHARD and REPLICATE.
     among: str
-    #: Bytes of an element; 0 where its type does not say.
+    #: Bytes of an element; 0 if unknown.
     item_bytes: int
-    #: Issued by a backward pass.
+    #: True if a backward pass issued it.
     in_backward: bool
 
 
 @dataclass(frozen=True)
 class ShardedSteps(RecordedSteps):
-    """Recorded sharded steps; times in ns since the ranks last met, where a step begins here."""
+    """Recorded sharded steps; times in ns since the ranks last synchronised, when a step begins."""
 
     calls: tuple[Call, ...]
-    #: In every rank's order.
+    #: Issues and waits, in the order of every rank.
     events: tuple[Event, ...]
-    #: [steps, ranks, events]: own time, which begins where the rank went on, and of it the
-    #: optimizer's.
+    #: [steps, ranks, events]: own time since the rank continued, and the optimizer's part of it.
     own_ns: Floats
     update_ns: Floats
     #: [steps, ranks, events]: as in ``RankCycle``.
@@ -152,8 +150,8 @@ class ShardedSteps(RecordedSteps):
     transfer_ns: Floats
     #: Ranks that share one copy of the model.
     shard_ranks: int
-    #: Processor time that training threads wanted over what they got; above 1 where cores were
-    #: short, NaN where not known.
+    #: Processor time that training threads wanted, divided by the time they got; above 1 if cores
+    #: were short, NaN if unknown.
     lacked: float = float("nan")
 
 
@@ -187,7 +185,9 @@ def read_sharded(run: WorldRun) -> ShardedSteps:
         )
     seen = measured_world(run)
     if seen is None or not seen.clocks_shared:
-        raise CommprofError(f"{name}: the ranks' clocks cannot be compared, nor can their steps")
+        raise CommprofError(
+            f"{name}: the ranks' clocks cannot be compared, so sharded steps cannot be predicted"
+        )
     if len(seen.measured[0].step) < LEAST_STEPS + 1:
         raise CommprofError(
             f"{name}: {len(seen.measured[0].step)} measured steps; a prediction needs "
@@ -205,7 +205,7 @@ def read_sharded(run: WorldRun) -> ShardedSteps:
 
 
 def _alike(by_rank: Sequence[dict[int, RankCycle]], seen: MeasuredWorld) -> list[list[RankCycle]]:
-    """Per step the cycles of all ranks, of the steps with the most usual collectives."""
+    """Returns all ranks' cycles per step, for the steps with the most frequent collectives."""
     table = np.stack([_column(seen, name) for name in ("op", "dtype", "bytes_in", "bytes_out")])
     whole = sorted(set(by_rank[0]).intersection(*by_rank[1:]))
     rows = [[cycles[step] for cycles in by_rank] for step in whole]
@@ -267,10 +267,10 @@ def _steps(
 
 
 def _processor_time(seen: MeasuredWorld) -> tuple[float, float]:
-    """What training threads want of their own time, and that over what they got.
+    """Returns processor time that training threads wanted, as a share of own time and of time got.
 
-    From the end of one backward pass to that of the next, where both were recorded: what a thread
-    used, and how long it could run and had no core. Medians over steps and ranks; NaN without.
+    A thread wanted its CPU time plus its run delay, from the end of one backward pass to the end of
+    the next, if both were recorded. Medians over steps and ranks; NaN if none were recorded.
     """
     found = []
     for trace in seen.traces:
@@ -293,9 +293,9 @@ def _processor_time(seen: MeasuredWorld) -> tuple[float, float]:
 
 
 def _transfers(seen: MeasuredWorld, known: Calls, rows: list[list[RankCycle]]) -> Floats:
-    """As the engine has them, where collectives of one group were complete in order of issue.
+    """Returns the engine's transfers, without the time that earlier collectives of the group took.
 
-    One that overtook another is taken to end with it, as it does on a link that both share.
+    A collective that overtook another is supposed to end with it, as on a link that both share.
     """
     transfer, end = known.transfer_ns, known.end_ns
     group = seen.matching.group
@@ -333,7 +333,7 @@ def _calls(seen: MeasuredWorld, row: Sequence[RankCycle]) -> tuple[Call, ...]:
 
 
 def _members(seen: MeasuredWorld, row: Sequence[RankCycle], number: int) -> list[list[int]]:
-    """Ranks of the groups that issue this collective, each on its own."""
+    """Returns the ranks of each group that issues this collective."""
     groups: dict[int, list[int]] = {}
     for rank, cycle in enumerate(row):
         groups.setdefault(int(seen.matching.group[cycle.rows[number]]), []).append(rank)
@@ -344,7 +344,10 @@ def _among(groups: Sequence[Sequence[int]]) -> str:
     if len(groups) == 1:
         return ALL
     if len({len(group) for group in groups}) > 1:
-        raise CommprofError("ranks share their parameters in groups of different sizes")
+        raise CommprofError(
+            "the groups of ranks that share parameters have different sizes; a prediction needs "
+            "groups of one size"
+        )
     neighbours = all(group[-1] - group[0] == len(group) - 1 for group in groups)
     return SHARD if neighbours else REPLICATE
 
@@ -352,6 +355,6 @@ def _among(groups: Sequence[Sequence[int]]) -> str:
 def _shard_ranks(
     world_size: int, seen: MeasuredWorld, row: Sequence[RankCycle], found: Sequence[Call]
 ) -> int:
-    """Ranks of the groups that gather parameters; all without such."""
+    """Returns the size of the groups that gather parameters; all ranks if there are none."""
     sharded = [n for n, call in enumerate(found) if call.among == SHARD]
     return len(_members(seen, row, sharded[0])[0]) if sharded else world_size

@@ -1,4 +1,4 @@
-"""Programs of as many ranks as a scenario has, drawn from the recorded ones, for the engine."""
+"""Programs for the replay engine: the ranks of a scenario, drawn from the recorded ranks."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ class World:
     world_size: int
     #: Factor of the optimizer's own time.
     update: float
-    #: Factor of all own time, where ranks want more of the cores than there is.
+    #: Factor of all own time if ranks want more processor time than there is.
     crowded: float = 1.0
 
     def draw(self, count: int, random: np.random.Generator, rows: Ints | None = None) -> Ints:
-        """Draws recorded steps, of those in ``rows``, as ``[drawn step, block of ranks]``.
+        """Draws recorded steps from ``rows``, as ``[drawn step, block of ranks]``.
 
-        Ranks are drawn in blocks, as ``draw_steps`` has it.
+        Ranks are drawn in blocks, as in ``draw_steps``.
         """
         known = np.arange(len(self.steps.own_ns)) if rows is None else rows
         blocks = -(-self.world_size // self.steps.world_size)
         return known[random.integers(0, len(known), (count, blocks))]
 
     def replay(self, drawn: Ints, costs: Costs | None) -> DrawnSteps:
-        """Replays the drawn steps at these costs; None for transfers that take no time."""
+        """Replays the drawn steps at these costs; if ``costs`` is None, transfers take no time."""
         ranks = range(self.world_size)
         made = [self._program(rank, self._of(rank, drawn)) for rank in ranks]
         recorded = [self._transfers(self._of(rank, drawn)) for rank in ranks]
@@ -47,19 +47,19 @@ class World:
         return replay_drawn(made, self._calls(np.concatenate(transfer)), len(drawn))
 
     def busy_ns(self, drawn: Ints, costs: Costs) -> float:
-        """Sum of the transfers of one rank's median step."""
+        """Returns the sum of transfers in the median step, as the mean over ranks."""
         ranks = range(min(self.world_size, self.steps.world_size))
         each = [costs.of(self._transfers(self._of(rank, drawn))).sum(axis=0) for rank in ranks]
         return float(np.median(np.mean(each, axis=0)))
 
     def own_ns(self, drawn: Ints) -> Floats:
-        """Own time of each whole step since the ranks met, as ``[rank, drawn step]``."""
+        """Returns the own time of each whole step, as ``[rank, drawn step]``."""
         return np.stack(
             [self._own(self._of(rank, drawn))[:, -1] for rank in range(self.world_size)]
         )
 
     def _of(self, rank: int, drawn: Ints) -> tuple[Ints, int]:
-        """Per drawn step the recorded one, and the recorded rank."""
+        """Returns the recorded step for each drawn step, and the recorded rank."""
         return drawn[:, rank // self.steps.world_size], rank % self.steps.world_size
 
     def _own(self, at: tuple[Ints, int]) -> Floats:
@@ -68,7 +68,7 @@ class World:
         return result
 
     def _transfers(self, at: tuple[Ints, int]) -> Floats:
-        """``[collective of the changed step, drawn step]``, as recorded."""
+        """Returns recorded transfers as ``[collective of the changed step, drawn step]``."""
         recorded = [call.recorded for call in self.change.calls]
         result: Floats = self.steps.transfer_ns[at][:, recorded].T
         return result
@@ -84,7 +84,7 @@ class World:
             rank=rank,
             begin_ns=0,
             until_ns=0,
-            # What follows the last event of the changed step is still done.
+            # Own time after the last event of the changed step is kept.
             own_ns=np.concatenate([own[:, places].T, own[:, -1:].T]),
             kind=np.array([*(event.kind for event in events), MARK]),
             row=np.array([*(offset + event.call for event in events), 1]),

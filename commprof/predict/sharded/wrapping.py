@@ -1,9 +1,10 @@
-"""FSDP2 steps whose blocks are wrapped several together: fewer collectives, each larger.
+"""Joins the collectives of FSDP2 blocks that are wrapped together: fewer calls, each larger.
 
-A unit is what one ``fully_shard`` gathers at once. Those of a recorded step are known by their
-order: the first all-gather is the root's, if its parameters are not gathered again in backward;
-the others follow each other in forward, and in the opposite order in backward, where a unit's
-all-gather is issued when the one before it begins, and its gradients are reduced at its end.
+A unit holds the parameters that one ``fully_shard`` gathers at once. The units of a recorded step
+are recognised from their order: the first all-gather is the root's, if the root's parameters are
+not gathered again in backward. The other units follow in forward order, and in reverse order in
+backward, where a unit's all-gather is issued when the unit before it begins, and its gradients are
+reduced at its end.
 """
 
 from __future__ import annotations
@@ -18,29 +19,29 @@ from commprof.predict.sharded.steps import REPLICATE, Call, ShardedSteps
 
 @dataclass
 class Wrapped:
-    """Recorded collectives, by their numbers, as another wrapping of blocks would have them."""
+    """Changes of the recorded collectives, by number, under another wrapping of blocks."""
 
-    #: Those of a unit's other blocks, which are no more.
+    #: Collectives of a unit's other blocks, which disappear.
     dropped: set[int] = field(default_factory=set)
-    #: Those that carry a whole unit.
+    #: Collectives that carry a whole unit.
     calls: dict[int, Call] = field(default_factory=dict)
-    #: Places among the events at which all-gathers are issued that are issued earlier than before.
+    #: Event index at which an all-gather is issued, if it is issued earlier than recorded.
     issued_at: dict[int, int] = field(default_factory=dict)
 
 
 def wrapped(steps: ShardedSteps, blocks: int) -> Wrapped:
-    """So many neighbouring blocks in each unit; the last one may have fewer.
+    """Wraps ``blocks`` neighbouring blocks in each unit; the last unit may have fewer.
 
     Raises:
-        CommprofError: the recorded collectives are not those of such units.
+        CommprofError: the blocks cannot be recognised in the recorded collectives.
     """
     forward, backward = (_numbers(steps, "all_gather", again) for again in (False, True))
     root = len(forward) - len(backward)
     if not backward or root not in (0, 1):
         raise CommprofError(
             f"--wrap-blocks {blocks}: a step gathers {len(forward)} times before and "
-            f"{len(backward)} times in backward, which does not tell its blocks; record FSDP2 with "
-            "reshard_after_forward=True"
+            f"{len(backward)} times in backward, so its blocks cannot be recognised; record FSDP2 "
+            "with reshard_after_forward=True"
         )
     found = Wrapped()
     count = len(backward)
@@ -53,15 +54,15 @@ def wrapped(steps: ShardedSteps, blocks: int) -> Wrapped:
     for numbers in reduced:
         if len(numbers) != len(forward):
             raise CommprofError(
-                f"--wrap-blocks {blocks}: a step gathers {len(forward)} units and reduces "
-                f"{len(numbers)}"
+                f"--wrap-blocks {blocks}: a step gathers {len(forward)} units but reduces "
+                f"{len(numbers)}, so its blocks cannot be recognised"
             )
     before: Sequence[int] = ()
     for unit in reversed(units):
         again = [backward[count - 1 - block] for block in reversed(unit)]
         _joined(steps, again, 0, found)
         if len(before) > 1 and _is_prefetched(steps, again[0], reduced[0][count - unit.stop - 1]):
-            # When the unit before it begins, as that one's second block was.
+            # Issued when the unit before begins, as the gather of that unit's second block was.
             found.issued_at[again[0]] = steps.events.index((ISSUE, before[1]))
         for numbers in reduced:
             _joined(steps, [numbers[count - 1 - block] for block in reversed(unit)], -1, found)
@@ -70,7 +71,7 @@ def wrapped(steps: ShardedSteps, blocks: int) -> Wrapped:
 
 
 def _is_prefetched(steps: ShardedSteps, gather: int, reduce_before: int) -> bool:
-    """Whether it is issued before the gradients of the block before it are reduced."""
+    """True if the all-gather is issued before the preceding block's gradients are reduced."""
     events = steps.events
     return events.index((ISSUE, gather)) < events.index((ISSUE, reduce_before))
 
@@ -81,7 +82,7 @@ def _numbers(steps: ShardedSteps, op: str, in_backward: bool) -> list[int]:
 
 
 def _joined(steps: ShardedSteps, numbers: list[int], kept: int, found: Wrapped) -> None:
-    """The collectives of a unit's blocks become the first one of them, or the last."""
+    """Joins the collectives of a unit's blocks into the one at index ``kept``."""
     size = sum(steps.calls[number].size_bytes for number in numbers)
     one = numbers[kept]
     found.dropped.update(number for number in numbers if number != one)

@@ -1,4 +1,4 @@
-"""Everything that is said about a set of scenarios, ready to be rendered."""
+"""Answers for a set of scenarios, ready to be rendered."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from commprof.predict.what_if.optimize import Candidate, Search, optimize, short
 
 @dataclass(frozen=True)
 class AmdahlFit:
-    """Amdahl's law through measured throughput: one parameter, and what it leaves unexplained.
+    """Amdahl's law fitted to measured throughput: one parameter, and its residuals.
 
     speed-up(n) = 1 / ((1 - p) + p / n) over one rank (Amdahl, AFIPS 1967): ``1 / speed-up`` is a
     line in ``1 / n`` through 1 at one rank, and is fitted by least squares as such. Under weak
-    scaling the same is said of samples per second: the time per sample is the work.
+    scaling the law is applied to samples per second: the work is the time per sample.
     """
 
     #: Share of the work that is divided among ranks, from 0 to 1.
     parallel: float
-    #: By world size: measured and fitted speed-up over the smallest one.
+    #: World size, and its measured and fitted speed-up over one rank.
     points: tuple[tuple[int, float, float], ...]
 
     @property
     def residuals(self) -> tuple[float, ...]:
-        """Relative residuals: fitted over measured, less 1."""
+        """Relative residuals: fitted divided by measured, minus 1."""
         return tuple(fitted / measured - 1 for _, measured, fitted in self.points)
 
     @property
@@ -52,11 +52,11 @@ def fit_amdahl(samples_per_s: Mapping[int, float]) -> AmdahlFit:
     """Fits Amdahl's law to measured throughput.
 
     Args:
-        samples_per_s: throughput by world size, 1 among them.
+        samples_per_s: throughput by world size; must include 1 rank.
 
     Raises:
-        CommprofError: fewer than three world sizes, or not one rank alone: one parameter through
-            one point would fit whatever was measured.
+        CommprofError: there are fewer than three world sizes, or none of 1 rank: one parameter
+            fits any single point exactly.
     """
     if 1 not in samples_per_s or len(samples_per_s) < 3:
         sizes = ", ".join(map(str, sorted(samples_per_s))) or "none"
@@ -77,16 +77,16 @@ def fit_amdahl(samples_per_s: Mapping[int, float]) -> AmdahlFit:
 
 @dataclass(frozen=True)
 class Answer:
-    """Everything that is said about one scenario."""
+    """Prediction of one scenario, with its cost and the search for a better setting."""
 
     prediction: Prediction
-    #: The step's interval widened by what held-out errors leave open; without one, as it was.
+    #: The step's interval, widened by the margin of held-out errors if there are any.
     interval_s: Estimate
-    #: None without a price, or where the run does not say how many samples a step has.
+    #: None without a price, or if the run does not record the samples of a step.
     cost: Cost | None
-    #: Sent by one rank per epoch; NaN where the run does not say how many samples an epoch has.
+    #: Bytes that one rank sends per epoch; NaN if the run does not record an epoch's samples.
     epoch_sent_bytes: float
-    #: For the best setting; None unless asked for.
+    #: Search for the best setting; None unless asked for.
     search: Search | None
 
     @property
@@ -106,7 +106,7 @@ class Answer:
         return Estimate(found.value, found.low, max(found.value, min(1.0, found.high)))
 
     def _over_step(self, value: float) -> Estimate:
-        """The longer the step, the less of it."""
+        """Returns a value inversely proportional to the step, with its interval."""
         step = self.interval_s
         return Estimate(value, value * step.value / step.high, value * step.value / step.low)
 
@@ -116,7 +116,7 @@ class Best:
     """The setting with the shortest predicted step, to be compared with a run of it."""
 
     candidate: Candidate
-    #: Its step's interval, as ``Answer`` has it.
+    #: Interval of its step, as in ``Answer``.
     interval_s: Estimate
 
 
@@ -126,14 +126,14 @@ class Answers:
 
     answers: tuple[Answer, ...]
     checks: tuple[Check, ...]
-    #: None where nothing was recorded that the replay was not made of.
+    #: None if there is no held-out check.
     error: ModelError | None
     amdahl: AmdahlFit | None
-    #: Why something is missing.
+    #: Reasons for missing parts.
     notes: tuple[str, ...]
-    #: Parameters, gradients or optimizer state were cut among the ranks.
+    #: True if parameters, gradients or optimizer state are sharded.
     is_sharded: bool = False
-    #: The shortest step among the settings; None where none was changed.
+    #: Setting with the shortest step; None if no scenario changes a setting.
     best: Best | None = None
 
 
@@ -145,13 +145,13 @@ def answer(
     over: Sequence[str] | None,
     price_per_host_hour: float,
 ) -> Answers:
-    """Predicts every scenario, and checks the model on whatever else was recorded.
+    """Predicts every scenario, and checks the model on all other recorded settings.
 
     Args:
-        replay: of the recorded step.
-        scenarios: to answer.
-        recorded: all world sizes of the run, for Amdahl's law and how compute depends on the batch.
-        others: what the replay was not made of.
+        replay: model of the recorded step.
+        scenarios: settings to predict.
+        recorded: all world sizes of the run, for Amdahl's law and the fit of compute to the batch.
+        others: recorded settings besides the replay's own.
         over: choices of ``optimize``; None for no search.
         price_per_host_hour: NaN for no cost.
 
@@ -170,7 +170,7 @@ def answer(
     except CommprofError as reason:
         notes.append(f"no Amdahl fit: {reason}")
     if not math.isnan(price_per_host_hour) and any(each.cost is None for each in found):
-        notes.append("no cost: the run does not say how many samples a step has")
+        notes.append("no cost: the run does not record the samples of a step")
     sharded = isinstance(replay.schedule, ShardedSteps)
     best = _best(replay, found, error)
     return Answers(tuple(found), tuple(done), error, fit, tuple(notes), sharded, best)
@@ -187,7 +187,7 @@ def _best(replay: Model, found: Sequence[Answer], error: ModelError | None) -> B
 
 
 def _fit_errors(replay: Model) -> list[str]:
-    """What the fitted costs alone are wrong by on what was left out of them."""
+    """Describes the errors of the fitted costs on sizes and world sizes left out of the fit."""
     found = []
     for name, link in replay.profile.links.items():
         curve = link.curves.get("all_reduce")
@@ -197,8 +197,9 @@ def _fit_errors(replay: Model) -> list[str]:
         ):
             if left_out:
                 found.append(
-                    f"the fit of all-reduce ({name.replace('_', ' ')}) misses {what} left out of it"
-                    f" by {left_out.mean:.1%} in the mean, {left_out.worst:.1%} at worst"
+                    f"the fit of all-reduce ({name.replace('_', ' ')}) is wrong by "
+                    f"{left_out.mean:.1%} on average and {left_out.worst:.1%} at worst for {what} "
+                    "left out of it"
                 )
     return found
 
@@ -251,7 +252,7 @@ class Cost:
     """Cost of a scenario, in the currency of the price."""
 
     per_1000_samples: float
-    #: NaN where the run does not say how many samples an epoch has.
+    #: NaN if the run does not record an epoch's samples.
     per_epoch: float
     hosts: int
 
@@ -262,7 +263,7 @@ def cost(
     ranks_per_host: float,
     price_per_host_hour: float,
 ) -> Cost | None:
-    """Computes the cost of a scenario; None where the run does not say a step's samples."""
+    """Computes the cost of a scenario; None if the run does not record a step's samples."""
     if math.isnan(prediction.samples_per_s):
         return None
     hosts = math.ceil(prediction.scenario.world_size / ranks_per_host)
@@ -271,7 +272,7 @@ def cost(
 
 
 def samples_per_epoch(schedule: RecordedSteps) -> float:
-    """Samples of an epoch, padding included; NaN where the run does not say."""
+    """Returns the samples of an epoch, padding included; NaN if not recorded."""
     batch = schedule.batch
     found = batch.steps_per_epoch * batch.per_rank * schedule.world_size
     return found if found else math.nan

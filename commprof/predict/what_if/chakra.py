@@ -1,10 +1,10 @@
-"""A recorded run as MLCommons Chakra execution traces, one per rank, for network simulators.
+"""Writes a recorded run as MLCommons Chakra execution traces, one per rank, for simulators.
 
-Each rank's file is a sequence of protobuf messages with their lengths before them: one
-``GlobalMetadata``, then ``Node`` after ``Node``, as ``chakra/schema/protobuf/et_def.proto`` defines
-them and ASTRA-sim reads them. A step becomes a chain of computing nodes, cut where a bucket got
-ready, and a collective node per bucket that follows its cut; the next step's first node follows all
-of them. So a simulator finds out by itself what is hidden.
+Each rank's file is a sequence of protobuf messages, each preceded by its length: one
+``GlobalMetadata``, then the ``Node`` messages, as ``chakra/schema/protobuf/et_def.proto`` defines
+and ASTRA-sim reads them. A step becomes a chain of compute nodes, cut where a bucket became ready,
+and a collective node per bucket that depends on its cut; the next step's first node depends on all
+of them. The simulator itself decides which communication is hidden.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def export(run: WorldRun, directory: Path) -> list[Path]:
     """Writes ``commprof.RANK.et`` for each rank of a recorded world size; returns the files.
 
     Raises:
-        CommprofError: a rank is missing, a compressor took part, there is no step that can be
-            written, a file is there, or none can be written.
+        CommprofError: a rank is missing, the run has a compressor, no step can be written, a file
+            exists, or files cannot be written.
     """
     missing = [rank for rank in range(run.world_size) if rank not in run.traces]
     if missing:
@@ -61,8 +61,8 @@ def export(run: WorldRun, directory: Path) -> list[Path]:
     hook = next((label for trace in traces if (label := hook_label(trace))), "")
     if hook:
         raise CommprofError(
-            f"the run has hook {hook}: its exchange is no all-reduce of the gradients' bytes, and "
-            "nothing else can be written; record the run without a hook"
+            f"the run has hook {hook}, whose exchange is not an all-reduce of the gradients' "
+            "bytes; only all-reduces can be written: record the run without a hook"
         )
     found_by_rank = _common(traces)
     paths = [directory / f"commprof.{trace.rank}.et" for trace in traces]
@@ -83,7 +83,7 @@ def export(run: WorldRun, directory: Path) -> list[Path]:
 
 
 def _common(traces: Sequence[Trace]) -> list[list[Cycle]]:
-    """By rank, the measured steps that all ranks have: a simulator would wait for the others."""
+    """Returns by rank the steps measured on all ranks; a simulator would wait on any other."""
     measured = measured_steps(traces)
     by_rank = [{cycle.step: cycle for cycle in cycles(trace, measured)} for trace in traces]
     steps = sorted(set(by_rank[0]).intersection(*by_rank[1:]))
@@ -142,7 +142,7 @@ def _timed(
     before: tuple[int, ...],
     attributes: tuple[Attribute, ...] = (),
 ) -> Node:
-    """Both ends are rounded, so lengths of neighbours still add up."""
+    """Makes a node with both ends rounded, so that lengths of neighbours still add up."""
     start_us = (begin_ns - origin_ns) // _NS_PER_US
     end_us = (end_ns - origin_ns) // _NS_PER_US
     return Node(
@@ -170,14 +170,14 @@ def _node(node: Node) -> bytes:
         _text(2, node.name),
         _number(3, node.type),
         _message(5, deps) if deps else b"",
-        *(_number(number, value) for number, value in times if value),  # 0 is what is not there
+        *(_number(number, value) for number, value in times if value),  # 0 is the default
         *(_message(10, _attribute(attribute)) for attribute in node.attributes),
     ]
     return b"".join(parts)
 
 
 def _attribute(attribute: Attribute) -> bytes:
-    """A member of the oneof is written even if it is 0: its presence says which it is."""
+    """Encodes an attribute; a value of 0 is written too, because its field gives the type."""
     name, value = attribute
     if isinstance(value, bool):
         return _text(1, name) + _number(27, int(value))
@@ -205,7 +205,7 @@ def _key(field_number: int, wire_type: int) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    """Base 128, the lowest group first; negative numbers as 64 bits."""
+    """Encodes a number in base 128, lowest group first; negative numbers as 64 bits."""
     value &= (1 << 64) - 1
     groups = bytearray()
     while value > 0x7F:

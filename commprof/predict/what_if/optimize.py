@@ -1,4 +1,4 @@
-"""The best of the settings that a model can judge, and how sure that is."""
+"""Searches the settings that a model can predict for the best one, with its certainty."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from commprof.stats.intervals import percentile_interval
 
 BUCKET_CAP, HOOK = "bucket-cap", "hook"
 CHOICES = (BUCKET_CAP, HOOK)
-#: Tried besides the recorded buckets, in bytes (DDP counts in MiB); the last is one bucket.
+#: Caps tried besides the recorded buckets, in bytes (DDP counts in MiB); inf makes one bucket.
 CAPS_BYTES = (*(float(n << 20) for n in (1, 2, 5, 10, 25, 50, 100)), math.inf)
 
 
@@ -27,16 +27,16 @@ class Candidate:
     """A setting compared with the scenario as it is."""
 
     prediction: Prediction
-    #: Time saved over the step as it is, with its interval; negative where it costs.
+    #: Time saved as a fraction of the unchanged step, with its interval; negative if slower.
     gain: float
     gain_low: float
     gain_high: float
-    #: Share of the replicates in which it is faster.
+    #: Share of the replicates in which the candidate is faster.
     certainty: float
-    #: Share of the replicates in which it saves more than the model's worst held-out error; NaN
-    #: where that is not known.
+    #: Share of the replicates in which the gain exceeds the model's worst held-out error; NaN if
+    #: this error is unknown.
     certainty_beyond_error: float
-    #: Whether all of the gain's interval is more than that error; None where it is not known.
+    #: True if the whole interval of the gain exceeds this error; None if it is unknown.
     is_gain: bool | None
 
 
@@ -44,10 +44,10 @@ class Candidate:
 class Refused:
     """A setting that cannot be predicted, and why."""
 
-    #: As in a scenario.
+    #: Bucket cap and compressor, as in a scenario.
     bucket_cap_bytes: float
     hook: str | None
-    #: In words, with the next step.
+    #: Error message, with the next step.
     reason: str
 
 
@@ -55,33 +55,33 @@ class Refused:
 class Search:
     """All settings that were compared."""
 
-    #: The fastest first; the scenario as it is stands among them with gain 0.
+    #: The fastest first; includes the unchanged scenario, with gain 0.
     candidates: tuple[Candidate, ...]
     refused: tuple[Refused, ...]
-    #: What was combined, each with each, the scenario's own first; as in a scenario.
+    #: Caps and compressors that were combined, as in a scenario; the scenario's own come first.
     bucket_caps_bytes: tuple[float, ...]
     hooks: tuple[str | None, ...]
-    #: Settings that make the same buckets as another and stand in its place.
+    #: Number of settings left out because they make the same buckets as another one.
     same_count: int
-    #: Whether hooks were to be compared and the profile has no other one's cost.
+    #: True if hooks were to be compared, but the profile has no other hook's cost.
     has_no_hook: bool
 
 
 def optimize(
     replay: Model, scenario: Scenario, over: Sequence[str], worst_error: float = math.nan
 ) -> Search:
-    """Predicts all settings, and how certain each one's gain is.
+    """Predicts all settings, and the certainty of their gains.
 
-    Gains are compared replicate by replicate, with the same draws on both sides.
+    Gains are computed replicate by replicate, with the same draws on both sides.
 
     Args:
-        replay: of the recorded step.
-        scenario: to start from.
+        replay: model of the recorded step.
+        scenario: the setting to start from.
         over: some of ``CHOICES``.
-        worst_error: of the model on held-out steps, as a share; NaN where it is not known.
+        worst_error: the model's worst relative error on held-out steps; NaN if unknown.
 
     Raises:
-        UsageError: something else than ``CHOICES`` is to be chosen.
+        UsageError: ``over`` is empty or has a name that is not in ``CHOICES``.
         CommprofError: the scenario itself cannot be predicted.
     """
     unknown = [name for name in over if name not in CHOICES]
@@ -100,7 +100,7 @@ def optimize(
         except CommprofError as error:
             refused.append(Refused(cap, hook, str(error)))
             continue
-        # Several caps may make the same buckets; the first of them stands for all.
+        # Several caps may make the same buckets; only the first of them is kept.
         same = prediction.buckets, prediction.step_s.value, hook
         if same in seen:
             same_count += 1
@@ -122,11 +122,11 @@ def shortest(
 ) -> Candidate | None:
     """Finds the scenario with the shortest step among those that change a setting.
 
-    Of several numbers of ranks and links the first scenario's count. None where none of them
+    Considers only scenarios with the first one's ranks and link. Returns None if none of these
     changes a setting.
     """
     before = scenarios[0].as_recorded
-    # By text: NaN stands for what was recorded, and differs from itself.
+    # Compared as text, because NaN differs from itself.
     asked = [one for one in scenarios if repr(one.as_recorded) == repr(before)]
     changed = [one for one in asked if one.changes_settings]
     if not changed:
@@ -140,7 +140,7 @@ def shortest(
 
 
 def _hooks(replay: Model, scenario: Scenario) -> tuple[str | None, ...]:
-    """The scenario's own, none, and whatever the profile knows."""
+    """Returns the scenario's own hook, no hook, and the hooks in the profile."""
     own = replay.schedule.hook if scenario.hook is None else scenario.hook
     return (scenario.hook, *(label for label in ("", *replay.profile.hooks) if label != own))
 
@@ -148,7 +148,7 @@ def _hooks(replay: Model, scenario: Scenario) -> tuple[str | None, ...]:
 def _candidate(
     prediction: Prediction, gain: npt.NDArray[np.float64], worst_error: float
 ) -> Candidate:
-    """gain: by replicate."""
+    """Makes a candidate from its gain in each replicate."""
     low, high = (float(bound) for bound in percentile_interval(gain))
     is_known = not math.isnan(worst_error)
     return Candidate(

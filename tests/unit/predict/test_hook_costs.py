@@ -141,7 +141,7 @@ def test_a_prediction_with_two_levels() -> None:
     assert found.outside == ()
     elsewhere = made.predict(Scenario(16, ranks_per_host=4, hook="hierarchical"))
     assert elsewhere.outside[:2] == (
-        "hierarchical with 4 ranks a host (measured: 2)",
+        "hierarchical with 4 ranks per host (measured: 2)",
         "hierarchical at 4 hosts (measured: 2)",
     )
 
@@ -149,7 +149,7 @@ def test_a_prediction_with_two_levels() -> None:
 def test_nothing_compressed_is_refused() -> None:
     with pytest.raises(CommprofError, match="--world-sizes 2 --hook fp16"):
         fit_hook("fp16", [], [recorded()], curve())
-    with pytest.raises(CommprofError, match="does not know how it exchanges"):
+    with pytest.raises(CommprofError, match="the cost model supports no such scheme"):
         fit_hook("smoke", [compression()], [recorded()], curve())
 
 
@@ -225,6 +225,6 @@ def test_top_k_sends_no_more_than_all_values() -> None:
     # 8 ranks' choices are twice the bucket: all goes as halves, 7 / 8 of 2 x 0.5 MB.
     assert known.sent_bytes(MB, 8) == pytest.approx(0.875 * MB)
     assert known.remarks(3) == hook().remarks(8) == []
-    assert "by owners" in known.remarks(4)[0]
+    assert "owner ranks add them up" in known.remarks(4)[0]
     made = Replay(schedule(), profile(hooks=(known,)))
     assert known.remarks(4)[0] in made.predict(Scenario(4, hook="topk")).remarks

@@ -111,7 +111,7 @@ def test_one_backend_s_costs_and_the_others_are_named() -> None:
 
 
 def test_costs_of_another_backend_are_told() -> None:
-    text = "collectives cost what was measured on gloo; the run used nccl"
+    text = "costs of collectives were measured on gloo, but the run used nccl"
     made = Replay(schedule(backend="nccl"), profile())
     assert text in made.predict(Scenario(2)).remarks
     assert Replay(schedule(), profile()).predict(Scenario(2)).remarks == ()

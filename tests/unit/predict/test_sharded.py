@@ -84,7 +84,7 @@ def test_ranks_that_share_cores_take_longer_for_their_own_work(
     found = made.predict(Scenario(2, cores_per_host=0.5))
     assert found.step_s.value * 1e3 == pytest.approx(30 + own * 66)
     words = "as long" if math.isnan(busy) else f"{own:.3g} times as long"
-    assert any(text.endswith(f"own work is taken to be {words}") for text in found.outside)
+    assert any(text.endswith(f"own work is assumed to take {words}") for text in found.outside)
 
 
 def test_the_share_of_processor_time_is_that_of_own_work() -> None:
@@ -267,10 +267,10 @@ def test_a_late_rank_is_waited_for() -> None:
 @pytest.mark.parametrize(
     ("setting", "reason"),
     [
-        ({"bucket_cap_bytes": 1.0 * MB}, "--bucket-cap-mb is predicted for steps of Distributed"),
-        ({"hook": "fp16"}, "--hook is predicted for steps of DistributedDataParallel alone"),
-        ({"world_size": 4, "scaling": "strong"}, "--scaling strong is predicted"),
-        ({"world_size": 1}, "sharded steps of 1 rank exchange nothing"),
+        ({"bucket_cap_bytes": 1.0 * MB}, "--bucket-cap-mb needs a run of DistributedDataParallel"),
+        ({"hook": "fp16"}, "--hook needs a run of DistributedDataParallel"),
+        ({"world_size": 4, "scaling": "strong"}, "--scaling strong needs a run of DistributedDataParallel"),
+        ({"world_size": 1}, "1 rank exchanges nothing"),
         ({"world_size": 6, "shard_ranks": 4}, r"do not divide 6 \(allowed.*: 2, 3, 6\)"),
     ],
 )
