@@ -1,1 +1,1 @@
-"""Trials: what takes turns, when, what came of it, and what to do. Never loads torch."""
+"""Trials: candidates, schedule, result and verdict. Loads torch in ``live`` only."""

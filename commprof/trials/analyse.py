@@ -1,4 +1,4 @@
-"""From the traces of a world size to a trial's figures per block, and to its result."""
+"""Computes a trial's figures per block, and its result, from the traces of one world size."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from commprof.units import NS_PER_MS, ns_to_ms
 Floats = npt.NDArray[np.float64]
 
 PARTS = ("data", "forward", "backward", "exposed", "optimizer", "other")
-#: Per step of one rank, in this order; bytes are bytes, qualities are ratios, all else is in ns.
+#: Figures per step of one rank: times in ns, bytes, and from ``relative_error`` on plain numbers.
 _COLUMNS = (
     *("wall", *PARTS, "hidden", *STAGES, "compressed_wire", "plain_ring"),
     *("relative_error", "cosine", "loss"),
@@ -47,9 +47,9 @@ _COLUMNS = (
 _GATHER, _SCATTER, _REDUCE = map(
     OPS.index, ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce")
 )
-#: Steps in each half of a block that are compared.
+#: Least number of steps in each half of a block for a comparison of the halves.
 _LEAST_HALF = 2
-#: Columns for which a step counts although it is left out of times: see ``_over_block``.
+#: Columns that use a block's warm-up steps too, see ``_over_block``.
 _WHOLE_BLOCK = ("relative_error", "cosine", "loss")
 
 
@@ -57,13 +57,13 @@ _WHOLE_BLOCK = ("relative_error", "cosine", "loss")
 class Figures:
     """Figures per block, ``[candidate, round]``, of rounds in which every block is complete."""
 
-    #: Median measured step on the rank that is the candidate's slowest over all rounds. The slowest
-    #: of each round would be by chance another one, and longer than either rank's steps are.
+    #: Median measured step on the candidate's slowest rank over all rounds. The slowest rank of
+    #: each round would change by chance, and its median would be too long.
     step_ns: Floats
-    #: Median step in the later half of a block's measured steps over that in the earlier half, each
-    #: step on its slowest rank; NaN in blocks of fewer than 4.
+    #: Median step in the second half of a block's measured steps divided by that in the first half,
+    #: each step on its slowest rank; NaN in blocks of fewer than 4 measured steps.
     later_over_earlier: Floats
-    #: By column name, with the units of ``_COLUMNS``; see ``_over_block``.
+    #: Figures by column name, with the units of ``_COLUMNS``; see ``_over_block``.
     columns: dict[str, Floats]
 
     @property
@@ -78,10 +78,10 @@ def figures(
     """Computes the figures from every rank's steps.
 
     Args:
-        traces: of the ranks.
-        schedule: that they followed.
-        first_step: number that the trial's first step has in the traces.
-        is_sharded: whether FSDP2 models took part, of which every collective counts.
+        traces: traces of all ranks.
+        schedule: schedule that the ranks followed.
+        first_step: number of the trial's first step in the traces.
+        is_sharded: True if FSDP2 models took part; then all collectives count.
     """
     tables = [_steps_of(trace, schedule.steps, first_step, is_sharded) for trace in traces]
     shape = (schedule.candidates, schedule.rounds)
@@ -116,7 +116,7 @@ def _later_over_earlier(step_ns: Floats) -> float:
 
 
 def _of_slowest(medians_ns: Floats) -> Floats:
-    """``[candidate, round]`` of ``[candidate, round, rank]``: see ``Figures.step_ns``."""
+    """Reduces ``[candidate, round, rank]`` to the slowest rank, see ``Figures.step_ns``."""
     if not medians_ns.shape[1]:
         return medians_ns[:, :, 0]
     slowest = np.median(medians_ns, axis=1).argmax(axis=1)
@@ -130,10 +130,10 @@ def no_figures(schedule: Schedule) -> Figures:
 
 
 def _over_block(name: str, rows: Floats) -> float:
-    """One figure from the block's ``[rank, step]``: median over steps, mean over ranks.
+    """Computes a block's figure from ``[rank, step]``: median over steps, mean over ranks.
 
-    The first loss of a block comes before its first update: it says nothing of the candidate.
-    Errors are measured in few steps, and known for these only.
+    The first loss of a block is left out: it precedes the candidate's first update. Errors are
+    measured in few steps, and known for these only.
     """
     if name == "loss":
         rows = rows[:, 1:]
@@ -145,7 +145,7 @@ def _over_block(name: str, rows: Floats) -> float:
 
 
 def _steps_of(trace: Trace, count: int, first_step: int, is_sharded: bool) -> dict[str, Floats]:
-    """One rank's columns, one row per step of the trial; NaN where a step was not recorded."""
+    """Returns one rank's columns, one row per step of the trial; NaN for unrecorded steps."""
     trace = on_device_timeline(trace)
     table = {name: np.full(count, np.nan) for name in _COLUMNS}
     issued = columns.collectives(trace)
@@ -172,7 +172,7 @@ def _losses(metadata: dict[str, Any], count: int) -> list[float]:
 def _add_bytes(
     trace: Trace, table: dict[str, Floats], steps: columns.Steps, first_step: int
 ) -> None:
-    """What buckets and compressors say, summed by the step in which the bucket was ready."""
+    """Adds figures of buckets and compressors, summed by the step in which the bucket was ready."""
     count = len(table["wall"])
     buckets, done = columns.buckets(trace), compressions(trace)
     bucket_step = _trial_step(steps, buckets.ready_ns, first_step, count)
@@ -199,9 +199,9 @@ def _add_bytes(
 def _sharded_bytes(
     trace: Trace, issued: columns.Collectives, steps: columns.Steps, first_step: int, count: int
 ) -> Floats:
-    """What a rank sends per step for FSDP2's all-gathers, reduce-scatters and all-reduces.
+    """Returns the bytes that a rank sends per step in FSDP2's collectives.
 
-    torch makes an all-reduce of each reduce-scatter on gloo, which sends twice as much.
+    On gloo torch runs a reduce-scatter as an all-reduce, which sends twice as much.
     """
     in_step = _trial_step(steps, issued.issue_ns, first_step, count)
     ops = [_GATHER, _SCATTER]
@@ -215,7 +215,7 @@ def _sharded_bytes(
 
 
 def _trial_step(steps: columns.Steps, time_ns: Ints, first_step: int, count: int) -> Ints:
-    """Step of the trial at each time; -1 outside of it."""
+    """Returns the trial's step at each time; -1 outside the trial."""
     if len(steps) == 0:
         return np.full(len(time_ns), -1, dtype=np.int64)
     row = np.searchsorted(steps.begin_ns, time_ns, side="right") - 1
@@ -228,21 +228,21 @@ def _sums(count: int, row: Ints, values: Floats) -> Floats:
     return np.bincount(row, weights=values, minlength=count).astype(np.float64)
 
 
-#: Of those that take turns.
+#: Index of ``noop`` in ``Plan.everyone``.
 _HEADROOM_PLACE = 2
 _ROLES = {BASELINE: "baseline", CONTROL: "control", HEADROOM: "headroom"}
-#: Bits per ns are Gbit/s.
+#: Bits per byte; bits per ns equal Gbit/s.
 _BITS = 8.0
 
 
 def analyse_world_trial(run: WorldRun, context: Mapping[str, Any]) -> TrialResult:
     """Returns the result of the trial that began in one world size.
 
-    Without every rank's trace there are no rounds: a step is that of the slowest rank.
+    If a rank's trace is missing there are no rounds, because a step is that of the slowest rank.
 
     Args:
-        run: what the ranks left.
-        context: of the run, for the command that applies the verdict.
+        run: traces of the ranks.
+        context: the run's context, for the command that applies the verdict.
     """
     told = {rank: trial for rank, trace in run.traces.items() if (trial := trial_of(trace))}
     trial = told[min(told)]
@@ -290,7 +290,7 @@ def _candidate(
     step, plain = found.step_ns[place], found.step_ns[0]
     joint = 1 - (1 - CONFIDENCE) / max(1, len(plan.candidates))
     known = found.rounds > 0
-    # Only the native compressors tell what they did; without that nothing is known of their bytes.
+    # Only native compressors record their bytes and times.
     told = bool(one.compressor) and bool((own["compressed_wire"] > 0).any())
     floor = found.step_ns[_HEADROOM_PLACE] if plan.headroom else None
     wire = _wire_bytes(one, own)
@@ -332,7 +332,7 @@ def _settling(halves: Floats, joint: float) -> Interval | None:
 
 
 def _wire_bytes(one: Candidate, own: Mapping[str, Floats]) -> Floats:
-    """Per round: what a rank sends per step."""
+    """Returns the bytes that a rank sends per step, by round; NaN if unknown."""
     if one.label == HEADROOM:
         return np.zeros_like(own["wall"])
     if not one.link_only:
@@ -356,7 +356,7 @@ def _break_even(
 
 
 def _loss_effect(own: Mapping[str, Floats], baseline: Mapping[str, Floats]) -> Interval | None:
-    """Relative, so that it does not matter how a script scales its loss."""
+    """Returns the relative change of the loss, which does not depend on the loss's scale."""
     plain = baseline["loss"]
     if not np.isfinite(plain).all() or (plain == 0).any():
         return None
@@ -364,7 +364,7 @@ def _loss_effect(own: Mapping[str, Floats], baseline: Mapping[str, Floats]) -> I
 
 
 def _overhead_reduction(step: Floats, plain: Floats, floor: Floats | None) -> Interval | None:
-    """``1 - (step - headroom's) / (baseline's - headroom's)``, from medians over rounds."""
+    """Returns ``1 - (step - noop's) / (none's - noop's)``, from medians over rounds."""
     count = len(step)
     if floor is None or count < MIN_ROUNDS:
         return None
@@ -372,7 +372,7 @@ def _overhead_reduction(step: Floats, plain: Floats, floor: Floats | None) -> In
     rows = resamples(count)
     drawn_whole = np.median(whole[rows], axis=1)
     if np.median(whole) <= 0 or (drawn_whole <= 0).any():
-        return None  # what is to be reduced may be nothing
+        return None  # the overhead may be 0
     drawn = 1 - np.median(over[rows], axis=1) / drawn_whole
     value = float(1 - np.median(over) / np.median(whole))
     return interval_of(value, drawn, count, CONFIDENCE)

@@ -1,4 +1,4 @@
-"""The bandwidth below which a candidate pays; ``docs/trials.md`` derives the formula."""
+"""Bandwidth below which a candidate pays; ``docs/trials.md`` has the formula."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from commprof.trials.result import BreakEven, NoBreakEven
 
 Floats = npt.NDArray[np.float64]
 
-#: Nanoseconds per byte -> Gbit/s: 8 bit over so many ns.
+#: Bits per byte; bits per ns equal Gbit/s.
 _BITS = 8.0
 
 
@@ -21,19 +21,19 @@ _BITS = 8.0
 class Costs:
     """A candidate's costs per round; times in ns per step, bytes per step and rank."""
 
-    #: Sent with the baseline, and with the candidate.
+    #: Bytes sent with the baseline, and with the candidate.
     plain_bytes: Floats
     wire_bytes: Floats
-    #: Encode, reduce and decode, which lengthen the chain of communication.
+    #: Time of encode, reduce and decode, which lengthens the chain of communication.
     coding_ns: Floats
-    #: What a step lasts longer with the candidate, waiting for communication left out.
+    #: Extra step time with the candidate, without waiting for communication.
     slowdown_ns: Floats
-    #: Communication that the baseline hides behind the training thread's work.
+    #: Communication that the baseline hides under the training thread's work.
     hidden_ns: Floats
 
 
 def break_even(costs: Costs) -> BreakEven | None:
-    """Computes the break-even bandwidth; None with too few rounds or measurements."""
+    """Computes the break-even bandwidth; None if rounds or measurements are missing."""
     rows = np.stack(
         [
             costs.plain_bytes,
@@ -57,31 +57,31 @@ def break_even(costs: Costs) -> BreakEven | None:
 
 
 def no_break_even(one: Candidate, rounds: int, told: bool) -> NoBreakEven | None:
-    """Says why a candidate has no break-even bandwidth; None where none is expected.
+    """Returns why a candidate has no break-even bandwidth; ``None`` for roles and FSDP2 settings.
 
     Args:
-        one: a candidate of which ``break_even`` is not known.
-        rounds: complete ones.
-        told: whether its compressor recorded bytes and times.
+        one: a candidate without a break-even bandwidth.
+        rounds: number of complete rounds.
+        told: True if its compressor recorded bytes and times.
     """
     if one in ROLES or one.sharding.count:
         return None
     if one.hook and not one.link_only:
-        return NoBreakEven("not known", f"what {one.hook} sends is not recorded")
+        return NoBreakEven("not known", f"the bytes that {one.hook} sends are not recorded")
     if not one.link_only:
         return _does_not_apply(
-            "bytes within a host go through memory, not over the network, and how many leave the "
-            "host is not recorded"
+            "bytes within a host go through memory, not over the network, and the number of bytes "
+            "that leave the host is not recorded"
         )
     if not one.compressor:
         how = "at another time" if one.hook and not one.buckets.label else "in other buckets"
         return _does_not_apply(f"the same bytes are sent {how}, and none are saved")
     if rounds < MIN_ROUNDS:
-        return NoBreakEven("not known", f"{MIN_ROUNDS} complete rounds are the least")
+        return NoBreakEven("not known", f"at least {MIN_ROUNDS} complete rounds are needed")
     if not told:
-        why = "compressors that run as torch operations tell neither bytes nor times"
+        why = "compressors that run as torch operations record neither bytes nor times"
         return NoBreakEven("not known", why)
-    return NoBreakEven("not known", "a figure that it takes was not measured")
+    return NoBreakEven("not known", "a figure that the formula needs was not measured")
 
 
 def _does_not_apply(reason: str) -> NoBreakEven:
@@ -95,11 +95,12 @@ def bandwidth(
     slowdown_ns: Floats,
     hidden_ns: Floats,
 ) -> Floats:
-    """The smaller of two bandwidths in bits per ns, as Gbit/s.
+    """Returns the smaller of two bandwidths in Gbit/s (bits per ns).
 
-    ``8 saved / (coding + slowdown)`` and ``8 plain / (hidden + slowdown)``.
-    Above the first the bytes saved do not make up for the work; above the second the exchange
-    without a compressor has next to nothing exposed to win. 0: it never pays. Infinite: always.
+    These are ``8 saved / (coding + slowdown)`` and ``8 plain / (hidden + slowdown)``. Above the
+    former the saved bytes do not make up for the work; above the latter the exchange without a
+    compressor has next to nothing exposed that could be saved. The result is 0 if the candidate
+    never pays, and infinite if it always pays.
     """
     slow = np.maximum(slowdown_ns, 0.0)
     saved = _BITS * np.maximum(plain_bytes - wire_bytes, 0.0)

@@ -1,4 +1,4 @@
-"""What a trial compares: techniques by name, alone or joined by ``+``."""
+"""Candidates of a trial: techniques by name, alone or joined by ``+``."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from commprof.trials.sharding import (
     with_word,
 )
 
-#: Communication as the model has it, of DDP the mean all-reduce: what all others are compared with.
+#: The model's own communication (for DDP the mean all-reduce), with which candidates are compared.
 BASELINE = "none"
-#: The same under another name: what such a comparison shows by chance.
+#: The baseline under another name; differs from the baseline only by chance.
 CONTROL = "none again"
-#: Nothing is exchanged: the most that any work on communication can win.
+#: Exchanges nothing: the most that any work on communication can win.
 HEADROOM = "noop"
 
 #: Compressors that send fp32 means.
@@ -30,11 +30,11 @@ _LOSSLESS = (BASELINE, "hierarchical")
 BUCKET_CAP, FIRST_BUCKET = "bucket-cap", "first-bucket"
 BUCKET_VIEW, STATIC_GRAPH = "gradient-as-bucket-view", "static-graph"
 _BUCKET_WORDS = (
-    (f"{BUCKET_CAP}=MB", "DDP's buckets, cut anew for bucket_cap_mb=MB"),
-    (f"{FIRST_BUCKET}=MB", "DDP's first bucket, which is exchanged first, of at most MB"),
-    (f"{BUCKET_VIEW}=true|false", "DDP's gradients lie in the buckets, or are copied"),
+    (f"{BUCKET_CAP}=MB", "DDP's buckets, rebuilt with bucket_cap_mb=MB"),
+    (f"{FIRST_BUCKET}=MB", "cap of the DDP bucket that is exchanged first"),
+    (f"{BUCKET_VIEW}=true|false", "DDP's gradients are views into its buckets, or are copied"),
 )
-#: In MiB, as DDP counts its ``bucket_cap_mb``.
+#: Allowed caps in MiB, the unit of DDP's ``bucket_cap_mb``.
 _CAPS_MB = (0.001, 10_000.0)
 
 
@@ -44,19 +44,19 @@ class NamedHook:
 
     name: str
     meaning: str
-    #: ``module:function``. The function takes the DDP model and returns a communication hook for
+    #: ``module:function``. The function accepts the DDP model and returns a communication hook for
     #: one block of steps; all ranks call it at the same step.
     make: str
-    #: Gradients come out with the bits of DDP's own mean.
+    #: True if gradients have the same bits as with DDP's own mean.
     exact: bool
-    #: What it sends is known: each bucket's ring all-reduce in fp32.
+    #: True if it sends exactly a ring all-reduce in fp32 of each bucket.
     rings: bool
 
 
 _HOOKS = (
     NamedHook(
         "no-overlap",
-        "DDP's means, none begun before the last bucket is ready",
+        "DDP's mean, started only when the last bucket is ready",
         "commprof.trials.live.switches:no_overlap",
         exact=True,
         rings=True,
@@ -71,19 +71,19 @@ class Buckets:
 
     #: DDP's ``bucket_cap_mb``.
     cap_mb: float | None = None
-    #: Of the bucket that is exchanged first.
+    #: Cap of the bucket that is exchanged first.
     first_mb: float | None = None
     #: DDP's ``gradient_as_bucket_view``.
     as_view: bool | None = None
 
     @property
     def recuts(self) -> bool:
-        """True if the buckets hold other gradients than the model's own."""
+        """True if gradients are divided into buckets differently than in the model's own."""
         return self.cap_mb is not None or self.first_mb is not None
 
     @property
     def label(self) -> str:
-        """The settings as candidates name them, joined by ``+``."""
+        """Settings as candidates name them, joined by ``+``."""
         words = [] if self.cap_mb is None else [f"{BUCKET_CAP}={self.cap_mb:g}"]
         words += [] if self.first_mb is None else [f"{FIRST_BUCKET}={self.first_mb:g}"]
         words += [] if self.as_view is None else [f"{BUCKET_VIEW}={str(self.as_view).lower()}"]
@@ -91,7 +91,7 @@ class Buckets:
 
     @property
     def code(self) -> str:
-        """Code for the script that sets what no option of commprof sets."""
+        """Code for the script, for settings that no option of commprof applies."""
         words = []
         if self.first_mb is not None:
             rest = "the model's own cap" if self.cap_mb is None else f"{self.cap_mb:g}"
@@ -108,18 +108,18 @@ OWN_BUCKETS = Buckets()
 class Candidate:
     """One of the settings that take turns in a trial."""
 
-    #: As ``parse`` takes it, with options in their standard form.
+    #: Name as ``parse_candidate`` reads it, with options in their standard form.
     label: str
-    #: A compressor as ``commprof.compressors.parse`` takes it, or empty.
+    #: A compressor as ``commprof.compressors.parse`` reads it, or empty.
     compressor: str = ""
     #: One of HOOKS, or empty.
     hook: str = ""
     buckets: Buckets = OWN_BUCKETS
-    #: What it sets in FSDP2 models; empty for candidates of DDP's.
+    #: Settings of FSDP2 models; empty for candidates of DDP models.
     sharding: Sharding = NO_SHARDING
 
     def exact(self, world_size: int) -> bool:
-        """True if training with it gives the same bits as training without.
+        """True if training with this candidate gives the same bits as training without it.
 
         Other buckets mean another order of summation in a ring of three ranks and more; two
         ranks add the same two numbers in any bucket.
@@ -132,23 +132,23 @@ class Candidate:
 
     @property
     def compresses(self) -> bool:
-        """True if it changes gradients by more than the order of their sums."""
+        """True if the candidate changes gradients by more than the order of summation."""
         if self.sharding.reduce_dtype:
             return True
         return bool(self.compressor) and _head(self.compressor) not in _LOSSLESS
 
     @property
     def link_only(self) -> bool:
-        """True if all of its bytes go over the link, so that they tell a bandwidth."""
+        """True if all sent bytes cross the link, so that a bandwidth follows from them."""
         if self.hook:
             return HOOKS[self.hook].rings
         return "hierarchical" not in self.compressor
 
     @property
     def barred(self) -> str:
-        """Says why it is never recommended; empty where an option applies it.
+        """Reason why the candidate is never recommended; empty if an option applies it.
 
-        ``commprof run --hook`` and COMMPROF_HOOK take compressors only.
+        ``commprof run --hook`` and COMMPROF_HOOK accept compressors only.
         """
         if not self.hook:
             return ""
@@ -156,7 +156,7 @@ class Candidate:
 
     @property
     def techniques(self) -> int:
-        """Number of techniques that it combines."""
+        """Number of techniques that the candidate combines."""
         exchange = bool(self.compressor) + bool(self.hook)
         return (
             exchange
@@ -172,7 +172,8 @@ def parse_candidate(text: str) -> Candidate:
     """Makes a candidate from its techniques, such as ``topk:ratio=0.01+bucket-cap=5``.
 
     Raises:
-        UsageError: unknown technique, a value out of range, or two that exclude each other.
+        UsageError: a technique is unknown, a value out of range, or two techniques exclude each
+            other.
     """
     compressor = hook = ""
     buckets, sharding = OWN_BUCKETS, NO_SHARDING
@@ -207,8 +208,8 @@ def parse_candidate(text: str) -> Candidate:
     label = "+".join(filter(None, (compressor, hook, buckets.label, sharding.label)))
     if sharding.count and (compressor or hook or buckets.label):
         raise UsageError(
-            f"candidate {text!r} joins settings of FSDP2 and of DDP; no model has both, so name "
-            "them apart"
+            f"candidate {text!r} joins settings of FSDP2 and of DDP, but no model has both; make "
+            "two candidates of them"
         )
     return Candidate(label, compressor, hook, buckets, sharding)
 
@@ -220,7 +221,7 @@ def technique_names() -> list[str]:
 
 
 def is_technique(word: str) -> bool:
-    """True if a word begins a candidate instead of going on with options of the one before."""
+    """True if a word begins a candidate, False if it is an option of the preceding candidate."""
     first = word.partition("+")[0]
     if "=" in first.partition(":")[0]:
         # "hierarchical" is a technique, "hierarchical=1" is not.
@@ -230,7 +231,7 @@ def is_technique(word: str) -> bool:
 
 
 def help_text() -> str:
-    """One line for each technique that is no compressor, for help texts."""
+    """Returns one line for each technique other than compressors, for help texts."""
     lines = [f"  {hook.name:<18} {hook.meaning}" for hook in HOOKS.values()]
     for typed, meaning in (*_BUCKET_WORDS, *TECHNIQUES):
         lines.append(f"  {typed:<18}" + (f"\n{'':<20}" if len(typed) > 18 else "") + f" {meaning}")

@@ -1,4 +1,4 @@
-"""Finds the trial in a run directory. Runs without one do not pay for importing its analysis."""
+"""Finds the trial in a run directory; imports the analysis only if there is a trial."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def analyse_trial(directory: Path) -> TrialResult | None:
-    """Analyses the trial of a run; None where there was none.
+    """Analyses the trial of a run; None if the run had no trial.
 
     Raises:
-        CommprofError: ``directory`` is no run.
+        CommprofError: ``directory`` is not a run directory.
     """
     context = read_context(directory)
     for world_size in context["world_sizes"]:
@@ -35,4 +35,4 @@ def no_trial(directory: Path) -> str:
         for trace in read_world(directory, world_size).traces.values():
             if found := own_metadata(trace, "no_trial"):
                 return str(found["reason"])
-    return "no rank said why; see what they printed"
+    return "no rank recorded the reason; see the ranks' output"

@@ -1,4 +1,4 @@
-"""What a trial was asked to do: its candidates, its blocks, and which candidate runs when."""
+"""Plan of a trial: its candidates, its blocks, and their order."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from commprof.trials.candidates import (
 
 @dataclass(frozen=True)
 class Block:
-    """Steps that follow each other with one candidate."""
+    """Consecutive steps with one candidate; steps count from 0 at the trial's begin."""
 
     round: int
-    #: Its place among all that take turns.
+    #: Index of the candidate in ``Plan.everyone``.
     candidate: int
-    #: Of the trial's steps, counted from 0; the first of the block, of which warm-up are left out.
+    #: First step of the block; the block begins with warm-up steps.
     begin: int
-    #: The first that is measured, and the first of the next block.
+    #: First measured step of the block, and first step of the next block.
     measured: int
     end: int
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Rounds in which each candidate has one block, in an order drawn anew for each round."""
+    """Rounds with one block per candidate, in an order drawn separately for each round."""
 
     candidates: int
     rounds: int
@@ -50,7 +50,7 @@ class Schedule:
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
-        """All blocks in order of time."""
+        """All blocks in chronological order."""
         length = self.warmup_steps + self.block_steps
         turns = [(turn, who) for turn in range(self.rounds) for who in self._order(turn)]
         return tuple(
@@ -59,17 +59,17 @@ class Schedule:
         )
 
     def block_at(self, step: int) -> Block | None:
-        """The block that begins with this step of the trial."""
+        """Returns the block that begins with this step of the trial; None if none does."""
         place, rest = divmod(step, self.warmup_steps + self.block_steps)
         return self.blocks[place] if rest == 0 and 0 <= place < len(self.blocks) else None
 
     def _order(self, turn: int) -> list[int]:
-        # A text as seed: the same draw in every process and version of Python 3.
+        # A text as seed gives the same draw in every process and version of Python 3.
         draw = random.Random(f"commprof trial {self.seed} {turn}")
         return draw.sample(range(self.candidates), self.candidates)
 
 
-#: Steps before a trial: DDP cuts its buckets, optimizers make their state.
+#: Steps before a trial, in which DDP builds its buckets and optimizers build their state.
 SETTLE_STEPS = 3
 
 
@@ -77,9 +77,9 @@ SETTLE_STEPS = 3
 class Plan:
     """A trial's candidates, rounds and block lengths, as ``parse_trial`` reads them."""
 
-    #: Without the three that always take part.
+    #: Named candidates, without none, none again and noop.
     candidates: tuple[Candidate, ...]
-    #: Every candidate has one block in each.
+    #: Number of rounds, each with one block per candidate.
     rounds: int = 8
     #: Measured steps of a block.
     block: int = 6
@@ -87,26 +87,26 @@ class Plan:
     warmup: int = 2
     #: Seed of the order.
     shuffle: int = 0
-    #: 1: noop takes part. Without it the trial says nothing of what could be won at most.
+    #: 1 if noop takes part, to measure the best possible gain; else 0.
     headroom: int = 1
 
     @property
     def everyone(self) -> tuple[Candidate, ...]:
-        """All candidates that take turns: none, none again, noop, and the named ones."""
+        """All candidates that take turns: none, none again, noop, and the named candidates."""
         roles = ROLES if self.headroom else ROLES[:-1]
         return (*roles, *self.candidates)
 
     def schedule(self) -> Schedule:
-        """Order of the blocks in all rounds."""
+        """Returns the order of the blocks in all rounds."""
         return Schedule(len(self.everyone), self.rounds, self.block, self.warmup, self.shuffle)
 
     @property
     def steps(self) -> int:
-        """Number of steps that a training needs for the whole trial."""
+        """Number of steps that a training run needs for the whole trial."""
         return SETTLE_STEPS + self.schedule().steps
 
     def without(self, labels: set[str]) -> Plan:
-        """The plan without the candidates of these labels."""
+        """Returns the plan without the candidates with these labels."""
         kept = tuple(one for one in self.candidates if one.label not in labels)
         return dataclasses.replace(self, candidates=kept)
 
@@ -131,12 +131,12 @@ SETTINGS = {
 def parse_trial(text: str) -> Plan:
     """Reads a plan such as ``fp16,topk:ratio=0.01,bucket-cap=5,int8+bucket-cap=5,rounds=8``.
 
-    Commas separate candidates; options of one may follow with commas too, as in
+    Commas separate candidates; a candidate's options may follow after commas too, as in
     ``topk:ratio=0.01,feedback=0``. ``rounds``, ``block``, ``warmup``, ``shuffle`` and ``headroom``
-    are of the trial itself.
+    are settings of the trial itself.
 
     Raises:
-        UsageError: an unknown word, a value out of range, or nothing to compare.
+        UsageError: a word is unknown, a value is out of range, or no candidate is named.
     """
     items: list[str] = []
     settings: dict[str, int] = {}
@@ -150,11 +150,13 @@ def parse_trial(text: str) -> Plan:
             items.append(word)
         else:
             items[-1] += f",{word}"
-    # Those that always take part may be listed as well.
+    # none, none again and noop, which take part in any case, may be listed as well.
     listed = [item for item in items if item not in (BASELINE, CONTROL, HEADROOM)]
     candidates = tuple(dict.fromkeys(parse_candidate(item) for item in listed))
     if not items:
-        raise UsageError(f"trial {text!r} names no candidate, as in fp16,int8,bucket-cap=5")
+        raise UsageError(
+            f"trial {text!r} names no candidate; name some, such as fp16,int8,bucket-cap=5"
+        )
     return Plan(candidates, **settings)
 
 

@@ -1,4 +1,4 @@
-"""Settings of FSDP2 that change between steps, as they are typed: ``prefetch=2+reduce-dtype=bf16``.
+"""Settings of FSDP2 that can change between steps, such as ``prefetch=2+reduce-dtype=bf16``.
 
 A trial compares them, and ``commprof run --fsdp`` applies one.
 """
@@ -12,24 +12,24 @@ from commprof.errors import UsageError
 
 RESHARD, PREFETCH, REDUCE_DTYPE = "reshard-after-forward", "prefetch", "reduce-dtype"
 _BOOLEANS = {"true": True, "false": False}
-#: As they are typed -> torch's names.
+#: Typed name -> torch's name.
 DTYPES: Mapping[str, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _MOST_PREFETCHED = 64
 
-#: What is typed, what it means, and what to write in the script.
+#: Typed form of each setting, and its meaning.
 TECHNIQUES = (
     (
         f"{RESHARD}=true|false",
         "FSDP2: whether parameters are freed after forward and gathered again in backward",
     ),
     (f"{PREFETCH}=N", "FSDP2: gathers the next N groups of parameters while one computes"),
-    (f"{REDUCE_DTYPE}=bf16|fp16|fp32", "FSDP2: type that gradients are reduced in"),
+    (f"{REDUCE_DTYPE}=bf16|fp16|fp32", "FSDP2: type in which gradients are reduced"),
 )
-#: What FSDP2 decides when a model is made -> what answers it instead.
+#: Setting that FSDP2 fixes when a model is made -> command that predicts other values.
 _FIXED = {
     "shard-ranks": "`commprof predict RUN --shard-ranks N` predicts other shapes of HSDP",
     "wrap-blocks": "`commprof predict RUN --wrap-blocks N` predicts blocks wrapped together",
-    "gather-dtype": "`commprof predict RUN --gather-dtype bf16` predicts it",
+    "gather-dtype": "`commprof predict RUN --gather-dtype bf16` predicts another type",
 }
 
 
@@ -37,16 +37,16 @@ _FIXED = {
 class Sharding:
     """Settings of a candidate for FSDP2 models; None and empty keep the model's own."""
 
-    #: Parameters are freed after forward and gathered again in backward.
+    #: True if parameters are freed after forward and gathered again in backward.
     reshard: bool | None = None
-    #: Groups of parameters that are gathered before they are needed.
+    #: Number of groups of parameters that are gathered before they are needed.
     prefetch: int | None = None
     #: One of DTYPES.
     reduce_dtype: str = ""
 
     @property
     def label(self) -> str:
-        """The settings as ``with_word`` reads them, joined by ``+``."""
+        """Settings as ``with_word`` reads them, joined by ``+``."""
         words = []
         if self.reshard is not None:
             words.append(f"{RESHARD}={str(self.reshard).lower()}")
@@ -58,12 +58,12 @@ class Sharding:
 
     @property
     def count(self) -> int:
-        """Number of settings that it names."""
+        """Number of settings that are not the model's own."""
         return (self.reshard is not None) + (self.prefetch is not None) + bool(self.reduce_dtype)
 
     @property
     def code(self) -> str:
-        """Code for the script that applies it."""
+        """Code for the script that applies the settings."""
         found = []
         if self.reshard is not None:
             found.append(f"model.set_reshard_after_forward({self.reshard})")
@@ -87,10 +87,10 @@ def is_sharding(word: str) -> bool:
 
 
 def with_word(setting: Sharding, word: str, text: str) -> Sharding:
-    """Adds to ``setting`` what ``word`` says; ``text`` is the candidate, for messages.
+    """Adds the setting in ``word`` to ``setting``; ``text`` is the candidate, for messages.
 
     Raises:
-        UsageError: a value out of range, a setting named twice, or one that cannot change live.
+        UsageError: a value is out of range, or a setting is named twice or cannot change live.
     """
     name, _, value = word.partition("=")
     if name in _FIXED:
@@ -117,7 +117,7 @@ def parse_sharding(text: str) -> Sharding:
     """Reads a setting such as ``reshard-after-forward=false+prefetch=2``.
 
     Raises:
-        UsageError: it names something else, or a value out of range.
+        UsageError: a word is not a setting of FSDP2, or a value is out of range.
     """
     found = NO_SHARDING
     for word in text.split("+"):
@@ -132,7 +132,7 @@ def truth(word: str) -> bool:
     """Reads true or false from a word such as ``reshard-after-forward=false``.
 
     Raises:
-        UsageError: neither true nor false.
+        UsageError: the value is neither true nor false.
     """
     name, _, value = word.partition("=")
     return _BOOLEANS[_one_of(name, value, tuple(_BOOLEANS))]
@@ -145,5 +145,5 @@ def _once(first: bool, text: str, name: str) -> None:
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
     if value not in allowed:
-        raise UsageError(f"{name}={value!r} means nothing (allowed: {', '.join(allowed)})")
+        raise UsageError(f"unknown {name} {value!r} (allowed: {', '.join(allowed)})")
     return value

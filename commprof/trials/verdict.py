@@ -1,4 +1,4 @@
-"""What a trial's figures say, in plain words, and what to do about it."""
+"""Judges a trial's figures in plain words, and recommends what to do."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _TOO_NOISY = (
 
 @dataclass(frozen=True)
 class Setting:
-    """How the trial was started."""
+    """Command that started the trial."""
 
     command: str
-    #: By ``commprof run``, whose command can be given again.
+    #: True if ``commprof run`` started the trial, so that its command can be repeated.
     is_run: bool
-    #: The script's words of that command; empty for a workload.
+    #: Script and its arguments in ``command``; empty for a workload.
     script: tuple[str, ...] = ()
 
 
@@ -49,11 +49,11 @@ def judge(
     """Reaches the verdict on a trial.
 
     Args:
-        candidates: of the plan, without the three roles.
-        results: of all that took turns.
-        step_ns: ``[taking turns, round]``, in the order of ``results``.
-        parts: of the baseline's step, the largest first.
-        setting: for the command that applies the choice.
+        candidates: candidates of the plan, without the three roles.
+        results: results of all candidates, with the three roles.
+        step_ns: ``[candidate, round]``, in the order of ``results``.
+        parts: parts of the baseline's step, the largest first.
+        setting: command of the trial, for the command that applies the choice.
     """
     rounds = int(step_ns.shape[1])
     if rounds < MIN_ROUNDS:
@@ -93,19 +93,20 @@ def judge(
 
 
 def incomplete(missing: Sequence[int]) -> Verdict:
-    """The verdict where these ranks left no trace of the trial."""
+    """Returns the verdict if these ranks left no trace of the trial."""
     ranks = named_ranks(missing)
     said = (
         f"Nothing can be compared: {ranks} left no trace of the trial, and a step is that of the "
-        "slowest rank. Look into what became of it, and run the trial again."
+        "slowest of all ranks. Find out why the trace is missing, and run the trial again."
     )
     return Verdict("unknown", "", None, (said,), "")
 
 
 def apply(candidate: Candidate, setting: Setting) -> str:
-    """What to type or write to train with a candidate; empty where nothing applies it.
+    """Returns the command or code that applies a candidate; empty if nothing applies it.
 
-    A trace does not tell whether ``commprof env`` or the script itself began the trial.
+    Without ``commprof run`` it names both, because a trace does not contain whether ``commprof
+    env`` or the script itself began the trial.
     """
     if candidate.barred:
         return ""
@@ -119,17 +120,17 @@ def apply(candidate: Candidate, setting: Setting) -> str:
         given = (("--hook", coded), ("--bucket-cap-mb", cap_mb))
         return _run_with(setting, [word for pair in given if pair[1] for word in pair])
     under_env = _under_env(coded, cap_mb)
-    return f"{under_env}; or, where the script itself began the trial: {_in_code(coded, cap_mb)}"
+    return f"{under_env}; or, if the script itself began the trial: {_in_code(coded, cap_mb)}"
 
 
 def _in_script(candidate: Candidate) -> str:
-    """What to write where DDP is made, for what no option sets."""
+    """Returns code for where the script makes DDP, for settings without an option."""
     hook = _in_code(candidate.compressor, "")
     return "; and ".join(filter(None, (f"in the script: {candidate.buckets.code}", hook)))
 
 
 def _applied_sharding(sharding: Sharding, setting: Setting) -> str:
-    """As ``apply``, for a setting of FSDP2."""
+    """Returns the command or code that applies a setting of FSDP2."""
     if setting.is_run:
         return _run_with(setting, ["--fsdp", sharding.label])
     words = [f"{variables.FSDP}={sharding.label}", f"{variables.TRIAL}="]
@@ -138,7 +139,7 @@ def _applied_sharding(sharding: Sharding, setting: Setting) -> str:
 
 
 def _under_env(coded: str, cap_mb: str) -> str:
-    """The job with variables in the place of the trial's; COMMAND starts it, as before."""
+    """Returns the job with these variables instead of the trial's; COMMAND starts the job."""
     given = ((variables.HOOK, coded), (variables.BUCKET_CAP_MB, cap_mb))
     words = [f"{name}={shlex.quote(value)}" for name, value in given if value]
     words += [f"{variables.TRIAL}=", invocation.command("env", "--output", "DIR", "--", "COMMAND")]
@@ -155,20 +156,21 @@ def _in_code(coded: str, cap_mb: str) -> str:
 
 
 def _run_with(setting: Setting, options: Sequence[str]) -> str:
-    """The run's command with these options in the place of ``--trial``.
+    """Returns the run's command with these options in place of ``--trial``.
 
-    A trial of a configuration file gives way to them without a word. The trial's own files stay.
+    The options override a trial in a configuration file. ``--output`` and ``--json`` are dropped,
+    so that the trial's own files are kept.
     """
     command = taken_apart(setting.command, setting.script)
     if command is None:
-        return f"the same run with {shlex.join(options)} in the place of --trial"
+        return f"the same run with {shlex.join(options)} in place of --trial"
     return command.without(("--output", "--json")).with_in_place("--trial", options).text
 
 
 def _too_short(rounds: int) -> Verdict:
     said = (
-        f"Too short to say anything: {rounds} complete rounds, {MIN_ROUNDS} are the least. Train "
-        "more steps, or ask for shorter blocks (block=, warmup=) or fewer candidates."
+        f"Too short for a verdict: {rounds} rounds are complete, and {MIN_ROUNDS} are needed. "
+        "Train more steps, or ask for shorter blocks (block=, warmup=) or fewer candidates."
     )
     return Verdict("unknown", "", None, (said,), "")
 
@@ -184,8 +186,8 @@ def _ceiling(won: Interval) -> str:
 
 def _not_the_bottleneck(parts: Sequence[StepShare]) -> str:
     return (
-        f"Communication is not the bottleneck: under {WORTH_A_LOOK:.0%} there is too little here "
-        f"for any of the candidates to win. Look at {_own_work(parts)} first."
+        f"Communication is not the bottleneck: with less than {WORTH_A_LOOK:.0%} to win, no "
+        f"candidate can be worth it. Look at {_own_work(parts)} first."
     )
 
 
@@ -210,14 +212,14 @@ def _own_work(parts: Sequence[StepShare]) -> str:
 
 
 def _chance(results: Sequence[CandidateResult]) -> float:
-    """How far none lies from none again: what this machine shows without any cause."""
+    """Returns the absolute log ratio of none again to none: the difference due to chance."""
     control = next(one for one in results if one.role == "control")
     assert control.ratio is not None
     return abs(math.log(control.ratio.value))
 
 
 def _wins(one: CandidateResult, chance: float) -> bool:
-    """Its whole interval is a gain, and the gain is more than what equal things differ by."""
+    """True if the whole interval is a gain, and the gain exceeds the difference due to chance."""
     joint = one.joint_ratio
     if one.role != "candidate" or joint is None:
         return False
@@ -227,14 +229,14 @@ def _wins(one: CandidateResult, chance: float) -> bool:
 def _tied(
     one: CandidateResult, best: CandidateResult, results: Sequence[CandidateResult], step_ns: Floats
 ) -> bool:
-    """Whether no difference of the two was measured."""
+    """True if the two candidates do not differ measurably."""
     places = [next(i for i, r in enumerate(results) if r is x) for x in (one, best)]
     between = ratio_of_rounds(step_ns[places[0]], step_ns[places[1]])
     return between is not None and between.contains(1.0)
 
 
 def _damage(one: CandidateResult) -> tuple[float, float]:
-    """What it does to gradients, anything if a compressor's was not measured; then its step."""
+    """Returns a sort key: error of the gradients, infinite if unmeasured; then the step."""
     error = one.relative_error
     if math.isnan(error):
         error = math.inf if one.compresses else 0.0
@@ -252,16 +254,17 @@ def _nothing_wins(results: Sequence[CandidateResult], chance: float) -> str:
     if gain.low > 0:
         return (
             f"Leave it as it is: the best candidate, {best.label}, saves {_percent(gain)} of a "
-            f"step, and two runs of the same thing differed by {math.expm1(chance):.1%} here."
+            "step, but the two identical candidates (none, none again) differ by "
+            f"{math.expm1(chance):.1%}."
         )
     return (
-        "Leave it as it is: none of what was tried makes the step shorter for sure. The best, "
+        "Leave it as it is: no candidate makes the step shorter with certainty. The best, "
         f"{best.label}, saves {_percent(gain)}."
     )
 
 
 def _barred(results: Sequence[CandidateResult], chance: float) -> list[str]:
-    """Those that win and are not recommended, with the reason."""
+    """Describes the winners that are not recommended, with the reason."""
     return [
         f"{one.label} saves {_percent(one.gain)} of a step, and is not recommended: {one.barred}."
         for one in results
@@ -283,7 +286,7 @@ def _recommend(
     if others:
         why = "changes the gradients least"
         if math.isinf(_damage(choice)[0]):
-            why = "was the fastest, and what each does to the gradients was not measured"
+            why = "was the fastest, and the error of the gradients was not measured"
         same = " and ".join(others)
         said.append(f"{same} did not differ from it measurably; {choice.label} {why}.")
     said.append(_price(choice))
@@ -303,13 +306,13 @@ def _price(choice: CandidateResult) -> str:
         f"(cosine {choice.cosine:.4f}). "
     )
     if math.isnan(choice.relative_error):
-        said = "What it does to the gradients was not measured. "
+        said = "Its effect on the gradients was not measured. "
     effect = choice.loss_effect
     if effect is None:
-        return said + "What that does to the loss was not seen: compare a whole training."
+        return said + "The effect on the loss was not measured: compare whole training runs."
     return said + (
         f"Over a block the loss changed by {effect.value:+.2%} [{effect.low:+.2%}, "
-        f"{effect.high:+.2%}], which is too short to show convergence: compare a whole training."
+        f"{effect.high:+.2%}]; a block is too short to show convergence: compare whole runs."
     )
 
 

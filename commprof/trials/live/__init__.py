@@ -1,4 +1,4 @@
-"""Trials in the training process: candidates take turns on the user's own steps."""
+"""Trials in the training process: candidates take turns on the script's own steps."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ def trial(
     *,
     state: Sequence[Any] = (),
 ) -> Trial:
-    """Lets candidates take turns on the steps that follow; ``commprof report`` shows the result.
+    """Starts a trial: candidates take turns on the steps that follow.
 
-    Call it on all ranks at the same step, inside ``with commprof.profile(...)``, before the
-    models' first backward pass. Steps with candidates that change gradients are taken back at
-    the end of their block; see ``docs/trials.md`` for what that covers.
+    ``commprof report`` shows the result. Call this on all ranks at the same step, inside ``with
+    commprof.profile(...)``, before the models' first backward pass. Blocks of candidates that
+    change gradients are undone at their end; ``docs/trials.md`` lists the state that is restored.
 
     Args:
-        models: DDP models, or what ``attach`` returned for them; or FSDP2 models, the outermost
-            module that ``fully_shard`` was called on.
+        models: DDP models, or their attachments from ``attach``; or FSDP2 models, each as the
+            outermost module on which ``fully_shard`` was called.
         candidates: as in ``commprof run --trial``: ``"fp16,topk:ratio=0.01,bucket-cap=5"``.
         state: further objects with ``state_dict`` and ``load_state_dict`` that steps change.
 
     Raises:
-        CommprofError: no full capture runs, or a model has a hook already, or is neither DDP's nor
-            FSDP2's.
+        CommprofError: no capture in full mode is running, or a model has a communication hook
+            already or is of neither DDP nor FSDP2.
         UsageError: ``candidates`` cannot be read; see ``commprof.trials.plan.parse_trial``.
     """
     profiler = active()

@@ -1,4 +1,4 @@
-"""A trial in one rank: it switches candidates between steps, by a schedule all ranks know."""
+"""Runs a trial in one rank: switches candidates between steps, in the same order on all ranks."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ Model = ReplicatedModel | ShardedModel
 
 
 class Trial:
-    """Runs a trial in one rank. Nothing is negotiated: all ranks count the same steps."""
+    """A trial in one rank. Ranks do not negotiate, because all count the same steps."""
 
     def __init__(self, plan: Plan, profiler: Profiler, state: Sequence[Any] = ()) -> None:
-        """Waits for models; see ``add``.
+        """Prepares a trial without models; ``add`` adds them.
 
         Raises:
-            CommprofError: the capture does not keep every record.
+            CommprofError: the capture is not in full mode.
         """
         if profiler.mode != "full":
             raise CommprofError(
-                f"a trial needs every record, and capture is in mode {profiler.mode!r}; take "
+                f"a trial needs every record, but capture is in mode {profiler.mode!r}; use "
                 "mode full"
             )
         self._plan = plan
@@ -64,13 +64,13 @@ class Trial:
 
     @property
     def done(self) -> bool:
-        """True if all blocks are over and the model is as it was."""
+        """True if the trial is over and the models are restored."""
         return self._done
 
     def add(self, model: Attachment | nn.Module) -> None:
-        """Adds a model to the trial: an attached DDP model, or one of FSDP2's.
+        """Adds an attached DDP model or an FSDP2 model to the trial.
 
-        One that comes after the begin does not.
+        A model that comes after the trial's begin takes no part.
         """
         if self._schedule is not None:
             self._say("a model was made after the trial began and takes no part in it")
@@ -81,11 +81,11 @@ class Trial:
             self._order.watch()
 
     def find_sharded(self) -> None:
-        """Adds FSDP2 models that run a step before the trial begins."""
+        """Requests that FSDP2 models which run a step before the trial begins are added."""
         self._finds_sharded = True
 
     def step_ended(self, step: int) -> None:
-        """Called when the capture's step of this number has ended."""
+        """Called when step ``step`` of the capture has ended."""
         if self._done:
             return
         if self._finds_sharded and may_be_sharded():
@@ -106,7 +106,7 @@ class Trial:
                 self._ended += 1
                 self._stop_early("the process group of a model was destroyed")
             elif any(one.has_own_hook for one in self._models):
-                self._say("a communication hook was registered, and so the trial ends here")
+                self._say("the script registered a communication hook, so the trial ends")
                 self._finish()
         if not self._done:
             self._turn(step + 1 - self._first_step)
@@ -120,7 +120,7 @@ class Trial:
             self._stop_early("the script ended")
 
     def _stop_early(self, why: str) -> None:
-        """It needs no process group, which may be gone."""
+        """Ends the trial early; uses no process group, because it may be destroyed."""
         assert self._schedule is not None
         length = self._schedule.candidates * (self._plan.warmup + self._plan.block)
         self._say(
@@ -130,16 +130,16 @@ class Trial:
         self._finish()
 
     def _no_trial(self) -> dict[str, Any]:
-        """Why it did not begin, as the end of a sentence."""
+        """Returns the reason why the trial did not begin, as the end of a sentence."""
         if self._own_hooks:
             reason = "every DDP model has a communication hook of its own"
         elif not self._models:
             reason = (
-                "the script made no DDP model that a hook could be attached to, nor one of FSDP2"
+                "the script made neither a DDP model that accepts a hook nor an FSDP2 model"
             )
         else:
             steps = counted(self._seen, "step")
-            reason = f"the script ended after {steps}, and a trial begins after {SETTLE_STEPS}"
+            reason = f"the script ended after {steps}, but a trial begins after {SETTLE_STEPS}"
         return {"reason": reason, "begin_monotonic_ns": time.monotonic_ns()}
 
     def _begin(self, first_step: int) -> None:
@@ -178,7 +178,7 @@ class Trial:
         )
 
     def _impossible(self) -> dict[str, str]:
-        """Why the models rule a candidate out, by label: the same on all ranks."""
+        """Returns why models rule candidates out, by label; equal on all ranks."""
         found = {}
         for one in self._plan.candidates:
             meant = [model for model in self._models if model.is_for(one)]
@@ -188,7 +188,7 @@ class Trial:
         return found
 
     def _turn(self, step: int) -> None:
-        """Before the trial's step of this number."""
+        """Switches candidates if a block begins with this step of the trial."""
         assert self._schedule is not None
         self._ended = step
         if step >= self._schedule.steps:
@@ -208,7 +208,7 @@ class Trial:
                 model.enter(candidate, self._plan.warmup + self._plan.block)
 
     def _leave(self) -> None:
-        """Back to the models' own settings, and to the state before a block that changed it."""
+        """Restores the models' own settings, and the state before a block that changed it."""
         for model in self._models:
             model.leave()
         if self._snapshot is not None:
@@ -232,11 +232,11 @@ class Trial:
 
 
 class Losses:
-    """Sums the values from which a step's backward passes start, where they are single numbers."""
+    """Losses of each step: sums of the scalars from which backward passes start."""
 
     def __init__(self) -> None:
         self._step: list[torch.Tensor] = []
-        #: Per step of the trial.
+        #: Losses per step of the trial.
         self._steps: list[list[torch.Tensor]] = []
         self._undo: Callable[[], None] | None = None
 
@@ -264,28 +264,28 @@ class Losses:
             self._undo = None
 
     def end_step(self, counts: bool) -> None:
-        """Ends a step; ``counts`` says whether it was one of the trial's."""
+        """Ends a step; ``counts`` is True if the step belongs to the trial."""
         if counts:
-            # Values are read at the end: on a GPU it would wait for them.
+            # Values are read when the trial ends, because reading one waits for the GPU.
             self._steps.append(self._step)
         self._step = []
 
     def values(self) -> list[float | None]:
-        """Losses per step of the trial; None where no single number was differentiated."""
+        """Returns the loss per step of the trial; None if no scalar was differentiated."""
         sums = [sum(map(float, losses)) if losses else None for losses in self._steps]
-        # JSON has no NaN; a loss that is not finite is no basis for a comparison either.
+        # JSON has no NaN; besides, a loss that is not finite cannot be compared.
         return [x if x is not None and math.isfinite(x) else None for x in sums]
 
 
 def try_every_model(candidates: str, profiler: Profiler) -> None:
-    """Makes every later DDP model, and each of FSDP2's, take part in one trial.
+    """Adds every later DDP model, and every FSDP2 model, to one trial.
 
     Args:
-        candidates: as ``commprof.trials.plan.parse_trial`` takes it.
+        candidates: the plan, as ``commprof.trials.plan.parse_trial`` reads it.
         profiler: the capture of this process.
 
     Raises:
-        CommprofError: it does not take it, or the capture is not full.
+        CommprofError: ``candidates`` cannot be read, or the capture is not in full mode.
     """
     trial = Trial(parse_trial(candidates), profiler)
     trial.find_sharded()

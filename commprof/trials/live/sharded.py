@@ -1,8 +1,8 @@
-"""What a trial switches in an FSDP2 model between steps, and what puts it back.
+"""Switches settings of an FSDP2 model between steps, and restores them.
 
 FSDP2 keeps its settings in one state per ``fully_shard`` call and in that state's groups of
-parameters, and reads them anew in every step. So a switch is an attribute that is set, and the way
-back the attribute as it was: nothing is gathered, cut or sent for it.
+parameters, and reads them in every step. A switch sets attributes, and the way back sets their
+former values: no parameters are gathered, sharded or sent.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from commprof.trials.sharding import (
 
 _IMPLEMENTATION = "torch.distributed.fsdp._fully_shard._fully_shard"
 _GROUP_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
-#: Of a parameter from torch 2.15 on, which no longer reduces gradients as parameters are gathered.
+#: Attribute of a parameter from torch 2.15 on, whose gradients need not have the gathered type.
 _GRADIENTS_IN = "unsharded_grad_dtype"
 
 
@@ -51,23 +51,23 @@ def _state_of(module: nn.Module) -> Any:
 
 
 def states_of(root: nn.Module) -> list[Any]:
-    """FSDP2's states of a model, the outermost first."""
+    """Returns FSDP2's states of a model, the outermost first."""
     states = [_state_of(module) for module in root.modules()]
     return list({id(one): one for one in states if one is not None}.values())
 
 
 def _groups_of(state: Any) -> list[Any]:
-    """Groups of parameters; before torch 2.12 a state had one at most."""
+    """Returns a state's groups of parameters; before torch 2.12 at most one."""
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
     return [state._fsdp_param_group] if state._fsdp_param_group else []
 
 
 class ShardedModel:
-    """One FSDP2 model that takes part in a trial, or gets a setting for good."""
+    """One FSDP2 model that takes part in a trial, or gets a setting permanently."""
 
     def __init__(self, root: nn.Module, order: GatherOrder) -> None:
-        """Takes the outermost module, after ``fully_shard``; ``order`` is of all models."""
+        """Accepts the outermost module, after ``fully_shard``, and the order of all models."""
         self._states = states_of(root)
         self._groups = [group for state in self._states for group in _groups_of(state)]
         self._order = order
@@ -85,7 +85,7 @@ class ShardedModel:
 
     @property
     def has_own_hook(self) -> bool:
-        """Returns False: FSDP2's hooks do not exclude ours."""
+        """False, because hooks of FSDP2 do not exclude those of commprof."""
         return False
 
     @property
@@ -98,20 +98,20 @@ class ShardedModel:
         return bool(candidate.sharding.count) or candidate in ROLES
 
     def impossible(self, candidate: Candidate) -> str:
-        """Says why this model cannot have a candidate's settings; empty if it can."""
+        """Returns why this model cannot have a candidate's settings; empty if it can."""
         setting = candidate.sharding
         if not self.is_for(candidate):
-            return "the model is sharded by FSDP2 and has neither buckets nor hooks of DDP's"
+            return "the model is sharded by FSDP2 and has neither buckets nor hooks of DDP"
         if setting.reshard is not None and all(
             _reshards(group) is setting.reshard for group in self._groups
         ):
             return f"all of the model has {RESHARD}={str(setting.reshard).lower()} already"
         if setting.prefetch is not None:
             if not self._order.forward(self._states):
-                return "the order in which the model gathers its groups of parameters was not seen"
+                return "the order in which the model gathers its groups of parameters is unknown"
             if setting.prefetch >= len(self._groups):
                 last = len(self._groups) - 1
-                return f"at most {last} groups of parameters can be gathered before their turn"
+                return f"at most {last} groups of parameters can be prefetched"
         if setting.reduce_dtype and all(
             _reduced_in(group) in (None, _dtype(setting)) for group in self._groups
         ):
@@ -119,7 +119,7 @@ class ShardedModel:
         return ""
 
     def held_bytes(self, setting: Sharding) -> float:
-        """Most bytes of gathered parameters that a rank keeps beyond what it keeps now."""
+        """Returns the most bytes of gathered parameters that a rank holds in addition."""
         found = 0.0
         if setting.reshard is False:
             found += sum(_bytes(one) for one in self._groups if one.post_forward_mesh_info)
@@ -128,7 +128,7 @@ class ShardedModel:
         return found
 
     def enter(self, candidate: Candidate, length: int) -> None:
-        """Applies a candidate; ``length``, of its block in steps, is for compressors."""
+        """Applies a candidate; ``length``, the steps of its block, is not used."""
         if candidate.label == HEADROOM:
             for group in self._groups:
                 self._exchange_nothing(group)
@@ -147,12 +147,12 @@ class ShardedModel:
             self._prefetch(setting.prefetch)
 
     def leave(self) -> None:
-        """Restores everything as before ``enter``; does nothing where nothing was entered."""
+        """Restores everything as before ``enter``; does nothing if nothing was entered."""
         while self._undo:
             self._undo.pop()()
 
     def close(self) -> None:
-        """Ends the model's part; nothing of the trial stays."""
+        """Ends the model's part in the trial; ``leave`` has restored everything."""
 
     def _put(self, owner: Any, name: str, value: Any) -> None:
         before = getattr(owner, name)
@@ -160,7 +160,7 @@ class ShardedModel:
         setattr(owner, name, value)
 
     def _reduce_in(self, group: Any, dtype: torch.dtype) -> None:
-        # A policy holds it, and group and parameters hold what follows from the policy.
+        # The policy holds the type; group and parameters hold types that follow from the policy.
         self._undo.append(lambda: _follow_policy(group))
         for owner in _owners_of_policy(group):
             self._put(owner, "mp_policy", dataclasses.replace(owner.mp_policy, reduce_dtype=dtype))
@@ -175,11 +175,11 @@ class ShardedModel:
                 self._put(state, name, order[place + 1 : place + 1 + depth])
         for group in self._groups:
             if group.device.type == "cpu":
-                # Without streams torch gathers in the training thread, what is prefetched too.
+                # Without streams torch gathers in the training thread, prefetched groups too.
                 self._put(group, "unshard_async_op", True)
 
     def _exchange_nothing(self, group: Any) -> None:
-        """Every rank takes its own shard for everybody's, and its own gradients for the sum."""
+        """Makes every rank use its own shard for all shards, and its own gradients for the sum."""
         self._put(group, "_all_gather_comm", _OwnGather(group._all_gather_comm))
         self._put(group, "_reduce_scatter_comm", _OwnScatter(group._reduce_scatter_comm))
         self._put(group, "_all_reduce_hook", None)
@@ -200,7 +200,7 @@ def _fsdp_mesh(hsdp: Any) -> Any:
 
 
 def _reshards(group: Any) -> bool | None:
-    """None where parameters are cut among fewer ranks after forward, and not freed."""
+    """True if the group reshards after forward; None if it does so among fewer ranks."""
     after = group.post_forward_mesh_info
     return after is group.mesh_info if after in (None, group.mesh_info) else None
 
@@ -211,12 +211,12 @@ def _dtype(setting: Sharding) -> torch.dtype:
 
 
 def _owners_of_policy(group: Any) -> list[Any]:
-    """The group; from torch 2.15 on each of its parameters."""
+    """Returns the objects with a policy: the group, or from torch 2.15 on its parameters."""
     return [group] if hasattr(group, "mp_policy") else list(group.fsdp_params)
 
 
 def _follow_policy(group: Any) -> None:
-    """Data types of gradients and of what is sent, as with this policy from the first."""
+    """Sets the types of gradients and messages as if the policy had applied from the start."""
     group._init_mp_dtypes()
     for one in group.fsdp_params:
         whole = getattr(one, "_unsharded_param", None)
@@ -225,7 +225,7 @@ def _follow_policy(group: Any) -> None:
 
 
 def _reduced_in(group: Any) -> torch.dtype | None:
-    """None where nothing of the group is trained."""
+    """Returns the type in which a group's gradients are reduced; None if none are trained."""
     trained = [one for one in group.fsdp_params if one.sharded_param.requires_grad]
     if not trained:
         return None
@@ -249,7 +249,7 @@ class GatherOrder:
     """The order in which all FSDP2 models of this process gather parameters in a step."""
 
     def __init__(self) -> None:
-        """Notes nothing yet."""
+        """Records nothing before ``watch``."""
         self._patches = Patches()
         self.is_watching = False
         self._seen: dict[str, dict[int, Any]] = {"pre_forward": {}, "pre_backward": {}}
@@ -263,7 +263,7 @@ class GatherOrder:
         return self._sorted("pre_backward", states)
 
     def watch(self) -> None:
-        """Starts noting; does nothing if it has started."""
+        """Starts recording; does nothing if recording has started."""
         if self.is_watching:
             return
         self.is_watching = True
@@ -272,11 +272,11 @@ class GatherOrder:
             self._patches.replace(owner, name, self._noting(name, getattr(owner, name)))
 
     def stop(self) -> None:
-        """Stops noting."""
+        """Stops recording."""
         self._patches.remove()
 
     def roots(self) -> list[nn.Module]:
-        """Outermost modules of the models that gathered parameters meanwhile."""
+        """Returns the outermost modules of the models that were recorded."""
         if not self._seen["pre_forward"]:
             return []
         found = [one for one in alive((nn.Module,)) if getattr(_state_of(one), "_is_root", False)]
@@ -296,13 +296,13 @@ class GatherOrder:
 
 
 class _Own:
-    """In the place of one of FSDP2's exchanges, whose buffers it takes."""
+    """Replacement of one of FSDP2's exchanges, with the same buffers."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
 
     def allocate(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """As the exchange itself would."""
+        """Allocates a buffer as the replaced exchange does."""
         found: torch.Tensor = self._inner.allocate(*args, **kwargs)
         return found
 
@@ -330,20 +330,20 @@ class _OwnScatter(_Own):
 
 
 def set_every_model(text: str, profiler: Profiler) -> None:
-    """Gives every FSDP2 model this setting for good, after its second step.
+    """Applies a setting permanently to every FSDP2 model, after its second step.
 
     Args:
-        text: as ``commprof.trials.sharding.parse_sharding`` takes it.
+        text: the setting, as ``commprof.trials.sharding.parse_sharding`` reads it.
         profiler: the capture of this process.
 
     Raises:
-        UsageError: it does not take it.
+        UsageError: ``text`` cannot be read.
     """
     profiler.listen(_Setter(parse_candidate(parse_sharding(text).label)))
 
 
 class _Setter:
-    """Told of every step's end, until it has set what it is to set."""
+    """Listener to the ends of steps that applies a setting once."""
 
     def __init__(self, candidate: Candidate) -> None:
         self._candidate = candidate
@@ -351,7 +351,7 @@ class _Setter:
         self._done = False
 
     def step_ended(self, _: int) -> None:
-        """After the first end it notes which models gather, and in which order."""
+        """Records the gather order in the step after the first, then applies the setting."""
         if self._done or not may_be_sharded():
             return
         self._order.watch()
@@ -367,5 +367,5 @@ class _Setter:
                 print(f"commprof: {self._candidate.label} is not set: {why}", file=sys.stderr)
 
     def capture_ends(self) -> None:
-        """The setting stays."""
+        """Stops recording; the setting is kept."""
         self._order.stop()

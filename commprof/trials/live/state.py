@@ -1,4 +1,4 @@
-"""All that a training step changes in a process, kept and put back bit for bit."""
+"""Saves the state that a training step changes in a process, and restores it bit for bit."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ Tensors = list[tuple[torch.Tensor, torch.Tensor]]
 class Trainables:
     """The modules, optimizers, schedulers and scalers that are alive in this process.
 
-    They are looked for once, among all objects that Python's garbage collector knows: a script
-    need not hand them over, and copies that it keeps of a model (an average of its weights, a
-    teacher) are found as well.
+    They are searched once, among all objects known to Python's garbage collector: a script need not
+    name them, and its copies of a model (an average of its weights, a teacher) are found as well.
     """
 
     def __init__(self, further: Sequence[Any] = ()) -> None:
-        """``further``: other objects with ``state_dict`` and ``load_state_dict``."""
+        """Finds the objects; ``further`` have ``state_dict`` and ``load_state_dict`` too."""
         found = alive((nn.Module, Optimizer, LRScheduler, GradScaler))
         self.modules = [one for one in found if isinstance(one, nn.Module)]
         self.optimizers = [one for one in found if isinstance(one, Optimizer)]
@@ -46,13 +45,13 @@ class Snapshot:
 
     Covered: parameters, buffers and gradients of all modules, the optimizers' state and groups,
     learning-rate schedulers, gradient scalers, the random generators of torch (CPU and CUDA),
-    NumPy and Python, and what the user named. Not covered: how far data has been read.
+    NumPy and Python, and objects that the user named. Not covered: the position in the data.
     """
 
     def __init__(self, trainables: Trainables) -> None:
-        """Copies everything."""
+        """Copies the state."""
         self._trainables = trainables
-        # Of FSDP2 modules that stay gathered after backward, optimizers hold the sharded ones.
+        # If FSDP2 modules stay gathered after backward, only optimizers hold sharded parameters.
         tensors = list(
             _unique([*_tensors_of(trainables.modules), *_trained(trainables.optimizers)])
         )
@@ -137,7 +136,7 @@ class _Generators:
 
 
 def _refill(values: dict[Any, Any], kept: dict[Any, tuple[Any, Any]], stay: Iterable[str]) -> None:
-    """Makes a dictionary hold what was kept, and nothing else but ``stay``."""
+    """Restores the kept values of a dictionary, and deletes all others except ``stay``."""
     for name in [name for name in values if name not in kept and name not in stay]:
         del values[name]
     for name, (original, copied) in kept.items():
@@ -145,7 +144,7 @@ def _refill(values: dict[Any, Any], kept: dict[Any, tuple[Any, Any]], stay: Iter
 
 
 def _put_back(original: Any, copied: Any) -> Any:
-    """A tensor's content into the tensor itself, which others may hold; else the copy."""
+    """Restores a tensor in place, as other objects may hold it; returns the copy otherwise."""
     if isinstance(original, torch.Tensor) and original.shape == copied.shape:
         original.copy_(copied)
         return original
@@ -177,6 +176,6 @@ def _unique(tensors: Iterable[torch.Tensor]) -> Iterable[torch.Tensor]:
 
 
 def alive(kinds: tuple[type, ...]) -> list[Any]:
-    """All live objects of these types in this process."""
-    # By type(): isinstance() would run the __class__ of proxies.
+    """Returns all live objects of these types in this process."""
+    # Uses type(), because isinstance() would run the __class__ of proxies.
     return [one for one in gc.get_objects() if issubclass(type(one), kinds)]

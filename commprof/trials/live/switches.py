@@ -1,11 +1,11 @@
-"""What a trial switches in a DDP model that is at work: its exchange, and its bucket cap.
+"""Switches the exchange and the bucket cap of a DDP model during training.
 
-DDP cuts its buckets once. But what a model does with them lies in its ``reducer``, and a model
-can have several: each registers hooks with autograd when it is made, and they do nothing until
-the model's forward has told that reducer of a backward pass to come. So there is one reducer per
-cap, made when its first turn comes, and a switch puts another one into the model. The model's
-own is never changed: its buckets, and with them the order in which any number of ranks sums, are
-those of an untouched run.
+DDP cuts its buckets once, in the model's ``reducer``. A model can have several reducers: each
+registers hooks with autograd when it is made, and these hooks do nothing until the model's forward
+announces a backward pass to that reducer. So there is one reducer per cap, made when the cap is
+first used, and a switch puts another reducer into the model. The model's own reducer is never
+changed: its buckets, and with them the order of summation over any number of ranks, are those of an
+unmodified run.
 """
 
 from __future__ import annotations
@@ -65,44 +65,44 @@ class _Held:
         return mean
 
     def _exchange(self, buffer: torch.Tensor, mean: Future[torch.Tensor]) -> None:
-        # As DDP divides: by the reciprocal.
+        # Like DDP, multiplies by the reciprocal.
         buffer.mul_(1.0 / self._group.size())
 
         def finish(done: Future[list[torch.Tensor]]) -> None:
             try:
                 mean.set_result(done.value()[0])
-            except Exception as error:  # goes on to backward(), which waits for the bucket
+            except Exception as error:  # raised by backward(), which waits for the bucket
                 mean.set_exception(error)
 
         self._group.allreduce([buffer]).get_future().add_done_callback(finish)
 
 
-#: Where DDP keeps its caps; newer versions have all of them in one object as well.
+#: Attributes in which DDP keeps its caps; newer versions also have all caps in one object.
 _CONFIG = "_bucket_config"
 _SETTINGS = ("bucket_bytes_cap", "bucket_bytes_cap_default", _CONFIG, "gradient_as_bucket_view")
 _MIB = 1024 * 1024
 
 
 def obstacle(ddp: DistributedDataParallel) -> str:
-    """Says why a model cannot have other buckets; empty if it can."""
+    """Returns why a model cannot have other buckets; empty if it can."""
     if ddp.find_unused_parameters:
-        # A reducer notes unused parameters also while another one is at work.
-        return "it looks for unused parameters (find_unused_parameters=True)"
+        # A reducer marks unused parameters even while another reducer is in use.
+        return "the model searches for unused parameters (find_unused_parameters=True)"
     if ddp.static_graph:
-        return "its graph is static, which DDP learns once (static_graph=True)"
+        return "the model's graph is static, which DDP learns once (static_graph=True)"
     if getattr(ddp, "mixed_precision", None) is not None:
-        return "it has DDP's mixed precision"
+        return "the model has DDP's mixed precision"
     if getattr(ddp, "require_manual_backward_finalization", False):
-        return "its script ends backward passes (require_manual_backward_finalization=True)"
+        return "the script ends backward passes (require_manual_backward_finalization=True)"
     return ""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Bucketing:
     reducer: Any
-    #: DDP's own log of that reducer; it keeps it alive.
+    #: DDP's logger of the reducer, which keeps the reducer alive.
     logger: Any
-    #: commprof's hook in it.
+    #: commprof's hook in the reducer.
     hook: Any
 
 
@@ -110,7 +110,7 @@ class Bucketings:
     """The reducers of one model, one of which is in use."""
 
     def __init__(self, attachment: Attachment) -> None:
-        """Takes a model that is attached, with the reducer that it has."""
+        """Accepts an attached model, and keeps the model's own reducer."""
         self._attachment = attachment
         self._ddp = attachment.ddp
         own = _Bucketing(self._ddp.reducer, self._ddp.logger, attachment.bucket_hook)
@@ -120,9 +120,9 @@ class Bucketings:
     def use(self, buckets: Buckets) -> None:
         """Switches to these buckets.
 
-        Call it between steps, on all ranks at the same step, with nothing inside the hook but
-        the mean all-reduce. The first step with new ones exchanges one bucket, the next cuts
-        them, as after DDP is made.
+        Call it between steps, on all ranks at the same step, while the hook does nothing but the
+        mean all-reduce. As after the making of DDP, the first step with new buckets exchanges a
+        single bucket, and the next step cuts them.
         """
         if buckets not in self._made:
             self._made[buckets] = self._make(buckets)
@@ -143,7 +143,7 @@ class Bucketings:
         self._made = {OWN_BUCKETS: own}
 
     def _take_gradients_out(self) -> None:
-        """Gradients no longer lie in buckets that are about to rest."""
+        """Copies gradients out of the buckets of a reducer that goes out of use."""
         for parameter in self._ddp.parameters():
             if parameter.grad is not None:
                 parameter.grad = parameter.grad.detach().clone()
@@ -175,7 +175,7 @@ class Bucketings:
         return _Bucketing(ddp.reducer, ddp.logger, bucket_hook_of(ddp))
 
 
-#: Where a DDP model says that rank 0's buffers go to all in forward; older versions have the other.
+#: Flag by which DDP broadcasts rank 0's buffers in forward; older versions have the second name.
 _BUFFER_FLAGS = ("forward_sync_buffers", "broadcast_buffers")
 
 
@@ -183,13 +183,13 @@ class ReplicatedModel:
     """One DDP model that takes part in a trial."""
 
     def __init__(self, attachment: Attachment) -> None:
-        """Takes a model that is attached."""
+        """Accepts an attached model."""
         self.attachment = attachment
         self._ddp = attachment.ddp
 
     @functools.cached_property
     def _bucketings(self) -> Bucketings:
-        """Of the reducer that the model has when its trial begins."""
+        """Reducers of the model, beginning with the one it has when its trial begins."""
         return Bucketings(self.attachment)
 
     @property
@@ -216,25 +216,25 @@ class ReplicatedModel:
         return not candidate.sharding.count
 
     def impossible(self, candidate: Candidate) -> str:
-        """Says why this model cannot have a candidate's settings; empty if it can."""
+        """Returns why this model cannot have a candidate's settings; empty if it can."""
         if not self.is_for(candidate):
-            return "it is a setting of FSDP2, and the model is one of DDP's"
+            return "it is a setting of FSDP2, but the model uses DDP"
         if candidate.compressor and not self.attachment.is_native:
             return lacks(parse(candidate.compressor).scheme)
         if candidate.buckets.label and (why := obstacle(self._ddp)):
-            return f"DDP's buckets cannot be cut anew: {why}"
+            return f"DDP's buckets cannot be rebuilt: {why}"
         if candidate.buckets.first_mb is not None and not hasattr(self._ddp, _CONFIG):
-            return "this torch cuts the first bucket by a constant"
+            return "this version of torch has a fixed cap of the first bucket"
         if candidate.buckets.as_view is self._ddp.gradient_as_bucket_view:
             return f"the model has {candidate.buckets.label} already"
         return ""
 
     def held_bytes(self, _: object) -> float:
-        """Returns 0: nothing is held beyond what the model holds now."""
+        """Returns 0, because a DDP model gathers no parameters."""
         return 0.0
 
     def enter(self, candidate: Candidate, length: int) -> None:
-        """Applies a candidate; ``length``, of its block in steps, is for compressors."""
+        """Applies a candidate; ``length`` is the number of steps of its block."""
         self._bucketings.use(candidate.buckets)
         if candidate.compressor:
             self.attachment.set_hook(_compressor(candidate.compressor, length))
@@ -253,11 +253,11 @@ class ReplicatedModel:
             self.attachment.set_hook(*self._ddp._comm_hooks[0])
 
     def close(self) -> None:
-        """Ends the model's part; nothing of the trial stays."""
+        """Ends the model's part in the trial, and frees everything made for it."""
         self._bucketings.close()
 
     def _sync_buffers(self, on: bool) -> None:
-        """Whether forward sends rank 0's buffers; only ever switched off and back on."""
+        """Switches the broadcast of rank 0's buffers in forward off, or back on."""
         ddp = self._ddp
         name = next(flag for flag in _BUFFER_FLAGS if flag in vars(ddp))
         kept = "_commprof_sync_buffers"
@@ -270,7 +270,7 @@ class ReplicatedModel:
 
 
 def _compressor(text: str, length: int) -> Compressor:
-    """A new one, without residuals; it measures its error in the first step only."""
+    """Makes a compressor without residuals that measures its error in the first step only."""
     made = parse(text)
     if made.measure_every == 0:
         separator = "," if ":" in text else ":"

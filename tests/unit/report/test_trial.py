@@ -92,7 +92,7 @@ def test_a_break_even_that_is_none_has_its_reason() -> None:
     notes = trial_table.notes(made)
     assert (
         "pays below of hierarchical: does not apply, since bytes within a host go through memory, "
-        "not over the network, and how many leave the host is not recorded."
+        "not over the network, and the number of bytes that leave the host is not recorded."
     ) in notes
     assert (
         "pays below of bucket-cap=5 and bucket-cap=1: does not apply, since the same bytes are "

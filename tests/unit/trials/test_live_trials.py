@@ -121,7 +121,7 @@ def test_the_first_bucket_alone_is_cut_smaller() -> None:
     train(ddp)
     why = ReplicatedModel(attachment).impossible(candidate)
     if not hasattr(ddp, "_bucket_config"):  # before torch 2.12
-        assert why == "this torch cuts the first bucket by a constant"
+        assert why == "this version of torch has a fixed cap of the first bucket"
         return
     assert why == ""
     bucketings = Bucketings(attachment)
@@ -159,9 +159,9 @@ def test_gradients_lie_in_buckets_only_while_that_is_tried() -> None:
 def test_what_a_replicated_model_cannot_have_is_said(label: str) -> None:
     replicated = ReplicatedModel(attach(model(find_unused_parameters=label == "first-bucket=1")))
     why = {
-        "first-bucket=1": "DDP's buckets cannot be cut anew: it looks for unused parameters",
+        "first-bucket=1": "DDP's buckets cannot be rebuilt: the model searches for unused",
         "gradient-as-bucket-view=false": "the model has gradient-as-bucket-view=false already",
-        "prefetch=1": "it is a setting of FSDP2, and the model is one of DDP's",
+        "prefetch=1": "it is a setting of FSDP2, but the model uses DDP",
     }
     assert replicated.impossible(parse_candidate(label)).startswith(why[label])
 
@@ -228,7 +228,7 @@ def test_a_hook_that_comes_late_ends_the_trial_and_stays(
     sizes.clear()
     train(ddp)
     assert sizes == [1024]
-    assert "so the trial ends here" in capsys.readouterr().err
+    assert "so the trial ends" in capsys.readouterr().err
 
 
 def test_a_compressor_that_torch_operations_lack_takes_no_part(

@@ -172,7 +172,7 @@ def test_a_step_that_raises_leaves_the_settings_as_they_were() -> None:
             "all of the model has reshard-after-forward=false already",
         ),
         ("prefetch=3", {}, ""),
-        ("prefetch=4", {}, "at most 3 groups of parameters can be gathered before their turn"),
+        ("prefetch=4", {}, "at most 3 groups of parameters can be prefetched"),
         ("reduce-dtype=fp32", {}, "the model has reduce-dtype=fp32 already"),
         (
             f"reduce-dtype={REDUCED_UNLESS_SAID}",

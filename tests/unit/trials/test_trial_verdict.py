@@ -98,7 +98,7 @@ def test_nothing_is_said_of_what_was_not_measured() -> None:
         ("no-overlap", "does not apply", "the same bytes are sent at another time"),
         ("hierarchical", "does not apply", "bytes within a host go through memory"),
         ("int8:hierarchical=1+bucket-cap=5", "does not apply", "bytes within a host go through"),
-        ("int8", "not known", "compressors that run as torch operations tell neither"),
+        ("int8", "not known", "compressors that run as torch operations record neither"),
     ],
 )
 def test_where_there_is_none_the_reason_is_told(label: str, answer: str, reason: str) -> None:
@@ -113,8 +113,8 @@ def test_other_reasons() -> None:
     short, missing = no_break_even(int8, 2, True), no_break_even(int8, 8, True)
     assert short is not None
     assert missing is not None
-    assert short.reason == "3 complete rounds are the least"
-    assert missing.reason == "a figure that it takes was not measured"
+    assert short.reason == "at least 3 complete rounds are needed"
+    assert missing.reason == "a figure that the formula needs was not measured"
     assert [no_break_even(role, 8, False) for role in ROLES] == [None] * 3
 
 
@@ -164,14 +164,14 @@ def test_without_noop_it_goes_on() -> None:
 def test_nothing_is_recommended_whose_interval_holds_zero() -> None:
     verdict = trial({**BASE_TIMES, "int8": (98.0, 0.08), "fp16": (120.0, QUIET)}).verdict
     assert (verdict.answer, verdict.choice, verdict.gain) == ("none", "", None)
-    assert "none of what was tried makes the step shorter for sure" in verdict.sentences[-1]
+    assert "no candidate makes the step shorter with certainty" in verdict.sentences[-1]
 
 
 def test_a_gain_below_what_equal_things_differ_by_is_none() -> None:
     steps = {**BASE_TIMES, "none again": (94.0, QUIET), "int8": (97.0, QUIET)}
     verdict = trial(steps).verdict
     assert verdict.answer == "none"
-    assert "two runs of the same thing differed by" in verdict.sentences[-1]
+    assert "(none, none again) differ by" in verdict.sentences[-1]
 
 
 def test_of_equals_the_one_that_harms_gradients_least_is_taken() -> None:
@@ -201,7 +201,7 @@ def test_a_compressor_that_was_not_measured_is_no_lesser_harm() -> None:
         "int8 did not differ from it measurably; topk:ratio=0.01 was the fastest, and what each "
         "does to the gradients was not measured."
     )
-    assert price.startswith("What it does to the gradients was not measured. What that does")
+    assert price.startswith("Its effect on the gradients was not measured. The effect on the loss")
     between = trial({**steps, "bucket-cap=5": (50.2, 0.02)}, errors={"topk:ratio=0.01": nan})
     assert between.verdict.choice == "bucket-cap=5"
 
@@ -235,7 +235,7 @@ def test_what_no_option_applies_is_not_recommended(label: str) -> None:
 def test_too_few_rounds_say_nothing() -> None:
     short = judge([], (), np.ones((3, 2)), (), RUN)
     assert short.answer == "unknown"
-    assert short.sentences[0].startswith("Too short to say anything: 2 complete rounds")
+    assert short.sentences[0].startswith("Too short for a verdict: 2 rounds are complete")
 
 
 @pytest.mark.parametrize(
@@ -268,13 +268,13 @@ def test_too_few_rounds_say_nothing() -> None:
         (
             "int8",
             Setting("my-launcher --trial int8", True),
-            "the same run with --hook int8 in the place of --trial",
+            "the same run with --hook int8 in place of --trial",
         ),
         (
             "int8",
             Setting("train.py", False),
             "COMMPROF_HOOK=int8 COMMPROF_TRIAL= commprof env --output DIR -- COMMAND; "
-            "or, where the script itself began the trial: "
+            "or, if the script itself began the trial: "
             'commprof.attach(ddp, hook=commprof.compressors.parse("int8"))',
         ),
         ("bucket-cap=5", RUN, "commprof run --nproc 2 --bucket-cap-mb 5 train.py"),
@@ -303,14 +303,14 @@ def test_too_few_rounds_say_nothing() -> None:
             "bucket-cap=5",
             Setting("train.py", False),
             "COMMPROF_BUCKET_CAP_MB=5 COMMPROF_TRIAL= commprof env --output DIR -- "
-            "COMMAND; or, where the script itself began the trial: "
+            "COMMAND; or, if the script itself began the trial: "
             "DistributedDataParallel(model, bucket_cap_mb=5)",
         ),
         (
             "topk:ratio=0.01+bucket-cap=2.5",
             Setting("train.py", False),
             "COMMPROF_HOOK=topk:ratio=0.01 COMMPROF_BUCKET_CAP_MB=2.5 COMMPROF_TRIAL= "
-            "commprof env --output DIR -- COMMAND; or, where the script itself began the trial: "
+            "commprof env --output DIR -- COMMAND; or, if the script itself began the trial: "
             'commprof.attach(ddp, hook=commprof.compressors.parse("topk:ratio=0.01")); and '
             "DistributedDataParallel(model, bucket_cap_mb=2.5)",
         ),
