@@ -1,1 +1,1 @@
-"""The collective sweep: measures collectives alone, in nccl-tests' words, on any backend."""
+"""Microbenchmark that measures collectives alone, in the terms of nccl-tests, on any backend."""

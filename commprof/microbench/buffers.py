@@ -1,11 +1,11 @@
-"""A rank's two buffers for one operation and size, and data whose result is known.
+"""Buffers of a rank for one operation and size, and data with a known result.
 
-In place the buffers share memory as in NCCL.
+In place, the input and output buffers share memory as in NCCL.
 
-Element i of rank r depends on (i + r) mod m only, with a small prime m: so does every result, and
+Element i of rank r depends only on (i + r) mod m, with a small prime m, and so does every result:
 both are tables of m values, repeated. A block in the wrong place, from the wrong rank or added
-twice shows, since m divides no block length that sweeps use. Values are whole and small enough
-that every sum is exact in every type.
+twice is detected, since m divides no block length that sweeps use. Values are whole and small
+enough that every sum is exact in every type.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ TORCH_DTYPES = {
 
 
 class Pattern:
-    """The values of one operation's buffers, on the CPU; copy them where they must go."""
+    """Values for the buffers of one operation, on the CPU."""
 
     def __init__(self, op: str, redop: str, dtype: str, world_size: int) -> None:
-        """Raises UsageError where sums over so many ranks are not exact in the type."""
+        """Raises UsageError if sums over the ranks are not exact in the type."""
         self._op = operation(op).name
         self._redop = redop if operation(op).reduces else ""
         self._dtype = TORCH_DTYPES[dtype]
@@ -45,12 +45,12 @@ class Pattern:
         self._modulus = pattern_modulus(op, redop, dtype, world_size)
 
     def given(self, rank: int, elements: int, first: int = 0) -> Tensor:
-        """Input of a rank: elements `first` and on."""
+        """Returns a rank's input, from element `first` on."""
         table = [self._value(rank, index) for index in range(self._modulus)]
         return self._repeated(table, first, elements)
 
     def expected(self, rank: int, count: int) -> Tensor | None:
-        """Output that a rank must get; None where nothing is promised (reduce, not the root)."""
+        """Returns the output that a rank must get; None if undefined (reduce, not the root)."""
         ranks = range(self._world_size)
         if self._op == "all_reduce":
             return self._reduced(0, count)
@@ -68,14 +68,14 @@ class Pattern:
         return self.given((rank - 1) % self._world_size, count)
 
     def wrong(self, result: Tensor, expected: Tensor | None) -> int:
-        """Counts elements that differ. A mean may be off by the rounding of its division."""
+        """Counts elements that differ. A mean may differ by the rounding of its division."""
         if expected is None:
             return 0
         got = result.to("cpu")
         if self._redop != "avg":
             return int((got != expected).sum())
         off = (got.double() - expected.double()).abs()
-        # Whole numbers have no rounding: where a backend has such a mean at all, it is exact.
+        # Whole numbers have no rounding: if a backend has such a mean at all, it is exact.
         eps = torch.finfo(self._dtype).eps if self._dtype.is_floating_point else 0.0
         allowed = 2 * eps * expected.double().abs()
         return int((~(off <= allowed)).sum())
@@ -115,15 +115,15 @@ class Buffers:
     source: Tensor
     """The input."""
     target: Tensor
-    """The output; the same tensor as `source` where in place the two are one buffer."""
+    """The output; the same tensor as `source` if the two are one buffer in place."""
 
     def fill(self, pattern: Pattern, rank: int) -> None:
-        """Fills the input with the pattern, and the output with none of its result."""
+        """Fills the input with the pattern, and the output with zeros."""
         self.target.zero_()
         self.source.copy_(pattern.given(rank, self.source.numel()))
 
     def clear(self) -> None:
-        """Fills the buffers with zeros, which an in-place reduction may repeat without growing."""
+        """Fills the buffers with zeros, which do not grow if an in-place reduction is repeated."""
         self.target.zero_()
         self.source.zero_()
 
@@ -137,7 +137,7 @@ def make_buffers(
     dtype: str,
     device: str,
 ) -> Buffers:
-    """Makes buffers whose pages are all present already."""
+    """Makes buffers whose pages are already in memory."""
     given, result = operation.elements(count, world_size)
 
     def zeros(elements: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Each operation as a call without arguments, as close to the process group as Python comes."""
+"""Each operation as a call without arguments, which uses the process group directly."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ class Side:
     group: Any
     """The group to measure."""
     rank: int
-    """In that group."""
+    """Rank in this group."""
     world_size: int
-    """Its ranks."""
+    """Number of ranks in this group."""
     device: str
     """Device of the tensors."""
 
 
 def no_meeting() -> None:
-    """Does nothing before a sample, where samples follow each other."""
+    """Replaces the barrier before each sample if ``sync`` is "none"; does nothing."""
 
 
 def make_call(op: str, side: Side, buffers: Buffers, redop: str) -> Call:
@@ -61,12 +61,12 @@ def make_call(op: str, side: Side, buffers: Buffers, redop: str) -> Call:
 
 
 def make_start(op: str, side: Side, buffers: Buffers, redop: str, is_async: bool = False) -> Any:
-    """Makes a call that issues the operation and returns what `finish` takes."""
+    """Makes a call that issues the operation and returns its works, for `finish`."""
     return _STARTS[op](side, buffers, _REDOPS[redop], is_async)
 
 
 def finish(works: Any) -> None:
-    """Waits for one Work, several, or none where the backend has waited already."""
+    """Waits for one Work or several; None if the backend has waited already."""
     if works is None:
         return
     if isinstance(works, list):
@@ -85,7 +85,7 @@ def _options(kind: Any, is_async: bool, **values: Any) -> Any:
 
 
 def _with_copy(buffers: Buffers, copies: bool, start: Callable[[], Any]) -> Callable[[], Any]:
-    """Where the operation works in place and the buffers are two, the input is copied first."""
+    """Copies the input first, if the operation works in place and there are two buffers."""
     source, target = buffers.source, buffers.target
     if source is target or not copies:
         return start
@@ -134,10 +134,10 @@ def _all_to_all(side: Side, buffers: Buffers, _: Any, is_async: bool) -> Any:
 
 
 def _send_recv(side: Side, buffers: Buffers, _: Any, is_async: bool) -> Any:
-    """To the next rank, from the one before, as nccl-tests' sendrecv does."""
+    """Sends to the next rank and receives from the previous one, like sendrecv of nccl-tests."""
     after, before = (side.rank + 1) % side.world_size, (side.rank - 1) % side.world_size
     group, sent, received = side.group, buffers.source, buffers.target
-    if side.device != "cpu":  # NCCL needs the two as one call
+    if side.device != "cpu":  # NCCL needs both messages in one call
         messages = [
             dist.P2POp(dist.isend, sent, group=group, group_peer=after),
             dist.P2POp(dist.irecv, received, group=group, group_peer=before),

@@ -1,4 +1,4 @@
-"""One rank's rounds over all sizes; on rank 0 all ranks' become rows, and these the result file."""
+"""Measures one rank's rounds over all sizes; rank 0 writes all ranks' rows to the result file."""
 
 from __future__ import annotations
 
@@ -50,24 +50,24 @@ class Cell:
     placement: str
     """Out of place or in place."""
     times: Times
-    """Times of its calls."""
+    """Times of the calls."""
     wrong: int | None
-    """Wrong elements of the checked calls; None where this round checked nothing."""
+    """Wrong elements of the checked calls; None if this round checked nothing."""
 
 
 @dataclass
 class SweepRun:
-    """One member's part in all rounds of one sweep; what the first round learnt stays."""
+    """One rank's part in all rounds of a sweep; the first round decides the numbers of calls."""
 
     plan: Plan
     sweep: Sweep
     control: Any
-    """A gloo group of the same ranks, for agreement."""
+    """Gloo group of the same ranks, to agree on numbers of calls."""
     _schedule: dict[tuple[int, str], tuple[tuple[int, ...], int]] = field(default_factory=dict)
     _hooks: dict[int, HookBench] = field(default_factory=dict)
 
     def round(self, turn: int, side: Side, meet: Call) -> Iterator[Cell]:
-        """Measures every size once more. meet: see `take_samples`."""
+        """Measures every size once. `meet` is the barrier before each sample."""
         for count in self.sweep.counts:
             for placement in operation(self.sweep.op).placements:
                 if self.sweep.op.startswith(HOOK_PREFIX):
@@ -78,7 +78,7 @@ class SweepRun:
                 yield Cell(count, placement, times, wrong)
 
     def close(self) -> None:
-        """Ends the groups and hooks that the rounds shared."""
+        """Ends the hooks that the rounds share."""
         for bench in self._hooks.values():
             bench.close()
 
@@ -97,7 +97,7 @@ class SweepRun:
     def _timed_call(
         self, count: int, placement: str, turn: int, side: Side
     ) -> tuple[TimedCall, int | None]:
-        """The call on fresh buffers; in the first round it has been checked."""
+        """Makes a call on new buffers, and checks its data in the first round."""
         plan, op = self.plan, self.sweep.op
         buffers = make_buffers(
             operation(op), placement, count, side.rank, side.world_size, plan.dtype, side.device
@@ -108,7 +108,7 @@ class SweepRun:
         return TimedCall(call), count_wrong(plan, op, count, side, buffers, call)
 
     def _hook_call(self, count: int, turn: int, side: Side) -> tuple[TimedCall, int | None]:
-        """A model per size for all rounds: its hook has a process group of its own."""
+        """Makes a model per size for all rounds, because its hook has its own process group."""
         wrong = None
         if count not in self._hooks:
             hook = self.sweep.op.removeprefix(HOOK_PREFIX)
@@ -119,7 +119,7 @@ class SweepRun:
         return self._hooks[count].timed(), wrong
 
     def _slowest(self, call_ns: float) -> float:
-        """The largest of all ranks' times: they must take equally many samples."""
+        """Returns the largest time of all ranks, so that all take the same number of samples."""
         largest = torch.tensor([call_ns], dtype=torch.float64)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self.control)
         return float(largest)
@@ -130,7 +130,7 @@ _WRITE_EVERY_S = 2.0  # a long sweep's file takes a tenth of a second
 
 @dataclass
 class _Rounds:
-    """One row's samples so far."""
+    """Samples of one row so far."""
 
     durations: list[Floats] = field(default_factory=list)
     skews: list[Floats] = field(default_factory=list)
@@ -138,10 +138,10 @@ class _Rounds:
 
 
 class Collector:
-    """Gathers rounds and keeps the file up to date, so that a failure loses one round."""
+    """Gathers rounds and keeps the result file up to date, so that a failure loses one round."""
 
     def __init__(self, plan: Plan, context: dict[str, Any]) -> None:
-        """Context: see `SweepResult`."""
+        """Starts without rows; `context` is that of `SweepResult`."""
         self._plan = plan
         self._context = context
         self._rounds: dict[RowKey, _Rounds] = {}
@@ -149,7 +149,7 @@ class Collector:
         self._written = 0.0
 
     def add(self, sweep: Sweep, ranks: Sequence[Sequence[Cell]], one_clock: bool) -> None:
-        """Adds one round of a sweep: the cells of every member, in the same order."""
+        """Adds one round of a sweep: the cells of every rank, in the same order."""
         for cells in zip(*ranks, strict=True):
             key = self._key(sweep, cells[0].count, cells[0].placement)
             rounds = self._rounds.setdefault(key, _Rounds())
@@ -166,7 +166,7 @@ class Collector:
             self.write()
 
     def add_overlap(self, sweep: Sweep, ranks: Sequence[Sequence[OverlapCell]]) -> None:
-        """Adds one size of a sweep with --overlap: the cells of every member."""
+        """Adds one size of a sweep with --overlap: the cells of every rank."""
         for cells in zip(*ranks, strict=True):
             key = self._key(sweep, cells[0].count, cells[0].placement)
             self._overlap_rows.append(_overlap_row(key, cells))
@@ -202,7 +202,7 @@ class Collector:
 
 
 def _overlap_row(key: RowKey, cells: Sequence[OverlapCell]) -> OverlapRow:
-    """Per sample the times of the rank with the largest t_ovrl, as IMB does; then medians."""
+    """Returns medians of the samples' times on the rank with the largest t_ovrl, as in IMB."""
     slowest = np.argmax([cell.overlapped_us for cell in cells], axis=0)
 
     def of_slowest(name: str) -> Floats:

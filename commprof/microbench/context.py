@@ -1,4 +1,4 @@
-"""What a sweep's result says about where and how it was measured."""
+"""Context of a sweep's result: machine, versions and method of the measurement."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _START = {
 
 
 def _arguments() -> list[str]:
-    """Command line of this process, whichever entry point started it."""
+    """Returns the arguments of this process without the entry point's name."""
     words = sys.argv[1:]
     return words[1:] if words[:1] == ["microbench"] else words
 
 
 def context(plan: Plan, clocks: int) -> dict[str, Any]:
-    """Describes machine, versions, and how was measured. clocks: how many the ranks have."""
+    """Describes machine, versions and method; `clocks` is the number of clocks of the ranks."""
     return {
         "timestamp": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join(["commprof", "microbench", *_arguments()]),
@@ -63,7 +63,7 @@ def _time(plan: Plan, clocks: int) -> str:
 
 
 def interfaces(root: Path = Path("/sys/class/net")) -> list[dict[str, Any]]:
-    """Network interfaces that are up: name and, where the driver knows it, Mbit/s."""
+    """Returns the network interfaces that are up: name and, if the driver reports it, Mbit/s."""
     found = []
     for entry in sorted(root.iterdir()) if root.is_dir() else []:
         state = _text(entry / "operstate")
@@ -80,7 +80,7 @@ def _numa_nodes() -> int:
 
 
 def git_commit() -> str:
-    """Commit of the directory in which the command runs, "-dirty" if changed; else empty."""
+    """Returns the commit of the current directory, with "-dirty" if changed; empty without one."""
     try:
         done = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude", "*"],

@@ -1,7 +1,7 @@
-"""One DDP bucket through a compressor: what a gradient costs on its way, with encode and decode.
+"""Measures one DDP bucket through a compressor, from gradient to mean.
 
-The compressor is attached to a DDP model as in training. The model has one matrix whose gradient
-is given, so a backward pass is DDP's copy into its bucket, the hook, and nothing else.
+The compressor is attached to a DDP model as in training. The model has one matrix with a given
+gradient, so a backward pass is DDP's copy into its bucket, the hook, and nothing else.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from commprof.microbench.measure import TimedCall
 
 Tensor = Any  # torch is not followed by the type checker
 
-_GRADIENTS = 3  # taken in turn, so that feedback does not meet the same one again
+_GRADIENTS = 3  # used in turn, so that error feedback does not see the same gradient again
 _MOST_COLUMNS = 1024
 _BUCKET_CAP_MB = 1 << 20  # one bucket, whatever the size
-#: Relative; of values that every scheme can represent, int8 up to its scales' rounding.
+#: Relative error allowed for values that every scheme can represent, except for int8's scales.
 _TOLERANCE = 5e-3
 
 
@@ -45,7 +45,7 @@ class _OneMatrix(nn.Module):
         self.weight = nn.Parameter(torch.zeros(rows, columns))
 
     def forward(self, gradient: Tensor) -> Tensor:
-        """A zero whose backward pass gives the matrix this gradient."""
+        """Returns a zero whose backward pass gives the matrix this gradient."""
         return _GivenGradient.apply(self.weight, gradient)
 
 
@@ -54,16 +54,16 @@ class HookBench:
     """One model with its compressor, for one size and one rank."""
 
     hook: str
-    """As `compressors.parse` takes it."""
+    """The compressor, as `compressors.parse` reads it."""
     model: Any
     """The DDP model."""
     attachment: Any
-    """What `commprof.attach` returned for the hook."""
+    """Attachment of the hook, from `commprof.attach`."""
     gradients: tuple[Tensor, ...]
-    """Taken in turn."""
+    """Gradients, which are used in turn."""
 
     def timed(self) -> TimedCall:
-        """Runs a backward pass, after dropping the last one's gradients."""
+        """Makes a timed backward pass, which first drops the previous gradients untimed."""
         turn = 0
 
         def call() -> None:
@@ -79,7 +79,7 @@ class HookBench:
     def wrong(self, rank: int, world_size: int) -> int:
         """Counts wrong elements of a gradient that the scheme must send without loss.
 
-        Call it before anything else, while nothing is left over from other gradients.
+        Call it before anything else, while no residual of other gradients exists.
         """
         pattern = _lossless(self.gradients[0], _ratio(self.hook))
         self.model.zero_grad(set_to_none=True)
@@ -96,9 +96,9 @@ class HookBench:
 
 
 def make_hook_bench(hook: str, group: Any, count: int, rank: int, device: str) -> HookBench:
-    """Makes a bench; all ranks of the group call it. count: elements of the gradient.
+    """Makes a bench; all ranks of the group call this. `count` is the gradient's elements.
 
-    Raises UsageError for a hook that `compressors.parse` does not take.
+    Raises UsageError for a hook that `compressors.parse` does not accept.
     """
     columns = next(n for n in range(min(_MOST_COLUMNS, count), 0, -1) if count % n == 0)
     model = _OneMatrix(count // columns, columns).to(device)
@@ -117,12 +117,12 @@ def make_hook_bench(hook: str, group: Any, count: int, rank: int, device: str) -
 
 
 def _scales(count: int) -> Tensor:
-    """Scales from 1e-5 to 1e-2 in 12 steps: the layers of a model differ so much."""
+    """Returns scales from 1e-5 to 1e-2 in 12 steps, the range over a model's layers."""
     return torch.logspace(-5, -2, 12).repeat_interleave(-(-count // 12))[:count]
 
 
 def _lossless(like: Tensor, ratio: float) -> Tensor:
-    """Plus and minus 1 as the product of two vectors, where only a share is sent the rest 0."""
+    """Returns plus and minus 1 as a product of two vectors; 0 beyond the share ``ratio``."""
     rows = torch.where(torch.arange(like.shape[0]) % 3 == 0, -1.0, 1.0)
     columns = torch.where(torch.arange(like.shape[1]) % 5 == 0, -1.0, 1.0)
     pattern = torch.outer(rows, columns).flatten()
@@ -132,6 +132,6 @@ def _lossless(like: Tensor, ratio: float) -> Tensor:
 
 
 def _ratio(hook: str) -> float:
-    """Share of the values that topk sends; 1 for the others."""
+    """Returns the share of values that topk sends; 1 for other schemes."""
     compressor = parse(hook)
     return compressor.options.get("ratio", 0.01) if compressor.scheme == "topk" else 1.0

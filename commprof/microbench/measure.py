@@ -1,12 +1,12 @@
-"""Taking samples: when each rank began and ended each call, by its own clock, and how many.
+"""Samples calls: when each rank began and ended each call, according to the rank's own clock.
 
-The loop runs in C++ where the native module is there and tensors are on the CPU: between two calls
+The loop runs in C++ if the native module is present and tensors are on the CPU: between two calls
 Python takes several microseconds, in which a backend's threads fall asleep. Hooks are backward
 passes and stay in Python, as do tensors on a device.
 
-What of a collective a rank's own work hides is measured as IMB-NBC does it: the collective alone,
-then issued, followed by compute of about the same length, then waited for. The compute is IMB's
-too, a 100 x 100 matrix times a vector.
+Overlap is measured as in IMB-NBC: the collective alone; then the collective issued, followed by
+compute of about the same length, followed by a wait. The compute is IMB's too, a 100 x 100 matrix
+times a vector.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from commprof.microbench.plan import Plan
 from commprof.units import NS_PER_MS
 
 _BUDGET_NS = 200 * NS_PER_MS  # per row, over all rounds
-_LEAST, _MOST = 20, 400  # nccl-tests' standard; what a p99 and the result file need at most
+_LEAST, _MOST = 20, 400  # default of nccl-tests; enough for a p99, and for the result file's size
 _WARMUP_NS = 5 * NS_PER_MS  # per round
 _MOST_WARMUP = 5
 
-#: For the result's context.
+#: Description of the warm-up, for the result's context.
 WARMUP_RULE = "1 to 5 calls per size and round, as many as fit into 5 ms"
 
 
 def samples_per_round(call_ns: float, rounds: int, asked: int | None) -> tuple[int, ...]:
-    """Number of samples per round for a call of this length; asked: in all rounds, see ``-n``."""
+    """Number of samples in each round for calls of this length; ``asked`` is the total of -n."""
     wanted = asked or min(max(int(_BUDGET_NS / call_ns), _LEAST), _MOST)
     if asked is None:
         wanted = -(-wanted // rounds) * rounds
@@ -57,7 +57,7 @@ def samples_per_round(call_ns: float, rounds: int, asked: int | None) -> tuple[i
 
 
 def warmup_calls(call_ns: float, asked: int | None) -> int:
-    """Number of calls before the samples of a round; asked: see ``-w``."""
+    """Number of calls before the samples of a round; ``asked`` is the value of -w."""
     if asked is not None:
         return asked
     return min(max(int(_WARMUP_NS / call_ns), 1), _MOST_WARMUP)
@@ -69,7 +69,7 @@ def loop_language(on_cpu: bool) -> str:
 
 
 def make_sampled_call(op: str, side: Side, buffers: Buffers, redop: str) -> Call:
-    """Makes a call as `calls.make_call` does, in C++ where that can be."""
+    """Makes a call as `calls.make_call` does, in C++ if possible."""
     native = _native.native
     if native is None or side.device != "cpu":
         return make_call(op, side, buffers, redop)
@@ -78,7 +78,7 @@ def make_sampled_call(op: str, side: Side, buffers: Buffers, redop: str) -> Call
 
 
 def sample_in_cpp(call: Call, meet: Call, iterations: int) -> Times | None:
-    """Samples one rank's calls in C++; None if the call or the meeting is not of C++."""
+    """Samples one rank's calls in C++; None if the call or the barrier is in Python."""
     met: Any = None if meet is no_meeting else meet
     if not _is_native(call) or not (met is None or _is_native(met)):
         return None
@@ -93,15 +93,15 @@ def _is_native(call: Any) -> bool:
 
 @dataclass(frozen=True)
 class TimedCall:
-    """Interface of what is called once per sample."""
+    """A call to be timed once per sample, with optional untimed preparation."""
 
     call: Call
-    """Timed."""
+    """The timed call."""
     prepare: Call | None = None
-    """Called before each call, before the ranks meet; not timed."""
+    """Untimed preparation of each call, which runs before the barrier."""
 
     def repeat(self, times: int) -> None:
-        """Calls it a number of times without timing."""
+        """Runs preparation and call a number of times without timing."""
         for _ in range(times):
             if self.prepare is not None:
                 self.prepare()
@@ -109,7 +109,7 @@ class TimedCall:
 
 
 def take_samples(timed: TimedCall, meet: Call, iterations: int) -> Times:
-    """Times one rank's calls, in ns of CLOCK_MONOTONIC. meet: called before each of them."""
+    """Times one rank's calls in ns of CLOCK_MONOTONIC; `meet` is the barrier before each call."""
     in_cpp = None if timed.prepare else sample_in_cpp(timed.call, meet, iterations)
     if in_cpp is not None:
         return in_cpp
@@ -127,7 +127,7 @@ def take_samples(timed: TimedCall, meet: Call, iterations: int) -> Times:
 
 
 def pilot_ns(timed: TimedCall, meet: Call) -> float:
-    """Median time of a few calls of this rank, after two untimed ones."""
+    """Returns the median time of a few calls of this rank, after two untimed calls."""
     timed.repeat(2)
     times = take_samples(timed, meet, 3)
     return float(np.median(times.end_ns - times.begin_ns))
@@ -135,7 +135,7 @@ def pilot_ns(timed: TimedCall, meet: Call) -> float:
 
 @contextmanager
 def _no_collector() -> Iterator[None]:
-    """Python's garbage collector would land in one sample."""
+    """Turns Python's garbage collector off, which would lengthen single samples."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -156,24 +156,24 @@ class OverlapCell:
     count: int
     """Elements, see `Sweep.counts`."""
     placement: str
-    """In place where the operation can be, so that no copy is in the time."""
+    """In place if the operation has that form, so that the time includes no copy."""
     pure_us: Floats
-    """The collective alone."""
+    """Time of the collective alone."""
     compute_alone_us: Floats
-    """The compute with nothing under way."""
+    """Time of the compute with no collective in flight."""
     compute_us: Floats
-    """The compute while the collective is under way."""
+    """Time of the compute while the collective is in flight."""
     overlapped_us: Floats
-    """Duration from issue to the end of the wait."""
+    """Time from issue to the end of the wait."""
     wrong: int | None = None
-    """Wrong elements of the checked calls; None: nothing was checked."""
+    """Wrong elements of the checked calls; None if nothing was checked."""
 
 
 class Compute:
-    """Compute load for one core, in units of a few microseconds that fit the first cache."""
+    """Compute load for one core, in units of a few microseconds that fit the L1 cache."""
 
     def __init__(self) -> None:
-        """Finds out how long a unit takes here."""
+        """Measures how long a unit takes in this process."""
         self._matrix = torch.full((_ORDER, _ORDER), 1.0 / _ORDER)
         self._vector = torch.ones(_ORDER)
         self._result = torch.empty(_ORDER)
@@ -183,7 +183,7 @@ class Compute:
         self._unit_ns = (time.monotonic_ns() - begin) / _CALIBRATION
 
     def units(self, duration_ns: float) -> int:
-        """Number of units that take about the given time; 1 at least."""
+        """Returns the number of units that take about the given time; at least 1."""
         return max(round(duration_ns / self._unit_ns), 1)
 
     def run(self, units: int) -> None:
@@ -225,7 +225,7 @@ def _sample(
     units: int,
     meet: Call,
 ) -> tuple[int, int, int, int]:
-    """In ns: pure, compute alone, compute under the collective, all of that."""
+    """Returns times in ns: collective, compute, compute under the collective, both together."""
     now = time.monotonic_ns
     meet()
     begin = now()

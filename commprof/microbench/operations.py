@@ -1,8 +1,8 @@
-"""What the sweep can measure: one line per collective, with what nccl-tests says of it.
+"""Collectives that a sweep can measure, one line each, with their properties in nccl-tests.
 
-``count`` is elements in the sense of NCCL's calls: of the whole buffer where all ranks hold it
-all, of one rank's part where each holds a part. ``size`` is bytes of the larger of a rank's two
-buffers, as nccl-tests counts them.
+``count`` is the number of elements as in NCCL's calls: of the whole buffer if every rank holds all
+of it, of one rank's part if each rank holds a part. ``size`` is the bytes of the larger of a rank's
+two buffers, as in nccl-tests.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DTYPES = {
     "float": 4,
     "double": 8,
 }
-#: torch's names for the same.
+#: torch's names of the same types.
 _ALIASES = {
     "float16": "half",
     "fp16": "half",
@@ -37,7 +37,7 @@ _ALIASES = {
     "fp64": "double",
 }
 
-#: The largest whole number up to which every whole number is one of the type.
+#: The largest number up to which the type represents every whole number.
 _EXACT_UP_TO = {"int8": 127, "uint8": 255, "bfloat16": 256, "half": 2048}
 _PRIMES = (7, 5, 3, 2)
 _LARGEST_PRIMES_TABLE = 1 << 16
@@ -52,31 +52,31 @@ class Operation:
     """One collective that a sweep can measure."""
 
     name: str
-    """c10d's."""
+    """Name in c10d."""
     bus_op: str
-    """Its name in `analysis.bandwidth`'s rules."""
+    """Name in the rules for busbw."""
     input_parts: bool = False
-    """Whether the input holds a part of `count` elements for each rank."""
+    """True if the input holds a part of `count` elements for each rank."""
     output_parts: bool = False
-    """Whether the output does."""
+    """True if the output holds a part of `count` elements from each rank."""
     placements: tuple[str, ...] = _BOTH
-    """Which of out-of-place and in-place there are."""
+    """Supported placements: out-of-place, in-place or both."""
     reduces: bool = False
-    """Whether it takes a reduce op."""
+    """True if the operation has a reduce op."""
     rooted: bool = False
-    """Whether it has a root; rank 0 is."""
+    """True if the operation has a root, which is rank 0."""
     least_ranks: int = 1
-    """Fewer cannot run it."""
+    """Least number of ranks that can run the operation."""
     sized: bool = True
-    """Whether it moves data at all."""
+    """True if the operation moves data."""
 
     def count(self, size_bytes: int, itemsize: int, world_size: int) -> int:
-        """Number of elements, rounded down, for which the larger buffer holds size_bytes."""
+        """Returns the `count`, rounded down, for which the larger buffer holds size_bytes."""
         parts = world_size if self.input_parts or self.output_parts else 1
         return size_bytes // (itemsize * parts) if self.sized else 0
 
     def elements(self, count: int, world_size: int) -> tuple[int, int]:
-        """Numbers of elements of a rank's input and of its output."""
+        """Returns the numbers of elements of a rank's input and output."""
         parts = (self.input_parts, self.output_parts)
         given, result = (count * (world_size if many else 1) for many in parts)
         return given, result
@@ -100,7 +100,7 @@ _ALL = (
 )
 OPERATIONS = {operation.name: operation for operation in _ALL}
 
-#: A DDP bucket through a communication hook: what stands before the hook's name in `op`.
+#: Prefix of the hook's name in `op`, for a DDP bucket through a communication hook.
 HOOK_PREFIX = "hook:"
 HOOK = Operation("hook", "all_reduce", placements=(IN_PLACE,))
 
@@ -115,9 +115,9 @@ def operation(name: str) -> Operation:
 
 
 def pattern_modulus(op: str, redop: str, dtype: str, world_size: int) -> int:
-    """Period of the data that are verified, in elements: a small prime.
+    """Returns the period of the verified data, in elements: a small prime.
 
-    Raises UsageError where sums of such data over so many ranks are not exact in the type.
+    Raises UsageError if sums of such data over the ranks are not exact in the type.
     """
     redop = redop if operation(op).reduces else ""
     if redop == "prod":  # at most one rank has a 2 at any index: products are 1 or 2
@@ -128,8 +128,8 @@ def pattern_modulus(op: str, redop: str, dtype: str, world_size: int) -> int:
         if added * (prime - 1) <= limit:
             return prime
     raise UsageError(
-        f"a sum over {world_size} ranks is not exact in {dtype} (its whole numbers end at "
-        f"{limit}), so nothing can be verified; take another -d, or -c 0"
+        f"a sum over {world_size} ranks is not exact in {dtype} (exact up to {limit}), so the data "
+        "cannot be verified; choose another type with -d, or -c 0 for no check"
     )
 
 
@@ -138,7 +138,7 @@ def _is_prime(number: int) -> bool:
 
 
 def dtype_name(text: str) -> str:
-    """Converts a type's name of nccl-tests or torch to that of nccl-tests. Raises UsageError."""
+    """Converts a type's name in torch or nccl-tests to nccl-tests' name. Raises UsageError."""
     name = _ALIASES.get(text, text)
     if name not in DTYPES:
         raise UsageError(f"unknown type {text!r} (allowed: {', '.join(DTYPES)})")

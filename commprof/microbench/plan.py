@@ -1,4 +1,4 @@
-"""What a sweep is to measure: a file that every rank reads, with its sizes and their memory."""
+"""Plan of a sweep, a file that every rank reads: message sizes, and the memory they need."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def parse_size(text: str, option: str) -> int:
     match = re.fullmatch(r"(\d+)([KMG]?)B?", text.strip().upper())
     if match is None:
         raise UsageError(
-            f"{option} {text!r} is not a size (allowed: a whole number of bytes, or one followed "
-            "by K, M or G, powers of 1024), e.g. 64K"
+            f"{option} {text!r} is not a size (allowed: a whole number of bytes, or a whole number "
+            "with K, M or G, powers of 1024, such as 64K)"
         )
     return int(match[1]) * _UNITS[match[2]]
 
@@ -37,14 +37,14 @@ def ladder(
 ) -> tuple[int, ...]:
     """Lists all sizes of a sweep, smallest first.
 
-    factor: each size is so many times the one before. step_bytes: so many bytes more instead.
+    Each size is the previous size times ``factor``, or plus ``step_bytes``.
 
-    Raises UsageError where they lead nowhere.
+    Raises UsageError if the arguments are out of range or make too many sizes.
     """
     if smallest_bytes < 1 or largest_bytes < smallest_bytes:
         raise UsageError(
             f"sizes from -b {smallest_bytes} to -e {largest_bytes} bytes are out of order "
-            "(allowed: 1 or more, and -e not below -b); swap them?"
+            "(allowed: 1 or more, and -e not below -b)"
         )
     if factor is not None and step_bytes is not None:
         raise UsageError(f"-f {factor} and -i {step_bytes} exclude each other; give one of them")
@@ -60,25 +60,26 @@ def ladder(
         sizes.append(size)
     raise UsageError(
         f"-i {step_bytes} makes more than {_MOST_SIZES} sizes from {smallest_bytes} to "
-        f"{largest_bytes} bytes; take a larger -i, or -f"
+        f"{largest_bytes} bytes; give a larger -i, or -f instead"
     )
 
 
-#: Per rank, in the place of one size: two buffers, what they must become, and how they differ.
+#: Memory per rank in units of one size: two buffers, the expected result, and the comparison.
 _BUFFERS = 5
-#: A model, its gradient, its bucket, three given gradients and the codec; for all sizes at once.
+#: The same for a hook: model, gradient, bucket, three given gradients and codec, for all sizes.
 _HOOK_BUFFERS = 16
-#: Of a rank itself: private memory of a process that imported torch and joined a gloo group, as
-#: /proc/self/smaps_rollup has it with torch 2.13 for CPUs (147 MB; with shared pages 225).
+#: Private memory of a rank's process that imported torch and joined a gloo group, as measured in
+#: /proc/self/smaps_rollup with torch 2.13 for CPUs (147 MB; with shared pages 225).
 _PROCESS_BYTES = 150_000_000
 
 
 def check_memory(
     plan: Plan, meminfo: Path = Path("/proc/meminfo"), launched_here: int | None = None
 ) -> None:
-    """Raises UsageError where this host's ranks cannot fit into its memory.
+    """Raises UsageError if this host's ranks do not fit into its memory.
 
-    launched_here: how many of them run on this host already; None: all are to be started here.
+    ``launched_here`` is the number of ranks that run on this host already; None if this process
+    will start all ranks on this host.
     """
     available = _available_bytes(meminfo)
     if available is None or plan.backend == "nccl":
@@ -91,7 +92,7 @@ def check_memory(
     if needed > available:
         raise UsageError(
             f"{ranks} ranks with sizes up to {size} bytes need about {needed / 1e9:.1f} GB of "
-            f"memory and {available / 1e9:.1f} GB are free; lower -e or --nproc"
+            f"memory, but {available / 1e9:.1f} GB are free; lower -e or --nproc"
         )
 
 
@@ -105,39 +106,39 @@ def _available_bytes(meminfo: Path) -> int | None:
 
 
 SYNCS = ("barrier", "none")
-"""What comes before each sample; see `Plan.sync`."""
+"""Choices of `Plan.sync`."""
 
 MOST_ROUNDS = 10
-"""Passes over the sizes. An exact rank test of 10 against 10 can reach p = 1.1e-5."""
+"""Most passes over the sizes. An exact rank test of 10 against 10 can reach p = 1.1e-5."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All sweeps of one command. Raises UsageError for a plan that cannot be."""
+    """All sweeps of one command. Raises UsageError for an impossible plan."""
 
     ops: tuple[str, ...]
     """Names of operations, and of hooks as ``hook:fp16``."""
     world_sizes: tuple[int, ...]
-    """Ranks; each world size takes the first so many."""
+    """Numbers of ranks; a sweep uses the first ranks of the job."""
     sizes_bytes: tuple[int, ...]
-    """As asked for; an operation's own sizes are rounded down to whole elements per rank."""
+    """Sizes as asked for; an operation rounds them down to whole elements per rank."""
     result_path: str
-    """Where rank 0 writes the result, again and again as rows get finished."""
+    """File to which rank 0 writes the result, and rewrites it as rows are finished."""
     backend: str = "gloo"
     dtype: str = "float"
     """One of DTYPES."""
     redop: str = "sum"
     """One of REDOPS."""
     iterations: int | None = None
-    """Samples per row; None: by time, see `measure`."""
+    """Samples per row; None to choose them from the call's time, see `measure`."""
     warmup: int | None = None
-    """Calls before the samples of each round; None: by time."""
+    """Calls before the samples of each round; None to choose them from the call's time."""
     check: int = 1
-    """Calls per row whose data are verified; 0: none."""
+    """Calls per row whose data are verified; 0 for no check."""
     sync: str = "barrier"
     """barrier: a barrier of the measured group before each sample. none: back to back."""
     overlap: bool = False
-    """Measure communication under compute instead."""
+    """True to measure the overlap of communication and compute instead."""
 
     def __post_init__(self) -> None:
         for text in self.ops:
@@ -148,15 +149,19 @@ class Plan:
                     "raise --nproc"
                 )
             if self.overlap and not operation(text).sized:
-                raise UsageError(f"{text} moves no data to overlap; leave it or --overlap out")
+                raise UsageError(f"{text} moves no data to overlap; leave {text} or --overlap out")
             if self.overlap and self.backend == "nccl":
                 raise UsageError(
-                    "--overlap computes on the CPU; take a backend of the CPU, such as gloo"
+                    "--overlap computes on the CPU; choose a backend for the CPU, such as gloo"
                 )
             if text.startswith(HOOK_PREFIX) and self.overlap:
-                raise UsageError("--overlap is for operations, not for --hook; leave one out")
+                raise UsageError(
+                    "--overlap is for operations, not for --hook; leave one of the two out"
+                )
             if text.startswith(HOOK_PREFIX) and self.dtype != "float":
-                raise UsageError(f"--hook compresses float gradients, not {self.dtype}")
+                raise UsageError(
+                    f"--hook compresses float gradients, not {self.dtype}; leave -d out"
+                )
         if min(self.world_sizes) < 1:
             raise UsageError(f"{min(self.world_sizes)} ranks are out of range (allowed: 1 or more)")
         if self.redop not in REDOPS:
@@ -178,7 +183,7 @@ class Plan:
             if not sweep.counts:
                 raise UsageError(
                     f"-e {max(self.sizes_bytes)} bytes are less than one {self.dtype} for each of "
-                    f"{sweep.world_size} ranks of {sweep.op}; raise -e"
+                    f"the {sweep.world_size} ranks of {sweep.op}; raise -e"
                 )
 
     @property
@@ -191,7 +196,7 @@ class Plan:
         return len(list(self.sweeps())) * (1 if self.overlap else self.rounds)
 
     def sweeps(self) -> Iterator[Sweep]:
-        """One sweep per operation and world size, in the order in which they run."""
+        """Yields a sweep per operation and world size, in the order in which they run."""
         for op in self.ops:
             for world_size in self.world_sizes:
                 yield Sweep(op, world_size, self._counts(op, world_size))

@@ -1,4 +1,4 @@
-"""One rank of a sweep: all sweeps of the plan, in groups of the first so many ranks."""
+"""Runs one rank of all sweeps of a plan, each in a group of the job's first ranks."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def run_bench_rank(plan_path: str) -> None:
 
 
 def run_plan(plan: Plan, progress_directory: Path | None = None) -> None:
-    """Measures everything on the ranks of the environment, which may be more than needed.
+    """Runs all sweeps on the ranks of the environment, which may be more than needed.
 
-    progress_directory: where rank 0 says how far it is; None: nowhere.
+    Rank 0 writes its progress to ``progress_directory`` if that is not None.
     """
     torch.set_num_threads(1)
     if plan.backend == "commprof":
-        import commprof.backend  # noqa: F401  (registers it)
+        import commprof.backend  # noqa: F401  (registers the backend)
     dist.init_process_group("gloo")
     clocks: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(clocks, tuple(clock_identity()))
@@ -50,7 +50,7 @@ def run_plan(plan: Plan, progress_directory: Path | None = None) -> None:
 
 
 class _Runner:
-    """Keeps what sweeps share: control groups and rows."""
+    """Runs sweeps, and keeps their control groups and rows."""
 
     def __init__(self, plan: Plan, clocks: list[Any], progress_directory: Path | None) -> None:
         self._plan = plan
@@ -67,13 +67,13 @@ class _Runner:
                 self._progress = ProgressFile(progress_directory)
 
     def run(self, sweep: Sweep) -> None:
-        """All ranks call it; those outside the sweep's group wait for the others."""
+        """Runs a sweep; all ranks call this, and ranks outside the sweep's group wait."""
         control = self._control(sweep.world_size)
         if self._plan.overlap:
             self._overlap(sweep, control)
             return
         own = SweepRun(self._plan, sweep, control) if self._is_in(sweep) else None
-        # DDP and its hook live for all rounds, and so must their group.
+        # DDP and its hook exist for all rounds, and so must their group.
         keeps_group = sweep.op.startswith(HOOK_PREFIX)
         group = self._group(sweep) if keeps_group else None
         for turn in range(self._plan.rounds):
@@ -83,7 +83,7 @@ class _Runner:
             if own is not None:
                 side = self._side(sweep, group)
                 cells = own.round(turn, side, self._meeting(side))
-            # The first round hands over row by row, so that what ends it leaves its finished rows.
+            # The first round is gathered row by row: if it fails, its finished rows are kept.
             for _ in range(sweep.cells if turn == 0 else 1):
                 self._add(sweep, list(islice(cells, 1) if turn == 0 else cells))
             if not keeps_group:
@@ -95,7 +95,7 @@ class _Runner:
             self._collector.write()
 
     def _add(self, sweep: Sweep, own: list[Cell]) -> None:
-        """All ranks call it, equally often."""
+        """Gathers cells at rank 0; all ranks call this equally often."""
         ranks = self._gathered(own)
         if self._collector is not None:
             one_clock = self._has_one_clock(sweep.world_size)
@@ -130,13 +130,13 @@ class _Runner:
         return Side(group, self._rank, sweep.world_size, self._device)
 
     def _control(self, world_size: int) -> Any:
-        """Gloo, for agreement, whatever is measured."""
+        """Returns a gloo group of the sweep's ranks, to agree on numbers of calls."""
         if world_size not in self._controls:
             self._controls[world_size] = dist.new_group(list(range(world_size)), backend="gloo")
         return self._controls[world_size]
 
     def _meeting(self, side: Side) -> Call:
-        """What comes before each sample: the measured backend's own barrier, or nothing."""
+        """Returns the call before each sample: a barrier of the measured backend, or nothing."""
         if self._plan.sync == "none":
             return no_meeting
         nothing = torch.empty(0)
@@ -146,7 +146,7 @@ class _Runner:
         return len(set(self._clocks[:world_size])) == 1
 
     def _gathered(self, own: list[Any]) -> list[list[Any]]:
-        """Every rank's, at rank 0."""
+        """Gathers the lists of all ranks at rank 0."""
         gathered: list[Any] = [None] * dist.get_world_size()
         dist.gather_object(own, gathered if self._rank == 0 else None)
         return gathered
@@ -158,7 +158,7 @@ class _Runner:
 
 
 def _device(backend: str) -> str:
-    """The CPU, or under NCCL this rank's own GPU of its host."""
+    """Returns the CPU, or under NCCL this rank's own GPU of its host."""
     if backend != "nccl":
         return "cpu"
     device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"

@@ -286,7 +286,7 @@ def _recommend(
     if others:
         why = "changes the gradients least"
         if math.isinf(_damage(choice)[0]):
-            why = "was the fastest, and the error of the gradients was not measured"
+            why = "was the fastest, and the errors of the gradients were not measured"
         same = " and ".join(others)
         said.append(f"{same} did not differ from it measurably; {choice.label} {why}.")
     said.append(_price(choice))

@@ -82,9 +82,7 @@ def load_profile(path: Path) -> MachineProfile:
     except ValueError as error:
         raise CommprofError(f"{quoted(path)} is not a machine profile: {error}") from None
     if not isinstance(document, dict) or document.get("kind") != KIND:
-        raise CommprofError(
-            f"{quoted(path)} is not a machine profile; write one with commprof fit"
-        )
+        raise CommprofError(f"{quoted(path)} is not a machine profile; write one with commprof fit")
     if document.get("schema_version") != SCHEMA_VERSION:
         raise CommprofError(
             f"{quoted(path)} is a machine profile of version {document.get('schema_version')} "

@@ -134,9 +134,7 @@ class Trial:
         if self._own_hooks:
             reason = "every DDP model has a communication hook of its own"
         elif not self._models:
-            reason = (
-                "the script made neither a DDP model that accepts a hook nor an FSDP2 model"
-            )
+            reason = "the script made neither a DDP model that accepts a hook nor an FSDP2 model"
         else:
             steps = counted(self._seen, "step")
             reason = f"the script ended after {steps}, but a trial begins after {SETTLE_STEPS}"

@@ -269,7 +269,10 @@ def test_a_late_rank_is_waited_for() -> None:
     [
         ({"bucket_cap_bytes": 1.0 * MB}, "--bucket-cap-mb needs a run of DistributedDataParallel"),
         ({"hook": "fp16"}, "--hook needs a run of DistributedDataParallel"),
-        ({"world_size": 4, "scaling": "strong"}, "--scaling strong needs a run of DistributedDataParallel"),
+        (
+            {"world_size": 4, "scaling": "strong"},
+            "--scaling strong needs a run of DistributedDataParallel",
+        ),
         ({"world_size": 1}, "1 rank exchanges nothing"),
         ({"world_size": 6, "shard_ranks": 4}, r"do not divide 6 \(allowed.*: 2, 3, 6\)"),
     ],

@@ -198,8 +198,8 @@ def test_a_compressor_that_was_not_measured_is_no_lesser_harm() -> None:
     assert nothing.choice == nothing.fastest == "topk:ratio=0.01"
     tied, price = nothing.sentences[-2:]
     assert tied == (
-        "int8 did not differ from it measurably; topk:ratio=0.01 was the fastest, and what each "
-        "does to the gradients was not measured."
+        "int8 did not differ from it measurably; topk:ratio=0.01 was the fastest, and the errors "
+        "of the gradients were not measured."
     )
     assert price.startswith("Its effect on the gradients was not measured. The effect on the loss")
     between = trial({**steps, "bucket-cap=5": (50.2, 0.02)}, errors={"topk:ratio=0.01": nan})
