@@ -1,4 +1,4 @@
-"""Offset, drift and error bound between the ranks' clocks, and whether their times compare."""
+"""Offset, drift and error bound between the ranks' clocks."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ from commprof.units import ns_to_us
 
 Floats = npt.NDArray[np.float64]
 
-#: A comparison is left out if better ones tell the offset at its time with a bound so many times
-#: smaller: it was disturbed, and a line through it would be bent for nothing. For this choice
-#: alone a drift is taken to change by so much unseen, as with a crystal's temperature.
+#: A comparison is left out as disturbed if better comparisons bound the offset at its time this
+#: many times more tightly. Only for this choice, the drift between comparisons is assumed to
+#: change by up to ``_UNSEEN_WANDER``, for example with a crystal's temperature.
 _DISTURBED = 3.0
 _UNSEEN_WANDER = 1e-6
-#: Of comparisons closer than this the best is taken: their distance says nothing about drift.
+#: Comparisons closer together than this do not determine drift: only the best of them is kept.
 _APART_NS = 100_000_000
-#: Where comparisons do not tell the drift: the kernel corrects a clock by no more than this
-#: (MAXFREQ of adjtimex(2), 500 ppm).
+#: Bound on the drift if comparisons do not determine it: the kernel corrects a clock by no more
+#: than this (MAXFREQ of adjtimex(2), 500 ppm).
 _MOST_DRIFT = 500e-6
 
 
 @dataclass(frozen=True)
 class ClockMap:
-    """Maps a clock to rank 0's: straight lines between comparisons, the mean drift outside.
+    """Map of a clock to rank 0's: straight lines between comparisons, the mean drift outside.
 
-    Without any comparison both are the same clock.
+    A map without comparisons says that both are the same clock.
     """
 
-    #: Times of the comparisons by this clock, ascending.
+    #: Times of the comparisons on this clock, ascending.
     at_ns: Ints
-    #: Rank 0's clock less this one.
+    #: Rank 0's clock minus this clock.
     offset_ns: Ints
     #: Bound on each offset's error.
     error_ns: Floats
     #: Drift outside of the comparisons: ns of offset gained per ns.
     rate: float
-    #: Bound on its error.
+    #: Bound on the error of ``rate``.
     rate_error: float
-    #: Smallest spread of drift that the comparisons leave possible: 0 if one drift fits them all.
+    #: Smallest variation of drift consistent with the comparisons; 0 if one drift fits them all.
     wander: float
 
     @property
@@ -88,16 +88,16 @@ class ClockMap:
 
 
 _NO_INTS: Ints = np.zeros(0, dtype=np.int64)
-#: Of a clock to itself.
+#: Map of a clock to itself.
 SAME_CLOCK = ClockMap(_NO_INTS, _NO_INTS, np.zeros(0), 0.0, 0.0, 0.0)
 
 
 def fit(at_ns: Ints, offset_ns: Ints, error_ns: Ints) -> ClockMap:
-    """Fits the map through the comparisons that were not disturbed.
+    """Fits a map to the comparisons that were not disturbed.
 
     Args:
-        at_ns: times of at least one comparison by the clock to map, in any order.
-        offset_ns: rank 0's clock less that one.
+        at_ns: times of at least one comparison on the clock to map, in any order.
+        offset_ns: rank 0's clock minus the clock to map.
         error_ns: bound on each offset's error.
     """
     chosen = _chosen(at_ns, error_ns)
@@ -107,7 +107,7 @@ def fit(at_ns: Ints, offset_ns: Ints, error_ns: Ints) -> ClockMap:
     length = np.diff(at).astype(np.float64)
     rates = np.diff(offset) / length
     unsure = (error[1:] + error[:-1]) / length
-    # Every line's true drift lies in rates +- unsure; where these do not meet, drift changed.
+    # Each line's true drift lies in rates +- unsure; if these do not overlap, the drift changed.
     wander = max(0.0, float((rates - unsure).max() - (rates + unsure).min()))
     span = float(at[-1] - at[0])
     rate, rate_error = float(offset[-1] - offset[0]) / span, float(error[-1] + error[0]) / span
@@ -117,7 +117,10 @@ def fit(at_ns: Ints, offset_ns: Ints, error_ns: Ints) -> ClockMap:
 
 
 def _chosen(at_ns: Ints, error_ns: Ints) -> Ints:
-    """Rows to go through, in order of time: the best, and from there what adds to the better."""
+    """Returns the rows of the comparisons to fit a map to, sorted by time.
+
+    From the smallest error on, a comparison is added unless those added bound its offset better.
+    """
     kept: list[tuple[int, int]] = []
     errors = error_ns.tolist()
     for row in np.argsort(error_ns, kind="stable").tolist():
@@ -128,9 +131,10 @@ def _chosen(at_ns: Ints, error_ns: Ints) -> Ints:
 
 
 def _told(kept: Sequence[tuple[int, int]], errors: Sequence[int], time_ns: int) -> float:
-    """What comparisons, as times and rows, tell of the offset at another time: its bound in ns.
+    """Returns the bound, in ns, that the kept comparisons give for the offset at a time.
 
-    Infinite without any. Negative right beside one, so that there nothing adds to it.
+    ``kept`` holds (time, row) pairs. The bound is infinite if ``kept`` is empty. It is negative
+    close to a kept comparison, so that no second comparison is kept next to it.
     """
     place = bisect(kept, (time_ns, 0))
     beside = kept[max(0, place - 1) : place + 1]
@@ -150,15 +154,15 @@ def _told(kept: Sequence[tuple[int, int]], errors: Sequence[int], time_ns: int) 
     return errors[near] + (unsure + _UNSEEN_WANDER) * distance
 
 
-#: Boot and time namespace; a rank that knows neither stands for itself.
+#: Boot ID and time namespace; the rank's own number if it knows neither.
 _Clock = tuple[str, str] | int
 
 
 def rank_clocks(traces: Sequence[Trace]) -> list[ClockMap] | None:
-    """For each rank the map from its clock to rank 0's; None if one of them is not known.
+    """Returns the map from each rank's clock to rank 0's; None if the map of a rank is unknown.
 
-    Ranks of one boot and time namespace have one clock, so that the comparisons of all of them
-    make its map, and nothing is to be compared where rank 0 is among them.
+    Ranks of one boot and time namespace share a clock: one map is fitted to the comparisons of
+    all of them. The clock that rank 0 uses needs no comparison.
     """
     if clocks_are_shared(traces):
         return [SAME_CLOCK] * len(traces)
@@ -177,7 +181,7 @@ def rank_clocks(traces: Sequence[Trace]) -> list[ClockMap] | None:
 def on_common_clock(traces: Sequence[Trace], clocks: Sequence[ClockMap]) -> list[Trace]:
     """Returns the traces with all times on rank 0's clock.
 
-    Lengths of time change by the clocks' drift against each other, which is parts in a million.
+    Durations change by the clocks' relative drift, which is a few parts in a million.
     The comparisons themselves keep the times at which they were made.
     """
     return [
@@ -193,10 +197,10 @@ def on_common_clock(traces: Sequence[Trace], clocks: Sequence[ClockMap]) -> list
 
 
 def clock_error_us(clocks: Sequence[ClockMap] | None, traces: Sequence[Trace]) -> float:
-    """Worst bound on a rank's clock against rank 0's when it issued a collective, in µs.
+    """Returns the largest error bound, in µs, of a rank's clock at an issue of a collective.
 
-    The traces are as they were taken. 0 where all have one clock; NaN where clocks cannot be
-    compared.
+    The error is against rank 0's clock; ``traces`` have the ranks' own times. 0 if all ranks
+    share one clock; NaN if clocks cannot be compared.
     """
     if clocks is None:
         return math.nan
@@ -208,13 +212,13 @@ def clock_error_us(clocks: Sequence[ClockMap] | None, traces: Sequence[Trace]) -
 
 
 def comparisons(traces: Sequence[Trace]) -> ClockMap | None:
-    """Fits one map through all comparisons that ranks of one clock made; None if there are none."""
+    """Fits one map to all comparisons of ranks that share a clock; None if there are none."""
     records = np.concatenate(
         [trace.records[trace.records["kind"] == Kind.CLOCK] for trace in traces]
     )
     if len(records) == 0:
         return None
-    # The offset is signed: its two's complement is what the record holds.
+    # The offset is signed; the record holds its two's complement.
     offset = records["value"].astype(np.uint64).view(np.int64)
     at, error = (records[name].astype(np.int64) for name in ("timestamp_ns", "bytes_in"))
     return fit(at, offset, error)

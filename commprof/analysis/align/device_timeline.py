@@ -1,10 +1,10 @@
 """Moves a trace of device collectives to the timeline of the device's stream.
 
-A host that drives a GPU runs ahead of it: its own times say when work was handed over. Where
-capture put events on the streams, everything of the training thread is retold as the stream that
-computes saw it: steps and phases begin and end when the stream came there, a collective is issued
-when the stream was ready for it, a wait is a stretch in which the stream stood still. The result
-is a trace like any other, and all analyses read it.
+A host that drives a GPU runs ahead of it: its own times are those at which work was enqueued. If
+capture put events on the streams, the records of the training thread get the times of the
+computing stream: steps and phases begin and end when the stream reached them, a collective is
+issued when the stream was ready for it, and a wait is an interval in which the stream stood still.
+The result is an ordinary trace that every analysis can read.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Ints = npt.NDArray[np.int64]
 
 
 def on_device_timeline(trace: Trace) -> Trace:
-    """Returns the trace timed by its device's events; the same trace where it has none.
+    """Returns the trace with times from its device events; the same trace if it has none.
 
-    Kept as the host saw it: collectives of CPU tensors, and what came before the first event.
-    Left out: waits of the host, which hold up no stream; waits of other streams than the one
-    that computes; and steps and phases whose events were lost.
+    Collectives of CPU tensors, and records before the first event, keep the host's times. Left
+    out are waits of the host, which delay no stream; waits of streams other than the computing
+    one; and steps and phases whose events were lost.
     """
     records = trace.records
     timed = np.isin(records["kind"], (Kind.DEVICE_READY, Kind.DEVICE_WAIT))
@@ -48,7 +48,7 @@ def on_device_timeline(trace: Trace) -> Trace:
 
 
 def timed_collectives(trace: Trace) -> int:
-    """Number of device collectives of which a device event told the completion or the waiting."""
+    """Number of device collectives whose completion or wait was timed by a device event."""
     records = trace.records
     ends = (records["kind"] == Kind.END) & (records["flags"] & schema.FLAG_DEVICE_TIME != 0)
     told = ends | (records["kind"] == Kind.DEVICE_WAIT)
@@ -56,7 +56,7 @@ def timed_collectives(trace: Trace) -> int:
 
 
 def clock_error_ns(trace: Trace) -> float:
-    """Worst bound of an anchor on device times against the host's clock; NaN without any."""
+    """Largest error bound of device times against the host's clock; NaN without anchors."""
     anchors = _of_kind(trace.records, Kind.DEVICE_CLOCK)
     return float(anchors["bytes_in"].max()) if len(anchors) else float("nan")
 
@@ -85,19 +85,19 @@ def _of_kind(records: Records, kind: Kind) -> Records:
 
 
 class _Stream(NamedTuple):
-    """One of a device's streams: ids begin anew on each device."""
+    """A stream of a device; stream ids are unique on their device only."""
 
     device: int
     stream: int
 
     def of(self, records: Records) -> Records:
-        """Stretches that lie on this stream."""
+        """Returns the records that belong to this stream."""
         on_it = (records["seq"] == self.device) & (records["bytes_out"] == self.stream)
         return records[on_it]
 
 
 def _computing_stream(records: Records) -> _Stream:
-    """The stream that phases lie on; without phases the one that waits most often."""
+    """Returns the stream with the most phases; without phases, the stream with the most waits."""
     for kind in (Kind.DEVICE_PHASE, Kind.DEVICE_WAIT):
         stretches = _of_kind(records, kind)
         streams, times = np.unique(stretches[["seq", "bytes_out"]], return_counts=True)
@@ -112,10 +112,9 @@ def _training_thread(records: Records) -> int:
 
 
 def _issues(records: Records) -> Records:
-    """Issued when the stream came to it: at the mark before the call.
+    """Returns the issues, each timed by the stream's mark before the call.
 
-    An operation that runs in the caller's own stream has that mark at the begin of the wait that
-    is the operation itself.
+    An operation in the caller's own stream is recorded as a wait; its mark is the wait's begin.
     """
     issues = _of_kind(records, Kind.ISSUE).copy()
     ready = _of_kind(records, Kind.DEVICE_READY)
@@ -132,7 +131,7 @@ def _issues(records: Records) -> Records:
 
 
 def _boundaries(records: Records) -> Records:
-    """Step boundaries. One that only begins a step may lie before the first event."""
+    """Returns the step boundaries; one that only begins a step may lie before the first event."""
     steps = _of_kind(records, Kind.STEP).copy()
     marks = _of_kind(records, Kind.DEVICE_STEP)
     row = _same_moment(marks, steps)
@@ -153,7 +152,7 @@ def _phases(records: Records) -> Records:
 
 
 def _waits(records: Records, stream: _Stream) -> Records:
-    """Waits of the computing stream, whichever thread enqueued them."""
+    """Returns the waits of the computing stream, whichever thread enqueued them."""
     found = stream.of(_of_kind(records, Kind.DEVICE_WAIT)).copy()
     found["kind"] = Kind.WAIT
     found["thread"] = _training_thread(records)
@@ -161,7 +160,7 @@ def _waits(records: Records, stream: _Stream) -> Records:
 
 
 def _finalizations(records: Records, stream: _Stream) -> Records:
-    """DDP's finalisations, with the time that the stream copied in the place of CPU time."""
+    """Returns DDP's finalisations, with the stream's copying time in place of CPU time."""
     found = stream.of(_of_kind(records, Kind.DEVICE_FINALIZE))
     issues = _of_kind(records, Kind.ISSUE)
     end_of = {
@@ -188,13 +187,13 @@ def _finalizations(records: Records, stream: _Stream) -> Records:
 def copying_ns(window_ns: int, buckets: list[tuple[int, int]]) -> float:
     """Time of a finalisation in which the stream copied buckets instead of waiting.
 
-    DDP's loop waits for a bucket, copies it, and goes on to the next. At c ns a byte it is over at
-    the largest of ``end_i + c * (bytes of i and after it)``, or of ``c * (all bytes)``; c is such
-    that this is the window's end.
+    DDP's loop waits for a bucket, copies it, and goes on to the next. At c ns per byte it ends at
+    the largest of ``end_i + c * (bytes of bucket i and all after it)`` and ``c * (all bytes)``; c
+    is chosen so that this is the end of the window.
 
     Args:
         window_ns: length of the finalisation.
-        buckets: in order, each one's completion since the begin of the window, and its bytes.
+        buckets: completion since the begin of the window, and bytes, of each bucket in order.
     """
     left = float(sum(size for _, size in buckets))
     if left == 0:
@@ -209,12 +208,12 @@ def copying_ns(window_ns: int, buckets: list[tuple[int, int]]) -> float:
 
 
 def _numbers(records: Records, *names: str) -> Iterator[tuple[int, ...]]:
-    """The named fields of each record, as numbers of Python's."""
+    """Yields the named fields of each record as Python integers."""
     return zip(*(records[name].tolist() for name in names), strict=True)
 
 
 def _same_moment(marks: Records, host: Records) -> Ints:
-    """Row of the mark that was made with each record of the host; -1 where there is none."""
+    """Returns, for each host record, the row of the mark made with it; -1 if there is none."""
     row_of = {key: row for row, key in enumerate(_numbers(marks, "thread", "bytes_in"))}
     wanted = _numbers(host, "thread", "timestamp_ns")
     return np.array([row_of.get(key, -1) for key in wanted], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""What a trace says of its host and of the network interfaces there."""
+"""Host, network interfaces and DDP logs that a trace's metadata describe."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from typing import Any
 
 from commprof.trace.reader import Trace
 
-#: Of a host to itself; all other interfaces lead outward.
+#: Interface of a host to itself; all other interfaces lead outward.
 LOOPBACK = "lo"
-#: Over what the interface in use sent.
+#: An idle interface sent at most this fraction of what the interface in use sent.
 _NEARLY_NOTHING = 0.01
 #: Bytes of headers per segment.
 _ETHERNET, _IP_AND_TCP = 14, 52
 
 
 def cross_check_sources(trace: Trace) -> Mapping[str, Any]:
-    """Returns what the kernel and DDP counted while this trace was written."""
+    """Returns the figures that the kernel and DDP counted while this trace was written."""
     return own_metadata(trace, "cross_check_sources")
 
 
 def ddp_logs(trace: Trace) -> list[Mapping[str, Any]]:
-    """Returns what DDP logged of each model that was trained while capture ran."""
+    """Returns DDP's log of each model that was trained while capture ran."""
     found = cross_check_sources(trace).get("ddp_logs")
     return [log for log in found if isinstance(log, Mapping)] if isinstance(found, list) else []
 
 
 def logged_bucket_sizes(log: Mapping[str, Any], key: str) -> list[int]:
-    """Returns the sizes of buckets in bytes under this key of DDP's log; empty without any."""
+    """Returns the bucket sizes in bytes under ``key`` of DDP's log; empty if it has none."""
     return [int(size) for size in str(log.get(key) or "").split(",") if size.strip().isdecimal()]
 
 
 def own_metadata(trace: Trace, key: str) -> Mapping[str, Any]:
-    """Returns what this capture noted under a key, not what an earlier one of the process did."""
+    """Returns the metadata under ``key``; empty if an earlier capture of the process wrote them."""
     found = trace.metadata.get(key)
     if not isinstance(found, dict):
         return {}
@@ -53,16 +53,16 @@ def sent_by_interface(trace: Trace) -> dict[str, int]:
 
 
 def host_of(trace: Trace) -> tuple[str, str]:
-    """Tells hosts apart by boot and network namespace: equal ones share their interfaces."""
+    """Identifies a host by boot ID and network namespace; equal values share interfaces."""
     boot = str(trace.metadata["machine"]["boot_id"])
     return boot, str(cross_check_sources(trace).get("network_namespace"))
 
 
 def header_share(trace: Trace, interface: str) -> float:
-    """Headers over payload in full segments of the interface's MTU; NaN if that is not known.
+    """Headers as a fraction of the payload of segments that fill the MTU; NaN if it is unknown.
 
-    Of 66 bytes: Ethernet 14, IPv4 20, TCP 20 and its timestamps 12; all but the first lie within
-    the MTU. At 1500 bytes 4.6 %, at 9000 0.7 %.
+    Headers have 66 bytes: Ethernet 14, IPv4 20, TCP 20, TCP timestamps 12; all but Ethernet's lie
+    within the MTU. The result is 4.6 % at an MTU of 1500 bytes, 0.7 % at 9000.
     """
     found = cross_check_sources(trace).get("mtu_bytes")
     mtu = found.get(interface) if isinstance(found, dict) else None
@@ -74,7 +74,7 @@ def header_share(trace: Trace, interface: str) -> float:
 def idle_interfaces(trace: Trace, used: str | None) -> set[str]:
     """Interfaces of the host that carried nearly nothing and are rated no slower than ``used``.
 
-    Those with an address of their own; where the kernel knows no rate, they are taken in.
+    Only interfaces with an address of their own count; those of unknown rate are included.
     """
     sent, rated = sent_by_interface(trace), cross_check_sources(trace).get("rated_mbit_per_s")
     if used is None or not isinstance(rated, dict):
@@ -88,6 +88,6 @@ def idle_interfaces(trace: Trace, used: str | None) -> set[str]:
 
 
 def outward_interface(sent: Mapping[str, int]) -> str | None:
-    """Interface over which most bytes left the host; None without one."""
+    """Returns the interface over which most bytes left the host; None if there is none."""
     outward = [name for name in sent if name != LOOPBACK]
     return max(outward, key=lambda name: sent[name]) if outward else None

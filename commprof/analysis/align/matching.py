@@ -1,18 +1,18 @@
-"""Which rows of the ranks' tables are one collective, and whom each rank waits for in it.
+"""Matches the ranks' rows of one collective, and finds the ranks that each rank waits for in it.
 
-A rank waits for all ranks of the group, or for fewer in messages and where the collective has a
-root. gloo's sender waits until its receiver is there, as its receiver does for the sender: of ranks
-0.15 s late, with 4 B, 4 kB, 256 kB and 16 MB alike. A gloo broadcast goes down a binomial tree of
-such messages: a rank waits for the ranks between it and the root, for the root, and for those that
-it sends to itself, so a leaf that comes late holds up the one rank that sends to it. gather and
+A rank waits for all ranks of the group, or for fewer in messages and in collectives with a root.
+gloo's sender waits until its receiver has arrived, and the receiver for the sender; with ranks
+0.15 s late this holds for 4 B, 4 kB, 256 kB and 16 MB alike. A gloo broadcast goes down a binomial
+tree of such messages: a rank waits for the root, for the ranks between the root and itself, and for
+the ranks that it sends to, so a late leaf delays only the rank that sends to it. gather and
 scatter are messages between the root and each other rank. A reduce is a ring, as an all-reduce is.
 (gloo/broadcast.cc, gather.cc, scatter.cc and reduce.cc; a test compares this with delayed ranks of
-a real group.) NCCL passes a broadcast or reduce on by a ring or a tree whose shape is not known
-here: all ranks of its kernels, and of what other backends run, are assumed to wait for each other.
+a real group.) NCCL uses a ring or a tree of unknown shape for a broadcast or reduce: all ranks of
+NCCL's kernels, and of operations of other backends, are assumed to wait for each other.
 
-In these operations a rank may be done before others arrive, as one is whose message the backend
-keeps or whose part of gloo's ring is empty; those did not hold it up. In every other collective no
-rank can be done before all have arrived.
+In messages and rooted collectives a rank may be done before other ranks arrive, for example if the
+backend buffers its message or its part of gloo's ring is empty; those ranks did not delay it. In
+every other collective no rank can be done before all have arrived.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from commprof.trace.schema import NO_SEQ, OPS, Kind
 SEND, RECV, RECV_ANY_SOURCE = (OPS.index(name) for name in ("send", "recv", "recv_any_source"))
 POINT_TO_POINT = (SEND, RECV, RECV_ANY_SOURCE)
 
-#: Of a collective that belongs to no bucket, or to one that nobody knows.
+#: Bucket number of a collective that belongs to no bucket, or to an unknown bucket.
 NO_BUCKET = -1
 _ALL_REDUCE = OPS.index("all_reduce")
 
@@ -47,19 +47,19 @@ class Matching:
 
     #: Number of the collective that each row belongs to.
     member: Ints
-    #: Per collective: whether each of its ranks was seen to issue it, once.
+    #: Per collective: True if each of its ranks was recorded issuing it exactly once.
     complete: npt.NDArray[np.bool_]
-    #: Per row: the process group, by a number common to all ranks; -1 where not described.
+    #: Per row: number of the process group, common to all ranks; -1 if it is not described.
     group: Ints
     #: Per row: global rank.
     rank: Ints
     #: Rows per rank.
     lengths: tuple[int, ...]
-    #: The process groups by their common number, as the first rank that has each saw them.
+    #: Process groups in the order of their common number, each as its first rank describes it.
     groups: tuple[Group, ...]
 
     def every(self, holds: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Per row: True if its collective is complete and this holds for all of its rows."""
+        """Per row: True if its collective is complete and ``holds`` is True for all its rows."""
         failed = np.bincount(self.member[~holds], minlength=len(self.complete)) > 0
         result: npt.NDArray[np.bool_] = (self.complete & ~failed)[self.member]
         return result
@@ -69,9 +69,9 @@ class Matching:
         return np.split(values, np.cumsum(self.lengths)[:-1])
 
     def latest(self, times_ns: Ints) -> tuple[Ints, Ints]:
-        """Per row: the largest time within its collective, and the rank that it belongs to.
+        """Per row: the largest time within its collective, and the rank of that time.
 
-        0 and -1 where the collective is not complete.
+        0 and -1 if the collective is not complete.
         """
         return self.at(times_ns, self.last_row(times_ns))
 
@@ -92,12 +92,12 @@ class Matching:
 
 
 def match(traces: Sequence[Trace], tables: Sequence[Collectives]) -> Matching:
-    """Joins rows by (group name, sequence number) over the ranks given.
+    """Groups the rows of all ranks into collectives by group name and sequence number.
 
-    A collective is complete when as many ranks as the group has issued the same operation under
-    the same number, each of them once. A send and a recv are one message when both ends give it
-    the same number and size. What was received with or after ``recv_any_source`` has no number, nor
-    have messages, and kernels of what is not known, in recordings of others.
+    A collective is complete if as many ranks as the group has issued the same operation under the
+    same number, each exactly once. A send and a recv are one message if both ends give the same
+    number and size. Messages received with or after ``recv_any_source`` have no number; in
+    recordings of other profilers, no message and no unknown kernel has one.
     """
     groups: dict[tuple[str, int], tuple[int, Group]] = {}
     columns = [_keys(trace, table, groups) for trace, table in zip(traces, tables, strict=True)]
@@ -112,7 +112,7 @@ def match(traces: Sequence[Trace], tables: Sequence[Collectives]) -> Matching:
 def matched(
     keys: Ints, expected: Ints, rank: Ints, lengths: tuple[int, ...], groups: tuple[Group, ...]
 ) -> Matching:
-    """Joins rows with the same key, of which the first column is the group's number."""
+    """Groups rows with equal keys into collectives; the key's first column is the group number."""
     _, first, member = np.unique(keys, axis=0, return_index=True, return_inverse=True)
     member = member.reshape(-1).astype(np.int64)
     issued = np.bincount(member)
@@ -122,7 +122,7 @@ def matched(
 
 
 def rank_in_group(trace: Trace, table: Collectives) -> Ints:
-    """Per row this rank's number in the row's group; 0 where the group is not described."""
+    """Per row: this rank's number within the row's group; 0 if the group is not described."""
     own = np.zeros(len(table), dtype=np.int64)
     for group in trace.groups.values():
         own[table.group == group.id] = group.rank
@@ -132,10 +132,10 @@ def rank_in_group(trace: Trace, table: Collectives) -> Ints:
 def _keys(
     trace: Trace, table: Collectives, groups: dict[tuple[str, int], tuple[int, Group]]
 ) -> tuple[Ints, Ints]:
-    """Per row what its collective is known by, and how many ranks issue it; 0 for no match.
+    """Per row: the key of its collective, and the number of ranks that issue it; 0 for no match.
 
-    Each rank counts its groups by itself; the name is common. A name that is used again (the
-    default group after ``destroy_process_group``) is told apart by its turn.
+    Ranks number their groups independently, but share the names. Groups that reuse a name (the
+    default group after ``destroy_process_group``) are distinguished by their order.
     """
     group = np.full(len(table), -1, dtype=np.int64)
     expected = np.zeros(len(table), dtype=np.int64)
@@ -165,23 +165,23 @@ _BROADCAST, _REDUCE, _GATHER, _SCATTER = ROOTED
 _OTHER = OPS.index("other")
 #: Operations in which a rank may be done before another has arrived.
 SOME_WAIT = (*ROOTED, *POINT_TO_POINT)
-#: Pairs of ranks that are compared at a time: 32 MB a column.
+#: Pairs of ranks that are compared at once: 32 MB per column.
 _PAIRS = 1 << 22
 
 
 def last_awaited(
     matching: Matching, traces: Sequence[Trace], tables: Sequence[Collectives], times_ns: Ints
 ) -> Ints:
-    """Per row: the row that its rank waited for last; the row itself where it came last.
+    """Per row: the row that its rank waited for last; the row itself if it arrived last.
 
     Args:
-        matching: of these tables.
-        traces: of the ranks, on a common clock.
-        tables: their collectives.
-        times_ns: when each row arrived, on that clock.
+        matching: matching of ``tables``.
+        traces: traces of the ranks, on a common clock.
+        tables: collectives of each trace.
+        times_ns: arrival of each row, on that clock.
 
     Returns:
-        Numbers of rows over all ranks; -1 where the collective is not complete.
+        Row numbers over all ranks; -1 if the collective is not complete.
     """
     last = matching.last_row(times_ns)
     for grid, held_up in held_up_by(matching, traces, tables, times_ns):
@@ -193,13 +193,13 @@ def last_awaited(
 def held_up_by(
     matching: Matching, traces: Sequence[Trace], tables: Sequence[Collectives], times_ns: Ints
 ) -> Iterator[tuple[Ints, Mask]]:
-    """Which ranks held up which, in the complete operations that not all wait for all in.
+    """Finds which ranks delayed which in complete operations that let some ranks finish early.
 
     Args as for :func:`last_awaited`.
 
     Yields:
-        Rows ``[operation, rank]``, and ``[operation, rank, other]``: whether the rank needed the
-        other, who came before it was done, or is that rank itself.
+        Rows ``[operation, rank]``, and a mask ``[operation, rank, other]``: True if the rank
+        needed the other, which arrived before the rank was done; or if both are the same rank.
     """
     op, end_ns, root = (
         np.concatenate([getattr(table, name) for table in tables])
@@ -233,16 +233,16 @@ def held_up_by(
 
 @cache
 def needed_ranks(op: int, root: int, size: int, is_gloo: bool) -> Mask:
-    """Whether a rank cannot be done before another one has arrived.
+    """Finds the ranks that must arrive before a rank can be done with a rooted collective.
 
     Args:
         op: code of broadcast, reduce, gather or scatter.
         root: rank in the group.
         size: ranks in the group.
-        is_gloo: whether gloo does it.
+        is_gloo: True if the backend is gloo.
 
     Returns:
-        ``[rank, other]``, in the group; a rank needs itself.
+        Mask ``[rank, other]`` over ranks of the group; a rank needs itself.
     """
     rank = np.arange(size)
     needs = np.ones((size, size), dtype=bool)
@@ -253,7 +253,7 @@ def needed_ranks(op: int, root: int, size: int, is_gloo: bool) -> Mask:
         needs = np.eye(size, dtype=bool)
         for place in range(1, size):
             at = place
-            needs[parents[place], place] = True  # waits until its child is there
+            needs[parents[place], place] = True  # waits until its child has arrived
             while at:
                 at = parents[at]
                 needs[place, at] = True
@@ -263,18 +263,18 @@ def needed_ranks(op: int, root: int, size: int, is_gloo: bool) -> Mask:
 
 
 def _parents(size: int) -> list[int]:
-    """Per place in the binomial tree the one that sends to it: without its highest bit."""
+    """Per place in the binomial tree: its parent, which is the place without its highest bit."""
     return [place ^ (1 << (place.bit_length() - 1)) if place else 0 for place in range(size)]
 
 
 def bucket_numbers(trace: Trace, table: Collectives) -> Ints:
-    """Per collective of one rank the index of DDP's gradient bucket; ``NO_BUCKET`` for none.
+    """Per collective of one rank: index of its DDP gradient bucket; ``NO_BUCKET`` if it has none.
 
-    commprof's DDP hook says it: what is issued while it launches a bucket, or by a compressor's
-    thread while it works on one, is that bucket's. Without the hook DDP's own all-reduces tell: it
-    launches its buckets in the order of their numbers, in one backward pass, and waits for all of
-    them at its end. Where another all-reduce may be among them (SyncBatchNorm's, say, or a second
-    DDP model's), none of that pass has a number.
+    With commprof's DDP hook, collectives issued while the hook launches a bucket, or by a
+    compressor's thread while it works on a bucket, belong to that bucket. Without the hook, the
+    order of DDP's all-reduces gives the index: within one backward pass DDP launches its buckets
+    in the order of their numbers, and waits for all of them at the end. If another all-reduce may
+    be among them (of SyncBatchNorm, say, or of a second DDP model), none of that pass has a number.
 
     Args:
         trace: as it was recorded, on the host's clock.
@@ -286,7 +286,7 @@ def bucket_numbers(trace: Trace, table: Collectives) -> Ints:
 
 
 def _by_hook(trace: Trace, hooked: Buckets) -> tuple[Ints, Ints]:
-    """Operations and their buckets' indices, from the hook and the compressors' pieces of work."""
+    """Operations and their bucket indices, from records of the hook and of compressors."""
     issues = columns.of_kind(trace.records, Kind.ISSUE)
     op_id, thread = columns.ints(issues["op_id"]), columns.ints(issues["thread"])
     at = columns.ints(issues["timestamp_ns"])
@@ -294,7 +294,7 @@ def _by_hook(trace: Trace, hooked: Buckets) -> tuple[Ints, Ints]:
     span_thread, span_begin = columns.ints(spans["thread"]), columns.ints(spans["timestamp_ns"])
     span_of = columns.look_up(columns.ints(spans["op_id"]), hooked.op_id, hooked.index + 1) - 1
     found = [
-        # The Python capture gives the bucket and its exchange one number.
+        # Python capture gives a bucket and its exchange the same number.
         columns.look_up(op_id, hooked.op_id, hooked.index + 1) - 1,
         _within(at, thread, hooked.ready_ns, hooked.launch_ns, hooked.thread, hooked.index),
         _within(at, thread, span_begin, columns.ints(spans["value"]), span_thread, span_of),
@@ -304,7 +304,7 @@ def _by_hook(trace: Trace, hooked: Buckets) -> tuple[Ints, Ints]:
 
 
 def _within(at: Ints, thread: Ints, begin: Ints, end: Ints, of_thread: Ints, number: Ints) -> Ints:
-    """Per time the number of the stretch that it lies in; those of one thread do not overlap."""
+    """Per time: number of the interval that contains it; intervals of a thread do not overlap."""
     result = np.full(len(at), NO_BUCKET, dtype=np.int64)
     for each in np.unique(of_thread).tolist():
         mine = np.flatnonzero(of_thread == each)
@@ -317,7 +317,7 @@ def _within(at: Ints, thread: Ints, begin: Ints, end: Ints, of_thread: Ints, num
 
 
 def _by_order(trace: Trace) -> tuple[Ints, Ints]:
-    """Operations and their turns among the all-reduces of the backward pass that DDP ended."""
+    """All-reduces of the backward passes that DDP finalised, and their order within the pass."""
     table = columns.collectives(trace)
     passes, ends = np.unique(columns.finalizations(trace).span.key, return_counts=True)
     rows = np.flatnonzero((table.op == _ALL_REDUCE) & np.isin(table.graph_task, passes[ends == 1]))
@@ -333,9 +333,9 @@ def _by_order(trace: Trace) -> tuple[Ints, Ints]:
 
 
 def _logged_sizes(trace: Trace) -> list[list[int]]:
-    """Sizes of all buckets by DDP's own logs, before and after it rebuilt them; in bytes, sorted.
+    """Bucket sizes in DDP's logs, before and after DDP rebuilt the buckets; in bytes, sorted.
 
-    Empty where the trace has no such log.
+    Empty if the trace has no such log.
     """
     return [
         sorted(sizes)

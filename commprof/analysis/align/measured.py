@@ -1,7 +1,7 @@
-"""The traces of one world size, brought together: common clock, steps of all ranks, warm-up.
+"""Traces of one world size on a common clock: the steps that all ranks completed, and warm-up.
 
-Steps in which a trial switched settings are recognised here, and the samples of a step that a
-script's DataLoaders returned are counted here.
+This module also recognises traces of a trial that switched settings, and counts the samples that
+a script's DataLoaders returned within a step.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from commprof.trace.schema import Kind, Phase
 
 
 def samples_read(trace: Trace, step: Ints) -> float:
-    """Number of samples in the batches that the training thread read within these steps.
+    """Number of samples in the batches that the training thread read in the given steps.
 
-    NaN where it read none, or one whose samples cannot be counted.
+    NaN if the thread read no batch, or a batch whose samples cannot be counted.
     """
     steps = columns.steps(trace)
     chosen = np.isin(steps.index, step)
@@ -64,13 +64,13 @@ _LONGER = 1.1
 def count_warmup(wall_ns: npt.NDArray[np.float64], signatures: npt.NDArray[np.uint64]) -> int:
     """Number of leading steps to leave out: at least one, at most half of them.
 
-    The first step always counts: it allocates, and DDP regroups its buckets after it. Later
-    ones count while their collectives differ from all that the second half of the run
-    issued, or while they are far longer than the second half's steps.
+    The first step is always warm-up: it allocates memory, and DDP rebuilds its buckets after it.
+    Later steps are warm-up as long as their collectives differ from those of every step of the
+    run's second half, or as long as they are far longer than the steps of the second half.
 
     Args:
         wall_ns: length of each step on its slowest rank.
-        signatures: of each step's collectives, see :func:`step_signatures`.
+        signatures: result of :func:`step_signatures`.
     """
     count = len(wall_ns)
     if count < 2:
@@ -101,14 +101,15 @@ def step_signatures(steps: Steps, table: Collectives) -> npt.NDArray[np.uint64]:
 
 
 def in_turns(run: WorldRun) -> bool:
-    """Whether a trial began in some rank's trace."""
+    """True if a trial began in some rank's trace."""
     return any(trial_of(trace) is not None for trace in run.traces.values())
 
 
 def trial_of(trace: Trace) -> dict[str, Any] | None:
-    """Returns the trial that began in this trace; None where there was none.
+    """Returns the trial that began in this trace; None if there was none.
 
-    Metadata go on into later traces of the same process: such a trial began in no step of them.
+    Later traces of the same process inherit the metadata, but the trial began in none of their
+    steps.
     """
     trial: dict[str, Any] | None = trace.metadata.get("trial")
     if trial is None:
@@ -126,40 +127,40 @@ class MeasuredWorld:
 
     #: Global ranks that left a trace.
     ranks: list[int]
-    #: As they were written.
+    #: Traces as they were written.
     recorded: list[Trace]
-    #: On rank 0's clock if clocks can be compared, and on a device's timeline where there is one.
+    #: Traces on rank 0's clock if clocks can be compared, and on a device's timeline if it has one.
     traces: list[Trace]
     tables: list[Collectives]
-    #: Which rows of the tables are one collective.
+    #: Assignment of the tables' rows to collectives.
     matching: Matching
-    #: None where clocks cannot be compared.
+    #: None if clocks cannot be compared.
     arrivals: list[Arrivals | None]
-    #: The trained steps that all ranks completed, warm-up included.
+    #: Per rank: the trained steps that all ranks completed, warm-up included.
     parts: list[Breakdown]
-    #: Of these the leading ones that count as warm-up.
+    #: Number of leading steps in ``parts`` that count as warm-up.
     warmup: int
-    #: Steps left out because they hold several iterations in one.
+    #: Number of steps left out because they hold several iterations in one.
     merged: int
-    #: Whether the ranks' times can be compared.
+    #: True if the ranks' times can be compared.
     clocks_shared: bool
-    #: See ``WorldResult``.
+    #: Bound on the error of a rank's clock against rank 0's; 0 on a shared clock, NaN if unknown.
     clock_error_us: float
 
     @cached_property
     def measured(self) -> list[Breakdown]:
-        """Per rank: the breakdown of the steps behind every figure."""
+        """Per rank: breakdown of the steps after warm-up, from which all figures are computed."""
         count = len(self.parts[0].step)
         return [part.rows(np.arange(count) >= self.warmup) for part in self.parts]
 
     @cached_property
     def steps(self) -> Steps:
-        """Steps of the first rank; what ends them is the same on all."""
+        """Steps of the first rank; the same event ends a step on all ranks."""
         return columns.steps(self.traces[0])
 
 
 def measured_world(run: WorldRun) -> MeasuredWorld | None:
-    """Brings the ranks' traces together; None if no rank left one."""
+    """Brings the ranks' traces onto one clock and one set of steps; None if there is no trace."""
     usable = sorted(run.traces)
     if not usable:
         return None
@@ -196,7 +197,7 @@ def measured_world(run: WorldRun) -> MeasuredWorld | None:
         matching=matching,
         arrivals=arrivals,
         parts=parts,
-        # A profiler's schedule leaves warm-up out.
+        # A profiler's schedule has already left warm-up out.
         warmup=0 if recorded[0].is_foreign else count_warmup(slowest_ns(parts), signatures),
         merged=len(merged),
         clocks_shared=clocks is not None,
@@ -211,14 +212,14 @@ def slowest_ns(parts: list[Breakdown]) -> Floats:
 
 
 def _trained_steps(trace: Trace) -> int:
-    """Steps before the overhead block of the built-in loop; all steps of any other loop."""
+    """Number of steps before the built-in loop's overhead block; no limit for other loops."""
     job = trace.metadata.get("job")
     steps = job.get("steps") if isinstance(job, dict) else None
     return steps if isinstance(steps, int) else sys.maxsize
 
 
 def _common_steps(parts: list[Breakdown], trained: int, merged: set[int]) -> list[Breakdown]:
-    """The trained steps that every rank completed, each of them one iteration."""
+    """Selects the trained steps that every rank completed and that hold one iteration."""
     common = set(parts[0].step.tolist())
     for part in parts[1:]:
         common &= set(part.step.tolist())
@@ -228,11 +229,11 @@ def _common_steps(parts: list[Breakdown], trained: int, merged: set[int]) -> lis
 
 
 def merged_steps(trace: Trace, steps: Steps) -> Ints:
-    """Indices of found steps that are several iterations in one.
+    """Indices of detected steps that hold several iterations in one.
 
-    A step is one if it holds m >= 2 times the usual number of backward passes that
-    communicated, and fewer than m times the usual number of updates. Usual is what more than
-    half of all steps hold; without such a number nothing can be told, and nothing is named.
+    Such a step holds m >= 2 times the usual number of backward passes that communicated, and
+    fewer than m times the usual number of updates. The usual number is that of more than half of
+    all steps; the result is empty if there is no such number.
     """
     none = np.empty(0, dtype=np.int64)
     if steps.source != UPDATE or len(steps) == 0:
@@ -255,14 +256,14 @@ def merged_steps(trace: Trace, steps: Steps) -> Ints:
 
 
 def _within(steps: Steps, ends_ns: Ints) -> Ints:
-    """How many of these moments each step holds; a step holds its own end."""
+    """Counts the times that lie in each step; a step includes its own end."""
     ends_ns = np.sort(ends_ns)
     first = np.searchsorted(ends_ns, steps.begin_ns, side="right")
     return (np.searchsorted(ends_ns, steps.end_ns, side="right") - first).astype(np.int64)
 
 
 def _usual(counts: Ints) -> int:
-    """The number that more than half of them are; 0 without one."""
+    """Returns the value that more than half of the counts have; 0 if there is none."""
     values, times = np.unique(counts, return_counts=True)
     most = int(np.argmax(times))
     return int(values[most]) if 2 * times[most] > len(counts) else 0

@@ -1,6 +1,6 @@
-"""One world size from the summaries of always-on mode: no records are needed.
+"""Figures of one world size from the summaries of always-on mode, without records.
 
-Who came last, and whom the others wait for, from the summaries of always-on mode alone.
+The figures include which rank came last and which rank the others wait for.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from commprof.trace.summary import (
 )
 from commprof.units import ns_to_ms, ns_to_s, ns_to_us
 
-#: The late rank is named if one origin explains this part of what its own work takes longer.
+#: The late rank is named if one origin explains this fraction of its excess of own work.
 _MOST = 0.5
 
 
 @dataclass(frozen=True)
 class LastRow:
-    """How often one rank was the last to issue what others needed it for, and what that cost."""
+    """Share and cost of the operations that one rank was the last to issue."""
 
     rank: int
-    #: Of the operations, each counted once per rank that took part and told of it.
+    #: Fraction of all operations; each counts once per rank that took part and reported it.
     share: float
-    #: Sum over the other ranks of the time from their issue to this one's, or to their own
-    #: completion if that came first. Collectives overlap, so it can exceed the time that passed.
+    #: Sum over the other ranks of the time from their issue to this rank's, or to their own
+    #: completion if that came first. Collectives overlap, so the sum can exceed elapsed time.
     cost_s: float
 
 
@@ -53,22 +53,22 @@ class SummaryLateRank:
     """The rank that the others wait for, found from summaries alone."""
 
     rank: int
-    #: Mean waiting per step and waiting rank that it caused.
+    #: Mean waiting that this rank caused, per step and waiting rank.
     wait_ms: float
-    #: Of all waiting for late ranks.
+    #: Fraction of all waiting for late ranks.
     share: float
-    #: As ``stragglers.LateRank.p_value``, over blocks of time in the place of steps.
+    #: As ``stragglers.LateRank.p_value``, with blocks of time instead of steps.
     p_value: float
-    #: Waiting that it caused, summed over the ranks that waited.
+    #: Waiting that this rank caused, summed over the ranks that waited.
     cost_s: float
-    #: Where its own work takes longer than the others': of ``pauses.ORIGINS``.
+    #: The one of ``exposure.ORIGINS`` in which its own work exceeds the others' most.
     phase: str
-    #: Part of it that lies there.
+    #: Fraction of its excess of own work that lies in ``phase``.
     phase_share: float
 
 
 def last_rows(summaries: Sequence[Summary]) -> tuple[LastRow, ...]:
-    """One row per rank that was ever the last, the most costly first."""
+    """Returns one row per rank that was ever the last, sorted by cost, largest first."""
     count: dict[int, int] = {}
     wait_ns: dict[int, int] = {}
     for summary in summaries:
@@ -81,10 +81,10 @@ def last_rows(summaries: Sequence[Summary]) -> tuple[LastRow, ...]:
 
 
 def late_rank(traces: Sequence[Trace], summaries: Sequence[Summary]) -> SummaryLateRank | None:
-    """Finds the rank that the others wait for, by the rule of :func:`stragglers.find_late_rank`.
+    """Finds the rank that the others wait for, as :func:`stragglers.find_late_rank` does.
 
-    Where neither a phase nor pauses explain most of what its own work takes longer, nobody is
-    named; nor where a rank left no summary, or times of several hosts cannot be compared.
+    None if neither a phase nor pauses explain most of the rank's excess of own work, if a rank
+    left no summary, or if times of several hosts cannot be compared.
     """
     ranks = [trace.rank for trace in traces]
     steps = min(summary.steps.count for summary in summaries)
@@ -97,7 +97,7 @@ def late_rank(traces: Sequence[Trace], summaries: Sequence[Summary]) -> SummaryL
     step_ns = quantile_ns(merged_histogram(s.steps for s in summaries), 0.5)
     error = merged_histogram(s.arrival_clock_error for s in summaries)
     error_ns = quantile_ns(error, 0.95) if error.count else 0.0  # one clock for all
-    # Its figures are per row, which holds this many steps.
+    # find_late_rank works per row, and a row holds this many steps.
     per_row = steps / max(1, rows)
     found = find_late_rank(waited_for, step_ns * per_row, error_ns * per_row)
     if found is None:
@@ -117,12 +117,15 @@ def late_rank(traces: Sequence[Trace], summaries: Sequence[Summary]) -> SummaryL
 
 
 def _times_compare(traces: Sequence[Trace], summaries: Sequence[Summary]) -> bool:
-    """Whether the blocks are by one clock: where hosts have heard of each other, rank 0's."""
+    """True if all blocks are on one clock: a shared one, or rank 0's if hosts know the offset."""
     return clocks_are_shared(traces) or all(s.hosts.clock and s.hosts.heard for s in summaries)
 
 
 def _waited_for(summaries: Sequence[Summary]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """``[block, rank]``, summed over the ranks that waited, in the coarsest blocks of any."""
+    """Returns waiting as ``[block, rank]``, summed over the waiting ranks.
+
+    Blocks are as long as the longest of any summary.
+    """
     block_ns = max(summary.waited_for.block_ns for summary in summaries)
     blocks, culprits, waited = [], [], []
     for summary in summaries:
@@ -139,9 +142,9 @@ def _waited_for(summaries: Sequence[Summary]) -> np.ndarray[tuple[int, int], np.
 
 
 def _slow_phase(rank: int, summaries: Sequence[Summary]) -> tuple[str, float]:
-    """The origin whose mean exceeds the other ranks' median most; its part of all such excess.
+    """Returns the origin in which a rank most exceeds the others, and its part of all excess.
 
-    The part is 0 where none exceeds it.
+    Excess is that of the rank's mean over the other ranks' median. The part is 0 if there is none.
     """
     means = np.array([_mean_by_origin(summary) for summary in summaries])
     excess = np.maximum(0, means[rank] - np.median(np.delete(means, rank, axis=0), axis=0))
@@ -151,13 +154,13 @@ def _slow_phase(rank: int, summaries: Sequence[Summary]) -> tuple[str, float]:
 
 
 def _mean_by_origin(summary: Summary) -> list[float]:
-    """Mean time per step in the order of ``ORIGINS``; the summary has steps."""
+    """Returns the mean time per step of each of ``ORIGINS``; the summary must have steps."""
     paused = [total / summary.steps.count for total in summary.paused_ns]
     work = [mean_ns(phase) for phase in summary.phases]
     return [*(a - b for a, b in zip(work, paused, strict=True)), sum(paused)]
 
 
-#: The row of operations that found no place of their own: of several kinds.
+#: Name of the row that sums up kinds of operations for which the summary had no room.
 _OTHERS = "other"
 
 
@@ -165,59 +168,59 @@ _OTHERS = "other"
 class Quantiles:
     """Quantiles of one histogram in milliseconds, each within 1 %; NaN without values."""
 
-    #: Values behind it.
+    #: Number of values.
     count: int
     p50_ms: float
     p95_ms: float
     p99_ms: float
-    #: Exact.
+    #: Sum of the values; exact.
     total_ms: float
 
 
 @dataclass(frozen=True)
 class OperationRow:
-    """One kind of operation, over all ranks."""
+    """Figures of one kind of operation over all ranks."""
 
-    #: c10d's name; "other" for those that found no place of their own.
+    #: c10d's name; "other" for kinds for which the summary had no room.
     op: str
     #: Name of the process group, the same on all ranks; empty for "other".
     group: str
-    #: The message's size lies below this, and not below half of it; 0 for none.
+    #: The message's size is below this, and at least half of it; 0 if it has no size.
     below_bytes: int
-    #: Issued, on all ranks.
+    #: Number of operations that all ranks issued.
     count: int
-    #: Sum over them of the larger of input and output.
+    #: Sum over these operations of the larger of input and output.
     bytes: int
     failed: int
     unfinished: int
     #: From issue to completion.
     duration: Quantiles
-    #: Of the waits that blocked.
+    #: Length of the waits that blocked.
     wait: Quantiles
-    #: Of collectives whose last rank became known: from issue to that rank's, and from there to
-    #: completion. With gloo the latter holds the time in its queue.
+    #: For collectives whose last rank is known: from issue to that rank's issue, and from there
+    #: to completion. With gloo, ``wire`` includes the time in gloo's queue.
     until_last: Quantiles
     wire: Quantiles
-    #: Mean size over mean wire of the same collectives, and times the bus factor; NaN without any,
-    #: and of gather and scatter, of which a summary does not keep the size.
+    #: Mean size divided by mean wire time of these collectives, and that times the bus factor; NaN
+    #: without any, and for gather and scatter, whose size a summary does not keep.
     algbw_gb_per_s: float
     busbw_gb_per_s: float
 
 
 @dataclass(frozen=True)
 class SummaryResult:
-    """All ranks of one world size since always-on mode began, each without its first step."""
+    """Figures of one world size since always-on mode began, without each rank's first step."""
 
     world_size: int
-    #: Those that left a summary.
+    #: Ranks that left a summary.
     ranks: tuple[int, ...]
-    #: Longest time that one of them covers.
+    #: Longest time that a rank's summary covers.
     covered_s: float
-    #: Fewest steps of a rank.
+    #: Smallest number of steps of a rank.
     steps: int
-    #: Where they end: of ``found_steps.SOURCES``, the least certain one of any rank.
+    #: Event that ends a step: of the ranks' ``found_steps.SOURCES``, the least certain one.
     steps_end: str
-    #: Over all steps of all ranks; quantiles within 1 %.
+    #: Quantiles over all steps of all ranks, within 1 %.
     step_median_ms: float
     step_p95_ms: float
     #: Means over all steps of all ranks, exact; the parts add up to ``step_ms``.
@@ -233,41 +236,41 @@ class SummaryResult:
     #: which that is known; NaN without any.
     exposed_wait_ms: float
     exposed_wire_ms: float
-    #: Steps, and collectives, for which it is not known.
+    #: Steps, and collectives, for which that arrival is not known.
     unsplit_steps: int
     arrivals_unknown: int
-    #: Those of them whose group had no place, or no room, in the memory that the ranks share.
+    #: Those in ``arrivals_unknown`` whose group had no place, or no room, in the shared memory.
     arrivals_without_place: int
     #: Collectives whose last rank is known, counted by each rank.
     arrivals_known: int
-    #: Hosts on which the ranks ran: what has memory and a clock in common.
+    #: Number of hosts with ranks; the ranks of a host share memory and a clock.
     machines: int
-    #: Whether all of these clocks are known against rank 0's, and from how many other hosts the
-    #: one with the fewest got arrivals.
+    #: True if the offset of every host's clock to rank 0's is known.
     clocks_compared: bool
+    #: Smallest number of other hosts from which a host received arrivals.
     hosts_heard: int
-    #: Datagrams with arrivals that the network would not take.
+    #: Datagrams with arrivals that the network refused.
     unsent_datagrams: int
-    #: Over the collectives known that ranks of several hosts took part in: bound on the error of
-    #: their arrivals, of 95 % of them within 1 %, and of all. In µs; NaN without any.
+    #: Bound on the error of arrivals, in µs, over known collectives between ranks of several
+    #: hosts: 95th percentile, within 1 %, and maximum. NaN without any.
     arrival_clock_error_p95_us: float
     arrival_clock_error_us: float
     last: tuple[LastRow, ...]
     late_rank: SummaryLateRank | None
-    #: By total time from issue to completion, largest first.
+    #: Sorted by total time from issue to completion, largest first.
     operations: tuple[OperationRow, ...]
-    #: Operations that count in the row "other".
+    #: Number of operations that count in the row "other".
     moved: int
     dropped_records: int
     #: Completions and waits whose issue was not seen.
     unmatched: int
-    #: Traces that could not be read, or not to their end, in sentences.
+    #: Sentences on traces that could not be read, or not to their end.
     problems: tuple[str, ...]
     cross_checks: tuple[CrossCheck, ...]
 
 
 def analyse_summaries(run: WorldRun) -> SummaryResult | None:
-    """Merges the ranks' summaries; None where no rank left one."""
+    """Merges the ranks' summaries; None if no rank left a summary."""
     found = {
         rank: (trace, trace.summary)
         for rank, trace in sorted(run.traces.items())
@@ -279,7 +282,7 @@ def analyse_summaries(run: WorldRun) -> SummaryResult | None:
     steps = merged_histogram(summary.steps for summary in summaries)
     exposed = merged_histogram(summary.exposed for summary in summaries)
     clock_error = merged_histogram(summary.arrival_clock_error for summary in summaries)
-    # What is known of a host is the same on all of its ranks, but for the moment.
+    # All ranks of a host report the same counter, read at different moments.
     unsent: dict[tuple[str, ...], int] = {}
     for trace, summary in found.values():
         unsent[_host(trace)] = max(unsent.get(_host(trace), 0), summary.hosts.unsent)
@@ -333,7 +336,7 @@ def _mean_ms(histograms: Sequence[Histogram]) -> float:
 
 
 def _operations(found: Sequence[tuple[Trace, Summary]]) -> tuple[OperationRow, ...]:
-    """Joined over the ranks by names: a group's number is its process's own."""
+    """Joins the ranks' operations by names, because group numbers differ between processes."""
     rows: dict[tuple[str, str, int], list[OperationSummary]] = {}
     for trace, summary in found:
         for one in summary.operations:
@@ -376,7 +379,10 @@ def _row(
 
 
 def _algbw_gb_per_s(op: str, parts: Sequence[OperationSummary]) -> float:
-    """Algorithm bandwidth; size is the larger of input and output, but for gather and scatter."""
+    """Returns the algorithm bandwidth, with the larger of input and output as size.
+
+    NaN for gather, scatter and "other", whose size is not known.
+    """
     wire_ns = sum(part.wire.sum_ns for part in parts)
     moved = sum(part.bytes / part.count * part.wire.count for part in parts if part.count)
     known = op not in ("gather", "scatter", _OTHERS) and moved > 0 and wire_ns > 0
