@@ -1,1 +1,1 @@
-"""commprof's figures held against what others measured of the same run."""
+"""Comparison of commprof's figures with other measurements of the same run."""

@@ -1,4 +1,4 @@
-"""commprof's figures, of records and of summaries, against what others measured of the same run."""
+"""Compares commprof's figures, from records or summaries, with other measurements of the run."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from commprof.trace.schema import OPS, Phase, op_name
 from commprof.trace.summary import Summary, mean_ns
 from commprof.units import ns_to_ms, ns_to_s
 
-#: What DDP exchanges its buckets by.
+#: Operations with which DDP exchanges its buckets.
 _ALL_REDUCES = [code for code, name in enumerate(OPS) if name.startswith("all_reduce")]
 
 
 @dataclass(frozen=True)
 class Observed:
-    """One rank's measured steps beside its whole trace."""
+    """One rank's measured steps, together with its whole trace."""
 
     trace: Trace
     table: Collectives
@@ -46,7 +46,7 @@ class Observed:
 
 
 def cross_checks(run: WorldRun, ranks: Sequence[Observed]) -> tuple[CrossCheck, ...]:
-    """All checks of one world size, each in one line; what is missing says so."""
+    """Returns all cross-checks of one world size; a check without data gives the reason."""
     traces = [rank.trace for rank in ranks]
     return (
         _phases(ranks),
@@ -57,7 +57,7 @@ def cross_checks(run: WorldRun, ranks: Sequence[Observed]) -> tuple[CrossCheck, 
 
 
 def _phases(ranks: Sequence[Observed]) -> CrossCheck:
-    """Time that was counted twice would make the parts more than the step."""
+    """Compares the step with the sum of its parts, which is larger if time is counted twice."""
     wall = parts = 0.0
     for rank in ranks:
         part = rank.measured
@@ -73,16 +73,16 @@ def _phases(ranks: Sequence[Observed]) -> CrossCheck:
 
 
 def _loop_clock(run: WorldRun, ranks: Sequence[Observed]) -> CrossCheck:
-    """The built-in loop times its steps by itself; the rank that differs most is shown."""
+    """Compares the steps with the built-in loop's own clock, on the rank that differs most."""
     found = []
     for rank in ranks:
         result = run.results.get(rank.trace.rank)
         if result is not None:
             loop_ns = float(sum(result["step_ns"][i] for i in rank.measured.step.tolist()))
             found.append((rank.trace.rank, float(rank.measured.wall_ns.sum()), loop_ns))
-    name, what = "loop_clock", "steps by the loop's own clock"
+    name, what = "loop_clock", "steps on the loop's own clock"
     if not found:
-        return missing(name, what, "s", "the loop left no account of its own")
+        return missing(name, what, "s", "the loop left no step times of its own")
     rank_number, ours, other = max(found, key=lambda x: abs(x[2] - x[1]) / max(1.0, x[1]))
     return compared(
         *(name, what, "s", ns_to_s(ours), ns_to_s(other), SAME_TIME),
@@ -106,10 +106,10 @@ def _mean(values: npt.NDArray[Any]) -> float:
 
 
 def _gradient_bytes(rank: Observed, buckets: Buckets, group: str | None) -> float:
-    """Median over the backward passes of the measured steps of what they all-reduced.
+    """Returns the bytes that a backward pass of a measured step all-reduced, median over passes.
 
-    Or handed to commprof's DDP hook, where there is one: what is inside may send less, or more
-    often. A pass that synchronises nothing, as in ``no_sync``, counts for nothing.
+    With commprof's DDP hook these are the bytes handed to the hook: the hook inside it may send
+    less, or more often. A pass that synchronises nothing, as in ``no_sync``, does not count.
     """
     if len(buckets):
         task = backward_of(buckets, columns.finalizations(rank.trace))
@@ -142,14 +142,14 @@ def _network(run: WorldRun, ranks: Sequence[Observed]) -> CrossCheck:
     return network_check(run.world_size, traces, payload)
 
 
-#: A clipping norm's few bytes are beside the theory.
+#: Relative difference that counts as agreement: the formulas lack a clipping norm's few bytes.
 _SAME = 0.001
 
 
 def theory_checks(run: WorldRun, ranks: Sequence[Observed]) -> list[CrossCheck]:
     """Checks each operation that the built-in strategy must issue, on the rank furthest off.
 
-    None of a user's script, nor where a compressor sends something else.
+    Empty for a user's script, and if a compressor sends other data.
     """
     found = [(rank, run.results.get(rank.trace.rank, {}).get("expected")) for rank in ranks]
     known = [(rank, expected) for rank, expected in found if expected]
@@ -160,7 +160,7 @@ def theory_checks(run: WorldRun, ranks: Sequence[Observed]) -> list[CrossCheck]:
 def _check(op: str, ranks: Sequence[tuple[Observed, Sequence[Mapping[str, Any]]]]) -> CrossCheck:
     name, what, unit = f"theory_{op}", f"{op} per step by theory", "MB"
     if any(rank.trace.metadata["capture"] == "python" for rank, _ in ranks):
-        reason = "Python capture sees nothing but DDP's buckets"
+        reason = "Python capture records only DDP's buckets"
         return CrossCheck(name, what, unit, math.nan, math.nan, None, reason)
     compared = []
     for rank, expected in ranks:
@@ -173,7 +173,7 @@ def _check(op: str, ranks: Sequence[tuple[Observed, Sequence[Mapping[str, Any]]]
 
 
 def _bytes_per_step(rank: Observed, op: str) -> float:
-    """Median over the measured steps; sizes as in the table of collectives."""
+    """Returns the median bytes per measured step; sizes are as in the table of collectives."""
     steps, table = columns.steps(rank.trace), rank.table
     if len(rank.measured.step) == 0:
         return math.nan
@@ -188,7 +188,8 @@ def _bytes_per_step(rank: Observed, op: str) -> float:
 Found = Sequence[tuple[Trace, Summary]]
 
 _ALL_REDUCED = (
-    "commprof's is per step, and all that was all-reduced since always-on mode began, by whomever"
+    "commprof's figure is a mean per step since always-on mode began, and includes all-reduces "
+    "that DDP did not issue"
 )
 
 
@@ -196,8 +197,8 @@ def summary_checks(run: WorldRun, found: Found) -> tuple[CrossCheck, ...]:
     """Returns the cross-checks that need no records, only summaries.
 
     Args:
-        run: of one world size.
-        found: its traces that hold a summary.
+        run: the traces and results of one world size.
+        found: those of its traces that hold a summary.
     """
     traces = [trace for trace, _ in found]
     payload = [all_sent_bytes(trace) for trace in traces]
@@ -210,7 +211,7 @@ def summary_checks(run: WorldRun, found: Found) -> tuple[CrossCheck, ...]:
 
 
 def _summarised_phases(found: Found) -> CrossCheck:
-    """Time that was counted twice would make the parts more than the step."""
+    """Compares the step with the sum of its parts, which is larger if time is counted twice."""
     steps = sum(summary.steps.count for _, summary in found)
     wall = sum(summary.steps.sum_ns for _, summary in found)
     parts = sum(
@@ -223,7 +224,10 @@ def _summarised_phases(found: Found) -> CrossCheck:
 
 
 def _summarised_loop_clock(run: WorldRun, found: Found) -> CrossCheck:
-    """The rank that differs most, of those all of whose steps but the first were summarised."""
+    """Compares the steps with the loop's own clock, on the rank that differs most.
+
+    Only ranks count whose summary covers all steps but the first.
+    """
     clocks, counts = [], []
     for trace, summary in found:
         result = run.results.get(trace.rank)
@@ -234,12 +238,15 @@ def _summarised_loop_clock(run: WorldRun, found: Found) -> CrossCheck:
             counts.append((trace.rank, summary.steps.count, len(own)))
             continue
         clocks.append((trace.rank, float(summary.steps.sum_ns), float(sum(own))))
-    name, what = "loop_clock", "steps by the loop's own clock"
+    name, what = "loop_clock", "steps on the loop's own clock"
     if not clocks:
-        reason = "the loop left no account of its own"
+        reason = "the loop left no step times of its own"
         if counts:
             rank, ours_count, own_count = counts[0]
-            reason = f"rank {rank} summarised {ours_count} steps, of the loop's {own_count}"
+            reason = (
+                f"rank {rank} summarised {ours_count} steps, but the loop timed {own_count} after "
+                "its first"
+            )
         return missing(name, what, "s", reason)
     rank, ours, other = max(clocks, key=lambda x: abs(x[2] - x[1]) / max(1.0, x[1]))
     note = f"rank {rank}, which differs most" if len(clocks) > 1 else ""

@@ -1,4 +1,4 @@
-"""commprof's figures beside those of DDP's log and of the kernel's network counters."""
+"""Compares commprof's figures with DDP's log and with the kernel's network counters."""
 
 from __future__ import annotations
 
@@ -20,33 +20,34 @@ from commprof.text import counted
 from commprof.trace.reader import Trace
 from commprof.units import ns_to_ms
 
-#: Difference that counts as agreement: of clocks and sums, of bytes.
+#: Largest relative difference that counts as agreement: of times, and of bytes.
 SAME_TIME = 0.005
 SAME_BYTES = 0.05
 
 
 @dataclass(frozen=True)
 class CrossCheck:
-    """One figure, measured twice."""
+    """A figure of commprof, and a second measurement of the same quantity."""
 
-    #: ``phases``, ``loop_clock``, ``ddp_bytes``, ``ddp_backward``, ``ddp_exposed``, ``network``.
+    #: ``phases``, ``loop_clock``, ``ddp_bytes``, ``ddp_backward``, ``ddp_exposed``, ``network``, or
+    #: ``theory_`` and an operation.
     name: str
-    #: What is compared, in words.
+    #: Name of the figure, in words.
     what: str
     #: "ms", "s" or "MB".
     unit: str
     #: commprof's figure; NaN if there is none.
     ours: float
-    #: The other one; NaN if there is none.
+    #: The other measurement; NaN if there is none.
     other: float
-    #: None where there is nothing to compare, or no tolerance that would be fair.
+    #: None if there is nothing to compare, or no tolerance would be fair.
     agrees: bool | None
-    #: Why a figure is missing, or how the two differ by definition.
+    #: Why a figure is missing, or how the definitions of the two differ.
     note: str
 
     @property
     def difference(self) -> float:
-        """Relative difference: the other figure over ours, less 1; NaN without both."""
+        """Relative difference: the other figure divided by ours, less 1; NaN without both."""
         if self.ours > 0 and not math.isnan(self.other):
             return self.other / self.ours - 1
         return math.nan
@@ -73,23 +74,24 @@ def undecided(check: CrossCheck) -> CrossCheck:
 
 
 _DDP_FIGURES = {
-    "ddp_bytes": ("gradients per backward pass by DDP's log", "MB"),
-    "ddp_backward": ("backward by DDP's log", "ms"),
-    "ddp_exposed": ("exposed by DDP's log", "ms"),
+    "ddp_bytes": ("gradients per backward pass in DDP's log", "MB"),
+    "ddp_backward": ("backward in DDP's log", "ms"),
+    "ddp_exposed": ("exposed in DDP's log", "ms"),
 }
 
 
 @dataclass(frozen=True)
 class OfRank:
-    """One rank's figures as commprof has them, times per step; NaN where there is none."""
+    """commprof's figures of one rank, times per step; NaN if a figure is missing."""
 
-    #: Per backward pass.
+    #: Bytes of gradients per backward pass.
     gradient_bytes: float
-    #: They are those of the buckets that commprof's DDP hook saw, whatever was sent for them.
+    #: True if ``gradient_bytes`` counts the buckets that commprof's DDP hook saw, before the hook
+    #: inside it changes what is sent.
     buckets_seen: bool
     backward_ns: float
     exposed_ns: float
-    #: What agreement of the bytes is; None where nothing can be said of it, for ``note``.
+    #: Tolerance of the bytes; None if agreement cannot be judged, for the reason in ``note``.
     same_bytes: float | None
     note: str = ""
 
@@ -97,10 +99,12 @@ class OfRank:
 def ddp_checks(
     traces: Sequence[Trace], ours: Callable[[int, str | None], OfRank]
 ) -> list[CrossCheck]:
-    """Makes three checks against the log of the first rank that has one.
+    """Makes three checks against the DDP log of the first rank that has one.
 
-    ours: gives the figures of the trace at that place, and of the process group with that name,
-        which is the model's; None where it is not known.
+    Args:
+        traces: traces of the ranks.
+        ours: returns commprof's figures of a trace, from its position in ``traces`` and the name
+            of the model's process group; the name is None if unknown.
     """
     for i, trace in enumerate(traces):
         logs = ddp_logs(trace)
@@ -114,7 +118,8 @@ def ddp_checks(
     reason = "no DDP model was trained while capture ran"
     if not all(trace.complete for trace in traces):
         reason = (
-            "no trace holds a DDP log, which is written when capture stops: not all were closed"
+            "no trace holds a DDP log: it is written when capture stops, and not all traces were "
+            "closed"
         )
     return [missing(name, *words, reason) for name, words in _DDP_FIGURES.items()]
 
@@ -145,12 +150,12 @@ def _of(rank: int, log: Mapping[str, Any], ours: OfRank) -> list[CrossCheck]:
 def _bytes(logged: int, log: Mapping[str, Any], ours: OfRank, where: str) -> CrossCheck:
     own = log.get("own_exchange")
     if isinstance(own, str) and own and not ours.buckets_seen:
-        # What it sends, how often and in which type is its own affair.
+        # The hook decides what it sends, how often and in which type.
         return missing("ddp_bytes", *_DDP_FIGURES["ddp_bytes"], f"{own} decides what is sent")
     if not logged:
         return missing("ddp_bytes", *_DDP_FIGURES["ddp_bytes"], "DDP's log names no bucket sizes")
     if _int(log, "sparse_modules"):
-        reason = "DDP's log holds sparse gradients as if they were dense"
+        reason = "DDP's log counts sparse gradients as if they were dense"
         return missing("ddp_bytes", *_DDP_FIGURES["ddp_bytes"], reason)
     note = f"{where}; {ours.note}" if ours.note else where
     figures = ours.gradient_bytes / 1e6, logged / 1e6
@@ -172,10 +177,10 @@ def network_check(
     """Compares payload with the interfaces' counters; more than the payload still agrees.
 
     Args:
-        world_size: of the job, all of whose ranks must be there.
-        traces: of the ranks.
-        payload_bytes: what each must send at least, in the same order; NaN where unknown.
-        note: how the two differ by definition.
+        world_size: ranks of the job, each of which must have left a trace.
+        traces: traces of the ranks.
+        payload_bytes: bytes that each rank must send at least, in the same order; NaN if unknown.
+        note: how the definitions of the two figures differ.
     """
     if len(traces) < world_size:
         return _missing("not all ranks left a trace")
@@ -189,23 +194,23 @@ def network_check(
         hosts.setdefault(host_of(trace), []).append(counters)
     names, total = set(), 0
     for members in hosts.values():
-        # The ranks of a host share its counters: the one that captured longest speaks for all.
+        # The ranks of a host share its counters; that of the longest capture is the largest.
         counters = {name: max(of.get(name, 0) for of in members) for name in set().union(*members)}
         for name in _interfaces_used(counters, len(hosts), len(members)):
             names.add(name)
             total += counters[name]
     if not names:
-        return _missing("no collective of this run needs one")
+        return _missing("no collective of this run needs a network interface")
     payload = sum(payload_bytes)
     if math.isnan(payload):
-        return _missing("it is not known what some collectives must send")
+        return _missing("the bytes that some collectives must send are not known")
     label = f"bytes sent by {' and '.join(sorted(names))}, {counted(len(hosts), 'host')}"
     check = compared("network", label, "MB", payload / 1e6, total / 1e6, SAME_BYTES, note)
     return check if not check.difference > SAME_BYTES else undecided(check)
 
 
 def _interfaces_used(sent: Mapping[str, int], hosts: int, ranks_here: int) -> list[str]:
-    """Where this host's ranks send: to each other through ``lo``, to others where most went."""
+    """Returns the interfaces that a host's ranks use: ``lo`` within, the busiest one to others."""
     used = [LOOPBACK] if ranks_here > 1 and LOOPBACK in sent else []
     outward = outward_interface(sent)
     if hosts > 1 and outward is not None:

@@ -1,4 +1,4 @@
-"""Whether ranks and world sizes trained the same model, and whether its loss falls.
+"""Checks that ranks and world sizes trained the same model, and that its loss falls.
 
 The trend of a loss is judged by the rank correlation of loss and step (Mann, "Nonparametric Tests
 against Trend", Econometrica 13 (1945) 245-259), with the normal approximation and its correction
@@ -23,43 +23,43 @@ if TYPE_CHECKING:
     from commprof.analysis.world import WorldResult
 
 
-#: Fewer losses than this say nothing of a trend.
+#: Smallest number of losses from which a trend is computed.
 LEAST_STEPS = 10
-#: A trend that chance would show more often than this is none.
+#: Significance level of a trend.
 _LEVEL = 0.01
-#: The test compares all pairs; of longer trainings it takes means of neighbouring steps.
+#: The test compares all pairs; more losses than this are averaged over neighbouring steps.
 _MOST_POINTS = 500
 
 
 @dataclass(frozen=True)
 class LossTrend:
-    """Whether the loss of one training falls or rises, and where it ceases to be a number."""
+    """Trend of the loss of one training run, and the first step whose loss is not finite."""
 
     steps: int
-    #: Number of the first step whose loss is not finite; None if all are.
+    #: Number of the first step whose loss is not finite; None if all losses are finite.
     not_finite: int | None
-    #: Means of the first and the last tenth of the steps; NaN where they are not finite.
+    #: Means of the first and the last tenth of the steps; NaN if not finite.
     first: float
     last: float
     #: Kendall's tau of loss against step: -1 if every step lowers it, 1 if every step raises it;
-    #: NaN below LEAST_STEPS, or where losses are not finite.
+    #: NaN below LEAST_STEPS, or if some loss is not finite.
     tau: float
-    #: Two-sided; NaN where tau is.
+    #: Two-sided p-value of tau; NaN if tau is NaN.
     p_value: float
 
     @property
     def falls(self) -> bool:
-        """Whether the loss falls, more surely than by chance."""
+        """True if the loss falls significantly."""
         return self.p_value < _LEVEL and self.tau < 0
 
     @property
     def rises(self) -> bool:
-        """Whether the loss rises, more surely than by chance."""
+        """True if the loss rises significantly."""
         return self.p_value < _LEVEL and self.tau > 0
 
 
 def loss_trend(losses: Sequence[float]) -> LossTrend | None:
-    """Finds the trend of one loss per step; None without losses."""
+    """Computes the trend of a series with one loss per step; None if it is empty."""
     if not len(losses):
         return None
     values = np.array(losses, dtype=np.float64)
@@ -97,35 +97,38 @@ def _mann_kendall(values: Sequence[float]) -> tuple[float, float]:
     return score / (n * (n - 1) / 2), two_sided(deviate)
 
 
-#: Largest difference of a step's loss, relative to it, that sums in another order explain.
+#: Largest relative difference of a step's loss that another order of sums explains, by precision.
 TOLERANCES = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 2e-2}
 
 
 @dataclass(frozen=True)
 class LossAgreement:
-    """The loss curves of several world sizes, where they must be equal but for rounding."""
+    """Comparison of the loss curves of world sizes, which must be equal except for rounding."""
 
     world_sizes: tuple[int, ...]
-    #: Steps compared: those before the first whose samples are not equally many everywhere.
+    #: Steps compared: those before the first whose number of samples differs between world sizes.
     steps: int
     #: Samples of all ranks in a step.
     samples: int
     #: Largest difference from the smallest world size's loss, relative to that loss.
     worst: float
-    #: Where it is; steps are counted from 0.
+    #: World size and step of ``worst``; steps are counted from 0.
     worst_world_size: int
     worst_step: int
-    #: Of TOLERANCES.
+    #: The one of TOLERANCES for the precision of the run.
     tolerance: float
 
     @property
     def agrees(self) -> bool:
-        """Whether no step differs by more than the tolerance."""
+        """True if no step differs by more than the tolerance."""
         return self.worst <= self.tolerance
 
 
 def global_losses(run: WorldRun) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """Per trained step: the mean loss over all ranks' samples, and how many samples these were."""
+    """Per trained step: mean loss over the samples of all ranks, and number of these samples.
+
+    Both are empty if a rank left no losses.
+    """
     results = [run.results.get(rank) for rank in range(run.world_size)]
     if not all(result is not None and "losses" in result for result in results):
         return (), ()
@@ -140,7 +143,7 @@ def global_losses(run: WorldRun) -> tuple[tuple[float, ...], tuple[int, ...]]:
 
 
 def differing_weights(run: WorldRun) -> tuple[int, ...]:
-    """Names the ranks whose weights differ from those of most ranks."""
+    """Returns the ranks whose weights differ from the weights of most ranks."""
     digests = {rank: result.get("weights_crc32") for rank, result in sorted(run.results.items())}
     known = {rank: digest for rank, digest in digests.items() if digest is not None}
     if len(set(known.values())) < 2:
@@ -152,10 +155,10 @@ def differing_weights(run: WorldRun) -> tuple[int, ...]:
 def loss_agreement(
     context: Mapping[str, Any], worlds: Sequence[WorldResult]
 ) -> LossAgreement | None:
-    """Compares the loss curves of world sizes; None where they need not agree.
+    """Compares the loss curves of world sizes; None if they need not agree.
 
-    They must where the global batch is the same (strong scaling), nothing lossy is between, and
-    the loss does not depend on how a batch is split.
+    They must agree if the global batch is the same (strong scaling), no DDP hook changes the
+    gradients, and the loss does not depend on how a batch is split.
     """
     if not must_agree(context, worlds) or context.get("split_dependence"):
         return None
@@ -186,24 +189,24 @@ def loss_agreement(
 
 
 def must_agree(context: Mapping[str, Any], worlds: Sequence[WorldResult]) -> bool:
-    """Whether two or more world sizes trained on the same batches without losing anything."""
+    """True if two or more world sizes trained on the same batches without a DDP hook."""
     with_losses = [world for world in worlds if any(world.step_losses)]
     strong = context.get("scaling") == "strong" and not context.get("hook")
     return strong and len(with_losses) > 1
 
 
 def _difference(loss: float, base: float) -> float:
-    """Difference of two losses relative to the base; infinite for one that is no number."""
+    """Difference of two losses relative to the base; infinite if a loss is NaN."""
     difference = abs(loss - base) / abs(base) if base else abs(loss)
     return math.inf if math.isnan(difference) else difference
 
 
 def loss_remarks(context: Mapping[str, Any], worlds: Sequence[WorldResult]) -> list[str]:
-    """Says what is wrong with the weights of each world size, then with the loss curves."""
+    """Returns remarks on the weights of each world size, then on the loss curves."""
     found = [
-        f"At {world.world_size} ranks the weights of {_ranks(world.weights_differ)} are not those "
-        "of the others after training, and must be equal to the last bit: a synchronisation was "
-        "left out, or ranks did not train alike."
+        f"At {world.world_size} ranks the weights of {_ranks(world.weights_differ)} differ from "
+        "those of the others after training. They must be equal to the last bit: a "
+        "synchronisation was left out, or the ranks trained differently."
         for world in worlds
         if world.weights_differ
     ]
@@ -221,20 +224,20 @@ def loss_remarks(context: Mapping[str, Any], worlds: Sequence[WorldResult]) -> l
 def _about(agreement: LossAgreement) -> str:
     sizes = [str(size) for size in agreement.world_sizes]
     listed = ", ".join(sizes[:-1]) + f" and {sizes[-1]} ranks"
-    allowed = f"(allowed: {agreement.tolerance:.0e}, for sums in another order)"
+    allowed = f"(allowed: {agreement.tolerance:.0e}, because the order of sums differs)"
     worst = f"{agreement.worst:.1e} of its value"
     base = f"{sizes[0]} {'rank' if sizes[0] == '1' else 'ranks'}"
     if agreement.agrees:
         return (
             f"Loss curves of {listed} agree: in {agreement.steps} steps of the same "
-            f"{agreement.samples} samples no loss is further than {worst} from that at {base} "
+            f"{agreement.samples} samples no loss differs by more than {worst} from that at {base} "
             f"{allowed}."
         )
     return (
         f"Loss curves of {listed} DISAGREE: at {agreement.worst_world_size} ranks the loss of step "
-        f"{agreement.worst_step + 1} is off by {worst} from that at {base} {allowed}. The same "
-        "samples should give the same loss: look for a rank that trains on other data, or leaves a "
-        "synchronisation out."
+        f"{agreement.worst_step + 1} differs by {worst} from that at {base} {allowed}. The same "
+        "samples should give the same loss: look for a rank that trains on other data, or that "
+        "leaves out a synchronisation."
     )
 
 
@@ -246,19 +249,19 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def _trend(world: WorldResult) -> list[str]:
-    """Sentences on a loss that rises or diverges; a loss that stays is that of random data."""
+    """Returns remarks on a loss that rises or diverges; random data has a constant loss."""
     trend = loss_trend(world.step_losses)
     if trend is None:
         return []
     where = f"At {counted(world.world_size, 'rank')}"
     if trend.not_finite is not None:
         return [
-            f"{where} the loss is no finite number from step {trend.not_finite} on: the training "
-            "has diverged."
+            f"{where} the loss is not finite from step {trend.not_finite} on: training has "
+            "diverged."
         ]
     if trend.rises:
         return [
-            f"{where} the loss rises, from {trend.first:.3g} to {trend.last:.3g} (by chance: p = "
-            f"{trend.p_value:.2g}): a lower learning rate, or data that is not what it should be?"
+            f"{where} the loss rises from {trend.first:.3g} to {trend.last:.3g} (p = "
+            f"{trend.p_value:.2g}): try a lower learning rate, and check the data."
         ]
     return []

@@ -1,4 +1,4 @@
-"""What a health check says: its figure, whether that is good, and what to do."""
+"""Result of a health check: its figure, its status, and advice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from commprof.stats.intervals import robust_deviation
 
-#: The status of a check. A warning makes training slower or less sure, a failure makes it wrong.
+#: Status of a check. A warning means slower or less reliable training, a failure wrong training.
 PASS, WARN, FAIL, SKIP = "pass", "warn", "fail", "skip"
 STATUSES = (PASS, WARN, FAIL, SKIP)
 
@@ -24,16 +24,16 @@ class Outcome:
     check: str
     #: One of ``STATUSES``.
     status: str
-    #: What was measured, with its unit.
+    #: The measured figure, with its unit.
     figure: str
-    #: What to do about it; empty for what passes.
+    #: Advice on a check that did not pass; else empty.
     advice: str = ""
-    #: More figures, a line each, to be shown as they are.
+    #: More figures, one line each, to be shown verbatim.
     details: tuple[str, ...] = ()
 
 
 def per_host(values: Iterable[tuple[str, _T]]) -> dict[str, _T]:
-    """Returns, by host, what its first rank found."""
+    """Returns each host's first value, which is that of its first rank."""
     found: dict[str, _T] = {}
     for host, value in values:
         found.setdefault(host, value)
@@ -41,11 +41,11 @@ def per_host(values: Iterable[tuple[str, _T]]) -> dict[str, _T]:
 
 
 def far_off(values: Sequence[float], factor: float, deviations: float = 5.0) -> list[int]:
-    """Positions of values that are far above the others.
+    """Returns the positions of values that are far above the others.
 
-    Above ``factor`` times the median, and above it by ``deviations`` median absolute deviations,
-    scaled as for a normal distribution (Iglewicz and Hoaglin, 1993). Of fewer than five values none
-    is: there are not enough others to compare with.
+    Such a value is above ``factor`` times the median, and above the median by ``deviations`` median
+    absolute deviations, scaled as for a normal distribution (Iglewicz and Hoaglin, 1993). Fewer
+    than five values are too few to compare, and the result is empty.
     """
     if len(values) < 5:
         return []

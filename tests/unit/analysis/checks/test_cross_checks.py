@@ -88,7 +88,7 @@ def test_a_loop_without_an_account_of_its_own() -> None:
     result = analyse_world(run)
     assert result is not None
     (found,) = (check for check in result.cross_checks if check.name == "loop_clock")
-    assert (found.agrees, found.note) == (None, "the loop left no account of its own")
+    assert (found.agrees, found.note) == (None, "the loop left no step times of its own")
     assert math.isnan(found.other)
 
 
@@ -151,7 +151,7 @@ def test_traces_that_were_not_closed_hold_no_log() -> None:
     result = analyse_world(replace(run, traces=cut))
     assert result is not None
     (found,) = (check for check in result.cross_checks if check.name == "ddp_bytes")
-    assert "not all were closed" in found.note
+    assert "not all traces were closed" in found.note
 
 
 def test_sparse_gradients_are_not_compared() -> None:

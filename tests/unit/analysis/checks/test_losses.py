@@ -181,16 +181,16 @@ def test_ranks_whose_weights_differ(
 def test_the_remarks() -> None:
     (agree,) = loss_remarks(strong(), [curve(1), curve(2)])
     assert agree.startswith(
-        "Loss curves of 1 and 2 ranks agree: in 4 steps of the same 16 samples no loss is further "
-        "than 0.0e+00 of its value from that at 1 rank (allowed: 1e-04"
+        "Loss curves of 1 and 2 ranks agree: in 4 steps of the same 16 samples no loss differs by "
+        "more than 0.0e+00 of its value from that at 1 rank (allowed: 1e-04"
     )
     (disagree,) = loss_remarks(strong(), [curve(1), curve(2), curve(4, (4.0, 3.3, 2.0, 1.0))])
     assert disagree.startswith("Loss curves of 1, 2 and 4 ranks DISAGREE: at 4 ranks the loss of")
-    assert "step 2 is off by 1.0e-01 of its value" in disagree
+    assert "step 2 differs by 1.0e-01 of its value" in disagree
     (not_compared,) = loss_remarks(
         strong(split_dependence="batch norm differs"), [curve(1), curve(2)]
     )
     assert not_compared.endswith("not compared: batch norm differs.")
     assert loss_remarks(context(), [curve(1), curve(2)]) == []
     (weights,) = loss_remarks(context(), [world(4, weights_differ=(1, 3))])
-    assert weights.startswith("At 4 ranks the weights of ranks 1 and 3 are not those of the others")
+    assert weights.startswith("At 4 ranks the weights of ranks 1 and 3 differ from those of the")

@@ -56,12 +56,15 @@ def test_parts_that_add_up_and_parts_that_do_not(tmp_path: Path) -> None:
 
 def test_the_loop_s_own_clock(tmp_path: Path) -> None:
     run = run_of(tmp_path)
-    assert checks(run)["loop_clock"].note == "the loop left no account of its own"
+    assert checks(run)["loop_clock"].note == "the loop left no step times of its own"
     run.results[0] = {"step_ns": [50 * MS, 10 * MS, 11 * MS]}
     found = checks(run)["loop_clock"]
     assert (found.ours, found.other, found.agrees) == (0.02, pytest.approx(0.021), False)
     run.results[0] = {"step_ns": [50 * MS, 10 * MS]}
-    assert checks(run)["loop_clock"].note == "rank 0 summarised 2 steps, of the loop's 1"
+    assert (
+        checks(run)["loop_clock"].note
+        == "rank 0 summarised 2 steps, but the loop timed 1 after its first"
+    )
 
 
 def test_the_log_of_ddp(tmp_path: Path) -> None:
@@ -69,7 +72,7 @@ def test_the_log_of_ddp(tmp_path: Path) -> None:
     # 24 MB in three steps; DDP's buckets hold 5 + 3. Backward and exposed 3 ms, and 42 and 25.
     bytes_ = found["ddp_bytes"]
     assert (bytes_.ours, bytes_.other, bytes_.agrees) == (8.0, 8.0, None)
-    assert "all that was all-reduced" in bytes_.note
+    assert "all-reduces that DDP did not issue" in bytes_.note
     assert (found["ddp_backward"].ours, found["ddp_backward"].other) == (3.0, 42.0)
     assert (found["ddp_exposed"].ours, found["ddp_exposed"].other) == (3.0, 25.0)
 
