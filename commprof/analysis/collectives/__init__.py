@@ -1,1 +1,1 @@
-"""How often, how long and at what bandwidth collectives run."""
+"""Number, duration, bandwidth and traffic of collectives, and mismatches between ranks."""

@@ -1,16 +1,16 @@
-"""Every collective of every rank in the measured steps: when it began to run, where its time went.
+"""Start, queue, wait and transfer time of each collective that a rank called in a measured step.
 
-gloo queues what its threads cannot take at once: a process group has a queue and so many threads
-(``ProcessGroupGloo::Options::threads``; the trace says how many, and torch's default is 2). A
-thread takes the oldest collective and keeps it to its end. Hence with n threads
+gloo queues collectives: a process group has one queue and a number of threads
+(``ProcessGroupGloo::Options::threads``; the trace records it, and torch's default is 2). A thread
+runs the oldest collective to its end before it begins another. Hence with n threads
 
     start_k = max(issue_k, n-th largest end among the collectives issued before k)
 
-by group and rank: until that time all threads were taken. No start is measured; this follows
-from issue and end, which are. Messages (send, recv) and ``monitored_barrier`` pass no queue.
+per group and rank: until that time all threads were busy. Starts are not measured but follow from
+issue and end, which are. Messages (send, recv) and ``monitored_barrier`` pass no queue.
 
-On a device a group's collectives follow each other on one stream: one thread in the place of two.
-This is said of collectives whose completion a device event told.
+On a device the collectives of a group follow each other on one stream, as with a single thread.
+This applies to groups with a collective whose completion was timed by a device event.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from commprof.trace.documents import Group
 from commprof.trace.reader import Trace
 from commprof.trace.schema import FLAG_DEVICE_TIME, OPS, Kind, Phase
 
-#: torch's default for a process group, assumed where the trace does not say.
+#: torch's default for a process group, assumed if the trace does not record the number.
 DEFAULT_GLOO_THREADS = 2
-#: Of a process group on a device.
+#: Streams of a process group on a device.
 DEVICE_STREAMS = 1
 
 _UNQUEUED = (*POINT_TO_POINT, OPS.index("monitored_barrier"))
-#: More are no number of threads.
+#: Larger values in a trace are not a number of threads.
 _MOST_THREADS = 1 << 16
 _NEVER = np.iinfo(np.int64).max
 
 
 def start_times(trace: Trace, table: Collectives) -> Ints:
-    """Start of each collective of one rank, in ns; 0 where it is not known.
+    """Start of each collective of one rank, in ns; 0 if unknown.
 
-    It is not known without device events for backends of whose queue the trace does not tell, nor
-    where it depends on a collective whose end was not seen: then the start is derived for the
-    earliest and for the latest end that this one can have had, and is known if both agree.
+    Without device events, it is unknown for backends whose queue the trace does not describe. If a
+    start depends on a collective whose end was not recorded, it is derived from the earliest and
+    from the latest possible end, and is known if both give the same start.
     """
     if trace.kernels is not None:
         return table.issue_ns  # a kernel's own begin
@@ -56,7 +56,7 @@ def start_times(trace: Trace, table: Collectives) -> Ints:
     on_device = _groups_on_device(trace, table)
     for group in trace.groups.values():
         in_group = table.group == group.id
-        # The trace names the threads of gloo's groups, and of those of the backend commprof.
+        # The trace has the number of threads of groups of gloo and of the backend commprof.
         has_queue = group.backend == "gloo" or _threads(trace, group) > 0
         if not has_queue and group.id not in on_device:
             continue
@@ -70,7 +70,7 @@ def start_times(trace: Trace, table: Collectives) -> Ints:
         if not exact.all():
             bound = np.where(end > 0, end, _NEVER)
             latest = fifo_starts(issue, np.where(exact, end, bound), threads)
-        # Ends are recorded a little after the fact, so a start may seem later than its end.
+        # Ends are recorded a little late, so a derived start may be later than its own end.
         earliest = np.where(exact, np.minimum(earliest, np.maximum(end, issue)), earliest)
         latest = np.where(exact, np.minimum(latest, np.maximum(end, issue)), latest)
         start[rows] = np.where(earliest == latest, earliest, 0)
@@ -84,13 +84,13 @@ def assumes_threads(trace: Trace) -> bool:
 
 
 def _threads(trace: Trace, group: Group) -> int:
-    """0 where they are not known."""
+    """Number of threads of a group according to the trace; 0 if unknown."""
     threads = trace.metadata.get("gloo_threads", {}).get(group.name, 0)
     return threads if type(threads) is int and 0 < threads <= _MOST_THREADS else 0
 
 
 def _groups_on_device(trace: Trace, table: Collectives) -> set[int]:
-    """Numbers of the groups with a collective whose completion a device event told."""
+    """Numbers of the groups with a collective whose completion was timed by a device event."""
     records = trace.records
     told = (records["kind"] == Kind.END) & (records["flags"] & FLAG_DEVICE_TIME != 0)
     rows = np.isin(table.op_id, records["op_id"][told].astype(np.int64))
@@ -101,8 +101,8 @@ def fifo_starts(issue_ns: Ints, end_ns: Ints, threads: int) -> Ints:
     """Start times in a queue that is served in order by a number of threads.
 
     Args:
-        issue_ns: in the order of the queue.
-        end_ns: of the same; completion may be in another order.
+        issue_ns: issue of each collective, in the order of the queue.
+        end_ns: completion of each collective; these may be in another order.
         threads: at least 1.
     """
     latest = [0] * threads  # a heap: the latest ends so far, the earliest of them first
@@ -118,35 +118,35 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Calls:
-    """One row per call of a rank; times in nanoseconds, NaN where not known.
+    """Calls of collectives, one row per call of a rank; times in nanoseconds, NaN if unknown.
 
-    A call that failed has no times but the exposed one: they would be those of its error.
+    A failed call has only an exposed time: its other times would be those of its error.
     """
 
     rank: Ints
     op: Ints
-    #: Number of the process group, common to all ranks; -1 where not described.
+    #: Number of the process group, common to all ranks; -1 if it is not described.
     group: Ints
     #: Ranks in the group.
     group_size: Ints
     dtype: Ints
     reduce_op: Ints
-    #: As nccl-tests counts it, see :mod:`traffic`.
+    #: Size as nccl-tests counts it, see :mod:`traffic`.
     size_bytes: Ints
-    #: Code of the phase in which it was issued.
+    #: Code of the phase in which the call was issued.
     phase: Ints
-    #: Number of the stack that issued it, in its own rank's trace; 0 for none.
+    #: Number of the issuing stack in the rank's own trace; 0 if there is none.
     stack: Ints
-    #: Issue to completion.
+    #: Time from issue to completion.
     duration_ns: Floats
     queue_ns: Floats
     wait_ns: Floats
     wire_ns: Floats
-    #: The training thread stood still for it.
+    #: Time for which the call blocked the training thread.
     exposed_ns: Floats
     #: From the last rank's start to the last rank's completion; the same on all ranks.
     transfer_ns: Floats
-    #: It ended with an error.
+    #: True if the call ended with an error.
     failed: npt.NDArray[np.bool_]
 
     def __len__(self) -> int:
@@ -168,12 +168,12 @@ def calls_of(
     """Collects all calls that were issued in the measured steps.
 
     Args:
-        matching: of these tables.
-        traces: of the ranks.
-        tables: their collectives.
-        measured_steps: numbers of the steps that count.
-        clocks_shared: whether the traces' times are by one clock; otherwise wait, wire and
-            transfer are not known.
+        matching: matching of ``tables``.
+        traces: traces of the ranks.
+        tables: collectives of each trace.
+        measured_steps: numbers of the measured steps.
+        clocks_shared: True if the traces' times are on one clock; otherwise wait, wire and
+            transfer are unknown.
     """
     starts = [start_times(trace, table) for trace, table in zip(traces, tables, strict=True)]
     times = _Times.of(tables, starts)
@@ -220,7 +220,7 @@ def calls_of(
 
 @dataclass(frozen=True)
 class _Times:
-    """Times of all ranks' rows, 0 where not known. No end of a call that failed is exact."""
+    """Times of all ranks' rows, 0 if unknown. The end of a failed call is never exact."""
 
     issue: Ints
     start: Ints
@@ -240,9 +240,9 @@ class _Times:
 
 
 def _apart(matching: Matching, times: _Times, awaited: Ints) -> tuple[Floats, Floats, Floats]:
-    """Wait, wire and transfer of each row; it awaited the start of row ``awaited``.
+    """Wait, wire and transfer of each row, given the row whose start each row waited for.
 
-    A message has arrived when its receiver has it.
+    A message is complete when its receiver has it.
     """
     needed, _ = matching.at(times.start, awaited)
     started, _ = matching.latest(times.start)
@@ -259,7 +259,7 @@ def _apart(matching: Matching, times: _Times, awaited: Ints) -> tuple[Floats, Fl
 def _in_its_rank(
     trace: Trace, table: Collectives, measured_steps: Ints | None
 ) -> tuple[npt.NDArray[np.bool_], Floats, Ints, Ints]:
-    """Whether each row was issued in a measured step; its exposed time, phase and stack."""
+    """Per row: True if issued in a measured step; and its exposed time, phase and stack."""
     steps, found = columns.steps(trace), exposures_of(trace)
     thread = int(steps.thread[0]) if len(steps) else 0
     counted = (found.collective >= 0) & _measured(steps, measured_steps, found.begin_ns)
@@ -287,7 +287,7 @@ def _measured(steps: Steps, measured: Ints | None, time_ns: Ints) -> npt.NDArray
 
 
 def _phase_at(trace: Trace, thread: int, time_ns: Ints) -> Ints:
-    """Phase that the training thread was in; OTHER outside of all."""
+    """Phase of the training thread at each time; OTHER outside of all phases."""
     phases = columns.phases(trace)
     mine = phases.thread == thread
     begin, end, key = phases.begin_ns[mine], phases.end_ns[mine], phases.key[mine]
@@ -299,7 +299,7 @@ def _phase_at(trace: Trace, thread: int, time_ns: Ints) -> Ints:
 
 
 def group_sizes(trace: Trace, table: Collectives) -> Ints:
-    """Number of ranks in the group of each collective; 0 where it is not described."""
+    """Number of ranks in the group of each collective; 0 if the group is not described."""
     size = np.zeros(len(table), dtype=np.int64)
     for group in trace.groups.values():
         size[table.group == group.id] = group.size

@@ -1,4 +1,4 @@
-"""What a compressor did to each gradient bucket, and what that cost."""
+"""Time, traffic and error of each gradient bucket that a compressor sent."""
 
 from __future__ import annotations
 
@@ -31,29 +31,31 @@ class CompressionRow:
     bucket: int
     #: Size of its fp32 gradients.
     gradient_bytes: int
-    #: By all ranks in the measured steps.
+    #: Calls by all ranks in the measured steps.
     calls: int
-    #: All its gradients were there, but the compressor's thread had an earlier bucket.
+    #: Time for which the bucket's gradients were ready, but the compressor's thread was busy with
+    #: an earlier bucket.
     queue_ms: float
     encode_ms: float
-    #: Bytes under way, and waiting for the other ranks to send theirs; runs beside the other
-    #: stages where a bucket is sent in pieces.
+    #: Transfer, and waiting for the other ranks to send; overlaps the other stages if a bucket is
+    #: sent in pieces.
     exchange_ms: float
     reduce_ms: float
     decode_ms: float
-    #: From its gradients' being there to its mean's.
+    #: From the bucket's gradients being ready to their mean being ready.
     done_ms: float
-    #: Mean per call: this rank's gradients once encoded, and what it sent to others.
+    #: Mean bytes per call: of this rank's encoded gradients, and sent to other ranks.
     payload_bytes: float
     wire_bytes: float
-    #: What a ring all-reduce in fp32 sends, over ``wire_bytes``; NaN on one rank.
+    #: Bytes that a ring all-reduce in fp32 sends, divided by ``wire_bytes``; NaN on one rank.
     ratio: float
-    #: Means over the calls that were measured, NaN if none was: L2 norm of the error over that of
-    #: what was to be sent, cosine between the two, residual's norm over the gradient's.
+    #: Means over the calls that were measured, NaN without any: L2 norm of the error divided by
+    #: that of the input to encode, cosine between the input and what was sent, and norm of the
+    #: residual divided by the gradient's.
     relative_error: float
     cosine: float
     residual_ratio: float
-    #: Shares of the values in these calls that became 0, and that were cut.
+    #: Fractions of the values in these calls that became 0, and that were clipped.
     zeroed: float
     saturated: float
     #: Calls in which some rank's gradients were not finite.
@@ -62,12 +64,12 @@ class CompressionRow:
 
 @dataclass(frozen=True)
 class _Calls:
-    """Columns of one rank, or of all; one row per compressed bucket."""
+    """Columns with one row per compressed bucket, of one rank or of all ranks."""
 
     scheme: npt.NDArray[np.str_]
     bucket: Ints
     size: Ints
-    #: Queue, the stages, done.
+    #: Queue, the stages, and done.
     times_ns: Ints
     payload: Ints
     wire: Ints
@@ -78,7 +80,7 @@ class _Calls:
 def compression_rows(
     traces: Sequence[Trace], measured_steps: Ints, world_size: int
 ) -> tuple[CompressionRow, ...]:
-    """A row per scheme and bucket of the measured steps; none where nothing was compressed."""
+    """Returns a row per scheme and bucket of the measured steps; empty without compression."""
     parts = [_calls(trace, measured_steps) for trace in traces]
     calls = _Calls(
         **{
@@ -102,14 +104,14 @@ def compression_rows(
 def compression_remarks(
     context: Mapping[str, Any], rows: Sequence[CompressionRow], ranks: int, steps: int
 ) -> list[str]:
-    """Says per scheme what it saved, and what the reader must know of it."""
+    """Returns remarks on each scheme: the bytes saved, their cost, and non-finite gradients."""
     where = f"At {counted(ranks, 'rank')}"
     asked = context.get("hook")
     if not rows:
         return (
             [
                 f"{where} --hook {asked} compressed nothing: no DDP model was made, its gradients "
-                "are not fp32 on the CPU, or a hook of the script's own took its place."
+                "are not fp32 on the CPU, or a hook of the script replaced it."
             ]
             if asked and context.get("capture") != "python" and steps
             else []
@@ -138,15 +140,16 @@ def _about_scheme(
     found = []
     if sent:
         found.append(
-            f"{where} {scheme} sent {sent / 1e6:.3g} MB per step and rank, an fp32 ring all-reduce "
-            f"sends {plain / 1e6:.3g} MB: {plain / sent:.1f} times fewer bytes, for {work:.3g} ms "
-            "per step of encoding, reducing and decoding on the compressor's thread."
+            f"{where} {scheme} sent {sent / 1e6:.3g} MB per step and rank instead of the "
+            f"{plain / 1e6:.3g} MB of an fp32 ring all-reduce ({plain / sent:.1f} times fewer "
+            f"bytes). Encoding, reducing and decoding took {work:.3g} ms per step on the "
+            "compressor's thread."
         )
     bad = sum(row.non_finite for row in rows)
     if bad:
         found.append(
             f"{where} {bad} of {sum(row.calls for row in rows)} buckets that {scheme} sent had "
-            "gradients that are not finite on some rank, and became NaN on all of them."
+            "non-finite gradients on some rank, and became NaN on all ranks."
         )
     return found
 
@@ -181,7 +184,7 @@ def _calls(trace: Trace, measured_steps: Ints) -> _Calls:
 
 
 def _rows_of(op_id: Ints, keys: Ints) -> Ints:
-    """Row of each operation in ``keys``; -1 where it is not there."""
+    """Row of each operation in ``keys``; -1 if it is missing there."""
     if len(keys) == 0:
         return np.full(len(op_id), -1, dtype=np.int64)
     order = np.argsort(keys, kind="stable")

@@ -1,4 +1,4 @@
-"""What makes a job's exchange take long beside its bytes: small calls, its way, no overlap."""
+"""Reasons besides bytes for a slow exchange: small calls, the interface in use, no overlap."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from commprof.analysis.step.mean_step import WORTH_A_LOOK, MeanStep
 from commprof.analysis.world import WorldResult
 from commprof.text import listed
 
-#: A call of less than this is called small: an eighth of DDP's first bucket.
+#: A call of fewer bytes than this is small: an eighth of DDP's first bucket.
 _SMALL_BYTES: Final = 2**17
-#: Small calls matter from so many a step on ...
+#: Small calls matter if a step has at least this many ...
 _MANY: Final = 16
 #: ... and if they hold at least this share of the exposed time.
 _MOST: Final = 0.5
-#: DDP's own cap, for buckets that were cut smaller than it; and two far below it, with which the
-#: first gradients leave earlier and the last bucket, beside which no compute is left, is short.
+#: DDP's default cap, to try if buckets were cut smaller; and two far smaller caps, with which the
+#: first gradients are sent earlier, and the last bucket, which no compute can hide, is short.
 _LARGER_MB, _SMALLER_MB, _SMALLEST_MB = 25, 5, 1
 
 
@@ -26,15 +26,15 @@ _LARGER_MB, _SMALLER_MB, _SMALLEST_MB = 25, 5, 1
 class SmallCalls:
     """Collectives so small that their number may matter more than their size."""
 
-    #: Of a rank.
+    #: Small calls of a rank.
     calls_per_step: float
     mean_bytes: float
-    #: Of the exposed time.
+    #: Fraction of the exposed time.
     exposed_share: float
 
 
 def small_calls(world: WorldResult, step: MeanStep) -> SmallCalls | None:
-    """Finds many small calls that hold much of the exposed time; None where there are none."""
+    """Finds many small calls that hold much of the exposed time; None if there are none."""
     known = [row for row in world.collectives if row.sizes_known]
     rows = [row for row in known if row.total_bytes < _SMALL_BYTES * row.calls]
     number = sum(row.calls_per_step for row in rows)
@@ -49,10 +49,10 @@ def small_calls(world: WorldResult, step: MeanStep) -> SmallCalls | None:
 
 
 def cap_to_try_mb(world: WorldResult, step: MeanStep, serial: bool = False) -> int | None:
-    """The ``bucket_cap_mb`` to hold against the job's own: larger where its calls are small.
+    """Chooses a ``bucket_cap_mb`` to compare with the job's own: a larger one for small calls.
 
-    None where no all-reduce is larger than the smaller cap, which would then change nothing.
-    ``serial``: of an exchange that overlaps nothing a still smaller one is worth a try.
+    None if no all-reduce is larger than the smaller cap, which would then change nothing. With
+    ``serial``, for an exchange without overlap, a still smaller cap is a choice too.
     """
     if small_calls(world, step) is not None:
         return _LARGER_MB
@@ -62,19 +62,19 @@ def cap_to_try_mb(world: WorldResult, step: MeanStep, serial: bool = False) -> i
     return next((cap for cap in caps if largest_bytes > cap * 2**20), None)
 
 
-#: Of what the backward pass could hide: an exchange that hides less overlaps nothing.
+#: An exchange that hides less than this fraction of what backward could hide counts as serial.
 _OVERLAPS: Final = 0.2
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """What stands out in the communication of one world size."""
+    """Conspicuous features of the communication of one world size."""
 
     #: None unless calls are small and many.
     small_calls: SmallCalls | None = None
-    #: The way between hosts, where the transfer is worth a look; None on one host.
+    #: Links between hosts, if the transfer is long enough to matter; None on one host.
     link: HostLinks | None = None
-    #: Of the transfer, where nearly none of it runs beside work that could hide it; else NaN.
+    #: Overlapped fraction of the transfer, if work could hide far more of it; else NaN.
     overlapped: float = math.nan
 
     @property
@@ -84,12 +84,12 @@ class Exchange:
 
     @property
     def serial(self) -> bool:
-        """True if hardly any of the communication runs beside work that could hide it."""
+        """True if hardly any of the communication overlaps work that could hide it."""
         return not math.isnan(self.overlapped)
 
     @property
     def sentence(self) -> str:
-        """Says in a sentence about communication what stands out most; empty where nothing does."""
+        """Sentence on the most conspicuous feature; empty if there is none."""
         if self.small_calls is not None:
             calls = self.small_calls.calls_per_step
             return f"Communication is cut into {calls:.0f} small calls per step."
@@ -105,7 +105,7 @@ class Exchange:
 
 
 def exchange(world: WorldResult, step: MeanStep) -> Exchange:
-    """What stands out in the exchange of one world size."""
+    """Finds the conspicuous features of the exchange of one world size."""
     if step.share("communication") < WORTH_A_LOOK:
         return Exchange()
     small = small_calls(world, step)
@@ -122,5 +122,5 @@ def exchange(world: WorldResult, step: MeanStep) -> Exchange:
 
 
 def way(link: HostLinks) -> str:
-    """Names the interfaces between the hosts, and the rate that was reached there."""
+    """Names the interfaces between the hosts, and the rate reached on them."""
     return f"{listed(link.interfaces)} at {link.in_flight_gbit_per_s:.3g} Gbit/s"

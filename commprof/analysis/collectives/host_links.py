@@ -1,11 +1,11 @@
-"""How the links between hosts were used, by the records and by the interfaces' own counters.
+"""Use of the links between hosts, from the records and from the interfaces' own counters.
 
     Gbit/s in flight = bytes of the measured steps * 8 / time in which a collective was in flight
     Gbit/s of the step = the same bytes * 8 / length of these steps
 
 Bytes are payload that gloo's algorithms send to other hosts (`traffic`), from the sizes of
-the recorded collectives. The counters hold headers and other traffic as well, and span the whole
-capture, so they are compared with all that was recorded.
+the recorded collectives. The counters include headers and other traffic, and span the whole
+capture, so they are compared with all recorded collectives.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from commprof.analysis.collectives.traffic import sent_to_other_hosts
 from commprof.trace import columns
 from commprof.units import ns_to_s
 
-#: Difference up to which counters and records agree beside headers and acknowledgements.
+#: Largest relative difference of counters that agree, besides headers and acknowledgements.
 SAME_LINK_BYTES = 0.02
-#: Of the headers: an acknowledgement without data, for each second segment that comes in.
+#: Acknowledgements as a fraction of headers: one without data per two segments received.
 _ACKNOWLEDGED = 0.5
 
 
@@ -40,30 +40,30 @@ _ACKNOWLEDGED = 0.5
 class HostLinks:
     """The links of one world size; figures per host are means over the hosts."""
 
-    #: Hosts that had ranks.
+    #: Number of hosts that had ranks.
     hosts: int
-    #: Their interfaces that lead to the others.
+    #: Interfaces that lead to the other hosts.
     interfaces: tuple[str, ...]
-    #: Per host and measured step.
+    #: Bytes sent per host and measured step.
     step_bytes: float
-    #: Of one host's outgoing link while any of its collectives was in flight, waiting included.
+    #: Rate of one host's outgoing link while any of its collectives was in flight, with waiting.
     in_flight_gbit_per_s: float
-    #: The same over the whole step.
+    #: Rate of one host's outgoing link over the whole step.
     step_gbit_per_s: float
-    #: All hosts over the whole capture: by the records, and by the interfaces.
+    #: Bytes sent by all hosts over the whole capture, according to records and to interfaces.
     recorded_bytes: float
     counted_bytes: float
-    #: Why a figure is missing; empty if none is.
+    #: Reason why a figure is missing; empty if none is missing.
     note: str
-    #: Headers over payload in segments of the interfaces' MTU, the largest; NaN if not known. Where
-    #: the interface takes more than a segment at once (offload), it may count fewer.
+    #: Largest ``header_share`` of the interfaces; NaN if unknown. An interface with offload, which
+    #: accepts more than a segment at once, may count fewer headers.
     header_share: float = math.nan
-    #: Interfaces of every host that carried nearly nothing and are rated no slower.
+    #: Interfaces that every host has, that carried nearly nothing and are rated no slower.
     idle: tuple[str, ...] = ()
 
     @property
     def difference(self) -> float:
-        """Relative difference: counted over recorded bytes, less 1; NaN without both."""
+        """Relative difference: counted divided by recorded bytes, less 1; NaN without both."""
         if self.recorded_bytes > 0:
             return self.counted_bytes / self.recorded_bytes - 1
         return math.nan
@@ -72,7 +72,7 @@ class HostLinks:
     def agrees(self) -> bool | None:
         """True if headers, acknowledgements and 2 % of other traffic explain the difference.
 
-        None without both figures, and where more was counted and the headers are not known.
+        None without both figures, and if more was counted and the header share is unknown.
         """
         if math.isnan(self.difference):
             return None
@@ -85,11 +85,11 @@ class HostLinks:
 
 
 def host_links(world_size: int, ranks: Sequence[Observed]) -> HostLinks | None:
-    """Returns the use of the links between hosts; None where all ranks ran on one host.
+    """Returns the use of the links between hosts; None if all ranks ran on one host.
 
     Args:
         world_size: ranks of the job.
-        ranks: those that left a trace, in order.
+        ranks: the ranks that left a trace, in order.
     """
     places = [host_of(rank.trace) for rank in ranks]
     if len(set(places)) < 2:
@@ -114,9 +114,9 @@ def host_links(world_size: int, ranks: Sequence[Observed]) -> HostLinks | None:
     }
     recorded = sum(float(values.sum()) for values in sent.values())
     if not problem and math.isnan(recorded):
-        problem = "some collectives are not known, or are of groups of some ranks only"
+        problem = "some collectives are unknown, or belong to groups that lack some ranks"
     if not problem and len(known) == 0:
-        problem = "the interfaces' counters are not in the traces"
+        problem = "the traces lack the interfaces' counters"
     rates = [_rates(members, sent) for members in by_host.values()]
     step_bytes, in_flight, step = (float(np.mean(values)) for values in zip(*rates, strict=True))
     return HostLinks(
@@ -138,7 +138,7 @@ def _problem(world_size: int, ranks: Sequence[Observed]) -> str:
     if len(ranks) < world_size:
         return "not all ranks left a trace"
     if any(group.backend != "gloo" for rank in ranks for group in rank.trace.groups.values()):
-        return "who sends to whom is known for the backend gloo only"
+        return "which rank sends to which is known only for the backend gloo"
     if any(rank.trace.summary is not None for rank in ranks):
         return "always-on mode kept no record of some collectives"
     return ""
@@ -147,7 +147,7 @@ def _problem(world_size: int, ranks: Sequence[Observed]) -> str:
 def _rates(
     members: Sequence[Observed], sent: dict[int, npt.NDArray[np.float64]]
 ) -> tuple[float, float, float]:
-    """Bytes per step, Gbit/s in flight and Gbit/s of the step, of one host."""
+    """Returns bytes per step, Gbit/s in flight and Gbit/s of the step of one host."""
     total_bytes = flight_s = wall_s = 0.0
     steps = 0
     for rank in members:
@@ -159,7 +159,7 @@ def _rates(
             rank.table.issue_ns[inside] < marks.end_ns[row[inside]]
         )
         total_bytes += float(sent[rank.trace.rank][inside].sum())
-        # The host's link is in use while one of its ranks has something under way.
+        # The host's link is in use while one of its ranks has a collective in flight.
         flight_s = max(flight_s, ns_to_s(float(in_flight_ns(marks, rank.table)[chosen].sum())))
         wall_s = max(wall_s, ns_to_s(float(rank.measured.wall_ns.sum())))
         steps = len(rank.measured.step)

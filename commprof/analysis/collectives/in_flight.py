@@ -1,17 +1,17 @@
-"""For how long collectives were in flight, per step and one by one, in four parts.
+"""Time in flight of collectives, per step and per call, and its split into four parts.
 
-The parts have the words of Horovod's timeline (docs/timeline.rst of horovod/horovod:
+The parts are named as in Horovod's timeline (docs/timeline.rst of horovod/horovod:
 NEGOTIATE_ALLREDUCE, QUEUE, WAIT_FOR_DATA, the operation):
 
-    negotiate: from this rank's issue until the last rank's issue: not everybody is ready
-    queue:     then, until gloo begins to run it here
-    wait:      then, until it runs on the last rank
-    wire:      from there to its completion here
+    negotiate: from this rank's issue until the last rank's issue: not all ranks are ready
+    queue:     then, until gloo begins to run the collective on this rank
+    wait:      then, until the collective runs on the last rank
+    wire:      then, until the collective completes on this rank
 
-c10d does not negotiate: a rank that is early sits inside the collective. Horovod waits for the
-data that the GPU still computes, here the wait is for the last rank to begin. The parts add up to
-the time from issue to completion. The table of the collectives cuts it differently: its
-queue is all of the time until the start here, and its wait is what follows until the last start.
+c10d does not negotiate: an early rank waits inside the collective. Horovod's wait is for data that
+the GPU still computes, commprof's is for the last rank to begin. The parts add up to the time from
+issue to completion. The table of collectives splits this time differently: its queue is all of the
+time until the start on this rank, and its wait is the time from then to the last rank's start.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class TimeInFlight:
     """Time in flight of one operation over the measured steps."""
 
     op: str
-    #: Time in which a call of it was in flight; mean per step, over all ranks.
+    #: Time in which a call of the operation was in flight; mean over steps and ranks.
     in_flight_ms: float
 
 
 def times_in_flight(
     traces: Sequence[Trace], tables: Sequence[Collectives], measured_steps: Ints
 ) -> tuple[TimeInFlight, ...]:
-    """Returns the time in flight of each operation with a known completion, by code."""
+    """Returns the time in flight of each operation with a known completion, sorted by code."""
     if len(measured_steps) == 0:
         return ()
     total_ns: dict[int, float] = {}
@@ -93,7 +93,7 @@ def in_flight_ns(
 
 #: A dataclass of columns.
 Table = TypeVar("Table", bound=Any)
-#: ``negotiate_ns`` where the time in flight cannot be split: all of it is in ``wire_ns``.
+#: ``negotiate_ns`` if the time in flight cannot be split: all of it is in ``wire_ns``.
 UNSPLIT = -1
 
 
@@ -104,7 +104,7 @@ class CallKind:
     op: str
     group: str
     dtype: str
-    #: As nccl-tests counts it.
+    #: Size as nccl-tests counts it.
     size_bytes: int
 
 
@@ -115,12 +115,12 @@ class InFlightIntervals:
     step: Ints
     #: Number in ``Timeline.kinds``.
     kind: Ints
-    #: The same on all ranks for one collective.
+    #: Number of the collective, the same on all ranks.
     collective: Ints
-    #: Index of DDP's gradient bucket; ``NO_BUCKET`` where there is none, or it is not known.
+    #: Index of DDP's gradient bucket; ``NO_BUCKET`` if there is none, or it is unknown.
     bucket: Ints
     issue_ns: Ints
-    #: ``UNSPLIT`` where the parts are not known.
+    #: ``UNSPLIT`` if the parts are unknown.
     negotiate_ns: Ints
     queue_ns: Ints
     wait_ns: Ints
@@ -139,7 +139,7 @@ def in_flight_intervals(
 ) -> tuple[list[InFlightIntervals], tuple[CallKind, ...]]:
     """Returns each rank's calls in flight and their kinds; ``step`` is not set yet.
 
-    Collectives of which no end was seen are left out.
+    Collectives without a recorded end are left out.
     """
     matching, tables, traces = seen.matching, seen.tables, seen.traces
     size = np.concatenate([_sizes(*each) for each in zip(traces, tables, strict=True)])
@@ -170,7 +170,7 @@ def in_flight_intervals(
 
 
 def _flight_parts(seen: MeasuredWorld, matching: Matching, issue: Ints) -> tuple[Ints, ...]:
-    """Negotiate, queue, wait and wire per row; wire is -1 where no end was seen."""
+    """Returns negotiate, queue, wait and wire per row; wire is -1 if no end was recorded."""
     end = _joined(seen.tables, "end_ns")
     exact = np.concatenate([table.end_is_exact for table in seen.tables])
     start = np.concatenate(
@@ -195,7 +195,7 @@ def _flight_parts(seen: MeasuredWorld, matching: Matching, issue: Ints) -> tuple
 
 
 def rows(table: Table, chosen: npt.NDArray[Any]) -> Table:
-    """Takes the chosen rows of all columns, by a mask or by their numbers."""
+    """Selects rows of all columns, by a mask or by row numbers."""
     kept: Table = type(table)(**{f.name: getattr(table, f.name)[chosen] for f in fields(table)})
     return kept
 

@@ -1,4 +1,4 @@
-"""Collectives of a kind: how often, how long, and at what bandwidth."""
+"""Number, duration and bandwidth of collectives, by kind."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from commprof.trace.reader import TORCH_PROFILER, Trace
 from commprof.trace.schema import OPS, PHASES, op_name
 from commprof.units import ns_to_ms
 
-#: Operations of one kind with more sizes than this are put together by powers of two.
+#: The sizes of a kind are grouped by powers of two if there are more of them than this.
 _FEW_SIZES = 8
 #: ``c10d::ReduceOp::RedOpType``.
 _REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
 _REDUCING = ("all_reduce", "reduce")
-#: Frames of these are not the caller: the framework, and what commprof puts around it.
+#: Paths of frames that are not the caller: those of torch, and commprof's wrappers of it.
 _NOT_THE_CALLER = ("/site-packages/torch/", "/dist-packages/torch/", "/commprof/capture/")
 
 
@@ -41,42 +41,43 @@ class CollectiveRow:
     """Calls with the same operation, group, type, reduction and size, over all ranks."""
 
     op: str
-    #: The process group as c10d names it, and what the user called it.
+    #: c10d's name of the process group, and the user's description of it.
     group: str
     group_description: str
     group_size: int
-    #: Global ranks of the group that were seen to issue anything in it, in order.
+    #: Global ranks of the group that issued calls in it, in order.
     group_ranks: tuple[int, ...]
     dtype: str
-    #: Empty where nothing is reduced.
+    #: Empty if nothing is reduced.
     reduce_op: str
-    #: Smallest and largest, in bytes, as nccl-tests counts size.
+    #: Smallest and largest size in bytes, as nccl-tests counts size.
     size_bytes: tuple[int, int]
-    #: By all ranks in the measured steps, and per step of a rank that made any.
+    #: Calls of all ranks in the measured steps.
     calls: int
-    #: Of these the calls that ended with an error; they are in ``exposed_ms`` and in no other time.
+    #: Calls that ended with an error; they count in ``exposed_ms`` and in no other time.
     failed: int
+    #: Calls per step of a rank that made any.
     calls_per_step: float
     #: Sum of the sizes over all calls of all ranks.
     total_bytes: int
-    #: Calls by the phase in which they were issued, the most first.
+    #: Number of calls issued in each phase, largest first.
     phases: tuple[tuple[str, int], ...]
-    #: Calls by the line that issued them, the most first; empty without stacks.
+    #: Number of calls issued by each line of code, largest first; empty without stacks.
     callers: tuple[tuple[str, int], ...]
-    #: Issue to completion; the sum of the following three.
+    #: Issue to completion; the sum of queue, wait and wire.
     duration: Spread
     #: Issue to start, in gloo's queue.
     queue: Spread
     #: Start to the last rank's start.
     wait: Spread
-    #: From there to completion.
+    #: The last rank's start to completion.
     wire: Spread
-    #: Mean per step over all ranks: the training thread stood still for these.
+    #: Time for which these calls blocked the training thread; mean per step over all ranks.
     exposed_ms: float
     #: Median over the calls of size / (last completion - last start), and times the bus factor.
     algbw_gb_per_s: float
     busbw_gb_per_s: float
-    #: False of kernels of which the recording says neither size nor type; sizes are 0 then.
+    #: False for kernels whose size and type the recording does not give; their sizes are 0.
     sizes_known: bool = True
 
 
@@ -87,9 +88,10 @@ def collective_rows(
     measured_steps: Ints | None,
     clocks_shared: bool,
 ) -> tuple[CollectiveRow, ...]:
-    """One row per kind of call in the measured steps, the most exposed time first.
+    """Returns one row per kind of call in the measured steps, largest exposed time first.
 
-    Args as for :func:`calls.calls_of`; without steps the whole recording counts as one.
+    Args as for :func:`calls.calls_of`; if ``measured_steps`` is None, the whole recording counts
+    as one step.
     """
     if measured_steps is not None and len(measured_steps) == 0:
         return ()
@@ -117,7 +119,7 @@ def collective_rows(
 class SteplessCollectives:
     """All calls of a world size in which no rank recorded a step.
 
-    In its rows "per step" is per rank: over its whole recording.
+    In its rows, "per step" means per rank, over the rank's whole recording.
     """
 
     world_size: int
@@ -131,7 +133,7 @@ def stepless_collectives(
     tables: Sequence[Collectives],
     clocks_shared: bool,
 ) -> SteplessCollectives | None:
-    """Collects all calls of a world size in which no rank recorded a step; None where one did."""
+    """Collects all calls of a world size in which no rank recorded a step; None if a rank did."""
     if any(len(columns.steps(trace)) for trace in traces) or not any(map(len, tables)):
         return None
     rows = collective_rows(matching, traces, tables, None, clocks_shared)
@@ -139,7 +141,7 @@ def stepless_collectives(
 
 
 def _weight(row: CollectiveRow) -> tuple[float, float]:
-    """Exposed time first, then time in flight, so far as it is known."""
+    """Sort key of a row: exposed time, then time in flight if known."""
     typical = 0.0 if math.isnan(row.duration.median_ms) else row.duration.median_ms
     return row.exposed_ms, typical * row.calls
 
@@ -152,7 +154,7 @@ def _reduces(op: Ints) -> Ints:
 
 
 def _size_classes(kinds: Ints, size: Ints) -> Ints:
-    """The size itself, or its power of two (negative) where a kind has too many sizes."""
+    """Returns each size, or minus the exponent of its power of two if a kind has too many sizes."""
     classes = size.copy()
     _, kind = np.unique(kinds, axis=0, return_inverse=True)
     kind = kind.reshape(-1)
@@ -169,7 +171,7 @@ def _row(
     traces: dict[int, Trace],
     rank_steps: int,
 ) -> CollectiveRow:
-    """The row of calls of one kind; ``rank_steps`` is ranks times measured steps."""
+    """Makes the row of one kind of call; ``rank_steps`` is ranks times measured steps."""
     op, dtypes = op_name(int(calls.op[0])), traces[int(calls.rank[0])].metadata["dtypes"]
     with np.errstate(invalid="ignore", divide="ignore"):
         algbw = calls.size_bytes / calls.transfer_ns  # bytes per ns are GB/s
@@ -209,7 +211,7 @@ def _row(
 
 
 def caller(frames: Sequence[str]) -> str:
-    """Finds the innermost frame outside of torch and commprof's capture; else the innermost."""
+    """Returns the innermost frame outside of torch and commprof's capture, else the innermost."""
     own = (frame for frame in frames if not any(part in frame for part in _NOT_THE_CALLER))
     return next(own, frames[0] if frames else "")
 

@@ -1,8 +1,8 @@
-"""Ranks that are out of step: different collectives under one sequence number of a group.
+"""Finds ranks that issue different collectives under one sequence number of a group.
 
-All ranks of a group must issue the same collectives in the same order. Where one of them leaves
-one out, or issues another, gloo and NCCL hang, fail, or mix up data, long after the cause; the
-first number at which the ranks differ is where to look.
+All ranks of a group must issue the same collectives in the same order. If a rank leaves out a
+collective, or issues another one, gloo and NCCL hang, fail, or mix up data, long after the cause.
+The cause lies at the first sequence number at which the ranks differ.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _REDUCING = {
     )
 }
 _ROOTED = {OPS.index(name) for name in ("broadcast", "reduce", "gather", "scatter")}
-#: Each rank's output holds what all of them put in, so it has one size also where inputs differ.
+#: Each rank's output holds the inputs of all ranks, so its size is the same even if inputs differ.
 _GATHERING = {index for index, name in enumerate(OPS) if name.startswith("all_gather")}
-#: Shares of different size are allowed.
+#: Operations in which the sizes of different ranks may differ.
 _UNEVEN = {OPS.index(name) for name in ("all_to_all", "all_to_all_single", "gather", "scatter")}
 _BARRIERS = {OPS.index(name) for name in ("barrier", "monitored_barrier")}
-#: Collectives that some rank has yet to issue are kept for so many; a rank further behind is hung.
+#: Most collectives kept that some rank has yet to issue; a rank further behind is hung.
 _MOST_OPEN = 4096
-#: More are counted and not kept.
+#: Most mismatches kept; further ones are only counted.
 _MOST_KEPT = 8
 
 
@@ -46,17 +46,17 @@ class Issued:
     """Properties of one collective that must agree on all ranks of its group."""
 
     op: str
-    #: Empty where the trace has no names for it, or nothing is sent.
+    #: Empty if the trace has no name for the type, or nothing is sent.
     dtype: str
-    #: Empty where nothing is reduced.
+    #: Empty if nothing is reduced.
     reduce_op: str
-    #: -1 where ranks may differ.
+    #: -1 if sizes of ranks may differ.
     size_bytes: int
-    #: Root's rank in the group; -1 without one.
+    #: Root's rank in the group; -1 without a root.
     root: int
 
     def __str__(self) -> str:
-        """In words."""
+        """Describes the collective in words."""
         words = [self.op]
         if self.reduce_op:
             words.append(f"({self.reduce_op})")
@@ -71,39 +71,42 @@ class Issued:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """One sequence number of a group, under which ranks issued different collectives."""
+    """A sequence number of a group under which ranks issued different collectives."""
 
     #: c10d's name of the group.
     group: str
     seq: int
-    #: Global ranks by what they issued, those that most of them issued first.
+    #: Each collective with the global ranks that issued it, that of the most ranks first.
     issued: tuple[tuple[Issued, tuple[int, ...]], ...]
-    #: Times by each rank's own clock, in the order of its ranks.
+    #: Each rank and the time of its issue, on the rank's own clock; sorted by rank.
     issue_ns: tuple[tuple[int, int], ...]
 
     @property
     def odd_ranks(self) -> tuple[int, ...]:
-        """Ranks that differ from the majority; all ranks where there is no majority."""
+        """Ranks that differ from the majority; all ranks if there is no majority."""
         first, *others = (ranks for _, ranks in self.issued)
         odd = tuple(sorted(rank for ranks in others for rank in ranks))
         return odd if len(first) > len(odd) else tuple(sorted((*first, *odd)))
 
     @property
     def sentence(self) -> str:
-        """Says which ranks issued what."""
+        """Sentence that names the ranks and the collective that each issued."""
         said = "; ".join(f"{named_ranks(ranks)}: {issued}" for issued, ranks in self.issued)
         return f"Collective {self.seq} of group {self.group!r} is not the same on all ranks: {said}"
 
 
 def common_bytes(op: int, bytes_in: int, bytes_out: int) -> int:
-    """Size that must agree on all ranks of a collective; -1 where ranks may differ."""
+    """Size that must agree on all ranks of a collective; -1 if sizes may differ."""
     if op in _UNEVEN or op in _BARRIERS:
         return -1
     return bytes_out if op in _GATHERING else bytes_in or bytes_out
 
 
 def issued_of(row: Mapping[str, int], dtypes: Sequence[str]) -> Issued:
-    """Takes from an issue record the fields that must agree on all ranks; dtypes: by code."""
+    """Reads the fields that must agree on all ranks from an issue record.
+
+    dtypes: names of the types, by code.
+    """
     op = row["op"]
     size = common_bytes(op, row["bytes_in"], row["bytes_out"])
     named = op not in _BARRIERS and row["dtype"] < len(dtypes)
@@ -119,28 +122,35 @@ def issued_of(row: Mapping[str, int], dtypes: Sequence[str]) -> Issued:
 
 
 class MismatchFinder:
-    """Takes the collectives of all ranks as they come, in each rank's own order.
+    """Finds mismatches in a stream of collectives that are added in each rank's own order.
 
-    Whose is the odd one shows only when all ranks have issued theirs. Some may never come, held
-    up by the mismatch itself: a look later, those that are there are told without them.
+    Which rank is the odd one is known only once all ranks have issued the collective. Some ranks
+    may never issue it, blocked by the mismatch itself: such a mismatch is reported without them,
+    one call of ``look`` later.
     """
 
     def __init__(self) -> None:
-        #: The first of each group, at most ``_MOST_KEPT`` groups.
+        #: The first mismatch of each group, of at most ``_MOST_KEPT`` groups.
         self.found: list[Mismatch] = []
-        #: All of them.
+        #: Number of all mismatches.
         self.count = 0
         self._open: dict[tuple[str, int], dict[int, tuple[Issued, int]]] = {}
         self._complete: list[tuple[tuple[str, int], dict[int, tuple[Issued, int]]]] = []
-        #: Of ``_open``, those whose ranks differ: how often they were looked at; -1 once told.
+        #: For collectives in ``_open`` that differ: number of looks so far; -1 once reported.
         self._differing: dict[tuple[str, int], int] = {}
 
     def add(
         self, rank: int, group: str, size: int, seq: int, issued: Issued, issue_ns: int
     ) -> None:
-        """Takes the next collective of one rank.
+        """Adds the next collective of one rank.
 
-        rank: global. group: a name that is common to its ranks. size: of the group.
+        Args:
+            rank: global rank.
+            group: name of the group, common to its ranks.
+            size: number of ranks in the group.
+            seq: sequence number in the group.
+            issued: the collective.
+            issue_ns: time of its issue, on the rank's own clock.
         """
         key = group, seq
         members = self._open.setdefault(key, {})
@@ -161,7 +171,7 @@ class MismatchFinder:
         """Returns the first mismatch of each group that has not reported one yet.
 
         Args:
-            last: no rank will issue anything any more.
+            last: True if no rank will issue further collectives.
         """
         ready, self._complete = self._complete, []
         for key, looks in self._differing.items():
@@ -214,9 +224,9 @@ def find_mismatches(
 def _keys(
     trace: Trace, table: Collectives, names: dict[tuple[str, int], int]
 ) -> tuple[Ints, npt.NDArray[np.uint64], Ints]:
-    """Per collective: group and number in one, a hash of what must agree, and its row.
+    """Per collective: key of group and number, hash of the fields that must agree, and row.
 
-    A name that is used again, after ``destroy_process_group``, is told apart by its turn.
+    Groups that reuse a name, after ``destroy_process_group``, are distinguished by their order.
     """
     group = np.full(len(table), -1, dtype=np.int64)
     turns: Counter[str] = Counter()
@@ -268,7 +278,7 @@ def issue_rows(records: Records) -> Iterator[dict[str, int]]:
 
 
 def mismatch_of(group: str, seq: int, members: Mapping[int, tuple[Issued, int]]) -> Mismatch:
-    """Makes a mismatch of what ranks issued under one number."""
+    """Makes a mismatch of the collectives that ranks issued under one sequence number."""
     by_value: dict[Issued, list[int]] = {}
     for rank, (issued, _) in sorted(members.items()):
         by_value.setdefault(issued, []).append(rank)

@@ -1,4 +1,4 @@
-"""What FSDP2's collectives hold up: which of them, in which pass, at which group of parameters.
+"""Exposed time of FSDP2's collectives, by kind, pass and group of parameters.
 
 Groups are numbered from 1 in the order in which forward gathers them. Backward goes through them in
 reverse: it gathers again those that were resharded, which are the last ones, and reduce-scatters
@@ -22,12 +22,12 @@ from commprof.trace.reader import Trace
 from commprof.trace.schema import OPS
 from commprof.units import ns_to_ms
 
-#: Parts, with what is said of each.
+#: Parts of the communication, as sentences name them.
 FORWARD: Final = "all-gathers in forward"
 BACKWARD: Final = "all-gathers in backward"
 SCATTER: Final = "reduce-scatters"
 SUM: Final = "all-reduces between copies"
-#: A part that takes less of the step is not worth a word.
+#: A part below this fraction of the step is not mentioned.
 _WORTH_A_WORD = 0.01
 _GATHER, _SCATTER, _REDUCE = map(
     OPS.index, ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce")
@@ -36,16 +36,17 @@ _GATHER, _SCATTER, _REDUCE = map(
 
 @dataclass(frozen=True)
 class ShardedPart:
-    """One kind of collective of a sharded step; mean per step over steps and ranks."""
+    """One kind of collective of a sharded step; figures are means over steps and ranks."""
 
     #: FORWARD, BACKWARD, SCATTER or SUM.
     part: str
     calls: float
     exposed_ms: float
-    #: The group that holds up the step longest, and how long; 0 where groups cannot be told apart.
+    #: The group with the most exposed time, and that time; 0 if groups cannot be distinguished.
     group: int
     group_ms: float
-    #: Of the last call of the step, behind which no work is left to hide it; 0 for all-gathers.
+    #: Exposed time of the part's last call in a step, which no work is left to hide; 0 for
+    #: all-gathers.
     last_ms: float
 
 
@@ -54,23 +55,23 @@ class Sharding:
     """The parts of a sharded step's communication, the most exposed first."""
 
     parts: tuple[ShardedPart, ...]
-    #: Groups that forward gathers.
+    #: Number of groups that forward gathers.
     groups: int
-    #: The run directory, for a command.
+    #: The run directory, for use in a command.
     directory: str = ""
 
     @property
     def most(self) -> ShardedPart:
-        """The part that holds up the step longest."""
+        """The part with the most exposed time."""
         return self.parts[0]
 
     def sentence(self, step_ms: float) -> str:
-        """Says what holds up a step; empty where nothing is worth a sentence."""
+        """Sentence on the exposed parts of a step; empty if all are too short to mention."""
         shown = [each for each in self.parts if each.exposed_ms >= _WORTH_A_WORD * step_ms]
         if not shown:
             return ""
         parts = "; ".join(self._words(each) for each in shown)
-        return f"Of the exposed communication of sharded parameters, per step: {parts}."
+        return f"Exposed communication of sharded parameters, per step: {parts}."
 
     def _words(self, part: ShardedPart) -> str:
         told = []
@@ -78,7 +79,7 @@ class Sharding:
             where = f"parameter group {part.group} of {self.groups}"
             told.append(f"most at {where}, {in_ms(part.group_ms)}")
         if part.last_ms >= _WORTH_A_WORD * part.exposed_ms:
-            told.append(f"{in_ms(part.last_ms)} behind the last, which no work can hide")
+            told.append(f"{in_ms(part.last_ms)} in the last call, which no work can hide")
         more = f" ({'; '.join(told)})" if told else ""
         return f"{in_ms(part.exposed_ms)} {part.part}{more}"
 
@@ -136,7 +137,7 @@ def _rows(trace: Trace, table: Collectives, measured: Ints) -> Iterator[_Row]:
         for number, row in enumerate(forward.tolist()):
             yield _Row(FORWARD, number + 1, groups, False, float(waited[row]))
         for part, found in by_part.items():
-            # Accumulated passes gather a group several times: which is which is not told then.
+            # With accumulation a group is gathered several times: calls are not assigned to groups.
             told = len(found) <= groups
             for number, row in enumerate(found.tolist()):
                 is_last = part != BACKWARD and number == len(found) - 1

@@ -1,15 +1,14 @@
 """Size and bandwidth of collectives, and the bytes that they must send, in all and between hosts.
 
 Size and bandwidth follow the rules of nccl-tests (``doc/PERFORMANCE.md``): algbw = size / time.
-busbw = algbw * factor is what one link carries, comparable between operations and numbers of ranks.
-Size is what the operation is about, not what a rank sends: the whole buffer of all_reduce, all
-ranks' parts together for all_gather and reduce_scatter.
+busbw = algbw * factor is the rate of one link, comparable between operations and numbers of ranks.
+Size is the data that the operation works on, not the bytes that a rank sends: the whole buffer of
+all_reduce, all ranks' parts together for all_gather and reduce_scatter.
 
-What must be sent at least follows from the sizes alone. Which of it crosses from host to host
-depends on who sends to whom, and that is gloo's own choice, followed here as its sources have it
-(gloo/allreduce.cc, allgather.cc, broadcast.cc, reduce.cc): rings in the order of the ranks, and a
-binomial tree for broadcasts. torch makes an all-reduce of each reduce-scatter on gloo
-(ProcessGroupGloo.cpp).
+The bytes that must be sent at least follow from the sizes alone. Which of them cross from host to
+host depends on gloo's algorithms, modelled after gloo's sources (gloo/allreduce.cc, allgather.cc,
+broadcast.cc, reduce.cc): rings in the order of the ranks, and a binomial tree for broadcasts. torch
+runs each reduce-scatter on gloo as an all-reduce (ProcessGroupGloo.cpp).
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def sizes_bytes(op: Ints, bytes_in: Ints, bytes_out: Ints, group_size: Ints) -> 
 
 
 def bus_factor(op: str, ranks: int) -> float:
-    """busbw / algbw; NaN where nccl-tests has no rule, or one rank moves nothing."""
+    """Returns busbw / algbw; NaN for one rank, or if nccl-tests has no rule for the operation."""
     if op in ("broadcast", "reduce", "send", "recv", "recv_any_source"):
         return 1.0
     if ranks < 2:
@@ -62,16 +61,17 @@ def bus_factor(op: str, ranks: int) -> float:
 Floats = npt.NDArray[np.float64]
 _Factor = Callable[[Floats], Floats]
 
-#: Payload a rank sends, on average over the ranks of the group: of its input's bytes ...
+#: Payload that a rank sends, on average over the ranks of the group: as a multiple of the bytes of
+#: its input ...
 _OF_INPUT: dict[str, _Factor] = {
     # a ring's reduce-scatter and all-gather, each (n - 1) / n
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "all_reduce_coalesced": lambda n: 2 * (n - 1) / n,
-    # every other rank must get, or give, the whole of it once: n - 1 times over n ranks
+    # each other rank must receive, or send, all of it once: n - 1 times, averaged over n ranks
     "broadcast": lambda n: (n - 1) / n,
     "reduce": lambda n: (n - 1) / n,
     "gather": lambda n: (n - 1) / n,
-    # its own part to everybody else
+    # its own part to each other rank
     "all_gather": lambda n: n - 1,
     "all_gather_into_tensor": lambda n: n - 1,
     "all_gather_coalesced": lambda n: n - 1,
@@ -88,16 +88,16 @@ _OF_INPUT: dict[str, _Factor] = {
     "recv": np.zeros_like,
     "recv_any_source": np.zeros_like,
 }
-#: ... or of its output's, where the root's input is all of it.
+#: ... or of its output, if the root's input holds all ranks' parts.
 _OF_OUTPUT: dict[str, _Factor] = {"scatter": lambda n: (n - 1) / n}
 
 
 def sent_bytes(trace: Trace, table: Collectives) -> Floats:
-    """Payload of each collective that a rank sends, on average over the ranks of its group.
+    """Payload that a rank sends in each collective, on average over the ranks of its group.
 
-    Summed over all ranks it is what must pass between them at least: a ring all-reduce of S
-    bytes sends 2 (n - 1) / n S, and so on. NaN for an operation that is not known and for a
-    group that is not in the trace.
+    The sum over all ranks is the least that must pass between them: a ring all-reduce of S
+    bytes sends 2 (n - 1) / n S, and so on. NaN for an unknown operation and for a group that is
+    not in the trace.
     """
     sizes = {group.id: group.size for group in trace.groups.values()}
     n = np.array([sizes.get(group, 0) for group in table.group.tolist()], dtype=np.float64)
@@ -110,14 +110,14 @@ def sent_bytes(trace: Trace, table: Collectives) -> Floats:
 
 
 def all_sent_bytes(trace: Trace, table: Collectives | None = None) -> float:
-    """Bytes sent by everything that a rank issued while capture ran; NaN if a part is not known.
+    """Bytes sent by all operations that a rank issued during capture; NaN if a part is unknown.
 
-    A summary covers everything since always-on mode began, what full mode recorded later too, so
-    of the records only the earlier ones count beside it.
+    A summary covers everything since always-on mode began, including later records of full mode,
+    so only earlier records are added to it.
 
     Args:
-        trace: as it was written, by its own clock.
-        table: its collectives, where the caller has them.
+        trace: the trace as it was written, on its own clock.
+        table: collectives of the trace, if the caller has them.
     """
     table = columns.collectives(trace) if table is None else table
     sent = sent_bytes(trace, table)
@@ -128,10 +128,10 @@ def all_sent_bytes(trace: Trace, table: Collectives | None = None) -> float:
 
 
 def summarised_sent_bytes(trace: Trace, summary: Summary) -> float:
-    """Bytes sent by all that a summary counts; NaN if a part is not known.
+    """Bytes sent by all operations of a summary; NaN if a part is unknown.
 
-    A summary keeps the larger of input and output, which does not tell what a root's part in a
-    gather or a scatter is.
+    A summary keeps the larger of input and output, which does not give the part of a gather's or
+    a scatter's root.
     """
     sizes = {group.id: group.size for group in trace.groups.values()}
     total = 0.0
@@ -163,12 +163,12 @@ _NOTHING = ("barrier", "monitored_barrier", "recv", "recv_any_source")
 def sent_to_other_hosts(trace: Trace, table: Collectives, hosts: Sequence[object]) -> Floats:
     """Per collective: payload in bytes that this rank sends to ranks of other hosts.
 
-    NaN for an operation that is not known, and for a group that is not all ranks in their order.
+    NaN for an unknown operation, and for a group that does not hold all ranks in their order.
 
     Args:
-        trace: of one rank.
-        table: its collectives.
-        hosts: of each rank of the job; equal values are one host.
+        trace: trace of one rank.
+        table: collectives of the trace.
+        hosts: host of each rank of the job; equal values are the same host.
     """
     me, count = trace.rank, len(hosts)
     away = np.array([host != hosts[me] for host in hosts])
@@ -192,47 +192,47 @@ def sent_to_other_hosts(trace: Trace, table: Collectives, hosts: Sequence[object
 
 
 def _each(of: Callable[[int], float], peers: npt.NDArray[np.int64]) -> Floats:
-    """The factor of every row; computed once for each peer."""
+    """Returns the factor of every row, computed once for each peer."""
     known = {peer: of(peer) for peer in np.unique(peers).tolist()}
     return np.array([known[peer] for peer in peers.tolist()], dtype=np.float64)
 
 
 class _Factors:
-    """Bytes sent to other hosts over the operation's size; ``peer`` is its root or destination."""
+    """Bytes sent to other hosts divided by an operation's size; peer: its root or destination."""
 
     def __init__(self, me: int, away: npt.NDArray[np.bool_]) -> None:
         self._me, self._away, self._n = me, away, len(away)
 
     def ring_reduce(self, peer: int) -> float:
-        """Bytes to the rank before: all parts but one, once to add up and once to gather."""
+        """Sends to the previous rank: all parts but one, once to reduce and once to gather."""
         return 2 * (self._n - 1) / self._n * self._to(self._me - 1)
 
     def ring_gather(self, peer: int) -> float:
-        """Bytes to the next rank: its own part and those that came in, but for the last."""
+        """Sends to the next rank: its own part and all received parts but the last."""
         return (self._n - 1) * self._to(self._me + 1)
 
     def tree(self, root: int) -> float:
-        """In turn i, who is below 2^i as counted from the root sends to the one 2^i above."""
+        """Sends down a tree: in round i, rank r < 2^i, counted from the root, sends to r + 2^i."""
         mine = (self._me - root) % self._n
         bits = range((self._n - 1).bit_length())
         children = [mine + (1 << bit) for bit in bits if mine < 1 << bit]
         return sum(self._to(root + child) for child in children if child < self._n)
 
     def reduce(self, root: int) -> float:
-        """A ring to add up; then each sends its part to the root."""
+        """Sends around a ring to reduce, then its own part to the root."""
         n = self._n
         return (n - 1) / n * self._to(self._me - 1) + self.to_peer(root) / n
 
     def to_peer(self, peer: int) -> float:
-        """All of it to one rank, if that is another."""
+        """Sends everything to ``peer``, unless that is this rank."""
         return self._to(peer)
 
     def from_root(self, root: int) -> float:
-        """One part to each of the others."""
+        """Sends one part to each other rank if this rank is the root."""
         return float(self._away.sum()) if self._me == root else 0.0
 
     def to_all(self, peer: int) -> float:
-        """An equal part to each."""
+        """Sends an equal part to each rank."""
         return float(self._away.sum()) / self._n
 
     def _to(self, rank: int) -> float:

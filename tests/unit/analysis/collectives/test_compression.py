@@ -85,11 +85,11 @@ def test_the_name_of_a_scheme_cannot_harm() -> None:
 def test_remarks_say_what_was_saved() -> None:
     told = compression_remarks({}, [row(), row(bucket=1, non_finite=1)], 2, 10)
     assert told == [
-        "At 2 ranks int8 sent 2 MB per step and rank, an fp32 ring all-reduce sends 8 MB: 4.0 "
-        "times fewer bytes, for 0.751 ms per step of encoding, reducing and decoding on the "
-        "compressor's thread.",
-        "At 2 ranks 1 of 40 buckets that int8 sent had gradients that are not finite on some rank, "
-        "and became NaN on all of them.",
+        "At 2 ranks int8 sent 2 MB per step and rank instead of the 8 MB of an fp32 ring "
+        "all-reduce (4.0 times fewer bytes). Encoding, reducing and decoding took 0.751 ms per "
+        "step on the compressor's thread.",
+        "At 2 ranks 1 of 40 buckets that int8 sent had non-finite gradients on some rank, and "
+        "became NaN on all ranks.",
     ]
 
 
