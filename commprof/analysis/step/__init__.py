@@ -1,1 +1,1 @@
-"""Where each step of a rank went, and how steps change over a run."""
+"""Parts of each step of a rank, and how steps change over a run."""

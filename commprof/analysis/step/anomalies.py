@@ -1,21 +1,19 @@
-"""Changes of level in a run: of its steps, of bandwidth, of a rank's own work (it fails slow).
+"""Lasting changes of step time, of bandwidth, and of a rank's own work (a rank that fails slow).
 
-The same code follows a running job and reads a finished one, a step at a time.
-
-Changes of level in a series that comes one value at a time, such as the time of each step.
-
+The same code follows a running job and reads a finished one, a step at a time. The detector finds
+changes of level in a series that comes one value at a time, such as the time of each step. It is
 Page's cumulative sum (E. S. Page, "Continuous inspection schemes", Biometrika 41, 1954), on values
 made robust before they are added, as in J. M. Lucas and R. B. Crosier, "Robust CUSUM"
 (Communications in Statistics 11, 1982): each value, less the reference's median, is counted in the
 reference's robust standard deviations (1.4826 x the median absolute deviation) and cut at +-CUT.
-So one step of a minute counts no more than one that is a little late, and only a change that lasts
+So a step of a minute counts no more than a step that is a little late, and only a lasting change
 adds up::
 
     up_i   = max(0, up_(i-1)   + cut(z_i) - SLACK),     a change up   if up_i   > LIMIT
     down_i = max(0, down_(i-1) - cut(z_i) - SLACK),     a change down if down_i > LIMIT
 
-It began after the last value at which the sum was 0. The medians before and after it must also
-differ by a share of the level that matters: what is sure to have changed need not be of interest.
+The change began after the last value at which the sum was 0. The medians before and after the
+change must also differ by ``SMALLEST_CHANGE``: a significant change may be too small to matter.
 """
 
 from __future__ import annotations
@@ -37,17 +35,17 @@ from commprof.trace.reader import Trace
 from commprof.trace.schema import PHASES
 from commprof.units import ns_to_ms
 
-#: Values that a level is learnt from, at the begin and after each change.
+#: Number of values that a level is learnt from, at the begin and after each change.
 REFERENCE = 40
-#: Robust standard deviations beyond which a value counts no more.
+#: Robust standard deviations at which a value is cut.
 CUT = 3.0
-#: Of them that each value must exceed to add to the sum.
+#: Robust standard deviations that a value must exceed to add to the sum.
 SLACK = 1.0
-#: Sum at which the level has changed: 8 values in a row beyond the cut, or more that are nearer.
+#: Sum at which the level has changed: 8 values in a row beyond the cut, or more nearer values.
 LIMIT = 15.0
-#: Share of the level by which the medians must differ.
+#: Fraction of the level by which the medians must differ.
 SMALLEST_CHANGE = 0.1
-#: The spread counts as at least this share of the level: timers and schedulers have a grain.
+#: Smallest spread, as a fraction of the level: timers and schedulers have a limited resolution.
 _SMALLEST_SPREAD = 0.01
 #: Values for which a sum may stay above 0 without a change.
 _LONGEST = 4 * REFERENCE
@@ -59,7 +57,7 @@ class Change:
 
     #: Place in the series of the first value at the new level.
     begin: int
-    #: Place of the value with which it was sure.
+    #: Place of the value at which the change was certain.
     found: int
     #: Median of the reference.
     before: float
@@ -68,7 +66,7 @@ class Change:
 
     @property
     def ratio(self) -> float:
-        """Level after the change over the level before."""
+        """Level after the change divided by the level before."""
         return self.after / self.before
 
 
@@ -85,7 +83,7 @@ class ChangeDetector:
         self._since: list[list[float]] = [[], []]
 
     def add(self, value: float) -> Change | None:
-        """Takes the next value; returns the change that it makes certain, if any."""
+        """Adds the next value; returns the change that it makes certain, if any."""
         self._count += 1
         if len(self._reference) < REFERENCE:
             self._reference.append(value)
@@ -109,7 +107,7 @@ class ChangeDetector:
         self._since = [[], []]
 
     def _follow(self, direction: int, increment: float, value: float) -> Change | None:
-        """One direction's sum; a change if it is beyond the limit and large enough."""
+        """Adds to one direction's sum; returns a change if sum and change are large enough."""
         total = self._sums[direction] + increment
         since = self._since[direction]
         if total <= 0:
@@ -119,7 +117,7 @@ class ChangeDetector:
         self._sums[direction] = total
         since.append(value)
         if len(since) > _LONGEST:
-            # Sure and small, or just beyond the slack: the level creeps, and is learnt anew.
+            # Certain but small, or just beyond the slack: the level creeps, and is learnt anew.
             self._restart(since)
             return None
         if total <= LIMIT:
@@ -131,7 +129,7 @@ class ChangeDetector:
         return None
 
     def _restart(self, known: list[float]) -> None:
-        """Learns the level anew, from what is known of it on."""
+        """Learns the level anew, starting from the values that are known of it."""
         self._reference = known[-REFERENCE:]
         self._sums = [0.0, 0.0]
         self._since = [[], []]
@@ -142,11 +140,11 @@ class ChangeDetector:
 #: Smaller collectives are bound by latency and say nothing about bandwidth.
 BULK_BYTES = 64 * 1024
 _BITS_PER_BYTE = 8
-#: Steps whose phases are kept, to say which of them changed.
+#: Number of steps whose phases are kept, to find the phase that changed.
 _KEPT_STEPS = 6 * REFERENCE
-#: So many values in a row, by their median, say that a level is the former one again.
+#: Number of values in a row whose median decides that the former level is back.
 _BACK = 8
-#: Of each kind and rank; a job that flaps would fill the report.
+#: Most anomalies of each kind and rank; an unstable job would fill the report.
 _MOST_EACH = 20
 
 STEP, COMPUTE, BANDWIDTH = "step time", "own work", "bandwidth"
@@ -157,14 +155,14 @@ class StepFigures:
     """Figures of one step of all ranks."""
 
     step: int
-    #: When the first of them ended it, by its ``CLOCK_MONOTONIC``.
+    #: Time at which the first rank ended the step, by its ``CLOCK_MONOTONIC``.
     end_ns: int
-    #: Of the slowest rank.
+    #: Wall time of the slowest rank.
     wall_ms: float
-    #: By rank: its time per phase without waiting, in the order of ``schema.PHASES``.
+    #: By rank: time per phase without waiting, in the order of ``schema.PHASES``.
     work_ms: Mapping[int, Sequence[float]]
-    #: Size of the collectives of ``BULK_BYTES`` or more over their time, from the last rank's issue
-    #: to completion; NaN without any.
+    #: Size of the collectives of ``BULK_BYTES`` or more, divided by their time from the last
+    #: rank's issue to completion; NaN without any.
     gbit_per_s: float = math.nan
 
 
@@ -174,15 +172,15 @@ class Anomaly:
 
     #: ``STEP``, ``COMPUTE`` or ``BANDWIDTH``.
     what: str
-    #: -1 where it concerns all ranks.
+    #: -1 if the figure concerns all ranks.
     rank: int
     #: First step at the new level.
     step: int
-    #: When that step ended; see ``StepFigures.end_ns``.
+    #: Time at which that step ended, as ``StepFigures.end_ns``.
     time_ns: int
-    #: Step after which it was sure.
+    #: Step after which the change was certain.
     found_step: int
-    #: Of own work: the phase that changed most; empty of others.
+    #: For own work, the phase that changed most; else empty.
     phase: str
     #: Medians, in ms or Gbit/s.
     before: float
@@ -197,7 +195,7 @@ class Anomaly:
 
     @property
     def sentence(self) -> str:
-        """Says which rank and phase changed, at which step and by how much."""
+        """Sentence on which rank and phase changed, at which step and by how much."""
         verb = "rose" if self.after > self.before else "fell"
         whose = f"rank {self.rank}'s {self.what}" if self.rank >= 0 else self.what
         where = f", most of it in {self.phase}" if self.phase else ""
@@ -211,16 +209,16 @@ class Anomaly:
 
 
 class AnomalyFinder:
-    """Finds anomalies in a job's steps, taken in order."""
+    """Finds anomalies in a job's steps, which are added in order."""
 
     def __init__(self) -> None:
         self._detectors: dict[tuple[str, int], ChangeDetector] = {}
-        #: Per series the steps behind its newest values.
+        #: Per series: the steps of its newest values.
         self._steps: dict[tuple[str, int], deque[StepFigures]] = {}
         self._told: dict[tuple[str, int], int] = {}
 
     def add(self, figures: StepFigures) -> list[Anomaly]:
-        """Takes the next step; returns the changes that it makes certain."""
+        """Adds the next step; returns the anomalies that it makes certain."""
         found: list[Anomaly] = []
         for key, value in _values(figures).items():
             found += self._follow(key, value, figures)
@@ -241,7 +239,7 @@ class AnomalyFinder:
 
 
 def find_anomalies(seen: MeasuredWorld) -> tuple[Anomaly, ...]:
-    """Anomalies in the measured steps of a finished run; a change and its end are one."""
+    """Finds anomalies in the measured steps of a finished run; a change and its end are one."""
     finder, figures = AnomalyFinder(), list(_figures(seen))
     told: dict[tuple[str, int], list[Anomaly]] = {}
     for found in (one for each in figures for one in finder.add(each)):
@@ -255,7 +253,7 @@ def find_anomalies(seen: MeasuredWorld) -> tuple[Anomaly, ...]:
 
 
 def _with_end(found: Anomaly, figures: Sequence[StepFigures]) -> Anomaly:
-    """Adds the last step at the new level, if the former level came back."""
+    """Adds the last step at the new level to an anomaly, if the former level came back."""
     key = found.what, found.rank
     after = [each for each in figures if each.step > found.found_step and key in _values(each)]
     values = np.array([_values(each)[key] for each in after])
@@ -272,12 +270,12 @@ def _nearer_before(values: npt.NDArray[np.float64], found: Anomaly) -> npt.NDArr
 
 
 def _is_return(found: Anomaly, former: Anomaly) -> bool:
-    """Whether a change is the end of the one before it: back to where that began."""
+    """True if a change leads back to the level before the former change."""
     return abs(found.after - former.before) <= SMALLEST_CHANGE * former.before
 
 
 def _values(figures: StepFigures) -> dict[tuple[str, int], float]:
-    """What is followed of a step, by kind and rank."""
+    """Returns the figures of a step to look for changes in, by kind and rank."""
     series = {(STEP, -1): figures.wall_ms, (BANDWIDTH, -1): figures.gbit_per_s}
     series |= {(COMPUTE, rank): float(sum(work)) for rank, work in figures.work_ms.items()}
     # A level of 0 has no ratio, and a rank that does nothing cannot be slow.
@@ -304,7 +302,7 @@ def _figures(seen: MeasuredWorld) -> Iterator[StepFigures]:
 
 
 def _gbit_per_s(seen: MeasuredWorld) -> dict[int, float]:
-    """Per step, of the first rank's bulk collectives."""
+    """Returns the rate of the first rank's bulk collectives, by step."""
     arrivals, table = seen.arrivals[0], seen.tables[0]
     if arrivals is None:
         return {}
@@ -340,7 +338,7 @@ def _anomaly(key: tuple[str, int], change: Change, steps: list[StepFigures]) -> 
 
 
 def _changed_phase(rank: int, before: list[StepFigures], after: list[StepFigures]) -> str:
-    """The phase whose median changed most."""
+    """Returns the phase whose median changed most."""
     levels = [
         np.median([figures.work_ms[rank] for figures in part], axis=0) for part in (before, after)
     ]

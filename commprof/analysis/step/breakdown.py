@@ -1,11 +1,11 @@
-"""Where each step of one rank went; the parts add up to the step exactly.
+"""Parts of each step of one rank, which add up to the step exactly.
 
     step = data + forward + backward + exposed + optimizer + other
     exposed = wait + wire + unsplit
 
-Phases are what the training thread declared less what it waited for communication inside
-them; ``other`` is the remainder. Hidden communication runs beside all this and is no part of
-the sum.
+The time of a phase is the time that the training thread declared, less its waiting for
+communication in it; ``other`` is the remainder. Hidden communication overlaps these parts and is
+not part of the sum.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Breakdown:
-    """One row per step of one rank; times in nanoseconds."""
+    """Parts of the steps of one rank, one row per step; times in nanoseconds."""
 
     step: Ints
     wall_ns: Floats
@@ -50,42 +50,42 @@ class Breakdown:
     #: Backward compute, without the waiting in it.
     backward_ns: Floats
     optimizer_ns: Floats
-    #: What no phase was declared for.
+    #: Time outside of all declared phases.
     other_ns: Floats
-    #: The training thread stood still for communication.
+    #: Time for which communication blocked the training thread.
     exposed_ns: Floats
-    #: The part of it before the last rank had arrived; NaN where it is known for none of it.
+    #: Exposed time before the last rank had arrived; NaN if no part of it is known.
     wait_ns: Floats
-    #: The part of it after that; NaN where it is known for none of it.
+    #: Exposed time after the last rank had arrived; NaN if no part of it is known.
     wire_ns: Floats
-    #: The part of it for operations whose last arrival is not known.
+    #: Exposed time of operations whose last arrival is not known.
     unsplit_ns: Floats
-    #: The part of it in which DDP's finalisation could run but had no core; NaN where not read.
+    #: Exposed time in which DDP's finalisation could run but had no core; NaN if not recorded.
     no_core_ns: Floats
-    #: Communication was in flight and the training thread did not wait for it.
+    #: Time in which communication was in flight and did not block the training thread.
     hidden_ns: Floats
-    #: ``[step, phase]``, in the order of ``schema.PHASES``: of the time in each phase, without the
-    #: waiting, the part in which the process did not run.
+    #: ``[step, phase]``, in the order of ``schema.PHASES``: time in each phase, outside of waiting,
+    #: in which the process did not run.
     paused_ns: Floats
-    #: The same of time in which the training thread could run and had no core.
+    #: ``[step, phase]``: time in which the training thread could run and had no core.
     run_delay_ns: Floats
-    #: ``[step, phase, count]``, in the order of ``columns.HOST_COUNTS``: what else the kernel
-    #: counted of the training thread in each phase.
+    #: ``[step, phase, count]``, in the order of ``columns.HOST_COUNTS``: further counts of the
+    #: kernel for the training thread in each phase.
     host_counts: Floats
-    #: ``[step, rank, cause]``: waiting by the rank where it began and what that rank did, in the
-    #: order of ``exposure.CAUSES``, see :mod:`analysis.late.origins`; all 0 where arrivals are not
-    #: known.
+    #: ``[step, rank, cause]``: waiting, by the rank where it began and by the cause on that rank in
+    #: the order of ``exposure.CAUSES``, see :mod:`analysis.late.origins`; all 0 if arrivals are
+    #: unknown.
     caused_ns: Floats
 
     @property
     def waited_for_ns(self) -> Floats:
-        """Waiting as ``[step, rank]``, by the rank where it began."""
+        """Waiting as ``[step, rank]``, attributed to the rank where it began."""
         total: Floats = self.caused_ns.sum(axis=2)
         return total
 
     @property
     def with_cores_ns(self) -> Floats:
-        """``[step]``: all but run delay, its own and that of the ranks that it waited for."""
+        """Step time without run delay, of the rank itself and of the ranks that it waited for."""
         waited = self.caused_ns[:, :, CAUSES.index(NO_CORE)].sum(axis=1)
         left: Floats = self.wall_ns - self.run_delay_ns.sum(axis=1) - waited
         return left
@@ -97,9 +97,9 @@ class Breakdown:
 
     @property
     def by_origin_ns(self) -> Floats:
-        """Lateness as ``[origin, step]`` in the order of ``exposure.ORIGINS``; no run delay.
+        """Lateness as ``[origin, step]`` in the order of ``exposure.ORIGINS``, without run delay.
 
-        Whatever else runs on a rank's cores causes its run delay: that is no work of its own.
+        Run delay is caused by other programs on a rank's cores, so it is not the rank's own work.
         """
         paused = self.paused_ns.T
         work = self.work_ns - paused - self.run_delay_ns.T
@@ -117,14 +117,14 @@ def breakdown(
     world_size: int,
     origins: Origins | None = None,
 ) -> Breakdown:
-    """Splits every complete step of one rank.
+    """Splits every complete step of one rank into its parts.
 
     Args:
         trace: the rank's trace.
-        table: its collectives.
-        arrivals: of these collectives; None where the ranks' clocks cannot be compared.
+        table: the rank's collectives.
+        arrivals: arrivals of these collectives; None if the ranks' clocks cannot be compared.
         world_size: number of ranks, the width of ``caused_ns``.
-        origins: of its waits; None where every wait began at the rank that was waited for.
+        origins: origins of the rank's waits; None if each began at the rank waited for.
     """
     steps = columns.steps(trace)
     thread = int(steps.thread[0]) if len(steps) else 0
@@ -179,10 +179,10 @@ def breakdown(
 
 
 def mean_of_known(part: Floats, exposed: Floats) -> float:
-    """Mean of a part of exposed time; what is not known counts as 0.
+    """Mean of a part of exposed time, with unknown rows counted as 0.
 
-    That keeps ``exposed = wait + wire + unsplit``. NaN where there is exposed time and it is
-    known for none of it, or no row at all.
+    That keeps ``exposed = wait + wire + unsplit``. NaN if no row is known that has exposed time,
+    or if there are no rows.
     """
     if len(part) == 0 or (np.isnan(part[exposed > 0]).all() and (exposed > 0).any()):
         return float("nan")
@@ -205,7 +205,7 @@ def _sum_by_step(steps: Steps, step: Ints, values: Floats) -> Floats:
 
 
 def _phase_times(steps: Steps, phases: Spans, thread: int) -> Floats:
-    """``[step, phase]``: declared time, without regard to waiting."""
+    """Returns ``[step, phase]``: declared time, waiting included."""
     row = _step_of(steps, phases.begin_ns)
     used = (row >= 0) & (phases.thread == thread) & (phases.key < len(Phase))
     length = np.minimum(phases.end_ns, steps.end_ns[row] if len(steps) else 0) - phases.begin_ns
@@ -217,15 +217,15 @@ def _phase_times(steps: Steps, phases: Spans, thread: int) -> Floats:
 def _exposed_by_phase(
     steps: Steps, phases: Spans, exposed: Exposures, exposed_step: Ints, thread: int
 ) -> Floats:
-    """``[step, phase]``: waiting inside each phase; a stretch that lies in several is shared out.
+    """Returns ``[step, phase]``: waiting inside each phase; a wait across phases is divided.
 
-    What is outside of all counts nowhere here and is left to OTHER.
+    Waiting outside of all phases is not counted, which leaves it to OTHER.
     """
     step = _step_of(steps, phases.begin_ns)
     mine = (phases.thread == thread) & (step >= 0)
     begin, key = phases.begin_ns[mine], phases.key[mine]
     end = np.minimum(phases.end_ns[mine], steps.end_ns[step[mine]])
-    end[:-1] = np.minimum(end[:-1], begin[1:])  # no recorder's phases overlap
+    end[:-1] = np.minimum(end[:-1], begin[1:])  # phases of a recorder do not overlap
     times = np.zeros((len(steps), len(Phase)))
     used = exposed_step >= 0
     of_step = exposed_step[used]
@@ -239,7 +239,7 @@ def _exposed_by_phase(
 
 
 def _paused_by_phase(steps: Steps, phases: Spans, paused: Stretches, thread: int) -> Floats:
-    """``[step, phase]``: pauses inside each phase; outside of all they count as OTHER."""
+    """Returns ``[step, phase]``: pauses inside each phase; outside of all they count as OTHER."""
     times = np.zeros((len(steps), len(Phase)))
     if len(paused) == 0:
         return times
@@ -256,7 +256,7 @@ def _paused_by_phase(steps: Steps, phases: Spans, paused: Stretches, thread: int
 
 
 def _by_phase(steps: Steps, phases: Spans, counted: Spread, thread: int) -> Floats:
-    """``[step, phase]``: what was counted inside each phase; outside of all it counts as OTHER."""
+    """Returns ``[step, phase]``: counts inside each phase; those outside of all go to OTHER."""
     times = np.zeros((len(steps), len(Phase)))
     step = _step_of(steps, phases.begin_ns)
     mine = (phases.thread == thread) & (phases.key < len(Phase)) & (step >= 0)
@@ -268,7 +268,7 @@ def _by_phase(steps: Steps, phases: Spans, counted: Spread, thread: int) -> Floa
 
 
 def _by_origin(steps: Steps, exposed_step: Ints, origins: Origins, world_size: int) -> Floats:
-    """``[step, rank, cause]``: waiting per step and where it began."""
+    """Returns ``[step, rank, cause]``: waiting per step, by rank and cause where it began."""
     caused = np.zeros((len(steps), world_size, len(CAUSES)))
     step = exposed_step[origins.exposure]
     named = (step >= 0) & (origins.rank >= 0) & (origins.rank < world_size)

@@ -1,7 +1,7 @@
-"""Whether ranks were started with a core each, and whether they were measured to lack one.
+"""Checks whether ranks have a core each, and whether they were measured to lack one.
 
-Counting ranks and cores says how a run was started. That a rank waited for a core is said only from
-its run delay: the time in which its training thread was ready to run without one.
+The numbers of ranks and cores tell how a run was started. Only run delay shows that a rank waited
+for a core: the time in which its training thread was ready to run and had no core.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Any
 
 from commprof.analysis.world import WorldResult
 
-#: Share of the exposed time without a core from which a lack of cores is worth acting on.
+#: A lack of cores matters if ranks had no core for at least this fraction of the exposed time, ...
 _WORTH_ACTING = 0.1
-#: The same as a share of the step: with less of it, the exposed time itself is too short to matter.
+#: ... and for at least this fraction of the step: else the exposed time is too short to matter.
 _OF_STEP = 0.02
 
 
 def usable_cores(machine: Mapping[str, Any]) -> int:
-    """Number of physical cores; hardware threads where a run did not record cores."""
+    """Number of physical cores; of hardware threads if a run did not record cores."""
     return int(machine.get("usable_core_count", machine["usable_cpu_count"]))
 
 
 def crowded(context: Mapping[str, Any], world: WorldResult) -> bool:
-    """Whether some host was given more threads of ranks than it has cores; says nothing of waits.
+    """True if the ranks of some host have more threads than the host has cores.
 
-    Hosts of missing ranks are taken to be filled evenly.
+    That does not mean that they waited. Missing ranks are assumed to be spread evenly over hosts.
     """
     hosts = Counter(rank.host for rank in world.ranks)
     evenly = math.ceil(world.world_size / max(len(hosts), int(context.get("nodes", 1))))
@@ -36,7 +36,10 @@ def crowded(context: Mapping[str, Any], world: WorldResult) -> bool:
 
 
 def no_core_share(world: WorldResult) -> float:
-    """Share of the exposed time that was spent ready to run without a core; NaN if not measured."""
+    """Fraction of the exposed time in which ranks were ready to run but had no core.
+
+    NaN if it was not measured, or without exposed time.
+    """
     parts = world.parts
     if math.isnan(parts.no_core_ms) or not parts.exposed_ms > 0:
         return math.nan
@@ -44,7 +47,7 @@ def no_core_share(world: WorldResult) -> float:
 
 
 def lacked_cores(world: WorldResult) -> bool:
-    """Whether run delay shows that ranks waited for cores."""
+    """True if run delay shows that ranks waited for cores."""
     of_step = world.parts.no_core_ms / world.parts.step_ms if world.parts.step_ms > 0 else 0.0
     return no_core_share(world) >= _WORTH_ACTING and of_step >= _OF_STEP
 
@@ -52,7 +55,8 @@ def lacked_cores(world: WorldResult) -> bool:
 def judged_place(context: Mapping[str, Any], worlds: Sequence[WorldResult]) -> int:
     """Position of the world size that a verdict is about.
 
-    The largest of two ranks or more that had a core each; where there is none, the largest.
+    That is the largest world size of two ranks or more that have a core for each thread; the
+    largest of all if there is none.
     """
     places = range(len(worlds))
     roomy = [i for i in places if worlds[i].world_size > 1 and not crowded(context, worlds[i])]

@@ -1,4 +1,4 @@
-"""One world size step by step: what pictures, comparisons and tables of raw rows are made of."""
+"""Figures of one world size per step, for pictures, comparisons and tables of raw rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from commprof.trace.columns import Ints
 from commprof.trace.run.run_directory import WorldRun
 from commprof.units import NS_PER_MS
 
-#: Names of ``WorldDetail.parts_ms``. Those before "wait" add up to "step"; wait and wire are
+#: Names of ``WorldDetail.parts_ms``. The parts before "wait" add up to "step"; wait and wire are
 #: parts of exposed.
 PARTS = (
     *("step", "data", "forward", "backward", "exposed", "optimizer", "other"),
@@ -32,20 +32,20 @@ class WorldDetail:
     ranks: tuple[int, ...]
     #: Numbers of the measured steps.
     steps: Ints
-    #: By name, ``[rank, step]``; NaN where not known.
+    #: By name: ``[rank, step]``; NaN if unknown.
     parts_ms: Mapping[str, Floats]
-    #: Per step the slowest rank's wall time.
+    #: Per step: the slowest rank's wall time.
     slowest_ms: Floats
-    #: Per step, mean over ranks: the step without the time in which the rank, or one that it waited
-    #: for, could run and had no core.
+    #: Per step, mean over ranks: step time without the time in which the rank, or a rank that it
+    #: waited for, could run and had no core.
     with_cores_ms: Floats
     #: ``[rank, culprit]``: mean waiting per step of each of ``ranks`` for each global rank.
     waited_for_ms: Floats
     timeline: Timeline
-    #: Samples of all ranks in one epoch; NaN where no whole epoch was trained or nobody counted.
+    #: Samples of all ranks in one epoch; NaN if no whole epoch was trained or counted.
     epoch_samples: float
-    #: Part of the ranks' time outside of waiting in which they could run and had no core; 0 also
-    #: where nobody counted it.
+    #: Fraction of the ranks' time outside of waiting in which they could run and had no core; 0
+    #: if it was not measured.
     no_core_share: float = 0.0
 
 
@@ -82,7 +82,7 @@ def _part(part: object, name: str) -> Floats:
 
 
 def _epoch_samples(run: WorldRun) -> float:
-    """Samples of an epoch by the training loop's account of its first one."""
+    """Returns the samples of all ranks in the first epoch, as counted by the built-in loop."""
     if len(run.results) < run.world_size:
         return math.nan
     total = 0

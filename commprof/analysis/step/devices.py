@@ -1,11 +1,13 @@
-"""What each rank's device did in a step, of a recording that holds its kernels.
+"""Kernel times of each rank's device in a step, and telemetry of its GPU.
+
+Kernel times are known for recordings that hold a device's kernels:
 
     communication = wait + wire + unsplit = exposed + hidden;  busy + idle = step
 
-Kernels of several streams run at once: communication, compute and busy are the time in which any of
-them ran, once each.
+Kernels of several streams may run at once: communication, compute and busy are the time in which
+any of their kernels ran, counted once.
 
-Utilisation, clock, power and throttling of a rank's GPU, as NVML said while capture ran.
+Telemetry is the utilisation, clock, power and throttling that NVML reported while capture ran.
 """
 
 from __future__ import annotations
@@ -32,17 +34,17 @@ from commprof.units import ns_to_ms
 class KernelTimes:
     """Kernel times of one rank: means per measured step, in milliseconds."""
 
-    #: Kernels of communication ran, beside others or alone.
+    #: Time in which communication kernels ran, alone or next to others.
     communication_ms: float
-    #: Other kernels ran.
+    #: Time in which other kernels ran.
     compute_ms: float
-    #: Any of them.
+    #: Time in which any kernel ran.
     busy_ms: float
-    #: None of them.
+    #: Time in which no kernel ran.
     idle_ms: float
-    #: Sum over the communication kernels, which a rank's streams may run at once: until the last
-    #: rank had begun, from there to their end, and of those for which that is not known. The first
-    #: two are NaN where they are known for none.
+    #: Sums over the communication kernels, which may overlap on several streams: time until the
+    #: last rank had begun, time from then to the end, and time of kernels for which that is not
+    #: known. The first two are NaN if they are known for no kernel.
     wait_ms: float
     wire_ms: float
     unsplit_ms: float
@@ -55,7 +57,7 @@ def kernel_times(
     measured_steps: Ints,
     clocks_shared: bool,
 ) -> list[KernelTimes | None]:
-    """Kernel times per rank; None for a rank whose trace holds no kernels."""
+    """Returns kernel times per rank; None for a rank whose trace holds no kernels."""
     if all(trace.kernels is None for trace in traces) or len(measured_steps) == 0:
         return [None] * len(traces)
     calls = calls_of(matching, traces, tables, measured_steps, clocks_shared)
@@ -109,22 +111,22 @@ def _within_ns(some: Stretches, steps: Steps, chosen: npt.NDArray[np.bool_]) -> 
 
 @dataclass(frozen=True)
 class DeviceTelemetry:
-    """Telemetry of one GPU over all samples; NaN for what the driver did not tell."""
+    """Telemetry of one GPU over all samples; NaN for figures that the driver did not report."""
 
     samples: int
-    #: Share of the time in which any kernel ran, in percent. A kernel of NCCL that waits runs too.
+    #: Percentage of the time in which any kernel ran. A kernel of NCCL that waits counts, too.
     utilisation_percent: float
     sm_clock_mhz: float
     least_sm_clock_mhz: float
     power_w: float
-    #: At most, of everybody on this GPU.
+    #: Largest memory use by all processes on this GPU.
     memory_used_bytes: float
-    #: Shares of the samples in which this held the clock down; empty if the driver did not say.
+    #: By reason: fraction of samples in which it limited the clock; empty if not reported.
     limited: Mapping[str, float]
 
 
 def device_telemetry(trace: Trace) -> DeviceTelemetry | None:
-    """Returns the GPU telemetry of one rank's trace; None where nothing was sampled."""
+    """Returns the GPU telemetry of one rank's trace; None if nothing was sampled."""
     found = own_metadata(trace, "device_telemetry")
     if not (samples := found.get("samples", 0)):
         return None

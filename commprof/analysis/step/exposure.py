@@ -1,9 +1,8 @@
-"""When the training thread waited for communication, and for which collective.
+"""Intervals in which the training thread waited for communication, with the collective waited for.
 
-When a rank's process did not run at all, and what a rank's lateness may come from.
-
-A pause within waiting for communication is waiting: what is left of the pauses is time in which
-the training thread would have worked.
+Also finds pauses of a rank's process and counts of the kernel, and names the possible causes of a
+rank's lateness. A pause while the thread waits for communication counts as waiting: the remaining
+pauses are time in which the training thread would have worked.
 """
 
 from __future__ import annotations
@@ -33,29 +32,29 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Exposures:
-    """Stretches in which one thread waited."""
+    """Intervals in which one thread waited."""
 
-    #: Row of the collective waited for; -1 where not known.
+    #: Row of the collective waited for; -1 if unknown.
     collective: Ints
     #: Backward pass whose finalisation waited; -1 for a ``Work.wait`` and for a future.
     graph_task: Ints
     begin_ns: Ints
     end_ns: Ints
-    #: Time waited in the stretch; not more than ``end_ns - begin_ns`` but for clock noise.
+    #: Time waited in the interval; apart from clock noise, at most ``end_ns - begin_ns``.
     waited_ns: Floats
 
     def __len__(self) -> int:
-        """Number of stretches."""
+        """Number of intervals."""
         return len(self.collective)
 
 
 def exposures(
     table: Collectives, waits: Spans, finalizations: Finalizations, thread: int
 ) -> Exposures:
-    """All waiting of ``thread``: in ``Work.wait``, for a future, and in DDP's finalisation.
+    """Finds all waiting of ``thread``: in ``Work.wait``, for a future, in DDP's finalisation.
 
     A finalisation's total is measured (wall time less thread CPU time). It is
-    shared out over the buckets by replaying DDP's loop, which waits for each bucket in turn
+    divided among the buckets by replaying DDP's loop, which waits for each bucket in turn
     and copies it back; the copy speed is chosen so that the replay's waiting adds up to the
     measured total.
     """
@@ -82,7 +81,10 @@ def exposures(
 
 @columns.once_per_trace
 def exposures_of(trace: Trace) -> Exposures:
-    """All waiting of the training thread, which marks the steps or issues the most collectives."""
+    """Finds all waiting of the training thread.
+
+    That is the thread that marks the steps; without steps, it issues the most collectives.
+    """
     table, steps = columns.collectives(trace), columns.steps(trace)
     marks = steps.thread[:1] if len(steps) else table.thread
     thread = int(np.bincount(marks).argmax()) if len(marks) else 0
@@ -106,7 +108,7 @@ def _rows(spans: Spans, chosen: npt.NDArray[np.bool_]) -> Spans:
 
 
 def _row_of(table: Collectives, op_id: Ints) -> Ints:
-    """Row of each operation; -1 where it is not in the table."""
+    """Row of each operation; -1 if it is not in the table."""
     if len(table) == 0:
         return np.full(len(op_id), -1, dtype=np.int64)
     order = np.argsort(table.op_id, kind="stable")
@@ -117,14 +119,14 @@ def _row_of(table: Collectives, op_id: Ints) -> Ints:
 def _in_finalizations(
     table: Collectives, waits: Spans, finalizations: Finalizations, thread: int
 ) -> Iterator[_Row]:
-    """The finalisations' waiting, bucket by bucket; what ``waits`` counted is left out."""
+    """Yields the waiting of finalisations by bucket, without the waiting that is in ``waits``."""
     span = finalizations.span
     task = _awaited_by(table, span, thread)
     seen = np.flatnonzero((task >= 0) & (table.end_ns > 0))
     buckets = seen[np.argsort(task[seen], kind="stable")]
     first = np.searchsorted(task[buckets], span.key, side="left")
     last = np.searchsorted(task[buckets], span.key, side="right")
-    # One thread's waits neither nest nor overlap, so begins and ends are both in order.
+    # Waits of one thread neither nest nor overlap, so begins and ends are both in order.
     waited = np.concatenate(([0], np.cumsum(waits.end_ns - waits.begin_ns)))
     wait_first = np.searchsorted(waits.begin_ns, span.begin_ns, side="left")
     wait_last = np.searchsorted(waits.end_ns, span.end_ns, side="right")
@@ -137,11 +139,11 @@ def _in_finalizations(
 
 
 def _awaited_by(table: Collectives, span: Spans, thread: int) -> Ints:
-    """The backward pass that waits for each collective; -1 for none.
+    """Backward pass that waits for each collective; -1 if none does.
 
-    Beside those that it issued, what a hook issues when an earlier collective of it is done, as
-    torch's PowerSGD hook does: in a callback, so by another thread, in the same group, until
-    the finalisation has all buckets.
+    A pass waits for the collectives that it issued, and for those that a hook issues when an
+    earlier collective of the pass is done, as torch's PowerSGD hook does: in a callback on another
+    thread, in the same group, until the finalisation has all buckets.
     """
     task = table.graph_task.copy()
     issued = np.flatnonzero(task >= 0)
@@ -163,14 +165,14 @@ def _awaited_by(table: Collectives, span: Spans, thread: int) -> Ints:
 def _share(
     table: Collectives, buckets: Ints, graph_task: int, window: tuple[int, int], blocked_ns: int
 ) -> Iterator[_Row]:
-    """Shares ``blocked_ns`` of one finalisation over its buckets.
+    """Divides ``blocked_ns`` of one finalisation among its buckets.
 
     The replay's loop is: wait for the bucket's end, copy it, go on to the next. With
     ``copied`` bytes before a bucket it waits until ``end - speed * copied`` on a clock that
     stands still while it copies, and not at all if that clock is past it already.
     """
     begin_ns, end_ns = window
-    # What a hook sends for a bucket in a callback is no more to copy: the bucket is.
+    # The bucket is copied, but not what a hook sends for it in a callback.
     own = table.graph_task[buckets] >= 0
     size = np.where(own, table.bytes_in[buckets], 0).astype(np.float64)
     copied = np.cumsum(size) - size
@@ -178,20 +180,20 @@ def _share(
     speed = _copy_ns_per_byte(end, copied, blocked_ns, (end_ns - begin_ns) / max(1.0, size.sum()))
     reached = np.maximum.accumulate(np.concatenate(([0.0], end - speed * copied)))
     stretch = np.diff(reached)
-    # Where no copy speed explains so little waiting, the thread was busy with something else.
+    # If no copy speed explains so little waiting, the thread was busy with something else.
     scale = min(1.0, blocked_ns / reached[-1]) if reached[-1] > 0 else 1.0
     for i in np.flatnonzero(stretch > 0).tolist():
         until = begin_ns + int(end[i])
         length = float(stretch[i])
         yield _Row(int(buckets[i]), graph_task, int(until - length), until, length * scale)
-    # Stopped though every bucket was there: for a core, or for memory.
+    # The rest is not waiting for a bucket: the thread stopped for a core, or for memory.
     rest = blocked_ns - float(reached[-1]) * scale
     if rest > 0.5:
         yield _Row(-1, graph_task, begin_ns + int(reached[-1]), end_ns, rest)
 
 
 def _copy_ns_per_byte(end_ns: Ints, copied: Floats, blocked_ns: int, slowest: float) -> float:
-    """The speed at which the replay waits for ``blocked_ns``; between 0 and ``slowest``.
+    """Copy speed at which the replay waits for ``blocked_ns``; between 0 and ``slowest``.
 
     The replay's waiting is the largest of ``end - speed * copied``. ``slowest`` is the
     speed at which copying takes the whole finalisation.
@@ -205,17 +207,17 @@ def _copy_ns_per_byte(end_ns: Ints, copied: Floats, blocked_ns: int, slowest: fl
     return min(slowest, max(limits, default=0.0))
 
 
-#: The process was stopped, or frozen, or its machine stood still.
+#: The process was stopped or frozen, or its machine was paused.
 HOST_PAUSE: Final = "host pause"
-#: What lateness may come from: a phase of the training thread's work, or a pause.
+#: Possible origins of lateness: a phase of the training thread's work, or a pause.
 ORIGINS: Final = (*PHASES, HOST_PAUSE)
 #: The training thread could run and had no core.
 NO_CORE: Final = "no core"
-#: The rank was on the wire of other collectives, or waited in one whose last arrival is not known.
+#: The rank transferred data of other collectives, or waited in one of unknown last arrival.
 TRANSFER: Final = "transfer"
-#: No moment is known at which the two ranks had been side by side before.
+#: No earlier moment is known at which the two ranks were together.
 UNKNOWN: Final = "unknown"
-#: What waiting may come from, on the rank where it began.
+#: Possible causes of waiting, on the rank where it began.
 CAUSES: Final = (*ORIGINS, NO_CORE, TRANSFER, UNKNOWN)
 
 
@@ -231,25 +233,25 @@ def pauses(trace: Trace, exposed: Exposures) -> Stretches:
 
 @dataclass(frozen=True)
 class Spread:
-    """Counts of the kernel for stretches of a training thread outside of its waiting."""
+    """Counts of the kernel for intervals of a training thread outside of its waiting."""
 
     at: Stretches
-    #: Within each stretch.
+    #: Count within each interval.
     amount: Floats
 
     def within(self, others: Stretches) -> Spread:
-        """Restricts the counts to these stretches."""
+        """Returns the counts within ``others`` only."""
         row, at = rows_within(self.at, others)
         rate = self.amount / np.maximum(1, self.at.length_ns)
         return Spread(at, rate[row] * at.length_ns)
 
     def amount_in(self, begin_ns: Ints, end_ns: Ints) -> Floats:
-        """Per window: the count within it, spread evenly over each stretch."""
+        """Count within each window, with counts spread evenly over their intervals."""
         return covered(self.at.begin_ns, self.at.end_ns, self.amount, begin_ns, end_ns)
 
 
 def run_delay(trace: Trace, exposed: Exposures, thread: int) -> Spread:
-    """Run delay of the training thread's work, in ns."""
+    """Returns the run delay of the training thread outside of its waiting, in ns."""
     row, amount, at = _outside_of_waiting(trace, exposed, thread, columns.run_delays(trace))
     length = at.length_ns.astype(np.float64)
     whole = np.bincount(row, weights=length, minlength=len(amount))
@@ -257,7 +259,7 @@ def run_delay(trace: Trace, exposed: Exposures, thread: int) -> Spread:
 
 
 def host_counts(trace: Trace, exposed: Exposures, thread: int) -> dict[str, Spread]:
-    """What else kept the training thread from its work, by ``columns.HOST_COUNTS``."""
+    """Returns each of ``columns.HOST_COUNTS`` for the training thread outside of its waiting."""
     found = {}
     for name, counted in columns.host_counts(trace).items():
         row, amount, at = _outside_of_waiting(trace, exposed, thread, counted)
@@ -270,10 +272,10 @@ def host_counts(trace: Trace, exposed: Exposures, thread: int) -> dict[str, Spre
 def _outside_of_waiting(
     trace: Trace, exposed: Exposures, thread: int, found: Spans
 ) -> tuple[Ints, Ints, Stretches]:
-    """Stretches outside of waiting and pauses, with the reading that each is of, and all readings.
+    """Returns intervals outside of waiting and pauses, each with its reading, and all readings.
 
-    The kernel counts between two readings. A thread that waits for communication does not ask for
-    a core, so that a reading is spread over the rest of its time.
+    A reading covers the time since the one before. A thread that waits for communication does not
+    ask for a core, so a reading is spread over the rest of this time.
     """
     mine = found.thread == thread
     order = np.argsort(found.begin_ns[mine], kind="stable")

@@ -1,7 +1,7 @@
 """The mean step of one world size and its parts, without steps that stalled.
 
-One step that hung for seconds can be most of a mean. It says what happened once and not what a step
-is bound by, so it is left out here, and named.
+A step that hung for seconds can dominate a mean. It tells what happened once and not what bounds a
+step, so it is left out of the mean step, and named.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from commprof.analysis.step.detail import WorldDetail
 
 #: A step stalled if it took longer than this many median steps ...
 _STALLED = 10.0
-#: ... and if such steps are at most this share of all, or only one: more of them are the job's way.
+#: ... and if at most this fraction of steps is so long, or only one: more are normal for the job.
 _RARE = 0.05
 
-#: Below this share of a step there is too little to win for work on it.
+#: Parts below this fraction of a step are too short to be worth optimising.
 WORTH_A_LOOK = 0.10
 
-#: Parts that add up to the step, in which communication is one.
+#: Parts that add up to the step; communication is exposed communication.
 PARTS = ("compute", "communication", "data", "optimizer", "other")
 #: Parts that add up to communication.
 SPLIT = ("waiting", "wire", "unsplit")
 
 
 def stalled(slowest: Floats) -> npt.NDArray[np.bool_]:
-    """Per step: True if it stalled, by the slowest rank's time in any unit."""
+    """Per step: True if it stalled, from the slowest rank's times in any unit."""
     if len(slowest) < 3:
         return np.zeros(len(slowest), dtype=np.bool_)
     long: npt.NDArray[np.bool_] = slowest > _STALLED * np.median(slowest)
@@ -44,12 +44,12 @@ class MeanStep:
 
     #: ``[step, part]``, in the order of ``PARTS``: mean over ranks, in ms.
     by_step_ms: Floats
-    #: By name of ``PARTS``; they add up to ``step_ms``.
+    #: Mean of each of ``PARTS``; they add up to ``step_ms``.
     parts_ms: Mapping[str, float]
-    #: By name of ``SPLIT``; empty where waiting and wire are known for none of it.
+    #: Mean of each of ``SPLIT``; empty if no part of the waiting and wire is known.
     split_ms: Mapping[str, float]
     step_ms: float
-    #: Beside the sum: communication in flight while the training thread worked.
+    #: Communication in flight while the training thread worked; not part of the sum.
     hidden_ms: float
     #: The two parts of compute.
     forward_ms: float
@@ -57,11 +57,11 @@ class MeanStep:
 
     @property
     def exposed_ms(self) -> float:
-        """Exposed communication in all: waiting, transfer, and what is not split."""
+        """Exposed communication: the sum of waiting, transfer and unsplit time."""
         return self.parts_ms["communication"]
 
     def share(self, part: str) -> float:
-        """Share of the step that a part takes, also of a part of communication."""
+        """Fraction of the step that one of ``PARTS`` or ``SPLIT`` takes."""
         return {**self.parts_ms, **self.split_ms}[part] / self.step_ms
 
 

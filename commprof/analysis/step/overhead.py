@@ -1,14 +1,14 @@
-"""What commprof itself cost, from steps with capture off and on in turn.
+"""Overhead of commprof itself, from steps that alternate between capture on and off.
 
-Two clocks tell: the CPU time of all ranks' training threads, which other programs and waiting
-lengthen little, and the slowest rank's wall time. Of either only an interval that is narrow enough
-says anything.
+It is computed from two clocks: the CPU time of all ranks' training threads, which other programs
+and waiting lengthen little, and the slowest rank's wall time. A result counts only if its interval
+is narrow enough.
 
 Steps drift and resemble their neighbours, so medians over all steps of a kind differ by more than
-the steps' own spread says. Compared are therefore neighbours: each step with capture on and the one
-with capture off beside it, and each "off" step with the next one. Which of two comes first the
-training loop draws by lot (``overhead_states``): with signed ranks that makes the interval hold at
-its rate whatever rhythm or trend the steps have. A fixed order does not: in a model whose steps
+the steps' own spread suggests. Therefore neighbours are compared: each step with capture on with
+the adjacent step with capture off, and each "off" step with the next one. The training loop draws
+by lot which of two comes first (``overhead_states``): with signed ranks, the interval then keeps
+its level whatever rhythm or trend the steps have. A fixed order does not: in a model whose steps
 repeat themselves every eighth time the intervals held in 84 % of cases.
 """
 
@@ -21,32 +21,32 @@ import numpy as np
 
 from commprof.stats.intervals import Interval, signed_rank_ratio
 
-#: Of each step what capture was (see ``overhead_states``), and its time by both clocks; NaN where
-#: the training threads' is not known.
+#: Per step: state of capture (see ``overhead_states``), wall time, and CPU time of the training
+#: threads; the latter is NaN if unknown.
 Samples = Sequence[tuple[str, float, float]]
 
 Timed = Sequence[tuple[str, float]]
 
 _LEAST_PAIRS = 2
-#: What recording costs is a small part of this: an interval that reaches further to either side
-#: does not say whether it cost anything.
+#: Farthest that a conclusive interval reaches to either side. The cost of recording is far below
+#: this, so a wider interval does not show whether recording cost anything.
 MOST_REACH = 0.02
 
 
 @dataclass(frozen=True)
 class OwnCost:
-    """Ratios of steps by one clock: capture on over off, and off over off."""
+    """Ratios of step times on one clock: capture on / off, and off / off."""
 
-    #: A step with capture on / the step with capture off beside it, over all such pairs.
+    #: Step with capture on divided by the adjacent step with capture off, over all such pairs.
     on_over_off: Interval
-    #: The same of two steps with capture off, by turns; the truth is 1.
+    #: The same ratio for pairs of steps with capture off; its true value is 1.
     control: Interval
     steps_on: int
     steps_off: int
 
     @property
     def measurable(self) -> bool:
-        """True if the interval is narrow enough for a statement."""
+        """True if the interval is narrow enough for a conclusion."""
         found = self.on_over_off
         return max(found.high - found.value, found.value - found.low) <= MOST_REACH
 
@@ -58,16 +58,16 @@ class OwnCost:
 
 @dataclass(frozen=True)
 class Overhead:
-    """What commprof itself cost, by each clock."""
+    """Overhead of commprof itself, on each clock."""
 
-    #: CPU time of all ranks' training threads; None where a rank did not tell it.
+    #: From the CPU time of all ranks' training threads; None if a rank did not report it.
     cpu: OwnCost | None
-    #: Wall time of the slowest rank.
+    #: From the wall time of the slowest rank.
     wall: OwnCost
 
     @property
     def best(self) -> OwnCost:
-        """The cost by the clock that is disturbed least."""
+        """Cost on the clock that is disturbed least."""
         return self.cpu or self.wall
 
 
@@ -75,7 +75,7 @@ def overhead(samples: Samples) -> Overhead | None:
     """Computes the overhead from labelled step times; None with fewer than two pairs of a kind.
 
     Args:
-        samples: of one world size, in the order in which the steps ran.
+        samples: samples of one world size, in the order in which the steps ran.
     """
     return pooled_overhead([samples])
 
@@ -108,7 +108,7 @@ def _off(samples: Timed) -> Timed:
 
 
 def _pairs(samples: Timed, above: str) -> list[tuple[float, float]]:
-    """Times of neighbours of which one has this label, that one's first; each step once."""
+    """Pairs neighbours of which one has the label ``above``; its time comes first in the pair."""
     return [
         (first[1], second[1]) if first[0] == above else (second[1], first[1])
         for first, second in zip(samples[::2], samples[1::2], strict=False)

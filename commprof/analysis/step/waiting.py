@@ -1,14 +1,15 @@
-"""Splits exposed time: waiting for the last rank, and time on the wire.
+"""Splits exposed time into waiting for the last rank and time on the wire.
 
-A single collective is simple: until its last rank has arrived the others wait, after that it is
-on the wire. The buckets of one backward pass follow each other over the same wire, so the
-critical path is walked back from the last one: a bucket whose last rank arrived while an earlier
-bucket was still on the wire was held up by the wire; the first bucket on that way that was not
-is the one that everybody waited for. Exposed time before its last arrival is waiting; from there
-on the wire was busy without a pause, and who came late meanwhile cost nothing.
+A single collective is simple: the ranks wait until the last rank has arrived, and from then on
+the collective is on the wire. The buckets of one backward pass follow each other over the same
+wire, so the critical path is traced back from the last bucket: a bucket whose last rank arrived
+while an earlier bucket was still on the wire was delayed by the wire. The first bucket on this way
+back that was not delayed by the wire is the one that all ranks waited for. Exposed time before its
+last arrival is waiting; from then on the wire was busy without a pause, and ranks that arrived late
+meanwhile cost nothing.
 
-Where commprof's DDP hook saw the buckets, their gradients' arrival counts: what a hook inside it
-issues for a bucket, a compressor's messages for one, is part of the wire.
+If commprof's DDP hook saw the buckets, the arrival of their gradients counts: collectives that a
+hook inside it issues for a bucket, such as a compressor's messages, are part of the wire.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from commprof.trace.columns import Collectives, Ints
 
 @dataclass(frozen=True)
 class Waiting:
-    """How each exposure divides into waiting and transfer; aligned with ``Exposures``."""
+    """Split of each exposure into waiting and transfer; aligned with ``Exposures``."""
 
-    #: Part of ``waited_ns`` before the deciding arrival; NaN where it is not known.
+    #: Part of ``waited_ns`` before the deciding arrival; NaN if unknown.
     wait_ns: npt.NDArray[np.float64]
-    #: Global rank that arrived last at the deciding collective; -1 where not known.
+    #: Global rank that arrived last at the deciding collective; -1 if unknown.
     culprit: Ints
-    #: Number of the deciding collective or bucket, see ``Arrivals``; -1 where not known.
+    #: Number of the deciding collective or bucket, see ``Arrivals``; -1 if unknown.
     number: Ints
 
 
@@ -67,7 +68,7 @@ def split(exposed: Exposures, table: Collectives, arrivals: Arrivals) -> Waiting
 
 
 def not_split(exposed: Exposures) -> Waiting:
-    """Waiting that is not split, where nothing is known of arrivals."""
+    """Returns waiting without a split, for unknown arrivals."""
     unknown = np.full(len(exposed), -1, dtype=np.int64)
     return Waiting(np.full(len(exposed), np.nan), unknown, unknown)
 
@@ -86,7 +87,7 @@ def _arrival(arrivals: Arrivals, row: int) -> _Arrival:
 
 
 class _Exchanged(NamedTuple):
-    """What backward passes waited for, in order of issue."""
+    """Collectives or buckets that backward passes waited for, in order of issue."""
 
     graph_task: Ints
     end_ns: Ints
@@ -96,7 +97,7 @@ class _Exchanged(NamedTuple):
 
 
 def _of_collectives(table: Collectives, arrivals: Arrivals) -> _Exchanged:
-    is_message = np.isin(table.op, POINT_TO_POINT)  # DDP waits for none of them
+    is_message = np.isin(table.op, POINT_TO_POINT)  # DDP does not wait for messages
     rows = np.flatnonzero((table.graph_task >= 0) & (table.end_ns > 0) & ~is_message)
     return _Exchanged(
         table.graph_task[rows],
@@ -108,7 +109,10 @@ def _of_collectives(table: Collectives, arrivals: Arrivals) -> _Exchanged:
 
 
 def _of_buckets(buckets: BucketArrivals) -> _Exchanged:
-    """A device's buckets have no end of their own: the collectives on its stream tell more."""
+    """Returns the buckets with a known end.
+
+    A device's buckets have none; the collectives on its stream give more detail.
+    """
     rows = np.flatnonzero((buckets.graph_task >= 0) & (buckets.end_ns > 0))
     return _Exchanged(
         buckets.graph_task[rows],
@@ -120,9 +124,9 @@ def _of_buckets(buckets: BucketArrivals) -> _Exchanged:
 
 
 def _decided(exchanged: _Exchanged) -> dict[int, _Arrival]:
-    """Per backward pass the arrival that ended the waiting.
+    """Per backward pass: the arrival that ended the waiting.
 
-    It is not known in a pass with something that not all ranks were seen to issue.
+    It is unknown if the last arrival of some collective or bucket of the pass is unknown.
     """
     order = np.argsort(exchanged.graph_task, kind="stable")
     tasks = exchanged.graph_task[order]
