@@ -1,1 +1,1 @@
-"""Sweeps of collectives over sizes, measured here or by nccl-tests: read and compared."""
+"""Sweeps of collectives over sizes, measured by commprof or by nccl-tests: read and compared."""

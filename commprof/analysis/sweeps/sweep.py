@@ -1,4 +1,4 @@
-"""A sweep's figures: one row per operation, world size, size and placement, made of samples."""
+"""Figures of a sweep: one row of samples per operation, world size, size and placement."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class Times:
     """Times of one rank's calls of one kind, in the order in which all ranks made them."""
 
     begin_ns: Ints
-    """When it called, by its own CLOCK_MONOTONIC."""
+    """When the rank called, by its own CLOCK_MONOTONIC."""
     end_ns: Ints
-    """When its result was there."""
+    """When the rank had its result."""
 
 
 def durations_us(ranks: Sequence[Times], one_clock: bool) -> Floats:
-    """Duration of each call, of all ranks together.
+    """Duration of each call over all ranks, in µs.
 
-    one_clock: the ranks' times are of one clock. Then a call takes from the last rank's begin to
-    the last rank's end, and waiting for a late rank is in no figure. Otherwise it takes as long
-    as in the rank in which it took longest, late ranks included.
+    With ``one_clock``, all times are on one clock, and a call lasts from the last rank's begin to
+    the last rank's end, without waiting for a late rank. Otherwise a call lasts as long as on the
+    rank on which it lasted longest, waiting for a late rank included.
     """
     begin = np.stack([times.begin_ns for times in ranks])
     end = np.stack([times.end_ns for times in ranks])
@@ -41,21 +41,21 @@ def durations_us(ranks: Sequence[Times], one_clock: bool) -> Floats:
 
 
 def skews_us(ranks: Sequence[Times]) -> Floats:
-    """Microseconds from the first rank's begin to the last one's; the ranks share a clock."""
+    """Microseconds from the first rank's begin to the last rank's, if the ranks share a clock."""
     begin = np.stack([times.begin_ns for times in ranks])
     return np.asarray((begin.max(axis=0) - begin.min(axis=0)) / 1e3)
 
 
 @dataclass(frozen=True)
 class RowKey:
-    """What a row measured; equal in two results that can be compared."""
+    """Key of a row: the measured case, equal in results that can be compared."""
 
     op: str
     """c10d's name of the operation, or ``hook:`` and a compressor."""
     dtype: str
     """nccl-tests' name of the elements' type."""
     redop: str
-    """Reduce op; empty where nothing is reduced."""
+    """Reduce op; empty if nothing is reduced."""
     world_size: int
     """Ranks of the group."""
     backend: str
@@ -70,74 +70,74 @@ class RowKey:
 
 @dataclass(frozen=True)
 class SweepRow:
-    """One row's times over all samples, and what follows from them."""
+    """One row's times over all samples, and the bandwidth computed from them."""
 
     key: RowKey
-    """What was measured."""
+    """Key of the measured case."""
     root: Signed
-    """Root rank; -1 where there is none."""
+    """Root rank; -1 if there is none."""
     time_us: float
-    """Median."""
+    """Median time."""
     min_us: float
-    """Shortest."""
+    """Shortest time."""
     p50_us: float
-    """Median again, by its other name."""
+    """Median time, like `time_us`."""
     p99_us: float
-    """99th percentile; of fewer than 100 samples, close to the longest."""
+    """99th percentile; with fewer than 100 samples, close to the longest time."""
     max_us: float
-    """Longest."""
+    """Longest time."""
     cv: float
-    """Standard deviation over mean."""
+    """Standard deviation divided by mean."""
     algbw_gb_per_s: float
-    """Size over `time_us`; NaN where no data move."""
+    """Size divided by `time_us`; NaN if no data move."""
     busbw_gb_per_s: float
-    """algbw times nccl-tests' factor, see `bandwidth.bus_factor`; NaN where it has none."""
+    """algbw times nccl-tests' factor, see `traffic.bus_factor`; NaN if it has none."""
     wrong: int | None
-    """Elements that were not as they must be, over ranks and checked calls; None: not checked."""
+    """Number of wrong elements over ranks and checked calls; None if not checked."""
     iterations: int
-    """Samples."""
+    """Number of samples."""
     skew_us: float
-    """Median time from the first rank's begin to the last one's; NaN without a common clock."""
+    """Median time from the first rank's begin to the last rank's; NaN without a common clock."""
     samples_us: tuple[float, ...]
-    """All samples in the order in which they were taken."""
+    """All samples in the order in which they were measured."""
     round_iterations: tuple[int, ...]
-    """How many of them belong to each round, in order."""
+    """Number of samples of each round, in order."""
 
 
 @dataclass(frozen=True)
 class OverlapRow:
-    """Communication under compute, by the words of IMB-NBC."""
+    """Overlap of communication with compute, in the terms of IMB-NBC."""
 
     key: RowKey
-    """What was measured; in place where the operation can be."""
+    """Key of the measured case; in place if the operation can be."""
     pure_us: float
     """t_pure: the collective alone."""
     compute_alone_us: float
-    """Duration of the same compute without a collective under way."""
+    """Duration of the same compute without a collective in flight."""
     compute_us: float
-    """t_CPU: the compute while the collective is under way."""
+    """t_CPU: the compute while the collective is in flight."""
     overlapped_us: float
     """t_ovrl: from issue, through the compute, to the end of the wait."""
     overlap: float
-    """0: one after the other; 1: the shorter one costs nothing. See `overlap_share`."""
+    """0: no overlap; 1: the longer one hides the shorter one. See `overlap_share`."""
     iterations: int
-    """Samples; all times are medians."""
+    """Number of samples; all times are medians."""
     wrong: int | None = None
-    """As in `SweepRow`; None also in files from before it was there."""
+    """As in `SweepRow`; None also in files of versions that did not record it."""
 
 
 @dataclass(frozen=True)
 class SweepResult:
-    """What one microbenchmark command measured."""
+    """Result of one microbenchmark command."""
 
     context: dict[str, Any]
     """Machine, versions, command, policy."""
     rows: tuple[SweepRow, ...] = ()
-    """In the order in which they were measured."""
+    """Rows in the order in which they were measured."""
     overlap_rows: tuple[OverlapRow, ...] = ()
-    """Rows of a sweep with ``--overlap``, which has no others."""
+    """Rows of a sweep with ``--overlap``, which has no other rows."""
     problems: tuple[str, ...] = field(default=())
-    """What ended it before its time, one line each."""
+    """Reasons why the command ended early, one line each."""
 
 
 def make_row(
@@ -148,9 +148,9 @@ def make_row(
     wrong: int | None,
     root: int,
 ) -> SweepRow:
-    """Makes a row from its samples, given per round in us.
+    """Makes a row from its samples, given per round in µs.
 
-    bus_op: the operation's name in `bandwidth.bus_factor`. skews: like rounds_us; empty without a
+    bus_op: the operation's name in `traffic.bus_factor`. skews: like rounds_us; empty without a
     common clock.
     """
     samples = np.concatenate(list(rounds_us))
@@ -176,10 +176,10 @@ def make_row(
 
 
 def overlap_share(pure_us: float, compute_us: float, overlapped_us: float) -> float:
-    """Share of the shorter of the two that the longer one hides, from 0 to 1.
+    """Fraction of the shorter of communication and compute that the longer hides, from 0 to 1.
 
     ``max(0, min(1, (t_pure + t_CPU - t_ovrl) / min(t_pure, t_CPU)))``: Intel MPI Benchmarks User
-    Guide, IMB-NBC, "Measuring Communication and Computation Overlap". t_CPU is of the compute while
-    the collective is under way, and all three are of the rank with the largest t_ovrl.
+    Guide, IMB-NBC, "Measuring Communication and Computation Overlap". t_CPU is that of the compute
+    while the collective is in flight, and all three are from the rank with the largest t_ovrl.
     """
     return max(0.0, min(1.0, (pure_us + compute_us - overlapped_us) / min(pure_us, compute_us)))

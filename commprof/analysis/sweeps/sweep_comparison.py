@@ -1,4 +1,4 @@
-"""Two sweeps, row by row: the ratio of their times, and whether it is more than noise."""
+"""Compares two sweeps row by row: the ratio of their times, and whether it exceeds noise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from commprof.errors import UsageError
 from commprof.stats.rank_tests import holm, least_p, rank_test, with_correlation
 from commprof.text import counted
 
-#: Chance that a comparison of two equal results flags any row at all.
+#: Probability that a comparison of two equal results flags any row at all.
 SIGNIFICANCE = 0.01
 
 _MOST_CORRELATION = 0.95
@@ -24,19 +24,19 @@ class RowComparison:
     """Comparison of one row that both results have."""
 
     key: RowKey
-    """What was measured."""
+    """Key of the measured case."""
     first_us: float
     """Median time in the first result."""
     second_us: float
-    """In the second."""
+    """Median time in the second result."""
     ratio: float
-    """Second over first: above 1 the second is slower."""
+    """Second time divided by the first: above 1 the second is slower."""
     p_value: float
     """p-value of the rank test of the rounds' medians, with `SweepComparison.correlation`."""
     corrected_p: float
-    """For the number of rows, by Holm's rule."""
+    """p-value corrected for the number of rows by Holm's rule."""
     verdict: str
-    """``same``, ``slower`` or ``faster``: the second, at SIGNIFICANCE over all rows."""
+    """``same``, ``slower`` or ``faster``: the second result, at SIGNIFICANCE over all rows."""
 
 
 @dataclass(frozen=True)
@@ -44,32 +44,30 @@ class SweepComparison:
     """Comparison of all rows that both results have."""
 
     rows: tuple[RowComparison, ...]
-    """In the first result's order."""
+    """Rows in the order of the first result."""
     only_first: int
-    """Rows that the second lacks."""
+    """Number of rows that the second result lacks."""
     only_second: int
-    """Rows that the first lacks."""
+    """Number of rows that the first result lacks."""
     differences: tuple[tuple[str, str, str], ...]
-    """What of machine, versions and policies differs: name, first's, second's."""
+    """Properties of machine, versions and policies that differ: name, first's, second's."""
     correlation: float
     """Correlation of a round's medians with the next round's, over all rows: the drift."""
     remarks: tuple[str, ...]
-    """What limits the conclusion."""
+    """Sentences on the limits of the conclusion."""
 
     def slower_than(self, limit: float) -> tuple[RowComparison, ...]:
-        """Rows that are slower beyond noise and by more than this share, 0.05 for 5 %."""
+        """Rows that are slower beyond noise and by more than a fraction, 0.05 for 5 %."""
         return tuple(row for row in self.rows if row.verdict == "slower" and row.ratio > 1 + limit)
 
 
 def compare_sweeps(first: SweepResult, second: SweepResult) -> SweepComparison:
-    """Compares the rows that both results have. Raises UsageError where there are none."""
+    """Compares the rows that both results have; raises UsageError if there are none."""
     firsts = {row.key: row for row in first.rows}
     seconds = {row.key: row for row in second.rows}
     both = [key for key in firsts if key in seconds]
     if any(result.overlap_rows and not result.rows for result in (first, second)):
-        raise UsageError(
-            "results of --overlap have no rows that are compared; measure both without --overlap"
-        )
+        raise UsageError("results of --overlap cannot be compared; measure both without --overlap")
     if not both:
         raise UsageError(
             "the two results have no row in common (the same operation, type, reduce op, ranks, "
@@ -96,10 +94,10 @@ def compare_sweeps(first: SweepResult, second: SweepResult) -> SweepComparison:
 
 
 def round_medians(row: SweepRow) -> list[float]:
-    """Medians of the rounds, which are what the test compares.
+    """Medians of the rounds, which the test compares.
 
-    Neighbouring samples resemble each other, so they say less than their number; rounds lie
-    apart, each with a process group and buffers of its own.
+    Neighbouring samples resemble each other, so they are worth fewer independent ones; rounds are
+    separated in time, each with a process group and buffers of its own.
     """
     ends = np.cumsum(row.round_iterations)
     samples = np.array(row.samples_us)
@@ -107,10 +105,10 @@ def round_medians(row: SweepRow) -> list[float]:
 
 
 def drift(series: list[list[float]]) -> float:
-    """Lag-one correlation of the logarithms within these series, all taken together.
+    """Lag-one correlation of the logarithms within the series, pooled over all of them.
 
     The estimate from n values is low by about 1 / n (Marriott and Pope, Biometrika 41 (1954)
-    390-402), which is put back. 0 where no series has three values or any spread.
+    390-402), which is corrected. 0 if no series has three values and some spread.
     """
     along = square = missing = 0.0
     for values in series:
@@ -157,6 +155,5 @@ def _remarks(pairs: list[tuple[SweepRow, SweepRow]]) -> list[str]:
         return []
     return [
         f"With {counted(min(rounds), 'round')} and {counted(len(pairs), 'row')} no difference can "
-        f"be told from chance in every row at {SIGNIFICANCE:.0%}; measure fewer sizes, or leave -n "
-        "out"
+        f"be significant at {SIGNIFICANCE:.0%} over all rows; measure fewer sizes, or leave out -n"
     ]

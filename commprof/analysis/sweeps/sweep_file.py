@@ -1,4 +1,4 @@
-"""A sweep's result as a file: commprof's JSON, or what nccl-tests wrote."""
+"""Reads and writes a sweep's result as commprof's JSON, and reads results of nccl-tests."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ def read_nccl_tests_sweep(path: Path) -> SweepResult:
     """Reads a result of nccl-tests as a sweep.
 
     Raises:
-        UsageError: it is no usable result of nccl-tests.
+        UsageError: the file is not a usable result of nccl-tests.
     """
     logs = read_nccl_tests(path)
     keys: dict[RowKey, SweepRow] = {}
     for log in logs:
         for row in log.rows:
             made = _row(log, row)
-            keys.setdefault(made.key, made)  # a size that was measured again is a warm-up's
+            keys.setdefault(made.key, made)  # a repeated size is of a warm-up; the first row counts
     most, hosts = max(log.ranks for log in logs), logs[0].hosts
     context = {"instrument": "nccl-tests", "world_size": most, "hosts": hosts}
     return SweepResult(context={**context, "machine": {}}, rows=tuple(keys.values()))
 
 
 def _row(log: NcclTestsLog, row: NcclTestsRow) -> SweepRow:
-    """The file has one mean a row; with single iterations, one round of them."""
+    """Makes a row from its mean time, or from its single iterations as one round."""
     samples = np.array(row.samples_us or (row.time_us,))
     time_us = float(np.median(samples))
     algbw = row.size_bytes / (time_us * 1e3)
@@ -75,15 +75,15 @@ def _row(log: NcclTestsLog, row: NcclTestsRow) -> SweepRow:
     )
 
 
-#: Raised when a field changes its meaning or goes away, not when one is added.
+#: Increased when a field changes its meaning or goes away, not when a field is added.
 SCHEMA_VERSION = 1
 KIND = "commprof microbench"
 
-_DIGITS = 3  # of microseconds: the clock's nanosecond
+_DIGITS = 3  # decimals of microseconds: the clock's nanosecond
 
 
 def write_sweep(path: Path, result: SweepResult) -> None:
-    """Writes a sweep so that a reader finds the whole file or none."""
+    """Writes a sweep atomically: a reader finds the whole file or no file."""
     replace_file(path, render(result))
 
 
@@ -103,9 +103,9 @@ def render(result: SweepResult) -> str:
 
 
 def read_sweep(path: Path) -> SweepResult:
-    """Reads what `write_sweep` wrote, or a result of nccl-tests.
+    """Reads a file of `write_sweep`, or a result of nccl-tests.
 
-    Raises UsageError for a file that is none, or of another version.
+    Raises UsageError if the file is neither, or is of another version.
     """
     if is_nccl_tests(path):
         return read_nccl_tests_sweep(path)
@@ -122,16 +122,16 @@ def read_sweep(path: Path) -> SweepResult:
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """Reads the JSON that `write_sweep` wrote, without checking its content.
+    """Reads the JSON of a file of `write_sweep` without checking its content.
 
-    Raises UsageError for a file that is none, or of another version.
+    Raises UsageError if the file is not of `write_sweep`, or is of another version.
     """
     try:
         value = read_json(path)
     except OSError as error:
         raise UsageError(f"{invocation.quoted(path)} cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise _no_result(path, f" (no JSON file: {error})") from None
+        raise _no_result(path, f" (not a JSON file: {error})") from None
     if not isinstance(value, dict) or value.get("kind") != KIND:
         raise _no_result(path)
     if value.get("schema_version") != SCHEMA_VERSION:
@@ -146,12 +146,12 @@ def read_document(path: Path) -> dict[str, Any]:
 def _no_result(path: Path, why: str = "") -> UsageError:
     write = invocation.command("microbench", "OP", "--json", "FILE")
     return UsageError(
-        f"{invocation.quoted(path)} is no result of a microbenchmark{why}; write one with {write}"
+        f"{invocation.quoted(path)} is not a microbenchmark result{why}; write one with {write}"
     )
 
 
 def _flat(row: SweepRow | OverlapRow) -> dict[str, Any]:
-    """The key's fields beside the others."""
+    """Returns a row as one mapping, with the fields of its key next to its own."""
     values = dataclasses.asdict(row)
     return {name: _plain(value) for name, value in (values.pop("key") | values).items()}
 
@@ -167,6 +167,6 @@ def _plain(value: Any) -> Any:
 
 
 def _rows(value: Mapping[str, Any], name: str, kind: Any) -> Any:
-    """Rows of ``kind``, whose keys' fields stand beside the others."""
+    """Reads rows of ``kind`` from mappings that hold the fields of the key and of the row."""
     flat = checked(value, {name: list[dict[str, Any]]})[name]
     return checked([{**row, "key": row} for row in flat], tuple[kind, ...], name)

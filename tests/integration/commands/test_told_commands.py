@@ -202,7 +202,7 @@ def test_what_an_output_tells_to_type_is_taken(
         ("report train.py", "train.py holds no recording; give a directory that commprof recorded"),
         ("report broken.tar.gz", "commprof: broken.tar.gz cannot be read: its packing is damaged"),
         ("compare RUN train.py", "give two run directories, two recordings of torch.profiler, two"),
-        ("compare train.py train.py", "train.py is no result of a microbenchmark (no JSON file: "),
+        ("compare train.py train.py", "train.py is not a microbenchmark result (not a JSON file: "),
         ("predict RUN --from-world-size 7", "record one with commprof run --world-sizes 7"),
         ("predict RUN --profile no.json", "machine profile no.json cannot be read: No such file"),
         ("fit traces", "; left out: traces (2 ranks): "),

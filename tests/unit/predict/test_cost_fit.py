@@ -234,8 +234,8 @@ def test_ranks_per_core_that_nobody_knows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("{", "no JSON file: "),
-        (json.dumps({"rows": [ROW]}), "no result of a microbenchmark"),
+        ("{", "not a JSON file: "),
+        (json.dumps({"rows": [ROW]}), "not a microbenchmark result"),
         (json.dumps({**HEAD, "schema_version": 2, "rows": [ROW]}), "schema_version 2"),
         (json.dumps(HEAD), "no rows"),
         (json.dumps({**HEAD, "rows": [{"op": 1}]}), r"rows\[0\].op is not a string: 1"),

@@ -136,9 +136,9 @@ def test_an_empty_result_can_be_written_and_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "no JSON file: "),
-        ("[]", "is no result of a microbenchmark"),
-        ('{"schema_version": 1, "runs": []}', "is no result of a microbenchmark"),
+        ("", "not a JSON file: "),
+        ("[]", "is not a microbenchmark result"),
+        ('{"schema_version": 1, "runs": []}', "is not a microbenchmark result"),
         ('{"kind": "commprof microbench", "schema_version": 9}', "schema_version 9 .allowed: 1"),
         ('{"kind": "commprof microbench", "schema_version": 1}', "is damaged: context is missing"),
     ],
@@ -285,7 +285,7 @@ def test_results_of_overlap_are_refused_as_such() -> None:
 
 def test_too_few_rounds_to_conclude_anything_are_said() -> None:
     (remark,) = compare_sweeps(sweep_result(row()), sweep_result(row())).remarks
-    assert remark.startswith("With 2 rounds and 1 row no difference can be told from chance")
+    assert remark.startswith("With 2 rounds and 1 row no difference can be significant at 1%")
     assert compare_sweeps(noisy_result(1, 20), noisy_result(2, 20)).remarks == ()
 
 
@@ -299,8 +299,8 @@ A, B: median times. p: Mann-Whitney rank test between the rounds' medians, which
 the next round (correlation 0.00); corrected by Holm's rule for 1 row, so that two
 equal results show any difference at all with a chance of 1%.
 
-* With 2 rounds and 1 row no difference can be told from chance in every row at 1%; measure fewer\
- sizes, or leave -n out.
+* With 2 rounds and 1 row no difference can be significant at 1% over all rows; measure fewer\
+ sizes, or leave out -n.
 
 B against A: 0 slower, 0 faster, 1 same.
 """
