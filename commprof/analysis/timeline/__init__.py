@@ -1,1 +1,1 @@
-"""What every rank did when, as slices that never overlap on one lane."""
+"""Timelines of every rank, as slices that do not overlap on one lane."""

@@ -25,9 +25,9 @@ Columns = TypeVar("Columns", "Stretches", "InFlightIntervals")
 
 @dataclass(frozen=True)
 class Stretches:
-    """Stretches of the training thread's time."""
+    """Intervals of the training thread's time."""
 
-    #: Row of the step among the measured ones.
+    #: Row of the step among the measured steps.
     step: Ints
     #: Phase code, or 0.
     code: Ints
@@ -37,12 +37,12 @@ class Stretches:
 
 @dataclass(frozen=True)
 class RankTimeline:
-    """Timeline of one rank, on the clock that the ranks have in common."""
+    """Timeline of one rank, on the ranks' common clock."""
 
     rank: int
     steps: Stretches
     phases: Stretches
-    #: The training thread stood still for communication.
+    #: Intervals in which communication blocked the training thread.
     waiting: Stretches
     in_flight: InFlightIntervals
 
@@ -51,32 +51,32 @@ class RankTimeline:
 class Timeline:
     """Timelines of all ranks of one world size over measured steps."""
 
-    #: Numbers of the steps that are here, of ``measured_steps`` in all.
+    #: Numbers of the steps in this timeline, out of ``measured_steps``.
     steps: Ints
     measured_steps: int
     kinds: tuple[CallKind, ...]
     ranks: tuple[RankTimeline, ...]
-    #: Whether times of different ranks can be compared.
+    #: True if times of different ranks can be compared.
     clocks_shared: bool
-    #: Spans that belong to these steps and are not here, since one step alone had too many.
+    #: Number of spans of these steps that are left out because one step alone had too many.
     left_out: int = 0
-    #: Names of ``Stretches.code`` of phases.
+    #: Names of phases, by ``Stretches.code``.
     phases: tuple[str, ...] = PHASES
 
     @property
     def spans(self) -> int:
-        """Number of stretches and collectives in the timeline."""
+        """Number of intervals and collectives in the timeline."""
         return int(self._by_step().sum())
 
     def middle(self, most_spans: int) -> Timeline:
-        """Cuts the timeline to as many steps from its middle as have room; at least one."""
+        """Cuts the timeline to steps around its middle with at most so many spans, or to one."""
         count, by_step = len(self.steps), self._by_step()
         if int(by_step.sum()) <= most_spans or count == 0:
             return self
         middle = first = count // 2
         end, total = first + 1, int(by_step[first])
         while True:
-            # Steps on that side so far, the window with one more, and the spans of that one.
+            # Per side: steps so far, the window with one more step, and the spans of that step.
             ways = [(middle - first, first - 1, end, int(by_step[first - 1]))] if first else []
             ways += [(end - middle, first, end + 1, int(by_step[end]))] if end < count else []
             fitting = [way for way in ways if total + way[3] <= most_spans]
@@ -102,7 +102,7 @@ class Timeline:
         )
 
     def _first(self, most_spans: int) -> Timeline:
-        """Returns the first spans of every rank, where one step has too many."""
+        """Returns only the first spans of every rank, if one step has too many."""
         share = max(1, most_spans // max(1, 4 * len(self.ranks)))
 
         def cut(part: Columns) -> Columns:
@@ -166,7 +166,7 @@ def _waiting(found: Exposures, steps: Steps) -> Stretches:
 
 
 def _in_steps(part: Columns, at_ns: Ints, steps: Steps) -> Columns:
-    """The rows that begin within one of the steps, with the step's row."""
+    """Returns the rows that begin within one of the steps, with the row of that step."""
     if len(steps) == 0:
         return rows(part, np.zeros(len(at_ns), dtype=np.bool_))
     row = np.searchsorted(steps.begin_ns, at_ns, side="right") - 1
@@ -179,7 +179,7 @@ def _parts(rank: RankTimeline) -> tuple[Stretches | InFlightIntervals, ...]:
 
 
 class _Cut(Protocol):
-    """Cuts each part of a rank to the same steps."""
+    """Function that cuts each part of a rank to the same steps."""
 
     def __call__(self, part: Columns, /) -> Columns: ...
 

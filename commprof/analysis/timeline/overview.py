@@ -1,6 +1,6 @@
-"""What must be known of all ranks before the timeline of one can be told.
+"""Overview of all ranks, which is needed to make the timeline of any one rank.
 
-Traces are read one at a time and dropped again: what is kept is the table of collectives, about
+Traces are read one at a time and dropped again: only the table of collectives is kept, about
 300 bytes for each collective and rank.
 """
 
@@ -30,16 +30,16 @@ from commprof.trace.columns import Collectives, Ints
 from commprof.trace.reader import Trace, read_trace
 from commprof.trace.schema import Kind
 
-#: Kinds that clocks are told from: comparisons, and issues for the bound on their error.
 _BUCKETS = (Kind.BUCKET, Kind.BUCKET_END, Kind.FINALIZE_BEGIN, Kind.FINALIZE_END)
+#: Kinds kept of a trace: comparisons of clocks, issues for the bound on their error, and buckets.
 _KEPT = (Kind.CLOCK, Kind.ISSUE, *_BUCKETS)
-#: A damaged record may name a later one.
+#: Latest time that is shown; a damaged record may have a later time.
 _LAST_NS = 2**63 - 1
 
 
 @dataclass(frozen=True)
 class Window:
-    """The stretch of time to show, by the common clock."""
+    """Interval of time to show, on the common clock."""
 
     begin_ns: int
     end_ns: int
@@ -52,9 +52,9 @@ class Window:
 
 @dataclass(frozen=True)
 class Flows:
-    """Arrows from the last rank to those that waited, aligned with one rank's ``Collectives``."""
+    """Arrows from the last rank to the waiting ranks, aligned with one rank's ``Collectives``."""
 
-    #: Number of the arrow that ends in this row, -1 for none, and the last arrival: until then
+    #: Number of the arrow that ends in this row, -1 if none does, and the last arrival: until then
     #: this rank waited, from then on the collective was on the wire.
     received: Ints
     wire_ns: Ints
@@ -65,7 +65,7 @@ class Flows:
 
 @dataclass(frozen=True)
 class Overview:
-    """What all ranks of one world size have in common; aligned with ``sources``."""
+    """Data on all ranks of a world size that a rank's timeline needs; aligned with ``sources``."""
 
     sources: tuple[Path | Trace, ...]
     ranks: tuple[int, ...]
@@ -75,29 +75,29 @@ class Overview:
     window: Window
     #: Metadata of the first rank's trace.
     metadata: Mapping[str, Any]
-    #: How the ranks' times came onto one clock: "shared", "compared", or "wall" where they could
-    #: not be compared and the hosts' wall clocks, taken when capture began, stand in.
+    #: How the ranks' times came onto one clock: "shared", "compared", or, if they could not be
+    #: compared, "wall" for the hosts' wall clocks, read when capture began.
     aligned_by: str
     #: Bound on the error of a rank's clock against rank 0's; 0 if shared, NaN for "wall".
     clock_error_us: float
-    #: Per rank: Unix time less its own monotonic clock, when capture began; and its process id.
+    #: Per rank: Unix time less the rank's monotonic clock when capture began, and the process ID.
     unix_offsets_ns: tuple[int, ...]
     pids: tuple[int, ...]
-    #: Traces that could not be read, in sentences.
+    #: Sentences on traces that could not be read.
     problems: tuple[str, ...]
 
 
 def read_source(source: Path | Trace) -> Trace:
-    """Reads the trace of a rank from its file, or takes it from another profiler's recording."""
+    """Reads a rank's trace from its file, or accepts one made from another profiler's recording."""
     return on_device_timeline(source if isinstance(source, Trace) else read_trace(source))
 
 
 def overview(sources: Mapping[int, Path | Trace], steps: tuple[int, int] | None) -> Overview:
-    """Reads every rank once and collects what their timelines have in common.
+    """Reads every rank's trace once and collects the data that the ranks' timelines need.
 
     Args:
         sources: traces by rank; at least one.
-        steps: first and last step to show; None for all that was recorded.
+        steps: first and last step to show; None to show all records.
 
     Raises:
         CommprofError: no trace can be read, or no rank has such a step.
@@ -148,7 +148,7 @@ def _aligned_by(clocks: list[ClockMap] | None) -> str:
 
 
 def _by_wall_clock(own: Mapping[str, Any], first: Mapping[str, Any]) -> ClockMap:
-    """A constant offset: both clocks against the wall clock when capture began."""
+    """Maps a clock by a constant offset, from both clocks' wall time when capture began."""
     offset = _unix_offset_ns(own) - _unix_offset_ns(first)
     at = np.array([own["clock"]["monotonic_ns"]], dtype=np.int64)
     return ClockMap(at, np.array([offset], dtype=np.int64), np.zeros(1), 0.0, 0.0, 0.0)
@@ -160,7 +160,7 @@ def _unix_offset_ns(metadata: Mapping[str, Any]) -> int:
 
 
 def _window(trace: Trace, steps: tuple[int, int] | None) -> tuple[int, int] | None:
-    """Begin and end by the rank's own clock; None where it has nothing to show."""
+    """Begin and end on the rank's own clock; None if the rank has nothing to show."""
     if steps is None:
         if len(trace.records) == 0:
             return None
@@ -186,10 +186,10 @@ def _union(
     if not found and steps is not None:
         raise CommprofError(
             f"no rank recorded a step from {steps[0]} to {steps[1]}; leave the steps out to see "
-            "all that was recorded"
+            "all records"
         )
     if not found:
-        raise CommprofError("the traces hold no record: there is nothing to show")
+        raise CommprofError("there is nothing to show: the traces hold no records")
     return Window(min(begin for begin, _ in found), max(end for _, end in found))
 
 
@@ -206,7 +206,7 @@ def _matched(
     window: Window,
     clocks: list[ClockMap] | None,
 ) -> tuple[list[Arrivals], list[Flows]]:
-    """Who came last to each collective, and the arrows from there; none if times do not compare."""
+    """Returns arrivals, and arrows from the last ranks; unknown if times cannot be compared."""
     matching = match(traces, tables)
     issue_ns = np.concatenate([table.issue_ns for table in tables])
     end_ns = np.concatenate([table.end_ns for table in tables])
@@ -222,7 +222,7 @@ def _matched(
     is_late[awaited[awaited >= 0]] = True
     held_up = awaited != np.arange(len(awaited))
     shown = (late >= 0) & window.holds(issue_ns)
-    # An arrow ends in the slice of the rank that waited, where something follows the last arrival.
+    # An arrow ends in the slice of the waiting rank, if that slice goes on after the last arrival.
     receives = shown & held_up & (end_ns - np.maximum(last_ns, issue_ns) >= 2)
     sends = shown & is_late & (end_ns > issue_ns)
     received, first, sent = _arrows(awaited, receives, sends)
@@ -240,9 +240,10 @@ def _matched(
 def _arrows(
     source: Ints, receives: npt.NDArray[np.bool_], sends: npt.NDArray[np.bool_]
 ) -> tuple[Ints, Ints, Ints]:
-    """Numbers the arrows: per row the one that ends there; where those that begin there start.
+    """Numbers the arrows, from row ``source`` to each receiving row.
 
-    That of a row comes from row ``source``.
+    Returns, per row, the arrow that ends in it; and the start of its own arrows in the last array,
+    which holds arrows by the row that they begin in.
     """
     ends = np.flatnonzero(receives & sends[source])
     received = np.full(len(source), -1, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The timeline of one rank: tracks of slices, ready to be drawn."""
+"""Timeline of one rank: tracks of slices, ready to be drawn."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from commprof.trace.reader import Trace
 from commprof.trace.schema import Kind
 from commprof.units import ns_to_us
 
-#: One value per slice; NaN, None and -1 in a column of whole numbers stand for none.
+#: One value per slice; NaN, None, and -1 in a column of integers mean that there is no value.
 Column: TypeAlias = "npt.NDArray[np.generic] | list[str] | list[str | None]"
 
 
@@ -30,15 +30,15 @@ Column: TypeAlias = "npt.NDArray[np.generic] | list[str] | list[str | None]"
 class Track:
     """Slices of one kind; slices on one lane do not overlap."""
 
-    #: What the reader sees, such as "steps" or "collectives in flight".
+    #: Name to be shown, such as "steps" or "collectives in flight".
     name: str
     begin_ns: Ints
     end_ns: Ints
     lane: Ints
     label: list[str]
-    #: Further facts of each slice, by name.
+    #: Further facts on each slice, by name.
     facts: Mapping[str, Column] = field(default_factory=dict)
-    #: Arrows between ranks; only of collectives.
+    #: Arrows between ranks; None for other tracks than collectives.
     flows: Flows | None = None
 
     def __len__(self) -> int:
@@ -56,18 +56,18 @@ class RankTimeline:
 
 
 def rank_timeline(view: Overview, index: int) -> RankTimeline:
-    """Reads the trace of ``view.sources[index]`` again and lays it out.
+    """Reads the trace of ``view.sources[index]`` again and makes its tracks.
 
     Raises:
-        CommprofError: it cannot be read any more, or has grown meanwhile.
+        CommprofError: the trace cannot be read any more, or has grown meanwhile.
     """
     recorded = read_source(view.sources[index])
     (trace,) = on_common_clock([recorded], [view.clocks[index]])
     table, arrivals = columns.collectives(trace), view.arrivals[index]
     if len(table) != len(arrivals.late_rank):
         raise CommprofError(
-            f"{recorded.path} has grown since it was first read: the job still runs; try again "
-            "when it has ended"
+            f"{recorded.path} has grown since it was first read, because the job is still running; "
+            "try again when the job has ended"
         )
     tracks = [
         _steps(trace),
@@ -112,7 +112,7 @@ def _phases(trace: Trace) -> list[Track]:
 
 
 def _exposed(trace: Trace, table: Collectives, arrivals: Arrivals) -> Track:
-    """The training thread stood still, and for whom."""
+    """Makes the track of exposed time, with the rank that was waited for."""
     exposed = exposures_of(trace)
     waiting = split(exposed, table, arrivals)
     ops = _op_names(trace, table)
@@ -130,13 +130,13 @@ def _exposed(trace: Trace, table: Collectives, arrivals: Arrivals) -> Track:
 
 
 def _pauses(trace: Trace) -> Track:
-    """Stretches in which nothing of the process ran."""
+    """Makes the track of intervals in which no thread of the process ran."""
     table = columns.pauses(trace)
     return _track(f"{HOST_PAUSE}s", table.begin_ns, table.end_ns, [HOST_PAUSE] * len(table))
 
 
 def _waits(trace: Trace, table: Collectives) -> list[Track]:
-    """Other threads in Work.wait; the training thread's waits are exposed time."""
+    """Makes tracks of other threads in Work.wait; the training thread's are in exposed time."""
     steps = columns.steps(trace)
     training = int(steps.thread[0]) if len(steps) else 0
     ops = dict(zip(table.op_id.tolist(), _op_names(trace, table), strict=True))
@@ -150,7 +150,7 @@ def _waits(trace: Trace, table: Collectives) -> list[Track]:
 
 
 def _collectives(trace: Trace, table: Collectives, arrivals: Arrivals, flows: Flows) -> Track:
-    """Collectives from issue to completion; without a known completion a slice has no length."""
+    """Makes the track of collectives, from issue to completion; length 0 if that is unknown."""
     ops = _op_names(trace, table)
     size = np.maximum(table.bytes_in, table.bytes_out)
     label = [
@@ -184,7 +184,7 @@ def _collectives(trace: Trace, table: Collectives, arrivals: Arrivals, flows: Fl
 
 
 def _buckets(trace: Trace) -> Track:
-    """Buckets from the moment their gradients are there to the end of their exchange."""
+    """Makes the track of buckets, from their gradients being ready to the end of their exchange."""
     table = columns.buckets(trace)
     label = [f"bucket {index}, {_size(bytes)}" for index, bytes in _pairs(table.index, table.bytes)]
     launched = np.where(table.launch_ns > 0, table.launch_ns - table.ready_ns, np.nan)
@@ -193,7 +193,7 @@ def _buckets(trace: Trace) -> Track:
 
 
 def _compressor(trace: Trace) -> list[Track]:
-    """What compressors' threads did for their buckets."""
+    """Makes tracks of the stages of work of compressors' threads."""
     records = of_kind(trace.records, Kind.SPAN)
     spans = Spans(
         key=np.arange(len(records)),
@@ -241,7 +241,7 @@ def _chosen(column: Column, rows: Ints) -> Column:
 
 
 def _chosen_flows(flows: Flows, rows: Ints) -> Flows:
-    """Rows that are left out have no arrows: see ``overview``."""
+    """Selects rows; ``overview`` gives no arrows to rows outside of the window."""
     first = np.concatenate((flows.first[rows], flows.first[-1:]))
     return Flows(flows.received[rows], flows.wire_ns[rows], first, flows.sent)
 
@@ -256,7 +256,7 @@ def _by_thread(spans: Spans) -> list[tuple[int, Spans]]:
 
 
 def _of_thread(name: str, trace: Trace, thread: int) -> str:
-    """The name, with the thread unless that is the one that trains."""
+    """Returns the name, with the thread's number unless it is the training thread."""
     steps = columns.steps(trace)
     training = int(steps.thread[0]) if len(steps) else trace.metadata["main_thread"]
     return name if thread == training else f"{name} of thread {thread}"
@@ -274,7 +274,7 @@ def _names(names: list[str], spans: Spans) -> list[str]:
 
 
 def _size(bytes: int) -> str:
-    """Decimal units, as everywhere in commprof."""
+    """Formats a size in decimal units, as everywhere in commprof."""
     for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
         if bytes >= unit:
             return f"{bytes / unit:.3g} {name}"
@@ -301,9 +301,9 @@ def ns_to_us_of(values: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
 
 
 def assign_lanes(begin_ns: Ints, end_ns: Ints) -> Ints:
-    """Assigns each span the lowest lane that is free when it begins.
+    """Assigns each span the lowest lane that is free when the span begins.
 
-    A span without length takes its lane for that moment. Greedy colouring of an interval graph
+    A span without length occupies its lane for 1 ns. Greedy colouring of an interval graph
     in order of begin uses the fewest colours (Kleinberg and Tardos, Algorithm Design, 4.1).
     """
     lanes = np.zeros(len(begin_ns), dtype=np.int64)

@@ -1,15 +1,13 @@
-"""Traces of ``torch.profiler``, read event by event.
+"""Reads traces of ``torch.profiler`` and moves their events to the clock of a run.
 
-The text of a trace is held in memory, its events are not: a trace of some hundred megabytes would
-be several gigabytes of Python objects.
-
-Events of torch.profiler on the clock of a run, beside the rank that they belong to.
+Traces are read event by event. The text of a trace is held in memory, its events are not: a trace
+of some hundred megabytes would be several gigabytes of Python objects.
 
 torch.profiler writes Unix time, commprof ``CLOCK_MONOTONIC``. The trace of each rank holds both
 clocks, read one right after the other when capture began. Their difference moves torch's times
 onto the rank's monotonic clock; from there they go to rank 0's as all times of that rank do. So the
 two agree as well as the wall clock kept its rate since capture began: NTP slews it by 500 ppm at
-most, and a step of it shifts all that torch.profiler saw.
+most, and a step of the wall clock shifts all events of torch.profiler.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from commprof.files import checked, read_bytes
 from commprof.invocation import quoted
 from commprof.trace.columns import Ints
 
-#: More than 60 years; a clock of 64 bits holds it in nanoseconds.
+#: Bound on times: more than 60 years, and fits into 64 bits in nanoseconds.
 _MOST_US = 2e15
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[\s,:]*")
@@ -46,14 +44,14 @@ class TorchTrace:
     path: Path
     #: Unix time in ns at which the trace's own times begin.
     base_ns: int
-    #: From ``distributedInfo``; None where the process group was not there when it was written.
+    #: Rank in ``distributedInfo``; None if no process group existed when the trace was written.
     rank: int | None
-    #: Process ids of its events that are numbers, of the operating system or of a device.
+    #: Process ids of the events that are numbers, of the operating system or of a device.
     pids: frozenset[int]
-    #: When its first event begins, in µs since ``base_ns``.
+    #: Begin of the first event, in µs since ``base_ns``.
     first_us: float
     text: str = field(repr=False)
-    #: Where the array of events begins in it.
+    #: Position in ``text`` at which the array of events begins.
     events_at: int
 
     def events(self) -> Iterator[dict[str, Any]]:
@@ -67,18 +65,18 @@ class TorchTrace:
 
 
 def read_torch_trace(path: Path) -> TorchTrace:
-    """Reads the head of a trace, and all of it once for its processes.
+    """Reads the head of a trace, and goes through all events once for their processes.
 
     Raises:
-        CommprofError: it cannot be opened, or is no trace of torch.profiler with its begin.
+        CommprofError: the file cannot be opened, or is not a torch.profiler trace with a base time.
     """
     text = _text(path)
     head, events_at, seen = _head(text, path)
     base_ns = head.get("baseTimeNanoseconds")
     if events_at is None or not isinstance(base_ns, int):
         raise CommprofError(
-            f"{quoted(path)} is no trace of torch.profiler: it lacks "
-            f"{'traceEvents' if events_at is None else 'baseTimeNanoseconds'}; give what "
+            f"{quoted(path)} is not a trace of torch.profiler: it lacks "
+            f"{'traceEvents' if events_at is None else 'baseTimeNanoseconds'}; give a file that "
             "export_chrome_trace() or tensorboard_trace_handler() wrote"
         )
     distributed = head.get("distributedInfo")
@@ -107,14 +105,14 @@ def _text(path: Path) -> str:
 
 @dataclass
 class _Seen:
-    """What must be known of all events before the first can be used."""
+    """Figures over all events that are needed before the first event can be used."""
 
     pids: set[int] = field(default_factory=set)
     first_us: float = math.inf
     events: int = 0
 
     def add(self, event: Any) -> None:
-        """Looks at one event; what is none is passed over. ValueError: its time is none."""
+        """Adds one event; skips values that are not events. ValueError: ``ts`` is not a time."""
         self.events += 1
         if not isinstance(event, dict) or event.get("ph") == "M":
             return
@@ -128,7 +126,7 @@ class _Seen:
 
 
 def _head(text: str, path: Path) -> tuple[dict[str, Any], int | None, _Seen]:
-    """All top-level values but the events; where these begin, and what was seen in them."""
+    """Returns all top-level values but the events, the events' position, and figures over them."""
     head: dict[str, Any] = {}
     events_at, seen = None, _Seen()
     at = _skip(text, 0)
@@ -159,7 +157,7 @@ def _value(text: str, at: int, path: Path) -> tuple[Any, int]:
     try:
         return _DECODER.raw_decode(text, at)
     except (ValueError, RecursionError) as error:
-        raise CommprofError(f"{quoted(path)} is no JSON: {error}") from None
+        raise CommprofError(f"{quoted(path)} cannot be read as JSON: {error}") from None
 
 
 def _skip(text: str, at: int) -> int:
@@ -168,23 +166,23 @@ def _skip(text: str, at: int) -> int:
     return match.end()
 
 
-#: Events moved at a time.
+#: Number of events moved at once.
 _CHUNK = 4096
-#: Process ids of the ranks are below it, those of merged traces above.
+#: Process ids of the ranks are below this number, those of merged traces are not.
 _FIRST_PID = 1_000_000
-#: After all that a 64-bit clock shows.
+#: Largest time of a 64-bit clock.
 _NEVER_NS = 2**63 - 1
-#: Arrows of torch's own are numbered from here on, per trace.
+#: First number of torch's own arrows in a trace.
 _FIRST_ARROW = 2**40
 
 
 def rank_index(view: Overview, trace: TorchTrace) -> int:
     """Position in ``view.ranks`` of the rank that a trace belongs to.
 
-    By the rank in it, else by its process id, else by its file's name.
+    The rank is found from the trace, else from its process ids, else from its file's name.
 
     Raises:
-        CommprofError: by none of these.
+        CommprofError: none of these gives a rank of the run.
     """
     named = re.search(r"rank[_-]?(\d+)", trace.path.name)
     same_pid = [rank for rank, pid in zip(view.ranks, view.pids, strict=True) if pid in trace.pids]
@@ -196,9 +194,10 @@ def rank_index(view: Overview, trace: TorchTrace) -> int:
         wanted = int(named[1]) if named else -1
     if wanted not in view.ranks:
         raise CommprofError(
-            f"{trace.path} belongs to no rank of this run: it names "
-            f"{'no rank' if wanted < 0 else f'rank {wanted}'} and none of their processes; allowed "
-            f"are traces of the ranks {', '.join(map(str, view.ranks))}, or name the file rank_N"
+            f"{trace.path} does not belong to a rank of this run: it names "
+            f"{'no rank' if wanted < 0 else f'rank {wanted}'} and no process of these ranks "
+            f"(allowed: traces of the ranks {', '.join(map(str, view.ranks))}); if it lacks its "
+            "rank, name the file rank_N"
         )
     return view.ranks.index(wanted)
 
@@ -206,7 +205,7 @@ def rank_index(view: Overview, trace: TorchTrace) -> int:
 def with_all_of(view: Overview, traces: Sequence[TorchTrace]) -> Overview:
     """Extends the overview's window to every event of these traces.
 
-    It begins with the first event of all: viewers drop what lies before 0.
+    The window then begins with the first event of all: viewers drop events before 0.
     """
     begins = [view.window.begin_ns]
     for trace in traces:
@@ -221,9 +220,9 @@ def torch_events(view: Overview, trace: TorchTrace, number: int) -> Iterator[dic
     ``ts`` becomes the time since the begin of the window, in µs.
 
     Args:
-        view: of the run.
-        trace: of one of its ranks.
-        number: of the trace among those that are merged, from 0.
+        view: overview of the run.
+        trace: trace of one rank of the run.
+        number: number of the trace among the merged traces, from 0.
 
     Raises:
         CommprofError: see :func:`rank_index`.
@@ -245,7 +244,7 @@ def torch_events(view: Overview, trace: TorchTrace, number: int) -> Iterator[dic
 
 
 def _common_ns(view: Overview, index: int, trace: TorchTrace, times_us: Sequence[float]) -> Ints:
-    """Times of a trace by the common clock."""
+    """Times of a trace on the common clock."""
     offset_ns = trace.base_ns - view.unix_offsets_ns[index]
     own_ns = [round(time_us * 1000) + offset_ns for time_us in times_us]
     return view.clocks[index].to_common(np.array(own_ns, dtype=np.int64))
@@ -254,7 +253,7 @@ def _common_ns(view: Overview, index: int, trace: TorchTrace, times_us: Sequence
 def _moved(
     event: dict[str, Any], pid: int, rank: int, place: int, time_ns: int, first_arrow: int
 ) -> Iterator[dict[str, Any]]:
-    """One event in its new place; the order of processes is ours."""
+    """Yields an event with its new process, time and arrow; sets the order of processes."""
     name = event.get("name")
     if name == "process_sort_index":
         return

@@ -123,8 +123,8 @@ def test_the_rank_is_found(values: dict[str, Any], name: str, tmp_path: Path) ->
         (b"", "traceEvents"),
         (b"[1, 2]", "traceEvents"),
         (b'{"traceEvents": []}', "baseTimeNanoseconds"),
-        (b'{"traceEvents": [{"ph": "X"', "is no JSON"),
-        (b'{"traceEvents": [' + b"[" * 100_000, "is no JSON"),
+        (b'{"traceEvents": [{"ph": "X"', "cannot be read as JSON"),
+        (b'{"traceEvents": [' + b"[" * 100_000, "cannot be read as JSON"),
         (b"\x1f\x8bxx", "cannot be read"),
         (b"\xff\xfe\xff", "cannot be read"),
     ],
@@ -143,7 +143,7 @@ def test_a_trace_of_another_job_is_refused(
     output = tmp_path / "out.json"
     command = ["trace", str(run_with(tmp_path)), "-o", str(output), "--merge", str(trace)]
     assert main(command) == 1
-    assert "belongs to no rank of this run: it names rank 5" in capsys.readouterr().err
+    assert "does not belong to a rank of this run: it names rank 5" in capsys.readouterr().err
     assert not output.exists()
 
 
