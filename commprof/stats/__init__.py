@@ -1,1 +1,1 @@
-"""Statistics: intervals, rank tests, and what is robust against a disturbed machine."""
+"""Statistics: intervals, rank tests, and estimates that are robust against disturbances."""

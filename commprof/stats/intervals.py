@@ -1,6 +1,6 @@
-"""Medians, ratios and spreads of measured values, with the interval that says how sure they are.
+"""Medians, ratios and spreads of measured values, with confidence intervals.
 
-Of few rounds, some of which the machine may have disturbed, typical values are taken.
+For few rounds, some of which the machine may have disturbed, robust estimates are used.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def robust_deviation(
 
     Args:
         values: one or more.
-        about: deviations are from this; None takes the median.
+        about: center of the deviations; None for the median.
     """
     found = np.asarray(values, np.float64)
     center = float(np.median(found)) if about is None else about
@@ -36,13 +36,13 @@ def robust_deviation(
 Floats = npt.NDArray[np.float64]
 
 _RESAMPLES = 2000
-#: Of rounds of a trial, which are few.
+#: Resamples of the rounds of a trial, which are few.
 _ROUND_RESAMPLES = 10_000
 _ROUND_SEED = 20261101
 _SEED = 20240501
-#: Fewest values of which the means of all pairs can leave 2.5 % out at either end.
+#: Smallest number of values whose means of all pairs can leave out 2.5 % at either end.
 _LEAST_RANKED = 6
-#: Most values of which the ways to give them signs are counted.
+#: Largest number of values for which all assignments of signs are counted.
 _COUNTED = 50
 #: Most rows that a bootstrap of means draws from.
 _BLOCKS = 500
@@ -50,25 +50,25 @@ _BLOCKS = 500
 
 @dataclass(frozen=True)
 class Interval:
-    """A value with its 95 % bootstrap interval."""
+    """A value with its confidence interval, of 95 % unless stated otherwise."""
 
     value: float
     low: float
     high: float
 
     def contains(self, x: float) -> bool:
-        """True if the interval holds ``x``: then no difference from it was measured."""
+        """True if the interval holds ``x``: then no difference from ``x`` was measured."""
         return self.low <= x <= self.high
 
 
 def ratio_of_medians(above: Floats, below: Floats, independent_share: float = 1.0) -> Interval:
-    """``median(above) / median(below)`` with a percentile bootstrap of both.
+    """Returns ``median(above) / median(below)`` with a percentile bootstrap of both.
 
     Args:
-        above: the values.
-        below: what they are compared with.
-        independent_share: how many independent values one is worth, where neighbours are alike;
-            the interval is widened by the root of its inverse, on a logarithmic scale.
+        above: values of the numerator.
+        below: values of the denominator.
+        independent_share: number of independent values that one value is worth if neighbours are
+            alike; the interval is widened by the root of its inverse, on a logarithmic scale.
 
     Raises:
         ValueError: one of the samples is empty.
@@ -86,7 +86,7 @@ def ratio_of_medians(above: Floats, below: Floats, independent_share: float = 1.
 
 
 def mean_interval(values: Floats) -> Interval:
-    """The mean with its percentile bootstrap interval.
+    """Returns the mean with its percentile bootstrap interval.
 
     Raises:
         ValueError: there are no values.
@@ -98,10 +98,10 @@ def mean_interval(values: Floats) -> Interval:
 
 
 def paired_ratio(above: Floats, below: Floats, confidence: float = 0.95) -> Interval:
-    """Typical ``above / below`` of a pair whose two values were taken side by side.
+    """Returns the typical ``above / below`` of pairs whose two values were measured together.
 
-    What changes slowly meets both values of a pair alike, and so cancels, which it does not in a
-    ratio of two medians. Typical is the Hodges-Lehmann estimate of the logarithms, see ``center``;
+    A slow change affects both values of a pair alike, and so cancels, unlike in a ratio of two
+    medians. The typical value is the Hodges-Lehmann estimate of the logarithms, see ``center``;
     its interval is Student's, see ``student_interval``.
 
     Raises:
@@ -115,12 +115,12 @@ def paired_ratio(above: Floats, below: Floats, confidence: float = 0.95) -> Inte
 
 
 def signed_rank_ratio(above: Floats, below: Floats) -> Interval:
-    """As ``paired_ratio``, with the 95 % interval of Wilcoxon's signed-rank test.
+    """Like ``paired_ratio``, with the 95 % interval of Wilcoxon's signed-rank test.
 
-    It holds its level for any pairs whose two values could as well have changed places, whatever
-    rhythm or likeness they have in time, and a burst of long steps does not widen it, as it does
-    Student's. Its bounds lie between those of the two levels next to 95 % that the ranks have, in
-    proportion to the levels. Fewer than 6 pairs cannot reach 95 %, and have Student's.
+    The interval keeps its level for any pairs whose two values are exchangeable, whatever rhythm
+    or correlation they have in time, and a burst of long steps does not widen it, as it widens
+    Student's. Ranks allow only certain levels: the bounds are interpolated between those of the
+    two levels next to 95 %. Fewer than 6 pairs cannot reach 95 %, and get Student's interval.
     """
     if len(above) < _LEAST_RANKED:
         return paired_ratio(above, below)
@@ -134,10 +134,11 @@ def signed_rank_ratio(above: Floats, below: Floats) -> Interval:
 
 
 def _signed_ranks_outside(n: int) -> tuple[int, float]:
-    """How many of the means of all pairs lie outside of the interval at either end.
+    """Returns the number of pairs' means outside of the interval at either end, and a fraction.
 
-    And which part of the way to the next mean does, too. Hollander and Wolfe, Nonparametric
-    Statistical Methods (1973), section 3.3; from 50 values on by the normal approximation.
+    The fraction is the part of the way to the next mean that lies outside, too. Hollander and
+    Wolfe, Nonparametric Statistical Methods (1973), section 3.3; for more than 50 values, by the
+    normal approximation.
     """
     mean = n * (n + 1) / 4
     if n > _COUNTED:
@@ -153,10 +154,10 @@ def _signed_ranks_outside(n: int) -> tuple[int, float]:
 
 
 def center(values: Floats) -> Floats:
-    """Hodges-Lehmann estimate: median of the means of all pairs, along the last axis.
+    """Returns the Hodges-Lehmann estimate: median of the means of all pairs, along the last axis.
 
-    Nearly as efficient as the mean, and not moved far by a quarter of the values (Hodges and
-    Lehmann, Estimates of Location Based on Rank Tests, Annals of Mathematical Statistics 34:2,
+    It is nearly as efficient as the mean, and a quarter of the values cannot move it far (Hodges
+    and Lehmann, Estimates of Location Based on Rank Tests, Annals of Mathematical Statistics 34:2,
     1963).
     """
     first, second = np.triu_indices(values.shape[-1])
@@ -165,11 +166,11 @@ def center(values: Floats) -> Floats:
 
 
 def student_interval(value: float, values: Floats, confidence: float) -> Interval:
-    """Student's interval around an estimate of the values' center.
+    """Returns Student's interval around an estimate of the values' center.
 
     Percentiles of resamples cannot leave the range of the values, and so miss the truth far more
-    often than stated where there are 3 or 4. For the Hodges-Lehmann estimate the mean's error is
-    right for normal values, and too wide where some are disturbed.
+    often than stated if there are only 3 or 4 values. For the Hodges-Lehmann estimate the mean's
+    error is right for normal values, and too large if some are disturbed.
     """
     t = student_t_quantile((1 + confidence) / 2, len(values) - 1)
     half = t * float(values.std(ddof=1)) / math.sqrt(len(values))
@@ -177,20 +178,21 @@ def student_interval(value: float, values: Floats, confidence: float) -> Interva
 
 
 def percentile_interval(drawn: npt.ArrayLike) -> Floats:
-    """Returns the bounds that 95 % of the resamples, the first axis, lie within: ``[2, ...]``.
+    """Returns the bounds ``[2, ...]`` of the middle 95 % of resamples, along the first axis.
 
-    The percentile bootstrap (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, 13.3).
+    This is the percentile bootstrap (Efron and Tibshirani, An Introduction to the Bootstrap, 1993,
+    13.3).
     """
     return np.asarray(np.percentile(np.asarray(drawn), [2.5, 97.5], axis=0), dtype=np.float64)
 
 
 def resampled_means(values: Floats, seed: int = _SEED) -> Floats:
-    """Means of as many bootstrap samples as every interval takes.
+    """Returns the means of 2,000 bootstrap samples.
 
     Args:
-        values: ``[n]`` or ``[n, columns]``; rows are drawn, of which neighbours are put together
-            where there are more than 500, so that a long run stays cheap.
-        seed: another one for what is independent.
+        values: ``[n]`` or ``[n, columns]``; rows are drawn. Neighbouring rows are averaged if there
+            are more than 500, so that a long run stays cheap.
+        seed: seed of the draws; independent data need a different one.
     """
     if len(values) > _BLOCKS:
         first = np.linspace(0, len(values), _BLOCKS, endpoint=False).astype(np.int64)
@@ -203,20 +205,20 @@ def resampled_means(values: Floats, seed: int = _SEED) -> Floats:
 
 @lru_cache(maxsize=8)
 def resamples(count: int) -> npt.NDArray[np.int64]:
-    """Bootstrap draws of rounds, ``[resample, round]``: the same for every figure."""
+    """Returns bootstrap draws of rounds, ``[resample, round]``, the same for every figure."""
     draw = np.random.default_rng(_ROUND_SEED)
     return draw.integers(0, count, size=(_ROUND_RESAMPLES, count))
 
 
 def interval_of(value: float, drawn: Floats, count: int, confidence: float) -> Interval:
-    """Interval of a figure without a simple standard error, from its resampled statistics.
+    """Returns the interval of a figure from its resampled statistics.
 
-    Plain percentiles are too narrow for few values: they miss the factor n / (n - 1) of the
-    variance and Student's tails. The tail is therefore ``Phi(-sqrt(n / (n - 1)) * t)``, with t
-    Student's quantile for n - 1 degrees of freedom (Hesterberg, What Teachers Should Know About
-    the Bootstrap, The American Statistician 69:4, 2015). As they cannot leave the values' range
-    either, the interval reaches at least t of the resamples' own standard errors, with the same
-    factor, as long as all of them are finite.
+    It is for figures without a simple standard error. Plain percentiles are too narrow for few
+    values: they miss the factor n / (n - 1) of the variance and Student's tails. The tail is
+    therefore ``Phi(-sqrt(n / (n - 1)) * t)``, with t Student's quantile for n - 1 degrees of
+    freedom (Hesterberg, What Teachers Should Know About the Bootstrap, The American Statistician
+    69:4, 2015). Percentiles cannot leave the values' range either, so the interval reaches at least
+    t standard errors of the resamples, with the same factor, if all resamples are finite.
     """
     t = student_t_quantile((1 + confidence) / 2, count - 1)
     widened = math.sqrt(count / (count - 1))
@@ -235,11 +237,11 @@ def _resampled_medians(values: Floats, random: np.random.Generator) -> Floats:
 
 
 def student_t_quantile(probability: float, degrees: int) -> float:
-    """Quantile of Student's t distribution, by bisection on its integrated density.
+    """Returns a quantile of Student's t distribution, by bisection on its integrated density.
 
     Args:
         probability: above 0.5 and below 1.
-        degrees: of freedom, 1 or more.
+        degrees: degrees of freedom, 1 or more.
     """
     low, high = 0.0, 1.0
     while _student_t_cdf(high, degrees) < probability:
@@ -254,7 +256,7 @@ def student_t_quantile(probability: float, degrees: int) -> float:
 
 
 def _student_t_cdf(t: float, degrees: int) -> float:
-    """Student's t distribution; with t = sqrt(n) tan(a) it integrates cos(a)^(n-1), by Simpson."""
+    """Student's t distribution: integrates cos(a)^(n-1), t = sqrt(n) tan(a), by Simpson's rule."""
     scale = math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2) - math.log(math.pi) / 2
     angle = np.linspace(0.0, math.atan(t / math.sqrt(degrees)), 2001)
     values = np.cos(angle) ** (degrees - 1)
@@ -263,7 +265,7 @@ def _student_t_cdf(t: float, degrees: int) -> float:
     return 0.5 + math.exp(scale) * float(area)
 
 
-#: With fewer rounds nothing is concluded.
+#: Smallest number of rounds from which a conclusion is drawn.
 MIN_ROUNDS = 3
 CONFIDENCE = 0.95
 
@@ -271,20 +273,20 @@ CONFIDENCE = 0.95
 def ratio_of_rounds(
     above: Floats, below: Floats, confidence: float = CONFIDENCE
 ) -> Interval | None:
-    """Typical ``above / below`` of a round, with its interval; None below MIN_ROUNDS.
-
-    See ``intervals.paired_ratio``.
-    """
+    """Returns the ``paired_ratio`` of the values of rounds; None for fewer than MIN_ROUNDS."""
     return None if len(above) < MIN_ROUNDS else paired_ratio(above, below, confidence)
 
 
 def typical_of_rounds(values: Floats, confidence: float = CONFIDENCE) -> Interval | None:
-    """Typical value of a round, as ``ratio`` estimates it; in the unit of ``values``."""
+    """Returns the typical value of a round, estimated as in ``ratio_of_rounds``.
+
+    The result is in the unit of ``values``.
+    """
     return ratio_of_rounds(values, np.ones_like(values), confidence)
 
 
 def mean_of_rounds(values: Floats, confidence: float = CONFIDENCE) -> Interval | None:
-    """Mean with Student's interval; None with fewer than MIN_ROUNDS values or a NaN."""
+    """Returns the mean with Student's interval; None for fewer than MIN_ROUNDS values or a NaN."""
     if len(values) < MIN_ROUNDS or not np.isfinite(values).all():
         return None
     return student_interval(float(values.mean()), values, confidence)

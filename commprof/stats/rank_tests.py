@@ -1,19 +1,20 @@
-"""The Mann-Whitney rank test: do two samples come from one distribution?
+"""Mann-Whitney rank test, with corrections for correlated values and for many comparisons.
+
+The rank test decides whether two samples come from one distribution.
 
 Mann and Whitney, "On a Test of Whether one of Two Random Variables is Stochastically Larger than
 the Other", Ann. Math. Statist. 18 (1947) 50-60. Exact for small samples, ties included, by counting
-all ways to draw the first sample's ranks; for larger ones by the normal approximation with the
+all ways to draw the first sample's ranks; for larger samples by the normal approximation with the
 correction for ties and continuity (Lehmann, Nonparametrics, 1975, section 1.4).
 
-How much values say whose neighbours in time are alike.
+Neighbours in time may be correlated. n values whose lag-1 correlation is r determine their mean as
+well as n (1 - r) / (1 + r) independent values (Bayley and Hammersley, "The Effective Number of
+Independent Observations in an Autocorrelated Time Series", J. R. Statist. Soc. Suppl. 8 (1946)
+184-197).
 
-n values whose lag-1 correlation is r say of their mean what n (1 - r) / (1 + r) independent ones
-do (Bayley and Hammersley, "The Effective Number of Independent Observations in an Autocorrelated
-Time Series", J. R. Statist. Soc. Suppl. 8 (1946) 184-197).
-
-Few values that are alike look more independent than they are: of n values about their own mean the
-expected correlation is r - (1 + 3 r) / n (Kendall, "Note on Bias in the Estimation of
-Autocorrelation", Biometrika 41 (1954) 403-404). ``lag_one`` puts that right.
+The estimate of r from few values is too low: for n values about their own mean, its expectation is
+r - (1 + 3 r) / n (Kendall, "Note on Bias in the Estimation of Autocorrelation", Biometrika 41
+(1954) 403-404). ``lag_one`` corrects this.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-#: Largest correlation that is reckoned with.
+#: Largest correlation that is assumed.
 LARGEST = 0.99
 
 
 def lag_one(*samples: Floats) -> float:
-    """Returns the correlation of each value with the next of its sample, put right for few values.
+    """Returns the lag-1 correlation within samples, corrected for the bias of few values.
 
-    Values that are all equal have none; samples of 3 values or fewer get ``LARGEST``.
+    0 if all values are equal; ``LARGEST`` for samples of 3 values or fewer.
     """
-    # The mean of equal values is off by a rounding, which all of them would share.
+    # The mean of equal values has a rounding error, which all of their deviations would share.
     centred = [sample - sample.mean() for sample in samples if np.ptp(sample) > 0]
     if not centred:
         return 0.0
@@ -49,7 +50,10 @@ def lag_one(*samples: Floats) -> float:
 
 
 def worth(correlation: float) -> float:
-    """Returns how many independent values one is worth, from 0.005 to 1; above 0 counts alone."""
+    """Returns the number of independent values that one correlated value is worth, 0.005 to 1.
+
+    Negative correlations count as 0.
+    """
     r = min(LARGEST, max(0.0, correlation))
     return (1 - r) / (1 + r)
 
@@ -57,19 +61,20 @@ def worth(correlation: float) -> float:
 def cautious_worth(*samples: Floats) -> float:
     """Returns ``worth`` at one standard error more than the samples' correlation.
 
-    Too small a correlation makes false alarms, too large a one only asks for more values.
+    Too small a correlation causes false alarms; a correlation that is too large only requires more
+    values.
     """
     r = lag_one(*samples)
     return worth(r + math.sqrt(max(0.0, 1 - r**2) / sum(map(len, samples))))
 
 
-#: Chance of a false alarm.
+#: Probability of a false alarm.
 SIGNIFICANCE = 0.05
 _EXACT_UP_TO = 30  # values in each sample; counting takes milliseconds
 
 
 def rank_test(first: Sequence[float], second: Sequence[float]) -> float:
-    """Two-sided p-value of the rank test; 1.0 where a sample is empty or all values are equal."""
+    """Two-sided p-value of the rank test; 1.0 if a sample is empty or all values are equal."""
     n, m = len(first), len(second)
     if n == 0 or m == 0:
         return 1.0
@@ -87,10 +92,10 @@ def least_p(n: int, m: int) -> float:
 
 
 def with_correlation(p_value: float, correlation: float) -> float:
-    """Corrects a p-value for neighbours in time that resemble each other.
+    """Corrects a p-value for the correlation of neighbours in time.
 
-    The test's normal deviate shrinks by the root of what a value is worth, see
-    :mod:`correlation`. A negative correlation changes nothing.
+    The test's normal deviate is multiplied by the root of ``worth``. A negative correlation
+    changes nothing.
     """
     if correlation <= 0 or p_value >= 1:
         return p_value
@@ -109,7 +114,7 @@ def midranks(values: Floats) -> Floats:
 
 
 def _exact(ranks: Floats, n: int) -> float:
-    """Among all choices of n ranks, the share whose sum is as far from its mean."""
+    """Returns the fraction of all choices of n ranks whose sum is at least as far from its mean."""
     doubled = np.rint(2 * ranks).astype(np.int64)  # midranks are halves
     total = int(doubled.sum())
     ways = np.zeros((n + 1, total + 1))
@@ -126,7 +131,7 @@ def _exact(ranks: Floats, n: int) -> float:
 
 
 def _normal(ranks: Floats, n: int, share: float = 1.0) -> float:
-    """P-value by the normal approximation; share: how many independent values one is worth."""
+    """P-value by the normal approximation; share: independent values that one value is worth."""
     size = len(ranks)
     _, ties = np.unique(ranks, return_counts=True)
     tied = float((ties.astype(np.float64) ** 3 - ties).sum()) / (size * (size - 1))
@@ -135,20 +140,20 @@ def _normal(ranks: Floats, n: int, share: float = 1.0) -> float:
 
 
 def _beyond(away: float, variance: float) -> float:
-    """Two-sided chance of a rank sum so far from its mean, with the correction for continuity."""
+    """Two-sided p-value of a rank sum this far from its mean, corrected for continuity."""
     return two_sided(max(0.0, abs(away) - 0.5) / math.sqrt(variance))
 
 
 def two_sided(deviate: float) -> float:
-    """Returns the chance that a standard normal value is as far from 0, on either side."""
+    """Returns the probability that a standard normal value is as far from 0, on either side."""
     return math.erfc(abs(deviate) / math.sqrt(2))
 
 
 def step_test(a: Floats, b: Floats) -> float:
-    """Two-sided p-value for values whose neighbours are alike, by the normal approximation.
+    """Two-sided p-value for values with correlated neighbours, by the normal approximation.
 
-    Its variance is divided by what a value is worth, see ``worth``. NaN where a sample is
-    empty, or both are worth so few independent values that none could differ by more than chance.
+    The variance is divided by ``worth``. NaN if a sample is empty, or if both are worth too few
+    independent values for any difference to be significant.
     """
     n, m = len(a), len(b)
     if n == 0 or m == 0:
@@ -163,7 +168,7 @@ def step_test(a: Floats, b: Floats) -> float:
 
 
 def independent_share(a: Floats, b: Floats) -> float:
-    """How many independent steps a step of both samples is worth, from 0.005 to 1."""
+    """Returns the number of independent steps that a step is worth, from 0.005 to 1."""
     if len(a) == 0 or len(b) == 0:
         return 1.0
     ranks = midranks(np.concatenate([a, b]))
@@ -171,7 +176,7 @@ def independent_share(a: Floats, b: Floats) -> float:
 
 
 def smallest_p_value(n: float, m: float) -> float:
-    """Smallest p-value that samples worth so many independent values can have."""
+    """Smallest p-value of samples that are worth n and m independent values."""
     if n == 0 or m == 0:
         return 1.0
     return _beyond(n * m / 2, n * m * (n + m + 1) / 12)
