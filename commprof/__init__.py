@@ -28,7 +28,7 @@ __all__ = [
     "trial",
 ]
 
-#: The modules that define the public names; all but a report's need torch.
+#: Module that defines each public name; all need torch, except those that read reports.
 _HOMES = {
     "Attachment": "commprof.capture.attachment",
     "LoadedRun": "commprof.commands.showing.loaded",
@@ -43,7 +43,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Loads capture, and torch with it, at first use: reading a report needs neither."""
+    """Imports a public name at its first use: reading a report needs neither capture nor torch."""
     if name == "compressors":
         import commprof.compressors
 

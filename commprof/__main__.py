@@ -9,7 +9,7 @@ from commprof.interrupts import enter
 
 
 def main() -> NoReturn:
-    """Entry of ``commprof``."""
+    """Runs the command ``commprof`` and ends the process with its exit code."""
     enter(_load)
 
 

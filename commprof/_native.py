@@ -1,8 +1,8 @@
-"""The gate to commprof's C++ module: opens the one built for the running torch, or says why not.
+"""Loads the C++ module that was built for the running torch, or keeps the reason why it cannot.
 
-torch keeps its C++ ABI within a minor version only, and a module built for
-another one loads without complaint and then calls the wrong virtual functions.
-So each module carries its torch's minor in its name, `_torch213`, and no file
+torch keeps its C++ ABI within a minor version only. A module built for another
+minor version loads without complaint and then calls the wrong virtual functions.
+So each module carries its torch's minor version in its name, `_torch213`, and no file
 with another name is ever opened. Modules for several torches can lie side by side.
 
 Importing this module imports torch and prints nothing. Branch on
@@ -34,13 +34,13 @@ _FALLBACK = "Using the Python capture (fewer facts, more overhead)."
 
 
 def module_name(torch_version: str) -> str:
-    """`_torch213` for torch 2.13.0+cpu."""
+    """Returns the module's name for a torch version: `_torch213` for torch 2.13.0+cpu."""
     major, minor = torch_version.split(".")[:2]
     return f"_torch{major}{minor}"
 
 
 def built_for(file_names: Iterable[str]) -> list[str]:
-    """The torch minors, as `2.13`, that these files are modules for under this Python."""
+    """Lists the torch versions, such as `2.13`, of the files that are modules for this Python."""
     suffixes = "|".join(map(re.escape, importlib.machinery.EXTENSION_SUFFIXES))
     pattern = re.compile(rf"_torch(\d)(\d+)(?:{suffixes})")
     found = {(int(m[1]), int(m[2])) for name in file_names if (m := pattern.fullmatch(name))}
@@ -50,34 +50,34 @@ def built_for(file_names: Iterable[str]) -> list[str]:
 def missing_message(
     torch_version: str, found: list[str], build_error: str | None, command: str
 ) -> str:
-    """Says why there is no module for this torch, what that means, and how to mend it.
+    """Says why there is no module for this torch, what is used instead, and how to build it.
 
     Args:
-        torch_version: the running torch.
-        found: what `built_for` found.
+        torch_version: version of the running torch.
+        found: torch versions that `built_for` found modules for.
         build_error: why the build at installation failed, if it did.
-        command: what to type.
+        command: the command that builds the module.
     """
-    for_it = "For the C++ one:"
+    for_it = "To build the C++ module:"
     if build_error is not None:
         why = f"its build failed: {build_error}"
-        for_it = "For the C++ one, mend that and run:"
+        for_it = "To build the C++ module, fix that error and run:"
     elif found:
         why = f"it was built for torch {', '.join(found)}"
     else:
-        why = f"none was built for Python {sys.version_info[0]}.{sys.version_info[1]}"
+        why = f"it was not built for Python {sys.version_info[0]}.{sys.version_info[1]}"
     return f"no C++ module for torch {torch_version}: {why}. {_FALLBACK} {for_it} {command}"
 
 
 def install_command(package: Path, direct_url: str | None) -> str:
-    """The command that builds the module for the running torch, from where commprof came from.
+    """Returns the command that builds the module for the running torch from the same source.
 
-    pip's build isolation is left on: commprof's backend finds this
+    pip's build isolation is left on: commprof's build backend finds this
     environment's torch all the same, and isolation brings the build tools.
 
     Args:
         package: the directory of the installed package.
-        direct_url: pip's record of a source that is not the package index, if it kept one.
+        direct_url: pip's record of a source other than the package index; None if there is none.
     """
     source = "commprof"
     if (package.parent / "CMakeLists.txt").exists():
@@ -86,7 +86,7 @@ def install_command(package: Path, direct_url: str | None) -> str:
         origin = json.loads(direct_url)
         vcs = origin.get("vcs_info")
         source = f"{vcs['vcs']}+{origin['url']}@{vcs['commit_id']}" if vcs else origin["url"]
-    # A cached wheel would be the very one that does not fit.
+    # pip's cache may hold the wheel that does not fit.
     return f"{sys.executable} -m pip install --no-deps --force-reinstall --no-cache-dir {source}"
 
 
@@ -94,7 +94,7 @@ def _build_error() -> str | None:
     file = _PACKAGE / "_build_error.txt"
     if not file.exists():
         return None
-    return f"{file.read_text().splitlines()[0]} (all of it: {file})"
+    return f"{file.read_text().splitlines()[0]} (full output: {file})"
 
 
 def _direct_url() -> str | None:
@@ -107,7 +107,7 @@ def _direct_url() -> str | None:
 def _load() -> tuple[ModuleType | None, str | None]:
     if os.environ.get(variables.NATIVE) == "0":
         return None, f"COMMPROF_NATIVE=0 is set. {_FALLBACK}"
-    import torch  # first: the module needs torch's libraries in the process
+    import torch  # before the module, which needs torch's libraries in the process
 
     name = f"commprof.{module_name(torch.__version__)}"
     command = install_command(_PACKAGE, _direct_url())
@@ -124,7 +124,7 @@ def _load() -> tuple[ModuleType | None, str | None]:
 
 
 native_error: str | None
-"""Why there is no C++ module, to print once after `commprof: `; None if there is one."""
+"""Why there is no C++ module, to be printed once after `commprof: `; None if it is loaded."""
 
 if TYPE_CHECKING:
     from commprof import _C as native

@@ -12,20 +12,20 @@ from typing import Any
 import torch.distributed as dist
 
 _SIOCGIFADDR = 0x8915
-#: Nothing is sent there (RFC 5737): the kernel is only asked which way it would go.
+#: A documentation address (RFC 5737). Nothing is sent: the kernel only chooses a route to it.
 _SOMEWHERE_ELSE = "192.0.2.1"
 _ANY_PORT = 9
 
 
 def own_address(store: Any) -> str:
-    """Numeric IP address of this host that other ranks of the job can be expected to reach.
+    """Returns a numeric IP address of this host that the other ranks can be expected to reach.
 
-    That of the interface in GLOO_SOCKET_IFNAME, if that is set; else of the one that leads to
-    the job's store (MASTER_ADDR), whose host all ranks reach. A host may know itself as
-    127.0.1.1 though others do not: then of the one that leads out.
+    Uses the interface in GLOO_SOCKET_IFNAME if that is set; else the interface that leads to the
+    host of the job's store (MASTER_ADDR), which all ranks reach. If the store's host resolves its
+    own name to a loopback address such as 127.0.1.1, uses the interface of the default route.
 
     Raises:
-        OSError: there is none.
+        OSError: this host has no such address.
     """
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     if interface:
@@ -53,10 +53,10 @@ def _means_this_host_only(host: str) -> bool:
 
 
 def interface_address(name: str) -> str:
-    """The IPv4 address of a network interface.
+    """Returns the IPv4 address of a network interface.
 
     Raises:
-        OSError: it has none.
+        OSError: the interface has none.
     """
     request = struct.pack("256s", name.encode()[:15])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -65,7 +65,7 @@ def interface_address(name: str) -> str:
 
 
 def _towards(host: str) -> str:
-    """The address from which this host would send to that one."""
+    """Returns the address from which this host would send to ``host``."""
     failed: OSError | None = None
     for family, kind, protocol, _, target in socket.getaddrinfo(
         host, _ANY_PORT, type=socket.SOCK_DGRAM

@@ -6,8 +6,8 @@
     torch.distributed.init_process_group("cpu:commprof")
 
 All-reduce, broadcast, all-gather, reduce-scatter and barrier of dense CPU tensors go through
-memory that the ranks share; everything else goes to gloo. Where the ranks are on several hosts,
-all-reduce adds up within each host first, and everything else goes to gloo.
+memory that the ranks share; everything else goes to gloo. If the ranks are on several hosts,
+all-reduce adds up within each host first, and every other operation goes to gloo.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from torch.distributed import ProcessGroupGloo
 from commprof import _native, variables
 from commprof.errors import CommprofError
 
-#: Per rank, twice. A block that long is moved between two meetings of the ranks: long enough
-#: that a meeting costs little, short enough that the second cache still holds it.
+#: Size of a slot; each rank has two. Between two barriers the ranks move one block of this size:
+#: large enough that a barrier costs little, small enough to stay in the second-level cache.
 SLOT_BYTES = 1 << 20
 
 
 def register() -> None:
-    """Makes ``commprof`` known to ``init_process_group``; calling it again changes nothing."""
+    """Registers the backend ``commprof`` with torch; calling it again changes nothing."""
     if "COMMPROF" not in dist.Backend._plugins:
         dist.Backend.register_backend("commprof", _create, extended_api=True, devices=["cpu"])
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """The ranks of a group by host, for those that can share memory."""
+    """The ranks of a group, grouped by host: ranks of one host can share memory."""
 
     rank: int
-    """This process's, in the group."""
+    """This process's rank in the group."""
     groups: list[list[int]]
-    """Ranks of the group by host, both in order of first rank; the same on all ranks."""
+    """Ranks of each host, in order; hosts sorted by their first rank. The same on all ranks."""
 
     @property
     def number(self) -> int:
@@ -52,12 +52,12 @@ class Hosts:
 
     @property
     def local_rank(self) -> int:
-        """This rank's place on its host."""
+        """Position of this rank among the ranks of its host."""
         return self.groups[self.number].index(self.rank)
 
     @property
     def owners(self) -> int:
-        """Number of ranks on the smallest host: so many on each have a peer on all others."""
+        """Ranks on the smallest host: so many ranks of each host have a peer on every host."""
         return min(map(len, self.groups))
 
     @property
@@ -77,10 +77,10 @@ def make_team(store: Any, hosts: Hosts, ranks: list[int], timeout: timedelta) ->
     """Joins this host's ranks in shared memory; None, with a warning, if any host has no room.
 
     Args:
-        store: of the group; all its ranks call this.
-        hosts: of the group.
-        ranks: global ones by rank of the group, for messages.
-        timeout: after which a rank that does not come is missing.
+        store: the group's store; all ranks of the group call this function.
+        hosts: the group's ranks by host.
+        ranks: global rank of each rank of the group, for messages.
+        timeout: time after which a rank that does not join counts as missing.
     """
     native = _native.native
     assert native is not None
@@ -92,7 +92,7 @@ def make_team(store: Any, hosts: Hosts, ranks: list[int], timeout: timedelta) ->
         store.set(key, native.shm_name())
     name = store.get(key).decode()
     try:
-        # Its maker first; the others find it then, or the reason why not.
+        # Local rank 0 makes the segment; then the others open it, or learn why there is none.
         if hosts.local_rank != 0:
             problem = store.get(f"{key}/made").decode()
         if not problem:
@@ -106,7 +106,8 @@ def make_team(store: Any, hosts: Hosts, ranks: list[int], timeout: timedelta) ->
         first = next(i for i, text in enumerate(problems) if text)
         if hosts.rank == 0:
             warnings.warn(
-                f"commprof backend: gloo alone, because of rank {first}: {problems[first]}",
+                "commprof backend: no shared memory, gloo alone is used; reason from rank "
+                f"{first}: {problems[first]}",
                 stacklevel=2,
             )
         return None
@@ -121,10 +122,10 @@ def make_team(store: Any, hosts: Hosts, ranks: list[int], timeout: timedelta) ->
 
 
 def _create(options: Any, _: Any) -> Any:
-    """What ``init_process_group`` and ``new_group`` call: a backend for one group.
+    """Makes the backend of one group, for ``init_process_group`` and ``new_group``.
 
-    Gloo alone where no two ranks are on one host; with a warning where they share no memory. All
-    ranks decide alike.
+    Returns gloo alone if no two ranks are on one host, and, with a warning, if they cannot share
+    memory. All ranks decide alike.
     """
     native = _native.native
     if native is None:
@@ -155,13 +156,13 @@ def _gloo(store: Any, rank: int, size: int, timeout: Any) -> Any:
 
 
 def _everybodys(store: Any, key: str, rank: int, size: int, own: str) -> list[str]:
-    """What each rank says under this key."""
+    """Exchanges one text per rank through the store; returns them by rank."""
     store.set(f"commprof/{key}/{rank}", own)
     return [store.get(f"commprof/{key}/{other}").decode() for other in range(size)]
 
 
 def _place() -> str:
-    """Equal for ranks that can share memory: one kernel, one /dev/shm.
+    """Returns a text that is equal for ranks that can share memory: one kernel, one /dev/shm.
 
     ``COMMPROF_HOST`` overrides it, to treat ranks of one machine as several hosts.
     """

@@ -1,4 +1,4 @@
-"""What a caller of commprof can act on. A defect of commprof itself is an assertion instead."""
+"""Errors that a caller of commprof can act on. Defects of commprof itself are assertions."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from pathlib import Path
 
 
 class CommprofError(Exception):
-    """Base of everything that the caller can act on: a command prints it as one line on stderr."""
+    """Base class of errors that the caller can act on; a command prints them as one line."""
 
     exit_code = 1
-    """What the command returns to the shell."""
+    """Exit code of a command that ends with this error."""
 
 
 class UsageError(CommprofError):
-    """A value that cannot be used. The message names it, the allowed set and the next step."""
+    """A value cannot be used. The message names the value, the allowed set and the next step."""
 
     exit_code = 2
 
 
 class TraceError(CommprofError):
-    """A file is no trace of commprof, of a version not known here, or damaged at its start."""
+    """A file is not a trace of commprof, has an unknown version, or is damaged at its start."""
 
 
 class RankFailedError(CommprofError):
@@ -35,13 +35,14 @@ class RankFailedError(CommprofError):
         log_path: Path,
         exit_codes: Mapping[int, int] | None = None,
     ) -> None:
-        """Name the rank and where to read on.
+        """Builds a message that names the rank, the reason and the log file.
 
         rank: the global rank that failed first.
-        process_exit_code: of that rank's process; minus the signal's number when a signal ended it.
-        reason: the exception's line, or empty when the process left none.
-        log_path: the file that holds the rank's traceback and whatever else it printed.
-        exit_codes: by rank, of all processes that had failed by then; None: just this one.
+        process_exit_code: exit code of its process, or minus the number of the signal that ended
+            the process.
+        reason: the exception's line; empty if the process left none.
+        log_path: the file that holds the rank's traceback and its other output.
+        exit_codes: exit code of each rank whose process had failed by then; None: only this rank.
         """
         self.rank = rank
         self.process_exit_code = process_exit_code
@@ -51,13 +52,13 @@ class RankFailedError(CommprofError):
         super().__init__(f"rank {rank} failed: {reason or self._ending()}; see {log_path}")
 
     def _ending(self) -> str:
-        hint = " (often the kernel, out of memory)"
+        hint = " (often by the kernel, when memory runs out)"
         killed = self.process_exit_code == -signal.SIGKILL
         return ending_of_process(self.process_exit_code) + (hint if killed else "")
 
 
 def ending_of_process(exit_code: int) -> str:
-    """How a process ended, in words; minus the signal's number when a signal ended it."""
+    """Describes how a process ended; the exit code is minus the number of a signal, if negative."""
     if exit_code >= 0:
         return f"its process ended with exit code {exit_code}"
     try:

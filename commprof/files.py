@@ -1,4 +1,4 @@
-"""Files: read with a bound and checked, whoever put them there; written whole or not at all."""
+"""Reads files of any origin with a size limit and checks; writes files whole or not at all."""
 
 from __future__ import annotations
 
@@ -26,27 +26,28 @@ from typing import (
     get_type_hints,
 )
 
-#: Of a JSON document that commprof wrote: a run of 1000 ranks has a few MB.
+#: Largest JSON document that is read; commprof's own of a run of 1000 ranks has a few MB.
 _MOST_JSON_BYTES = 256 << 20
 _MEMINFO = Path("/proc/meminfo")
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Opens a file to read, as ``descriptor_of_regular`` does.
+    """Opens a regular file for reading, as ``descriptor_of_regular`` does.
 
     Raises:
-        OSError: it cannot be opened, or is no regular file.
+        OSError: the file cannot be opened, or is not a regular file.
     """
     return os.fdopen(descriptor_of_regular(path), "rb")
 
 
 def descriptor_of_regular(path: Path) -> int:
-    """Opens a file to read; never waits for the writer of a pipe, nor reads a device.
+    """Opens a regular file for reading; never waits for the writer of a pipe, nor opens a device.
 
-    The caller closes it.
+    Returns:
+        The file descriptor, which the caller closes.
 
     Raises:
-        OSError: it cannot be opened, or is no regular file.
+        OSError: the file cannot be opened, or is not a regular file.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     mode = os.fstat(fd).st_mode
@@ -54,7 +55,7 @@ def descriptor_of_regular(path: Path) -> int:
         os.close(fd)
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return fd
 
 
@@ -62,27 +63,27 @@ def read_bytes(path: Path, most_bytes: int | None = None) -> bytes:
     """Reads all of a regular file.
 
     Args:
-        path: of the file.
-        most_bytes: of its size; None: half of the memory that this machine has left.
+        path: path of the file.
+        most_bytes: largest size that is read; None: half of the machine's available memory.
 
     Raises:
-        OSError: it cannot be opened, is no regular file, or is too large.
+        OSError: the file cannot be opened, is not a regular file, or is too large.
     """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         limit = available_memory_bytes() // 2 if most_bytes is None else most_bytes
         if size > limit:
-            said = f"its {size:,} bytes are more than the {limit:,} that are read here"
+            said = f"its size of {size:,} bytes exceeds the limit of {limit:,}"
             raise OSError(errno.EFBIG, said, str(path))
         return file.read(size)
 
 
 def read_json(path: Path) -> Any:
-    """Reads the JSON value of a file, of any shape; the caller checks it.
+    """Reads the JSON value of a file; its shape is for the caller to check.
 
     Raises:
         OSError: as for ``read_bytes``.
-        ValueError: it holds no JSON, or JSON that is nested too deep.
+        ValueError: the file does not hold JSON, or JSON that is nested too deep.
     """
     try:
         return json.loads(read_bytes(path, _MOST_JSON_BYTES))
@@ -91,19 +92,20 @@ def read_json(path: Path) -> Any:
 
 
 def replace_file(path: Path, content: str | bytes) -> None:
-    """Writes a file so that a reader finds the old content or the new one; see ``replacing``."""
+    """Writes a file atomically: a reader finds the old content or the new one."""
     with replacing(path) as partial:
         partial.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Gives the path of a file to write, which takes the place of ``path`` at the end.
+    """Yields the path of a temporary file, which replaces ``path`` when the context ends.
 
     Raises:
-        OSError: it cannot be written; the old content stays, and nothing is left beside it.
+        OSError: the file cannot be written; the old content stays, and the temporary file is
+            removed.
     """
-    # Hosts may share the directory, and processes of two hosts their number.
+    # Hosts may share the directory, and two hosts may have processes of the same number.
     partial = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
     try:
         yield partial
@@ -114,7 +116,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def available_memory_bytes() -> int:
-    """Memory that the machine could give to a process now; 8 GiB where it does not say."""
+    """Returns the memory that Linux calls available, in bytes; 8 GiB if that is not known."""
     try:
         lines = _MEMINFO.read_text().splitlines()
         found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
@@ -125,11 +127,11 @@ def available_memory_bytes() -> int:
 
 #: An ``int`` that may be below 0.
 Signed = Annotated[int, "signed"]
-#: ``int`` is a whole number from 0 to 2**63 - 1, ``float`` any number or null, which is NaN;
-#: ``X | None`` may be null, and missing from an object; ``Path`` is a string that becomes one;
-#: ``dict`` and ``Any`` are whatever their reader checks by itself. A dataclass is an object with
-#: its fields, where those with a default may be missing, and becomes one. Further keys may stand
-#: beside those listed.
+#: Expected shape of a JSON value, given by Python types. ``int`` is a whole number from 0 to
+#: 2**63 - 1; ``float`` any number, or null, which becomes NaN. ``X | None`` may be null, or missing
+#: from an object. ``Path`` is a string that becomes a path. ``dict`` and ``Any`` are values that
+#: the caller checks. A dataclass is an object with its fields, of which those with a default may
+#: be missing, and becomes an instance. Objects may have further keys.
 Shape: TypeAlias = "Any | dict[str, Shape]"
 
 _TYPE_NAMES: Final = {
@@ -141,12 +143,12 @@ _TYPE_NAMES: Final = {
     list: "a list",
     dict: "an object",
 }
-#: Of a value that a message shows.
+#: Most characters of a wrong value that a message shows.
 _MOST_SHOWN = 40
 
 
 def plain(value: Any) -> Any:
-    """Returns the value with null for NaN and infinity, which JSON does not know."""
+    """Replaces NaN and infinity, which JSON does not know, by None."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -160,7 +162,7 @@ def checked(value: object, shape: Shape, where: str = "") -> Any:
     """Checks a JSON value against ``shape`` and converts it; ``where`` is its dotted name.
 
     Raises:
-        ValueError: names the key that is missing, or the wrong value and what is expected.
+        ValueError: a key is missing or a value is wrong; the message names both and the shape.
     """
     if isinstance(shape, dict):
         given: Mapping[str, Any] = _of_type(value, dict, where)
@@ -189,7 +191,7 @@ def _may_be_null(shape: Shape) -> bool:
 
 @functools.cache
 def _fields(kind: Any) -> dict[str, tuple[Shape, bool]]:
-    """Shape of each field, and whether it has no default."""
+    """Returns the shape of each field of a dataclass, and True if the field has no default."""
     hints = get_type_hints(kind, include_extras=True)
     return {
         field.name: (hints[field.name], field.default is field.default_factory)
@@ -207,7 +209,7 @@ def _members(value: Mapping[str, Any], shape: dict[str, Shape], where: str) -> I
 
 
 def _items(value: object, shape: Any, where: str) -> Any:
-    """A list or tuple of items, or an object with any keys."""
+    """Checks and converts a list or tuple of items, or an object with arbitrary keys."""
     kind, inner = get_origin(shape), get_args(shape)
     if issubclass(kind, Mapping):
         items = _of_type(value, dict, where).items()

@@ -1,6 +1,6 @@
-"""When Ctrl-C ends a process at once, not by a KeyboardInterrupt; and how commands are entered.
+"""Entry of the commands, and contexts in which Ctrl-C ends the process without an exception.
 
-Imports nothing that takes time.
+Imports no module that takes long to load.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import NoReturn
 
 @contextmanager
 def ends_at_once() -> Iterator[None]:
-    """Within this context Ctrl-C ends the process by the signal, not by a KeyboardInterrupt.
+    """Context in which Ctrl-C ends the process by the signal instead of a KeyboardInterrupt.
 
-    For loading modules, which takes seconds where torch is one of them: there is nothing to clean
-    up yet, and an exception may come where nobody lets it through, in a callback of Python's own
-    import machinery or of a C module.
+    For loading modules, which takes seconds if torch is among them: there is nothing to clean up
+    yet, and code that swallows exceptions, such as a callback of Python's import machinery or of a
+    C module, could swallow the KeyboardInterrupt.
     """
     if not _raises():
         yield
@@ -32,13 +32,13 @@ def ends_at_once() -> Iterator[None]:
 
 
 def end_at_once() -> None:
-    """Lets Ctrl-C end the process by the signal from now on; nothing is left to clean up."""
+    """Makes Ctrl-C end the process by the signal from now on, when nothing is left to clean up."""
     if _raises():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _raises() -> bool:
-    """Whether it is neither ignored, as under nohup, nor somebody else's."""
+    """True if Ctrl-C raises KeyboardInterrupt in this thread: not ignored or handled otherwise."""
     return (
         threading.current_thread() is threading.main_thread()
         and signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -48,11 +48,11 @@ def _raises() -> bool:
 def enter(load: Callable[[], Callable[[], int]]) -> NoReturn:
     """Loads a command, runs it, and ends this process with its exit code.
 
-    A Ctrl-C before the command has loaded, and when it is done, ends the process as it would end
-    a program that knows nothing of it. In between it is a KeyboardInterrupt, which commands know.
+    A Ctrl-C before the command has loaded, or after it has returned, ends the process by the
+    signal. In between it raises KeyboardInterrupt, which the commands handle.
 
     Args:
-        load: imports the command; returns its main function, which returns an exit code.
+        load: imports the command and returns its main function, which returns an exit code.
     """
     with ends_at_once():
         main = load()

@@ -1,4 +1,4 @@
-"""How to type a command of commprof, or pip, where this process runs: so that it can be copied."""
+"""Command lines of commprof and pip as they must be typed in this environment, to be copied."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import shutil
 import sys
 from pathlib import Path
 
-#: The distributions of modules that are called otherwise.
+#: Distribution of each module whose name differs from it.
 _DISTRIBUTIONS = {"yaml": "PyYAML", "sklearn": "scikit-learn", "PIL": "pillow"}
 
 
 def command(*words: str, anywhere: bool = False) -> str:
     """Returns ``commprof WORDS`` as it is typed in this environment.
 
-    The plain name where the shell finds it; else the path of the environment's own, and where it
-    was not installed, ``python -m commprof``.
+    The program is its plain name if the shell finds this environment's; else its path; else, if
+    commprof is not installed, ``python -m commprof``.
 
     Args:
-        words: behind the name, already quoted for a shell.
-        anywhere: to be typed in another directory than this one: no path is relative.
+        words: arguments, already quoted for a shell.
+        anywhere: True if the command may be typed in another directory: no path is relative.
     """
     return " ".join([*_program("commprof", ("-m", "commprof"), anywhere), *words])
 
@@ -32,18 +32,18 @@ def module(name: str) -> str:
 
 
 def examples(text: str) -> str:
-    """Rewrites the indented ``commprof`` examples of a help text as this environment types them."""
+    """Replaces ``commprof`` in a help text's indented examples by this environment's command."""
     return re.sub(r"(?m)(?<=^  )commprof(?= )|(?<=\$\()commprof(?= )", lambda _: command(), text)
 
 
 def pip(*packages: str) -> str:
-    """Returns the pip command that installs packages, named by module or distribution, here."""
+    """Returns the pip command that installs packages, given by module or distribution name."""
     names = [shlex.quote(_DISTRIBUTIONS.get(package, package)) for package in packages]
     return " ".join([*_program("pip", ("-m", "pip"), False), "install", *names])
 
 
 def _program(name: str, module: tuple[str, ...], anywhere: bool) -> list[str]:
-    own = Path(sys.executable).parent  # not resolved: a virtual environment's is a link
+    own = Path(sys.executable).parent  # not resolved: in a virtual environment it is a link
     found = shutil.which(name)
     if found is not None and Path(found).parent == own:
         return [name]
@@ -54,7 +54,7 @@ def _program(name: str, module: tuple[str, ...], anywhere: bool) -> list[str]:
 
 
 def quoted(word: str | os.PathLike[str]) -> str:
-    """Quotes a word for a shell; unprintable bytes in bash's ``$'...'``."""
+    """Quotes a word for a shell, using bash's ``$'...'`` if it holds unprintable bytes."""
     text = os.fspath(word)
     if text.isprintable():
         return shlex.quote(text)
@@ -66,7 +66,7 @@ def quoted(word: str | os.PathLike[str]) -> str:
 
 
 def _typed(program: Path, anywhere: bool) -> str:
-    """Relative to this directory, where it lies in it."""
+    """Quotes a program's path, relative to the working directory if the program lies in it."""
     try:
         near = program.relative_to(os.getcwd())
     except (ValueError, OSError):

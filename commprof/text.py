@@ -1,4 +1,4 @@
-"""Sentences: text of unknown origin made safe to print and wrapped, counts, and lists."""
+"""Parts of sentences: counts, lists, and text of unknown origin made safe to print and wrapped."""
 
 from __future__ import annotations
 
@@ -7,40 +7,40 @@ from collections.abc import Collection, Sequence
 
 
 def printable(text: str) -> str:
-    """Replaces control characters, which a terminal would obey, by escapes, in one line.
+    """Returns the text in one line, with escapes for control characters, which terminals obey.
 
-    A rank's error message, a processor's name or a path may hold whatever it likes.
+    A rank's error message, a processor's name or a path may hold any character.
     """
     return "".join(_printable(character) for character in text)
 
 
 def plural(number: int, noun: str) -> str:
-    """Returns the noun as it stands after the number."""
+    """Returns the noun as it follows the number: "rank" for 1, else "ranks"."""
     return noun if number == 1 else f"{noun}s"
 
 
 def counted(numbers: int | Sequence[int], noun: str) -> str:
-    """Returns the number, or each of several, with the noun: "1 rank", "1, 2 and 4 ranks"."""
+    """Returns one or several numbers with the noun: "1 rank", "1, 2 and 4 ranks"."""
     if isinstance(numbers, int):
         return f"{numbers} {plural(numbers, noun)}"
     return f"{listed(numbers)} {plural(numbers[0] if len(numbers) == 1 else 2, noun)}"
 
 
 def listed(words: Collection[object]) -> str:
-    """Returns the words as in a sentence: "1", "1 and 2", "1, 2 and 4"."""
+    """Joins words as in a sentence: "1", "1 and 2", "1, 2 and 4"."""
     *before, last = map(str, words)
     return f"{', '.join(before)} and {last}" if before else last
 
 
 def named_ranks(ranks: Collection[int]) -> str:
-    """Returns the ranks by their numbers: "rank 3", "ranks 0, 2"; "no rank" for none."""
+    """Lists ranks by number: "rank 3", "ranks 0, 2"; "no rank" if there are none."""
     if not ranks:
         return "no rank"
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
 
 
 def in_ms(value: float) -> str:
-    """Formats milliseconds for a sentence: three digits, or all before the point."""
+    """Formats milliseconds for a sentence: three significant digits, or all integer digits."""
     return f"{value:.0f} ms" if abs(value) >= 100 else f"{value:.3g} ms"
 
 
@@ -56,13 +56,13 @@ def _printable(character: str) -> str:
 
 
 def wrapped(text: str, width: int, first: str = "", rest: str = "") -> str:
-    """Wraps text between words; a path stays whole, so that it can be copied.
+    """Wraps text between words; never breaks a path, so that it can be copied.
 
     Args:
-        text: of any origin.
-        width: of a line; a longer word has a line of its own.
-        first: before the first line.
-        rest: before the others.
+        text: the text, of any origin: it is made printable.
+        width: columns of a line; a longer word gets a line of its own.
+        first: prefix of the first line.
+        rest: prefix of the other lines.
     """
     return textwrap.fill(
         printable(text),
@@ -75,7 +75,7 @@ def wrapped(text: str, width: int, first: str = "", rest: str = "") -> str:
 
 
 def fitted(text: str, width: int) -> str:
-    """Returns text as it stands, or wrapped anew where a line is too wide."""
+    """Returns the text unchanged, or wrapped anew if a line is wider than ``width``."""
     if all(len(line) <= width for line in text.splitlines()):
         return text
     return textwrap.fill(" ".join(text.split()), width, break_long_words=False)

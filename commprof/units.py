@@ -8,25 +8,25 @@ NS_PER_S = 1e9
 
 
 def ns_to_us(value_ns: float) -> float:
-    """Nanoseconds to microseconds."""
+    """Converts nanoseconds to microseconds."""
     return value_ns / NS_PER_US
 
 
 def us_to_ns(value_us: float) -> float:
-    """Microseconds to nanoseconds."""
+    """Converts microseconds to nanoseconds."""
     return value_us * NS_PER_US
 
 
 def ns_to_ms(value_ns: float) -> float:
-    """Nanoseconds to milliseconds."""
+    """Converts nanoseconds to milliseconds."""
     return value_ns / NS_PER_MS
 
 
 def ns_to_s(value_ns: float) -> float:
-    """Nanoseconds to seconds."""
+    """Converts nanoseconds to seconds."""
     return value_ns / NS_PER_S
 
 
 def ms_to_ns(value_ms: float) -> float:
-    """Milliseconds to nanoseconds."""
+    """Converts milliseconds to nanoseconds."""
     return value_ms * NS_PER_MS

@@ -1,4 +1,4 @@
-"""Every environment variable of commprof: its name, what it may hold and what it is for.
+"""Every environment variable of commprof, with its meaning, allowed values and default.
 
 ``docs/your_job.md`` has the same table. An empty value counts as unset everywhere. The C++ code
 reads ``DEVICE_EVENTS``, ``SIMD`` and ``KERNEL_THREADS`` itself; setup.py's own variables are in
@@ -17,10 +17,10 @@ class Variable(str):
     """Name of an environment variable, with its meaning, default and allowed values."""
 
     meaning: str
-    #: What it may hold, in words that follow "allowed: ".
+    #: The allowed values, in words that follow "allowed: ".
     allowed: str
     parse: Callable[[str], Any]
-    #: What it stands for where it is unset or empty.
+    #: Value if the variable is unset or empty.
     default: Any
 
     def __new__(
@@ -31,16 +31,16 @@ class Variable(str):
         parse: Callable[[str], Any] = str,
         default: Any = "",
     ) -> Variable:
-        """``parse`` raises ValueError for a text that means nothing."""
+        """Makes a variable; ``parse`` raises ValueError for a text that is not allowed."""
         made = super().__new__(cls, name)
         made.meaning, made.allowed, made.parse, made.default = meaning, allowed, parse, default
         return made
 
     def value(self, environment: Mapping[str, str] | None = None) -> Any:
-        """Returns the variable's value, in this process's environment if none is given.
+        """Returns the variable's value in an environment; None: that of this process.
 
         Raises:
-            ValueError: names the variable, its text and what is allowed.
+            ValueError: the value is not allowed; the message names it and the allowed values.
         """
         text = (os.environ if environment is None else environment).get(self, "")
         if not text:
@@ -49,16 +49,16 @@ class Variable(str):
             return self.parse(text)
         except ValueError:
             raise ValueError(
-                f"{self}={text!r} means nothing (allowed: {self.allowed}); correct it, or leave "
-                "it out"
+                f"{self}={text!r} is not valid (allowed: {self.allowed}); correct it, or unset "
+                "the variable"
             ) from None
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        """Other processes get the name alone."""
+        """Pickles the name alone: other processes get a plain string."""
         return str, (str(self),)
 
     def text(self, value: Any) -> str:
-        """Converts a value to the text from which ``value()`` makes it."""
+        """Converts a value to the text from which ``value()`` reads it."""
         if isinstance(value, float):
             return f"{value:g}"
         return str(int(value)) if isinstance(value, bool) else str(value)
@@ -70,7 +70,7 @@ def table() -> Iterator[Variable]:
 
 
 def _choice(name: str, meaning: str, *words: str, default: str | None = None) -> Variable:
-    """A variable that holds one of the words, the first of them if no default is named."""
+    """Makes a variable that holds one of the words; the first is the default if none is given."""
     default = words[0] if default is None else default
     return Variable(name, meaning, ", ".join(words), lambda text: words[words.index(text)], default)
 
@@ -80,7 +80,7 @@ def _steps(name: str, meaning: str, least: int, allowed: str) -> Variable:
 
 
 def _whole(text: str, least: int, most: int) -> int:
-    # Python refuses to read numbers of more digits, and reads others than these.
+    # int() also reads digits of other scripts, and refuses numbers of thousands of digits.
     number = int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else least - 1
     return int(_within(number, least, most))
 
@@ -94,10 +94,10 @@ def _within(number: float, least: float, most: float) -> float:
 _LARGEST = math.nextafter(math.inf, 0)
 
 OUT = Variable(
-    "COMMPROF_OUT", "where traces go; without it an unchanged script is not recorded", "a directory"
+    "COMMPROF_OUT", "where traces go; if unset, an unchanged script is not recorded", "a directory"
 )
 MODE = _choice(
-    *("COMMPROF_MODE", "mode that recording begins in"),
+    *("COMMPROF_MODE", "mode in which recording begins"),
     *("off", "always-on", "full"),
     default="full",
 )
@@ -113,67 +113,65 @@ STACKS = Variable(
     False,
 )
 CLOCK = _choice(
-    *("COMMPROF_CLOCK", "which ranks compare clocks: those that do not share one, all, or none"),
+    *("COMMPROF_CLOCK", "ranks that compare clocks: those that do not share one, all, or none"),
     *("auto", "always", "off"),
 )
 GRADIENT_NORMS = _steps(
     "COMMPROF_GRADIENT_NORMS",
-    "every how many steps the norms of the gradients are measured",
+    "number of steps between two measurements of the gradients' norms",
     0,
     "0 for never, or a number of steps",
 )
 CHECK_SYNC = _steps(
     "COMMPROF_CHECK_SYNC",
-    "every how many steps the models of all ranks are compared; unset for never",
+    "number of steps between two comparisons of all ranks' models; unset for never",
     1,
     "1 or more steps",
 )
 BUCKET_CAP_MB = Variable(
     "COMMPROF_BUCKET_CAP_MB",
-    "bucket cap of every DDP model that names none",
+    "bucket cap of every DDP model for which the script sets none",
     "MiB above 0",
     lambda text: _within(float(text), math.nextafter(0, 1), _LARGEST),
     None,
 )
-FSDP = Variable("COMMPROF_FSDP", "setting of every FSDP2 model", "as `--fsdp` takes it")
-HOOK = Variable("COMMPROF_HOOK", "compressor of every DDP model", "as `--hook` takes it")
+FSDP = Variable("COMMPROF_FSDP", "setting of every FSDP2 model", "values of `--fsdp`")
+HOOK = Variable("COMMPROF_HOOK", "compressor of every DDP model", "values of `--hook`")
 TRIAL = Variable(
     "COMMPROF_TRIAL",
-    "candidates that take turns on every model",
-    "as `--trial` takes them",
+    "candidates of a trial, which take turns on every model",
+    "values of `--trial`",
 )
 METRICS = Variable(
     "COMMPROF_METRICS", "live metrics of an unchanged script", "the `--metrics` options"
 )
 WATCHDOG = Variable(
-    "COMMPROF_WATCHDOG", "threshold of a watchdog beside an unchanged script", "auto, or seconds"
+    "COMMPROF_WATCHDOG", "threshold of the watchdog of an unchanged script", "auto, or seconds"
 )
 NATIVE = _choice(
-    "COMMPROF_NATIVE", "0 records by the Python capture although the module fits", "1", "0"
+    "COMMPROF_NATIVE", "0: records with the Python capture even if the C++ module fits", "1", "0"
 )
 DEVICE_EVENTS = _choice(
     "COMMPROF_DEVICE_EVENTS",
-    "whether collectives of devices are timed by events of the device; unset where it is safe",
+    "times collectives of devices by events of the device; if unset, only where that is safe",
     *("on", "off"),
     default="",
 )
 SIMD = Variable(
     "COMMPROF_SIMD",
-    "instruction set of the compression kernels; unset for the best",
+    "instruction set of the compression kernels; if unset, the best available",
     "scalar, avx2, avx512",
 )
 KERNEL_THREADS = Variable(
     "COMMPROF_KERNEL_THREADS", "threads of the compression kernels", "1 to 256", default="1"
 )
 SOCKETS = _choice(
-    "COMMPROF_SOCKETS", "whether compressors connect ranks by sockets of their own", "on", "off"
+    "COMMPROF_SOCKETS", "lets compressors connect ranks by sockets of their own", "on", "off"
 )
-HOST = Variable(
-    "COMMPROF_HOST", "host that the backend `commprof` takes this rank to be on", "any name"
-)
+HOST = Variable("COMMPROF_HOST", "name of this rank's host for the backend `commprof`", "any name")
 CHECK_TIMEOUT_S = Variable(
     "COMMPROF_CHECK_TIMEOUT_S",
-    "seconds that one check of `commprof check` may take",
+    "longest time that one check of `commprof check` may take, in seconds",
     "1 to 86400",
     lambda text: _within(float(text), 1, 86_400),
     60.0,
@@ -183,7 +181,7 @@ CPUS = Variable(
 )
 PTRACER = Variable(
     "COMMPROF_PTRACER",
-    "set by `commprof run`: process whose descendants may read the ranks' stacks",
+    "set by `commprof run`: the process whose descendants may read the ranks' stacks",
     "a process ID above 0",
     lambda text: _whole(text, 1, 2**31 - 1),
     None,

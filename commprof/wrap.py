@@ -1,4 +1,4 @@
-"""``torchrun -m commprof.wrap train.py ARGS``: runs a script unchanged, recorded.
+"""``torchrun -m commprof.wrap train.py ARGS``: runs an unchanged script and records it.
 
 ``-m package.module ARGS`` runs a module. Traces go to the directory in COMMPROF_OUT, or to
 ``commprof-trace``. Processes that the script starts itself are recorded too.
@@ -18,7 +18,7 @@ _USAGE = "usage: torchrun -m commprof.wrap [-m] SCRIPT_OR_MODULE [ARGS...]"
 
 
 def main() -> None:
-    """Becomes the script, with its arguments, path and exit code."""
+    """Runs the script in this process, with its own arguments, path and exit code."""
     if sys.argv[1:2] in (["-h"], ["--help"]):
         print(f"{_USAGE}\n\n{(__doc__ or '').strip()}")
         return
@@ -31,7 +31,7 @@ def main() -> None:
     try:
         _become_script()
     except SystemExit as error:
-        # Exit handlers are not told of it: a rank that gave up would look like one that was done.
+        # Exit handlers do not see it: a rank that gave up would look like one that finished.
         ending = sys.modules.get("commprof.capture.ending")
         if ending is not None:
             ending.exits(error)
@@ -50,12 +50,12 @@ def _become_script() -> None:
 
 
 def _problem(words: list[str]) -> str:
-    """Why there is nothing to run; else empty."""
+    """Says why the script or module cannot be run; empty if it can."""
     if words[0] != "-m":
         found = Path(words[0]).exists()
         return "" if found else f"no script {words[0]!r}; for a module, put -m before it"
     try:
-        top = words[1].partition(".")[0]  # the package of a module would be imported for the rest
+        top = words[1].partition(".")[0]  # finding a submodule would import its package
         sys.path[0] = os.getcwd()
         found = importlib.util.find_spec(top) is not None
     except ValueError:

@@ -93,7 +93,7 @@ def test_compressors_between_hosts_give_the_mean(hosts: str) -> None:
 
 def test_a_host_without_room_gets_gloo_alone_and_is_told() -> None:
     outputs = run_module(MODULE, ["kind"], 2)
-    assert "gloo alone, because of rank 0: cannot reserve" in outputs[0]
+    assert "gloo alone is used; reason from rank 0: cannot reserve" in outputs[0]
     assert "/dev/shm is too small" in outputs[0]
     assert all("ProcessGroupGloo" in output for output in outputs)
 

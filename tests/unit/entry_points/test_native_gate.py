@@ -44,7 +44,7 @@ def test_built_for_counts_only_what_this_python_can_load() -> None:
 def test_message_names_what_is_built_what_runs_and_the_command() -> None:
     assert _native.missing_message("2.15.0+cu132", ["2.13"], None, COMMAND) == (
         "no C++ module for torch 2.15.0+cu132: it was built for torch 2.13. Using the Python "
-        "capture (fewer facts, more overhead). For the C++ one: pip install something"
+        "capture (fewer facts, more overhead). To build the C++ module: pip install something"
     )
 
 
@@ -56,7 +56,8 @@ def test_message_gives_a_failed_build_as_the_one_cause() -> None:
 
 def test_message_without_any_module_names_the_python() -> None:
     version = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
-    assert f"none was built for {version}." in _native.missing_message("2.13.0", [], None, COMMAND)
+    message = _native.missing_message("2.13.0", [], None, COMMAND)
+    assert f"it was not built for {version}." in message
 
 
 def test_command_installs_from_the_checkout(tmp_path: Path) -> None:
@@ -120,7 +121,7 @@ def test_gate_gives_the_first_line_of_a_failed_build(fake_install: Path) -> None
     (fake_install / "_build_error.txt").write_text("fatal error: no header\n\n200 lines more\n")
     native, error = run_gate(fake_install)
     assert native == "None"
-    assert "its build failed: fatal error: no header (all of it: " in error
+    assert "its build failed: fatal error: no header (full output: " in error
 
 
 def test_gate_reports_a_matching_module_that_does_not_load(fake_install: Path) -> None:

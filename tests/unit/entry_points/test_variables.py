@@ -77,7 +77,7 @@ def test_the_least_number_of_steps_is_allowed() -> None:
     assert (found.gradient_norms_every, found.check_sync_every) == (0, 1)
     with pytest.raises(UsageError, match=r"COMMPROF_CHECK_SYNC='0' .*allowed: 1 or more steps"):
         RankSettings.from_environment({variables.CHECK_SYNC: "0"})
-    with pytest.raises(UsageError, match=r"means nothing \(allowed: 1 or more steps\)"):
+    with pytest.raises(UsageError, match=r"is not valid \(allowed: 1 or more steps\)"):
         RankSettings.from_environment({variables.CHECK_SYNC: "9" * 5000})
 
 
@@ -90,7 +90,7 @@ def test_a_tracer_is_a_process() -> None:
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "much"])
 def test_what_is_no_bucket_cap_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match=r"means nothing \(allowed: MiB above 0\)"):
+    with pytest.raises(UsageError, match=r"is not valid \(allowed: MiB above 0\)"):
         RankSettings.from_environment({variables.BUCKET_CAP_MB: text})
 
 
@@ -170,7 +170,7 @@ def test_kernels_settings_are_refused_before_anything_is_recorded(
             said = done.stderr.splitlines()[-1]
             assert said.startswith(f'{name} is "nonsense"; ')
             assert allowed in said
-            assert said.endswith("; take one of these, or unset the variable")
+            assert said.endswith("; choose one of these, or unset the variable")
 
 
 _JOB = """
@@ -195,8 +195,8 @@ print("trained")
         (variables.METRICS, "--nonsense", "not recording: COMMPROF_METRICS: unrecognized"),
         (variables.METRICS, "'", "not recording: COMMPROF_METRICS: No closing quotation"),
         (variables.WATCHDOG, "soon", "not recording: COMMPROF_WATCHDOG"),
-        (variables.PTRACER, "me", "not recording: COMMPROF_PTRACER='me' means nothing (allowed: "),
-        (variables.MODE, "most", "not recording: COMMPROF_MODE='most' means nothing (allowed: "),
+        (variables.PTRACER, "me", "not recording: COMMPROF_PTRACER='me' is not valid (allowed: "),
+        (variables.MODE, "most", "not recording: COMMPROF_MODE='most' is not valid (allowed: "),
     ],
 )
 def test_a_job_trains_and_records_nothing_where_it_cannot_do_as_asked(

@@ -98,7 +98,7 @@ def switched_to_nonsense(directory: Path) -> None:
     said = [str(w.message) for w in caught if "through gloo" in str(w.message)]
     assert len(said) == (dist.get_rank() == 0), said
     assert all(
-        "rank 1: COMMPROF_SOCKETS='maybe' means nothing (allowed: on, off)" in s for s in said
+        "rank 1: COMMPROF_SOCKETS='maybe' is not valid (allowed: on, off)" in s for s in said
     )
 
 
