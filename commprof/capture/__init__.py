@@ -1,1 +1,1 @@
-"""Live capture inside the training process."""
+"""Capture inside the training process."""

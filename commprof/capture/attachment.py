@@ -1,7 +1,7 @@
-"""``commprof.attach(ddp)``: gradient buckets of one DDP model, and what runs in their place.
+"""``commprof.attach(ddp)``: times a DDP model's gradient buckets, and runs hooks or compressors.
 
-A communication hook makes DDP divide its gradients in a pass of their own, which takes 1 to 3 % of
-a step. So commprof's is registered when something is to run inside it, and not to observe.
+With a communication hook, DDP divides its gradients in a separate pass, which takes 1 to 3 % of a
+step. So commprof registers its hook only if something is to run inside it, and not to observe.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from commprof.errors import CommprofError
 #: A DDP communication hook: ``hook(state, bucket) -> Future[Tensor]``.
 Hook = Callable[[Any, Any], Any]
 
-#: Per model of this process that has an attachment: names of the hooks that ran inside it, in
-#: order of first use. Stands in the trace's metadata.
+#: For each model of this process with an attachment, the names of the hooks that ran inside it, in
+#: order of first use. Written to the trace's metadata.
 _hooks: list[list[str]] = []
-#: Where a model holds its attachment.
+#: Attribute of a model that holds its attachment.
 _HELD = "_commprof_attachment"
 
 
 class Attachment:
-    """commprof's part in one DDP model. DDP keeps a hook for life; what runs inside can change."""
+    """commprof's hook in one DDP model. DDP never removes it; the hook inside can be replaced."""
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
-        """See :func:`attach`."""
+        """Observes the model's buckets if possible, else registers a hook; see :func:`attach`."""
         self._ddp = ddp
-        #: Of BucketHook or ObservedBuckets, or their like in Python.
+        #: A BucketHook or ObservedBuckets of the native module, or a PythonBucketHook.
         self._buckets = _observed(ddp)
         self._is_hooked = self._buckets is None
         if self._is_hooked:
@@ -49,18 +49,18 @@ class Attachment:
         self._names: list[str] = []
         self._compressor: Compressor | None = None
         self._running: Running | None = None
-        self._mean = True  # what is inside is DDP's own mean all-reduce
-        self._divisor = 0  # ranks that it divides by; 0: all
-        self._groups = Groups(ddp)  # of native compressors of this model, one after the other
+        self._mean = True  # DDP's own mean all-reduce runs inside
+        self._divisor = 0  # number of ranks that the mean divides by; 0: all
+        self._groups = Groups(ddp)  # shared by this model's compressors, one after the other
         _hooks.append(self._names)
-        # A hook that the user registers later goes inside ours.
+        # A hook that the user registers later runs inside ours.
         ddp.__dict__[_HELD] = _Held(self)
         _redirect_register_comm_hook()
         _follow_joins()
 
     @property
     def compressor(self) -> Compressor | None:
-        """The compressor inside the hook, if there is one."""
+        """The compressor inside the hook; None if there is none."""
         return self._compressor
 
     @property
@@ -70,14 +70,14 @@ class Attachment:
 
     @property
     def is_native(self) -> bool:
-        """True if compressors run natively here; else fewer run, as torch operations."""
+        """True if compressors of this model run natively, False if as torch operations."""
         return self._groups.native
 
     @property
     def bucket_hook(self) -> Any:
         """commprof's hook in the model's reducer; registered at the first access.
 
-        Asked for first, like all that needs it, between steps and on every rank at the same one.
+        Access it the first time between steps, and on every rank at the same step.
         """
         if not self._is_hooked:
             hook = bucket_hook_of(self._ddp)
@@ -87,13 +87,14 @@ class Attachment:
 
     @property
     def has_own_hook(self) -> bool:
-        """True if the script registered a hook of its own, which runs inside."""
+        """True if the script registered its own hook, which runs inside commprof's."""
         return bool(self._ddp._comm_hooks)
 
     def use_bucket_hook(self, bucket_hook: Any) -> None:
         """Switches to the hook of another reducer, made by ``bucket_hook_of``.
 
-        Call it between steps and without a compressor inside; what is inside the new one stays.
+        Call it between steps and while no compressor is inside; the new hook keeps its own inner
+        hook.
         """
         assert self._compressor is None
         bucket_hook.recording = self.bucket_hook.recording
@@ -103,11 +104,13 @@ class Attachment:
         """Replaces the hook inside; None is DDP's own mean all-reduce.
 
         Call it between steps and on every rank at the same step. A compressor that is replaced
-        loses its residuals; ``state_dict()`` before and ``load_state_dict()`` after keep them.
+        loses its residuals; to keep them, call ``state_dict()`` before and ``load_state_dict()``
+        after.
 
         Raises:
             CommprofError: the ranks do not agree on the compressor, or it works in another model;
-                or the state that it was given does not fit, and then none is at work afterwards.
+                or the state loaded into it does not fit, and then no compressor is inside
+                afterwards.
         """
         if isinstance(hook, Compressor):
             self._compress(hook)
@@ -118,7 +121,7 @@ class Attachment:
         self._note(hook)
 
     def _compress(self, compressor: Compressor) -> None:
-        """Makes its engine, which is a collective call, and puts it inside."""
+        """Makes the compressor's engine in a collective call, and puts it into the hook."""
         if compressor is self._compressor:
             return
         compressor.require_free()
@@ -137,14 +140,14 @@ class Attachment:
         self._compressor, self._running = compressor, running
 
     def _release(self) -> None:
-        """Ends the compressor that was inside."""
+        """Stops the compressor that was inside the hook."""
         if self._compressor is not None and self._running is not None:
             self._compressor.unbind()
             self._running.stop()
         self._compressor = self._running = None
 
     def _note(self, hook: Hook | Compressor | None) -> None:
-        """Puts the name of a hook that is new to this model into the trace's metadata."""
+        """Adds the name of a hook that is new to this model to the trace's metadata."""
         name = _name(hook)
         if name not in self._names:
             self._names.append(name)
@@ -152,11 +155,11 @@ class Attachment:
             recorder().add_metadata(json.dumps({"hooks": hooks}))
 
     def remove(self) -> None:
-        """Stops timing this model's buckets. The hook inside stays at work."""
+        """Stops timing this model's buckets. The hook inside keeps running."""
         self._buckets.recording = False
 
     def _divide_by(self, ranks: int) -> None:
-        """Lets the mean be over so many ranks, 0 for all, as DDP's is while others have joined."""
+        """Sets the number of ranks that the mean divides by, as ``ddp.join()`` does; 0: all."""
         if not self._mean:
             if ranks:
                 _warn_of_join()
@@ -167,25 +170,25 @@ class Attachment:
             self._divisor = ranks
 
     def _register_comm_hook(self, state: object, hook: Hook) -> None:
-        """Stands in for ``ddp.register_comm_hook``; like it, can be used once."""
+        """Replaces ``ddp.register_comm_hook``; may be called once, like the original."""
         self._ddp._check_comm_hook(hook)
         if self._ddp._comm_hooks:
             raise RuntimeError("register_comm_hook can only be called once per model")
         self._ddp._comm_hooks.append((hook, state))
         if self._compressor is not None:
             print(
-                f"commprof: the script registers a communication hook of its own; the compressor "
-                f"{self._compressor.label} leaves this model to it",
+                f"commprof: the script registers its own communication hook, which replaces the "
+                f"compressor {self._compressor.label} in this model",
                 file=sys.stderr,
             )
         self.set_hook(hook, state)
 
 
 class _Held:
-    """An attachment in its model's own attributes: it lives as long as the model.
+    """Holder of an attachment in an attribute of its model, so that it lives as long.
 
-    A copy of the model, and what is loaded of a pickled one, has no hook, and None in this place:
-    where it is loaded there may be no commprof.
+    It is copied and pickled as None: a copy of the model has no hook, and where a pickled model is
+    loaded commprof may not be installed.
     """
 
     def __init__(self, attachment: Attachment) -> None:
@@ -197,7 +200,7 @@ class _Held:
 
 @functools.cache
 def _redirect_register_comm_hook() -> None:
-    """Has models that have an attachment ask it, from now on, when a hook is registered."""
+    """Patches DDP so that a hook registered with an attached model goes to its attachment."""
     original = DistributedDataParallel.register_comm_hook
 
     @functools.wraps(original)
@@ -213,10 +216,10 @@ def _redirect_register_comm_hook() -> None:
 
 @functools.cache
 def _follow_joins() -> None:
-    """Has models that have an attachment divide, from now on, as ``ddp.join()`` was told to.
+    """Patches ``ddp.join()`` so that attached models divide by the number of ranks it asks for.
 
-    With ``divide_by_initial_world_size=False`` DDP divides by the ranks that have not joined, which
-    it counts with an all-reduce in each forward pass; it tells no hook.
+    With ``divide_by_initial_world_size=False`` DDP divides by the number of ranks that have not
+    joined. It counts them with an all-reduce in each forward pass and does not tell hooks.
     """
     original = Join.notify_join_context
 
@@ -237,7 +240,7 @@ def _follow_joins() -> None:
 
 def _mean_over(ranks: int, group: Any) -> Hook:
     def hook(_: Any, bucket: Any) -> Any:
-        # By the reciprocal, as DDP does: to the bit.
+        # Times the reciprocal, as in DDP: the same bits.
         work = group.allreduce([bucket.buffer().mul_(1.0 / ranks)])
         return work.get_future().then(lambda done: done.value()[0])
 
@@ -248,7 +251,7 @@ def _mean_over(ranks: int, group: Any) -> Hook:
 def _warn_of_join() -> None:
     warnings.warn(
         "commprof: join(divide_by_initial_world_size=False) has no effect on a model with a "
-        "communication hook or compressor inside, as without commprof: means are over all ranks",
+        "communication hook or compressor: means are over all ranks, as in DDP without commprof",
         stacklevel=2,
     )
 
@@ -258,33 +261,33 @@ def attach(
 ) -> Attachment:
     """Times every gradient bucket of ``ddp``: ready, launched, completed.
 
-    The collectives themselves are seen without this. Attach to know each bucket's index and
-    signature, and as the place where a compressor runs.
-    Without a hook inside, and with the native module, none is registered: DDP works as it does
-    alone. With one DDP no longer divides while it copies, which takes one more pass over the
-    gradients.
+    Collectives are recorded without this. Attach a model to record each bucket's index and
+    signature, or to run a compressor in it.
+    If ``hook`` is None and the native module is there, no hook is registered, and DDP works as it
+    does alone. With a hook, DDP no longer divides while it copies, which takes one more pass over
+    the gradients.
 
     Args:
         ddp: the model, before its first backward pass.
-        hook: runs inside, as ``ddp.register_comm_hook(state, hook)`` would run it; or one of
+        hook: a hook to run as ``ddp.register_comm_hook(state, hook)`` would run it; or one of
             ``commprof.compressors``, and then all ranks must call this together; None is DDP's
             own mean all-reduce.
         state: first argument of ``hook``.
 
     Raises:
-        CommprofError: ``ddp`` is no DDP model, or has a communication hook already; or the ranks
-            do not agree on the compressor; or a ``COMMPROF_`` variable has a value that means
-            nothing.
+        CommprofError: ``ddp`` is not a DDP model, or already has a communication hook; or the
+            ranks do not agree on the compressor; or a ``COMMPROF_`` variable has a value that is
+            not valid.
     """
     if not isinstance(ddp, DistributedDataParallel):
         raise CommprofError(
-            f"attach() takes a DistributedDataParallel model, not {type(ddp).__name__}; "
-            "other strategies need no attach(), their collectives are seen as they are"
+            f"attach() needs a DistributedDataParallel model, not {type(ddp).__name__}; other "
+            "strategies need no attach(), as their collectives are recorded without it"
         )
     if ddp._comm_hooks or ddp.__dict__.get(_HELD) is not None:
         raise CommprofError(
-            "this model already has a communication hook, and DDP takes one for life; call "
-            "attach(ddp, hook=...) before registering it, or leave attach() out"
+            "this model already has a communication hook, and DDP allows only one; call "
+            "attach(ddp, hook=...) instead of registering the hook, or leave attach() out"
         )
     RankSettings.from_environment()
     check_kernels()
@@ -294,15 +297,15 @@ def attach(
 
 
 def _observed(ddp: DistributedDataParallel) -> Any:
-    """What tells the model's buckets without a hook; None where there is nothing."""
+    """Returns an observer of the model's buckets that needs no hook; None if that cannot work."""
     native = _native.native
-    # An option of torch 2.15: buckets are let go of before the end of a pass, where they are read.
+    # An option of torch 2.15: buckets are freed before the end of the pass, when they are read.
     gone = getattr(ddp, "lazy_bucket_allocation", False)
     return None if native is None or gone else native.ObservedBuckets(ddp.reducer)
 
 
 def bucket_hook_of(ddp: DistributedDataParallel) -> Any:
-    """Registers commprof's hook with the reducer that the model has now, which takes one."""
+    """Registers commprof's hook with the model's current reducer, which has no hook yet."""
     native = _native.native
     if native is not None:
         group = ddp.process_group

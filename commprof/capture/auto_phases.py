@@ -1,9 +1,9 @@
-"""Finds the phases of a step without the user's help.
+"""Finds the phases of a step automatically.
 
 Data is ``DataLoader.__next__``, forward is the call of a DDP model or of a module that
-``fully_shard`` was applied to, backward is ``Tensor.backward`` or ``torch.autograd.backward``, the
-optimizer is any ``torch.optim.Optimizer.step`` less its closure, or ``GradScaler.step`` around it.
-A loss computed after the model's call counts as other.
+``fully_shard`` was applied to, backward is ``Tensor.backward`` or ``torch.autograd.backward``, and
+the optimizer is any ``torch.optim.Optimizer.step`` without its closure, or the ``GradScaler.step``
+around it. A loss computed after the model's call counts as other.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from commprof.trace.schema import SAMPLES_UNKNOWN
 
 
 class AutoPhases:
-    """Finds phases by markers in torch's functions, which :meth:`remove` takes out again."""
+    """Finds phases with markers in torch's functions, which :meth:`remove` removes."""
 
     def __init__(self, markers: Mapping[str, Marker], finder: StepFinder | None = None) -> None:
-        """Takes the markers by phase name.
+        """Patches nothing yet.
 
         Args:
-            markers: one for each phase.
-            finder: told of all that may end a step.
+            markers: the marker of each phase, by phase name.
+            finder: is notified of updates and backward passes, which may end a step.
         """
         self._markers = markers
-        for marker in markers.values():  # those of the recorder in Python
+        for marker in markers.values():  # matters for those of the Python recorder
             uncompiled(marker.begin, callees=True)
             uncompiled(marker.end, callees=True)
         self._finder = finder
@@ -62,12 +62,12 @@ class AutoPhases:
         self.look()
 
     def look(self) -> None:
-        """Marks what the script imported meanwhile; call it after each step."""
+        """Marks FSDP2's models if the script has imported FSDP2 since; call it after each step."""
         if self._sharded.pending:
             self._sharded.look()
 
     def remove(self) -> None:
-        """Puts back all functions that were replaced."""
+        """Restores all replaced functions."""
         self._installed = False
         self._patches.remove()
 
@@ -77,7 +77,7 @@ class AutoPhases:
         def before(
             optimizer: object, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> Arguments | None:
-            # Where this is traced: a phase is no part of a graph.
+            # A compiler traces this call: a phase is not part of a graph.
             if torch.compiler.is_compiling() or not self._installed:
                 return None
             marker.begin()
@@ -123,7 +123,7 @@ class AutoPhases:
         marker: Marker,
         around: Callable[..., AbstractContextManager[None]] | None,
     ) -> None:
-        """Runs ``owner.name`` inside ``marker``, and that inside ``around`` of its arguments."""
+        """Wraps ``owner.name`` in ``marker`` and, if given, in the context ``around(*args)``."""
         original = original_of(getattr(owner, name))
 
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -148,7 +148,7 @@ class AutoPhases:
 
 
 def _scaling(finder: StepFinder) -> Callable[..., AbstractContextManager[None]]:
-    """Around ``GradScaler.step(self, optimizer, ...)``."""
+    """Makes the context for ``GradScaler.step(self, optimizer, ...)`` from its arguments."""
 
     def around(_: Any, optimizer: Any = None, *__: Any, **___: Any) -> Any:
         return finder.scaling(optimizer)
@@ -156,16 +156,16 @@ def _scaling(finder: StepFinder) -> Callable[..., AbstractContextManager[None]]:
     return around
 
 
-#: Tensors and containers looked at; a batch with more is not counted.
+#: Most tensors and containers of a batch that are inspected; a batch with more is not counted.
 _MOST_ITEMS = 256
 
 
 def samples_read(iterator: Any, batch: Any) -> int:
-    """Number of samples in a DataLoader's batch; SAMPLES_UNKNOWN if not known.
+    """Returns the number of samples in a DataLoader's batch; SAMPLES_UNKNOWN if not known.
 
-    They are known where every tensor of the batch has the same length in dimension 0 and that
-    is the batch: torch's own collation put it there, or it is the loader's ``batch_size``, or
-    less in the epoch's last batch. A loader without automatic batching is never known.
+    It is known if all tensors of the batch have the same length in dimension 0 and that dimension
+    counts samples: torch's own collation made the batch, or the length is the loader's
+    ``batch_size``, or less in the epoch's last batch. It is never known without automatic batching.
     """
     try:
         length = _common_length(batch)
@@ -177,13 +177,13 @@ def samples_read(iterator: Any, batch: Any) -> int:
         size = sampler.batch_size
         if length == size or (length < size and iterator._num_yielded == len(sampler)):
             return length
-    except Exception:  # whatever a user's batch or sampler does: it is not ours to fail
+    except Exception:  # a user's batch or sampler may raise anything; training must go on
         return SAMPLES_UNKNOWN
     return SAMPLES_UNKNOWN
 
 
 def _common_length(batch: Any) -> int | None:
-    """Dimension 0 of every tensor in nested mappings, lists and tuples; None if they differ."""
+    """Returns dimension 0 of all tensors in nested containers; None if they differ."""
     length: int | None = None
     items = [batch]
     for _ in range(_MOST_ITEMS):
@@ -205,15 +205,15 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def outside(marker: Marker, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
-    """Arguments of ``Optimizer.step``, with a closure that leaves ``marker`` while it runs.
+    """Wraps the closure in the arguments of ``Optimizer.step`` to end the phase while it runs.
 
     Args:
-        marker: of the phase that the optimizer's step is in.
-        args: the optimizer itself comes first.
-        kwargs: by name.
+        marker: marker of the optimizer's phase.
+        args: positional arguments; the first is the optimizer itself.
+        kwargs: keyword arguments.
 
     Returns:
-        None where there is no closure.
+        The new arguments; None if there is no closure.
     """
     if len(args) > 1 and callable(args[1]):
         return (args[0], _leaving(marker, args[1]), *args[2:]), kwargs
@@ -234,7 +234,7 @@ def _leaving(marker: Marker, closure: Callable[[], Any]) -> Callable[[], Any]:
     return left
 
 
-#: Not imported here, which most scripts would pay for in vain.
+#: Not imported by this module: most scripts do not use FSDP2, and the import takes time.
 _PACKAGE = "torch.distributed.fsdp"
 _CLASS = "FSDPModule"
 
@@ -243,14 +243,14 @@ class ShardedForward:
     """Marks FSDP2's forward and backward once the script has imported FSDP2."""
 
     def __init__(self, marker: Marker, patches: Patches) -> None:
-        """Takes the marker of the phase, and what undoes all of this."""
+        """``marker`` marks the phase; ``patches`` undoes the replacements."""
         self._marker = marker
         self._patches = patches
-        #: Whether there is something to look for.
+        #: True until FSDP2 was found.
         self.pending = True
 
     def look(self) -> None:
-        """Starts marking if FSDP2 is there; where torch has it no more, nothing is marked."""
+        """Starts marking if FSDP2 has been imported; does nothing if torch lacks the class."""
         owner = getattr(sys.modules.get(_PACKAGE), _CLASS, None)
         if owner is None:
             return
@@ -263,11 +263,11 @@ class ShardedForward:
 
 
 def _marked(owner: type, marker: Marker) -> Any:
-    """``__call__`` for ``owner``, which stands before the module's own class in its order."""
+    """Makes ``__call__`` for ``owner``, which comes before the module's own class in its MRO."""
 
     def call(module: Any, *args: Any, **kwargs: Any) -> Any:
         inherited = super(owner, module).__call__  # type: ignore[arg-type]
-        if torch.compiler.is_compiling():  # this is traced: a phase is no part of a graph
+        if torch.compiler.is_compiling():  # traced by a compiler: a phase is not part of a graph
             return inherited(*args, **kwargs)
         marker.begin()
         try:
@@ -275,6 +275,6 @@ def _marked(owner: type, marker: Marker) -> Any:
         finally:
             marker.end()
 
-    # Around a graph break the compiler leaves out torch.nn's own __call__ and starts with what that
-    # calls; so it does with this one. Inside a graph both are followed.
+    # At a graph break the compiler skips torch.nn's own __call__ and compiles the functions that it
+    # calls; the same holds for this one. Inside a graph it traces both.
     return uncompiled(call)

@@ -1,6 +1,6 @@
-"""What others counted while capture ran: the kernel per network interface, DDP in its own log.
+"""Counts of other sources during capture: the kernel's per network interface, and DDP's own log.
 
-They stand in the trace beside commprof's records, for a report that compares the two.
+They are written to the trace, so that a report can compare them with commprof's records.
 """
 
 from __future__ import annotations
@@ -23,38 +23,39 @@ from commprof.capture.recorder import Recorder
 
 _COUNTERS = Path("/proc/self/net/dev")
 _CLASS_NET = Path("/sys/class/net")
-#: Where the received and the sent bytes stand behind an interface's name.
+#: Columns of the received and the sent bytes after an interface's name.
 _RECEIVED, _SENT = 0, 8
-#: What is kept of DDP's log: its setup, and means over the iterations that it sampled, in ns.
+#: Keys that are kept of DDP's log: its setup, and means over the iterations it sampled, in ns.
 _DDP_KEYS = (
     *("module_name", "backend_name", "bucket_sizes", "rebuilt_bucket_sizes", "iteration"),
     *("avg_forward_compute_time", "avg_backward_compute_time", "avg_backward_comm_time"),
     *("avg_backward_compute_comm_overlap_time", "rebuilt_per_bucket_param_indices"),
 )
-#: DDP's samples: its first iterations, and then every so manyth.
+#: DDP samples its first iterations, and then one of every so many.
 _FIRST_ITERATIONS, _SAMPLE_EVERY = 10, 100
-#: Models whose logs are kept. A report compares the log of a single one.
+#: Most models whose logs are kept. A report compares the log of a single model.
 _MOST_MODELS = 32
 
 
 @dataclass
 class _Called:
-    """A DDP model that was trained; its log as it last was."""
+    """A DDP model that was trained, with its latest log."""
 
     iterations: int = 0
     log: dict[str, Any] | None = None
 
     def iterate(self, model: DistributedDataParallel) -> None:
-        """Counts a forward pass, in which DDP logs its last iteration if it samples it.
+        """Counts a forward pass, and reads DDP's log if the pass may have updated it.
 
-        A model may be gone when capture stops: what a function made, or one of a k-fold.
+        The model may be gone when capture stops, such as a model made in a function, or one of
+        several in a cross-validation.
         """
         if self.iterations <= _FIRST_ITERATIONS or self.iterations % _SAMPLE_EVERY == 0:
             self.read(model)
         self.iterations += 1
 
     def read(self, model: DistributedDataParallel) -> None:
-        """Takes the log as it is now. What DDP was made of does not change: it is read once."""
+        """Reads the model's current log; the parts that do not change are read only once."""
         if self.log is None:
             self.log = ddp_log(model)
         elif (now := _log_now(model)) is not None:
@@ -62,7 +63,7 @@ class _Called:
 
 
 class CrossCheckSources:
-    """Reads interface counters and DDP's logs at the begin and end of a capture."""
+    """Reads interface counters and DDP's logs at the beginning and end of a capture."""
 
     def __init__(self) -> None:
         self._models: weakref.WeakKeyDictionary[DistributedDataParallel, _Called] = (
@@ -76,7 +77,7 @@ class CrossCheckSources:
         self._begin_ns = 0
 
     def start(self) -> None:
-        """Starts counting bytes and noting the DDP models that are called."""
+        """Starts counting bytes and noting which DDP models are called."""
         self._begin_ns = time.monotonic_ns()
         self._running = True
         self._counted = {}
@@ -84,7 +85,7 @@ class CrossCheckSources:
         self._note_models()
 
     def set_enabled(self, on: bool) -> None:
-        """Counts no bytes while capture is off, whose collectives it does not see."""
+        """Stops counting bytes while capture is off: collectives are not recorded then either."""
         if on == (self._counting_from is not None):
             return
         now = interface_bytes()
@@ -99,7 +100,7 @@ class CrossCheckSources:
                 self._counted[name] = kept[0] + more[0], kept[1] + more[1]
 
     def stop(self, recorder: Recorder) -> None:
-        """Writes what was counted into the trace."""
+        """Stops, and writes the counts and logs into the trace."""
         self.set_enabled(False)
         self._running = False
         self._patches.remove()
@@ -124,7 +125,7 @@ class CrossCheckSources:
         recorder.add_metadata(json.dumps({"cross_check_sources": closing}))
 
     def _note(self, model: DistributedDataParallel) -> None:
-        """A model was called; what only evaluates has no iterations in its log."""
+        """Notes the call of a model, unless in evaluation, which DDP's log does not count."""
         if not (model.training and torch.is_grad_enabled()):
             return
         called = self._models.get(model)
@@ -150,9 +151,9 @@ class CrossCheckSources:
 
 
 def interface_bytes() -> dict[str, tuple[int, int]]:
-    """Bytes received and sent since boot, by interface of this process's network namespace.
+    """Returns the bytes received and sent since boot, by interface of this network namespace.
 
-    Empty where the kernel does not say.
+    Empty if the kernel's counters cannot be read.
     """
     try:
         lines = _COUNTERS.read_text().splitlines()[2:]
@@ -167,7 +168,7 @@ def interface_bytes() -> dict[str, tuple[int, int]]:
 
 
 def ddp_log(model: DistributedDataParallel) -> dict[str, Any] | None:
-    """Reads a model's own DDP log and gradient sizes; None where DDP gives no log."""
+    """Reads a model's DDP log and gradient sizes; None if DDP gives no log."""
     log = _log_now(model)
     if log is None:
         return None
@@ -188,11 +189,11 @@ def _log_now(model: DistributedDataParallel) -> dict[str, Any] | None:
             "own_exchange": _own_exchange(model, log),
         }
     except (AssertionError, AttributeError, RuntimeError, TypeError, ValueError):
-        return None  # private to torch: it may go
+        return None  # private to torch: it may be removed
 
 
 def _own_exchange(model: DistributedDataParallel, log: dict[str, Any]) -> str:
-    """What sends gradients in DDP's place, in words; empty where DDP all-reduces its buckets."""
+    """Names what exchanges the gradients instead of DDP; empty if DDP all-reduces its buckets."""
     if hook := log.get("comm_hook"):
         return f"the communication hook {hook}"
     if getattr(model, "mixed_precision", None) is not None:
@@ -203,7 +204,7 @@ def _own_exchange(model: DistributedDataParallel, log: dict[str, Any]) -> str:
 
 
 def _number(interface: str, name: str) -> int:
-    """What the kernel says of an interface; 0 where it does not."""
+    """Reads a number that the kernel gives for an interface; 0 if it gives none."""
     try:
         return int((_CLASS_NET / interface / name).read_text())
     except (OSError, ValueError):
@@ -211,7 +212,7 @@ def _number(interface: str, name: str) -> int:
 
 
 def _leads_away(interface: str) -> bool:
-    """Whether it has an IPv4 address, and is neither loopback nor a bridge within the host."""
+    """True if the interface has an IPv4 address and is neither loopback nor a bridge."""
     if interface == "lo" or (_CLASS_NET / interface / "bridge").exists():
         return False
     try:

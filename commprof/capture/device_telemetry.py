@@ -1,9 +1,9 @@
 """Utilisation, clock, power and throttling of this rank's GPU, read from NVML once a second.
 
-A thread of its own asks the driver through nvidia-ml-py (the module ``pynvml``), where that is
-installed; the training thread only says which GPU is its own, at the end of a step. What was read
-stands in the trace every half minute and when capture stops. A question that the driver does not
-answer leaves its figure out; a failure of NVML ends the reading, and training goes on.
+A separate thread queries the driver through nvidia-ml-py (the module ``pynvml``), if that is
+installed; the training thread only tells it, at the end of a step, which GPU to query. The figures
+are written to the trace every half minute and when capture stops. A figure that the driver does not
+support is left out. If NVML fails, sampling ends and training goes on.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import torch
 from commprof.capture.recorder import Recorder
 
 _PERIOD_S = 1.0
-#: Samples between two notes in the trace.
+#: Number of samples between two writes to the trace.
 _NOTE_EVERY = 30
-#: NVML's nvmlClocksEventReason bits that mean a slower clock than the load asks for.
+#: NVML's nvmlClocksEventReason bits of reasons for a slower clock than the load asks for.
 LIMITS = {
     "power": 0x4 | 0x80,  # SwPowerCap, HwPowerBrakeSlowdown
     "temperature": 0x20 | 0x40,  # SwThermalSlowdown, HwThermalSlowdown
@@ -40,7 +40,7 @@ class DeviceTelemetry:
         self._recorder: Recorder | None = None
 
     def start(self, recorder: Recorder) -> None:
-        """Waits for the job to use a GPU; does nothing where nvidia-ml-py is not installed."""
+        """Prepares sampling, which ``look`` starts; does nothing if nvidia-ml-py is missing."""
         self._recorder = recorder
         self._done.clear()
         self.pending = torch.version.cuda is not None and _nvml() is not None
@@ -63,11 +63,11 @@ class DeviceTelemetry:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stops sampling; what was sampled is in the trace afterwards."""
+        """Stops sampling, after the last figures are written to the trace."""
         self.pending = False
         self._done.set()
         if self._thread is not None:
-            self._thread.join(timeout=2 * _PERIOD_S)  # a driver that hangs must not hold training
+            self._thread.join(timeout=2 * _PERIOD_S)  # a driver that hangs must not block training
             self._thread = None
 
     def _sample(self, uuid: str) -> None:
@@ -95,7 +95,7 @@ class Samples:
     """Sums of the samples so far, of bounded size."""
 
     def __init__(self, uuid: str, questions: dict[str, Callable[[], float]]) -> None:
-        """``questions``: by figure, what reads it."""
+        """``questions``: the function that reads each figure, by the figure's name."""
         self.count = 0
         self._uuid = uuid
         self._questions = questions
@@ -104,7 +104,7 @@ class Samples:
         self._limits_read = 0
 
     def ask(self, unsupported: type[Exception]) -> None:
-        """Takes one sample of every figure; one that raises ``unsupported`` is not asked again."""
+        """Samples every figure once; a figure that raises ``unsupported`` is not read again."""
         self.count += 1
         for name, question in tuple(self._questions.items()):
             try:
@@ -126,7 +126,7 @@ class Samples:
                 figure["most"] = max(figure["most"], value)
 
     def summary(self) -> dict[str, Any]:
-        """The samples as they stand in the trace."""
+        """Returns the statistics of the samples as they are written to the trace."""
         figures = {
             name: {
                 "mean": figure["sum"] / figure["count"],
@@ -145,7 +145,7 @@ class Samples:
 
 
 def _questions(nvml: ModuleType, device: Any) -> dict[str, Callable[[], float]]:
-    """By figure, with the unit in its name; NVML gives power in mW."""
+    """Returns the function that reads each figure; the figure's name holds its unit."""
     reasons = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None) or getattr(
         nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", None
     )

@@ -1,4 +1,4 @@
-"""What ended a capture: the exception that its trace names."""
+"""The exception that ended a capture, for its trace."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
 _MOST_CHARACTERS = 300
-#: :func:`error_line` of the exit that was seen on its way.
+#: Error line of the exception that :func:`exits` was called with.
 _exit_line = ""
 
 
 class _Call(NamedTuple):
-    """A call of ``sys.exit``: what it raised, and where the script's outermost frame stood."""
+    """A call of ``sys.exit``: its error line, and the position of the script's outermost frame."""
 
     line: str
     outermost: FrameType
@@ -25,10 +25,11 @@ _last_call: _Call | None = None
 
 
 def watch_exits() -> None:
-    """Notes what ``sys.exit`` is called with, since the interpreter keeps it from exit handlers.
+    """Wraps ``sys.exit`` to note its argument, which the interpreter hides from exit handlers.
 
-    An exit that the script catches is told from one that ends it by the outermost frame, which
-    goes on after the former. Of ``raise SystemExit`` the C++ module notes the exit code later.
+    An exit that the script catches is distinguished from one that ends it by the outermost frame,
+    which runs on after the former. For ``raise SystemExit`` the C++ module notes the exit code
+    later.
     """
     original = sys.exit
     if hasattr(original, "__wrapped__"):
@@ -48,7 +49,7 @@ def watch_exits() -> None:
 def _note_call(error: SystemExit) -> None:
     global _last_call
     if threading.current_thread() is not threading.main_thread():
-        return  # it ends that thread
+        return  # it ends only that thread
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
@@ -56,13 +57,13 @@ def _note_call(error: SystemExit) -> None:
 
 
 def exits(error: SystemExit) -> None:
-    """Notes the exception that ends the script, which exit handlers cannot see."""
+    """Notes the SystemExit that ends the script, which exit handlers cannot see."""
     global _exit_line
     _exit_line = error_line(error)
 
 
 def error_line(error: BaseException | None) -> str:
-    """Formats an exception in one line, as a traceback ends; empty for none and for a good exit."""
+    """Formats an exception as a traceback's last line; empty for None and for exit code 0."""
     if isinstance(error, SystemExit):
         if error.code in (None, 0):
             return ""
@@ -77,9 +78,12 @@ def error_line(error: BaseException | None) -> str:
 
 
 def unhandled() -> str:
-    """:func:`error_line` of what ends this process, where exit handlers ask; or empty."""
-    # In a child of multiprocessing they run while the exception is on its way; elsewhere the
-    # interpreter has printed it and left it here.
+    """Returns the error line of the exception that ends this process; empty if there is none.
+
+    For exit handlers.
+    """
+    # In a child of multiprocessing exit handlers run while the exception propagates; elsewhere the
+    # interpreter has printed it and stored it in sys.last_value.
     printed = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
     return error_line(sys.exc_info()[1] or printed) or _exit_line or _line_of_last_call()
 

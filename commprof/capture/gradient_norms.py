@@ -1,13 +1,13 @@
-"""Norms of this rank's own gradients, now and then: the one live metric that training pays for.
+"""Norms of this rank's own gradients, measured every so many steps for the live metrics.
 
-In a step that is measured, a hook of each parameter takes the L2 norm of its gradient as soon as
-it is accumulated, which is before DDP exchanges it. Between these steps there are no hooks. The
-newest figures stand in a small file beside the trace, with the time that measuring took.
+In a measured step, a hook of each parameter computes the L2 norm of its gradient as soon as it is
+accumulated, which is before DDP exchanges it. Between these steps there are no hooks. The newest
+figures are kept in a small file next to the trace, with the training time that measuring took.
 
-Whatever goes wrong with measuring ends the measuring, said in a line; training goes on.
+If measuring fails, it ends with a line on stderr, and training goes on.
 
-Under GradScaler they are the norms of scaled gradients; of sharded parameters (FSDP) those of this
-rank's shards.
+Under GradScaler these are the norms of scaled gradients; for sharded parameters (FSDP), the norms
+of this rank's shards.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FILE_BYTES = 256
 
 
 class GradientNorms:
-    """Measures gradient norms through hooks, which :meth:`remove` takes out again."""
+    """Measures gradient norms with hooks, which :meth:`remove` removes."""
 
     def __init__(self, every: int) -> None:
         """every: steps between two measurements; 0 measures none."""
@@ -37,7 +37,7 @@ class GradientNorms:
         self._fd = -1
         self._undo: list[Callable[[], None]] = []
         self._hooks: list[Any] = []
-        #: Whose parameters are measured: the first to update.
+        #: The optimizer whose parameters are measured: the first that updates.
         self._optimizer: weakref.ref[Any] | None = None
         self._norms: dict[int, torch.Tensor] = {}
         self._updates = 0
@@ -45,10 +45,10 @@ class GradientNorms:
         self._failed = False
 
     def install(self, path: Path) -> None:
-        """Starts counting updates, if asked for; the step after the first one is measured.
+        """Starts counting updates if norms are asked for; the first measured step is the second.
 
         Args:
-            path: gets what was found last; where it cannot be written, nothing is kept.
+            path: file for the newest figures; if it cannot be written, no figures are kept.
         """
         if not self._every:
             return
@@ -101,13 +101,13 @@ class GradientNorms:
                     self._hooks.append(hook)
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
-        """Notes that a gradient is complete; of several backward passes the last one counts."""
+        """Measures a complete gradient; of several backward passes the last one counts."""
         if self._failed:
             return
         try:
             self._measure(parameter)
         except Exception as error:
-            self._give_up(error)  # the hooks go at the update: the engine is among them now
+            self._give_up(error)  # hooks are removed at the update: the engine is calling them now
 
     def _measure(self, parameter: torch.Tensor) -> None:
         begin_ns = time.perf_counter_ns()
@@ -120,13 +120,13 @@ class GradientNorms:
         self._cost_ns += time.perf_counter_ns() - begin_ns
 
     def _give_up(self, error: Exception) -> None:
-        """The figures that were written last stay."""
+        """Ends measuring after an error; the figures written last stay in the file."""
         self._failed = True
         what = f"{type(error).__name__}: {error}".splitlines()[0]
-        print(f"commprof: gradient norms are measured no more: {what}", file=sys.stderr)
+        print(f"commprof: gradient norms are no longer measured: {what}", file=sys.stderr)
 
     def _take(self) -> None:
-        """Writes the figures down; on a GPU this waits for the backward pass."""
+        """Writes the figures to the file; on a GPU this waits for the backward pass."""
         if not self._norms:
             return
         first = next(iter(self._norms.values()))
@@ -142,7 +142,7 @@ class GradientNorms:
         self._norms.clear()
 
     def _write(self, figures: dict[str, float]) -> None:
-        """Over what stood there, and of one length, so that a reader finds one or the other."""
+        """Overwrites the file with text of fixed length: a reader finds the old or the new one."""
         finite = {
             key: value if abs(value) < float("inf") else None for key, value in figures.items()
         }

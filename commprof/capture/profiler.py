@@ -38,16 +38,16 @@ from commprof.trace.schema import MODES, PHASES, STEP_DECLARED
 
 
 class Listener(Protocol):
-    """Interface of objects that a capture tells of its steps, on the training thread."""
+    """Interface of objects that a capture notifies of steps, on the training thread."""
 
     def step_ended(self, step: int) -> None:
-        """Called when the step of this number is over and the next one begins."""
+        """Called when the step with this number has ended and the next one begins."""
 
     def capture_ends(self) -> None:
         """Called before the capture stops."""
 
 
-#: Completions that other threads still have to record when capture stops.
+#: Time that other threads have to record the last completions when capture stops.
 _LATE_COMPLETIONS_S = 0.005
 
 
@@ -55,9 +55,9 @@ class Profiler:
     """The capture of this process. Made by :func:`profile`; use it as a context manager.
 
     Capture starts on entry and stops on exit. Each call of :meth:`step` ends a step. The
-    phases of a step are found by themselves (DataLoader, DDP and FSDP2 models, backward,
-    optimizers) and can be declared with :meth:`phase`; of nested declarations the outermost
-    counts, so declared phases win over found ones.
+    phases of a step are found automatically (DataLoader, DDP and FSDP2 models, backward,
+    optimizers) and can be declared with :meth:`phase`. If phases are nested, the outermost
+    counts, so a declared phase wins over phases found inside it.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Profiler:
         stacks: bool,
         mode: int,
     ) -> None:
-        """See :func:`profile`; ``mode`` is a place in ``schema.MODES``."""
+        """Arguments as for :func:`profile`, but ``mode`` is a position in ``schema.MODES``."""
         settings = RankSettings.from_environment()
         check_kernels()
         self._mode = mode
@@ -96,9 +96,9 @@ class Profiler:
         self._ring_prefix = ""
         self._running = False
         self._listeners: list[Listener] = []
-        #: Whether the end of the capture is said in a line, by rank 0.
+        #: True if rank 0 prints a line at the end of the capture.
         self.says_end = False
-        #: Whether a launcher began it, and it lasts until the process ends.
+        #: True if a launcher started the capture, which then lasts until the process ends.
         self.of_whole_job = False
 
     @property
@@ -108,30 +108,30 @@ class Profiler:
 
     @property
     def mode(self) -> str:
-        """Mode in which capture started, one of ``schema.MODES``."""
+        """Mode in which capture starts, one of ``schema.MODES``."""
         return MODES[self._mode]
 
     def listen(self, listener: Listener) -> None:
-        """Tells this listener of every step from now on."""
+        """Registers a listener, which is notified of every step from now on."""
         self._listeners.append(listener)
 
     def start(self) -> Profiler:
         """Opens the trace and starts recording.
 
         Raises:
-            CommprofError: the trace cannot be written, exists already, or capture runs; or the
-                metadata is nothing that JSON can hold.
+            CommprofError: the trace cannot be written or exists already, a capture already runs
+                in this process, or the metadata cannot be converted to JSON.
         """
         if self._running and self.of_whole_job:
             return self
         if self._recorder.started():
             raise CommprofError(
-                "capture already runs in this process; leave the other `with commprof.profile()` "
-                "block, or call its stop(), first"
+                "capture already runs in this process; first leave the other "
+                "`with commprof.profile()` block, or call its stop()"
             )
         clock = ClockLink(self._compared_clocks)
         rank, _ = rank_and_world_size()
-        # The working directory may change, and a trace names its rings.
+        # Absolute: the working directory may change, and the rings' owner file names the trace.
         path = self._directory.absolute() / trace_name(rank)
         prefix = ring_prefix()
         metadata = trace_metadata(prefix, self._metadata)
@@ -182,20 +182,21 @@ class Profiler:
         error = unhandled()
         self._stop(error)
         if not error and self._path is not None and _native.native is not None:
-            # Of `raise SystemExit` the interpreter says nothing until it is gone itself.
+            # The exit code of `raise SystemExit` is known only once the interpreter has ended.
             _native.native.note_exit_status(self._path)
 
     def stop(self) -> None:
         """Stops recording and closes the trace.
 
-        Does nothing if capture is not running, or lasts until the process ends.
+        Does nothing if capture is not running, or if a launcher made it last until the process
+        ends.
         """
         if not self.of_whole_job:
             self._stop("")
 
     def _stop(self, error: str) -> None:
-        """``error``: what ended the capture, as ``error_line`` has it."""
-        # Neither another profiler's capture, nor the parent's in a forked child.
+        """``error``: the exception that ended the capture, as returned by ``error_line``."""
+        # Does not stop another profiler's capture, nor the parent's in a forked child.
         if not (self._running and self._recorder.started()):
             return
         self._running = False
@@ -204,7 +205,7 @@ class Profiler:
             try:
                 listener.capture_ends()
             except Exception as failure:  # the trace must be closed all the same
-                what = f"{type(listener).__name__.lower()} did not end well"
+                what = f"{type(listener).__name__.lower()} failed when capture ended"
                 print(f"commprof: {what}: {error_line(failure)}", file=sys.stderr)
         _started.remove(self)
         self._at_exit.cancel()
@@ -225,7 +226,7 @@ class Profiler:
                 owner_path(self._ring_prefix).unlink(missing_ok=True)
         if self.says_end and self._path is not None and self._path.name == trace_name(0):
             directory = invocation.quoted(self._path.parent)
-            with suppress(OSError, ValueError):  # nobody listens any more
+            with suppress(OSError, ValueError):  # stderr is closed
                 print(
                     f"commprof: recorded to {directory}; next: "
                     + invocation.command("report", directory),
@@ -233,14 +234,14 @@ class Profiler:
                 )
 
     def _note_ending(self, error: str) -> None:
-        """Said again by a later trace of this process, which has other things to say."""
+        """Writes how the process ends; a later trace without an error then clears that."""
         global _ending_noted
         if error or _ending_noted:
             self._recorder.add_metadata(json.dumps({"ending": {"error": error}}))
             _ending_noted = bool(error)
 
     def _note_gloo_threads(self) -> None:
-        """At the begin for a process that is killed, at the end for groups made meanwhile."""
+        """Writes gloo's thread counts at the start, and at the end again for groups made since."""
         known = {**self._gloo_threads, **gloo_threads()}
         if known != self._gloo_threads:
             self._gloo_threads = known
@@ -266,10 +267,10 @@ class Profiler:
             listener.step_ended(self._step - 1)
 
     def phase(self, name: str) -> Marker:
-        """A context manager for one phase: "data", "forward", "backward", "optimizer".
+        """Returns a context manager for a phase: "data", "forward", "backward" or "optimizer".
 
         Raises:
-            CommprofError: no such phase.
+            CommprofError: there is no such phase.
         """
         try:
             return self._markers[name]
@@ -278,7 +279,7 @@ class Profiler:
             raise CommprofError(f"unknown phase {name!r} (allowed: {allowed})") from None
 
     def set_enabled(self, on: bool) -> None:
-        """Pauses or resumes recording between steps. Ranks should do it at the same step."""
+        """Pauses or resumes recording between steps; all ranks should call it at the same step."""
         self._cross_check_sources.set_enabled(on)
         if on:
             self._recorder.set_enabled(True)
@@ -287,22 +288,22 @@ class Profiler:
             self._recorder.set_enabled(False)
 
     def stats(self) -> Any:
-        """Counters of records written, dropped and still unwritten, and the trace's size."""
+        """Returns counts of records written, dropped and not yet written, and the trace's size."""
         return self._recorder.stats()
 
     def summary(self) -> dict[str, float]:
-        """Recent figures of this rank under flat keys such as ``commprof/step_seconds``.
+        """Returns recent figures of this rank under flat keys such as ``commprof/step_seconds``.
 
-        For trackers of runs: ``wandb.log(prof.summary())``. Seconds, bytes and ratios; see
-        ``docs/monitoring.md``. It writes out what is recorded, and reads what is new since the last
-        call: figures are there from the first complete step on.
+        For experiment trackers: ``wandb.log(prof.summary())``. Seconds, bytes and ratios; see
+        ``docs/monitoring.md``. Each call flushes the trace and reads what was added since the last
+        call. Empty before the first complete step.
         """
         if self._running:
             self._recorder.flush()
         return self._seen.figures(self._path)
 
     def record_cost_ns(self, count: int = 100_000) -> float:
-        """Cost of one record on this machine, measured now, in nanoseconds."""
+        """Measures the mean cost of one record on this machine now, in nanoseconds."""
         return self._recorder.record_cost_ns(count)
 
     def __enter__(self) -> Profiler:
@@ -315,28 +316,28 @@ class Profiler:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Stops capture; an exception goes on to the caller."""
+        """Stops capture; an exception propagates to the caller."""
         if not self.of_whole_job:
             self._stop(error_line(error))
 
 
-#: Captures that run; more than one cannot. A forked child starts without.
+#: The capture that runs, if any: at most one. Empty in a forked child.
 _started: list[Profiler] = []
-#: Whether the documents of this process name an exception.
+#: True if the metadata written by this process names an exception.
 _ending_noted = False
 os.register_at_fork(after_in_child=_started.clear)
 
 
 def active() -> Profiler | None:
-    """Returns the capture that runs in this process; None without one."""
+    """Returns the capture that runs in this process; None if none does."""
     return _started[0] if _started else None
 
 
 def step() -> None:
-    """Ends a step of the capture that runs; does nothing where none does.
+    """Ends a step of the capture that runs in this process; does nothing if none runs.
 
-    For scripts under ``commprof run``, whose steps end with an optimizer's updates unless
-    they say so themselves.
+    For scripts under ``commprof run``, whose steps end at an optimizer's updates unless they call
+    this function.
     """
     profiler = active()
     if profiler is not None:
@@ -354,26 +355,25 @@ def profile(
     """Records this rank's training into ``directory/rank_<rank>.trace``.
 
     Args:
-        directory: where the trace goes; made if missing. All ranks of a job may share it.
-        metadata: anything JSON can hold that should stand in the trace's header.
-        find_steps: end a step with each update of the leading optimizer, and each that
-            GradScaler leaves out (see ``step_finder.py``), as long as :meth:`Profiler.step` is
-            not called.
+        directory: directory of the trace; made if missing. All ranks of a job may share it.
+        metadata: further keys for the trace's header, of any values that JSON can hold.
+        find_steps: end a step at each update of the leading optimizer, and each that
+            GradScaler skips (see ``step_finder.py``), until :meth:`Profiler.step` is called.
         mode: "full" keeps every record, "always-on" histograms of bounded size, "off" nothing
-            until it is switched on (see ``docs/monitoring.md``). None takes COMMPROF_MODE from
-            the environment, or "full".
+            until recording is switched on (see ``docs/monitoring.md``). None: the environment's
+            COMMPROF_MODE, or "full" if that is unset.
         stacks: record the Python frames that issue each operation; costs microseconds per
-            operation. None: if ``COMMPROF_STACKS`` is 1 in the environment.
+            operation. None: only if ``COMMPROF_STACKS`` is 1 in the environment.
 
     Raises:
-        UsageError: no such mode, here or in the environment; or a ``COMMPROF_`` variable has a
-            value that means nothing.
+        UsageError: there is no such mode, or a ``COMMPROF_`` variable has a value that is not
+            valid.
 
-    Ranks that do not share a clock compare theirs with rank 0's over UDP, on threads of their
-    own; ``COMMPROF_CLOCK=off`` in the environment leaves that out.
+    Ranks that do not share a clock compare theirs with rank 0's over UDP, on separate threads;
+    ``COMMPROF_CLOCK=off`` in the environment turns that off.
 
-    Under ``commprof run`` and other commands that record the whole script, it joins their capture:
-    what it is given here does not count, and the trace goes where theirs does.
+    Under ``commprof run`` and other commands that record the whole script, this function returns
+    their capture: its arguments are ignored, and the trace goes to the command's directory.
 
     Call it after ``init_process_group``, or with the launcher's ``RANK`` in the environment::
 
@@ -397,8 +397,9 @@ def _say_joined(directory: str | Path, running: Profiler) -> None:
     path = running.trace_path
     if path is not None and path.name == trace_name(0):
         print(
-            f"commprof: {invocation.quoted(path.parent)} holds what this script records, as the "
-            f"whole of it is recorded; nothing goes to {invocation.quoted(Path(directory))}",
+            f"commprof: the whole script is already recorded to {invocation.quoted(path.parent)}; "
+            "commprof.profile() joins that capture, and nothing goes to "
+            f"{invocation.quoted(Path(directory))}",
             file=sys.stderr,
         )
 
@@ -407,6 +408,4 @@ def _document(metadata: dict[str, Any]) -> str:
     try:
         return json.dumps(metadata)
     except (TypeError, ValueError, RecursionError) as error:
-        raise CommprofError(
-            f"profile(metadata=...) takes what JSON can hold, but: {error}"
-        ) from None
+        raise CommprofError(f"profile(metadata=...) cannot be converted to JSON: {error}") from None

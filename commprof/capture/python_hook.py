@@ -1,4 +1,4 @@
-"""The DDP hook where the native module is missing: same records, at Python's cost."""
+"""DDP hook used if the native module is missing: the same records, at Python's cost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class PythonBucketHook:
     """Records buckets, their all-reduce and the finalisation window from Python."""
 
     def __init__(self, recorder: Any, group: dist.ProcessGroup) -> None:
-        """Takes a ``PythonRecorder`` and the model's group."""
+        """``recorder`` is a ``PythonRecorder``; ``group`` is the model's."""
         self.recording = True
         self._recorder = recorder
         self._group = group
@@ -40,7 +40,7 @@ class PythonBucketHook:
 
     def _run(self, _: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         recorder = self._recorder
-        # Counted with capture off as well: ranks must agree on the numbers.
+        # Counted while capture is off as well: ranks must agree on the numbers.
         seq = recorder.next_seq(self._group_id)
         if not (self.recording and recorder.enabled()):
             return self._exchange(bucket, None)
@@ -92,7 +92,7 @@ class PythonBucketHook:
             hook, state = self._inner
             result: torch.futures.Future[torch.Tensor] = hook(state, bucket)
             if completed is not None:
-                # Late by the time it takes to get the GIL: DDP need not wait for it.
+                # Recorded late by the time it takes to get the GIL, so that DDP need not wait.
                 result.add_done_callback(lambda _: completed())
             return result
         buffer = bucket.buffer().mul_(1.0 / self._world_size)
@@ -108,7 +108,11 @@ class PythonBucketHook:
         return mean
 
     def _bracket_finalize(self) -> int:
-        """As ``csrc/torch/capture/ddp/finalize.h`` does it; returns the backward pass, or -1."""
+        """Records the finalisation window, as ``csrc/torch/capture/ddp/finalize.h`` does.
+
+        Returns:
+            The graph task of the backward pass; -1 outside of one.
+        """
         graph_task: int = torch._C._current_graph_task_id()
         if graph_task in (-1, self._graph_task):
             return graph_task
@@ -127,14 +131,17 @@ class PythonBucketHook:
 
 
 def _size_bytes(buffer: torch.Tensor) -> int:
-    """Bytes of a tensor; of a sparse one, whose ``nbytes`` raises, of its indices and values."""
+    """Returns the bytes of a tensor, or of a sparse tensor's indices and values.
+
+    ``nbytes`` of a sparse tensor raises.
+    """
     if buffer.is_sparse:
         return int(buffer._indices().nbytes + buffer._values().nbytes)
     return int(buffer.nbytes)
 
 
 def _signature(bucket: dist.GradBucket) -> int:
-    """The hash that ``csrc/torch/capture/ddp/ddp_hook.cpp`` computes."""
+    """Hashes the parameters' shapes, as ``csrc/torch/capture/ddp/ddp_hook.cpp`` does."""
     value = 0xCBF29CE484222325
     for parameter in bucket.parameters():
         for number in (parameter.dim(), *parameter.shape):

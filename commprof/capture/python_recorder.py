@@ -1,10 +1,9 @@
-"""Recorder in pure Python: the same trace, without what only native code can see.
+"""Recorder in pure Python: writes the same trace, without the records that need native code.
 
-It records phases, steps and the buckets of attached DDP models. Collectives that others
-issue, and single waits, stay unseen; a process that is killed loses what it recorded since
-the last flush, 200 ms at most.
+It records phases, steps and the buckets of attached DDP models, but no other collectives and no
+single waits. A process that is killed loses the records since the last flush, 200 ms at most.
 
-Phase markers in Python: the rules of ``csrc/core/phase_marker.h``.
+Its phase markers follow the rules of ``csrc/core/phase_marker.h``.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class OpenMarker(threading.local):
     """The outermost open marker of each thread."""
 
     marker: PythonMarker | None = None
-    #: Of the marker inside itself.
+    #: Nesting depth of the marker inside itself.
     depth = 0
     begin_ns = 0
     samples = 0
@@ -61,7 +60,7 @@ class PythonMarker:
             self._open.depth += 1
 
     def end(self, samples: int = 0) -> None:
-        """Ends the phase and records it, if it was the outermost; samples read inside add up."""
+        """Ends the phase, and records it if it is the outermost; samples of inner phases add up."""
         self._open.samples = min(self._open.samples + samples, SAMPLES_UNKNOWN)
         if self._open.marker is not self:
             return
@@ -80,13 +79,13 @@ class PythonMarker:
         self.end()
 
 
-#: Records kept between two flushes.
+#: Most records kept between two flushes.
 _CAPACITY = 1 << 18
 
 
 @dataclass(frozen=True)
 class PythonStats:
-    """Counters of ``csrc/core/recorder.h``, as the Python recorder has them."""
+    """Counters of the Python recorder, named as in ``csrc/core/recorder.h``."""
 
     records_written: int = 0
     records_dropped: int = 0
@@ -98,10 +97,10 @@ class PythonStats:
 
 
 class PythonRecorder:
-    """The recorder in Python, for where there is no native module; see ``Recorder``."""
+    """Implementation of ``Recorder`` in Python, used if there is no native module."""
 
     def __init__(self) -> None:
-        """A recorder that is not started."""
+        """Makes a recorder that is not started."""
         self._ids = itertools.count(1)
         self._groups: dict[str, int] = {}
         self._documents: list[tuple[BlockType, str]] = []
@@ -122,7 +121,7 @@ class PythonRecorder:
         self._last = PythonStats()
 
     def forget_after_fork(self) -> None:
-        """Lets forked children begin without a trace, from now on: the file is the parent's."""
+        """Makes forked children start without a trace from now on: the file is the parent's."""
 
         def forget() -> None:
             if self._file is not None:
@@ -134,7 +133,7 @@ class PythonRecorder:
 
     @staticmethod
     def now_ns() -> int:
-        """CLOCK_MONOTONIC in nanoseconds."""
+        """Returns CLOCK_MONOTONIC in nanoseconds."""
         return time.monotonic_ns()
 
     def start(
@@ -149,11 +148,11 @@ class PythonRecorder:
         control_path: str = "",
         switch_signal: int = 0,
     ) -> None:
-        """Opens the trace and enables capture; neither rings nor modes but full exist here."""
+        """Opens the trace and starts recording; there are no rings, and only full mode."""
         if schema.MODES[mode] != "full":
             raise RuntimeError(
-                f"{schema.MODES[mode]} mode needs the native module; take full, or install "
-                "commprof with it"
+                f"{schema.MODES[mode]} mode needs the native module; choose full mode, or install "
+                "commprof with that module"
             )
         if self._file is not None:
             raise RuntimeError("capture is already running in this process")
@@ -178,7 +177,7 @@ class PythonRecorder:
         self._enabled = True
 
     def stop(self) -> None:
-        """Closes the trace; what could not be written by then counts as dropped."""
+        """Closes the trace; records that could not be written by then count as dropped."""
         self._enabled = False
         if self._file is None or self._flusher is None:
             return
@@ -199,7 +198,7 @@ class PythonRecorder:
         self._file = None
 
     def flush(self) -> None:
-        """Writes what is pending; what cannot be written waits for the next try."""
+        """Writes the pending records; those that cannot be written wait for the next flush."""
         file = self._file
         if file is None:
             return
@@ -230,13 +229,13 @@ class PythonRecorder:
             self._complained = True
             print(
                 f"commprof: cannot write {self._path}: {os.strerror(file.write_errno)}. Training "
-                "goes on; the newest records wait in memory, and what does not fit is counted "
-                "as dropped.",
+                "goes on; the newest records wait in memory, and those that do not fit count as "
+                "dropped.",
                 file=sys.stderr,
             )
 
     def record(self, kind: Kind, timestamp_ns: int, **fields: int) -> None:
-        """Appends one record; fields are those of ``schema.RECORD_DTYPE``."""
+        """Appends one record; ``fields`` are named as in ``schema.RECORD_DTYPE``."""
         if len(self._pending) >= _CAPACITY:
             with self._lock:
                 self._dropped += 1
@@ -255,13 +254,13 @@ class PythonRecorder:
         return next(self._ids)
 
     def next_seq(self, group_id: int) -> int:
-        """Returns the group's next collective number; call it also while nothing is recorded."""
+        """Returns the group's next collective number; call it even while recording is off."""
         seq = self._seq.get(group_id, 0)
         self._seq[group_id] = seq + 1
         return seq
 
     def group_id(self, group: dist.ProcessGroup) -> int:
-        """Returns a small number for a process group, whose description goes to the trace."""
+        """Returns the number of a process group; the first call writes its description."""
         name = group.group_name
         if name not in self._groups:
             number = len(self._groups) + 1
@@ -286,7 +285,7 @@ class PythonRecorder:
         self.flush()
 
     def stats(self) -> PythonStats:
-        """Counters of the trace that is open, else of the one closed last."""
+        """Returns the counters of the open trace, or of the last one if no trace is open."""
         if self._file is None:
             return self._last
         return PythonStats(
@@ -310,22 +309,22 @@ class PythonRecorder:
         return self._enabled
 
     def install_observer(self) -> list[str]:
-        """Returns no operators: Python sees none but those of attached models."""
+        """Returns no operators: Python records only the collectives of attached models."""
         return []
 
     def set_stacks(self, on: bool) -> None:
-        """Reports that there will be no stacks: buckets do not tell who issued them."""
+        """Warns that no stacks are recorded: buckets do not show who issued them."""
         if on:
-            print("commprof: stacks need the native module; recording without", file=sys.stderr)
+            print("commprof: stacks need the native module; none are recorded", file=sys.stderr)
 
     def mark_step(self, step: int, ended: bool, found: int = schema.STEP_DECLARED) -> None:
-        """Records a step boundary; forgets a marker that this thread left open."""
+        """Records a step boundary, and drops a phase that this thread left open."""
         self._open.marker = None
         if self._enabled:
             self.record(Kind.STEP, self.now_ns(), op_id=step, aux=int(ended), seq=found)
 
     def PhaseMarker(self, phase: int) -> PythonMarker:
-        """A marker for one phase."""
+        """Makes a marker for one phase."""
         return PythonMarker(phase, self._open, self._record_phase)
 
     def _record_phase(self, phase: int, begin_ns: int, end_ns: int, samples: int) -> None:
@@ -333,7 +332,7 @@ class PythonRecorder:
             self.record(Kind.PHASE, begin_ns, aux=phase, value=end_ns, seq=samples)
 
     def record_cost_ns(self, count: int) -> float:
-        """Mean cost of one record."""
+        """Measures the mean cost of one record, in nanoseconds."""
         scratch = PythonRecorder()
         begin_ns = self.now_ns()
         for _ in range(count):
@@ -350,7 +349,7 @@ _FIELDS: tuple[str, ...] = tuple(schema.RECORD_DTYPE.names or ())
 
 
 class PythonTraceFile:
-    """A trace file that is being written; any thread may call its methods."""
+    """A trace file open for writing; its methods may be called from any thread."""
 
     def __init__(self, path: str, session: int) -> None:
         """Creates or truncates ``path`` and writes the file header; raises OSError."""
@@ -366,12 +365,12 @@ class PythonTraceFile:
             raise OSError(self.write_errno, os.strerror(self.write_errno), path)
 
     def write_block(self, block_type: BlockType, payload: bytes) -> bool:
-        """Appends one block; on failure the file ends where it did before."""
+        """Appends one block; on failure restores the file's size and returns False."""
         with self._lock:
             return self._append(pack_block(block_type, payload))
 
     def close(self) -> None:
-        """Closes the file; touches it in no way, because a forked child has it too."""
+        """Closes the descriptor; does not write, because forked children call this too."""
         os.close(self._fd)
 
     def _append(self, data: bytes) -> bool:

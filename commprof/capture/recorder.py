@@ -1,4 +1,4 @@
-"""The recorder of this process: the native module, or Python where it is missing."""
+"""The recorder of this process: the native module, or a Python recorder if that is missing."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from commprof import _native
 
 
 class Marker(Protocol):
-    """Begins and ends one phase; also a context manager."""
+    """Interface of an object that begins and ends one phase; also a context manager."""
 
     def begin(self) -> None:
         """Begins the phase on the calling thread."""
 
     def end(self, samples: int = 0) -> None:
-        """Ends the phase and records it, if it was the outermost.
+        """Ends the phase, and records it if it is the outermost.
 
         Args:
-            samples: of a batch that was read inside; they add up in the outermost.
+            samples: samples of a batch read in the phase; the outermost phase records their sum.
         """
 
     def __enter__(self) -> object:
@@ -29,10 +29,10 @@ class Marker(Protocol):
 
 
 class Recorder(Protocol):
-    """Interface of what records; the native module and ``PythonRecorder`` both provide it."""
+    """Interface of a recorder, which the native module and ``PythonRecorder`` provide."""
 
     def now_ns(self) -> int:
-        """CLOCK_MONOTONIC in nanoseconds."""
+        """Returns CLOCK_MONOTONIC in nanoseconds."""
         ...
 
     def start(
@@ -63,7 +63,7 @@ class Recorder(Protocol):
         ...
 
     def stats(self) -> Any:
-        """Counters; see ``RecorderStats`` in ``csrc/core/recorder.h``."""
+        """Returns the counters that ``RecorderStats`` in ``csrc/core/recorder.h`` describes."""
         ...
 
     def started(self) -> bool:
@@ -79,18 +79,18 @@ class Recorder(Protocol):
         ...
 
     def mark_step(self, step: int, ended: bool, found: int = ...) -> None:
-        """Records a step boundary; ``ended`` is false where no step ends.
+        """Records a step boundary; ``ended`` is False if no step ends at it.
 
-        ``found`` says who placed it, see ``schema.STEP_DECLARED``.
+        ``found`` says who placed the boundary: one of ``schema.STEP_DECLARED`` and its siblings.
         """
         ...
 
     def record_cost_ns(self, count: int) -> float:
-        """Mean cost of one record, measured now."""
+        """Measures the mean cost of one record now, in nanoseconds."""
         ...
 
     def install_observer(self) -> list[str]:
-        """Starts observing every collective; returns the operators covered."""
+        """Starts observing every collective; returns the operators that are observed."""
         ...
 
     def set_stacks(self, on: bool) -> None:
@@ -98,7 +98,7 @@ class Recorder(Protocol):
         ...
 
     def PhaseMarker(self, phase: int) -> Marker:
-        """Makes a marker for the phase of this code; in the native module this is a class."""
+        """Makes a marker for the phase with this code; in the native module this is a class."""
         ...
 
 
@@ -106,7 +106,7 @@ _recorder: Recorder | None = None
 
 
 def recorder() -> Recorder:
-    """Returns the one recorder of this process; says once on stderr if it is not the native one."""
+    """Returns this process's only recorder; reports once on stderr if it is the Python one."""
     global _recorder
     if _recorder is None:
         if _native.native is not None:

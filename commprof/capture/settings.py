@@ -1,4 +1,4 @@
-"""What a rank is told by its environment: read, checked and written in one place."""
+"""Settings of a rank in its environment variables: reads, checks and writes them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from commprof.errors import UsageError
 from commprof.trace.schema import MODES
 from commprof.variables import Variable
 
-#: Read by the recorder or the package itself: only checked here.
+#: Variables that the recorder or the package itself reads: this module only checks them.
 _READ_ELSEWHERE = (variables.DEVICE_EVENTS, variables.NATIVE)
 
 
 def _of(variable: Variable) -> Any:
-    """A field that holds what the variable says."""
+    """Makes a field that holds the variable's value."""
     return field(default=variable.default, metadata={"variable": variable})
 
 
 @dataclass(frozen=True)
 class RankSettings:
-    """What the environment asks of a rank that records; ``variables`` says what each means."""
+    """Settings of a recording rank from its environment; ``variables`` says what each means."""
 
     mode: str = _of(variables.MODE)
     switch_signal: str = _of(variables.SIGNAL)
@@ -33,24 +33,25 @@ class RankSettings:
     clock: str = _of(variables.CLOCK)
     gradient_norms_every: int = _of(variables.GRADIENT_NORMS)
     check_sync_every: int = _of(variables.CHECK_SYNC)
-    #: None leaves DDP's own.
+    #: None leaves DDP's default.
     bucket_cap_mb: float | None = _of(variables.BUCKET_CAP_MB)
-    #: As ``commprof.trials.sharding`` takes it.
+    #: In the format that ``commprof.trials.sharding`` parses.
     fsdp: str = _of(variables.FSDP)
-    #: The next four are of a script that does not call commprof, which checks them by itself.
+    #: The next four apply to scripts that do not call commprof; ``capture.boot`` checks them.
     hook: str = _of(variables.HOOK)
     trial: str = _of(variables.TRIAL)
     metrics: str = _of(variables.METRICS)
     watchdog: str = _of(variables.WATCHDOG)
-    #: None if nobody else may read the stacks.
+    #: Process whose descendants may read this rank's stacks; None if no other process may.
     tracer: int | None = _of(variables.PTRACER)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> RankSettings:
-        """Reads the settings from variables, those of this process if none are given.
+        """Reads the settings from environment variables; None: those of this process.
 
         Raises:
-            UsageError: a variable has a value that means nothing; it is named with what is allowed.
+            UsageError: a variable has a value that is not valid; the message names both and the
+                allowed values.
         """
         try:
             for variable in _READ_ELSEWHERE:
@@ -62,13 +63,13 @@ class RankSettings:
             raise UsageError(str(error)) from None
 
     def to_environment(self) -> dict[str, str]:
-        """Returns the variables from which ``from_environment`` makes these settings."""
+        """Returns the variables that ``from_environment`` reads as these settings."""
         found = ((one.metadata["variable"], getattr(self, one.name)) for one in fields(self))
         return {str(name): name.text(value) for name, value in found if value != name.default}
 
     @property
     def switch_signal_number(self) -> int:
-        """Number of the signal that switches modes; 0 for none."""
+        """Number of the signal that switches modes; 0 if there is none."""
         return 0 if self.switch_signal == "none" else int(signal.Signals[self.switch_signal])
 
     def leave_for_ranks(self) -> None:
@@ -79,26 +80,26 @@ class RankSettings:
 
 
 def mode_code(mode: str | None) -> int:
-    """Position in ``schema.MODES`` of ``mode``, or of the environment's mode for None.
+    """Returns the position of ``mode`` in ``schema.MODES``; None: of the environment's mode.
 
     Raises:
-        UsageError: no such mode.
+        UsageError: there is no such mode.
     """
     if mode is None:
         mode = RankSettings.from_environment().mode
     if mode not in MODES:
         raise UsageError(
-            f"mode={mode!r} means nothing (allowed: {', '.join(MODES)}); take one of these, or "
+            f"mode={mode!r} is not valid (allowed: {', '.join(MODES)}); choose one of these, or "
             "leave it out"
         )
     return MODES.index(mode)
 
 
 def check_kernels() -> None:
-    """Refuses at the start what the kernels would refuse in the middle of training.
+    """Checks the compression kernels' variables at the start, not in the middle of training.
 
     Raises:
-        UsageError: a variable of theirs has a value that means nothing.
+        UsageError: one of the kernels' variables has a value that is not valid.
     """
     from commprof import _native  # imports torch
 
@@ -108,16 +109,16 @@ def check_kernels() -> None:
         try:
             read()
         except ValueError as error:
-            raise UsageError(f"{error}; take one of these, or unset the variable") from None
+            raise UsageError(f"{error}; choose one of these, or unset the variable") from None
 
 
 CONTROL_FILE = "control"
 
 
 def control_path(directory: Path) -> Path:
-    """Path of the file that switches the mode of all ranks that record to ``directory``.
+    """Returns the path of the file that switches the mode of all ranks recording to ``directory``.
 
-    One for the whole run where ``commprof run`` made a directory for each world size.
+    If ``commprof run`` made a directory for each world size, they share one file.
     """
     in_run = directory.name.startswith("world_") and (directory.parent / "run.json").exists()
     return (directory.parent if in_run else directory) / CONTROL_FILE

@@ -1,16 +1,16 @@
-"""Where the steps of a loop end that does not say so itself.
+"""Finds where the steps of a loop end if the script does not declare them.
 
-An iteration is over when the same parameters are updated again, so at any time the updates of one
-optimizer, the leading one, end the steps, and so do updates of it that GradScaler left out. What
-is updated in between belongs to the same iteration: the other network of a GAN, further
-optimizers, further parameter groups that are stepped one by one (DeepSpeed does that).
+An iteration is over when the same parameters are updated again. So at any time the updates of one
+optimizer, the leading one, end the steps, including updates that GradScaler skips. Other updates in
+between belong to the same iteration: those of a GAN's other network, of further optimizers, or of
+further parameter groups that are stepped one by one (as DeepSpeed does).
 
-Where optimizers take turns over many iterations, as in cross-validation, another one begins to
-lead: at once if it has not been seen between updates of the leading one, else at its second update
-without the leading one.
+If optimizers alternate over many iterations, as in cross-validation, another optimizer becomes the
+leading one: at once if it never updated between updates of the leading one, else at its second
+update without an update of the leading one.
 
-An update inside a backward pass (an optimizer per parameter) or inside GradScaler counts when that
-is over.
+An update inside a backward pass (an optimizer per parameter) or inside GradScaler counts when the
+pass or the scaler's step has ended.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _Key = tuple[int, int]
 
 
 class StepFinder:
-    """Finds where steps end, from the optimizers and scalers that it is told of."""
+    """Finds where steps end, from the updates of optimizers and scalers that it is notified of."""
 
     def __init__(self, end_step: Callable[[int], None]) -> None:
-        """``end_step`` takes STEP_UPDATED or STEP_SKIPPED."""
+        """``end_step`` is called with STEP_UPDATED or STEP_SKIPPED."""
         self._end_step: Callable[[int], None] | None = end_step
         self._turns = _Turns()
         #: Optimizers whose update has begun, the outermost first.
         self._updating: list[object] = []
-        #: How many updates there were, those inside other updates left out.
+        #: Number of updates so far, without those inside other updates.
         self._updates = 0
-        #: What a GradScaler steps now; updates inside stand for an update of it.
+        #: Optimizer that a GradScaler is stepping; updates inside count as its updates.
         self._scaling: object = None
         self._depth = 0
         self._due: int | None = None
@@ -47,7 +47,7 @@ class StepFinder:
         self._end_step = None
 
     def before_update(self, optimizer: object) -> None:
-        """Called before an optimizer steps; of nested ones the outermost counts."""
+        """Called before an optimizer steps; of nested updates the outermost counts."""
         for place, known in enumerate(self._updating):
             if known is optimizer:  # its last update raised
                 del self._updating[place:]
@@ -65,7 +65,7 @@ class StepFinder:
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Context in which a step that ends inside ends only when the context does."""
+        """Context that delays the end of a step until the context itself ends."""
         self._depth += 1
         try:
             yield
@@ -77,7 +77,7 @@ class StepFinder:
 
     @contextmanager
     def scaling(self, optimizer: object) -> Iterator[None]:
-        """Context in which a GradScaler steps this optimizer, or leaves the update out."""
+        """Context in which a GradScaler steps this optimizer, or skips the update."""
         updates = self._updates
         outer, self._scaling = self._scaling, optimizer
         with self.whole():
@@ -85,7 +85,7 @@ class StepFinder:
                 yield
             finally:
                 self._scaling = outer
-            # Inside the update of a wrapper, that is what ends the step.
+            # Inside the update of a wrapper, the wrapper's update ends the step.
             if self._updates == updates and not self._updating:
                 self._updated(optimizer, STEP_SKIPPED)
 
@@ -101,20 +101,20 @@ class StepFinder:
 
 
 class _Turns:
-    """Which optimizer leads, and who else updates between two updates of it."""
+    """Tracks which optimizer leads, and which others update between its updates."""
 
     def __init__(self) -> None:
         self._leading: _Key | None = None
-        #: The leading optimizer and parameter; either gone, the next to update leads.
+        #: The leading optimizer and its parameter; if either is gone, the next to update leads.
         self._alive: tuple[weakref.ref[Any], ...] = ()
-        #: Updates of the leading one since anything else was updated.
+        #: Updates of the leading optimizer since the last update of another one.
         self._alone = 0
-        #: Since the leading one's last update, and between any two of its updates.
+        #: Optimizers seen since the leading one's last update, and between any two of its updates.
         self._others: set[_Key] = set()
         self._companions: set[_Key] = set()
 
     def ends_iteration(self, optimizer: object) -> bool:
-        """Takes the next update; whether it ends an iteration."""
+        """Counts the next update; returns True if it ends an iteration."""
         parameter = _first_parameter(optimizer)
         key = id(optimizer), id(parameter)
         if any(reference() is None for reference in self._alive):
@@ -127,7 +127,7 @@ class _Turns:
         if self._leading is None or key in self._others:
             self._lead(key, optimizer, parameter)
             return True
-        # Not seen in several iterations: a turn of its own begins, as far as one can know.
+        # Not seen in several iterations: presumably its own turn begins.
         ends = self._alone > 1 and not self._others and key not in self._companions
         self._others.add(key)
         return ends
@@ -141,7 +141,7 @@ class _Turns:
 
 
 def _first_parameter(optimizer: Any) -> Any:
-    """The first parameter that it updates as it is now; itself, if that is not known."""
+    """Returns the first parameter that an optimizer now updates; itself if that is not known."""
     for group in getattr(optimizer, "param_groups", ()):
         for parameter in group["params"]:
             return parameter

@@ -1,8 +1,8 @@
-"""Do all ranks still have the same model, bit by bit? Looked at every so many steps of a training.
+"""Checks every so many steps that all ranks still have the same model, bit by bit.
 
-Each rank leaves a hash of its parameters in the store at which the ranks met; rank 0 compares them
-one look later. There is no collective, nobody waits for anybody, and nothing of the training is
-changed: it costs a pass over the parameters and one small message per look.
+Each rank puts a hash of its parameters into the default group's store; rank 0 compares the hashes
+at the next check. No collective is issued, no rank waits for another, and training is unchanged: a
+check costs a pass over the parameters and one small message.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from commprof.capture.recorder import recorder
 from commprof.text import named_ranks
 
 _PREFIX = "commprof/sync"
-#: When capture ends rank 0 waits so long for the last hashes of ranks that are not there yet.
+#: How long rank 0 waits for the last hashes of the other ranks when capture ends.
 _LAST_S = 1.0
 _POLL_S = 0.01
-#: Looks that were not compared yet; a rank that never answers must not pile them up.
+#: Most checks that wait to be compared: a rank that never answers must not pile them up.
 _MOST_PENDING = 64
 _STORE_ERRORS = (RuntimeError, OSError, ValueError, KeyError)
 
 
 def parameters_digest(models: Sequence[nn.Module]) -> str:
-    """BLAKE2b over all parameters in order: equal on two ranks if, and only if, the bits are.
+    """Hashes all parameters in order with BLAKE2b: equal on two ranks only if the bits are.
 
-    Buffers are left out: DDP sends rank 0's before each forward pass, and after it they differ.
-    What is on a device is copied to the host.
+    Buffers are left out: DDP broadcasts rank 0's before each forward pass, and after it they
+    differ. Parameters on a device are copied to the host.
     """
     digest = hashlib.blake2b(digest_size=16)
     for model in models:
@@ -54,26 +54,26 @@ class SyncCheck:
     """One rank's part in comparing models; a ``Listener`` of the capture's steps."""
 
     def __init__(self, every: int, store: Any, rank: int, world_size: int) -> None:
-        """``store``: the same for all ranks, for this alone."""
+        """``store``: shared by all ranks, and used for this check only."""
         self._every = every
         self._store = store
         self._rank = rank
         self._world_size = world_size
         self._models: list[weakref.ref[nn.Module]] = []
         self._pending: deque[int] = deque(maxlen=_MOST_PENDING)
-        #: Looks that rank 0 compared.
+        #: Number of checks that rank 0 has compared.
         self.checks = 0
-        #: Ranks whose bits differed from most ranks', at the first look where some did, after the
-        #: step of that number.
+        #: Ranks whose bits differ from most ranks', and the step after which the first check found
+        #: a difference.
         self.different: tuple[int, ...] = ()
         self.first_step = 0
 
     def add(self, model: nn.Module) -> None:
-        """Compares this model too, as long as it lives."""
+        """Adds a model to the comparison; only a weak reference is kept."""
         self._models.append(weakref.ref(model))
 
     def step_ended(self, step: int) -> None:
-        """See ``Listener``."""
+        """Publishes this rank's hash if a check is due after the step."""
         if self._store is None or (step + 1) % self._every:
             return
         models = [model for reference in self._models if (model := reference()) is not None]
@@ -83,13 +83,13 @@ class SyncCheck:
             self._compare_pending()
             self._store.set(f"{step}/{self._rank}", parameters_digest(models))
         except _STORE_ERRORS:
-            self._store = None  # it went away, and with it the job
+            self._store = None  # the store is gone: the job is ending
             return
         if self._rank == 0:
             self._pending.append(step)
 
     def capture_ends(self) -> None:
-        """Compares what is left on rank 0, which writes its findings into the trace."""
+        """Compares the remaining checks on rank 0, and writes its findings into the trace."""
         if self._rank != 0:
             return
         until = time.monotonic() + _LAST_S
@@ -124,8 +124,8 @@ class SyncCheck:
         self.different, self.first_step = different, step
         whose = named_ranks(different)
         print(
-            f"commprof: after step {step} the model of {whose} has other bits than that of the "
-            f"{len(digests) - len(different)} other ranks",
+            f"commprof: after step {step} the model of {whose} is not bit-identical to that of "
+            f"the {len(digests) - len(different)} other ranks",
             file=sys.stderr,
         )
         recorder().add_metadata(json.dumps({"sync_checks": self._found()}))
@@ -140,9 +140,9 @@ class SyncCheck:
 
 
 def check_models(profiler: Profiler, every: int, models: Sequence[nn.Module] = ()) -> None:
-    """Compares these DDP models, and every later one, with those of all ranks.
+    """Starts comparing these DDP models, and every later one, across all ranks.
 
-    every: steps between two comparisons; 0 compares none.
+    every: steps between two comparisons; 0: none.
     """
     if not every:
         return
@@ -164,7 +164,7 @@ def check_models(profiler: Profiler, every: int, models: Sequence[nn.Module] = (
 
 
 def _add(check: SyncCheck, model: nn.Module, world_size: int) -> None:
-    """Models of a part of the ranks may differ from each other."""
+    """Adds a DDP model of all ranks; models of fewer ranks may differ from each other."""
     if (
         isinstance(model, DistributedDataParallel)
         and dist.get_world_size(model.process_group) == world_size

@@ -1,9 +1,9 @@
-"""Starts capture in a script that knows nothing of commprof.
+"""Starts capture in a script that does not use commprof itself.
 
-Two entry points lead here: ``sitecustomize.py`` beside this file, which a launcher puts first on
-PYTHONPATH, and ``commprof.wrap``. Neither imports torch: the script does, when and if it wants.
-Nor does this file import anything of commprof before it is needed: every Python that a job
-starts runs it, also those that never train.
+Two entry points lead here: ``sitecustomize.py`` next to this file, which a launcher puts first on
+PYTHONPATH, and ``commprof.wrap``. Neither imports torch; the script may do so later. This file also
+imports nothing of commprof before it is needed: every Python that a job starts runs it, including
+those that never train.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
     from commprof.capture.settings import RankSettings
 
-#: As in ``commprof.variables``: what every Python runs imports nothing of commprof.
+#: Copied from ``commprof.variables``, which this file does not import.
 OUT_VARIABLE = "COMMPROF_OUT"
 CPUS_VARIABLE = "COMMPROF_CPUS"
 _TARGET = "torch.distributed.distributed_c10d"
 _HERE = os.path.dirname(os.path.abspath(__file__))
-#: The folder that the package lies in.
+#: The folder that contains the package.
 _ROOT = os.path.abspath(os.path.join(_HERE, "..", "..", ".."))
 
 
 def environment(directory: Path) -> dict[str, str]:
-    """Variables with which every Python started, and its children, is captured."""
+    """Returns the environment variables that make a Python and its child processes record."""
     rest = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     path = [_HERE, *(entry for entry in rest if entry and entry != _HERE)]
     return {OUT_VARIABLE: str(directory.absolute()), "PYTHONPATH": os.pathsep.join(path)}
@@ -42,7 +42,7 @@ def environment(directory: Path) -> dict[str, str]:
 def pin() -> None:
     """Restricts this rank to its CPUs, before libraries start threads.
 
-    Only once: what this process starts may choose for itself.
+    Only once: processes that this one starts may choose their own CPUs.
     """
     parts = os.environ.pop(CPUS_VARIABLE, "").split("/")
     local_rank = os.environ.get("LOCAL_RANK", "")
@@ -67,7 +67,7 @@ def pin() -> None:
 
 
 def arm(directory: str) -> None:
-    """Has the next ``init_process_group`` of this process start capture."""
+    """Patches torch so that the next ``init_process_group`` in this process starts capture."""
     if _TARGET in sys.modules:
         _patch(sys.modules[_TARGET], directory)
         return
@@ -75,7 +75,7 @@ def arm(directory: str) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds one module as all other import hooks would, once, and adds a step after it ran."""
+    """Import hook that finds one module as the others would, once, and calls ``then`` with it."""
 
     def __init__(self, then: Callable[[ModuleType], None]) -> None:
         self._then = then
@@ -106,7 +106,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _patch(c10d: ModuleType, directory: str) -> None:
-    """Makes ``init_process_group`` start capture once it has succeeded."""
+    """Makes ``init_process_group`` start capture after it has succeeded."""
     original = c10d.init_process_group
 
     @functools.wraps(original)
@@ -121,7 +121,7 @@ def _patch(c10d: ModuleType, directory: str) -> None:
 
 
 def _refuse_nonsense(settings: RankSettings) -> None:
-    """Raises UsageError, before anything is recorded, for what could not be done later."""
+    """Checks the settings before anything is recorded; raises UsageError if one is not valid."""
     if settings.hook:
         from commprof.compressors import parse
 
@@ -146,11 +146,11 @@ def _refuse_nonsense(settings: RankSettings) -> None:
 
 
 def _start(directory: str) -> None:
-    """Starts capture; a failure is said in a line and the script goes on without."""
+    """Starts capture; a failure is reported in one line, and the script goes on unrecorded."""
     from pathlib import Path
 
     if "commprof" not in sys.modules and importlib.util.find_spec("commprof") is None:
-        # It ran from its checkout; last, so that it hides nothing of the script's.
+        # commprof runs from its checkout; appended last, so that it hides no module of the script.
         sys.path.append(_ROOT)
     try:
         from commprof.capture.ending import watch_exits
@@ -163,7 +163,7 @@ def _start(directory: str) -> None:
         print(f"commprof: not recording: {error}", file=sys.stderr)
         return
     if active() is not None:
-        return  # the script profiles itself, or made a second default group
+        return  # the script calls profile() itself, or made a second default group
     try:
         settings = RankSettings.from_environment()
         _refuse_nonsense(settings)
@@ -203,6 +203,6 @@ def _start(directory: str) -> None:
     except CommprofError as error:
         print(f"commprof: not recording: {error}", file=sys.stderr)
     except Exception as error:
-        # A defect of ours is no reason for the script to end.
+        # A defect of commprof must not end the script.
         what = f"{type(error).__name__}: {error}"
-        print(f"commprof: not recording all: {what}; please report this", file=sys.stderr)
+        print(f"commprof: not everything is recorded: {what}; please report this", file=sys.stderr)

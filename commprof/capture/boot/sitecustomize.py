@@ -1,4 +1,4 @@
-"""First on PYTHONPATH of a recorded script; hands on to what it shadows."""
+"""Prepares capture in every Python of a job; runs the ``sitecustomize`` that it shadows first."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ def _begin() -> None:
 
 
 def _run_shadowed() -> None:
-    """Runs the sitecustomize that would have been found without ours."""
+    """Runs the ``sitecustomize`` that Python would have found without this one."""
     import importlib.machinery
     import importlib.util
 
@@ -29,7 +29,7 @@ def _run_shadowed() -> None:
 
 
 def _arm(directory: str) -> None:
-    """Loads the package beside this file, under a name of its own: commprof may not be found."""
+    """Loads the package of this file under another name, as ``commprof`` may not be importable."""
     import importlib.util
 
     path = os.path.join(_HERE, "__init__.py")
@@ -45,7 +45,7 @@ def _arm(directory: str) -> None:
 try:
     _begin()
 except KeyboardInterrupt:
-    # Ctrl-C while Python starts: it would report a fatal error with a traceback through this file.
+    # Ctrl-C while Python starts would print a fatal error with a traceback through this file.
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)

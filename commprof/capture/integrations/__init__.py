@@ -1,6 +1,6 @@
-"""Callbacks that record a job of a training framework; see ``docs/your_job.md``.
+"""Callbacks that record a training framework's jobs; see ``docs/your_job.md``.
 
-One module per framework, named after it. Only importing that module imports the framework.
+There is one module per framework, named after it. Only importing that module imports the framework.
 """
 
 from __future__ import annotations
@@ -15,43 +15,43 @@ from commprof.capture.job.job_directory import agree
 from commprof.capture.profiler import Profiler, active, profile
 from commprof.errors import CommprofError
 
-#: Where traces go, as under ``commprof.wrap``.
+#: Default directory of traces, as of ``commprof.wrap``.
 DIRECTORY = "commprof-trace"
 
 
 class Recording:
-    """The capture of one training, from its first step to its last.
+    """The capture of one training run, from its first step to its last.
 
-    A capture that already runs, such as that of ``commprof env``, goes on as it was: it keeps its
+    A capture that already runs, such as that of ``commprof env``, stays unchanged: it keeps its
     directory and its own rule for where steps end.
     """
 
     def __init__(self, directory: str | Path) -> None:
-        """``directory``: for the traces of all ranks; a further job gets ``job_2`` in it."""
+        """``directory``: directory of all ranks' traces; a further job gets ``job_2`` in it."""
         self._directory = Path(directory)
         self._own: Profiler | None = None
 
     def start(self, model: object) -> None:
-        """Starts capture; call it on all ranks once they have met, before the first step.
+        """Starts capture; call it on all ranks after ``init_process_group``, before the first step.
 
-        model: what the framework trains; a DDP model is timed bucket by bucket.
+        model: the model that the framework trains; a DDP model is timed bucket by bucket.
 
         Raises:
-            CommprofError: see ``Profiler.start``.
+            CommprofError: as for ``Profiler.start``.
         """
         if active() is None:
             self._own = profile(agree(self._directory)).start()
         if isinstance(model, DistributedDataParallel):
-            with contextlib.suppress(CommprofError):  # it has a hook, which it keeps
+            with contextlib.suppress(CommprofError):  # the model keeps the hook that it has
                 attach(model)
 
     def step(self) -> None:
-        """Ends a step, after the update."""
+        """Ends a step; call it after the update."""
         if self._own is not None:
             self._own.step()
 
     def figures(self) -> dict[str, float]:
-        """Figures to log, under flat ``commprof/...`` keys; empty where capture does not run."""
+        """Returns figures to log, under flat ``commprof/...`` keys; empty if no capture runs."""
         profiler = active()
         return {} if profiler is None else profiler.summary()
 

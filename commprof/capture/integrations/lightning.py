@@ -1,4 +1,4 @@
-"""A callback for Lightning, of the package ``lightning`` or ``pytorch_lightning``."""
+"""Callback for Lightning, from the package ``lightning`` or ``pytorch_lightning``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAMES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def _library() -> Any:
-    """The one of both names that the script has imported, or the one that there is."""
+    """Imports Lightning under the name that the script has imported, else any installed one."""
     for name in sorted(_NAMES, key=lambda name: name not in sys.modules):
         try:
             return importlib.import_module(name)
@@ -32,7 +32,7 @@ _Callback: Any = _library().Callback
 
 
 class CommprofCallback(_Callback):
-    """Records what ``Trainer.fit`` communicates, a step for each update.
+    """Records the communication of ``Trainer.fit``, with one step per update.
 
     ``Trainer(callbacks=[CommprofCallback()])``, under any strategy of Lightning's. Validation and
     checkpoints between two updates belong to the step that follows. Figures go to the trainer's
@@ -40,12 +40,12 @@ class CommprofCallback(_Callback):
     """
 
     def __init__(self, directory: str | Path = DIRECTORY) -> None:
-        """``directory``: for the traces of all ranks; a further job gets ``job_2`` in it."""
+        """``directory``: directory of all ranks' traces; a further job gets ``job_2`` in it."""
         self._recording = Recording(directory)
         self._updates = 0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Starts capture: the model is wrapped, and the first step is next."""
+        """Starts capture, after the model is wrapped and before the first step."""
         self._updates = trainer.global_step
         self._recording.start(trainer.strategy.model)
 
@@ -70,5 +70,5 @@ class CommprofCallback(_Callback):
         self._recording.stop()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Stops capture where training fails."""
+        """Stops capture if training fails."""
         self._recording.stop()

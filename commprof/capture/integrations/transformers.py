@@ -1,4 +1,4 @@
-"""A callback for ``transformers.Trainer``."""
+"""Callback for ``transformers.Trainer``."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ except ModuleNotFoundError as error:
 
 
 class CommprofCallback(TrainerCallback):
-    """Records what ``Trainer.train`` communicates, a step for each update.
+    """Records the communication of ``Trainer.train``, with one step per update.
 
-    ``trainer.add_callback(CommprofCallback(trainer))``: a callback is not told of the model that
-    the trainer wraps, so it asks the trainer. Evaluation and checkpoints between two updates
-    belong to the step that follows. Where the trainer logs, figures follow under ``commprof/...``.
+    ``trainer.add_callback(CommprofCallback(trainer))``: a callback is not given the wrapped model,
+    so it gets it from the trainer. Evaluation and checkpoints between two updates belong to the
+    step that follows. Each time the trainer logs, figures are logged under ``commprof/...``.
     """
 
     def __init__(self, trainer: Any, directory: str | Path = DIRECTORY) -> None:
-        """``directory``: for the traces of all ranks; a further job gets ``job_2`` in it."""
+        """``directory``: directory of all ranks' traces; a further job gets ``job_2`` in it."""
         self._trainer = trainer
         self._recording = Recording(directory)
         self._logging = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Starts capture: the model is wrapped, and the first step is next."""
+        """Starts capture, after the model is wrapped and before the first step."""
         self._recording.start(self._trainer.model_wrapped)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -43,7 +43,7 @@ class CommprofCallback(TrainerCallback):
         self._recording.step()
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Logs recent figures beside the trainer's own."""
+        """Logs recent figures after the trainer's own."""
         figures = {} if self._logging else self._recording.figures()
         if figures:
             self._logging = True

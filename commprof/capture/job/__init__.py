@@ -1,1 +1,1 @@
-"""What a rank knows of its job and tells the other ranks: names, clocks, places."""
+"""Facts about the job that ranks share: directory, rank and world size, clocks, hosts."""

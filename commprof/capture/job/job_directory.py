@@ -1,8 +1,9 @@
-"""Where the traces and rings of one job go, when several jobs write into one directory.
+"""Chooses the directory of a job's traces, and the place of its rings.
 
-Each job has a directory of its own: the one that was asked for, or ``job_2``, ``job_3`` and so
-on within it. Rank 0 takes the first that is free and tells the others through the store at
-which the ranks met. Rings lie in memory, never on a disk or a network, which could stall them.
+Several jobs may write into one directory. Each job has a directory of its own: the one that was
+asked for, or ``job_2``, ``job_3`` and so on within it. Rank 0 chooses the first that is free and
+tells the other ranks through the default group's store. Rings lie in memory, never on a disk or a
+network file system, which could stall training.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from commprof.trace.ring import remove_orphans, write_owner
 from commprof.trace.run.endings import restart_count, stem_of
 
 _KEY = "commprof/job_directory"
-#: A rank that waits longer records where it was asked to.
+#: How long a rank waits for rank 0's choice before it records to the given directory.
 _PATIENCE = timedelta(seconds=10)
 _MOST_JOBS = 1_000
 
@@ -32,15 +33,15 @@ _taken: set[Path] = set()
 
 
 def trace_name(rank: int) -> str:
-    """File name of this process's trace; after an elastic restart another one."""
+    """Returns the file name of this process's trace, which names the elastic restart, if any."""
     return stem_of(rank, restart_count()) + ".trace"
 
 
 def agree(directory: Path) -> Path:
-    """Agrees on this job's directory; call it on all ranks once they have met.
+    """Agrees on this job's directory; call it on all ranks after ``init_process_group``.
 
     Raises:
-        CommprofError: rank 0 cannot make a trace there.
+        CommprofError: rank 0 cannot make a trace in the directory.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return directory / _take(directory, 0)
@@ -52,7 +53,7 @@ def agree(directory: Path) -> Path:
         try:
             name = _take(directory, 0)
         finally:
-            store.set(_KEY, name)  # the others wait for it, whatever happened here
+            store.set(_KEY, name)  # even after an error: the other ranks wait for it
         return directory / name
     try:
         store.wait([_KEY], _PATIENCE)
@@ -62,7 +63,7 @@ def agree(directory: Path) -> Path:
 
 
 def _store() -> Any:
-    """Where the ranks met; None for backends that have none, such as MPI."""
+    """Returns the default group's store; None for backends without one, such as MPI."""
     try:
         return dist.distributed_c10d._get_default_store()
     except (AttributeError, RuntimeError, ValueError, KeyError):
@@ -70,10 +71,10 @@ def _store() -> Any:
 
 
 def _take(directory: Path, rank: int) -> str:
-    """Makes this rank's trace in the first directory that no job has; returns its name."""
+    """Makes this rank's trace in the first directory without a job; returns that one's name."""
     restarted = trace_name(rank) != f"rank_{rank}.trace"
     names = ["", *(f"job_{number}" for number in range(2, _MOST_JOBS))]
-    if restarted:  # beside the traces of the attempt before
+    if restarted:  # next to the traces of the attempt before
         names = _of_this_job(directory, names, rank) or names
     for name in names:
         path = directory.absolute() / name / trace_name(rank)
@@ -91,7 +92,7 @@ def _take(directory: Path, rank: int) -> str:
 
 
 def _of_this_job(directory: Path, names: list[str], rank: int) -> list[str]:
-    """The last of these with traces of this elastic job; if none says so, the last with any."""
+    """Returns the last directory with traces of this elastic job, else the last with any."""
     found = [name for name in names if (directory / name / f"rank_{rank}.trace").exists()]
     own = []
     for name in found:
@@ -102,10 +103,10 @@ def _of_this_job(directory: Path, names: list[str], rank: int) -> list[str]:
 
 
 def claim(path: Path) -> None:
-    """Makes an empty file that was not there before.
+    """Creates an empty file, which must not exist yet.
 
     Raises:
-        CommprofError: it was, or cannot be made.
+        CommprofError: the file exists or cannot be made.
     """
     if path in _taken:
         _taken.remove(path)
@@ -118,7 +119,7 @@ def claim(path: Path) -> None:
         path.touch(exist_ok=False)
     except FileExistsError:
         raise CommprofError(
-            f"{path} exists already; give this run a directory of its own, or remove it"
+            f"{path} exists already; give this run a directory of its own, or remove the file"
         ) from None
     except OSError as error:
         raise CommprofError(f"cannot write {path}: {error.strerror}") from None
@@ -128,9 +129,9 @@ _MEMORY = Path("/dev/shm")
 
 
 def ring_prefix() -> str:
-    """Path prefix of the ring files: in memory, never on a disk or network that could stall.
+    """Returns the path prefix of the ring files in ``/dev/shm``.
 
-    Empty where there is no such memory: then they die with their process.
+    Empty if that is not usable: the rings then lie in the process's own memory and die with it.
     """
     name = f"commprof-{os.getuid()}-{os.getpid()}-{secrets.token_hex(4)}-"
     in_memory = os.path.ismount(_MEMORY.resolve()) and os.access(_MEMORY, os.W_OK)
@@ -138,7 +139,7 @@ def ring_prefix() -> str:
 
 
 def own_rings(prefix: str, path: Path, session: int, metadata: dict[str, Any]) -> None:
-    """Notes in memory whose rings these are, and removes rings that earlier jobs left behind."""
+    """Writes the rings' owner file, and removes rings that earlier jobs left behind."""
     if metadata["capture"] != "native" or not prefix:
         return
     with suppress(OSError):

@@ -1,4 +1,4 @@
-"""What a trace says about where and how it was taken."""
+"""Metadata of a trace: rank, machine, versions, process groups and clocks."""
 
 from __future__ import annotations
 
@@ -21,35 +21,38 @@ from commprof.trace.run.processes import link_of, text_of
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """Global rank and world size, from the process group or the launcher's environment.
+    """Returns global rank and world size, from the process group or the launcher's environment.
 
     Raises:
-        CommprofError: the environment holds no rank and world size.
+        CommprofError: the environment's values are not a rank and a world size.
     """
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     rank, world_size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
     if not (rank.isdecimal() and world_size.isdecimal() and int(rank) < int(world_size)):
         raise CommprofError(
-            f"RANK={rank} and WORLD_SIZE={world_size} in the environment are no rank and world "
-            "size; unset both, or call init_process_group first"
+            f"RANK={rank} and WORLD_SIZE={world_size} in the environment are not a rank and a "
+            "world size; unset both, or call init_process_group first"
         )
     return int(rank), int(world_size)
 
 
 def elastic_run_id() -> str:
-    """torchrun's name of the job, the same in all its attempts; empty elsewhere."""
+    """Returns torchrun's name of the job, equal in all its attempts; empty without torchrun."""
     return os.environ.get("TORCHELASTIC_RUN_ID", "")
 
 
 def clock_identity() -> list[str]:
-    """Boot and time namespace: where both are equal, CLOCK_MONOTONIC is. Empty if not known."""
+    """Returns boot and time namespace: if both are equal, processes share CLOCK_MONOTONIC.
+
+    Each is empty if not known.
+    """
     boot_id = text_of("/proc/sys/kernel/random/boot_id").strip()
     return [boot_id, link_of("/proc/self/ns/time")]
 
 
 def machine() -> dict[str, Any]:
-    """Describes the host, its processor, memory and kernel, and the cores that may be used."""
+    """Describes the host: processor, memory, kernel, and the CPUs that this process may use."""
     boot_id, time_namespace = clock_identity()
     return {
         "hostname": socket.gethostname(),
@@ -67,10 +70,10 @@ def machine() -> dict[str, Any]:
 
 
 def trace_metadata(ring_prefix: str, extra: dict[str, Any]) -> dict[str, Any]:
-    """Content of the first block of a trace.
+    """Returns the content of a trace's first block.
 
     Raises:
-        CommprofError: ``extra`` holds another value for a key that is commprof's own.
+        CommprofError: ``extra`` sets one of commprof's own keys to another value.
     """
     rank, world_size = rank_and_world_size()
     native = _native.native
@@ -130,7 +133,7 @@ def _cpu_model() -> str:
 
 
 def gloo_threads() -> dict[str, int]:
-    """Number of threads that run each CPU group's collectives, by the group's name."""
+    """Returns how many threads run the collectives of each CPU group, by the group's name."""
     if not dist.is_available() or not dist.is_initialized():
         return {}
     found = {}
@@ -140,7 +143,7 @@ def gloo_threads() -> dict[str, int]:
             if backend.name() == "gloo":
                 found[str(group.group_name)] = int(backend.options._threads)
             elif backend.name() == "commprof":
-                found[str(group.group_name)] = 1  # of those through shared memory
+                found[str(group.group_name)] = 1  # for collectives through shared memory
     except (AttributeError, RuntimeError, TypeError):
-        pass  # private to torch: it may go; a group may have no backend for the CPU
+        pass  # private to torch: it may be removed; a group may have no backend for the CPU
     return found

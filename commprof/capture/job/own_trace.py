@@ -1,4 +1,4 @@
-"""What this process has recorded so far, read back from its own trace."""
+"""Recent figures of this process, read back from its own trace."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _SETTLED_NS = 10_000_000
 
 
 class OwnTrace:
-    """Reads back this rank's own trace; nothing is opened or imported before the first use."""
+    """Reader of this rank's own trace; opens and imports nothing before its first use."""
 
     def __init__(self) -> None:
         self._path: Path | None = None
         self._observer: Observer | None = None
 
     def figures(self, path: Path | None) -> dict[str, float]:
-        """Recent figures by flat keys; empty before the first complete step.
+        """Returns recent figures under flat keys; empty before the first complete step.
 
         Args:
-            path: of the trace; None before capture started.
+            path: path of the trace; None before capture has started.
         """
         if path is None:
             return {}
-        # Analysis is for those who ask: capture alone must not load it.
+        # Imported on demand: capture alone must not load the analysis.
         from commprof.monitor.metrics.metrics import flat
         from commprof.monitor.observer import Observer
 

@@ -1,8 +1,8 @@
-"""What ranks agree on through the store of the default group: clocks, and who came last.
+"""Agreements of the ranks through the default group's store: clock comparison, shared arrivals.
 
-No collective is issued for it. Capture may start before that group exists, so it is looked for when
-capture starts and at the end of each step. Clocks are compared by the native module, on threads of
-its own: rank 0 writes down in the store where it answers, the others look for it.
+No collective is issued for them. Capture may start before that group exists, so each capture tries
+when it starts and at the end of each step. The native module compares clocks on threads of its own:
+rank 0 writes the address at which it answers into the store, and the other ranks read it.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from commprof import _native
 from commprof.address import own_address
 from commprof.capture.job.metadata import clock_identity
 
-#: How long the start of capture waits for the other rank to be there.
+#: How long the start of capture waits for the other rank's entry in the store.
 _WAIT_S = 0.5
 _POLL_S = 0.01
-#: Later a look costs one exchange with the store: not more often than this, not more than so often.
+#: Later each try costs one exchange with the store: least time between two tries, and most tries.
 _LATER_S = 0.1
 _LOOKS = 100
 
 
 class StoreLink(ABC):
-    """What one capture agrees on with other ranks through the store; its methods never raise."""
+    """An agreement of a capture with other ranks through the store; its methods never raise."""
 
     def __init__(self, pending: bool) -> None:
-        """``pending`` is whether there is anything to agree on."""
-        #: Whether there is something left to do; see :meth:`look`.
+        """``pending``: True if there is anything to agree on."""
+        #: True until the ranks have agreed, or trying is given up; see :meth:`look`.
         self.pending = pending
         self._looks = 0
         self._not_before = 0.0
 
     def start(self) -> None:
-        """Starts; waits at most half a second for the other rank."""
+        """Tries to agree, for at most half a second."""
         until = time.monotonic() + _WAIT_S
         while self.pending and dist.is_initialized() and time.monotonic() < until:
             self._look()
@@ -48,7 +48,7 @@ class StoreLink(ABC):
                 time.sleep(_POLL_S)
 
     def look(self) -> None:
-        """Tries again if the group or the other rank was missing. Call it while pending."""
+        """Tries again if the group or the other rank was missing; call it while ``pending``."""
         now = time.monotonic()
         if now < self._not_before or not dist.is_initialized():
             return
@@ -60,40 +60,40 @@ class StoreLink(ABC):
 
     @abstractmethod
     def agreed(self) -> bool:
-        """Tries once, and returns whether all ranks have agreed."""
+        """Tries once; returns True if all ranks have agreed."""
 
     def _look(self) -> None:
         try:
             self.pending = not self.agreed()
         except Exception:
-            # A store that is gone or of another kind, no address, no socket, no module that may be
-            # read: it stays unknown. Whatever it is, training is not to end for it.
+            # The store may be gone or of another kind; address, socket or a file may be missing.
+            # The ranks then do not agree, but training must not end because of that.
             self.pending = False
 
 
 def default_store(prefix: str) -> Any:
-    """The default group's store, under a prefix of our own."""
+    """Returns the default group's store with a prefix for its keys."""
     return dist.PrefixStore(prefix, dist.distributed_c10d._get_default_store())
 
 
 class ClockLink(StoreLink):
-    """Connects this rank's clock with rank 0's; its methods never raise."""
+    """Compares this rank's clock with rank 0's; its methods never raise."""
 
     def __init__(self, chosen: str) -> None:
-        """chosen: ``RankSettings.clock``."""
+        """chosen: value of ``RankSettings.clock``."""
         super().__init__(chosen != "off")
         self._always = chosen == "always"
         self._following = False
 
     def stop(self) -> None:
-        """Compares clocks a last time, for at most 0.8 s. Call it before the trace is closed."""
+        """Compares clocks a last time, for at most 0.8 s; call it before the trace is closed."""
         self.pending = False
         if self._following and _native.native is not None:
             _native.native.clock_unfollow()
             self._following = False
 
     def agreed(self) -> bool:
-        """Tries once, and returns whether all ranks have agreed."""
+        """Tries once to reach rank 0's clock; returns True if nothing is left to do."""
         rank, world_size = dist.get_rank(), dist.get_world_size()
         if world_size == 1 or (on_one_host(world_size) and not self._always):
             return True
@@ -117,7 +117,7 @@ class ClockLink(StoreLink):
 
 
 def _open_clock_server(store: Any, world_size: int) -> dict[str, Any]:
-    """Where rank 0 answers; port 0 if it cannot, so that nobody goes on looking."""
+    """Starts rank 0's clock server and describes it; port 0 if it fails, so that ranks give up."""
     server = {"address": "", "port": 0, "token": 0, "clock": clock_identity()}
     try:
         address = own_address(store)
@@ -141,14 +141,14 @@ def on_one_host(world_size: int) -> bool:
 
 
 class ArrivalLink(StoreLink):
-    """Connects this rank with the ranks that share arrivals in always-on mode."""
+    """Connects this rank with the other ranks to share arrivals in always-on mode."""
 
     def __init__(self) -> None:
-        """Has nothing to agree on without the native module."""
+        """Has nothing to agree on if the native module is missing."""
         super().__init__(_native.native is not None)
 
     def agreed(self) -> bool:
-        """Meets the other ranks, unless they have met before."""
+        """Tries once to connect to the other ranks; returns True if all are connected."""
         native, group = _native.native, dist.group.WORLD
         if native is None or dist.get_world_size() == 1:
             return True
@@ -157,17 +157,17 @@ class ArrivalLink(StoreLink):
         return _meetings[0].agreed()
 
     def stop(self) -> None:
-        """Sends other hosts the remaining arrivals. Call it after the trace is closed."""
+        """Sends the remaining arrivals to the other hosts; call it after the trace is closed."""
         self.pending = False
         if _native.native is not None:
             _native.native.arrivals_flush()
 
 
 class _BoardRendezvous:
-    """What this rank has agreed on with the others of a process group; it outlives a capture.
+    """Rendezvous of a process group's ranks at the boards of arrivals; it outlives a capture.
 
     It keeps neither the group nor its store alive: a store's server that outlives
-    ``destroy_process_group`` would tell the next group of this one's ranks.
+    ``destroy_process_group`` would serve this group's entries to the next group.
     """
 
     def __init__(self, native: Any, group: object) -> None:
@@ -178,12 +178,12 @@ class _BoardRendezvous:
         self._host_prefix = "commprof_arrivals/" + "/".join(identity)
         self._is_first: bool | None = None
         self._has_board = False
-        #: Of the hosts that have a number: up to which this one knows them, and its own.
+        #: Highest number of the hosts that this rank knows, and the number of its own host.
         self._known_hosts = 0
         self._number = 0
 
     def agreed(self) -> bool:
-        """Tries once, and returns whether all ranks have agreed."""
+        """Tries once; returns True if all ranks are connected, or cannot be."""
         if not self._has_identity:
             return True
         job = default_store("commprof_arrivals")
@@ -211,7 +211,7 @@ class _BoardRendezvous:
         return True
 
     def _begin_to_carry(self, job: Any) -> int:
-        """This host's number; what stands under it has port 0 where it cannot be reached."""
+        """Opens this host to the others; returns its number, or 0 if it cannot be reached."""
         number = int(job.add("hosts", 1))
         here = {"address": "", "port": 0, "token": secrets.randbits(63) | 1}
         try:
@@ -224,7 +224,7 @@ class _BoardRendezvous:
         return number if here["port"] else 0
 
     def _meet_hosts(self, job: Any) -> bool:
-        """Looks for hosts that have come since; whether all ranks of the job have."""
+        """Connects to hosts that have come since; returns True if all ranks of the job have."""
         all_came = int(job.add("ranks", 0)) >= dist.get_world_size()
         hosts = int(job.add("hosts", 0))
         while self._known_hosts < hosts:
@@ -238,13 +238,13 @@ class _BoardRendezvous:
         return all_came
 
 
-#: That of the default group, which is the latest.
+#: The rendezvous of the current default group, if there is one.
 _meetings: list[_BoardRendezvous] = []
 os.register_at_fork(after_in_child=_meetings.clear)
 
 
 def _make_board(native: Any) -> dict[str, Any]:
-    """Makes the board and says where it is; token 0 if there can be none."""
+    """Makes this host's board of arrivals and returns its place; token 0 if that fails."""
     token = secrets.randbits(63) | 1
     try:
         descriptor = native.arrivals_create(token, dist.get_rank())

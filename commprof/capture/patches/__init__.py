@@ -1,1 +1,1 @@
-"""Functions and classes of torch's that capture replaces while it runs."""
+"""Replacements for torch's functions and methods, installed while capture runs."""

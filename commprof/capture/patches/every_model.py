@@ -1,4 +1,4 @@
-"""What every DDP model of a script gets that knows nothing of it: a compressor, a bucket cap."""
+"""Gives every DDP model of an unchanged script a compressor or a bucket cap."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from commprof.capture.attachment import attach
 from commprof.compressors import parse
 
 _CAP = "bucket_cap_mb"
-#: One for each bucket, where torch has it.
+#: Argument with a cap for each bucket, in versions of torch that have it.
 _CAPS = "bucket_cap_mb_list"
 
 
 def attach_every_model(compressor: str) -> None:
-    """Gives each DDP model that is made from now on a compressor of its own.
+    """Gives each DDP model made from now on a compressor of its own.
 
-    A hook that the script registers takes its place, with a line on stderr; see ``Attachment``.
+    A hook that the script registers later replaces the compressor, with a line on stderr.
 
     Args:
-        compressor: as ``commprof.compressors.parse`` takes it.
+        compressor: text that ``commprof.compressors.parse`` accepts.
 
     Raises:
-        UsageError: it does not take it.
+        UsageError: the text is not a valid compressor.
     """
     parse(compressor)
     original = DistributedDataParallel.__init__
@@ -41,12 +41,12 @@ def attach_every_model(compressor: str) -> None:
 
 
 def cap_every_model(cap_mb: float) -> None:
-    """Gives each DDP model made from now on this bucket cap, unless its maker names one.
+    """Gives each DDP model made from now on this bucket cap, unless the script sets one.
 
-    Rank 0 says once on stderr that one was named.
+    Rank 0 reports once on stderr that a model's own cap was kept.
 
     Args:
-        cap_mb: MiB, as DDP counts its ``bucket_cap_mb``.
+        cap_mb: the cap in MiB, as of DDP's ``bucket_cap_mb``.
     """
     original = DistributedDataParallel.__init__
     signature = inspect.signature(original)
@@ -61,8 +61,8 @@ def cap_every_model(cap_mb: float) -> None:
         elif not said and dist.get_rank() == 0:
             said = True
             print(
-                f"commprof: a model names its own {named} and keeps it; --bucket-cap-mb {cap_mb:g} "
-                "is for models that name none",
+                f"commprof: the script sets {named} for a model, which keeps it; --bucket-cap-mb "
+                f"{cap_mb:g} applies only to models for which no cap is set",
                 file=sys.stderr,
             )
         original(self, *args, **kwargs)
@@ -71,7 +71,7 @@ def cap_every_model(cap_mb: float) -> None:
 
 
 def _named(signature: inspect.Signature, *args: Any, **kwargs: Any) -> str:
-    """The cap among the arguments, empty without one; wrong arguments DDP refuses itself."""
+    """Returns the cap among DDP's arguments as text; empty if none is set or they are wrong."""
     try:
         given = signature.bind(*args, **kwargs).arguments
     except TypeError:

@@ -1,4 +1,4 @@
-"""Functions of torch's that capture replaces while it runs."""
+"""Replaces functions of torch while capture runs, and restores them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 _NOTHING = object()
-#: By identity what stayed in place after its capture, and what it replaced.
+#: Replacements that stayed in place after their capture, by identity, with what they replaced.
 _left: dict[int, tuple[Any, Any]] = {}
 
 
@@ -21,9 +21,9 @@ class Patches:
         self._undo: list[Callable[[], None]] = []
 
     def replace(self, owner: Any, name: str, replacement: Any) -> None:
-        """Replaces ``owner.name``; what ``owner`` only inherits stays as it is.
+        """Replaces ``owner.name`` on ``owner`` itself, not on the class it inherits from.
 
-        If somebody else replaces it again meanwhile, :meth:`remove` leaves theirs alone.
+        If other code replaces ``owner.name`` later, :meth:`remove` leaves that in place.
         """
         before = original_of(vars(owner).get(name, _NOTHING))
 
@@ -39,10 +39,10 @@ class Patches:
         self._undo.append(undo)
 
     def replace_for_compilers(self, owner: Any, name: str, replacement: Any) -> None:
-        """As :meth:`replace`; stays in place where putting it back would make code compile again.
+        """Replaces ``owner.name``; restores it only if that does not make code compile again.
 
-        So it must do nothing of its own after :meth:`remove`, nor where a compiler traces it. A
-        later capture puts its own in the place of it.
+        So the replacement must call the original alone after :meth:`remove`, and while a compiler
+        traces it. A later capture replaces it by its own.
         """
         before = original_of(vars(owner).get(name))
         if before is None:
@@ -63,27 +63,27 @@ class Patches:
         self._undo.append(undo)
 
     def on_remove_for_compilers(self, undo: Callable[[], None]) -> None:
-        """Registers ``undo`` as :meth:`on_remove`, unless that would make code compile again."""
+        """Registers ``undo`` for :meth:`remove`, skipped if it would make code compile again."""
         self._undo.append(lambda: None if _has_compiled() else undo())
 
     def remove(self) -> None:
-        """Restores everything, the last replacement first."""
+        """Undoes everything, the last replacement first."""
         while self._undo:
             self._undo.pop()()
 
 
 def original_of(function: Any) -> Any:
-    """Returns what a replacement that stayed in place had replaced; else the function itself."""
+    """Returns the original of a replacement that stayed in place; else the function itself."""
     while id(function) in _left:
         function = _left[id(function)][1]
     return function
 
 
 def _stand_in_file_of(function: Any, replacement: Any) -> None:
-    """Lets the code of ``replacement`` name the file and first line of ``function``.
+    """Makes the code of ``replacement`` name the file and first line of ``function``.
 
-    ``torch.compile`` decides by the file of a function whether to trace it, to trace what calls
-    it, or to leave it alone. With another file the same model has other frames and graph breaks.
+    ``torch.compile`` decides from a function's file whether to trace the function, to trace its
+    caller, or to leave it alone. With another file the model would get other graph breaks.
     """
     code = getattr(function, "__code__", None)
     if code is not None:
@@ -98,20 +98,20 @@ def _has_compiled() -> bool:
 
 
 def uncompiled(function: Any, callees: bool = False) -> Any:
-    """Returns the function so that ``torch.compile`` leaves its own frame alone.
+    """Marks a function so that ``torch.compile`` does not compile its frame, and returns it.
 
-    Where a compiler traces a caller of it, it still goes through it: it must do nothing of its
-    own there, which ``torch.compiler.is_compiling()`` tells.
+    A compiler that traces a caller still traces the function. It must then only call the original,
+    which it knows from ``torch.compiler.is_compiling()``.
 
     Args:
-        function: any; what is not written in Python is never compiled.
-        callees: whether what it calls is left alone too; otherwise that is compiled.
+        function: any function; one that is not written in Python is never compiled.
+        callees: True if the functions that it calls are not compiled either.
     """
     frames: Any = getattr(torch._C._dynamo, "eval_frame", None)
     code = getattr(function, "__code__", None)
     if code is None:
         return function
-    if hasattr(frames, "set_code_exec_strategy"):  # private to torch: it may go
+    if hasattr(frames, "set_code_exec_strategy"):  # private to torch: it may be removed
         skip, usual = frames._FrameAction.SKIP, frames._FrameAction.DEFAULT
         strategy = frames._FrameExecStrategy(skip, skip if callees else usual)
         frames.set_code_exec_strategy(code, strategy)

@@ -1,22 +1,22 @@
-"""Waits that no Work of torch.distributed tells of, and Works that a backend extends.
+"""Python patches for waits that the native module cannot see, and for attributes of Works.
 
 ``work.get_future().wait()`` and ``torch.futures.wait_all``: the native module times a Work's
-``wait``, but the future inside is torch's own, which C++ cannot distinguish from others. So its
-Python methods say who waits. What they return and raise stays theirs.
+``wait``, but the future inside is torch's own, which C++ cannot distinguish from other futures. So
+the future's Python methods report who waits. Their results and exceptions stay the same.
 
 ``stream.wait_event`` and ``stream.wait_stream``: the native module marks a device's stream where a
-``Work`` makes it wait. FSDP2 issues its collectives on streams of its own, puts an event behind
-them, and lets the stream that computes wait for that event: no Work tells of it. So the events'
-Python methods do. An event that was put on a stream behind a collective stands for that collective,
-once; any other is none of ours.
+``Work`` makes it wait. FSDP2 issues its collectives on streams of its own, records an event after
+them, and makes the computing stream wait for that event, without a Work. So the events' Python
+methods report it. An event recorded on a stream after a collective stands for that collective,
+once; other events are ignored.
 
-While capture runs, scripts get a Work of the native module's, which times waits, in the place of
-the backend's. All of c10d's methods go through it; whatever else a script asks for is looked up in
-the Work behind.
+While capture runs, scripts get a Work of the native module, which times waits, instead of the
+backend's. All of c10d's methods go through it; any other attribute is looked up in the backend's
+Work inside.
 
 ``dist.batch_isend_irecv`` and ``dist._coalescing_manager``: each of the calls passes the
-dispatcher, but none has a Work that could be waited for: NCCL gives one for all, at the end, and
-not through the dispatcher. So the group's methods say where they begin and end.
+dispatcher, but none has a Work to wait for: NCCL returns one Work for all of them at the end, and
+not through the dispatcher. So the group's methods report where a coalesced call begins and ends.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ import torch.distributed as dist
 from commprof import _native
 from commprof.capture.patches.replaced import Patches
 
-#: torch.futures.Future is derived of it; what a Work gives is one of these.
+#: Base class of torch.futures.Future, and the class of a Work's future.
 _Future = torch._C.Future
 _COLLECT = "_collect_all"
 
 
 class FutureWaits:
-    """Replaces the methods that wait for futures or combine them."""
+    """Patches of the methods that wait for futures or combine them."""
 
     def __init__(self) -> None:
         """Makes the list of patches; nothing is replaced yet."""
@@ -50,7 +50,7 @@ class FutureWaits:
             return
         self._patches.replace(_Future, "wait", _timed_future_wait(_Future.wait, native.wait_future))
         self._patches.replace(_Future, "then", _followed(_Future.then, native.follow_futures))
-        collect = getattr(torch._C, _COLLECT, None)  # private to torch: it may go
+        collect = getattr(torch._C, _COLLECT, None)  # private to torch: it may be removed
         if collect is not None:
             self._patches.replace(torch._C, _COLLECT, _gathered(collect, native.follow_futures))
 
@@ -91,12 +91,12 @@ def _gathered(original: Callable[..., Any], follow: Callable[[Any, list[Any]], N
     return collect_all
 
 
-#: Where an event keeps what it comes behind.
+#: Attribute of an event that holds the collective it was recorded after.
 _BEHIND = "_commprof_behind"
 
 
 class StreamWaits:
-    """Replaces the methods that put an event on a stream, or make a stream wait for one."""
+    """Patches of the methods that record an event on a stream, or make a stream wait for one."""
 
     def __init__(self) -> None:
         """Makes the list of patches; nothing is replaced yet."""
@@ -106,7 +106,7 @@ class StreamWaits:
         """Installs the replacements; does nothing without the native module or such events.
 
         Args:
-            event: the class; None takes CUDA's, through which its streams wait too.
+            event: the class of events; None: CUDA's, through which its streams wait too.
         """
         native = _native.native
         if event is None and torch.backends.cuda.is_built():
@@ -122,7 +122,7 @@ class StreamWaits:
 
 
 def _named(stream: Any) -> tuple[int, int] | None:
-    """None stays None: the stream that the calling thread works on."""
+    """Returns a stream's device and id; None for None, which means the current stream."""
     return None if stream is None else (int(stream.device_index), int(stream.stream_id))
 
 
@@ -151,7 +151,7 @@ def _timed_event_wait(original: Callable[..., Any], native: Any) -> Any:
 
 
 def show_inner_attributes() -> None:
-    """Makes the inner Work's attributes reachable, also long after capture stopped."""
+    """Makes the attributes of the backend's inner Work reachable, even after capture stopped."""
     native = _native.native
     if native is None or "__getattr__" in vars(dist.Work):
         return
@@ -166,12 +166,12 @@ def show_inner_attributes() -> None:
     dist.Work.__getattr__ = find
 
 
-#: Private to torch: they may go.
+#: Private to torch: they may be removed.
 _START, _END = "_start_coalescing", "_end_coalescing"
 
 
 class Coalescing:
-    """Replaces the two methods of process groups that begin and end a coalesced call."""
+    """Patches of the two methods of process groups that begin and end a coalesced call."""
 
     def __init__(self) -> None:
         """Makes the list of patches; nothing is replaced yet."""

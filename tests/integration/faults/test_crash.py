@@ -200,10 +200,10 @@ def test_what_cannot_work_is_refused_at_the_start(tmp_path: Path, native: bool) 
     expected = {
         "taken": f"{tmp_path}/taken/rank_0.trace exists already; give this run a directory",
         "file": f"cannot make the directory {tmp_path}/file: File exists",
-        "unknown": "profile(metadata=...) takes what JSON can hold, but: Object of type object",
+        "unknown": "profile(metadata=...) cannot be converted to JSON: Object of type object",
         "own key": "profile(metadata=...) cannot set rank: commprof writes that itself",
         "full": f"cannot record to {tmp_path}/full/rank_0.trace: ",
-        "rank": "RANK=5 and WORLD_SIZE=1 in the environment are no rank and world size",
+        "rank": "RANK=5 and WORLD_SIZE=1 in the environment are not a rank and a world size",
         "second": "capture already runs in this process",
         "read only": f"cannot write {tempfile.gettempdir()}/commprof-read-only-",
     }

@@ -103,7 +103,7 @@ def test_a_failure_ends_the_measuring_and_nothing_else(
     norms.install(tmp_path / "rank_0.gradients")
     measured, _ = train(5)
     said = capfd.readouterr().err
-    assert said == "commprof: gradient norms are measured no more: RuntimeError: planted\n"
+    assert said == "commprof: gradient norms are no longer measured: RuntimeError: planted\n"
     for a, b in zip(plain.parameters(), measured.parameters(), strict=True):
         assert torch.equal(a, b)
         assert not b._post_accumulate_grad_hooks

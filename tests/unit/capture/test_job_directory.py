@@ -291,7 +291,7 @@ def test_it_joins_the_capture_that_runs(tmp_path: Path, capsys: pytest.CaptureFi
         whole.of_whole_job = False
         whole.stop()
     said = capsys.readouterr().err
-    assert f"{tmp_path}/job holds what this script records" in said
+    assert f"the whole script is already recorded to {tmp_path}/job; " in said
     assert f"nothing goes to {tmp_path}/own" in said
     assert not (tmp_path / "own").exists()
     assert whole.trace_path is not None

@@ -119,7 +119,7 @@ def test_a_model_that_names_its_own_keeps_it_and_that_is_said_once(
     assert cap_of(bucket_cap_mb=3) == cap_of(*positional) == 3 << 20
     assert cap_of(bucket_cap_mb=0) == 0
     err = capsys.readouterr().err
-    assert err.count("a model names its own bucket_cap_mb=3 and keeps it") == 1
+    assert err.count("the script sets bucket_cap_mb=3 for a model, which keeps it") == 1
 
 
 @pytest.mark.usefixtures("one_rank")
@@ -128,7 +128,7 @@ def test_a_list_of_caps_is_named_too(capsys: pytest.CaptureFixture[str]) -> None
         pytest.skip("this torch takes no list of caps")
     cap_every_model(2.5)
     assert cap_of(bucket_cap_mb_list=[1, 4]) == 4 << 20
-    assert "its own bucket_cap_mb_list=[1, 4] and keeps it" in capsys.readouterr().err
+    assert "sets bucket_cap_mb_list=[1, 4] for a model, which keeps it" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("one_rank")

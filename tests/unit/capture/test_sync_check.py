@@ -54,7 +54,8 @@ def test_the_rank_that_differs_is_named(capfd: pytest.CaptureFixture[str]) -> No
     assert ranks[0].first_step == 5
     said = capfd.readouterr().err
     assert said == (
-        "commprof: after step 5 the model of rank 2 has other bits than that of the 2 other ranks\n"
+        "commprof: after step 5 the model of rank 2 is not bit-identical to that of the 2 other "
+        "ranks\n"
     )
 
 
