@@ -1,14 +1,14 @@
 """Gradient compressors for DDP: ``commprof.attach(ddp, hook=commprof.compressors.topk(0.01))``.
 
-Each function makes one; ``docs/compressors.md`` says what they cost and when they pay. Common
-arguments:
+Each function makes a compressor; ``docs/compressors.md`` says what they cost and when they pay.
+Common arguments:
 
-- ``feedback``: keep what was not sent and add it to the next step's gradients; None: as is best
-  for the scheme (on for int4, topk and powersgd).
-- ``start_step``: plain means in the steps before.
-- ``measure_every``: in every so manyth step the trace gets each bucket's error; 0: never.
+- ``feedback``: error feedback: keep the part of a gradient that was not sent and add it to the next
+  step's gradients; None: the scheme's default (on for int4, topk and powersgd).
+- ``start_step``: the first step with compression; earlier steps use plain means.
+- ``measure_every``: number of steps between two steps whose bucket errors are recorded; 0: never.
 
-All of them raise UsageError for a value out of range, naming it and what is allowed.
+All functions raise UsageError for a value out of range; the message names the allowed range.
 """
 
 from __future__ import annotations
@@ -31,35 +31,44 @@ __all__ = [
 
 
 def none(*, measure_every: int = 0) -> Compressor:
-    """The fp32 mean, by the same thread and group as the others: the baseline for them."""
+    """Makes the baseline: an fp32 mean, on the same thread and group as the compressors."""
     return Compressor("none", {}, measure_every=measure_every)
 
 
 def fp16(
     *, feedback: bool | None = None, start_step: int = 0, measure_every: int = 0
 ) -> Compressor:
-    """binary16 with a power-of-two scale per rank and bucket; sums in fp32, rounded once."""
+    """Makes a compressor to binary16 with a power-of-two scale per rank and bucket.
+
+    Sums are in fp32 and rounded once.
+    """
     return _make("fp16", {}, feedback, start_step, measure_every)
 
 
 def bf16(
     *, feedback: bool | None = None, start_step: int = 0, measure_every: int = 0
 ) -> Compressor:
-    """bfloat16; sums in fp32, rounded once."""
+    """Makes a compressor to bfloat16; sums are in fp32 and rounded once."""
     return _make("bf16", {}, feedback, start_step, measure_every)
 
 
 def int8(
     *, feedback: bool | None = None, start_step: int = 0, measure_every: int = 0
 ) -> Compressor:
-    """8-bit integers with one scale per 128 values; sums in fp32, rounded once."""
+    """Makes a compressor to 8-bit integers with one scale per 128 values.
+
+    Sums are in fp32 and rounded once.
+    """
     return _make("int8", {}, feedback, start_step, measure_every)
 
 
 def int4(
     *, feedback: bool | None = None, start_step: int = 0, measure_every: int = 0
 ) -> Compressor:
-    """4-bit integers with one scale per 64 values; sums in fp32, rounded once."""
+    """Makes a compressor to 4-bit integers with one scale per 64 values.
+
+    Sums are in fp32 and rounded once.
+    """
     return _make("int4", {}, feedback, start_step, measure_every)
 
 
@@ -70,7 +79,10 @@ def topk(
     start_step: int = 0,
     measure_every: int = 0,
 ) -> Compressor:
-    """The share ``ratio`` of a bucket's values that is largest in magnitude, exactly."""
+    """Makes a compressor that sends the ``ratio`` of a bucket's values largest in magnitude.
+
+    The selection is exact.
+    """
     return _make("topk", {"ratio": ratio}, feedback, start_step, measure_every)
 
 
@@ -82,14 +94,17 @@ def powersgd(
     measure_every: int = 0,
     seed: int = 0,
 ) -> Compressor:
-    """Each matrix as two factors of ``rank`` columns (Vogels et al., NeurIPS 2019)."""
+    """Makes a compressor that sends each matrix as two factors of ``rank`` columns.
+
+    The method is that of Vogels et al., NeurIPS 2019.
+    """
     return _make("powersgd", {"rank": rank}, feedback, start_step, measure_every, seed)
 
 
 def hierarchical(*, measure_every: int = 0) -> Compressor:
-    """The fp32 mean through shared memory within each host and gloo between hosts.
+    """Makes a hook for fp32 means: shared memory within each host, gloo between hosts.
 
-    ``parse("int8:hierarchical=1")`` compresses what goes between hosts as well.
+    ``parse("int8:hierarchical=1")`` also compresses the messages between hosts.
     """
     return Compressor("hierarchical", {}, measure_every=measure_every)
 

@@ -1,4 +1,4 @@
-"""A compressor: a scheme with its options, and, once attached, what it has in hand, as a dict."""
+"""Compressors: a scheme with its options, and after attaching, the state as a dict."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Option:
-    """What one option of a scheme accepts."""
+    """Range, default and meaning of one option of a scheme."""
 
     name: str
     minimum: float
     maximum: float
-    #: Value used where none is given.
+    #: Value if the option is not given.
     standard: float
-    #: Whole numbers only.
+    #: True if only whole numbers are allowed.
     whole: bool
     meaning: str
 
@@ -38,7 +38,7 @@ class Scheme:
 
 
 def _scheme(code: str, name: str, feedback: int, meaning: str) -> Scheme:
-    """A row of the table, with its own options and those of all that compress."""
+    """Makes a scheme from its row of the table, with its own options and the common ones."""
     options = [
         Option(own, low, high, feedback if own == "feedback" else standard, whole, what)
         for taker, own, low, high, standard, whole, what in scheme_table.OPTIONS
@@ -52,7 +52,7 @@ SCHEMES: Mapping[str, Scheme] = {scheme.name: scheme for scheme in _ALL}
 
 
 def help_text() -> str:
-    """One line per scheme, for help texts."""
+    """Returns one line per scheme, for help texts."""
     lines = []
     for scheme in _ALL:
         own = [o for o in scheme.options if o.name in ("ratio", "rank")]
@@ -62,11 +62,11 @@ def help_text() -> str:
 
 
 def checked(name: str, options: Mapping[str, float | bool | None]) -> dict[str, float]:
-    """Checks the given options (None is not given) and returns them as numbers.
+    """Checks a scheme's options (None: not given) and returns them as numbers.
 
     Raises:
-        UsageError: no such scheme or option, or a value out of range; names it and what is
-            allowed.
+        UsageError: there is no such scheme or option, or a value is out of range; the message
+            names it and the allowed ones.
     """
     scheme = SCHEMES.get(name)
     if scheme is None:
@@ -97,11 +97,11 @@ def _number(scheme: str, option: Option, value: object) -> float:
 
 
 class Compressor:
-    """Takes the place of DDP's mean all-reduce in one model.
+    """Replacement of DDP's mean all-reduce in one model.
 
-    Made by ``commprof.compressors.topk(0.01)`` and its like; works once
-    ``commprof.attach(ddp, hook=compressor)`` or ``set_hook(compressor)`` has been called.
-    All ranks must use the same one.
+    Made by functions such as ``commprof.compressors.topk(0.01)``; works after
+    ``commprof.attach(ddp, hook=compressor)`` or ``set_hook(compressor)``.
+    All ranks must use the same scheme and options.
     """
 
     def __init__(
@@ -112,17 +112,17 @@ class Compressor:
         seed: int = 0,
         measure_every: int = 0,
     ) -> None:
-        """Checks everything at once.
+        """Checks all arguments.
 
         Args:
-            scheme: one of ``SCHEMES``.
-            options: of the scheme; None stands for the standard value.
-            seed: of random choices (``powersgd``).
-            measure_every: in every so manyth step the trace gets the error of each bucket,
-                which costs one or two more passes over it; 0: never.
+            scheme: name of the scheme, one of ``SCHEMES``.
+            options: the scheme's options; None stands for the default value.
+            seed: seed of random choices (``powersgd``).
+            measure_every: number of steps between two steps whose bucket errors are recorded,
+                which costs one or two more passes over each bucket; 0: never.
 
         Raises:
-            UsageError: see :func:`checked`.
+            UsageError: as for :func:`checked`.
         """
         self.scheme = scheme
         self.options = checked(scheme, options)
@@ -139,7 +139,7 @@ class Compressor:
 
     @property
     def label(self) -> str:
-        """Scheme and options, as ``parse`` takes them: ``topk:ratio=0.01``."""
+        """Scheme and options as text that ``parse`` accepts: ``topk:ratio=0.01``."""
         given = dict(self.options)
         for name, value in (("seed", self.seed), ("measure_every", self.measure_every)):
             if value:
@@ -154,7 +154,8 @@ class Compressor:
         """Raises CommprofError if the compressor already works in a model."""
         if self._running is not None:
             raise CommprofError(
-                f"this compressor ({self.label}) works in another model; make one for each model"
+                f"this compressor ({self.label}) works in another model; make a compressor for "
+                "each model"
             )
 
     def bind(self, running: Running) -> None:
@@ -166,29 +167,30 @@ class Compressor:
         self._running = running
 
     def unbind(self) -> None:
-        """Called when another hook takes the compressor's place; its state is gone."""
+        """Called when another hook replaces the compressor, whose state is then lost."""
         self._running = None
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's state, a plain dict that ``torch.save`` takes; see ``docs/compressors.md``.
+        """Returns this rank's state as a plain dict for ``torch.save``.
 
-        Call it between steps. Ranks have different residuals: save each rank's own.
+        Call it between steps. Ranks have different residuals: save the state of each rank.
 
         Raises:
-            CommprofError: it works in no model.
+            CommprofError: the compressor is not attached to a model.
         """
         return _collect(self._attached("state_dict"), self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Loads a rank's state, now or when the compressor is attached.
 
-        With as many ranks as before each one loads its own, and training goes on bit for bit.
-        With more or fewer, all load what ``merge_states`` made of all. Parameters that the state
-        does not know start from nothing, with a warning, as do those the model does not know.
+        With the same number of ranks, each rank loads its own state, and training goes on bit for
+        bit. With another number, all ranks load the result of ``merge_states``. A parameter without
+        a saved state starts with an empty one, and a state without its parameter is left out, both
+        with a warning. See ``docs/compressors.md``.
 
         Raises:
-            CommprofError: the state is of another scheme, other options, another number of ranks
-                or another rank.
+            CommprofError: the state was saved with another scheme, other options, another number
+                of ranks or on another rank.
         """
         if self._running is None:
             self._loaded = dict(state)
@@ -199,19 +201,19 @@ class Compressor:
         """Rescales residuals for a loss scale that changed from ``old`` to ``new``.
 
         Raises:
-            UsageError: one is not above 0.
+            UsageError: a scale is not above 0.
         """
         if not (old > 0 and new > 0):
-            raise UsageError(f"loss scales {old!r} and {new!r} are not above 0")
+            raise UsageError(f"loss scales {old!r} and {new!r} are not both above 0")
         if old != new:
             self._attached("set_loss_scale").engine.scale_residuals(new / old)
 
     def step_skipped(self) -> None:
-        """Puts back into the residuals what was sent in the last step, which was not applied."""
+        """Adds the values sent in the last step, which was not applied, back to the residuals."""
         self._attached("step_skipped").engine.step_skipped()
 
     def follow_scaler(self, scaler: Any) -> None:
-        """Follows a GradScaler's changes of scale and skipped steps by itself.
+        """Follows a GradScaler's changes of scale and skipped steps automatically.
 
         Args:
             scaler: a ``torch.amp.GradScaler``; its ``update`` is wrapped.
@@ -231,20 +233,20 @@ class Compressor:
     def _attached(self, what: str) -> Running:
         if self._running is None:
             raise CommprofError(
-                f"{what}(): the compressor {self.label} works in no model; call "
+                f"{what}(): the compressor {self.label} is not attached to a model; call "
                 "commprof.attach(ddp, hook=compressor) first"
             )
         return self._running
 
 
 def parse(text: str) -> Compressor:
-    """Makes a compressor from ``NAME[:option=value,...]``, as ``commprof run --hook`` takes it.
+    """Makes a compressor from ``NAME[:option=value,...]``, the format of ``commprof run --hook``.
 
-    Options are those of the function of that name, as numbers: ``topk:ratio=0.01,feedback=1``.
+    The options are those of the function of that name, as numbers: ``topk:ratio=0.01,feedback=1``.
 
     Raises:
-        UsageError: unknown name or option, one given twice, or a value that is no number or out
-            of range.
+        UsageError: the name or an option is unknown, an option is given twice, or a value is not a
+            number or out of range.
     """
     name, _, rest = text.partition(":")
     checked(name, {})
@@ -269,14 +271,14 @@ def parse(text: str) -> Compressor:
     )
 
 
-#: Of the dict; one of another version is refused.
+#: Version of the state's format; states of other versions are refused.
 VERSION = 1
-#: In the place of a rank: for every rank of any world size.
+#: Stands for every rank, and for any world size.
 ANY = -1
 
 
 def _collect(running: Running, compressor: Compressor) -> dict[str, Any]:
-    """This rank's state."""
+    """Collects this rank's state from its engine; see ``Compressor.state_dict``."""
     parameters: dict[str, dict[str, Any]] = {}
     for number, kind, values in list(running.engine.state()):
         parameters.setdefault(running.names[number], {})[kind] = values
@@ -293,17 +295,17 @@ def _collect(running: Running, compressor: Compressor) -> dict[str, Any]:
 
 
 def _restore(running: Running, compressor: Compressor, state: Mapping[str, Any]) -> None:
-    """Puts a saved state back; see ``Compressor.load_state_dict``."""
+    """Loads a saved state into the engine; see ``Compressor.load_state_dict``."""
     _check(running, compressor, state)
     numbers = {name: number for number, name in enumerate(running.names)}
     saved = state["parameters"]
     unknown = sorted(name for name in saved if name not in numbers)
     if unknown:
-        _warn(f"no longer in the model, and left out: {_listed(unknown)}")
+        _warn(f"that are not in the model; their saved state is left out: {_listed(unknown)}")
     if saved:
         missing = sorted(name for name in numbers if name not in saved)
         if missing:
-            _warn(f"without a saved state, and starting from nothing: {_listed(missing)}")
+            _warn(f"without a saved state, which start with an empty one: {_listed(missing)}")
     items = [
         (numbers[name], kind, values)
         for name, kinds in saved.items()
@@ -314,37 +316,40 @@ def _restore(running: Running, compressor: Compressor, state: Mapping[str, Any])
         count = running.sizes[number]
         if kind == "residual" and values.numel() != count:
             raise CommprofError(
-                f"the saved residual of {running.names[number]} has {values.numel()} values and "
-                f"the parameter {count}; load the state of the same model"
+                f"the saved residual of {running.names[number]} has {values.numel()} values, but "
+                f"the parameter has {count}; load the state of the same model"
             )
     running.engine.load_state(items)
     running.engine.step = int(state["step"])
 
 
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merges the states of all ranks into one for every rank of a job of another size.
+    """Merges all ranks' states into one state for every rank of a job with another world size.
 
-    A residual becomes the mean over the old ranks, so that the sum over ranks divided by their
-    number, which is what reaches the model, stays. Other state is the same on all ranks.
+    Each residual becomes the mean over the old ranks, so that the mean over ranks, which reaches
+    the model, does not change. Other state is the same on all ranks.
 
     Args:
         states: ``state_dict()`` of every rank, in any order.
 
     Raises:
-        UsageError: a rank is missing or there twice, or they are not of one job.
+        UsageError: a rank's state is missing or given twice, or the states are not of one job.
     """
     ordered = sorted(states, key=lambda state: int(state["rank"]))
     world_size = int(ordered[0]["world_size"]) if ordered else 0
     ranks = [int(state["rank"]) for state in ordered]
     if not ordered or ranks != list(range(world_size)):
-        raise UsageError(f"states of ranks {ranks} of {world_size} (needed: each rank's, once)")
+        raise UsageError(
+            f"merge_states() got the states of ranks {ranks} of {world_size} (needed: each rank's, "
+            "once)"
+        )
     first = ordered[0]
     for state in ordered[1:]:
         for key in ("version", "scheme", "options", "step", "world_size"):
             if state[key] != first[key]:
                 raise UsageError(
-                    f"rank {state['rank']}'s state has {key} {state[key]!r} and rank 0's "
-                    f"{first[key]!r}; take those of one moment of one job"
+                    f"rank {state['rank']}'s state has {key} {state[key]!r}, but rank 0's has "
+                    f"{first[key]!r}; merge states that were saved at the same step of one job"
                 )
     names = {name: None for state in ordered for name in state["parameters"]}
     parameters = {name: _merged(name, ordered) for name in names}
@@ -356,7 +361,7 @@ def _merged(name: str, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     result = {}
     for kind in {kind: None for kinds in found for kind in kinds}:
         values = [kinds[kind] for kinds in found if kind in kinds]
-        # A rank that has no residual yet has one of zeros.
+        # A rank without a residual counts as one with a residual of zeros.
         result[kind] = sum(values) / len(states) if kind == "residual" else values[0].clone()
     return result
 
@@ -364,22 +369,22 @@ def _merged(name: str, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _check(running: Running, compressor: Compressor, state: Mapping[str, Any]) -> None:
     if state.get("version") != VERSION:
         raise CommprofError(
-            f"a compressor's state of version {state.get('version')!r} (allowed: {VERSION})"
+            f"the saved compressor state has version {state.get('version')!r} (allowed: {VERSION})"
         )
     own = {"scheme": compressor.scheme, "options": compressor.options, "seed": compressor.seed}
     for key, value in own.items():
         if state[key] != value:
             raise CommprofError(
-                f"the saved state has {key} {state[key]!r} and this compressor {value!r}; make "
-                "the compressor as it was"
+                f"the saved state has {key} {state[key]!r}, but this compressor has {value!r}; "
+                "make the compressor with the saved settings"
             )
     if state["world_size"] == ANY:
         return
     for key, now in (("world_size", running.world_size), ("rank", running.rank)):
         if state[key] != now:
             raise CommprofError(
-                f"the saved state has {key} {state[key]} and this is {now}; load each rank's own, "
-                "or on all ranks what commprof.compressors.merge_states() makes of all"
+                f"the saved state has {key} {state[key]}, but this job has {now}; load each rank's "
+                "own state, or on all ranks the result of commprof.compressors.merge_states()"
             )
 
 

@@ -1,4 +1,4 @@
-"""The groups and connections on which a model's compressors exchange, and who shares memory."""
+"""Process groups, connections and shared memory for the exchanges of a model's compressors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from commprof import _native, variables
 from commprof.address import own_address
 from commprof.compressors.compressor import Compressor
 
-#: How long ranks that have just told each other where they are wait for each other.
+#: How long ranks wait for each other's connections after they have exchanged addresses.
 _PATIENCE_S = 10.0
 
 
@@ -28,9 +28,9 @@ class Connections:
         """Connects nothing yet.
 
         Args:
-            group: on CPU tensors; all its ranks call the methods here together.
-            names: what messages call its ranks, by rank.
-            timeout: after which a rank that moves nothing is taken to be gone.
+            group: a group for CPU tensors; all its ranks call the methods of this class together.
+            names: number of each rank in messages.
+            timeout: time without progress after which a rank counts as gone.
         """
         self._group = group
         self._names = list(names)
@@ -39,9 +39,9 @@ class Connections:
         self._state = "new"
 
     def mesh(self) -> Any:
-        """Returns a ``Mesh`` between the ranks; None on all of them, with a warning, if impossible.
+        """Returns a ``Mesh`` between the ranks; None on all ranks, with a warning, if impossible.
 
-        The same as before as long as it works on all ranks.
+        Returns the same mesh again as long as it works on all ranks.
         """
         if self._mesh is not None and not self._mesh.usable:
             self._mesh, self._state = None, "broken"
@@ -80,8 +80,8 @@ class Connections:
             first = next(rank for rank, text in enumerate(problems) if text)
             warnings.warn(
                 "commprof: compressors exchange through gloo, which is slower, because of rank "
-                f"{self._names[first]}: {problems[first]} ({variables.SOCKETS}=off asks for it, "
-                "without this warning)",
+                f"{self._names[first]}: {problems[first]} (to use gloo without this warning, set "
+                f"{variables.SOCKETS}=off)",
                 stacklevel=2,
             )
         return None
@@ -90,7 +90,7 @@ class Connections:
         return dist.distributed_c10d._get_process_group_store(self._group)
 
     def _everybodys(self, own: Any) -> list[Any]:
-        """What each rank says, by rank."""
+        """Gathers one object from each rank of the group, by rank."""
         everyone: list[Any] = [None] * self._group.size()
         dist.all_gather_object(everyone, own, group=self._group)
         return everyone
@@ -98,34 +98,34 @@ class Connections:
 
 @dataclass(frozen=True)
 class Exchange:
-    """How one compressor's bytes travel."""
+    """The groups and connections that one compressor's messages use."""
 
     group: dist.ProcessGroup | None
-    """Ranks that exchange with this one; None where this rank leaves that to others."""
+    """Ranks that exchange with this one; None if only other ranks of this host exchange."""
     team: Any = None
-    """This host's ranks, which add up first; None where all ranks exchange."""
+    """This host's ranks, which add up their gradients first; None if all ranks exchange."""
     owners: int = 0
-    """Ranks of each host that exchange, with a team."""
+    """Number of ranks of each host that exchange; 0 without a team."""
     hosts: int = 0
-    """Hosts of the model, with a team."""
+    """Number of the model's hosts; 0 without a team."""
     compresses: bool = True
-    """False where shared memory reaches all ranks, so that plain sums are better."""
+    """False if shared memory reaches all ranks, so that plain sums are better."""
     mesh: Any = None
-    """Connections of the group's ranks, for all but all-reduces; None where the group does it."""
+    """Connections of the group's ranks for all but all-reduces; None if the group is used."""
 
 
 class Groups:
     """Process groups of one model, made by all its ranks together when first needed."""
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
-        """Makes nothing yet."""
+        """Makes no group yet."""
         self._model_group = ddp.process_group
         self._ranks = dist.get_process_group_ranks(self._model_group)
         self._groups: dict[str, dist.ProcessGroup] = {}
         self._connections: dict[dist.ProcessGroup, Connections] = {}
         self._between: Exchange | None = None
         on_cpu = all(p.device.type == "cpu" for p in ddp.module.parameters())
-        #: False where torch operations must do: parameters on a GPU, or no native module.
+        #: False if only torch operations can compress: parameters on a GPU, or no native module.
         self.native = _native.native is not None and on_cpu
 
     @property
@@ -134,7 +134,7 @@ class Groups:
         return self._group("gloo")
 
     def way(self, compressor: Compressor) -> Exchange:
-        """Finds how a compressor's bytes travel; a collective call."""
+        """Chooses the exchange of a compressor's messages; a collective call."""
         if compressor.scheme == "hierarchical":
             return Exchange(self._group("commprof"))
         if compressor.options.get("hierarchical"):
@@ -168,7 +168,7 @@ class Groups:
     def _new_group(self, ranks: list[int], backend: str) -> dist.ProcessGroup:
         cpu = self._model_group._get_backend(torch.device("cpu"))
         timeout = cpu.options._timeout if hasattr(cpu, "options") else None
-        # Ranks of other models, which do not call this, must not be waited for.
+        # Ranks outside of this model's group do not call this and must not be waited for.
         local = len(ranks) < dist.get_world_size()
         return dist.new_group(
             ranks,
@@ -179,7 +179,10 @@ class Groups:
         )
 
     def _way_between_hosts(self) -> Exchange:
-        """Ranks of equal place on their hosts exchange; where no hosts differ, fp32 sums do."""
+        """Chooses the exchange of a hierarchical compressor; a collective call.
+
+        Ranks in the same position on their hosts exchange; on a single host plain sums are used.
+        """
         from commprof import backend
 
         store = dist.PrefixStore(

@@ -1,10 +1,10 @@
-"""Compression kernels on plain CPU tensors, as benchmarks hold them against torch.
+"""Compression kernels on plain CPU tensors, for benchmarks that compare them with torch.
 
-``x`` and ``residual`` are contiguous fp32 tensors on the CPU, of any shape and taken as flat;
-results are flat and new. Where a ``residual`` is given, ``x + residual`` is encoded, and
-afterwards ``residual`` holds what the encoding lost of it. All functions release the GIL and raise
-ValueError for a tensor of another type, device or length, naming it and what is allowed. They need
-the native module; CommprofError says why there is none.
+``x`` and ``residual`` are contiguous fp32 tensors on the CPU, of any shape and read as flat;
+results are flat and new. If a ``residual`` is given, ``x + residual`` is encoded, and afterwards
+``residual`` holds what the encoding lost. All functions release the GIL and raise ValueError for a
+tensor of another type, device or length; the message names it and what is allowed. They need the
+native module; if it is missing, CommprofError says why.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _module() -> Any:
 
 
 def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The ``k`` values largest in magnitude, exactly, and their places; ties to the lowest.
+    """Returns the ``k`` values largest in magnitude, and their indices; ties to the lowest index.
 
     Returns:
         Values, fp32, and indices, int32 and ascending, both [min(k, n)]. NaN counts as larger
@@ -36,30 +36,34 @@ def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def topk_feedback(gradient: Tensor, residual: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Top-K of ``gradient + residual`` in one pass, as in ``topk``.
+    """Returns the top k of ``gradient + residual`` in one pass, as ``topk`` does.
 
-    ``residual`` becomes that sum, 0 at the chosen places; ``gradient`` stays.
+    ``residual`` becomes the sum, with 0 at the chosen indices; ``gradient`` does not change.
     """
     values, indices = _module().topk_feedback(gradient, residual, k)
     return values, indices
 
 
 def encode_fp16(x: Tensor, scale: float = 1.0, residual: Tensor | None = None) -> Tensor:
-    """``x * scale`` as float16 [n], to nearest even; scales are powers of two."""
+    """Returns ``x * scale`` as float16 [n], rounded to nearest even; scales are powers of two."""
     return _module().encode_fp16(x, scale, residual)
 
 
 def reduce_fp16(
     encoded: Sequence[Tensor], factors: Sequence[float], out: Tensor | None = None
 ) -> Tensor:
-    """The sum of ``encoded[i] * factors[i]`` in order, in fp32, rounded once to float16 [n].
+    """Sums ``encoded[i] * factors[i]`` in order, in fp32, rounded once to float16 [n].
 
-    It is written to ``out`` where that is given; ``out`` may be one of ``encoded``.
+    The sum is written to ``out`` if that is given; ``out`` may be one of ``encoded``.
     """
     return _module().reduce_fp16(list(encoded), list(factors), out)
 
 
 def encode_int8(x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Integers, int8 [n], and per 128 a scale, fp32: max|x| / 127 as bf16. ``x`` is finite."""
+    """Encodes a finite ``x`` to int8 [n], with a scale per 128 values: max|x| / 127 as bf16.
+
+    Returns:
+        Values, int8, and scales, fp32.
+    """
     values, scales = _module().encode_int8(x, residual)
     return values, scales

@@ -1,4 +1,4 @@
-"""A compressor at work in one DDP model."""
+"""A compressor's engine in one DDP model."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from commprof.compressors.groups import Groups
 from commprof.compressors.torch_ops import TorchOps
 from commprof.errors import CommprofError
 
-#: Parameter number, kind, values.
+#: State of an engine: parameter number, kind and values of each item.
 StateItems = list[tuple[int, str, Any]]
 
-#: How long the end of the interpreter waits for a bucket that is being exchanged.
+#: How long the interpreter's exit waits for a bucket that is being exchanged.
 _PATIENCE_S = 1.0
 
 
 class Engine(Protocol):
-    """Interface of what compresses: the native hook, or ``TorchOps``."""
+    """Interface of an engine that compresses: the native hook, or ``TorchOps``."""
 
     step: int
 
     def state(self) -> StateItems:
-        """Returns all state, by parameter number."""
+        """Returns all state, sorted by parameter number."""
 
     def load_state(self, state: StateItems) -> None:
         """Replaces all state."""
@@ -48,7 +48,7 @@ class Engine(Protocol):
 
 
 class Running:
-    """Owns the engine, and knows the model's parameters by name."""
+    """Owner of a compressor's engine in a model, with the names of the model's parameters."""
 
     def __init__(
         self,
@@ -57,14 +57,14 @@ class Running:
         groups: Groups,
         replaced: Running | None = None,
     ) -> None:
-        """Makes the engine; a collective call where it is native.
+        """Makes the engine; a collective call if the engine is native.
 
         Args:
             ddp: the model.
-            compressor: what to do.
-            groups: of the model.
-            replaced: what did it before; stopped once the ranks agree, because a group's
-                connections are for one at a time.
+            compressor: scheme and options.
+            groups: the model's groups.
+            replaced: the engine's predecessor; stopped once the ranks agree, because only one
+                engine at a time can use a group's connections.
 
         Raises:
             CommprofError: the ranks differ in scheme, options or parameters, or the scheme needs
@@ -110,13 +110,13 @@ class Running:
 
 
 def _agree(group: dist.ProcessGroup, compressor: Compressor, model: torch.nn.Module) -> None:
-    """Before the first bucket: lengths and ways of messages follow from what is compared here."""
+    """Checks that all ranks have the same compressor and model, so that their messages match."""
     found = _described(model)
     digest = hashlib.sha256(repr(found).encode()).hexdigest()
     labels, digests = zip(*_of_all_ranks(group, (compressor.label, digest)), strict=True)
     if len(set(labels)) > 1:
         _refuse("compressor", group.rank(), labels)
-    if len(set(digests)) > 1:  # on all ranks, so that they meet once more
+    if len(set(digests)) > 1:  # true on all ranks, which therefore all gather once more
         models = _of_all_ranks(group, found)
         row = next(i for i, at in enumerate(zip_longest(*models)) if len(set(at)) > 1)
         _refuse(
@@ -125,7 +125,7 @@ def _agree(group: dist.ProcessGroup, compressor: Compressor, model: torch.nn.Mod
 
 
 def _described(model: torch.nn.Module) -> list[str]:
-    """What buckets follow from, of each parameter."""
+    """Describes each parameter by the properties that determine DDP's buckets."""
     sparse = {
         f"{name}.weight".removeprefix(".")
         for name, module in model.named_modules()
@@ -147,13 +147,13 @@ def _of_all_ranks(group: dist.ProcessGroup, mine: Any) -> list[Any]:
 def _refuse(what: str, rank: int, found: Sequence[str]) -> NoReturn:
     other = next(i for i, theirs in enumerate(found) if theirs != found[rank])
     raise CommprofError(
-        f"rank {rank} has {what} {found[rank]!r} and rank {other} {found[other]!r}; all ranks must "
-        "attach the same compressor to the same model"
+        f"rank {rank} has {what} {found[rank]!r}, but rank {other} has {found[other]!r}; all ranks "
+        "must attach the same compressor to the same model"
     )
 
 
 def _stop_at_exit(engine: Any) -> None:
-    """Threads and sockets end while there is an interpreter; the model may live to its end."""
+    """Stops the engine's thread and sockets before the interpreter ends, if it still exists."""
     reference = weakref.ref(engine)
 
     def stop() -> None:

@@ -1,8 +1,8 @@
-"""Compressors as torch operations: for gradients on a GPU, and where there is no native module.
+"""Compressors as torch operations: for gradients on a GPU, or if the native module is missing.
 
-The same schemes as the native ones in spirit, not to the bit, and fewer of them: everyone gets
-everyone's encoding and sums all in rank order, so all ranks have the same bits. Nothing waits
-inside a future's callback: with several buckets in flight gloo's threads would deadlock.
+They are fewer than the native ones, and not equal to those bit for bit. Every rank gets all ranks'
+encodings and sums them in rank order, so all ranks have the same bits. No callback of a future
+waits: with several buckets in flight gloo's threads would deadlock.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from commprof.compressors.compressor import SCHEMES, Compressor
 from commprof.errors import CommprofError
 
 Tensor = Any  # torch.Tensor; torch is not followed by the type checker
-#: From a bucket to what travels, and from every rank's of it to the sum.
+#: Encodes a bucket for sending; adds one rank's encoding to the sum.
 Encode = Callable[[Tensor], "tuple[Tensor, ...]"]
 Decode = Callable[["tuple[Tensor, ...]", Tensor], None]
 
@@ -27,7 +27,7 @@ _BLOCK = 128
 
 
 def encode_cast(dtype: Any) -> Encode:
-    """Makes an encoder that casts to 16 bits a value."""
+    """Makes an encoder that casts values to ``dtype``."""
 
     def encode(x: Tensor) -> tuple[Tensor, ...]:
         return (x.to(dtype),)
@@ -41,11 +41,11 @@ def add_cast(payload: tuple[Tensor, ...], total: Tensor) -> None:
 
 
 def encode_int8(x: Tensor) -> tuple[Tensor, ...]:
-    """Encodes to 8-bit integers [n] and per 128 a bf16 scale, max|x| / 127."""
+    """Encodes to 8-bit integers [n], with a bf16 scale per 128 values, max|x| / 127."""
     padded = torch.nn.functional.pad(x, (0, -x.numel() % _BLOCK)).view(-1, _BLOCK)
     scales = (padded.abs().amax(dim=1) / 127).to(torch.bfloat16)
     quotients = padded / scales.float().clamp(min=torch.finfo(torch.float32).tiny)[:, None]
-    # What is not finite has no integer; the scale carries it.
+    # A value that is not finite has no integer; the scale becomes infinite or NaN.
     integers = quotients.nan_to_num(0.0).round().clamp(-127, 127).to(torch.int8)
     return integers.view(-1)[: x.numel()], scales
 
@@ -79,8 +79,8 @@ def lacks(scheme: str) -> str:
         return ""
     why = _native.native_error or "gradients on a GPU"
     return (
-        f"the compressor {scheme!r} needs the native module and gradients on the CPU, but: "
-        f"{why}. As torch operations there are: {', '.join(_SCHEMES)}"
+        f"the compressor {scheme!r} needs the native module and gradients on the CPU; available "
+        f"without them: {', '.join(_SCHEMES)} (reason: {why})"
     )
 
 
@@ -90,7 +90,7 @@ def _scheme(compressor: Compressor) -> tuple[Encode, Decode]:
     return _SCHEMES[compressor.scheme](compressor.options.get("ratio", 0.01))
 
 
-#: By name, made for a ratio.
+#: By scheme's name: makes encoder and decoder for a ratio.
 _SCHEMES: dict[str, Callable[[float], tuple[Encode, Decode]]] = {
     "none": lambda _: (encode_cast(torch.float32), add_cast),
     "fp16": lambda _: (encode_cast(torch.float16), add_cast),
@@ -104,7 +104,11 @@ class TorchOps:
     """DDP communication hook that compresses with torch operations."""
 
     def __init__(self, group: Any, parameters: list[Any], compressor: Compressor) -> None:
-        """Takes the model's group and its parameters in order; refuses schemes it lacks."""
+        """Makes the hook of a model's group and parameters, in their order.
+
+        Raises:
+            CommprofError: the scheme is not available as torch operations.
+        """
         self.step = 0
         self._group = group
         self._world_size = group.size()
@@ -115,12 +119,12 @@ class TorchOps:
         self._feedback = bool(standard.get("feedback", 0))
         self._is_plain = compressor.scheme == "none"
         self._number = {id(parameter): number for number, parameter in enumerate(parameters)}
-        #: By parameter: DDP uses a bucket's index and memory again for other parameters.
+        #: By parameter, not by bucket: DDP reuses a bucket's index and memory.
         self._residuals: dict[int, Tensor] = {}
         self._sent: dict[int, Tensor] = {}
 
     def __call__(self, _: object, bucket: Any) -> Any:
-        """The hook: a future of the bucket's mean."""
+        """Runs the hook; returns a future of the bucket's mean."""
         step = self.step
         if bucket.is_last():
             self.step += 1
@@ -140,7 +144,7 @@ class TorchOps:
 
         def mean_of_all(_: Any) -> Tensor:
             buffer.zero_()
-            # 0, or NaN where some rank's gradients are not finite: then nothing else is left.
+            # 0, or NaN if some rank's gradients are not finite: then the whole mean becomes NaN.
             poison = sum((x * 0).sum() for x in chain(*gathered) if x.is_floating_point())
             for one in zip(*gathered, strict=True):
                 self._add(one, buffer)
@@ -152,13 +156,16 @@ class TorchOps:
     def _encoded(
         self, buffer: Tensor, parameters: list[Any]
     ) -> tuple[tuple[Tensor, ...], Callable[[Tensor], None]]:
-        """What this rank sends; and what to call once it is known whether all ranks' is finite."""
+        """Encodes a bucket; returns also a function that updates the residuals.
+
+        Call that with True or False, as a tensor, once it is known if all ranks' values are finite.
+        """
         if not self._feedback:
             return self._encode(buffer), lambda _: None
         numbers = [self._number[id(parameter)] for parameter in parameters]
         sizes = [parameter.numel() for parameter in parameters]
-        # A parameter that no rank used gets nothing of its mean from DDP: what waits for one
-        # whose gradient is zero here, waits on.
+        # DDP does not apply the mean to a parameter that no rank used: the residual of a parameter
+        # whose gradient is zero on this rank is kept.
         used = torch.stack([part.any() for part in buffer.split(sizes)]).repeat_interleave(
             torch.tensor(sizes, device=buffer.device), output_size=buffer.numel()
         )
@@ -198,7 +205,7 @@ class TorchOps:
             kept.mul_(factor)
 
     def step_skipped(self) -> None:
-        """Puts back into the residuals what was sent."""
+        """Adds the values that were sent back to the residuals."""
         for number, sent in self._sent.items():
             self._residuals[number] = self._residuals[number] + sent
         self._sent.clear()

@@ -42,17 +42,17 @@ def test_the_others_raise_and_end(world_size: int) -> None:
         (
             "dtype",
             (
-                r"rank 0 has parameter '0.weight \[128, 128\] torch.float32 on cpu' and rank 1 "
-                r"'0.weight \[128, 128\] torch.bfloat16 on cpu'",
-                r"rank 1 has parameter '0.weight .*bfloat16.*' and rank 0 ",
+                r"rank 0 has parameter '0.weight \[128, 128\] torch.float32 on cpu', but rank 1 "
+                r"has '0.weight \[128, 128\] torch.bfloat16 on cpu'",
+                r"rank 1 has parameter '0.weight .*bfloat16.*', but rank 0 has ",
             ),
         ),
         (
             "sparse",
             (
-                r"rank 0 has parameter 'weight \[50, 8\] torch.float32 on cpu' and rank 1 "
-                r"'weight .*, sparse gradient'",
-                r"rank 1 has parameter 'weight .*, sparse gradient' and rank 0 ",
+                r"rank 0 has parameter 'weight \[50, 8\] torch.float32 on cpu', but rank 1 "
+                r"has 'weight .*, sparse gradient'",
+                r"rank 1 has parameter 'weight .*, sparse gradient', but rank 0 has ",
             ),
         ),
     ],

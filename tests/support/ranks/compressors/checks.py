@@ -241,7 +241,7 @@ def restarts(directory: Path) -> None:
     first_state = first.state_dict()
     attachment.set_hook(compressors.topk(0.1))
     train(ddp, range(2, 4))
-    raises("works in no model", first.state_dict)
+    raises("is not attached to a model", first.state_dict)
     unfit = compressors.fp16()
     unfit.load_state_dict({**first_state, "world_size": 7})
     raises("has world_size", lambda: attachment.set_hook(unfit))
