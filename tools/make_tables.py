@@ -42,38 +42,38 @@ def codes(root: Path = ROOT) -> str:
     magic = re.findall(r"kTraceMagic\[8\] = \{(.*?)\};", trace_format)[0]
     steps = dict(re.findall(r"k(Step\w+) = (\d+),", record))
     parts = [
-        _doc("The codes and the layout of the trace format.", (RECORD, TRACE_FORMAT, MODE, BUCKET)),
+        _doc("Codes and layout of the trace format.", (RECORD, TRACE_FORMAT, MODE, BUCKET)),
         "from __future__ import annotations\n",
         "from enum import IntEnum\nfrom typing import Final\n",
         f"TRACE_MAGIC: Final = b{''.join(re.findall(r'[A-Z]', magic))!r}",
         f"TRACE_VERSION: Final = {_number(format_constants['TraceVersion'])}",
         f"BLOCK_MAGIC: Final = {_number(format_constants['BlockMagic'])}\n",
-        _enum("BlockType", "What a block of the trace file holds.", blocks),
+        _enum("BlockType", "Types of blocks in a trace file.", blocks),
         _enum(
             "Kind",
-            "What a record says; ``commprof.trace.schema`` has the fields that each kind uses.",
+            "Kinds of records; ``commprof.trace.schema`` lists the fields that each kind uses.",
             {name: str(code) for code, name in enumerate(kinds)},
         ),
         _enum(
             "Phase",
-            "Phases of a step that the training thread declares.",
+            "Phases of a step on the training thread.",
             {name: str(code) for code, name in enumerate(phases)},
         ),
         *(f"FLAG_{_upper(name)}: Final = {_number(value)}" for name, value in flags.items()),
         "\n#: Who placed a step boundary: the script, an optimizer's update, or one that GradScaler"
         " skipped.",
         *(f"{_upper(name)}: Final = {value}" for name, value in steps.items()),
-        "\n#: In place of the samples read in a phase, where they cannot be counted.",
+        "\n#: Stands for the number of samples read in a phase if they cannot be counted.",
         f"SAMPLES_UNKNOWN: Final = {_number(constants['SamplesUnknown'])}",
-        "#: ``seq`` of a message that cannot be told from others.",
+        "#: ``seq`` of a message that cannot be distinguished from others.",
         f"NO_SEQ: Final = {_number(constants['NoSeq'])}\n",
-        "#: How much capture keeps, by code.",
+        "#: Modes of capture, by code.",
         _tuple("MODES", (row[1] for row in rows((root / MODE).read_text(), "COMMPROF_MODES"))),
         "#: Stages of a compressed bucket, by the code in ``aux`` of a span.",
         _tuple("STAGES", enumerators((root / BUCKET).read_text(), "Stage")),
         "#: Operations in c10d's words, by code.",
         _tuple("OPS", (row[1] for row in rows(record, "COMMPROF_OPS"))),
-        "#: Name and type of a record's fields, in their order.",
+        "#: Name and type of a record's fields, in order.",
         _tuple("RECORD_FIELDS", fields(record)),
     ]
     return "\n".join(parts)
@@ -87,12 +87,12 @@ def scheme_table(root: Path = ROOT) -> str:
     """
     header = (root / SCHEMES).read_text()
     parts = [
-        _doc("The compression schemes and the options that they take.", (SCHEMES,)),
+        _doc("Compression schemes and their options.", (SCHEMES,)),
         "from __future__ import annotations\n\nfrom typing import Final\n",
-        "#: Code on the wire, name, error feedback unless told otherwise, meaning.",
+        "#: Code on the wire, name, default of error feedback, meaning.",
         _tuple("SCHEMES", rows(header, "COMMPROF_SCHEMES")),
-        "#: Code of the scheme that takes it (None: all that compress), name, minimum, maximum,",
-        "#: value unless told otherwise, whole numbers only, meaning.",
+        "#: Code of the scheme with the option (None: all that compress), name, minimum, maximum,",
+        "#: default, whole numbers only, meaning.",
         _tuple("OPTIONS", rows(header, "COMMPROF_SCHEME_OPTIONS")),
     ]
     return "\n".join(parts)

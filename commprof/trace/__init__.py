@@ -1,1 +1,1 @@
-"""Trace files: reading them into typed columns."""
+"""Reading of trace files into typed columns."""

@@ -1,6 +1,6 @@
-"""Splits the bytes of a trace into its complete blocks; what they hold is not looked at here.
+"""Splits the bytes of a trace into its complete blocks, without reading their content.
 
-Lengths are checked against the file before they are used, and payloads are not copied.
+Lengths are checked against the file's size before they are used, and payloads are not copied.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from commprof.trace.schema import BlockType
 
 @dataclass(frozen=True)
 class Block:
-    """One block of a trace whose checksum is right."""
+    """One block of a trace, with a correct checksum."""
 
     #: A ``BlockType``, or a type that this version does not know.
     type: int
@@ -25,26 +25,26 @@ class Block:
 
 @dataclass(frozen=True)
 class Blocks:
-    """What a trace file holds, in file order."""
+    """The blocks of a trace file, in file order."""
 
-    #: Also stands in the ring files that belong to this trace.
+    #: Random number of the recording; the ring files that belong to this trace hold it too.
     session: int
     blocks: tuple[Block, ...]
-    #: Offset behind the last complete block: where another one would go.
+    #: Offset after the last complete block, where another block would be appended.
     end: int
-    #: What could not be read, in sentences.
+    #: Sentences about parts that could not be read.
     problems: tuple[str, ...]
 
 
 def read_blocks(path: Path, data: bytes) -> Blocks:
-    """Reads blocks up to the first byte that is in no complete block.
+    """Reads blocks up to the first byte that is not part of a complete block.
 
     Args:
-        path: named in errors.
-        data: the whole file.
+        path: path for error messages.
+        data: bytes of the file.
 
     Raises:
-        TraceError: no trace, or one of a version that this reader does not know.
+        TraceError: the file is not a trace, or has a version that this reader does not know.
     """
     session, at = _read_file_header(path, data)
     blocks: list[Block] = []
@@ -58,7 +58,7 @@ def read_blocks(path: Path, data: bytes) -> Blocks:
         _, block_type, _, crc, _ = schema.BLOCK_HEADER.unpack_from(data, at)
         payload = memoryview(data)[begin : begin + length]
         if block_type == BlockType.SPARE:
-            pass  # room, or a summary that was being written: its checksum comes last
+            pass  # reserved space, or a summary being written, whose checksum comes last
         elif zlib.crc32(payload) == crc:
             blocks.append(Block(block_type, payload))
         else:
@@ -85,19 +85,19 @@ def _read_file_header(path: Path, data: bytes) -> tuple[int, int]:
             f"{path}: trace version {version}; this commprof reads version {schema.TRACE_VERSION}"
         )
     if not schema.FILE_HEADER.size <= header_bytes <= len(data):
-        raise TraceError(f"{path}: damaged: a file header of {header_bytes} bytes")
+        raise TraceError(f"{path}: damaged: its file header claims to be {header_bytes} bytes long")
     return session, header_bytes
 
 
 def _payload_bytes(data: bytes, at: int) -> tuple[int, str]:
-    """Payload length of the block at ``at``, or why there is no complete block."""
+    """Returns the payload's length of the block at ``at``, or why there is no complete block."""
     header = data[at : at + schema.BLOCK_HEADER.size]
-    # The writer puts a block's header in place last; until then there is a hole.
+    # The writer writes a block's header last; until then the file has a hole there.
     if len(header) < schema.BLOCK_HEADER.size or not any(header):
         return 0, f"cut off at byte {at}, before a block was complete"
     magic, _, length, _, _ = schema.BLOCK_HEADER.unpack(header)
     if magic != schema.BLOCK_MAGIC:
-        return 0, f"no block at byte {at}; the rest is ignored"
+        return 0, f"no block header at byte {at}; the rest of the file is ignored"
     available = len(data) - at - len(header)
     if length > available:
         return 0, f"cut off: the block at byte {at} has {available} of {length} bytes"

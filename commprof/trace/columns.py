@@ -1,4 +1,4 @@
-"""Tables made from the records of one trace: a row per collective, step, phase, wait or bucket."""
+"""Tables of a trace's records, with one row per collective, step, phase, wait or bucket."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Ints = npt.NDArray[np.int64]
 
 Table = TypeVar("Table")
 
-#: A wait that took less found its operation completed.
+#: A shorter wait did not block: its operation had already completed.
 _BLOCKED_NS = 1000
 
 
@@ -31,28 +31,28 @@ class Collectives:
     #: Code of the operation; ``schema.OPS`` names it.
     op: Ints
     group: Ints
-    #: This group's collective number; equal on all ranks for the same collective. Of a message
-    #: its number between its two ranks, ``schema.NO_SEQ`` where that is not known.
+    #: Number of the collective in its group, equal on all ranks for the same collective. For a
+    #: message, its number between its two ranks, or ``schema.NO_SEQ`` if not known.
     seq: Ints
-    #: Rank in the group: root, source or destination; 0 where the operation has none.
+    #: Rank in the group of the root, source or destination; 0 if the operation has none.
     peer: Ints
     dtype: Ints
     reduce_op: Ints
     bytes_in: Ints
     bytes_out: Ints
     thread: Ints
-    #: Backward pass that issued it (``Finalizations.span.key``); -1 outside of one.
+    #: Backward pass that issued the collective (``Finalizations.span.key``); -1 outside of one.
     graph_task: Ints
     issue_ns: Ints
-    #: Of sparse tensors, whose sizes may differ from rank to rank.
+    #: True if the tensors are sparse; their sizes may differ from rank to rank.
     sparse: npt.NDArray[np.bool_]
-    #: Completion on the host. Where the backend does not report it (gloo's point-to-point and
-    #: reduce-scatter), the return of the wait for it; 0 where there is neither, and on devices.
+    #: Completion on the host. If the backend does not report it (gloo's point-to-point and
+    #: reduce-scatter), the return of the wait for it; 0 if neither is known, and on devices.
     end_ns: Ints
-    #: Whether it completed just then. Otherwise ``end_ns`` is 0, or the return of a wait that
-    #: did not block: it completed at some time before.
+    #: True if the operation completed at ``end_ns``. Otherwise ``end_ns`` is 0, or the return of a
+    #: wait that did not block: the operation completed at some time before.
     end_is_exact: npt.NDArray[np.bool_]
-    #: It ended with an error: its time is that of the error.
+    #: True if the operation ended with an error, at ``end_ns``.
     failed: npt.NDArray[np.bool_]
 
     def __len__(self) -> int:
@@ -68,7 +68,8 @@ class Steps:
     begin_ns: Ints
     end_ns: Ints
     thread: Ints
-    #: What ends them: "declared" by the script, an optimizer's "update", or "backward".
+    #: The event that ends the steps: "declared" by the script, an optimizer's "update", or
+    #: "backward".
     source: str = DECLARED
 
     def __len__(self) -> int:
@@ -78,9 +79,9 @@ class Steps:
 
 @dataclass(frozen=True)
 class Spans:
-    """Stretches of one thread's time: phases, waits, or finalisation windows."""
+    """Intervals of threads' time, such as phases, waits or finalisation windows."""
 
-    #: Phase code, operation id, or graph task id.
+    #: Phase code, operation id, or graph task id; see the function that makes the table.
     key: Ints
     thread: Ints
     begin_ns: Ints
@@ -96,10 +97,10 @@ class Finalizations:
     """DDP's wait for its buckets at the end of each backward pass."""
 
     span: Spans
-    #: Wall time less CPU time of the thread: it waited for a bucket, or for a core.
+    #: Wall time less CPU time of the thread, which waited for a bucket or for a core.
     blocked_ns: Ints
-    #: The part of it in which the thread was ready to run and had no core; NaN where capture
-    #: did not read it, as in most of the steps that follow each other fast.
+    #: Part of ``blocked_ns`` in which the thread was ready to run and had no core; NaN if capture
+    #: did not read it, as in most steps when steps are short.
     no_core_ns: npt.NDArray[np.float64]
 
 
@@ -109,18 +110,18 @@ class Buckets:
 
     op_id: Ints
     group: Ints
-    #: Equal on all ranks for the same bucket: how many buckets its model's hook had had before, or
-    #: without a hook its all-reduce's number in the group.
+    #: Equal on all ranks for the same bucket: the number of buckets that the model's hook had
+    #: before, or without a hook the number of the bucket's all-reduce in the group.
     seq: Ints
     index: Ints
-    #: Hash over the shapes of its parameters.
+    #: Hash of the shapes of the bucket's parameters.
     signature: npt.NDArray[np.uint64]
     bytes: Ints
     dtype: Ints
     thread: Ints
     ready_ns: Ints
     launch_ns: Ints
-    #: 0 where no completion was seen.
+    #: 0 if no completion was recorded.
     end_ns: Ints
 
     def __len__(self) -> int:
@@ -129,7 +130,7 @@ class Buckets:
 
 
 def once_per_trace(make: Callable[[Trace], Table]) -> Callable[[Trace], Table]:
-    """Decorator: makes a function's table at the first call for a trace, and keeps it there.
+    """Decorates a function that makes a table, so that each trace keeps the table after one call.
 
     The table lives as long as its trace. Its arrays are read-only, because all callers share them.
     """
@@ -155,7 +156,7 @@ def _read_only(table: Table) -> Table:
 
 @once_per_trace
 def collectives(trace: Trace) -> Collectives:
-    """Joins each issue with its completion."""
+    """Returns the collectives, each issue joined with its completion."""
     issues = of_kind(trace.records, Kind.ISSUE)
     op_id = ints(issues["op_id"])
     ends = of_kind(trace.records, Kind.END)
@@ -187,13 +188,13 @@ def collectives(trace: Trace) -> Collectives:
 
 @once_per_trace
 def steps(trace: Trace) -> Steps:
-    """Pairs each boundary that ends a step with the boundary before it; see ``step_marks``.
+    """Returns the complete steps: each boundary that ends a step, joined with the one before.
 
     A step whose first boundary is not in the trace, because a full ring dropped it, is left out:
-    it would seem to last since the step before.
+    it would seem to begin with the step before. ``step_marks`` finds the boundaries.
     """
     marks = step_marks(trace.records)
-    begun = marks.step + marks.ends  # the step that begins at each boundary
+    begun = marks.step + marks.ends  # index of the step that begins at each boundary
     ends = 1 + np.flatnonzero(marks.ends[1:] & (begun[:-1] == marks.step[1:]))
     return Steps(
         index=marks.step[ends],
@@ -206,33 +207,36 @@ def steps(trace: Trace) -> Steps:
 
 @once_per_trace
 def phases(trace: Trace) -> Spans:
-    """Declared phases; ``key`` is the phase code."""
+    """Returns the phases; ``key`` is the phase code."""
     records = of_kind(trace.records, Kind.PHASE)
     return _spans(records, ints(records["aux"]))
 
 
 @once_per_trace
 def waits(trace: Trace) -> Spans:
-    """Times a thread was blocked in ``Work.wait`` or a future; ``key`` is the operation id."""
+    """Returns the times that threads were blocked in ``Work.wait`` or a future.
+
+    ``key`` is the operation id.
+    """
     records = of_kind(trace.records, Kind.WAIT)
     return _spans(records, ints(records["op_id"]))
 
 
 @once_per_trace
 def pauses(trace: Trace) -> Spans:
-    """Times in which nothing of the process ran; ``key`` is 0."""
+    """Returns the times in which no thread of the process ran; ``key`` is 0."""
     records = of_kind(trace.records, Kind.PAUSE)
     return _spans(records, np.zeros(len(records), dtype=np.int64))
 
 
 @once_per_trace
 def run_delays(trace: Trace) -> Spans:
-    """Stretches in which threads had no core for a part; ``key`` is that part in ns."""
+    """Returns intervals in which threads lacked a core; ``key`` is for how long, in ns."""
     records = of_kind(trace.records, Kind.RUN_DELAY)
     return _spans(records, ints(records["bytes_in"]))
 
 
-#: What a record of host counts holds, and the field that holds it.
+#: Counts of a record of host counts, with the field that holds each.
 HOST_COUNTS = {
     "throttled_ns": "bytes_in",
     "involuntary_switches": "aux",
@@ -243,14 +247,14 @@ HOST_COUNTS = {
 
 
 def host_counts(trace: Trace) -> dict[str, Spans]:
-    """Stretches, and what was counted in each as ``key``, by ``HOST_COUNTS``."""
+    """Returns intervals for each of ``HOST_COUNTS``; ``key`` is the count in each interval."""
     records = of_kind(trace.records, Kind.HOST_COUNTS)
     return {name: _spans(records, ints(records[of])) for name, of in HOST_COUNTS.items()}
 
 
 @once_per_trace
 def finalizations(trace: Trace) -> Finalizations:
-    """Joins begin and end of each finalisation by thread and order."""
+    """Returns DDP's finalisations, begin and end joined by thread and order."""
     mask = np.isin(trace.records["kind"], (Kind.FINALIZE_BEGIN, Kind.FINALIZE_END))
     records = trace.records[mask]
     records = records[np.argsort(records["thread"], kind="stable")]
@@ -280,9 +284,9 @@ def finalizations(trace: Trace) -> Finalizations:
 
 @once_per_trace
 def buckets(trace: Trace) -> Buckets:
-    """Buckets of attached DDP models; empty without ``commprof.attach``.
+    """Returns the buckets of attached DDP models; empty without ``commprof.attach``.
 
-    One that no hook launched has the number of its all-reduce, whose end is its own.
+    A bucket that no hook launched has the operation id of its all-reduce, and ends with it.
     """
     records = of_kind(trace.records, Kind.BUCKET)
     ends = trace.records[np.isin(trace.records["kind"], (Kind.BUCKET_END, Kind.END))]
@@ -303,7 +307,7 @@ def buckets(trace: Trace) -> Buckets:
 
 
 def stacks(trace: Trace, op_id: Ints) -> Ints:
-    """Number of the stack that issued each operation, see ``Trace.stacks``; 0 for none."""
+    """Returns the number in ``Trace.stacks`` of each operation's stack; 0 if it has none."""
     records = of_kind(trace.records, Kind.STACK)
     return look_up(op_id, ints(records["op_id"]), ints(records["value"]))
 
@@ -314,7 +318,7 @@ def of_kind(records: Records, kind: schema.Kind) -> Records:
 
 
 def ints(values: npt.NDArray[np.generic]) -> Ints:
-    """Converts a field to numbers that can be subtracted."""
+    """Converts a field to signed integers, which can be subtracted."""
     return values.astype(np.int64)
 
 
@@ -328,7 +332,7 @@ def _spans(records: Records, key: Ints) -> Spans:
 
 
 def look_up(op_id: Ints, keys: Ints, values: Ints) -> Ints:
-    """Returns, per operation, the value at its first row in ``keys``, or 0."""
+    """Returns for each operation the value at its first row in ``keys``; 0 if it has none."""
     result = np.zeros(len(op_id), dtype=np.int64)
     if len(keys) == 0 or len(op_id) == 0:
         return result
@@ -343,19 +347,20 @@ def look_up(op_id: Ints, keys: Ints, values: Ints) -> Ints:
 class Compressions:
     """One row per bucket that a compressor has sent."""
 
-    #: Of the bucket.
+    #: Operation id of the bucket.
     op_id: Ints
     scheme: tuple[str, ...]
-    #: This rank's gradients once encoded, and what it sent to others for the bucket.
+    #: Size of this rank's encoded gradients, and bytes that it sent for the bucket.
     payload_bytes: Ints
     wire_bytes: Ints
-    #: Some rank's gradients were not finite.
+    #: True if some rank's gradients were not finite.
     non_finite: npt.NDArray[np.bool_]
-    #: When the compressor's thread began with it.
+    #: When the compressor's thread began with the bucket.
     begin_ns: Ints
-    #: [stages of ``schema.STAGES``, buckets]: time in the pieces of each stage.
+    #: [stages of ``schema.STAGES``, buckets]: sum of the times of each stage.
     stage_ns: Ints
-    #: NaN, and for counts -1, where they were not measured; see ``commprof.trace.schema``.
+    #: Figures of kind QUALITY, see ``commprof.trace.schema``; if not measured NaN, and for the
+    #: counts -1.
     relative_error: npt.NDArray[np.float64]
     cosine: npt.NDArray[np.float64]
     residual_ratio: npt.NDArray[np.float64]
@@ -369,7 +374,7 @@ class Compressions:
 
 @once_per_trace
 def compressions(trace: Trace) -> Compressions:
-    """Buckets sent by a compressor; empty without one."""
+    """Returns the buckets that a compressor has sent; empty without a compressor."""
     records = of_kind(trace.records, Kind.COMPRESSION)
     spans = of_kind(trace.records, Kind.SPAN)
     quality = of_kind(trace.records, Kind.QUALITY)
@@ -400,7 +405,7 @@ def compressions(trace: Trace) -> Compressions:
 
 
 def _stage_ns(op_id: Ints, spans: Records) -> Ints:
-    """Per stage and bucket the sum of its spans, which do not overlap within a stage."""
+    """Sums the spans of each stage and bucket; spans of a stage do not overlap."""
     result = np.zeros((len(schema.STAGES), len(op_id)), dtype=np.int64)
     row = look_up(ints(spans["op_id"]), op_id, np.arange(1, len(op_id) + 1)) - 1
     known = (row >= 0) & (spans["aux"] < len(schema.STAGES))
@@ -410,6 +415,6 @@ def _stage_ns(op_id: Ints, spans: Records) -> Ints:
 
 
 def _name(value: int) -> str:
-    """The ASCII characters of a scheme's name; others, which nobody writes, as "?"."""
+    """Decodes a scheme's name, with "?" for bytes that are not printable ASCII."""
     text = value.to_bytes(8, "little").rstrip(b"\0").decode("ascii", "replace")
     return "".join(c if c.isprintable() and c.isascii() else "?" for c in text)

@@ -1,4 +1,4 @@
-"""The JSON blocks of a trace, checked: what passes here is used without looking again."""
+"""Shapes of a trace's JSON blocks, and functions that read and check them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from commprof.files import Shape, checked
 
-#: The first metadata block; what ``profile(metadata=...)`` was given stands beside these keys.
+#: Keys of the first metadata block, which also holds those given to ``profile(metadata=...)``.
 METADATA: Final[dict[str, Shape]] = {
     "rank": int,  # global rank of the process
     "world_size": int,  # ranks of the job
@@ -21,8 +21,8 @@ METADATA: Final[dict[str, Shape]] = {
     "python": str,  # version
     "torch": str,  # version
     "commprof": str,  # version
-    "backend": str,  # of the default process group; empty without one
-    "threads": int,  # of torch, per process
+    "backend": str,  # of the default process group; empty if there is none
+    "threads": int,  # torch's intra-op threads of the process
     "capture": str,  # native or python
     # usable_cpus: numbers of the CPUs that the rank may use, or is pinned to.
     "machine": {
@@ -38,40 +38,40 @@ METADATA: Final[dict[str, Shape]] = {
         "kernel": str,
         "cuda_devices": int,
     },
-    # Two clocks at one moment.
+    # Two clocks read at the same moment.
     "clock": {"source": str, "monotonic_ns": int, "realtime_ns": int},
-    "ring_prefix": str,  # ring files are this, a number and .ring; empty without any
+    "ring_prefix": str,  # ring files are this prefix, a number and .ring; empty without rings
     "record_bytes": int,  # 64
-    "kinds": list[str],  # names by code, as the next three
-    "ops": list[str],  # of operations, in c10d's words
-    "phases": list[str],  # of phases of a step
+    "kinds": list[str],  # names by code, as in the next three lists
+    "ops": list[str],  # operations, in c10d's words
+    "phases": list[str],  # phases of a step
     "dtypes": list[str],  # empty in a trace of the Python capture
-    # Per model given to ``attach`` the hooks that ran inside it, in order of first use; a
+    # For each model given to ``attach`` the hooks that ran inside it, in order of first use; a
     # compressor as NAME:option=value,...
     "hooks": list[str],
-    # TORCHELASTIC_RUN_ID, by which attempts of one elastic job are known; empty without it. Traces
-    # of older versions do not have it.
+    # TORCHELASTIC_RUN_ID, which the attempts of an elastic job share; empty if unset. Traces of
+    # older versions do not have it.
     "elastic_run_id": str | None,
 }
-#: More than any job has; what is made per rank must not be of any size that a file names.
+#: More ranks than any job has: bounds the memory that a number in a file can make readers use.
 MOST_RANKS: Final = 1 << 20
-#: Of a GPU, each with its mean, least and most.
+#: Figures of a GPU, each with its mean, least and most.
 _TELEMETRY: Final = ("utilisation_percent", "sm_clock_mhz", "power_w", "memory_used_bytes")
-#: What a later metadata block may set anew; each block any of it.
+#: Keys that a later metadata block may set anew; each block may hold any of them.
 MORE_METADATA: Final[dict[str, Shape]] = {
-    # As above.
+    # As in the first block.
     "hooks": list[str],
     # begin_monotonic_ns, before which another trace of the process ended; network_namespace;
-    # interfaces, per name received_bytes and sent_bytes while capture was on; mtu_bytes, per name;
-    # rated_mbit_per_s, per name of those with an IPv4 address but no bridge, 0 if not known;
-    # ddp_logs, per trained DDP model (32 at most) what its own log says, group_name, own_exchange
-    # (what sends gradients in the place of DDP's all-reduce), parameter_bytes in the order of the
+    # interfaces, by name received_bytes and sent_bytes while capture was on; mtu_bytes, by name;
+    # rated_mbit_per_s, by name of those with an IPv4 address that are not bridges, 0 if not known;
+    # ddp_logs, for each trained DDP model (32 at most) its own log, group_name, own_exchange
+    # (what exchanges gradients instead of DDP's all-reduce), parameter_bytes in the order of the
     # log's indices, and sparse_modules.
     "cross_check_sources": dict,
-    # Per gloo group's name the threads that run its collectives.
+    # Number of threads that run the collectives of each gloo group, by the group's name.
     "gloo_threads": dict,
-    # What NVML said of the rank's GPU so far: each figure with its mean, least and most, and in how
-    # many of the samples what held the clock down.
+    # NVML's figures of the rank's GPU so far, each with its mean, least and most, and the number of
+    # samples in which each reason limited the clock.
     "device_telemetry": {
         "uuid": str,
         "samples": int,
@@ -80,51 +80,51 @@ MORE_METADATA: Final[dict[str, Shape]] = {
         "limited": Mapping[str, int],
         "begin_monotonic_ns": int,
     },
-    # Why capture took no times on the device; empty where it did, or there is none.
+    # Why capture recorded no times on the device; empty if it did, or if there is no device.
     "no_device_times": str,
-    # plan as --trial takes it; first_step, the first that a candidate had; left_out, per candidate
-    # that took no part the reason.
+    # plan in the format of --trial; first_step, the first step of a candidate; left_out, the reason
+    # for each candidate that was not tried.
     "trial": {"plan": str, "first_step": int, "begin_monotonic_ns": int, "left_out": dict},
-    # values: per step of the trial the number that backward() began with, or null.
+    # values: for each step of the trial the number on which backward() was called, or null.
     "trial_losses": dict,
     # Why a trial that was asked for did not begin.
     "no_trial": {"reason": str, "begin_monotonic_ns": int},
     # The exception that ended the capture, in a line, or "SystemExit with exit code N"; empty if a
-    # later session of the process began well.
+    # later capture of the process ended well.
     "ending": {"error": str},
     # The first write that failed.
     "write_failed": {"errno": int, "reason": str, "monotonic_ns": int},
-    # Times in which the process did not run at all, half a second or longer; each is a record too.
+    # Times of half a second or more in which the process did not run; each is a record too.
     "pauses": {"count": int, "total_ns": int, "longest_ns": int, "longest_begin_ns": int},
-    # Of rank 0: comparisons of all models every so many steps; first_step after which the ranks
-    # differed.
+    # On rank 0: comparisons of all ranks' models every so many steps; first_step is the step after
+    # which the models of these ranks differed.
     "sync_checks": {"every": int, "checks": int, "first_step": int, "ranks": list[str]},
 }
 #: Python frames that issued operations: number from 1 in order of first use; innermost frame first,
 #: 48 at most, as ``file:line function``.
 STACK: Final[dict[str, Shape]] = {"id": int, "frames": list[str]}
-#: Of a trace that was closed: records written, records lost (a ring was full, all rings were lent,
-#: or the disk stayed full), when it was closed.
+#: End of a trace that was closed: records written, records lost (a ring was full, all rings were in
+#: use, or the disk stayed full), and when it was closed.
 END: Final[dict[str, Shape]] = {"records": int, "dropped": int, "end_monotonic_ns": int}
-#: In the place of END where the process died: records taken over from ring files, records that
-#: full rings had refused.
+#: Replaces END if the process died: records moved from ring files into the trace, and records that
+#: full rings had dropped.
 SALVAGED: Final[dict[str, Shape]] = {"records": int, "dropped": int}
 
 
 @dataclass(frozen=True)
 class Group:
-    """One process group, as the rank that wrote the trace saw it."""
+    """One process group, as described by the rank that wrote the trace."""
 
-    #: From 1, in order of first use in this process.
+    #: Number from 1, in order of first use in this process.
     id: int
-    #: c10d's name: the same on all ranks.
+    #: c10d's name of the group, equal on all ranks.
     name: str
-    #: What the user called it.
+    #: The user's description of the group.
     description: str
     backend: str
-    #: Of this process in the group.
+    #: This process's rank in the group.
     rank: int
-    #: Ranks of the group.
+    #: Number of ranks in the group.
     size: int
 
 
@@ -132,37 +132,37 @@ def read_metadata(payload: memoryview) -> dict[str, Any]:
     """Reads the first block of a trace; keys of ``profile(metadata=...)`` are not checked.
 
     Raises:
-        ValueError: names the key that is missing or unusable.
+        ValueError: a key is missing or unusable; the message names it.
     """
     value = _read(payload, METADATA)
     if value["world_size"] > MOST_RANKS:
         raise ValueError(f"world_size {value['world_size']} is above {MOST_RANKS}")
     if value["rank"] >= value["world_size"]:
-        raise ValueError(f"rank {value['rank']} of world_size {value['world_size']}")
+        raise ValueError(f"rank {value['rank']} is not below world_size {value['world_size']}")
     return value
 
 
 def read_more_metadata(payload: memoryview) -> dict[str, Any]:
-    """Reads a later metadata block, which sets some keys anew; ValueError as above."""
+    """Reads a later metadata block, which sets some keys anew; raises ValueError."""
     value = _read(payload, {})
     given = {key: shape for key, shape in MORE_METADATA.items() if key in value}
     return {key: checked(value[key], shape, key) for key, shape in given.items()}
 
 
 def read_group(payload: memoryview) -> Group:
-    """Reads the description of one process group; ValueError as above."""
+    """Reads the description of one process group; raises ValueError."""
     group: Group = _read(payload, Group)
     return group
 
 
 def read_stack(payload: memoryview) -> tuple[int, tuple[str, ...]]:
-    """Reads number and frames of one stack, innermost first; ValueError as above."""
+    """Reads the number and the frames of one stack, innermost first; raises ValueError."""
     value = _read(payload, STACK)
     return value["id"], tuple(value["frames"])
 
 
 def read_dropped(payload: memoryview, shape: dict[str, Shape]) -> int:
-    """Reads the number of dropped records in an END or SALVAGED block; ValueError as above."""
+    """Reads the number of dropped records in an END or SALVAGED block; raises ValueError."""
     return int(_read(payload, shape)["dropped"])
 
 

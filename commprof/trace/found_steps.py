@@ -1,4 +1,4 @@
-"""Step boundaries of a loop that declared none: at updates, else at backward passes."""
+"""Step boundaries of a trace: declared by the script, else at updates or backward passes."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from commprof.trace.schema import Kind, Phase, Records
 
 Ints = npt.NDArray[np.int64]
 
-#: Where a trace's steps end; see ``step_marks``.
+#: Events at which a trace's steps may end; see ``step_marks``.
 SOURCES = DECLARED, UPDATE, BACKWARD = "declared", "update", "backward"
 
 
 @dataclass(frozen=True)
 class StepMarks:
-    """Boundaries in order of time, as the records of kind STEP hold them."""
+    """Step boundaries in order of time, with the fields of records of kind STEP."""
 
-    #: DECLARED, UPDATE or BACKWARD; DECLARED also where there is no step at all.
+    #: DECLARED, UPDATE or BACKWARD; DECLARED also if there are no steps.
     source: str
     time_ns: Ints
     step: Ints
-    #: Whether ``step`` ends here, or only begins.
+    #: True if ``step`` ends at the boundary, False if it only begins.
     ends: npt.NDArray[np.bool_]
     thread: Ints
 
@@ -32,7 +32,7 @@ class StepMarks:
 def step_marks(records: Records) -> StepMarks:
     """Returns the step boundaries that count.
 
-    What the script declared wins over what was found at updates. Where the whole trace has
+    Boundaries that the script declared win over those found at updates. If the whole trace has
     neither, each backward pass that communicated ends a step.
     """
     marks = records[records["kind"] == Kind.STEP]
@@ -57,21 +57,21 @@ def step_marks(records: Records) -> StepMarks:
 
 
 def communicating_backwards(records: Records, thread: int) -> Ints:
-    """Ends of the thread's backward passes in which a collective was issued, in ns."""
+    """Returns the end times of the thread's backward passes that issued a collective, in ns."""
     phases = records[
         (records["kind"] == Kind.PHASE)
         & (records["aux"] == Phase.BACKWARD)
         & (records["thread"] == thread)
     ]
     issues = records[(records["kind"] == Kind.ISSUE) & (records["value"] > 0)]
-    issued = issues["timestamp_ns"]  # ordered, as all records
+    issued = issues["timestamp_ns"]  # in order of time, as all records are
     first = np.searchsorted(issued, phases["timestamp_ns"], side="left")
     last = np.searchsorted(issued, phases["value"], side="right")
     return phases["value"][last > first].astype(np.int64)
 
 
 def _at_backwards(marks: Records, times: Ints) -> StepMarks:
-    """Steps between the ends of backward passes; the first begins with capture."""
+    """Returns steps that end with backward passes; the first step begins with capture."""
     begin, thread = int(marks["timestamp_ns"][0]), int(marks["thread"][0])
     after = times[times > begin]
     count = len(after)

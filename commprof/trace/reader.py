@@ -1,7 +1,7 @@
-"""Reads one rank's trace file, whole or cut off, into typed columns.
+"""Reads one rank's trace file, complete or cut off.
 
-Nothing in a file is trusted: lengths are checked against the file before anything is
-allocated, blocks against their checksum, JSON against its shape. What cannot be read is
+Nothing in a file is trusted: lengths are checked against the file's size before memory is
+allocated, blocks against their checksum, JSON against its shape. Parts that cannot be read are
 reported in ``Trace.problems``; everything else is kept.
 """
 
@@ -25,45 +25,45 @@ from commprof.trace.schema import BlockType, Kind, Records
 from commprof.trace.stretches import Stretches
 from commprof.trace.summary import Summary, read_summary
 
-#: ``capture`` of a trace that was made from one of torch.profiler.
+#: ``capture`` in the metadata of a trace that was converted from torch.profiler's.
 TORCH_PROFILER = "torch.profiler"
-#: Enough for the first block, unless the user gave `profile()` much to keep.
+#: Enough for the first block, unless `profile()` was given much metadata.
 _METADATA_MOSTLY_WITHIN_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Everything that one rank recorded."""
+    """The recording of one rank."""
 
     path: Path
-    #: Machine, versions, rank and world size, clock anchor; see ``documents.py``.
+    #: Machine, versions, rank and world size, clocks; see ``documents.py``.
     metadata: dict[str, Any]
     groups: dict[int, Group]
-    #: ``schema.RECORD_DTYPE``, ordered by ``timestamp_ns``.
+    #: Records of ``schema.RECORD_DTYPE``, sorted by ``timestamp_ns``.
     records: Records
     #: False if the process died before it closed the trace.
     complete: bool
-    #: Records that no ring had room for, or that could not be written.
+    #: Number of records for which no ring had room, or that could not be written.
     dropped: int
-    #: What could not be read, in sentences; empty for a sound trace.
+    #: Sentences about parts that could not be read; empty if the trace is sound.
     problems: tuple[str, ...]
-    #: What always-on mode kept; None where it never ran. It covers everything since then,
-    #: also what stands in ``records`` because the mode was full again.
+    #: Summary of always-on mode; None if that mode never ran. It covers everything since the mode
+    #: began, including ``records`` of a later full mode.
     summary: Summary | None = None
-    #: Frames by number of the stack, innermost first, as "file:line function".
+    #: Frames of each stack by its number, innermost first, as "file:line function".
     stacks: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    #: Times in which the device ran kernels other than those of communication; None where no
-    #: recording of a device says so.
+    #: Times in which the device ran kernels other than those of communication; None if they were
+    #: not recorded.
     kernels: Stretches | None = None
-    #: DDP's buckets and finalisations as far as the recording of another profiler implies them,
-    #: of kinds ``bucket`` and ``finalize``; reports count them as they stand in ``records``.
+    #: DDP's buckets and finalisations that the recording of another profiler implies, as records of
+    #: kinds ``bucket`` and ``finalize``; reports count only those in ``records``.
     passes: Records | None = None
-    #: Made from the records by ``columns.once_per_trace``, by the function that made each.
-    #: ``dataclasses.replace`` leaves them behind.
+    #: Tables of ``columns.once_per_trace``, by the function that made each.
+    #: ``dataclasses.replace`` does not copy them.
     tables: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Makes the records read-only, as tables made from them are kept."""
+        """Makes the records read-only, because tables made from them are kept."""
         records = self.records.view()
         records.flags.writeable = False
         object.__setattr__(self, "records", records)
@@ -75,7 +75,7 @@ class Trace:
 
     @property
     def is_foreign(self) -> bool:
-        """True if another profiler recorded it, so that there is no file of commprof's."""
+        """True if another profiler recorded the trace, so that commprof has no file of it."""
         return str(self.metadata["capture"]) == TORCH_PROFILER
 
     @property
@@ -86,7 +86,7 @@ class Trace:
 
 @dataclass
 class TraceContent:
-    """The blocks of a trace that were understood so far."""
+    """Content of the blocks of a trace that were read so far."""
 
     metadata: dict[str, Any] | None = None
     groups: dict[int, Group] = field(default_factory=dict)
@@ -102,11 +102,11 @@ class TraceContent:
 def read_trace(path: Path) -> Trace:
     """Reads the trace at ``path``.
 
-    A trace without its closing block was cut off: the process was killed, or still runs.
-    Its newest records are then taken from the ring files, if they are still there.
+    A trace without its closing block is incomplete: the process was killed, or still runs.
+    Its newest records are then read from the ring files, if those still exist.
 
     Raises:
-        TraceError: the file is no trace, or its metadata cannot be used.
+        TraceError: the file is not a trace, or its metadata cannot be used.
         OSError: the file cannot be opened.
     """
     found = read_blocks(path, read_bytes(path))
@@ -117,7 +117,7 @@ def read_trace(path: Path) -> Trace:
         raise TraceError(f"{path}: no readable metadata block; the trace was cut off at its start")
     if not content.complete and not content.salvaged:
         rings = read_rings(content.metadata["ring_prefix"], found.session)
-        # In always-on mode nobody keeps records, and these are of the last moment only.
+        # Always-on mode keeps no records, and the rings hold only those of the last moment.
         if content.summary is None or content.summary.mode == "full":
             content.batches.extend(rings.batches)
         content.dropped = rings.dropped
@@ -135,10 +135,10 @@ def read_trace(path: Path) -> Trace:
 
 
 def read_first_metadata(path: Path) -> dict[str, Any]:
-    """Reads the first metadata block alone, whatever the trace's size.
+    """Reads only the first metadata block, whatever the trace's size.
 
     Raises:
-        TraceError: the file is no trace, or its metadata cannot be used.
+        TraceError: the file is not a trace, or its metadata cannot be used.
         OSError: the file cannot be opened.
     """
     for whole in (False, True):
@@ -158,7 +158,7 @@ def read_first_metadata(path: Path) -> dict[str, Any]:
 
 
 def take_block(path: Path, block: Block, content: TraceContent) -> None:
-    """Stores one block; unknown types are skipped, so that the format can grow."""
+    """Adds a block to ``content``; unknown types are skipped, so that the format can grow."""
     try:
         if block.type == BlockType.RECORDS:
             content.batches.append(_records(block.payload))
@@ -189,15 +189,15 @@ def take_block(path: Path, block: Block, content: TraceContent) -> None:
 
 
 def _records(payload: memoryview) -> Records:
-    """A view of the payload; ValueError if it does not hold whole records."""
+    """Returns a view of the payload; raises ValueError if it does not hold whole records."""
     size = schema.RECORD_DTYPE.itemsize
     if len(payload) % size:
-        raise ValueError(f"{len(payload)} bytes are no whole number of records")
+        raise ValueError(f"{len(payload)} bytes are not a whole number of records")
     return np.frombuffer(payload, dtype=schema.RECORD_DTYPE, count=len(payload) // size)
 
 
 def _merge(batches: list[Records], deduplicate: bool) -> Records:
-    """All records by time; a record flushed and still in its ring counts once."""
+    """Sorts all records by time; with ``deduplicate``, drops those also found in a ring."""
     if not batches:
         return np.empty(0, dtype=schema.RECORD_DTYPE)
     records = np.concatenate(batches)
@@ -207,7 +207,7 @@ def _merge(batches: list[Records], deduplicate: bool) -> Records:
 
 
 def _without_twins(records: Records) -> Records:
-    """Returns the records without repeats; ordered by time, only neighbours can be equal."""
+    """Drops duplicates from records sorted by time, in which only neighbours can be equal."""
     same_time = records["timestamp_ns"][1:] == records["timestamp_ns"][:-1]
     suspects = np.flatnonzero(np.append(same_time, False) | np.append(False, same_time))
     raw = np.ascontiguousarray(records[suspects]).view(f"V{schema.RECORD_DTYPE.itemsize}")
@@ -219,10 +219,10 @@ def _without_twins(records: Records) -> Records:
 
 
 def salvage(path: Path) -> int:
-    """Moves what a dead process left in its ring files into its trace, and removes the files.
+    """Moves a dead process's records from its ring files into its trace, and removes the files.
 
-    Call it only when the process is gone. A trace that was closed, or salvaged before, stays
-    as it is.
+    Call it only when the process is gone. A trace that was closed or salvaged before does not
+    change.
 
     Returns:
         The number of records moved.
@@ -238,7 +238,7 @@ def salvage(path: Path) -> int:
     if not done:
         rings = read_rings(ring_prefix, found.session)
         if trace.summary is not None and trace.summary.mode != "full":
-            rings.batches.clear()  # as the reader does
+            rings.batches.clear()  # as in read_trace
         moved = sum(len(batch) for batch in rings.batches)
         counters = json.dumps({"records": moved, "dropped": rings.dropped}).encode()
         blocks = pack_block(BlockType.SALVAGED, counters)
@@ -253,8 +253,8 @@ def salvage(path: Path) -> int:
 def salvage_dead(directory: Path) -> None:
     """Salvages the traces in a run directory whose processes left rings and are gone.
 
-    A process is known to be gone only on the machine, since the boot, and in the PID namespace
-    that it ran in. Nothing is done where that is not known, or where files cannot be written.
+    That a process is gone is known only on the same machine, before a reboot, and in the same PID
+    namespace. A trace is skipped if that is not known, or if its files cannot be written.
     """
     for path in sorted([*directory.glob("rank_*.trace"), *directory.glob("world_*/rank_*.trace")]):
         try:
@@ -264,11 +264,11 @@ def salvage_dead(directory: Path) -> None:
             if state_of(trace.metadata) is State.GONE:
                 salvage(path)
         except (OSError, TraceError):
-            continue  # the report will say what is wrong with it
+            continue  # the report names the problem
 
 
 def _append(path: Path, end: int, blocks: bytes) -> None:
-    """Writes behind the last complete block, or leaves the file ending there."""
+    """Appends blocks after the last complete block; on failure the file ends there."""
     with path.open("r+b", buffering=0) as file:
         file.truncate(end)
         file.seek(end)

@@ -1,8 +1,8 @@
-"""Ring files: what a process recorded and had not flushed, of a dead process and of a live one.
+"""Reads ring files: the newest records of a process, dead or alive.
 
-A slot of a ring keeps its record until the thread has pushed ``capacity`` more, whoever drained it
-in the meantime. So a reader beside the process sees what it has not flushed yet, and what always-on
-mode folds into its summary and keeps nowhere; and the process does nothing for it.
+A slot of a ring keeps its record until the thread has pushed ``capacity`` more, even if the record
+was drained in the meantime. So another process can read records that were not flushed yet, and
+those that always-on mode only folds into its summary, without any work in the recorded process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from commprof.trace import schema
 from commprof.trace.run.processes import State, state_of
 from commprof.trace.schema import Kind, Records
 
-#: Where rings live if there is room.
+#: Directory of ring files.
 _MEMORY = Path("/dev/shm")
 
 
@@ -38,8 +38,8 @@ class RingContent:
 def read_rings(ring_prefix: str, session: int) -> RingContent:
     """Reads the ring files ``<ring_prefix><n>.ring`` that belong to the trace ``session``.
 
-    Files that are missing, foreign or damaged are passed over. ``ring_prefix`` comes from
-    a trace's metadata; an empty one means that the rings died with their process.
+    Skips files that are missing, foreign or damaged. ``ring_prefix`` comes from the trace's
+    metadata; an empty prefix means that the process had no ring files.
     """
     content = RingContent()
     for path in ring_files(ring_prefix):
@@ -56,7 +56,7 @@ def read_rings(ring_prefix: str, session: int) -> RingContent:
 
 
 def dropped_so_far(ring_prefix: str, session: int) -> int:
-    """Number of records that a running process's rings had no room for; reads headers alone."""
+    """Counts the records for which a running process's rings had no room; reads only headers."""
     dropped = 0
     for path in ring_files(ring_prefix):
         try:
@@ -71,19 +71,19 @@ def dropped_so_far(ring_prefix: str, session: int) -> int:
 
 
 def has_rings(ring_prefix: str) -> bool:
-    """True if a process left ring files under that prefix."""
+    """True if there are ring files with this prefix."""
     return any(True for _ in ring_files(ring_prefix))
 
 
 def remove_rings(ring_prefix: str, session: int) -> None:
-    """Removes the ring files of a process that is gone, and no others."""
+    """Removes the ring files of this session, whose process must be gone, and no other files."""
     if not ring_prefix:
         return
     for path in ring_files(ring_prefix):
         try:
             with open_regular(path) as file:
                 header = file.read(schema.RING_HEADER_BYTES)
-            # One without a header was just being made.
+            # The process died while it made a file without a header.
             if not any(header) or _session(header) == session:
                 path.unlink()
         except OSError:
@@ -93,31 +93,31 @@ def remove_rings(ring_prefix: str, session: int) -> None:
 
 
 def owner_path(ring_prefix: str) -> Path:
-    """Path of the file that says whose rings those are; see :func:`write_owner`."""
+    """Returns the path of the rings' owner file; see :func:`write_owner`."""
     return Path(f"{ring_prefix}owner")
 
 
 def write_owner(ring_prefix: str, trace_path: Path, session: int, metadata: Any) -> None:
-    """Writes beside the rings whose they are, for :func:`remove_orphans`; raises OSError.
+    """Writes the rings' owner file, which names process and trace; raises OSError.
 
-    ``metadata`` is that of the trace.
+    :func:`remove_orphans` reads it. ``metadata`` is the trace's.
     """
     if Path(ring_prefix).parent == _MEMORY:
         known = {key: metadata[key] for key in ("pid", "machine", "clock")}
         word = {"trace": str(trace_path), "session": session, **known}
         with owner_path(ring_prefix).open(
             "x"
-        ) as file:  # /dev/shm is everybody's: never through a link
+        ) as file:  # "x": any user may write to /dev/shm, so a link must not be followed
             json.dump(word, file)
 
 
 def remove_orphans(memory: Path = _MEMORY) -> int:
-    """Removes rings that nobody will read: their process is gone, and so is their trace.
+    """Removes this user's rings whose process and trace are both gone, so that nobody reads them.
 
-    Those of a trace that is still there stay for ``salvage``. Only this user's are looked at.
+    Rings whose trace still exists are kept for ``salvage``.
 
     Returns:
-        How many processes left such rings.
+        The number of processes whose rings were removed.
     """
     removed = 0
     for path in sorted(memory.glob(f"commprof-{os.getuid()}-*-owner")):
@@ -141,7 +141,10 @@ def _owner_session(path: Path) -> int | None:
 
 
 def ring_files(ring_prefix: str) -> Iterator[Path]:
-    """Lists the ring files of that prefix; regular files only, for a trace may name anything."""
+    """Lists the ring files with this prefix.
+
+    Skips all but regular files, because the prefix comes from a trace that is not trusted.
+    """
     if not ring_prefix:
         return
     name = re.compile(re.escape(ring_prefix) + r"\d+\.ring")
@@ -157,7 +160,7 @@ def _session(header: bytes) -> int | None:
 
 
 def ring_capacity(header: bytes, session: int, file_bytes: int) -> int:
-    """Number of records that the ring has room for; 0 if it is foreign or damaged."""
+    """Returns the number of records that a ring holds at most; 0 if it is foreign or damaged."""
     if _session(header) != session:
         return 0
     _, record_bytes, _, capacity, _ = schema.RING_HEADER.unpack_from(header)
@@ -182,43 +185,43 @@ def _take_ring(header: bytes, data: bytes, content: RingContent) -> None:
 
 
 _RECORD_BYTES = schema.RECORD_DTYPE.itemsize
-#: A file that claims more is none of ours: the recorder takes 16384.
+#: A file with a larger capacity is not commprof's: the recorder's rings have 16384 records.
 _LARGEST_CAPACITY = 1 << 20
 
 
 @dataclass
 class _Open:
-    """One ring file."""
+    """One open ring file."""
 
     fd: int
     capacity: int
-    #: Number of the next record to read, counted as the ring's head counts.
+    #: Number of the next record to read, on the same count as the ring's head.
     next: int
 
 
 class RingTail:
-    """The newest records of one process. Not thread-safe; close it after use.
+    """Reader of one process's newest records. Not thread-safe; close it after use.
 
-    Files stay open, so what a process pushed before it removed its rings is still read.
+    Files stay open, so records that a process pushed before it removed its rings are still read.
     """
 
     def __init__(self, ring_prefix: str, session: int) -> None:
-        """ring_prefix: from the trace's metadata. session: from its header."""
+        """``ring_prefix`` comes from the trace's metadata, ``session`` from its header."""
         self._prefix = ring_prefix
         self._session = session
         self._rings: dict[Path, _Open] = {}
-        #: Records that were overwritten before they were read.
+        #: Number of records that were overwritten before they were read.
         self.missed = 0
 
     @property
     def rings(self) -> int:
-        """Number of rings found; without any, only the trace tells what the process does."""
+        """Number of rings found; if 0, only the trace shows what the process does."""
         return len(self._rings)
 
     def poll(self) -> Records:
-        """Returns records pushed since the last call, ordered by time.
+        """Returns the records pushed since the last call, sorted by time.
 
-        The first look takes all that the rings still hold.
+        The first call returns all records that the rings still hold.
         """
         for path in ring_files(self._prefix):
             if path not in self._rings:
@@ -259,7 +262,7 @@ class RingTail:
             if len(piece) < run * _RECORD_BYTES:
                 return np.empty(0, schema.RECORD_DTYPE)
             data += piece
-        # The thread went on meanwhile: what it wrote over, or may just be writing, does not count.
+        # The thread may have gone on: drop slots that it overwrote, or may be writing now.
         valid = max(begin, _head(ring) - ring.capacity + 1)
         if ring.next:
             self.missed += max(min(valid, head) - ring.next, 0)

@@ -1,9 +1,9 @@
-"""The trace format as Python sees it: layouts, codes and names.
+"""The trace format in Python: layouts, codes and names.
 
 The codes are made from the C++ headers (``codes.py``). A trace carries the tables it was
 written with, and the reader uses those.
 
-Kinds of records, and the fields that each uses beside ``timestamp_ns`` (when it happened, or
+Kinds of records, and the fields that each uses besides ``timestamp_ns`` (when it happened, or
 began), ``kind`` and ``thread``; the other fields are 0:
 
     none             no record
@@ -14,59 +14,60 @@ began), ``kind`` and ``thread``; the other fields are 0:
     issue            an operation was handed to its process group: ``op_id``, ``op``, ``dtype``,
                      ``reduce_op``, ``group``, ``aux`` root or peer rank, ``bytes_in``,
                      ``bytes_out``, ``flags``; ``seq`` the group's collective number, equal on all
-                     ranks, of a message its number between its two ranks, or NO_SEQ; ``value``
-                     autograd graph task + 1 of the backward pass that issued it, or whose bucket
-                     a compressor's thread has, 0 outside of one
+                     ranks, or a message's number between its two ranks, or NO_SEQ; ``value``
+                     autograd graph task + 1 of the backward pass that issued it, or that made
+                     the bucket on a compressor's thread, 0 outside of backward passes
     end              the operation completed: ``op_id``, ``op``, ``flags``
     wait             a thread was blocked in ``Work.wait`` or a collective's future, for 1 us at
-                     least, or however short where nothing else tells the end (messages and
-                     reduce-scatters of gloo): ``op_id``, ``op``, ``value`` end
+                     least, or for any time if no other record has the operation's end (messages
+                     and reduce-scatters of gloo): ``op_id``, ``op``, ``value`` end
     finalize_begin   DDP begins to wait for its buckets: ``op_id`` graph task; ``value`` CPU time
                      of the thread in ns; with the flag run_delay_read ``bytes_in`` its run delay
     finalize_end     DDP has all of its buckets: as finalize_begin
-    bucket           a gradient bucket reached the DDP hook: ``op_id``, ``group``, ``seq`` how many
-                     the hook had before, ``dtype``, ``aux`` index, ``bytes_in`` size, ``bytes_out``
-                     hash of its parameters' shapes, ``flags``, ``value`` when its exchange was
-                     launched
+    bucket           a gradient bucket reached the DDP hook: ``op_id``, ``group``, ``seq`` number of
+                     buckets the hook had before, ``dtype``, ``aux`` index, ``bytes_in`` size,
+                     ``bytes_out`` hash of its parameters' shapes, ``flags``, ``value`` when its
+                     exchange was launched
     bucket_end       the hook's future completed: ``op_id``, ``aux`` index, ``flags``
     clock            this clock was compared with rank 0's: ``value`` rank 0's clock less this one
                      in ns, signed; ``bytes_in`` bound on its error; ``bytes_out`` round trip
     stack            who issued an operation: ``op_id``, ``value`` number of the stack
     device_ready     the issuing stream came to the operation: ``op_id``, ``op``, ``bytes_in`` the
                      host's time
-    device_wait      a stream stood still for an operation, or ran it itself: ``op_id``, ``op``,
+    device_wait      a stream waited for an operation, or ran it itself: ``op_id``, ``op``,
                      ``value`` end, ``bytes_in`` the host's time, ``bytes_out`` stream, ``seq``
                      device
     device_finalize  a stream passed DDP's finalisation: ``op_id`` graph task, ``value`` end,
                      ``bytes_in`` the host's time, ``bytes_out`` stream, ``seq`` device
     device_phase     a stream passed a phase: ``aux`` phase, ``value`` end, ``bytes_in`` its begin
                      on the host, ``bytes_out`` stream, ``seq`` device
-    device_step      a stream came to a step boundary: ``op_id``, ``aux`` and ``seq`` as of the
+    device_step      a stream came to a step boundary: ``op_id``, ``aux`` and ``seq`` as of a
                      step, ``bytes_in`` its time on the host
     device_clock     a device's clock was compared with the host's: ``aux`` device, ``value`` its
                      time in ns, ``bytes_in`` bound on the error of ``timestamp_ns``
-    span             what a compressor's thread did for a bucket, in pieces: ``op_id`` of the
-                     bucket, ``aux`` stage, ``value`` end
+    span             a piece of a compressor thread's work on a bucket: ``op_id`` of the bucket,
+                     ``aux`` stage, ``value`` end
     compression      a compressed bucket is done: ``op_id`` of the bucket, ``aux`` index,
-                     ``bytes_in`` this rank's gradients once encoded, ``bytes_out`` what it sent,
+                     ``bytes_in`` size of this rank's encoded gradients, ``bytes_out`` bytes sent,
                      ``flags``, ``value`` the first 8 characters of the scheme's name, the first in
                      the lowest byte
-    quality          how well a bucket was sent, where that is measured: ``op_id`` of the bucket,
-                     ``seq`` values that became 0, ``aux`` values cut at the largest that can be
+    quality          errors of a bucket's compression, if measured: ``op_id`` of the bucket,
+                     ``seq`` values that became 0, ``aux`` values cut to the largest that can be
                      sent; as bits of a double ``bytes_in`` relative L2 error, ``bytes_out``
-                     cosine, ``value`` norm of the residual over the gradient's
-    pause            nothing of the process ran, for 1 ms at least: ``value`` end
-    run_delay        the thread could run and had no core for ``bytes_in`` ns, as the ends of
-                     its phases read it from the kernel: ``value`` end; nothing where it was 0
-    host_counts      what the kernel counted of a thread that lacked a core or had many page faults:
+                     cosine, ``value`` norm of the residual divided by the gradient's
+    pause            no thread of the process ran, for 1 ms at least: ``value`` end
+    run_delay        the thread was ready to run and had no core for ``bytes_in`` ns, according to
+                     the kernel's counter, read at the ends of its phases: ``value`` end; no record
+                     if that is 0
+    host_counts      the kernel's counts for a thread that lacked a core or had many page faults:
                      ``value`` end, ``aux`` involuntary switches, ``seq`` minor and ``op_id`` major
-                     page faults; ``bytes_in`` ns for which its cgroup was throttled since that was
-                     last asked, read where it lacked a core; ``bytes_out`` ns for which tasks of
-                     the host stood still for memory, read where it had major faults
+                     page faults; ``bytes_in`` ns for which its cgroup was throttled since the last
+                     reading, read if it lacked a core; ``bytes_out`` ns for which tasks of the host
+                     were stalled for memory, read if it had major faults
 
 Times of the kinds ``device_...``, and of an end with the flag device_time, are a device's, moved to
-``CLOCK_MONOTONIC``: such a record is written when the device has passed the event, by whichever
-thread looked; ``thread`` is the one that put the event on the stream.
+``CLOCK_MONOTONIC``. Any thread may write such a record after the device has passed the event;
+``thread`` is the one that put the event on the stream.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.trace import codes
-from commprof.trace.codes import *  # noqa: F403 - they are part of the schema
+from commprof.trace.codes import *  # noqa: F403 - the codes are part of the schema
 from commprof.trace.codes import Kind, Phase
 
 RING_MAGIC: Final = b"CPRING01"
@@ -87,7 +88,7 @@ RING_MAGIC: Final = b"CPRING01"
 FILE_HEADER: Final = struct.Struct("<8sIIQQ")
 #: magic, block type, payload_bytes, crc32 of the payload, reserved
 BLOCK_HEADER: Final = struct.Struct("<IIQII")
-#: magic, record_bytes, pid, capacity, session; then head, tail, dropped on lines of their own
+#: magic, record_bytes, pid, capacity, session; then head, tail, dropped, each on its own cache line
 RING_HEADER: Final = struct.Struct("<8sIIQQ")
 RING_HEADER_BYTES: Final = 256
 RING_HEAD_OFFSET: Final = 64
@@ -95,7 +96,7 @@ RING_TAIL_OFFSET: Final = 128
 RING_DROPPED_OFFSET: Final = 192
 
 
-#: Kinds whose ``value`` is a time, as ``timestamp_ns`` is.
+#: Kinds whose ``value`` is a time on the same clock as ``timestamp_ns``.
 TIME_IN_VALUE: Final = (
     Kind.PHASE,
     Kind.WAIT,
@@ -120,7 +121,7 @@ PHASES: Final = tuple(phase.name.lower() for phase in Phase)
 
 
 def op_name(code: int) -> str:
-    """Name of an operation; codes of newer recorders, or of damaged traces, may be unknown."""
+    """Returns an operation's name; codes of newer recorders or damaged traces have none."""
     return codes.OPS[code] if code < len(codes.OPS) else f"operation {code}"
 
 

@@ -1,4 +1,4 @@
-"""Times as begins and ends: what lies in any of them, in both of two, or in one alone."""
+"""Set operations on time intervals: union, intersection, complement and difference."""
 
 from __future__ import annotations
 
@@ -15,28 +15,32 @@ _EVER: Final = 2**62
 
 @dataclass(frozen=True)
 class Stretches:
-    """Stretches of time in order, which do not overlap."""
+    """Time intervals that do not overlap, sorted by time."""
 
     begin_ns: Ints
     end_ns: Ints
 
     def __len__(self) -> int:
-        """Number of stretches."""
+        """Number of intervals."""
         return len(self.begin_ns)
 
     @property
     def length_ns(self) -> Ints:
-        """Length of each stretch."""
+        """Length of each interval."""
         return self.end_ns - self.begin_ns
 
 
 def stretches(begin_ns: Ints, end_ns: Ints) -> Stretches:
-    """Merges stretches that overlap, so that each moment counts once."""
+    """Removes overlaps from intervals, so that each moment counts once."""
     return each_once(begin_ns, end_ns)[1]
 
 
 def each_once(begin_ns: Ints, end_ns: Ints) -> tuple[Ints, Stretches]:
-    """Cuts overlaps, each going to the stretch that began first, and returns each one's row."""
+    """Removes overlaps, giving each to the interval that began first.
+
+    Returns:
+        For each remaining interval, its row in the input and the interval itself.
+    """
     order = np.argsort(begin_ns, kind="stable")
     begin_ns, end_ns = begin_ns[order], end_ns[order]
     before = np.maximum.accumulate(np.concatenate(([-_EVER], end_ns)))[:-1]
@@ -46,7 +50,7 @@ def each_once(begin_ns: Ints, end_ns: Ints) -> tuple[Ints, Stretches]:
 
 
 def rows_within(some: Stretches, others: Stretches) -> tuple[Ints, Stretches]:
-    """Intersection of two sets of stretches, with each piece's row in the first set."""
+    """Returns the intersection of two sets of intervals, with each piece's row in the first."""
     first = np.searchsorted(others.end_ns, some.begin_ns, side="right")
     last = np.searchsorted(others.begin_ns, some.end_ns, side="left")
     count = np.maximum(0, last - first)
@@ -60,25 +64,25 @@ def rows_within(some: Stretches, others: Stretches) -> tuple[Ints, Stretches]:
 
 
 def within(some: Stretches, others: Stretches) -> Stretches:
-    """Intersection of two sets of stretches."""
+    """Returns the intersection of two sets of intervals."""
     return rows_within(some, others)[1]
 
 
 def gaps(others: Stretches) -> Stretches:
-    """Complement of the stretches."""
+    """Returns the complement of the intervals."""
     return Stretches(
         np.concatenate(([-_EVER], others.end_ns)), np.concatenate((others.begin_ns, [_EVER]))
     )
 
 
 def between(moments_ns: Ints) -> Stretches:
-    """Cuts all time at these moments."""
+    """Returns all of time, cut into intervals at these moments."""
     moments_ns = np.unique(moments_ns)
     return Stretches(np.concatenate(([-_EVER], moments_ns)), np.concatenate((moments_ns, [_EVER])))
 
 
 def outside(some: Stretches, others: Stretches) -> Stretches:
-    """Part of the first stretches that does not lie in the others."""
+    """Returns the parts of the first intervals that are not in the others."""
     return within(some, gaps(others))
 
 
@@ -89,15 +93,15 @@ def covered(
     first_ns: Ints,
     last_ns: Ints,
 ) -> npt.NDArray[np.float64]:
-    """Per window from ``first_ns`` to ``last_ns``: how much of it the stretches cover.
+    """Returns how much of each window from ``first_ns`` to ``last_ns`` the intervals cover.
 
-    Each stretch holds its length, or the amount given, spread evenly.
+    Each interval counts with its length, or with the amount given, which is spread evenly over it.
     """
     if len(begin_ns) == 0:
         return np.zeros(len(first_ns))
     held = (end_ns - begin_ns).astype(np.float64) if amount is None else amount
     total = np.cumsum(held)
-    # Less the first: times since 1970 in ns have no place in a float.
+    # Relative to the first: a float cannot hold times since 1970 in ns exactly.
     at = np.stack([begin_ns, end_ns], axis=1).ravel() - begin_ns[0]
     reached = np.stack([total - held, total], axis=1).ravel()
     until, since = (np.interp(time - begin_ns[0], at, reached) for time in (last_ns, first_ns))

@@ -1,16 +1,14 @@
-"""The summary block of a trace: what always-on mode keeps in the place of records.
+"""The summary block of a trace, which always-on mode keeps instead of records.
 
-It is a JSON object, then spaces. Its keys are the fields of :class:`Summary`, but for ``arrivals``
-(``known``, ``unknown``, ``without_place``, ``unsplit_steps``) and ``paused``. A histogram is an
-object of ``count``, ``sum``, ``min``, ``max`` and ``buckets``: for each that is not empty its
-distance from the one before, and its count. At most 256 operations are kept; the rarest others
-count in the one whose ``op`` and ``group`` are 0.
+It is a JSON object, followed by spaces. Its keys are the fields of :class:`Summary`, except
+``arrivals`` (``known``, ``unknown``, ``without_place``, ``unsplit_steps``) and ``paused``. A
+histogram is an object of ``count``, ``sum``, ``min``, ``max`` and ``buckets``: for each bucket that
+is not empty, its distance from the one before, and its count. At most 256 operations are kept; the
+rarest others are added up in the operation whose ``op`` and ``group`` are 0.
 
-Quantiles, means and sums of the histograms that always-on mode keeps.
-
-The buckets are those of ``csrc/always_on/summary/histogram.h`` (HdrHistogram's): 64 of equal width
-for each power of two. A quantile is the middle of its bucket, at most 1/128 away from the exact
-one.
+This module also computes quantiles, means and sums of these histograms. The buckets are those of
+``csrc/always_on/summary/histogram.h`` (HdrHistogram's): 64 of equal width for each power of two. A
+quantile is the middle of its bucket, at most 1/128 away from the exact one.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from commprof.trace.found_steps import DECLARED, SOURCES
 
 Ints = npt.NDArray[np.int64]
 
-#: Buckets of a histogram; ``csrc/always_on/summary/histogram.h`` says which values are in each.
+#: Buckets of a histogram; ``csrc/always_on/summary/histogram.h`` defines their values.
 PER_OCTAVE, OCTAVES = 64, 37
 BUCKETS = PER_OCTAVE * OCTAVES
 
@@ -40,7 +38,7 @@ class Histogram:
     """Histogram of times."""
 
     count: int
-    #: Exact, as are the two below: nanoseconds.
+    #: Exact, like the next two.
     sum_ns: int
     min_ns: int
     max_ns: int
@@ -51,111 +49,111 @@ class Histogram:
 
 @dataclass(frozen=True)
 class OperationSummary:
-    """Operations of one code, process group and size class."""
+    """Figures of the operations of one code, process group and size class."""
 
-    #: Code of the operation, and ``id`` of the group; both 0 for those that found no place.
+    #: Code of the operation, and ``id`` of the group; both 0 for the sum of all others.
     op: int
     group: int
-    #: Bits of the message's size: 0 for none, else sizes from 2**(n-1) to 2**n - 1 bytes.
+    #: Number n of bits of the message's size: 0 for no bytes, else 2**(n-1) to 2**n - 1 bytes.
     size_class: int
-    #: Issued.
+    #: Number of operations issued.
     count: int
-    #: Sum over them of the larger of input and output.
+    #: Sum of the larger of input and output of each operation.
     bytes: int
-    #: Completed with an error.
+    #: Number of operations that completed with an error.
     failed: int
-    #: No completion was seen though the host should have seen one.
+    #: Number of operations without a completion that the host should have seen.
     unfinished: int
-    #: From issue to completion.
+    #: Times from issue to completion.
     duration: Histogram
-    #: In ``Work.wait``, of each wait that blocked.
+    #: Times in ``Work.wait`` of the waits that blocked.
     wait: Histogram
-    #: From issue to the last rank's issue, of those for which that became known; and from there
-    #: to completion.
+    #: Times from issue to the last rank's issue, and from there to completion, of the operations
+    #: whose last issue became known.
     until_last: Histogram
     wire: Histogram
 
 
 @dataclass(frozen=True)
 class LastRank:
-    """How often a rank was the last to issue operations that this rank needed it for."""
+    """Operations for which this rank needed another rank, and which that rank issued last."""
 
-    #: Global rank.
+    #: Global rank of the other rank.
     rank: int
-    #: Operations in which it was the last.
+    #: Number of operations that it issued last.
     count: int
-    #: Sum over them of this rank's time from issue to the last one's.
+    #: Sum over these operations of the time from this rank's issue to the other's.
     wait_ns: int
 
 
 @dataclass(frozen=True)
 class WaitedFor:
-    """Waiting of the training thread, by time and by the rank waited for."""
+    """Waiting time of the training thread, by block of time and by the rank waited for."""
 
-    #: Length of a block; the start of the clock is the start of block 0.
+    #: Length of a block; block 0 begins at time 0 of the clock.
     block_ns: int
-    #: ``[cell, 3]``: block, global rank, waiting in ns.
+    #: ``[cell, 3]``: block, global rank, waiting time in ns.
     cells: Ints
 
 
 @dataclass(frozen=True)
 class HostLinks:
-    """What this rank's host has to do with the other hosts of the job."""
+    """Connection of this rank's host with the other hosts of the job."""
 
-    #: 1 if its clock was compared with rank 0's, or is the same.
+    #: 1 if the host's clock was compared with rank 0's, or is the same; else 0.
     clock: int
-    #: Other hosts that said where they listen, and those of them of which arrivals came.
+    #: Number of other hosts with a known address, and number of those whose arrivals were received.
     peers: int
     heard: int
-    #: Datagrams that the network would not take.
+    #: Number of datagrams that could not be sent.
     unsent: int
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What one rank recorded since its always-on mode began."""
+    """Summary of one rank's records since its always-on mode began."""
 
-    #: Counts the summaries written; the highest of a trace is the one that counts.
+    #: Number of this summary; the summary with the highest number in a trace counts.
     sequence: int
-    #: One of ``schema.MODES``: when this was written.
+    #: Mode when this was written, one of ``schema.MODES``.
     mode: str
     begin_ns: int
     end_ns: int
-    #: Folded into this.
+    #: Number of records folded into the summary.
     records: int
-    #: Lost before they could be.
+    #: Number of records lost before they could be folded in.
     dropped: int
-    #: Completions and waits whose issue was not seen.
+    #: Number of completions and waits without a recorded issue.
     unmatched: int
-    #: Operations that count in the one that stands for all others.
+    #: Number of operations counted in the sum of all others.
     moved: int
-    #: Per complete step but the first: its length, and its exposed time.
+    #: Length and exposed time of each complete step but the first.
     steps: Histogram
     exposed: Histogram
-    #: By ``schema.Phase``: time per step, less what was exposed in it.
+    #: By ``schema.Phase``: time per step without the exposed time in the phase.
     phases: tuple[Histogram, ...]
-    #: Operations whose last rank became known, those for which it did not, and the steps whose
-    #: waiting could not be split for that.
+    #: Number of operations whose last rank became known, of operations whose last rank did not,
+    #: and of steps whose waiting could therefore not be split.
     arrivals_known: int
     arrivals_unknown: int
     unsplit_steps: int
-    #: Per collective known that ranks of several hosts took part in: bound on the error of the
-    #: arrivals by this rank's clock.
+    #: Bound on the error of arrivals on this rank's clock, of each known collective between hosts.
     arrival_clock_error: Histogram
     hosts: HostLinks
-    #: Per other step but the first: exposed time before the deciding arrival, and after it.
+    #: Exposed time before and after the deciding arrival, of each other step but the first.
     exposed_wait: Histogram
     exposed_wire: Histogram
     last: tuple[LastRank, ...]
     waited_for: WaitedFor
     operations: tuple[OperationSummary, ...]
-    #: By ``schema.Phase``: sum over the steps of what the process did not run in it, in ns. It is
-    #: a part of ``phases``; 0 in summaries of older versions.
+    #: By ``schema.Phase``: sum over the steps of the times in which the process did not run, in ns.
+    #: Included in ``phases``; 0 in summaries of older versions.
     paused_ns: tuple[int, ...] = (0,) * len(schema.PHASES)
-    #: Of ``arrivals_unknown``, those of groups that had no place in the shared memory; 0 in
+    #: Part of ``arrivals_unknown`` from groups that had no place in the shared memory; 0 in
     #: summaries of older versions.
     arrivals_without_place: int = 0
-    #: Where steps end: of ``found_steps.SOURCES``; DECLARED also in summaries of older versions.
+    #: Event at which steps end, one of ``found_steps.SOURCES``; DECLARED in summaries of older
+    #: versions.
     steps_end: str = DECLARED
 
 
@@ -163,7 +161,7 @@ def read_summary(payload: memoryview) -> Summary:
     """Reads the content of a summary block.
 
     Raises:
-        ValueError: names what is missing or unusable.
+        ValueError: a value is missing or unusable; the message names it.
     """
     try:
         value = json.loads(bytes(payload))
@@ -171,7 +169,7 @@ def read_summary(payload: memoryview) -> Summary:
         raise ValueError("JSON nested too deep") from None
     mode = _member(value, "mode")
     if mode not in schema.MODES:
-        raise ValueError(f"mode is none of {', '.join(schema.MODES)}")
+        raise ValueError(f"mode is not one of {', '.join(schema.MODES)}")
     phases = tuple(_histogram(item, "phases") for item in _list(value, "phases"))
     if len(phases) != len(schema.PHASES):
         raise ValueError(f"phases has {len(phases)} items, not {len(schema.PHASES)}")
@@ -205,20 +203,20 @@ OPERATION_COUNTERS = ("op", "group", "size_class", "count", "bytes", "failed", "
 
 
 def _paused(value: dict[str, Any]) -> tuple[int, ...]:
-    """One number per phase; older summaries have none."""
+    """Reads one number per phase; 0 in older summaries."""
     found = value.get("paused", [0] * len(schema.PHASES))
     if not isinstance(found, list) or len(found) != len(schema.PHASES):
         raise ValueError(f"paused is not a list of {len(schema.PHASES)} numbers")
     if not all(_is_whole(number) for number in found):
-        raise ValueError("paused holds what is not a whole number from 0 to 2**63 - 1")
+        raise ValueError("paused holds a value that is not a whole number from 0 to 2**63 - 1")
     return tuple(found)
 
 
 def _steps_end(value: dict[str, Any]) -> str:
-    """Older summaries do not say."""
+    """Reads the event at which steps end; DECLARED in older summaries."""
     found = value.get("steps_end", DECLARED)
     if found not in SOURCES:
-        raise ValueError(f"steps_end is none of {', '.join(SOURCES)}")
+        raise ValueError(f"steps_end is not one of {', '.join(SOURCES)}")
     return str(found)
 
 
@@ -245,19 +243,19 @@ def _last(value: object) -> LastRank:
 
 
 def _waited_for(value: object) -> WaitedFor:
-    """Cells come one after the other: block, rank, waiting."""
+    """Reads the cells, whose block, rank and waiting time follow each other in one list."""
     cells = _list(value, "cells")
     block_ns = _whole(value, "block_ns")
     if len(cells) % 3 or not all(_is_whole(number) for number in cells) or block_ns == 0:
-        raise ValueError("the cells of waited_for are no triples of whole numbers in blocks")
+        raise ValueError("waited_for: cells are not triples of whole numbers, or block_ns is 0")
     return WaitedFor(block_ns, np.array(cells, dtype=np.int64).reshape(-1, 3))
 
 
 def _histogram(value: object, where: str) -> Histogram:
-    """Buckets come as pairs: distance from the bucket before, and count."""
+    """Reads a histogram, whose buckets are pairs: distance from the bucket before, and count."""
     numbers = _list(value, "buckets")
     if len(numbers) % 2 or not all(_is_whole(number) for number in numbers):
-        raise ValueError(f"the buckets of {where} are no pairs of whole numbers")
+        raise ValueError(f"the buckets of {where} are not pairs of whole numbers")
     buckets = np.cumsum(np.array(numbers[::2], dtype=np.int64))
     counts = np.array(numbers[1::2], dtype=np.int64)
     ordered = len(buckets) == 0 or (
@@ -265,10 +263,10 @@ def _histogram(value: object, where: str) -> Histogram:
     )
     count = _whole(value, "count")
     if not ordered or sum(numbers[1::2]) != count or (counts == 0).any():
-        raise ValueError(f"the buckets of {where} contradict each other or its count")
+        raise ValueError(f"the buckets of {where} contradict each other or the histogram's count")
     sum_ns, min_ns, max_ns = (_whole(value, name) for name in ("sum", "min", "max"))
     if min_ns > max_ns:
-        raise ValueError(f"the least of {where} is more than the most")
+        raise ValueError(f"the minimum of {where} is above its maximum")
     return Histogram(count, sum_ns, min_ns, max_ns, buckets, counts)
 
 
@@ -296,7 +294,7 @@ _LARGEST_NS = 2**42 - 1
 
 
 def histogram_of(values_ns: Sequence[int]) -> Histogram:
-    """Makes the histogram of whole numbers from 0 to 2**63 - 1, as ``csrc/core`` does."""
+    """Makes a histogram of whole numbers from 0 to 2**63 - 1, with the buckets of the C++ one."""
     values = np.asarray(values_ns, dtype=np.int64)
     buckets, counts = np.unique(_bucket_of(values), return_counts=True)
     return Histogram(
@@ -327,7 +325,7 @@ def merged_histogram(histograms: Iterable[Histogram]) -> Histogram:
 
 
 def quantile_ns(histogram: Histogram, q: float) -> float:
-    """Value of rank ``ceil(q * count)`` in ns, q from 0 to 1; NaN without values."""
+    """Returns the value of rank ``ceil(q * count)`` in ns, q from 0 to 1; NaN if empty."""
     if histogram.count == 0:
         return math.nan
     rank = max(1, math.ceil(q * histogram.count))
@@ -337,13 +335,13 @@ def quantile_ns(histogram: Histogram, q: float) -> float:
 
 
 def mean_ns(histogram: Histogram) -> float:
-    """Exact mean in ns; NaN without values."""
+    """Returns the exact mean in ns; NaN if empty."""
     return histogram.sum_ns / histogram.count if histogram.count else math.nan
 
 
 def _bucket_of(values_ns: Ints) -> Ints:
     values = np.minimum(values_ns, _LARGEST_NS)
-    # Exact: no value has more than 42 bits, a double has 53.
+    # Exact, as no value has more than 42 bits and a double has 53.
     bits = np.frexp(values.astype(np.float64))[1].astype(np.int64)
     shift = np.maximum(0, bits - 7)
     return (shift * PER_OCTAVE + (values >> shift)).astype(np.int64)

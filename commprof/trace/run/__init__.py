@@ -1,1 +1,1 @@
-"""What a run directory holds beside traces."""
+"""Files of a run directory besides traces."""

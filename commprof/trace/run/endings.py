@@ -1,11 +1,10 @@
-"""How the ranks of a job ended: what the launcher saw of them, and what their traces say.
+"""How the ranks of a job ended, according to the launcher and to their traces.
 
-The launcher keeps ``endings.json`` beside the traces: one entry per attempt, with the exit code of
+The launcher keeps ``endings.json`` next to the traces: one entry per attempt, with the exit code of
 each rank that failed.
 
-The traces of a job that was restarted: each attempt has its own, side by side.
-
-``rank_3.trace`` is of the first attempt, ``rank_3.attempt_2.trace`` of the second restart.
+If a job is restarted, each attempt has its own traces in the same directory: ``rank_3.trace``
+belongs to the first attempt, ``rank_3.attempt_2.trace`` to the second restart.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from typing import Any
 
 from commprof.errors import UsageError, ending_of_process
 from commprof.files import read_json, replace_file
+from commprof.text import plural
 from commprof.trace.reader import Trace
 from commprof.trace.run.processes import State, state_of
 from commprof.units import ns_to_s
@@ -31,13 +31,13 @@ _NAME = re.compile(r"rank_(\d{1,9})(?:\.attempt_(\d{1,9}))?\.trace")
 
 
 def rank_and_attempt(path: Path) -> tuple[int, int] | None:
-    """Reads rank and attempt from the name of a trace; None for another file."""
+    """Reads rank and attempt from the name of a trace; None if it is not a trace's name."""
     name = _NAME.fullmatch(path.name)
     return (int(name[1]), int(name[2] or 0)) if name else None
 
 
 def attempt_paths(directory: Path) -> dict[int, dict[int, Path]]:
-    """Traces by attempt, in order, and by rank."""
+    """Lists a directory's traces by attempt and by rank, both in order."""
     found: dict[int, dict[int, Path]] = {}
     for path in directory.glob("rank_*.trace"):
         named = rank_and_attempt(path)
@@ -47,25 +47,25 @@ def attempt_paths(directory: Path) -> dict[int, dict[int, Path]]:
 
 
 def last_attempt(directory: Path) -> dict[int, Path]:
-    """Traces by rank of the attempt that began last: what a report's figures are of."""
+    """Lists the traces of the last attempt by rank; a report's figures come from these."""
     attempts = attempt_paths(directory)
     return attempts[max(attempts)] if attempts else {}
 
 
 def stem_of(rank: int, attempt: int) -> str:
-    """First part of the names of a rank's files."""
+    """Returns the common first part of the names of a rank's files."""
     return f"rank_{rank}" if attempt == 0 else f"rank_{rank}.attempt_{attempt}"
 
 
 def restart_count() -> int:
-    """How often this process's launcher has restarted its ranks.
+    """Returns how often this process's launcher has restarted its ranks.
 
     Raises:
-        UsageError: the variable that says so holds something else.
+        UsageError: torchrun's variable for that does not hold a number.
     """
     text = os.environ.get(_RESTARTS) or "0"
     if not re.fullmatch(r"[0-9]{1,9}", text):
-        raise UsageError(f"{_RESTARTS}={text!r} is no number of restarts (allowed: 0 or more)")
+        raise UsageError(f"{_RESTARTS}={text!r} is not a number of restarts (allowed: 0 or more)")
     return int(text)
 
 
@@ -77,15 +77,15 @@ _SCHEMA_VERSION = 1
 class LaunchedAttempt:
     """One start of all ranks by a launcher."""
 
-    #: From 0; each restart is one more.
+    #: Number of the attempt, from 0; each restart is one more.
     attempt: int
-    #: CLOCK_MONOTONIC of the launcher's machine: before the ranks were started.
+    #: CLOCK_MONOTONIC of the launcher's machine before the ranks were started.
     begin_ns: int
-    #: After the last was gone; 0 while they run, and where the launcher was killed.
+    #: The same clock after the last rank was gone; 0 if ranks run, or the launcher was killed.
     end_ns: int
-    #: By rank that failed: exit code of its process, minus the signal's number if one ended it.
+    #: Exit code of each rank that failed, or minus the number of the signal that ended it.
     exit_codes: Mapping[int, int]
-    #: Processes that the kernel killed for memory in the launcher's cgroup meanwhile.
+    #: Number of processes that the kernel killed for memory in the launcher's cgroup meanwhile.
     oom_kills: int
 
     @property
@@ -96,9 +96,9 @@ class LaunchedAttempt:
 
 @dataclass(frozen=True)
 class Endings:
-    """What a launcher noted of one world size."""
+    """A launcher's record of its attempts at one world size."""
 
-    #: As in a trace's metadata: ``pid``, ``machine``, ``clock``.
+    #: ``pid``, ``machine`` and ``clock`` of the launcher, as in a trace's metadata.
     launcher: Mapping[str, Any]
     attempts: tuple[LaunchedAttempt, ...]
 
@@ -113,7 +113,7 @@ class Endings:
 
 
 def read_endings(directory: Path) -> Endings | None:
-    """Reads what a launcher noted; None where there is nothing that can be read."""
+    """Reads a launcher's record of its attempts; None if there is no readable record."""
     try:
         value = read_json(directory / ENDINGS_FILE)
         if value["schema_version"] != _SCHEMA_VERSION:
@@ -142,7 +142,7 @@ def _attempt(row: Any) -> LaunchedAttempt:
 
 
 def launcher_problem(endings: Endings | None) -> str:
-    """Says what became of the launcher, if it did not end as it should; else empty."""
+    """Says what happened to the launcher if it did not end normally; else empty."""
     if endings is None or not endings.attempts or endings.attempts[-1].ended:
         return ""
     pid = endings.launcher["pid"]
@@ -150,14 +150,14 @@ def launcher_problem(endings: Endings | None) -> str:
     if state is State.GONE:
         return f"the launcher (process {pid}) was killed before its ranks had ended"
     if state is State.UNKNOWN:
-        return "the launcher never wrote down that its ranks ended: it was killed or still runs"
+        return "the launcher never recorded that its ranks ended: it was killed or still runs"
     return (
         f"the launcher (process {pid}) {'is stopped' if state is State.STOPPED else 'still runs'}"
     )
 
 
 def rank_problems(trace: Trace, launched: LaunchedAttempt | None = None) -> list[str]:
-    """Says what disturbed one rank and how it ended; empty for one that was well."""
+    """Says what disturbed a rank and how it ended; empty if it ran and ended normally."""
     found = [_ending(trace, launched), _full_disk(trace), _paused(trace), _in_sync(trace)]
     return [text for text in found if text]
 
@@ -166,7 +166,7 @@ def exit_text(code: int, oom_kills: int = 0) -> str:
     """Says how a process ended, from its exit code in a :class:`LaunchedAttempt`."""
     text = ending_of_process(code)
     if code == -signal.SIGKILL and oom_kills:
-        text += f": the kernel, out of memory ({oom_kills} killed in the launcher's cgroup)"
+        text += f": out of memory (the kernel killed {oom_kills} in the launcher's cgroup)"
     return text
 
 
@@ -179,7 +179,7 @@ def _ending(trace: Trace, launched: LaunchedAttempt | None) -> str:
         return f"rank {trace.rank} failed: {'; '.join(parts)}" if parts else ""
     return (
         f"rank {trace.rank} never closed its trace: {seen or _by_state(trace)}; "
-        "what it recorded until then is used"
+        "its records until then are used"
     )
 
 
@@ -218,17 +218,17 @@ def _paused(trace: Trace) -> str:
 
 
 def _in_sync(trace: Trace) -> str:
-    """Rank 0's comparisons of the ranks' models, see ``capture/sync_check.py``."""
+    """Says what rank 0 found when it compared the ranks' models (``capture/sync_check.py``)."""
     found = trace.metadata.get("sync_checks")
     if not found:
         return ""
     looked = f"{found['checks']} times, every {found['every']} steps"
     if not found["ranks"]:
-        return f"the models of all ranks were compared {looked}: the same bits"
+        return f"the models of all ranks were compared {looked}: they are bit-identical"
     ranks = ", ".join(found["ranks"])
     return (
-        f"the model of rank {ranks} has had other bits than most since step {found['first_step']} "
-        f"at the latest (compared {looked})"
+        f"the model of {plural(len(found['ranks']), 'rank')} {ranks} has not been bit-identical to "
+        f"most others since step {found['first_step']} at the latest (compared {looked})"
     )
 
 

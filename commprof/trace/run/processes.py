@@ -1,7 +1,7 @@
-"""The process that wrote a trace, as far as this one can know it from /proc (proc(5)).
+"""State of the process that wrote a trace, as far as /proc shows it to this process (proc(5)).
 
-No file is trusted to be there. A process is the one that a trace names only on its host since that
-booted, in its PID namespace, and if it began before the trace did: numbers are given out again.
+Any file may be missing. A process is the one that a trace names only on the same host, without a
+reboot since, in the same PID namespace, and if it began before the trace: process ids are reused.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any, Final
 PROC: Final = Path("/proc")
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-#: Of ``/proc/PID/stat`` behind the name: state, user and system time, start, resident pages.
+#: Fields of ``/proc/PID/stat`` after the name: state, user and system time, start, resident pages.
 _STATE, _USER, _SYSTEM, _START, _RESIDENT = 0, 11, 12, 19, 21
-#: A process is in /proc before it takes the time that its trace begins with.
+#: Tolerance when a process's start is compared with the time at which its trace begins.
 _TOLERANCE_NS: Final = 1_000_000_000
 
 
@@ -35,28 +35,28 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Stat:
-    """What the kernel counts of a process."""
+    """State, start, CPU time and memory of a process, from /proc/PID/stat."""
 
-    #: One letter: R, S, D, T, t, Z, X, ...
+    #: State as one letter: R, S, D, T, t, Z, X, ...
     code: str
-    #: When it began, in ticks of CLOCK_BOOTTIME: tells it from a later one of its number.
+    #: Start in ticks of CLOCK_BOOTTIME; distinguishes it from a later process with the same id.
     start_ticks: int
     cpu_s: float
     resident_bytes: int
 
     @property
     def ended(self) -> bool:
-        """True if the process is over, whether or not its parent has asked."""
+        """True if the process has ended, even if its parent has not waited for it yet."""
         return self.code in "ZX"
 
 
 def stat_of(pid: int | str, proc: Path = PROC) -> Stat | None:
-    """Returns /proc/PID/stat, None if the process is gone; raises OSError where it is hidden."""
+    """Reads /proc/PID/stat; None if the process is gone. Raises OSError if it is hidden."""
     try:
         text = (proc / str(pid) / "stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
-    fields = text.rpartition(")")[2].split()  # the name before may hold anything
+    fields = text.rpartition(")")[2].split()  # the name before may hold any character
     if len(fields) <= _RESIDENT:
         return None
     return Stat(
@@ -68,7 +68,7 @@ def stat_of(pid: int | str, proc: Path = PROC) -> Stat | None:
 
 
 def identity(pid: int) -> str:
-    """Text that tells a process from a later one of the same id; empty if gone or hidden."""
+    """Returns a text that differs for a later process with this id; empty if gone or hidden."""
     try:
         found = stat_of(pid)
     except OSError:
@@ -86,21 +86,21 @@ class Here:
         self._pids, self._times = (link_of(proc / "self/ns" / name) for name in ("pid", "time"))
 
     def is_local(self, metadata: Mapping[str, Any]) -> bool:
-        """True if the trace's rank runs, or ran, under this kernel since it booted."""
+        """True if the trace's rank ran under this kernel since its boot."""
         return bool(self._boot_id) and metadata["machine"]["boot_id"] == self._boot_id
 
     def shares_pids(self, metadata: Mapping[str, Any]) -> bool:
-        """True if the rank's process has the same id here."""
+        """True if the rank's process id is valid in this PID namespace."""
         same = metadata["machine"]["pid_namespace"] == self._pids != ""
         return same and self.is_local(metadata)
 
     def shares_clock(self, metadata: Mapping[str, Any]) -> bool:
-        """True if the trace's times are by this process's CLOCK_MONOTONIC."""
+        """True if the trace's times are on this process's CLOCK_MONOTONIC."""
         same = metadata["machine"]["time_namespace"] == self._times != ""
         return same and self.is_local(metadata)
 
     def find(self, metadata: Mapping[str, Any]) -> tuple[State, Stat | None]:
-        """Finds the process of a trace's metadata; no Stat of one that is gone."""
+        """Finds the process that a trace's metadata name; the Stat is None if it is not found."""
         if not self.shares_pids(metadata):
             return State.UNKNOWN, None
         try:
@@ -110,17 +110,17 @@ class Here:
         if found is None or found.ended:
             return State.GONE, None
         if self.shares_clock(metadata) and _began_later(found.start_ticks, metadata["clock"]):
-            return State.GONE, None  # another process has its number
+            return State.GONE, None  # another process has its id now
         return State.STOPPED if found.code in "tT" else State.RUNS, found
 
 
 def state_of(metadata: Mapping[str, Any]) -> State:
-    """State of the process that trace metadata describe: ``pid``, ``machine`` and ``clock``."""
+    """Returns the state of the process that metadata name: ``pid``, ``machine``, ``clock``."""
     return Here().find(metadata)[0]
 
 
 def text_of(path: Path | str) -> str:
-    """Content of a system file; empty where it cannot be read."""
+    """Returns the content of a system file; empty if it cannot be read."""
     try:
         return Path(path).read_text(errors="replace")
     except OSError:
@@ -128,7 +128,7 @@ def text_of(path: Path | str) -> str:
 
 
 def link_of(path: Path | str) -> str:
-    """Target of a system link; empty where it cannot be read."""
+    """Returns the target of a system link; empty if it cannot be read."""
     try:
         return os.readlink(path)
     except OSError:
@@ -136,9 +136,9 @@ def link_of(path: Path | str) -> str:
 
 
 def _began_later(start_ticks: int, clock: Mapping[str, Any]) -> bool:
-    """Whether a process began after the trace did. ``start_ticks``: since boot, as in /proc."""
-    # CLOCK_BOOTTIME also counts suspension. Less may have come before the trace than until now:
-    # the start is then taken for too early, never for too late.
+    """True if a process began after the trace. ``start_ticks``: since boot, as in /proc."""
+    # CLOCK_BOOTTIME also counts suspension. If the host was suspended since the process began, the
+    # computed start is too early, never too late.
     suspended_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
     began_ns = start_ticks * 1_000_000_000 // TICKS_PER_S - suspended_ns
     return bool(began_ns > clock["monotonic_ns"] + _TOLERANCE_NS)

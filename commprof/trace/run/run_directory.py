@@ -1,4 +1,4 @@
-"""What a run leaves on disk: ``run.json``, and per world size the ranks' results and traces."""
+"""Reads a run directory: ``run.json``, and the ranks' results and traces of each world size."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def read_result(path: Path) -> dict[str, Any]:
     """Reads a rank's result file; unknown keys are not checked.
 
     Raises:
-        OSError: it cannot be opened.
-        ValueError: it is none, and what is wrong with it.
+        OSError: the file cannot be opened.
+        ValueError: it is not a result file; the message says what is wrong.
     """
     try:
         value: dict[str, Any] = checked(read_json(path), _ACCOUNT)
@@ -43,7 +43,7 @@ def read_result(path: Path) -> dict[str, Any]:
     if not value["losses"]:
         raise ValueError(f"{path}: losses is empty")
     if len(value["step_samples"]) != len(value["step_ns"]):
-        raise ValueError(f"{path}: step_samples and step_ns are of different length")
+        raise ValueError(f"{path}: step_samples and step_ns have different lengths")
     return value
 
 
@@ -52,9 +52,9 @@ _ACCOUNT: Final[dict[str, Shape]] = {
     "step_samples": list[int],
     "losses": list[float],
     "average_loss": float,
-    # Per step of the overhead block: state of the capture, and ns.
+    # State of the capture and time in ns of each step of the overhead block.
     "overhead": list[tuple[str, int]],
-    # Of the same steps what the training thread computed.
+    # CPU time of the training thread in the same steps.
     "overhead_cpu_ns": list[int] | None,
     "record_cost_ns": float | None,
     "steps_per_epoch": int | None,
@@ -65,47 +65,47 @@ _ACCOUNT: Final[dict[str, Shape]] = {
 
 
 RUN_FILE = "run.json"
-#: What ``commprof run --config`` takes to repeat a run.
+#: Options of the run, with which ``commprof run --config`` repeats it.
 CONFIG_FILE = "config.yaml"
-#: What ``commprof predict`` answered last, for the run's page.
+#: Last answers of ``commprof predict``, for the run's page.
 PREDICTIONS_FILE = "predictions.json"
-#: What every command takes that reads a run.
+#: Inputs that every command accepts that reads a run.
 _GIVE = (
     "give a directory that commprof recorded into, or traces of torch.profiler (a file, a folder "
-    "or an archive); commprof report takes Flight Recorder dumps too"
+    "or an archive); commprof report also reads Flight Recorder dumps"
 )
-#: Key of ``run.json``: the directories of the strategies that were run side by side.
+#: Key of ``run.json`` for the directories of the strategies that the run compares.
 STRATEGIES = "strategies"
 
 
 @dataclass(frozen=True)
 class WorldRun:
-    """One world size of a run; ranks that left nothing are missing from both maps."""
+    """Files of one world size of a run; ranks without files are missing from both maps."""
 
     world_size: int
     directory: Path
-    #: By rank: the training loop's account.
+    #: Result of the training loop, by rank.
     results: dict[int, dict[str, Any]]
-    #: By rank.
+    #: Trace, by rank.
     traces: dict[int, Trace]
-    #: Files that could not be read, and what happened to the ranks, in sentences.
+    #: Sentences about files that could not be read, and about what happened to the ranks.
     problems: tuple[str, ...]
-    #: Which start of the ranks this is: 0, and one more for each restart.
+    #: Number of the last attempt: 0, and one more for each restart.
     attempt: int = 0
-    #: What the launcher saw of all attempts; None where none wrote it down.
+    #: The launcher's record of all attempts; None if there is none.
     endings: Endings | None = None
 
 
 def world_directory(run: Path, world_size: int) -> Path:
-    """Directory into which the ranks of one world size write."""
+    """Returns the directory into which the ranks of one world size write."""
     return run / f"world_{world_size}"
 
 
 def read_context(run: Path) -> dict[str, Any]:
-    """Reads what was run and where, from a run directory or a directory of traces alone.
+    """Reads command, settings and machine of a run, from ``run.json`` or from traces alone.
 
     Raises:
-        CommprofError: ``run`` is neither.
+        CommprofError: ``run`` is not a recording.
     """
     other = other_recording(run)
     if other is not None:
@@ -128,10 +128,10 @@ def read_context(run: Path) -> dict[str, Any]:
 
 
 def strategy_directories(run: Path) -> list[Path]:
-    """Run directories of the strategies compared in this run; empty for a single strategy.
+    """Lists the run directories of the strategies compared in a run; empty for one strategy.
 
     Raises:
-        CommprofError: ``run`` is no run directory.
+        CommprofError: ``run`` is not a run directory.
     """
     names = read_context(run).get(STRATEGIES)
     named = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
@@ -139,10 +139,7 @@ def strategy_directories(run: Path) -> list[Path]:
 
 
 def read_world(run: Path, world_size: int) -> WorldRun:
-    """Reads whatever the ranks of one world size left; never fails for a rank that is missing.
-
-    After a restart that is what the last attempt left.
-    """
+    """Reads the files of one world size's last attempt; a missing rank is not an error."""
     other = other_recording(run)
     if other is not None:
         return WorldRun(other.world_size, run, {}, other.traces, other.problems)
@@ -192,10 +189,10 @@ def other_recording(path: Path) -> Recording | None:
 
 
 def _refuse_for_another_command(path: Path) -> None:
-    """Where another command takes it.
+    """Refuses a recording that only another command reads.
 
     Raises:
-        CommprofError: it names the command.
+        CommprofError: there is such a command; the message names it.
     """
     from commprof.recordings.recognise import taken_elsewhere
 
@@ -206,27 +203,27 @@ def _refuse_for_another_command(path: Path) -> None:
 
 @functools.lru_cache(maxsize=2)
 def _read_once(path: Path, _place: str, _stamp: int) -> Recording | None:
-    """Context, steps and trials are asked for one after the other; a recording may be large."""
-    from commprof.recordings.profiler import read_recording  # a run needs none of it
+    """Reads a recording, and keeps it for the next calls: it may be large."""
+    from commprof.recordings.profiler import read_recording  # not needed for commprof's own runs
 
     return read_recording(path)
 
 
 def trace_paths(run: Path, world_size: int) -> dict[int, Path]:
-    """Paths of the last attempt's traces of one world size, by rank, as far as there are any."""
+    """Lists the existing traces of one world size's last attempt, by rank."""
     paths = last_attempt(_directory_of(run, world_size))
     return {rank: path for rank, path in paths.items() if rank < world_size}
 
 
 def run_of(directory: Path, world_size: int) -> Path:
-    """Run directory that a world size's directory belongs to."""
+    """Returns the run directory that a world size's directory belongs to."""
     parent = directory.parent
     return parent if world_directory(parent, world_size) == directory else directory
 
 
 def _directory_of(run: Path, world_size: int) -> Path:
     directory = world_directory(run, world_size)
-    return directory if directory.is_dir() else run  # of traces alone
+    return directory if directory.is_dir() else run  # a directory of traces alone
 
 
 def _launched(endings: Endings | None, number: int) -> LaunchedAttempt | None:
@@ -240,18 +237,18 @@ def _problems_of(rank: int, trace: Trace, launched: LaunchedAttempt | None) -> l
 
 
 def other_jobs(run: Path) -> list[Path]:
-    """Directories of further jobs that recorded into this one, in order."""
+    """Lists the directories of further jobs that recorded into this directory, in order."""
     patterns = ("job_*/rank_*.trace", "world_*/job_*/rank_*.trace")
     jobs = {trace.parent for pattern in patterns for trace in run.glob(pattern)}
     return sorted(jobs, key=lambda job: (len(str(job)), job))
 
 
 def _context_of_traces(run: Path) -> dict[str, Any]:
-    """The keys of ``run.json``, as far as traces know them."""
+    """Makes those keys of ``run.json`` that traces contain."""
     paths = list(last_attempt(run).values())
     if not paths and (jobs := other_jobs(run)):
         raise CommprofError(
-            f"{quoted(run)} holds no traces itself but those of several jobs; report one of them: "
+            f"{quoted(run)} holds traces of several jobs in subdirectories; report one of them: "
             + ", ".join(map(quoted, jobs))
         )
     if not paths:
@@ -267,7 +264,7 @@ def _context_of_traces(run: Path) -> dict[str, Any]:
         raise CommprofError(
             f"{quoted(run)} holds traces of several jobs: "
             + ", ".join(f"{path.name} of {size} ranks" for path, size in sizes.items())
-            + "; move those of each job into a directory of its own"
+            + "; move the traces of each job into a directory of its own"
         )
     started = _date(metadata["clock"]["realtime_ns"])
     command = shlex.join(metadata["command"])
@@ -287,10 +284,10 @@ def _context_of_traces(run: Path) -> dict[str, Any]:
 
 
 def _readable(paths: list[Path]) -> dict[Path, dict[str, Any]]:
-    """Metadata of the traces that can be read; what is wrong with the others, the report says.
+    """Reads the metadata of the readable traces; the report names problems of the others.
 
     Raises:
-        TraceError, OSError: none can be read.
+        TraceError, OSError: no trace can be read.
     """
     found: dict[Path, dict[str, Any]] = {}
     first: TraceError | OSError | None = None
@@ -318,14 +315,14 @@ _RUN_FILE: Final[dict[str, Shape]] = {
     "world_sizes": list[int],
     "machine": {"usable_cpu_count": int, "cpu_model": str},
     "errors": dict,
-    # Not in every run.
+    # Optional.
     **dict.fromkeys(("command", "scaling", "strategy"), str | None),
     **dict.fromkeys(("nodes", "hosts"), int | None),
     **dict.fromkeys(("pinning", "training", "reproduction", "predicted"), dict | None),
 }
 
 
-#: What ``commprof predict`` said of the setting, of a run that is held against it.
+#: Prediction of ``commprof predict`` that the run is compared with.
 _PREDICTED: Final[dict[str, Shape]] = {
     "run": str,
     "setting": str,

@@ -70,7 +70,7 @@ def test_the_exception_and_the_exit_code(tmp_path: Path) -> None:
     ("code", "kills", "words"),
     [
         (-9, 0, "its process was ended by SIGKILL;"),
-        (-9, 2, "SIGKILL: the kernel, out of memory (2 killed in the launcher's cgroup);"),
+        (-9, 2, "SIGKILL: out of memory (the kernel killed 2 in the launcher's cgroup);"),
         (-11, 2, "its process was ended by SIGSEGV;"),
         (9, 0, "its process ended with exit code 9;"),
     ],
@@ -98,9 +98,12 @@ def test_a_full_disk_and_a_pause(tmp_path: Path) -> None:
 def test_comparisons_of_the_models(tmp_path: Path) -> None:
     found = {"every": 10, "checks": 4, "first_step": 19, "ranks": ["1", "3"]}
     (problem,) = rank_problems(trace(tmp_path, more(sync_checks=found), made.end()))
-    assert "the model of rank 1, 3 has had other bits than most since step 19" in problem
+    said = "the model of ranks 1, 3 has not been bit-identical to most others since step 19"
+    assert said in problem
     (well,) = rank_problems(trace(tmp_path, more(sync_checks={**found, "ranks": []}), made.end()))
-    assert well == "the models of all ranks were compared 4 times, every 10 steps: the same bits"
+    assert well == (
+        "the models of all ranks were compared 4 times, every 10 steps: they are bit-identical"
+    )
 
 
 def test_states_of_processes(tmp_path: Path) -> None:

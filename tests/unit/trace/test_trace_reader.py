@@ -187,7 +187,7 @@ def test_hostile_lengths_allocate_nothing(tmp_path: Path, length: int) -> None:
 @pytest.mark.parametrize("header_bytes", [0, 31, 10_000, 2**32 - 1])
 def test_hostile_header_sizes(tmp_path: Path, header_bytes: int) -> None:
     data = made.file_header(header_bytes=header_bytes) + made.trace()[32:]
-    with pytest.raises(TraceError, match=f"a file header of {header_bytes} bytes"):
+    with pytest.raises(TraceError, match=f"its file header claims to be {header_bytes} bytes long"):
         read(tmp_path, data)
 
 
@@ -216,7 +216,7 @@ def test_partial_records_are_left_out(tmp_path: Path) -> None:
     trace = read(tmp_path, made.trace(odd, made.records(2), made.end()))
 
     assert times(trace) == [2]
-    assert "127 bytes are no whole number of records" in trace.problems[0]
+    assert "127 bytes are not a whole number of records" in trace.problems[0]
 
 
 def required(shape: dict[str, Any], where: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
@@ -267,7 +267,7 @@ def test_an_optional_metadata_key_may_be_missing_but_not_wrong(tmp_path: Path) -
 
 
 def test_a_rank_outside_its_world_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="rank 2 of world_size 2"):
+    with pytest.raises(TraceError, match="rank 2 is not below world_size 2"):
         read(tmp_path, made.trace(rank=2))
 
 

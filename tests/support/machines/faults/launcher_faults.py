@@ -127,7 +127,7 @@ def out_of_memory(place: Path, chance: random.Random) -> Outcome:
     killed = int(told[1]) if told else 0
     # torchrun's own exit code is 1 whatever happened; what it tells of the rank is the signal.
     same = plain_code == 1 and killed == -signal.SIGKILL and code == 128 + signal.SIGKILL
-    cause = r"its process was ended by SIGKILL: the kernel, out of memory \(1 killed in"
+    cause = r"its process was ended by SIGKILL: out of memory \(the kernel killed 1 in"
     return Outcome(
         same and not left and not job.rings(),
         job.steps_kept >= job.steps_said >= 40,  # two ranks, 20 steps each
