@@ -124,7 +124,11 @@ void recordRunDelay(Recorder& recorder, uint64_t now_ns) noexcept {
     last = now;
     return;
   }
-  const uint64_t found_ns = more(now.delay_ns, last.delay_ns);
+  // What the thread lacked after now_ns, until the count was read, is the next
+  // interval's.
+  const uint64_t found_ns =
+      std::min(more(now.delay_ns, last.delay_ns), now_ns - last.at_ns);
+  now.delay_ns = last.delay_ns + found_ns;
   if (found_ns > 0) {
     Record record = since(last, now_ns, Kind::kRunDelay);
     record.bytes_in = found_ns;
