@@ -37,6 +37,12 @@ def end_at_once() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+def ignore() -> None:
+    """Makes Ctrl-C have no effect from now on, when the process is about to end by itself."""
+    if _raises():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def _raises() -> bool:
     """True if Ctrl-C raises KeyboardInterrupt in this thread: not ignored or handled otherwise."""
     return (

@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from commprof import invocation
+from commprof import interrupts, invocation
 from commprof.compressors import parse
 from commprof.errors import CommprofError, UsageError
 from commprof.launch.job import Job, Plan, write_json
@@ -67,7 +67,9 @@ def guarded(work: Callable[[], None]) -> None:
         if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # as the fork server had it
             signal.signal(signal.SIGINT, signal.default_int_handler)
         work()
+        interrupts.ignore()
     except KeyboardInterrupt:
+        interrupts.ignore()  # another one would end the exit in a traceback
         # torch's process wrapper turns an interrupt into success, and its launcher then waits on.
         raise SystemExit(_INTERRUPTED_EXIT_CODE) from None
     except CommprofError as error:
