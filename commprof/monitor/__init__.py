@@ -1,4 +1,5 @@
-"""A running job seen from outside of its ranks: their traces, followed while they grow.
+"""Observation of a running job from outside of its ranks: their traces are read while they grow.
 
-Nothing here runs in a process that trains, and nothing imports torch.
+Monitor and watchdog are processes of their own; a rank only starts them, or reads its own trace for
+``prof.summary()``. Nothing here imports torch.
 """

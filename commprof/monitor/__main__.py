@@ -1,4 +1,4 @@
-"""``python -m commprof.monitor RUN --metrics ...``: metrics of a job that runs already."""
+"""``python -m commprof.monitor RUN --metrics ...``: metrics of a job that is already running."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from commprof.monitor.settings import add_arguments, settings_of
 
 
 def main() -> int:
-    """Watches until the job's process ends, or a signal ends it."""
+    """Watches the job until its process ends or a signal arrives; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog=invocation.module("commprof.monitor"), description=__doc__
     )
@@ -24,12 +24,12 @@ def main() -> int:
     args = parser.parse_args()
     try:
         if not args.run.is_dir():
-            said = "is no directory" if args.run.exists() else "does not exist"
+            said = "is not a directory" if args.run.exists() else "does not exist"
             raise UsageError(f"{invocation.quoted(args.run)} {said}; give the job's run directory")
         settings = settings_of(args)
         if not settings.wanted:
             raise UsageError(
-                "no output is named; give --metrics, or another of the --metrics options"
+                "no output is chosen; give --metrics or another of the --metrics options"
             )
         return run_monitor(args.run, settings, args.of_process, not args.this_job)
     except CommprofError as error:

@@ -1,15 +1,15 @@
-"""Follows traces while their ranks still write them; each block is read once.
+"""Reads traces while their ranks still write them; each block is read once.
 
-The writer puts a block's header in place behind its payload, so a block is there as a whole or
-not at all. Only summaries change once written: they lie in a few slots, of which the headers are
-looked at again (``docs/architecture.md``). What the rank has not flushed yet, the last 0.2 s, is
-not seen.
+The writer writes a block's header after its payload, so a block is visible as a whole or not at
+all. Only summaries change once written: they are in a few slots, whose headers are read again at
+every poll (``docs/architecture.md``). Records that the rank has not flushed yet, of the last 0.2 s,
+are not seen.
 
 Nothing in a file is trusted, as in :mod:`commprof.trace.reader`: a length is checked against the
-file before anything is allocated, and what cannot be read is said in ``problems``.
+file size before memory is allocated, and ``problems`` lists the parts that cannot be read.
 
-``commprof run`` trains several world sizes, and strategies, one after the other, each into a
-directory of its own: the job is the one that was written to last.
+``commprof run`` trains several world sizes and strategies one after the other, each in its own
+directory: the directory that was written to last is the current job.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from commprof.trace.run.endings import attempt_paths, rank_and_attempt
 from commprof.trace.schema import BlockType, Kind, Records
 from commprof.trace.summary import Summary
 
-#: A block that claims more is passed over: a flush holds what rings can, some 1 MiB a thread.
+#: Larger blocks are skipped: a flush holds at most the contents of the rings, 1 MiB per thread.
 _LARGEST_BLOCK_BYTES = 256 << 20
-#: What one look reads; a trace that is behind is caught up with in several.
+#: Most bytes that one poll reads; catching up with a longer trace needs several polls.
 _BYTES_PER_POLL = 32 << 20
-#: A wrong checksum may be one that was being written: it is looked at so often again.
+#: A wrong checksum may belong to a block that is being written: so many polls try it again.
 _RETRIES = 3
 _MOST_PROBLEMS = 20
 
@@ -45,22 +45,22 @@ _NO_RECORDS: Records = np.empty(0, dtype=schema.RECORD_DTYPE)
 
 
 class TraceTail:
-    """The growing end of one trace file. Not thread-safe; close it, or use it in ``with``.
+    """Reader of one growing trace file. Not thread-safe; close it, or use it in ``with``.
 
-    The file stays open, so a trace whose directory was deleted is followed on.
+    The file stays open, so reading goes on even if the trace's directory is deleted.
     """
 
     def __init__(self, path: Path, recent_bytes: int | None = None) -> None:
         """Opens nothing before the first :meth:`poll`; the file may not exist yet.
 
         Args:
-            path: of the trace.
-            recent_bytes: of what stands in the file at the first look, leave out records further
-                than this from its end; None reads them all. Metadata, groups and summaries are
+            path: the trace.
+            recent_bytes: of the records that the file holds at the first poll, read only those in
+                this many bytes before its end; None reads all. Metadata, groups and summaries are
                 always read.
         """
         self.path = path
-        #: What could not be read, in sentences; of many the first ones.
+        #: Sentences about parts that could not be read; at most the first ``_MOST_PROBLEMS``.
         self.problems: list[str] = []
         self._recent_bytes = recent_bytes
         self._fd = -1
@@ -71,19 +71,19 @@ class TraceTail:
         self._broken = False
         self._retries = 0
         self._caught_up = False
-        #: Bytes that this look may still read.
+        #: Bytes that this poll may still read.
         self._budget = 0
         #: Checksum seen in each summary slot, by the slot's offset.
         self._slots: dict[int, int] = {}
 
     @property
     def metadata(self) -> dict[str, Any] | None:
-        """Metadata as :class:`commprof.trace.reader.Trace` has it; None until written."""
+        """Metadata as in :class:`commprof.trace.reader.Trace`; None until written."""
         return self._content.metadata
 
     @property
     def groups(self) -> dict[int, Group]:
-        """The process groups described so far, by the rank's own number."""
+        """Process groups described so far, by the rank's own number of the group."""
         return self._content.groups
 
     @property
@@ -93,7 +93,7 @@ class TraceTail:
 
     @property
     def summary(self) -> Summary | None:
-        """The newest summary of always-on mode; None where that never ran."""
+        """The newest summary of always-on mode; None if the mode was never active."""
         return self._content.summary
 
     @property
@@ -103,12 +103,12 @@ class TraceTail:
 
     @property
     def ended(self) -> bool:
-        """True if capture closed the trace, or it was salvaged after the rank had died."""
+        """True if capture closed the trace, or commprof salvaged it after the rank's death."""
         return self._content.complete or self._content.salvaged
 
     @property
     def dropped(self) -> int:
-        """Number of records lost so far, by the trace or, while it is open, by its rings."""
+        """Number of records lost so far, according to the trace and, while open, its rings."""
         summary = self._content.summary
         told = max(self._content.dropped, summary.dropped if summary is not None else 0)
         if self.ended or self.metadata is None:
@@ -117,20 +117,20 @@ class TraceTail:
 
     @property
     def length_bytes(self) -> int:
-        """Length of the file; 0 before there is one."""
+        """Length of the file; 0 if it does not exist yet."""
         return self._size() if self._fd >= 0 else 0
 
     @property
     def caught_up(self) -> bool:
-        """True if the last poll reached the end of what was written."""
+        """True if the last poll reached the end of the file's complete blocks."""
         return self._caught_up
 
     def poll(self) -> Records:
         """Returns the records of newly completed blocks, ordered by time.
 
-        Records of one thread come in order over the calls; those of several threads may come up to
-        a flush interval (0.2 s) out of order. Empty where nothing is new, where there is no
-        file yet, and where reading fails; see ``problems``.
+        Across calls, records of one thread are in order; records of different threads may be up to
+        a flush interval (0.2 s) out of order. Empty if nothing is new, if there is no file yet,
+        and if reading fails; see ``problems``.
         """
         try:
             if self._fd < 0 and not self._open():
@@ -139,26 +139,26 @@ class TraceTail:
             self._look_at_summaries()
             self._caught_up = self._read_blocks()
         except OSError as error:
-            self._complain(f"cannot be read: {error.strerror}")
+            self._complain(f"the trace cannot be read: {error.strerror}")
         return self._taken()
 
     def close(self) -> None:
-        """Closes the file; what was read stays."""
+        """Closes the file; data that was read stays available."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
             self._broken = True
 
     def __enter__(self) -> TraceTail:
-        """Itself."""
+        """Returns the tail itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Closes it."""
+        """Closes the file."""
         self.close()
 
     def _open(self) -> bool:
-        """False until there is a file with a header."""
+        """Opens the file; returns False until it exists and has a header."""
         if self._broken:
             return False
         try:
@@ -167,20 +167,20 @@ class TraceTail:
             return False
         header = self._file_header(fd)
         if len(header) < schema.FILE_HEADER.size:
-            os.close(fd)  # it was only claimed so far
+            os.close(fd)  # the rank has created the file and not written to it yet
             return False
         magic, version, header_bytes, session, _ = schema.FILE_HEADER.unpack(header)
         self._fd, self._at, self._session = fd, header_bytes, session
         if magic != schema.TRACE_MAGIC or version != schema.TRACE_VERSION:
-            self._stop(f"not a commprof trace of version {schema.TRACE_VERSION}")
+            self._stop(f"the file is not a commprof trace of version {schema.TRACE_VERSION}")
         elif header_bytes < schema.FILE_HEADER.size:
-            self._stop(f"damaged: a file header of {header_bytes} bytes")
+            self._stop(f"the trace is damaged: a file header of {header_bytes} bytes")
         if self._recent_bytes is not None:
             self._skip_before = self._size() - self._recent_bytes
         return True
 
     def _file_header(self, fd: int) -> bytes:
-        """Its bytes so far; closes a file that cannot be read."""
+        """Returns the file header's bytes written so far; closes a file that cannot be read."""
         try:
             return os.pread(fd, schema.FILE_HEADER.size, 0)
         except OSError:
@@ -192,39 +192,39 @@ class TraceTail:
         return os.fstat(self._fd).st_size
 
     def _look_at_summaries(self) -> None:
-        """Takes those that were written over since the last look."""
+        """Reads the summaries that were overwritten since the last poll."""
         for offset, seen in self._slots.items():
             header = os.pread(self._fd, schema.BLOCK_HEADER.size, offset)
             if len(header) < schema.BLOCK_HEADER.size:
                 continue
             magic, block_type, length, crc, _ = schema.BLOCK_HEADER.unpack(header)
             if magic != schema.BLOCK_MAGIC or block_type != BlockType.SUMMARY or crc == seen:
-                continue  # as it was, or being written
+                continue  # unchanged, or being written
             payload = self._payload(offset, length)
             if payload is not None and zlib.crc32(payload) == crc:
                 self._slots[offset] = crc
                 self._take(Block(BlockType.SUMMARY, memoryview(payload)))
 
     def _read_blocks(self) -> bool:
-        """Goes on to the last complete block; False if that is more than one look reads."""
+        """Reads up to the last complete block; False if one poll is not enough for it."""
         while not self._broken and self._budget > 0:
             header = os.pread(self._fd, schema.BLOCK_HEADER.size, self._at)
             if len(header) < schema.BLOCK_HEADER.size or not any(header):
-                return True  # until a block is complete there is a hole in place of its header
+                return True  # until a block is complete, its header is a hole in the file
             magic, block_type, length, crc, _ = schema.BLOCK_HEADER.unpack(header)
             if magic != schema.BLOCK_MAGIC:
-                self._doubt(f"no block at byte {self._at}; the rest is ignored", None)
+                self._doubt(f"there is no block at byte {self._at}; the rest is ignored", None)
                 return True
             end = self._at + len(header) + length
             if end > self._size():
-                return True  # cut off, or the file is being cut back for want of room
+                return True  # truncated, or being cut back because the disk is full
             if not self._read_block(block_type, length, crc, end):
                 return True
             self._at, self._retries = end, 0
         return self._broken
 
     def _read_block(self, block_type: int, length: int, crc: int, end: int) -> bool:
-        """Takes the block at ``_at``; False where it should be looked at once more."""
+        """Reads the block at ``_at``; False if the next poll should read it again."""
         if block_type in (BlockType.SUMMARY, BlockType.SPARE):
             self._slots[self._at] = 0 if block_type == BlockType.SPARE else crc
         if block_type == BlockType.SPARE:
@@ -232,7 +232,7 @@ class TraceTail:
         if block_type == BlockType.RECORDS and end <= self._skip_before:
             return True
         if length > _LARGEST_BLOCK_BYTES:
-            self._complain(f"the block at byte {self._at} has {length} bytes and is left out")
+            self._complain(f"the block at byte {self._at} has {length} bytes: too large, left out")
             return True
         payload = self._payload(self._at, length)
         if payload is None:
@@ -241,13 +241,13 @@ class TraceTail:
             self._take(Block(block_type, memoryview(payload)))
             return True
         if block_type == BlockType.SUMMARY:
-            self._slots[self._at] = 0  # being written over; the next look takes it
+            self._slots[self._at] = 0  # being overwritten; the next poll reads it
             return True
         problem = f"the block at byte {self._at} has a wrong checksum and is left out"
         return self._doubt(problem, end)
 
     def _payload(self, offset: int, length: int) -> bytes | None:
-        """Payload of the block there; None if the file ends before it, or it is too large."""
+        """Payload of the block at ``offset``; None if it is cut off or too large."""
         begin = offset + schema.BLOCK_HEADER.size
         if length > _LARGEST_BLOCK_BYTES or begin + length > self._size():
             return None
@@ -262,7 +262,7 @@ class TraceTail:
             self._stop(str(error))
 
     def _taken(self) -> Records:
-        """Empties what the blocks held."""
+        """Returns the records of the blocks read since the last call, ordered by time."""
         content = self._content
         for problem in content.problems:
             self._complain(problem)
@@ -276,7 +276,10 @@ class TraceTail:
         return records[np.argsort(records["timestamp_ns"], kind="stable")]
 
     def _doubt(self, problem: str, end: int | None) -> bool:
-        """Looks again later, a few times; then goes on at ``end``, or nowhere. True to go on."""
+        """Counts failed reads of a block; after a few, gives it up and returns True to skip it.
+
+        Without ``end``, the place to go on from, reading of the file stops instead.
+        """
         self._retries += 1
         if self._retries <= _RETRIES:
             return False
@@ -295,16 +298,16 @@ class TraceTail:
             self.problems.append(problem)
 
 
-#: Where a run keeps traces, the run directory first.
+#: Patterns of the directories in which a run keeps traces, the run directory first.
 _PLACES: Final = (".", "job_*", "world_*", "world_*/job_*", "*/world_*")
-#: Files held open at once.
+#: Most trace files held open at once.
 _MOST_RANKS: Final = 4096
 
 
 def newest_job(run: Path, nested: bool = True) -> Path | None:
-    """Finds the directory whose traces were written to last; None as long as there is none.
+    """Finds the directory whose traces were written to last; None if there are no traces yet.
 
-    Without ``nested`` it is ``run`` or none.
+    Without ``nested`` only ``run`` itself is searched.
     """
     newest: tuple[int, Path] | None = None
     for pattern in _PLACES if nested else _PLACES[:1]:
@@ -316,7 +319,7 @@ def newest_job(run: Path, nested: bool = True) -> Path | None:
 
 
 class JobTail:
-    """Tails of all traces of one job; of each rank the trace of its last attempt."""
+    """Tails of all traces of one job; for each rank, the trace of its last attempt."""
 
     def __init__(
         self, directory: Path, recent_bytes: int | None = None, only_rank: int | None = None
@@ -324,17 +327,17 @@ class JobTail:
         """Opens nothing yet.
 
         Args:
-            directory: where the traces are.
-            recent_bytes: of each trace, see :class:`TraceTail`.
-            only_rank: leave the traces of all others alone; None to follow all.
+            directory: the directory that holds the traces.
+            recent_bytes: bytes to read of each trace's earlier records, see :class:`TraceTail`.
+            only_rank: the one rank to follow; None to follow all.
         """
         self.directory = directory
-        #: By rank; those whose metadata was read.
+        #: Tails by rank, once their metadata was read.
         self.tails: dict[int, TraceTail] = {}
         self._recent_bytes = recent_bytes
         self._only_rank = only_rank
         self._open: dict[Path, TraceTail] = {}
-        #: How often a rank began again with another trace.
+        #: How often a rank was restarted and began another trace.
         self.restarts = 0
 
     @property
@@ -372,7 +375,7 @@ class JobTail:
 
 
 def _traces(directory: Path) -> dict[int, Path]:
-    """By rank the trace of its last attempt."""
+    """Returns the trace of each rank's last attempt, by rank."""
     try:
         attempts = attempt_paths(directory)
     except OSError:

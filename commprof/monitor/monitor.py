@@ -1,8 +1,8 @@
-"""The monitor of one host: looks at a run directory now and then, and feeds the outputs.
+"""The monitor of one host: reads a run directory at intervals and feeds the outputs.
 
-It reads what the ranks write and has no way to reach them. Whatever happens to it or to its
-outputs, the job goes on; when the job ends, it takes a last look and ends too. A rank that hangs on
-when the others are gone is still the job.
+It reads what the ranks write and cannot affect them: the job goes on whatever happens to the
+monitor or its outputs. When the job ends, the monitor reads the directory once more and ends too.
+The job lasts as long as one of its ranks does.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from commprof.predict.fit.machine_profile import load_profile
 from commprof.text import printable
 from commprof.trace.run.processes import identity
 
-#: How soon it sees that the job has ended.
+#: Seconds between two checks for the job's end.
 _ALERT_S: Final = 0.5
 _MOST_COMPLAINTS: Final = 100
 _LAST_LOOKS: Final = 20
-#: Looks become rarer, down to one in so many seconds, where they would take more than this.
+#: Largest share of a core for looks: beyond it they become rarer, down to one per ``_LONGEST_S``.
 _OF_A_CORE: Final = 0.02
 _LONGEST_S: Final = 30.0
-#: Training comes first; but at the lowest of all a host whose cores are all busy would stop it.
+#: Training comes first, but the lowest priority would starve the monitor on a busy host.
 _NICE: Final = 10
 _PATIENCE_S: Final = 5.0
 
@@ -56,12 +56,12 @@ class Monitor:
     def __init__(
         self, run: Path, settings: Settings, of_process: str = "", nested: bool = True
     ) -> None:
-        """Opens what the settings ask for.
+        """Opens the outputs that the settings ask for.
 
         Args:
             run: the run directory; it need not hold a trace yet.
-            settings: what to show and where.
-            of_process: ``PID:START`` of the process that it ends with; empty for none.
+            settings: the outputs and their options.
+            of_process: ``PID:START`` of the process whose end ends the monitor; empty for none.
             nested: as for ``Observer``.
 
         Raises:
@@ -72,14 +72,14 @@ class Monitor:
         self._pid, _, self._began = of_process.partition(":")
         self._ending = threading.Event()
         self._complaints: set[str] = set()
-        #: As the last look had it.
+        #: True if a rank of this host ran at the last look.
         self._a_rank_runs = False
         profile = load_profile(settings.profile) if settings.profile else None
         self._observer = Observer(run, profile, nested=nested)
         self._outputs = list(self._open(settings))
 
     def run(self) -> None:
-        """Runs until its process and all ranks of this host end, or until :meth:`end`."""
+        """Runs until the watched process and all ranks of this host end, or until :meth:`end`."""
         while not self._ending.is_set():
             began_s = time.process_time()
             lived = self._job_lives()
@@ -91,8 +91,8 @@ class Monitor:
             while waited_s < rest_s and not self._ending.wait(_ALERT_S):
                 waited_s += _ALERT_S
                 if lived and not self._job_lives():
-                    break  # look at once at what is left of it
-        for _ in range(_LAST_LOOKS):  # what the ranks wrote last
+                    break  # look at once at the ranks that are left
+        for _ in range(_LAST_LOOKS):  # read what the ranks wrote last
             self._look()
             if self._observer.caught_up:
                 break
@@ -117,7 +117,7 @@ class Monitor:
             state = self._observer.look()
         except OSError as error:
             self._complain(str(error))
-        except Exception as error:  # a damaged trace must not end what watches the job
+        except Exception as error:  # a damaged trace must not end the monitor
             self._complain(f"{type(error).__name__}: {error}")
         self._a_rank_runs = state is not None and any(
             rank.is_local and rank.status == "running" for rank in state.ranks
@@ -147,7 +147,7 @@ class Monitor:
         return outputs
 
     def _listen(self, address: str) -> socket.socket:
-        """The monitor of a job's last attempt may still be about to end."""
+        """Listens on ``address``; waits if the monitor of the job's last attempt still does."""
         until = time.monotonic() + (_PATIENCE_S if self._pid else 0.0)
         while True:
             try:
@@ -164,10 +164,10 @@ class Monitor:
         try:
             replace_file(address_file(self._run), json.dumps(found).encode() + b"\n")
         except OSError as error:
-            self._complain(f"cannot write down the address: {error}")
+            self._complain(f"cannot write the endpoint's address to a file: {error}")
 
     def _complain(self, text: str) -> None:
-        """Logs each complaint once, and a bounded number of them."""
+        """Logs each complaint once, at most ``_MOST_COMPLAINTS`` in all."""
         text = printable(text)
         if text not in self._complaints and len(self._complaints) < _MOST_COMPLAINTS:
             self._complaints.add(text)
@@ -176,7 +176,7 @@ class Monitor:
 
 
 def address_file(run: Path) -> Path:
-    """Where the monitor of this host writes its endpoint's address while it runs, as JSON."""
+    """Path of the JSON file that holds the endpoint's address while this host's monitor runs."""
     host = re.sub(r"[^A-Za-z0-9_.-]", "_", socket.gethostname())
     return run / f"metrics_{host}.json"
 

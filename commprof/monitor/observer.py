@@ -1,4 +1,4 @@
-"""Looks at a running job, its processes and its host: a :class:`JobState` per look."""
+"""Reads a running job's traces, processes and host; every look gives a :class:`JobState`."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from commprof.trace.run.processes import PROC, TICKS_PER_S, Here, State, stat_of
 from commprof.trace.schema import OPS, RECORD_DTYPE, Kind
 from commprof.units import ns_to_s
 
-#: Of the first line of ``/proc/stat``.
+#: Columns of the first line of ``/proc/stat``.
 _IDLE, _IOWAIT = 3, 4
 _OURS: Final = "commprof-"
 _MOST_INTERFACES: Final = 64
 
 
 def rank_process(here: Here, metadata: dict[str, Any]) -> tuple[ProcessState | None, bool | None]:
-    """The rank's process, and whether it lives; None for what cannot be told."""
+    """Returns the state of a rank's process, and True if it lives; None for what is unknown."""
     state, found = here.find(metadata)
     if found is None:
         return None, None if state is State.UNKNOWN else False
@@ -52,7 +52,7 @@ def rank_process(here: Here, metadata: dict[str, Any]) -> tuple[ProcessState | N
 
 
 def this_host(proc: Path = PROC) -> HostState | None:
-    """Reads this host's load from its procfs; None where its kernel does not tell."""
+    """Reads this host's load from its procfs; None if its kernel does not report it."""
     words = text_of(proc / "stat").split("\n", 1)[0].split()[1:9]
     memory = dict(
         line.split(":", 1) for line in text_of(proc / "meminfo").splitlines() if ":" in line
@@ -72,14 +72,14 @@ def this_host(proc: Path = PROC) -> HostState | None:
 
 
 def own_process() -> tuple[float, int]:
-    """CPU time of this process in seconds, and its resident bytes."""
+    """Returns this process's CPU time in seconds and its resident bytes."""
     found = stat_of("self")
     times = os.times()
     return times.user + times.system, 0 if found is None else found.resident_bytes
 
 
 def _helpers_cpu_s(directory: Path) -> float:
-    """CPU time of the threads that commprof started in that process."""
+    """CPU time of commprof's own threads in the process whose procfs directory this is."""
     nanoseconds = 0
     try:
         threads = list((directory / "task").iterdir())
@@ -101,10 +101,10 @@ def _interfaces(text: str) -> dict[str, tuple[int, int]]:
     return found
 
 
-#: Of traces that are long already, what is read of each.
+#: Bytes before the end of a trace, when it is opened, from which records are read.
 _RECENT_BYTES: Final = 16 << 20
 _MOST_PROBLEMS: Final = 20
-#: How long the first ranks are not counted alone: traces of others may be on other hosts.
+#: How long to wait for all ranks' traces before steps of the ranks found are counted.
 PATIENCE_S: Final = 5.0
 
 
@@ -125,11 +125,11 @@ class Observer:
 
         Args:
             run: the run directory.
-            profile: what bandwidth is held against; None for nothing.
-            nested: whether jobs are looked for in the directories of ``run`` too.
-            patience_s: how long ranks whose traces are not there yet are waited for.
-            only_rank: follow this one alone.
-            settled_ns: what is older than the newest record by this is all there.
+            profile: the machine profile that bandwidth is compared with; None without.
+            nested: True to look for jobs in the subdirectories of ``run`` too.
+            patience_s: how long to wait for ranks whose traces do not exist yet.
+            only_rank: the one rank to follow; None to follow all.
+            settled_ns: records older than the newest one by this are taken to be complete.
         """
         self._run = run
         self._profile = profile
@@ -143,7 +143,7 @@ class Observer:
         self._problems: deque[str] = deque(maxlen=_MOST_PROBLEMS)
 
     def look(self) -> JobState | None:
-        """Reads what is new and returns the job's state; None before any rank has recorded."""
+        """Reads new records and returns the job's state; None before any rank has recorded."""
         begin = time.perf_counter()
         directory = newest_job(self._run, self._nested)
         if directory is not None and (self._job is None or self._job.directory != directory):
@@ -163,7 +163,7 @@ class Observer:
             world.steps.add(rank, new[rank])
         try:
             world.advance(tails)
-        except Exception as error:  # records that contradict each other; what follows may not
+        except Exception as error:  # these records contradict each other; later ones may not
             self._problems.append(f"some steps are left out: {type(error).__name__}: {error}")
             world = FollowedTraces(tails, self._curves, self._patience_s, self._settled_ns)
             self._world = world
@@ -171,7 +171,7 @@ class Observer:
 
     @property
     def caught_up(self) -> bool:
-        """True if there is nothing more to read at the moment."""
+        """True if everything that was written so far has been read."""
         return self._job is not None and self._job.caught_up
 
     def close(self) -> None:
@@ -180,7 +180,7 @@ class Observer:
             self._job.close()
 
     def _curves(self, tails: dict[int, TraceTail]) -> dict[str, CostCurve]:
-        """Cost curves of the ranks' link, if the profile has them for their backend."""
+        """Returns the profile's cost curves for the link between the ranks; empty if unknown."""
         if self._profile is None:
             return {}
         boots = {metadata_of(tail)["machine"]["boot_id"] for tail in tails.values()}
@@ -253,7 +253,10 @@ def _rank_state(rank: int, tail: TraceTail, world: FollowedTraces, here: Here) -
 
 
 def _waited_for_s(rank: int, world: FollowedTraces) -> float:
-    """By the other ranks' summaries; NaN where one has none, or split nothing."""
+    """Time that the other ranks waited for a rank, from their summaries.
+
+    NaN if a rank has no summary, or could not separate waiting from transfer.
+    """
     others = [found for of, found in world.summaries.items() if of != rank]
     newest = [found.newest for found in others if found.newest is not None]
     if len(newest) != world.world_size - 1 or not all(each.arrivals_known for each in newest):
@@ -268,13 +271,13 @@ def _status(tail: TraceTail, lives: bool | None) -> str:
 
 
 def _failed(tail: TraceTail) -> bool:
-    """True if a rank whose trace is complete did not come to an orderly end."""
+    """True if a rank whose trace has ended raised an exception or died."""
     raised = metadata_of(tail).get("ending", {}).get("error")
     return bool(raised) or not tail.closed
 
 
 def _since_step_s(rank: int, tail: TraceTail, world: FollowedTraces, here: Here) -> float:
-    """NaN where the rank's times are by another clock, or it keeps no records."""
+    """Seconds since a rank's last step; NaN on another clock, without records, or at its end."""
     metadata = metadata_of(tail)
     if not here.shares_clock(metadata) or tail.summary is not None or tail.ended:
         return math.nan
@@ -283,7 +286,7 @@ def _since_step_s(rank: int, tail: TraceTail, world: FollowedTraces, here: Here)
 
 
 def _of_one_job(tails: dict[int, TraceTail]) -> dict[int, TraceTail]:
-    """Without those that say another world size than the first rank: they are of another job."""
+    """Drops traces whose world size differs from the first rank's: they are of another job."""
     if not tails:
         return {}
     world_size = metadata_of(tails[min(tails)])["world_size"]
@@ -294,9 +297,9 @@ _LARGEST_BYTES: Final = 4096
 
 
 def newest(trace: Path) -> GradientState | None:
-    """Reads the newest gradient norms of a rank from the file beside its trace.
+    """Reads a rank's newest gradient norms from the file next to its trace.
 
-    None where nothing was measured, or the file is being written.
+    None if nothing was measured, or the file is being written.
     """
     try:
         with open_regular(trace.with_suffix(".gradients")) as file:
@@ -322,24 +325,24 @@ class FollowedTraces:
         self._curves_of = curves_of
         self.operations = RecentOperations()
         self.summaries = {rank: Summaries() for rank in tails}
-        #: By rank: what a ring all-reduce would have sent, and what a compressor did.
+        #: By rank: bytes that an fp32 ring all-reduce would have sent, and bytes that were sent.
         self.compressed: dict[int, tuple[float, float]] = {}
         self._ranks: set[int] = set()
         self._until_s = time.monotonic() + patience_s
         self.last_step_ns: dict[int, int] = {}
 
     def grew(self, tails: dict[int, TraceTail]) -> bool:
-        """True if ranks came after steps had been counted without them."""
+        """True if further ranks appeared after steps had been counted without them."""
         return bool(self._ranks) and set(tails) != self._ranks
 
     def advance(self, tails: dict[int, TraceTail]) -> None:
-        """Takes steps and summaries that are complete by now."""
+        """Adds the steps and summaries that are complete by now."""
         for rank, tail in tails.items():
             self.summaries.setdefault(rank, Summaries())
             if tail.summary is not None:
                 self.summaries[rank].add(tail.summary)
         if len(tails) < self.world_size and time.monotonic() < self._until_s:
-            return  # ranks do not begin together
+            return  # ranks do not start at the same time
         if not self._ranks:
             self._ranks = set(tails)
             self.operations = RecentOperations(self._curves_of(tails))
@@ -353,7 +356,7 @@ class FollowedTraces:
                 self.last_step_ns[rank] = int(marks[-1]) if len(marks) else 0
 
     def mode(self, tails: dict[int, TraceTail]) -> str:
-        """Mode of the first rank that has a summary; full where none has."""
+        """Mode of the first rank that has a summary; "full" if no rank has one."""
         for rank in sorted(tails):
             summary = tails[rank].summary
             if summary is not None:
@@ -361,7 +364,7 @@ class FollowedTraces:
         return "full"
 
     def late(self, tails: dict[int, TraceTail]) -> Late | None:
-        """The late rank, by the steps or by the summaries where ranks keep those."""
+        """Returns the late rank, from the summaries if ranks write them, else from the steps."""
         if not any(tail.summary for tail in tails.values()):
             return self.recent.late
         known = [
@@ -385,13 +388,13 @@ class FollowedTraces:
 
 
 def metadata_of(tail: TraceTail) -> dict[str, Any]:
-    """Metadata of a tail that has some, as those of ``JobTail`` have."""
+    """Metadata of a tail whose metadata was read, such as the tails of ``JobTail``."""
     assert tail.metadata is not None
     return tail.metadata
 
 
 def _bare(tail: TraceTail) -> Trace:
-    """Without records, which summaries do not need."""
+    """Returns a trace without records, which summaries do not need."""
     return Trace(
         path=tail.path,
         metadata=metadata_of(tail),

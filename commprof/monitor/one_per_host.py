@@ -1,4 +1,4 @@
-"""Processes beside a job: which rank of a host starts them, how, and in which environment."""
+"""Helper processes of a job: which rank of a host starts them, how, and in what environment."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from typing import IO, Final, TypeAlias
 
 Output: TypeAlias = "int | IO[bytes] | None"
 
-#: Names of a rank's number on its host that hold for its process alone.
+#: Variable of a rank's number on its host, set for each process by itself.
 _OWN: Final = "LOCAL_RANK"
-#: For a shell that starts something and ends.
+#: Time limit of the shell that starts a detached process and ends.
 _PATIENCE_S: Final = 5.0
-#: As Slurm and Open MPI call it: processes that a task starts, such as by mp.spawn, inherit it.
+#: The same of Slurm and Open MPI, which processes that a task starts (mp.spawn) inherit.
 _OF_TASK: Final = ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
 
 
 def is_chosen(job: Path, what: str) -> bool:
-    """True if this rank is the one of its host; true in one rank at most.
+    """True if this rank starts the process of its host; true in one rank per host at most.
 
-    ``LOCAL_RANK`` says it. Without one, the ranks that Slurm or Open MPI do not number above 0
-    race for a file in the job's directory: who makes it is the one.
+    That is the rank whose ``LOCAL_RANK`` is 0. Without ``LOCAL_RANK``, the ranks that Slurm or Open
+    MPI do not number above 0 race for a lock file in the job's directory; its creator is chosen.
 
     Args:
-        job: the directory of this job and no other.
-        what: is started once, such as ``monitor``; a part of the file's name.
+        job: a directory that belongs to this job alone.
+        what: name of the process to start, such as ``monitor``; part of the lock file's name.
     """
     own = os.environ.get(_OWN)
     if own is not None:
@@ -37,13 +37,13 @@ def is_chosen(job: Path, what: str) -> bool:
         return False
     try:
         os.close(os.open(_lock(job, what), os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC))
-    except OSError:  # another rank was faster; or nothing can be written there, traces neither
+    except OSError:  # another rank was faster, or the directory cannot be written to
         return False
     return True
 
 
 def _lock(job: Path, what: str) -> Path:
-    """One per host and attempt."""
+    """Returns the path of the lock file, named after the host and the elastic attempt."""
     host = re.sub(r"[^\w.-]", "_", socket.gethostname())
     attempt = re.sub(r"\D", "_", os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     return job / f"{what}_{host}.attempt_{attempt}.lock"
@@ -52,26 +52,26 @@ def _lock(job: Path, what: str) -> Path:
 def start_beside(
     command: Sequence[str], *, detached: bool, output: Output, errors: Output = None
 ) -> subprocess.Popen[bytes]:
-    """Starts a process beside the job, which is no rank and is not recorded.
+    """Starts a helper process of the job that is not a rank and is not recorded.
 
-    It is in a session of its own, so that Ctrl-C and signals to the job's group do not reach it.
+    The process has its own session, so that Ctrl-C and signals to the job's group do not reach it.
 
     Args:
         command: the program and its arguments.
-        detached: through a shell that has ended when this returns, so that it is no child of the
-            job: a script that waits for all of its children must not find one more.
-        output: where it writes to.
-        errors: the same for stderr; None leaves this process's.
+        detached: True to start it through a shell that ends before this returns, so that it is not
+            a child of the job: a script that waits for all its children must not find it.
+        output: the process's stdout.
+        errors: the process's stderr; None to inherit this process's.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the process cannot be started.
         subprocess.TimeoutExpired: the shell did not end.
     """
     shell = ("/bin/sh", "-c", '"$@" &', "sh") if detached else ()
     process = subprocess.Popen(
         [*shell, *command],
         env=outside_environment(),
-        cwd="/",  # modules of the script's directory are none of its own
+        cwd="/",  # it must not import modules from the script's directory
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=errors,
@@ -88,9 +88,9 @@ def start_beside(
 
 
 def outside_environment() -> dict[str, str]:
-    """Environment for a process beside the job, which is no rank and is not recorded.
+    """Returns the environment of a helper process that is not a rank and is not recorded.
 
-    It finds the same commprof, and computes with one thread: the ranks need the cores.
+    The process imports the same commprof and computes with one thread: the ranks need the cores.
     """
     package = Path(__file__).resolve().parents[2]
     boot = package / "commprof" / "capture" / "boot"

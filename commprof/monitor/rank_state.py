@@ -1,4 +1,4 @@
-"""Where one rank is, from its records so far: step, phase, what it issued and what is pending."""
+"""State of one rank, from its records so far: step, phase, issued and pending operations."""
 
 from __future__ import annotations
 
@@ -26,40 +26,40 @@ _TAKEN = [
     *(Kind.FINALIZE_BEGIN, Kind.FINALIZE_END),
 ]
 _ALL_REDUCE = OPS.index("all_reduce")
-#: Gloo reports no completion of them, and a wait that does not block is not recorded.
+#: Operations whose completion gloo does not report; waits that do not block are not recorded.
 _SILENT = {
     *POINT_TO_POINT,
     *(code for code, name in enumerate(OPS) if name.startswith("reduce_scatter")),
 }
-#: Pending operations kept; the oldest go first. A backend that tells of no completion fills it.
+#: Most pending operations kept; the oldest are dropped. Backends may report no completions.
 _MOST_PENDING = 1024
 
 
 @dataclass
 class RankState:
-    """What one rank is doing, from its records in order; times are its ``CLOCK_MONOTONIC``."""
+    """Current state of one rank, from its records in order; times are its ``CLOCK_MONOTONIC``."""
 
     rank: int
     world_size: int
     #: Index of the step that is under way; -1 before the first boundary.
     step: int = -1
-    #: Its begin; 0 before the first boundary.
+    #: Begin of that step; 0 before the first boundary.
     step_begin_ns: int = 0
     #: Steps that were seen to end.
     steps_ended: int = 0
-    #: Lengths of the steps that ended in the last :meth:`take`; not of the first, which compiles.
+    #: Lengths of the steps that ended in the last :meth:`take`; without the job's first step.
     new_step_ns: list[int] = field(default_factory=list)
     #: The newest time in any record.
     last_ns: int = 0
-    #: Issued and not known to be complete, by the rank's own number of the operation.
+    #: Operations not known to be complete, by the rank's own number of the operation.
     pending: dict[int, Operation] = field(default_factory=dict)
-    #: By group's name the number that the rank's next collective will have.
+    #: Sequence number of the rank's next collective, by the group's name.
     next_seq: dict[str, int] = field(default_factory=dict)
-    #: The same of messages, by group's name, "send" or "recv", and the other rank in the group.
+    #: Number of the next message, by group's name, "send" or "recv", and peer in the group.
     next_message: dict[tuple[str, str, int], int] = field(default_factory=dict)
     #: Groups by name.
     groups: dict[str, Group] = field(default_factory=dict)
-    #: Its capture has ended; it waits for nothing that can be seen.
+    #: True if the rank's capture has ended; no waiting of the rank can be seen any more.
     closed: bool = False
     _finalizing: bool = False
     _last_phase: str = ""
@@ -68,14 +68,14 @@ class RankState:
     _previous_begin_ns: int = 0
     _graph_task: int = 0
     _buckets: int = 0
-    #: Operations whose completion, on another thread, was read before their issue; of two looks.
+    #: Operations whose completion was read before their issue, in this take and the last.
     _ended_early: tuple[set[int], set[int]] = field(default_factory=lambda: (set(), set()))
 
     @property
     def phase(self) -> str:
-        """Phase of the step that the rank is in, as far as the records tell.
+        """Phase that the rank is in, or the last one that it completed ("after forward").
 
-        Phases are recorded when they end, so of the one under way only what it issued is known.
+        Phases are recorded when they end: one under way is known only by operations it issued.
         """
         if self._finalizing:
             return "backward, waiting for its buckets"
@@ -88,15 +88,15 @@ class RankState:
 
     @property
     def waiting_for(self) -> Operation | None:
-        """The operation that has been pending for longest."""
+        """The operation that has been pending for longest; None if nothing is pending."""
         return min(self.pending.values(), key=lambda one: one.issue_ns, default=None)
 
     def take(self, records: Records, groups: Iterable[Group]) -> None:
-        """Takes the next records.
+        """Updates the state with the rank's next records.
 
         Args:
-            records: what the rank recorded since, ordered by time.
-            groups: those that its trace describes by now.
+            records: records since the last call, ordered by time.
+            groups: the process groups that the rank's trace describes by now.
         """
         names = common_names(groups)
         self.groups = {group.name: group for group in names.values()}
@@ -134,7 +134,7 @@ class RankState:
             if self.steps_ended > 1:
                 self.new_step_ns.append(time_ns - self.step_begin_ns)
         self.step = row["op_id"] + row["aux"]
-        # Not every backend tells of every completion: what two steps left behind is over.
+        # Not every backend reports every completion: operations two steps old are complete.
         over_ns, self._previous_begin_ns = self._previous_begin_ns, self.step_begin_ns
         self.step_begin_ns = time_ns
         self._finalizing = False
@@ -183,9 +183,9 @@ def _later(known: int | None, seq: int) -> int:
 
 
 def common_names(groups: Iterable[Group]) -> dict[int, Group]:
-    """Names groups by this rank's own number, so that no two of them share a name.
+    """Returns the groups by this rank's own number, with names made unique.
 
-    A name that is used again, after ``destroy_process_group``, gets the number of its turn.
+    A name used again after ``destroy_process_group`` gets a counter: "0", "0 (2)".
     """
     turns: Counter[str] = Counter()
     named = {}

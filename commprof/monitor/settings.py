@@ -1,4 +1,4 @@
-"""What to show of a running job and where: options that several commands share."""
+"""Settings of the live metrics: options that several commands share."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _INTERVAL_S: Final = 2.0
 class Settings:
     """Settings of one monitor. Raises UsageError for a value that cannot be used."""
 
-    #: HOST:PORT of the endpoint; empty for none.
+    #: HOST:PORT of the endpoint; empty without one.
     address: str = ""
     textfile: Path | None = None
     jsonl: Path | None = None
     tensorboard: Path | None = None
-    #: Machine profile that bandwidth is held against.
+    #: Machine profile that bandwidth is compared with.
     profile: Path | None = None
-    #: Between two looks.
+    #: Seconds between two looks at the job.
     interval_s: float = _INTERVAL_S
 
     def __post_init__(self) -> None:
@@ -41,11 +41,11 @@ class Settings:
 
     @property
     def wanted(self) -> bool:
-        """True if there is any output."""
+        """True if any output is chosen."""
         return bool(self.address or self.textfile or self.jsonl or self.tensorboard)
 
     def arguments(self) -> list[str]:
-        """Command-line options that give these settings."""
+        """Returns the command-line options that give these settings."""
         given: list[tuple[str, object]] = [
             ("--metrics-address", self.address),
             ("--metrics-textfile", self.textfile and self.textfile.absolute()),
@@ -68,16 +68,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--metrics-address",
         metavar="HOST:PORT",
-        help="the same there; port 0 takes a free one, which the run directory then names",
+        help="the same on this address; port 0 chooses a free port, named in the run directory",
     )
     group.add_argument(
         "--metrics-textfile",
         type=Path,
         metavar="FILE",
-        help="write them there, for node_exporter's textfile collector",
+        help="write metrics to FILE, for node_exporter's textfile collector",
     )
     group.add_argument(
-        "--metrics-jsonl", type=Path, metavar="FILE", help="add them there as lines of JSON"
+        "--metrics-jsonl", type=Path, metavar="FILE", help="append metrics to FILE as JSON lines"
     )
     group.add_argument(
         "--metrics-tensorboard", type=Path, metavar="DIR", help="write scalars for TensorBoard"
@@ -86,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--metrics-profile",
         type=Path,
         metavar="FILE",
-        help="hold bandwidth against this machine profile of commprof fit",
+        help="compare bandwidth with this machine profile of commprof fit",
     )
     group.add_argument(
         "--metrics-interval",
@@ -98,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def settings_of(args: argparse.Namespace) -> Settings:
-    """Makes settings of parsed arguments; UsageError for a value that cannot be used."""
+    """Makes settings from parsed arguments; UsageError for a value that cannot be used."""
     return Settings(
         address=args.metrics_address or (DEFAULT_ADDRESS if args.metrics else ""),
         textfile=args.metrics_textfile,
@@ -110,7 +110,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
 
 
 def settings_of_variable(text: str) -> Settings:
-    """Reads settings from COMMPROF_METRICS; UsageError where it holds no such options."""
+    """Reads settings from the value of COMMPROF_METRICS; UsageError if it is not valid."""
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -119,14 +119,14 @@ def settings_of_variable(text: str) -> Settings:
 
 
 def parse(words: Sequence[str]) -> Settings:
-    """Makes settings of a list of options; UsageError for any other option."""
+    """Makes settings from a list of options; UsageError for any other option."""
     parser = _Parser(prog=variables.METRICS, add_help=False, allow_abbrev=False)
     add_arguments(parser)
     return settings_of(parser.parse_args(words))
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises in the place of ending the process."""
+    """Argument parser that raises UsageError instead of ending the process."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{self.prog}: {message}; it takes the --metrics options of commprof run")
+        raise UsageError(f"{self.prog}: {message} (allowed: the --metrics options of commprof run)")

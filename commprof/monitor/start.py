@@ -1,6 +1,6 @@
-"""Starts the monitor beside a job: a process that the job neither waits for nor owns.
+"""Starts the monitor of a job: a process that the job neither waits for nor owns.
 
-It is no child of the job, and ends by itself when the process that it is for does.
+It is not a child of the job and ends by itself when the process that it watches ends.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from commprof.monitor.settings import Settings, settings_of_variable
 from commprof.predict.fit.machine_profile import load_profile
 from commprof.trace.run.processes import identity
 
-#: What the monitor says, in the run directory.
+#: File in the run directory that gets the monitor's messages.
 LOG_FILE: Final = "monitor.log"
 
 
 def check_settings(settings: Settings) -> None:
-    """Refuses now what the monitor would fail with later.
+    """Raises now for settings with which the monitor would fail later.
 
     Raises:
-        CommprofError: nothing can listen on the address, or the profile cannot be used.
+        CommprofError: the address cannot be listened on, or the profile cannot be used.
     """
     if settings.address:
         listen(parse_address(settings.address)).close()
@@ -35,14 +35,14 @@ def check_settings(settings: Settings) -> None:
 
 
 def start_in_rank(job: Path, asked: str) -> str:
-    """Starts a monitor beside one rank of each host, if COMMPROF_METRICS asks for it.
+    """Starts a monitor from one rank of each host, if COMMPROF_METRICS asks for it.
 
     Args:
-        job: the directory of this job and no other.
-        asked: what that variable holds.
+        job: a directory that belongs to this job alone.
+        asked: value of COMMPROF_METRICS.
 
     Returns:
-        Why there is none though it was asked for; or nothing.
+        The reason why a requested monitor could not be started; empty otherwise.
     """
     if not asked or not is_chosen(job, "monitor"):
         return ""
@@ -54,11 +54,11 @@ def start_in_rank(job: Path, asked: str) -> str:
 
 
 def start_monitor(run: Path, settings: Settings, *more: str) -> str:
-    """Starts a monitor for ``run`` until this process ends; returns why it cannot, or nothing."""
+    """Starts a monitor that ends with this process; returns the reason if that fails, else ""."""
     pid = os.getpid()
     began = identity(pid)
     if not began:
-        return "no live metrics: /proc does not show this process, so its end would not be seen"
+        return "no live metrics: /proc does not show this process, whose end a monitor must notice"
     command = [
         *(sys.executable, "-m", "commprof.monitor"),
         *(str(run.absolute()), "--of-process", f"{pid}:{began}", *more),
@@ -69,4 +69,4 @@ def start_monitor(run: Path, settings: Settings, *more: str) -> str:
             shell = start_beside(command, detached=True, output=log, errors=log)
     except (OSError, subprocess.SubprocessError) as error:
         return f"no live metrics: {error}"
-    return f"no live metrics: the shell ended with {shell.returncode}" if shell.returncode else ""
+    return f"no live metrics: /bin/sh ended with {shell.returncode}" if shell.returncode else ""

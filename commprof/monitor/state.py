@@ -1,8 +1,8 @@
-"""What is known of a running job at one moment: what every output shows, and nothing else.
+"""State of a running job at one moment: the figures that every output of the monitor shows.
 
-Totals count from the beginning of what was followed and never fall, as Prometheus's counters must.
+Totals count from the first step that was followed and never fall, as Prometheus's counters must.
 "Recent" is the last ``RECENT_STEPS`` steps that all ranks completed; in always-on mode the last
-minute. What is not known is NaN, None or not there.
+minute. Unknown figures are NaN, None or absent.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-#: Steps behind a recent figure.
+#: Number of steps that a recent figure covers.
 RECENT_STEPS = 100
 
-#: Parts of a step; they add up to it.
+#: Parts of a step; they add up to the step.
 STEP_PARTS = ("data", "forward", "backward", "optimizer", "other", "exposed")
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Times of a step in seconds: of all steps counted, or the mean of the recent ones."""
+    """Times of steps in seconds: sums over all steps counted, or means of the recent ones."""
 
-    #: Behind the figures.
+    #: Number of steps that the times cover.
     steps: int
     step_s: float
     data_s: float
@@ -30,12 +30,12 @@ class StepTimes:
     backward_s: float
     optimizer_s: float
     other_s: float
-    #: The training thread stood still for communication; the three below add up to it.
+    #: Training thread blocked in communication; the sum of the three below.
     exposed_s: float
-    #: Until the last rank had arrived, and after that.
+    #: Exposed time until the last rank arrived, and exposed time after that.
     wait_s: float
     wire_s: float
-    #: Not known to be either.
+    #: Exposed time not known to be either.
     unsplit_s: float
     #: Communication in flight while the training thread worked; NaN in always-on mode.
     hidden_s: float
@@ -45,13 +45,13 @@ class StepTimes:
 class OperationState:
     """Recent calls of one kind of operation on one rank."""
 
-    #: Issued in the steps counted, and their sizes as nccl-tests counts size.
+    #: Calls issued in the steps counted, and the sum of their sizes, as nccl-tests counts size.
     calls: int
     bytes: int
-    #: From issue to completion, of those whose completion was seen.
+    #: Calls whose completion was seen, and the sum of their times from issue to completion.
     timed_calls: int
     timed_s: float
-    #: Of the recent of these; NaN without any.
+    #: Mean and percentiles of the recent times; NaN without any.
     recent_mean_s: float = math.nan
     recent_p50_s: float = math.nan
     recent_p99_s: float = math.nan
@@ -59,115 +59,115 @@ class OperationState:
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """Bandwidth of recent calls of one kind of operation over all ranks."""
+    """Bandwidth of recent calls of one kind of operation, across all ranks."""
 
-    #: Sum of size times bus factor over the sum of the times from last start to last completion.
+    #: Sum of size x bus factor, divided by the sum of times from last start to last completion.
     busbw_bytes_per_s: float
-    #: What the machine profile takes for the same calls over what they took; NaN without one.
+    #: Time predicted by the machine profile, divided by the measured time; NaN without a profile.
     of_profile: float
 
 
 @dataclass(frozen=True)
 class GradientState:
-    """Gradient norms as a rank measured them last, before the exchange."""
+    """Gradient norms of a rank's last measurement, before the exchange."""
 
     step: int
-    #: L2 norm over all gradients; variance over the parameters of the L2 norm of each.
+    #: L2 norm of all gradients; variance of the L2 norms of the single parameters' gradients.
     norm: float = math.nan
     layer_variance: float = math.nan
-    #: Time that measuring has taken so far.
+    #: Total time that the measurements took.
     cost_s: float = math.nan
 
 
 @dataclass(frozen=True)
 class ProcessState:
-    """One rank's process, as the kernel counts it; only on its own host."""
+    """Kernel counters of one rank's process; known only on the rank's own host."""
 
     cpu_s: float
     resident_bytes: int
-    #: Of ``cpu_s``, by commprof's own threads in it.
+    #: Part of ``cpu_s`` that commprof's own threads used.
     helpers_cpu_s: float
 
 
 @dataclass(frozen=True)
 class HostState:
-    """Counters of the host that the state was taken on."""
+    """Counters of the host that the monitor runs on."""
 
     name: str
-    #: Since boot, over all cores.
+    #: CPU time since boot, summed over all cores.
     cpu_busy_s: float
     cpu_idle_s: float
     memory_bytes: int
     memory_available_bytes: int
-    #: By network interface: bytes received and sent since boot.
+    #: Bytes received and sent since boot, by network interface.
     interfaces: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class RankState:
-    """What is known of one rank."""
+    """State of one rank."""
 
     rank: int
     host: str
-    #: Whether it runs on the host that this was taken on.
+    #: True if the rank runs on the monitor's host.
     is_local: bool
     #: "running", "ended" (it closed its trace), "gone" (its process is dead), or "" if not known.
     status: str
     #: Last complete step; -1 before the first.
     step: int
-    #: Since a step ended last, or since capture began; NaN if not on this host's clock.
+    #: Time since the last step's end, or since capture began; NaN if not on this host's clock.
     since_step_s: float
-    #: None before the first step.
+    #: Sums of all steps and means of the recent ones; None before the first step.
     total: StepTimes | None
     recent: StepTimes | None
-    #: By c10d's name.
+    #: Operations by c10d's name.
     operations: Mapping[str, OperationState]
-    #: Sum over the others of the time for which their training threads waited for this rank.
+    #: Time that the other ranks' training threads waited for this rank, summed over those ranks.
     waited_for_s: float
-    #: A ring all-reduce of the same gradients in fp32, and what was sent in its place; totals.
+    #: Total bytes that an fp32 ring all-reduce would send, and that the compressor sent instead.
     plain_bytes: float
     sent_bytes: float
-    #: Records lost.
+    #: Number of records lost.
     dropped: int
     trace_bytes: int
     process: ProcessState | None = None
     gradients: GradientState | None = None
-    #: Its process is dead and did not close its trace, or an exception ended it.
+    #: True if the process died without closing its trace, or an exception ended it.
     failed: bool = False
 
     @property
     def compression_ratio(self) -> float:
-        """How many times fewer bytes the compressor sends; NaN without a compressor."""
+        """Bytes without compression divided by bytes sent; NaN without a compressor."""
         return self.plain_bytes / self.sent_bytes if self.sent_bytes > 0 else math.nan
 
 
 @dataclass(frozen=True)
 class Late:
-    """The rank that the others wait for."""
+    """The late rank, for which the other ranks wait."""
 
     rank: int
-    #: Mean waiting per step and waiting rank that it caused, recent steps.
+    #: Mean waiting that the rank caused per recent step and waiting rank.
     wait_s: float
-    #: Where it falls behind; empty if not known.
+    #: Phase in which the rank falls behind; empty if not known.
     phase: str
 
 
 @dataclass(frozen=True)
 class MonitorState:
-    """What the monitor itself costs."""
+    """Resource use and problems of the monitor itself."""
 
     cpu_s: float
     resident_bytes: int
-    #: What the last look took.
+    #: Duration of the last look.
     look_s: float
-    #: Records passed over because ranks were too far apart, and problems met in the traces.
+    #: Records skipped because ranks were too far apart, and problems found in the traces.
     left_out_records: int
     problems: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class JobState:
-    """Everything that is known of a running job."""
+    """State of a running job."""
 
     #: Seconds since the epoch.
     time_s: float
@@ -176,11 +176,11 @@ class JobState:
     #: "full", "always-on" or "off".
     mode: str
     ranks: tuple[RankState, ...]
-    #: None where nobody is, or it cannot be told.
+    #: None if no rank is late, or it is not known.
     late: Late | None
-    #: By c10d's name.
+    #: Bandwidth by c10d's name of the operation.
     bandwidth: Mapping[str, Bandwidth]
     monitor: MonitorState
     host: HostState | None = None
-    #: All of its ranks ended, or are gone.
+    #: True if all ranks have ended or are gone.
     finished: bool = False

@@ -1,4 +1,4 @@
-"""Totals, recent steps and operations of a job in full mode, from the steps as they come."""
+"""Totals, recent steps and operations of a job in full mode, updated with each new step."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from commprof.units import NS_PER_S, ns_to_s, us_to_ns
 
 Floats = npt.NDArray[np.float64]
 
-#: In the order of ``StepTimes``, without its first field.
+#: Fields of a breakdown, in the order of ``StepTimes`` without its first field.
 _PARTS: Final = (
     *("wall_ns", "data_ns", "forward_ns", "backward_ns", "optimizer_ns", "other_ns"),
     *("exposed_ns", "wait_ns", "wire_ns", "unsplit_ns", "hidden_ns"),
 )
 _EXPOSED, _WAIT, _WIRE = (_PARTS.index(f"{name}_ns") for name in ("exposed", "wait", "wire"))
-#: A rank is named late from so many recent steps on.
+#: Fewest recent steps for naming a late rank.
 _FEWEST_FOR_LATE: Final = 10
 
 
@@ -45,15 +45,15 @@ class RecentSteps:
     """Totals and recent means of the steps of a fixed set of ranks."""
 
     def __init__(self, world_size: int) -> None:
-        """``world_size`` is the job's."""
+        """Starts with no steps; ``world_size`` is the job's."""
         self._world_size = world_size
         self._ranks: tuple[int, ...] = ()
         self._steps = 0
-        #: ``[rank, part]`` in ns, and ns by culprit.
+        #: Time in ns, ``[rank, part]``, and time in ns that each rank was waited for.
         self._total: Floats = np.zeros((0, len(_PARTS)))
         self._waited_for: Floats = np.zeros(world_size)
-        #: Per step ``[rank, part]``, ``[rank, origin]``, waiting ``[rank, cause]``
-        #: and the length.
+        #: For each step, times in ns: ``[rank, part]``, own work ``[rank, origin]``, waiting caused
+        #: ``[rank, cause]``, and the step's duration.
         self._recent: deque[tuple[Floats, Floats, Floats, float]] = deque(maxlen=RECENT_STEPS)
         self._clock_error_ns = 0.0
         self._late: LateRank | None = None
@@ -79,22 +79,22 @@ class RecentSteps:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Global ranks; empty before the first step."""
+        """Global ranks of the steps counted; empty before the first step."""
         return self._ranks
 
     def waited_for_s(self, rank: int) -> float:
-        """Total time that the other ranks waited for a rank; NaN where that is not known."""
+        """Total time that the other ranks waited for a rank; NaN if not known."""
         known = not math.isnan(self._clock_error_ns) and len(self._ranks) == self._world_size
         return ns_to_s(float(self._waited_for[rank])) if known else math.nan
 
     def total(self, rank: int) -> StepTimes | None:
-        """Mean times over all steps counted."""
+        """Sums of a rank's times over all steps counted; None if the rank has none."""
         if rank not in self._ranks:
             return None
         return _times(self._steps, self._total[self._ranks.index(rank)])
 
     def recent(self, rank: int) -> StepTimes | None:
-        """Mean of the recent steps."""
+        """Means of a rank's times over the recent steps; None if the rank has none."""
         if rank not in self._ranks:
             return None
         row = self._ranks.index(rank)
@@ -106,14 +106,14 @@ class RecentSteps:
 
     @property
     def late(self) -> Late | None:
-        """The rank that the others wait for, by the report's rules."""
+        """The late rank according to the report's rules; None without one."""
         found = self._late
         if found is None:
             return None
         return Late(found.rank, ns_to_s(found.wait_ns), found.phase or "")
 
     def _find_late(self) -> None:
-        """Finds the late rank as ``analysis.world`` does."""
+        """Finds the late rank by the same rules as ``analysis.world``."""
         self._late = None
         if len(self._recent) < _FEWEST_FOR_LATE or len(self._ranks) != self._world_size:
             return
@@ -131,13 +131,13 @@ def _times(steps: int, values_ns: Sequence[float] | Floats) -> StepTimes:
     return StepTimes(steps, *(ns_to_s(float(value)) for value in values_ns))
 
 
-#: Latencies kept per rank and operation, and transfers per operation, for recent figures.
+#: Latencies kept per rank and operation, and transfers kept per operation, for recent figures.
 _MOST_RECENT: Final = 2048
 
 
 @dataclass
 class _Operation:
-    """One kind of operation on one rank."""
+    """Counts and latencies of one kind of operation on one rank."""
 
     calls: int = 0
     bytes: int = 0
@@ -150,10 +150,10 @@ class RecentOperations:
     """Recent calls of all followed ranks, by operation."""
 
     def __init__(self, curves: dict[str, CostCurve] | None = None) -> None:
-        """``curves`` are those of a machine profile's link, by operation; None without one."""
+        """``curves``: cost curves of a machine profile's link by operation; None without one."""
         self._curves = curves or {}
         self._found: dict[tuple[int, str], _Operation] = {}
-        #: By operation: bytes on the bus, time of the transfer, and the profile's time, in ns.
+        #: Bytes on the bus, transfer time and the profile's time (ns) per call, by operation.
         self._transfers: dict[str, deque[tuple[float, float, float]]] = {}
 
     def add(self, new: NewSteps) -> None:
@@ -178,7 +178,7 @@ class RecentOperations:
         return {op: _state(found) for (of, op), found in self._found.items() if of == rank}
 
     def bandwidth(self) -> dict[str, Bandwidth]:
-        """Bandwidth by operation, for those whose transfers were seen on all of their ranks."""
+        """Bandwidth by operation; only operations whose transfers all of their ranks recorded."""
         result = {}
         for op, transfers in self._transfers.items():
             moved, took_ns, expected_ns = np.sum(transfers, axis=0).tolist()
@@ -195,7 +195,7 @@ class RecentOperations:
         found.recent_ns.extend(timed[-_MOST_RECENT:].tolist())
 
     def _transfer(self, op: str, calls: Calls) -> None:
-        """Counts transfers of one rank: a transfer is the same on all."""
+        """Counts the transfers of one rank only: a transfer is the same on all ranks."""
         first = calls.rows(calls.rank == calls.rank.min())
         known = first.rows((first.transfer_ns > 0) & (first.size_bytes > 0))
         kept = self._transfers.setdefault(op, deque(maxlen=_MOST_RECENT))
@@ -213,7 +213,7 @@ class RecentOperations:
             del self._transfers[op]
 
     def _expected_ns(self, op: str, size_bytes: int, ranks: int) -> float:
-        """By the profile; NaN where it has no curve for the operation."""
+        """Time predicted by the profile; NaN if it has no curve for the operation."""
         curve = self._curves.get(canonical(op))
         return math.nan if curve is None else curve.time_s(size_bytes, ranks) * NS_PER_S
 

@@ -1,7 +1,7 @@
-"""The figures of each step of a running job, from the records of its ranks as they come.
+"""Figures of each step of a running job, from the records of its ranks as they arrive.
 
-A rank's own work is what the report says it is: its time per phase less what its training thread
-waited in it, see :mod:`breakdown`, which works it out here too.
+A rank's own work is defined as in the report: its time per phase less the waiting of its training
+thread in that phase, computed by :mod:`breakdown`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from commprof.trace.reader import Trace
 from commprof.trace.schema import RECORD_DTYPE, Kind, Records
 from commprof.units import ns_to_ms
 
-#: Steps that some rank has yet to end; a rank further behind is hung.
+#: Most steps kept that some rank has not ended yet; a rank further behind is hung.
 _MOST_OPEN = 256
-#: Large collectives that some rank has yet to issue or complete.
+#: Most large collectives kept that some rank has not issued or completed yet.
 _MOST_BULK = 16384
 _BITS_PER_BYTE = 8
-#: Records of a step that has not ended; of a longer one the oldest go.
+#: Most records kept of a step that has not ended; the oldest are dropped.
 _MOST_PENDING = 1 << 16
 _OF_STEPS = (Kind.STEP, Kind.PHASE, Kind.WAIT, Kind.FINALIZE_BEGIN, Kind.FINALIZE_END)
 
@@ -38,18 +38,18 @@ class RankStep:
     step: int
     begin_ns: int
     end_ns: int
-    #: By phase, without waiting.
+    #: Own work by phase, which is without waiting.
     work_ns: tuple[int, ...]
 
 
 class RankMeter:
-    """Cuts one rank's records into steps."""
+    """Splits one rank's records into steps."""
 
     def __init__(self) -> None:
         self._pending: Records = np.empty(0, dtype=RECORD_DTYPE)
 
     def take(self, records: Records) -> list[RankStep]:
-        """Takes records, ordered by time, and returns the steps that ended in them."""
+        """Adds records, ordered by time, and returns the steps that they complete."""
         chosen = records[np.isin(records["kind"], _OF_STEPS)]
         pending = np.concatenate([self._pending, chosen])[-_MOST_PENDING:]
         pending = pending[np.argsort(pending["timestamp_ns"], kind="stable")]
@@ -72,7 +72,7 @@ class RankMeter:
 
 @dataclass
 class _Bulk:
-    """One large collective of all ranks of its group."""
+    """One large collective, with the times of all ranks of its group."""
 
     size_bytes: int
     issues: dict[int, int] = field(default_factory=dict)
@@ -87,11 +87,11 @@ class StepMeter:
         self._open: dict[int, dict[int, RankStep]] = {}
         self._bulk: dict[tuple[str, int], _Bulk] = {}
         self._bulk_of: dict[tuple[int, int], tuple[str, int]] = {}
-        #: Bits and nanoseconds since the step before.
+        #: Bits transferred, and their transfer time, since the last step's figures.
         self._bits, self._taken_ns = 0, 0
 
     def take(self, rank: int, records: Records, groups: dict[int, tuple[str, int]]) -> None:
-        """Takes the next records of a rank; groups: name and size by the rank's own number."""
+        """Adds a rank's next records; ``groups``: name and size by the rank's own group number."""
         meter = self._meters.setdefault(rank, RankMeter())
         for step in meter.take(records):
             self._open.setdefault(step.step, {})[rank] = step

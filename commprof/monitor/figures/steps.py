@@ -1,8 +1,8 @@
-"""The steps of a running job: each analysed once, as soon as all ranks have completed it.
+"""Steps of a running job: each is analysed once, as soon as all ranks have completed it.
 
-The analysis is the report's own (:mod:`commprof.analysis.align.measured`), on the records of the
-new steps alone. A step counts when its records must all be there: records of different threads come
-up to a flush interval apart.
+The analysis is that of the report (:mod:`commprof.analysis.align.measured`), applied to the records
+of the new steps. A step counts only when all its records must have arrived: records of different
+threads arrive up to a flush interval apart.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
 from commprof.trace.schema import Kind, Records
 
-#: Two flush intervals: what a rank recorded before the newest record seen less this is all there.
+#: Two flush intervals: a rank's records older than its newest one by this are complete.
 SETTLED_NS = 400_000_000
-#: A rank from which nothing came for so long has flushed what it had.
+#: A rank without new records for so long has flushed all that it had.
 _IDLE_S = 1.0
 _ALL_NS = 2**62
-#: Of a rank, waiting for the others or for the end of a step: 16 MiB. Beyond it the oldest go.
+#: Most records of a rank (16 MiB) kept for other ranks or a step's end; the oldest are dropped.
 _MOST_RECORDS = 1 << 18
 _MOST_CLOCKS = 256
-#: A loop without marks is believed to have none after so many backward passes.
+#: Backward passes without a step mark after which a loop counts as unmarked.
 _SURELY_UNMARKED = 20
 
 _NO_RECORDS: Records = np.empty(0, dtype=schema.RECORD_DTYPE)
@@ -43,37 +43,37 @@ _NO_RECORDS: Records = np.empty(0, dtype=schema.RECORD_DTYPE)
 class NewSteps:
     """Steps that all followed ranks completed since the last look."""
 
-    #: Global ranks; the next has one entry for each.
+    #: Global ranks, and for each rank the breakdown of its steps.
     ranks: tuple[int, ...]
     parts: tuple[Breakdown, ...]
-    #: What they were found in: the traces of these steps, and some records around them.
+    #: Traces of these steps, with some records around them.
     world: MeasuredWorld
     #: Numbers of the steps, in the traces of ``world``.
     numbers: Ints
 
 
 class StepFollower:
-    """Collects new records of all ranks, and gives out steps that are complete on all."""
+    """Collects new records of all ranks and returns the steps that all ranks completed."""
 
     def __init__(self, world_size: int, settled_ns: int = SETTLED_NS) -> None:
-        """Follows a job.
+        """Starts without records.
 
         Args:
-            world_size: of the job, also where not all ranks can be followed here.
-            settled_ns: what is older than the newest record by this is all there.
+            world_size: the job's, also if not all of its ranks can be followed.
+            settled_ns: a rank's records older than its newest one by this are complete.
         """
         self._world_size = world_size
         self._settled_ns = settled_ns
         self._pending: dict[int, _Pending] = {}
-        #: Last step given out, and what to add to the numbers found in the pending records.
+        #: Last step returned, and the offset of step numbers found in the pending records.
         self._done = -1
         self._base = 0
-        #: Records that were left out because a rank was too far ahead of another.
+        #: Number of records left out because a rank was too far ahead of another.
         self.left_out = 0
 
     @property
     def last_step(self) -> int:
-        """Number of the last step given out; -1 before the first."""
+        """Number of the last step returned; -1 before the first."""
         return self._done
 
     def add(self, rank: int, records: Records) -> None:
@@ -81,7 +81,7 @@ class StepFollower:
         self._pending.setdefault(rank, _Pending()).add(records)
 
     def advance(self, tails: Mapping[int, TraceTail]) -> NewSteps | None:
-        """Returns the steps that all ranks of ``tails`` have completed by now; None without any."""
+        """Returns the steps that all ranks of ``tails`` newly completed; None if there are none."""
         pending = {rank: self._pending.setdefault(rank, _Pending()) for rank in sorted(tails)}
         for rank in pending:
             self.left_out += pending[rank].shrink()
@@ -111,7 +111,7 @@ class StepFollower:
         return NewSteps(tuple(world.ranks), parts, world, numbers)
 
     def _last(self, steps: Steps, settled_ns: int) -> int:
-        """Number of the last step that is complete and settled; -1 without any."""
+        """Number of the last step whose records are complete; -1 if there is none."""
         if steps.source == BACKWARD and self._base == 0 and len(steps) < _SURELY_UNMARKED:
             return -1
         numbers = steps.index[steps.end_ns <= settled_ns]
@@ -120,7 +120,7 @@ class StepFollower:
     def _forget(
         self, pending: Mapping[int, _Pending], steps: Mapping[int, Steps], last: int
     ) -> None:
-        """Drops all before the step ``last``, which stays: operations may reach over its end."""
+        """Drops records before step ``last``; that step stays, as operations may outlast it."""
         row = last - self._base
         unmarked = any(found.source == BACKWARD for found in steps.values())
         for rank, waiting in pending.items():
@@ -132,7 +132,7 @@ class StepFollower:
 
 
 class _Pending:
-    """Records of one rank that no step given out needs no more."""
+    """Records of one rank that later steps still need."""
 
     def __init__(self) -> None:
         self._batches: list[Records] = []
@@ -149,7 +149,7 @@ class _Pending:
             self._clocks = np.concatenate([self._clocks, clocks])[-_MOST_CLOCKS:]
 
     def records(self) -> Records:
-        """All records by time; clock comparisons once, those of former batches included."""
+        """All records sorted by time, with the earlier clock comparisons, without duplicates."""
         joined = np.concatenate(self._batches) if self._batches else _NO_RECORDS
         joined = joined[joined["kind"] != Kind.CLOCK]
         joined = joined[np.argsort(joined["timestamp_ns"], kind="stable")]
@@ -158,7 +158,7 @@ class _Pending:
         return joined[np.argsort(joined["timestamp_ns"], kind="stable")]
 
     def settled_ns(self, ended: bool, age_ns: int) -> int:
-        """Up to when all records are there: all of them, where nothing came for a while."""
+        """Time up to which the records are complete; unlimited if none arrived for a while."""
         settled = ended or time.monotonic() - self._grew_s > _IDLE_S
         records = self._batches[0]
         if len(records) == 0:
@@ -166,7 +166,7 @@ class _Pending:
         return _ALL_NS if settled else int(records["timestamp_ns"][-1]) - age_ns
 
     def shrink(self) -> int:
-        """Lets the oldest go where there are too many; returns how many."""
+        """Drops the oldest records if there are too many; returns the number dropped."""
         count = sum(map(len, self._batches))
         if count <= _MOST_RECORDS:
             return 0
@@ -176,7 +176,7 @@ class _Pending:
         return count - _MOST_RECORDS // 2
 
     def forget(self, before_ns: int, thread: int, unmarked: bool) -> None:
-        """Drops what is older; where steps have no marks, one is left in its place."""
+        """Drops records before ``before_ns``; if ``unmarked``, sets the only step mark there."""
         records = self._batches[0]
         kept = records[records["timestamp_ns"] >= before_ns]
         if unmarked:
@@ -187,7 +187,7 @@ class _Pending:
 
 
 def _trace(tail: TraceTail, records: Records) -> Trace:
-    """As the reader would give it, with these records alone."""
+    """Returns the trace as the reader does, with these records only."""
     assert tail.metadata is not None
     return Trace(
         path=tail.path,
@@ -201,6 +201,6 @@ def _trace(tail: TraceTail, records: Records) -> Trace:
 
 
 def wall_ns(new: NewSteps) -> npt.NDArray[np.float64]:
-    """Wall time of the slowest rank, per step."""
+    """Returns the wall time of each step's slowest rank."""
     slowest: npt.NDArray[np.float64] = np.max([part.wall_ns for part in new.parts], axis=0)
     return slowest

@@ -1,7 +1,7 @@
 """Totals and recent figures of a job in always-on mode, from the summaries that its ranks write.
 
-A summary counts from its begin, so totals stand in it; recent figures are the difference to one
-of a minute before.
+A summary holds totals since the mode began; recent figures are the difference to the summary of
+about a minute before.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from commprof.trace.summary import (
 )
 from commprof.units import ns_to_s
 
-#: How long before now a recent figure begins.
+#: Time span of a recent figure.
 _RECENT_NS: Final = 60_000_000_000
-#: Ranks write one every second; of these no more than one in so long is kept.
+#: Least time between the summaries kept; ranks write one every second.
 _APART_NS: Final = 5_000_000_000
 _NOTHING: Final = histogram_of([])
 
@@ -39,15 +39,15 @@ class Summaries:
     """The summaries that one rank wrote in always-on mode."""
 
     def __init__(self) -> None:
-        #: The newest last; the first is the newest of the others that is a minute old, if one is.
+        #: Summaries, newest last; the first is the newest that is a minute old, if there is one.
         self._kept: deque[Summary] = deque()
 
     def add(self, summary: Summary) -> None:
-        """Takes a summary; one that was taken already changes nothing."""
+        """Adds a summary, unless it was added before."""
         if self._kept and summary.sequence <= self._kept[-1].sequence:
             return
         if self._kept and summary.steps.count < self._kept[-1].steps.count:
-            self._kept.clear()  # those steps were none: marks came after all
+            self._kept.clear()  # the steps before were guesses: the loop does mark its steps
         if len(self._kept) > 1 and self._kept[-1].end_ns < self._kept[-2].end_ns + _APART_NS:
             self._kept.pop()
         self._kept.append(summary)
@@ -56,7 +56,7 @@ class Summaries:
 
     @property
     def total(self) -> StepTimes | None:
-        """Means since always-on mode began; None before the first step that counts."""
+        """Sums of times since always-on mode began; None before the first step that counts."""
         if not self._kept or not self._kept[-1].steps.count:
             return None
         newest = self._kept[-1]
@@ -64,7 +64,7 @@ class Summaries:
 
     @property
     def recent(self) -> StepTimes | None:
-        """Mean step of the last minute; None without any."""
+        """Mean times of the steps of the last minute; None if there are none."""
         newest, before = self._ends()
         if newest is None:
             return None
@@ -81,7 +81,7 @@ class Summaries:
         return StepTimes(steps, *parts)
 
     def operations(self, names: Sequence[str]) -> dict[str, OperationState]:
-        """Figures by operation; ``names`` are the trace's own table of operations."""
+        """Figures by operation; ``names`` is the trace's own table of operations."""
         newest, before = self._ends()
         if newest is None:
             return {}
@@ -92,7 +92,7 @@ class Summaries:
         }
 
     def waited_for_ns(self) -> dict[int, int]:
-        """How long this rank's training thread waited for each other one, in all."""
+        """Total time that this rank's training thread waited for each other rank."""
         found: dict[int, int] = {}
         for _, rank, waited in self._kept[-1].waited_for.cells.tolist() if self._kept else ():
             found[rank] = found.get(rank, 0) + waited
@@ -100,24 +100,24 @@ class Summaries:
 
     @property
     def newest(self) -> Summary | None:
-        """The newest summary, which is the one that counts."""
+        """The newest summary, which holds the totals; None without any."""
         return self._kept[-1] if self._kept else None
 
     def _ends(self) -> tuple[Summary | None, Summary | None]:
-        """The newest, and one before it, from which recent figures count."""
+        """Returns the newest summary and the earlier one that recent figures start from."""
         if not self._kept:
             return None, None
         return self._kept[-1], self._kept[0] if len(self._kept) > 1 else None
 
 
 def late_by_summaries(traces: Sequence[Trace], summaries: Sequence[Summary]) -> Late | None:
-    """Finds the late rank since always-on mode began, by the report's rules."""
+    """Finds the late rank since always-on mode began, according to the report's rules."""
     found = late_rank(traces, summaries) if summaries else None
     return None if found is None else Late(found.rank, found.wait_ms / 1e3, found.phase)
 
 
 def difference(newer: Histogram, older: Histogram) -> Histogram:
-    """What a histogram gained since an earlier state; least and most are those of all time."""
+    """Returns what a histogram gained since an earlier one; least and most remain the newer's."""
     counts = np.zeros(int(newer.buckets[-1]) + 1 if newer.count else 0, dtype=np.int64)
     counts[newer.buckets] = newer.counts
     inside = older.buckets < len(counts)
@@ -135,7 +135,7 @@ def difference(newer: Histogram, older: Histogram) -> Histogram:
 
 
 def _times(summary: Summary, steps: int) -> StepTimes:
-    """Sums over all steps of a summary; ``hidden`` needs records."""
+    """Returns a summary's sums over all steps; ``hidden`` is NaN, as it needs records."""
     phases = summary.phases
     exposed, wait, wire = (
         each.sum_ns for each in (summary.exposed, summary.exposed_wait, summary.exposed_wire)

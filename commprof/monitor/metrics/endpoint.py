@@ -1,12 +1,12 @@
 """The endpoint that Prometheus scrapes: HTTP/1.1 as far as ``GET /metrics`` needs it.
 
-The first scrape of a state makes its text, so a state that nobody scrapes costs nothing. One thread
-serves all connections; each has a deadline, a bound on what it may send and no second request, so
-a slow or malformed client costs one place of a few for a few seconds. Nothing but the metrics is
-ever read or told.
+The text of a state is made by its first scrape, so a state that nobody scrapes costs nothing. One
+thread serves all connections. Each connection has a deadline, a limit on the request's size and
+no second request: a slow or malformed client occupies one of 16 places for a few seconds. Only the
+metrics are served.
 
 The server of ``prometheus_client`` is not used: it starts a thread for every connection and sets no
-deadline, so that 100 clients that send half a request hold 100 threads beside the training.
+deadline, so that 100 clients that send half a request would hold 100 threads during training.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Final
 from commprof.errors import UsageError
 
 PATH: Final = "/metrics"
-#: Of what ``prometheus_client.generate_latest`` writes; importing it here would cost every command.
+#: Type of ``prometheus_client.generate_latest``'s text; importing it would slow all commands down.
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 _MOST_CONNECTIONS: Final = 16
@@ -35,25 +35,25 @@ _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Splits ``HOST:PORT``; an IPv6 host may stand in brackets.
+    """Splits ``HOST:PORT``; an IPv6 host may be in brackets.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the text is not of that form.
     """
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdecimal() or int(port) > 65535:
         raise UsageError(
-            f"--metrics-address {text!r} is no HOST:PORT such as 127.0.0.1:9470 (port: 0 for any "
-            "free one, to 65535)"
+            f"--metrics-address {text!r} is not of the form HOST:PORT, such as 127.0.0.1:9470 "
+            "(allowed ports: 0 to 65535, 0 for any free port)"
         )
     return host.strip("[]"), int(port)
 
 
 def listen(address: tuple[str, int]) -> socket.socket:
-    """Opens a socket that listens at an address.
+    """Opens a socket that listens on an address.
 
     Raises:
-        UsageError: nothing can listen there.
+        UsageError: the address cannot be listened on.
     """
     host, port = address
     try:
@@ -70,8 +70,8 @@ def listen(address: tuple[str, int]) -> socket.socket:
             raise
     except OSError as error:
         raise UsageError(
-            f"cannot listen on --metrics-address {host}:{port}: {error.strerror}; take another "
-            "port, or 0 for any free one"
+            f"cannot listen on --metrics-address {host}:{port}: {error.strerror}; choose another "
+            "port, or 0 for any free port"
         ) from None
     server.setblocking(False)
     return server
@@ -91,7 +91,7 @@ class Endpoint:
     """HTTP server that serves the metrics from a thread of its own until it is closed."""
 
     def __init__(self, server: socket.socket) -> None:
-        """``server`` is of :func:`listen`; the endpoint closes it."""
+        """Starts to serve on a socket of :func:`listen`, which the endpoint will close."""
         self._server = server
         self._text: Callable[[], bytes] = bytes
         self._clients: set[_Client] = set()
@@ -108,11 +108,11 @@ class Endpoint:
         return str(host), int(port)
 
     def show(self, text: Callable[[], bytes]) -> None:
-        """Sets the function that makes the text for the next requests; it is called once."""
+        """Sets the function that makes the text for the next requests; called at most once."""
         self._text = functools.cache(text)
 
     def close(self) -> None:
-        """Ends all connections, and the thread."""
+        """Ends all connections and the thread."""
         self._closing.set()
         self._thread.join()
 
@@ -158,7 +158,7 @@ class Endpoint:
             self._drop(client)
 
     def _read(self, client: _Client) -> bool:
-        """Whether there is enough to answer."""
+        """Reads from a client; True if its request can be answered now."""
         received = client.connection.recv(_LARGEST_REQUEST)
         if not received:
             self._drop(client)
@@ -178,7 +178,7 @@ class Endpoint:
 
 
 def _answer(request: bytes, text: Callable[[], bytes]) -> bytes:
-    """To what was read so far, which may be anything."""
+    """Returns the response to a request, which may hold any bytes."""
     if len(request) >= _LARGEST_REQUEST:
         return _response("431 Request Header Fields Too Large", b"", "")
     words = request.split(b"\n", 1)[0].split()

@@ -1,4 +1,4 @@
-"""The one list of live metrics: what each output calls a figure, its unit and its meaning.
+"""The list of live metrics: name, unit and meaning of every figure that the outputs show.
 
 Names follow Prometheus's conventions: base units, counters end in ``_total``. Labels are rank,
 operation, part of a step, network interface and the like, never a step: their number is bounded
@@ -21,15 +21,15 @@ _MONITORS: Final = "commprof_monitor_"
 
 @dataclass(frozen=True)
 class Metric:
-    """Name, help text and kind of one metric, and where its values come from."""
+    """One metric: name, help text, kind, and the source of its values."""
 
     name: str
-    #: "counter" or "gauge", as Prometheus has them.
+    #: "counter" or "gauge", as Prometheus defines them.
     kind: str
     help: str
-    #: Of a state: label values, and the value. NaN is not known, and is not shown.
+    #: Gives the samples of a job's state: label values and value; unknown (NaN) is not shown.
     values: Of
-    #: Whether it tells how ranks do, and so stands in JSON lines, TensorBoard and ``summary()``.
+    #: True if the metric is also in JSON lines, TensorBoard and ``summary()``.
     is_recent: bool = False
 
 
@@ -43,7 +43,7 @@ class Sample:
 
 
 def samples(state: JobState) -> Iterator[Sample]:
-    """Yields all values that are known, metric by metric."""
+    """Yields all known values, metric by metric."""
     for metric in METRICS:
         for labels, value in metric.values(state):
             if not math.isnan(value):
@@ -51,12 +51,12 @@ def samples(state: JobState) -> Iterator[Sample]:
 
 
 def flat(state: JobState, ranks: bool = True) -> dict[str, float]:
-    """Recent figures by names such as ``commprof/step_seconds/rank_0``, for run trackers.
+    """Returns recent figures by names such as ``commprof/step_seconds/rank_0``, for run trackers.
 
     Args:
-        state: the job.
-        ranks: whether names say the rank; without it, ``state`` is to hold one alone, which looks
-            at itself: figures of a monitor are left out.
+        state: state of the job.
+        ranks: True if names contain the rank. If False, ``state`` holds only the rank that calls
+            this, and figures of the monitor are left out.
     """
     return {
         _key(sample, ranks): sample.value
@@ -91,7 +91,7 @@ def _total(name: str, text: str, of: Of) -> Metric:
     return _counter(name, text, of, is_recent=True)
 
 
-#: In the order in which they are shown.
+#: All metrics, in the order in which they are shown.
 METRICS: Final = (
     _gauge("job_info", "1; the labels say what the job is.", values.info),
     _gauge("rank_running", "1 while the rank's process lives and records.", values.running),
@@ -102,7 +102,7 @@ METRICS: Final = (
     ),
     _gauge(
         "since_step_seconds",
-        "Time since the rank's last step ended that all ranks completed.",
+        "Time since the end of the rank's last step that all ranks completed.",
         values.ranks(lambda rank: rank.since_step_s),
     ),
     _counter("steps", "Steps that all ranks completed.", values.total("steps")),
@@ -114,8 +114,8 @@ METRICS: Final = (
     ),
     _counter(
         "exposed_seconds",
-        "Time for which the training thread stood still for communication: waiting for the last "
-        "rank, transfer after that (wire), or not known which (unsplit).",
+        "Time in which communication blocked the training thread: waiting for the last rank, "
+        "transfer after that (wire), or not known which (unsplit).",
         values.exposed("total"),
     ),
     _counter(
@@ -128,47 +128,69 @@ METRICS: Final = (
         "Time for which the other ranks' training threads waited for this rank, summed over them.",
         values.ranks(lambda rank: rank.waited_for_s),
     ),
-    _figure("recent_step_seconds", "Mean step of the recent ones.", values.recent("step_s")),
-    _figure("recent_step_part_seconds", "Mean part of a recent step.", values.phases("recent")),
+    _figure("recent_step_seconds", "Mean duration of the recent steps.", values.recent("step_s")),
     _figure(
-        "recent_exposed_seconds", "Mean exposed time of a recent step.", values.exposed("recent")
+        "recent_step_part_seconds",
+        "Mean time of a part of the recent steps.",
+        values.phases("recent"),
     ),
     _figure(
-        "recent_hidden_seconds", "Mean hidden time of a recent step.", values.recent("hidden_s")
+        "recent_exposed_seconds", "Mean exposed time of the recent steps.", values.exposed("recent")
     ),
-    _gauge("late_rank", "1 for the rank that the others wait for, if it is one.", values.late),
+    _figure(
+        "recent_hidden_seconds", "Mean hidden time of the recent steps.", values.recent("hidden_s")
+    ),
+    _gauge(
+        "late_rank",
+        "1 for the rank that the other ranks wait for, 0 for all others.",
+        values.late,
+    ),
     _figure(
         "late_rank_wait_seconds",
-        "Mean waiting that it causes per recent step and waiting rank.",
+        "Mean waiting that the late rank causes per recent step and waiting rank.",
         values.late_wait,
     ),
     _counter("collectives", "Operations issued.", values.operations("calls")),
     _counter(
-        "collective_bytes", "Sizes of these, as nccl-tests counts size.", values.operations("bytes")
+        "collective_bytes",
+        "Sizes of the operations issued, as nccl-tests counts size.",
+        values.operations("bytes"),
     ),
     _counter(
-        "timed_collectives", "Those whose completion was seen.", values.operations("timed_calls")
+        "timed_collectives",
+        "Operations whose completion was seen.",
+        values.operations("timed_calls"),
     ),
     _counter(
-        "collective_seconds", "From issue to completion, of those.", values.operations("timed_s")
+        "collective_seconds",
+        "Time from issue to completion, summed over the timed operations.",
+        values.operations("timed_s"),
     ),
     _figure(
         "collective_mean_seconds",
-        "Mean time from issue to completion, recent operations.",
+        "Mean time from issue to completion of recent operations.",
         values.operations("recent_mean_s"),
     ),
-    _figure("collective_p50_seconds", "Median of the same.", values.operations("recent_p50_s")),
     _figure(
-        "collective_p99_seconds", "99th percentile of the same.", values.operations("recent_p99_s")
+        "collective_p50_seconds",
+        "Median time from issue to completion of recent operations.",
+        values.operations("recent_p50_s"),
+    ),
+    _figure(
+        "collective_p99_seconds",
+        "99th percentile of the time from issue to completion of recent operations.",
+        values.operations("recent_p99_s"),
     ),
     _figure(
         "bus_bandwidth_bytes_per_second",
-        "Recent size times nccl-tests' bus factor over time from last start to last completion.",
+        "Size times nccl-tests' bus factor, divided by the time from last start to last "
+        "completion, of recent operations.",
         values.bandwidth("busbw_bytes_per_s"),
     ),
     _figure(
         "bandwidth_use_ratio",
-        "Time that the machine profile takes for the recent operations over the time they took.",
+        "Time that the machine profile predicts for the recent operations, divided by the measured "
+        "time.",
         values.bandwidth("of_profile"),
     ),
     _counter(
@@ -183,7 +205,7 @@ METRICS: Final = (
     ),
     _figure(
         "compression_ratio",
-        "Plain over sent bytes, since the beginning.",
+        "Plain bytes divided by sent bytes, since the beginning.",
         values.ranks(lambda rank: rank.compression_ratio),
     ),
     _figure(
@@ -193,14 +215,20 @@ METRICS: Final = (
     ),
     _figure(
         "gradient_layer_variance",
-        "Variance over the parameters of the L2 norm of each one's gradient.",
+        "Variance of the L2 norms of the single parameters' gradients.",
         values.gradients("layer_variance"),
     ),
     _total(
-        "gradient_norm_cost_seconds", "Time spent on measuring them.", values.gradients("cost_s")
+        "gradient_norm_cost_seconds",
+        "Time spent on measuring gradient norms.",
+        values.gradients("cost_s"),
     ),
     _total("process_cpu_seconds", "CPU time of the rank's process.", values.process("cpu_s")),
-    _figure("process_resident_bytes", "Its resident memory.", values.process("resident_bytes")),
+    _figure(
+        "process_resident_bytes",
+        "Resident memory of the rank's process.",
+        values.process("resident_bytes"),
+    ),
     _total(
         "helper_cpu_seconds",
         "CPU time of commprof's own threads in the rank's process.",
@@ -210,10 +238,14 @@ METRICS: Final = (
     _gauge("host_memory_bytes", "Memory of the host.", values.host("memory_bytes")),
     _figure(
         "host_memory_available_bytes",
-        "Memory that can still be had.",
+        "Memory of the host that is available.",
         values.host("memory_available_bytes"),
     ),
-    _total("network_bytes", "Bytes over a network interface since boot.", values.network),
+    _total(
+        "network_bytes",
+        "Bytes received or sent by a network interface since boot.",
+        values.network,
+    ),
     _total(
         "dropped_events",
         "Events that could not be recorded.",
@@ -225,14 +257,24 @@ METRICS: Final = (
         values.ranks(lambda rank: float(rank.trace_bytes)),
     ),
     _total("monitor_cpu_seconds", "CPU time of this monitor.", values.monitor("cpu_s")),
-    _gauge("monitor_resident_bytes", "Its resident memory.", values.monitor("resident_bytes")),
     _gauge(
-        "monitor_look_seconds", "What its last look at the traces took.", values.monitor("look_s")
+        "monitor_resident_bytes",
+        "Resident memory of this monitor.",
+        values.monitor("resident_bytes"),
+    ),
+    _gauge(
+        "monitor_look_seconds",
+        "Duration of the monitor's last look at the traces.",
+        values.monitor("look_s"),
     ),
     _counter(
         "monitor_left_out_events",
-        "Events that the monitor passed over because ranks were too far apart.",
+        "Events that the monitor skipped because ranks were too far apart.",
         values.monitor("left_out_records"),
     ),
-    _gauge("monitor_problems", "Kinds of problems that it met in the traces.", values.problems),
+    _gauge(
+        "monitor_problems",
+        "Number of distinct problems that the monitor found in the traces.",
+        values.problems,
+    ),
 )

@@ -1,6 +1,6 @@
-"""Where metrics go: each output takes every state that the monitor sees.
+"""Outputs of the metrics: each gets every state that the monitor reads.
 
-An output that fails says so once and is tried again at the next state: a full disk may empty.
+The failure of an output is logged once, and the next state is written again: a full disk may empty.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class Output(Protocol):
-    """Interface of a place where metrics go."""
+    """Interface of an output of metrics."""
 
     def write(self, state: JobState) -> None:
-        """Shows or writes what is known now; raises OSError if it cannot."""
+        """Shows or writes the job's current state; raises OSError if that fails."""
 
     def close(self) -> None:
         """Closes the output."""
@@ -39,15 +39,15 @@ class Scraped:
     """Output that Prometheus fetches over HTTP."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        """Takes the endpoint over."""
+        """Serves the metrics at ``endpoint``, which the output will close."""
         self._endpoint = endpoint
 
     def write(self, state: JobState) -> None:
-        """See ``Output``."""
+        """Shows the state's metrics to the next scrapes."""
         self._endpoint.show(lambda: exposition(samples(state)))
 
     def close(self) -> None:
-        """See ``Output``."""
+        """Closes the endpoint."""
         self._endpoint.close()
 
 
@@ -55,29 +55,29 @@ class TextFile:
     """Output in a file in Prometheus's format, for node_exporter's textfile collector."""
 
     def __init__(self, path: Path) -> None:
-        """A reader finds the whole file or none: each state replaces it."""
+        """Sets the file to write; each state replaces the file as a whole."""
         self._path = path
 
     def write(self, state: JobState) -> None:
-        """See ``Output``."""
+        """Replaces the file with the state's metrics."""
         replace_file(self._path, exposition(samples(state)))
 
     def close(self) -> None:
-        """See ``Output``."""
+        """Does nothing: no file stays open."""
 
 
 class JsonLines:
     """Output of a JSON line per state with new steps: time, step and recent figures."""
 
     def __init__(self, path: Path) -> None:
-        """Lines are added to what the file holds."""
+        """Sets the file to append lines to."""
         self._path = path
         self._step = -1
-        #: Only a part of the last line found room.
+        #: True if only a part of the last line could be written.
         self._torn = False
 
     def write(self, state: JobState) -> None:
-        """See ``Output``."""
+        """Appends a line if all ranks completed a step since the last line."""
         step = step_of(state)
         if step == self._step:
             return
@@ -101,20 +101,20 @@ class JsonLines:
         self._step = step
 
     def close(self) -> None:
-        """See ``Output``."""
+        """Does nothing: no file stays open."""
 
 
 class TensorBoard:
     """Output of scalars by step for TensorBoard."""
 
     def __init__(self, directory: Path) -> None:
-        """The event file is made with the first state that has steps."""
+        """Sets the directory; the first state with steps creates the event file there."""
         self._directory = directory
         self._file: EventFile | None = None
         self._step = -1
 
     def write(self, state: JobState) -> None:
-        """See ``Output``."""
+        """Adds the scalars if all ranks completed a step since the last call."""
         step = step_of(state)
         if step == self._step:
             return
@@ -124,7 +124,7 @@ class TensorBoard:
         self._step = step
 
     def close(self) -> None:
-        """See ``Output``."""
+        """Closes the event file."""
         if self._file is not None:
             self._file.close()
 
@@ -143,7 +143,7 @@ def write_to(output: Output, state: JobState, complain: Callable[[str], None]) -
 
 
 def exposition(samples: Iterable[Sample]) -> bytes:
-    """Returns the text of the samples, which come metric by metric."""
+    """Returns the samples, which are grouped by metric, in Prometheus's text format."""
     from prometheus_client import generate_latest
     from prometheus_client.registry import Collector
 
@@ -155,7 +155,7 @@ def exposition(samples: Iterable[Sample]) -> bytes:
 
 
 def _families(samples: Iterable[Sample]) -> Iterator[Metric]:
-    """Yields what the library makes of each metric."""
+    """Yields the client library's form of each metric."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     for metric, group in groupby(samples, key=attrgetter("metric")):
@@ -168,5 +168,5 @@ def _families(samples: Iterable[Sample]) -> Iterator[Metric]:
 
 
 def _encodable(text: str) -> str:
-    """Returns the text without surrogates, which the library would raise for."""
+    """Returns the text without surrogates, for which the client library raises an error."""
     return text.encode("utf-8", "replace").decode()

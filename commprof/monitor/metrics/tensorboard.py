@@ -1,12 +1,12 @@
-"""Scalars for TensorBoard, written without it: an event file is a few fields in frames.
+"""Writer of TensorBoard's event files, without TensorBoard: a file is a series of frames.
 
 A frame is length, masked CRC-32C of the length, data, masked CRC-32C of the data
 (``tensorflow/core/lib/io/record_writer.h``); the data is an ``Event`` of
 ``tensorflow/core/util/event.proto`` in protobuf's wire format.
 
-TensorBoard's own writer (2.21) is not used. On a full disk it leaves half a frame, which ends the
-file for its readers, and its thread is gone: nothing more is written when there is room again. Here
-such a frame is taken back and the next one is whole. TensorBoard also brings 50 MB of packages.
+TensorBoard's own writer (2.21) is not used. On a full disk it leaves half a frame, after which
+readers stop, and its thread ends, so nothing more is written when there is room again. This writer
+truncates such a frame and goes on with the next. TensorBoard also needs 50 MB of packages.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class EventFile:
         """Makes the directory and the file.
 
         Raises:
-            OSError: one of them cannot be made.
+            OSError: the directory or the file cannot be made.
         """
         directory.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{int(time_s)}.{socket.gethostname()}.{os.getpid()}.commprof"
@@ -43,7 +43,7 @@ class EventFile:
         """Appends one event with all of these scalars at ``step``.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the event cannot be written.
         """
         values = b"".join(
             _field(1, _BYTES, _length(_text(1, tag) + _key(2, _FIXED32) + struct.pack("<f", value)))
@@ -58,7 +58,7 @@ class EventFile:
         self._file.close()
 
     def _append(self, event: bytes) -> None:
-        """One whole frame, or none: half of one would end the file for its readers."""
+        """Appends a whole frame or nothing: readers stop at half a frame."""
         before, frame = self._file.tell(), _frame(event)
         try:
             if self._file.write(frame) != len(frame):

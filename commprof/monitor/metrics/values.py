@@ -1,7 +1,7 @@
-"""Where the values of the live metrics stand in a :class:`JobState`.
+"""Functions that read the values of the live metrics from a :class:`JobState`.
 
-Each function gives what :class:`commprof.monitor.metrics.metrics.Metric` calls ``values``: of a
-state the label values and the value of each sample.
+Each is, or returns, the ``values`` of a :class:`commprof.monitor.metrics.metrics.Metric`: a
+function from a job's state to the label values and the value of each sample.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Of: TypeAlias = Callable[[JobState], Values]
 
 
 def ranks(value: Callable[[RankState], float | None]) -> Of:
-    """Yields values of this host's ranks; other hosts' monitors tell their own."""
+    """Source of a value of each of this host's ranks; each host's monitor shows its own ranks."""
 
     def values(state: JobState) -> Values:
         for rank in local(state):
@@ -29,7 +29,7 @@ def ranks(value: Callable[[RankState], float | None]) -> Of:
 
 
 def local(state: JobState) -> Iterator[RankState]:
-    """Ranks of this host; all ranks where none is, as for a finished run from elsewhere."""
+    """Yields the ranks of this host; all ranks if there are none, as for a copied run."""
     found = [rank for rank in state.ranks if rank.is_local]
     yield from found or state.ranks
 
@@ -45,7 +45,7 @@ def recent(name: str) -> Of:
 
 
 def phases(chosen: str) -> Of:
-    """Yields the times of the parts of a step."""
+    """Source of the times of the parts of a step."""
 
     def values(state: JobState) -> Values:
         for rank in local(state):
@@ -57,7 +57,7 @@ def phases(chosen: str) -> Of:
 
 
 def exposed(chosen: str) -> Of:
-    """Yields exposed time by what the training thread stood still for."""
+    """Source of the exposed time, split into wait, wire and unsplit."""
 
     def values(state: JobState) -> Values:
         for rank in local(state):
@@ -69,7 +69,7 @@ def exposed(chosen: str) -> Of:
 
 
 def operations(name: str) -> Of:
-    """Source of a field of each operation."""
+    """Source of a field of the rank's figures for each operation."""
 
     def values(state: JobState) -> Values:
         for rank in local(state):
@@ -80,7 +80,7 @@ def operations(name: str) -> Of:
 
 
 def bandwidth(name: str) -> Of:
-    """Source of the bandwidth of each operation over all ranks."""
+    """Source of a field of the bandwidth of each operation, across all ranks."""
 
     def values(state: JobState) -> Values:
         for op, found in state.bandwidth.items() if tells_of_job(state) else ():
@@ -90,12 +90,12 @@ def bandwidth(name: str) -> Of:
 
 
 def tells_of_job(state: JobState) -> bool:
-    """True on the host of rank 0, whose monitor tells what is common to all ranks."""
+    """True on the host of rank 0, whose monitor shows the figures common to all ranks."""
     return any(rank.rank == 0 for rank in local(state))
 
 
 def late(state: JobState) -> Values:
-    """Yields 1 for the late rank and 0 for the others; nothing before there are steps."""
+    """Yields 1 for the late rank and 0 for the others; nothing before the first step."""
     if not tells_of_job(state) or not any(rank.recent for rank in state.ranks):
         return
     for rank in state.ranks:
@@ -106,13 +106,13 @@ def late(state: JobState) -> Values:
 
 
 def late_wait(state: JobState) -> Values:
-    """Yields what the late rank costs, where there is one."""
+    """Yields the waiting that the late rank causes, if there is one."""
     if state.late is not None and tells_of_job(state):
         yield {"rank": str(state.late.rank)}, state.late.wait_s
 
 
 def info(state: JobState) -> Values:
-    """Yields what the job is."""
+    """Yields 1 with the job's world size, backend and mode as labels."""
     yield (
         {"world_size": str(state.world_size), "backend": state.backend, "mode": state.mode},
         1.0,
@@ -120,14 +120,14 @@ def info(state: JobState) -> Values:
 
 
 def running(state: JobState) -> Values:
-    """Yields whether each rank runs, where that can be told."""
+    """Yields 1 for each rank that runs and 0 for each that does not, if known."""
     for rank in local(state):
         if rank.status:
             yield {"rank": str(rank.rank)}, float(rank.status == "running")
 
 
 def failed(state: JobState) -> Values:
-    """Yields whether each rank failed, where that can be told."""
+    """Yields 1 for each rank that failed and 0 for each that did not, if known."""
     for rank in local(state):
         if rank.status:
             yield {"rank": str(rank.rank)}, float(rank.failed)
@@ -144,7 +144,7 @@ def host(name: str) -> Of:
 
 
 def host_cpu(state: JobState) -> Values:
-    """Yields what this host's cores did."""
+    """Yields the busy and idle time of this host's cores."""
     if state.host is not None:
         yield {"state": "busy"}, state.host.cpu_busy_s
         yield {"state": "idle"}, state.host.cpu_idle_s
@@ -163,7 +163,7 @@ def monitor(name: str) -> Of:
 
 
 def problems(state: JobState) -> Values:
-    """Yields how many problems the monitor met."""
+    """Yields the number of problems that the monitor found."""
     yield {}, float(len(state.monitor.problems))
 
 
@@ -173,5 +173,5 @@ def process(name: str) -> Of:
 
 
 def gradients(name: str) -> Of:
-    """Source of a field of what each rank measured of its gradients, if asked to."""
+    """Source of a field of each rank's gradient norms, if it measures them."""
     return ranks(lambda rank: getattr(rank.gradients, name) if rank.gradients else None)

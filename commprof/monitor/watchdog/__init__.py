@@ -1,5 +1,5 @@
-"""The watchdog: a process beside the ranks that names what a job hangs on, and shows its stacks.
+"""The watchdog: a process that names the rank and collective a job hangs on, and reads stacks.
 
-It reads what the ranks record and what the system says of them. No rank waits for it, or even knows
-of it. Nothing here imports torch.
+It reads the ranks' records and the kernel's state of their processes. No rank waits for it or
+communicates with it. Nothing here imports torch.
 """

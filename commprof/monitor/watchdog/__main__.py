@@ -15,38 +15,38 @@ from commprof.monitor.watchdog.thresholds import AUTO, OFF, parse_threshold
 from commprof.monitor.watchdog.watchdog import watch
 
 _DESCRIPTION = """\
-Watches a job from outside of its ranks: what it hangs on and whose fault that is, ranks that are
-out of step, and lasting changes of its speed. commprof run --watchdog starts it; it can be started
-by hand beside a job that records into DIR, and ended at any time: the job does not notice.
+Watches a job that records into DIR and reports hangs with the ranks that caused them, ranks that
+are out of step, and lasting changes of speed. commprof run --watchdog starts it; it can also be
+started by hand for a running job, and ended at any time without effect on the job.
 """
 
 
 def main() -> int:
-    """Watches until the job, or the launcher, is over."""
+    """Watches until the job or the launcher ends; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog=invocation.module("commprof.monitor.watchdog"),
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("directory", type=Path, metavar="DIR", help="where the traces are")
+    parser.add_argument("directory", type=Path, metavar="DIR", help="directory of the traces")
     parser.add_argument(
         "--threshold",
         default=AUTO,
-        help="seconds, auto: learnt from the run, or off: tell of nothing (default: auto)",
+        help="seconds, auto (learnt from the run), or off (report no hangs) (default: auto)",
     )
     parser.add_argument(
-        "--samples", action="store_true", help="sample the Python stacks of the ranks by py-spy"
+        "--samples", action="store_true", help="sample the Python stacks of the ranks with py-spy"
     )
-    parser.add_argument("--parent", type=int, metavar="PID", help="end when this process has")
+    parser.add_argument("--parent", type=int, metavar="PID", help="end when this process ends")
     parser.add_argument("--quiet", action="store_true", help="write files only")
     args = parser.parse_args()
     if args.parent is None and not args.directory.is_dir():
-        said = "does not exist; it is watched from when a job records into it"
+        said = "does not exist; watching begins when a job records into it"
         print(f"commprof watchdog: {invocation.quoted(args.directory)} {said}", file=sys.stderr)
-    # A group of its own: Ctrl-C is for the job, which ends the watchdog when it is done.
+    # Ctrl-C is for the job, which ends the watchdog when it is done.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _end)
-    if not args.samples:  # which must come in time
+    if not args.samples:  # samples must be on time
         os.nice(5)  # ranks that compute come first
     try:
         watch(

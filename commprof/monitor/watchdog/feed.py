@@ -1,4 +1,4 @@
-"""One rank from outside: its trace, its rings and its process."""
+"""One rank as seen from another process: its trace, its rings and its process state."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from commprof.trace.ring import RingTail
 from commprof.trace.run.processes import PROC, Here, stat_of, text_of
 from commprof.trace.schema import Records
 
-#: Looks in a row that must find a process asleep in the kernel: each page fault is such a sleep.
+#: Successive looks that must find a process asleep in the kernel, as in every page fault.
 _LOOKS = 4
 _SENTENCES = {
-    "stopped": "is stopped (SIGSTOP or a job control signal); kill -CONT {pid} lets it go on",
+    "stopped": "is stopped (SIGSTOP or a job control signal); kill -CONT {pid} resumes it",
     "traced": "is held by a debugger, process {tracer}",
     "uninterruptible": "sleeps in the kernel (state D{where}): a disk, network file system or "
     "driver does not answer",
@@ -30,7 +30,7 @@ _CODES = {"T": "stopped", "t": "traced", "D": "uninterruptible", "Z": DEAD, "X":
 
 
 class ProcessWatch:
-    """Watches one process; a later process of the same id is not taken for it."""
+    """State of one process; a later process with the same id is not mistaken for it."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -55,7 +55,7 @@ class ProcessWatch:
 
 
 def _stat(pid: int) -> tuple[str, int]:
-    """State code and start time; ("", 0) of a process that is gone."""
+    """Returns a process's state code and start time; ("", 0) if it is gone."""
     try:
         found = stat_of(pid)
     except OSError:
@@ -73,29 +73,29 @@ def _kernel_place(pid: int) -> str:
     return f" in {place}" if place not in ("", "0") else ""
 
 
-#: Of a trace that is there already, so much is read of what was recorded before.
+#: Bytes read of a trace that existed before the watchdog.
 _RECENT_BYTES = 4 << 20
-#: Looks for which rings may be missing that the trace speaks of.
+#: Looks after which rings that the trace names are given up if they are still missing.
 _RING_LOOKS = 6
 _NONE: Records = np.empty(0, schema.RECORD_DTYPE)
 
 
 class RankFeed:
-    """Records of one process as they come. Close it after use."""
+    """Follows one rank: its new records, its state and its process. Close it after use."""
 
     def __init__(self, path: Path) -> None:
-        """path: of its trace, which may still be empty."""
+        """Follows the trace at ``path``, which may still be empty."""
         self.path = path
-        #: None until the trace has its first block.
+        #: State of the rank; None until the trace has its first block.
         self.state: RankState | None = None
-        #: What the last look found, ordered by time.
+        #: Records that the last look found, ordered by time.
         self.records: Records = _NONE
-        #: None where the process is not one of this host, or container.
+        #: State of the process; None if it runs on another host or in another container.
         self.process: Process | None = None
         self._tail = TraceTail(path, _RECENT_BYTES)
         self._rings: RingTail | None = None
         self._watch: ProcessWatch | None = None
-        #: What the trace held before there was a ring, or clearly none.
+        #: Records of the trace, kept until it is clear whether there are rings.
         self._early: list[Records] = []
 
     @property
@@ -110,25 +110,25 @@ class RankFeed:
 
     @property
     def group_sizes(self) -> dict[int, tuple[str, int]]:
-        """Common name and size of the process groups, by the rank's own number."""
+        """Unique name and size of the process groups, by the rank's own number of the group."""
         named = common_names(self._tail.groups.values())
         return {number: (one.name, one.size) for number, one in named.items()}
 
     @property
     def over(self) -> bool:
-        """True if nothing more can come."""
+        """True if no further records can come."""
         return self._tail.ended or (self.process is not None and self.process.state == "dead")
 
     @property
     def is_seen(self) -> bool:
-        """True if the records can be followed; in always-on mode only the rings show them."""
+        """True if the records can be followed; in always-on mode only the rings hold them."""
         rings = self._rings is not None and self._rings.rings > 0
         summary = self._tail.summary
         return rings or summary is None or summary.mode == "full"
 
     def look(self) -> None:
-        """Takes all new records."""
-        # Rings first: a group is in the trace before the first record of it is in a ring.
+        """Reads all new records and updates the state."""
+        # Rings first: the trace describes a group before a ring has the group's first record.
         from_rings = _NONE if self._rings is None else self._rings.poll()
         from_trace = self._tail.poll()
         if self.state is None and self.metadata:
@@ -142,7 +142,7 @@ class RankFeed:
             self.process = self._watch.look()
 
     def _chosen(self, from_rings: Records, from_trace: Records) -> Records:
-        """Records from the rings where there are some, else from the trace; never from both."""
+        """Returns the records of the rings if there are rings, else those of the trace."""
         if self._rings is None:
             return from_trace
         if self._rings.rings:
@@ -152,7 +152,7 @@ class RankFeed:
         if len(self._early) <= _RING_LOOKS or not any(map(len, self._early)):
             del self._early[: -2 * _RING_LOOKS]
             return _NONE
-        # It records without files: there was no room for them.
+        # The rank has no ring files: there was no room for them.
         self._rings.close()
         self._rings = None
         return np.concatenate(self._early)
@@ -175,7 +175,7 @@ class RankFeed:
 
 
 def _session(path: Path) -> int:
-    """Which trace the rings belong to; 0, as no ring has it, where the file is gone."""
+    """Returns the session number that links a trace to its rings; 0 if the trace is gone."""
     try:
         fd = descriptor_of_regular(path)
     except OSError:

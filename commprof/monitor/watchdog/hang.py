@@ -1,9 +1,9 @@
-"""Which rank a job waits for when it stands still. States in, an accusation out.
+"""Finds out which ranks a hung job waits for, from the states of its ranks and processes.
 
-``analysis/late/standstill.py`` has the rule. Here it is asked of running processes: a step or a
-collective must have taken too long, and a process that is stopped, dead, or asleep in the kernel
-comes before all else, because its records end where it stopped. If all ranks have arrived, the
-transfer itself does not move.
+The rule is that of ``analysis/late/standstill.py``. For running processes two things are added: a
+step or a collective must have taken too long, and a process that is stopped, dead or asleep in the
+kernel is accused first, because its records end where it stopped. If all ranks have arrived, the
+transfer itself makes no progress.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from commprof.monitor.rank_state import RankState
 from commprof.text import named_ranks
 
 _NS_PER_S = 1e9
-#: State of a process that has ended: it waits for nobody.
+#: State of a process that has ended; it does not wait for other ranks.
 DEAD = "dead"
 
 
 @dataclass(frozen=True)
 class Process:
-    """State of a rank's process, as the system tells it."""
+    """State of a rank's process, as the kernel reports it."""
 
     pid: int
-    #: "running", or why it cannot move: "stopped", "dead", ...; empty where it cannot be known.
+    #: "running", or why the process cannot run: "stopped", "dead", ...; empty if not known.
     state: str
-    #: The same in words, with what to do.
+    #: The state as a verb phrase, with a remedy if there is one: "is stopped ...; kill -CONT ...".
     sentence: str = ""
 
     @property
     def held_up(self) -> bool:
-        """True if the process cannot go on by itself."""
+        """True if the process cannot continue by itself."""
         return self.state not in ("", "running")
 
 
@@ -41,54 +41,55 @@ class Accused:
     """A rank that the others wait for."""
 
     rank: int
-    #: In a sentence.
+    #: The reason, as a sentence.
     why: str
-    #: Whether it arrived, and has not completed what other ranks have.
+    #: True if the rank arrived and has not completed an operation that other ranks have.
     behind: bool = False
 
 
 @dataclass(frozen=True)
 class Hang:
-    """A job, or a part of it, that stands still."""
+    """A hang of a job or of some of its ranks."""
 
-    #: "held up": a process cannot move; "absent": ranks did not arrive; "behind": ranks have not
-    #: completed what others have; "step": no collective is pending; "transfer": all have
-    #: arrived; "circle": ranks wait for each other; "unseen": those that can be seen from here
-    #: have arrived.
+    #: "held up": a process cannot run; "absent": ranks did not arrive; "behind": ranks have not
+    #: completed an operation that others have; "step": no collective is pending; "transfer": all
+    #: ranks have arrived; "circle": ranks wait for each other; "unseen": all ranks visible from
+    #: this host have arrived.
     kind: str
-    #: Empty where all have arrived.
+    #: Ranks that the others wait for; empty if all ranks have arrived.
     accused: tuple[Accused, ...]
-    #: What they did not arrive at, as a rank that waits issued it; None where none is pending.
+    #: The operation that ranks wait in, as a waiting rank issued it; None if none is pending.
     operation: Operation | None
-    #: Seconds since the first of them issued it; 0 without one.
+    #: Seconds since the first waiting rank issued the operation; 0 without one.
     pending_s: float
-    #: Who waits in it, by what they issued.
+    #: Ranks at which that operation is pending; the accused only if they wait in a circle.
     waiting: tuple[int, ...]
-    #: How long the longest step or collective has taken by now.
+    #: Age in seconds of the longest step or operation under way.
     waited_s: float
-    #: Which step the ranks are in, as the one that waits says; -1 without steps.
+    #: The largest step that a rank is in; -1 without steps.
     step: int
-    #: Where in its step the first accused, or else the first that waits, is.
+    #: Phase of the first accused rank, or else of the first waiting rank.
     phase: str
-    #: Ranks that run elsewhere and keep no records there.
+    #: Ranks whose records cannot be followed from this host.
     unseen: tuple[int, ...] = ()
 
     @property
     def sentence(self) -> str:
-        """The whole finding in one sentence."""
-        where = f"step {self.step}" if self.step >= 0 else "no step"
+        """The finding in one sentence."""
+        where = f"step {self.step}" if self.step >= 0 else "before the first step"
+        stuck = f"no collective is pending ({where}, stuck for {self.waited_s:.1f} s)"
         if self.kind == "step":
             who = named_ranks([one.rank for one in self.accused])
-            return f"{who} in {where} for {self.waited_s:.1f} s ({self.phase}), in no collective"
+            return f"{who}: {stuck}; last seen: {self.phase}"
         why = "; ".join(one.why for one in self.accused)
         if self.operation is None:
-            return f"{why}; nothing was pending for {self.waited_s:.1f} s in {where}"
+            return f"{why}; {stuck}"
         asked = f"{self.operation} ({where}, pending for {self.pending_s:.1f} s)"
         if self.kind == "unseen":
-            hidden = f"of {named_ranks(self.unseen)} nothing can be seen from here"
-            return f"all ranks seen from here arrived at {asked}; {hidden}"
+            hidden = f"nothing can be seen of {named_ranks(self.unseen)}"
+            return f"all ranks visible from this host arrived at {asked}; {hidden}"
         if self.kind == "transfer":
-            return f"all ranks arrived at {asked}, and it does not complete: network or backend"
+            return f"all ranks arrived at {asked}, but the network or backend does not complete it"
         late = [one for one in self.accused if not one.behind]
         if self.kind == "behind":
             return f"{why} ({where}, pending for {self.pending_s:.1f} s)"
@@ -97,7 +98,7 @@ class Hang:
             return f"{who} wait for each other, {named_ranks(self.waiting)} in {asked}"
         wait = f"{named_ranks(self.waiting)} wait{'s' * (len(self.waiting) == 1)}"
         if self.kind == "held up":
-            return f"{why}; last seen in {where}, {self.phase}; {wait} in {asked}"
+            return f"{why}; last seen: {self.phase}; {wait} in {asked}"
         more = "".join(f"; {one.why}" for one in self.accused if one.behind)
         return f"{who} did not arrive at {asked}; last seen: {self.phase}; {wait}{more}"
 
@@ -112,11 +113,11 @@ def find_hang(
     """Finds a hang: a step or collective that has taken longer than the limit.
 
     Args:
-        states: of the ranks whose records can be seen.
-        processes: of those of this host, by rank; only their times can be compared with now_ns.
-        limit_ns: see ``thresholds``.
-        now_ns: by the clock of the records.
-        unseen: ranks of which nothing can be known from here.
+        states: states of the ranks whose records can be followed.
+        processes: processes of this host's ranks, whose times alone are comparable with now_ns.
+        limit_ns: the limit, see ``thresholds``.
+        now_ns: the time, on the records' clock.
+        unseen: ranks whose records cannot be followed from this host.
     """
     edges = {state.rank: waits_of(state, states) for state in states}
     ages = {
@@ -146,13 +147,13 @@ def find_hang(
 
 
 def _age_ns(state: RankState, edges: Waits, now_ns: int) -> int:
-    """For how long its step, or an operation that it waits for, has been under way."""
+    """Returns the age of a rank's step or oldest pending operation; 0 if nothing is under way."""
     if state.closed:
         return 0
-    # One whose completion is not recorded is pending for sure only while somebody is absent.
+    # Operations without a recorded completion surely pend only while some rank is absent.
     begins = [one.issue_ns for one in state.pending.values() if not one.silent]
     begins += [operation.issue_ns for operation, _ in edges]
-    # Before the first step ended, the script sets up, or does not mark steps at all.
+    # Before the end of the first step, the script may be setting up, or not mark steps at all.
     if state.steps_ended:
         begins.append(state.step_begin_ns)
     return max((now_ns - begin for begin in begins), default=0)
@@ -185,7 +186,7 @@ def _behind(rank: int, operation: Operation) -> str:
 def _doing(state: RankState) -> str:
     step = f"in step {state.step}, {state.phase}" if state.step >= 0 else state.phase
     if state.closed:
-        return f"rank {state.rank} has closed its trace: its script, or its recording, is over"
+        return f"rank {state.rank} has closed its trace: its script or its recording has ended"
     if not state.last_ns:
         return f"rank {state.rank} has recorded nothing"
     return f"rank {state.rank} was last seen {step}"
@@ -210,7 +211,7 @@ def _described(
             for state in states
             if state.rank in guilty and state.waiting_for is not None
         ]
-    if not asked:  # all have arrived, or a held-up rank had
+    if not asked:  # all ranks have arrived, or a rank that is held up had arrived
         asked = [
             (state.waiting_for, state)
             for state in states

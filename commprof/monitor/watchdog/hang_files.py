@@ -1,7 +1,7 @@
 """The files of a hang: ``hang_N.json`` for programs, ``hang_N.txt`` for people, and the stacks.
 
-They are written where the ranks' traces are. A directory that is gone, or full, costs the files and
-nothing else.
+They are written next to the ranks' traces. If that fails, because the directory is gone or the disk
+full, the watchdog goes on without the files.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _NS_PER_S = 1e9
 
 
 class HangFile:
-    """Files of one hang, which are extended as more is learnt."""
+    """Files of one hang, which are rewritten when something is added."""
 
     def __init__(self, directory: Path, hang: Hang, feeds: Sequence[RankFeed], now_ns: int) -> None:
-        """Takes a number that no file has, and writes what is known."""
+        """Chooses the first free number and writes what is known of the hang."""
         self._directory = directory
         self._begin_ns = now_ns
         self.number = _claim(directory)
@@ -60,12 +60,12 @@ class HangFile:
         self.write()
 
     def set_threshold(self, text: str) -> None:
-        """Notes where the limit came from."""
+        """Adds the threshold and its origin, in words."""
         self.value["threshold"] = text
         self.write()
 
     def add_stack(self, rank: int, suffix: str, text: str, problem: str) -> str:
-        """Stores a rank's stacks, or why there are none; returns the file's name."""
+        """Stores a rank's stacks, or the reason for having none; returns the file's name."""
         name = ""
         if text:
             name = f"hang_{self.number}_rank_{rank}{suffix}.stack.txt"
@@ -75,14 +75,14 @@ class HangFile:
         return name
 
     def end(self, now_ns: int) -> float:
-        """Notes that the hang is over, and after how many seconds."""
+        """Adds that the hang is over; returns the seconds since it was found."""
         seconds = round((now_ns - self._begin_ns) / _NS_PER_S, 3)
         self.value["ended_after_s"] = seconds
         self.write()
         return seconds
 
     def write(self) -> None:
-        """Writes the JSON file and the text file, each whole or not at all."""
+        """Writes the JSON file and the text file, each replaced as a whole."""
         _write(
             self._directory / f"hang_{self.number}.json", json.dumps(self.value, indent=1) + "\n"
         )
@@ -90,12 +90,12 @@ class HangFile:
 
 
 def now_text() -> str:
-    """The wall clock, ISO 8601, UTC."""
+    """Returns the wall-clock time, ISO 8601, UTC."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
 
 def _claim(directory: Path) -> int:
-    """The first number of which there is no file; other hosts may write there too."""
+    """Reserves the first number without a file, as other hosts write too; 0 if none can be."""
     for number in range(1, _MOST_HANGS):
         with suppress(OSError):
             path = directory / f"hang_{number}.json"
@@ -113,7 +113,7 @@ def _write(path: Path, text: str) -> None:
 
 def _rank(feed: RankFeed, now_ns: int) -> dict[str, Any]:
     state = feed.state
-    assert state is not None  # the caller has looked
+    assert state is not None  # the caller has checked
     here = feed.process is not None
     return {
         "rank": state.rank,
@@ -145,7 +145,7 @@ def _ago(now_ns: int, then_ns: int) -> float | None:
 
 
 def _text(value: dict[str, Any]) -> str:
-    """The hang as text for people."""
+    """Returns the text of ``hang_N.txt``."""
     lines = [f"Hang {value['number']} on {value['host']}, found {value['found']}", ""]
     lines += [value["sentence"], ""]
     if "threshold" in value:
@@ -153,7 +153,7 @@ def _text(value: dict[str, Any]) -> str:
     lines += [one["why"] for one in value["accused"]]
     lines.append("")
     for rank in value["ranks"]:
-        process = f", process {rank['pid']} {rank['process'] or 'on another host'}"
+        process = f", process {rank['pid']}, {rank['process'] or 'on another host'}"
         last = rank["last_record_s_ago"]
         seen = f", last record {last:.1f} s ago" if last is not None else ""
         lines.append(
@@ -174,5 +174,5 @@ def _text(value: dict[str, Any]) -> str:
     for stack in value["stacks"]:
         lines.append(f"Stacks of rank {stack['rank']}: {stack['file'] or stack['problem']}")
     if value["ended_after_s"] is not None:
-        lines.append(f"It was over {value['ended_after_s']:.1f} s after this was found.")
+        lines.append(f"The hang was over {value['ended_after_s']:.1f} s after it was found.")
     return "\n".join(printable(line) for line in lines) + "\n"

@@ -1,4 +1,4 @@
-"""Stacks of a process, and samples of them, by py-spy, which reads them from outside."""
+"""Stacks of another process, single or sampled, which the program py-spy reads."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from pathlib import Path
 
 from commprof import invocation
 
-#: Then it is ended: a process that does not answer must not keep the watchdog.
+#: Time limit of py-spy: a process that does not answer must not block the watchdog.
 _TIMEOUT_S = 4.0
 _NATIVE_TIMEOUT_S = 15.0
-#: Samples a second.
+#: Samples per second.
 RATE = 100
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 MISSING = (
-    f"py-spy is not installed where commprof is: {invocation.pip('py-spy')} for stacks of ranks "
-    "that hang"
+    "py-spy, which reads the stacks of hung ranks, is not installed next to commprof; install it: "
+    f"{invocation.pip('py-spy')}"
 )
 
 
 @dataclass(frozen=True)
 class Dump:
-    """Python stacks of all threads of a process, or why there are none."""
+    """Python stacks of all threads of a process, or the reason why there are none."""
 
-    #: As py-spy prints them; empty without any.
+    #: Stacks as py-spy prints them; empty without any.
     text: str
-    #: In a sentence, with what to do; empty where there are stacks.
+    #: The reason, as a sentence with a remedy; empty if there are stacks.
     problem: str
 
 
 def find_py_spy() -> str | None:
-    """Finds the py-spy program, beside this Python or on the PATH."""
+    """Finds the py-spy program, next to this Python or on the PATH."""
     beside = Path(sys.executable).parent / "py-spy"
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
 
 
 def dump(pid: int) -> Dump:
-    """Reads the Python stacks of a process as they are now.
+    """Reads the current Python stacks of a process.
 
-    py-spy only reads its memory and does not stop it, so it may be stopped already.
+    py-spy only reads the process's memory and does not stop it, so it may already be stopped.
     """
     program = find_py_spy()
     if program is None:
@@ -71,13 +71,13 @@ def dump(pid: int) -> Dump:
 
 
 class NativeDump:
-    """A dump with C and C++ frames, which takes py-spy seconds and is not waited for.
+    """Stacks with C and C++ frames, which py-spy reads in the background for some seconds.
 
-    py-spy stops the process for them, so this is for ranks that stand still as it is.
+    py-spy stops the process meanwhile, so this is only for ranks that hang.
     """
 
     def __init__(self, pid: int) -> None:
-        """pid: of a Python process that is not stopped."""
+        """Starts py-spy for a Python process that is not stopped."""
         self._pid = pid
         self._end = time.monotonic() + _NATIVE_TIMEOUT_S
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  (see close)
@@ -90,7 +90,7 @@ class NativeDump:
         )
 
     def poll(self) -> Dump | None:
-        """Returns the stacks once they are there; None until then."""
+        """Returns the stacks, or the reason for having none; None while py-spy runs."""
         if self._process.poll() is None:
             if time.monotonic() < self._end:
                 return None
@@ -105,7 +105,7 @@ class NativeDump:
         return Dump(text, "") if good else Dump("", explained(error, self._pid))
 
     def close(self) -> None:
-        """Ends py-spy; the process that it reads goes on."""
+        """Ends py-spy; the process whose stacks it reads goes on."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
@@ -114,14 +114,14 @@ class NativeDump:
 
 
 class Sampler:
-    """Samples of a process's stacks, which py-spy takes until either ends and then writes.
+    """A run of py-spy that samples a process's stacks, and writes them when it or py-spy ends.
 
-    It only reads the process's memory and does not stop it: now and then a stack changes meanwhile,
-    and the sample is lost or wrong.
+    py-spy only reads the process's memory and does not stop it: if a stack changes meanwhile, the
+    sample is lost or wrong.
     """
 
     def __init__(self, pid: int, path: Path) -> None:
-        """path: gets the stacks of all threads, idle ones too, each with its number of samples."""
+        """Samples all threads, idle ones too; ``path`` gets each stack with its sample count."""
         self._pid = pid
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (see end)
         options = ("--threads", "--idle", "--nonblocking", "--format", "raw", "--rate", str(RATE))
@@ -133,12 +133,12 @@ class Sampler:
         )
 
     def stop(self) -> None:
-        """Lets it write what it has; see ``end``."""
+        """Tells py-spy to stop sampling and write its file; ``end`` waits for that."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
 
     def end(self) -> str:
-        """Ends the sampling; returns why there are no samples, or an empty text."""
+        """Waits for py-spy to end; returns why there are no samples, or an empty text."""
         try:
             code = self._process.wait(_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -151,11 +151,11 @@ class Sampler:
 
 
 def explained(error: str, pid: int) -> str:
-    """Explains an error of py-spy in a sentence that tells what to do."""
+    """Returns a sentence about an error of py-spy, with a remedy if one is known."""
     if "ermission" in error or "not permitted" in error:
         return f"reading process {pid} is not allowed (ptrace): {_permission()}"
     lines = [line for line in error.splitlines() if line.strip()]
-    return f"py-spy: {lines[0] if lines else 'it failed and said nothing'}"
+    return f"py-spy: {lines[0] if lines else 'it failed without a message'}"
 
 
 def _permission() -> str:
@@ -166,10 +166,13 @@ def _permission() -> str:
     if scope == "1":
         return (
             "kernel.yama.ptrace_scope is 1; start the job with commprof run, whose ranks allow it, "
-            "or sysctl kernel.yama.ptrace_scope=0"
+            "or set sysctl kernel.yama.ptrace_scope=0"
         )
     if scope in ("2", "3"):
-        return f"kernel.yama.ptrace_scope is {scope}; only root may, or nobody until it is lowered"
+        return (
+            f"kernel.yama.ptrace_scope is {scope} (2: only root may read stacks, 3: nobody); set "
+            "it to 0 or 1, which needs a reboot if it is 3"
+        )
     return (
         "run the job as the same user and without more capabilities than the launcher; in a "
         "container add CAP_SYS_PTRACE"

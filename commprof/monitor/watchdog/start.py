@@ -1,6 +1,6 @@
-"""Starting the watchdog beside a job, letting it read the ranks' stacks, and ending it.
+"""Starts a job's watchdog, allows it to read the ranks' stacks, and ends it.
 
-The job never waits for it.
+The job never waits for the watchdog.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from commprof import variables
 from commprof.monitor.one_per_host import is_chosen, start_beside
 from commprof.monitor.watchdog.thresholds import OFF
 
-#: Seconds that it gets for what it is doing when the job has ended.
+#: Seconds that the watchdog gets to finish its work when the job has ended.
 _END_S = 10.0
 
 
 @contextmanager
 def watched(directory: Path, threshold: str | None, samples: bool = False) -> Iterator[None]:
-    """Within this context a watchdog watches the ranks that record into ``directory``.
+    """Runs a watchdog for the ranks that record into ``directory`` while the context is open.
 
-    threshold: ``auto`` or seconds, as ``--watchdog`` takes it; None: it tells of nothing.
-    samples: it has py-spy sample the ranks. Without both there is no watchdog.
+    threshold: ``auto`` or seconds, as for ``--watchdog``; None to report no hangs.
+    samples: True to sample the ranks with py-spy. Without threshold and samples none is started.
 
-    A watchdog that cannot be started is said in a line on stderr.
+    If the watchdog cannot be started, a line on stderr gives the reason.
     """
     if threshold is None and not samples:
         yield
@@ -52,12 +52,12 @@ def watched(directory: Path, threshold: str | None, samples: bool = False) -> It
 
 
 def start_detached(directory: Path, threshold: str) -> None:
-    """Starts a watchdog that is no child of this process and ends by itself after the last rank."""
+    """Starts a watchdog that is not a child of this process and ends after the last rank."""
     _start(_command(directory, threshold), detached=True)
 
 
 def watch_as_asked(directory: Path, threshold: str) -> None:
-    """Starts a watchdog in one of this host's ranks; none for an empty threshold."""
+    """Starts a watchdog from one of this host's ranks, unless the threshold is empty."""
     if threshold and is_chosen(directory, "watchdog"):
         start_detached(directory, threshold)
 
@@ -78,7 +78,7 @@ def _start(command: list[str], detached: bool) -> subprocess.Popen[bytes] | None
 def _end(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         process.terminate()
-        process.send_signal(signal.SIGCONT)  # one that somebody stopped would not hear the other
+        process.send_signal(signal.SIGCONT)  # a stopped process would not act on SIGTERM
     try:
         process.wait(_END_S)
     except subprocess.TimeoutExpired:
@@ -90,12 +90,12 @@ _PR_SET_PTRACER = 0x59616D61
 
 
 def allow_tracer(pid: int | None) -> None:
-    """Allows the launcher's descendants, and nobody else, to read this rank's stacks.
+    """Allows the launcher's descendants, and no other process, to read this rank's stacks.
 
-    pid: that process; None: the launcher named none.
+    pid: process id of the launcher; None if it named none.
 
-    With ``kernel.yama.ptrace_scope`` 1 only ancestors may read a process, and the watchdog is the
-    ranks' sibling. Elsewhere the call changes nothing.
+    With ``kernel.yama.ptrace_scope`` 1 only ancestors may read a process, and the watchdog is a
+    sibling of the ranks. With other settings the call has no effect.
     """
     if pid is not None:
         with suppress(OSError, AttributeError):

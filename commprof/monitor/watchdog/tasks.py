@@ -1,4 +1,4 @@
-"""What the watchdog does, a class each: hangs, ranks out of step, anomalies, samples."""
+"""Tasks of the watchdog, one class each: hangs, ranks out of step, anomalies, samples."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from commprof.monitor.watchdog.hang_files import HangFile, now_text
 from commprof.monitor.watchdog.thresholds import Threshold
 from commprof.text import printable
 
-#: More are not written; a job whose every step differs must not fill the disk.
+#: Most events written; a job that differs in every step must not fill the disk.
 _MOST_EVENTS = 1000
 
 
 class Log:
-    """Log of this host's watchdog. A disk that is full or gone costs its lines, no more."""
+    """Log of this host's watchdog: a text file and JSON lines. Failures of writing are ignored."""
 
     def __init__(self, directory: Path, quiet: bool = False) -> None:
-        """quiet: nothing on stderr."""
+        """Names the files after the host; ``quiet`` writes nothing to stderr."""
         host = re.sub(r"[^A-Za-z0-9.-]+", "-", socket.gethostname())
         self._text = directory / f"watchdog_{host}.log"
         self._events = directory / f"watchdog_{host}.jsonl"
@@ -47,7 +47,7 @@ class Log:
                 print(f"commprof: watchdog: {line}", file=sys.stderr, flush=True)
 
     def event(self, kind: str, sentence: str, what: Any) -> None:
-        """Writes a sentence, and its fields for programs; what: a dataclass."""
+        """Logs a sentence, and the fields of the dataclass ``what`` as a JSON line."""
         self._count += 1
         if self._count > _MOST_EVENTS:
             return
@@ -61,35 +61,35 @@ def _append(path: Path, text: str) -> None:
         file.write(text)
 
 
-#: Ranks whose stacks are read at a hang, of those that are accused.
+#: Most accused ranks whose stacks are read at a hang.
 _MOST_ACCUSED = 2
 
 
 class WatchTask(Protocol):
-    """Interface of one thing that the watchdog looks for."""
+    """Interface of a task that the watchdog runs at every look."""
 
     def look(self, feeds: Sequence[RankFeed], now_ns: int) -> None:
-        """Called after the feeds were read; now_ns: ``CLOCK_MONOTONIC``."""
+        """Examines the ranks' new records; ``now_ns`` is ``CLOCK_MONOTONIC``."""
 
     def finish(self) -> None:
-        """Called once, when the job or the watchdog ends."""
+        """Completes the task when the job or the watchdog ends; called once."""
 
 
 class HangTask:
-    """Reports hangs, one at a time: the next one once all ranks have gone on."""
+    """Reports hangs one at a time: the next one only after all ranks have gone on."""
 
     def __init__(self, directory: Path, threshold: Threshold, log: Log) -> None:
-        """directory: for the files of the hangs."""
+        """Writes hang files into ``directory``; ``threshold`` also learns from the steps."""
         self._directory = directory
         self._threshold = threshold
         self._log = log
         self._open: HangFile | None = None
-        #: Native stacks that are being read, of a rank, and those that are still to be.
+        #: Rank whose native stacks are being read; ranks and processes to read after it.
         self._native: tuple[int, py_spy.NativeDump] | None = None
         self._native_wanted: list[tuple[int, int]] = []
 
     def look(self, feeds: Sequence[RankFeed], now_ns: int) -> None:
-        """See ``WatchTask``."""
+        """Reports a new hang, the end of the open one, and stacks that have been read."""
         states = [feed.state for feed in feeds if feed.state is not None and feed.is_seen]
         for state in states:
             for step_ns in state.new_step_ns:
@@ -114,17 +114,17 @@ class HangTask:
         self._go_on()
 
     def finish(self) -> None:
-        """See ``WatchTask``."""
+        """Ends py-spy if it still reads native stacks."""
         if self._native is not None:
             self._native[1].close()
             self._native = None
 
     def _close(self, now_ns: int, over: bool) -> None:
-        """The hang that is open is no more: the ranks went on, or failed, or are all dead."""
+        """Closes the open hang, if any; ``over`` is False if all ranks died in it."""
         if self._open is None:
             return
         if self._native is not None:
-            reason = "it was over before the native stacks were read"
+            reason = "the hang was over before the native stacks were read"
             self._open.add_stack(self._native[0], ".native", "", reason)
         self.finish()
         self._native_wanted.clear()
@@ -135,7 +135,7 @@ class HangTask:
         self._open = None
 
     def _read_stacks(self, file: HangFile, hang: Hang, feeds: Sequence[RankFeed]) -> None:
-        """Reads stacks of the accused and of one waiting rank: Python's now, native later."""
+        """Reads Python stacks of accused ranks and a waiting one; native stacks follow later."""
         here = {
             feed.state.rank: feed.process
             for feed in feeds
@@ -147,13 +147,13 @@ class HangTask:
             read = py_spy.dump(here[rank].pid)
             name = file.add_stack(rank, "", read.text, read.problem)
             self._log.say(f"stacks of rank {rank}: {name or read.problem}")
-        # py-spy stops a process for native frames, which it cannot where it is stopped.
+        # For native frames py-spy stops the process, which is not possible if it is stopped.
         movable = [rank for rank in (*accused, *waiting) if not here[rank].held_up]
         if py_spy.find_py_spy():
             self._native_wanted = [(rank, here[rank].pid) for rank in movable]
 
     def _go_on(self) -> None:
-        """Takes the native stacks that are there, and asks for the next."""
+        """Stores native stacks that have been read and starts reading the next rank's."""
         if self._native is not None and self._open is not None:
             rank, reader = self._native
             read = reader.poll()
@@ -168,16 +168,16 @@ class HangTask:
 
 
 class SampleTask:
-    """Has py-spy sample the stacks of this host's ranks, each from its first step on."""
+    """Runs py-spy to sample the stacks of this host's ranks, each from its first step on."""
 
     def __init__(self, directory: Path, log: Log) -> None:
-        """directory: for the samples."""
+        """Has the samples written into ``directory``."""
         self._directory = directory
         self._log = log
         self._samplers: dict[int, py_spy.Sampler] = {}
 
     def look(self, feeds: Sequence[RankFeed], now_ns: int) -> None:
-        """See ``WatchTask``."""
+        """Starts py-spy for each rank that has begun its first step."""
         for feed in feeds:
             state, process = feed.state, feed.process
             if state is None or process is None or state.rank in self._samplers:
@@ -188,7 +188,7 @@ class SampleTask:
                     self._samplers[state.rank] = py_spy.Sampler(process.pid, path)
 
     def finish(self) -> None:
-        """See ``WatchTask``."""
+        """Ends all sampling, and logs why a rank has no samples."""
         for sampler in self._samplers.values():
             sampler.stop()
         for rank, sampler in self._samplers.items():
@@ -200,12 +200,12 @@ class MismatchTask:
     """Reports ranks that issue different collectives."""
 
     def __init__(self, log: Log) -> None:
-        """log: where to tell it."""
+        """Reports mismatches to ``log``."""
         self._log = log
         self._finder = MismatchFinder()
 
     def look(self, feeds: Sequence[RankFeed], now_ns: int) -> None:
-        """See ``WatchTask``."""
+        """Compares the collectives that the ranks issued since the last look."""
         for feed in feeds:
             if feed.state is None:
                 continue
@@ -226,7 +226,7 @@ class MismatchTask:
         self._tell(last=False)
 
     def finish(self) -> None:
-        """See ``WatchTask``."""
+        """Reports mismatches that were still waiting for other ranks' collectives."""
         self._tell(last=True)
 
     def _tell(self, last: bool) -> None:
@@ -238,14 +238,14 @@ class AnomalyTask:
     """Reports lasting changes of step time, of a rank's own work, and of bandwidth."""
 
     def __init__(self, log: Log) -> None:
-        """log: where to tell it."""
+        """Reports changes to ``log``."""
         self._log = log
         self._meter = StepMeter()
         self._finder = AnomalyFinder()
 
     def look(self, feeds: Sequence[RankFeed], now_ns: int) -> None:
-        """See ``WatchTask``."""
-        # Clocks of other hosts are other clocks; their watchdogs see to their ranks.
+        """Checks the steps that all ranks of this host have completed for a change of level."""
+        # Other hosts have other clocks, and watchdogs for their own ranks.
         here = [feed for feed in feeds if feed.state is not None and feed.process is not None]
         for feed in here:
             assert feed.state is not None
@@ -256,4 +256,4 @@ class AnomalyTask:
                 self._log.event("anomaly", anomaly.sentence, anomaly)
 
     def finish(self) -> None:
-        """See ``WatchTask``."""
+        """Does nothing: changes are reported as they are found."""

@@ -1,4 +1,4 @@
-"""How long a step or a collective may take before the watchdog calls it a hang."""
+"""Limits of the time that a step or a collective may last before the watchdog reports a hang."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from collections import deque
 from commprof.errors import UsageError
 from commprof.stats.intervals import robust_deviation
 
-#: What ``--watchdog`` takes instead of seconds.
+#: Value of ``--watchdog`` in place of seconds.
 AUTO = "auto"
-#: What the process beside the job takes where it shall tell of nothing.
+#: Value of the watchdog process's ``--threshold`` that reports no hangs.
 OFF = "off"
-#: ``auto`` before it has seen ``_LEARN_STEPS`` steps: compilers and first batches take minutes.
+#: Limit of ``auto`` until ``_LEARN_STEPS`` steps: compilers and first batches take minutes.
 START_S = 300.0
-#: ``auto`` never says less.
+#: Smallest limit of ``auto``.
 FLOOR_S = 10.0
 _LEARN_STEPS = 10
-#: Steps that the median is taken of.
+#: Number of recent steps that median and deviation cover.
 _RECENT_STEPS = 500
-#: A hang takes so many times the median step, ...
+#: A hang lasts longer than this multiple of the median step, ...
 _TIMES_MEDIAN = 10.0
-#: ... so many robust standard deviations more than it, ...
+#: ... than the median plus this many robust standard deviations, ...
 _DEVIATIONS = 20.0
-#: ... and so many times the longest step that came to an end: a checkpoint, for one.
+#: ... and than this multiple of the longest completed step, such as one with a checkpoint.
 _TIMES_LONGEST = 3.0
 _NS_PER_S = 1e9
 
 
 def parse_threshold(text: str, given_as: str = "") -> float | None:
-    """Reads a threshold in seconds, or None for ``auto``.
+    """Parses a threshold: returns the seconds, or None for ``auto``.
 
     Args:
-        text: what was given.
-        given_as: how, in the words of the user; as the option if not given.
+        text: the value to parse.
+        given_as: how the user gave the value, for the error; by default, as ``--watchdog``.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: the value is neither ``auto`` nor a number of seconds above 0.
     """
     if text == AUTO:
         return None
@@ -47,7 +47,7 @@ def parse_threshold(text: str, given_as: str = "") -> float | None:
     if not 0 < seconds < 1e9:
         given = given_as or f"--watchdog {text!r}"
         raise UsageError(
-            f"{given} is no threshold (allowed: auto, or a number of seconds, more than 0)"
+            f"{given} is not a threshold (allowed: auto, or a number of seconds above 0)"
         )
     return seconds
 
@@ -56,13 +56,13 @@ class Threshold:
     """The time after which a step or collective counts as hung: fixed, or learnt from steps."""
 
     def __init__(self, fixed_s: float | None) -> None:
-        """fixed_s: None to learn it."""
+        """Sets a fixed threshold; None to learn it from steps."""
         self._fixed_s = fixed_s
         self._recent_ns: deque[int] = deque(maxlen=_RECENT_STEPS)
         self._longest_ns = 0
 
     def learn(self, step_ns: int) -> None:
-        """Learns from a step of some rank that has ended."""
+        """Adds the duration of a completed step of any rank."""
         self._recent_ns.append(step_ns)
         self._longest_ns = max(self._longest_ns, step_ns)
 

@@ -1,4 +1,4 @@
-"""The watchdog's loop: finds the ranks that record into a directory, and looks at them by turns."""
+"""The watchdog's loop: finds the ranks that record into a directory and examines them regularly."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from commprof.monitor.watchdog.tasks import (
 from commprof.monitor.watchdog.thresholds import Threshold
 from commprof.trace.run.endings import rank_and_attempt
 
-#: Between two looks.
+#: Seconds between two looks.
 LOOK_S = 0.5
 #: Looks between two searches for new traces.
 _SEARCH_EVERY = 4
-#: Without a rank of this host for so long, nobody needs a watchdog that nobody ends.
+#: A watchdog without a launcher ends if it sees no rank of this host for so long.
 _PATIENCE_S = 600.0
-#: After the last rank has ended. Rank 0 of an elastic restart starts a watchdog of its own, and
-#: whoever reads what the ranks print waits until nobody can print any more.
+#: How long it goes on after the last rank's end. It must be short: an elastic restart starts its
+#: own watchdog, and a reader of the ranks' output waits until all its writers have ended.
 _GRACE_S = 0.6
 
 
@@ -34,7 +34,7 @@ class Job:
     """The ranks whose traces are in one directory."""
 
     def __init__(self, directory: Path, tasks: Callable[[Path], list[WatchTask]]) -> None:
-        """tasks: makes them for the directory; anew for each attempt of an elastic job."""
+        """Makes the tasks for ``directory``; elastic restarts make them anew."""
         self.directory = directory
         self._make = tasks
         self._tasks = tasks(directory)
@@ -53,14 +53,14 @@ class Job:
         return any(feed.process is not None for feed in self._feeds.values())
 
     def search(self) -> None:
-        """Opens traces that are new."""
+        """Opens traces that were not seen before."""
         for path in sorted(self.directory.glob("rank_*.trace")):
             known = path in self._feeds or path in self._passed
             if not known and rank_and_attempt(path) is not None:
                 self._feeds[path] = RankFeed(path)
 
     def look(self, now_ns: int) -> None:
-        """Reads all ranks' records and runs the tasks."""
+        """Reads all ranks' new records and runs the tasks."""
         for feed in self._feeds.values():
             feed.look()
         newest = max((feed.attempt for feed in self._feeds.values()), default=0)
@@ -71,13 +71,13 @@ class Job:
             task.look(current, now_ns)
 
     def end(self) -> None:
-        """Finishes the tasks and closes everything."""
+        """Finishes the tasks and closes all traces."""
         self._finish()
         for feed in self._feeds.values():
             feed.close()
 
     def _restart(self, attempt: int) -> None:
-        """All ranks of an elastic job begin anew; what the attempt before did is over."""
+        """Drops the ranks of earlier attempts, as all ranks of an elastic job begin anew."""
         self._attempt = attempt
         for path, feed in list(self._feeds.items()):
             if feed.metadata and feed.attempt < attempt:
@@ -104,12 +104,12 @@ def watch(
     """Watches the jobs that record into a directory until they are over.
 
     Args:
-        directory: of the traces, or where they will be; jobs in ``job_N`` of it as well.
-        threshold_s: None learns it from the run.
-        parent: process id of the launcher, whose end is the watchdog's; None without one.
-        quiet: nothing on stderr.
-        tells: of hangs, of ranks out of step and of changes of level.
-        samples: has py-spy sample the ranks.
+        directory: the directory of the traces, which may not exist yet; jobs in its ``job_N`` too.
+        threshold_s: the hang threshold; None to learn it from the run.
+        parent: process id of the launcher, with which the watchdog ends; None without one.
+        quiet: True to write nothing to stderr.
+        tells: True to report hangs, ranks out of step and changes of level.
+        samples: True to sample the ranks' stacks with py-spy.
     """
 
     def tasks(place: Path) -> list[WatchTask]:
@@ -136,14 +136,14 @@ def watch(
             time.sleep(LOOK_S)
     finally:
         for job in jobs.values():
-            job.look(time.monotonic_ns())  # what the ranks did last
+            job.look(time.monotonic_ns())  # read what the ranks recorded last
             job.end()
 
 
 def _search(
     directory: Path, jobs: dict[Path, Job], tasks: Callable[[Path], list[WatchTask]]
 ) -> None:
-    """Directories that hold traces: that one, and those of further jobs in it."""
+    """Adds the directories that hold traces, ``directory`` and its ``job_N``, to ``jobs``."""
     for place in (directory, *sorted(directory.glob("job_*"))):
         if place not in jobs and any(place.glob("rank_*.trace")):
             jobs[place] = Job(place, tasks)

@@ -223,4 +223,4 @@ def test_what_it_takes() -> None:
         check=False,
     )
     assert done.returncode == 2
-    assert "--watchdog 'soon' is no threshold (allowed: auto, or a number of seconds" in done.stderr
+    assert "--watchdog 'soon' is not a threshold (allowed: auto, or a number of" in done.stderr

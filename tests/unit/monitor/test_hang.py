@@ -134,8 +134,35 @@ def test_a_process_that_cannot_move_comes_first() -> None:
     assert hang is not None
     assert (hang.kind, [one.rank for one in hang.accused]) == ("held up", [1])
     assert hang.accused[0].why == "rank 1 is stopped"
-    assert hang.sentence.startswith(
-        "rank 1 is stopped; last seen in step 1, backward; rank 0 waits"
+    assert hang.sentence == (
+        "rank 1 is stopped; last seen: backward; rank 0 waits in all_reduce number 0 of group '0', "
+        "bucket 0 (step 1, pending for 9.9 s)"
+    )
+
+
+def test_a_stopped_process_without_a_pending_collective() -> None:
+    alone = Rank(0, 1)
+    alone.step(0, 100 * MS)
+    hang = found(state(alone), rank_0="stopped")
+    assert hang is not None
+    assert (hang.kind, hang.operation) == ("held up", None)
+    assert hang.sentence == (
+        "rank 0 is stopped; no collective is pending (step 1, stuck for 9.9 s)"
+    )
+
+
+def test_a_hang_before_any_step_is_marked() -> None:
+    arrived = Rank(0, 2)
+    arrived.collective(0, 100 * MS, 0)
+    hang = found(state(arrived), state(Rank(1, 2)))
+    assert hang is not None
+    assert hang.step == -1
+    assert "(before the first step, pending for 9.9 s)" in hang.sentence
+    hang = found(state(arrived), state(Rank(1, 2)), rank_1="stopped")
+    assert hang is not None
+    assert hang.sentence == (
+        "rank 1 is stopped; last seen: before the first step; rank 0 waits in all_reduce number 0 "
+        "of group '0' (before the first step, pending for 9.9 s)"
     )
 
 
@@ -197,7 +224,7 @@ def test_a_transfer_that_does_not_move() -> None:
     partly = find_hang(states[:1], watched, 5 * SECOND, 10 * SECOND, unseen=(1, 2))
     assert partly is not None
     assert partly.kind == "unseen"
-    assert "of ranks 1, 2 nothing can be seen from here" in partly.sentence
+    assert "nothing can be seen of ranks 1, 2" in partly.sentence
 
 
 def test_a_step_without_communication() -> None:
@@ -207,7 +234,9 @@ def test_a_step_without_communication() -> None:
     hang = found(state(alone))
     assert hang is not None
     assert (hang.kind, hang.phase) == ("step", "after data")
-    assert hang.sentence == "rank 0 in step 1 for 9.9 s (after data), in no collective"
+    assert hang.sentence == (
+        "rank 0: no collective is pending (step 1, stuck for 9.9 s); last seen: after data"
+    )
     never = Rank(0, 1)  # it has not ended a step: it sets up, or marks none
     assert found(state(never)) is None
 

@@ -213,4 +213,4 @@ def test_a_device_is_no_trace_that_may_still_come(path: Path) -> None:
     path.symlink_to("/dev/null")
     with TraceTail(path) as tail:
         assert times(tail.poll()) == []
-        assert tail.problems == ["cannot be read: it is not a regular file"]
+        assert tail.problems == ["the trace cannot be read: it is not a regular file"]

@@ -369,5 +369,5 @@ def test_addresses() -> None:
 
 
 def test_a_port_that_is_taken(endpoint: Endpoint) -> None:
-    with pytest.raises(UsageError, match="take another port"):
+    with pytest.raises(UsageError, match="choose another port"):
         listen(endpoint.address)
