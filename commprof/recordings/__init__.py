@@ -1,1 +1,1 @@
-"""Recordings of jobs that ran without commprof, read into what its analyses take."""
+"""Readers of recordings of jobs that ran without commprof, for commprof's analyses."""

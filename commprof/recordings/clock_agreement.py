@@ -1,9 +1,10 @@
-"""The ranks' clocks against each other, from the ends of the same collectives.
+"""Offsets between the ranks' clocks, from the ends of the collectives that the ranks share.
 
-A collective that gives every rank something of all others ends on all of them at about the same
-time: within some microseconds, by NCCL. The median of the differences of its ends is what one
-clock is ahead of another, in windows of time, so that drift is seen. What is left afterwards is how
-well the ends agree; where that is too much to tell waiting from transfer, nothing is compared.
+A collective in which every rank receives data from all others ends on all ranks at about the same
+time: within some microseconds with NCCL. The median difference of the ends is the offset of two
+clocks; it is taken in windows of time, so that drift is followed. The differences that remain show
+how well the ends agree. If they are too large to separate waiting from transfer, the clocks are
+left as recorded.
 """
 
 from __future__ import annotations
@@ -25,14 +26,13 @@ Ints = npt.NDArray[np.int64]
 
 _TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 _CODES = [code for code, name in enumerate(OPS) if name.startswith(_TOGETHER)]
-#: A window of time that gets an offset of its own has so many collectives, and is so long.
+#: Fewest collectives and shortest time of a window that gets its own offset.
 _IN_WINDOW: Final = 16
 _WINDOW_NS: Final = 1_000_000_000
 _MOST_WINDOWS: Final = 64
-#: Of the collectives' time, as they last on the rank that began them first, their ends may
-#: disagree by this share.
+#: Largest disagreement of the ends, as a share of the collectives' longest time on any rank.
 _MOST_SHARE: Final = 0.2
-#: Of the collectives' disagreements the one that is printed is not exceeded by this share.
+#: Quantile of the collectives' disagreements that is printed.
 _MOSTLY: Final = 0.95
 
 
@@ -40,28 +40,28 @@ _MOSTLY: Final = 0.95
 class Ends:
     """Ends of the collectives that every rank of their group recorded."""
 
-    #: ``[collective, rank]`` in the order of the traces; 0 where the rank is not of the group.
+    #: Ends ``[collective, rank]`` in the order of the traces; 0 if the rank is not in the group.
     end_ns: Ints
-    #: Per collective: the longest time that a rank spent in it.
+    #: Longest time that a rank spent in each collective.
     longest_ns: Ints
 
 
 def with_compared_clocks(traces: Sequence[Trace]) -> tuple[list[Trace], str]:
-    """Aligns the traces' clocks with the first one's, and says how well that went.
+    """Aligns the traces' clocks with the first trace's; also returns a sentence on the agreement.
 
-    Where clocks cannot be compared, or do not agree, the traces are as they were.
+    If the clocks cannot be compared, or do not agree, the traces are returned unchanged.
     """
     ends = _ends(traces)
     if len(ends.end_ns) == 0:
         return list(traces), (
-            "no collective was recorded on all of its ranks: their clocks cannot be compared, "
-            "so that neither waiting nor transfer is known"
+            "no collective was recorded on all of its ranks, so the ranks' clocks cannot be "
+            "compared and neither waiting nor transfer is known"
         )
     reached = _tree(ends.end_ns > 0)
     if reached is None:
         return list(traces), (
-            "not all ranks have a collective in common: their clocks cannot be compared, so that "
-            "neither waiting nor transfer is known"
+            "some ranks have no collective in common with the others, so the ranks' clocks cannot "
+            "be compared and neither waiting nor transfer is known"
         )
     whole = _offset(ends.end_ns, reached)
     end_ns = np.where(ends.end_ns > 0, ends.end_ns + whole.offset_ns, 0)
@@ -73,13 +73,13 @@ def with_compared_clocks(traces: Sequence[Trace]) -> tuple[list[Trace], str]:
     offset = offset + whole.offset_ns
     most = ns_to_us(float(np.abs(offset).max()))
     said = (
-        f"the ends of {counted(len(disagreement), 'collective')} agree between the ranks within "
-        f"{typical:.3g} µs, once up to {most:.3g} µs is taken from each clock"
+        f"the ends of {counted(len(disagreement), 'collective')} agree across ranks within "
+        f"{typical:.3g} µs after correcting the clocks by up to {most:.3g} µs"
     )
     if disagreement.sum() > _MOST_SHARE * ends.longest_ns.sum():
         return list(traces), (
-            f"{said}: too much to separate waiting from transfer, so they are not. Either "
-            "clocks jump, or the ranks' collectives are not the same ones"
+            f"{said}: too much to separate waiting from transfer, so neither is shown. Either a "
+            "clock jumped, or the ranks recorded different collectives"
         )
     return [
         _with_records(trace, at, offset[:, i], error[:, i]) for i, trace in enumerate(traces)
@@ -117,14 +117,14 @@ def _ends(traces: Sequence[Trace]) -> Ends:
 
 @dataclass(frozen=True)
 class _Offsets:
-    """Per rank: the first rank's clock less its own, and how far single collectives are from it."""
+    """Offset of each rank: the first rank's clock less its own, with the spread of that."""
 
     offset_ns: Ints
     error_ns: Ints
 
 
 def _offset(end_ns: Ints, reached: Sequence[tuple[int, int]]) -> _Offsets:
-    """From rank to rank, each by the collectives that it shares with the one before it."""
+    """Returns the offsets, each from the collectives that a rank shares with its parent."""
     offset, error = np.zeros((2, end_ns.shape[1]), dtype=np.int64)
     for rank, parent in reached:
         shared = end_ns[(end_ns[:, rank] > 0) & (end_ns[:, parent] > 0)]
@@ -137,11 +137,13 @@ def _offset(end_ns: Ints, reached: Sequence[tuple[int, int]]) -> _Offsets:
 
 
 def _in_windows(end_ns: Ints, reached: Sequence[tuple[int, int]]) -> tuple[Ints, list[_Offsets]]:
-    """Offsets in windows of time, and the middles of these; one where some rank lacks in another.
+    """Returns the middles of windows of time, and the offsets in each.
+
+    There is one window if a rank would share no collective with its parent in some window.
 
     Args:
-        end_ns: by clocks that agree but for drift.
-        reached: see :func:`_tree`.
+        end_ns: ends, on clocks that agree except for drift.
+        reached: pairs of rank and parent, see :func:`_tree`.
     """
     at = end_ns.max(axis=1)
     span = int(at.max() - at.min())
@@ -158,7 +160,10 @@ def _in_windows(end_ns: Ints, reached: Sequence[tuple[int, int]]) -> tuple[Ints,
 
 
 def _tree(present: npt.NDArray[np.bool_]) -> list[tuple[int, int]] | None:
-    """Every rank but the first with one that was reached before it and shares most with it."""
+    """Pairs each rank but the first with a parent: an earlier one that shares most collectives.
+
+    None if some ranks share no collective with the others.
+    """
     shared = present.astype(np.int64).T @ present.astype(np.int64)
     inside, found = [0], []
     left = set(range(1, shared.shape[0]))
@@ -175,7 +180,7 @@ def _tree(present: npt.NDArray[np.bool_]) -> list[tuple[int, int]] | None:
 
 
 def _between(end_ns: Ints, at: Ints, offset: Ints) -> Ints:
-    """Offsets at these times, per rank by straight lines between the windows."""
+    """Returns the offsets at these times, interpolated linearly between the windows."""
     since, knots = (end_ns - at[0]).astype(np.float64), (at - at[0]).astype(np.float64)
     return np.stack(
         [
@@ -193,7 +198,7 @@ def _spread(end_ns: Ints) -> Ints:
 
 
 def _with_records(trace: Trace, at: Ints, offset: Ints, error: Ints) -> Trace:
-    """With the comparisons as capture writes them: by this rank's clock."""
+    """Adds clock comparisons to a trace, as capture writes them: on this rank's clock."""
     rows = np.zeros(len(at), dtype=schema.RECORD_DTYPE)
     rows["kind"] = Kind.CLOCK
     rows["timestamp_ns"], rows["value"] = at - offset, offset.astype(np.int64).view(np.uint64)

@@ -1,7 +1,6 @@
-"""Files of a recording: one, a folder of them, or an archive, packed or not.
+"""Files of a recording: a single file, a folder or an archive, compressed or not.
 
-What is packed is unpacked as it is read, and only so far as it is not absurdly larger than what it
-was packed into.
+Compressed data is unpacked as it is read, up to a multiple of its compressed size.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from commprof.errors import CommprofError
 from commprof.files import open_regular
 from commprof.invocation import quoted
 
-#: Traces pack to a tenth or twentieth. What is beyond is no trace, and would take for ever.
+#: Largest ratio of unpacked to packed size; traces compress to a tenth or twentieth.
 _MOST_TIMES = 300
 _ALWAYS_BYTES = 64 << 20
 _MOST_FILES = 100_000
@@ -33,7 +32,7 @@ class Unpacked(io.RawIOBase):
     """A stream of unpacked bytes, limited to a multiple of the packed size."""
 
     def __init__(self, stream: gzip.GzipFile | IO[bytes], packed_bytes: int) -> None:
-        """Begins at the stream's own position."""
+        """Begins at the stream's current position."""
         self._stream: Any = stream
         self._most = max(_ALWAYS_BYTES, _MOST_TIMES * packed_bytes)
         self._given = 0
@@ -43,16 +42,16 @@ class Unpacked(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Reads as a raw file does; damaged data end where the damage begins.
+        """Reads like a raw file; damaged data end where the damage begins.
 
         Raises:
-            OSError: it unpacks to too much, or is damaged from its begin.
+            OSError: the data unpack to too much, or are damaged from the beginning.
         """
         try:
-            data = self._stream.read1(len(buffer))  # read would lose what comes before a damage
+            data = self._stream.read1(len(buffer))  # read would lose the data before a damage
         except _ERRORS as error:
             if self._given == 0:
-                raise OSError(f"its packing is damaged or cut off ({error})") from None
+                raise OSError(f"its compressed data is damaged or cut off ({error})") from None
             data = b""
         self._given += len(data)
         if self._given > self._most:
@@ -61,17 +60,17 @@ class Unpacked(io.RawIOBase):
         return len(data)
 
 
-#: What is done with one file of a recording: its name, and a stream at its begin.
+#: Function that is called with a file of a recording: its name, and a stream at its beginning.
 Take = Callable[[str, BinaryIO], None]
 
 
 def each_file(path: Path, wanted: Callable[[bytes], bool], take: Take) -> list[str]:
-    """Calls a function with every unpacked file at ``path`` whose first bytes are wanted.
+    """Calls ``take`` with every unpacked file at ``path`` whose first bytes are ``wanted``.
 
-    Of a folder without such a file those of its sub-folders are taken.
+    In a folder without such a file, the files of its sub-folders are read.
 
     Returns:
-        What could not be read, in sentences.
+        Sentences about files that could not be read.
     """
     taken = 0
 
@@ -96,7 +95,7 @@ def each_file(path: Path, wanted: Callable[[bytes], bool], take: Take) -> list[s
 
 
 def is_packed(path: Path) -> bool:
-    """True if a file begins like an archive or a packed file."""
+    """True if a file begins like an archive or a compressed file."""
     with open_regular(path) as file:
         head = file.read(_TAR_MAGIC_AT + 5)
     return head.startswith((_GZIP, _ZIP)) or _is_tar(head)
@@ -153,7 +152,7 @@ def _unpack_tar(file: BinaryIO, wanted: Callable[[bytes], bool], take: Take) -> 
     with tarfile.open(fileobj=file, mode="r|") as archive:
         for number, member in enumerate(archive):
             if number >= _MOST_FILES:
-                raise CommprofError(f"an archive of more than {_MOST_FILES:,} files")
+                raise CommprofError(f"the archive has more than {_MOST_FILES:,} files")
             inner = archive.extractfile(member) if member.isreg() else None
             if inner is not None:
                 _unpack(member.name, cast(BinaryIO, inner), member.size, wanted, take)

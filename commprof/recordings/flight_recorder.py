@@ -1,9 +1,9 @@
-"""Dumps of c10d's Flight Recorder: what each rank had scheduled, started and completed.
+"""Dumps of c10d's Flight Recorder: operations that each rank scheduled, started and completed.
 
-Versions 2.x, pickled or JSON, all entries or the active ones alone. What differs between them:
-a dump of active entries says of completed ones only the number that ``pg_status`` has; gloo keeps
-no state, so an entry that it has retired is complete; NCCL numbers messages per rank and group, so
-those of two ranks are matched in the order in which they are pending.
+Versions 2.x are read, pickled or JSON, with all entries or only the active ones. A dump of active
+entries has no entries of completed operations, only their last number in ``pg_status``. gloo keeps
+no state, so an entry that it has retired is complete. NCCL numbers messages per rank and group, so
+messages of two ranks are matched in the order in which they are pending.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from commprof.invocation import quoted
 from commprof.recordings.flight_recorder_files import dump_files
 from commprof.text import named_ranks, printable
 
-#: Of a tensor, in bytes; a damaged dump may say more.
+#: Largest size of a tensor in bytes; a damaged dump may contain larger ones.
 _LARGEST_SIZE = 1 << 63
 _MESSAGE = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
 _STATES = ("scheduled", "started", "completed")
@@ -48,16 +48,16 @@ class Entry:
     group: str
     #: "nccl", "gloo", ...
     backend: str
-    #: c10d's public name; of a message "send" or "recv".
+    #: c10d's public name; "send" or "recv" for a message.
     op: str
     is_message: bool
-    #: Of collectives the group's number; of messages this rank's own.
+    #: Number in the group; for a message, this rank's own number.
     seq: int
-    #: Of a message the other rank in the group; else -1.
+    #: Other rank of a message, as its rank in the group; -1 for a collective.
     peer: int
     #: "scheduled", "started" or "completed".
     state: str
-    #: -1 where the element type's size is not known.
+    #: Sizes; -1 if the size of the element type is not known.
     bytes_in: int
     bytes_out: int
     dtype: str
@@ -70,23 +70,25 @@ class Dump:
 
     rank: int
     version: str
-    #: Global ranks by group's name; without those that the dump does not tell.
+    #: Global ranks by the group's name, for the groups whose ranks the dump lists.
     members: Mapping[str, tuple[int, ...]]
     descriptions: Mapping[str, str]
     entries: tuple[Entry, ...]
-    #: The last collective or message that the rank handed to a group, by group's name.
+    #: Number of the last collective or message that the rank issued, by the group's name.
     last_enqueued: Mapping[str, int]
-    #: The last one that it knows to have completed.
+    #: Number of the last one that the rank knows to have completed, by the group's name.
     last_completed: Mapping[str, int]
-    #: Whether its status has something pending in a group that cannot be told.
+    #: True if ``pg_status`` has a pending operation in a group that cannot be identified.
     unknown_pending: bool = False
 
 
 def read_dumps(path: Path) -> tuple[list[Dump], list[str]]:
-    """Reads the dumps of a folder or archive by rank, with a line for each unreadable file.
+    """Reads the dumps of a folder or archive, in order of rank.
+
+    Also returns a line for each file that cannot be read.
 
     Raises:
-        TraceError: there is none that can be read.
+        TraceError: no dump can be read.
     """
     found: dict[int, Dump] = {}
     dumped, problems = dump_files(path)
@@ -96,7 +98,7 @@ def read_dumps(path: Path) -> tuple[list[Dump], list[str]]:
             dump = _dump(rank, each.value())
         except (OSError, ValueError) as error:
             what = printable(str(error).splitlines()[0] if str(error) else "damaged")
-            problems.append(f"{quoted(file)} is no readable Flight Recorder dump: {what}")
+            problems.append(f"{quoted(file)} is not a readable Flight Recorder dump: {what}")
             continue
         if rank in found:
             problems.append(f"{quoted(file)} is left out: rank {rank} has another dump")
@@ -113,7 +115,7 @@ def read_dumps(path: Path) -> tuple[list[Dump], list[str]]:
 
 
 def _with_distinct_groups(dumps: Sequence[Dump]) -> list[Dump]:
-    """Groups of one name and other ranks, as split_group makes them, get names of their own."""
+    """Renames groups that share a name but not their ranks, as split_group makes them."""
     ranks_of: dict[str, set[tuple[int, ...]]] = defaultdict(set)
     for dump in dumps:
         for name, ranks in dump.members.items():
@@ -133,7 +135,7 @@ def _with_distinct_groups(dumps: Sequence[Dump]) -> list[Dump]:
 
 
 def _renamed(dump: Dump, names: Mapping[str, str]) -> Dump:
-    """With other names of its groups."""
+    """Returns the dump with its groups renamed."""
     return replace(
         dump,
         entries=tuple(replace(e, group=names.get(e.group, e.group)) for e in dump.entries),
@@ -145,15 +147,15 @@ def _renamed(dump: Dump, names: Mapping[str, str]) -> Dump:
 
 
 def _with_pending_by_status(dump: Dump) -> Dump:
-    """A dump without entries says by its groups' status what it handed over and did not complete.
+    """Adds entries for the operations that the groups' status says are not complete.
 
     Raises:
-        TraceError: something is pending in a group that cannot be told.
+        TraceError: an operation is pending in a group that cannot be identified.
     """
     if dump.unknown_pending:
         raise TraceError(
-            f"the dump of rank {dump.rank} has no entries, and its groups cannot be told from its "
-            "pg_status: dump the entries too"
+            f"the dump of rank {dump.rank} has no entries, and its pg_status does not identify the "
+            "groups; dump the entries too"
         )
     pending = [
         Entry(group, "", "collective", False, seq, -1, "scheduled", -1, -1, "", 0)
@@ -165,7 +167,7 @@ def _with_pending_by_status(dump: Dump) -> Dump:
 
 
 def members_of(dumps: Sequence[Dump]) -> dict[str, tuple[int, ...]]:
-    """Global ranks by group's name; where no dump tells, the ranks that used the group."""
+    """Returns the global ranks by group's name; if no dump lists them, the ranks that used it."""
     members: dict[str, tuple[int, ...]] = {}
     for dump in dumps:
         members.update(dump.members)
@@ -179,22 +181,22 @@ def members_of(dumps: Sequence[Dump]) -> dict[str, tuple[int, ...]]:
 
 
 def _dump(rank: int, value: Any) -> Dump:
-    """Of what a file holds.
+    """Makes a dump from a file's decoded value.
 
     Raises:
-        ValueError: it has not the shape of a dump.
+        ValueError: the value does not have the structure of a dump.
     """
     if not isinstance(value, dict) or not isinstance(value.get("entries", []), list):
         raise ValueError("it has no list of entries")
     version = str(value.get("version", ""))[:20]
     if version and not version.startswith("2."):
-        raise ValueError(f"version {version!r} is not known here (allowed: 2.x)")
+        raise ValueError(f"version {version!r} is not supported (allowed: 2.x)")
     config, status = (_dictionary(value, key) for key in ("pg_config", "pg_status"))
     found = [_entry(one) for one in value.get("entries", [])]
     entries = _launches([entry for entry, _ in found])
     ids = {pg_id: entry.group for entry, pg_id in found}
     if any(entry.backend == "gloo" for entry in entries):
-        status = {}  # it counts operations of which there are no entries
+        status = {}  # it also counts operations that have no entries
     named = {name: one for name, one in config.items() if name and isinstance(one, dict)}
     enqueued = _in_status("last_enqueued_collective", status, ids, list(named))
     return Dump(
@@ -210,10 +212,10 @@ def _dump(rank: int, value: Any) -> Dump:
 
 
 def _launches(entries: Sequence[Entry]) -> list[Entry]:
-    """Entries with the state of their launch.
+    """Gives the entries of a joint launch the state of the launch.
 
-    Operations that are launched together share a number, and have no state of their own: an entry
-    named "coalesced" has it. If that is not there, it had completed and was left out.
+    Operations that are launched together share a number; their state is in an entry named
+    "coalesced". If that entry is missing, the launch had completed and was left out.
     """
     together: dict[tuple[str, bool, int], list[Entry]] = defaultdict(list)
     for entry in entries:
@@ -233,12 +235,12 @@ def _launches(entries: Sequence[Entry]) -> list[Entry]:
 def _dictionary(value: Mapping[Any, Any], key: str) -> dict[str, Any]:
     found = value.get(key, {})
     if not isinstance(found, dict):
-        raise ValueError(f"{key} is no dictionary")
+        raise ValueError(f"{key} is not a dictionary")
     return {str(name): one for name, one in found.items()}
 
 
 def _is_behind(status: Any) -> bool:
-    """Whether a group's status says that something has not completed."""
+    """True if a group's status says that an operation has not completed."""
     if not isinstance(status, dict):
         return False
     last, done = (status.get(f"last_{which}_collective") for which in ("enqueued", "completed"))
@@ -246,7 +248,7 @@ def _is_behind(status: Any) -> bool:
 
 
 def _ranks(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Global ranks of a group, in its order; written as a list or as one's text."""
+    """Returns the global ranks of a group, in its order; dumps hold a list or its text."""
     text = str(config.get("ranks", ""))[: 1 << 20]
     return tuple(int(number) for number in re.findall(r"\d{1,7}", text))
 
@@ -254,10 +256,10 @@ def _ranks(config: Mapping[str, Any]) -> tuple[int, ...]:
 def _in_status(
     key: str, status: Mapping[str, Any], ids: Mapping[int, str], names: Sequence[str]
 ) -> dict[str, int]:
-    """A number by group. The status is by the rank's own numbers of its groups.
+    """Returns a number of ``pg_status`` by group name; the status has the rank's own group ids.
 
-    Entries tell which name has which. Groups without an entry are numbered as their names are,
-    both in the order of their making; this is used where it agrees with all entries.
+    Entries connect ids and names. Groups without an entry are matched by order, as ids and numeric
+    names both count in the order of creation, if that agrees with all entries.
     """
     numbers = sorted(int(key) for key in status if key.isdecimal())
     known = dict(ids)
@@ -278,15 +280,15 @@ def _in_status(
 
 def _entry(value: Any) -> tuple[Entry, int]:
     if not isinstance(value, dict):
-        raise ValueError("an entry is no dictionary")
+        raise ValueError("an entry is not a dictionary")
     pg_id = _integer(value.get("pg_id", -1), "pg_id")
     group = value.get("process_group", str(pg_id))
     group = [group] if isinstance(group, str) else group  # without a description
     if not isinstance(group, tuple | list) or not group or not isinstance(group[0], str):
-        raise ValueError("an entry's process_group is no pair of texts")
+        raise ValueError("an entry's process_group is not a pair of strings")
     state, name = value.get("state", _state_of(value)), value.get("profiling_name")
     if state not in _STATES or not isinstance(name, str):
-        raise ValueError("an entry's state or profiling_name is not known here")
+        raise ValueError("an entry has an unknown state or no profiling_name")
     backend, _, op = name.rpartition(":")
     if state == "scheduled" and value.get("time_discovered_started_ns"):
         state = "started"
@@ -315,7 +317,7 @@ def _entry(value: Any) -> tuple[Entry, int]:
 
 
 def _state_of(value: Mapping[str, Any]) -> str:
-    """By the times at which the watchdog saw it begin and end, where no state is written."""
+    """Returns the state of an entry without one: completed if retired or seen to complete."""
     if value.get("retired") or value.get("time_discovered_completed_ns"):
         return "completed"
     return "scheduled"
@@ -343,5 +345,5 @@ def _integer(value: Any, name: str) -> int:
     if isinstance(value, str) and re.fullmatch(r"-?\d{1,19}", value):
         value = int(value)
     if type(value) is not int or not -(2**63) <= value < 2**64:
-        raise ValueError(f"{name} is no integer")
+        raise ValueError(f"{name} is not an integer of 64 bits")
     return value

@@ -1,4 +1,4 @@
-"""Files that hold dumps of the Flight Recorder: which, of which rank, and what stands in them."""
+"""Files that hold dumps of the Flight Recorder: finds them, and reads their rank and value."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ _PICKLE, _GZIP = b"\x80", b"\x1f\x8b"
 #: zlib's largest window, with gzip's header.
 _GZIP_WINDOW = 31
 _OF_TORCH_PROFILER = b'"traceEvents"'
-#: What stands in a run directory, whose folders hold no dumps.
+#: File of a run directory, whose folders hold no dumps.
 _OF_COMMPROF = "run.json"
 
 
 class _FoundError(Exception):
-    """Ends the search; says whether it is a dump."""
+    """Ends the search; the argument is True if the file is a dump."""
 
 
 @dataclass(frozen=True)
 class DumpFile:
-    """A file, or a member of an archive, that looks like a dump."""
+    """A file or archive member with the name and the first bytes of a dump."""
 
     file: Path
     rank: int
-    #: Of a member; a file is read when it is its turn.
+    #: Content of an archive's member; None for a file, which is read later.
     data: bytes | None = None
 
     def value(self) -> Any:
-        """Reads the dump's value."""
+        """Reads and decodes the dump: pickle or JSON, compressed with gzip or not."""
         data = read_bytes(self.file, _LARGEST_BYTES) if self.data is None else self.data
         data = _unpacked(data, _LARGEST_BYTES)
         if data.startswith(_PICKLE):
@@ -52,21 +52,21 @@ class DumpFile:
         try:
             return json.loads(data)
         except RecursionError:
-            raise ValueError("it is nested too deep") from None
+            raise ValueError("it is nested too deeply") from None
 
 
 def _unpacked(data: bytes, most_bytes: int) -> bytes:
-    """As it is, or so much of it as unpacks to that many bytes."""
+    """Returns the data, unpacked if compressed, up to ``most_bytes`` of unpacked data."""
     if not data.startswith(_GZIP):
         return data
     try:
         return zlib.decompressobj(_GZIP_WINDOW).decompress(data, most_bytes)
     except zlib.error as error:
-        raise ValueError(f"its packing is damaged ({error})") from None
+        raise ValueError(f"its compressed data is damaged ({error})") from None
 
 
 def _packed_dumps(path: Path) -> tuple[list[DumpFile], list[str]]:
-    """The dumps in an archive, and what of it cannot be read."""
+    """Returns the dumps in an archive, and sentences about members that cannot be read."""
     found: list[DumpFile] = []
 
     def take(name: str, stream: BinaryIO) -> None:
@@ -79,7 +79,7 @@ def _packed_dumps(path: Path) -> tuple[list[DumpFile], list[str]]:
 
 
 def dump_files(path: Path) -> tuple[list[DumpFile], list[str]]:
-    """Finds the dumps of a folder or archive, with a line for each unreadable packed file.
+    """Finds the dumps of a folder or archive; also returns a line for each unreadable member.
 
     Raises:
         TraceError: several folders hold dumps of the same rank.
@@ -115,9 +115,9 @@ def is_flight_recorder(path: Path) -> bool:
 
 
 def _dumps_in(path: Path) -> Iterator[DumpFile]:
-    """Files that look like dumps, by name and by their first bytes, with their ranks.
+    """Yields the files that are dumps according to their names and first bytes.
 
-    Of a folder without one, those in the folders in it.
+    In a folder without dumps, the folders in it are searched.
     """
     if not path.is_dir():
         yield from _among([path])
@@ -147,13 +147,13 @@ def _among(files: Iterable[Path]) -> Iterator[DumpFile]:
 
 
 def _rank_in(name: str) -> int | None:
-    """The rank that a file's name says, by that word or as its last number."""
+    """Returns the rank in a file's name: a number after "rank", or the last number."""
     named = _RANK.search(name) or _NUMBER.fullmatch(name)
     return int(named[1]) if named else None
 
 
 def _is_dump(head: bytes) -> bool:
-    """By a file's first bytes; a trace of torch.profiler has some of the same words."""
+    """True if the first bytes are of a dump; traces of torch.profiler have some similar keys."""
     if head.startswith(_PICKLE):
         return any(key in head for key in (b"pg_config", b"pg_status", b"collective_seq_id"))
     keys = any(key in head for key in (b'"pg_status"', b'"collective_seq_id"', b'"profiling_name"'))

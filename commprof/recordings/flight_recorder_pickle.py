@@ -1,8 +1,8 @@
-"""Pickled dumps, read without pickle: plain values alone, and no code of the file's is run.
+"""Reader of pickled dumps that accepts plain values only and runs no code of the file.
 
-A pickle is a program. This reads the instructions that build numbers, text, lists, tuples and
-dictionaries, and refuses all others: no class, no global, no call. Python's own unpickler with
-every class forbidden would still allocate whatever index a damaged file stores a value under.
+A pickle is a program. This reader executes the instructions that build numbers, strings, lists,
+tuples and dictionaries and refuses all others: no class, no global, no call. Python's unpickler,
+even with all classes forbidden, would allocate a memo as large as any index in a damaged file.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ _STOP = ord(".")
 
 
 class _Mark:
-    """Where the items of a list, a tuple or a dictionary begin on the stack."""
+    """Marker on the stack below the items of a list, a tuple or a dictionary."""
 
 
 _MARK = _Mark()
 
 
 class _Machine:
-    """The stack, what is remembered, and where reading has come to."""
+    """State of the unpickler: stack, memo, and position in the data."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -31,18 +31,18 @@ class _Machine:
         self.memo: dict[int, Any] = {}
 
     def take(self, count: int) -> bytes:
-        """The next bytes."""
+        """Returns the next ``count`` bytes."""
         if count < 0 or self.at + count > len(self.data):
-            raise ValueError("it ends early")
+            raise ValueError("it is cut off")
         self.at += count
         return self.data[self.at - count : self.at]
 
     def number(self, form: str) -> Any:
-        """The next number, in struct's words."""
+        """Returns the next number, in a format of :mod:`struct`."""
         return struct.unpack(form, self.take(struct.calcsize(form)))[0]
 
     def marked(self) -> list[Any]:
-        """What lies above the last mark; both are taken off."""
+        """Removes the items above the last mark, and the mark; returns the items."""
         items: list[Any] = []
         while (item := self.stack.pop()) is not _MARK:
             items.append(item)
@@ -50,29 +50,29 @@ class _Machine:
         return items
 
     def tuple_of(self, count: int) -> None:
-        """Makes a tuple of the topmost values."""
+        """Replaces the topmost ``count`` values by a tuple of them."""
         if len(self.stack) < count:
             raise IndexError
         self.stack[len(self.stack) - count :] = [tuple(self.stack[len(self.stack) - count :])]
 
     def top(self, kind: type) -> Any:
-        """The topmost value, of one type."""
+        """Returns the topmost value, which must be of type ``kind``."""
         if type(self.stack[-1]) is not kind:
-            raise ValueError("it does not fit together")
+            raise ValueError("it is not a consistent pickle")
         return self.stack[-1]
 
     def put_items(self, items: list[Any]) -> None:
-        """Puts keys and values, by turns, into the dictionary on top."""
+        """Adds alternating keys and values to the dictionary on top of the stack."""
         target = self.top(dict)
         if len(items) % 2:
-            raise ValueError("it does not fit together")
+            raise ValueError("it is not a consistent pickle")
         for key, value in zip(items[::2], items[1::2], strict=True):
             if type(key) not in (str, int):
-                raise ValueError("a key is neither text nor a number")
+                raise ValueError("a key is neither a string nor an integer")
             target[key] = value
 
     def remember(self, index: int) -> None:
-        """Keeps the topmost value under a number."""
+        """Stores the top of the stack in the memo at ``index``."""
         self.memo[index] = self.stack[-1]
 
 
@@ -132,10 +132,10 @@ _DO: dict[int, Callable[[_Machine], Any]] = {
 
 
 def read_plain_pickle(data: bytes) -> Any:
-    """Reads a pickle of plain values without running code of it.
+    """Reads a pickle of plain values without running any code of the pickle.
 
     Raises:
-        ValueError: it is damaged, or asks for more than plain values; says so in one line.
+        ValueError: the pickle is damaged or holds more than plain values; the text is one line.
     """
     machine = _Machine(data)
     try:
@@ -148,7 +148,7 @@ def read_plain_pickle(data: bytes) -> Any:
                 raise ValueError(f"instruction 0x{code:02x} builds more than plain values")
         value = machine.stack.pop()
     except (IndexError, KeyError):
-        raise ValueError("it does not fit together") from None
+        raise ValueError("it is not a consistent pickle") from None
     if machine.stack or value is _MARK:
-        raise ValueError("it does not fit together")
+        raise ValueError("it is not a consistent pickle")
     return value

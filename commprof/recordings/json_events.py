@@ -1,6 +1,6 @@
-"""The events of a Chrome trace, one after the other, with bounded memory.
+"""Reader of the events of a Chrome trace, in pieces and with bounded memory.
 
-The text is read in pieces. Nothing in it is trusted.
+Nothing in the text is trusted.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 _PIECE_BYTES = 1 << 20
-#: Of one event, and of one value beside the events: more is no trace.
+#: Largest event, and largest value next to the events; a file with more is not a trace.
 _MOST_VALUE_CHARS = 16 << 20
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[\s,:]*")
 #: The first key of an event, as torch writes them.
 _EVENT_BEGINS = '"ph"'
-_DAMAGED = "it is cut off, or damaged"
+_DAMAGED = "it is cut off or damaged"
 #: Top-level values that are kept.
 _KEPT = ("distributedInfo", "baseTimeNanoseconds", "host_name", "deviceProperties")
 
 
 class DamagedError(ValueError):
-    """The file is no JSON, or not to its end; the text says what is wrong."""
+    """The file is not JSON, or its JSON ends early; the message gives the reason."""
 
 
 @dataclass
 class EventReader:
-    """Reads the events of one trace; ``head`` is complete once all events were read."""
+    """Reader of one trace's events; ``head`` is complete once all events were read."""
 
     stream: BinaryIO
-    #: Values beside the events, of ``_KEPT`` only.
+    #: Top-level values other than the events; only the keys in ``_KEPT``.
     head: dict[str, Any] = field(default_factory=dict)
-    #: Whether there was an array of events at all.
+    #: True if there was an array of events.
     found_events: bool = False
-    #: Where the text ended too early, or was damaged; empty for a sound trace.
+    #: The reason if the text ended early or was damaged; empty for a sound trace.
     problem: str = ""
     _text: str = ""
     _at: int = 0
@@ -45,14 +45,14 @@ class EventReader:
     _decode: Any = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
 
     def events(self) -> Iterator[list[Any]]:
-        """Yields events in pieces; those before a damage are given, and ``problem`` is set.
+        """Yields the events in lists; at a damage it stops and sets ``problem``.
 
         Raises:
-            DamagedError: it is no trace at all.
+            DamagedError: the file is not a trace at all.
         """
         self._skip()
         if self._peek() not in ("{", "["):
-            raise DamagedError("it is no JSON object")
+            raise DamagedError("it is not a JSON object or array")
         try:
             if self._peek() == "[":  # events alone
                 yield from self._array()
@@ -94,7 +94,7 @@ class EventReader:
             yield [self._value()]
 
     def _whole_events(self) -> list[Any]:
-        """The values that lie in the text as a whole; none at the end of the array."""
+        """Returns the values that are complete in the text; empty at the end of the array."""
         found = self._many_events()
         text, at, decode, skip = self._text, self._at, _DECODER.raw_decode, _SPACE.match
         try:
@@ -105,19 +105,19 @@ class EventReader:
                     break
                 value, end = decode(text, at)
                 if end == len(text):
-                    break  # a number may go on
+                    break  # a number may continue in the next piece
                 found.append(value)
                 at = end
         except (ValueError, RecursionError):
-            pass  # not whole, or damaged: whoever takes it alone finds out
+            pass  # incomplete or damaged: reading it as a single value will show which
         self._at = at
         return found
 
     def _many_events(self) -> list[Any]:
-        """The values before the last event that begins in the text, decoded at once.
+        """Returns the values before the last event that begins in the text, decoded at once.
 
-        That takes half the time of one after the other. None where they are not a list of whole
-        values, as at the end of the array or before a damage.
+        This needs half the time of single values. Empty if they are not a list of complete values,
+        as at the end of the array or before a damage.
         """
         match = _SPACE.match(self._text, self._at)
         begin = match.end() if match else self._at
@@ -132,24 +132,24 @@ class EventReader:
         return list(found)
 
     def _value(self) -> Any:
-        """The value that begins here."""
+        """Returns the value at the current position, reading further text as needed."""
         while True:
             try:
                 value, end = _DECODER.raw_decode(self._text, self._at)
             except RecursionError:
-                raise DamagedError("it is nested too deep") from None
+                raise DamagedError("it is nested too deeply") from None
             except ValueError:
                 if self._ended:
                     raise DamagedError(_DAMAGED) from None
                 if len(self._text) - self._at > _MOST_VALUE_CHARS:
                     raise DamagedError(
-                        f"a value of it is no JSON, or has more than {_MOST_VALUE_CHARS:,} "
+                        f"one of its values is not JSON or has more than {_MOST_VALUE_CHARS:,} "
                         "characters"
                     ) from None
                 self._fill()
                 continue
             if end == len(self._text) and not self._ended:
-                self._fill()  # a number may go on
+                self._fill()  # a number may continue in the next piece
                 continue
             self._at = end
             return value
@@ -166,7 +166,7 @@ class EventReader:
         return self._text[self._at : self._at + 1]
 
     def _fill(self) -> None:
-        """Drops what was read, and takes in at least as much again as is left."""
+        """Drops the text already decoded and reads at least as much as is left of the rest."""
         if self._ended:
             return
         left = self._text[self._at :]

@@ -1,8 +1,8 @@
 """Results of nccl-tests and rccl-tests: their text, and the JSON of newer versions.
 
-The text has a line of column names, which differ between versions and operations; rows are read by
-them. Older versions do not name the operation: it is then taken from the file's name or from the
-columns, and refused where these fit several operations.
+The text has a line of column names, which differ between versions and operations; rows are read
+according to it. Older versions do not name the operation: it is then derived from the file's name,
+or the file is refused.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from commprof.invocation import quoted
 from commprof.text import printable
 
 _LARGEST_BYTES = 1 << 28
-#: Time, algbw, busbw and errors.
+#: Number of cells of a result: time, algbw, busbw and errors.
 _LEAST_CELLS = 4
 _HEAD_BYTES = 1 << 16
 _HEADER = re.compile(r"^.*?#\s+(size\s+count\s+type\b.*)$", re.MULTILINE)
 _RANK = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+ on\s+(\S+)\s+device")
-#: As mpirun puts before lines, and what others put before that.
+#: Tag that mpirun puts before each line, with any label before it.
 _TAG = re.compile(r"^.{0,200}?\[(?:\S*@)?\d+,\d+\]<std\w+>:")
 _CELL = re.compile(r"\S+")
 #: A program of nccl-tests that measures no collective of NCCL's.
@@ -52,15 +52,15 @@ class NcclTestsRow:
     size_bytes: int
     count: int
     dtype: str
-    #: Empty where nothing is reduced.
+    #: Reduction; empty if the operation reduces nothing.
     redop: str
     root: int
     placement: str
-    #: Mean of the iterations.
+    #: Mean time of an iteration.
     time_us: float
-    #: None where it was not checked.
+    #: Number of wrong elements; None if results were not checked.
     wrong: int | None
-    #: Single iterations, where the file has them.
+    #: Times of single iterations, if the file has them.
     samples_us: tuple[float, ...] = ()
 
 
@@ -75,7 +75,7 @@ class NcclTestsLog:
 
 
 def is_nccl_tests(path: Path) -> bool:
-    """True if a file looks like a result of nccl-tests."""
+    """True if a file is a result of nccl-tests according to its first bytes."""
     try:
         with open_regular(path) as opened:
             head = opened.read(_HEAD_BYTES)
@@ -90,14 +90,14 @@ def read_nccl_tests(path: Path) -> tuple[NcclTestsLog, ...]:
     """Reads a result, as one log per operation and set of ranks.
 
     Raises:
-        UsageError: it cannot be read, or does not say what was measured on how many ranks.
+        UsageError: the file cannot be read, or lacks the operation or the ranks.
     """
     try:
         text = read_bytes(path, _LARGEST_BYTES).decode(errors="replace")
         logs = (_of_json(path, text),) if text.lstrip().startswith("{") else _of_text(path, text)
     except (OSError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
         what = printable(str(error).splitlines()[0] if str(error) else "damaged")
-        raise UsageError(f"{quoted(path)} is no usable result of nccl-tests: {what}") from None
+        raise UsageError(f"{quoted(path)} is not a usable result of nccl-tests: {what}") from None
     if not any(log.rows for log in logs):
         raise UsageError(f"{quoted(path)} has no rows of nccl-tests with a size and a time")
     return logs
@@ -105,10 +105,10 @@ def read_nccl_tests(path: Path) -> tuple[NcclTestsLog, ...]:
 
 @dataclass(frozen=True)
 class _Section:
-    """A table of a file, and what stands above it."""
+    """A table of a file, with the program and devices named above it."""
 
     columns: tuple[str, ...]
-    #: The program that wrote it; empty where that is not said.
+    #: The program that wrote the table; empty if not named.
     program: str
     #: Host and rank of each device.
     devices: frozenset[tuple[str, int]]
@@ -116,7 +116,7 @@ class _Section:
 
 
 def _of_text(path: Path, text: str) -> tuple[NcclTestsLog, ...]:
-    """Of one run, or of several one after the other."""
+    """Reads the text output of one or several runs."""
     lines = [_TAG.sub("", line) for line in text.splitlines()]
     headers = [at for at, line in enumerate(lines) if _HEADER.search(line)]
     if not headers:
@@ -128,7 +128,10 @@ def _of_text(path: Path, text: str) -> tuple[NcclTestsLog, ...]:
     sections = _sections(lines, headers)
     unnamed = {each.columns for each in sections if not each.program}
     if len(unnamed) > 1 or (unnamed and any(each.program for each in sections)):
-        raise ValueError(f"it holds {len(sections)} results; give each a file of its own")
+        raise ValueError(
+            f"it holds {len(sections)} results and does not name the operation of each; put each "
+            "into a file of its own"
+        )
     everybody = frozenset(_devices(lines))
     rows: dict[tuple[str, frozenset[tuple[str, int]]], list[NcclTestsRow]] = {}
     for each in sections:
@@ -137,7 +140,9 @@ def _of_text(path: Path, text: str) -> tuple[NcclTestsLog, ...]:
     if not all(devices for _, devices in rows):
         raise ValueError("it does not say which ranks took part")
     if len({len({host for host, _ in devices}) for _, devices in rows}) > 1:
-        raise ValueError("its results are of different numbers of hosts; give each a file")
+        raise ValueError(
+            "its results are from different numbers of hosts; put each into a file of its own"
+        )
     return tuple(
         NcclTestsLog(
             op=op,
@@ -165,13 +170,13 @@ def _sections(lines: Sequence[str], headers: Sequence[int]) -> list[_Section]:
 
 
 def _named(text: str) -> str:
-    """The program that ran, as the text last says; else empty."""
+    """Returns the last program of nccl-tests that the text names; empty if there is none."""
     named = re.findall(r"Collective test starting: (\w+)", text) or re.findall(r"\w+_perf", text)
     return named[-1] if named else ""
 
 
 def _devices(lines: Sequence[str]) -> set[tuple[str, int]]:
-    """Host and rank of each device that took part."""
+    """Returns host and rank of each device that took part."""
     found = [match for line in lines if (match := _RANK.search(line))]
     return {(match[3], int(match[1])) for match in found if match[2] in (None, "0")}
 
@@ -182,26 +187,26 @@ def _is_row(line: str) -> bool:
 
 
 class _Table:
-    """Reads rows by their line of column names."""
+    """Reader of a table's rows, according to the line of column names."""
 
     def __init__(self, header: str) -> None:
-        """Raises ValueError for columns that are of no use."""
+        """Reads the column names; ValueError if the columns cannot be used."""
         found = _HEADER.search(header)
         cells = list(_CELL.finditer(header, found.start(1))) if found else []
         self.columns = tuple(cell[0] for cell in cells)
         if "cputime" in self.columns:
-            raise ValueError("its times are of the CPU (-C); measure without -C")
+            raise ValueError("its times are CPU times (-C); measure without -C")
         times = [at for at, name in enumerate(self.columns) if name == "time"]
         if not times:
-            raise ValueError("its columns have no time")
+            raise ValueError("it has no column of times")
         self._named = self.columns[3 : times[0]]
-        #: Of a result: time, two bandwidths, errors, and what newer versions add.
+        #: Number of cells of a result: time, two bandwidths, errors, and those of newer versions.
         self._length = times[1] - times[0] if len(times) > 1 else _LEAST_CELLS
-        #: How far each result's time ends behind what stands before the first one.
+        #: Distance in characters from the cell before the first result to each result's time.
         self._distance = [cells[at].end() - cells[times[0] - 1].end() for at in times]
 
     def rows(self, line: str) -> list[NcclTestsRow]:
-        """Those of a line: out of place and in place; none of a line that is no row."""
+        """Returns a line's results, out of place and in place; empty if it is not a row."""
         cells = list(_CELL.finditer(line))
         words = [cell[0] for cell in cells]
         if len(words) < 3 + _LEAST_CELLS or not (words[0].isdecimal() and words[1].isdecimal()):
@@ -230,7 +235,7 @@ class _Table:
 def _measured(
     size: str, count: str, dtype: str, redop: str, root: int, placement: str, cells: Sequence[str]
 ) -> NcclTestsRow | None:
-    """None of a size or a time of zero."""
+    """Makes a row of a result; None if its size or time is zero."""
     time_us, wrong = _float(cells[0]), _float(cells[3])
     if not (time_us > 0 and int(size) > 0):
         return None
@@ -247,7 +252,7 @@ def _measured(
 
 
 def _float(cell: str) -> float:
-    """NaN for what is no number."""
+    """Parses a number; NaN if the cell is not a number."""
     try:
         return float(cell)
     except ValueError:
@@ -255,17 +260,24 @@ def _float(cell: str) -> float:
 
 
 def _operation(program: str, path: Path, columns: Sequence[str]) -> str:
-    """As the program is called; else as the file is; else as the columns tell."""
+    """Returns the operation, from the program's name or the file's name.
+
+    Raises:
+        ValueError: neither names an operation.
+    """
     for text in (program, path.stem):
         if _NO_COLLECTIVE in text.lower():
-            raise ValueError(f"{text} measures no collective of NCCL's own")
+            raise ValueError(f"{text} does not measure a collective of NCCL")
         plain = text.lower().replace("-", "_").replace("_", "")
         for name, op in _OPS.items():
             if name.replace("_", "") in plain:
                 return op
     if "redop" in columns and "root" not in columns:
-        raise ValueError("it may be of all_reduce or reduce_scatter; put that into the file's name")
-    raise ValueError("it does not name its operation; put that into the file's name")
+        raise ValueError(
+            "its operation may be all_reduce or reduce_scatter; put the right name into the file's "
+            "name"
+        )
+    raise ValueError("it does not name its operation; put the operation into the file's name")
 
 
 def _of_json(path: Path, text: str) -> NcclTestsLog:
@@ -274,7 +286,7 @@ def _of_json(path: Path, text: str) -> NcclTestsLog:
     if not (isinstance(config, dict) and isinstance(args, list) and isinstance(results, list)):
         raise ValueError("it lacks config, args or results")
     devices = [one for one in config.get("devices", []) if isinstance(one, dict)]
-    # Of each process the file has the first device alone.
+    # The file lists only the first device of each process.
     each = int(config.get("nthreads", 1)) * int(config.get("ngpus", 1))
     rows = [row for one in results if isinstance(one, dict) for row in _json_rows(one)]
     return NcclTestsLog(

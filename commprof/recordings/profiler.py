@@ -1,4 +1,4 @@
-"""A job from the traces that torch.profiler wrote of its ranks."""
+"""Reader of a job's recording from the traces that torch.profiler wrote of its ranks."""
 
 from __future__ import annotations
 
@@ -34,30 +34,30 @@ from commprof.trace.schema import NO_SEQ
 
 @dataclass(frozen=True)
 class Recording:
-    """What a run directory holds of one world size, from files that are none of commprof's."""
+    """Recording of one world size from torch.profiler's files, with a run directory's data."""
 
-    #: As ``run.json`` has it, so far as the files say.
+    #: Content of ``run.json``, as far as the files have it.
     context: dict[str, Any]
     world_size: int
-    #: By rank.
+    #: Traces by rank.
     traces: dict[int, Trace]
-    #: What a reader must know, in sentences without their full stop.
+    #: Caveats of the recording, as sentences without a full stop.
     problems: tuple[str, ...]
 
 
-#: In the first bytes of every trace of torch.profiler, and of few other files.
+#: Keys of which one is in the first bytes of every trace of torch.profiler.
 _MARKS: Final = (b'"traceEvents"', b'"deviceProperties"', b'"distributedInfo"')
-#: In the first bytes of a trace that is its events alone.
+#: Keys that are all in the first bytes of a trace that is an array of events.
 _MARKS_OF_EVENTS: Final = (b'"ph"', b'"ts"', b'"cat"')
-#: In the first bytes of what ``commprof trace`` writes.
+#: Text in the first bytes of files of ``commprof trace``.
 _OUR_TIMELINE: Final = b'"otherData":{"commprof"'
-#: So many ranks of a group are listed.
+#: Largest group whose ranks are listed in its name.
 _FEW: Final = 8
-#: Where numbers of collectives begin that are counted from a step on, and not from the first.
+#: First sequence number given to collectives that have no recorded number.
 _FIRST_SEQ: Final = 1 << 24
-#: Calls that other ranks of the group may not have.
+#: Operations that other ranks of the group may not issue.
 _OF_FEW: Final = ("send", "recv", "recv_any_source", "other")
-#: So many numbers each window of a recording has.
+#: Sequence numbers reserved for each window of a recording.
 _OF_WINDOW: Final = 1 << 19
 
 
@@ -70,10 +70,10 @@ def looks_like_trace(head: bytes) -> bool:
 
 
 def read_recording(path: Path) -> Recording | None:
-    """Reads the traces at ``path``: a file, folder or archive; None where there are none.
+    """Reads the traces at ``path``, a file, folder or archive; None if there are none.
 
     Raises:
-        CommprofError: there are some, and none can be used.
+        CommprofError: there are traces, and none can be used.
     """
     found: list[RankRecording] = []
     problems: list[str] = []
@@ -118,8 +118,8 @@ def _recording(path: Path, found: list[RankRecording], problems: list[str]) -> R
             said.append(about_clocks)
     elif world_size > 1:
         said.append(
-            f"only rank {next(iter(traces))} was recorded: when the others arrived is not known, "
-            "so neither waiting nor transfer is"
+            f"only rank {next(iter(traces))} was recorded: the arrivals of the other ranks are not "
+            "known, so neither waiting nor transfer is known"
         )
     per_rank = [f"rank {rank}: {text}" for rank, t in traces.items() for text in t.problems]
     return Recording(
@@ -132,11 +132,11 @@ def _recording(path: Path, found: list[RankRecording], problems: list[str]) -> R
 
 def _no_communication(path: Path, found: Sequence[RankRecording]) -> str:
     said = (
-        f"{quoted(path)} holds no communication that is recognised: no kernel of NCCL, RCCL or "
-        "oneCCL, no range of c10d"
+        f"{quoted(path)} holds no recognisable communication: no kernel of NCCL, RCCL or oneCCL, "
+        "and no range of c10d"
     )
     name = next((each.events.unreadable_name for each in found if each.events.unreadable), "")
-    return f"{said}, but kernels such as {name}, which say nothing of it" if name else said
+    return f"{said}; kernels such as {name} record nothing of what they send" if name else said
 
 
 def _one_job(path: Path, found: Sequence[RankRecording]) -> None:
@@ -149,9 +149,9 @@ def _one_job(path: Path, found: Sequence[RankRecording]) -> None:
 
 
 def _of_all_hosts(found: list[RankRecording]) -> tuple[list[RankRecording], list[str]]:
-    """With ranks of the job, where files name ranks of their hosts alone.
+    """Numbers the ranks across the job if the files' names number them per host.
 
-    That is so where files of one rank were recorded at the same time.
+    They do if several files name the same rank and were recorded at the same time.
     """
     named = [each for each in found if each.rank is not None and each.by_name]
     of_rank: dict[int | None, list[RankRecording]] = {}
@@ -166,7 +166,7 @@ def _of_all_hosts(found: list[RankRecording]) -> tuple[list[RankRecording], list
         return found, []
     ordered = sorted(found, key=lambda each: _natural(each.name))
     return [replace(each, rank=rank) for rank, each in enumerate(ordered)], [
-        "files of several hosts name the same ranks: they are numbered in the order of their names"
+        "files of several hosts name the same ranks; ranks are numbered in the order of file names"
     ]
 
 
@@ -175,12 +175,12 @@ def _begin_ns(each: RankRecording) -> int:
 
 
 def _natural(name: str) -> list[tuple[str, int]]:
-    """By numbers as numbers: "node-2" before "node-10"."""
+    """Returns a sort key that compares numbers by value: "node-2" before "node-10"."""
     return [(text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d{0,18})", name)]
 
 
 def _by_rank(found: Sequence[RankRecording]) -> tuple[dict[int, RankRecording], list[str]]:
-    """One recording a rank; files that do not say theirs are numbered in order."""
+    """Chooses one recording per rank; files without a rank are numbered in order of their names."""
     recordings: dict[int, list[RankRecording]] = {}
     for each in sorted(found, key=lambda each: (_begin_ns(each), each.name)):
         if each.rank is not None:
@@ -190,16 +190,16 @@ def _by_rank(found: Sequence[RankRecording]) -> tuple[dict[int, RankRecording], 
     free = (rank for rank in itertools.count() if rank not in by_rank)
     by_rank |= dict(zip(list(itertools.islice(free, len(unnamed))), unnamed, strict=True))
     if unnamed and len(found) > 1:
-        said.append("files that do not say their rank are numbered in the order of their names")
+        said.append("files that do not state their rank are numbered in the order of their names")
     return by_rank, said
 
 
 def _numbers(by_rank: dict[int, RankRecording]) -> tuple[dict[int, list[int]], list[str]]:
-    """Per rank and call its number in its group: the group's own, else its turn.
+    """Returns each call's number in its group, by rank: the recorded one, else a counter.
 
-    Messages and what is not known have none: ranks may have other ones. Turns count from the first
-    step that all ranks recorded, so that a rank that was recorded from earlier on has the same
-    numbers; and anew in every window.
+    Messages and unknown operations have no number, as ranks may have different ones. The counter
+    starts at the first step that all ranks recorded, so that a rank that was recorded earlier has
+    the same numbers; it starts anew in every window.
     """
     marked = [each.steps for each in by_rank.values()]
     first_step = max((int(steps.number[0]) for steps in marked if len(steps.number)), default=0)
@@ -231,7 +231,7 @@ def _shared(group: str, by_rank: dict[int, RankRecording]) -> bool:
 
 
 def _own_numbers(each: RankRecording) -> set[str]:
-    """Groups whose calls all have a number of their own."""
+    """Returns the groups whose calls all have distinct recorded numbers."""
     numbers: dict[str, list[int]] = {}
     for call in each.calls:
         if _joins(call):
@@ -244,7 +244,7 @@ def _group(call: Call) -> str:
 
 
 def _joins(call: Call) -> bool:
-    """Whether all ranks of its group have it too, so far as is known."""
+    """True if all ranks of the group issue the call too, as far as is known."""
     return call.op not in _OF_FEW
 
 
@@ -254,13 +254,13 @@ def _unequal(by_rank: dict[int, RankRecording]) -> list[str]:
         return []
     low, high = min(counts, key=lambda r: counts[r]), max(counts, key=lambda r: counts[r])
     return [
-        f"rank {high} has {counts[high]} collectives and rank {low} {counts[low]}: those that not "
-        "all of their ranks recorded have neither waiting nor transfer"
+        f"rank {high} has {counts[high]} collectives and rank {low} has {counts[low]}: waiting and "
+        "transfer are not known for collectives that some of their ranks did not record"
     ]
 
 
 def _with_distinct_groups(by_rank: dict[int, RankRecording]) -> dict[int, RankRecording]:
-    """Groups of one name and other ranks get names that tell them apart."""
+    """Renames groups that share a name but not their ranks, so that names are unique."""
     of_name: dict[str, set[tuple[int, tuple[int, ...]]]] = {}
     for each in by_rank.values():
         for call in each.calls:
@@ -296,25 +296,25 @@ def _one_clock(traces: dict[int, Trace]) -> bool:
 
 
 def _about_calls(by_rank: dict[int, RankRecording]) -> list[str]:
-    """What of some kinds of calls cannot be known."""
+    """Returns caveats about kinds of calls for which some figures cannot be known."""
     ops = Counter(call.op for each in by_rank.values() for call in each.calls)
     messages = sum(count for op, count in ops.items() if op in _OF_FEW)
     said = []
     if messages:
         said.append(
-            f"{counted(messages, 'kernel')} of send and recv, or of what is not known, hold "
-            "transfer and waiting for others in one"
+            f"waiting and transfer cannot be separated in {counted(messages, 'kernel')} of send, "
+            "recv or an unknown operation"
         )
     if any(op.startswith("all_to_all") for op in ops):
         said.append(
-            "an all_to_all may carry other sizes on every rank: a rank with less to do is done "
-            "earlier, and what it waits then is in its next collective"
+            "an all_to_all may have a different size on each rank: a rank with less data finishes "
+            "earlier, and its waiting for the others counts in its next collective"
         )
     return said
 
 
 def _joined(per_rank: Sequence[str], ranks: int) -> list[str]:
-    """Sentences that every rank has, once."""
+    """Merges sentences that every rank has into one for all ranks."""
     texts = Counter(text.partition(": ")[2] for text in per_rank)
     shared = [text for text, times in texts.items() if times == ranks and ranks > 1]
     rest = [text for text in per_rank if text.partition(": ")[2] not in shared]

@@ -1,7 +1,7 @@
-"""The collectives of one torch.profiler trace: which, in which group, of what size, when.
+"""Collectives of one torch.profiler trace: operation, group, size and times of each.
 
-What a collective is, its kernel's arguments say; else the range of c10d's around its launch
-(``nccl:all_reduce``); else the name of its kernel, which for NCCL may be that of another one.
+The operation comes from the kernel's arguments; else from c10d's range around the launch
+(``nccl:all_reduce``); else from the kernel's name, which NCCL may also use for other operations.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ELEMENT_BYTES: Final = {
     **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"), 1),
     "c10::complex<double>": 16,
 }
-#: What an operation is called, letters only, the longest match first.
+#: Letters in an operation's name, and c10d's name of it; longer matches come first.
 _OPS_BY_WORD: Final = (
     ("allreducecoalesced", "all_reduce_coalesced"),
     ("allreduce", "all_reduce"),
@@ -61,9 +61,9 @@ _OPS_BY_WORD: Final = (
     ("crossdevicereduce", "all_reduce"),
     ("reduce", "reduce"),
 )
-#: Of several forms each, which gloo's own ranges do not tell apart.
+#: Operations with several forms, which gloo's own ranges do not distinguish.
 _FORMS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-#: Ranges that nest: one of c10d's has three or four.
+#: Most nested ranges searched; c10d's nest three or four deep.
 _DEEPEST: Final = 64
 _C10D_RANGE = re.compile(r"(?:nccl|gloo|mpi|ucc|xccl|ccl):")
 _NO_LETTER = re.compile(r"[^a-z]")
@@ -74,34 +74,34 @@ class Call:
     """One collective or message of a rank; times in ns."""
 
     op: str
-    #: Name and description of its process group; "" where the recording does not say.
+    #: Name and description of the process group; empty if the recording has none.
     group: str
     group_description: str
     group_size: int
-    #: Global ranks of the group; empty where not known.
+    #: Global ranks of the group; empty if not known.
     group_ranks: tuple[int, ...]
-    #: The group's own number of it; -1 where the recording does not say.
+    #: Number of the call in the group; -1 if the recording has none.
     seq: int
-    #: Rank in the group of a root, source or destination.
+    #: Root, source or destination, as rank in the group.
     peer: int
     dtype: str
-    #: Of the input.
+    #: Number of elements of the input.
     elements: int
     bytes_in: int
     bytes_out: int
-    #: Handed over by the host; of gloo as its operator of c10d began.
+    #: Time of the launch on the host; for gloo, the begin of c10d's operator.
     launch_ns: int
     launch_thread: int
-    #: A kernel's own times; of gloo ``begin_ns`` is ``launch_ns``.
+    #: Times of the kernel; for gloo, ``begin_ns`` is ``launch_ns``.
     begin_ns: int
     end_ns: int
     device: int
-    #: Only its kernel's name says what it is, if anything does.
+    #: True if only the kernel's name indicates the operation, if anything does.
     guessed: bool
 
 
 def device_calls(events: ProfilerEvents, device: int, world_size: int) -> list[Call]:
-    """Communication kernels of one device, in the order of their starts."""
+    """Returns the communication kernels of one device, in order of their begins."""
     kernels = sorted(
         (e for e in events.communication if e.device == device),
         key=lambda e: (e.begin_ns, e.end_ns),
@@ -118,11 +118,11 @@ def device_calls(events: ProfilerEvents, device: int, world_size: int) -> list[C
 
 
 def host_calls(events: ProfilerEvents, world_size: int) -> list[Call]:
-    """Communication on the host (gloo), in the order of issue.
+    """Returns the communication on the host (gloo), in order of issue.
 
-    c10d's operators say when each was issued, and of what form. Those of an operation and the
-    ranges of the threads that ran them are the same in number and order, or the begin of the
-    range counts. Threads may begin one operation before another that was issued earlier.
+    c10d's operators have the time of issue and the form of each call. They are matched with the
+    ranges of the threads that ran the calls if both are equal in number and order per operation;
+    else the begin of the range counts as the issue. Threads may begin calls out of order.
     """
     ran: dict[str, list[Event]] = {}
     for event in sorted(events.ranges, key=lambda e: (e.begin_ns, e.end_ns)):
@@ -155,7 +155,7 @@ def host_calls(events: ProfilerEvents, world_size: int) -> list[Call]:
 
 
 def launches(events: ProfilerEvents, correlation: Ints) -> tuple[Ints, Ints]:
-    """When, and by which thread, kernels were launched; -1 where that is not recorded."""
+    """Returns the launch time and the launching thread of kernels; -1 if not recorded."""
     ids = np.frombuffer(events.launched, np.int64) if events.launched else np.zeros(0, np.int64)
     unknown = np.full(len(correlation), -1, dtype=np.int64)
     if len(ids) == 0 or len(correlation) == 0:
@@ -169,7 +169,7 @@ def launches(events: ProfilerEvents, correlation: Ints) -> tuple[Ints, Ints]:
 
 
 def operation(name: str) -> str:
-    """Maps the name of a kernel, range or metadata entry to c10d's; "other" if unknown."""
+    """Maps a name of a kernel, range or metadata entry to c10d's name; "other" if unknown."""
     letters = _NO_LETTER.sub("", name.lower())
     for word, op in _OPS_BY_WORD:
         if word in letters:
@@ -178,7 +178,7 @@ def operation(name: str) -> str:
 
 
 def _of_gloo(name: str) -> str:
-    """What gloo calls it: one name for all forms of an operation."""
+    """Maps a name to an operation as gloo names it: all its forms share one name."""
     op = operation(name)
     return next((form for form in _FORMS if op.startswith(form)), op)
 
@@ -188,13 +188,13 @@ def _begin(event: Event) -> int:
 
 
 def _by_metadata(issued: Event) -> Event:
-    """An operator of c10d by the name of its collective, where the operator is all operations'."""
+    """Renames an operator of c10d that serves all operations to the collective it names."""
     name = issued.arguments.get("Collective name")
     return replace(issued, name=name) if isinstance(name, str) else issued
 
 
 class _RangesByThread:
-    """c10d's ranges, to be found by the moment of a launch, or by the number that both have."""
+    """Index of c10d's ranges by thread and time, and by the External id shared with kernels."""
 
     def __init__(self, ranges: Sequence[Event]) -> None:
         self._of: dict[int, tuple[Ints, list[Event], list[int]]] = {}
@@ -210,9 +210,9 @@ class _RangesByThread:
         }
 
     def launching(self, kernel: Event, thread: int, time_ns: int) -> Event | None:
-        """The innermost one around a launch that says what it is, else by number; None if unsaid.
+        """Finds the innermost range around a launch that names an operation, else by External id.
 
-        What is said of its collective may stand with those around it.
+        Its arguments are completed by those of the ranges around it. None if there is no range.
         """
         nothing = np.zeros(0, np.int64), list[Event](), list[int]()
         begins, found, parents = self._of.get(thread, nothing)
@@ -234,14 +234,14 @@ class _RangesByThread:
         return replace(best, arguments=told | best.arguments)
 
     def _numbered_as(self, kernel: Event) -> Event | None:
-        """A kernel of no operator has the number of its launch, which may be another operator's."""
+        """Finds the range with a kernel's External id; None if that is only its launch's number."""
         number = _number(kernel)
         found = self._by_number.get(number) if number != kernel.correlation else None
         return found if found is not None and found.begin_ns <= kernel.begin_ns else None
 
 
 def _parents(ordered: Sequence[Event]) -> list[int]:
-    """Per range the last one before it that had not ended when it began; -1 for none."""
+    """Returns, for each range, the row of the last earlier one still open; -1 without one."""
     parents, around = [], list[int]()
     for row, event in enumerate(ordered):
         while around and ordered[around[-1]].end_ns < event.begin_ns:
@@ -252,7 +252,7 @@ def _parents(ordered: Sequence[Event]) -> list[int]:
 
 
 def _number(event: Event) -> int:
-    """What kineto numbers an operator and its kernels by; 0 without one."""
+    """Returns the External id that kineto gives an operator and its kernels; 0 without one."""
     return _whole(event.arguments.get("External id", event.arguments.get("external id")))
 
 
@@ -275,7 +275,7 @@ def _device_call(
 
 
 def _described(name: str, args: dict[str, Any], world_size: int) -> Call:
-    """What words and numbers say; times are still missing."""
+    """Makes a call from a name and arguments; its times are still unset."""
     op = operation(name)
     size = _ELEMENT_BYTES.get(str(args.get("dtype", "")).lower(), 0)
     ranks = _numbers(args.get("Process Group Ranks"))
@@ -308,7 +308,7 @@ def _described(name: str, args: dict[str, Any], world_size: int) -> Call:
 
 
 def _peer(value: int, ranks: Sequence[int]) -> int:
-    """Rank in the group; what is recorded is global or already of the group."""
+    """Returns a peer's rank in the group; the recorded rank is global or already the group's."""
     return ranks.index(value) if value in ranks else value
 
 
@@ -321,7 +321,7 @@ def _output(op: str, bytes_in: int, ranks: int) -> int:
 
 
 def _sizes_of(around: Event) -> dict[str, Any]:
-    """Elements and type by the shapes that were recorded with c10d's range; empty without any."""
+    """Returns element count and type from the input shapes of c10d's range; empty without any."""
     shapes, types = around.arguments.get("Input Dims"), around.arguments.get("Input type")
     if not isinstance(shapes, list) or not isinstance(types, list):
         return {}
@@ -345,7 +345,7 @@ def _seq(value: Any) -> int:
 
 
 def _numbers(value: Any) -> tuple[int, ...]:
-    """Of a list, or of its text; empty where that is shortened, as torch does with long ones."""
+    """Returns the numbers of a list or its text; empty if torch has shortened the text."""
     if isinstance(value, str):
         return _numbers_in(value) if len(value) < 1 << 20 else ()
     if not isinstance(value, list) or not all(type(n) is int and n >= 0 for n in value):

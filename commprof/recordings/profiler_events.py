@@ -1,4 +1,4 @@
-"""What is kept of the events of one torch.profiler trace: columns, and the few with names."""
+"""Events kept from one torch.profiler trace: unnamed ones as columns, and a few named ones."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import numpy as np
 from commprof.recordings.json_events import EventReader
 from commprof.text import printable
 
-#: Times beyond these are no times: of events, in µs, and of ``baseTimeNanoseconds``.
+#: Largest valid times: of events, in µs, and of ``baseTimeNanoseconds``.
 _MOST_US: Final = 2.3e15
 _MOST_BASE_NS: Final = 2_300_000_000_000_000_000
 _MOST_NAMED: Final = 400_000
-#: Kernels of NCCL, RCCL, oneCCL and MSCCL, by name; and those of inference servers and of
-#: symmetric memory that wait for their peers themselves.
+#: Names of kernels of NCCL, RCCL, oneCCL and MSCCL, and of kernels of inference servers and
+#: symmetric memory that wait for their peers.
 _COMMUNICATION = re.compile(
     r"nccl|rccl|msccl|oneccl|(?:^|[^a-z])ccl_|cross_device_reduce|all_?reduce_(?:fusion|prototype)|"
     r"(?:one|two)_?shot_all_?reduce|multimem_\w*(?:reduce|gather)",
     re.IGNORECASE,
 )
-#: Communication between ranks of which a recording says nothing more than that it ran.
+#: Names of kernels that communicate between ranks, about which a recording has no details.
 _UNREADABLE = re.compile(
     r"deep_?ep|nvshmem|rocshmem|intranode::|internode::|symm_mem|userbuffers_|pplx|flux::",
     re.IGNORECASE,
@@ -40,11 +40,11 @@ _RANGES = re.compile(
     re.IGNORECASE,
 )
 _BACKWARD_OP = "autograd::engine::evaluate_function"
-#: DDP copies a bucket back into gradients: it has waited for that bucket.
+#: Range in which DDP, after waiting for a bucket, copies it back into the gradients.
 _COPIED_BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
-#: An operator that stands still for a functional collective.
+#: Suffix of the operator that waits for a functional collective.
 _WAIT_OP = "::wait_tensor"
-#: Arguments of a communication kernel that are used.
+#: Arguments of a communication kernel that are kept.
 _ARGUMENTS: Final[tuple[str, ...]] = (
     *("Collective name", "Process Group Name", "Process Group Description", "Group size", "Seq"),
     *("dtype", "In msg nelems", "Out msg nelems", "Process Group Ranks", "Src Rank", "Dst Rank"),
@@ -59,7 +59,7 @@ class Event:
     name: str
     begin_ns: int
     end_ns: int
-    #: Thread of the host that it ran in; of a kernel its stream.
+    #: Host thread of the event; for a kernel, its stream.
     thread: int
     device: int
     correlation: int
@@ -89,50 +89,50 @@ class Intervals:
 
 @dataclass
 class ProfilerEvents:
-    """The events of one trace; times in ns since 1970."""
+    """Events of one trace; times in ns since 1970."""
 
     head: dict[str, Any] = field(default_factory=dict)
     #: Communication on a device, in the order of the file.
     communication: list[Event] = field(default_factory=list)
-    #: Ranges of the host that say something of communication, steps or phases.
+    #: Host ranges of communication, steps or phases.
     ranges: list[Event] = field(default_factory=list)
     #: Operators of c10d on the host.
     issued: list[Event] = field(default_factory=list)
-    #: All other kernels, and copies within a device; by correlation.
+    #: All other kernels, and copies within a device, tagged with the correlation id.
     kernels: Intervals = field(default_factory=Intervals)
     copies: Intervals = field(default_factory=Intervals)
-    #: Operators of the host by thread, without c10d's; the first are those of a backward pass.
+    #: Host operators of backward passes, and others except c10d's, tagged with the thread.
     backward: Intervals = field(default_factory=Intervals)
     operators: Intervals = field(default_factory=Intervals)
     #: Begins of DDP's copies of buckets into gradients.
     copied_back_ns: array[int] = field(default_factory=lambda: array("q"))
-    #: Launches: begin, thread, correlation.
+    #: Launches: begin, thread and correlation id.
     launched_ns: array[int] = field(default_factory=lambda: array("q"))
     launching_thread: array[int] = field(default_factory=lambda: array("q"))
     launched: array[int] = field(default_factory=lambda: array("q"))
     graph_launches: int = 0
-    #: Kernels that move data between ranks, and say nothing of it.
+    #: Number of kernels that communicate between ranks without recorded details, and a name.
     unreadable: int = 0
     unreadable_name: str = ""
-    #: Events without usable times.
+    #: Number of events without usable times.
     unusable: int = 0
     problem: str = ""
 
 
-#: Keeps an event of one category: the event, its name, begin, end and arguments.
+#: Function that keeps an event of one category: the event, its name, begin, end and arguments.
 Taker = Callable[[dict[str, Any], str, int, int, dict[str, Any], ProfilerEvents], None]
 
 
 def is_communication(kernel_name: str) -> bool:
-    """True if a kernel of that name belongs to a library for collectives."""
+    """True if the name is that of a kernel of a library for collectives."""
     return _COMMUNICATION.search(kernel_name) is not None
 
 
 def read_events(stream: BinaryIO) -> ProfilerEvents:
-    """Reads one trace to its end, or to where it is damaged.
+    """Reads one trace to its end, or up to a damage.
 
     Raises:
-        ValueError: it is no trace at all.
+        ValueError: the file is not a trace at all.
     """
     reader = EventReader(stream)
     found, pairs = ProfilerEvents(head=reader.head), _Pairs()
@@ -159,7 +159,7 @@ def read_events(stream: BinaryIO) -> ProfilerEvents:
 
 
 def _shift(found: ProfilerEvents, by_ns: int) -> None:
-    """Makes times since the trace's own zero times since 1970."""
+    """Converts times from the trace's own zero to times since 1970."""
     for events in (found.communication, found.ranges, found.issued):
         events[:] = [
             replace(e, begin_ns=e.begin_ns + by_ns, end_ns=e.end_ns + by_ns) for e in events
@@ -173,22 +173,22 @@ def _shift(found: ProfilerEvents, by_ns: int) -> None:
 
 
 class _Pairs:
-    """Events that some tools write as two, one where it begins and one where it ends."""
+    """Matches events that some tools write in two parts, one for the begin and one for the end."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[Any, Any], list[dict[str, Any]]] = {}
-        #: How many have begun and not ended.
+        #: Number of events that have begun and not ended.
         self.unended = 0
 
     def begin(self, event: dict[str, Any]) -> None:
-        """Keeps one until its end comes."""
+        """Keeps the begin of an event until its end is read."""
         place = event.get("pid"), event.get("tid")
         if self.unended < _MOST_NAMED and all(type(each) in (str, int) for each in place):
             self._open.setdefault(place, []).append(event)
             self.unended += 1
 
     def begun_by(self, end: dict[str, Any]) -> dict[str, Any] | None:
-        """The last one of the thread that has not ended; arguments may be with either."""
+        """Returns the thread's last open event, with the arguments of both parts; else None."""
         place = end.get("pid"), end.get("tid")
         if not all(type(each) in (str, int) for each in place) or not self._open.get(place):
             return None
@@ -199,12 +199,12 @@ class _Pairs:
 
 
 def _take(event: dict[str, Any], end: dict[str, Any], found: ProfilerEvents) -> None:
-    """Keeps an event of a category that counts.
+    """Keeps an event if its category is used.
 
     Args:
-        event: with its begin.
-        end: the same one, or that of its end.
-        found: what is kept.
+        event: the event, with its begin.
+        end: the same event, or the one that marks its end.
+        found: the events kept.
     """
     category, name = event.get("cat"), event.get("name")
     take = _TAKERS.get(category) if type(category) is str else None
@@ -232,7 +232,7 @@ def _moment_ns(value: Any) -> int:
 
 
 def _ns(value_us: Any) -> int:
-    """Exact for whole numbers; a float keeps what it has."""
+    """Converts µs to ns: exact for integers; floats keep their precision."""
     if isinstance(value_us, str):  # very old traces
         value_us = float(value_us)
     if not 0 <= value_us < _MOST_US:
@@ -329,7 +329,7 @@ def _keep(kept: list[Event], event: Event) -> None:
 
 
 def _int(value: Any) -> int:
-    """A number that a column can hold; -1 for anything else."""
+    """Returns an integer that a column can hold; -1 for any other value."""
     if type(value) is str and value.isdecimal() and len(value) < 19:
         value = int(value)
     return value if type(value) is int and -(2**62) <= value < 2**62 else -1

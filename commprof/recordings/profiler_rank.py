@@ -1,8 +1,8 @@
-"""One torch.profiler trace as the trace that commprof would have written of the rank.
+"""Converts one torch.profiler trace to the trace that commprof would have written of the rank.
 
-A communication kernel is issued when it begins, for then its rank has arrived, and completes when
-it ends. The training thread waits, in the words of a trace, while such a kernel runs and no other
-kernel of its device does: several streams' kernels are put together first.
+A communication kernel counts as issued when it begins, because its rank has then arrived, and as
+complete when it ends. The training thread counts as waiting while such a kernel runs and no other
+kernel of the device does; kernels of all streams are combined first.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ from commprof.units import ns_to_ms
 
 Ints = npt.NDArray[np.int64]
 
-#: Group of calls of which the recording does not say theirs.
+#: Name of the group for calls whose group is not recorded.
 UNNAMED_GROUP: Final = "unnamed"
 _RANK_IN_NAME = re.compile(
     r"(?:rank|worker|trainer|gpu)[-_= ]?(\d{1,6})(?!\d)|(?:^|[-_.])r?(\d{1,4})(?=\.)", re.I
 )
-#: As torch's handler for TensorBoard names files: host, process and time, and no rank.
+#: File names of torch's handler for TensorBoard: host, process and time, without a rank.
 _PROCESS_IN_NAME = re.compile(r"_\d+\.\d{9,}\.pt\.trace\.json")
-#: Ranges of the host in which it works, with Python between the operators.
+#: Host ranges that count as work, including Python between the operators.
 _WORKS: Final = re.compile(r"\.forward|Optimizer\.step")
-#: Of the communication of a recording: less outside of its steps is not worth a word.
+#: Share of the communication outside of steps from which on it is reported.
 _WORTH_A_WORD: Final = 0.01
-#: A thread may go on so long before the range of the collective that it waited for is closed.
+#: Longest time that a thread may run on before the range of its awaited collective ends.
 _CLOSED_LATE_NS: Final = 100_000
 
 
 @dataclass
 class RankRecording:
-    """One rank as torch.profiler recorded it."""
+    """Recording of one rank by torch.profiler."""
 
     name: str
     rank: int | None
@@ -62,21 +62,21 @@ class RankRecording:
     events: ProfilerEvents
     calls: list[Call]
     steps: FoundSteps
-    #: None of a recording of the host alone.
+    #: Device whose kernels count; None if only the host was recorded.
     device: int | None
     work: Intervals
-    #: Only the file's name says its rank, which may be that of its host.
+    #: True if the rank comes from the file's name, which may number the ranks of one host.
     by_name: bool = False
     problems: list[str] = field(default_factory=list)
-    #: Begins of the windows that it was put together from; empty of a single file.
+    #: Begins of the windows that were joined; empty for a single file.
     windows_ns: tuple[int, ...] = ()
 
 
 def recorded_rank(name: str, events: ProfilerEvents) -> RankRecording:
-    """Reads one file, before it is known what the other ranks' files say.
+    """Makes the recording of one rank from its file alone.
 
     Raises:
-        TraceError: it has neither communication nor anything else that ran.
+        TraceError: the file has neither communication nor kernels nor operators.
     """
     about = events.head.get("distributedInfo")
     about = about if isinstance(about, dict) else {}
@@ -87,7 +87,7 @@ def recorded_rank(name: str, events: ProfilerEvents) -> RankRecording:
     else:
         calls, work = device_calls(events, device, world_size), _on(events.kernels, device)
     if not calls and len(work) == 0:
-        raise TraceError("it holds no event of a kernel, an operator or a collective")
+        raise TraceError("it holds no events of kernels, operators or collectives")
     steps = find_steps(events, calls, _busy(calls, work))
     rank = _whole(about.get("rank"))
     return RankRecording(
@@ -100,10 +100,10 @@ def trace_of(found: RankRecording, rank: int, world_size: int, seqs: Sequence[in
     """Makes the trace of one rank.
 
     Args:
-        found: what its file says.
-        rank: of the file.
-        world_size: of the job.
-        seqs: per call its number in its group, the same on all ranks.
+        found: the rank's recording.
+        rank: the rank's number in the job.
+        world_size: the job's.
+        seqs: each call's number in its group, the same on all ranks.
     """
     groups, of_call = _groups(found.calls, rank, world_size, found.events.head)
     dtypes = sorted({call.dtype for call in found.calls})
@@ -140,7 +140,7 @@ def trace_of(found: RankRecording, rank: int, world_size: int, seqs: Sequence[in
 
 
 def _device(events: ProfilerEvents) -> int | None:
-    """Where most communication kernels ran, else most kernels; None of a recording of the host."""
+    """Returns the device with most communication kernels, else most kernels; None without any."""
     on = Counter(event.device for event in events.communication)
     if not on:
         on = Counter(events.kernels.device)
@@ -160,9 +160,10 @@ def _on(some: Intervals, device: int) -> Intervals:
 
 
 def _host_work(events: ProfilerEvents) -> Intervals:
-    """Operators and ranges of the thread that issues collectives, or that runs most operators.
+    """Returns the work of the thread that issues collectives, or that runs most operators.
 
-    A range in which collectives are issued may hold the wait for them: its operators count alone.
+    The work is the operators and ranges of the thread. Ranges in which collectives are issued may
+    include waiting for them, so only the operators in them count.
     """
     issued = [e for e in events.issued if e.name.startswith("c10d::")]
     threads = Counter(e.thread for e in issued) or Counter(events.operators.tag)
@@ -179,7 +180,7 @@ def _host_work(events: ProfilerEvents) -> Intervals:
         first, behind = np.searchsorted(issue_ns, (event.begin_ns, event.end_ns))
         if first == behind:
             kept.add(event.begin_ns, event.end_ns, main)
-    # To issue is work, but for the one that returns when all have arrived.
+    # Issuing is work, except for monitored_barrier, which returns when all ranks have arrived.
     for event in issued:
         if event.thread == main and "monitored_barrier" not in event.name:
             kept.add(event.begin_ns, event.end_ns, main)
@@ -189,12 +190,12 @@ def _host_work(events: ProfilerEvents) -> Intervals:
 def _with_unawaited(
     work: Stretches, calls: Sequence[Call], copied_back_ns: Sequence[int]
 ) -> Stretches:
-    """The work, and the time between two operators in which nothing waited ends.
+    """Adds to the work the time between operators in which the thread waits for no collective.
 
-    Whoever waits for a collective goes on when it is done: what lies behind the last completion
-    before the next operator, or all of the time without one, is Python's, or a lack of a core.
-    Where DDP goes on to copy a bucket back it has waited, though gloo's thread may close its range
-    milliseconds later, when it has a core again.
+    A thread that waits for a collective goes on when the collective is complete. Hence the time
+    from the last completion to the next operator, or all of the gap without a completion, is spent
+    in Python or without a core. If DDP goes on to copy a bucket back, it has waited for the bucket,
+    even if gloo's thread closes its range milliseconds later, when it gets a core again.
     """
     ends = np.sort(np.array([call.end_ns for call in calls], dtype=np.int64))
     since, until = work.end_ns[:-1], work.begin_ns[1:]
@@ -257,7 +258,7 @@ def _completions(found: RankRecording, calls: Records) -> Records:
 
 
 def _waits(calls: Records, found: RankRecording, others: Stretches, thread: int) -> Records:
-    """Communication while nothing else ran, each moment once, cut where steps begin and end."""
+    """Makes waits of the communication that no other work overlapped, split at step boundaries."""
     ends = np.array([call.end_ns for call in found.calls], dtype=np.int64)
     row, alone = each_once(calls["timestamp_ns"].astype(np.int64), ends)
     part, alone = rows_within(alone, gaps(others))
@@ -281,7 +282,7 @@ def _step_records(steps: FoundSteps, thread: int) -> Records:
 
 
 def _phase_records(found: RankRecording, computing: Stretches, thread: int) -> Records:
-    """Phases; of a device only while its kernels ran: what it stood still for is in none."""
+    """Makes records of the phases; on a device, idle time belongs to no phase."""
     phase, when = find_phases(found.events, found.work, found.device)
     if found.device is not None:
         row, when = rows_within(when, computing)
@@ -297,7 +298,7 @@ def _phase_records(found: RankRecording, computing: Stretches, thread: int) -> R
 def _groups(
     calls: Sequence[Call], rank: int, world_size: int, head: dict[str, Any]
 ) -> tuple[dict[int, Group], list[int]]:
-    """The process groups, and each call's."""
+    """Returns the process groups by number, and each call's group number."""
     about = head.get("distributedInfo")
     about = about if isinstance(about, dict) else {}
     backend, only = str(about.get("backend", "")), _only_group(about)
@@ -319,7 +320,7 @@ def _groups(
 
 
 def _only_group(about: dict[str, Any]) -> tuple[str, str]:
-    """Name and description of the job's process group where it has one; else a word for unknown."""
+    """Returns name and description of the job's only process group; else ``UNNAMED_GROUP``."""
     listed = about.get("pg_config")
     if isinstance(listed, list) and len(listed) == 1 and isinstance(listed[0], dict):
         name = listed[0].get("pg_name")
@@ -342,7 +343,7 @@ def _metadata(
         "backend": str(about.get("backend", "unknown")) if isinstance(about, dict) else "unknown",
         "machine": {
             "hostname": host if isinstance(host, str) else "unknown",
-            # Times of one host are by one clock; of hosts without a name nobody knows.
+            # Ranks of one host share a clock; without host names it is not known which do.
             "boot_id": host if isinstance(host, str) and found.device is None else f"rank {rank}",
             **dict.fromkeys(("time_namespace", "pid_namespace", "kernel"), ""),
             **{"cpu_model": "unknown", "cpu_count": 0, "usable_cpu_count": 0, "usable_cpus": []},
@@ -359,37 +360,37 @@ def _metadata(
 def _problems(
     events: ProfilerEvents, calls: Sequence[Call], steps: FoundSteps, device: int | None
 ) -> list[str]:
-    """What a reader must know of this rank's recording."""
+    """Returns the caveats of this rank's recording, as sentences."""
     found = [text for text in (steps.said, find_buckets(events, calls, steps)) if text]
     if events.problem:
-        found.append(f"{events.problem}: what came before that counts")
+        found.append(f"{events.problem}: only the events before that place count")
     if events.unusable:
-        found.append(f"{counted(events.unusable, 'event')} had no usable times")
+        found.append(f"{counted(events.unusable, 'event')} had no usable times and were left out")
     if events.unreadable:
         found.append(
             f"{counted(events.unreadable, 'kernel')} such as "
-            f"{events.unreadable_name} move data between ranks without c10d: they count as "
-            "compute, for nothing more is known of them"
+            f"{events.unreadable_name} move data between ranks outside of c10d: they count as "
+            "compute, because the recording has no details of them"
         )
     devices = {event.device for event in events.communication}
     if len(devices) > 1:
-        found.append(f"it holds {len(devices)} devices, of which device {device} counts")
+        found.append(f"the file holds {len(devices)} devices, of which only device {device} counts")
     if events.graph_launches:
         found.append(
-            f"CUDA graphs were launched {counted(events.graph_launches, 'time')}: what is in them "
-            "has no sizes, groups or phases"
+            f"CUDA graphs were launched {counted(events.graph_launches, 'time')}: sizes, groups "
+            "and phases of the kernels in them are not known"
         )
     guessed = sum(call.guessed and call.op != "other" for call in calls)
     if guessed:
         found.append(
-            f"what {counted(guessed, 'collective')} {'is' if guessed == 1 else 'are'} only the "
-            "name of the kernel says, which NCCL also uses for others"
+            f"the operation of {counted(guessed, 'collective')} is known only from the kernel's "
+            "name, which NCCL also uses for other operations"
         )
     return found + _outside_steps(calls, steps)
 
 
 def _outside_steps(calls: Sequence[Call], steps: FoundSteps) -> list[str]:
-    """Communication outside of all whole steps, where that is more than a little."""
+    """Returns a caveat about communication outside of complete steps, if it is from 1 % on."""
     if not calls:
         return []
     alone = stretches(
@@ -401,13 +402,13 @@ def _outside_steps(calls: Sequence[Call], steps: FoundSteps) -> list[str]:
     if left <= _WORTH_A_WORD * total:
         return []
     return [
-        f"{ns_to_ms(left):.3g} of {ns_to_ms(total):.3g} ms of communication lie outside of "
-        "whole steps and are in no figure of a step"
+        f"{ns_to_ms(left):.3g} of {ns_to_ms(total):.3g} ms of communication are outside of "
+        "complete steps and not included in any figure of a step"
     ]
 
 
 def _in_name(name: str) -> int | None:
-    """A number after a word for it, in the file's name or its folder's; else a short number."""
+    """Returns the number after "rank" or the like in a file's or folder's name, or a short one."""
     file = Path(name)
     words = [
         match for part in (file.name, file.parent.name) for match in _RANK_IN_NAME.finditer(part)

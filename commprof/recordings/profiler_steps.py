@@ -1,8 +1,9 @@
 """Steps, phases and DDP's backward passes of a torch.profiler trace, on its kernels' clock.
 
-torch.profiler records no passes. A bucket is ready when the kernels are done that the host launched
-before its all-reduce; of gloo, when its operator begins. DDP waits from the pass's last kernel,
-or operator, until its last bucket is done: what copies buckets back is in the step's next part.
+torch.profiler does not record backward passes. A bucket counts as ready when the kernels launched
+before its all-reduce are complete; with gloo, when the all-reduce's operator begins. DDP counts as
+waiting from the pass's last kernel or operator until its last bucket is complete; copying buckets
+back belongs to the next part of the step.
 """
 
 from __future__ import annotations
@@ -31,33 +32,33 @@ _FORWARD = re.compile(
 )
 _OPTIMIZER = re.compile(r"Optimizer\.step#|#* ?optimizer", re.I)
 _BACKWARD = re.compile(r"#* ?backward|PP:\d+[BIW]\d|FSDP::(?:pre_|post_|root_post_)?backward", re.I)
-#: FSDP2 marks where a module's forward pass begins and where it ends, and not the pass itself.
+#: Ranges with which FSDP2 marks the begin and the end of a module's forward pass.
 _FSDP_BEGINS, _FSDP_ENDS = ("FSDP::root_pre_forward", "FSDP::pre_forward"), "FSDP::post_forward"
 _DATA = re.compile(r"enumerate\(DataLoader\)")
-#: Calls of a recording without ranges of steps are compared over so many steps' lengths at most.
+#: Longest step, in calls, that is tried for a recording without ranges of steps.
 _LONGEST_PERIOD: Final = 5000
-#: Of the calls that must be those of the step before.
+#: Share of the calls that must equal those of the step before.
 _REPEATED: Final = 0.95
 
 
 @dataclass(frozen=True)
 class FoundSteps:
-    """Starts, ends and numbers of steps in order, and what they were found by."""
+    """Begins, ends and numbers of steps in order, with their origin."""
 
     number: Ints
     begin_ns: Ints
     end_ns: Ints
-    #: Empty where the script's profiler marked them; else a sentence on where they come from.
+    #: A sentence on the steps' origin; empty if the script's profiler marked the steps.
     said: str
 
 
 def find_steps(events: ProfilerEvents, calls: Sequence[Call], busy: Stretches) -> FoundSteps:
-    """Finds steps by ProfilerStep, the optimizer or repeating calls; else the whole is one step.
+    """Finds steps from ProfilerStep, the optimizer or repeating calls; else there is one step.
 
     Args:
-        events: of the trace.
-        calls: its collectives in order.
-        busy: when its device, or the host, did anything.
+        events: the trace's events.
+        calls: the trace's collectives, in order.
+        busy: times at which the device, or the host, was busy.
     """
     marked = _of_one_thread([e for e in events.ranges if _STEP.match(e.name)])
     if marked:
@@ -70,15 +71,15 @@ def find_steps(events: ProfilerEvents, calls: Sequence[Call], busy: Stretches) -
     period = _period([(call.op, call.group, call.bytes_in) for call in calls])
     if period:
         at = [call.begin_ns for call in calls[::period]]
-        said = f"no step is marked; {period} collectives repeat, and count as a step"
+        said = f"no step is marked; {period} collectives repeat and count as one step"
         return _between(at, said)
     begin, end = (int(busy.begin_ns[0]), int(busy.end_ns.max())) if len(busy) else (0, 1)
-    said = "no step is marked and none repeats: the whole recording counts as one step"
+    said = "no step is marked and no collectives repeat: the whole recording counts as one step"
     return _steps([0], [begin], [max(end, begin + 1)], said)
 
 
 def _of_one_thread(marked: Sequence[Event]) -> list[Event]:
-    """In order, each once; several threads may mark the same steps, and one in two ways."""
+    """Returns the step marks of one thread, in order; others, and duplicates, are dropped."""
     threads = Counter(event.thread for event in marked)
     most = max(threads, key=lambda thread: threads[thread], default=0)
     found: list[Event] = []
@@ -92,14 +93,14 @@ def _of_one_thread(marked: Sequence[Event]) -> list[Event]:
 def _steps(number: list[int], begin: list[int], end: list[int], said: str) -> FoundSteps:
     begin_ns = np.maximum.accumulate(np.array(begin, dtype=np.int64))
     end_ns = np.array(end, dtype=np.int64)
-    # Ends are rounded: none lies behind the next begin.
+    # Ends are rounded: move an end after the next begin back to it.
     end_ns[:-1] = np.minimum(end_ns[:-1], begin_ns[1:])
     kept = end_ns > begin_ns
     return FoundSteps(_rising(np.array(number, np.int64)[kept]), begin_ns[kept], end_ns[kept], said)
 
 
 def _rising(number: Ints) -> Ints:
-    """Where a profiler of the same file begins anew, its steps go on behind those before it."""
+    """Makes step numbers increase where a profiler of the same file starts counting again."""
     back = np.concatenate(([False], np.diff(number) <= 0))
     shift = np.where(back, np.roll(number, 1) + 1 - number, 0)
     return number + np.cumsum(shift)
@@ -110,7 +111,7 @@ def _between(moments: Sequence[int], said: str) -> FoundSteps:
 
 
 def _period(calls: Sequence[tuple[str, str, int]]) -> int:
-    """The shortest length after which calls repeat, at least two times; 0 without one."""
+    """Returns the shortest period with which calls repeat, at least twice; 0 without one."""
     _, codes = np.unique([repr(call) for call in calls], return_inverse=True)
     codes = codes.reshape(-1)
     for period in range(1, min(_LONGEST_PERIOD, len(codes) // 3) + 1):
@@ -123,9 +124,10 @@ def _period(calls: Sequence[tuple[str, str, int]]) -> int:
 def bucket_rows(
     events: ProfilerEvents, calls: Sequence[Call], steps: FoundSteps
 ) -> tuple[Ints, Ints]:
-    """Rows of the calls that are DDP's gradient buckets, with their steps; none without ranges.
+    """Returns the rows of the calls that are DDP's gradient buckets, and their steps.
 
-    They are the all-reduces that are launched while a backward pass runs an operator.
+    Buckets are the all-reduces that are launched while a backward pass runs an operator. Empty if
+    the trace has no range of DDP.
     """
     none = np.zeros(0, dtype=np.int64)
     if not any(e.name.startswith("DistributedDataParallel.forward") for e in events.ranges):
@@ -153,7 +155,7 @@ def bucket_rows(
 
 
 def find_buckets(events: ProfilerEvents, calls: Sequence[Call], steps: FoundSteps) -> str:
-    """Describes DDP's gradient buckets of a step in a sentence; empty without any."""
+    """Describes a step's DDP gradient buckets in a sentence; empty if steps differ or have none."""
     rows, step = bucket_rows(events, calls, steps)
     if len(rows) == 0:
         return ""
@@ -170,15 +172,15 @@ def find_buckets(events: ProfilerEvents, calls: Sequence[Call], steps: FoundStep
 def find_phases(
     events: ProfilerEvents, work: Intervals, device: int | None
 ) -> tuple[Ints, Stretches]:
-    """Finds phases, and when they were, from the work between collectives.
+    """Returns phases and their times, from the work between collectives.
 
-    A phase goes from its first kernel to its last before another phase's. Kernels count by when
-    and by which thread they were launched; the work of a host by when it ran.
+    A phase lasts from its first kernel to its last one before a kernel of another phase. The launch
+    of a kernel, time and thread, decides on its phase; for work of the host, the time it ran.
 
     Args:
-        events: of the trace.
-        work: kernels, or operators of the host, which then are of one thread.
-        device: whose kernels these are; None for the host.
+        events: the trace's events.
+        work: kernels of a device, or operators of one thread of the host.
+        device: the kernels' device; None for the host.
     """
     begin, end = np.frombuffer(work.begin_ns, np.int64), np.frombuffer(work.end_ns, np.int64)
     tag = np.frombuffer(work.tag, np.int64)
@@ -228,7 +230,7 @@ def _phase_of(events: ProfilerEvents, at_ns: Ints, thread: Ints) -> Ints:
 
 
 def _forward_of_fsdp(events: ProfilerEvents) -> dict[int, Stretches]:
-    """Per thread from where FSDP2 begins a forward pass to where its last module's ends."""
+    """Returns FSDP2's forward passes by thread, from the root's begin to the last module's end."""
     passes: dict[int, list[list[int]]] = {}
     open_in: set[int] = set()
     for event in sorted(
@@ -275,7 +277,7 @@ def pass_records(
     device: int | None,
     thread: int,
 ) -> Records | None:
-    """Makes the records that capture would have of backward passes; None without buckets."""
+    """Makes the records of backward passes that capture would have; None without buckets."""
     rows, step = bucket_rows(events, calls, steps)
     if len(rows) == 0:
         return None
@@ -328,7 +330,7 @@ def _record(kind: Kind, time_ns: int, op_id: int) -> Records:
 def _ready_ns(
     events: ProfilerEvents, buckets: Sequence[Call], work: Intervals, device: int | None
 ) -> Ints:
-    """When each bucket could be sent; not later than its all-reduce began."""
+    """Returns when each bucket could be sent: no later than the begin of its all-reduce."""
     begin_ns = np.array([call.begin_ns for call in buckets], dtype=np.int64)
     if device is None:
         return begin_ns

@@ -1,4 +1,4 @@
-"""Several recordings of one rank, as a profiler's schedule makes them, as one: each moment once."""
+"""Joins several recordings of one rank, as a profiler's schedule writes them, into one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from commprof.recordings.profiler_events import Event, ProfilerEvents
 from commprof.recordings.profiler_rank import RankRecording, recorded_rank
 from commprof.text import counted, named_ranks
 
-#: Numbers of launches begin anew in every process: those of windows are kept this far apart.
+#: Offset between the launch numbers of windows, as numbers start anew in every process.
 _APART: Final = 1 << 48
 MOST_WINDOWS: Final = 1 << 12
 _END_OF_TIME: Final = 1 << 62
@@ -30,7 +30,7 @@ def overlap(first: RankRecording, second: RankRecording) -> bool:
 
 
 def of_one_process(first: RankRecording, second: RankRecording) -> bool:
-    """True if most calls that both recordings could have are the same, to the ns."""
+    """True if most calls in the time common to both recordings are equal to the ns."""
     there = {(call.begin_ns, call.end_ns) for call in first.calls}
     begins = [call.begin_ns for call in first.calls]
     both = [
@@ -44,18 +44,22 @@ def of_one_process(first: RankRecording, second: RankRecording) -> bool:
 def one_a_rank(
     recordings: Mapping[int, Sequence[RankRecording]],
 ) -> tuple[dict[int, RankRecording], list[str]]:
-    """Chooses one recording per rank, and says what was left out.
+    """Chooses or joins one recording per rank; also returns sentences on what was left out.
 
-    Windows that begin with the same step on all ranks count as one where the steps' numbers go on
-    from one to the next; else the last one counts alone, as of a job that was run again.
+    Windows that begin with the same step on all ranks are joined if the step numbers continue from
+    each window to the next; else only the last one is used, as if the job had been run again.
 
     Args:
-        recordings: per rank in the order of their begins.
+        recordings: recordings by rank, in order of their begins.
     """
     windows = {rank: _distinct(found) for rank, found in recordings.items()}
     several = sorted(rank for rank, found in windows.items() if len(found) > 1)
     again = sum(len(found) - len(windows[rank]) for rank, found in recordings.items())
-    said = [f"{counted(again, 'file')} held what others of their ranks hold too"] if again else []
+    said = (
+        [f"{counted(again, 'file')} held only steps that other files of the same rank hold too"]
+        if again
+        else []
+    )
     if not several:
         return {rank: found[-1] for rank, found in windows.items()}, said
     have = "has" if len(several) == 1 else "have"
@@ -67,30 +71,30 @@ def one_a_rank(
         }
         count = len(common)
         said.append(
-            f"{named_ranks(several)} {have} several recordings, of which {count} count"
-            f"{'s' * (count == 1)}{' as one' * (count > 1)}"
+            f"{named_ranks(several)} {have} several recordings, of which {count} "
+            f"{'is used' if count == 1 else 'are joined'}"
         )
         return {rank: _as_one(rank, found) for rank, found in windows.items()}, said
-    said.append(f"{named_ranks(several)} {have} several recordings, of which the last one counts")
+    said.append(f"{named_ranks(several)} {have} several recordings, of which the last is used")
     return {rank: found[-1] for rank, found in windows.items()}, said
 
 
 def _distinct(found: Sequence[RankRecording]) -> list[RankRecording]:
-    """Without those whose steps lie within another one's."""
+    """Drops recordings whose steps lie within those of another recording."""
     if len(found) == 1 or not all(len(each.steps.begin_ns) for each in found):
         return list(found[-1:])
     kept: list[RankRecording] = []
     for each in found:
         begin, end = each.steps.begin_ns[0], each.steps.end_ns[-1]
         if kept and begin <= kept[-1].steps.begin_ns[0]:
-            kept.pop()  # the later of two that begin together is not shorter
+            kept.pop()  # of two that begin together, the later one in order is not shorter
         if not kept or end > kept[-1].steps.end_ns[-1]:
             kept.append(each)
     return kept
 
 
 def _common(windows: Mapping[int, Sequence[RankRecording]]) -> set[int]:
-    """First steps of the windows that all ranks have; none where numbers do not go on."""
+    """Returns the first steps of windows that all ranks have; empty if they cannot be joined."""
     firsts = [[int(each.steps.number[0]) for each in found] for found in windows.values()]
     marked = all(not each.steps.said for found in windows.values() for each in found)
     rising = all(one < other for each in firsts for one, other in itertools.pairwise(each))
@@ -110,7 +114,7 @@ def _as_one(rank: int, windows: Sequence[RankRecording]) -> RankRecording:
 
 
 def _add(whole: ProfilerEvents, part: ProfilerEvents, apart: int, since: int, until: int) -> None:
-    """What begins within a span of time; numbers of launches are moved by ``apart``."""
+    """Adds the events that begin in a span of time; launch numbers are increased by ``apart``."""
     for name in ("communication", "ranges", "issued"):
         kept: list[Event] = getattr(whole, name)
         for event in getattr(part, name):

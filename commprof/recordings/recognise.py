@@ -1,4 +1,4 @@
-"""What a path holds that commprof did not write."""
+"""Recognises files that other programs wrote."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ def is_recording_file(path: Path) -> bool:
 
 
 def taken_elsewhere(path: Path) -> str:
-    """Says which command takes what is at ``path``; empty where that is not known."""
+    """Names the commands that accept the recording at ``path``; empty if it is not recognised."""
     if path.is_file() and is_nccl_tests(path):
         return (
-            f"{quoted(path)} is a result of nccl-tests: commprof fit and commprof compare take it"
+            f"{quoted(path)} is a result of nccl-tests: commprof fit and commprof compare read it"
         )
     try:
         if is_flight_recorder(path):
-            return f"{quoted(path)} holds Flight Recorder dumps: commprof report takes them"
+            return f"{quoted(path)} holds Flight Recorder dumps: commprof report reads them"
         inside = sorted(each for each in path.iterdir() if each.is_file()) if path.is_dir() else []
     except OSError:
         return ""
     if any(is_nccl_tests(each) for each in inside[:_MOST_LOOKED_AT]):
         return (
-            f"{quoted(path)} holds results of nccl-tests: commprof fit and commprof compare take "
+            f"{quoted(path)} holds results of nccl-tests: commprof fit and commprof compare read "
             "them file by file"
         )
     return ""

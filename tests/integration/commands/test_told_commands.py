@@ -200,7 +200,7 @@ def test_what_an_output_tells_to_type_is_taken(
             "nosuch does not exist; give a directory that commprof recorded into, or",
         ),
         ("report train.py", "train.py holds no recording; give a directory that commprof recorded"),
-        ("report broken.tar.gz", "commprof: broken.tar.gz cannot be read: its packing is damaged"),
+        ("report broken.tar.gz", "commprof: broken.tar.gz cannot be read: its compressed data is"),
         ("compare RUN train.py", "give two run directories, two recordings of torch.profiler, two"),
         ("compare train.py train.py", "train.py is not a microbenchmark result (not a JSON file: "),
         ("predict RUN --from-world-size 7", "record one with commprof run --world-sizes 7"),

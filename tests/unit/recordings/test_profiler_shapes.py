@@ -185,7 +185,7 @@ def test_windows_that_not_all_ranks_have_are_left_out(tmp_path: Path) -> None:
     world = world_of(written(tmp_path / "job", texts))
     assert world.steps == 5
     assert world.parts.wait_ms == pytest.approx(0.075, abs=1e-3)
-    assert any("of which 2 count as one" in text for text in world.problems)
+    assert any("of which 2 are joined" in text for text in world.problems)
 
 
 @pytest.mark.parametrize("numbered", [True, False])

@@ -167,7 +167,7 @@ def test_the_range_around_a_launch_says_what_a_kernel_is(tmp_path: Path) -> None
         "float",
     )
     assert guessed.op == "other"
-    assert "1 kernel of send and recv, or of what is not known" in text_of(path)
+    assert "cannot be separated in 1 kernel of send, recv or an unknown operation" in text_of(path)
 
 
 def test_steps_without_marks(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_a_recording_without_communication_says_so(tmp_path: Path) -> None:
     path.write_text(
         document([kernel("gemm", 0, 5), kernel("deep_ep::internode::combine", 5, 9)], 0)
     )
-    with pytest.raises(CommprofError, match=r"no communication that is recognised.*deep_ep"):
+    with pytest.raises(CommprofError, match=r"no recognisable communication.*deep_ep"):
         analyse_in_detail(path)
 
 
@@ -249,7 +249,7 @@ def test_what_came_before_a_damage_counts(tmp_path: Path) -> None:
     path = tmp_path / "cut.json"
     path.write_text(text[: len(text) // 2])
     assert 15 <= world_of(path).steps <= 21
-    assert "it is cut off, or damaged: what came before that counts" in text_of(path)
+    assert "it is cut off or damaged: only the events before that place count" in text_of(path)
 
 
 def test_odd_values_are_counted_and_harm_nothing(tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_odd_values_are_counted_and_harm_nothing(tmp_path: Path) -> None:
     path = tmp_path / "odd.json"
     path.write_text(document([*odd, *rank_events(0)], 0))
     assert world_of(path).steps == 4
-    assert "6 events had no usable times" in text_of(path)
+    assert "6 events had no usable times and were left out" in text_of(path)
 
 
 def test_gloo_is_read_from_the_host_s_ranges(tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ def test_a_file_may_hold_several_results(tmp_path: Path) -> None:
     plain = TABLE.replace(" sum ", " none ").replace("redop", "op")
     other_hosts = TABLE.replace("on   a device  1", "on   b device  1")
     for other, said in (
-        (f"./all_reduce_perf\n{TABLE}broadcast\n{plain}", "2 results; give each a file of its own"),
+        (f"./all_reduce_perf\n{TABLE}broadcast\n{plain}", "2 results and does not name"),
         (f"./all_reduce_perf\n{TABLE}./all_reduce_perf\n{other_hosts}", "numbers of hosts"),
     ):
         path.write_text(other)
@@ -290,9 +290,9 @@ def test_the_right_command_is_named(tmp_path: Path, capsys: pytest.CaptureFixtur
     (logs / "all_reduce.log").write_text(TABLE)
     write_dumps(dumps, dump({"0": [0, 1]}, entry("0", 2)), dump({"0": [0, 1]}))
     for arguments, said in (
-        (["report", logs / "all_reduce.log"], "commprof fit and commprof compare take it"),
-        (["report", logs], "commprof fit and commprof compare take them"),
-        (["trace", dumps], "holds Flight Recorder dumps: commprof report takes them"),
+        (["report", logs / "all_reduce.log"], "commprof fit and commprof compare read it"),
+        (["report", logs], "commprof fit and commprof compare read them"),
+        (["trace", dumps], "holds Flight Recorder dumps: commprof report reads them"),
     ):
         assert main([str(each) for each in arguments]) != 0
         (line,) = capsys.readouterr().err.splitlines()
