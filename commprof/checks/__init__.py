@@ -1,5 +1,5 @@
-"""Checks of the ranks, their hosts and what lies between them, before or beside a training.
+"""Checks of the ranks, their hosts and the network, run before or during training.
 
-One check is one file with ``NAME``, ``measure(ranks)``, which every rank calls, and
-``judge(values)``, which is told what all of them measured.
+Each check is a file with ``NAME``, ``measure(ranks)``, which every rank calls, and
+``judge(values)``, which gets the measurements of all ranks.
 """

@@ -1,4 +1,4 @@
-"""Sums over the ranks are right, and the same bits on all of them."""
+"""Checks that all-reduce gives correct sums, with the same bits on all ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PERIOD = 97
 
 
 def measure(ranks: Ranks) -> tuple[list[str], str]:
-    """Lists wrong sums on this rank, and hashes sums of numbers that round."""
+    """Lists wrong sums on this rank, and hashes sums whose result depends on rounding."""
     wrong = []
     for dtype in (torch.int64, torch.float32):
         for count in _COUNTS:
@@ -36,21 +36,21 @@ def measure(ranks: Ranks) -> tuple[list[str], str]:
 
 
 def judge(values: Sequence[tuple[list[str], str]]) -> Outcome:
-    """Fails where a sum is wrong, or where ranks have different bits."""
+    """Fails if a sum is wrong, or if the ranks' sums differ in any bit."""
     wrong = [f"rank {rank}: {', '.join(what)}" for rank, (what, _) in enumerate(values) if what]
     if wrong:
         return Outcome(
             NAME,
             FAIL,
-            f"wrong sums, {'; '.join(wrong)}",
-            "no training on these ranks can be trusted: check memory and network of those ranks",
+            f"wrong sums on {'; '.join(wrong)}",
+            "training results cannot be trusted: check memory and network of the ranks named",
         )
     if len({digest for _, digest in values}) > 1:
         return Outcome(
             NAME,
             FAIL,
-            "the ranks have different bits of one sum",
-            "the copies of a model would drift apart: use one build of torch and the same kind of "
-            "processor for all ranks",
+            "the ranks have different bits in the same sum",
+            "the ranks' copies of a model would drift apart: use the same build of torch and the "
+            "same kind of processor on all ranks",
         )
     return Outcome(NAME, PASS, f"exact for {2 * len(_COUNTS)} sums, the same bits on all ranks")

@@ -1,4 +1,4 @@
-"""How far the hosts' wall clocks are apart."""
+"""Checks the differences between the hosts' wall clocks."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from commprof.checks.ranks import Ranks
 
 NAME = "clocks"
 _PINGS = 20
-#: Logs of two hosts can be read side by side below it.
+#: Largest difference at which logs of two hosts can still be compared by time.
 _APART_MS = 10.0
 
 
 def measure(ranks: Ranks) -> tuple[str, float, float]:
-    """Measures this host's wall clock against rank 0's, with the error's bound, in ms.
+    """Measures rank 0's wall clock less this host's, and the bound of the error, in ms.
 
-    Cristian's method: the best of some questions; the error is at most half its round trip.
+    Cristian's method: the fastest of several queries counts, and its error is at most half of its
+    round trip.
     """
     best_ns, offset_ns = float("inf"), 0.0
     answer = torch.zeros(1, dtype=torch.int64)
@@ -42,7 +43,7 @@ def measure(ranks: Ranks) -> tuple[str, float, float]:
 
 
 def judge(values: Sequence[tuple[str, float, float]]) -> Outcome:
-    """Warns of a host whose clock is surely far from rank 0's."""
+    """Warns if a clock differs from rank 0's by more than ``_APART_MS``, beyond the error."""
     if len({host for host, _, _ in values}) == 1:
         return Outcome(NAME, SKIP, "all ranks are on one host")
     apart = {
@@ -54,13 +55,13 @@ def judge(values: Sequence[tuple[str, float, float]]) -> Outcome:
         worst = max(abs(offset) + bound for _, offset, bound in values)
         return Outcome(NAME, PASS, f"wall clocks within {worst:.3g} ms of rank 0's")
     shown = ", ".join(
-        f"rank {rank} ({host}) {offset:+.3g} +- {bound:.3g} ms"
+        f"rank {rank} ({host}) by {offset:+.3g} +- {bound:.3g} ms"
         for rank, (host, offset, bound) in apart.items()
     )
     return Outcome(
         NAME,
         WARN,
         f"rank 0's wall clock is ahead of {shown}",
-        "run chrony or another NTP client there: logs of these hosts cannot be read side by side "
+        "run chrony or another NTP client on these hosts: times in their logs cannot be compared "
         "(commprof itself compares clocks while it records)",
     )

@@ -1,4 +1,4 @@
-"""Whether the ranks may open as many files and sockets as they need."""
+"""Checks that the ranks may open as many files and sockets as they need."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from commprof.analysis.checks.outcome import FAIL, PASS, WARN, Outcome
 from commprof.checks.ranks import Ranks
 
 NAME = "open files"
-#: Python, torch and a few DataLoader workers; per rank of the job, gloo's sockets of some groups.
+#: Files of Python, torch and a few DataLoader workers; gloo's sockets per rank of the job.
 _OWN = 256
 _PER_RANK = 8
-#: What DataLoader workers that share tensors by file descriptor soon need.
+#: Files that DataLoader workers need if they share tensors by file descriptor.
 _COMFORTABLE = 4096
 
 
 def measure(ranks: Ranks) -> tuple[str, int]:
-    """Reads the host's soft limit of open files; -1 for none."""
+    """Reads the soft limit of open files; -1 if there is no limit."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return ranks.host, -1 if limit == resource.RLIM_INFINITY else limit
 
 
 def judge(values: Sequence[tuple[str, int]]) -> Outcome:
-    """Fails below what the job itself needs, warns below what DataLoaders like."""
+    """Fails if the limit is too low for the job itself, warns if too low for DataLoader workers."""
     limited = [(limit, host) for host, limit in values if limit >= 0]
     if not limited:
         return Outcome(NAME, PASS, "no limit")
@@ -31,7 +31,7 @@ def judge(values: Sequence[tuple[str, int]]) -> Outcome:
     needed = _OWN + _PER_RANK * len(values)
     figure = f"limit {limit} on {host}"
     if limit < needed:
-        advice = f"{len(values)} ranks need some {needed}: ulimit -n {max(needed, _COMFORTABLE)}"
+        advice = f"{len(values)} ranks need {needed} files: ulimit -n {max(needed, _COMFORTABLE)}"
         return Outcome(NAME, FAIL, figure, advice)
     if limit < _COMFORTABLE:
         advice = f"DataLoader workers may run out of files: ulimit -n {_COMFORTABLE}"

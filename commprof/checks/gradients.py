@@ -1,4 +1,4 @@
-"""After a step of DDP all ranks have the same model, bit by bit."""
+"""Checks that all ranks have the same model, bit by bit, after steps with DDP."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _STEPS = 3
 
 
 def parameters_hash(module: nn.Module) -> str:
-    """SHA-256 over all parameters and buffers: equal on two ranks if, and only if, they are.
+    """Returns the SHA-256 of all parameters and buffers, which is equal only for equal bits.
 
-    It copies what is on a device to the host, so it costs a pass over the model.
+    Tensors on a device are copied to the host, so it costs a pass over the model.
     """
     digest = hashlib.sha256()
     for name, tensor in module.state_dict().items():
@@ -31,17 +31,17 @@ def parameters_hash(module: nn.Module) -> str:
 
 
 def out_of_sync(module: nn.Module) -> tuple[int, ...]:
-    """The ranks whose copy of a model differs from most ranks' copies; empty if all have one.
+    """Returns the ranks whose model differs from that of most ranks; empty if all are equal.
 
-    For a training of one's own, every some hundred steps: all ranks of the default process group
-    call it, between an update and the next forward. It costs :func:`parameters_hash` and one small
-    collective. Of several copies as common the one of the lowest rank counts as right.
+    Call it in your own training loop every few hundred steps, on all ranks of the default process
+    group, between an update and the next forward pass. It costs :func:`parameters_hash` and one
+    small collective. If several copies are equally common, that of the lowest rank counts as right.
     """
     return _different(own_ranks().gather(parameters_hash(module)))
 
 
 def measure(ranks: Ranks) -> str:
-    """Hashes a small model after some steps on data of the rank's own."""
+    """Hashes a small model after a few steps in which each rank has its own data."""
     layers = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 8))
     if ranks.world_size == 1:
         return parameters_hash(layers)
@@ -56,7 +56,7 @@ def measure(ranks: Ranks) -> str:
 
 
 def judge(values: Sequence[str]) -> Outcome:
-    """Fails where ranks differ, and names those that differ from most."""
+    """Fails if models differ, and names the ranks that differ from the majority."""
     if len(values) == 1:
         return Outcome(NAME, SKIP, "one rank has nothing to compare with")
     different = _different(values)
@@ -66,10 +66,10 @@ def judge(values: Sequence[str]) -> Outcome:
     return Outcome(
         NAME,
         FAIL,
-        f"rank {', '.join(map(str, different))} has another model than rank {same[0]} "
+        f"the model of rank {', '.join(map(str, different))} differs from that of rank {same[0]} "
         f"and {len(same) - 1} more after {_STEPS} steps",
-        "gradients are not averaged as they should be: compare torch's version, its build and the "
-        "processor of these ranks with the others'",
+        "gradients are not averaged correctly: compare the version and build of torch and the "
+        "processor of these ranks with those of the other ranks",
     )
 
 

@@ -1,4 +1,4 @@
-"""The speed of the network interfaces that are up."""
+"""Compares the speeds of the hosts' network interfaces that are up."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _DIRECTORY = Path("/sys/class/net")
 
 
 def measure(ranks: Ranks) -> tuple[str, dict[str, int]]:
-    """Reads the speed in Mbit/s of interfaces that are up; 0 where the kernel does not know it."""
+    """Reads the speed in Mbit/s of interfaces that are up; 0 if the kernel does not know it."""
     return ranks.host, speeds(_DIRECTORY)
 
 
 def speeds(directory: Path) -> dict[str, int]:
-    """Speeds by interface, without loopback."""
+    """Returns the speeds by interface, without loopback."""
     found = {}
     for path in sorted(directory.glob("*")):
         try:
@@ -34,7 +34,7 @@ def speeds(directory: Path) -> dict[str, int]:
 
 
 def judge(values: Sequence[tuple[str, dict[str, int]]]) -> Outcome:
-    """Warns where the hosts' fastest interfaces differ."""
+    """Warns if the speeds of the hosts' fastest interfaces differ."""
     hosts = per_host(values)
     fastest = {host: max(speeds.values(), default=0) for host, speeds in hosts.items()}
     known = {host: speed for host, speed in fastest.items() if speed}
@@ -44,9 +44,9 @@ def judge(values: Sequence[tuple[str, dict[str, int]]]) -> Outcome:
         for name, speed in speeds.items()
     )
     if not known:
-        return Outcome(NAME, SKIP, shown or "no interface is up but loopback")
+        return Outcome(NAME, SKIP, shown or "no interface except loopback is up")
     if len(set(known.values())) > 1:
         slow = min(known, key=lambda host: known[host])
-        advice = f"all wait for the slowest: look why {slow} has {known[slow] / 1000:g} Gbit/s"
+        advice = f"all wait for the slowest: find out why {slow} has {known[slow] / 1000:g} Gbit/s"
         return Outcome(NAME, WARN, shown, advice)
     return Outcome(NAME, PASS, shown)

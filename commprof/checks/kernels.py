@@ -1,4 +1,4 @@
-"""Which instructions the compressors' kernels use on each host."""
+"""Compares the CPU instructions that the compressors' kernels use on the hosts."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def measure(ranks: Ranks) -> tuple[str, str]:
 
 
 def judge(values: Sequence[tuple[str, str]]) -> Outcome:
-    """Warns of hosts whose kernels differ: all give the same bits, but not at the same speed."""
+    """Warns if the hosts' kernels differ: results are bit-identical, but speeds are not."""
     levels = {host: level for host, level in sorted(per_host(values).items()) if level}
     if not levels:
-        return Outcome(NAME, SKIP, "no C++ module: compressors are not available")
+        return Outcome(NAME, SKIP, "no C++ module: the compressors' kernels are not available")
     figure = "; ".join(f"{host}: {level}" for host, level in levels.items())
     if len({*levels.values()}) == 1 and len(levels) == len(per_host(values)):
         return Outcome(NAME, PASS, figure)
     without = [host for host in sorted(per_host(values)) if host not in levels]
     figure += "".join(f"; {host}: no C++ module" for host in without)
-    advice = "compressors run at the pace of the slowest host: compare the processors and "
+    advice = "compressors run at the speed of the slowest host: compare the hosts' processors and "
     advice += variables.SIMD
     return Outcome(NAME, WARN, figure, advice)

@@ -1,4 +1,4 @@
-"""The loss of a small training falls, on all ranks together."""
+"""Checks that the loss of a small training run on all ranks falls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STEPS = 30
 
 
 def measure(ranks: Ranks) -> list[float]:
-    """Trains a regression that can be learnt; returns the mean loss over all ranks per step."""
+    """Trains a learnable regression; returns each step's loss, averaged over all ranks."""
     torch.manual_seed(0)
     layers = nn.Linear(16, 1)
     model = DistributedDataParallel(layers) if ranks.world_size > 1 else layers
@@ -38,16 +38,16 @@ def measure(ranks: Ranks) -> list[float]:
 
 
 def judge(values: Sequence[list[float]]) -> Outcome:
-    """Fails where the loss does not fall, or is no number."""
+    """Fails if the loss does not fall or is not finite."""
     trend = loss_trend(values[0])
     assert trend is not None
     advice = (
-        "a training that must converge does not: compare torch's builds on these ranks, and see "
-        "what the all-reduce check says"
+        "a training run that must converge does not: compare torch's builds on these ranks, and "
+        "see the result of the all-reduce check"
     )
     if trend.not_finite is not None:
         return Outcome(NAME, FAIL, f"not a finite number from step {trend.not_finite} on", advice)
     figure = f"{trend.first:.3g} to {trend.last:.3g} in {trend.steps} steps"
     if trend.falls:
         return Outcome(NAME, PASS, figure)
-    return Outcome(NAME, FAIL, f"{figure}: it does not fall", advice)
+    return Outcome(NAME, FAIL, f"{figure}: the loss does not fall", advice)

@@ -1,4 +1,4 @@
-"""Latency and bandwidth between each two ranks, and the links that are far worse than others."""
+"""Checks latency and bandwidth of each pair of ranks, and names links that are far worse."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from commprof.analysis.checks.outcome import PASS, SKIP, WARN, Outcome, far_off
 from commprof.checks.ranks import Ranks
 
 NAME = "pairs"
-#: More ranks than that are compared with those at distances 1, 2, 4, ... alone.
+#: Largest job in which all pairs are measured; else only ranks at distances 1, 2, 4, ...
 _ALL_PAIRS = 16
 _PINGS = 30
 _BLOCKS = 4
 _BLOCK_BYTES = 4_000_000
-#: A link is named if it is so many times worse than the median, and by so much more latency.
+#: A link is named if it is this many times worse than the median; latency also by this much.
 _WORSE = 3.0
 _WORSE_US = 50.0
 
 
 @dataclass(frozen=True)
 class Link:
-    """The link between two ranks, measured in both directions in turn."""
+    """Link between two ranks, measured by sending data there and back."""
 
     first: int
     second: int
-    #: Half the shortest round trip of 8 bytes: longer ones tell of cores, not of the link.
+    #: Half the shortest round trip of 8 bytes; longer ones are due to busy cores, not the link.
     latency_us: float
-    #: Of the fastest of some exchanges of 4 MB; 1 GB is 1e9 bytes.
+    #: Bandwidth of the fastest exchange of 4 MB; 1 GB is 1e9 bytes.
     gb_per_s: float
 
 
 def pairs_of(world_size: int) -> list[tuple[int, int]]:
-    """Lists the pairs of ranks that are compared, the smaller rank first."""
+    """Lists the pairs of ranks that are measured, the smaller rank first."""
     if world_size <= _ALL_PAIRS:
         return [(a, b) for a in range(world_size) for b in range(a + 1, world_size)]
     found = set()
@@ -51,7 +51,7 @@ def pairs_of(world_size: int) -> list[tuple[int, int]]:
 
 
 def measure(ranks: Ranks) -> list[Link]:
-    """Measures the links of which this rank is the first, one pair at a time."""
+    """Measures all pairs, one at a time; returns the links of which this rank is the first."""
     links = []
     small, large = torch.zeros(1, dtype=torch.int64), torch.zeros(_BLOCK_BYTES, dtype=torch.uint8)
     for first, second in pairs_of(ranks.world_size):
@@ -68,7 +68,7 @@ def measure(ranks: Ranks) -> list[Link]:
 
 
 def judge(values: Sequence[Sequence[Link]]) -> Outcome:
-    """Warns of links that are far off the median."""
+    """Warns of links that are far worse than the median."""
     links = [link for found in values for link in found]
     if not links:
         return Outcome(NAME, SKIP, "one rank has no link")
@@ -94,14 +94,14 @@ def judge(values: Sequence[Sequence[Link]]) -> Outcome:
         NAME,
         WARN,
         f"{figure}; far worse: {shown}",
-        "every ring waits for its worst link: look at the cable, port, route or load of the rank "
+        "every ring waits for its worst link: check the cable, port, route and load of the rank "
         "that these pairs have in common",
         details,
     )
 
 
 def _matrix(links: Sequence[Link]) -> tuple[str, ...]:
-    """Every pair twice: its latency above the diagonal, its bandwidth below; of few ranks only."""
+    """Table of all pairs, latency above the diagonal, bandwidth below; empty for many ranks."""
     size = 1 + max(link.second for link in links)
     if size > _ALL_PAIRS:
         return ()
@@ -113,7 +113,7 @@ def _matrix(links: Sequence[Link]) -> tuple[str, ...]:
     rows += [[str(rank), *row] for rank, row in enumerate(cells)]
     width = 1 + max(len(cell) for row in rows for cell in row[1:])
     table = [f"{row[0]:>4} " + "".join(cell.rjust(width) for cell in row[1:]) for row in rows]
-    return ("right of the diagonal us, left of it GB/s:", *table)
+    return ("latency in us above the diagonal, bandwidth in GB/s below it:", *table)
 
 
 def _round_trip_ns(data: torch.Tensor, peer: int, starts: bool) -> int:

@@ -1,4 +1,4 @@
-"""Whether the ranks of a host have cores enough, and share them on purpose."""
+"""Checks that the ranks of a host have enough cores and do not share only some of them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ NAME = "cores"
 
 
 def measure(ranks: Ranks) -> tuple[str, frozenset[int], int]:
-    """Reads the cores that this rank may use, and its threads for an operator."""
+    """Reads the cores that this rank may use, and its number of intra-op threads."""
     return ranks.host, frozenset(os.sched_getaffinity(0)), torch.get_num_threads()
 
 
 def judge(values: Sequence[tuple[str, frozenset[int], int]]) -> Outcome:
-    """Warns of more threads than cores, and of sets of cores that overlap in part."""
+    """Warns of more threads than cores, and of ranks whose cores overlap only in part."""
     problems, figures = [], []
     for host in sorted({host for host, _, _ in values}):
         mine = [(cores, threads) for name, cores, threads in values if name == host]
@@ -34,7 +34,7 @@ def judge(values: Sequence[tuple[str, frozenset[int], int]]) -> Outcome:
         kinds = {cores for cores, _ in mine}
         if any(a & b for a in kinds for b in kinds if a != b):
             problems.append(
-                f"on {host} ranks share some of their cores but not all: give each its own, for "
-                "example with numactl or taskset"
+                f"ranks on {host} share some of their cores but not all: give each rank its own "
+                "cores, for example with numactl or taskset"
             )
     return Outcome(NAME, WARN if problems else PASS, "; ".join(figures), "; ".join(problems))

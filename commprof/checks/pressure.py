@@ -1,4 +1,4 @@
-"""Whether the hosts have time and memory to spare."""
+"""Checks that the hosts have free CPU time and memory."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from commprof.checks.ranks import Ranks
 
 NAME = "pressure"
 _PROC = Path("/proc")
-#: Of the last 10 s: some task waited for a core; all tasks that could run waited for memory.
+#: Limits in percent of the last 10 s: a task waited for a core; all tasks waited for memory.
 _CPU_PERCENT = 20.0
 _MEMORY_PERCENT = 1.0
-#: Memory that can be had, of all.
+#: Limits of the available memory, as a share of all memory.
 _LITTLE, _TOO_LITTLE = 0.10, 0.02
 
 
 @dataclass(frozen=True)
 class Load:
-    """CPU and memory pressure of one host; None where its kernel does not tell."""
+    """CPU and memory pressure of one host; None if its kernel does not report it."""
 
     #: Percent of the last 10 s in which some task waited for a core (PSI's cpu some avg10).
     cpu_percent: float | None
-    #: Percent in which no task could go on for want of memory (PSI's memory full avg10).
+    #: Percent of the last 10 s in which all tasks waited for memory (PSI's memory full avg10).
     memory_percent: float | None
-    #: Share of the memory that can still be had.
+    #: Share of the memory that is available.
     available: float | None
 
 
@@ -51,20 +51,20 @@ def read_load(proc: Path) -> Load:
 
 
 def judge(values: Sequence[tuple[str, Load]]) -> Outcome:
-    """Warns of hosts that others keep busy, fails where memory is nearly gone."""
+    """Warns of hosts that other processes keep busy; fails if memory is nearly exhausted."""
     figures, advice, status = [], [], PASS
     for host, load in sorted(per_host(values).items()):
         figures.append(
-            f"{host}: waiting for cores {_shown(load.cpu_percent, 1)} and memory "
-            f"{_shown(load.memory_percent, 1)} of the last 10 s, memory available "
-            f"{_shown(load.available, 100)}"
+            f"{host}: share of the last 10 s with tasks waiting for a core: "
+            f"{_shown(load.cpu_percent, 1)}, with all tasks waiting for memory: "
+            f"{_shown(load.memory_percent, 1)}; available memory: {_shown(load.available, 100)}"
         )
         if (load.cpu_percent or 0) > _CPU_PERCENT:
             status = WARN if status == PASS else status
-            advice.append(f"others use the cores of {host}: see top there")
+            advice.append(f"other processes use the cores of {host}: find them with top")
         if (load.memory_percent or 0) > _MEMORY_PERCENT or (load.available or 1) < _LITTLE:
             status = WARN if status == PASS else status
-            advice.append(f"memory is short on {host}: see free -h there, take smaller batches")
+            advice.append(f"memory is short on {host}: run free -h there, or use smaller batches")
         if load.available is not None and load.available < _TOO_LITTLE:
             status = FAIL
     return Outcome(NAME, status, "; ".join(figures), "; ".join(advice))

@@ -1,4 +1,4 @@
-"""What a check knows of the job that it runs in."""
+"""The job that a check runs in: rank, world size, host, and a gather over the ranks."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import torch.distributed as dist
 
 @dataclass(frozen=True)
 class Ranks:
-    """This rank among all ranks of the default process group."""
+    """One rank of the default process group, with its host."""
 
     rank: int
     world_size: int
     host: str
 
     def gather(self, value: Any) -> list[Any]:
-        """Gathers every rank's value, in order, on every rank."""
+        """Gathers every rank's value, in order of rank, on every rank."""
         values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value)
         return values
 
 
 def own_ranks() -> Ranks:
-    """Returns the ranks of the default process group."""
+    """Returns this process's rank in the default process group."""
     return Ranks(dist.get_rank(), dist.get_world_size(), socket.gethostname())

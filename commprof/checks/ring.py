@@ -1,4 +1,4 @@
-"""Every rank can send to the next one and receives what was sent."""
+"""Checks that every rank receives the messages that the previous rank sends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FACTOR = 1000
 
 
 def measure(ranks: Ranks) -> tuple[bool, float]:
-    """Passes tokens around all ranks: whether all were right, and the mean µs per hop."""
+    """Passes tokens around all ranks; returns True if all were right, and the mean µs per hop."""
     if ranks.world_size == 1:
         return True, 0.0
     token = torch.zeros(1, dtype=torch.int64)
@@ -38,7 +38,7 @@ def measure(ranks: Ranks) -> tuple[bool, float]:
 
 
 def judge(values: Sequence[tuple[bool, float]]) -> Outcome:
-    """Fails where a rank received something else than its neighbour sent."""
+    """Fails if a rank received another token than its neighbour sent."""
     if len(values) == 1:
         return Outcome(NAME, SKIP, "one rank has no neighbour")
     wrong = [rank for rank, (right, _) in enumerate(values) if not right]
@@ -47,6 +47,6 @@ def judge(values: Sequence[tuple[bool, float]]) -> Outcome:
             NAME,
             FAIL,
             f"wrong tokens at rank {', '.join(map(str, wrong))}",
-            "the messages of the rank before do not arrive whole: check that link and its driver",
+            "messages of the previous rank arrive damaged: check the link and its driver",
         )
     return Outcome(NAME, PASS, f"{_ROUNDS} rounds, {values[0][1]:.0f} us from rank to rank")

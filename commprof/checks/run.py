@@ -1,4 +1,4 @@
-"""All checks, one after the other, by every rank of a job."""
+"""Runs all checks, one after the other, on every rank of a job."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class Check(Protocol):
     NAME: str
 
     def measure(self, ranks: Ranks) -> Any:
-        """Measures on one rank; all ranks call it, in step."""
+        """Measures on one rank; all ranks call it at the same time."""
 
     def judge(self, values: Sequence[Any]) -> Outcome:
-        """Judges the findings of all ranks, given in order."""
+        """Judges the measurements of all ranks, in order of rank."""
 
 
 CHECKS: tuple[Check, ...] = (
@@ -59,17 +59,17 @@ CHECKS: tuple[Check, ...] = (
     gradients,
     loss,
 )
-"""Pressure first: the others would be seen in it."""
+"""All checks, in order. Pressure comes first, because the other checks cause load."""
 
 
 def run_checks(checks: Sequence[Check] = CHECKS) -> tuple[Outcome, ...]:
-    """Runs checks in a job that torchrun has set up; the same result on every rank.
+    """Runs checks in a job that torchrun has set up; every rank returns the same outcomes.
 
-    A check that breaks the process group, because a rank dies or does not answer, fails; those
+    A check fails if it breaks the process group because a rank dies or does not answer; the checks
     after it are not run.
 
     Raises:
-        UsageError: COMMPROF_CHECK_TIMEOUT_S is no number of seconds.
+        UsageError: COMMPROF_CHECK_TIMEOUT_S is not a number of seconds.
     """
     timeout = timedelta(seconds=_timeout_s())
     dist.init_process_group("gloo", timeout=timeout)
@@ -113,6 +113,6 @@ def _broken(name: str, rank: int, error: Exception) -> Outcome:
     return Outcome(
         name,
         FAIL,
-        f"broke off, as rank {rank} saw it: {reason}",
-        "a rank died or did not answer; see what it printed, and whether a firewall is between",
+        f"aborted, with this error on rank {rank}: {reason}",
+        "a rank died or did not answer: see its output, and check for a firewall between the hosts",
     )

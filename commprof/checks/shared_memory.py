@@ -1,4 +1,4 @@
-"""Whether there is shared memory for DataLoader workers and for commprof's rings."""
+"""Checks that /dev/shm has room for DataLoader workers and for commprof's rings."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from commprof.analysis.checks.outcome import FAIL, PASS, SKIP, WARN, Outcome, pe
 from commprof.checks.ranks import Ranks
 
 NAME = "/dev/shm"
-#: Per rank: the rings of its threads.
+#: Bytes that the rings of a rank's threads need.
 _NEEDED_BYTES = 16_000_000
-#: Containers get 64 MB if nobody asks for more; batches of DataLoader workers need gigabytes.
+#: Containers get 64 MB by default; batches of DataLoader workers may need gigabytes.
 _COMFORTABLE_BYTES = 1_000_000_000
 
 
 def measure(ranks: Ranks) -> tuple[str, tuple[int, int]]:
-    """Reads free and total bytes of /dev/shm; -1 where there is none."""
+    """Reads the free and total bytes of /dev/shm; -1 if it does not exist."""
     try:
         found = os.statvfs(NAME)
     except OSError:
@@ -25,7 +25,7 @@ def measure(ranks: Ranks) -> tuple[str, tuple[int, int]]:
 
 
 def judge(values: Sequence[tuple[str, tuple[int, int]]]) -> Outcome:
-    """Fails where the rings of the host's ranks have no room, warns where batches may not."""
+    """Fails if the rings of a host's ranks do not fit, warns if batches may not fit."""
     ranks_of = {host: sum(name == host for name, _ in values) for host, _ in values}
     status, figures = PASS, []
     for host, (free, size) in sorted(per_host(values).items()):
@@ -39,7 +39,7 @@ def judge(values: Sequence[tuple[str, tuple[int, int]]]) -> Outcome:
         elif free < _COMFORTABLE_BYTES and status != FAIL:
             status = WARN
     advice = (
-        "DataLoader workers hand over batches there: remove what is left in /dev/shm, or give the "
-        "container more (docker run --shm-size=8g, or an emptyDir with medium: Memory)"
+        "DataLoader workers pass batches through /dev/shm: remove leftover files from it, or give "
+        "the container more (docker run --shm-size=8g, or an emptyDir with medium: Memory)"
     )
     return Outcome(NAME, status, "; ".join(figures), advice if status in (WARN, FAIL) else "")

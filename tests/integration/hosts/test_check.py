@@ -65,11 +65,11 @@ def test_wrong_sums_and_a_model_of_its_own_are_named(monkeypatch: pytest.MonkeyP
     outcomes = outcomes_of("wrong", monkeypatch)
     assert [status for status, _ in outcomes.values()] == ["pass", "fail", "fail", "pass"]
     assert "rank 1: 1 of 1000 int64" in outcomes["all-reduce"][1]
-    assert "rank 1 has another model than rank 0" in outcomes["gradients"][1]
+    assert "the model of rank 1 differs from that of rank 0" in outcomes["gradients"][1]
     assert outcomes["copies"][1] == "[((), (1,)), ((), (1,))]"
 
 
 def test_a_rank_that_dies_ends_the_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes = outcomes_of("dies", monkeypatch)
     assert [status for status, _ in outcomes.values()] == ["pass", "fail"]
-    assert "broke off, as rank 0 saw it" in outcomes["all-reduce"][1]
+    assert "aborted, with this error on rank 0" in outcomes["all-reduce"][1]

@@ -73,7 +73,7 @@ def test_each_pair_is_shown() -> None:
     bad = {(0, 2): (1234.4, 0.0125)}
     found = pairs.judge(links(3, bad))
     assert found.details == (
-        "right of the diagonal us, left of it GB/s:",
+        "latency in us above the diagonal, bandwidth in GB/s below it:",
         "rank       0      1      2",
         "   0       -    115   1234",
         "   1    0.87      -    110",
@@ -127,7 +127,7 @@ def test_gradients() -> None:
     says(
         gradients.judge(["a", "b", "a", "a"]),
         FAIL,
-        "rank 1 has another model than rank 0 and 2 more",
+        "the model of rank 1 differs from that of rank 0 and 2 more",
     )
     says(gradients.judge(["a"]), SKIP)
 
@@ -147,7 +147,7 @@ def test_the_hash_of_a_model_sees_one_bit() -> None:
 def test_clocks() -> None:
     says(clocks.judge([("a", 0.0, 0.0), ("a", 0.0, 0.1)]), SKIP)
     says(clocks.judge([("a", 0.0, 0.0), ("b", 2.0, 0.5)]), PASS, "within 2.5 ms")
-    says(clocks.judge([("a", 0.0, 0.0), ("b", -80.0, 0.5)]), WARN, "rank 1 (b) -80 +- 0.5 ms")
+    says(clocks.judge([("a", 0.0, 0.0), ("b", -80.0, 0.5)]), WARN, "rank 1 (b) by -80 +- 0.5 ms")
     says(clocks.judge([("a", 0.0, 0.0), ("b", 80.0, 75.0)]), PASS)  # may be 5 ms
 
 
@@ -163,7 +163,7 @@ def test_file_limits() -> None:
     says(file_limits.judge([("a", -1), ("b", -1)]), PASS)
     says(file_limits.judge([("a", 65536), ("b", 4096)]), PASS, "4096 on b")
     says(file_limits.judge([("a", 1024)]), WARN, "ulimit -n 4096")
-    says(file_limits.judge([("a", 1024)] * 128), FAIL, "need some 1280")
+    says(file_limits.judge([("a", 1024)] * 128), FAIL, "need 1280 files")
 
 
 def test_shared_memory() -> None:
@@ -208,7 +208,7 @@ def test_pressure(tmp_path: Path) -> None:
     says(
         pressure.judge([("a", CALM), ("b", Load(50.0, 0.0, 0.5))]),
         WARN,
-        "others use the cores of b",
+        "other processes use the cores of b",
     )
     says(pressure.judge([("a", Load(0.0, 5.0, 0.5))]), WARN, "memory is short on a")
     says(pressure.judge([("a", Load(50.0, 0.0, 0.01))]), FAIL, "memory is short on a")
@@ -217,13 +217,13 @@ def test_pressure(tmp_path: Path) -> None:
 def test_the_table_to_the_character() -> None:
     outcomes = [
         Outcome("ring", PASS, "20 rounds, 100 us from rank to rank"),
-        Outcome("open files", FAIL, "limit 200 on a", "2 ranks need some 272: ulimit -n 4096"),
+        Outcome("open files", FAIL, "limit 200 on a", "2 ranks need 272 files: ulimit -n 4096"),
         Outcome("clocks", SKIP, "all ranks are on\x1b[31m one host"),
     ]
     assert render(outcomes, 2, 80) == (
         "pass  ring        20 rounds, 100 us from rank to rank\n"
         "fail  open files  limit 200 on a\n"
-        "                  -> 2 ranks need some 272: ulimit -n 4096\n"
+        "                  -> 2 ranks need 272 files: ulimit -n 4096\n"
         "skip  clocks      all ranks are on\\x1b[31m one host\n"
         "2 ranks: 1 pass, 1 fail, 1 skip\n"
     )
