@@ -1,1 +1,1 @@
-"""Checks a scaling report against its own arithmetic. Pure: text in, findings out."""
+"""Checks that the figures of a scaling report agree with each other, from its text alone."""

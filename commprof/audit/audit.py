@@ -1,4 +1,4 @@
-"""All rules, and what they find in a report."""
+"""The list of rules, and the audit of a report with all of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Rule(NamedTuple):
     """One kind of error that a report may contain, with the function that finds it."""
 
     name: str
-    #: What it means where it does not hold.
+    #: Meaning of a violation, as printed with a finding.
     meaning: str
     checks: Callable[[Document], Iterator[Check]]
 
@@ -23,12 +23,12 @@ class Rule(NamedTuple):
 RULES: tuple[Rule, ...] = (
     Rule(
         "throughput-from-latency",
-        "throughput is not global batch over time per iteration",
+        "throughput is not global batch / time per iteration",
         throughput_rules.from_latency,
     ),
     Rule(
         "throughput-from-work",
-        "throughput is not samples over time",
+        "throughput is not samples / time",
         throughput_rules.from_work,
     ),
     Rule(
@@ -43,39 +43,43 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "speedup-from-work",
-        "speed-up is not the ratio of samples over time",
+        "speed-up is not the ratio of samples / time",
         scaling_rules.speedup_from_work,
     ),
     Rule(
         "efficiency",
-        "efficiency is not speed-up over growth in ranks",
+        "efficiency is not speed-up / growth in ranks",
         scaling_rules.efficiency,
     ),
     Rule(
         "super-linear",
-        "more speed-up than ranks were added: the base is too slow (warm-up, another amount of "
-        "work), or the report must explain it",
+        "the speed-up is larger than the growth in ranks: the baseline is too slow (warm-up, "
+        "another amount of work), or the report must explain the cause",
         scaling_rules.super_linear,
     ),
-    Rule("amdahl", "Amdahl's law gives another speed-up", scaling_rules.amdahl),
+    Rule("amdahl", "Amdahl's law gives a different speed-up", scaling_rules.amdahl),
     Rule(
         "warm-up",
-        "the first epoch is warm-up and inside the total",
+        "the first epoch includes warm-up, and the total or the mean includes the first epoch",
         throughput_rules.warmup_inside,
     ),
     Rule("ranks-in-turn", "the ranks ran one after another", throughput_rules.ranks_in_turn),
-    Rule("slowest-rank", "one rank took longer than all", throughput_rules.slowest_rank),
     Rule(
-        "epochs", "the total is not epochs times the time of one", throughput_rules.epochs_of_total
+        "slowest-rank",
+        "one rank took longer than the time stated for all",
+        throughput_rules.slowest_rank,
+    ),
+    Rule(
+        "epochs", "the total is not epochs times time per epoch", throughput_rules.epochs_of_total
     ),
     Rule(
         "changing-work",
-        "neither the batch per rank nor the global batch stays: the rows do different work",
+        "neither the batch per rank nor the global batch is constant: the rows do different work",
         throughput_rules.changing_work,
     ),
     Rule("parts", "the parts do not add up to the step", throughput_rules.parts_of_step),
     Rule("cost", "cost is not ranks times hours times price", scaling_rules.cost_total),
-    Rule("cost-per-unit", "cost per unit is not cost over units", scaling_rules.cost_per_unit),
+    Rule("cost-per-unit", "cost per unit is not cost / units", scaling_rules.cost_per_unit),
     Rule(
         "cost-efficiency",
         "cost efficiency is not the ratio of costs",
@@ -83,36 +87,36 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "repeated-overhead",
-        "the report gives two communication overheads",
+        "the report states two different communication overheads",
         scaling_rules.repeated_overhead,
     ),
     Rule(
         "repeated-scaling",
-        "the text and the table give two figures for the same",
+        "the text and the table state different figures for the same quantity",
         scaling_rules.repeated_scaling,
     ),
     Rule(
         "overhead-and-efficiency",
-        "the rows lose more than the communication overhead that the report claims, and it does "
-        "not say to what",
+        "the efficiency lost is larger than the communication overhead that the report claims, "
+        "and no other cause is stated",
         scaling_rules.overhead_against_efficiency,
     ),
     Rule(
         "combined",
-        "all techniques together give less than one of them alone",
+        "all techniques together gain less than one of them alone",
         scaling_rules.combined_techniques,
     ),
 )
 
 
 def audit(text: str) -> Audit:
-    """Holds a report against its own arithmetic.
+    """Checks a report's figures against each other with all rules.
 
     Args:
         text: JSON of commprof, JSON with num_processes or world_size, Markdown, or CSV.
 
     Raises:
-        ValueError: says why the text is no scaling report.
+        ValueError: the text is not a scaling report; the message gives the reason.
     """
     document = read_document(text)
     found = [(rule, check) for rule in RULES for check in rule.checks(document)]

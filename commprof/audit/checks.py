@@ -1,4 +1,4 @@
-"""What a rule compares, and what an audit finds."""
+"""Comparisons that rules make, and findings of an audit."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from commprof.audit.figure import Figure, Span
 class Quote:
     """One of two figures that a rule compares."""
 
-    #: What it is, as the report has it or as it follows from the report.
+    #: Name of the figure with its printed value, or the formula that implies it.
     text: str
     span: Span
-    #: Of the value to print behind ``text``: "s", "%", "x", "$", another or empty; None where
-    #: ``text`` says it all.
+    #: Unit of the value to print after ``text``: "s", "%", "x", "$", another or empty; None if
+    #: ``text`` is complete.
     unit: str | None = None
 
 
 @dataclass(frozen=True)
 class Check:
-    """A figure of the report, and the value that its other figures imply."""
+    """Comparison of a figure of the report with the value that its other figures imply."""
 
     #: The row of the report, such as "4 ranks".
     row: str
@@ -42,7 +42,7 @@ class Finding:
 
     #: Name of the rule, as in ``docs/reading.md``.
     rule: str
-    #: What the disagreement means, in a sentence.
+    #: Meaning of the disagreement, as a sentence.
     meaning: str
     row: str
     stated: Quote
@@ -51,11 +51,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class Audit:
-    """A report held against its own arithmetic."""
+    """Result of checking a report's figures against each other."""
 
-    #: World sizes of the report, in all of its series.
+    #: Number of world sizes in all series of the report.
     rows: int
-    #: Comparisons that the report allowed.
+    #: Number of comparisons made.
     checks: int
     findings: tuple[Finding, ...]
 
@@ -66,17 +66,17 @@ def check(row: Row, name: str, text: str, implied: Span, unit: str = "") -> Chec
 
 
 def quote(name: str, figure: Figure) -> Quote:
-    """A figure with its name and its place."""
+    """Quotes a figure with its name and its place in the report."""
     return Quote(f"{words(name)} {cited(figure)}", figure.span)
 
 
 def cited(figure: Figure) -> str:
-    """A figure with its place."""
+    """Returns a figure's text with its place in the report."""
     return f"{figure.text} ({figure.where})" if figure.where else figure.text
 
 
 def words(name: str) -> str:
-    """Name of a quantity in plain words."""
+    """Returns the name of a quantity in plain words."""
     return {
         "epoch_s": "time per epoch",
         "speedup": "speed-up",
@@ -90,8 +90,8 @@ def words(name: str) -> str:
 
 
 def best_reading(readings: Iterable[list[Check]]) -> list[Check]:
-    """Chooses the meaning of an ambiguous header under which most rows agree.
+    """Chooses the interpretation of an ambiguous header with which most rows are consistent.
 
-    Of equal ones the first.
+    The first one wins a tie.
     """
     return max(readings, key=lambda checks: sum(check.agrees for check in checks))

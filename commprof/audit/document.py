@@ -1,4 +1,4 @@
-"""A scaling report as read: rows by world size, and what is said of all of them."""
+"""Content of a scaling report: rows by world size, and facts and statements about all rows."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from commprof.text import counted
 
 @dataclass(frozen=True)
 class Row:
-    """Figures of one world size of one series; ``ranks`` is 0 for figures that name none."""
+    """Figures of one world size of one series; ``ranks`` is 0 for figures without a world size."""
 
     ranks: int
-    #: By the name of the quantity, see ``quantities.py``.
+    #: Figures by the name of the quantity, see ``quantities.py``.
     figures: Mapping[str, Figure]
-    #: By the same names: what the column's header says of it.
+    #: Meanings of the columns' headers, by the same names.
     quantities: Mapping[str, Quantity] = field(default_factory=dict)
-    #: Times of one epoch after the other.
+    #: Times of the epochs, in order.
     epoch_times: tuple[Figure, ...] = ()
-    #: Per rank: time, and samples.
+    #: Time and samples of each rank.
     rank_times: tuple[Figure, ...] = ()
     rank_samples: tuple[Figure, ...] = ()
     #: Parts of the step by name, and the step itself, as commprof writes them.
@@ -42,9 +42,10 @@ class Series:
     rows: tuple[Row, ...]
 
     def base(self, quantity: str, value: float) -> Row | None:
-        """The row that the others are compared with, or None.
+        """Returns the row that the others are compared with, or None.
 
-        It is the smallest world size, if it states this value, or nothing and is a single rank.
+        It is the row of the smallest world size, if it states ``value`` for the quantity, or if it
+        states none and is a single rank.
         """
         first = next((row for row in self.rows if row.ranks), None)
         if first is None:
@@ -57,7 +58,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Statement:
-    """A speed-up or an efficiency that a sentence gives for a number of ranks."""
+    """A speed-up or an efficiency that a sentence states for a number of ranks."""
 
     base_ranks: int
     ranks: int
@@ -75,29 +76,29 @@ class Technique:
 
 @dataclass(frozen=True)
 class Document:
-    """Everything in a file that the rules look at."""
+    """All content of a file that the rules use."""
 
     series: tuple[Series, ...] = ()
-    #: Figures of no particular world size: batch, epochs, price, overhead, parallel share.
+    #: Figures without a world size: batch, epochs, price, overhead, parallel share.
     facts: Mapping[str, tuple[Figure, ...]] = field(default_factory=dict)
-    #: Whether the price says that it is per rank.
+    #: True if the price is stated per rank.
     price_is_per_rank: bool = False
     statements: tuple[Statement, ...] = ()
-    #: By number of ranks: the speed-up that Amdahl's law is said to give.
+    #: Numbers of ranks, each with the speed-up stated for it by Amdahl's law.
     amdahl: tuple[tuple[int, Figure], ...] = ()
-    #: One table of optimisations each.
+    #: Tables of optimisations.
     techniques: tuple[tuple[Technique, ...], ...] = ()
 
     def fact(self, *names: str) -> Figure | None:
-        """Returns the first figure under one of these names."""
+        """Returns the first fact under one of these names; None without any."""
         return next((self.facts[name][0] for name in names if self.facts.get(name)), None)
 
 
 def join(tables: Sequence[Sequence[Row]]) -> tuple[Series, ...]:
     """Joins tables that do not contradict each other into series.
 
-    A second table that gives other values for the same world sizes is another experiment. Of
-    several rows with one world size in a table the first goes into the first series, and so on.
+    A second table with other values for the same world sizes is another experiment. If a table has
+    several rows of one world size, the first belongs to the first series, and so on.
     """
     series: list[dict[int, Row]] = []
     for table in tables:

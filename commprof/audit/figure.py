@@ -1,7 +1,7 @@
-"""A printed number, as the interval of values that would have been printed so.
+"""Printed numbers, each as the interval of values that are printed with the same digits.
 
-Two figures of a report disagree where these intervals, carried through the arithmetic that links
-the figures, do not meet. So no tolerance has to be chosen: the digits say how exact a figure is.
+Two figures of a report disagree if these intervals, propagated through the arithmetic that links
+the figures, do not overlap. No tolerance has to be chosen: the digits give a figure's precision.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import math
 import re
 from dataclasses import dataclass, replace
 
-#: Of values printed in full, which differ by the last bits of a double.
+#: Relative difference allowed between numbers printed in full: the last bits of a double.
 _BITS = 1e-9
-#: Zeros at the end of a whole number are digits up to here, and may be padding after; of a number
-#: that says of itself that it is rough.
+#: Digits of a whole number that count even if they are zeros; later zeros may be padding. Fewer
+#: digits count in numbers marked as approximate.
 _DIGITS = 3
 _ROUGH_DIGITS = 2
 
@@ -35,42 +35,42 @@ _FIGURE = re.compile(
     r"(?P<thousand>[KkM](?![A-Za-z]))?(?P<open>\+(?!\d))?\s*(?P<unit>%|×|[A-Za-zµμ]+)?"
 )
 _JUNK = re.compile(r"[*_`]")
-#: What follows a number that is part of something else: a date, a time of day, "1,5".
+#: Text after a number that is part of something else: a date, a time of day, "1,5".
 _PART_OF_MORE = re.compile(r"[-:,.]\d")
 
 
 @dataclass(frozen=True)
 class Span:
-    """Non-negative values from ``low`` to ``high``; ``value`` is the one to print."""
+    """Interval of non-negative values from ``low`` to ``high``; ``value`` is the one to print."""
 
     low: float
     value: float
     high: float
 
     def __mul__(self, other: Span) -> Span:
-        """Every product."""
+        """Returns the interval of all products."""
         return Span(
             _times(self.low, other.low), self.value * other.value, _times(self.high, other.high)
         )
 
     def __truediv__(self, other: Span) -> Span:
-        """Every quotient; up to infinity where the divisor may be 0."""
+        """Returns the interval of all quotients, up to infinity if the divisor may be 0."""
         return Span(
             _over(self.low, other.high), _over(self.value, other.value), _over(self.high, other.low)
         )
 
     def __add__(self, other: Span) -> Span:
-        """Every sum."""
+        """Returns the interval of all sums."""
         return Span(self.low + other.low, self.value + other.value, self.high + other.high)
 
     def meets(self, other: Span) -> bool:
-        """True if one value lies in both spans."""
+        """True if the intervals overlap."""
         room = _BITS * max(abs(self.value), abs(other.value))
         return self.low <= other.high + room and other.low <= self.high + room
 
 
 def exact(value: float) -> Span:
-    """A number that is not rounded."""
+    """Returns the interval of a number that is not rounded."""
     return Span(value, value, value)
 
 
@@ -78,28 +78,28 @@ def exact(value: float) -> Span:
 class Figure:
     """A number that a report states."""
 
-    #: As the report has it.
+    #: Text in the report.
     text: str
-    #: In base units: seconds, shares of 1, counts.
+    #: Value in base units: seconds, shares of 1, counts.
     span: Span
-    #: Where it stands: a line of the file, or a path within JSON.
+    #: Place in the report: a line of the file, or a path within JSON.
     where: str
-    #: As written behind the number, in lower case: "%", "x", "ms", ...; may be empty.
+    #: Unit written after the number, in lower case: "%", "x", "ms", ...; may be empty.
     unit: str = ""
 
 
 def parse_figure(text: str, where: str = "", unit: str = "", count: bool = False) -> Figure | None:
-    """The first number of a cell; None where the cell does not begin with one.
+    """Reads the number that a cell begins with; None if it does not begin with one.
 
-    A figure stands for all values that round to it or, cut off, leave it. ``~`` allows one unit
-    of the last digit either way; ``<`` and ``>`` leave one side open; ``a-b``
-    is everything between; ``a ± b`` is that.
+    A figure stands for all values that give it by rounding or truncation. ``~`` allows one unit of
+    the last digit either way; ``<`` and ``>`` leave one side open; ``a-b`` and ``a ± b`` are
+    intervals.
 
     Args:
         text: the cell.
-        where: for messages.
-        unit: of cells without one: of time, or "%".
-        count: it counts things, so that it is exact unless it says otherwise.
+        where: place of the cell, for messages.
+        unit: unit of cells without one: a unit of time, or "%".
+        count: True if the number counts things, and so is exact unless marked otherwise.
     """
     cell = _JUNK.sub("", text).strip().replace("\u202f", "").replace("\u00a0", " ")
     match = _FIGURE.match(cell)
@@ -115,12 +115,12 @@ def parse_figure(text: str, where: str = "", unit: str = "", count: bool = False
 
 
 def as_share(figure: Figure) -> Figure:
-    """Reads a figure as percent where the column's header gives no unit."""
+    """Converts a figure without unit from percent to a share of 1."""
     return figure if figure.unit == "%" else replace(figure, span=figure.span * exact(0.01))
 
 
 def _shown(cell: str, match: re.Match[str], written: str, unit: str) -> str:
-    """The number with its unit, without the words behind it."""
+    """Returns the number with its unit, without the words after it."""
     if match["unit"] and (written in UNIT_S or written in ("x", "%")):
         return cell[: match.end()]
     number = cell[: match.start("unit") if match["unit"] else match.end()].strip()
@@ -157,7 +157,7 @@ def _span(match: re.Match[str], is_count: bool) -> Span | None:
 
 
 def _of_digits(text: str, is_count: bool, is_rough: bool) -> Span:
-    """Span of values that would be printed as a number without marks."""
+    """Returns the interval of values that are printed with these digits."""
     value = float(text.replace(",", ""))
     if not math.isfinite(value):
         return exact(value)

@@ -1,4 +1,4 @@
-"""Rows from JSON: commprof's own result, and any that names a world size beside its figures."""
+"""Reads rows from JSON: commprof's own result, and any object with a world size and figures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from commprof.audit.figure import Figure, parse_figure
 from commprof.audit.quantities import COUNTS, Quantity, bare, classify, ranks_column
 from commprof.audit.tables import with_shares
 
-#: Objects within a row whose figures are the row's own.
+#: Keys of objects whose figures belong to the row that contains them.
 _OWN = re.compile(r"aggregated|metrics|config|training|settings|summary|results?$")
 _NUMBERED = re.compile(r"(epoch|rank)[ _]?\d+$")
 
@@ -21,25 +21,25 @@ def load(text: str) -> Any:
     """Reads JSON, keeping numbers as they were printed.
 
     Raises:
-        ValueError: it is none, or nested too deep.
+        ValueError: the text is not JSON, or nested too deeply.
     """
     try:
         return json.loads(text, parse_float=str, parse_int=str, parse_constant=lambda _: None)
     except RecursionError:
-        raise ValueError("nested too deep") from None
+        raise ValueError("nested too deeply") from None
 
 
 def json_rows(value: Any, where: str = "") -> list[Row]:
-    """Finds every object that names a world size and holds figures.
+    """Makes a row of every object that has a world size and figures.
 
-    where: of the JSON in its file, for messages.
+    where: place of the JSON in its file, for messages.
     """
     rows = [row for path, found in _worlds(value, where) for row in [_row(found, path)] if row]
     return with_shares(rows)
 
 
 def json_facts(value: Any) -> Row | None:
-    """Finds figures that stand outside of any world size."""
+    """Reads figures outside of any world size, as a row; None without any."""
     if not isinstance(value, dict) or _ranks(value):
         return None
     figures, quantities = _figures(value, "")
@@ -63,7 +63,7 @@ def _under(path: str, key: str) -> str:
 
 
 def _ranks(value: Mapping[str, Any]) -> int:
-    """The world size that an object names; 0 if it names none."""
+    """Returns the world size that an object contains; 0 without one."""
     keys = [key for key, item in value.items() if isinstance(item, str) and item.isdecimal()]
     column = ranks_column([key.replace("_", " ") for key in keys])
     text = value[keys[column]] if column is not None else ""
@@ -98,7 +98,7 @@ def _row(value: Mapping[str, Any], path: str) -> Row | None:
 
 
 def _figures(value: Mapping[str, Any], path: str) -> tuple[dict[str, Figure], dict[str, Quantity]]:
-    """Figures of an object, and of the objects in it that are about the same."""
+    """Returns the figures of an object and of the objects in it that describe the same row."""
     figures: dict[str, Figure] = {}
     quantities: dict[str, Quantity] = {}
     inner = []
@@ -118,7 +118,7 @@ def _figures(value: Mapping[str, Any], path: str) -> tuple[dict[str, Figure], di
 
 
 def _listed(value: Mapping[str, Any], path: str, kind: str) -> list[tuple[Mapping[str, Any], str]]:
-    """Objects under ``epoch_0``, ``epoch_1``, ... or in a list such as ``rank_results``."""
+    """Lists objects under ``epoch_0``, ``epoch_1``, ... or in a list such as ``rank_results``."""
     found: list[tuple[Mapping[str, Any], str]] = []
     for key, item in value.items():
         where = _under(path, key)
@@ -135,14 +135,14 @@ def _one(value: Mapping[str, Any], path: str, *names: str) -> Figure | None:
 
 
 def _of_all(ranks: list[tuple[Mapping[str, Any], str]], name: str) -> tuple[Figure, ...]:
-    """The figure of every rank; empty unless each has it."""
+    """Returns a figure of every rank; empty unless all ranks have it."""
     found = [_one(each, where, name) for each, where in ranks]
     known = [figure for figure in found if figure is not None]
     return tuple(known) if len(known) == len(found) else ()
 
 
 def _parts(value: Mapping[str, Any], path: str) -> dict[str, Figure]:
-    """The mean step of commprof's own result."""
+    """Returns the parts of the mean step in a result of commprof; empty for other JSON."""
     metrics = value.get("aggregated_metrics")
     parts = metrics.get("parts") if isinstance(metrics, dict) else None
     if not isinstance(parts, dict):

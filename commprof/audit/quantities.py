@@ -1,4 +1,4 @@
-"""What the columns of a report mean, by the names that people give them."""
+"""Recognises the quantity in a report's column from the names in common use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from commprof.audit.figure import UNIT_S, Figure, parse_figure
 
-#: Figures that count things, and so are not rounded.
+#: Quantities that count things, and so are not rounded.
 COUNTS = frozenset(
     {
         *("ranks", "batch", "rank_batch", "global_batch", "samples", "rank_samples"),
@@ -21,24 +21,24 @@ COUNTS = frozenset(
 class Quantity:
     """Meaning of a column: the quantity and its unit."""
 
-    #: "throughput", "latency", ...; the table below has all of them.
+    #: "throughput", "latency", ...; all names are in the table below.
     name: str
-    #: Of cells without one: a unit of time, "%", or empty.
+    #: Unit of cells without one: a unit of time, "%", or empty.
     unit: str = ""
-    #: Samples, or epochs, that the time or the cost of the column stands for; 0 where not said.
+    #: Samples, or epochs, that the column's time or cost is for; 0 if not stated.
     per_samples: float = 0.0
     per_epochs: float = 0.0
 
 
 _RANK = r"(gpu|rank|device|process|proc|node|worker)"
 _NAMES = (
-    # The first that fits decides; without a name, no rule looks at the column.
+    # The first pattern that matches decides; an empty name means that no rule uses the column.
     ("", r"target|reduction|improvement|learning rate|accuracy|\bloss\b"),
     ("", r"(compute|memory|energy|power|gpu|bandwidth|network|data) efficiency"),
     ("", r"[kmgt]i?b(it)?(ytes)? ?(/|per) ?s|flop|(samples?|images?|tokens?) ?(/|per) ?(min|h)"),
     ("", rf"(throughput|(/|per) ?s(ec|econd)?)\b.*(/|per) ?{_RANK}"),
     ("parallel_share", r"^p$|parallel(iz|is)?(able|ed)? (portion|fraction|share)"),
-    # Limits, and speed-ups for a share of its own, are no speed-up of the report's share.
+    # Not limits, nor speed-ups for a parallel share that the header itself states.
     ("amdahl_speedup", r"^(?!.*(limit|max|effici|serial|fraction|share|\bp ?=)).*amdahl"),
     ("", r"amdahl"),
     ("accumulation", r"accum"),
@@ -66,7 +66,7 @@ _NAMES = (
     ("duration", r"^((total|training|overall|run|wall|wall[- ]clock) )*(time|duration|runtime)\b"),
 )
 _NAMES_OF = tuple((name, re.compile(pattern)) for name, pattern in _NAMES)
-#: Whose unit in brackets tells more than the name.
+#: Names of patterns that are matched with the unit in brackets, too.
 _BY_UNIT = ("", "amdahl_speedup", "tokens_per_s", "throughput")
 _PLURAL = r"process(?:es)?|procs?|p|gpus?|ranks?|nodes?|workers?|devices?"
 #: Names of the column of world sizes, the best first.
@@ -87,17 +87,17 @@ _PRICE = re.compile(rf"\$ ?(\d+(?:\.\d+)?) ?(?:/|per) ?({_RANK}[- ]?)?h(?:ou)?rs
 
 
 def plain(header: str) -> str:
-    """Header in lower case, without decoration."""
+    """Returns a header in lower case, without Markdown's decoration."""
     return " ".join(re.sub(r"[*`_]", " ", header).lower().split())
 
 
 def bare(header: str) -> str:
-    """Header without what is in brackets."""
+    """Returns a plain header without parts in brackets."""
     return re.sub(r" ?\([^()]*\)", "", plain(header)).strip()
 
 
 def classify(header: str) -> Quantity | None:
-    """Finds what a column or key holds; None for what no rule looks at."""
+    """Returns the quantity that a column or key holds; None if no rule uses it."""
     whole, name_alone = plain(header), bare(header)
     for name, pattern in _NAMES_OF:
         if pattern.search(whole if name in _BY_UNIT else name_alone):
@@ -106,9 +106,10 @@ def classify(header: str) -> Quantity | None:
 
 
 def unambiguous(quantities: Sequence[Quantity | None]) -> list[Quantity | None]:
-    """Leaves out quantities of which a table has several columns, which compare something else.
+    """Replaces quantities that several columns of a table have by None: they compare variants.
 
-    Where two of them are of what speed-up is a ratio, it is a ratio between these columns.
+    If throughput or a time is among them, so are speed-up and efficiency: these then are ratios
+    between such columns, not between rows.
     """
     names = [quantity.name for quantity in quantities if quantity is not None]
     several = {name for name in names if names.count(name) > 1}
@@ -136,7 +137,7 @@ def parse_ranks(cell: str) -> int | None:
 
 
 def hourly_price(text: str, where: str) -> tuple[Figure, bool] | None:
-    """Reads a price such as ``$3/GPU-hr`` or ``$0.60/hour``, and whether it is per rank."""
+    """Reads a price such as ``$3/GPU-hr`` or ``$0.60/hour``; also returns True if per rank."""
     match = _PRICE.search(text)
     figure = parse_figure("$" + match[1], where) if match else None
     return (figure, bool(match[2])) if match and figure else None
@@ -158,7 +159,7 @@ def _quantity(name: str, text: str) -> Quantity:
 
 
 def _work(text: str) -> tuple[float, float]:
-    """Samples and epochs that a header names."""
+    """Returns the numbers of samples and of epochs that a header names; 0 if not named."""
     for number, thousand, noun in _FOR_WORK.findall(text):
         if not noun and not thousand and not number:
             continue

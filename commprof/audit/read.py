@@ -1,4 +1,4 @@
-"""Reads from a file's text what its tables, sentences and lists state."""
+"""Reads a report: the figures in the tables, sentences and lists of its text."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def facts(lines: Sequence[str]) -> list[tuple[str, Figure]]:
 
 
 def stated_price(lines: Sequence[str]) -> tuple[Figure, bool] | None:
-    """Finds the first price per hour of the text, and whether it is per rank."""
+    """Finds the first price per hour in the text; also returns True if it is per rank."""
     for number, line in enumerate(lines, start=1):
         found = hourly_price(line, f"line {number}")
         if found:
@@ -113,7 +113,7 @@ def _facts_of_line(line: str, where: str) -> list[tuple[str, Figure]]:
 
 
 def _is_of_all(key: str) -> bool:
-    """Whether an overhead is communication's, as a share of the whole."""
+    """True unless the key names an overhead other than that of communication."""
     text = key.lower()
     return "overhead" not in text or bool(
         re.fullmatch(
@@ -122,9 +122,9 @@ def _is_of_all(key: str) -> bool:
     )
 
 
-#: No line of a report is longer; the patterns are not made for what is.
+#: Longest line that is read; the patterns are not made for longer ones.
 _LINE_CHARACTERS = 2000
-#: UTF-8 that was once taken for Windows-1252, as happens to reports that are pasted around.
+#: Signs whose UTF-8 was decoded as Windows-1252, as in reports that were copied and pasted.
 _WRONG_ENCODING = tuple((sign.encode().decode("cp1252"), sign) for sign in "→×–≈±≤")
 
 
@@ -132,7 +132,7 @@ def read_document(text: str) -> Document:
     """Reads JSON, or text with tables in Markdown and JSON in fences, or one table as CSV.
 
     Raises:
-        ValueError: says why the text is no scaling report.
+        ValueError: the text is not a scaling report; the message gives the reason.
     """
     for wrong, right in _WRONG_ENCODING:
         text = text.replace(wrong, right)
@@ -145,9 +145,9 @@ def read_document(text: str) -> Document:
         document.statements or document.techniques or document.amdahl
     ):
         raise ValueError(
-            "no figures by world size: a table needs a column such as ranks, GPUs or nodes beside "
-            "one such as throughput, speedup, efficiency or cost; JSON needs num_processes or "
-            "world_size"
+            "there are no figures by world size: a table needs a column such as ranks, GPUs or "
+            "nodes and one such as throughput, speedup, efficiency or cost; JSON needs "
+            "num_processes or world_size"
         )
     return document
 
@@ -156,7 +156,7 @@ def _of_json(text: str) -> Document:
     try:
         value = load(text)
     except ValueError as error:
-        raise ValueError(f"it begins like JSON but is none: {error}") from None
+        raise ValueError(f"it begins like JSON but is not valid: {error}") from None
     return _document([json_rows(value)], [json_facts(value)])
 
 
@@ -165,7 +165,7 @@ def _of_text(lines: Sequence[str]) -> Document:
     if not found:
         table = csv_table("\n".join(lines))
         found = [table] if table else []
-    # All JSON of one text is of one series: reports show the file of each world size in turn.
+    # All JSON of one text is one series: reports show one file per world size, one after another.
     rows = [[row for line, block in _fenced(lines) for row in _rows_of_block(line, block)]]
     rows += [rows_of(table) for table in found]
     price = stated_price(lines)
@@ -194,7 +194,7 @@ def _document(
 
 
 def _fenced(lines: Sequence[str]) -> list[tuple[int, str]]:
-    """What stands between fences and looks like JSON, with the number of its first line."""
+    """Returns the fenced blocks that begin like JSON, with the number of their first lines."""
     blocks: list[tuple[int, str]] = []
     begin = -1
     for number, line in enumerate(lines):
@@ -207,7 +207,7 @@ def _fenced(lines: Sequence[str]) -> list[tuple[int, str]]:
 
 
 def _rows_of_block(line: int, block: str) -> list[Row]:
-    """Rows of a block of a text; one that is no JSON may show a format, and has none."""
+    """Returns the rows of a fenced block; empty if it is not JSON, as it may show a format."""
     try:
         return json_rows(load(block), f"JSON of line {line}, ")
     except ValueError:

@@ -1,4 +1,4 @@
-"""Speed-up and efficiency, from what they are ratios of, and what ranks, hours and prices cost."""
+"""Rules for speed-up, efficiency, overhead and cost."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from commprof.audit.figure import Figure, Span, exact
 from commprof.audit.throughput_rules import has, works_of
 from commprof.text import counted
 
-#: Steps are rarely measured better than that, and few reports say how well theirs were: an
-#: efficiency above 100 % by less is taken for noise. The one tolerance that is not in the digits.
+#: An efficiency up to this much above 100 % counts as noise: steps are rarely measured better, and
+#: few reports state their precision.
 NOISE = 0.05
 
 
 def speedup_from_rates(document: Document) -> Iterator[Check]:
-    """Speed-up is throughput over the base's throughput."""
+    """Checks that speed-up is throughput divided by the base's throughput."""
     for series in document.series:
         base = series.base("speedup", 1.0)
         for row in _others(series, base, "speedup", "throughput"):
@@ -28,7 +28,7 @@ def speedup_from_rates(document: Document) -> Iterator[Check]:
 
 
 def speedup_from_times(document: Document) -> Iterator[Check]:
-    """Speed-up is the base's time over the time, for the same epoch or amount of work."""
+    """Checks that speed-up is the base's time divided by the time, for the same amount of work."""
     for series in document.series:
         base = series.base("speedup", 1.0)
         for name in ("epoch_s", "duration"):
@@ -41,7 +41,7 @@ def speedup_from_times(document: Document) -> Iterator[Check]:
 
 
 def speedup_from_work(document: Document) -> Iterator[Check]:
-    """Speed-up is samples per time over the base's, where the samples are counted."""
+    """Checks that speed-up is samples per time divided by the base's, if samples are stated."""
     for series in document.series:
         base, works = series.base("speedup", 1.0), works_of(series, document)
         for row in _others(series, base, "speedup", "duration"):
@@ -57,7 +57,7 @@ def speedup_from_work(document: Document) -> Iterator[Check]:
 
 
 def efficiency(document: Document) -> Iterator[Check]:
-    """Efficiency is speed-up over growth in ranks."""
+    """Checks that efficiency is speed-up divided by the growth in ranks."""
     for series in document.series:
         for row in series.rows:
             if not row.ranks or not has(row, "efficiency"):
@@ -81,7 +81,7 @@ def efficiency(document: Document) -> Iterator[Check]:
 
 
 def super_linear(document: Document) -> Iterator[Check]:
-    """No more speed-up than growth in ranks, no efficiency above 100 %."""
+    """Checks that speed-up is at most the growth in ranks, and efficiency at most 100 %."""
     for series in document.series:
         for row in series.rows:
             if row.ranks and has(row, "efficiency"):
@@ -97,7 +97,7 @@ def super_linear(document: Document) -> Iterator[Check]:
 
 
 def amdahl(document: Document) -> Iterator[Check]:
-    """Speed-up is 1 / ((1 - P) + P / N) for the parallel share P of the work.
+    """Checks that speed-up by Amdahl's law is 1 / ((1 - P) + P / N) for the parallel share P.
 
     Amdahl, "Validity of the single processor approach to achieving large scale computing
     capabilities", AFIPS 1967.
@@ -120,7 +120,7 @@ def _others(series: Series, base: Row | None, *names: str) -> Iterator[Row]:
 
 
 def _same_work(row: Row, base: Row, name: str) -> bool:
-    """Whether both times are for the same: an epoch, or what the header names."""
+    """True if both times are for the same work: an epoch, or the amount that the header names."""
     if name == "epoch_s":
         return True
     work = [
@@ -142,7 +142,7 @@ def _efficiency_of_rates(series: Series, row: Row) -> Iterator[Check]:
 
 
 def _speedup(series: Series, row: Row) -> tuple[Row, Quote] | None:
-    """The row that a row is compared with, and its stated or implied speed-up."""
+    """Returns the base of a row and the row's stated or implied speed-up; None without one."""
     base = series.base("speedup", 1.0)
     if base is None or base is row or base.ranks >= row.ranks:
         return None
@@ -157,7 +157,7 @@ def _speedup(series: Series, row: Row) -> tuple[Row, Quote] | None:
 
 
 def _rounded(share: Span) -> tuple[float, float, float]:
-    """A share that somebody chose: rounded, if at all, never cut off."""
+    """Returns the interval of a chosen share, which may be rounded but not truncated."""
     half = share.value - share.low
     return share.low, share.value, min(1.0, share.value + half)
 
@@ -167,12 +167,12 @@ def _amdahl(share: float, ranks: int) -> float:
 
 
 _SECONDS_PER_HOUR = 3600.0
-#: Ranks of one machine, where the price may be the machine's.
+#: Numbers of ranks per machine that are tried, as the price may be per machine.
 _MACHINES = (2, 4, 8, 16)
 
 
 def cost_total(document: Document) -> Iterator[Check]:
-    """Cost is ranks x hours x price, or machines x hours x price."""
+    """Checks that cost is ranks x hours x price, or machines x hours x price."""
     for series in document.series:
         rows = [row for row in series.rows if row.ranks and has(row, "cost", "duration")]
         machines = (1,) if document.price_is_per_rank else (1, math.inf, *_MACHINES)
@@ -185,7 +185,7 @@ def cost_total(document: Document) -> Iterator[Check]:
 
 
 def cost_per_unit(document: Document) -> Iterator[Check]:
-    """Cost per sample or epoch is the cost over the number of those that it paid for."""
+    """Checks that cost per sample or epoch is the cost divided by their number."""
     for series in document.series:
         for row in series.rows:
             if not row.ranks or not has(row, "cost", "unit_cost"):
@@ -198,12 +198,12 @@ def cost_per_unit(document: Document) -> Iterator[Check]:
             work = time.per_epochs if unit.per_epochs else time.per_samples
             if work:
                 cost = row.figures["cost"]
-                text = f"cost {cited(cost)} of {work:,.0f} {noun}, for {size:,.0f} of them"
+                text = f"cost {cited(cost)} for {work:,.0f} {noun}, scaled to {size:,.0f}"
                 yield check(row, "unit_cost", text, cost.span * exact(size / work), "$")
 
 
 def cost_efficiency(document: Document) -> Iterator[Check]:
-    """Cost efficiency is the base's cost over the cost."""
+    """Checks that cost efficiency is the base's cost divided by the cost."""
     for series in document.series:
         base = series.base("cost_efficiency", 1.0)
         for row in series.rows:
@@ -216,7 +216,7 @@ def cost_efficiency(document: Document) -> Iterator[Check]:
 
 
 def _total(row: Row, document: Document, per_machine: float) -> Check | None:
-    """The cost against what machines of so many ranks cost; infinity is one for all."""
+    """Compares cost with machines x hours x price; an infinite ``per_machine`` is one machine."""
     price = row.figures.get("price") or document.fact("price")
     if price is None:
         return None
@@ -228,12 +228,12 @@ def _total(row: Row, document: Document, per_machine: float) -> Check | None:
     return check(row, "cost", text, hours * price.span * exact(machines), "$")
 
 
-#: Efficiency that measurement noise may cost or give; see ``scaling_rules.NOISE``.
+#: Efficiency that measurement noise may take away, besides the overhead.
 _NOISE = 0.03
 
 
 def repeated_overhead(document: Document) -> Iterator[Check]:
-    """The communication overhead of the whole report is given once, or the same."""
+    """Checks that all statements of the report's communication overhead are equal."""
     stated = document.facts.get("overhead", ())
     for later in stated[1:]:
         implied = Quote(f"overhead {cited(stated[0])}", stated[0].span)
@@ -241,7 +241,7 @@ def repeated_overhead(document: Document) -> Iterator[Check]:
 
 
 def repeated_scaling(document: Document) -> Iterator[Check]:
-    """A sentence gives the speed-up or the efficiency that the table of the report gives."""
+    """Checks that sentences state the same speed-up or efficiency as the report's tables."""
     for stated in document.statements:
         for name, figure in stated.figures.items():
             found = _in_tables(document, stated.ranks, name)
@@ -251,7 +251,7 @@ def repeated_scaling(document: Document) -> Iterator[Check]:
 
 
 def overhead_against_efficiency(document: Document) -> Iterator[Check]:
-    """An overhead that holds for all rows is not below what the rows lose."""
+    """Checks that an overhead stated for all rows is at least the efficiency that a row loses."""
     stated = document.facts.get("overhead", ())
     if len(stated) != 1:
         return
@@ -267,7 +267,7 @@ def overhead_against_efficiency(document: Document) -> Iterator[Check]:
 
 
 def combined_techniques(document: Document) -> Iterator[Check]:
-    """All techniques together give no less than one of them alone."""
+    """Checks that all techniques together gain at least as much as one of them alone."""
     for table in document.techniques:
         together = [t for t in table if _is_combination(t)]
         single = [t for t in table if not _is_combination(t)]

@@ -1,4 +1,4 @@
-"""Tables in the text of a report, Markdown's or CSV's, and the rows that they make."""
+"""Reads the Markdown or CSV tables of a report, and the rows in them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from commprof.audit.quantities import (
 
 _EPOCH = re.compile(r"epoch ?(\d{1,6})(?: time)?(?: ?\(?([a-zµμ]+)\)?)?")
 _HEADING = re.compile(r"\s*#+\s*(.*)")
-#: Shares that are printed as fractions stay far below this; percentages of 1 rank are 100.
+#: Efficiencies without unit are in percent if the largest is at least this; shares are far below.
 _PERCENT_FROM = 20.0
 
 
@@ -33,9 +33,9 @@ class Table:
 
     headers: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    #: Number in the file of each row's line.
+    #: Line number of each row in the file.
     lines: tuple[int, ...]
-    #: The heading above it, for what it may say of prices; may be empty.
+    #: The heading above the table, which may state a price; may be empty.
     heading: str = ""
 
 
@@ -59,7 +59,7 @@ def markdown_tables(lines: Sequence[str]) -> Iterator[Table]:
 
 
 def csv_table(text: str) -> Table | None:
-    """Reads the text as a table with commas, semicolons or tabs; None if it is none."""
+    """Reads a text as a table with commas, semicolons or tabs; None if it is not a table."""
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     if len(lines) < 2:
         return None
@@ -77,7 +77,7 @@ def csv_table(text: str) -> Table | None:
 
 
 def rows_of(table: Table) -> list[Row]:
-    """Reads the world sizes of a table from its rows or columns; none if it has none."""
+    """Returns the rows of a table, by world sizes in its rows or columns; empty without any."""
     column = ranks_column(table.headers)
     if column is not None:
         quantities = unambiguous(
@@ -98,7 +98,7 @@ def rows_of(table: Table) -> list[Row]:
 
 
 def facts_of(table: Table) -> Row | None:
-    """Reads figures of a table of names and values, as a row without a world size."""
+    """Reads a table of names and values, as a row without a world size; None for other tables."""
     if len(table.headers) != 2 or ranks_column(table.headers) is not None:
         return None
     quantities = [classify(cells[0]) for cells in table.rows]
@@ -140,9 +140,9 @@ def _row(
 
 
 def _epochs(names: Sequence[str]) -> list[tuple[int, str]]:
-    """Places and units of the names "Epoch 1 (s)", "Epoch 2 (s)", ...; empty if some are missing.
+    """Returns places and units of the names "Epoch 1 (s)", "Epoch 2 (s)", ...; empty if not all.
 
-    Only all epochs from the first one on have a mean that says something.
+    A mean is meaningful only over all epochs from the first one on.
     """
     found = {}
     for place, name in enumerate(names):
@@ -155,20 +155,20 @@ def _epochs(names: Sequence[str]) -> list[tuple[int, str]]:
 
 
 def _epoch_times(cells: Sequence[tuple[str, str, str]]) -> tuple[Figure, ...]:
-    """Times of epochs in cells with their place and unit; empty unless each holds a figure."""
+    """Reads the times of epochs; ``cells``: text, place and unit. Empty if a cell has no figure."""
     found = [parse_figure(*cell) for cell in cells]
     known = tuple(figure for figure in found if figure is not None)
     return known if len(known) == len(found) else ()
 
 
 def _figures(quantity: Quantity, cell: str, where: str) -> dict[str, Figure]:
-    """The figure of a cell, and the share or the speed-up that it adds in brackets."""
+    """Reads the figure of a cell, and an efficiency or a speed-up in brackets after it."""
     figure = parse_figure(cell, where, quantity.unit, count=quantity.name in COUNTS)
     if figure is None:
         return {}
     found = {quantity.name: figure}
     if quantity.name == "amdahl_speedup":
-        return found  # what stands in brackets follows from the law as well
+        return found  # figures in brackets follow from the law, too
     for inner in re.findall(r"\(([^()]*)\)", cell):
         more = parse_figure(inner, where)
         if more is None:
@@ -181,7 +181,7 @@ def _figures(quantity: Quantity, cell: str, where: str) -> dict[str, Figure]:
 
 
 def _rows_of_columns(table: Table) -> list[Row]:
-    """Rows of a table with a world size over each column and a quantity before each row."""
+    """Reads a table with a world size above each column and a quantity before each row."""
     named = [parse_ranks(header) for header in table.headers[1:]]
     if len(named) < 2 or not all(named) or all(header.isdigit() for header in table.headers[1:]):
         return []
@@ -201,7 +201,7 @@ def _rows_of_columns(table: Table) -> list[Row]:
 
 
 def with_shares(rows: list[Row]) -> list[Row]:
-    """Converts efficiencies to shares, also where only their size says percent."""
+    """Converts efficiencies to shares of 1, also if only their size shows that they are in %."""
     stated = [
         row.figures["efficiency"].span.value
         for row in rows

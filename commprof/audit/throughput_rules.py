@@ -1,4 +1,4 @@
-"""Throughput and times, from everything else that tells how much was done in what time."""
+"""Rules for throughput, times, epochs and batches."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from commprof.audit.checks import Check, Quote, best_reading, check, cited, quot
 from commprof.audit.document import Document, Row, Series
 from commprof.audit.figure import Figure, Span, exact
 
-#: A number of samples, and in words how it is counted.
+#: A description of an amount of work, and its number of samples.
 Work = tuple[str, Span]
 
 
 def from_latency(document: Document) -> Iterator[Check]:
-    """Throughput is global batch over time per iteration."""
+    """Checks that throughput is global batch divided by time per iteration."""
     for series in document.series:
         rows = [row for row in series.rows if row.ranks and has(row, "throughput", "latency")]
         yield from best_reading(
@@ -26,7 +26,7 @@ def from_latency(document: Document) -> Iterator[Check]:
 
 
 def from_work(document: Document) -> Iterator[Check]:
-    """Throughput is all samples over the time that they took."""
+    """Checks that throughput is the number of samples divided by their time."""
     for series in document.series:
         works = works_of(series, document)
         for row in series.rows:
@@ -38,10 +38,10 @@ def from_work(document: Document) -> Iterator[Check]:
 
 
 def works_of(series: Series, document: Document) -> dict[int, Work]:
-    """By world size: all samples of the measured time.
+    """Returns the samples of the measured time, by world size.
 
-    Batches say it best; without them the samples that a row states. What these headers leave
-    open, per rank or in all, per epoch or in all, is taken as most rows agree with.
+    They come from the batches, or else from the samples that a row states. If a header leaves open
+    whether it is per rank or per epoch, the interpretation is used with which most rows agree.
     """
     rows = [row for row in series.rows if row.ranks and has(row, "duration")]
     batches = [
@@ -62,9 +62,9 @@ def has(row: Row, *names: str) -> bool:
 
 
 def global_batch(row: Row, document: Document, per_rank: bool) -> Work | None:
-    """Samples that all ranks take in one iteration.
+    """Returns the samples of all ranks in one iteration; None if no batch is stated.
 
-    per_rank: what a batch of which nothing is said is taken for.
+    per_rank: True if a batch without further description counts as that of a rank.
     """
     found: Figure | None
     for found in (row.figures.get("rank_batch"), document.fact("rank_batch")):
@@ -92,7 +92,7 @@ def _agreeing(rows: Sequence[Row], works: dict[int, Work]) -> int:
 
 
 def _from_latency(row: Row, document: Document, per_rank: bool, accumulated: bool) -> Check | None:
-    """Compares throughput with latency; accumulation makes an iteration one batch or several."""
+    """Compares throughput with latency; ``accumulated``: an iteration has several batches."""
     batch = global_batch(row, document, per_rank)
     times = row.figures.get("accumulation") or document.fact("accumulation")
     if batch is None or (accumulated and times is None):
@@ -136,14 +136,14 @@ def _samples(row: Row, document: Document, per_epoch: bool) -> Work | None:
     return f"{text} x {cited(epochs)} epochs", total * epochs.span
 
 
-#: A first epoch that took longer than the later ones by more than this was warming up.
+#: A first epoch that took longer than this multiple of the later ones includes warm-up.
 _WARMUP = 1.25
 #: Parts of commprof's own mean step.
 _PARTS = ("data_ms", "forward_ms", "backward_ms", "exposed_ms", "optimizer_ms", "other_ms")
 
 
 def warmup_inside(document: Document) -> Iterator[Check]:
-    """The first epoch took no longer than the later ones, or is in neither total nor mean."""
+    """Checks that a first epoch with warm-up is part of neither the total nor the mean."""
     for row in _rows(document):
         times = row.epoch_times
         if len(times) < 2:
@@ -159,7 +159,7 @@ def warmup_inside(document: Document) -> Iterator[Check]:
 
 
 def ranks_in_turn(document: Document) -> Iterator[Check]:
-    """The elapsed time is not the sum of the ranks' times: then they ran one after another."""
+    """Checks that the elapsed time is not the sum of the ranks' times, as if run in turn."""
     for row in _rows(document):
         if len(row.rank_times) < 2 or not has(row, "elapsed"):
             continue
@@ -171,7 +171,7 @@ def ranks_in_turn(document: Document) -> Iterator[Check]:
 
 
 def slowest_rank(document: Document) -> Iterator[Check]:
-    """The time of all ranks is not below that of one of them."""
+    """Checks that the time of all ranks is at least that of the slowest rank."""
     for row in _rows(document):
         if row.rank_times and has(row, "duration"):
             slowest = max((f for f in row.rank_times), key=lambda figure: figure.span.value)
@@ -181,7 +181,7 @@ def slowest_rank(document: Document) -> Iterator[Check]:
 
 
 def epochs_of_total(document: Document) -> Iterator[Check]:
-    """The total time is the number of epochs times the time of one."""
+    """Checks that the total time is the number of epochs times the time per epoch."""
     for row in _rows(document):
         if not has(row, "duration", "epoch_s"):
             continue
@@ -196,7 +196,7 @@ def epochs_of_total(document: Document) -> Iterator[Check]:
 
 
 def changing_work(document: Document) -> Iterator[Check]:
-    """Rows that a speed-up or efficiency compares keep the batch per rank, or the global one."""
+    """Checks that rows with a speed-up or efficiency keep the batch per rank or the global one."""
     for series in document.series:
         rows = [row for row in series.rows if row.ranks and has(row, _batch_of(row))]
         if len(rows) < 2 or not any(has(row, "efficiency") or has(row, "speedup") for row in rows):
@@ -215,7 +215,7 @@ def changing_work(document: Document) -> Iterator[Check]:
 
 
 def parts_of_step(document: Document) -> Iterator[Check]:
-    """The parts of the mean step add up to it."""
+    """Checks that the parts of the mean step add up to the step."""
     for row in _rows(document):
         if not {*_PARTS, "step_ms"} <= row.parts.keys():
             continue
@@ -225,9 +225,9 @@ def parts_of_step(document: Document) -> Iterator[Check]:
 
 
 def _first_is_in(row: Row, later: Span) -> str:
-    """Name of the figure that the first epoch's time is part of; empty for none.
+    """Names the figure that includes the first epoch's time; empty if none does.
 
-    later: mean of the epochs behind it. A stated time per epoch that may be that has left it out.
+    later: mean of the later epochs. A stated time per epoch that agrees with it excludes the first.
     """
     total = _sum(row.epoch_times)
     if has(row, "duration") and row.figures["duration"].span.meets(total):
