@@ -25,7 +25,7 @@ def robust_deviation(
     """Returns the median absolute deviation, scaled to the standard deviation of normal values.
 
     Args:
-        values: one or more.
+        values: one value or more.
         about: center of the deviations; None for the median.
     """
     found = np.asarray(values, np.float64)

@@ -97,7 +97,7 @@ class _Stream(NamedTuple):
 
 
 def _computing_stream(records: Records) -> _Stream:
-    """Returns the stream with the most phases; without phases, the stream with the most waits."""
+    """Returns the computing stream: that with the most phases; without phases, the most waits."""
     for kind in (Kind.DEVICE_PHASE, Kind.DEVICE_WAIT):
         stretches = _of_kind(records, kind)
         streams, times = np.unique(stretches[["seq", "bytes_out"]], return_counts=True)

@@ -132,7 +132,7 @@ def rank_in_group(trace: Trace, table: Collectives) -> Ints:
 def _keys(
     trace: Trace, table: Collectives, groups: dict[tuple[str, int], tuple[int, Group]]
 ) -> tuple[Ints, Ints]:
-    """Per row: the key of its collective, and the number of ranks that issue it; 0 for no match.
+    """Per row: the key of its collective, and the number of ranks that issue it; 0 if unmatched.
 
     Ranks number their groups independently, but share the names. Groups that reuse a name (the
     default group after ``destroy_process_group``) are distinguished by their order.

@@ -142,9 +142,9 @@ def _waited_for(summaries: Sequence[Summary]) -> np.ndarray[tuple[int, int], np.
 
 
 def _slow_phase(rank: int, summaries: Sequence[Summary]) -> tuple[str, float]:
-    """Returns the origin in which a rank most exceeds the others, and its part of all excess.
+    """Returns the origin of a rank's largest excess of own work, and its part of all excess.
 
-    Excess is that of the rank's mean over the other ranks' median. The part is 0 if there is none.
+    Excess is the rank's mean less the other ranks' median. The part is 0 if there is no excess.
     """
     means = np.array([_mean_by_origin(summary) for summary in summaries])
     excess = np.maximum(0, means[rank] - np.median(np.delete(means, rank, axis=0), axis=0))

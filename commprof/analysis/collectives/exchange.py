@@ -51,8 +51,8 @@ def small_calls(world: WorldResult, step: MeanStep) -> SmallCalls | None:
 def cap_to_try_mb(world: WorldResult, step: MeanStep, serial: bool = False) -> int | None:
     """Chooses a ``bucket_cap_mb`` to compare with the job's own: a larger one for small calls.
 
-    None if no all-reduce is larger than the smaller cap, which would then change nothing. With
-    ``serial``, for an exchange without overlap, a still smaller cap is a choice too.
+    None if no all-reduce is larger than the smaller cap, which would then change nothing. A still
+    smaller cap may be chosen if ``serial``, for an exchange that overlaps nothing.
     """
     if small_calls(world, step) is not None:
         return _LARGER_MB

@@ -242,8 +242,8 @@ def _arrows(
 ) -> tuple[Ints, Ints, Ints]:
     """Numbers the arrows, from row ``source`` to each receiving row.
 
-    Returns, per row, the arrow that ends in it; and the start of its own arrows in the last array,
-    which holds arrows by the row that they begin in.
+    Returns the arrow that ends in each row, -1 if none does; the position in the third array at
+    which the arrows of each row start; and the arrows, sorted by the row that they begin in.
     """
     ends = np.flatnonzero(receives & sends[source])
     received = np.full(len(source), -1, dtype=np.int64)

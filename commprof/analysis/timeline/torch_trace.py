@@ -65,7 +65,7 @@ class TorchTrace:
 
 
 def read_torch_trace(path: Path) -> TorchTrace:
-    """Reads the head of a trace, and goes through all events once for their processes.
+    """Reads the head of a trace, and goes through all events once to collect process ids.
 
     Raises:
         CommprofError: the file cannot be opened, or is not a torch.profiler trace with a base time.
