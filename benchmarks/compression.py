@@ -1,4 +1,4 @@
-"""What compression costs and gains here: every figure is a ratio of things that took turns.
+"""Measures the cost and gain of compression, as ratios of alternating measurements.
 
     PYTHONPATH=. python benchmarks/compression.py kernels
     PYTHONPATH=. python benchmarks/compression.py sum
@@ -7,10 +7,10 @@
     PYTHONPATH=. python benchmarks/compression.py accuracy
     PYTHONPATH=. python benchmarks/compression.py training
 
-`exchange` makes two hosts out of network namespaces, which takes root; their links use Reno (see
-rank_launch.py). One thread per rank. With --json FILE each part keeps its figures there, beside
-those of the other parts. The exit code is 1 where a demand on a part (see compression_demands.py)
-is not met.
+`exchange` makes two hosts out of network namespaces, which needs root; their links use Reno (see
+rank_launch.py). One thread per rank. With --json FILE each part writes its figures to FILE, which
+keeps those of the other parts. The exit code is 1 if a demand on a part (see
+compression_demands.py) is not met.
 """
 
 from __future__ import annotations

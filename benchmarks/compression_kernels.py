@@ -1,4 +1,4 @@
-"""The kernels against the machine and against torch: ratios taken in turns, on one thread."""
+"""Compares the kernels with passes over memory and with torch, in turns, on one thread."""
 
 from __future__ import annotations
 

@@ -2,22 +2,23 @@
 
     python benchmarks/faults.py                   10 tries of each
     python benchmarks/faults.py --tries 2 --only "SIGKILL,full disk"
-    python benchmarks/faults.py --json FILE       add to what FILE has; --fresh: tries all anew
+    python benchmarks/faults.py --json FILE       add to FILE; with --fresh, try all again
     python benchmarks/faults.py --fuzz 500        damaged and hostile run directories alone
     python benchmarks/faults.py --events          ten million steps, killed, read again, alone
 
-Of each try it is asked: did training end as without commprof (same exit codes, same first errors,
-same weights)? Is every step that a rank said it had done in the trace? Does the report name the
-cause? In always-on mode the steps of the last second may be missing. Faults of the launcher ask the
-same of the whole job, and that no process, traceback or shared memory is left.
+A try answers three questions. Did training end as without commprof (same exit codes, same first
+errors, same weights)? Does the trace have every step that a rank reported as done? Does the report
+name the cause? In always-on mode the steps of the last second may be missing. For faults of the
+launcher the questions are about the whole job, and no process, traceback or shared memory may be
+left.
 
-Every other try of a fault in a rank has the watchdog and live metrics on, an endpoint and lines of
-JSON, but for ranks of another user. "watched" counts those in which both were seen at work before
-the fault; their processes must be gone soon after the ranks.
+Every other try of a fault in a rank runs with the watchdog and live metrics (endpoint and JSON
+lines), except with ranks of another user. "watched" counts the tries in which both were seen
+working before the fault; their processes must end soon after the ranks.
 
-FILE is written after each row, so that a matrix that is stopped goes on where it was: rows with
-enough tries there are not tried again. What needs root, namespaces or a cgroup that this machine
-has not is left out, stands in FILE with its reason, and counts as not tried.
+FILE is written after each row, so that a stopped matrix continues where it was: rows with enough
+tries in FILE are not tried again. Faults that need root, namespaces or a cgroup which this machine
+lacks are left out, listed in FILE with the reason, and count as not tried.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ def demands(counted: dict[str, dict[str, Any]]) -> list[Demand]:
     tried = sum(counted.get(row.name, {"tries": 0})["tries"] > 0 for row in known)
     found.append(of_all("rows tried", tried, len(known), len(known)))
     watched = [counted.get(row.name, {"tries": 0}) for row in known if row.watched]
-    what = "faults of a rank of whose tries half had watchdog and live metrics at work"
+    what = "faults of a rank with watchdog and live metrics in half of the tries"
     half = sum(_half_watched(row) for row in watched)
     found.append(of_all(what, half, len(watched), len(watched)))
     return found

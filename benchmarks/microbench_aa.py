@@ -1,12 +1,12 @@
-"""Do two sweeps of the same machine compare as equal?
+"""Tests that two sweeps of the same machine compare as equal.
 
     PYTHONPATH=. python benchmarks/microbench_aa.py DIR [--pairs 20] [--most-s 120] [--json FILE]
 
 Runs `commprof microbench` twice per pair, one after the other, and counts the pairs in which
-`commprof compare` flags any row. Results stay in DIR: a call goes on where the last one ended, and
-stops after --most-s. At 1 % significance over all rows of a pair, chance flags 0.2 of 20 pairs; 2
-or more flagged ones would come with a chance of 1.7 %, so that one is allowed. The exit code is 1
-where more are flagged, or fewer pairs are there.
+`commprof compare` flags any row. Results are kept in DIR: a call continues where the last one
+ended, and stops after --most-s. At 1 % significance over all rows of a pair, chance flags 0.2 of 20
+pairs; 2 or more flagged pairs have a probability of 1.7 %, so one is allowed. The exit code is 1 if
+more are flagged, or pairs are missing.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""What commprof microbench adds to a minimal C++ loop over the same c10d process group.
+"""Measures the time that commprof microbench adds to a minimal C++ loop over the same group.
 
     PYTHONPATH=. python benchmarks/microbench_floor.py [--ranks 2] [--groups 12] [--turns 192]
 
-All-reduce on gloo, in place, 1 KB to 100 MB, each call behind a barrier. In one job three loops
+All-reduce on gloo, in place, 1 KB to 100 MB, each call after a barrier. In one job three loops
 take turns of a few calls: microbench's, the minimal one, and the minimal one once more, which
-shows what equal loops differ by on this machine. A process of the lowest priority keeps each core
-from falling asleep, which costs a virtual machine more than a small collective takes. Figures
-are of neighbouring turns: the median of their ratios (or, below 1 MB, of their differences) with
-its 95 % interval. Demanded: busbw within 3 % from 1 MB on, times within 10 us below; the exit code
-is 1 where that is not met. About 25 minutes.
+shows the difference between equal loops on this machine. A process of the lowest priority keeps
+each core from falling asleep, which costs a virtual machine more than a small collective takes.
+Figures compare neighbouring turns: the median of their ratios (or, below 1 MB, of their
+differences) with its 95 % interval. Demanded: busbw within 3 % from 1 MB on, times within 10 us
+below; the exit code is 1 if that is not met. Takes about 25 minutes.
 """
 
 from __future__ import annotations
@@ -139,11 +139,11 @@ def demands(results: dict[str, Any]) -> list[Demand]:
         size, ratio, apart = row["size_bytes"], floor / ours, ours - floor
         what = f"all-reduce of {size:,} bytes, {results['ranks']} ranks: "
         if size >= LARGE_BYTES:
-            what += "busbw over that of the C++ loop"
+            what += "busbw divided by that of the C++ loop"
             figure, asked = f"{np.median(ratio):.3f} [{_interval(ratio, 3)}]", f"1 +- {MOST_SHARE}"
             met = abs(float(np.median(ratio)) - 1) <= MOST_SHARE
         else:
-            what += "time less that of the C++ loop"
+            what += "time minus that of the C++ loop"
             figure = f"{np.median(apart):.1f} us [{_interval(apart, 1)}]"
             asked, met = f"0 +- {MOST_US:g} us", abs(float(np.median(apart))) <= MOST_US
         found.append(Demand(what, figure, asked, met))

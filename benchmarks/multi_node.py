@@ -1,12 +1,12 @@
-"""What several hosts put on the wire: the run table against the interfaces' counters.
+"""Compares the bytes in the run table of several hosts with the interfaces' counters.
 
     PYTHONPATH=. python benchmarks/multi_node.py --results multi_node.json
 
 Hosts are network namespaces joined by links of 1 Gbit/s; each starts ``commprof run --nnodes`` with
-its number. Of every world size the table holds what the recorded collectives sent from host to
-host, what the interfaces counted, and their difference, which must be within 2 %: else the exit
-code is 1. Numbers of hosts that stand in the results file already are not run again. Needs root; a
-minute each.
+its number. For every world size the table has the bytes that the recorded collectives sent from
+host to host, the bytes that the interfaces counted, and their difference, which must be within
+2 %; otherwise the exit code is 1. Numbers of hosts in the results file are not run again. Needs
+root, and takes a minute for each.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def demands(found: dict[str, Any]) -> list[Demand]:
     """What is asked of each world size, and of which numbers of hosts."""
     asked = [
         Demand(
-            f"{row['ranks']} ranks on {row['hosts']} hosts: interfaces' counters over records",
+            f"{row['ranks']} ranks on {row['hosts']} hosts: interface counters against records",
             f"{row['difference']:+.2%}",
             f"within {MOST_APART:.0%}",
             abs(row["difference"]) <= MOST_APART,

@@ -1,4 +1,4 @@
-"""What the backend `commprof` gains over gloo here: every figure is a ratio of things in turns.
+"""Measures the gain of the backend `commprof` over gloo, as ratios of alternating measurements.
 
     PYTHONPATH=. python benchmarks/shared_memory.py all_reduce
     PYTHONPATH=. python benchmarks/shared_memory.py ddp
@@ -6,10 +6,10 @@
     PYTHONPATH=. python benchmarks/shared_memory.py faults
 
 One thread per rank. More ranks than cores measure how ranks share cores, on both sides of a ratio.
-`hosts` makes hosts out of network namespaces, which takes root; their links use Reno (see
-rank_launch.py). `faults` builds the core's test.
-With --json FILE each part keeps its figures there, beside those of the other parts. The exit code
-is 1 where a demand on a part is not met, as by points that were not measured.
+`hosts` makes hosts out of network namespaces, which needs root; their links use Reno (see
+rank_launch.py). `faults` builds the core's test. With --json FILE each part writes its figures to
+FILE, which keeps those of the other parts. The exit code is 1 if a demand on a part is not met, or
+a point was not measured.
 """
 
 from __future__ import annotations
@@ -97,12 +97,12 @@ def all_reduce_demands(figures: dict[str, Any]) -> list[Demand]:
         ranks, size = map(int, name.split())
         if size in LEAST:
             gains = np.array(times["gloo"]) / times["commprof"]
-            what = f"all-reduce of {size:,} bytes, {ranks} ranks: gloo over ours"
+            what = f"all-reduce of {size:,} bytes, {ranks} ranks: gloo's time / ours"
             between = median_interval(gains)
             found.append(at_least(what, float(np.median(gains)), LEAST[size], "x", between))
         if (ranks, size) == (PASSING_RANKS, PASSED):
             passes = np.array(times["commprof"]) / times["read and write"]
-            what = f"all-reduce of {size:,} bytes, {ranks} ranks: ours over a pass over the data"
+            what = f"all-reduce of {size:,} bytes, {ranks} ranks: our time / a pass over the data"
             between = median_interval(passes)
             found.append(at_most(what, float(np.median(passes)), MOST_PASSES, "x", between))
     return [*found, _complete(figures, [f"{ranks} {size}" for ranks in RANKS for size in SIZES])]
@@ -139,11 +139,11 @@ def ddp_demands(figures: dict[str, Any]) -> list[Demand]:
         alone, gloo, ours = (np.array(times[key]) for key in ("no communication", *GROUPS))
         above, below = gloo - alone, ours - alone
         value = ratio_of(np.median(above), np.median(below))
-        what = f"DDP, {name} ranks: communication time, gloo over ours"
+        what = f"DDP, {name} ranks: communication time, gloo / ours"
         between = ratio_interval(above, below)
         found.append(at_least(what, value, LEAST_COMMUNICATION, "x", between))
         shorter = 1 - float(np.median(ours / gloo))
-        what = f"DDP, {name} ranks: step, gloo over ours ({shorter:.1%} shorter)"
+        what = f"DDP, {name} ranks: step time, gloo / ours ({shorter:.1%} shorter)"
         step = gloo / ours
         found.append(at_least(what, float(np.median(step)), 1, "x", median_interval(step), ".3f"))
     wanted = [f"{model} {ranks}" for model in MODELS for ranks in DDP_RANKS]
@@ -183,7 +183,7 @@ def hosts_demands(figures: dict[str, Any]) -> list[Demand]:
         gloo, ours = (times[key] for key in GROUPS)
         gains = np.array(gloo["ms"]) / ours["ms"]
         value, between = float(np.median(gains)), median_interval(gains)
-        what = f"{where}: gloo over ours"
+        what = f"{where}: gloo's time / ours"
         least = LEAST_BETWEEN_HOSTS.get((rate, int(ranks)))
         if least is None:
             figure = f"{value:.2f}x [{between[0]:.2f}, {between[1]:.2f}]"
@@ -191,7 +191,7 @@ def hosts_demands(figures: dict[str, Any]) -> list[Demand]:
         else:
             found.append(at_least(what, value, least, "x", between))
         for direction in ("sent", "received"):
-            what = f"{where}: bytes {direction} over the least that an all-reduce can"
+            what = f"{where}: bytes {direction} / the least that an all-reduce needs"
             found.append(at_most(what, _per_byte(ours, direction), MOST_SENT, form=".4f"))
     wanted = [f"{rate} {ranks}" for rate in RATES for ranks in RANKS_PER_HOST]
     return [*found, _complete(figures, wanted)]

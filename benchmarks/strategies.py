@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""transformer, resnet50 and lora under ddp and fsdp at 1, 2 and 4 ranks: one command each.
+"""Runs transformer, resnet50 and lora under ddp and fsdp at 1, 2 and 4 ranks, one command each.
 
-Takes about four minutes on two cores. What was measured goes into a JSON file as it is done, so a
-second call goes on where the first was stopped; `python -m tools.make_measured` then writes the
-table of docs/measured.md anew. The tables are printed, with --from those of such a file, and
-nothing is run. The exit code is 1 where a setting is missing, or where an operation's bytes are not
-those of the theory, or were not held against it. What lora needs is looked for before anything is
-run or overwritten.
+Takes about four minutes on two cores. Results are written to a JSON file as they are measured, so a
+second call continues where the first was stopped; `python -m tools.make_measured` then updates the
+table of docs/measured.md. The tables are printed; with --from FILE those of FILE, and nothing is
+run. The exit code is 1 if a setting is missing, or if an operation's bytes differ from the theory
+or were not compared with it. lora's requirements are checked before anything is run or overwritten.
 """
 
 from __future__ import annotations
@@ -117,7 +116,7 @@ def demands(results: dict[str, Any]) -> list[Demand]:
             setting = (name, check["strategy"], check["world_size"])
             agreements.setdefault(setting, []).append(bool(check["agrees"]))
     agree = sum(bool(found) and all(found) for found in agreements.values())
-    what = "settings each of whose operations has the bytes per step of the theory"
+    what = "settings whose operations all have the theoretical bytes per step"
     return [
         of_all("settings measured", len(measured), len(all_settings()), len(all_settings())),
         of_all(what, agree, len(agreements), len(agreements)),

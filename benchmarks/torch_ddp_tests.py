@@ -1,20 +1,20 @@
-"""PyTorch's own tests of DistributedDataParallel over gloo, with commprof attached and without.
+"""Runs PyTorch's own tests of DistributedDataParallel over gloo, with commprof and without.
 
     python benchmarks/torch_ddp_tests.py                     all of them, both ways
     python benchmarks/torch_ddp_tests.py --only NAME,NAME    these
-    python benchmarks/torch_ddp_tests.py --resume FILE       go on with what FILE has not yet
+    python benchmarks/torch_ddp_tests.py --resume FILE       the tests that FILE lacks
     python benchmarks/torch_ddp_tests.py --counts            write results/torch_ddp_tests.json
 
-An installed torch ships some of its tests, in ``torch.testing._internal.distributed``: here run
-those of ``distributed_test``; those over RPC of ``ddp_under_dist_autograd_test``, whose names have
-their class in front and which choose a world size of 4 or 6 themselves; and of ``rpc.rpc_test`` the
-one with a DDP model. ``test_c10d_gloo.py`` and the other files of PyTorch's own ``test`` directory
-are not installed with torch, and so not run.
+An installed torch ships some of its tests, in ``torch.testing._internal.distributed``. This
+benchmark runs those of ``distributed_test``; those over RPC of ``ddp_under_dist_autograd_test``,
+whose names have their class in front and which choose a world size of 4 or 6 themselves; and the
+one test of ``rpc.rpc_test`` with a DDP model. ``test_c10d_gloo.py`` and the other files of
+PyTorch's own ``test`` directory are not installed with torch, and so not run.
 
-Each test runs in processes of its own. "With" means: capture runs from ``init_process_group`` on,
+Each test runs in its own processes. "With" means: capture runs from ``init_process_group`` on,
 and ``commprof.attach`` is called on every DDP model as it is made, before the test sees it. A test
-counts as the same if it passes, fails or is skipped both ways. A test that fails without
-commprof fails on this machine: it says nothing about commprof, and is listed.
+counts as the same if it passes, fails or is skipped both ways. A test that also fails without
+commprof is no evidence about commprof, and is listed.
 """
 
 from __future__ import annotations

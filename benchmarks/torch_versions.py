@@ -198,7 +198,9 @@ def name(figures: Mapping[str, Any]) -> str:
 def demands(parts: Parts) -> list[Demand]:
     """Every version builds, or it would have no figures; and fails no test."""
     built = {figures["torch"].rsplit(".", 1)[0] for figures in parts.values()}
-    found = [of_all("PyTorch minors that it is built for", len(built), len(MINORS), len(MINORS))]
+    found = [
+        of_all("PyTorch minors for which commprof builds", len(built), len(MINORS), len(MINORS))
+    ]
     for name, figures in _ordered(parts):
         failed = figures["tests"]["failed"]
         what = ": ".join([f"{name}, tests that fail", *failed])

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes docs/measured.md from benchmarks/results: `python -m tools.make_measured`.
 
-Each benchmark knows what is asked of its figures; this page sets both side by side, and says where
-nothing is measured yet. Run it again when a file of results comes or changes.
+Each benchmark has demands on its figures; this page shows both, and the demands that have no figure
+yet. Run it again when a file of results is added or changes.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ GAP = "..."
 HEAD = """\
 # What was measured
 
-What the benchmarks are asked to show, and what they showed. `python -m tools.make_measured` writes
-this page from `benchmarks/results`, and a test compares the two. A row stands for *n* demands of
-one kind, with the least and the largest figure; a demand that is not met has a row of its own.
-Those files have every figure with its interval, and the commit that was measured. `PYTHONPATH=.
-python benchmarks/SCRIPT` measures again, prints each demand, and exits with 1 where one is not met.
+The demands on the benchmarks' figures, and the figures. `python -m tools.make_measured` writes this
+page from `benchmarks/results`, and a test compares the two. A row stands for *n* demands of one
+kind, with the least and the largest figure; a demand that is not met has a row of its own. The
+files of results have every figure with its interval, and the commit that was measured.
+`PYTHONPATH=. python benchmarks/SCRIPT` measures again, prints each demand, and exits with 1 if one
+is not met.
 
 """
 

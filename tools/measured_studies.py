@@ -33,10 +33,10 @@ from benchmarks.predictions import predict_error, predict_intervals, predict_sha
 
 
 def step_ratios(path: Path) -> str:
-    """All ways of watching beside the control, at 1 and 2 ranks, by each clock."""
+    """Tables of all recording modes and the control, at 1 and 2 ranks, per clock."""
     results = read_json(path)
     shown = [
-        f"{name}, over that of processes without commprof [95 %]:\n\n{squeezed(table)}"
+        f"{name}, divided by that of processes without commprof [95 %]:\n\n{squeezed(table)}"
         for clock, name in overhead.CLOCKS.items()
         if (table := overhead.table(results, clock, "github"))
     ]
@@ -65,7 +65,7 @@ def strategy_rows(path: Path) -> str:
     if spread > strategies.BUSY:
         lines.append(
             f"The machine was busy: the interquartile range is up to {spread:.0%} of the median "
-            "step. Bytes and memory hold; times and what follows from them do not."
+            "step. Bytes and memory are valid; times and figures that follow from them are not."
         )
     return "\n\n".join(lines)
 
@@ -105,7 +105,7 @@ def torch_ddp_tests(path: Path) -> list[Demand]:
     for name, counts in read_json(path)["modules"].items():
         same = counts["run"] - len(counts["different"])
         passed = f"{counts['passed_without']} pass without, {counts['passed_with']} with"
-        what = f"{name}, tests that end alike with and without ({passed})"
+        what = f"{name}, tests with the same outcome with and without commprof ({passed})"
         found.append(of_all(what, same, counts["run"], counts["listed"]))
     return found
 
@@ -178,7 +178,7 @@ PREDICTIONS = f"{RESULTS}/predictions"
 GROUPS: dict[str, tuple[Study, ...]] = {
     "Attribution": (
         Study(
-            "Exposed time, less a rank's lead, against a simulation of 20 known schedules",
+            "Exposed time, minus a rank's lead, compared with a simulation of 20 known schedules",
             "known_schedules.jsonl",
             f"attribution/known_schedules.py --results {RESULTS}/known_schedules.jsonl",
             ("error at most 1 % of the step in the median", "at most 3 % at worst"),
@@ -188,7 +188,7 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             "A late rank, in 50 seeded runs with one and 50 without",
             "late_rank.jsonl",
             f"attribution/late_rank.py --results {RESULTS}/late_rank.jsonl",
-            ("named in 50 of 50", "its phase in 48 of 50", "nobody in 48 of 50 clean runs"),
+            ("named in 50 of 50", "its phase in 48 of 50", "no rank in 48 of 50 clean runs"),
             rows_of(late_rank.demands),
         ),
         Study(
@@ -199,14 +199,14 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             rows_of(blame.demands),
         ),
         Study(
-            "Clean runs and pairs of equal runs of 2 and 4 ranks, beside two busy processes",
+            "Clean runs and pairs of equal runs of 2 and 4 ranks, next to two busy processes",
             "busy_machine.jsonl",
             f"attribution/busy_machine.py --results {RESULTS}/busy_machine.jsonl",
-            ("nobody named in 38 of 40", "38 of 40 pairs compare as equal, part by part"),
+            ("no rank named in 38 of 40", "38 of 40 pairs compare as equal, part by part"),
             rows_of(busy_machine.demands),
         ),
         Study(
-            "What watching costs a step, against processes without commprof in turns",
+            "Cost of recording for a step, in turns with processes without commprof",
             "overhead.json",
             f"own_cost/overhead.py --json {RESULTS}/overhead.json",
             (
@@ -218,14 +218,14 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             beside=step_ratios,
         ),
         Study(
-            "Intervals of what watching costs, where nothing differs",
+            "Intervals of the cost of recording if nothing differs",
             "overhead.json",
             f"own_cost/overhead.py --json {RESULTS}/overhead.json",
-            ("200 A/A blocks: the 95 % interval holds 1 in 93 to 97 %",),
+            ("200 A/A blocks: the 95 % interval contains 1 in 93 to 97 %",),
             object_of(overhead.calibration_demands),
         ),
         Study(
-            "What watching costs a collective",
+            "Cost of recording for a collective",
             "overhead.json",
             f"own_cost/overhead.py --json {RESULTS}/overhead.json",
             ("at most 1 us on the fake backend",),
@@ -243,10 +243,10 @@ GROUPS: dict[str, tuple[Study, ...]] = {
         compression(
             "kernels",
             "Kernels on one thread",
-            "exact top-K 1 % over torch.topk at least 50x at 1 to 100 MB",
-            "exact top-K over one read of the buffer at most 2.0x at 25 MB, 1.3x at 100 MB",
-            "top-K with error feedback over r += g at most 1.8x from 25 MB on; torch code 30x",
-            "int8 with error feedback over memcpy at most 1.3x from 25 MB on; torch code 6x",
+            "torch.topk / exact top-K 1 % at least 50x at 1 to 100 MB",
+            "exact top-K / one read of the buffer at most 2.0x at 25 MB, 1.3x at 100 MB",
+            "top-K with feedback / r += g at most 1.8x from 25 MB on; torch code / it 30x or more",
+            "int8 with feedback / memcpy at most 1.3x from 25 MB on; torch code / it 6x or more",
         ),
         compression("sum", "16-bit sum", "at least 8x gloo's fp16 sum per element"),
         compression(
@@ -257,14 +257,14 @@ GROUPS: dict[str, tuple[Study, ...]] = {
         compression(
             "exchange",
             "A bucket between two ranks",
-            "25 MB at 1 Gbit/s over fp32: 16-bit at least 1.9x, int8 3.6x, top-K 1 % 20x",
+            "25 MB at 1 Gbit/s, fp32 / hook: 16-bit at least 1.9x, int8 3.6x, top-K 1 % 20x",
             "25 MB at 10 Gbit/s: 16-bit at least 1.6x, int8 1.8x; 16-bit 1.2x torch's fp16 hook",
             "100 MB on loopback: 16-bit at least 1.7x torch's fp16 hook, top-K 1 % 3x fp32",
             "bytes reported are those counted within 2 %; top-K at most 4.1 bytes per entry",
         ),
         compression(
             "accuracy",
-            "Real gradients of 8 ranks against the fp64 mean",
+            "Real gradients of 8 ranks compared with the fp64 mean",
             "fp16 error at most 0.6x torch's fp16 hook; int8 at most 1e-2",
         ),
         compression(
@@ -276,20 +276,20 @@ GROUPS: dict[str, tuple[Study, ...]] = {
     "Shared memory": (
         shared(
             "all_reduce",
-            "All-reduce on one host against gloo",
+            "All-reduce on one host compared with gloo",
             "4 KB at least 6x, 1 MB 5x, 25 MB and 100 MB 3x, at 2, 4 and 8 ranks",
             "100 MB at 2 ranks at most 3.5x a pass of all ranks over their data",
         ),
         shared(
             "ddp",
-            "A DDP step against plain DDP on gloo",
+            "A DDP step compared with plain DDP on gloo",
             "communication time at least 3x less, transformer and 25M parameters, 2 and 4 ranks",
             "step time never worse, and the gain stated",
         ),
         shared(
             "hosts",
             "All-reduce of 25 MB over two hosts",
-            "bytes on the link at the least that an all-reduce can",
+            "bytes on the link at the least that an all-reduce needs",
             "faster than gloo at every point; at least 1.8x at 1 Gbit/s with 4 ranks per host",
         ),
         shared(
@@ -300,7 +300,7 @@ GROUPS: dict[str, tuple[Study, ...]] = {
     ),
     "Microbenchmark and predictions": (
         Study(
-            "The microbenchmark against the least C++ loop over the same group",
+            "The microbenchmark compared with a minimal C++ loop over the same group",
             "microbench_floor.json",
             f"microbench_floor.py --json {RESULTS}/microbench_floor.json",
             ("busbw within 3 % from 1 MB on", "within 10 us below"),
@@ -340,7 +340,7 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             "Intervals of predicted steps, at ranks and bucket caps that were then run",
             "predictions/predict_intervals.jsonl",
             f"predictions/predict_intervals.py --results {PREDICTIONS}/predict_intervals.jsonl",
-            ("at least 95 of 100 intervals hold the measured step",),
+            ("at least 95 of 100 intervals contain the measured step",),
             rows_of(predict_intervals.demands),
         ),
     ),
@@ -354,7 +354,7 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             rows_of(trial_truth_demands.demands),
         ),
         Study(
-            "The same of trials of FSDP2's settings",
+            "Verdicts of trials of FSDP2's settings whose answer is known",
             "predictions/trial_truth_sharded.jsonl",
             "predictions/trial_truth.py all --sharded --out DIR; "
             f"cp DIR/results.jsonl {PREDICTIONS}/trial_truth_sharded.jsonl",
@@ -364,7 +364,7 @@ GROUPS: dict[str, tuple[Study, ...]] = {
     ),
     "Launching": (
         Study(
-            "What several hosts put on the wire",
+            "Bytes that several hosts send",
             "multi_node.json",
             f"multi_node.py --results {RESULTS}/multi_node.json",
             ("2 and 4 hosts: link use and the interfaces' counters agree within 2 %",),
@@ -391,7 +391,7 @@ GROUPS: dict[str, tuple[Study, ...]] = {
     ),
     "Watching and surviving": (
         Study(
-            "What live metrics cost a step",
+            "Cost of live metrics for a step",
             "live_overhead.json",
             f"own_cost/live_overhead.py --json {RESULTS}/live_overhead.json",
             ("upper end of wall time's interval at most 1.01 at 2 and 4 ranks",),

@@ -1,18 +1,18 @@
-"""Is the rank found at which waiting began, and what it did? Real jobs with one known cause each.
+"""Tests if the report finds the rank and cause of waiting, in real jobs with one known cause each.
 
     PYTHONPATH=. python benchmarks/attribution/blame.py --results blame.jsonl
 
 Runs the 60 scenarios of ``tests/support/builders/blame.py`` on real gloo ranks of this machine, two
 to four each: a late root with a later leaf, late senders and receivers, chains of groups, HSDP,
-pipelines, ranks in turn, every fifth step, stopped and throttled processes, slow links. Every other
-one computes, in the others compute sleeps. A throttled rank needs cgroup v1 (root); without it
-these scenarios are left out. What began as run delay counts only where a rank is throttled, as the
-report has it. Scenarios in the results file are not repeated. Prints a line each, how often rank
-and cause were right, and whether the costs add up to all waiting; ends with 1 where a demand is not
-met.
+pipelines, ranks in turn, every fifth step, stopped and throttled processes, slow links. In every
+other scenario ranks compute, in the rest they sleep instead. A throttled rank needs cgroup v1
+(root); without it these scenarios are left out. As in the report, waiting that began as run delay
+counts only if a rank is throttled. Scenarios in the results file are not repeated. Prints a line
+per scenario, how often rank and cause were right, and whether the costs add up to all waiting;
+exits with 1 if a demand is not met.
 
-``--clean 10`` runs symmetric jobs of two computing ranks instead, with ``--load`` busy loops beside
-them, and counts those in which a rank is named.
+``--clean 10`` runs symmetric jobs of two computing ranks instead, next to ``--load`` busy loops,
+and counts the jobs in which a rank is named.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def _clean(runs: int, load: int) -> int:
         for each in busy:
             each.kill()
             each.wait()
-    return judged([of_all("clean runs in which nobody is named", runs - named, runs, runs)])
+    return judged([of_all("clean runs in which no rank is named", runs - named, runs, runs)])
 
 
 if __name__ == "__main__":

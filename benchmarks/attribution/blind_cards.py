@@ -1,19 +1,19 @@
-"""Cards of real runs with one known cause each, for readers who know nothing of the tool.
+"""Makes report cards of real runs with one known cause each, for readers new to the tool.
 
     PYTHONPATH=. python benchmarks/attribution/blind_cards.py --output cards
 
 Each run trains the workload ``timed``, whose compute sleeps, with one of eight causes: a rank late
 in its data phase, a slow rank, a slow link between hosts, tiny buckets, an exchange that overlaps
-nothing, a process that is stopped now and then, the wrong network interface, or nothing wrong. Its
-sizes are drawn by lot, and its script and arguments do not tell the cause. OUTPUT/NN.txt holds a
-card, OUTPUT/key.json the causes; give the cards to readers with the list of causes, and hold their
-answers, {"01": "slow rank", ...}, against the key:
+nothing, a process that is stopped now and then, the wrong network interface, or nothing wrong.
+Sizes are random, and script and arguments do not reveal the cause. OUTPUT/NN.txt has a card,
+OUTPUT/key.json the causes; give the cards to readers with the list of causes, and compare their
+answers, {"01": "slow rank", ...}, with the key:
 
     PYTHONPATH=. python benchmarks/attribution/blind_cards.py --output cards --answers answers.json
 
-Hosts are network namespaces, so it needs root; ten seconds a run. A run that failed is told and
-left out; numbers whose card is there already are not run again. ``--again`` renders the cards of
-the recorded runs anew.
+Hosts are network namespaces, which need root; a run takes ten seconds. Failed runs are reported and
+left out; numbers that have a card are not run again. ``--again`` renders the cards of recorded runs
+again.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Does a busy machine make commprof accuse a rank, or tell two equal runs apart?
+"""Tests that on a busy machine commprof names no rank and finds two equal runs equal.
 
     PYTHONPATH=. python benchmarks/attribution/busy_machine.py --results busy_machine.jsonl
 
-Trains a symmetric job twice, one run after the other, while two processes beside it do nothing but
-keep a core busy each: 20 pairs of 2 ranks and 20 of 4, on a machine of two cores. No rank of such a
-run is at fault, so the report of a pair's first run must name nobody; and nothing changed between
-the two, so `commprof compare` must not tell them apart. At its 5 % that happens by chance in 2 of
-40 pairs. Pairs that stand in the results file are not repeated. Ends with a line per demand, and
-with 1 where one is not met.
+Trains a symmetric job twice, one run after the other, while two other processes keep a core busy
+each: 20 pairs of 2 ranks and 20 of 4, on a machine of two cores. No rank of such a run is at fault,
+so the report of a pair's first run must name none; and nothing changed between the two runs, so
+`commprof compare` must find no difference. At its 5 % level chance makes one in 2 of 40 pairs.
+Pairs in the results file are not repeated. Prints a line per demand, and exits with 1 if one is not
+met.
 """
 
 from __future__ import annotations
@@ -58,9 +58,15 @@ def demands(rows: list[dict[str, Any]]) -> list[Demand]:
     steps = sum(not row["step_changed"] for row in rows)
     all_equal = sum(not row["step_changed"] and not row["changed"] for row in rows)
     return [
-        of_all("clean runs on a busy machine in which nobody is named", nobody, len(rows), 40, 38),
+        of_all("clean runs on a busy machine in which no rank is named", nobody, len(rows), 40, 38),
         of_all("pairs of equal runs whose step compares as equal", steps, len(rows), 40, 38),
-        of_all("and every part and collective with it", all_equal, len(rows), 40, 38),
+        of_all(
+            "pairs equal in every part and collective too",
+            all_equal,
+            len(rows),
+            40,
+            38,
+        ),
     ]
 
 

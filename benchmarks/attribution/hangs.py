@@ -1,12 +1,12 @@
-"""Is a rank that hangs named, how soon, and does the job go on? Seeded tries of known truth.
+"""Tests if a hanging rank is named, how soon, and if the job then continues, in seeded tries.
 
     PYTHONPATH=. python benchmarks/attribution/hangs.py --tries 20 --results hangs.jsonl
 
 Each try trains the `timed` workload, which sleeps, on 2 to 8 ranks under the watchdog with a
 threshold of 2 s, stops one rank (SIGSTOP) at a moment drawn from the seed, waits for the stacks
-and lets it go on. An undisturbed run of as many ranks says what the job should have come to. Every
-third try is in always-on mode. Tries that stand in the results file already are not repeated. The
-exit code is 1 where a demand is not met, as by fewer tries than are asked for.
+and resumes the rank. An undisturbed run of as many ranks gives the expected result of the job.
+Every third try is in always-on mode. Tries in the results file are not repeated. The exit code is 1
+if a demand is not met, or tries are missing.
 """
 
 from __future__ import annotations
@@ -94,9 +94,9 @@ def demands(rows: list[dict[str, Any]]) -> list[Demand]:
     late_s = [row["beyond_threshold_s"] if row["right"] else None for row in rows]
     soon = [late is not None and late < SOON_S for late in late_s]
     counts = {
-        "the rank that hangs named, and no other": sum(row["right"] for row in rows),
-        f"and that within {SOON_S:g} s of the threshold": sum(soon),
-        "its stacks in the run directory": sum(row["has_stacks"] for row in rows),
+        "the hanging rank named, and no other": sum(row["right"] for row in rows),
+        f"named within {SOON_S:g} s of the threshold": sum(soon),
+        "stacks of the hanging rank in the run directory": sum(row["has_stacks"] for row in rows),
     }
     return [of_all(what, found, len(rows), TRIES) for what, found in counts.items()]
 

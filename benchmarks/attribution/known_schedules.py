@@ -1,13 +1,13 @@
-"""Measured exposed time against a simulation of the known schedule, on links of a known rate.
+"""Compares measured exposed time with a simulation of the known schedule on links of known rate.
 
     PYTHONPATH=. python benchmarks/attribution/known_schedules.py --schedules 20
 
 The `timed` workload sleeps through known lengths and exchanges known bytes, one bucket a layer,
-between hosts that are network namespaces with a rate limit (which takes root). What the event
-simulation says of that schedule, by arithmetic alone, is the truth; the error is in percent of the
-step. A rank's lead over the last rank, by the workload's own stamps, is taken off what it measured.
-Schedules that stand in the results file already are not run again. The exit code is 1 where a
-demand is not met, as by fewer schedules than are asked for.
+between hosts that are network namespaces with a rate limit (which needs root). The event simulation
+of that schedule, which is arithmetic alone, gives the truth; the error is in percent of the step. A
+rank's lead over the last rank, according to the workload's own timestamps, is subtracted from its
+measured time. Schedules in the results file are not run again. The exit code is 1 if a demand is
+not met, or schedules are missing.
 """
 
 from __future__ import annotations

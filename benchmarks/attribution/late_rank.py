@@ -1,13 +1,13 @@
-"""Is the late rank named, and where its lateness came from? Seeded runs whose truth is known.
+"""Tests if a late rank is named, with the phase that makes it late, in seeded runs.
 
     PYTHONPATH=. python benchmarks/attribution/late_rank.py --late 50 --clean 50
         --results late_rank.jsonl
 
 Each run trains the `timed` workload, which sleeps, so that 8 ranks fit on 2 cores. Half of the
 runs have a late rank: 2 to 8 ranks, the rank, the phase that it lengthens and 5 to 50 ms are
-drawn from the seed; or its process is stopped for that long, which is to be named a host pause.
-Runs that stand in the results file already are not repeated. Ends with a line per demand, and
-with 1 where one is not met.
+drawn from the seed; or its process is stopped for that long, which must be named a host pause.
+Runs in the results file are not repeated. Prints a line per demand, and exits with 1 if one is not
+met.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def demands(rows: list[dict[str, Any]]) -> list[Demand]:
     nobody = sum("named" not in row for row in clean)
     return [
         of_all("late rank named", len(named), len(late), WANTED),
-        of_all("and its phase with it", right, len(late), WANTED, LEAST),
-        of_all("clean runs in which nobody is named", nobody, len(clean), WANTED, LEAST),
+        of_all("late rank named with its phase", right, len(late), WANTED, LEAST),
+        of_all("clean runs in which no rank is named", nobody, len(clean), WANTED, LEAST),
     ]
 
 

@@ -1,19 +1,20 @@
-"""Do commprof and torch.profiler say the same of one job? Both record it at once.
+"""Compares commprof with torch.profiler on jobs that both record at once.
 
     PYTHONPATH=. python benchmarks/attribution/two_instruments.py
 
-Three workloads on gloo, on 2 and on 4 ranks: all-reduces alone, collectives beside operators, and
+Three workloads on gloo, on 2 and on 4 ranks: all-reduces alone, collectives during operators, and
 DDP. Both recordings go through the same analysis. Prints per rank the mean step, and how much
-longer exposed time and waiting are by torch.profiler: median over the steps, in % of the step.
-Beside that, how long waits went on after their collective was done, as commprof recorded it, and
-how long the thread could run and had no core, by the kernel's own count, which neither uses here.
-Ends with a line per demand: the same collectives of each step one to one, and exposed time within
-1 % of the step, in all and while a collective was in flight; and with 1 where one is not met.
+longer exposed time and waiting are according to torch.profiler: median over the steps, in % of the
+step. In addition it prints how long waits lasted after their collective was done, as commprof
+recorded it, and how long the thread was runnable without a core, as the kernel counted it; neither
+recording uses that count. Then it prints a line per demand: the same collectives in each step, and
+exposed time within 1 % of the step, in all and while a collective was in flight. Exits with 1 if a
+demand is not met.
 
 A rank without a core of its own stands still after its collective is done: commprof sees that in
-the wait that does not return, and torch.profiler does not. With more ranks than cores operators
-therefore sleep, and tensors are small, as if each rank computed on a device; ``--crowded`` lets
-them compete for the cores.
+the wait that does not return, and torch.profiler does not. With more ranks than cores, operators
+therefore sleep, and tensors are small, as if each rank computed on a device; with ``--crowded``
+they compete for the cores.
 """
 
 from __future__ import annotations
@@ -87,9 +88,14 @@ def _compared(workload: str, ranks: int, rests: bool) -> list[Demand]:
     other = lacking.total()
     most, in_flight = (float(np.abs(more[part]).max()) for part in ("exposed", "in flight"))
     return [
-        at_most(f"{name}: collectives a step that one of both lacks", float(other), 0),
-        at_most(f"{name}: exposed differs by", most, MOST_PERCENT, " %"),
-        at_most(f"{name}: while collectives were in flight by", in_flight, MOST_PERCENT, " %"),
+        at_most(f"{name}: collectives per step that one recording lacks", float(other), 0),
+        at_most(f"{name}: difference in exposed time", most, MOST_PERCENT, " %"),
+        at_most(
+            f"{name}: difference in exposed time with collectives in flight",
+            in_flight,
+            MOST_PERCENT,
+            " %",
+        ),
     ]
 
 

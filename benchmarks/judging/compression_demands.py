@@ -1,4 +1,4 @@
-"""What is asked of the figures of ``compression.py``, part by part."""
+"""Demands on the figures of ``compression.py``, by part."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GAINS: dict[str, dict[str, dict[str, float]]] = {
     },
     "loopback 100 MB": {TORCH: dict.fromkeys(SIXTEEN_BIT, 1.7), PLAIN: {TOP_K: 3}},
 }
-#: Counted over reported bytes may differ by so much; loopback counts what both ranks send.
+#: Allowed difference of counted from reported bytes; loopback counts both ranks' bytes.
 SAME_BYTES = 0.02
 MOST_BYTES_PER_ENTRY = 4.1
 LEAST_SUM = 8.0
@@ -35,16 +35,16 @@ KERNEL_POINTS = 14
 
 
 def kernels(figures: Figures) -> list[Demand]:
-    """Ratios of "ours : other at ... MB", turned round where a least is asked."""
+    """Demands on ratios "ours : other", inverted if the demand is a least value."""
     found = []
     for what, row in figures.items():
         if not row["demand"]:
             continue
         limit, _, side = row["demand"].split()
         ours, other = what.split(" : ")
-        judge, turned = at_most, f"{ours} over {other}"
+        judge, turned = at_most, f"{ours} / {other}"
         if side == "least":
-            judge, turned = at_least, f"{other} over {ours}"
+            judge, turned = at_least, f"{other} / {ours}"
         quartiles = (row["low"], row["high"])
         found.append(
             judge(f"kernel: {turned} (quartiles)", row["ratio"], float(limit), "x", quartiles)
@@ -53,13 +53,13 @@ def kernels(figures: Figures) -> list[Demand]:
 
 
 def exchange(figures: Figures) -> list[Demand]:
-    """Gains of the exchange alone by link, and the bytes that it took."""
+    """Demands on gains of the exchange alone, by link, and on its bytes."""
     found = []
     for where, asked in GAINS.items():
         for other, limits in asked.items() if where in figures else ():
             for name, limit in limits.items():
                 value, between = gain(figures[where], other, name)
-                what = f"bucket, {where}, 2 ranks: {other} over {name}"
+                what = f"bucket, {where}, 2 ranks: time of {other} / {name}"
                 found.append(at_least(what, value, limit, "x", between))
     for where, times in figures.items():
         if not where.startswith("loopback"):
@@ -69,10 +69,10 @@ def exchange(figures: Figures) -> list[Demand]:
 
 
 def gain(times: Figures, other: str, name: str) -> tuple[float, tuple[float, float]]:
-    """Median of other / median of name, each less the step without an exchange in its round.
+    """Median of other / median of name, each minus the step without an exchange in its round.
 
-    Not the median of the rounds' ratios: a round in which that step was slow may leave nothing,
-    or less, of a short exchange, and would count as if it had been long.
+    The median of the rounds' ratios is not used: if the step without an exchange is slow in a
+    round, nothing or less is left of a short exchange.
     """
     without = np.array(times["nothing"]["ms"])
     above, below = (np.array(times[hook]["ms"]) - without for hook in (other, name))
@@ -80,12 +80,12 @@ def gain(times: Figures, other: str, name: str) -> tuple[float, tuple[float, flo
 
 
 def wire_bytes(where: str, times: Figures) -> list[Demand]:
-    """What the hook says that it sent, against the interface and the entries of top-K."""
+    """Demands on the hook's reported bytes, compared with the interface and entries of top-K."""
     found = []
     for name, one in times.items():
         if one["wire_bytes"]:
             counted = float(np.median(one["bytes"])) / one["wire_bytes"] - 1
-            what = f"bucket, {where}: {name}, bytes counted on the interface over reported"
+            what = f"bucket, {where}: {name}, bytes counted on the interface against reported"
             figure = f"{counted:+.2%}"
             asked = f"within {SAME_BYTES:.0%}"
             found.append(Demand(what, figure, asked, abs(counted) <= SAME_BYTES))
@@ -97,23 +97,23 @@ def wire_bytes(where: str, times: Figures) -> list[Demand]:
 
 
 def sums(figures: Figures) -> list[Demand]:
-    """gloo's sum of halves, which is what halves take more than as many bytes, over ours."""
+    """Demand on gloo's time to sum halves (beyond as many bytes of uint8), divided by ours."""
     gloo = np.array(figures["fp16_ms"]) - np.array(figures["uint8_ms"])
     gloo_ns = gloo / figures["elements_summed"]
     ours_ns = np.array(figures["ours_ms"]) / figures["ours_elements"]
     value = ratio_of(np.median(gloo_ns), np.median(ours_ns))
     between = ratio_interval(gloo_ns, ours_ns)
-    what = "16-bit sum per element: gloo's over ours"
+    what = "16-bit sum, time per element: gloo / ours"
     return [at_least(what, value, LEAST_SUM, "x", between)]
 
 
 def powersgd(figures: Figures) -> list[Demand]:
-    """What torch's hook adds to a step over what ours does."""
+    """Demands on the time that torch's hook adds to a step, divided by that of ours."""
     found = []
     for name, times in figures.items():
         size, rank = name.split()
         ratios = np.array(times["torch"]) / np.array(times["ours"])
-        what = f"PowerSGD of rank {rank}, {float(size):g} MB: torch's hook over ours"
+        what = f"PowerSGD of rank {rank}, {float(size):g} MB: time of torch's hook / ours"
         between = median_interval(ratios)
         found.append(at_least(what, float(np.median(ratios)), LEAST_POWERSGD, "x", between))
     wanted = [f"{float(size)} {rank}" for size in POWERSGD_MB for rank in POWERSGD_RANKS]
@@ -122,32 +122,32 @@ def powersgd(figures: Figures) -> list[Demand]:
 
 
 def accuracy(figures: Figures) -> list[Demand]:
-    """Errors against the fp64 mean, and the same bits on all ranks."""
+    """Demands on errors compared with the fp64 mean, and on equal bits on all ranks."""
     errors = figures["errors"]
     share = errors["fp16"] / errors[TORCH]
     what = "relative L2 error, 8 ranks' real gradients: "
     same = "yes" if figures["identical"] else "no"
     return [
-        at_most(f"{what}fp16 over torch's fp16 hook", share, MOST_FP16_ERROR, "x", form=".3f"),
+        at_most(f"{what}fp16 / torch's fp16 hook", share, MOST_FP16_ERROR, "x", form=".3f"),
         at_most(f"{what}int8", errors["int8"], MOST_INT8_ERROR, form=".2e"),
         Demand("buckets equal on all ranks, bit for bit", same, "yes", figures["identical"]),
     ]
 
 
 def training(figures: Figures) -> list[Demand]:
-    """Mean loss of the last 20 steps: no seed further from plain DDP's than its seeds differ."""
+    """Demands on the mean loss of the last 20 steps, compared with plain DDP's over the seeds."""
     ends = {name: np.array(curves)[:, -20:].mean(axis=1) for name, curves in figures.items()}
     noise = float(ends[PLAIN].std(ddof=1))
     found = []
     for name in AS_GOOD_AS_PLAIN:
         worst = float(np.abs(ends[name] - ends[PLAIN]).max())
-        what = f"transformer, {name}: loss less plain DDP's of the same seed, largest of 3 seeds"
+        what = f"transformer, {name}: loss minus plain DDP's of the same seed, largest of 3 seeds"
         asked = f"within the standard deviation of plain DDP's over the seeds, {noise:.2g}"
         found.append(Demand(what, f"{worst:.2g}", asked, worst <= noise))
     lossy = {name: ends[name] for name in (TOP_K, "powersgd")}
     shown = ", ".join(f"{name} {end.mean():.4f}" for name, end in lossy.items())
     plain = f"plain {ends[PLAIN].mean():.4f}"
-    return [*found, Demand("mean loss of what loses more", f"{shown}; {plain}", "shown", True)]
+    return [*found, Demand("mean loss of lossier schemes", f"{shown}; {plain}", "shown", True)]
 
 
 DEMANDS: dict[str, Callable[[Figures], list[Demand]]] = {

@@ -1,4 +1,4 @@
-"""What a benchmark is asked to show: each figure beside its demand, and the exit code."""
+"""Demands on the figures of a benchmark, and the exit code that follows."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Demand:
-    """One demand and what was found."""
+    """One demand, with the figure that was measured."""
 
-    #: What was measured, setting included.
+    #: Name of the figure, with its setting.
     what: str
-    #: What was found, with its unit and, where it has one, its interval.
+    #: The figure with its unit and, if it has one, its interval.
     figure: str
-    #: What is demanded of it.
+    #: The demand on the figure.
     asked: str
     met: bool
 
     @property
     def verdict(self) -> str:
-        """As it is printed."""
+        """The word that is printed."""
         return "met" if self.met else "NOT met"
 
 
@@ -33,15 +33,15 @@ def at_least(
     between: Sequence[float] = (),
     form: str = ".2f",
 ) -> Demand:
-    """Met from ``limit`` on; NaN never is.
+    """Makes a demand that is met from ``limit`` on; NaN never meets it.
 
     Args:
         what: see :class:`Demand`.
         value: the figure.
-        limit: in the same unit.
-        unit: printed behind both, with its space if it wants one.
+        limit: the least value, in the same unit.
+        unit: printed after both, with a leading space if needed.
         between: low and high end of the value's interval, if it has one.
-        form: how the value is printed.
+        form: format of the value.
     """
     figure = _figure(value, unit, between, form)
     return Demand(what, figure, f"at least {limit:g}{unit}", value >= limit)
@@ -55,15 +55,16 @@ def at_most(
     between: Sequence[float] = (),
     form: str = ".2f",
 ) -> Demand:
-    """Met up to ``limit``; otherwise as :func:`at_least`."""
+    """Makes a demand that is met up to ``limit``; otherwise as :func:`at_least`."""
     figure = _figure(value, unit, between, form)
     return Demand(what, figure, f"at most {limit:g}{unit}", value <= limit)
 
 
 def of_all(what: str, found: int, tried: int, wanted: int, least: int | None = None) -> Demand:
-    """So many of so many tries: ``least`` of ``wanted`` at least, in the same share of more.
+    """Makes a demand on a share of tries: at least ``least`` of ``wanted``.
 
-    Fewer tries than wanted show nothing yet: not met. ``least`` is all of them if not given.
+    With more tries the same share is asked; with fewer the demand is not met. ``least`` is
+    ``wanted`` if not given.
     """
     share = wanted if least is None else least
     met = tried >= wanted and found * wanted >= share * tried
@@ -71,12 +72,12 @@ def of_all(what: str, found: int, tried: int, wanted: int, least: int | None = N
 
 
 def judged(demands: Sequence[Demand]) -> int:
-    """Prints a line for each; 1 if one is not met, or if there is none to be met, else 0."""
+    """Prints a line per demand; returns 1 if any is not met or there is none, else 0."""
     print()
     for one in demands:
         print(f"{one.verdict}: {one.what}: {one.figure} (demand: {one.asked})")
     if not demands:
-        print("NOT met: nothing was measured that a demand speaks of")
+        print("NOT met: no figure with a demand was measured")
     sys.stdout.flush()
     return 0 if demands and all(one.met for one in demands) else 1
 

@@ -1,4 +1,4 @@
-"""The rows of the fault matrix: what is tried, how often, what of it, and where it cannot be."""
+"""Rows of the fault matrix: faults, their questions and tries, and reasons to leave them out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The median of what was measured, how sure it is, and what the hypervisor took meanwhile."""
+"""Medians with intervals, and the processor time that the hypervisor took meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of figures: what was measured, and on what machine, when, and from which commit."""
+"""Files of figures, with machine, time and commit of the measurement."""
 
 from __future__ import annotations
 

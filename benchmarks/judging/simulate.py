@@ -1,18 +1,18 @@
-"""One training step's gradient exchange, simulated from its schedule.
+"""Simulates the gradient exchange of one training step from its schedule.
 
-The model is gloo's ring all-reduce under DDP. All ranks have the same schedule, so each sends as
-the others do, and one link stands for all: the one on which a rank sends to its neighbour.
+The model is gloo's ring all-reduce under DDP. All ranks have the same schedule, so all send alike,
+and one link represents all: the one on which a rank sends to its neighbour.
 
-- A bucket's all-reduce is issued when its gradients are there. Two threads per process group
+- A bucket's all-reduce is issued when its gradients are ready. Two threads per process group
   work on all-reduces, in order of issue; a third waits until one of them is free.
 - An all-reduce is cut into ``max(2 n, size / 1 MiB)`` segments, rounded up to a multiple of the
   ``n`` ranks. A rank sends ``(n - 1) / n`` of them in the reduce-scatter and as many in the
   all-gather, which begins when the reduce-scatter is over: ``2 (n - 1) / n`` of the bytes in all.
-- Of an all-reduce at most two segments are under way. What two all-reduces send goes through one
-  connection, first come, first served: they share it in proportion to their segments.
+- At most two segments of an all-reduce are in flight. Two all-reduces send through one connection,
+  first come, first served: they share it in proportion to their segments.
 - A link passes ``bytes_per_s``. After idle time it passes up to ``burst_bytes`` at once, as a
   token bucket does.
-- DDP waits for its last bucket when backward is over: what is left then is exposed.
+- DDP waits for its last bucket when backward is over: this remaining time is exposed.
 
 Processor time (copies, sums, wake-ups) is not in the model.
 """

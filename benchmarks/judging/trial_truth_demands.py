@@ -1,4 +1,4 @@
-"""What came of the runs of ``trial_truth.py``, and what is asked of them."""
+"""Summary of the runs of ``trial_truth.py``, and the demands on them."""
 
 from __future__ import annotations
 
@@ -56,17 +56,19 @@ def demands(rows: Rows) -> list[Demand]:
     if steps and link:
         best = _fastest(steps)
         named = sum((one.get("fastest", one["choice"]) or BASELINE) == best for one in link)
-        what = f"trials on the link that name {best}, the fastest alone"
+        what = f"trials on the link that name {best}, the fastest in fixed runs"
         found.append(of_all(what, named, len(link), TRIALS))
         held = sum(_held(steps, link).values())
-        what = "95 % intervals on the link that hold the ratio of long fixed runs"
+        what = "95 % intervals on the link that contain the ratio of long fixed runs"
         found.append(_at_its_rate(what, held, len(_held(steps, link)) * len(link)))
     if loopback:
         said_no = sum(one["answer"] in NO for one in loopback)
-        found.append(of_all("trials on loopback that say no", said_no, len(loopback), TRIALS))
+        found.append(
+            of_all("trials on loopback that recommend no candidate", said_no, len(loopback), TRIALS)
+        )
     if trials := [*link, *loopback]:
         held = sum(_holds(one["ratios"][CONTROL], 1) for one in trials)
-        what = f"95 % intervals of `{CONTROL}` that hold its true ratio, 1"
+        what = f"95 % intervals of `{CONTROL}` that contain its true ratio, 1"
         found.append(_at_its_rate(what, held, len(trials)))
     kinds = (steps, link, loopback)
     return [*found, of_all("parts measured", sum(map(bool, kinds)), len(kinds), len(kinds))]
@@ -75,7 +77,7 @@ def demands(rows: Rows) -> list[Demand]:
 def _at_its_rate(what: str, held: int, count: int) -> Demand:
     """Of so many 95 % intervals: what chance allows, which is two standard deviations."""
     least = max(0, math.ceil(0.95 * count - 2 * math.sqrt(0.05 * 0.95 * count)))
-    asked = f"{least} or more: 95 % less two standard deviations"
+    asked = f"at least {least}: 95 % minus two standard deviations"
     return Demand(what, f"{held} of {count} ({held / count:.0%})", asked, held >= least)
 
 

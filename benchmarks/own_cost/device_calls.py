@@ -1,10 +1,10 @@
-"""Calls of the device's runtime that recording adds to a training thread, per collective.
+"""Counts the calls of the device's runtime that recording adds to a training thread.
 
     python -m benchmarks.own_cost.device_calls
 
-Counts on the device without hardware (tests/support/fake_device) what one asynchronous collective
-and its wait call in the thread that issues them, with capture less without it. It counts as c10's
-interface does: what CUDA's guard looks up inside one call is not counted again.
+Counts, on the simulated device (tests/support/fake_device), the calls of one asynchronous
+collective and its wait in the thread that issues them: with capture minus without. Calls count as
+in c10's interface: lookups of CUDA's guard inside one call are not counted again.
 """
 
 from __future__ import annotations

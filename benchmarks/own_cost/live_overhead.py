@@ -1,17 +1,17 @@
-"""What live metrics cost a job: its step with a monitor beside it against the same without.
+"""Measures the cost of live metrics: a job's step with a monitor divided by the step without.
 
-One job per world size trains all the time. Beside it a monitor with an endpoint and JSON lines is
-on, or not, block by block: each round has a block with it and two without, in shuffled order. A
-figure is the block's median step of the slowest rank over the mean of those of the round without;
-the two blocks without against each other are the A/A control, and show what is noise. A monitor is
-scraped every other second. The first seconds of a block, in which a monitor loads, are in no
-figure: that happens once per job.
+One job per world size trains all the time, and a monitor with an endpoint and JSON lines runs or
+not, block by block: each round has a block with the monitor and two without, in shuffled order. A
+figure is the block's median step of the slowest rank, divided by the mean of the round's blocks
+without the monitor; the ratio of these two blocks is the A/A control, and shows the noise. A
+monitor is scraped every other second. The first seconds of a block, in which a monitor loads, are
+left out: that happens once per job.
 
     PYTHONPATH=. python benchmarks/own_cost/live_overhead.py [--ranks 2,4] [--rounds 12]
         [--json FILE]
 
-takes half a minute per round and world size. With --json, a run that was ended goes on where it
-was. The exit code is 1 where a demand is not met.
+takes half a minute per round and world size. With --json, an interrupted run continues where it
+was. The exit code is 1 if a demand is not met.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def demands(found: dict[str, Any]) -> list[Demand]:
         on, _ = ratios(rounds)
         asked.append(
             Demand(
-                f"step of {name} ranks with live metrics on over off",
+                f"step of {name} ranks, with live metrics / without",
                 f"{on.value:.4f} [{on.low:.4f}, {on.high:.4f}]",
                 f"the interval's upper end at most {MOST:g}",
                 on.high <= MOST,

@@ -1,11 +1,11 @@
-"""Always-on mode over many collectives: memory and trace stay as they are.
+"""Tests that memory and trace do not grow over many collectives in always-on mode.
 
     PYTHONPATH=. python benchmarks/own_cost/long_run.py [COLLECTIVES] [--json FILE]
 
-1,000,000 if not given. The fake backend does nothing, so this is the highest rate that one thread
-can issue. Asked is that memory grows by less than 1 MB between a tenth of the run and its end, that
-the trace stays below 1 MB, and that the summary accounts for every collective; the exit code is 1
-where one of these does not hold. Figures are of this process alone.
+COLLECTIVES is 1,000,000 if not given. The fake backend does nothing, so this is the highest rate at
+which one thread can issue. Demanded: memory grows by less than 1 MB between a tenth of the run and
+its end, the trace stays below 1 MB, and the summary accounts for every collective; the exit code is
+1 if one of these is not met. Figures are of this process alone.
 """
 
 from __future__ import annotations
@@ -81,8 +81,13 @@ def demands(figures: dict[str, Any], wanted: int = COLLECTIVES) -> list[Demand]:
     done, limit = figures["collectives"], f"below {MOST_BYTES:,} bytes"
     return [
         Demand("collectives in always-on mode", f"{done:,}", f"{wanted:,}", done >= wanted),
-        Demand("memory's growth after a tenth", f"{grown:,} bytes", limit, grown < MOST_BYTES),
-        Demand("the trace with its summary", f"{trace:,} bytes", limit, trace < MOST_BYTES),
+        Demand(
+            "growth of memory after a tenth of the run",
+            f"{grown:,} bytes",
+            limit,
+            grown < MOST_BYTES,
+        ),
+        Demand("size of the trace with its summary", f"{trace:,} bytes", limit, trace < MOST_BYTES),
         Demand(
             "records in the trace",
             f"{figures['records_written']:,}",
@@ -90,7 +95,7 @@ def demands(figures: dict[str, Any], wanted: int = COLLECTIVES) -> list[Demand]:
             figures["records_written"] == 0,
         ),
         Demand(
-            "issues and completions that the summary lacks",
+            "issues and completions missing in the summary",
             f"{lost:,}",
             f"at most two for each dropped record, of which there are {figures['dropped_records']}",
             0 <= lost <= 2 * figures["dropped_records"],

@@ -1,23 +1,23 @@
-"""What watching costs: processes that record against ones that have never imported commprof.
+"""Measures the cost of recording, against processes that have never imported commprof.
 
 Each mode is a process per rank, with a model of its own; the modes take turns of a few steps, in
-shuffled order, round after round, and a process that has no turn is stopped. There are two plain
-ones, whose ratio is the A/A control. Processes differ for good by where their memory lies, so all
-are started anew again and again: a *generation* gives one ratio per mode, the median over its
-rounds, and an interval is that of Wilcoxon's signed ranks over generations, as the report's is of
-its own cost. A ratio is to the mean of the two plain ones in the same round.
+shuffled order, round after round, and a process is stopped between its turns. Two plain processes
+have the A/A control as their ratio. Processes differ permanently by where their memory lies, so all
+are restarted again and again: a *generation* gives one ratio per mode, the median over its rounds,
+and an interval comes from Wilcoxon's signed ranks over generations, as does the report's interval
+of its own cost. A ratio is to the mean of the two plain processes in the same round.
 
 CPU time is that of all ranks, of the training thread and of the process; wall time that of the
-slowest rank. A demand asks for the CPU time's estimate, and for an interval that is not wider to
-either side than what is asked; of wall time for the interval's upper end. The exit code is 1 where
-one is not met. Generations go on for ``--minutes``.
+slowest rank. A demand on CPU time limits the estimate, and the width of the interval to either side
+to the same amount; a demand on wall time limits the interval's upper end. The exit code is 1 if a
+demand is not met. Generations go on for ``--minutes``.
 
     PYTHONPATH=. python benchmarks/own_cost/overhead.py [calls] [calibration] [turns] [--minutes 8]
         [--json FILE]
 
-The calibration takes one long series of a plain job's steps, cuts it into 200 consecutive blocks of
-16 steps, and compares those of each block as the report compares capture on and off, each block by
-five lots. Nothing differs, so that 95 % of the intervals should hold 1.
+The calibration cuts one long series of a plain job's steps into 200 consecutive blocks of 16 steps,
+and compares the steps of each block as the report compares capture on and off, with five random
+orders per block. Nothing differs, so 95 % of the intervals should contain 1.
 """
 
 from __future__ import annotations
@@ -308,12 +308,12 @@ def step_demands(results: dict[str, Any]) -> list[Demand]:
             for mode in RECORDED if size in ASKED else ():
                 of_mode = ratios[mode]
                 if of_mode is not None:
-                    what = f"{where}, {mode}: {CLOCKS[clock]} over that without commprof"
+                    what = f"{where}, {mode}: {CLOCKS[clock]} / that without commprof"
                     found.append(_demand(what, clock, mode, of_mode))
             known = {mode: of_mode.value for mode, of_mode in ratios.items() if of_mode}
             if PROFILER in known:
                 most = max(value for mode, value in known.items() if mode != PROFILER)
-                what = f"{where}, all that record: {CLOCKS[clock]} below torch.profiler's"
+                what = f"{where}, all recording modes: {CLOCKS[clock]} below torch.profiler's"
                 figure = f"{most:.4f} at most, torch.profiler {known[PROFILER]:.4f}"
                 found.append(Demand(what, figure, "below", most < known[PROFILER]))
     return found
@@ -326,8 +326,8 @@ def _demand(what: str, clock: str, mode: str, found: Interval) -> Demand:
         return Demand(what, _shown(found), asked, found.high <= limit)
     limit = MOST_CPU[mode]
     wide = max(found.high - found.value, found.value - found.low) > limit - 1
-    figure = _shown(found) + (", not measurable so exactly" if wide else "")
-    asked = f"at most {limit:g}, and known to {limit - 1:.1%}"
+    figure = _shown(found) + (", not measurable with this precision" if wide else "")
+    asked = f"at most {limit:g}, with a precision of {limit - 1:.1%}"
     return Demand(what, figure, asked, found.value <= limit and not wide)
 
 
@@ -337,7 +337,7 @@ def call_demands(results: dict[str, Any]) -> list[Demand]:
     for call, times in results.get("collectives", {}).items():
         for mode in (mode for mode in WATCHED if mode in times):
             more = np.array(times[mode]) - np.array(times["plain"])
-            what = f"{call} on the fake backend, {mode}"
+            what = f"time added to {call} on the fake backend, {mode}"
             median = float(np.median(more))
             found.append(at_most(what, median, MOST_US, " us", median_interval(more)))
     return found
@@ -378,7 +378,7 @@ def calibration_demands(results: dict[str, Any]) -> list[Demand]:
     found = []
     for name, held in measured["held"].items():
         share = held / measured["tried"]
-        what = f"intervals of A/A blocks of {BLOCK_STEPS} steps that hold 1: {name}"
+        what = f"intervals of A/A blocks of {BLOCK_STEPS} steps that contain 1: {name}"
         figure = f"{held} of {measured['tried']} ({share:.1%}), {measured['blocks']} blocks"
         met = measured["blocks"] >= BLOCKS and HELD_LEAST <= share <= HELD_MOST
         found.append(Demand(what, figure, f"93 to 97 % in {BLOCKS} blocks", met))

@@ -1,10 +1,10 @@
-"""How long do recordings of many events take to read, and how much memory do large ones?
+"""Measures the time to read recordings of many events, and the memory to read large ones.
 
     PYTHONPATH=. python benchmarks/own_cost/recording_size.py [--gigabytes 2] [--place FOLDER]
 
-Writes traces as torch.profiler would, eight ranks of 100,000 events each and one trace of so many
-gigabytes, and runs `commprof report` on them in processes of their own. The first is asked to take
-10 s of processor time at most, the second 1 GB of memory (largest resident set).
+Writes traces as torch.profiler would, eight ranks of 100,000 events each and one trace of as many
+gigabytes as given, and runs `commprof report` on each in its own process. Demanded are at most 10 s
+of processor time for the former, and at most 1 GB of memory (largest resident set) for the latter.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""How wrong the predictions are: the `timed` workload on links of known rates, point by point.
+"""Measures errors of predictions, with the `timed` workload on links of known rates.
 
     PYTHONPATH=. python benchmarks/predictions/predict_error.py --results points.jsonl --minutes 10
 
 Fitted at 2 ranks and one bandwidth, the model predicts 4 and 8 ranks, other bandwidths, bucket caps
 and hooks; each point is then run, between hosts that are network namespaces with a rate limit
-(which takes root), and compared: median step, predicted over measured. Beside it stand the bounds
-"no overlap" and "perfect overlap". With --results, points that the file has are not run again, so a
-study can go on where it stopped. `--transformer` does the same for the transformer workload on this
-host: caps and hooks at 2 ranks; both may share a file. A run of whose processor time the hypervisor
-took more than `steal.MOST_STOLEN` is repeated, up to four times in all. The exit code is 1 where a
-demand is missed.
+(which needs root), and compared: median step, predicted divided by measured. The bounds "no
+overlap" and "perfect overlap" are compared too. With --results, points in the file are not run
+again, so a study can continue where it stopped. `--transformer` does the same for the transformer
+workload on this host: caps and hooks at 2 ranks; both may share a file. A run is repeated, up to
+four times in all, if the hypervisor took more than `MOST_STOLEN` of its processor time. The exit
+code is 1 if a demand is not met.
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ def demands(rows: Sequence[dict[str, Any]]) -> list[Demand]:
     for bound in ("no overlap", "perfect overlap"):
         other = 100 * found[bound][0]
         figure, limit = f"{mean:.2f} %", f"below that bound's {other:.2f} %"
-        asked.append(Demand(f"{what}: mean, against {bound}", figure, limit, mean < other))
+        asked.append(Demand(f"{what}: mean, compared with {bound}", figure, limit, mean < other))
     return asked
 
 

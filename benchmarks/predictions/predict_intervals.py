@@ -1,4 +1,4 @@
-"""How often the intervals that predict prints hold: random jobs at 2 to 4 ranks, each run.
+"""Measures how often predicted intervals contain the measured step, in random jobs.
 
     PYTHONPATH=. python benchmarks/predictions/predict_intervals.py --results intervals.jsonl
         --minutes 8
@@ -6,9 +6,9 @@
 Every job trains the `timed` workload over gloo on this host, with random compute and gradients: at
 2, 3 and 4 ranks with one bucket cap, and at one of these sizes with another cap. Each size is
 predicted from the other two, of which one is the held-out setting, and the other cap from all
-three, with two. An interval holds where it contains the median step of the run. Beside it stands
-how often the range of sampling and fit alone does, and that range widened by the worst held-out
-error. With --results, jobs that the file has are not run again. The exit code is 1 where less than
+three, with two held-out settings. An interval holds if it contains the median step of the run. The
+same is counted for the range of sampling and fit alone, and for that range widened by the worst
+held-out error. With --results, jobs in the file are not run again. The exit code is 1 if fewer than
 95 of 100 intervals hold.
 """
 
@@ -117,7 +117,7 @@ def demands(rows: Sequence[dict[str, Any]]) -> list[Demand]:
     figure = f"{held} of {len(rows)} (sampling and fit alone {in_range}, widened by the worst "
     return [
         Demand(
-            "intervals of predicted steps that hold the measured step",
+            "intervals of predicted steps that contain the measured step",
             f"{figure}held-out error {in_worst})",
             f"at least {HOLD} of 100",
             held >= HOLD / 100 * len(rows),

@@ -1,17 +1,16 @@
-"""How wrong predictions of FSDP2 and HSDP steps are: held-out settings, run and compared.
+"""Measures errors of predicted FSDP2 and HSDP steps, on held-out settings that are then run.
 
     PYTHONPATH=. python benchmarks/predictions/predict_sharded.py --results points.jsonl
         --minutes 10
 
 One setting is recorded (FSDP2 on 2 ranks, 160 Mbit/s, fp32) and fitted to its own collectives. From
-it follow other ranks, rates, types and HSDP; each is then run between hosts that are network
-namespaces with a rate limit (which takes root): median step, predicted over measured. Beside it
-stand two answers that need no model: the step as it is now, and perfect overlap. A machine that
-others use is as fast as they let it be: of several runs of a setting the one with the shortest
-median step counts. The `timed` workload sleeps; --transformer computes, where 4 ranks share the
-cores of 2; the points that judge it are others than those by which the method was made.
-With --results, points that the file has are not run again. The exit code is 1 where a demand is
-missed.
+it other ranks, rates, types and HSDP are predicted; each is then run between hosts that are network
+namespaces with a rate limit (which needs root): median step, predicted divided by measured. Two
+answers that need no model are compared too: the step as it is now, and perfect overlap. Because
+other jobs may slow the machine down, the run with the shortest median step counts of several runs
+of a setting. The `timed` workload sleeps; --transformer computes, and its 4 ranks share 2 cores.
+The points that judge the transformer were not used to develop the method. With --results, points in
+the file are not run again. The exit code is 1 if a demand is not met.
 """
 
 from __future__ import annotations

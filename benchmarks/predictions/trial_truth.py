@@ -1,4 +1,4 @@
-"""Whether trials tell the truth: the best candidate on a slow link, "no" where nothing can be won.
+"""Tests that trials name the best candidate on a slow link, and none if nothing can be won.
 
     PYTHONPATH=. python benchmarks/predictions/trial_truth.py all --out DIR --minutes 40
     PYTHONPATH=. python benchmarks/predictions/trial_truth.py summary --out DIR
@@ -6,34 +6,34 @@
 
 Two ranks train the `timed` workload, whose compute is sleeps of known length. `truth` runs every
 candidate alone for many steps, in passes of other order; `link` and `loopback` are trials, at
-1 Gbit/s between two hosts of network namespaces (which take root) and without a limit on this one.
-`all` takes turns: passes of truth before, between and after the trials on the link.
+1 Gbit/s between two hosts made of network namespaces (which need root) and without a limit on this
+host. `all` alternates: passes of truth before, between and after the trials on the link.
 
 The two kinds of trials train different jobs, see LINK_WORKLOAD and LOOPBACK_WORKLOAD. On the link a
-step exchanges 12 MB beside a backward pass of 12 ms; on loopback it exchanges 1 MB beside one of
-48 ms, which hides nearly all of it. The "no" on loopback therefore comes from the headroom: without
-any exchange a step is under 10 % shorter, and the verdict stops there, whatever the candidates did.
-It does not show what a trial says of the link's job on loopback.
+step exchanges 12 MB during a backward pass of 12 ms; on loopback it exchanges 1 MB during one of
+48 ms, which hides nearly all of it. On loopback no candidate is recommended because of the
+headroom: without any exchange a step is under 10 % shorter, and the verdict ends with that,
+whatever the candidates did. It does not show the verdict on the link's job on loopback.
 
---sharded: the same of FSDP2's settings, of which `--fsdp` trains with one alone, at 300 Mbit/s. A
-rank sends 8 MB a step, half of it for gradients; what is gathered but once and reduced in bf16 is
-4 MB.
+--sharded does the same with settings of FSDP2 at 300 Mbit/s; fixed runs set them with `--fsdp`. A
+rank sends 8 MB per step, half of it for gradients; 4 MB if parameters are gathered only once and
+gradients are reduced in bf16.
 
-Each run appends one line to DIR/results.jsonl and is not repeated while it is there: stop and start
-again at will. A run that fails or does not end within two minutes leaves its reason there, and has
-a second try. So has, up to eight times, one of whose processor time the hypervisor took more than
-`steal.MOST_STOLEN`: its line stays, and nothing is made of it. With `--minutes` nothing new is
-started after that time.
+Each run appends one line to DIR/results.jsonl, and is not repeated while the line is there, so the
+study can be stopped at any time. A run that fails or does not end within two minutes leaves its
+reason there, and has a second try. A run is repeated, up to eight times, if the hypervisor took
+more than `MOST_STOLEN` of its processor time: its line is kept, but not used. With `--minutes`
+nothing new is started after that time.
 
-By the lengths of its steps and ten seconds to start each run, `all` takes half an hour on an idle
-machine: 9 minutes for five passes of truth, 12 for 20 trials on the link, 10 for 20 on loopback.
-`summary` says what each part took.
+According to the lengths of steps and ten seconds to start each run, `all` takes half an hour on an
+idle machine: 9 minutes for five passes of truth, 12 for 20 trials on the link, 10 for 20 on
+loopback. `summary` prints the time of each part.
 
-`summary` counts the trials that named the truly fastest candidate as the fastest, and those among
-whose candidates that cannot be told from the fastest it was, of which the one that harms gradients
-least is recommended; the intervals that hold the true ratio; and, of all trials, the intervals of
-`none again`, whose true ratio is 1. The exit code of `all` and `summary` is 1 where a demand is not
-met, as by fewer trials than are asked for.
+`summary` counts the trials that named the truly fastest candidate as the fastest, and the trials
+that counted it among those not distinguishable from the fastest, of which the one that harms
+gradients least is recommended; the intervals that contain the true ratio; and, over all trials, the
+intervals of `none again`, whose true ratio is 1. The exit code of `all` and `summary` is 1 if a
+demand is not met, or trials are missing.
 """
 
 from __future__ import annotations

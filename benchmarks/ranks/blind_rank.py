@@ -1,4 +1,4 @@
-"""A training script of known faults, which its arguments do not tell: the environment names them.
+"""Training script with known faults, which are set by the environment and not by its arguments.
 
 ``BLIND_RUN`` holds JSON: "options" of the workload ``timed``, "slow" ranks whose compute takes so
 many times as long, and "steps".

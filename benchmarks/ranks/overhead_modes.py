@@ -1,4 +1,4 @@
-"""The ways of watching that are compared. Nothing here imports commprof before a mode needs it."""
+"""Recording modes that are compared; commprof is imported only when a mode needs it."""
 
 from __future__ import annotations
 

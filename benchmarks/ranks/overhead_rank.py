@@ -1,8 +1,8 @@
 """The processes of ``overhead.py``: single calls on a backend that does nothing; ranks in turns.
 
 ``overhead_rank.py serve SOCKET`` imports torch, and never commprof, and forks a rank for each line
-of JSON on its standard input. Such a rank says at that socket when it is warm, and then runs so
-many steps whenever it is told to. ``overhead_rank.py collectives ROUNDS`` prints times as JSON.
+of JSON on its standard input. Such a rank tells that socket when it is warm, and then runs as many
+steps as each request names. ``overhead_rank.py collectives ROUNDS`` prints times as JSON.
 """
 
 from __future__ import annotations

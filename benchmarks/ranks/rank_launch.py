@@ -1,4 +1,4 @@
-"""Starts the ranks of a benchmark, here or on hosts made of network namespaces."""
+"""Starts the ranks of a benchmark, on this host or on hosts made of network namespaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank under commprof and torch.profiler at once, for two_instruments.py; takes JSON."""
+"""One rank under commprof and torch.profiler at once, for two_instruments.py."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
         ({"wrapped": OWN_HOOK}, "every DDP model has a communication hook of its own"),
         (
             {"wrapped": "ddp = model", "first": "DistributedDataParallel = lambda model: model"},
-            "the script made no DDP model",
+            "the script made neither a DDP model",
         ),
     ],
 )

@@ -69,7 +69,7 @@ def test_what_is_not_known_exactly_enough_is_not_met() -> None:
     wide = (0.97, 0.98, 0.99, 1.0, 1.0, 1.01, 1.02, 1.03)
     found = overhead.step_demands(turned(1.001, noise=wide))
     assert len(missed(found)) == len(overhead.RECORDED)
-    assert "not measurable so exactly" in found[0].figure
+    assert "not measurable with this precision" in found[0].figure
     wall = overhead.step_demands(turned(0.997, noise=wide, clock="wall"))
     assert len(missed(wall)) == len(overhead.RECORDED)  # the upper end counts
 
@@ -113,7 +113,7 @@ def test_overhead_of_calls() -> None:
     plain = [1.0, 1.1, 1.2]
     times = {"plain": plain, "observed": [x + 0.9 for x in plain], "always-on": [9.0] * 3}
     found = overhead.call_demands({"collectives": {"dist.all_reduce()": times}})
-    assert missed(found) == ["dist.all_reduce() on the fake backend, always-on"]
+    assert missed(found) == ["time added to dist.all_reduce() on the fake backend, always-on"]
 
 
 def monitored(on: float) -> list[dict[str, float]]:
@@ -125,7 +125,7 @@ def monitored(on: float) -> list[dict[str, float]]:
 
 def test_live_metrics() -> None:
     found = live_overhead.demands({"mlp 2": monitored(1.001), "mlp 4": monitored(1.05)})
-    assert missed(found) == ["step of mlp 4 ranks with live metrics on over off"]
+    assert missed(found) == ["step of mlp 4 ranks, with live metrics / without"]
     assert missed(live_overhead.demands({"mlp 2": monitored(1.0)})) == ["world sizes measured"]
 
 
@@ -142,7 +142,7 @@ def test_hangs_need_the_rank_the_time_and_the_stacks() -> None:
 def test_several_hosts() -> None:
     row = {"ranks": 2, "hosts": 2, "difference": 0.019}
     both = {"2": [row], "4": [{**row, "hosts": 4, "difference": -0.021}]}
-    what = "2 ranks on 4 hosts: interfaces' counters over records"
+    what = "2 ranks on 4 hosts: interface counters against records"
     assert missed(multi_node.demands(both)) == [what]
     assert missed(multi_node.demands({"2": [row]})) == ["numbers of hosts measured"]
 
@@ -184,8 +184,8 @@ def test_shared_memory_all_reduce() -> None:
     figures["8 4096"] = times(4096, 5.9)
     figures["2 100000000"]["read and write"] = [0.28] * 5
     assert missed(shared_memory.all_reduce_demands(figures)) == [
-        "all-reduce of 100,000,000 bytes, 2 ranks: ours over a pass over the data",
-        "all-reduce of 4,096 bytes, 8 ranks: gloo over ours",
+        "all-reduce of 100,000,000 bytes, 2 ranks: our time / a pass over the data",
+        "all-reduce of 4,096 bytes, 8 ranks: gloo's time / ours",
     ]
     del figures["4 4096"]
     assert "points measured" in missed(shared_memory.all_reduce_demands(figures))
@@ -201,14 +201,14 @@ def test_shared_memory_under_ddp() -> None:
     found = shared_memory.ddp_demands(figures)
     assert missed(found) == []
     assert found[0].figure == "3.00x [3.00, 3.00]"
-    assert "step, gloo over ours (25.0% shorter)" in found[1].what
+    assert "step time, gloo / ours (25.0% shorter)" in found[1].what
     figures["25M 4"] = times(12.1)
     figures["25M 2"] = times(16.1)
     figures["transformer 4"] = times(9.9)  # nothing left of communication
     assert missed(shared_memory.ddp_demands(figures)) == [
-        "DDP, 25M 2 ranks: communication time, gloo over ours",
-        "DDP, 25M 2 ranks: step, gloo over ours (-0.6% shorter)",
-        "DDP, 25M 4 ranks: communication time, gloo over ours",
+        "DDP, 25M 2 ranks: communication time, gloo / ours",
+        "DDP, 25M 2 ranks: step time, gloo / ours (-0.6% shorter)",
+        "DDP, 25M 4 ranks: communication time, gloo / ours",
     ]
 
 
@@ -227,10 +227,10 @@ def test_shared_memory_between_hosts() -> None:
     figures["10gbit 2"] = point(1.0, 1.021)
     where = "all-reduce of 25 MB, 2 hosts of"
     assert missed(shared_memory.hosts_demands(figures)) == [
-        f"{where} 4 ranks, 1gbit: gloo over ours",
-        f"{where} 2 ranks, 10gbit: gloo over ours",
-        f"{where} 2 ranks, 10gbit: bytes sent over the least that an all-reduce can",
-        f"{where} 2 ranks, 10gbit: bytes received over the least that an all-reduce can",
+        f"{where} 4 ranks, 1gbit: gloo's time / ours",
+        f"{where} 2 ranks, 10gbit: gloo's time / ours",
+        f"{where} 2 ranks, 10gbit: bytes sent / the least that an all-reduce needs",
+        f"{where} 2 ranks, 10gbit: bytes received / the least that an all-reduce needs",
     ]
 
 
@@ -249,8 +249,8 @@ def test_kernels_are_asked_for_a_least_or_a_most() -> None:
     }
     found = compression_demands.kernels(figures)
     assert [one.what for one in found[:2]] == [
-        "kernel: torch.topk, 1 MB over top-K 1 % (quartiles)",
-        "kernel: top-K 1 % over one read, 25 MB (quartiles)",
+        "kernel: torch.topk, 1 MB / top-K 1 % (quartiles)",
+        "kernel: top-K 1 % / one read, 25 MB (quartiles)",
     ]
     assert [one.met for one in found] == [True, False, False]
 
@@ -276,9 +276,9 @@ def test_an_exchange_counts_without_the_step_around_it() -> None:
     assert found[0].figure == "1.90x [1.90, 1.90]"  # (20 - 1) / (11 - 1)
     figures = {"1gbit 25 MB": exchanged(11.1, 1.03)}
     assert missed(compression_demands.exchange(figures)) == [
-        "bucket, 1gbit 25 MB, 2 ranks: plain over fp16",
-        "bucket, 1gbit 25 MB: fp16, bytes counted on the interface over reported",
-        "bucket, 1gbit 25 MB: topk:ratio=0.01, bytes counted on the interface over reported",
+        "bucket, 1gbit 25 MB, 2 ranks: time of plain / fp16",
+        "bucket, 1gbit 25 MB: fp16, bytes counted on the interface against reported",
+        "bucket, 1gbit 25 MB: topk:ratio=0.01, bytes counted on the interface against reported",
         "links measured",
     ]
 
@@ -293,7 +293,7 @@ def test_the_other_parts_of_compression() -> None:
     assert missed(compression_demands.powersgd(figures)) == ["points measured"]
     errors = {"torch fp16": 1e-3, "fp16": 6.1e-4, "int8": 9e-3}
     found = compression_demands.accuracy({"errors": errors, "identical": True})
-    assert [what.split(": ")[1] for what in missed(found)] == ["fp16 over torch's fp16 hook"]
+    assert [what.split(": ")[1] for what in missed(found)] == ["fp16 / torch's fp16 hook"]
 
 
 def test_the_noise_of_training_is_that_of_its_seeds() -> None:
@@ -321,9 +321,9 @@ def test_trials() -> None:
     wide = {**link, "choice": "", "ratios": {**ratios, "fp16": [0.7, 0.65, 0.75]}}
     wrong = [*truth, *[link] * 17, *[wide] * 3, *[loopback] * 19, {**loopback, "answer": "use"}]
     assert missed(trial_truth_demands.demands(wrong)) == [
-        "trials on the link that name fp16, the fastest alone",
-        "95 % intervals on the link that hold the ratio of long fixed runs",
-        "trials on loopback that say no",
+        "trials on the link that name fp16, the fastest in fixed runs",
+        "95 % intervals on the link that contain the ratio of long fixed runs",
+        "trials on loopback that recommend no candidate",
     ]
 
 
@@ -354,7 +354,7 @@ def test_strategies_must_exchange_the_bytes_of_the_theory() -> None:
     results = of_strategies()
     assert missed(strategies.demands(results)) == []
     *theory, last = results["lora"]["theory"]
-    what = "settings each of whose operations has the bytes per step of the theory"
+    what = "settings whose operations all have the theoretical bytes per step"
     for agrees in (False, None):
         worse = [*theory, last, {**last, "agrees": agrees}]
         changed = {**results, "lora": {"rows": results["lora"]["rows"][1:], "theory": worse}}
@@ -363,7 +363,7 @@ def test_strategies_must_exchange_the_bytes_of_the_theory() -> None:
 
 def test_bytes_of_strategies_that_were_not_held_against_the_theory_are_missed() -> None:
     results = of_strategies()
-    what = "settings each of whose operations has the bytes per step of the theory"
+    what = "settings whose operations all have the theoretical bytes per step"
     without = {name: {"rows": result["rows"]} for name, result in results.items()}
     found = strategies.demands(without)
     assert missed(found) == [what]
@@ -416,7 +416,7 @@ def test_one_that_is_not_met_decides_the_exit_code(capsys: pytest.CaptureFixture
 
 def test_nothing_measured_is_not_success(capsys: pytest.CaptureFixture[str]) -> None:
     assert judged([]) == 1
-    assert "NOT met: nothing was measured" in capsys.readouterr().out
+    assert "NOT met: no figure with a demand was measured" in capsys.readouterr().out
 
 
 def test_nothing_left_below_is_infinitely_better() -> None:

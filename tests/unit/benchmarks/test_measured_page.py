@@ -68,7 +68,7 @@ def test_what_is_missed_is_said(tmp_path: Path) -> None:
     rows = [hang(seed, right=seed != 7) for seed in range(20)]
     text = page(written(tmp_path / "hangs.jsonl", rows))
     assert verdicts(text, "Ranks that hang") == ["NOT met", "NOT met", "met"]
-    missed = "| **NOT met**: the rank that hangs named, and no other | 1 | 19 of 20 | 20 of 20 |"
+    missed = "| **NOT met**: the hanging rank named, and no other | 1 | 19 of 20 | 20 of 20 |"
     assert missed in text
     # The file does not tell the day.
     assert "**Ranks that hang** (`attribution/hangs.py`) |" in text

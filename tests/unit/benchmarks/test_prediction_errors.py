@@ -30,7 +30,7 @@ def test_the_pages_say_what_the_file_holds(transformer: bool, count: str) -> Non
     assert f"| {count.format(len(rows))} | {cells} |" in page
     measured = (ROOT / "docs" / "measured.md").read_text()
     for bound in ("no overlap", "perfect overlap"):
-        assert f"against {bound} | 1 | {100 * found['model'][0]:.2f} % |" in measured
+        assert f"compared with {bound} | 1 | {100 * found['model'][0]:.2f} % |" in measured
         assert f"| below that bound's {100 * found[bound][0]:.2f} % |" in measured
 
 
@@ -51,7 +51,7 @@ WHAT = "timed workload, absolute error of the predicted step: "
         ([point(0.0), point(0.0), point(0.0), point(-0.16)], ["worst"]),
         (
             [point(0.02, bounds=0.01)],
-            ["mean, against no overlap", "mean, against perfect overlap"],
+            ["mean, compared with no overlap", "mean, compared with perfect overlap"],
         ),
     ],
 )
@@ -87,6 +87,9 @@ def test_both_studies_may_share_a_file(
     out = capsys.readouterr().out
     assert "model: 9.00% in the mean" in out  # of this study's rows alone
     step = "transformer, absolute error of the predicted step: mean"
-    assert f"NOT met: {step}: 9.00 % (demand: at most 5 %)\nmet: {step}, against no overlap" in out
+    assert (
+        f"NOT met: {step}: 9.00 % (demand: at most 5 %)\nmet: {step}, compared with no overlap"
+        in out
+    )
     assert len(read_rows(results)) == 2
     assert len(contexts(results)) == 1
