@@ -1,7 +1,7 @@
-"""The figures of a run's card: what bounds the step, and what follows from it, for one screen.
+"""Figures of a run's card: the bound of the step and the next command, for one screen.
 
 All times are those of the world size that the verdict judges, as means over its ranks and over the
-steps that did not stall. Only caveats that can change the verdict are among the figures.
+steps that did not stall. The card holds only the caveats that can change the verdict.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from commprof.units import ns_to_ms
 
 @dataclass(frozen=True)
 class CardPart:
-    """A part of the mean step."""
+    """One part of the mean step."""
 
     #: "data", "forward", "backward", "wait", "wire", "exposed" (communication that is not split),
     #: "optimizer" or "other".
     name: str
     ms: float
-    #: Of the mean step.
+    #: Fraction of the mean step.
     share: float
 
 
@@ -43,26 +43,26 @@ class CardRank:
     """The rank that the others wait for."""
 
     rank: int
-    #: Where it falls behind, as the end of a sentence; empty where that is not known.
+    #: Where the rank falls behind, as the end of a sentence; empty if unknown.
     where: str
-    #: Mean waiting per step and waiting rank.
+    #: Mean waiting for this rank, per step and waiting rank.
     wait_ms: float
-    #: Of all waiting.
+    #: Fraction of all waiting.
     share: float
     late_steps: int
     measured_steps: int
-    #: Chance of such a concentration if lots named the late rank of each step.
+    #: Probability of such a concentration if the late rank of each step were drawn at random.
     p_value: float
 
 
 @dataclass(frozen=True)
 class CardLink:
-    """The way between hosts."""
+    """The network link between the hosts."""
 
     interfaces: tuple[str, ...]
-    #: Per host and measured step.
+    #: Bytes sent per host and measured step.
     step_bytes: float
-    #: Of one host's outgoing link while a collective was in flight.
+    #: Rate of one host's outgoing link while a collective was in flight.
     in_flight_gbit_per_s: float
     #: Interfaces of every host that carried nearly nothing and are rated no slower.
     idle: tuple[str, ...]
@@ -70,7 +70,7 @@ class CardLink:
 
 @dataclass(frozen=True)
 class CardSize:
-    """Throughput of one world size; NaN where it is not known or has no baseline."""
+    """Throughput of one world size; NaN if unknown or without a baseline."""
 
     world_size: int
     samples_per_s: float
@@ -80,56 +80,56 @@ class CardSize:
 
 @dataclass(frozen=True)
 class Card:
-    """What a run says on one screen."""
+    """A run's figures for one screen."""
 
     description: str
-    #: The one that the verdict judges.
+    #: World size that the verdict judges.
     world_size: int
-    #: Steps behind the times; those that stalled are not among them.
+    #: Number of steps that the times are means of; stalled steps are left out.
     steps: int
     step_ms: float
     #: One or two sentences.
     verdict: str
-    #: In the order of a step; they add up to ``step_ms``.
+    #: Parts in the order of a step; they add up to ``step_ms``.
     parts: tuple[CardPart, ...]
     exposed_ms: float
-    #: Of the mean step; also an upper bound on what work on communication can win.
+    #: Fraction of the mean step; also an upper bound on the gain from faster communication.
     exposed_share: float
-    #: Communication that ran beside other work.
+    #: Communication in flight while the ranks did other work.
     hidden_ms: float
-    #: NaN where waiting and transfer are not separated.
+    #: NaN if waiting and transfer are not separated; so is ``wire_ms``.
     wait_ms: float
     wire_ms: float
-    #: The mean step if no communication were exposed and all else stayed: a lower bound.
+    #: Mean step if no communication were exposed and all else stayed the same: a lower bound.
     best_step_ms: float
-    #: None if nobody is named.
+    #: None if no rank is named.
     late: CardRank | None
-    #: Without a late rank: whether enough is known to say that nobody stands out.
+    #: True if there is no late rank, and enough is known to say so.
     nobody_late: bool
     small_calls: SmallCalls | None
-    #: The way between hosts, where the transfer is worth a look; None on one host.
+    #: The link between hosts, if the transfer takes long enough to matter; None on one host.
     link: CardLink | None
     scaling: tuple[CardSize, ...]
-    #: What can change the verdict, a sentence each, the weightiest first.
+    #: Caveats that can change the verdict, a sentence each, the most important first.
     caveats: tuple[str, ...]
-    #: What to do next; may be empty.
+    #: Next action, in words; may be empty.
     advice: str
-    #: What to type next.
+    #: Next command to type.
     command: str
-    #: What to type to see everything.
+    #: Command that prints the full report.
     all_command: str
 
 
 def card(
     result: RunResult, details: Sequence[WorldDetail], verdict: Verdict | None, directory: Path
 ) -> Card | None:
-    """The card of a run; None without figures, and of steps that a trial's candidates shared.
+    """Returns the card of a run; None without figures, or if a trial's candidates alternated.
 
     Args:
-        result: of the run.
-        details: of the same world sizes.
-        verdict: on the same run.
-        directory: of the run, as it is to be typed.
+        result: figures of the run.
+        details: step-by-step figures of the same world sizes.
+        verdict: the verdict on the same run.
+        directory: run directory as the user types it.
     """
     if verdict is None or result.in_turns:
         return None
@@ -140,7 +140,7 @@ def card(
     run = invocation.quoted(directory)
     advice, command = verdict.next_step.advice, verdict.next_step.command or _look(run, late)
     if result.incidents:
-        advice = "First see what went wrong while it ran:"
+        advice = "First see what went wrong during the run:"
         command = invocation.command("report", run, "--all")
     split = step.split_ms or {"waiting": math.nan, "wire": math.nan}
     return Card(
@@ -201,30 +201,32 @@ def _link(links: HostLinks | None) -> CardLink | None:
 
 
 def _look(run: str, late: CardRank | None) -> str:
-    """Where no command measures what would help: what shows more of it."""
+    """Returns the command that shows more of the run, for a card without a command to measure."""
     more = ("--format", "html") if late is not None else ("--all",)
     return invocation.command("report", run, *more)
 
 
 def _caveats(result: RunResult, world: WorldResult, step: MeanStep) -> Iterator[str]:
     if found := [each.world_size for each in result.incidents]:
-        yield f"Hangs, ranks out of step or changes of level were seen at {counted(found, 'rank')}."
+        yield (
+            f"Hangs, mismatches or lasting changes of speed were seen at {counted(found, 'rank')}."
+        )
     for size, reason in result.failures:
-        yield f"{counted(size, 'rank')} gave no figures: {reason}"
+        yield f"There are no figures for {counted(size, 'rank')}: {reason}"
     if lacked_cores(world):
         share = f"{no_core_share(world):.0%}"
-        yield f"Ranks waited for CPU cores in {share} of the exposed time."
+        yield f"Ranks waited for CPU cores during {share} of the exposed time."
     elif math.isnan(no_core_share(world)) and crowded(result.context, world):
         yield "More threads than cores; whether ranks waited for cores was not measured."
     elif crowded(result.context, world) and step.share("communication") < WORTH_A_LOOK:
-        yield "More threads than cores: ranks may have waited for cores in their work too."
+        yield "More threads than cores: ranks may have waited for cores during own work too."
     larger = [each.world_size for each in result.worlds if each.world_size > world.world_size]
     if larger:
         cores = counted(usable_cores(result.context["machine"]), "usable core")
         yield f"Not judged: {listed(larger)} ranks, which run more threads than the {cores}."
     yield from _stalled(world)
     if result.loss_agreement is not None and not result.loss_agreement.agrees:
-        yield "The world sizes did not train alike: their loss curves disagree."
+        yield "The loss curves of the world sizes disagree: they did not train equally."
     if world.weights_differ:
         yield f"Weights after training differ on {named_ranks(world.weights_differ)}."
     if result.attempts:
@@ -232,16 +234,16 @@ def _caveats(result: RunResult, world: WorldResult, step: MeanStep) -> Iterator[
     if world.missing_ranks:
         yield f"No usable trace came from {named_ranks(world.missing_ranks)}."
     if world.world_size > 1 and not world.clocks_shared:
-        yield "The ranks' clocks cannot be compared: waiting and transfer are not separate."
+        yield "The ranks' clocks cannot be compared: waiting and transfer are not separated."
     elif step.split_ms and step.split_ms["unsplit"] > MOST_UNSPLIT * step.exposed_ms:
         share = f"{step.split_ms['unsplit'] / step.exposed_ms:.0%}"
-        yield f"{share} of the exposed time is in neither waiting nor transfer."
+        yield f"{share} of the exposed time could not be split into waiting and transfer."
     if world.parts.forward_ms == 0:
         yield "No forward pass was seen: its time counts as other."
     if failed := sum(row.failed for row in world.collectives):
-        yield f"{counted(failed, 'call')} of collectives ended with an error."
+        yield f"{counted(failed, 'collective call')} ended with an error."
     if world.dropped_records:
-        yield f"{world.dropped_records} records were dropped: communication may be too small."
+        yield f"{world.dropped_records} records were dropped: communication times may be too small."
     if result.context.get("capture") == "python":
         yield "Capture ran in pure Python: only the buckets of DDP were seen."
     if (steps := len(step.by_step_ms)) < FEW_STEPS:
@@ -253,4 +255,4 @@ def _stalled(world: WorldResult) -> Iterator[str]:
     if stalls:
         (first, ms), rest = stalls[0], len(stalls) - 1
         more = f" and {rest} more" if rest else ""
-        yield f"Left out, for it stalled: step {first} ({in_seconds(ms)}){more}."
+        yield f"Left out because of a stall: step {first} ({in_seconds(ms)}){more}."

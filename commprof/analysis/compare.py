@@ -1,15 +1,15 @@
-"""Two recorded runs side by side: what changed, and what of it is more than chance.
+"""Comparison of two recorded runs: the figures that changed, and which changes exceed chance.
 
-Compared are the measured steps of each world size that both runs have. A figure counts as changed
+The measured steps of each world size that both runs have are compared. A figure counts as changed
 if the rank test over the steps (``step_test``) gives less than 5 % and the 95 % interval of the
-ratio of medians excludes 1. Both count steps that are alike as fewer; where they are worth too few,
-there is no p-value. The step is the question that is asked, so its p-value is corrected for
-the number of world sizes only; parts and collectives, which say where a change is, are corrected
-for their number within a world size. All that tells two runs apart, not two programs: what else
-changed on the machine between the runs is in it. Where the ranks of a run lacked cores, the load
-beside them changes from run to run and takes longer to change than a run lasts, so that no test
-over its steps can know by how much: the step then counts as changed only if what is left of it
-without run delay changed too, and a part or a collective only if the step did.
+ratio of medians excludes 1. Both count correlated steps as fewer; if the steps are worth too few,
+there is no p-value. The p-value of the step, the main question, is corrected for the number of
+world sizes only; parts and collectives, which show where a change is, are corrected for their
+number within a world size. The test distinguishes two runs, not two programs: anything
+else that changed on the machine between the runs is included. If the ranks of a run lacked cores,
+the other load on the machine changes from run to run but hardly within a run, so no test over its
+steps can know by how much: the step then counts as changed only if the step without run delay
+changed too, and a part or a collective only if the step did.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from commprof.units import NS_PER_MS
 
 #: A longer run is thinned out evenly, so that the bootstrap stays cheap.
 _MOST_STEPS = 1000
-#: Kinds of calls that are compared.
+#: Largest number of kinds of calls that are compared.
 _MOST_KINDS = 24
-#: Ranks lack cores if they had none for this part of their time outside of waiting.
+#: Ranks lack cores if they had none for this fraction of their time outside of waiting.
 _BUSY = 0.03
-#: Of the context: what is a result, and what differs between any two runs.
+#: Entries of the context that are results, or that differ between any two runs.
 _NO_SETTINGS = {
     *("timestamp", "errors", "description", "world_sizes"),
     *("machine.boot_id", "machine.time_namespace", "machine.pid_namespace"),
@@ -53,14 +53,14 @@ _NO_SETTINGS = {
 class Change:
     """One figure of two runs, as medians over the steps in ms."""
 
-    #: "step" (of the slowest rank), a part of it (mean over ranks), or a kind of collective, of
-    #: one of DDP's buckets where both runs tell which.
+    #: "step" (of the slowest rank), a part of the step (mean over ranks), or a kind of collective,
+    #: per DDP bucket if both runs record bucket numbers.
     name: str
     a_ms: float
     b_ms: float
-    #: B over A; NaN where one has no such figure, or A none but 0. No bounds without a p-value.
+    #: B divided by A; NaN if a run lacks the figure, or if A's is 0. No bounds without a p-value.
     ratio: Interval
-    #: Corrected, see above; NaN without both, or where their steps are worth too few.
+    #: Corrected as described above; NaN if a run lacks the figure, or has too few steps.
     p_value: float
 
     @property
@@ -72,19 +72,19 @@ class Change:
 
 @dataclass(frozen=True)
 class WorldComparison:
-    """One world size that both runs have."""
+    """Comparison of one world size that both runs have."""
 
     world_size: int
     steps: tuple[int, int]
-    #: How many independent ones the steps of each run are worth, by their length.
+    #: Number of independent steps that each run's steps are worth, from their correlation.
     effective_steps: tuple[float, float]
-    #: In each run, the part of the ranks' time outside of waiting in which they had no core.
+    #: Fraction of each run's time outside of waiting in which the ranks had no core.
     no_core_share: tuple[float, float]
     #: "step" first, then its parts in the order of ``detail.PARTS``.
     parts: tuple[Change, ...]
     #: The step without time in which ranks could run and had no core, mean over ranks.
     with_cores: Change
-    #: Mean time in flight of the calls of a kind, by kind, the longest first.
+    #: Mean time in flight of each kind of call, the longest first.
     collectives: tuple[Change, ...]
 
     @property
@@ -105,7 +105,7 @@ class WorldComparison:
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting that differs; "-" where a run does not have it."""
+    """A setting that differs between two runs; "-" if a run does not have the setting."""
 
     name: str
     a: str
@@ -114,7 +114,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class RunComparison:
-    """What changed between run A and run B, and what of it is more than chance."""
+    """Comparison of run A with run B, for each world size that both have."""
 
     a: str
     b: str
@@ -138,7 +138,7 @@ def compare_runs(
     a: tuple[RunResult, Sequence[WorldDetail]],
     b: tuple[RunResult, Sequence[WorldDetail]],
 ) -> RunComparison:
-    """Compares two runs, each as ``analyse_in_detail`` gives it."""
+    """Compares two runs, each as ``analyse_in_detail`` returns it."""
     ours, theirs = ({detail.world_size: detail for detail in run[1]} for run in (a, b))
     both = sorted(ours.keys() & theirs.keys())
     worlds = [_world(ours[size], theirs[size]) for size in both]
@@ -196,7 +196,7 @@ def _with_step(world: WorldComparison, p_value: float) -> WorldComparison:
 
 
 def _untold(change: Change) -> Change:
-    """Without what would tell it from chance."""
+    """Returns the change without its interval and p-value, so that it never counts as changed."""
     return replace(change, ratio=Interval(change.ratio.value, math.nan, math.nan), p_value=math.nan)
 
 
@@ -208,13 +208,13 @@ def _change(name: str, a: Floats, b: Floats) -> Change:
     a, b = _thinned(a), _thinned(b)
     medians = [float(np.median(values)) if len(values) else math.nan for values in (a, b)]
     ratio, p_value = _ratio(b, a), step_test(a, b)
-    if math.isnan(p_value):  # nor has the ratio an interval that could be relied on
+    if math.isnan(p_value):  # then the ratio's interval is not reliable either
         ratio = Interval(ratio.value, math.nan, math.nan)
     return Change(name, medians[0], medians[1], ratio, p_value)
 
 
 def _ratio(b: Floats, a: Floats) -> Interval:
-    """Unknown where some sample of A has no time at all as its median."""
+    """Returns the ratio of medians B / A; NaN if a run has no values or the ratio is not finite."""
     unknown = Interval(math.nan, math.nan, math.nan)
     if len(a) == 0 or len(b) == 0:
         return unknown
@@ -224,7 +224,7 @@ def _ratio(b: Floats, a: Floats) -> Interval:
 
 
 def _over_ranks(values: Floats) -> Floats:
-    """Mean over ranks per step; steps of which it is not known for all are left out."""
+    """Returns the mean over ranks per step, without the steps in which a rank's value is NaN."""
     mean: Floats = values.mean(axis=0)
     return mean[~np.isnan(mean)]
 
@@ -238,13 +238,13 @@ def _knows_buckets(timeline: Timeline) -> bool:
 
 
 def _by_kind(timeline: Timeline, numbered: bool) -> dict[str, Floats]:
-    """Per kind of call its mean time in flight in each step that has such calls, in ms.
+    """Returns the mean time in flight of each kind of call, in ms, per step with such calls.
 
-    Of the kinds with the most time in flight.
+    Only the kinds with the most time in flight are returned.
 
     Args:
-        timeline: of one run.
-        numbered: whether a bucket is a kind of its own; both runs must know their numbers.
+        timeline: timeline of one run.
+        numbered: True if each bucket is its own kind; both runs must record bucket numbers.
     """
     if not timeline.kinds:
         return {}
@@ -286,7 +286,7 @@ def _settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[Setting, ...]
 
 
 def _flat(context: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """``{"machine": {"a": 1}}`` as ``{"machine.a": "1"}``, without what is no setting."""
+    """Flattens ``{"machine": {"a": 1}}`` to ``{"machine.a": "1"}``, leaving out non-settings."""
     found: dict[str, str] = {}
     for key, value in context.items():
         if f"{prefix}{key}" in _NO_SETTINGS:

@@ -1,10 +1,10 @@
-"""What training costs in time and money at each world size, from measured throughput.
+"""Cost of training in time and money at each world size, from measured throughput.
 
     s per 1000 samples    = 1000 / (samples per second)
-    cost per 1000 samples = that / 3600 * price per hour * (ranks, or nodes, that are paid for)
+    cost per 1000 samples = (s per 1000 samples) / 3600 * price per hour * (billed ranks or nodes)
 
-The interval is that of the mean step (bootstrap over steps), the samples per step being known.
-Cost says nothing of accuracy: more ranks may mean a larger batch, which may need more samples.
+The interval is that of the mean step (bootstrap over steps), since the samples per step are known.
+Cost ignores accuracy: more ranks may mean a larger batch, which may need more samples.
 """
 
 from __future__ import annotations
@@ -18,44 +18,44 @@ from commprof.analysis.world import WorldResult
 from commprof.stats.intervals import Interval, mean_interval, percentile_interval, resampled_means
 
 UNITS = ("node", "rank")
-#: Epochs that differ by this share are one epoch: samplers pad it to equal batches on all ranks.
+#: Epoch lengths that differ by less count as equal: samplers pad to equal batches on all ranks.
 _PADDING = 0.05
 
 
 @dataclass(frozen=True)
 class Price:
-    """A price, and what it is paid for."""
+    """Price per hour of a node or a rank."""
 
-    #: In whatever currency; costs are in the same.
+    #: In any currency; costs are in the same currency.
     per_hour: float
-    #: For each "node" (a host with ranks on it) or each "rank".
+    #: "node" (a host with ranks on it) or "rank".
     unit: str
 
 
 @dataclass(frozen=True)
 class CostRow:
-    """Cost of training at one world size; NaN where its samples are not known."""
+    """Cost of training at one world size; NaN if its samples are unknown."""
 
     world_size: int
-    #: Nodes or ranks that are paid for; None where ranks are missing, whose nodes are not known.
+    #: Nodes or ranks that are paid for; None if the nodes of missing ranks are unknown.
     billed: int | None
     s_per_1000_samples: float
     cost_per_1000_samples: Interval
-    #: NaN where the samples of an epoch are not known, or not the same at all world sizes.
+    #: NaN if the samples of an epoch are unknown, or differ between world sizes.
     s_per_epoch: float
     cost_per_epoch: float
-    #: Cost per sample of the smallest world size over this one's; above 1 is cheaper than it. NaN
-    #: where that is the only one.
+    #: Cost per sample at the smallest world size divided by the cost at this one; above 1 this
+    #: one is cheaper. NaN if there is only one world size.
     cost_efficiency: float
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Costs of all world sizes, and which world size is best."""
+    """Costs of all world sizes, with the cheapest and the fastest one."""
 
     price: Price
     rows: tuple[CostRow, ...]
-    #: World size with the least cost per sample; None where no samples are known.
+    #: World size with the least cost per sample; None if no samples are known.
     cheapest: int | None
     #: World size with the most samples per second.
     fastest: int | None
@@ -69,14 +69,14 @@ def cost(
     price: Price,
     epoch_samples: float = math.nan,
 ) -> Cost:
-    """Returns what training costs at each world size.
+    """Returns the cost of training at each world size.
 
     Args:
-        worlds: with figures.
-        details: of the same.
-        price: what is paid.
-        epoch_samples: samples of all ranks in an epoch; NaN to take what the run knows, if its
-            world sizes agree.
+        worlds: world sizes with figures.
+        details: step-by-step figures of the same world sizes.
+        price: price per hour.
+        epoch_samples: samples of all ranks in an epoch; NaN to use the number that the run
+            recorded, if its world sizes agree.
     """
     rows: list[CostRow] = []
     alone = len(worlds) < 2
@@ -102,7 +102,7 @@ def cost(
 
 
 def _epoch_samples(details: Sequence[WorldDetail]) -> float:
-    """The smallest world size's; NaN where another one's epoch is another amount of work."""
+    """Returns the samples of an epoch at the smallest world size; NaN if world sizes differ."""
     counts = [detail.epoch_samples for detail in details]
     same = all(abs(count / counts[0] - 1) <= _PADDING for count in counts)
     return counts[0] if counts and same else math.nan
@@ -137,7 +137,7 @@ def _billed(world: WorldResult, unit: str) -> int | None:
 def _told_apart(
     rows: Sequence[CostRow], details: Sequence[WorldDetail], cheapest: int, other: int
 ) -> bool:
-    """Whether the 95 % interval of the ratio of the two costs excludes 1."""
+    """True if the 95 % interval of the ratio of the two costs is above 1."""
     means = [
         rows[i].cost_per_1000_samples.value
         * resampled_means(details[i].slowest_ms, seed=i)

@@ -1,4 +1,4 @@
-"""What to look at first, and the command that measures whether a change pays."""
+"""Advice on what to examine first, and the command that measures whether a change pays."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from commprof.analysis.world import WorldResult
 from commprof.text import listed
 from commprof.units import ns_to_ms
 
-#: Data, optimizer or other code takes so many times as long as communication: it comes first.
+#: Data, optimizer or other code comes first if it takes so many times as long as communication.
 _FAR_LARGER = 2.0
 
-#: What a trial is asked to compare where nobody said.
+#: Candidates of the trial that is proposed.
 _CANDIDATES = "fp16,int8,topk:ratio=0.01"
-#: Options of a run that a trial has otherwise, or refuses; each takes one value.
+#: Options of a run that a trial sets differently or rejects; each has one value.
 _REPLACED = (
     *("--nproc", "--world-sizes", "--trial", "--output", "--json", "--steps", "--epochs"),
     *("--overhead-steps", "--strategy", "--price-per-hour", "--price-per", "--mode"),
     "--max-restarts",
 )
-#: What names the network interface of a backend.
+#: Environment variable that selects the network interface of each backend.
 _CHOOSES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
-#: Options that say where the ranks of several machines meet.
+#: Options of the rendezvous of several machines.
 _MACHINES = ("--nnodes", "--node-rank", "--rdzv-endpoint")
 
 
 @dataclass(frozen=True)
 class NextStep:
-    """What to do first about a run. It rests on measured shares, never on hoped-for gains."""
+    """First action to take on a run, based on measured shares and never on hoped-for gains."""
 
-    #: One or two sentences; empty where there is nothing to say.
+    #: One or two sentences; empty if there is no advice.
     advice: str
-    #: What to type; empty where no command answers it.
+    #: Command to type; empty if no command helps.
     command: str
 
 
@@ -53,56 +53,56 @@ def next_step(
     words: Mapping[str, str],
     exchange: Exchange,
 ) -> NextStep:
-    """Advises what to do first about one world size.
+    """Returns advice on the first action for one world size.
 
     Args:
-        context: of the run.
+        context: context of the run, as in ``run.json``.
         world: the world size that is judged.
-        step: its mean step.
-        words: what the parts of a step are called.
-        exchange: what stands out in its communication.
+        step: the mean step of this world size.
+        words: names of the parts of a step, for sentences.
+        exchange: findings about its communication.
     """
     own_part = max((part for part in PARTS if part != "communication"), key=step.share)
     own_work = words[own_part]
     if world.world_size < 2:
         return NextStep("", "")
     late = rank_to_look_at(context, world, step)
-    # Small calls wake threads of the ranks' own all the time, which wait for cores then.
+    # Small calls keep waking threads of the ranks themselves, which then wait for cores.
     if late is None and exchange.small_calls is None and lacked_cores(world):
         return NextStep(_give_cores(context, world), "")
     if late is None and crowded(context, world) and math.isnan(no_core_share(world)):
         return NextStep(
-            "First repeat the run with a core for each thread: whether ranks waited for a core was "
-            "not measured here, and every part of the step would hold that.",
+            "First repeat the run with a core for each thread: this run did not measure whether "
+            "ranks waited for cores, and such waiting would lengthen every part of the step.",
             "",
         )
     step_ms = step.step_ms
     if step.exposed_ms < WORTH_A_LOOK * step_ms:
         return NextStep(
-            f"Communication is not the bottleneck, and needs no change: the step waits for it for "
-            f"less than {WORTH_A_LOOK:.0%} of its time. Look at {own_work} first.",
+            f"Communication is not the bottleneck and needs no change: a step waits for it during "
+            f"less than {WORTH_A_LOOK:.0%} of its time. First look at {own_work}.",
             "",
         )
     if late is not None:
         return NextStep(
-            f"{_find_out(world, late)}: waiting for it takes {late_share(late, step):.0%} of the "
-            "others' step. No other way to communicate wins that back.",
+            f"{_find_out(world, late)}: the other ranks spend {late_share(late, step):.0%} of "
+            "their step waiting for it. No change to the communication can win that back.",
             "",
         )
     if own_part != "compute" and step.share(own_part) >= _FAR_LARGER * step.share("communication"):
         return NextStep(
-            f"First look at {own_work}: it takes {step.share(own_part):.0%} of the step, and "
-            f"communication {step.share('communication'):.0%}.",
+            f"First look at {own_work}: it takes {step.share(own_part):.0%} of the step, but "
+            f"communication only {step.share('communication'):.0%}.",
             "",
         )
     if exchange.small_calls is None and exchange.link is not None and exchange.idle:
         one = len(exchange.idle) == 1
         chooses = _CHOOSES.get(str(context.get("backend")))
-        set_it = f"set {chooses}={exchange.idle[0]}" if chooses else "choose another"
+        set_it = f"set {chooses}={exchange.idle[0]}" if chooses else "choose another interface"
         return NextStep(
-            f"The hosts talk over {listed(exchange.link.interfaces)}, while "
-            f"{listed(exchange.idle)} {'is' if one else 'are'} idle and rated as fast or faster: "
-            f"if this is not on purpose, {set_it}.",
+            f"The hosts communicate over {listed(exchange.link.interfaces)}, while "
+            f"{listed(exchange.idle)} {'is' if one else 'are'} idle and rated at least as fast. "
+            f"If this is not on purpose, {set_it}.",
             "",
         )
     cap_mb = cap_to_try_mb(world, step, exchange.serial)
@@ -112,20 +112,20 @@ def next_step(
     if not step.split_ms or step.split_ms["waiting"] <= step.exposed_ms / 2:
         return trial
     balance = (
-        "First balance the work of the ranks: they wait for one another for "
-        f"{step.share('waiting'):.0%} of the step, and not for one rank alone."
+        "First balance the work of the ranks: they wait for one another during "
+        f"{step.share('waiting'):.0%} of the step, and not for a single rank."
     )
     if step.share("wire") < WORTH_A_LOOK or not trial.advice:
-        return NextStep(f"{balance} No other way to communicate wins that back.", "")
+        return NextStep(f"{balance} No change to the communication can win that back.", "")
     return NextStep(f"{balance} {trial.advice}", trial.command)
 
 
 def _predicted(found: Sharding) -> NextStep:
-    """What would change the part of sharded communication that holds up the step most."""
+    """Returns advice to predict a change to the sharded collectives that cost the step most."""
     changes = {
         FORWARD: ("gathering parameters in bf16", ("--gather-dtype", "bf16")),
         BACKWARD: (
-            "keeping parameters after forward, which takes memory,",
+            "keeping parameters after forward (which needs more memory)",
             ("--reshard-after-forward", "off"),
         ),
         SCATTER: ("reducing gradients in bf16", ("--reduce-dtype", "bf16")),
@@ -133,21 +133,20 @@ def _predicted(found: Sharding) -> NextStep:
     }
     change, options = changes[found.most.part]
     return NextStep(
-        f"The longest waits are for {found.most.part}. What {change} would make of the step is "
-        "predicted by:",
+        f"The longest waits are for {found.most.part}. To predict the step with {change}, type:",
         invocation.command("predict", invocation.quoted(found.directory), *options),
     )
 
 
 def _first(exchange: Exchange, cap_mb: int | None) -> str:
-    """What to know before a trial of the exchange; empty where nothing stands out in it."""
+    """Returns advice to follow before a trial; empty if nothing stands out in the exchange."""
     if exchange.small_calls is not None:
         return "First try larger buckets."
     if exchange.serial:
         return "" if cap_mb is None else "First try smaller buckets, which can be sent sooner."
     if exchange.link is not None:
-        slow = f"The link between the hosts is slow for what a step sends: {way(exchange.link)}."
-        return f"{slow} Find out whether the network can do better."
+        slow = f"The link between the hosts is slow for the data of a step: {way(exchange.link)}."
+        return f"{slow} Find out whether the network can be faster."
     return ""
 
 
@@ -158,7 +157,7 @@ def _with(first: str, trial: NextStep) -> NextStep:
 def rank_to_look_at(
     context: Mapping[str, Any], world: WorldResult, step: MeanStep
 ) -> LateRank | None:
-    """Returns the late rank where looking at it is what to do first; else None."""
+    """Returns the late rank if looking at this rank comes first; else None."""
     late = world.late_rank
     if late is None or late_share(late, step) < WORTH_A_LOOK:
         return None
@@ -170,7 +169,7 @@ def rank_to_look_at(
 
 
 def late_share(late: LateRank, step: MeanStep) -> float:
-    """Share of the mean step that is spent waiting for a late rank."""
+    """Returns the fraction of the mean step that a rank spends waiting for the late rank."""
     return ns_to_ms(late.wait_ns) / step.step_ms
 
 
@@ -179,45 +178,45 @@ def _candidates(cap_mb: int | None) -> str:
 
 
 def _trial(context: Mapping[str, Any], world_size: int, cap_mb: int | None) -> NextStep:
-    """What would measure whether a change of the exchange pays."""
+    """Returns the trial that measures whether a change of the exchange pays."""
     command = trial_command(context, world_size, cap_mb)
     several = context.get("nodes", 1) > 1
     if not command and not (several and _takes_a_trial(context)):
         return NextStep("", "")
     changes = "compression" if cap_mb is None else "compression or other buckets"
-    measured = f"To measure on the job's own steps whether {changes} would make them shorter, type"
+    measured = f"To measure on the job's own steps whether {changes} would make them shorter,"
     if not several:
-        return NextStep(f"{measured}:", command)
+        return NextStep(f"{measured} type:", command)
     if not command:
         return NextStep(
-            f"{measured} the same run with --trial {_candidates(cap_mb)}, on every machine.",
+            f"{measured} repeat the run with --trial {_candidates(cap_mb)} on every machine.",
             "",
         )
     return NextStep(
-        f"Whether {changes} makes the step shorter is measured by this, typed on every machine "
-        "with its number N and a NEW directory that all of them see:",
+        f"To measure whether {changes} makes the step shorter, type this on every machine, with "
+        "the machine's number for N and, for NEW, a new directory that all machines can see:",
         command,
     )
 
 
 def _find_out(world: WorldResult, late: LateRank) -> str:
-    """What holds the rank up: a phase of its work, or its host."""
+    """Returns the first words of the advice: examine a phase of the late rank, or its host."""
     if late.phase == HOST_PAUSE:
         hosts = {rank.rank: rank.host for rank in world.ranks}
         several = len({*hosts.values()}) > 1
         there = f" on {hosts[late.rank]}" if several and late.rank in hosts else ""
         return (
-            f"First find out{there} what stops the process of rank {late.rank} (a debugger, a "
+            f"First find out what stops the process of rank {late.rank}{there} (a debugger, a "
             "job scheduler, a frozen cgroup, steal time)"
         )
     phase = f" in its {late.phase} phase" if late.phase else ""
-    return f"First find out what holds up rank {late.rank}{phase}"
+    return f"First find out what delays rank {late.rank}{phase}"
 
 
 def _give_cores(context: Mapping[str, Any], world: WorldResult) -> str:
-    """Where ranks were measured to wait for cores: what takes these."""
+    """Returns advice for ranks that were measured to wait for cores."""
     measured = f"{no_core_share(world):.0%} of the exposed time was spent ready to run without one"
-    after = "What communication costs then, this run cannot say."
+    after = "This run cannot show what communication costs if every rank has a core."
     if crowded(context, world):
         return f"First give every rank a core: {measured}. {after}"
     return f"First find out what else runs on the ranks' cores: {measured}. {after}"
@@ -226,10 +225,10 @@ def _give_cores(context: Mapping[str, Any], world: WorldResult) -> str:
 def trial_command(context: Mapping[str, Any], world_size: int, cap_mb: int | None) -> str:
     """Returns the run's command as a trial; N stands for the number of each of several machines.
 
-    ``cap_mb`` is that of its candidate with other buckets; None for no such candidate.
+    ``cap_mb`` is the bucket size of a further candidate; None to leave this candidate out.
 
-    Empty where it was no run, its strategy takes no trial, or a file holds more of its options,
-    which a trial may refuse.
+    The command is empty if the context is not of a ``commprof run``, if a trial cannot use its
+    strategy, or if a configuration file holds some of its options, which a trial may reject.
     """
     if not _takes_a_trial(context):
         return ""
@@ -250,20 +249,20 @@ def trial_command(context: Mapping[str, Any], world_size: int, cap_mb: int | Non
 
 
 def _directory(context: Mapping[str, Any]) -> str:
-    """Directory in which the run was started; empty where that is not recorded."""
+    """Returns the directory in which the run was started; empty if not recorded."""
     found = context.get("reproduction")
     return str(found.get("directory", "")) if isinstance(found, dict) else ""
 
 
 def _takes_a_trial(context: Mapping[str, Any]) -> bool:
-    """Whether it was a run under DDP's own exchange, which candidates can be held against."""
+    """True if the run used DDP's own exchange, with which a trial can compare candidates."""
     if context.get("strategy", "ddp") != "ddp" or {"hook", "bucket_cap_mb"} & context.keys():
         return False
     return bool({"script", "workload"} & context.keys())
 
 
 def _value(options: Sequence[str], name: str) -> str:
-    """Value of an option, however it is written; empty where the option is not there."""
+    """Returns the value of an option, written as ``NAME VALUE`` or ``NAME=VALUE``; else empty."""
     for word, after in zip(options, [*options[1:], ""], strict=True):
         if word == name:
             return after

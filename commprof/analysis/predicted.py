@@ -1,6 +1,6 @@
-"""Predicted throughput for the scaling curve, from what ``commprof predict --format json`` wrote.
+"""Predicted throughput for the scaling curve, read from ``commprof predict --format json``.
 
-It is read, not made: the model's own interval and error come with it.
+The predictions are only read, together with the model's own interval and error.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class PredictedPoint:
     """Prediction of one world size in one setting."""
 
     world_size: int
-    #: What is not as it was recorded, by the names of the file; empty for the recorded setting.
+    #: Settings that differ from the recording, by their names in the file; empty for none.
     setting: tuple[tuple[str, str], ...]
-    #: With the interval of the step, which the model's held-out errors widen.
+    #: Interval from that of the step, which includes the model's held-out errors.
     samples_per_s: Interval
-    #: Why parts of it lie outside of the measured range; empty inside.
+    #: Reasons why the prediction lies outside of the measured range; empty inside.
     outside: tuple[str, ...]
 
 
@@ -52,7 +52,7 @@ class Predictions:
     """All predictions of one file."""
 
     points: tuple[PredictedPoint, ...]
-    #: Largest error on steps that the model was not given, as a share; None if there were none.
+    #: Largest error on held-out steps, as a fraction; None if no steps were held out.
     worst_error: float | None
 
 
@@ -60,7 +60,7 @@ def read_predictions(path: Path) -> Predictions:
     """Reads a file of predictions; answers without samples/s are left out.
 
     Raises:
-        CommprofError: it is none, or of a version not known here.
+        CommprofError: the file holds no predictions, or has another schema version.
     """
     try:
         document = checked(read_json(path), {"schema_version": int})
@@ -68,7 +68,7 @@ def read_predictions(path: Path) -> Predictions:
         if version != _SCHEMA_VERSION:
             raise CommprofError(
                 f"{invocation.quoted(path)} has schema_version {version}, not {_SCHEMA_VERSION}; "
-                "predict once more with this version of commprof"
+                "repeat the prediction with this version of commprof"
             )
         answers = checked(document, {"answers": list[dict[str, Any]]})["answers"]
         found = [checked(each, _ANSWER, f"answers[{n}]") for n, each in enumerate(answers)]
@@ -81,31 +81,31 @@ def read_predictions(path: Path) -> Predictions:
         raise CommprofError(said) from None
     except (ValueError, ZeroDivisionError) as problem:
         raise CommprofError(
-            f"{invocation.quoted(path)} holds no predictions ({problem}); write them with "
+            f"{invocation.quoted(path)} holds no predictions ({problem}); make the file with "
             + invocation.command("predict", "RUN", "--format", "json")
         ) from None
 
 
 @dataclass(frozen=True)
 class BestPrediction:
-    """The setting that a prediction recommends, to be held against a run with it."""
+    """The setting that a prediction recommends, to be compared with a run in this setting."""
 
     world_size: int
-    #: In words.
+    #: Setting in words.
     setting: str
-    #: Options of ``commprof run`` that set it, by their names.
+    #: Options of ``commprof run`` that choose the setting, by their names.
     options: Mapping[str, str]
     #: Median step of the slowest rank, with the interval or, if nothing was held out, the range.
     step_ms: Interval
-    #: Whether the model's held-out error is part of that.
+    #: True if ``step_ms`` includes the model's held-out error.
     is_interval: bool
 
 
 def read_best(path: Path) -> BestPrediction:
-    """Reads the best setting of a file of predictions.
+    """Reads the best setting from a file of predictions.
 
     Raises:
-        CommprofError: it holds none.
+        CommprofError: the file cannot be read, or names no best setting.
     """
     again = invocation.command("predict", "RUN") + " with settings to compare"
     try:
@@ -115,11 +115,11 @@ def read_best(path: Path) -> BestPrediction:
         best = checked(document["best"], _BEST, "best")
     except OSError as problem:
         raise CommprofError(
-            f"{invocation.quoted(path)} cannot be read ({problem.strerror}); make it by {again}"
+            f"{invocation.quoted(path)} cannot be read ({problem.strerror}); make it with {again}"
         ) from None
     except ValueError as problem:
         raise CommprofError(
-            f"{invocation.quoted(path)} names no best setting ({problem}); make it by {again}"
+            f"{invocation.quoted(path)} names no best setting ({problem}); make it with {again}"
         ) from None
     step = best["interval_s"]
     return BestPrediction(

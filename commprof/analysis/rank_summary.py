@@ -1,4 +1,4 @@
-"""One rank over the measured steps, as figures."""
+"""Figures of one rank over the measured steps."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ class StepParts:
     optimizer_ms: float
     other_ms: float
     step_ms: float
-    #: Parts of ``exposed_ms``; NaN where the last arrival is known for none of it.
+    #: Parts of ``exposed_ms``; NaN if no last arrival is known.
     wait_ms: float
     wire_ms: float
-    #: The rest of ``exposed_ms``: for operations whose last arrival is not known.
+    #: The rest of ``exposed_ms``: time of operations whose last arrival is not known.
     unsplit_ms: float
     #: Part of ``exposed_ms``: DDP's finalisation could have run but had no core. Mean of the
     #: steps in which capture read it; NaN if there are none.
     no_core_ms: float
-    #: Beside the sum: communication in flight while the training thread worked.
+    #: Communication in flight while the training thread worked; not part of the sum.
     hidden_ms: float
 
     @property
     def own_work_ms(self) -> float:
-        """The step less all waiting for communication."""
+        """Mean step less exposed communication, in milliseconds."""
         return self.step_ms - self.exposed_ms
 
 
@@ -52,27 +52,27 @@ class RankSummary:
 
     rank: int
     parts: StepParts
-    #: From the training loop's account, else from what DataLoaders returned, else NaN.
+    #: From the training loop's account, else from the batches of DataLoaders, else NaN.
     samples: float
     duration_s: float
     samples_per_s: float
-    #: NaN without the training loop's account, as is the next.
+    #: NaN without the training loop's account; so is ``final_loss``.
     average_loss: float
     final_loss: float
     host: str
-    #: Resident before the model was made, and at most while it trained; NaN if not measured.
+    #: Resident memory before the model was made, and its peak in training; NaN if not measured.
     before_rss_bytes: float = math.nan
     peak_rss_bytes: float = math.nan
-    #: Most that torch's allocator handed out on a GPU; NaN on a CPU, or if not measured.
+    #: Peak of torch's allocator on a GPU; NaN on a CPU, or if not measured.
     device_peak_bytes: float = math.nan
-    #: What the driver said of the rank's GPU; None where it was not asked.
+    #: Readings of the GPU's driver; None if it was not asked.
     device: DeviceTelemetry | None = None
-    #: None where its trace holds no kernels.
+    #: None if the trace holds no kernels.
     kernels: KernelTimes | None = None
 
     @property
     def training_bytes(self) -> float:
-        """Memory that training took: on the GPU, or resident beyond what there was before."""
+        """Memory used by training: the peak on the GPU, or the growth of resident memory."""
         if not math.isnan(self.device_peak_bytes):
             return self.device_peak_bytes
         return self.peak_rss_bytes - self.before_rss_bytes
@@ -105,12 +105,12 @@ def rank_summary(run: WorldRun, rank: int, part: Breakdown) -> RankSummary:
 
 
 def samples_trained(result: Mapping[str, Any], steps: Ints) -> float:
-    """Number of samples of these steps, by the training loop's account of a rank."""
+    """Returns the number of samples in these steps, from a rank's account of the training loop."""
     return float(sum(result["step_samples"][step] for step in steps.tolist()))
 
 
 def _bytes(result: Mapping[str, Any] | None, key: str) -> float:
-    """A figure of the rank account's `memory`; NaN where there is none."""
+    """Returns a figure from ``memory`` in the rank's account; NaN if there is none."""
     value = ((result or {}).get("memory") or {}).get(key)
     return math.nan if value is None else float(value)
 
@@ -136,7 +136,7 @@ def _step_parts(part: Breakdown) -> StepParts:
 
 
 def mean_parts(parts: list[StepParts]) -> StepParts:
-    """Mean over ranks; a part not known for all is averaged over those for which it is."""
+    """Returns the mean over ranks; each part is averaged over the ranks for which it is known."""
     means = {f.name: float(np.mean([getattr(p, f.name) for p in parts])) for f in fields(StepParts)}
     exposed = np.array([p.exposed_ms for p in parts])
     for name in ("wait_ms", "wire_ms"):

@@ -1,4 +1,4 @@
-"""What a reader must know before believing the figures, in sentences."""
+"""Remarks on a run: sentences that a reader must know before relying on the figures."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from commprof.units import ns_to_ms
 
 #: Fewer measured steps than this say little about spread.
 FEW_STEPS = 10
-#: Share of the step from which waiting is told by its causes, and how many of these.
+#: Fraction of the step from which the causes of waiting are named, and how many of them.
 _MUCH_WAITING, _MOST_CAUSES = 0.05, 3
-#: Quartile distance over median above which a run is called noisy.
+#: Interquartile range divided by the median above which a run is called noisy.
 _NOISY = 0.15
-#: Share of the exposed time that may be left out without a word.
+#: Fraction of the exposed time that may be left out without a remark.
 _WORTH_A_WORD = 0.005
 
 
@@ -38,10 +38,10 @@ def remarks(
     in_turns: bool = False,
     summaries: Sequence[SummaryResult] = (),
 ) -> tuple[str, ...]:
-    """All remarks on a run, the weightiest first.
+    """Returns all remarks on a run, the most important first.
 
-    in_turns: candidates of a trial shared the steps; of these nothing is said then, for they
-    differ by what was tried.
+    in_turns: candidates of a trial alternated in the steps; remarks on steps are left out then,
+    because the steps differ by candidate.
     """
     found = loss_remarks(context, worlds)
     found += _oversubscription(context, worlds)
@@ -61,13 +61,13 @@ def remarks(
     if context.get("capture") == "python":
         found.append(
             "Capture ran in pure Python: only the buckets of DDP were seen, no other collective, "
-            "and the DDP hook that this takes adds a pass over the gradients."
+            "and the DDP hook that pure-Python capture needs adds a pass over the gradients."
         )
     return tuple(found)
 
 
 def _oversubscription(context: Mapping[str, Any], worlds: Sequence[WorldResult]) -> list[str]:
-    """What was started, from counts, and what came of it, from run delay alone."""
+    """Returns a remark on more threads than cores, with the measured wait for cores if known."""
     over = [world for world in worlds if crowded(context, world)]
     if not over:
         return []
@@ -100,20 +100,20 @@ def _above_ideal(
         ratio = _work_per_sample(world) / _work_per_sample(base)
         spread = max(_relative_spread(world), _relative_spread(base))
         text = (
-            f"Efficiency at {world.world_size} ranks is {scale.efficiency:.1%}, above the ideal, "
-            "which adding ranks cannot cause"
+            f"Efficiency at {world.world_size} ranks is {scale.efficiency:.1%}, above the ideal; "
+            "adding ranks alone cannot cause that"
         )
         if not math.isnan(ratio):
             text += (
-                f". A rank's own work per sample took {ratio:.2f} times what it took at "
+                f". A rank's own work per sample took {ratio:.2f} times as long as at world size "
                 f"{base.world_size}"
             )
         if scale.efficiency - 1 <= spread:
             text += f"; the step times spread by {spread:.0%}, so this may be noise."
         elif context.get("scaling") == "strong":
-            text += "; under strong scaling each rank's batch shrinks and may fit a nearer cache."
+            text += "; under strong scaling each rank's batch shrinks and may fit a faster cache."
         else:
-            text += "; the baseline was slowed down by something else, so repeat the run."
+            text += "; something else slowed down the baseline, so repeat the run."
         found.append(text)
     return found
 
@@ -125,7 +125,7 @@ def _too_short(context: Mapping[str, Any], worlds: Sequence[WorldResult]) -> lis
     counts = [world.measured_steps for world in short]
     if len(set(counts)) == 1:
         counts = counts[:1]
-    more = ": --steps 30" if "workload" in context else ""
+    more = ", for example with --steps 30" if "workload" in context else ""
     sizes = counted([w.world_size for w in short], "rank")
     return [
         f"Only {counted(counts, 'measured step')} at {sizes}; at least {FEW_STEPS} are needed"
@@ -138,7 +138,7 @@ def _about_compression(context: Mapping[str, Any], world: WorldResult) -> list[s
 
 
 def _about_steps(world: WorldResult) -> list[str]:
-    """What holds only if all steps are of one setting."""
+    """Returns the remarks that are valid only if all steps ran with the same settings."""
     found = []
     name = counted(world.world_size, "rank")
     if _relative_spread(world) > _NOISY:
@@ -150,13 +150,13 @@ def _about_steps(world: WorldResult) -> list[str]:
         steps = ", ".join(f"{step} ({ms / 1000:.3g} s)" for step, ms in world.stalled_steps)
         found.append(
             f"Stalled at {name}: {plural(len(world.stalled_steps), 'step')} {steps}, more than ten "
-            "times the median. Means and samples/s include that; the verdict does not."
+            "times the median. Means and samples/s include stalled steps; the verdict does not."
         )
     found += _about_causes(world)
     late = world.late_rank
     if late is not None:
         found.append(
-            f"Rank {late.rank} comes late at {name}: each of the others waits "
+            f"Rank {late.rank} is late at {name}: each of the other ranks waits "
             f"{ns_to_ms(late.wait_ns):.1f} ms per step for it, {late.share:.0%} of all waiting "
             f"{_by_chance(late)}. {_about_lateness(late)}"
         )
@@ -164,36 +164,36 @@ def _about_steps(world: WorldResult) -> list[str]:
 
 
 def _about_causes(world: WorldResult) -> list[str]:
-    """Where most of much waiting began, and which rank had no core."""
+    """Returns remarks on the ranks that caused most waiting, and on a phase the kernel delayed."""
     found = []
     name, costs = counted(world.world_size, "rank"), world.wait_costs[:_MOST_CAUSES]
     if sum(cost.wait_ms for cost in world.wait_costs) >= _MUCH_WAITING * world.parts.step_ms:
         told = [f"rank {cost.rank} ({cost.cause}) {cost.share:.0%}" for cost in costs]
-        found.append(f"Waiting at {name} began most at {listed(told)}.")
+        found.append(f"Waiting at {name} was caused mostly by {listed(told)}.")
     held_up = world.longer_phase
     if held_up is not None:
         found.append(
             f"At {name} rank {held_up.rank}'s {held_up.phase} takes {held_up.longer_ms:.3g} ms "
-            f"longer than the others'; {listed(_what_held_up(held_up))}."
+            f"longer than on the other ranks: {listed(_what_held_up(held_up))}."
         )
     return found
 
 
 def _what_held_up(phase: LongerPhase) -> list[str]:
-    """What the kernel counted in it beyond the other ranks, in parts of a sentence."""
+    """Returns the kernel's counts beyond the other ranks' as parts of a sentence."""
     found = []
     if phase.throttled_ms >= phase.no_core_ms / 2 > 0:
-        found.append(f"{phase.throttled_ms:.3g} ms of them its cgroup throttled it")
+        found.append(f"for {phase.throttled_ms:.3g} ms of this its cgroup throttled it")
     elif phase.no_core_ms > 0:
         switches = phase.involuntary_switches
-        more = f" ({switches:.3g} more involuntary switches a step)" if switches >= 1 else ""
-        found.append(f"{phase.no_core_ms:.3g} ms of them it was runnable without a core{more}")
+        more = f" ({switches:.3g} more involuntary switches per step)" if switches >= 1 else ""
+        found.append(f"for {phase.no_core_ms:.3g} ms of this it was runnable without a core{more}")
     if phase.major_faults >= 1:
-        found.append(f"it reads {phase.major_faults:.3g} more pages a step from disk")
+        found.append(f"it reads {phase.major_faults:.3g} more pages per step from disk")
     if phase.memory_stall_ms > 0:
-        found.append(f"its host was short of memory for {phase.memory_stall_ms:.3g} ms of them")
+        found.append(f"for {phase.memory_stall_ms:.3g} ms of this its host was short of memory")
     if phase.has_many_faults:
-        found.append(f"it has {phase.minor_faults:,.0f} more page faults a step")
+        found.append(f"it has {phase.minor_faults:,.0f} more page faults per step")
     return found
 
 
@@ -202,12 +202,12 @@ def _about_world(world: WorldResult) -> list[str]:
     name = counted(world.world_size, "rank")
     if world.foreign and world.clock_error_us > 0:
         found.append(
-            f"Ranks' clocks were compared at {name} by the ends of their collectives: offsets "
-            f"known to ±{_micros(world.clock_error_us)} µs. Waiting and transfer of one exposure "
-            "may be off by twice that, one against the other."
+            f"Ranks' clocks were compared at {name} using the ends of their collectives: offsets "
+            f"are known to ±{_micros(world.clock_error_us)} µs. The boundary between the waiting "
+            "and the transfer of one exposure may be off by twice that."
         )
     elif world.foreign:
-        pass  # why they were not compared, a problem says
+        pass  # an entry of ``problems`` says why they were not compared
     elif not world.clocks_shared:
         found.append(
             f"At {name} the ranks ran on several machines, whose clocks were not compared: "
@@ -215,14 +215,14 @@ def _about_world(world: WorldResult) -> list[str]:
         )
     elif world.clock_error_us > 0:
         found.append(
-            f"Ranks' clocks were compared over the network at {name}: offsets known to "
-            f"±{_micros(world.clock_error_us)} µs. Waiting and transfer of one exposure may be off "
-            "by twice that, one against the other."
+            f"Ranks' clocks were compared over the network at {name}: offsets are known to "
+            f"±{_micros(world.clock_error_us)} µs. The boundary between the waiting and the "
+            "transfer of one exposure may be off by twice that."
         )
     if world.gloo_threads_assumed:
         found.append(
-            f"At {name} a trace does not say how many threads run a gloo group's collectives: "
-            f"queue and wait of each call are by torch's default of {DEFAULT_GLOO_THREADS}."
+            f"At {name} a trace does not record how many threads run a gloo group's collectives; "
+            f"queue and wait of each call assume torch's default of {DEFAULT_GLOO_THREADS}."
         )
     if world.device_collectives:
         found.append(_about_devices(world, name))
@@ -236,15 +236,16 @@ def _about_world(world: WorldResult) -> list[str]:
     unsplit = world.parts.unsplit_ms / world.parts.exposed_ms if world.parts.exposed_ms else 0.0
     if not math.isnan(world.parts.wait_ms) and unsplit > _WORTH_A_WORD:
         found.append(
-            f"At {name} {unsplit:.1%} of the exposed time is in neither wait nor transfer: it was "
-            "for operations that were not seen on all their ranks, or for a recv from any source."
+            f"At {name} {unsplit:.1%} of the exposed time could not be split into waiting and "
+            "transfer: it belongs to operations that were not recorded on all of their ranks, or "
+            "to a recv from any source."
         )
     if failed := [row for row in world.collectives if row.failed]:
         calls = sum(row.failed for row in failed)
         found.append(
-            f"At {name} {calls} {plural(calls, 'call')} of collectives ended with an error "
-            f"({', '.join(dict.fromkeys(row.op for row in failed))}): they count as exposed time, "
-            "and in no median."
+            f"At {name} {calls} {plural(calls, 'collective call')} ended with an error "
+            f"({', '.join(dict.fromkeys(row.op for row in failed))}): failed calls count as "
+            "exposed time, but are left out of all medians."
         )
     if world.dropped_records:
         found.append(
@@ -253,8 +254,8 @@ def _about_world(world: WorldResult) -> list[str]:
         )
     found.extend(f"At {name}: {problem}." for problem in world.problems)
     found.extend(
-        f"Cross-check at {name}: {check.what} is {check.other:.4g} {check.unit} and commprof's "
-        f"figure {check.ours:.4g} {check.unit}, {check.difference:+.1%}."
+        f"Cross-check at {name}: {check.what} is {check.other:.4g} {check.unit}, but commprof's "
+        f"figure is {check.ours:.4g} {check.unit} ({check.difference:+.1%})."
         for check in world.cross_checks
         if check.agrees is False
     )
@@ -269,14 +270,14 @@ def _about_missing(world: WorldResult, name: str) -> str:
     )
     if math.isnan(world.samples_per_s):
         return f"{text}, and samples/s, speed-up and efficiency are not known."
-    return f"{text}, samples those of all ranks, by the training loop's account."
+    return f"{text}; the samples of all ranks are known from the training loop's account."
 
 
 def _by_chance(late: LateRank) -> str:
     if math.isnan(late.p_value):
         steps = counted(late.measured_steps, "step")
-        return f"in the {steps} recorded, too few to tell it from chance"
-    return f"(by chance: p = {late.p_value:.4f})"
+        return f"in the {steps} recorded, too few to distinguish it from chance"
+    return f"(probability by chance: p = {late.p_value:.4f})"
 
 
 def _about_lateness(late: LateRank) -> str:
@@ -288,16 +289,16 @@ def _about_lateness(late: LateRank) -> str:
         return text + "the phase in which it fell behind is not known."
     if late.phase is None:
         return text + (
-            "its lateness is spread over phases, of which none explains more than "
+            "its lateness is spread over several phases, none of which explains more than "
             f"{late.phase_share:.0%}."
         )
     text += f"it fell behind {fell_behind(late)}"
     if math.isnan(late.phase_share):
         return (
-            f"{text}: that takes it {late.slower_ms:.3g} ms longer than the median of the others, "
-            "or more, in three of four steps."
+            f"{text}, which takes it at least {late.slower_ms:.3g} ms longer than the median of "
+            "the others in three of four steps."
         )
-    return f"{text}, which explains {late.phase_share:.0%} of that."
+    return f"{text}, which explains {late.phase_share:.0%} of the waiting."
 
 
 def _uneven_batches(world: WorldResult) -> str:
@@ -305,7 +306,7 @@ def _uneven_batches(world: WorldResult) -> str:
     if not low < high:
         return ""
     return (
-        f" The steps are not equal: an epoch's last one has {low:.0f} samples, others {high:.0f}."
+        f" The steps are not equal: the last of an epoch has {low:.0f} samples, others {high:.0f}."
     )
 
 
@@ -314,8 +315,8 @@ def _about_overhead(overhead: Overhead) -> str:
     parts = [_about_cost(*one) for one in (*found, ("step time", overhead.wall))]
     steps = f"{overhead.wall.steps_on} and {overhead.wall.steps_off} steps"
     return (
-        f"commprof's own cost, capture on against off, {steps} in turn over all world sizes: "
-        f"{'; '.join(parts)}."
+        f"commprof's own cost, capture on compared with off ({steps} in pairs, over all world "
+        f"sizes): {'; '.join(parts)}."
     )
 
 
@@ -323,23 +324,23 @@ def _about_cost(clock: str, cost: OwnCost) -> str:
     effect, control = cost.on_over_off, cost.control
     if not cost.measurable:
         return (
-            f"{clock} not measurable here, between {_percent(effect.low)} and "
-            f"{_percent(effect.high)} by these steps"
+            f"{clock} too small to measure (between {_percent(effect.low)} and "
+            f"{_percent(effect.high)} according to these steps)"
         )
     text = (
         f"{clock} {_percent(effect.value)} [{_percent(effect.low)}, {_percent(effect.high)}] "
-        f"(control, off against off: {_percent(control.value)} [{_percent(control.low)}, "
+        f"(control, off compared with off: {_percent(control.value)} [{_percent(control.low)}, "
         f"{_percent(control.high)}])"
     )
-    return text if cost.told_apart else f"{text}, which may be nothing"
+    return text if cost.told_apart else f"{text}, not distinguishable from zero"
 
 
 def _about_records(world: WorldResult) -> str:
     cost_ns = world.records_per_step * world.record_cost_ns
     share = ns_to_ms(cost_ns) / world.step_median_ms
     return (
-        f"Recording itself: {world.records_per_step:.0f} records per step and rank at "
-        f"{world.record_cost_ns:.0f} ns each (measured in the run) are {cost_ns / 1e3:.1f} µs, "
+        f"Recording alone: {world.records_per_step:.0f} records per step and rank at "
+        f"{world.record_cost_ns:.0f} ns each (measured in the run) cost {cost_ns / 1e3:.1f} µs, "
         f"{share:.4%} of the step at {counted(world.world_size, 'rank')}."
     )
 
@@ -356,7 +357,7 @@ def _relative_spread(world: WorldResult) -> float:
 
 
 def _micros(value_us: float) -> str:
-    """Rounded up: a bound stays one."""
+    """Formats a bound in microseconds, rounded up so that it remains a bound; "-" if unknown."""
     return "-" if math.isnan(value_us) else f"{math.ceil(value_us)}"
 
 
@@ -367,23 +368,21 @@ def _percent(ratio: float) -> str:
 def _about_devices(world: WorldResult, name: str) -> str:
     text = f"At {name} {world.device_collectives} collectives ran on a GPU. "
     if world.foreign:
-        return text + (
-            "Exposed time is that in which their kernels ran and no other kernel of the device did."
-        )
+        return text + ("Exposed time is the time in which only their kernels ran on the device.")
     untimed = world.device_collectives - world.device_timed
     if world.device_timed:
         text += (
             "Steps, phases and exposed time are those of its compute stream, timed by device "
-            f"events: on the host's clock to ±{_micros(world.device_clock_error_us)} µs, as "
-            "lengths more exactly. "
+            f"events: moments are known to ±{_micros(world.device_clock_error_us)} µs on the "
+            "host's clock, durations more exactly. "
         )
     if untimed:
-        whose = f"Of {untimed} of them" if world.device_timed else "Of all of them"
+        whose = f"For {untimed} of them" if world.device_timed else "For all of them"
         why = f" ({world.no_device_times})" if world.no_device_times else ""
         text += (
             f"{whose} the completion and the waiting on its streams were not measured{why}: "
-            "exposed, wait, transfer and hidden hold only what the host saw. Collectives of a "
-            "replayed CUDA graph are issued by nobody and are not among them. "
+            "exposed, wait, transfer and hidden include only what the host saw. Collectives of a "
+            "replayed CUDA graph are not among them, because no call issues them. "
         )
     return text.rstrip()
 
@@ -393,7 +392,7 @@ _LISTED = 4
 
 
 def placement_remarks(context: Mapping[str, Any]) -> list[str]:
-    """Where ranks were pinned at the largest world size, and whether each had CPUs of its own."""
+    """Returns a remark on the CPUs that ranks were pinned to at the largest world size."""
     worlds = (context.get("pinning") or {}).get("worlds") or {}
     pinned = [size for size, found in worlds.items() if found["mode"] != "none"]
     if not pinned:
@@ -401,9 +400,10 @@ def placement_remarks(context: Mapping[str, Any]) -> list[str]:
     largest = max(pinned, key=int)
     found = worlds[largest]
     sets = " | ".join(found["sets"][:_LISTED]) + (" | ..." if len(found["sets"]) > _LISTED else "")
-    shared = "" if found["disjoint"] else "NOT of their own: "
+    shared = "" if found["disjoint"] else "NOT exclusive: "
     return [
-        f"Ranks pinned to CPUs ({found['mode']}), at {largest}: {sets}; {shared}{found['reason']}."
+        f"Ranks were pinned to CPUs ({found['mode']}), at world size {largest} to {sets}; "
+        f"{shared}{found['reason']}."
     ]
 
 
@@ -418,21 +418,21 @@ _STEPS = {
     ),
 }
 _SAMPLES = (
-    "samples/s counts the batches that DataLoaders returned, by dimension 0 of their tensors; a "
-    "batch read by several ranks is counted once per rank."
+    "samples/s counts the batches that DataLoaders returned, using dimension 0 of their tensors; "
+    "a batch read by several ranks is counted once per rank."
 )
 
 
 def script_remarks(
     worlds: Sequence[WorldResult], summaries: Sequence[SummaryResult] = ()
 ) -> list[str]:
-    """Remarks on what commprof found out by itself; none where it was told."""
+    """Returns remarks on steps, updates and samples that commprof inferred from the script."""
     ends = {world.steps_end for world in worlds} | {found.steps_end for found in summaries}
     found = [text for source, text in _STEPS.items() if source in ends]
     found += [
-        f"At world size {world.world_size} {world.merged_steps} of the steps found hold the "
-        "backward passes of several, but not their updates: the script left updates out there. "
-        "They are in no figure."
+        f"At world size {world.world_size}, {world.merged_steps} of the steps found hold the "
+        "backward passes of several steps, but not their updates, because the script skipped "
+        "updates. They are left out of all figures."
         for world in worlds
         if world.merged_steps
     ]

@@ -1,4 +1,4 @@
-"""Analyses a run directory into its result."""
+"""Computes the result of a run from its directory."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ def analyse_in_detail(directory: Path) -> tuple[RunResult, tuple[WorldDetail, ..
     """Analyses every world size that left traces, and names those that failed.
 
     Args:
-        directory: of ``commprof run``, or where ``commprof.profile()`` wrote its traces.
+        directory: run directory of ``commprof run``, or the directory into which
+            ``commprof.profile()`` wrote its traces.
 
     Returns:
-        The result, and each of its ``worlds`` step by step.
+        The result, and step-by-step figures of each of its ``worlds``.
 
     Raises:
         CommprofError: ``directory`` is neither.
@@ -88,17 +89,17 @@ def _stepless(run: WorldRun, seen: MeasuredWorld | None) -> SteplessCollectives 
 
 
 def _without_figures(world: WorldResult | None) -> str:
-    """Why a world size that reported no error has no figures; empty if it has."""
+    """Returns why a world size that reported no error has no figures; empty if it has figures."""
     if world is None:
         return "did not run to its end"
     if world.measured_steps == 0:
         return "no step was recorded by all ranks"
-    # Of damaged traces alone: shares of a step could not be told.
+    # Only damaged traces have steps of length 0, of which no fractions can be computed.
     return "" if world.step_median_ms > 0 < world.parts.step_ms else "its steps took no time"
 
 
 def _with_problems(reason: str, run: WorldRun, world: WorldResult | None) -> str:
-    """A world size without figures has no remarks: what happened to its ranks is said here."""
+    """Returns the reason, with the problems of the run if the world size has no figures."""
     if not _without_figures(world):
         return reason
     return ". ".join([reason.rstrip("."), *run.problems])

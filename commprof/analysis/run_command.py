@@ -1,4 +1,4 @@
-"""A command of ``commprof run`` taken apart, to be given again with other options."""
+"""The parts of a ``commprof run`` command, to build the same command with other options."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from commprof import invocation
 
-#: Ways to start it, as ``run.json`` holds them.
+#: First words of a ``commprof run`` command, as ``run.json`` holds them.
 _ENTRY_POINTS = (
     ("python", "-m", "commprof.run"),
     ("python", "-m", "commprof", "run"),
@@ -22,7 +22,7 @@ class RunCommand:
     """The parts of a ``commprof run`` command."""
 
     options: tuple[str, ...]
-    #: The script, or ``-m`` and the module, with its own arguments; empty where none is named.
+    #: The script, or ``-m`` and the module, with its own arguments; empty if none is named.
     script: tuple[str, ...]
 
     def has(self, name: str) -> bool:
@@ -30,7 +30,7 @@ class RunCommand:
         return any(_name(word) == name for word in self.options)
 
     def without(self, names: Collection[str]) -> RunCommand:
-        """Returns the command without these options, each of which takes one value."""
+        """Returns the command without these options, each of which has one value."""
         return replace(self, options=_replaced(self.options, names, ()))
 
     def with_in_place(self, name: str, words: Sequence[str]) -> RunCommand:
@@ -41,11 +41,11 @@ class RunCommand:
 
     @property
     def text(self) -> str:
-        """The command as it is typed in this environment."""
+        """The command as typed in this environment."""
         return invocation.command("run", *self._quoted)
 
     def typed_in(self, directory: str) -> str:
-        """The command as it is typed in another directory, with paths to this one's files."""
+        """Returns the command with a ``cd`` to ``directory`` in front, unless already there."""
         if directory in ("", os.getcwd()) or not os.path.isdir(directory):
             return self.text
         command = invocation.command("run", *self._quoted, anywhere=True)
@@ -57,12 +57,12 @@ class RunCommand:
 
 
 def taken_apart(command: str, script: Sequence[str] = ()) -> RunCommand | None:
-    """Splits a command into its parts; None where it is no ``commprof run`` as expected.
+    """Splits a command into its parts; None if it is not a ``commprof run`` of the expected form.
 
     Args:
-        command: as ``run.json`` holds it.
-        script: the script's words, as ``run.json`` holds them; a configuration file may have
-            given them, then they are not in the command.
+        command: the command as ``run.json`` holds it.
+        script: the script's words as ``run.json`` holds them; they are not in the command if a
+            configuration file gave them.
     """
     try:
         words = tuple(shlex.split(command))
@@ -81,7 +81,7 @@ def taken_apart(command: str, script: Sequence[str] = ()) -> RunCommand | None:
 def _replaced(
     options: Sequence[str], names: Collection[str], words: Sequence[str]
 ) -> tuple[str, ...]:
-    """Returns options without the named ones; ``words`` stand where the first of them stood."""
+    """Returns options with ``words`` in place of the first named one, and without the rest."""
     kept: list[str] = []
     skip, rest = False, list(words)
     for word in options:

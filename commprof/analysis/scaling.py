@@ -1,4 +1,4 @@
-"""All world sizes of a run side by side."""
+"""Result of a run over all world sizes, with speed-up and efficiency."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from commprof.analysis.world import WorldResult
 
 @dataclass(frozen=True)
 class Scaling:
-    """Scaling of one world size against the smallest one with figures; NaN without another."""
+    """Scaling of one world size relative to the smallest; NaN if there is only one world size."""
 
     world_size: int
-    #: Throughput over the smallest world size's throughput.
+    #: Throughput divided by the throughput of the smallest world size.
     speedup: float
-    #: Speed-up over the growth in ranks; 1.0 is ideal.
+    #: Speed-up divided by the growth in ranks; 1.0 is ideal.
     efficiency: float
 
 
@@ -31,32 +31,32 @@ class Scaling:
 class RunResult:
     """All results of a run, ready to be rendered."""
 
-    #: As written to ``run.json``: command, workload, versions, machine, date.
+    #: Content of ``run.json``: command, workload, versions, machine, date.
     context: Mapping[str, Any]
     worlds: tuple[WorldResult, ...]
     scaling: tuple[Scaling, ...]
-    #: Over all world sizes; None without an overhead block.
+    #: commprof's own cost over all world sizes; None without an overhead block.
     overhead: Overhead | None
-    #: World sizes asked for that gave no figures, with the reason.
+    #: Requested world sizes without figures, with the reason.
     failures: tuple[tuple[int, str], ...]
-    #: What the reader must know, in sentences.
+    #: Caveats for the reader, in sentences.
     remarks: tuple[str, ...]
     #: World sizes that always-on mode summarised; they may have figures in ``worlds`` too.
     summaries: tuple[SummaryResult, ...] = ()
-    #: None where world sizes need not train alike.
+    #: None if the world sizes are not expected to train equally.
     loss_agreement: LossAgreement | None = None
-    #: Of jobs that were restarted: every start of all ranks, in order.
+    #: Every start of all ranks of a job that was restarted, in order.
     attempts: tuple[Attempt, ...] = ()
-    #: World sizes with hangs, ranks out of step, or changes of level.
+    #: World sizes with hangs, mismatched collectives, or lasting changes of speed.
     incidents: tuple[Incidents, ...] = ()
-    #: Candidates of a trial took turns in the steps.
+    #: True if candidates of a trial alternated in the recorded steps.
     in_turns: bool = False
-    #: World sizes in which no step was recorded, but collectives were.
+    #: World sizes in which collectives were recorded, but no step.
     stepless: tuple[SteplessCollectives, ...] = ()
 
 
 def scale(worlds: Sequence[WorldResult]) -> tuple[Scaling, ...]:
-    """Computes speed-up and efficiency over the smallest world size; one alone has no baseline."""
+    """Computes speed-up and efficiency relative to the smallest world size."""
     if len(worlds) < 2:
         return tuple(Scaling(world.world_size, math.nan, math.nan) for world in worlds)
     base = min(worlds, key=lambda world: world.world_size)

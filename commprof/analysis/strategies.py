@@ -1,4 +1,4 @@
-"""Strategies side by side: what each costs at the same world size."""
+"""Comparison of strategies at the same world size."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class OperationRow:
     calls: float
     #: Sum of the sizes, as nccl-tests counts them.
     size_bytes: float
-    #: Time in which a call was in flight, however many at once; NaN if no completion is known.
+    #: Time in which at least one call was in flight; NaN if no completion is known.
     in_flight_ms: float
     exposed_ms: float
 
     @property
     def overlapped(self) -> float:
-        """Share of the time in flight in which the training thread worked; NaN if not known."""
+        """Fraction of the time in flight in which the training thread worked; NaN if unknown."""
         if not self.in_flight_ms > 0:
             return math.nan
         return max(0.0, 1 - self.exposed_ms / self.in_flight_ms)
@@ -40,21 +40,22 @@ class StrategyRow:
     strategy: str
     world_size: int
     samples_per_s: float
-    #: Over the first strategy's at this world size; NaN where that did not run.
+    #: Samples per second divided by those of the first strategy at this world size; NaN if the
+    #: first strategy has no figures.
     versus_first: float
-    #: Of its own scaling, against its own smallest world size.
+    #: Scaling efficiency relative to this strategy's own smallest world size.
     efficiency: float
-    #: Per step of the slowest rank.
+    #: Median step of the slowest rank.
     step_median_ms: float
-    #: Distance of the quartiles over the median: differences within it say nothing.
+    #: Interquartile range divided by the median: smaller differences mean nothing.
     step_spread: float
     #: Mean over ranks and steps.
     exposed_ms: float
     exposed_share: float
-    #: Of the rank that took most: see ``RankSummary.training_bytes``.
+    #: ``RankSummary.training_bytes`` of the rank that used most.
     training_bytes: float
     average_loss: float
-    #: The most bytes first.
+    #: Sorted by bytes, the most first.
     operations: tuple[OperationRow, ...]
 
 

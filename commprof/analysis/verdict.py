@@ -1,11 +1,10 @@
-"""What a step is bound by, in plain words, from measured figures alone.
+"""Verdict on a run: the part that bounds its step, in plain words, from measured figures alone.
 
-Communication that the training thread waits for is one part of the mean step, beside compute,
-data, optimizer and other. The largest part names what binds the step, if it is the largest in at
-least 95 % of bootstrap samples of the steps; otherwise the two largest are named. Where a late rank
-holds up the others for long, whatever part is the largest, that rank comes first. It promises
-nothing of a change: what that would bring has to be tried, and the verdict ends with the command
-that does.
+Communication that the training thread waits for is one part of the mean step, next to compute,
+data, optimizer and other. The step is bound by the largest part if this part is the largest in at
+least 95 % of bootstrap samples of the steps; otherwise the two largest are named. A late rank that
+the others wait for a long time comes first, whatever part is the largest. The verdict promises no
+gain: a change has to be tried, and the verdict ends with the command that tries it.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ from commprof.stats.intervals import resampled_means
 from commprof.text import counted, in_ms, in_seconds, listed
 from commprof.units import ns_to_ms
 
-#: How often the largest part must be the largest to be named.
+#: Fraction of bootstrap samples in which the largest part must be the largest to be named.
 _TOLD_APART = 0.95
-#: The second largest over the largest part from which the two are called about equal.
+#: Ratio of the second largest to the largest part from which the two are called about equal.
 _ABOUT_EQUAL = 0.8
-#: Growth of a step below this share of it is not worth a word, nor is a part below it of growth.
+#: Growth by a smaller fraction of the step is not mentioned, nor is a smaller part of the growth.
 _WORTH_A_WORD = 0.03
-#: Of exposed time that is not split: with more of it nobody can say that no rank stands out.
+#: Largest fraction of exposed time that may be unsplit if the verdict is that no rank stands out.
 MOST_UNSPLIT = 0.1
 
-#: What a part is called in a sentence.
+#: Names of the parts in sentences.
 _WORDS = {
     "compute": "compute (forward and backward)",
     "communication": "communication",
@@ -51,22 +50,22 @@ _WORDS = {
     "unsplit": "not attributed",
 }
 _NO_KERNEL = "idle GPUs (no kernel of forward, backward, optimizer or communication)"
-#: The same in a list of differences.
+#: Names of the parts in a list of differences, if other than their keys.
 _SHORT = {"wire": "data transfer", "unsplit": "communication not attributed"}
 
 
 @dataclass(frozen=True)
 class Binding:
-    """What one world size's step is bound by."""
+    """The part that bounds the step of one world size."""
 
     world_size: int
-    #: "compute", "communication", "data", "optimizer" or "other"; None where the two largest cannot
-    #: be told apart.
+    #: "compute", "communication", "data", "optimizer" or "other"; None if either of the two largest
+    #: may be the larger one.
     part: str | None
-    #: The two largest parts and their shares of the mean step, the larger one first.
+    #: The two largest parts with their fractions of the mean step, the larger one first.
     largest: tuple[tuple[str, float], ...]
-    #: Of communication: "waiting", "wire" and "unsplit" with their shares of the mean step; empty
-    #: where waiting and wire are not separated.
+    #: Communication as "waiting", "wire" and "unsplit" with their fractions of the mean step; empty
+    #: if waiting and wire are not separated.
     communication: tuple[tuple[str, float], ...]
 
 
@@ -74,19 +73,19 @@ class Binding:
 class Verdict:
     """The verdict on a run; its sentences are about one world size."""
 
-    #: Which: the largest of two ranks or more that had a core each, or else the largest.
+    #: The largest world size of two ranks or more that had a core each, or else the largest.
     world_size: int
     bindings: tuple[Binding, ...]
-    #: One or two sentences: what to act on first.
+    #: One or two sentences on the first thing to act on.
     headline: str
     sentences: tuple[str, ...]
     next_step: NextStep
-    #: What stands out in the communication of this world size.
+    #: Findings about the communication of this world size.
     exchange: Exchange
 
 
 def verdict(result: RunResult, details: Sequence[WorldDetail]) -> Verdict | None:
-    """Judges what bounds a run's step; None without figures."""
+    """Returns the verdict on a run; None if it has no figures."""
     if not result.worlds:
         return None
     steps = [mean_step(detail) for detail in details]
@@ -121,7 +120,7 @@ def verdict(result: RunResult, details: Sequence[WorldDetail]) -> Verdict | None
 
 
 def _against_prediction(context: Mapping[str, Any], world: WorldResult) -> str:
-    """What ``commprof predict`` said of this setting, where the run was made to see that."""
+    """Returns a comparison with the prediction that the run was started to check, else ""."""
     told = context.get("predicted")
     if told is None or told["world_size"] != world.world_size:
         return ""
@@ -130,19 +129,22 @@ def _against_prediction(context: Mapping[str, Any], world: WorldResult) -> str:
     inside = low <= measured <= high
     bounds = f"[{low:.4g}, {high:.4g}]" if told["is_interval"] else f"({low:.4g} to {high:.4g})"
     return (
-        f"Predicted from {told['run']} with {told['setting']}: {step['value']:.4g} {bounds} ms, "
-        f"measured {measured:.4g} ms: {'inside' if inside else 'outside'}, "
-        f"{step['value'] / measured - 1:+.1%}."
+        f"Predicted step from {told['run']} with {told['setting']}: {step['value']:.4g} {bounds} "
+        f"ms. Measured: {measured:.4g} ms, {'inside' if inside else 'outside'} that range; the "
+        f"prediction differs by {step['value'] / measured - 1:+.1%}."
     )
 
 
 def _held_up(world: WorldResult, step: MeanStep) -> str:
-    """That a rank is late, where looking at it is not what to do first."""
+    """Returns a sentence on the late rank, if another action comes first."""
     late = world.late_rank
     if late is None:
         return ""
     where = f" falls behind {where}" if (where := fell_behind(late)) else " is late"
-    return f"Rank {late.rank}{where}: that takes {late_share(late, step):.0%} of the others' step."
+    return (
+        f"Rank {late.rank}{where}: the other ranks spend {late_share(late, step):.0%} of their "
+        "step waiting for it."
+    )
 
 
 def _binding(world: WorldResult, step: MeanStep) -> Binding:
@@ -156,7 +158,7 @@ def _binding(world: WorldResult, step: MeanStep) -> Binding:
 
 
 def _words(world: WorldResult) -> Mapping[str, str]:
-    """What parts are called; phases of a recording of kernels hold no time without kernels."""
+    """Returns the names of the parts; in recordings of kernels, "other" is time without kernels."""
     if all(rank.kernels is None for rank in world.ranks):
         return _WORDS
     return {**_WORDS, "other": _NO_KERNEL}
@@ -165,7 +167,7 @@ def _words(world: WorldResult) -> Mapping[str, str]:
 def _headline(
     binding: Binding, step: MeanStep, words: Mapping[str, str], late: LateRank | None
 ) -> str:
-    """What to act on: ``late``, if that is first, else the largest part of the step."""
+    """Returns the sentence on the late rank, if ``late`` is given, else on the largest part."""
     ranks = counted(binding.world_size, "rank")
     (first, share), (second, other) = binding.largest
     if late is not None:
@@ -174,9 +176,9 @@ def _headline(
         if binding.part is None:
             largest = f"parts are {words[first]} ({share:.1%}) and {words[second]} ({other:.1%})"
         return (
-            f"At {ranks} rank {late.rank} holds up the step: {where}waiting for it takes "
-            f"{late_share(late, step):.0%} of the others' step. Of the mean step of "
-            f"{in_ms(step.step_ms)} the largest {largest}."
+            f"At {ranks}, rank {late.rank} delays the step: {where}the other ranks spend "
+            f"{late_share(late, step):.0%} of their step waiting for it. The mean step takes "
+            f"{in_ms(step.step_ms)}; its largest {largest}."
         )
     if binding.part is not None:
         split = _split(binding) if first == "communication" else ""
@@ -188,13 +190,13 @@ def _headline(
     if other >= _ABOUT_EQUAL * share:
         return f"At {ranks} the step is limited about equally by {named}."
     return (
-        f"At {ranks} the largest parts of the step are {named}; its steps differ too much to tell "
+        f"At {ranks} the largest parts of the step are {named}; the steps vary too much to say "
         "which of the two is larger."
     )
 
 
 def _split(binding: Binding) -> str:
-    """The parts of communication in brackets, the largest first."""
+    """Returns the parts of communication in brackets, the largest first."""
     known = sorted(binding.communication, key=lambda part: -part[1])
     listed = ", ".join(f"{share:.1%} {_WORDS[name]}" for name, share in known if share >= 0.0005)
     return f" ({listed})" if listed else ""
@@ -206,27 +208,28 @@ def _stalled(world: WorldResult) -> list[str]:
     one = len(world.stalled_steps) == 1
     which = ", ".join(f"step {step} ({in_seconds(ms)})" for step, ms in world.stalled_steps)
     return [
-        f"This is without {which}, which {'is' if one else 'are'} more than ten times as long as "
-        "the median step: see what happened there on its own."
+        f"The verdict leaves out {which}, which {'is' if one else 'are'} more than ten times as "
+        "long as the median step: find out separately what happened then."
     ]
 
 
 def _cores(
     context: Mapping[str, Any], worlds: Sequence[WorldResult], world: WorldResult
 ) -> list[str]:
-    """Which world size is judged and why, and what run delay says of it."""
+    """Returns sentences on why this world size is judged, and on its waiting for cores."""
     found = []
     larger = [w.world_size for w in worlds if w.world_size > world.world_size]
     if larger:
         sizes = listed(larger)
         found.append(
-            f"This is about {counted(world.world_size, 'rank')}, the largest world size with a "
-            f"core for each thread: {sizes} ranks run more threads than the {_usable(context)}."
+            f"The verdict is about {counted(world.world_size, 'rank')}, the largest world size "
+            f"with a core for each thread: {sizes} ranks run more threads than the "
+            f"{_usable(context)}."
         )
     if lacked_cores(world):
         text = f"Ranks waited for CPU cores: {no_core_share(world):.1%} of the exposed time was "
-        text += "spent ready to run without one. The other parts may hold such time too"
-        found.append(text + ", which is not measured in them.")
+        text += "spent ready to run without one. The other parts may include such time too"
+        found.append(text + ", but it is not measured in them.")
     return found
 
 
@@ -236,39 +239,39 @@ def _usable(context: Mapping[str, Any]) -> str:
 
 def _communication(world: WorldResult, step: MeanStep) -> list[str]:
     if not step.exposed_ms > 0:
-        return ["One rank alone: there is nothing to communicate."] * (world.world_size == 1)
+        return ["There is only one rank, so nothing to communicate."] * (world.world_size == 1)
     share = f"{step.share('communication'):.1%}"
-    text = f"The training thread waits for communication in {share} of the mean step"
+    text = f"The training thread waits for communication during {share} of the mean step"
     if any(rank.kernels is not None for rank in world.ranks):
-        text = f"Communication runs with no other kernel beside it in {share} of the mean step"
+        text = f"Only communication kernels run during {share} of the mean step"
     if step.split_ms:
         text += (
             f": {step.share('waiting'):.1%} for the last rank, {step.share('wire'):.1%} for the "
             "transfer"
         )
     text += (
-        f". Upper bound: with free communication, all else equal, a step would be at most {share} "
-        f"({in_ms(step.exposed_ms)}) shorter."
+        f". If communication took no time and all else stayed equal, a step would be at most "
+        f"{share} ({in_ms(step.exposed_ms)}) shorter (upper bound)."
     )
     if step.hidden_ms > 0:
-        text += f" Another {in_ms(step.hidden_ms)} of communication ran beside other work."
+        text += f" Another {in_ms(step.hidden_ms)} of communication was hidden by other work."
     return [text]
 
 
 def _sharded(world: WorldResult, step: MeanStep) -> list[str]:
-    """Which of FSDP2's collectives hold up the step."""
+    """Returns a sentence on the collectives of FSDP2 that delay the step; empty if they do not."""
     if world.sharding is None or step.share("communication") < _WORTH_A_WORD:
         return []
     return [*filter(None, [world.sharding.sentence(step.step_ms)])]
 
 
 def _unseen_forward(world: WorldResult, binding: Binding) -> list[str]:
-    """Where a forward pass is that no phase holds, if what holds it is among the largest parts."""
+    """Returns a remark if no forward phase was recorded and "other" is among the largest parts."""
     if world.foreign or world.parts.forward_ms != 0 or "other" not in dict(binding.largest):
         return []
     return [
-        "No forward pass was seen: that of a model under neither DDP nor FSDP2 counts as other, "
-        'unless `with prof.phase("forward")` marks it.'
+        "No forward pass was seen: the forward pass of a model under neither DDP nor FSDP2 counts "
+        'as other, unless `with prof.phase("forward")` marks it.'
     ]
 
 
@@ -280,20 +283,21 @@ def _late(world: WorldResult) -> list[str]:
         return ["No single rank stands out as the one that the others wait for."]
     where = fell_behind(late)
     return [
-        f"The others wait for rank {late.rank}{', which falls behind ' + where if where else ''}: "
+        f"The other ranks wait for rank {late.rank}"
+        f"{', which falls behind ' + where if where else ''}: "
         f"{in_ms(ns_to_ms(late.wait_ns))} per step and waiting rank, "
         f"{late.share:.0%} of all waiting."
     ]
 
 
 def _in_the_phases(world: WorldResult) -> list[str]:
-    """What takes the late rank longer: lines of the script, and functions."""
+    """Returns sentences on the lines and functions in which the late rank is slower."""
     told = lines.sentences(world.longer_lines)
     return told if world.grown_functions is None else [*told, world.grown_functions.sentence]
 
 
 def nobody_is_late(world: WorldResult) -> bool:
-    """True if enough is known of the waiting to say that no single rank causes it."""
+    """True if no rank is late and enough of the waiting is known to say so."""
     parts = world.parts
     known = world.clocks_shared and not world.missing_ranks and not math.isnan(parts.wait_ms)
     if world.late_rank is not None or world.world_size < 2 or not known:
@@ -302,7 +306,7 @@ def nobody_is_late(world: WorldResult) -> bool:
 
 
 def _growth(result: RunResult, steps: Sequence[MeanStep], place: int) -> list[str]:
-    """Returns how throughput grows to the judged world size, and what its loss is made of."""
+    """Returns a sentence on throughput at the judged world size, and the parts of its loss."""
     worlds, scale = result.worlds, result.scaling[place]
     first = min(range(len(worlds)), key=lambda i: worlds[i].world_size)
     base, world = worlds[first], worlds[place]
@@ -332,7 +336,7 @@ def _growth(result: RunResult, steps: Sequence[MeanStep], place: int) -> list[st
 
 
 def _apart(*steps: MeanStep) -> list[dict[str, float]]:
-    """All parts of each; communication split where all of them know how."""
+    """Returns the parts of each step; communication is split if it is in all of them."""
     if not all(step.split_ms for step in steps):
         return [dict(step.parts_ms) for step in steps]
     whole = [name for name in PARTS if name != "communication"]

@@ -1,4 +1,4 @@
-"""One world size of a run, as figures."""
+"""Figures of one world size of a run."""
 
 from __future__ import annotations
 
@@ -59,21 +59,21 @@ from commprof.units import ms_to_ns, ns_to_ms, ns_to_us, us_to_ns
 
 @dataclass(frozen=True)
 class Repeats:
-    """How often things happen within a rank's median step; 0 where nothing was recorded."""
+    """Backward passes, updates and DDP exchanges in a rank's median step; 0 if not recorded."""
 
     backward_passes: int = 0
     updates: int = 0
-    #: Backward passes at whose end DDP waited for its buckets.
+    #: Number of backward passes at whose end DDP waited for its buckets.
     exchanges: int = 0
 
     @property
     def sentences(self) -> list[str]:
-        """Says what happens more than once in a step; empty where everything happens once."""
+        """Sentences on updates or backward passes that occur more than once per step."""
         found = []
         if self.updates > 1:
             found.append(
                 f"A step has {self.updates} optimizer updates, as with several optimizers; the "
-                "time of the optimizer is that of all of them."
+                "optimizer's time includes all of them."
             )
         if self.updates and self.backward_passes > self.updates:
             text = (
@@ -88,7 +88,7 @@ class Repeats:
 
 
 def repeats(trace: Trace, measured_steps: Ints) -> Repeats:
-    """Counts what happens in the measured steps of one rank, by when each phase began."""
+    """Counts backward passes, updates and DDP exchanges in the measured steps of one rank."""
     steps = columns.steps(trace)
     phases, finalizations = columns.phases(trace), columns.finalizations(trace).span
     return Repeats(
@@ -119,106 +119,105 @@ class WorldResult:
     """Figures of all ranks of one world size over the measured steps."""
 
     world_size: int
-    #: Steps trained, of which the first ``warmup_steps`` are in no figure.
+    #: Number of trained steps; the first ``warmup_steps`` are left out of all figures.
     steps: int
     warmup_steps: int
-    #: Samples of all ranks over the time of the slowest of ``ranks``, measured steps only. NaN
-    #: where nobody counted those of some rank, as without its trace and its account.
+    #: Samples of all ranks divided by the time of the slowest of ``ranks``, in measured steps. NaN
+    #: if the samples of a rank were not counted, as without its trace and its account.
     samples_per_s: float
     #: Fewest and most samples of a step, over all ranks; NaN without the loop's account.
     samples_per_step: tuple[float, float]
-    #: Per step the slowest rank's wall time; then median, 95th percentile, quartiles.
+    #: Median, 95th percentile and quartiles over steps of the slowest rank's wall time.
     step_median_ms: float
     step_p95_ms: float
     step_quartiles_ms: tuple[float, float]
     #: Mean over ranks and steps.
     parts: StepParts
-    #: Largest over mean of the ranks' own work (step less exposed), less 1.
+    #: Largest divided by mean own work (step less exposed) of the ranks, less 1.
     imbalance: float
     #: Mean over ranks of the last epoch's mean loss.
     average_loss: float
-    #: Per rank.
+    #: Figures per rank.
     ranks: tuple[RankSummary, ...]
     late_rank: LateRank | None
     overhead: Overhead | None
-    #: Median records per step of rank 0.
+    #: Median number of records per step of rank 0.
     records_per_step: float
-    #: What one record costs, measured in rank 0 at the end of the run.
+    #: Cost of one record, measured in rank 0 at the end of the run.
     record_cost_ns: float
     #: Steps of the overhead block: label, wall time of the slowest rank and CPU time of all ranks'
-    #: training threads, in ns; the latter NaN where a rank did not tell it.
+    #: training threads, in ns; the latter is NaN if a rank did not report it.
     overhead_samples: tuple[tuple[str, float, float], ...]
     missing_ranks: tuple[int, ...]
     dropped_records: int
-    #: Collectives on a GPU.
+    #: Number of collectives on a GPU.
     device_collectives: int
-    #: Whether the ranks' times can be compared.
+    #: True if the ranks' times can be compared.
     clocks_shared: bool
     #: Bound on the error of a rank's clock against rank 0's; 0 on a shared clock, NaN if unknown.
     clock_error_us: float
     problems: tuple[str, ...]
-    #: The figures against what others measured of the same run.
+    #: Comparisons of the figures with other measurements of the same run.
     cross_checks: tuple[CrossCheck, ...]
-    #: What ends a step: "declared" by the script, an optimizer's "update", or "backward".
+    #: Event that ends a step: "declared" by the script, an optimizer's "update", or "backward".
     steps_end: str = DECLARED
-    #: By kind, the most exposed time first.
+    #: Kinds of collectives, the most exposed time first.
     collectives: tuple[CollectiveRow, ...] = ()
-    #: By scheme and bucket; empty without a compressor.
+    #: Sorted by scheme and bucket; empty without a compressor.
     compression: tuple[CompressionRow, ...] = ()
-    #: Steps left out because they hold several iterations in one.
+    #: Number of steps left out because they hold several iterations in one.
     merged_steps: int = 0
-    #: Of the first rank that left a trace.
+    #: Counts of the first rank that left a trace.
     repeats: Repeats = field(default_factory=Repeats)
-    #: Who counted the samples: the training "loop", the "dataloader", or nobody ("").
+    #: Source of the sample counts: the training "loop", the "dataloader", or "" for none.
     samples_source: str = "loop"
-    #: A trace does not say how many threads run a gloo group's collectives: torch's default counts.
+    #: True if a trace does not record a gloo group's number of threads, so torch's default counts.
     gloo_threads_assumed: bool = False
-    #: Those of ``device_collectives`` of whose completion or waiting a device event told.
+    #: Number of ``device_collectives`` whose completion or waiting a device event timed.
     device_timed: int = 0
-    #: Why capture took no times of a device; "" where it took them or there was none.
+    #: Reason why capture recorded no device times; "" if it did, or there was no device.
     no_device_times: str = ""
     #: Bound on the error of device times against the host's clock at an anchor; NaN without any.
     device_clock_error_us: float = math.nan
-    #: Per trained step the mean loss over all ranks' samples, and how many these were; empty
+    #: Mean loss over all ranks' samples per trained step, and the number of these samples; empty
     #: without the account of every rank.
     step_losses: tuple[float, ...] = ()
     step_samples: tuple[int, ...] = ()
-    #: Ranks whose weights after training are not those of most, where all must be equal.
+    #: Ranks whose weights after training differ from most ranks' weights, if all must be equal.
     weights_differ: tuple[int, ...] = ()
-    #: By operation.
+    #: Times in flight per operation.
     times_in_flight: tuple[TimeInFlight, ...] = ()
-    #: Number and wall time in ms, slowest rank, of steps that stalled: see ``mean_step.stalled``.
-    #: They are in the means here, but make no verdict and no late rank.
+    #: Number and wall time in ms (slowest rank) of steps that stalled, see ``mean_step.stalled``.
+    #: They are in the means above, but are left out of the verdict and the late rank.
     stalled_steps: tuple[tuple[int, float], ...] = ()
-    #: None where all ranks ran on one host, or where nobody knows.
+    #: None if all ranks ran on one host, or the hosts are unknown.
     host_links: HostLinks | None = None
-    #: Whether another profiler recorded it.
+    #: True if another profiler recorded the run.
     foreign: bool = False
-    #: What a step would win; None where its steps cannot be replayed.
+    #: Gains of replayed changes; None if the steps cannot be replayed.
     gains: Gains | None = None
-    #: None where no parameters are sharded.
+    #: None if no parameters are sharded.
     sharding: Sharding | None = None
-    #: By rank and cause; they add up to ``parts.wait_ms``. Empty where arrivals are not known.
+    #: Waiting per rank and cause; adds up to ``parts.wait_ms``. Empty if arrivals are not known.
     wait_costs: tuple[WaitCost, ...] = ()
-    #: None where the kernel counted nothing that held up one rank more than the others.
+    #: None if the kernel's counters show no phase that is longer on one rank than on the others.
     longer_phase: LongerPhase | None = None
-    #: Of the late rank: lines of the script between which its phases take longer; empty without
-    #: stacks.
+    #: Lines of the script between which the late rank's phases take longer; empty without stacks.
     longer_lines: tuple[LongerLines, ...] = ()
-    #: Of the late rank: functions that take longer; None without one, or without samples.
+    #: Functions in which the late rank takes longer; None without a late rank or samples.
     grown_functions: GrownFunctions | None = None
 
     @property
     def measured_steps(self) -> int:
-        """Number of steps behind every figure."""
+        """Number of steps that the figures are based on."""
         return self.steps - self.warmup_steps
 
     @property
     def unlisted_exposed_ms(self) -> float:
         """Exposed time per step that is in no row of ``collectives``.
 
-        The training thread stood still with every collective that was seen complete, or waited
-        for one that was not recorded, or was issued in another step.
+        The training thread stood still although every recorded collective was complete, or waited
+        for a collective that was not recorded or was issued in another step.
         """
         return self.parts.exposed_ms - sum(row.exposed_ms for row in self.collectives)
 
@@ -226,9 +225,9 @@ class WorldResult:
 def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
     """Computes the figures of one world size.
 
-    Losses and commprof's own cost come from the training loop's account of each rank; without
-    it (a loop of the user's, a rank that was killed) they are NaN, and samples are those that
-    DataLoaders returned.
+    Losses and commprof's own cost come from the training loop's account of each rank. Without
+    this account (in a user's own loop, or if a rank was killed) they are NaN, and samples are
+    counted from the batches that DataLoaders returned.
     """
     traces, tables, measured = seen.traces, seen.tables, seen.measured
     observed = [Observed(*x) for x in zip(traces, tables, measured, strict=True)]
@@ -270,13 +269,13 @@ def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
 
 
 def _no_device_times(traces: Sequence[Trace]) -> str:
-    """Why capture took no device times, as the first rank that took none has it."""
+    """Returns the reason why capture recorded no device times, from the first rank with one."""
     reasons = (trace.metadata.get("no_device_times", "") for trace in traces)
     return next((reason for reason in reasons if isinstance(reason, str) and reason), "")
 
 
 def _late_rank(seen: MeasuredWorld, result: WorldResult) -> dict[str, Any]:
-    """The late rank, over the steps that did not stall, and those that did."""
+    """Returns the late rank in the steps that did not stall, and the stalled steps."""
     slowest = slowest_ns(seen.measured)
     hung = stalled(slowest)
     parts = [part.rows(~hung) for part in seen.measured]
@@ -350,7 +349,10 @@ def _summarise(
 
 
 def _samples(run: WorldRun, ranks: tuple[RankSummary, ...], steps: Ints) -> float:
-    """Samples of all ranks in these steps; without a trace by the rank's account, or NaN."""
+    """Returns the samples of all ranks in these steps; NaN if a rank's samples are unknown.
+
+    A rank without a trace counts according to its account of the training loop.
+    """
     recorded = {rank.rank: rank.samples for rank in ranks}
     others = [rank for rank in range(run.world_size) if rank not in recorded]
     if any(rank not in run.results for rank in others):
@@ -364,7 +366,7 @@ def _samples_source(run: WorldRun, ranks: tuple[RankSummary, ...]) -> str:
 
 
 def _overhead_samples(run: WorldRun) -> tuple[tuple[str, float, float], ...]:
-    """See ``WorldResult.overhead_samples``; ranks switch together."""
+    """Returns ``WorldResult.overhead_samples``; all ranks switch in the same steps."""
     if len(run.results) < run.world_size:
         return ()
     found = []

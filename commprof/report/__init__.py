@@ -1,1 +1,1 @@
-"""Results in, text out: formatting only, no metric is computed here."""
+"""Rendering of results as text, pages and data files; no figures are computed here."""

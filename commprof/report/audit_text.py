@@ -1,4 +1,4 @@
-"""What an audit found, as text."""
+"""Findings of an audit as text."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from commprof.text import wrapped
 
 
 def render(result: Audit, name: str, width: int) -> str:
-    """Renders a summary in one line, then each finding.
+    """Renders a one-line summary, then each finding.
 
     Args:
-        result: of the file.
-        name: of the file, for the summary.
+        result: result of the audit.
+        name: name of the audited file, for the summary.
         width: columns to wrap at.
     """
     count = len(result.findings)
@@ -22,7 +22,7 @@ def render(result: Audit, name: str, width: int) -> str:
         f"comparisons of {result.rows} rows"
     )
     if not result.checks:
-        summary += ": no two of its figures are linked by a rule, so nothing could be compared"
+        summary += ": no rule links any two of its figures, so nothing could be compared"
     width = max(40, width)
     blocks = [wrapped(summary, width)]
     blocks += [_finding(finding, width) for finding in result.findings]
@@ -60,7 +60,7 @@ def _seconds(value: float) -> str:
 
 
 def _number(value: float) -> str:
-    """Four digits, or all before the point."""
+    """Formats four significant digits, or all digits before the decimal point."""
     if not math.isfinite(value):
         return "any number"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -1,4 +1,4 @@
-"""A run's card: at most 24 lines of 80 columns, in plain ASCII or in colours."""
+"""Rendering of a run's card: at most 24 lines of 80 columns, in plain ASCII or in colours."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from commprof.analysis.card import Card, CardPart, CardRank, CardSize
 from commprof.report.one_screen import LINES, WIDTH, command_lines, cut, prose, whole
 from commprof.text import counted, in_ms, listed, printable
 
-#: Of the bar, by part: its letter, its name and the colour that a terminal gives to it.
+#: Letter, name and terminal colour of each part in the bar.
 _LOOKS = {
     "data": ("d", "data", "yellow"),
     "forward": ("f", "forward", "green"),
@@ -20,21 +20,21 @@ _LOOKS = {
     "optimizer": ("o", "optimizer", "blue"),
     "other": (".", "other", "white"),
 }
-#: World sizes that have a place on the card; the largest ones.
+#: Largest number of world sizes on the card; the largest world sizes are kept.
 _SIZES = 7
-#: Share of the step from which a part has its figures on the card.
+#: Fraction of the step from which a part has its figures on the card.
 _SHOWN = 0.0005
-#: Lines that a command may take; a longer one stands in the whole report.
+#: Most lines of a command; for a longer command the card refers to the full report.
 _COMMAND_LINES = 5
 _ADVICE_LINES = 3
 
 
 def render(card: Card, colour: bool = False) -> str:
-    """Renders the card, for a terminal with or without colours.
+    """Renders the card for a terminal with or without colours.
 
     Args:
-        card: what it says.
-        colour: for a terminal that shows colours.
+        card: figures of the card.
+        colour: True for a terminal that shows colours.
     """
     top = [cut(printable(card.description)), *prose(card.verdict)]
     middle = [_bar(card.parts, colour), *_legend(card.parts)]
@@ -49,7 +49,7 @@ def render(card: Card, colour: bool = False) -> str:
 
 
 def _bar(parts: Sequence[CardPart], colour: bool) -> str:
-    """Each part as long as its share; what is too short for a character has only its figure."""
+    """Draws the mean step as a bar; parts too short for a character are only in the legend."""
     ends, total = [0], 0.0
     for part in parts:
         total += max(0.0, part.share)
@@ -63,18 +63,18 @@ def _bar(parts: Sequence[CardPart], colour: bool) -> str:
 
 
 def _painted(text: str, background: str) -> str:
-    from rich.style import Style  # a file or pipe needs none of it
+    from rich.style import Style  # not needed for a file or a pipe
 
     return Style(color="black", bgcolor=background).render(text)
 
 
 def _legend(parts: Sequence[CardPart]) -> list[str]:
-    """Letter, name and figures of each part that took time; whole items in a line."""
+    """Returns letter, name and figures of each part that took time, without breaking an item."""
     return whole(f"{_LOOKS[part.name][0]} {text}" for part, text in said_parts(parts))
 
 
 def said_parts(parts: Sequence[CardPart]) -> list[tuple[CardPart, str]]:
-    """Each part that took time, with its name and figures as they are shown."""
+    """Returns each part that took time, with the text of its name and figures."""
     return [
         (part, f"{_LOOKS[part.name][1]} {in_ms(part.ms)} {part.share:.1%}")
         for part in parts
@@ -83,7 +83,7 @@ def said_parts(parts: Sequence[CardPart]) -> list[tuple[CardPart, str]]:
 
 
 def facts(card: Card) -> list[tuple[str, str]]:
-    """The figures that matter, by name: the same in terminal, page and Markdown."""
+    """Returns the main figures with their names, the same for terminal, page and Markdown."""
     return [*_figures(card), *_whom(card), *_small(card), *_link(card)]
 
 
@@ -123,8 +123,8 @@ def _whom(card: Card) -> list[tuple[str, str]]:
 def _late(late: CardRank) -> str:
     where = f" falls behind {late.where}" if late.where else ""
     return (
-        f"rank {late.rank}{where}: {in_ms(late.wait_ms)} a step for each rank that "
-        f"waits, {late.share:.0%} of all waiting; late in {late.late_steps} of "
+        f"rank {late.rank}{where}: {in_ms(late.wait_ms)} per step and waiting rank, "
+        f"{late.share:.0%} of all waiting; late in {late.late_steps} of "
         f"{late.measured_steps} steps ({_chance(late.p_value)})"
     )
 
@@ -138,8 +138,8 @@ def _small(card: Card) -> list[tuple[str, str]]:
     if small is None:
         return []
     said = (
-        f"{small.calls_per_step:.0f} calls of {small.mean_bytes / 1e3:.3g} kB per step, on "
-        f"average, take {small.exposed_share:.0%} of the exposed time; try larger buckets"
+        f"{small.calls_per_step:.0f} calls per step, of {small.mean_bytes / 1e3:.3g} kB on "
+        f"average, cause {small.exposed_share:.0%} of the exposed time; try larger buckets"
     )
     return [("Small messages", said)]
 
@@ -148,7 +148,7 @@ def _link(card: Card) -> list[tuple[str, str]]:
     link = card.link
     if link is None:
         return []
-    said = f"{link.step_bytes / 1e6:.3g} MB per step and host by {listed(link.interfaces)}, "
+    said = f"{link.step_bytes / 1e6:.3g} MB per step and host over {listed(link.interfaces)}, "
     said += f"{link.in_flight_gbit_per_s:.3g} Gbit/s while sending"
     if link.idle:
         said += f"; {listed(link.idle)} idle"
@@ -156,15 +156,15 @@ def _link(card: Card) -> list[tuple[str, str]]:
 
 
 def scaling(sizes: Sequence[CardSize]) -> list[str]:
-    """Throughput of the largest world sizes, in lines."""
+    """Returns lines with the throughput of the largest world sizes."""
     shown = sizes[-_SIZES:]
     if len(sizes) == 1:
         only = sizes[0]
         if math.isnan(only.samples_per_s):
             return []
         return [
-            f"{_rate(only.samples_per_s)} at {counted(only.world_size, 'rank')}; no other world "
-            "size to compare with"
+            f"{_rate(only.samples_per_s)} at {counted(only.world_size, 'rank')}; there is no other "
+            "world size to compare with"
         ]
     known = any(not math.isnan(size.efficiency) for size in shown)
     return whole(
@@ -178,7 +178,7 @@ def scaling(sizes: Sequence[CardSize]) -> list[str]:
 
 
 def _caveats(caveats: Sequence[str], space: int) -> list[str]:
-    """A line each; where there is no room for all of them the last line counts the rest."""
+    """Returns one line per caveat; if there is no room for all, the last line counts the rest."""
     lines = [cut(f"! {printable(caveat)}") for caveat in caveats]
     if len(lines) <= space:
         return lines
@@ -187,13 +187,13 @@ def _caveats(caveats: Sequence[str], space: int) -> list[str]:
 
 
 def _advice(text: str) -> list[str]:
-    """Whole sentences, as many as there is room for; the rest stands in the full report."""
+    """Returns as many whole sentences as there is room for; the full report has the rest."""
     if not text:
-        return ["Next, to see all of it:"]
+        return ["Next, to see the full report:"]
     lines = prose(f"Next: {text}")
     while len(lines) > _ADVICE_LINES and ". " in text:
         text = text.rpartition(". ")[0] + "."
-        lines = prose(f"Next: {text} (--all says more)")
+        lines = prose(f"Next: {text} (more with --all)")
     last = _ADVICE_LINES - 1
     return [*lines[:last], *([cut(" ".join(lines[last:]))] if lines[last:] else [])]
 

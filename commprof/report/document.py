@@ -1,4 +1,4 @@
-"""A report as sections of text and tables, for pages: Markdown and HTML draw the same ones."""
+"""A report as sections of text and tables, from which the Markdown and HTML pages are drawn."""
 
 from __future__ import annotations
 
@@ -42,43 +42,43 @@ from commprof.report.tabulated import Grid, tabulated, three_digits
 from commprof.text import counted, printable
 from commprof.trials.result import TrialResult
 
-#: Rows of a table that a page shows; the JSON result has all.
+#: Largest number of rows of a table on a page; the JSON result has all.
 _MOST_ROWS = 24
 
 _TIMELINE = """\
 The time of each collective on each rank. early: from this rank's issue until the last rank's issue;
-queue: then, until gloo runs it here; wait: then, until it runs on the last rank; transfer: from
-there to completion. The table of the collectives cuts the same time differently: there, queue is
-all of the time until the start here."""
+queue: then until gloo runs it on this rank; wait: then until it runs on the last rank; transfer:
+then until completion. The table of the collectives divides the same time differently: its queue is
+all of the time from the issue to the start on the same rank."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """One section of a report: a heading and what stands under it, in this order."""
+    """One section of a report: a heading and its contents, in the order of the fields."""
 
     id: str
     title: str
-    #: One line that matters most.
+    #: Main sentence.
     lead: str = ""
-    #: Figures with their names, as the first screen has them.
+    #: Main figures with their names, as on the card.
     facts: tuple[tuple[str, str], ...] = ()
     paragraphs: tuple[str, ...] = ()
     bullets: tuple[str, ...] = ()
     #: Caption and table.
     grids: tuple[tuple[str, Grid], ...] = ()
-    #: What the words in the tables and pictures mean.
+    #: Definitions of the terms in the tables and pictures.
     legend: str = ""
     #: Text laid out with spaces.
     preformatted: tuple[str, ...] = ()
-    #: Whether there is something to read without the picture.
+    #: False if the section has no content without its picture.
     stands_alone: bool = True
 
 
 def sections(report: FullReport, trial: TrialResult | None = None) -> Iterator[Section]:
-    """Makes all sections that this run has something for.
+    """Yields all sections for which this run has content.
 
-    Of a trial's run no means and no quartiles are shown: candidates share its steps, so they would
-    be nobody's.
+    A trial's run shows no means and no quartiles: candidates alternate in its steps, so these
+    would describe no candidate.
     """
     result = report.result
     if trial is not None:
@@ -152,7 +152,7 @@ def _trial(trial: TrialResult) -> Section:
 
 
 def incidents(result: RunResult) -> Iterator[Section]:
-    """Makes the section on what went wrong; none where nothing did."""
+    """Yields the section on incidents, if there are any."""
     if found := incidents_table.sentences(result.incidents):
         yield Section(
             "incidents",
@@ -168,7 +168,7 @@ def _notes(result: RunResult) -> Iterator[Section]:
 
 
 def pictures() -> Iterator[Section]:
-    """Sections whose pictures show single steps."""
+    """Yields the sections whose pictures show single steps."""
     yield Section(
         "steps",
         "Step by step",
@@ -274,7 +274,7 @@ def _of_last_world(world: WorldResult) -> Iterator[Section]:
 
 
 def own_cost(report: FullReport) -> Iterator[Section]:
-    """Makes the section on commprof's own cost; none where that was not measured."""
+    """Yields the section on commprof's own cost, if it was measured."""
     result = report.result
     measured = [(counted(w.world_size, "rank"), w.overhead) for w in result.worlds]
     rows = [
@@ -297,16 +297,17 @@ def own_cost(report: FullReport) -> Iterator[Section]:
     )
     yield Section(
         "own-cost",
-        "What commprof itself cost",
+        "Overhead of commprof",
         grids=(
             (
-                "A step with capture on over the one beside it with capture off, less 1 [95 %]",
+                "Step with capture on divided by an adjacent step with capture off, less 1 [95 %]",
                 Grid(rows, headers),
             ),
         ),
-        legend="Capture was off and on in turn after the measured steps. The control should be 0. "
-        "CPU: time that all ranks' training threads computed; wall: of the slowest rank. Not "
-        f"measurable: an interval that reaches further than {MOST_REACH:.0%} to a side.",
+        legend="After the measured steps, capture was switched on and off repeatedly. control: the "
+        "same ratio of steps with capture off, which should be 0. CPU: CPU time of all ranks' "
+        "training threads; wall: wall time of the slowest rank. not measurable: the interval "
+        f"reaches further than {MOST_REACH:.0%} to a side.",
     )
 
 
@@ -316,7 +317,7 @@ def _overhead(name: str, clock: str, cost: OwnCost) -> tuple[str, ...]:
         f"{(x.value - 1) * 100:+.1f} % [{(x.low - 1) * 100:+.1f}, {(x.high - 1) * 100:+.1f}]"
         for x in ratios
     ]
-    told = "yes" if cost.told_apart else "no" if cost.measurable else "not measurable here"
+    told = "yes" if cost.told_apart else "no" if cost.measurable else "not measurable"
     return (name, clock, *percents, str(cost.steps_on), str(cost.steps_off), told)
 
 

@@ -1,4 +1,4 @@
-"""All that a page about a run shows."""
+"""Contents of a page about a run, or about several strategies."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FullReport:
-    """Everything that a report of one run shows."""
+    """Contents of a report on one run."""
 
     result: RunResult
-    #: One for each of ``result.worlds``.
+    #: One entry for each of ``result.worlds``.
     details: tuple[WorldDetail, ...]
-    #: None without figures.
+    #: None if the run has no figures.
     verdict: Verdict | None
     #: None without a price.
     cost: Cost | None
-    #: None unless given.
+    #: None if no predictions were given.
     predictions: Predictions | None = None
-    #: None without figures.
+    #: None if the run has no figures.
     card: Card | None = None
 
     @property
     def strategy(self) -> str:
-        """How ranks share the model, as on the command line; empty for a script."""
+        """Name of the strategy, as on the command line; empty for a script."""
         return str(self.result.context.get("strategy", ""))
 
 
 @dataclass(frozen=True)
 class ComparedStrategies:
-    """Runs of one workload, each under another strategy."""
+    """Runs of one workload, each with another strategy."""
 
     reports: tuple[FullReport, ...]
-    #: By world size, and within one in the order of ``reports``.
+    #: Sorted by world size, then in the order of ``reports``.
     rows: tuple[StrategyRow, ...]

@@ -1,4 +1,4 @@
-"""The diagnosis of a hang, from dumps, as text and as JSON."""
+"""Diagnosis of a hang from Flight Recorder dumps, rendered as text and as JSON."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from commprof.text import counted, named_ranks, printable, wrapped
 
 SCHEMA_VERSION = 1
 LEGEND = """\
-scheduled, started, completed: number of the group's last collective, with the ranks that it is true
-of where these differ; -: not recorded. messages: sends and receives that are pending."""
+scheduled, started, completed: number of the group's last such collective, listed with its ranks if
+ranks differ; -: not recorded. messages: sends and receives that are pending."""
 _MOST_LINES = 20
 _HEADERS = ("group", "ranks", "scheduled", "started", "completed", "messages")
 
 
 def render(found: Diagnosis, width: int, tables: int | None = None) -> str:
-    """Renders a hang for a terminal, with the groups that are involved."""
+    """Renders a diagnosis for a terminal, with the groups that are involved."""
     blocks = [_heading(found), wrapped(found.sentence + ".", width)]
     culprits = [f"- {one.why}" for one in found.culprits]
     if culprits:
@@ -30,7 +30,7 @@ def render(found: Diagnosis, width: int, tables: int | None = None) -> str:
         blocks.append(_lines("Who waits for whom", chains, width))
     if found.mismatches:
         said = [f"- {one.sentence}" for one in found.mismatches]
-        blocks.append(_lines("Ranks out of step", said, width))
+        blocks.append(_lines("Collectives that differ between ranks", said, width))
     named = {one.rank for one in found.culprits}
     shown = [one for one in found.groups if one.uneven or (named & {*one.ranks})]
     if shown:
@@ -38,11 +38,11 @@ def render(found: Diagnosis, width: int, tables: int | None = None) -> str:
         blocks += [tabulated(rows, _HEADERS, left=range(len(_HEADERS)), width=tables), LEGEND]
     more = len(found.groups) - min(len(shown), _MOST_LINES)
     if more:
-        blocks.append(f"{counted(more, 'more group')} with operations pending; JSON has all.")
+        blocks.append(f"{counted(more, 'more group')} with pending operations; the JSON has all.")
     caveats = [f"- {printable(one)}" for one in found.problems]
     if found.missing:
         caveats.append(
-            f"- {named_ranks(found.missing)} left no readable dump: what they did is not known"
+            f"- {named_ranks(found.missing)} left no readable dump: their state is not known"
         )
     if caveats:
         blocks.append(_lines("Caveats", caveats, width))
@@ -50,7 +50,7 @@ def render(found: Diagnosis, width: int, tables: int | None = None) -> str:
 
 
 def document(found: Diagnosis) -> str:
-    """Renders a hang as a JSON object."""
+    """Renders a diagnosis as a JSON object."""
     head = {"schema_version": SCHEMA_VERSION, "kind": "flight recorder diagnosis"}
     body = {"verdict": found.sentence, **dataclasses.asdict(found), "cause": found.kind}
     del body["kind"]
@@ -67,7 +67,7 @@ def _heading(found: Diagnosis) -> str:
 def _lines(title: str, lines: list[str], width: int) -> str:
     more = len(lines) - _MOST_LINES
     shown = [wrapped(printable(line), width, rest="  ") for line in lines[:_MOST_LINES]]
-    return "\n".join([title, *shown, *([f"- {more} more; JSON has all"] if more > 0 else [])])
+    return "\n".join([title, *shown, *([f"- {more} more; the JSON has all"] if more > 0 else [])])
 
 
 def _row(one: GroupProgress) -> tuple[str, ...]:
@@ -83,7 +83,7 @@ def _row(one: GroupProgress) -> tuple[str, ...]:
 
 
 def _short(ranks: tuple[int, ...]) -> str:
-    """Ranks with an even stride by their ends."""
+    """Formats ranks: first and last if they have an even stride, else the first eight."""
     strides = {after - before for before, after in itertools.pairwise(ranks)}
     if len(ranks) > 3 and len(strides) == 1:
         (stride,) = strides
@@ -93,7 +93,7 @@ def _short(ranks: tuple[int, ...]) -> str:
 
 
 def _numbers(by_rank: Mapping[int, int]) -> str:
-    """One number where all ranks have it."""
+    """Formats numbers by rank: one number if all ranks agree, else each with its ranks."""
     ranks: dict[int, list[int]] = {}
     for rank, number in by_rank.items():
         ranks.setdefault(number, []).append(rank)

@@ -1,4 +1,4 @@
-"""One frame of ``commprof top``: a running job as lines of plain text, no wider than asked for."""
+"""One frame of ``commprof top``: a running job as lines of plain text, cut to a given width."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _UNKNOWN: Final = "-"
 class _Column:
     title: str
     value: Callable[[RankState], str]
-    #: What is too wide loses the columns of the highest number first; 0 always stays.
+    #: A table that is too wide loses the columns with the highest number first; 0 always stays.
     dispensable: int = 0
 
 
 def frame(state: JobState, run: str, width: int) -> list[str]:
-    """Lines of a live view: the table first, none longer than ``width``."""
+    """Returns the lines of a live view, none longer than ``width``."""
     lines = [_heading(state, run), ""]
     lines += _table(state.ranks, width)
     lines += ["", _late(state), *_bandwidth(state), *_losses(state)]
@@ -33,14 +33,14 @@ def frame(state: JobState, run: str, width: int) -> list[str]:
 
 
 def waiting_frame(run: str, width: int) -> list[str]:
-    """Lines to show as long as no rank records."""
-    text = f"no rank has begun to record in {run}; waiting"
+    """Returns the lines to show until a rank records."""
+    text = f"no rank records in {run} yet; waiting"
     return [printable(text)[:width]]
 
 
 def _heading(state: JobState, run: str) -> str:
     ranks = counted(state.world_size, "rank")
-    seen = "" if len(state.ranks) == state.world_size else f" ({len(state.ranks)} seen from here)"
+    seen = "" if len(state.ranks) == state.world_size else f" ({len(state.ranks)} visible)"
     at = datetime.fromtimestamp(state.time_s).strftime("%H:%M:%S")
     what = "has ended; its last steps" if state.finished else f"at {at}"
     backend = state.backend or "no backend"
@@ -67,7 +67,7 @@ def _table(ranks: Sequence[RankState], width: int) -> list[str]:
     return [
         *lines,
         "",
-        f"Times in ms, means of {steps}. exposed = wait + transfer + what is not known.",
+        f"Times in ms, means of {steps}. exposed = wait + transfer + unsplit.",
     ]
 
 
@@ -79,8 +79,8 @@ def _late(state: JobState) -> str:
     if late.phase == HOST_PAUSE:
         where = ", its process did not run (host pause)"
     return (
-        f"Late rank: {late.rank}{where}; each of the others waits {_ms(late.wait_s)} ms per step "
-        "for it."
+        f"Late rank: {late.rank}{where}; each of the other ranks waits {_ms(late.wait_s)} ms per "
+        "step for it."
     )
 
 
@@ -88,7 +88,7 @@ def _bandwidth(state: JobState) -> list[str]:
     lines = []
     for op, found in sorted(state.bandwidth.items()):
         use = found.of_profile
-        against = "" if math.isnan(use) else f", {use:.0%} of what the machine profile takes"
+        against = "" if math.isnan(use) else f", {use:.0%} of the machine profile's bandwidth"
         speed = found.busbw_bytes_per_s / 1e9
         lines.append(f"{op}: {speed:.3g} GB/s on the bus{against}.")
     return lines
@@ -99,7 +99,7 @@ def _losses(state: JobState) -> list[str]:
     left_out = state.monitor.left_out_records
     lines = [f"{dropped} events could not be recorded."] if dropped else []
     if left_out:
-        lines.append(f"{left_out} events were passed over here: the ranks are too far apart.")
+        lines.append(f"{left_out} events were left out, because the ranks are too far apart.")
     return lines + [f"* {problem}" for problem in state.monitor.problems]
 
 
@@ -128,7 +128,7 @@ def _quantile(name: str) -> Callable[[RankState], str]:
 
 
 def _waited_for(rank: RankState) -> str:
-    """Mean per step, over all steps: how long the others stood still for this rank, in all."""
+    """Returns the time that the other ranks waited for this rank, mean per step, over all steps."""
     if rank.total is None or rank.total.steps == 0:
         return _UNKNOWN
     return _ms(rank.waited_for_s / rank.total.steps)

@@ -1,4 +1,4 @@
-"""A run as Markdown, as GitHub and GitLab draw it."""
+"""Report of a run as Markdown for GitHub and GitLab."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from commprof.report.tabulated import Grid, one_line
 from commprof.text import printable
 from commprof.trials.result import TrialResult
 
-#: What Markdown or HTML in it would obey.
+#: Characters that Markdown or HTML would interpret as markup.
 _SPECIAL = re.compile(r"[\\`*_{}\[\]<>#|~!&$@]|(?<=\w)://")
 
 
@@ -24,7 +24,7 @@ def render(report: FullReport, trial: TrialResult | None = None) -> str:
 
 
 def render_strategies(compared: ComparedStrategies) -> str:
-    """Several strategies side by side, as Markdown."""
+    """Renders a comparison of strategies as Markdown."""
     context = {**compared.reports[0].result.context, "strategy": ""}
     return _page(context, strategy_sections(compared))
 
@@ -51,7 +51,7 @@ def _line(text: str) -> str:
 
 def _harmless(found: str) -> str:
     if found == "://":
-        return ":&#47;&#47;"  # no link is made of it
+        return ":&#47;&#47;"  # so that no link is made
     return {"<": "&lt;", ">": "&gt;", "&": "&amp;", "@": "&#64;"}.get(found, f"\\{found}")
 
 
@@ -70,7 +70,7 @@ def _section(section: Section) -> Iterator[str]:
     for caption, grid in section.grids:
         yield from ("", f"{_line(caption)}:", "", *_table(grid))
     for block in section.preformatted:
-        # Indented, not fenced: no text in it can end it.
+        # Indented rather than fenced, since no text can end such a block.
         yield from ("", *(f"    {line}" for line in block.splitlines()))
     if section.legend:
         yield from ("", _line(section.legend.replace("\n", " ")))

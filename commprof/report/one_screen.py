@@ -1,4 +1,4 @@
-"""Lines of at most 80 columns for what a run shows first, of which a terminal has 24."""
+"""Layout of the first screen of a report: lines of at most 80 columns, at most 24 of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WIDTH, LINES = 80, 24
 
 
 def command_lines(command: str) -> list[str]:
-    """Breaks a command between words, and a long word after commas, as a shell takes it."""
+    """Breaks a command between words, and a long word after commas, so that a shell accepts it."""
     lines = [" "]
     for word in _words(printable(command)):
         if len(lines[-1]) + 1 + len(word) > WIDTH - 2 and lines[-1].strip():
@@ -28,7 +28,7 @@ def command_lines(command: str) -> list[str]:
 
 
 def _pieces(word: str, width: int) -> list[str]:
-    """A word that is too long, cut behind commas; a quoted one stays whole."""
+    """Cuts a word that is too long after commas; a quoted word stays whole."""
     if len(word) <= width or "'" in word or '"' in word:
         return [word]
     pieces = [""]
@@ -40,7 +40,7 @@ def _pieces(word: str, width: int) -> list[str]:
 
 
 def _words(command: str) -> list[str]:
-    """As typed, with their quotes."""
+    """Splits a command into words as typed, with their quotes."""
     words, open_quote = [""], ""
     for character in command:
         if character in "'\"" and open_quote in ("", character):
@@ -58,7 +58,7 @@ def prose(text: str) -> list[str]:
 
 
 def whole(items: Iterable[str]) -> list[str]:
-    """Puts items side by side without breaking one."""
+    """Joins items into lines of at most 80 columns without breaking an item."""
     lines = [""]
     for item in items:
         if lines[-1] and len(lines[-1]) + 3 + len(item) > WIDTH:
@@ -68,18 +68,18 @@ def whole(items: Iterable[str]) -> list[str]:
 
 
 def cut(line: str) -> str:
-    """Cuts text to one line, and marks that it went on."""
+    """Cuts text to one line, and marks the cut with dots."""
     return line if len(line) <= WIDTH else textwrap.wrap(line, WIDTH - 4)[0] + " ..."
 
 
 def table_lines(grid: Grid, columns: Collection[str], space: int, noun: str) -> list[str]:
-    """A table's rows as far as ``space`` lines hold them, then how many are left out.
+    """Returns as many rows of a table as fit into ``space`` lines, then the number left out.
 
     Args:
         grid: the table.
-        columns: by the first lines of their headers; the last ones as far as they fit.
-        space: lines; none are returned where it holds no row.
-        noun: what a row is.
+        columns: first lines of the headers to show; the last columns are dropped if too wide.
+        space: number of lines; no lines are returned if not even one row fits.
+        noun: name of a row, such as "candidate".
     """
     kept = [i for i, header in enumerate(grid.headers) if header.split("\n")[0] in columns]
     lines = [" " * (WIDTH + 1)]

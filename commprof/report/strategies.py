@@ -1,4 +1,4 @@
-"""Strategies side by side: as text for the terminal, on one screen, and as sections of a page."""
+"""Comparison of strategies: text for the terminal, one screen, and sections of a page."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from commprof.report.tabulated import Grid, tabulated, three_digits
 from commprof.text import counted, fitted, printable, wrapped
 
 LEGEND = """\
-against: samples/s over those of the first strategy. efficiency: of each strategy's own scaling.
-step: median of the slowest rank; +-: distance of its quartiles over the median, and a difference
-within it says nothing. exposed: the training thread waited for communication. memory: what
-training took in the rank that took most, on the GPU, or resident beyond what was before."""
+against: samples/s divided by those of the first strategy. efficiency: of each strategy's own
+scaling. step: median of the slowest rank; +-: interquartile range divided by the median; smaller
+differences mean nothing. exposed: the training thread waited for communication. memory: used by
+training on the rank that uses most: on the GPU, or growth of resident memory."""
 
 OPERATIONS_LEGEND = """\
 Per step and rank. size: as nccl-tests counts it, all ranks' parts of an all-gather or a
-reduce-scatter. in flight: issue to completion; overlapped: share of it in which the training thread
-worked."""
+reduce-scatter. in flight: issue to completion; overlapped: share of the time in flight in which the
+training thread worked."""
 
 _HEADERS = (
     *("ranks", "strategy", "samples\n/s", "against", "effi-\nciency", "step ms\nmedian", "+-"),
@@ -51,13 +51,13 @@ def render(
     verdicts: Sequence[Verdict | None] = (),
     table_width: int | None = None,
 ) -> str:
-    """Renders what binds each strategy, the comparison, notes, and where the reports are.
+    """Renders each strategy's headline, the comparison, notes, and the command of each report.
 
     Args:
-        results: by run directory, one per strategy.
-        rows: of all of them.
+        results: results by run directory, one per strategy.
+        rows: rows of all strategies.
         width: columns that prose is wrapped to.
-        verdicts: as ``results``.
+        verdicts: verdicts in the order of ``results``.
         table_width: columns that tables are split to; None leaves them as wide as they are.
     """
     context = next(iter(results.values())).context
@@ -96,12 +96,12 @@ def tables(rows: Sequence[StrategyRow], width: int | None = None) -> list[str]:
 
 
 def strategies_grid(rows: Sequence[StrategyRow]) -> Grid:
-    """A row per world size and strategy."""
+    """Makes a table with a row per world size and strategy."""
     return Grid([_cells(row) for row in rows], _HEADERS, [1])
 
 
 def operations_grid(rows: Sequence[StrategyRow]) -> Grid | None:
-    """A row per world size, strategy and operation; None where nothing was exchanged."""
+    """Makes a table with a row per world size, strategy and operation; None if there are none."""
     operations = [_operation_cells(row, op) for row in rows for op in row.operations]
     return Grid(operations, _OPERATION_HEADERS, [1, 2, 3]) if operations else None
 
@@ -144,12 +144,12 @@ def _bullet(text: str, width: int) -> str:
     return wrapped(text, width, "* ", "  ")
 
 
-#: Of the table, by the first line of their headers; the last ones as far as they fit.
+#: Columns on the one screen, by the first line of their headers; the last are dropped if too wide.
 _COLUMNS = (
     *("ranks", "strategy", "samples", "against", "effi-", "step ms", "+-", "exposed", "of step"),
     "memory",
 )
-#: Lines of a strategy's headline.
+#: Most lines of a strategy's headline.
 _MOST_LINES = 3
 
 
@@ -162,15 +162,15 @@ def render_screen(
     """Renders at most 24 lines of 80 columns; the largest world sizes first.
 
     Args:
-        results: one for each strategy.
-        rows: of all of them.
-        verdicts: as ``results``.
-        all_command: what to type to see everything.
+        results: results, one per strategy.
+        rows: rows of all strategies.
+        verdicts: verdicts in the order of ``results``.
+        all_command: command that prints the full report.
     """
     top = [cut(str(results[0].context["description"]))]
     found = sum(len(notes(result)) for result in results)
-    bottom = [f"! {counted(found, 'note')} on how to read it: see --all"] if found else []
-    bottom += ["Next, to see all of it:", *command_lines(all_command)]
+    bottom = [f"! {counted(found, 'caveat')}: see --all"] if found else []
+    bottom += ["Next, to see the full report:", *command_lines(all_command)]
     headlines: list[list[str]] = []
     for result, verdict in zip(results, verdicts, strict=True):
         if verdict is not None:
@@ -179,7 +179,7 @@ def render_screen(
                 last = lines[_MOST_LINES - 1][: WIDTH - 4]
                 lines = [*lines[: _MOST_LINES - 1], f"{last} ..."]
             headlines.append(lines)
-    # Their table takes three lines of headers and at least a row each, then one that counts.
+    # The table needs three lines of headers, at least a row per strategy, and a line that counts.
     space = LINES - len(top) - len(bottom) - min(len(rows), len(results)) - 4
     shown: list[str] = []
     for lines in headlines:
@@ -192,7 +192,7 @@ def render_screen(
 
 
 def strategy_sections(compared: ComparedStrategies) -> Iterator[Section]:
-    """All sections that these runs have something for."""
+    """Yields all sections for which these runs have content."""
     yield _verdict(compared.reports)
     yield from _titled(compared.reports, lambda report: incidents(report.result))
     noted = tuple(
@@ -222,7 +222,7 @@ def strategy_sections(compared: ComparedStrategies) -> Iterator[Section]:
 def _titled(
     reports: Sequence[FullReport], found: Callable[[FullReport], Iterator[Section]]
 ) -> Iterator[Section]:
-    """Sections that are of one strategy each, under its name."""
+    """Yields the sections of each strategy, with the strategy's name in the title."""
     for number, report in enumerate(reports):
         for section in found(report):
             title = f"{section.title}: {report.strategy}"
@@ -241,7 +241,7 @@ def _side_by_side(compared: ComparedStrategies) -> Section:
     legend = LEGEND
     operations = operations_grid(compared.rows)
     if operations is not None:
-        grids.append(("Their operations", operations))
+        grids.append(("Operations of each strategy", operations))
         legend += "\n" + OPERATIONS_LEGEND
     return Section("strategies", "Strategies side by side", grids=tuple(grids), legend=legend)
 

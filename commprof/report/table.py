@@ -1,4 +1,4 @@
-"""A run as text for the terminal."""
+"""Full report of a run as text for the terminal."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ from commprof.report.tabulated import tabulated as _table
 from commprof.text import fitted, printable, wrapped
 
 SCALING_LEGEND = """\
-step: wall time of the slowest rank. samples/s: samples of all ranks over the slowest rank's time.
-efficiency: speed-up over growth in ranks. imbalance: largest over mean of the ranks' own work, less
-1. overhead: CPU time of the training threads in a step with capture on over that in the one beside
-it with capture off, less 1 [95 % interval]; "unclear" where the interval reaches further than 2 %.
-loss: of the last epoch. Warm-up steps are in no figure."""
+step: wall time of the slowest rank. samples/s: samples of all ranks divided by the slowest rank's
+time. efficiency: speed-up divided by growth in ranks. imbalance: largest divided by mean own work
+of the ranks, less 1. overhead: CPU time of the training threads in a step with capture on divided
+by an adjacent step with capture off, less 1 [95 % interval]; "unclear" if the interval reaches
+further than 2 %. loss: of the last epoch. All figures are without warm-up steps."""
 
 PARTS_LEGEND = """\
-Mean step in ms, over ranks and steps, by CLOCK_MONOTONIC in the ranks:
+Mean step in ms over ranks and steps, measured with CLOCK_MONOTONIC in the ranks:
 data + forward + backward + exposed + optimizer + other = step;  exposed = wait + transfer.
 exposed: the training thread waited for communication; wait: until the last rank had arrived;
 transfer: after that. hidden: communication in flight while the training thread worked."""
 
 
-#: Of a recording that is none of commprof's: its times are by the clocks of its own profiler.
+#: Legend for recordings of other profilers, whose times are from their own clocks.
 RECORDING_LEGEND = """\
 Mean step in ms, over ranks and steps:
 data + forward + backward + exposed + optimizer + other = step;  exposed = wait + transfer.
 exposed: communication ran and nothing else did; wait: until the last rank had arrived; transfer:
-after that. hidden: communication beside other work. Of a GPU phases are the time in which their
-kernels ran, and other is all time without any of these."""
+after that. hidden: communication during other work. On a GPU, phases are the time in which their
+kernels ran, and other is the time in which none of these kernels ran."""
 
 
 def parts_legend(worlds: Sequence[WorldResult]) -> str:
-    """Legend of the mean steps."""
+    """Returns the legend of the table of mean steps."""
     return RECORDING_LEGEND if any(world.foreign for world in worlds) else PARTS_LEGEND
 
 
@@ -62,9 +62,9 @@ def render(
     """Renders the whole report, the verdict first if there are figures for one.
 
     Args:
-        result: of the run.
+        result: result of the run.
         width: columns that prose is wrapped to.
-        verdict: of the same run.
+        verdict: verdict on the same run.
         tables: columns that tables are split to; None leaves them as wide as they are.
     """
     blocks = [_heading(result, width), *incidents_block(result, width)]
@@ -82,7 +82,7 @@ def render(
 
 
 def _tables(result: RunResult, width: int | None) -> Iterator[tuple[str, str]]:
-    """Tables with their legends, as far as there are figures for them."""
+    """Yields each table for which there are figures, with its legend."""
     if result.attempts:
         yield _table(*attempts_grid(result.attempts), width=width), ATTEMPTS_LEGEND
     for found in result.stepless:
@@ -112,7 +112,7 @@ def _tables(result: RunResult, width: int | None) -> Iterator[tuple[str, str]]:
 
 
 def verdict_blocks(verdict: Verdict, width: int) -> list[str]:
-    """Says what the step is bound by, and what to do first."""
+    """Returns the verdict's sentences and advice as a block of text, and its command."""
     said = [verdict.headline, *verdict.sentences]
     advice = verdict.next_step
     if advice.advice:
@@ -122,7 +122,7 @@ def verdict_blocks(verdict: Verdict, width: int) -> list[str]:
 
 
 def incidents_block(result: RunResult, width: int) -> list[str]:
-    """Says what went wrong; empty where nothing did."""
+    """Returns the incidents as a block of text with its legend; empty if there are none."""
     lines = incidents_table.sentences(result.incidents)
     bullets = "\n".join(_bullet(line, width) for line in lines)
     legend = fitted(incidents_table.LEGEND, width)
@@ -130,7 +130,7 @@ def incidents_block(result: RunResult, width: int) -> list[str]:
 
 
 def notes(result: RunResult) -> list[str]:
-    """Says what failed, and what the reader must know."""
+    """Returns failures and caveats of a run, in sentences."""
     found = [
         f"{size} {'rank' if size == 1 else 'ranks'}: {reason}" for size, reason in result.failures
     ]
@@ -140,7 +140,7 @@ def notes(result: RunResult) -> list[str]:
 
 
 def setup(result: RunResult) -> str:
-    """Says in a line how and where the job ran."""
+    """Returns a line on how and where the job ran."""
     context = result.context
     return setup_text(context)
 
@@ -151,7 +151,7 @@ def _heading(result: RunResult, width: int) -> str:
 
 
 def scaling_grid(result: RunResult) -> Grid:
-    """A row per world size: throughput, scaling, and what commprof cost."""
+    """Makes a table with a row per world size: throughput, scaling, and commprof's overhead."""
     rows = [
         (
             world.world_size,
@@ -185,7 +185,7 @@ def scaling_grid(result: RunResult) -> Grid:
 
 
 def parts_grid(result: RunResult) -> Grid:
-    """A row per world size: where its mean step went."""
+    """Makes a table with a row per world size: the parts of its mean step."""
     rows = []
     for world in result.worlds:
         parts = world.parts
@@ -221,7 +221,7 @@ def parts_grid(result: RunResult) -> Grid:
 
 
 def _number(value: float) -> str:
-    """Three significant digits, or all before the point."""
+    """Formats one or two decimals, and none from 1000 on; "-" for NaN."""
     if math.isnan(value):
         return "-"
     if abs(value) >= 1000:

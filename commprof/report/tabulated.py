@@ -1,4 +1,4 @@
-"""A table as text, no wider than it must be, and the numbers in it."""
+"""Rendering of tables as compact text, and of the numbers in them."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-#: Between columns.
+#: Spaces between columns.
 _GAP = 2
 
 
 class Grid(NamedTuple):
-    """A table before it is drawn, as :func:`tabulated` takes it."""
+    """A table before it is drawn: the arguments of :func:`tabulated`."""
 
     rows: Sequence[Sequence[Any]]
-    #: Two lines at most, to be narrow: see :func:`one_line`.
+    #: Headers of at most two lines, so that columns are narrow; see :func:`one_line`.
     headers: Sequence[str]
-    #: Columns that are text.
+    #: Indices of the columns that are text.
     left: Sequence[int] = ()
 
 
 def one_line(header: str) -> str:
-    """Joins a header that was broken to be narrow."""
+    """Joins the lines of a header that was broken to keep its column narrow."""
     return header.replace("-\n", "").replace("\n", " ").strip()
 
 
@@ -31,14 +31,15 @@ def tabulated(
     left: Sequence[int] = (),
     width: int | None = None,
 ) -> str:
-    """Draws a table; columns stand to the right, except those in ``left``.
+    """Draws a table; columns are aligned right, except those in ``left``.
 
     Args:
-        rows: cells.
-        headers: two lines at most; one that begins with a line end goes on with the one before.
-        left: columns that are text.
-        width: a wider table becomes several, one below the other, that begin with the same
-            columns, the text and the first one; only a column that has no room beside these is
+        rows: cells of each row.
+        headers: headers of at most two lines; a header that begins with a line break continues
+            the previous one.
+        left: indices of the columns that are text.
+        width: a wider table is split into several, one below the other, that begin with the same
+            columns: the first one and the text. Only a column that has no room next to these is
             wider. None leaves the table as wide as it is.
     """
     return "\n\n".join(
@@ -52,9 +53,9 @@ def tabulated(
 
 
 def _drawn(rows: Sequence[Sequence[Any]], headers: Sequence[str], align: Sequence[str]) -> str:
-    import tabulate  # costs 25 ms, which only what draws a table has to pay
+    import tabulate  # imported late, because the import takes 25 ms
 
-    padding, tabulate.MIN_PADDING = tabulate.MIN_PADDING, 0  # two columns a header otherwise
+    padding, tabulate.MIN_PADDING = tabulate.MIN_PADDING, 0  # otherwise two spaces per header
     try:
         return tabulate.tabulate(
             rows, headers=headers, tablefmt="simple", disable_numparse=True, colalign=align
@@ -78,7 +79,7 @@ def _lines(cell: Any) -> list[str]:
 def _panels(
     widths: Sequence[int], headers: Sequence[str], left: Sequence[int], width: int | None
 ) -> list[list[int]]:
-    """Columns of each table, so that all columns are in one and the keys in each."""
+    """Returns the columns of each table: every column in one of them, the key columns in each."""
     every = [*range(len(widths))]
     if width is None or _total(widths, every) <= width:
         return [every]
@@ -94,7 +95,7 @@ def _panels(
 
 
 def _keys(widths: Sequence[int], left: Sequence[int], width: int) -> list[int]:
-    """The first column and those of text, as long as they leave half of the width."""
+    """Returns the first column and the text columns, as long as they leave half of the width."""
     keys = [0]
     for column in sorted({*left} - {0}):
         if _total(widths, [*keys, column]) <= width // 2:
@@ -103,7 +104,7 @@ def _keys(widths: Sequence[int], left: Sequence[int], width: int) -> list[int]:
 
 
 def _groups(columns: Sequence[int], headers: Sequence[str]) -> list[list[int]]:
-    """Columns that stay together: a header goes on in the next one."""
+    """Groups columns that stay together because a header continues in the next column."""
     groups: list[list[int]] = []
     for column in columns:
         if headers[column].startswith("\n") and groups and groups[-1][-1] == column - 1:

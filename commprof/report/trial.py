@@ -1,6 +1,6 @@
-"""A trial as text for the terminal, on one screen, as flat rows and as JSON.
+"""Rendering of a trial: text for the terminal, one screen, flat rows, and JSON.
 
-Text begins with the verdict and ends with what it rests on; ``docs/trials.md`` describes the JSON.
+The text begins with the verdict, followed by its evidence; ``docs/trials.md`` describes the JSON.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _HEADERS = (
     "pays below\nGbit/s [95 %]",
 )
 LEGEND = """\
-step: a typical block's median, on the slowest rank; over none: paired by round.
-exposed: the training thread stood still for communication. encode (with reduce), decode: on the
-compressor's thread. sent: by a rank per step. held: gathered parameters that a rank holds at
-most beyond none's. error: of what was sent, in the first step of each block. loss: mean over
-the block, against none's. none again is none under another name: what such a comparison shows
-by chance. noop exchanges nothing, and is taken back, as is every block that changes gradients."""
+step: a typical block's median, on the slowest rank; over none: divided by none's, paired by round.
+exposed: the training thread stood still for communication. encode (with reduce), decode: time on
+the compressor's thread. sent: by a rank per step. held: most gathered parameters that a rank holds
+beyond none's. error: of the sent values, in the first step of each block. loss: mean over the
+block, compared with none's. none again is none under another name: it shows differences by chance.
+noop exchanges nothing; its blocks, and all blocks that change gradients, are undone."""
 
 _OVERHEAD_HEADERS = ("techniques", "", "overhead less by\n[95 %]", "speed-up\n[95 %]")
 OVERHEAD_LEGEND = """\
-overhead: the step less noop's; speed-up: none's step over the candidate's. All from this run."""
+overhead: step less noop's; speed-up: none's step divided by the candidate's. All from this run."""
 
 
 def render(
@@ -43,7 +43,7 @@ def render(
 ) -> str:
     """Renders a trial: prose wrapped to ``width`` columns, tables split to ``tables``.
 
-    remarks: on the run, in sentences; they come last.
+    The ``remarks`` on the run, in sentences, come last.
     """
     blocks = ["\n".join(wrapped(line, width) for line in (description, setup(trial)))]
     blocks.append("\n".join(wrapped(said, width) for said in trial.verdict.sentences))
@@ -59,17 +59,17 @@ def render(
 
 
 def setup(trial: TrialResult) -> str:
-    """Says in a sentence how a trial was done."""
+    """Describes how a trial was done."""
     return (
-        f"Trial at {trial.world_size} ranks: {trial.rounds} of {trial.planned_rounds} rounds, in "
-        f"each a block per candidate in shuffled order, {trial.block_steps} measured steps after "
-        f"{trial.warmup_steps} left out."
+        f"Trial at {trial.world_size} ranks: {trial.rounds} of {trial.planned_rounds} rounds. Each "
+        f"round runs one block per candidate in shuffled order: {trial.warmup_steps} warm-up "
+        f"steps, then {trial.block_steps} measured steps."
     )
 
 
 def notes(trial: TrialResult) -> list[str]:
-    """Says what else to know of a trial."""
-    found = [f"{label} took no part: {why}." for label, why in trial.left_out]
+    """Returns the caveats of a trial, in sentences."""
+    found = [f"{label} was left out: {why}." for label, why in trial.left_out]
     found += [
         f"{one.label} is never recommended: {one.barred}." for one in trial.candidates if one.barred
     ]
@@ -77,7 +77,7 @@ def notes(trial: TrialResult) -> list[str]:
     found += _without_break_even(trial) if trial.rounds else []
     if not math.isnan(trial.link_gbit_per_s):
         found.append(
-            f"While none's communication was under way, a rank sent "
+            f"While the baseline `none` was communicating, a rank sent "
             f"{three_digits(trial.link_gbit_per_s)} Gbit/s."
         )
     return found
@@ -85,23 +85,23 @@ def notes(trial: TrialResult) -> list[str]:
 
 def _settling(one: CandidateResult, trial: TrialResult) -> str:
     return (
-        f"{one.label} was still settling after a switch: the later half of its measured steps took "
-        f"{_interval(one.later_over_earlier, 1, 3)} of the earlier half, so in a long run its step "
-        f"is shorter than shown; warmup={3 * trial.warmup_steps} leaves more steps out."
+        f"{one.label} was still settling after a switch: the second half of its measured steps "
+        f"took {_interval(one.later_over_earlier, 1, 3)} times as long as the first half, so in a "
+        f"long run its step is shorter than shown; try warmup={3 * trial.warmup_steps}."
     )
 
 
 def _without_break_even(trial: TrialResult) -> list[str]:
-    """A sentence for each reason why there is none."""
+    """Returns a sentence for each reason why candidates have no break-even bandwidth."""
     labels: dict[str, list[str]] = {}
     for one in trial.candidates:
         if one.break_even is None and (why := one.no_break_even) is not None:
             labels.setdefault(f"{why.answer}, since {why.reason}", []).append(one.label)
-    return [f"pays below of {' and '.join(names)}: {why}." for why, names in labels.items()]
+    return [f'"pays below" for {" and ".join(names)}: {why}.' for why, names in labels.items()]
 
 
 def candidates_grid(trial: TrialResult) -> Grid:
-    """A row per candidate; columns that no candidate has are left out."""
+    """Makes a table with a row per candidate, without the columns that no candidate has."""
     rows = [_row(one) for one in trial.candidates]
     kept = [i for i in range(len(_HEADERS)) if i == 0 or any(row[i] != "-" for row in rows)]
     return Grid([[row[i] for i in kept] for row in rows], [_HEADERS[i] for i in kept], [0])
@@ -178,9 +178,9 @@ def _interval(found: Interval | None, scale: float, digits: int, unit: str = "")
     return f"{value}{unit} [{low}, {high}]"
 
 
-#: Of the table of candidates, by the first line of their headers; the last ones as far as they fit.
+#: Columns on the one screen, by the first line of their headers; the last are dropped if too wide.
 _COLUMNS = ("candidate", "step", "over none", "pays below")
-#: Lines of prose; more stand in the whole report.
+#: Most lines of prose on the one screen; the full report has the rest.
 _MOST_SENTENCES = 9
 
 
@@ -188,10 +188,10 @@ def render_screen(trial: TrialResult, description: str, all_command: str, remark
     """Renders at most 24 lines of 80 columns.
 
     Args:
-        trial: what was found.
-        description: of the workload.
-        all_command: what to type to see everything.
-        remarks: how many notes on the run stand there.
+        trial: result of the trial.
+        description: description of the workload.
+        all_command: command that prints the full report.
+        remarks: number of remarks on the run in the full report.
     """
     said = [line for sentence in trial.verdict.sentences for line in prose(sentence)]
     if len(said) > _MOST_SENTENCES:
@@ -200,15 +200,15 @@ def render_screen(trial: TrialResult, description: str, all_command: str, remark
     top = [cut(description), *prose(setup(trial)), *said]
     top += ["To apply it:", *apply] if apply else []
     caveats = len(notes(trial)) + remarks
-    bottom = [f"! {counted(caveats, 'note')} on how to read it: see --all"] if caveats else []
-    bottom += ["Next, to see all of it:", *command_lines(all_command)]
+    bottom = [f"! {counted(caveats, 'caveat')}: see --all"] if caveats else []
+    bottom += ["Next, to see the full report:", *command_lines(all_command)]
     space = LINES - len(top) - len(bottom) if trial.rounds else 0
     table = table_lines(candidates_grid(trial), _COLUMNS, space, "candidate")
     return "\n".join([*top, *table, *bottom]) + "\n"
 
 
 def trial_dict(trial: TrialResult) -> dict[str, Any]:
-    """The trial's fields, and each candidate's gain."""
+    """Returns the trial's fields as a dictionary, with each candidate's gain."""
     return {
         **dataclasses.asdict(trial),
         "candidates": [
@@ -227,7 +227,7 @@ _INTERVALS = ("ratio", "joint_ratio", "loss_effect", "overhead_reduction")
 
 
 def candidate_rows(trial: TrialResult) -> Iterator[dict[str, Any]]:
-    """Rows of candidates in the order of the plan; intervals end in ``_low`` and ``_high``."""
+    """Yields a row per candidate, in planned order; bounds have names in ``_low`` and ``_high``."""
     for one in trial.candidates:
         yield {
             "world_size": trial.world_size,

@@ -1,1 +1,1 @@
-"""Which rank comes late, and why; what went wrong in a run."""
+"""Late ranks and their causes, hangs and other incidents of a run."""

@@ -1,8 +1,8 @@
-"""When each rank arrived at the collectives and gradient buckets of all, and who came last.
+"""Arrival times of all ranks at their common collectives and gradient buckets, and who came last.
 
-The ranks of a collective that a training thread waited for last ran side by side at its end: at
-that moment none of them is past the place where it waits, and those who waited are at it. In a
-message, or a collective with a root, that is so of a rank that waited and the one it waited for.
+At the end of a collective that all of its ranks wait for, these ranks are side by side: none of
+them has gone past the place where it waits, and those that waited are at it. For a message or a
+collective with a root, this holds for a rank that waited and the rank that it waited for.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ def _none() -> Ints:
 
 @dataclass(frozen=True)
 class BucketArrivals:
-    """The buckets that one rank handed to commprof's DDP hook, in that order.
+    """Buckets that one rank passed to commprof's DDP hook, in that order.
 
-    Where a hook exchanges a bucket by several messages or collectives one after the other, those
-    are issued when the exchange has come so far. A rank arrived when its gradients were there.
+    A hook may exchange a bucket using several messages or collectives in sequence, each issued as
+    the exchange proceeds. So a rank counts as arrived once its gradients are ready.
     """
 
-    #: Backward pass that waited for it; -1 where not known.
+    #: Backward pass that waited for the bucket; -1 if unknown.
     graph_task: Ints = field(default_factory=_none)
     ready_ns: Ints = field(default_factory=_none)
-    #: Its mean was there; 0 where that was not seen.
+    #: Time at which the bucket's mean was ready; 0 if not recorded.
     end_ns: Ints = field(default_factory=_none)
-    #: As in ``Arrivals``, of when the last rank's gradients were there.
+    #: As in ``Arrivals``: the time at which the last rank's gradients were ready.
     last_arrival_ns: Ints = field(default_factory=_none)
     late_rank: Ints = field(default_factory=_none)
-    #: Continues the numbers of ``Arrivals.collective``.
+    #: Numbers that continue those of ``Arrivals.collective``.
     number: Ints = field(default_factory=_none)
 
     def __len__(self) -> int:
@@ -51,18 +51,18 @@ class BucketArrivals:
 
 @dataclass(frozen=True)
 class Arrivals:
-    """For one rank, aligned with its ``Collectives``: when the last rank that it needs arrived.
+    """Last arrival that one rank awaits in each of its ``Collectives``, in the same order.
 
     See :mod:`commprof.analysis.align.matching`.
     """
 
-    #: Issue time of that rank; 0 where not all ranks of the group were seen.
+    #: Issue time of the rank that arrived last; 0 if not all ranks of the group were recorded.
     last_arrival_ns: Ints
-    #: Global rank that arrived last; -1 where not known.
+    #: Global rank that arrived last; -1 if unknown.
     late_rank: Ints
-    #: Number of the collective, the same on all ranks; -1 where not all ranks were seen.
+    #: Number of the collective, the same on all ranks; -1 if not all ranks were recorded.
     collective: Ints
-    #: Of the same rank.
+    #: Buckets of the same rank.
     buckets: BucketArrivals = field(default_factory=BucketArrivals)
 
 
@@ -82,8 +82,8 @@ def match_arrivals(
 ) -> list[Arrivals]:
     """Finds the last arrival that each rank awaits, per collective and message.
 
-    These are matched by :func:`matching.match`. Times must be on a common clock, see
-    :func:`clocks_are_shared`.
+    Collectives and messages are matched with :func:`matching.match`. Times must be on a common
+    clock, see :func:`clocks_are_shared`.
     """
     issue_ns = np.concatenate([table.issue_ns for table in tables])
     awaited = last_awaited(matching, traces, tables, issue_ns)
@@ -94,11 +94,11 @@ def match_arrivals(
 
 
 def bucket_arrivals(traces: Sequence[Trace], first_number: int) -> list[BucketArrivals]:
-    """The last arrival at each bucket of the DDP hook that all ranks of its group were seen at.
+    """Finds the last arrival at each bucket of the DDP hook, if all ranks of the group have it.
 
     Args:
-        traces: of the ranks, on a common clock.
-        first_number: of the buckets.
+        traces: traces of the ranks, on a common clock.
+        first_number: number of the first bucket.
     """
     tables = [columns.buckets(trace) for trace in traces]
     if not any(map(len, tables)):
@@ -123,10 +123,10 @@ def bucket_arrivals(traces: Sequence[Trace], first_number: int) -> list[BucketAr
 
 
 def _bucket_keys(trace: Trace, table: Buckets, names: dict[str, int]) -> tuple[Ints, Ints]:
-    """Per row what its bucket is known by on all ranks, and how many ranks have it; 0 for no match.
+    """Returns a key for each row's bucket, equal on all ranks, and the group's size; 0 for none.
 
-    Like buckets of like models are told apart by their order, which counts only where all ranks
-    have as many of them.
+    Equal buckets of equal models are distinguished by their order, which counts only if all ranks
+    have the same number of them.
     """
     groups = {
         group.id: (names.setdefault(group.name, len(names)), group.size)
@@ -147,7 +147,7 @@ def _bucket_keys(trace: Trace, table: Buckets, names: dict[str, int]) -> tuple[I
 
 
 def backward_of(table: Buckets, finalizations: Finalizations) -> Ints:
-    """Finds the backward pass of each bucket: its thread's next finalisation waits for it."""
+    """Finds the backward pass of each bucket: the next finalisation in the bucket's thread."""
     result = np.full(len(table), -1, dtype=np.int64)
     span = finalizations.span
     for thread in np.unique(table.thread).tolist():
@@ -163,19 +163,19 @@ _SEED = 20261124
 
 @dataclass(frozen=True)
 class _Seen:
-    """What one rank was seen in: numbers in ascending order, arrivals, and ends or 0."""
+    """Calls of one rank: numbers in ascending order, arrival times, and end times or 0."""
 
     number: Ints
     arrived_ns: Ints
     end_ns: Ints
-    #: Numbers of those that its training thread waited for.
+    #: Numbers of the calls that the training thread waited for.
     awaited: Ints
-    #: Numbers of those in which not all wait for all.
+    #: Numbers of the calls in which not all ranks wait for all.
     some_wait: Ints
 
 
 class SharedCalls:
-    """Collectives and buckets that several ranks take part in, by number."""
+    """Collectives and buckets that several ranks take part in, looked up by number."""
 
     def __init__(
         self,
@@ -190,17 +190,17 @@ class SharedCalls:
         self.count = 1 + max(int(rank.number.max(initial=-1)) for rank in self._ranks)
 
     def has(self, place: int, number: Ints) -> npt.NDArray[np.bool_]:
-        """Per call: True if the rank takes part in it."""
+        """Returns a mask of the calls that the rank takes part in."""
         return np.isin(number, self._ranks[place].number)
 
     def arrived_ns(self, place: int, number: Ints) -> Ints:
-        """Per call: when a rank that takes part arrived."""
+        """Returns the times at which a participating rank arrived at these calls."""
         rank = self._ranks[place]
         return rank.arrived_ns[np.searchsorted(rank.number, number)]
 
     @cached_property
     def some_wait(self) -> npt.NDArray[np.bool_]:
-        """Per call: True if not all of its ranks wait for all."""
+        """Mask of the calls in which not all ranks wait for all."""
         chosen = np.zeros(self.count, dtype=np.bool_)
         for rank in self._ranks:
             chosen[rank.some_wait] = True
@@ -211,10 +211,10 @@ class SharedCalls:
         self._met.setdefault(frozenset((place, other)), []).append(moments_ns)
 
     def synchronised_ns(self, place: int, other: int) -> Ints:
-        """Moments, in order, at which these ranks had waited for each other.
+        """Returns the moments, in order, at which these two ranks had waited for each other.
 
-        They are the ends of collectives that all wait for all in and that the training thread of
-        any rank waited for, and where ``met`` was said.
+        They are the ends of collectives in which all ranks wait for all and that the training
+        thread of any rank waited for, and the moments passed to ``met``.
         """
         pair = frozenset((place, other))
         if pair in self._met:
@@ -231,7 +231,7 @@ class SharedCalls:
 
     @cached_property
     def _moments(self) -> list[dict[int, Ints]]:
-        """Per rank, by a key of the ranks in them, the ends of what brings these side by side."""
+        """Ends of each rank's synchronising calls, by a key of the set of ranks in each call."""
         salt = np.random.default_rng(_SEED).integers(2**63, size=len(self._ranks), dtype=np.uint64)
         key = np.zeros(self.count, dtype=np.uint64)
         end_ns = np.zeros(self.count, dtype=np.int64)
@@ -253,7 +253,7 @@ class SharedCalls:
 
 
 def last_before(moments_ns: Ints, before_ns: Ints) -> Ints:
-    """Returns the last moment, of those given in order, not after each time; 0 without one."""
+    """Returns the last of the sorted moments that is not after each time; 0 if there is none."""
     at = np.searchsorted(moments_ns, before_ns, side="right")
     return np.concatenate(([0], moments_ns))[at]
 
@@ -278,7 +278,7 @@ def _seen(table: Collectives, arrivals: Arrivals, exposed: Exposures) -> _Seen:
 
 
 def _last_buckets(arrivals: Arrivals, exposed: Exposures) -> Ints:
-    """Numbers of the buckets that were done last in the backward passes that waited for theirs."""
+    """Returns the number of the bucket that ended last in each backward pass that waited."""
     buckets = arrivals.buckets
     waited = exposed.graph_task[exposed.waited_ns > 0]
     order = np.argsort(buckets.end_ns, kind="stable")

@@ -1,4 +1,4 @@
-"""A job that was restarted: its attempts, and the time in which none of them trained."""
+"""Attempts of a job that was restarted, and the time in which no attempt trained."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ class Attempt:
     """One start of all ranks by a launcher."""
 
     world_size: int
-    #: 0, and one more for each restart.
+    #: Number of restarts before this attempt.
     number: int
-    #: Ranks that left a trace.
+    #: Number of ranks that left a trace.
     ranks: int
-    #: That all of these completed.
+    #: Number of steps that all of these ranks completed.
     steps: int
-    #: From the begin of the first step to the last record of any rank; NaN without a record.
+    #: Time from the begin of the first step to the last record of any rank; NaN without a record.
     duration_s: float
-    #: From the end of its last complete step, or its begin if it has none, to the begin of the
+    #: Time from the end of the last complete step (or the begin of an attempt without one) to the
     #: first step of the next attempt: restart, start-up and the step that was cut off. NaN for
-    #: the last attempt, and where a next one has no step.
+    #: the last attempt, or if the next attempt has no step.
     lost_s: float
-    #: Why it ended, in words; empty for one that came to its end.
+    #: Reason for the end, in words; empty for an attempt that finished.
     ending: str
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """The times of one attempt in ns, by one clock for all attempts; see :func:`_offset`."""
+    """Times of one attempt in ns, on a common clock for all attempts; see :func:`_offset`."""
 
     ranks: int
     steps: int
@@ -70,7 +70,7 @@ def attempts_of(run: WorldRun) -> tuple[Attempt, ...]:
 
 
 def attempts_remarks(attempts: tuple[Attempt, ...]) -> list[str]:
-    """Says in sentences what restarts cost."""
+    """Returns a remark on the time that restarts cost; empty without restarts."""
     if not attempts:
         return []
     lost_s = sum(each.lost_s for each in attempts if not math.isnan(each.lost_s))
@@ -78,8 +78,8 @@ def attempts_remarks(attempts: tuple[Attempt, ...]) -> list[str]:
     return [
         f"At {attempts[0].world_size} ranks the job was restarted "
         f"{'once' if restarts == 1 else f'{restarts} times'}: for {lost_s:.1f} s no step was "
-        "trained. Steps since the last checkpoint of the script had to be trained again; they "
-        "count in each attempt. The figures are of the last attempt."
+        "trained. Steps since the script's last checkpoint had to be repeated; they count in each "
+        "attempt. The figures are those of the last attempt."
     ]
 
 
@@ -114,18 +114,18 @@ def _readable(paths: Mapping[int, Path]) -> list[Trace]:
         try:
             traces.append(read_trace(path))
         except (TraceError, OSError):
-            continue  # it counts as a rank that left no trace
+            continue  # counts as a rank that left no trace
     return traces
 
 
 def _offset(trace: Trace) -> int:
-    """From its CLOCK_MONOTONIC to the wall clock: another attempt may run on another machine."""
+    """Returns wall clock minus CLOCK_MONOTONIC, since attempts may run on different machines."""
     clock = trace.metadata["clock"]
     return int(clock["realtime_ns"]) - int(clock["monotonic_ns"])
 
 
 def _last_ns(trace: Trace) -> float:
-    """Wall-clock time of the trace's last record, which stands for the time of a fault."""
+    """Returns the wall-clock time of the trace's last record, used as the time of a fault."""
     if not len(trace.records):
         return math.inf
     return int(trace.records["timestamp_ns"][-1]) + _offset(trace)
@@ -135,7 +135,7 @@ def _ending(number: int, traces: list[Trace], endings: Endings | None) -> str:
     launched = [a for a in endings.attempts if a.attempt == number] if endings else []
     for rank, code in (launched[-1].exit_codes if launched else {}).items():
         return f"rank {rank}: {exit_text(code, launched[-1].oom_kills)}"
-    # Of several that were killed, the launcher's SIGTERM to the others came after the fault.
+    # If several ranks were killed, the launcher's SIGTERM to the others came after the fault.
     cut_off = sorted((trace for trace in traces if not trace.complete), key=_last_ns)
     for trace in [*cut_off, *(t for t in traces if t.metadata.get("ending", {}).get("error"))]:
         return rank_problems(trace)[0]

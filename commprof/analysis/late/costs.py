@@ -1,4 +1,4 @@
-"""What all waiting of a run comes from, by rank and cause, and what held up a rank's phase."""
+"""Causes of all waiting of a run, by rank, and kernel counts that explain a longer phase."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from commprof.trace import columns
 from commprof.trace.schema import PHASES
 from commprof.units import ns_to_ms
 
-#: What takes a rank longer than the others is told if it is longer by this share of the step.
+#: Work that takes a rank longer is reported if it is longer by this fraction of the step.
 LEAST_SHARE = 0.01
-#: A longer phase is told if for as long it lacked a core, or had page faults: one from disk a step,
-#: or so many others in each ms.
+#: A longer phase is reported if it lacked a core for as long, or had page faults: one from disk per
+#: step, or so many others per ms.
 _FAULTS_PER_MS = 500.0
 
 Floats = npt.NDArray[np.float64]
@@ -28,45 +28,45 @@ Floats = npt.NDArray[np.float64]
 class WaitCost:
     """Waiting that began at one rank for one cause."""
 
-    #: Global rank where it began.
+    #: Global rank where the waiting began.
     rank: int
-    #: What that rank did meanwhile, of ``exposure.CAUSES``.
+    #: Activity of this rank at the time, one of ``exposure.CAUSES``.
     cause: str
-    #: Per step, mean over the ranks that were seen; all of a run add up to its waiting.
+    #: Mean per step over the recorded ranks; the costs of a run add up to its waiting.
     wait_ms: float
-    #: Of all waiting.
+    #: Fraction of all waiting.
     share: float
 
 
 @dataclass(frozen=True)
 class LongerPhase:
-    """A phase that takes a rank longer than the others, where the kernel tells what held it up.
+    """A phase that takes longer on one rank, with the kernel's counts that explain it.
 
-    All are beyond the median of the other ranks, mean per step; 0 also where the kernel does not
-    tell.
+    All figures are means per step, less the median of the other ranks; 0 also if the kernel does
+    not count them.
     """
 
     rank: int
     phase: str
     longer_ms: float
-    #: Parts of it: the training thread could run and had no core; its cgroup's CPU quota was used
-    #: up meanwhile; tasks of its host stood still for memory.
+    #: Parts of ``longer_ms``: the training thread could run and had no core; its cgroup's CPU quota
+    #: was used up meanwhile; tasks of its host stalled for memory.
     no_core_ms: float
     throttled_ms: float
     memory_stall_ms: float
     involuntary_switches: float
-    #: Pages that were in memory or new, and pages read from disk.
+    #: Faults on pages that were in memory or new, and on pages read from disk.
     minor_faults: float
     major_faults: float
 
     @property
     def has_many_faults(self) -> bool:
-        """True if page faults explain a quarter of the extra time or more, at some 0.5 us each."""
+        """True if page faults, at about 0.5 us each, explain at least a quarter of the time."""
         return self.minor_faults >= _FAULTS_PER_MS * self.longer_ms
 
 
 def wait_costs(parts: Sequence[Breakdown]) -> tuple[WaitCost, ...]:
-    """All waiting in these steps by where it began, the most first."""
+    """Returns all waiting in these steps by the rank and cause it began with, the most first."""
     caused = np.sum([part.caused_ns.sum(axis=0) for part in parts], axis=0)
     steps, total = len(parts[0].step), float(caused.sum())
     cells = np.argwhere(caused > 0)
@@ -83,7 +83,7 @@ def wait_costs(parts: Sequence[Breakdown]) -> tuple[WaitCost, ...]:
 
 
 def longer_phase(ranks: Sequence[int], parts: Sequence[Breakdown]) -> LongerPhase | None:
-    """Finds the longer phase that the kernel's counters explain best; None if it hardly matters."""
+    """Finds the longer phase that the kernel's counters explain best; None if there is none."""
     if len(parts) < 2 or len(parts[0].step) == 0:
         return None
     counts = np.stack([part.host_counts.mean(axis=0) for part in parts])
@@ -117,7 +117,7 @@ def _longer(
         phase=phase,
         longer_ms=ns_to_ms(longer_ns),
         no_core_ms=ns_to_ms(no_core_ns),
-        # Of all cores of the cgroup, so that it may be more than the thread lacked.
+        # The cgroup's time is the sum over its cores, so it may exceed the thread's run delay.
         throttled_ms=ns_to_ms(min(counted["throttled_ns"], no_core_ns)),
         memory_stall_ms=ns_to_ms(min(counted["memory_stall_ns"], longer_ns)),
         involuntary_switches=counted["involuntary_switches"],

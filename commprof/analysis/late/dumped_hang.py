@@ -1,4 +1,4 @@
-"""What a folder of Flight Recorder dumps says of a hang: culprits, victims, chains, mismatches."""
+"""Diagnosis of a hang from Flight Recorder dumps: culprits, victims, chains, mismatches."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from commprof.trace.schema import OPS
 
 @dataclass(frozen=True)
 class DumpedRank:
-    """Where a rank was when it wrote its dump; has what a ``Standing`` has."""
+    """State of a rank when it wrote its dump; implements ``Standing``."""
 
     rank: int
     world_size: int
@@ -49,15 +49,15 @@ class Culprit:
     """A rank that the others wait for."""
 
     rank: int
-    #: In a sentence.
+    #: Reason, as a sentence.
     why: str
 
 
 @dataclass(frozen=True)
 class Chain:
-    """The chain of ranks that wait for each other, followed to its origin."""
+    """A chain of waiting ranks, followed to its origin."""
 
-    #: Those that the same sentence is true of; it begins with the first.
+    #: Ranks that the sentence describes; the chain starts with them.
     ranks: tuple[int, ...]
     sentence: str
 
@@ -68,14 +68,14 @@ class GroupProgress:
 
     group: str
     description: str
-    #: Its ranks, as far as the dumps tell.
+    #: Ranks of the group that the dumps name.
     ranks: tuple[int, ...]
-    #: The last number by rank; ranks without a dump, or with none that is known, are left out.
+    #: The last number by rank, without ranks whose number is unknown or that left no dump.
     scheduled: Mapping[int, int]
-    #: Only where the backend records starts.
+    #: Only if the backend records starts.
     started: Mapping[int, int]
     completed: Mapping[int, int]
-    #: Messages that had not completed.
+    #: Number of messages that had not completed.
     pending_messages: int
 
     @property
@@ -86,18 +86,19 @@ class GroupProgress:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What hangs, and because of whom."""
+    """Diagnosis of a hang: its kind, the culprits and the ranks that wait for them."""
 
-    #: "mismatch", "absent", "behind", "circle", "undumped": all that left a dump wait, in the end
-    #: for ranks that left none; "arrived": everybody has; "none": nothing is pending.
+    #: "mismatch", "absent", "behind", "circle", as in ``Cause``; "undumped": the waits of all
+    #: dumped ranks lead to ranks without a dump; "arrived": all ranks arrived; "none": nothing is
+    #: pending.
     kind: str
     culprits: tuple[Culprit, ...]
-    #: Ranks that wait, and are no culprits.
+    #: Waiting ranks that are not culprits.
     victims: tuple[int, ...]
     chains: tuple[Chain, ...]
-    #: The first of each group; those whose collective had completed are no cause.
+    #: The first mismatch of each group; if its collective had completed, it is not the cause.
     mismatches: tuple[Mismatch, ...]
-    #: Only groups in which something is pending.
+    #: Only groups with pending operations.
     groups: tuple[GroupProgress, ...]
     dumps: int
     versions: tuple[str, ...]
@@ -105,9 +106,9 @@ class Diagnosis:
     missing: tuple[int, ...]
     #: Files that cannot be read.
     problems: tuple[str, ...]
-    #: Where everybody arrived: operations that are the oldest pending one of all their ranks.
+    #: If all ranks arrived: operations that are the oldest pending operation of all their ranks.
     oldest: tuple[str, ...] = ()
-    #: A dump says which ranks the groups have in which something is pending.
+    #: True if the dumps name the ranks of every group with pending operations.
     members_told: bool = True
 
     @property
@@ -120,15 +121,15 @@ class Diagnosis:
             where = f", first of all at {listed(self.oldest)}" if self.oldest else ""
             whose, or_else = "All ranks", ""
             if not self.members_told:
-                whose, or_else = "All ranks with a dump", ", or a rank without a dump is not there"
+                whose, or_else = "All ranks with a dump", ", or a rank without a dump is missing"
             return (
-                f"{whose} arrived at what is pending{where}: the network, the backend or a "
-                f"device does not move{or_else}"
+                f"{whose} arrived at all pending operations{where}: the network, the backend or a "
+                f"device is stuck{or_else}"
             )
         if self.kind == "undumped":
-            return f"All ranks with a dump wait for {who} in the end, of which no dump can be read"
+            return f"All ranks with a dump ultimately wait for {who}, which left no readable dump"
         if self.kind == "circle":
-            return f"{who} wait for each other: they issue operations in different orders"
+            return f"{who} wait for each other: they issued operations in different orders"
         if self.kind == "mismatch":
             return (
                 f"The ranks issued different collectives; {who} differ{'s' * (who.count(' ') == 1)}"
@@ -149,12 +150,12 @@ class _Words:
         self._descriptions = {name: text for d in dumps for name, text in d.descriptions.items()}
 
     def group(self, name: str) -> str:
-        """With the description that the job gave it."""
+        """Returns the group's name with the description that the job gave it."""
         described = self._descriptions.get(name, "")
         return f"group {name!r}" + f" ({described})" * bool(described)
 
     def operation(self, one: Operation) -> str:
-        """A message by its other end, since the ranks number messages differently."""
+        """Returns the operation in words; messages by peer, since ranks number them differently."""
         if one.peer < 0:
             return f"{one.op} number {one.seq} of {self.group(one.group)}"
         ranks = self._members.get(one.group, ())
@@ -163,7 +164,7 @@ class _Words:
 
 
 def diagnosis(path: Path) -> Diagnosis:
-    """Returns what a folder of Flight Recorder dumps, or one dump, says of a hang.
+    """Diagnoses a hang from a folder of Flight Recorder dumps, or from one dump.
 
     Raises:
         TraceError: no dump can be read.
@@ -202,7 +203,7 @@ def diagnosis(path: Path) -> Diagnosis:
 
 
 def _oldest_of_all(states: Sequence[DumpedRank], words: _Words) -> tuple[str, ...]:
-    """Collectives before which none of their ranks has anything pending."""
+    """Returns the collectives that are the oldest pending operation of all their ranks."""
     first = {
         state.rank: min(state.pending.values(), key=lambda one: one.issue_ns)
         for state in states
@@ -221,7 +222,7 @@ def _oldest_of_all(states: Sequence[DumpedRank], words: _Words) -> tuple[str, ..
 
 
 def standings(dumps: Sequence[Dump]) -> list[DumpedRank]:
-    """Finds where each rank was."""
+    """Returns the state of each rank when it wrote its dump."""
     members = members_of(dumps)
     everybody = {rank for ranks in members.values() for rank in ranks} | {d.rank for d in dumps}
     with_messages = {entry.group for dump in dumps for entry in dump.entries if entry.peer >= 0}
@@ -230,7 +231,7 @@ def standings(dumps: Sequence[Dump]) -> list[DumpedRank]:
 
 
 def _undumped(rank: int, members: Mapping[str, tuple[int, ...]], world_size: int) -> DumpedRank:
-    """A rank without a dump, as if it had issued nothing."""
+    """Returns the state of a rank without a dump, as if it had issued nothing."""
     return DumpedRank(rank, world_size, {}, {}, {}, _groups(rank, members))
 
 
@@ -251,8 +252,8 @@ def _standing(
 ) -> DumpedRank:
     pending: dict[int, Operation] = {}
     messages: Counter[tuple[str, str, int]] = Counter()
-    # The status knows what a full buffer has dropped. Where there are messages it may count those,
-    # so that it says nothing.
+    # The status also counts entries that a full buffer has dropped. In a group with messages it may
+    # count these too, so it is not used there.
     next_seq = {
         name: seq + 1 for name, seq in dump.last_enqueued.items() if name not in with_messages
     }
@@ -324,14 +325,14 @@ def _why(
     if rank in cause.behind:
         operation = cause.behind[rank]
         verb = "begun" if operation.started is False else "completed"
-        return f"rank {rank} has not {verb} {words.operation(operation)}, which others have"
+        return f"rank {rank} has not {verb} {words.operation(operation)}, which other ranks have"
     count = len(state.pending)
-    before = f"{count} pending where all have arrived" if count else "nothing pending"
+    before = f"{count} pending at which all ranks arrived" if count else "nothing pending"
     return f"{_missed(rank, waits, words)}; it has {before}"
 
 
 def _missed(rank: int, waits: Mapping[int, Waits], words: _Words) -> str:
-    """What others issued first that a rank did not."""
+    """Describes the first operation that others issued and this rank did not."""
     missed = [op for found in waits.values() for op, absent in found if rank in absent]
     first = min(missed, key=lambda one: (one.peer >= 0, one.issue_ns))
     return f"rank {rank} did not arrive at {words.operation(first)}"
@@ -340,7 +341,7 @@ def _missed(rank: int, waits: Mapping[int, Waits], words: _Words) -> str:
 def _chains(
     states: Sequence[DumpedRank], waits: Mapping[int, Waits], ranks: Sequence[int], words: _Words
 ) -> tuple[Chain, ...]:
-    """Ranks that wait in the same operations for the same ones share a sentence."""
+    """Returns one chain for all ranks that wait in the same operations for the same ranks."""
     shared: dict[tuple[str, ...], list[int]] = {}
     for state in states:
         way = [] if state.rank in ranks else chain_to(state.rank, waits, ranks)
@@ -367,7 +368,7 @@ def _next(way: Sequence[tuple[int, Operation]], at: int, ends: str) -> str:
 
 
 def _mismatches(dumps: Sequence[Dump]) -> tuple[Mismatch, ...]:
-    """The first of each group."""
+    """Returns the first mismatch of each group."""
     issued: dict[tuple[str, int], dict[int, tuple[Issued, int]]] = {}
     for dump in dumps:
         for entry in dump.entries:

@@ -1,11 +1,12 @@
-"""Which functions take a late rank longer than the others, by py-spy's samples of each rank.
+"""Functions that take a late rank longer than the others, from py-spy's samples of each rank.
 
-``rank_N.samples.txt`` beside the traces holds collapsed stacks, ``FRAME;FRAME COUNT`` with the
+``rank_N.samples.txt`` next to the traces holds collapsed stacks, ``FRAME;FRAME COUNT`` with the
 outermost frame first. A sample counts for its innermost frame alone, the function's own time, so
-that recursion counts once; functions of one name and file count together. Waiting for collectives
-is no function's: samples within ``torch.distributed`` are left out, and of the backward engine's
-time that in which DDP waited by the rank's trace. Where ranks lack cores so does py-spy, whose
-samples come when there are some: less than the run delay of a rank is told of no function.
+that recursion counts once; functions of the same name and file count together. Waiting for
+collectives counts for no function: samples within ``torch.distributed`` are left out, and the
+time that DDP waited according to the rank's trace is subtracted from the backward engine's. If
+ranks lack cores, so does py-spy, which then samples only while it has a core: differences smaller
+than the run delay of a rank are not reported.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ from commprof.trace.run.endings import stem_of
 from commprof.trace.run.run_directory import WorldRun
 from commprof.units import ns_to_ms
 
-#: Functions that are told.
+#: Largest number of functions that are reported.
 _MOST: Final = 5
-#: Standard errors of its share by which a function must have grown.
+#: Number of standard errors of its share by which a function must have grown.
 _ERRORS: Final = 3.0
 _MOST_BYTES: Final = 256 << 20
-#: The outermost frame, or the next one behind that of a process.
+#: Frame of a thread: the outermost one, or the next after that of a process.
 _THREAD: Final = re.compile(r"thread \(([^()]*)\)(?:: (.*))?")
 _COUNT: Final = re.compile(r"[0-9]{1,15}")
 _WAITING: Final = re.compile(r"(^|/)(torch/distributed|commprof/capture)/")
-#: In its frame torch runs a backward pass, at whose end DDP waits.
+#: Function in which torch runs a backward pass, at whose end DDP waits.
 _ENGINE: Final = "_engine_run_backward"
 #: Name and file of a function.
 _Function: TypeAlias = tuple[str, str]
@@ -50,11 +51,11 @@ _Function: TypeAlias = tuple[str, str]
 class GrownFunction:
     """A function whose own time is longer on one rank than on the others."""
 
-    #: As ``NAME (FILE:LINE)``, with the line that has most samples.
+    #: ``NAME (FILE:LINE)``, with the line that has most samples.
     function: str
-    #: Its own time per step: share of the training thread's samples, times the mean step.
+    #: Own time per step: fraction of the training thread's samples, times the mean step.
     own_ms: float
-    #: The same of the other ranks that were sampled, their median.
+    #: Median of the own time on the other ranks that were sampled.
     others_ms: float
 
 
@@ -64,13 +65,13 @@ class GrownFunctions:
 
     #: Global rank.
     rank: int
-    #: Those that grew most first; none that grew by less than ``least_ms``, or than chance might
-    #: make of the samples.
+    #: Sorted by growth, the largest first; each grew by at least ``least_ms``, and by more than
+    #: sampling noise.
     functions: tuple[GrownFunction, ...]
-    #: The largest mean run delay of these ranks per step, and 1 % of the step at least; NaN where
-    #: they are not compared.
+    #: The largest mean run delay of these ranks per step, and at least 1 % of the step; NaN if the
+    #: ranks are not compared.
     least_ms: float
-    #: Why they are not compared, in words; "" where they are.
+    #: Reason why the ranks are not compared, in words; "" if they are.
     problem: str
 
     @property
@@ -81,21 +82,24 @@ class GrownFunctions:
             return f"The functions of {whose} are not compared: {printable(self.problem)}."
         if not self.functions:
             most = in_ms(self.least_ms)
-            return f"By py-spy's samples no function takes {most} longer on {whose} than on others."
+            return f"In py-spy's samples no function takes {most} longer on {whose} than on others."
         grown = [
             f"{printable(each.function)} +{in_ms(each.own_ms - each.others_ms)}"
             for each in self.functions
         ]
-        return f"By py-spy's samples {whose} spends more of each step in {listed(grown)}."
+        return (
+            f"According to py-spy's samples, {whose} spends more time per step than the other "
+            f"ranks in {listed(grown)}."
+        )
 
 
 def samples_path(directory: Path, rank: int, attempt: int) -> Path:
-    """Path of the file with the samples of a rank."""
+    """Returns the path of the file with the samples of a rank."""
     return directory / f"{stem_of(rank, attempt)}.samples.txt"
 
 
 def grown_functions(rank: int, run: WorldRun, seen: MeasuredWorld) -> GrownFunctions | None:
-    """Finds the functions that take this rank longer; None where no rank was sampled."""
+    """Finds the functions that take this rank longer; None if no rank was sampled."""
     paths = [samples_path(run.directory, each, run.attempt) for each in seen.ranks]
     sampled = [i for i, path in enumerate(paths) if path.exists()]
     if not sampled:
@@ -124,36 +128,36 @@ def grown_functions(rank: int, run: WorldRun, seen: MeasuredWorld) -> GrownFunct
 class Samples:
     """Samples of a rank's training thread."""
 
-    #: Those of waiting, and of no function at all, too.
+    #: Number of all samples, including waiting and samples in no function.
     total: int = 0
-    #: By function and line; the line is "" where it is not known.
+    #: Number of samples by function and line; the line is "" if unknown.
     lines: defaultdict[_Function, Counter[str]] = field(
         default_factory=lambda: defaultdict(Counter)
     )
 
     def label(self, function: _Function) -> str:
-        """The function with its commonest line."""
+        """Returns ``NAME (FILE:LINE)`` with the function's most frequent line."""
         (name, file), ((line, _), *_) = function, self.lines[function].most_common(1)
         return f"{name} ({file}{':' if line else ''}{line})" if file else name
 
 
 def read_samples(path: Path, thread: int, is_main: bool) -> Samples:
-    """Samples of one thread of those in a file; a line that is none is passed over.
+    """Reads the samples of one thread from a file; other lines are skipped.
 
     Args:
-        path: of what ``py-spy record --format raw --threads --idle`` wrote.
+        path: output of ``py-spy record --format raw --threads --idle``.
         thread: the kernel's id of the training thread.
-        is_main: it is the main thread, which is taken where py-spy saw other ids.
+        is_main: True if this is the main thread, which is then used if py-spy saw other ids.
 
     Raises:
-        CommprofError: it cannot be read, or holds no sample of the thread.
+        CommprofError: the file cannot be read, or holds no sample of the thread.
     """
     try:
         text = read_bytes(path, _MOST_BYTES).decode(errors="replace")
     except OSError as error:
         raise CommprofError(f"{path.name} cannot be read ({error.strerror})") from None
     stacks: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
-    for line in text.split("\n")[:-1]:  # without its newline a line was cut
+    for line in text.split("\n")[:-1]:  # a line without a newline was cut off
         stack, _, count = line.rpartition(" ")
         frames = stack.split(";")
         root = next((root for frame in frames if (root := _THREAD.fullmatch(frame))), None)
@@ -168,14 +172,14 @@ def read_samples(path: Path, thread: int, is_main: bool) -> Samples:
             found.lines[function][line] += number
     if not found.total:
         raise CommprofError(
-            f"{path.name} has no sample of the training thread, as py-spy record --format raw "
-            "--threads --idle takes them"
+            f"{path.name} has no sample of the training thread; make the file with py-spy record "
+            "--format raw --threads --idle"
         )
     return found
 
 
 def _function(frame: str) -> tuple[_Function, str]:
-    """Function and line of ``NAME (FILE:LINE)``."""
+    """Splits ``NAME (FILE:LINE)`` into the function and the line."""
     name, _, place = frame.partition(" (")
     file, _, line = place.removesuffix(")").rpartition(":")
     return ((name, file), line) if line.isdecimal() else ((name, place.removesuffix(")")), "")
@@ -192,7 +196,7 @@ class _Times:
     own_ms: dict[_Function, float]
 
     def error_ms(self, own_ms: float) -> float:
-        """Standard error of such a time."""
+        """Returns the standard error of an own time that was estimated from samples."""
         share = min(1.0, own_ms / self.step_ms)
         return self.step_ms * math.sqrt(share * (1 - share) / self.samples.total)
 
@@ -213,7 +217,7 @@ def _times(path: Path, seen: MeasuredWorld, place: int) -> _Times:
 
 
 def _waited_in_backward(trace: Trace) -> float:
-    """Share of the steps in which DDP waited at the end of backward passes."""
+    """Returns the fraction of the steps' time that DDP waited at the end of backward passes."""
     exposed, steps = exposures_of(trace), columns.steps(trace)
     waited_ns = exposed.waited_ns[exposed.graph_task >= 0].sum()
     return float(waited_ns / (steps.end_ns - steps.begin_ns).sum())

@@ -1,6 +1,6 @@
-"""What went wrong in a run besides being slow: hangs, ranks out of step, changes of level.
+"""Incidents of a run: hangs, mismatched collectives, and lasting changes of speed.
 
-Hangs are read from what the watchdog left in the run directory: ``hang_N.json``, and
+Hangs are read from the watchdog's files in the run directory: ``hang_N.json``, and
 ``watchdog_HOST.jsonl``.
 """
 
@@ -22,35 +22,35 @@ from commprof.trace.run.run_directory import WorldRun
 HANG_SCHEMA_VERSION = 1
 HANG_FILES = "hang_*.json"
 EVENT_FILES = "watchdog_*.jsonl"
-#: A file that is larger is none of ours.
+#: Larger files are not the watchdog's.
 _LARGEST_BYTES = 16 << 20
-#: Of each kind; the files have all.
+#: Largest number of hangs, and of events, that are read; the files hold all.
 _MOST = 50
 
 
 @dataclass(frozen=True)
 class StackFile:
-    """Stacks of one rank, or why there are none."""
+    """File with the stacks of one rank, or the reason why there is none."""
 
     rank: int
-    #: In the run directory; empty without any.
+    #: File name in the run directory; empty if there is none.
     file: str
     problem: str
 
 
 @dataclass(frozen=True)
 class HangReport:
-    """One hang as the watchdog of some host saw it."""
+    """One hang, as reported by the watchdog of one host."""
 
     number: int
     host: str
-    #: When it was found, ISO 8601, UTC.
+    #: Time at which the hang was found, ISO 8601, UTC.
     found: str
-    #: What happened: rank, collective, bucket, phase.
+    #: The diagnosis: rank, collective, bucket, phase.
     sentence: str
     #: Ranks that the others waited for.
     accused: tuple[int, ...]
-    #: Seconds until no rank was beyond the threshold; None if that was not to be seen.
+    #: Seconds until no rank was beyond the threshold; None if the end was not seen.
     ended_after_s: float | None
     stacks: tuple[StackFile, ...]
     #: The file that holds each rank's state.
@@ -59,7 +59,7 @@ class HangReport:
 
 @dataclass(frozen=True)
 class WatchEvent:
-    """A mismatch or an anomaly that the watchdog saw while the job ran."""
+    """A mismatch or an anomaly that the watchdog reported while the job ran."""
 
     #: "mismatch" or "anomaly".
     kind: str
@@ -69,14 +69,14 @@ class WatchEvent:
 
 
 def read_hangs(directory: Path) -> tuple[HangReport, ...]:
-    """Reads the hang files in a directory of traces, by number; foreign files are passed over."""
+    """Reads the hang files in a directory of traces, sorted by number; skips other files."""
     found = (_hang(path) for path in sorted(directory.glob(HANG_FILES)))
     hangs = sorted((one for one in found if one is not None), key=lambda one: one.number)
     return tuple(hangs[:_MOST])
 
 
 def read_events(directory: Path) -> tuple[WatchEvent, ...]:
-    """What the watchdogs of all hosts noted, in order of time."""
+    """Reads the events that the watchdogs of all hosts reported, sorted by time."""
     events = []
     for path in sorted(directory.glob(EVENT_FILES)):
         for line in _text(path).splitlines():
@@ -93,7 +93,7 @@ class _Accused:
 
 @dataclass(frozen=True)
 class _HangFile:
-    """What is used of a ``hang_N.json``; the fields of ``HangReport``."""
+    """The fields of a ``hang_N.json`` that ``HangReport`` needs."""
 
     schema_version: int
     number: int
@@ -144,26 +144,26 @@ class Incidents:
     """Incidents of one world size."""
 
     world_size: int
-    #: As the watchdog saw them.
+    #: Hangs that the watchdog reported.
     hangs: tuple[HangReport, ...]
-    #: From the records: the first of each process group.
+    #: The first mismatch of each process group, from the records.
     mismatches: tuple[Mismatch, ...]
-    #: Collectives that were not the same on all ranks, in all groups.
+    #: Number of collectives that were not the same on all ranks, in all groups.
     mismatch_count: int
-    #: From the records, each with its time, ISO 8601, UTC; empty if that cannot be known.
+    #: Anomalies from the records, each with its time (ISO 8601, UTC; empty if unknown).
     anomalies: tuple[tuple[str, Anomaly], ...]
-    #: What the watchdog saw of both while the job ran, where the records are gone.
+    #: Mismatches and anomalies that the watchdog reported, if the records are gone.
     events: tuple[WatchEvent, ...]
 
     def __bool__(self) -> bool:
-        """Whether there is any."""
+        """True if there are any incidents."""
         return bool(self.hangs or self.mismatches or self.anomalies or self.events)
 
 
 def find_incidents(run: WorldRun, seen: MeasuredWorld | None) -> Incidents:
-    """Collects incidents from the watchdog's files, and from the records where there are some.
+    """Collects incidents from the watchdog's files, and from the records if there are any.
 
-    Of a trial no changes are looked for: its candidates change the step on purpose.
+    Trials are not searched for changes of speed: their candidates change the step on purpose.
     """
     hangs = read_hangs(run.directory)
     summarised = any(trace.summary is not None for trace in run.traces.values())

@@ -1,6 +1,6 @@
-"""Between which lines of the script a late rank's phases take longer than those of the others.
+"""Lines of the script between which a late rank's phases take longer than the other ranks'.
 
-Where stacks were recorded every operation has the line that issued it. The training thread's own
+If stacks were recorded, every operation has the line that issued it. The training thread's own
 work from one issue to the next, without waiting, pauses and run delay, belongs to the two lines.
 """
 
@@ -28,10 +28,10 @@ from commprof.trace.reader import Trace
 from commprof.trace.schema import PHASES, Phase
 from commprof.units import ns_to_ms
 
-#: Pairs of lines that are told of a phase.
+#: Largest number of pairs of lines that are reported for a phase.
 _MOST_PAIRS = 3
-#: Phase, line that issued the operation before, line that issues the next; "" where a step begins
-#: or ends.
+#: Phase, line that issued the operation before, line that issues the next; "" at the begin and at
+#: the end of a step.
 _Cell: TypeAlias = tuple[str, str, str]
 
 
@@ -41,21 +41,24 @@ class LongerLines:
 
     #: Global rank.
     rank: int
-    #: Of the training thread.
+    #: Phase of the training thread.
     phase: str
-    #: By so much the whole phase takes longer, mean per step.
+    #: Extra time of the whole phase, mean per step.
     phase_ms: float
     #: Line that issued the operation before, as ``FILE:LINE FUNCTION``; "" at the step's begin.
     begin: str
     #: Line that issues the next operation; "" at the step's end.
     end: str
-    #: By so much the work between them takes longer; pairs of a phase add up to ``phase_ms`` at
-    #: most.
+    #: Extra time of the work between these lines; the pairs of a phase add up to at most
+    #: ``phase_ms``.
     longer_ms: float
 
 
 def longer_lines(rank: int, seen: MeasuredWorld) -> tuple[LongerLines, ...]:
-    """Lines in which this rank's phases take longer, the most first; none without all stacks."""
+    """Finds the lines in which this rank's phases take longer; empty unless all ranks have stacks.
+
+    They are sorted by the extra time of the phase, the longest first.
+    """
     if len(seen.ranks) < 2 or not all(trace.stacks for trace in seen.traces):
         return ()
     steps, place = seen.measured[0].step, seen.ranks.index(rank)
@@ -67,7 +70,7 @@ def longer_lines(rank: int, seen: MeasuredWorld) -> tuple[LongerLines, ...]:
     for phase in PHASES:
         of_phase = [i for i, cell in enumerate(cells) if cell[0] == phase]
         if not of_phase or (len(of_phase) == 1 and "" in cells[of_phase[0]]):
-            continue  # to or from where a step begins or ends says no more than the phase does
+            continue  # a pair with the begin or end of a step says no more than the phase does
         left_ms = phase_ms = float(beyond_the_others(values[:, of_phase].sum(axis=1))[place])
         longer = beyond_the_others(values[:, of_phase])[place]
         for i in np.argsort(-longer)[:_MOST_PAIRS].tolist():
@@ -81,11 +84,11 @@ def longer_lines(rank: int, seen: MeasuredWorld) -> tuple[LongerLines, ...]:
 
 
 def sentences(found: Sequence[LongerLines]) -> list[str]:
-    """One for each phase."""
+    """Returns a sentence for each phase that takes longer."""
     told = []
     for (rank, phase, phase_ms), pairs in groupby(found, lambda e: (e.rank, e.phase, e.phase_ms)):
-        parts = (f"{in_ms(pair.longer_ms)} of them {_where(pair)}" for pair in pairs)
-        text = f"Rank {rank}'s {phase} takes {in_ms(phase_ms)} longer than the others'"
+        parts = (f"{in_ms(pair.longer_ms)} of this {_where(pair)}" for pair in pairs)
+        text = f"Rank {rank}'s {phase} takes {in_ms(phase_ms)} longer than on the other ranks"
         if phase == PHASES[Phase.OTHER]:
             text = (
                 f"Outside of all phases rank {rank} takes {in_ms(phase_ms)} longer than the others"
@@ -102,7 +105,7 @@ def _where(pair: LongerLines) -> str:
 
 
 def _work(trace: Trace, table: Collectives, index: Ints) -> dict[_Cell, float]:
-    """Own work in these steps by phase and lines, in ms, mean per step."""
+    """Returns the own work in these steps by phase and pair of lines, in ms, mean per step."""
     steps = columns.steps(trace)
     chosen = np.isin(steps.index, index)
     first_ns, last_ns = steps.begin_ns[chosen], steps.end_ns[chosen]
@@ -133,9 +136,10 @@ def _work(trace: Trace, table: Collectives, index: Ints) -> dict[_Cell, float]:
 
 
 def _issues(trace: Trace, table: Collectives, thread: int) -> tuple[list[str], Ints, Ints]:
-    """Names of lines, and of each issue of a known line its place among them and its time.
+    """Returns the names of the lines, and for each issue the index of its line and its time.
 
-    What another thread issues, but for a backward pass, is not where the training thread is.
+    Issues of unknown lines are left out, and issues of other threads outside of backward passes,
+    because they do not show where the training thread is.
     """
     lines = {number: caller(frames) for number, frames in trace.stacks.items()}
     names = ["", *sorted(set(lines.values()) - {""})]

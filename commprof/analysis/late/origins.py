@@ -1,21 +1,21 @@
-"""What every wait comes from: the rank where it began, and what that rank did meanwhile.
+"""Origins of every wait: the rank where it began, and the activity of that rank at the time.
 
-If rank 2 waits for rank 1, and rank 1 came late because it had waited for rank 0, rank 0 is the one
-to look at. From the moment at which two ranks were last side by side the one that waits takes its
-time until it stands still, and the late one until it arrives; they are apart by the wait. Either
-spends this time waiting for third ranks, in phases of its work, in pauses of its process, and in
-transfers. The part of the wait that the late rank passes on from third ranks is
+If rank 2 waits for rank 1, and rank 1 came late because it had waited for rank 0, the cause is
+rank 0. Consider the time since two ranks were last side by side: the waiting rank needs less time
+until it stands still than the late rank until it arrives, and the difference is the wait. Both
+spend this time waiting for third ranks, in phases of their work, in pauses of their process, and
+in transfers. The part of the wait that the late rank passes on from third ranks is
 
     max(0, waiting_late - waiting_other) / (the same + max(0, own_late - own_other))
 
-where "own" is all but the waiting. This part is shared out over the waits of the late rank in that
-time, which are carried back in turn; the rest over the phases, pauses and transfers that took the
-late rank longer than the other, by how much longer they took. So every wait has causes that add up
-to it exactly. Where no moment is known at which the two were side by side it stays with the late
-rank, for a cause that is not known.
+where "own" is everything but the waiting. This part is distributed over the waits of the late rank
+in that time, which are traced back in turn; the rest is distributed over the phases, pauses and
+transfers that took the late rank longer than the other, in proportion to the extra time. So the
+causes of every wait add up to the wait exactly. If no moment is known at which the two ranks were
+side by side, the wait is attributed to the late rank, with an unknown cause.
 
 (Delay costs of Boehme et al., "Identifying the Root Causes of Wait States in Large-Scale Parallel
-Applications", ACM TOPC 3:2, with stretches of time in the place of call paths.)
+Applications", ACM TOPC 3:2, with stretches of time instead of call paths.)
 """
 
 from __future__ import annotations
@@ -39,32 +39,32 @@ _UNKNOWN = CAUSES.index(UNKNOWN)
 
 @dataclass(frozen=True)
 class Origins:
-    """Parts of the waits of one rank, which add up to them; all columns have one length."""
+    """Parts of the waits of one rank, by origin; all columns have the same length."""
 
-    #: Row of ``Exposures``.
+    #: Row of ``Exposures``; the parts of a row add up to its wait.
     exposure: Ints
-    #: Global rank where it began.
+    #: Global rank where the wait began.
     rank: Ints
-    #: What that rank did meanwhile, as a place in ``CAUSES``.
+    #: Activity of this rank at the time, as an index into ``CAUSES``.
     cause: Ints
     wait_ns: Floats
 
 
 @dataclass(frozen=True)
 class _Waits:
-    """Every wait of every rank, by its end. ``place`` is of a rank in the list of traces."""
+    """Every wait of every rank, sorted by end; ``place`` is the rank's index among the traces."""
 
     place: Ints
     row: Ints
-    #: Place of the rank that was waited for.
+    #: Index of the rank that was waited for.
     late: Ints
-    #: Of the late rank's time before it arrived that counts; 0 where nothing is known of it.
+    #: Begin of the late rank's time that explains the wait, up to its arrival; 0 if unknown.
     begin_ns: Ints
     arrived_ns: Ints
     wait_ns: Floats
-    #: Part of it that the late rank passed on.
+    #: Fraction of the wait that the late rank passed on from third ranks.
     through: Floats
-    #: ``[wait, cause]``: parts of the rest, which add up to 1.
+    #: ``[wait, cause]``: fractions of the rest, which add up to 1.
     own: Floats
 
 
@@ -74,9 +74,9 @@ def origins(
     """Finds where each rank's waits began.
 
     Args:
-        traces: of the ranks, on a common clock.
-        tables: their collectives.
-        arrivals: of these.
+        traces: traces of the ranks, on a common clock.
+        tables: collectives of each rank.
+        arrivals: last arrivals at these collectives.
     """
     exposed = [exposures_of(trace) for trace in traces]
     waits = [split(*each) for each in zip(exposed, tables, arrivals, strict=True)]
@@ -105,7 +105,7 @@ def origins(
 
 
 def _waits(ranks: Sequence[int], times: Sequence[RankTime], shared: SharedCalls) -> _Waits:
-    """All waits, and what the late rank spent more time on than the one that waited."""
+    """Returns all waits, each with the activities on which the late rank spent more time."""
     places = {rank: place for place, rank in enumerate(ranks)}
     place, row, late, number, end_ns, stood_ns, wait_ns = (
         np.concatenate(parts)
@@ -141,7 +141,7 @@ def _waits(ranks: Sequence[int], times: Sequence[RankTime], shared: SharedCalls)
 
 
 def _of_rank(place: int, time: RankTime, places: dict[int, int]) -> tuple[Ints | Floats, ...]:
-    """Per wait of a rank: its place, row, place of the late rank, number, end, stop and length."""
+    """Returns columns of a rank's waits: place, row, late place, number, end, stop, length."""
     rows = np.flatnonzero((time.wait_ns > 0) & (time.waiting.culprit >= 0))
     late = [places[rank] for rank in time.waiting.culprit[rows].tolist()]
     return (
@@ -158,7 +158,7 @@ def _of_rank(place: int, time: RankTime, places: dict[int, int]) -> tuple[Ints |
 def _windows(
     place: Ints, late: Ints, number: Ints, stood_ns: Ints, shared: SharedCalls
 ) -> tuple[Ints, Ints]:
-    """Per wait when the late rank arrived, and since when it and the other are compared; or 0."""
+    """Returns per wait the late rank's arrival, and the begin of the comparison; 0 if unknown."""
     arrived_ns, begin_ns = np.zeros_like(place), np.zeros_like(place)
     order = np.lexsort((late, place))
     apart = (np.diff(place[order]) != 0) | (np.diff(late[order]) != 0)
@@ -177,12 +177,12 @@ def _windows(
     return arrived_ns, begin_ns
 
 
-#: Parts of a wait by place of the rank and cause; they add up to 1.
+#: Fractions of a wait by the rank's index and the cause; they add up to 1.
 _Parts = dict[tuple[int, int], float]
 
 
 def _carried_back(waits: _Waits, times: Sequence[RankTime]) -> list[_Parts]:
-    """Parts of every wait by where it began; those that end earlier have been worked out."""
+    """Returns the parts of every wait by origin; waits are processed in order of their ends."""
     at = {
         pair: i for i, pair in enumerate(zip(waits.place.tolist(), waits.row.tolist(), strict=True))
     }

@@ -1,4 +1,4 @@
-"""What a rank's training thread spent its time on, as far as that can make others wait."""
+"""Time of a rank's training thread by activity, as far as it can make other ranks wait."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from commprof.trace.stretches import Stretches, covered, outside, stretches, wit
 
 Floats = npt.NDArray[np.float64]
 
-#: Column of ``RankTime.spent`` that holds waiting for other ranks; those before are of ``CAUSES``.
+#: Column of ``RankTime.spent`` for waiting for other ranks; the columns before are ``CAUSES``.
 WAITING = CAUSES.index(UNKNOWN)
 _PAUSED, _NO_CORE, _TRANSFER = map(CAUSES.index, (HOST_PAUSE, NO_CORE, TRANSFER))
 
 
 class RankTime:
-    """One rank's time: its waits, and what it spent between any two moments."""
+    """Time of one rank: its waits, and its activities between any two moments."""
 
     def __init__(self, trace: Trace, exposed: Exposures, waiting: Waiting) -> None:
-        """``exposed`` and ``waiting`` are of this trace."""
+        """Prepares the time of a rank; ``exposed`` and ``waiting`` belong to this trace."""
         self.waiting = waiting
-        #: Per exposure; 0 where it is not known.
+        #: Wait per exposure; 0 if unknown.
         self.wait_ns: Floats = np.nan_to_num(waiting.wait_ns, nan=0.0)
         self.begin_ns, self.end_ns = exposed.begin_ns, exposed.end_ns
         self._exposed = exposed
         length = exposed.end_ns - exposed.begin_ns
         share = self.wait_ns / np.maximum(1.0, exposed.waited_ns)
-        #: Per exposure when it turned from waiting into transfer.
+        #: Time at which each exposure turned from waiting into transfer.
         self._turned_ns = exposed.begin_ns + np.rint(share * length).astype(np.int64)
         self._paused = pauses(trace, exposed)
         steps, phases = columns.steps(trace), columns.phases(trace)
@@ -56,18 +56,18 @@ class RankTime:
             stretches(*(side[self._phase == phase] for side in self._phase_at))
             for phase in range(len(Phase))
         )
-        #: By phase.
+        #: Run delay by phase.
         self._delays = [self._run_delay.within(each) for each in declared]
 
     @cached_property
     def stood_ns(self) -> Ints:
-        """Per exposure: when the thread stood still; of a finalisation, the first time."""
+        """Time at which the thread stopped for each exposure; in a finalisation, the first stop."""
         task, result = self._exposed.graph_task, self.begin_ns.copy()
         _, first, same = np.unique(task, return_index=True, return_inverse=True)
         return np.where(task >= 0, result[first][same.reshape(-1)], result) if len(task) else result
 
     def waits_in(self, begin_ns: int, end_ns: int) -> tuple[Ints, Floats]:
-        """Rows of the waits that overlap a window, and how much of each does."""
+        """Returns the rows of the waits that overlap a window, and the overlap of each in ns."""
         first = np.searchsorted(self._ended_ns, begin_ns, side="right")
         last = np.searchsorted(self.begin_ns, end_ns, side="left")
         rows = np.arange(first, last)
@@ -78,11 +78,11 @@ class RankTime:
 
     @cached_property
     def _ended_ns(self) -> Ints:
-        """Per exposure when it and all before it were over."""
+        """Time at which each exposure and all before it had ended."""
         return np.maximum.accumulate(self.end_ns)
 
     def spent(self, begin_ns: Ints, end_ns: Ints) -> Floats:
-        """Time per window and cause, as ``[window, cause]``; waiting is the last column."""
+        """Returns the time per window and cause, as ``[window, cause]``; waiting comes last."""
         exposed, (first, last) = self._exposed, self._phase_at
         spent = np.zeros((len(begin_ns), WAITING + 1))
         inside = np.maximum(0, np.searchsorted(first, exposed.begin_ns, side="right") - 1)
@@ -121,5 +121,5 @@ class RankTime:
 
 
 def _length(some: Stretches, begin_ns: Ints, end_ns: Ints) -> Floats:
-    """Per window how much of it they cover."""
+    """Returns the length of each window that the stretches cover."""
     return covered(some.begin_ns, some.end_ns, None, begin_ns, end_ns)

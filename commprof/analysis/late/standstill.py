@@ -1,14 +1,14 @@
-"""Which ranks a job that stands still waits for: one rule for running jobs and for recorded ones.
+"""Ranks that a hanging job waits for: one rule for running jobs and for recorded ones.
 
-A rank that has issued an operation waits for every rank that it needs there and that has not issued
-it: for all of the group, or where the operation has a root for fewer, see
-:mod:`commprof.analysis.align.matching`. Following these waits leads to ranks that wait for nobody:
-they did not arrive. If the waits lead in a circle, ranks issue the operations of several groups in
-different orders. A rank at which a collective is pending that other ranks have completed is behind
-them: since the collective completed there, every rank had arrived, and nothing of another rank
-holds it up. The same holds for one that all have issued and that runs on other ranks' devices and
-not on this one's. What is pending before it decides: a rank is only behind if this holds for the
-oldest operation that it has pending.
+A rank that has issued an operation waits for every rank that it needs for this operation and that
+has not issued it: all ranks of the group, or fewer if the operation has a root, see
+:mod:`commprof.analysis.align.matching`. Following these waits leads to ranks that wait for no other
+rank: these did not arrive. If the waits form a circle, ranks issued the operations of several
+groups in different orders. A rank with a pending collective that other ranks have completed is
+behind them: since the collective completed on the other ranks, every rank had arrived, and no other
+rank delays it. The same applies to a collective that all have issued, and that runs on the devices
+of other ranks but not on this rank's. Only the oldest pending operation of a rank decides whether
+the rank is behind.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from commprof.analysis.align.matching import needed_ranks
 from commprof.trace.documents import Group
 from commprof.trace.schema import OPS, comes_before
 
-#: They complete on no rank before all ranks have arrived. A broadcast's root may be done early.
+#: Collectives that complete on no rank before all have arrived, unlike a broadcast on its root.
 _SYNCHRONISING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 
 
@@ -30,35 +30,35 @@ class Operation:
     """An operation that a rank handed to its process group."""
 
     op: str
-    #: c10d's name of the group; the rank's own number, as text, where the trace does not name it.
+    #: c10d's name of the group; if the trace does not name it, the rank's own number, as text.
     group: str
-    #: The group's collective number; of a message its number between its two ranks; -1 if unknown.
+    #: Number of the collective in its group, or of the message between two ranks; -1 if unknown.
     seq: int
-    #: Other end of a message, as rank in the group; -1 of a collective.
+    #: Other end of a message, as rank in the group; -1 for a collective.
     peer: int
     bytes_in: int
     bytes_out: int
     issue_ns: int
-    #: Of DDP's gradients: which all-reduce of its backward pass it is, from 0; -1 of others.
+    #: Index of a DDP all-reduce in its backward pass, from 0; -1 for other operations.
     bucket: int
-    #: Whether a backward pass issued it; for the reader of ``hang_N.json``.
+    #: True if a backward pass issued the operation; written to ``hang_N.json`` for its reader.
     in_backward: bool
-    #: Whether its completion may never be recorded: by gloo of some operations, and on devices.
+    #: True if its completion may never be recorded: some operations of gloo, and on devices.
     silent: bool = False
-    #: Whether it runs, by what the device told; None where nothing tells when operations start.
+    #: True if the operation runs on its device; None if the start of operations is not recorded.
     started: bool | None = None
-    #: Rank in the group that it gives to or takes from; -1 without one, and where it is not known.
+    #: Root, as rank in the group; -1 if the operation has none, or if unknown.
     root: int = -1
 
     def __str__(self) -> str:
-        """In words."""
+        """Returns the operation in words."""
         bucket = f", bucket {self.bucket}" if self.bucket >= 0 else ""
         number = f"number {self.seq}" if self.seq >= 0 else "of unknown number"
         return f"{self.op} {number} of group {self.group!r}{bucket}"
 
 
 class Standing(Protocol):
-    """Interface of the state of one rank in a job that stands still."""
+    """Interface of the state of one rank in a hanging job."""
 
     @property
     def rank(self) -> int:
@@ -66,7 +66,7 @@ class Standing(Protocol):
 
     @property
     def world_size(self) -> int:
-        """Ranks of the job."""
+        """Number of ranks of the job."""
 
     @property
     def pending(self) -> Mapping[int, Operation]:
@@ -85,25 +85,25 @@ class Standing(Protocol):
         """Groups that the rank is known to belong to, by name."""
 
 
-#: Operations that a rank has pending, oldest first, each with the ranks that it waits for there.
+#: Pending operations of a rank, oldest first, each with the ranks that it waits for.
 Waits = Sequence[tuple[Operation, tuple[int, ...]]]
 
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a job stands still."""
+    """Cause of a hang."""
 
-    #: "absent": ranks did not arrive; "behind": ranks have not completed what others have;
-    #: "circle": ranks wait for each other; "arrived": everybody did.
+    #: "absent": ranks did not arrive; "behind": ranks have not completed operations that others
+    #: have; "circle": ranks wait for each other; "arrived": all ranks arrived.
     kind: str
-    #: The culprits by rank; all ranks of the circle; empty where everybody arrived.
+    #: The culprits, sorted; all ranks of a circle; empty if all ranks arrived.
     ranks: tuple[int, ...]
-    #: The operations that the ranks behind have not completed, or not begun, by rank.
+    #: For each rank that is behind, the operation that it has not completed, or not begun.
     behind: Mapping[int, Operation]
 
 
 def waits_of(state: Standing, states: Sequence[Standing]) -> Waits:
-    """Lists what a rank has pending that other ranks have not issued, oldest first."""
+    """Lists a rank's pending operations that other ranks have not issued, oldest first."""
     result = []
     for operation in _oldest_first(state):
         absent = tuple(
@@ -117,7 +117,7 @@ def waits_of(state: Standing, states: Sequence[Standing]) -> Waits:
 
 
 def find_cause(states: Sequence[Standing], waits: Mapping[int, Waits]) -> Cause:
-    """Finds the ranks that the others wait for, from ``waits_of`` each of the states."""
+    """Finds the ranks that the others wait for; ``waits`` holds ``waits_of`` each state."""
     behind = {
         state.rank: operation
         for state in states
@@ -142,7 +142,7 @@ def chain_to(
 ) -> list[tuple[int, Operation]]:
     """Finds the shortest chain of waits from a rank to one of ``ranks``, with its operations.
 
-    The last entry's operation is the one that a named rank is missing from; empty without a way.
+    A rank of ``ranks`` is missing from the operation of the last entry. Empty if there is no chain.
     """
     ways: dict[int, list[tuple[int, Operation]]] = {rank: []}
     queue = [rank]
@@ -163,13 +163,13 @@ def _oldest_first(state: Standing) -> list[Operation]:
 
 
 def _misses(other: Standing, operation: Operation, issuer: Standing) -> bool:
-    """Whether another rank takes part in the operation and has not issued it."""
+    """True if another rank takes part in the operation and has not issued it."""
     if operation.seq < 0:
         return False
     group = other.groups.get(operation.group)
     mine = issuer.groups.get(operation.group)
     if group is None:
-        # It has never used the group: only the group of all ranks is known to include it.
+        # The rank has never used the group: only the group of all ranks is known to include it.
         includes_all = mine is not None and mine.size == other.world_size
         return includes_all and operation.peer < 0 and _is_needed(other.rank, operation, mine)
     if operation.peer < 0:
@@ -182,7 +182,7 @@ def _misses(other: Standing, operation: Operation, issuer: Standing) -> bool:
 
 
 def _is_needed(rank: int, operation: Operation, own: Group | None) -> bool:
-    """Whether the issuer, which ``own`` describes, needs this rank of the group."""
+    """True if the issuer, whose entry of the group is ``own``, needs this rank of the group."""
     if own is None or operation.root < 0 or not max(rank, own.rank) < own.size:
         return True
     code, is_gloo = OPS.index(operation.op), own.backend == "gloo"
@@ -190,12 +190,12 @@ def _is_needed(rank: int, operation: Operation, own: Group | None) -> bool:
 
 
 def _before(next_seq: int | None, operation: Operation) -> bool:
-    """Whether the operation is still to come for a rank; next_seq: None where it issued none."""
+    """True if a rank has yet to issue the operation; ``next_seq`` is None if it issued none."""
     return next_seq is None or not comes_before(operation.seq, next_seq)
 
 
 def _behind_in(state: Standing, states: Sequence[Standing]) -> Operation | None:
-    """The oldest operation that is pending, if it is a collective that others have completed."""
+    """Returns the oldest pending operation if it is a collective that others have completed."""
     oldest = next(iter(_oldest_first(state)), None)
     if oldest is None or oldest.peer >= 0 or oldest.silent or oldest.seq < 0:
         return None
@@ -220,7 +220,7 @@ def _found_pending(state: Standing, operation: Operation) -> Operation | None:
 def _joins(
     state: Standing, behind: Mapping[int, Operation], by_rank: Mapping[int, Standing]
 ) -> bool:
-    """Whether a rank has an operation pending with one that is behind, and so waits for it."""
+    """True if a rank waits in a pending operation for a rank that is behind."""
     for operation in state.pending.values():
         for rank in behind:
             group = by_rank[rank].groups.get(operation.group)

@@ -1,11 +1,9 @@
-"""Which rank the others wait for, if it is one and not chance.
+"""Late rank: the single rank that the others wait for, if it causes more waiting than chance.
 
-Which rank takes longer for its own work than the others, step after step.
-
-Waiting shows who came last, and with that also whom the host kept from running: on a busy one
-every rank is late by turns, and a rank that is always a little late decides few of the waits. Its
-own work tells it apart. In one phase it takes longer than the median of the others in nearly every
-step, while what the host does to a rank comes and goes.
+Waiting shows which rank came last, and so also which rank the host kept from running: on a busy
+host every rank is late in turn, and a rank that is always a little late decides few of the waits.
+Such a rank is recognised by its own work: in one phase it takes longer than the median of the
+others in nearly every step, while delays by the host come and go.
 """
 
 from __future__ import annotations
@@ -22,15 +20,15 @@ from commprof.units import ns_to_ms, ns_to_s
 
 Floats = npt.NDArray[np.float64]
 
-#: In this share of the steps the rank's phase exceeds the others' median ...
+#: Fraction of the steps in which a slow rank's phase must exceed the others' median ...
 _OF_STEPS = 0.75
-#: ... by this share of the step; and so does its work in all in half of the steps, so that no other
-#: phase makes up for it.
+#: ... by this fraction of the step. All of its work must do so in half of the steps, so that no
+#: other phase makes up for it.
 _OF_STEP = 0.02
-#: Of several such ranks one is named if its phase exceeds the others by so many times as much.
+#: If several ranks are slow, one is named if its excess is so many times the next largest one.
 _CLEARLY = 2.0
 _SIGNIFICANCE = 0.01
-#: A cause is named if it explains at least this part of the waiting that a rank caused.
+#: A cause is named if it explains at least this fraction of the waiting that a rank caused.
 _MOST = 0.5
 
 
@@ -39,17 +37,17 @@ class SlowRank:
     """A rank whose own work takes longer than the others'."""
 
     rank: int
-    #: One of ``exposure.ORIGINS``: where it exceeds the others most.
+    #: One of ``exposure.ORIGINS``: the phase in which the rank exceeds the others most.
     phase: str
-    #: By this much in three of four steps, or more.
+    #: Time by which the phase at least exceeds the others' median in three of four steps.
     excess_ns: float
-    #: Sign test: chance of as many steps beyond the others' median by lot, for any rank and phase;
-    #: steps that are alike count as fewer.
+    #: Sign test: probability of as many steps beyond the others' median by chance, for any rank and
+    #: phase; correlated steps count as fewer.
     p_value: float
 
 
 def find_slow_rank(work_ns: Floats, step_ns: float) -> SlowRank | None:
-    """Names the one rank that is slow, or nobody.
+    """Returns the one rank whose own work is slow; None if no rank, or more than one, is.
 
     Args:
         work_ns: ``[rank, origin, step]`` in the order of ``exposure.ORIGINS``, without waiting.
@@ -74,7 +72,7 @@ def find_slow_rank(work_ns: Floats, step_ns: float) -> SlowRank | None:
 
 
 def beyond_the_others(work_ns: Floats) -> Floats:
-    """Each rank's values, along the first axis, less the median of the others."""
+    """Returns each rank's values, along the first axis, less the median of the others."""
     return np.stack(
         [
             work_ns[rank] - np.median(np.delete(work_ns, rank, axis=0), axis=0)
@@ -84,17 +82,17 @@ def beyond_the_others(work_ns: Floats) -> Floats:
 
 
 def _sign_test(beyond_ns: Floats, most_ns: float) -> float:
-    """Chance of as many values above 0 by lot.
+    """Returns the probability of as many values above 0 by chance.
 
-    Neighbours that are alike count as fewer, see :mod:`commprof.stats.rank_tests`; each value
-    counts up to ``most_ns``, so that one that is always above 0 has none.
+    Correlated neighbours count as fewer, see :mod:`commprof.stats.rank_tests`. For the correlation
+    each value counts up to ``most_ns``, so that values always far above 0 have none.
     """
     share = worth(lag_one(np.clip(beyond_ns, -most_ns, most_ns)))
     return _chance_of_heads(int((beyond_ns > 0).sum() * share), int(len(beyond_ns) * share))
 
 
 def _chance_of_heads(more: int, steps: int) -> float:
-    """Chance of at least ``more`` heads in ``steps`` tosses."""
+    """Returns the probability of at least ``more`` heads in ``steps`` tosses."""
     logs = [
         math.lgamma(steps + 1) - math.lgamma(k + 1) - math.lgamma(steps - k + 1)
         for k in range(more, steps + 1)
@@ -102,48 +100,48 @@ def _chance_of_heads(more: int, steps: int) -> float:
     return sum(math.exp(log - steps * math.log(2)) for log in logs)
 
 
-#: The named rank caused at least this share of all waiting ...
+#: Least fraction of all waiting that a late rank must cause.
 _SHARE = 0.6
-#: The same for a rank that is late in less than half of the steps.
+#: Significance level for a rank that is late in less than half of the steps.
 _SIGNIFICANCE_NOW_AND_THEN = 0.001
 _PERMUTATIONS = 2000
-#: In a longer run neighbouring steps are relabelled together, so that the test stays cheap.
+#: In longer runs neighbouring steps are relabelled together, to limit the cost of the test.
 _BLOCKS = 500
 _SEED = 20240501
 
 
 @dataclass(frozen=True)
 class LateRank:
-    """The rank that the others wait for, with what that costs and why."""
+    """The rank that the others wait for, with the cost of the waiting and its cause."""
 
     rank: int
-    #: Mean waiting per step and waiting rank that it caused.
+    #: Mean waiting that the rank caused, per step and waiting rank.
     wait_ns: float
-    #: Of all waiting for late ranks.
+    #: Fraction of all waiting for late ranks.
     share: float
-    #: Chance of such a concentration if each step's late rank were drawn by lot; for a rank that
-    #: is named for its own work, ``SlowRank.p_value``. NaN of too few steps to test.
+    #: Probability of such a concentration if each step's late rank were drawn at random; for a rank
+    #: that is named for its own work, ``SlowRank.p_value``. NaN if there are too few steps to test.
     p_value: float
-    #: Measured steps in which it cost each of the others 2 % of the step, on average over them.
+    #: Measured steps in which the other ranks waited for it 2 % of the step or more, on average.
     late_steps: int
     measured_steps: int
-    #: Waiting that it caused in the measured steps, summed over the ranks that waited.
+    #: Waiting that the rank caused in the measured steps, summed over the ranks that waited.
     cost_s: float
-    #: What most of the waiting for it comes from, of ``exposure.CAUSES``; None if nothing explains
-    #: half of it, or if that is not known.
+    #: Main cause of the waiting, one of ``exposure.CAUSES``; None if no cause explains half of it,
+    #: or if the causes are unknown.
     phase: str | None = None
-    #: Part of the waiting caused that this one explains, or where none is named the one that
-    #: explains most; NaN if not known, or if the rank is named for its own work.
+    #: Fraction of the waiting that ``phase`` explains, or if ``phase`` is None, the cause that
+    #: explains most; NaN if unknown, or if the rank is named for its own work.
     phase_share: float = math.nan
-    #: Of a rank that is named for its own work: ``phase`` takes it this much longer than the median
-    #: of the others, or more, in three of four steps; else NaN.
+    #: If the rank is named for its own work: time by which ``phase`` at least exceeds the median
+    #: of the others in three of four steps; else NaN.
     slower_ms: float = math.nan
 
 
 def of_ranks(caused_ns: Floats) -> Floats:
-    """Reduces ``[step, rank, cause]`` to ``[step, rank]``: the waiting that ranks answer for.
+    """Reduces ``[step, rank, cause]`` to ``[step, rank]``: waiting that is attributed to ranks.
 
-    What began as run delay is left out: whatever else runs on a rank's cores causes it.
+    Waiting that began as run delay is left out: other load on a rank's cores causes it.
     """
     kept: Floats = np.delete(caused_ns, CAUSES.index(NO_CORE), axis=2).sum(axis=2)
     return kept
@@ -152,21 +150,21 @@ def of_ranks(caused_ns: Floats) -> Floats:
 def find_late_rank(
     waited_for_ns: npt.NDArray[np.float64], step_ns: float, clock_error_ns: float = 0.0
 ) -> LateRank | None:
-    """Names the late rank, or nobody.
+    """Returns the late rank; None if no rank is named.
 
     Args:
         waited_for_ns: ``[step, culprit]``, summed over the ranks that waited.
         step_ns: median step.
-        clock_error_ns: bound on the error of a rank's clock. Two clocks that are off by it the
-            other way round make one rank look late by twice as much, so what is not more than
-            that names nobody. With NaN nobody is named.
+        clock_error_ns: bound on the error of a rank's clock. Two clocks with opposite errors of
+            this size make one rank look late by twice as much, so no rank is named for less
+            waiting than that. With NaN no rank is named.
 
-    The rank with the most waiting caused is named if its share and its cost are material
-    and a permutation test (ranks relabelled within each step) finds less than one chance in
-    a hundred that lots would have concentrated the waiting so much; in a thousand, if the rank is
-    late in less than half of the steps. Where the rank is late for many
-    steps on end and then no more, as one is whose core another process takes for a while, as many
-    neighbouring steps are relabelled together as are alike (Bayley and Hammersley 1946).
+    The rank that caused the most waiting is named if its share and its cost are material
+    and a permutation test (ranks relabelled within each step) gives a probability below 1 % of
+    so much concentration by chance; below 0.1 % if the rank is late in less than half of the
+    steps. If the rank is late for many consecutive steps and then no more, like a rank whose core
+    another process uses for a while, as many neighbouring steps are relabelled together as are
+    correlated (Bayley and Hammersley 1946).
     """
     rank = _most_waited_for(waited_for_ns, step_ns, clock_error_ns)
     if rank is None:
@@ -181,7 +179,7 @@ def find_late_rank(
 
 
 def few_steps(waited_for_ns: npt.NDArray[np.float64]) -> bool:
-    """True if no test can tell from so few steps that a rank is late by more than chance."""
+    """True if there are too few steps for any test to show that a rank is late beyond chance."""
     steps, ranks = waited_for_ns.shape
     return float(max(ranks, 1)) ** (1 - steps) > _SIGNIFICANCE
 
@@ -189,9 +187,9 @@ def few_steps(waited_for_ns: npt.NDArray[np.float64]) -> bool:
 def late_rank_of_few_steps(
     waited_for_ns: npt.NDArray[np.float64], step_ns: float, clock_error_ns: float = 0.0
 ) -> LateRank | None:
-    """Names the rank that caused most of the waiting in just these steps, or nobody.
+    """Returns the rank that caused most of the waiting in just these steps; None if none did.
 
-    Args as for :func:`find_late_rank`. Nothing is said of other steps: ``p_value`` is NaN.
+    Args as for :func:`find_late_rank`. Other steps may differ, so ``p_value`` is NaN.
     """
     rank = _most_waited_for(waited_for_ns, step_ns, clock_error_ns)
     return None if rank is None else _late_rank(rank, waited_for_ns, step_ns, math.nan)
@@ -200,7 +198,7 @@ def late_rank_of_few_steps(
 def _most_waited_for(
     waited_for_ns: npt.NDArray[np.float64], step_ns: float, clock_error_ns: float
 ) -> int | None:
-    """The rank with the most waiting caused, if its share and its cost are material."""
+    """Returns the rank that caused most waiting, if its share and its cost are material."""
     steps, ranks = waited_for_ns.shape
     total = float(waited_for_ns.sum())
     if ranks < 2 or steps == 0 or total <= 0:
@@ -221,17 +219,17 @@ def late_by_own_work(
     waited_for_ns: npt.NDArray[np.float64],
     step_ns: float,
 ) -> LateRank | None:
-    """Finds the late rank in the light of the ranks' own work.
+    """Confirms or replaces the late rank by comparing how long each rank's own work takes.
 
     Args:
-        late: what :func:`find_late_rank` found, with what its lateness came from.
-        slow: what ``find_slow_rank`` found.
-        waited_for_ns: as there.
+        late: result of :func:`find_late_rank`, with its cause.
+        slow: result of :func:`find_slow_rank`.
+        waited_for_ns: as in :func:`find_late_rank`.
         step_ns: median step.
 
-    Where nothing explains half of the waiting, the host held the rank up and not its own work;
-    it is then named only if that work takes longer too. A slow rank that the others' waiting does
-    not show, because the host holds them up by turns, is named for its work.
+    If no cause explains half of the waiting, the host delayed the rank and not its own work; the
+    rank is then named only if its own work takes longer too. A slow rank that the others' waiting
+    does not show, because the host delays ranks in turn, is named for its work.
     """
     if late is not None and (late.phase is not None or math.isnan(late.phase_share)):
         return late
@@ -243,10 +241,10 @@ def late_by_own_work(
 
 
 def with_cause(late: LateRank, caused_ns: Floats) -> LateRank:
-    """Adds to a late rank where its lateness came from, where that can be told.
+    """Returns the late rank with the cause of its lateness, if known.
 
     Args:
-        late: the rank and what it cost.
+        late: the rank and the cost of waiting for it.
         caused_ns: ``[step, rank, cause]`` as in ``Breakdown``, summed over the ranks that waited.
     """
     known = caused_ns[:, late.rank, : CAUSES.index(UNKNOWN)].sum(axis=0)
@@ -259,7 +257,7 @@ def with_cause(late: LateRank, caused_ns: Floats) -> LateRank:
 
 
 def fell_behind(late: LateRank) -> str:
-    """Says where the rank fell behind, as the end of a sentence; empty where that is not known."""
+    """Returns where the rank fell behind, as the end of a sentence; empty if unknown."""
     if late.phase is None:
         return ""
     if late.phase == HOST_PAUSE:
@@ -287,10 +285,11 @@ def _late_rank(
 
 
 def _steps_alike(waited_for_ns: npt.NDArray[np.float64], rank: int, late_ns: float) -> int:
-    """So many steps in a row say as much of who is late as one.
+    """Returns the number of consecutive steps that are worth one independent step.
 
-    r is the lag-1 correlation of the rank's lateness beyond the others', which counts up to
-    ``late_ns`` a step: a rank that is late throughout is late by the same, and has none.
+    The number follows from the lag-1 correlation of the rank's lateness beyond the others', which
+    counts up to ``late_ns`` per step: for a rank that is late in all steps it is constant, so
+    without correlation.
     """
     others = np.delete(waited_for_ns, rank, axis=1).max(axis=1)
     clipped = np.clip(waited_for_ns[:, rank] - others, -late_ns, late_ns)
@@ -298,9 +297,9 @@ def _steps_alike(waited_for_ns: npt.NDArray[np.float64], rank: int, late_ns: flo
 
 
 def _blocks(waited_for_ns: npt.NDArray[np.float64], alike: int) -> npt.NDArray[np.float64]:
-    """Sums over ``alike`` neighbouring steps or more, so that there are at most ``_BLOCKS``.
+    """Sums over at least ``alike`` neighbouring steps, so that at most ``_BLOCKS`` rows remain.
 
-    If each step's labels were drawn by lot, so were those of whole blocks.
+    If each step's labels are exchangeable, so are the labels of whole blocks.
     """
     steps = len(waited_for_ns)
     count = min(_BLOCKS, math.ceil(steps / alike))
@@ -309,7 +308,7 @@ def _blocks(waited_for_ns: npt.NDArray[np.float64], alike: int) -> npt.NDArray[n
 
 
 def _chance(waited_for_ns: npt.NDArray[np.float64], most_ns: float) -> float:
-    """How often relabelling the ranks within each row concentrates as much on one rank."""
+    """Returns the fraction of relabellings within rows that concentrate as much on one rank."""
     random = np.random.default_rng(_SEED)
     exceeded = 0
     for _ in range(_PERMUTATIONS):

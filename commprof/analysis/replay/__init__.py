@@ -1,1 +1,1 @@
-"""The recorded steps of all ranks, run again with other work or other transfer times."""
+"""Replay of the recorded steps of all ranks with other work or other transfer times."""

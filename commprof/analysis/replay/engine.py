@@ -1,14 +1,14 @@
-"""Runs the programs of all ranks against each other again.
+"""Replays the recorded programs of all ranks, which wait for each other in collectives.
 
-A collective begins on a rank when the ranks that it needs have issued it and the one before it in
-its group is complete, and takes as long as it took. A rank that waits goes on when the collective
-is complete, as long after that as it did. With the recorded own times every event happens when it
-was recorded; a test holds that.
+A collective begins on a rank when the ranks that it needs have issued it and the previous
+collective in its group is complete, and lasts as long as recorded. A waiting rank continues after
+the collective is complete, with the recorded delay. With the recorded own times every event happens
+when it was recorded; a test verifies this.
 
-Collectives are served in order of issue by ``workers`` threads over one link. One needs the link
-for its ``wire`` time and is on its way for ``latency`` longer, in which others use the link. Where
-two share the link their ends come closer together than here, the last of them at the same time:
-``benchmarks/judging/simulate.py`` follows each segment, and a test compares the two.
+Collectives are served in order of issue by ``workers`` threads over one link. A collective uses the
+link for its ``wire`` time and completes ``latency`` later; meanwhile others use the link. If two
+really shared the link, their ends would be closer together than in this model, with the same last
+end: ``benchmarks/judging/simulate.py`` follows each segment, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from commprof.trace.columns import Ints
 
 
 class Line:
-    """The queue of one group's collectives, for as many steps as are replayed at once."""
+    """Queue of one group's collectives, for all steps that are replayed at once."""
 
     def __init__(self, steps: int, workers: int) -> None:
-        """``workers``: collectives that run at a time."""
+        """Creates an empty queue; ``workers`` collectives run at a time."""
         self._link_free = np.zeros(steps)
         self._free = np.zeros((workers, steps))
         self._rows = np.arange(steps)
 
     def serve(self, arrived: Floats, wire: Floats | float, latency: Floats | float) -> Floats:
-        """Returns when the next collective is complete, which could begin at ``arrived``."""
+        """Returns the completion time of the next collective, which can begin at ``arrived``."""
         if len(self._free) == 1:
             worker: npt.NDArray[np.int64] | int = 0
             free = self._free[0]
@@ -56,40 +56,40 @@ class Line:
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
-#: A number, or an array with a value per drawn step.
+#: A number, or an array with one value per drawn step.
 Time = Any
 
 
 @dataclass(frozen=True)
 class Condition:
-    """Collectives that begin once other collectives are issued, as rows over all ranks."""
+    """Collectives that begin once other collectives are issued, as row numbers over all ranks."""
 
-    #: Rows that must be issued.
+    #: Rows that must be issued first.
     needed: tuple[int, ...]
-    #: Rows that begin then.
+    #: Rows that can begin then.
     opens: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Calls:
-    """What a replay needs to know of every collective of every rank."""
+    """Every collective of every rank, with the data that a replay needs."""
 
-    #: Those that open a row within the replayed steps.
+    #: Conditions that open a row within the replayed steps.
     conditions: list[Condition]
-    #: Row before it in its group on its rank, which must be complete; -1 for none.
+    #: Previous row in the group on the same rank, which must be complete; -1 for none.
     before: list[int]
     issue_ns: Ints
-    #: Time of its condition, or of the completion of the row before, to its own completion.
+    #: Time from the condition, or from the completion of the previous row, to completion.
     transfer_ns: Floats
     end_ns: Ints
-    #: Issued before the first replayed step or after the last one: its times are as recorded.
+    #: True if issued before the first or after the last replayed step: times are as recorded.
     outside: Mask
     #: Process group, as in ``Matching``.
     group: Ints
-    #: Of collectives that stand in lines, what they are on their way beyond ``transfer_ns``, in
-    #: which they take the link; None where each goes on as soon as the one before is complete.
+    #: Time to completion after ``transfer_ns``, the time on the link, if collectives are queued in
+    #: a ``Line``; None if each begins as soon as the previous one is complete.
     latency_ns: Floats | None = None
-    #: Of such lines, collectives that run at a time.
+    #: Number of collectives that run at a time in each ``Line``.
     workers: int = 1
 
 
@@ -142,7 +142,7 @@ def _conditions(seen: MeasuredWorld, issue: Ints) -> Iterator[Condition]:
 
 
 def _before(seen: MeasuredWorld, op: Ints, end: Ints) -> Ints:
-    """Per row the one issued before it in its group on its rank; -1 if it was overtaken."""
+    """Returns the previous row of each row in its group and rank; -1 if a later one overtook it."""
     before = np.full(len(op), -1, dtype=np.int64)
     rank = np.repeat(np.arange(len(seen.tables)), seen.matching.lengths)
     rows = np.flatnonzero(~np.isin(op, POINT_TO_POINT))
@@ -163,14 +163,14 @@ def replay(
     own_ns: Sequence[Floats] | None = None,
     free: Mask | None = None,
 ) -> Floats | None:
-    """Wall time of each step, the mean over the ranks; None if ranks wait for each other forever.
+    """Returns the wall time of each step, mean over ranks; None if ranks wait forever.
 
     Args:
-        ranks: their programs.
-        known: of all rows.
-        steps: how many are replayed.
-        own_ns: own time of each rank's events; None for the recorded one.
-        free: rows whose transfer takes no time; None for none.
+        ranks: programs of all ranks.
+        known: collectives of all ranks.
+        steps: number of replayed steps.
+        own_ns: own time of each rank's events; None for the recorded own times.
+        free: rows whose transfer takes no time; None for no rows.
     """
     run = _Run(ranks, known, steps, own_ns or [each.own_ns for each in ranks], free)
     run.go()
@@ -185,9 +185,9 @@ def replay(
 class DrawnSteps:
     """Results of steps replayed together, as ``[rank, drawn step]`` in ns."""
 
-    #: The rank's last event.
+    #: Time of the rank's last event.
     end_ns: Floats
-    #: What it stood still for communication.
+    #: Time that the rank stood still for communication.
     stood_ns: Floats
 
 
@@ -195,10 +195,10 @@ def replay_drawn(ranks: Sequence[Program], known: Calls, steps: int) -> DrawnSte
     """Replays many drawn steps at once.
 
     Args:
-        ranks: their programs, ``own_ns`` and ``extra_ns`` with a row per event and a column per
-            drawn step; the last event of each is the end of its step, MARK 1.
-        known: of all rows, ``transfer_ns`` with a column per drawn step.
-        steps: drawn steps.
+        ranks: programs of all ranks, with a row per event and a column per drawn step in
+            ``own_ns`` and ``extra_ns``; the last event of each is the end of its step, MARK 1.
+        known: collectives of all ranks, with a column per drawn step in ``transfer_ns``.
+        steps: number of drawn steps.
 
     Raises:
         ValueError: ranks wait for each other forever.
@@ -212,7 +212,7 @@ def replay_drawn(ranks: Sequence[Program], known: Calls, steps: int) -> DrawnSte
 
 
 class _Run:
-    """One replay; lists in the place of arrays, because it looks at single events."""
+    """State of one replay, in lists rather than arrays because events are handled one by one."""
 
     def __init__(
         self,
@@ -223,9 +223,9 @@ class _Run:
         free: Mask | None,
         drawn: int = 0,
     ) -> None:
-        """What was issued outside of the replayed steps is as it was recorded.
+        """Prepares a replay; collectives issued outside of the steps keep their recorded times.
 
-        ``drawn`` steps at once; 0 where times are numbers.
+        ``drawn`` is the number of steps replayed at once; 0 if times are numbers.
         """
         self._later: Callable[[Time, Time], Time] = np.maximum if drawn else max
         self._known = known
@@ -242,7 +242,7 @@ class _Run:
         transfer = known.transfer_ns if free is None else np.where(free, 0.0, known.transfer_ns)
         self._transfer = _each(transfer)
         self._latency = None if known.latency_ns is None else _each(known.latency_ns)
-        #: Per row the line that it stands in.
+        #: Queue of each row.
         self._lines: list[Line] = []
         if self._latency is not None:
             self._lines = _lines(known, drawn)
@@ -264,7 +264,7 @@ class _Run:
         self._ready = deque(range(len(ranks)))
 
     def go(self) -> None:
-        """Runs until no rank can go on."""
+        """Runs until no rank can continue."""
         known = self._known
         for number, each in enumerate(known.conditions):
             needed = [row for row in each.needed if not known.outside[row]]
@@ -333,7 +333,7 @@ class _Run:
         self._completed.append(row)
 
     def _settle(self) -> None:
-        """Everything that follows from what was completed."""
+        """Handles all consequences of completed rows: queued rows, chained rows, waiting ranks."""
         while self._completed:
             row = self._completed.pop()
             end: Time = self._end[row]
@@ -345,12 +345,12 @@ class _Run:
 
 
 def _each(values: Floats) -> list[Time]:
-    """Per row a number, or an array of those of all drawn steps."""
+    """Returns one time per row: a number, or an array over all drawn steps."""
     return values.tolist() if values.ndim == 1 else list(values)
 
 
 def _lines(known: Calls, drawn: int) -> list[Line]:
-    """Per row its line: that of the row before it, or else a new one."""
+    """Returns the queue of each row: the queue of the previous row, or else a new one."""
     found: list[Line] = []
     for before in known.before:
         found.append(found[before] if before >= 0 else Line(drawn, known.workers))
@@ -358,7 +358,7 @@ def _lines(known: Calls, drawn: int) -> list[Line]:
 
 
 def _extra(rank: Program, free: Mask) -> list[float]:
-    """``extra_ns``, without the time to wake up after a transfer that is free."""
+    """Returns ``extra_ns`` without the time to wake up after a free transfer."""
     waits = (rank.row >= 0) & (rank.kind != MARK)
     without = np.zeros(len(rank.row), dtype=bool)
     without[waits] = free[rank.row[waits]]

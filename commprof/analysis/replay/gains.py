@@ -1,9 +1,9 @@
-"""What a step would gain if a rank, a phase, a group or all communication were as fast as can be.
+"""Gains of a step if a rank or phase were as fast as the others', or if transfers took no time.
 
-Each answer is a replay of the recorded steps (:mod:`commprof.analysis.replay.engine`) in which one
-thing is changed. A rank "as fast as the others" has in each phase the other ranks' own times: its
-longest becomes their longest, its median their median, and so on, so that it keeps its own order of
-long and short steps; phases in which it is not slower stay.
+Each gain is a replay of the recorded steps (:mod:`commprof.analysis.replay.engine`) with one
+change. A rank "as fast as the others" has the other ranks' own times in each phase: its longest
+becomes their longest, its median their median, and so on, so that it keeps its own order of long
+and short steps; phases in which the rank is not slower stay unchanged.
 
 The efficiencies are those of POP (Performance Optimisation and Productivity, "POP Standard Metrics
 for Parallel Performance Analysis"): parallel = load balance x serialisation x transfer.
@@ -27,57 +27,57 @@ from commprof.units import ns_to_ms
 
 Floats = npt.NDArray[np.float64]
 
-#: Fewest steps for which an answer is given.
+#: Fewest steps for which gains are computed.
 _LEAST_STEPS = 5
-#: Ranks and groups that are tried: those most waited for.
+#: Number of ranks that are tried, those with the most own time, and of groups, the most used.
 _MOST_RANKS = 3
 _MOST_GROUPS = 3
-#: A rank or phase that takes less of the step more than the others is not tried.
+#: A rank or phase is tried if it would save at least this fraction of the own time.
 _LEAST_SHARE = 0.005
 
 
 @dataclass(frozen=True)
 class Gain:
-    """One change, and the step that it would leave."""
+    """One change, and the mean step that would remain with it."""
 
     #: "rank", "phase" (of a rank), "balance", "group", or "communication".
     change: str
-    #: Global rank; -1 where the change is of none.
+    #: Global rank; -1 if the change concerns no single rank.
     rank: int
-    #: As in ``schema.PHASES``; "" where the change is of none.
+    #: As in ``schema.PHASES``; "" if the change concerns no single phase.
     phase: str
-    #: Description of the process group; "" where the change is of none.
+    #: Description of the process group; "" if the change concerns no single group.
     group: str
     step_ms: float
-    #: Part of the step that would be saved, with its 95 % bootstrap interval over the steps.
+    #: Fraction of the step that would be saved, with its 95 % bootstrap interval over the steps.
     saved: Interval
 
 
 @dataclass(frozen=True)
 class Gains:
-    """All gains that the replays of one world size show."""
+    """Gains from the replays of one world size."""
 
-    #: Mean over steps and ranks, and the steps behind it; those that stalled are left out.
+    #: Mean step over steps and ranks, and the number of steps, without stalled steps.
     step_ms: float
     steps: int
     gains: tuple[Gain, ...]
-    #: Mean own time of the ranks over the largest.
+    #: Mean own time of the ranks, divided by the largest.
     load_balance: float
-    #: Largest own time over the step without time for transfers.
+    #: Largest own time, divided by the step if transfers took no time.
     serialisation: float
-    #: Step without time for transfers over the step.
+    #: Step if transfers took no time, divided by the step.
     transfer: float
 
     @property
     def parallel_efficiency(self) -> float:
-        """Mean own time of the ranks over the step."""
+        """Mean of the ranks' own time, divided by the step time."""
         return self.load_balance * self.serialisation * self.transfer
 
 
 def gains(seen: MeasuredWorld) -> Gains | None:
-    """Replays every change worth one; None where the steps cannot be replayed.
+    """Replays every change that may pay; None if the steps cannot be replayed.
 
-    They cannot with one rank, clocks that cannot be compared, or too few steps.
+    Steps cannot be replayed with one rank, clocks that cannot be compared, or too few steps.
     """
     if len(seen.ranks) < 2 or not seen.clocks_shared or len(seen.measured[0].step) < _LEAST_STEPS:
         return None
@@ -113,12 +113,12 @@ class _Change:
 
 
 class _Replays:
-    """The replays of one world size."""
+    """Replays of one world size."""
 
     def __init__(self, ranks: Sequence[Program], known: Calls, counted: npt.NDArray[np.bool_]):
-        """``counted``: the steps that did not stall."""
+        """Prepares the replays; ``counted`` is a mask of the steps that did not stall."""
         self.ranks, self.known, self.counted = ranks, known, counted
-        #: Per rank ``[step, phase]``.
+        #: Own time ``[step, phase]`` of each rank.
         self.own_ns = [rank.own_by_phase_ns(len(counted)) for rank in ranks]
         self.all_rows = np.ones(len(known.group), dtype=bool)
 
@@ -127,14 +127,14 @@ class _Replays:
         own_ns: Sequence[Floats] | None = None,
         free: npt.NDArray[np.bool_] | None = None,
     ) -> Floats | None:
-        """Per step, with these own times per rank, ``[step, phase]``, and free transfers."""
+        """Replays with these own times per rank, ``[step, phase]``, and free transfers."""
         moved = None
         if own_ns is not None:
             moved = [rank.with_own(own) for rank, own in zip(self.ranks, own_ns, strict=True)]
         return replay(self.ranks, self.known, len(self.counted), moved, free)
 
     def changes(self, seen: MeasuredWorld, own: Floats) -> Iterator[tuple[_Change, Floats | None]]:
-        """Every change with its steps."""
+        """Yields every change with the step times of its replay."""
         total = float(own.max())
         places = np.argsort(-own, kind="stable")[:_MOST_RANKS].tolist()
         for place in places:
@@ -163,7 +163,7 @@ class _Replays:
         return self.step_ns([*self.own_ns[:place], own_ns, *self.own_ns[place + 1 :]])
 
     def _as_others(self, place: int) -> Floats:
-        """``[step, phase]`` of one rank, distributed as the others' where it is slower."""
+        """Returns a rank's own time ``[step, phase]``, as fast as the others' in slower phases."""
         mine = self.own_ns[place]
         others = np.concatenate([own for at, own in enumerate(self.own_ns) if at != place])
         order = np.argsort(np.argsort(mine, axis=0, kind="stable"), axis=0)
@@ -176,7 +176,7 @@ class _Replays:
 
 
 def _groups(seen: MeasuredWorld, known: Calls) -> list[tuple[int, str]]:
-    """Groups with the most transfer, where there are several."""
+    """Returns the groups with the most collectives; empty if fewer than two are used."""
     sent = np.bincount(known.group[known.group >= 0], minlength=len(seen.matching.groups))
     used = [number for number in np.argsort(-sent, kind="stable").tolist() if sent[number]]
     if len(used) < 2:

@@ -1,8 +1,8 @@
-"""What each rank did in the measured steps, in its own time.
+"""Programs of the ranks: the events of each rank in the measured steps, in its own time.
 
 A rank's own time runs while its training thread does not stand still for communication. Issues,
-waits and the ends of steps are placed on it, so that they can be placed in time anew when the own
-time, or a transfer, takes longer or shorter (:mod:`commprof.analysis.replay.engine`).
+waits and the ends of steps are stored in own time, so that a replay can compute their times anew if
+the own time or a transfer takes longer or shorter (:mod:`commprof.analysis.replay.engine`).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from commprof.trace.stretches import covered
 
 Floats = npt.NDArray[np.float64]
 
-#: Kinds of events, in the order in which those of one moment happen.
+#: Kinds of events, in the order in which simultaneous events happen.
 ISSUE, WAIT, STAND, MARK = range(4)
 _REDUCE_SCATTER = OPS.index("reduce_scatter_tensor")
-#: Events of all ranks that a replay takes at most; the first steps that hold as many are taken.
+#: Largest number of events of all ranks in a replay; later steps are left out.
 _MOST_EVENTS = 12_000
 
 
@@ -37,32 +37,32 @@ class Program:
     """The events of one rank in order; times in ns."""
 
     rank: int
-    #: When its first step begins, on the common clock.
+    #: Begin of the first step, on the common clock.
     begin_ns: int
-    #: When its last step ends.
+    #: End of the last step.
     until_ns: int
     #: Own time since ``begin_ns``, per event.
     own_ns: Floats
     kind: Ints
     #: ISSUE and WAIT: number of the collective's row over all ranks. MARK: 2 * step for the begin
-    #: and 2 * step + 1 for the end of a step, by its place among the replayed ones.
+    #: and 2 * step + 1 for the end of a step, where step is an index into the replayed steps.
     row: Ints
-    #: WAIT: when the thread went on, less when the collective was complete. STAND: how long it
-    #: stood still for something that is not known.
+    #: WAIT: time at which the thread continued, less the completion of the collective. STAND: time
+    #: that the thread stood still for an unknown reason.
     extra_ns: Floats
-    #: Rows that another thread issued while this one stood still: they follow the completion of
-    #: the row ``after`` by ``lag_ns``, and have no event.
+    #: Rows that another thread issued while the training thread stood still: they follow the
+    #: completion of the row ``after`` by ``lag_ns``, and have no event.
     chained: Ints = field(default_factory=_none)
     after: Ints = field(default_factory=_none)
     lag_ns: Ints = field(default_factory=_none)
-    #: Own time at the borders of steps and phases, and what lies before each but the first: the
-    #: step by its place (-1 for none) and the phase's code.
+    #: Own time at the borders of steps and phases, and for each border but the first the step (its
+    #: index, -1 for none) and the phase (its code) that end there.
     border_ns: Floats = field(default_factory=lambda: np.zeros(0))
     border_step: Ints = field(default_factory=_none)
     border_phase: Ints = field(default_factory=_none)
 
     def own_by_phase_ns(self, steps: int) -> Floats:
-        """Own time as ``[step, phase]``, phases in the order of ``schema.PHASES``."""
+        """Returns own time as ``[step, phase]``, phases in the order of ``schema.PHASES``."""
         table = np.zeros((steps, len(PHASES)))
         inside = self.border_step >= 0
         at = self.border_step[inside], self.border_phase[inside]
@@ -70,9 +70,9 @@ class Program:
         return table
 
     def with_own(self, wanted_ns: Floats) -> Floats:
-        """``own_ns`` of the events if each phase of each step took this long, ``[step, phase]``.
+        """Returns ``own_ns`` if each phase of each step took as long as ``wanted_ns[step, phase]``.
 
-        A phase without own time keeps none: nothing says where in it more would lie.
+        A phase without own time keeps none, since its time could not be placed among the events.
         """
         now = self.own_by_phase_ns(len(wanted_ns))
         factor = np.divide(wanted_ns, now, out=np.ones_like(now), where=now > 0)
@@ -112,7 +112,7 @@ def programs(seen: MeasuredWorld) -> tuple[list[Program], Ints]:
 
 
 def _chosen_steps(seen: MeasuredWorld) -> Ints:
-    """The first measured steps that hold no more events than a replay takes."""
+    """Returns the first measured steps, up to the largest number of events in a replay."""
     step = seen.measured[0].step
     held = np.zeros(len(step))
     for trace, table in zip(seen.traces, seen.tables, strict=True):
@@ -125,7 +125,7 @@ def _chosen_steps(seen: MeasuredWorld) -> Ints:
 
 
 def _apart(exposed: Exposures) -> Exposures:
-    """The exposures, cut so that none begins before the one before it has ended."""
+    """Returns the exposures, cut so that each begins after the previous one has ended."""
     end = np.maximum.accumulate(exposed.end_ns) if len(exposed) else exposed.end_ns
     begin = exposed.begin_ns.copy()
     begin[1:] = np.maximum(begin[1:], end[:-1])
@@ -138,11 +138,11 @@ class _OwnTime:
     """Own time of one rank since its first step began."""
 
     def __init__(self, exposed: Exposures, begin_ns: int) -> None:
-        """As in ``Program``; ``exposed`` lie apart from each other."""
+        """Starts own time at ``begin_ns``; the intervals of ``exposed`` must not overlap."""
         self._exposed, self._begin_ns = exposed, begin_ns
 
     def at(self, time_ns: Ints) -> Floats:
-        """The own time at each of these times."""
+        """Returns the own time at each of these times."""
         begin = np.full(len(time_ns), self._begin_ns, dtype=np.int64)
         stood = covered(
             self._exposed.begin_ns, self._exposed.end_ns, self._exposed.waited_ns, begin, time_ns
@@ -220,10 +220,10 @@ def _program(
 def _chained(
     table: Collectives, issued: Ints, exposed: Exposures, thread: int
 ) -> tuple[Ints, Ints]:
-    """Rows that another thread issued while the training thread stood still, and what they follow.
+    """Returns the rows that other threads issued while the training thread stood still.
 
-    That is the row of the same group that was complete last before, as a hook's second
-    all-reduce follows its first one.
+    Each comes with the row that it follows: the last row of its group that was complete before,
+    as a hook's second all-reduce follows its first.
     """
     others = issued[table.thread[issued] != thread]
     at = np.searchsorted(exposed.begin_ns, table.issue_ns[others], side="right") - 1
@@ -242,9 +242,9 @@ def _chained(
 def _found_complete(
     table: Collectives, exposed: Exposures, finalizations: Finalizations, thread: int
 ) -> tuple[Ints, Ints]:
-    """Buckets that a finalisation waits for and found complete, and when it did at the latest.
+    """Returns the buckets that a finalisation found complete, and the latest time of each.
 
-    FSDP2 waits for its collectives within backward, so that its passes have no finalisation.
+    FSDP2 waits for its collectives within backward, so its passes have no finalisation.
     """
     span = finalizations.span
     mine = np.flatnonzero(span.thread == thread)

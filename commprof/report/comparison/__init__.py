@@ -1,1 +1,1 @@
-"""Two runs, or two sweeps, side by side."""
+"""Rendering of a sweep, and of comparisons of two runs or two sweeps."""

@@ -1,4 +1,4 @@
-"""A sweep as text, in nccl-tests' columns, and how its times spread."""
+"""Rendering of a sweep as text, in nccl-tests' columns, with the spread of its times."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _LEGEND = (
 
 _OVERLAP_LEGEND = """\
 # t_pure: the collective alone; alone: the compute alone; t_CPU: the compute while the collective is
-# under way; t_ovrl: both together. Medians, of the rank with the largest t_ovrl in each sample.
+# in flight; t_ovrl: both together. Medians, of the rank with the largest t_ovrl in each sample.
 # overlap = 100 * max(0, min(1, (t_pure + t_CPU - t_ovrl) / min(t_pure, t_CPU))): IMB-NBC."""
 
 
@@ -82,7 +82,7 @@ def _heading(result: SweepResult) -> str:
 
 
 def _sweeps(rows: Iterable[SweepRow] | Iterable[OverlapRow]) -> list[list[Any]]:
-    """Rows of one operation and world size together, in the order in which they came."""
+    """Groups consecutive rows of the same operation and world size."""
     grouped = groupby(rows, key=lambda row: (row.key.op, row.key.world_size))
     return [list(group) for _, group in grouped]
 
@@ -93,7 +93,7 @@ def _title(key: RowKey) -> str:
 
 
 def _by_size(rows: Sequence[SweepRow]) -> list[tuple[RowKey, list[SweepRow | None]]]:
-    """Per size the rows of both placements; None where there is none."""
+    """Returns for each size a key and the rows of both placements; None for a missing row."""
     sizes: dict[tuple[int, int], dict[str, SweepRow]] = {}
     for row in rows:
         sizes.setdefault((row.key.size_bytes, row.key.count), {})[row.key.placement] = row
@@ -170,7 +170,7 @@ def _problems(problems: Sequence[str]) -> str:
 
 
 def _number(value: float, width: int) -> str:
-    """As many digits as fit, at least two decimals' worth where the value is small."""
+    """Formats a value to ``width``, with more decimals for smaller values; N/A for NaN."""
     if math.isnan(value):
         return f"{'N/A':>{width}}"
     decimals = 2 if abs(value) < 1000 else 1 if abs(value) < 10000 else 0
@@ -195,9 +195,9 @@ _HEADERS = (
 _LEFT = (0, 2, 3, 10)
 
 _COMPARED = """\
-A, B: median times. p: Mann-Whitney rank test between the rounds' medians, which resemble those of
-the next round (correlation {correlation:.2f}); corrected by Holm's rule for {rows}, so that two
-equal results show any difference at all with a chance of {alpha:.0%}."""
+A, B: median times. p: Mann-Whitney rank test between the rounds' medians, allowing for the
+correlation of successive rounds ({correlation:.2f}); corrected by Holm's method for {rows}, so that
+two equal results show any difference with a probability of at most {alpha:.0%}."""
 
 
 def render_compared(comparison: SweepComparison, tables: int | None = None) -> str:
@@ -213,7 +213,7 @@ def render_compared(comparison: SweepComparison, tables: int | None = None) -> s
             f"  {name}: {printable(a)} against {printable(b)}"
             for name, a, b in comparison.differences
         ]
-        blocks.append("\n".join(["What else differs, A against B:", *lines]))
+        blocks.append("\n".join(["Other differences, A against B:", *lines]))
     for count, which in ((comparison.only_first, "A"), (comparison.only_second, "B")):
         if count:
             blocks.append(f"Only in {which}: {count} {'row' if count == 1 else 'rows'}.")

@@ -1,4 +1,4 @@
-"""A comparison of two runs as text for the terminal, and as JSON."""
+"""Rendering of a comparison of two runs as text for the terminal, and as JSON."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from commprof.text import counted, fitted, printable
 LEGEND = """\
 Medians over the measured steps in ms: step of the slowest rank, its parts as means over ranks,
 collectives from issue to completion. B/A: ratio of the medians [95 % interval]. p: rank test over
-the steps; the rows below the step are corrected for their number. Both count steps that are like
-their neighbours as fewer; where that leaves too few, neither is shown. changed: p < 0.05 and the
-interval excludes 1; it says that the two runs differ, not why: what else ran is in it."""
+the steps, corrected for the number of rows below the step. Both count correlated steps as fewer; if
+too few remain, neither is shown. changed: p < 0.05 and the interval excludes 1; this means that the
+two runs differ, not why: other load on the machine is included."""
 
 _SETTINGS = ("setting", "A", "B")
 _MOST_COLLECTIVES = 8
-#: Characters of a setting that are shown, and of what two settings have in common before.
+#: Most characters shown of a setting, and of the common part before the first difference.
 _LONGEST, _BEFORE = 60, 12
 
 
@@ -46,7 +46,7 @@ def render(
 
 
 def comparison_grid(world: WorldComparison) -> Grid:
-    """A row per figure of one world size."""
+    """Makes a table with a row per figure of one world size."""
     changes = [*world.parts, *world.collectives[:_MOST_COLLECTIVES]]
     if world.is_busy:
         changes.insert(1, world.with_cores)
@@ -68,7 +68,7 @@ def _verdict(result: RunComparison, fail_above: float | None) -> Iterator[str]:
     for sizes, which in ((result.only_a, "A"), (result.only_b, "B")):
         if sizes:
             these = ", ".join(counted(size, "rank") for size in sizes)
-            yield f"Only {which} has figures of {these}."
+            yield f"Only {which} has figures for {these}."
     if not result.worlds:
         yield "No world size has figures in both runs: nothing can be compared."
     for world in result.worlds:
@@ -81,7 +81,7 @@ def _verdict(result: RunComparison, fail_above: float | None) -> Iterator[str]:
     if slower:
         yield f"Slower by more than {limit}: {too_slow}."
     elif result.worlds:
-        yield f"No world size is slower by more than {limit} beyond chance."
+        yield f"No world size is significantly slower by more than {limit}."
 
 
 def _about_step(world: WorldComparison) -> str:
@@ -92,11 +92,11 @@ def _about_step(world: WorldComparison) -> str:
     if world.too_short:
         worth = " and ".join(f"{count:.2g}" for count in world.effective_steps)
         return (
-            f"too few steps to tell anything ({change}): neighbouring steps are alike, so these "
-            f"are worth {worth} independent ones, and 4 in each are needed; record more."
+            f"too few steps to decide ({change}): neighbouring steps are correlated, so the steps "
+            f"are worth {worth} independent ones, and 4 are needed in each run; record more."
         )
-    if math.isnan(step.p_value):  # it differs, and what is left with cores does not
-        return f"nothing but the load beside the ranks can be seen to have changed ({change})."
+    if math.isnan(step.p_value):  # the step differs, but not the step without run delay
+        return f"no change can be shown except in the other load on the machine ({change})."
     if not step.significant:
         return f"no difference in the step can be shown ({change}, {_p_text(step.p_value)})."
     word = "longer" if step.ratio.value > 1 else "shorter"
@@ -108,8 +108,8 @@ def _about_load(world: WorldComparison) -> str:
         return ""
     a, b = (f"{share:.0%}" for share in world.no_core_share)
     return (
-        f" The ranks had no core for {a} of their own time in A and {b} in B: parts and "
-        "collectives cannot be told from what else ran."
+        f" The ranks had no core for {a} of their own time in A and {b} in B, so changes of parts "
+        "and collectives cannot be distinguished from other load."
     )
 
 
@@ -138,7 +138,7 @@ def _steps(world: WorldComparison) -> str:
 
 
 def _differing(a: str, b: str) -> tuple[str, str]:
-    """Both values from a little before where they begin to differ, and not too long."""
+    """Shortens two values to the place where they begin to differ."""
     a, b = printable(a), printable(b)
     same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
     begin = max(0, same - _BEFORE) if max(len(a), len(b)) > _LONGEST else 0
@@ -152,16 +152,16 @@ SCHEMA_VERSION = 1
 
 
 def render_json(result: RunComparison, fail_above: float | None) -> str:
-    """Indented JSON text; figures that do not exist are null.
+    """Renders a comparison as indented JSON; figures that do not exist are null.
 
     ``a`` and ``b`` name the runs; ``worlds`` has an object per world size of both, ``only_a`` and
-    ``only_b`` are world sizes with figures in one run only, ``settings`` those that differ,
-    ``fail_above`` the share given or null, ``slower`` the world sizes that exceed it. Each of
-    ``worlds`` has ``num_processes``, ``steps`` (measured in A and in B), ``effective_steps`` (what
-    they are worth as independent ones), ``no_core_share`` (in each run, part of the ranks' time
-    outside of waiting without a core), and ``with_cores`` (the step less that time), ``parts`` and
-    ``collectives`` with ``name``, ``a_ms``, ``b_ms``, ``ratio`` (``value``, ``low``, ``high``; null
-    where there is none), ``p_value`` and ``significant``.
+    ``only_b`` are world sizes with figures in one run only, ``settings`` are those that differ,
+    ``fail_above`` is the given fraction or null, and ``slower`` the world sizes that exceed it.
+    Each of ``worlds`` has ``num_processes``, ``steps`` (measured in A and in B),
+    ``effective_steps`` (independent steps that they are worth), ``no_core_share`` (fraction of
+    the ranks' time outside of waiting without a core, in each run), and ``with_cores`` (the step
+    less that time), ``parts`` and ``collectives`` with ``name``, ``a_ms``, ``b_ms``, ``ratio``
+    (``value``, ``low``, ``high``; null if unknown), ``p_value`` and ``significant``.
     """
     slower = () if fail_above is None else result.slower_by_more_than(fail_above)
     value = {

@@ -1,1 +1,1 @@
-"""A run as JSON, CSV, Parquet and timeline files."""
+"""Export of a run as JSON, CSV, Parquet and timeline files."""

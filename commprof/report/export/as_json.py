@@ -1,4 +1,4 @@
-"""A run as JSON; ``run.schema.json`` beside this file describes every field."""
+"""Export of a run as JSON; ``run.schema.json`` next to this file describes every field."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from commprof.trials.result import TrialResult
 
 #: Raised when a field changes its meaning or goes away, not when one is added.
 SCHEMA_VERSION = 1
-#: JSON Schema of what is written here.
+#: JSON Schema of the files that ``render`` writes.
 SCHEMA_FILE: Final = Path(__file__).with_name("run.schema.json")
 
 
@@ -41,7 +41,7 @@ def render(
     verdict: Verdict | None = None,
     card: Card | None = None,
 ) -> str:
-    """The run as indented JSON text; figures that do not exist are null."""
+    """Renders a run as indented JSON; figures that do not exist are null."""
     value = as_dict(result, cost, trial, verdict, card)
     return json.dumps(value, indent=2, allow_nan=False) + "\n"
 
@@ -53,10 +53,10 @@ def as_dict(
     verdict: Verdict | None = None,
     card: Card | None = None,
 ) -> dict[str, Any]:
-    """The run as plain values.
+    """Returns a run as a dictionary of plain values, as in the JSON result.
 
-    "trial" is there if there was one, and without one "verdict" and "card", for its candidates
-    share the steps.
+    A run with a trial has "trial"; any other run has "verdict" and "card", which a trial cannot
+    have because its candidates alternate in the steps.
     """
     runs = [
         _world(result, world, scale)
@@ -101,7 +101,7 @@ def render_strategies(
     verdicts: Sequence[Verdict | None],
     cards: Sequence[Card | None],
 ) -> str:
-    """Strategies side by side, and each one's own run with its verdict, in the same order."""
+    """Renders a comparison of strategies as JSON, followed by each run with its verdict."""
     runs = zip(results, verdicts, cards, strict=True)
     value = {
         "schema_version": SCHEMA_VERSION,
@@ -148,7 +148,7 @@ def _strategy(row: StrategyRow) -> dict[str, Any]:
 
 
 def _world(result: RunResult, world: WorldResult, scale: Scaling) -> dict[str, Any]:
-    """One world size, in the words of the scaling reports that users have."""
+    """Returns one world size, with keys named as in users' own scaling reports."""
     return {
         "timestamp": result.context["timestamp"],
         "num_processes": world.world_size,

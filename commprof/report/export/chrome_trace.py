@@ -1,7 +1,7 @@
 """Timelines in the Chrome trace format, which Perfetto and chrome://tracing open.
 
 Format: "Trace Event Format", https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
-Times are microseconds since the begin of what is shown, written to the nanosecond.
+Times are microseconds since the begin of the exported part, written to the nanosecond.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any, TextIO
 
 from commprof.analysis.timeline.rank import Column, RankTimeline, Track
 
-#: Slices turned into text at a time: what bounds the memory that writing takes.
+#: Number of slices turned into text at a time, which bounds the memory needed.
 _CHUNK = 4096
-#: What an arrow is called; both ends must say the same.
+#: Name of an arrow, the same at both ends as the format demands.
 _ARROW = '"name":"last to arrive","cat":"arrivals"'
 
 
@@ -25,9 +25,9 @@ def write(out: TextIO, about: Mapping[str, Any], events: Iterable[str]) -> int:
     """Writes a trace event by event.
 
     Args:
-        out: to write to.
-        about: facts of the whole run, shown by viewers as the trace's metadata.
-        events: each a JSON object as text.
+        out: file to write to.
+        about: facts about the whole run, shown by viewers as the trace's metadata.
+        events: events, each a JSON object as text.
 
     Returns:
         The number of events.
@@ -42,17 +42,17 @@ def write(out: TextIO, about: Mapping[str, Any], events: Iterable[str]) -> int:
 
 
 def rank_events(timeline: RankTimeline, origin_ns: int, sort_index: int) -> Iterator[str]:
-    """Makes all events of one rank, which becomes a process with a thread per lane.
+    """Yields all events of one rank, which becomes a process with a thread per lane.
 
     Args:
-        timeline: of the rank.
-        origin_ns: the time that becomes 0.
-        sort_index: of its process among all.
+        timeline: timeline of the rank.
+        origin_ns: time that becomes 0.
+        sort_index: position of the rank's process among all processes.
     """
     pid = timeline.rank
     yield _metadata(pid, 0, "process_name", name=f"rank {pid}, {timeline.host}")
     yield _metadata(pid, 0, "process_sort_index", sort_index=sort_index)
-    # Perfetto takes the thread whose number is the process's for the main one, and shows it first.
+    # Perfetto treats the thread with the process's number as the main thread, and shows it first.
     free = (number for number in itertools.count(1) if number != pid)
     for track in timeline.tracks:
         tids = list(itertools.islice(free, int(track.lane.max(initial=-1)) + 1))
@@ -97,7 +97,7 @@ def _slices(track: Track, rows: slice, pid: int, tids: list[int], origin_ns: int
 
 
 def _members(name: str, column: Column) -> list[str]:
-    """A column as members of JSON objects; empty where a value is not known."""
+    """Formats a column as members of JSON objects; an unknown value gives an empty string."""
     key = json.dumps(name) + ":"
     if isinstance(column, list):
         return ["" if value is None else key + _quoted(value) for value in column]
@@ -108,10 +108,10 @@ def _members(name: str, column: Column) -> list[str]:
 
 
 def _arrows(track: Track, rows: slice, pid: int, tids: list[int], origin_ns: int) -> Iterator[str]:
-    """Arrows from the last rank to the others, which point to the part that is the transfer.
+    """Yields arrows from the last rank to the transfers of the other ranks.
 
-    That part is a slice of its own within the collective's: Perfetto turns an arrow round if the
-    slice that it leads to began before the one it comes from, as the whole collective did.
+    The transfer is a separate slice within the collective's slice: Perfetto reverses an arrow that
+    leads to a slice that began before the arrow's origin, as the whole collective did.
     """
     flows = track.flows
     assert flows is not None
@@ -131,5 +131,5 @@ def _arrows(track: Track, rows: slice, pid: int, tids: list[int], origin_ns: int
 
 @functools.lru_cache(maxsize=4096)
 def _quoted(text: str) -> str:
-    """A string of JSON; the same few come again and again."""
+    """Formats a JSON string, with a cache because few distinct strings recur."""
     return json.dumps(text)

@@ -1,8 +1,9 @@
-"""A run as flat rows, and these as CSV and Parquet: every column is a name with its unit.
+"""Export of a run as flat rows, in CSV and Parquet; the name of every column includes its unit.
 
-Four tables: ``worlds`` (a row per world size), ``ranks`` (per rank), ``steps`` (per rank and
-measured step) and ``collectives`` (per kind of call). A trial has a fifth, ``candidates``, and not
-the first two: means over steps that candidates shared would be nobody's.
+There are four tables: ``worlds`` (a row per world size), ``ranks`` (per rank), ``steps`` (per rank
+and measured step) and ``collectives`` (per kind of call). A trial has a fifth, ``candidates``, and
+lacks the first two: its candidates alternate in the steps, so means over the steps would describe
+no candidate.
 """
 
 from __future__ import annotations
@@ -30,26 +31,26 @@ Row = dict[str, Any]
 
 
 def rows(report: FullReport, table: str, trial: TrialResult | None = None) -> list[Row]:
-    """The rows of one of ``TABLES``, or ``CANDIDATES``; all have the same columns.
+    """Returns the rows of one of ``TABLES``, or of ``CANDIDATES``; all have the same columns.
 
     Args:
-        report: the run.
-        table: its name; empty: ``worlds``, or ``candidates`` of a trial.
-        trial: the run's, if there was one.
+        report: report of the run.
+        table: name of the table; empty for ``worlds``, or for ``candidates`` of a trial.
+        trial: the run's trial, if there was one.
 
     Raises:
-        UsageError: a trial has no such table, or there was none.
+        UsageError: a trial has no such table, or the run has no trial.
     """
     table = table or ("worlds" if trial is None else CANDIDATES)
     if trial is None and table == CANDIDATES:
         raise UsageError(
-            f"--rows {CANDIDATES} is for a run with a trial, and this one has none; take "
-            f"{', '.join(TABLES)}"
+            f"--rows {CANDIDATES} needs a run with a trial, but this run has none (allowed: "
+            f"{', '.join(TABLES)})"
         )
     if trial is not None and table in _MEANS:
         raise UsageError(
-            f"--rows {table} holds means over steps, which candidates of a trial shared; take "
-            f"{', '.join(table_names(trial))}"
+            f"--rows {table} holds means over steps, but candidates of a trial alternated in the "
+            f"steps of this run (allowed: {', '.join(table_names(trial))})"
         )
     if trial is not None and table == CANDIDATES:
         from commprof.report.trial import candidate_rows
@@ -59,7 +60,7 @@ def rows(report: FullReport, table: str, trial: TrialResult | None = None) -> li
 
 
 def table_names(trial: TrialResult | None) -> list[str]:
-    """Names of the tables that ``rows`` has of a run."""
+    """Returns the names of the tables that ``rows`` can make of a run."""
     if trial is None:
         return list(TABLES)
     return [CANDIDATES, *(name for name in TABLES if name not in _MEANS)]
@@ -158,12 +159,12 @@ def _collective(kind: CollectiveRow) -> Row:
 
 
 def _parts(parts: StepParts) -> Row:
-    """The step itself is in another column of a world size: there it is the slowest rank's."""
+    """Returns the parts, with the step renamed since ``step_..._ms`` is the slowest rank's."""
     named = dataclasses.asdict(parts)
     return {"mean_step_ms": named.pop("step_ms"), **named}
 
 
-#: The table of a trial.
+#: Name of the table of a trial.
 CANDIDATES = "candidates"
 #: Tables of means over steps.
 _MEANS = ("worlds", "ranks")
@@ -175,17 +176,17 @@ TABLES: dict[str, Callable[[FullReport], Iterator[Row]]] = {
 }
 
 
-#: What a spreadsheet takes for a formula.
+#: First characters of text that a spreadsheet interprets as a formula.
 _FORMULA = ("=", "+", "-", "@")
 
 
 def as_csv(report: FullReport, table: str, trial: TrialResult | None = None) -> str:
-    """The rows as CSV (RFC 4180, but with newlines as line ends), with a line of column names.
+    """Renders rows as CSV (RFC 4180, but with newlines as line ends), with a line of column names.
 
-    Figures that do not exist are empty. No rows: no text.
+    Figures that do not exist are empty. The text is empty if there are no rows.
 
     Raises:
-        UsageError: see ``rows``.
+        UsageError: as for ``rows``.
     """
     found = rows(report, table, trial)
     text = io.StringIO()
@@ -206,10 +207,10 @@ def _csv_cell(value: Any) -> Any:
 
 
 def as_parquet(report: FullReport, table: str, trial: TrialResult | None = None) -> bytes:
-    """The rows as a Parquet file, through pyarrow; figures that do not exist are null.
+    """Renders rows as a Parquet file, using pyarrow; figures that do not exist are null.
 
     Raises:
-        UsageError: pyarrow is not installed; or see ``rows``.
+        UsageError: pyarrow is not installed; or as for ``rows``.
     """
     try:
         import pyarrow
@@ -217,7 +218,7 @@ def as_parquet(report: FullReport, table: str, trial: TrialResult | None = None)
     except ImportError:
         raise UsageError(
             "--format parquet needs pyarrow, which is not installed: "
-            f"{invocation.pip('pyarrow')}, or take --format csv"
+            f"{invocation.pip('pyarrow')}, or use --format csv"
         ) from None
     found = [
         {name: _parquet_cell(value) for name, value in row.items()}

@@ -1,1 +1,1 @@
-"""A run as one HTML page that needs nothing else: no network, no library."""
+"""Report of a run as one HTML page without external parts: no network, no library."""

@@ -11,7 +11,7 @@ const PARTS = [
   ["other", "other"],
 ];
 
-/** Parts of the step by name, in ms; they add up to it. */
+/** Returns the parts of the step by name, in ms; they add up to the step. */
 function partsOf(row) {
   const wait = row.wait ?? 0;
   const wire = row.wire ?? 0;
@@ -32,7 +32,7 @@ function bar(label, row, longest) {
   );
   const lines = [`${label}: ${time(parts.step)}`, ...described];
   if (parts.hidden > 0) {
-    lines.push(`hidden beside it: ${time(parts.hidden)} of communication`);
+    lines.push(`hidden by work: ${time(parts.hidden)} of communication`);
   }
   const segments = PARTS.filter(([name]) => parts[name] > 0).map(([name]) => {
     const segment = element("div", { class: `segment ${name}` });
@@ -73,7 +73,7 @@ function drawSteps() {
   const ranks = element("div");
   const all = data.worlds.map((each) => [worldText(each), each.mean]);
   picture.append(
-    legend([...PARTS, ["hidden-part", "hidden: communication beside other work"]]),
+    legend([...PARTS, ["hidden-part", "hidden: communication during other work"]]),
     bars("Mean step by world size", all, data.worlds.some((each) => each.name)),
     worldChoice(),
     ranks,

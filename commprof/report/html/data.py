@@ -1,6 +1,6 @@
-"""The figures that the page's scripts draw, as JSON.
+"""Figures that the page's scripts draw, as JSON.
 
-Times of the timeline are whole microseconds. A column of times that only grow holds differences.
+Times of the timeline are whole microseconds. Columns of ascending values hold differences.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from commprof.stats.intervals import mean_interval
 from commprof.text import printable
 from commprof.trials.result import TrialResult
 
-#: Of a page, with all that stands in it; 1 MB.
+#: Largest size of a page with all of its contents: 1 MB.
 MOST_BYTES = 1_000_000
-#: Spans of all timelines together, whatever their bytes: browsers draw them one by one.
+#: Largest number of spans of all timelines, since browsers draw them one by one.
 MOST_SPANS = 30_000
-#: Points of the picture of the steps; the slowest of as many neighbours stands for them.
+#: Most points in the picture of the steps; in longer runs a point is the slowest of several steps.
 MOST_POINTS = 1_000
 _LONGEST_NAME = 60
 
@@ -41,9 +41,9 @@ Ints = npt.NDArray[np.int64]
 def page_data(
     reports: Sequence[FullReport], trial: TrialResult | None = None, most_bytes: int = MOST_BYTES
 ) -> str:
-    """Renders the page's data as text.
+    """Renders the page's data as text that can be placed in a script element.
 
-    To stand within a script element: nothing in it can end the element or begin another.
+    The text contains nothing that could end the element or begin another.
     """
     return _text(as_dict(reports, trial, most_bytes))
 
@@ -51,12 +51,13 @@ def page_data(
 def as_dict(
     reports: Sequence[FullReport], trial: TrialResult | None = None, most_bytes: int = MOST_BYTES
 ) -> dict[str, Any]:
-    """The page's data; ``tests/unit/report/test_pages.py`` holds its schema.
+    """Returns the page's data; ``tests/unit/report/test_pages.py`` holds its schema.
 
     Args:
-        reports: one run, or one for each strategy.
-        trial: the run's, if there was one.
-        most_bytes: as text. Timelines give way, down to a span of each kind and rank.
+        reports: report of one run, or of one run for each strategy.
+        trial: the run's trial, if there was one.
+        most_bytes: largest size as text. Timelines are cut to it, down to a span of each kind and
+            rank.
     """
     details = [detail for report in reports for detail in report.details]
     worlds = [
@@ -75,13 +76,13 @@ def as_dict(
 
 
 def _text(value: Any) -> str:
-    """JSON, all of it ASCII."""
+    """Renders a value as JSON in ASCII, with ``&``, ``<`` and ``>`` escaped."""
     text = json.dumps(plain(value), allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def _world(name: str, detail: WorldDetail, world: WorldResult, scale: Scaling) -> dict[str, Any]:
-    """All but its timeline."""
+    """Returns the data of one world size without its timeline."""
     low, high = world.step_quartiles_ms
     return {
         "name": printable(name)[:_LONGEST_NAME],
@@ -97,7 +98,7 @@ def _world(name: str, detail: WorldDetail, world: WorldResult, scale: Scaling) -
 
 
 def _samples_per_s_range(detail: WorldDetail, world: WorldResult) -> list[float]:
-    """95 % interval: of the mean step of the slowest rank, at the samples per step measured."""
+    """Returns the 95 % interval of samples/s, from that of the slowest rank's mean step."""
     if len(detail.slowest_ms) == 0:
         return [math.nan, math.nan]
     step = mean_interval(detail.slowest_ms)
@@ -105,7 +106,7 @@ def _samples_per_s_range(detail: WorldDetail, world: WorldResult) -> list[float]
 
 
 def _trial(trial: TrialResult | None) -> list[dict[str, Any]]:
-    """A row per candidate that was compared with the baseline."""
+    """Returns a row per candidate that was compared with the baseline."""
     candidates = () if trial is None else trial.candidates
     return [
         {
@@ -120,7 +121,7 @@ def _trial(trial: TrialResult | None) -> list[dict[str, Any]]:
 
 
 def _baseline(trial: TrialResult | None) -> list[dict[str, Any]]:
-    """Parts of its step as a world's mean has them, with a label; their sum stands for the step."""
+    """Returns the parts of the baseline's step, like a world size's mean; the step is their sum."""
     if trial is None or not trial.parts:
         return []
     baseline = trial.of_role("baseline")
@@ -132,7 +133,10 @@ def _baseline(trial: TrialResult | None) -> list[dict[str, Any]]:
 
 
 def _predicted(predictions: Predictions | None) -> list[dict[str, Any]]:
-    """A curve per setting, its points by ranks; whether their bounds hold the model's own error."""
+    """Returns a curve per setting, with its points sorted by ranks.
+
+    "checked" is true if their bounds include the model's own error.
+    """
     checked = predictions is not None and predictions.worst_error is not None
     points = () if predictions is None else predictions.points
     curves: dict[str, list[PredictedPoint]] = {}
@@ -156,7 +160,7 @@ def _predicted(predictions: Predictions | None) -> list[dict[str, Any]]:
 
 
 def _parts(rank: int, parts: dict[str, float]) -> dict[str, Any]:
-    """Mean step of one rank in ms; of rank -1 over all ranks."""
+    """Returns the parts of a rank's mean step in ms; rank -1 is the mean over all ranks."""
     rounded = {name: _rounded(parts[f"{name}_ms"]) for name in (*PARTS, "unsplit")}
     return {"rank": rank, **rounded}
 
@@ -174,7 +178,7 @@ def _steps(detail: WorldDetail) -> dict[str, Any]:
 
 
 def _fitted(timelines: Sequence[Timeline], most_bytes: int) -> list[dict[str, Any]]:
-    """Each cut to its share of the bytes; what small ones leave goes to the larger ones."""
+    """Returns the timelines' data, cut to equal sizes in bytes; unused bytes go to larger ones."""
     cut = _fewer(timelines)
     fitted = [_timeline(each) for each in cut]
     sizes = [len(_text(each)) for each in fitted]
@@ -191,13 +195,13 @@ def _fitted(timelines: Sequence[Timeline], most_bytes: int) -> list[dict[str, An
 def _shorter(
     drawn: Timeline, spans: int, size_bytes: int, most_bytes: int
 ) -> tuple[dict[str, Any], int]:
-    """Its middle, or the least there can be of it, with the bytes that it takes.
+    """Returns the data of a timeline's middle that fits, or the least there can be, and its size.
 
     Args:
-        drawn: all of it.
-        spans: of a middle of it that is too large.
-        size_bytes: of that.
-        most_bytes: for what is asked for.
+        drawn: the whole timeline.
+        spans: number of spans of a middle that is too large.
+        size_bytes: size of that middle.
+        most_bytes: largest size of the result.
     """
     while True:
         cut = drawn.middle(int(spans * min(0.99, most_bytes / size_bytes)))
@@ -209,7 +213,7 @@ def _shorter(
 
 
 def _fewer(timelines: Sequence[Timeline]) -> list[Timeline]:
-    """Each cut to its share of the spans; what small ones leave goes to the larger ones."""
+    """Cuts timelines to equal numbers of spans; unused spans go to larger timelines."""
     fitted = [*timelines]
     left = MOST_SPANS
     order = sorted(range(len(timelines)), key=lambda i: timelines[i].spans)
@@ -286,5 +290,5 @@ def _differences(values: Ints) -> list[int]:
 
 
 def _rounded(value: float) -> float:
-    """Four digits are more than a picture shows."""
+    """Rounds to four digits, more than a picture shows."""
     return float(f"{value:.4g}")

@@ -20,7 +20,7 @@ function filled(made, attributes, children) {
   return made;
 }
 
-/** Milliseconds as a reader wants them; "-" for what is not known. */
+/** Formats milliseconds with a suitable unit; "-" if unknown. */
 function time(ms) {
   if (ms === null || ms === undefined || Number.isNaN(ms)) return "-";
   const size = Math.abs(ms);
@@ -29,7 +29,7 @@ function time(ms) {
   return `${digits(ms * 1000)} µs`;
 }
 
-/** Three significant digits, or all before the point. */
+/** Formats three significant digits, or all before the decimal point. */
 function digits(value) {
   if (Math.abs(value) >= 100) return value.toFixed(0);
   return String(Number(value.toPrecision(3)));
@@ -44,12 +44,12 @@ function megabytes(bytes) {
   return `${digits(bytes / 1e6)} MB`;
 }
 
-/** The value of a custom property of the page's style, in the theme that shows. */
+/** Returns the value of a custom property of the page's style, in the current theme. */
 function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }
 
-/** Text of milliseconds on an axis whose ticks are `step` apart: one unit, and as many digits as tell ticks apart. */
+/** Returns a formatter of milliseconds for ticks `step` apart: one unit, and enough digits to distinguish ticks. */
 function tickTexts(step, highest) {
   const [unit, name] = highest >= 1000 ? [1000, "s"] : highest >= 1 ? [1, "ms"] : [0.001, "µs"];
   const places = Math.max(0, Math.ceil(-Math.log10(step / unit) - 1e-9));
@@ -72,11 +72,11 @@ function redrawn(container, draw) {
   whenWider();
 }
 
-// What is under the pointer, or selected by keyboard: beside it, and read out by screen readers.
+// Tooltip of the object under the pointer, or selected by keyboard; screen readers read it out.
 
 const tooltip = document.getElementById("tooltip");
 
-/** Lines of text at a place of the window; the first one is the title. */
+/** Shows lines of text at a place of the window; the first line is the title. */
 function showTooltip(lines, x, y) {
   tooltip.replaceChildren(
     ...lines.map((line, i) => element(i ? "div" : "strong", {}, line)),
@@ -93,7 +93,7 @@ function hideTooltip() {
   tooltip.hidden = true;
 }
 
-/** Shows what `lines()` gives while the pointer is over the element, or it has the focus. */
+/** Shows the result of `lines()` while the element has the focus or the pointer is over it. */
 function explain(target, lines) {
   target.addEventListener("pointermove", (event) => {
     showTooltip(lines(), event.clientX, event.clientY);

@@ -1,11 +1,11 @@
-// The timeline's columns as spans, and collectives that overlap on lanes of their own.
+// The timeline's columns as spans, with overlapping collectives on separate lanes.
 
 const MOST_LANES = 8;
 /** Parts of a collective's time in flight, in their order. */
 const IN_FLIGHT_PARTS = ["negotiate", "queue", "wait", "wire"];
 const IN_FLIGHT_WORDS = { negotiate: "early", queue: "queue", wait: "wait", wire: "transfer" };
 
-/** Undoes differences. */
+/** Restores values from their differences. */
 function summed(differences) {
   let total = 0;
   return differences.map((each) => (total += each));
@@ -16,7 +16,7 @@ function stretches(columns) {
   return begins.map((begin, i) => ({ begin, end: begin + columns.length[i] }));
 }
 
-/** One collective of one rank; times in µs, `parts` null where they are not known. */
+/** Returns a rank's collectives; times in µs, `parts` null if unknown. */
 function intervalsOf(columns) {
   const issues = summed(columns.issue);
   const steps = summed(columns.step);
@@ -32,7 +32,7 @@ function intervalsOf(columns) {
   });
 }
 
-/** Gives each the first lane that is free when it begins; returns how many lanes there are. */
+/** Gives each interval the first lane that is free when it begins; returns the number of lanes. */
 function laid(intervals) {
   const busyUntil = [];
   for (const interval of intervals) {
@@ -61,7 +61,7 @@ function decoded(timeline) {
   return { ...timeline, ranks, length: Math.max(1, ...ends) };
 }
 
-/** The calls of all ranks that are the same collective. */
+/** Returns the calls of all ranks that belong to the same collective. */
 function together(timeline, collective) {
   return timeline.ranks.flatMap((rank) =>
     rank.intervals
@@ -76,12 +76,12 @@ function kindText(timeline, interval) {
   return interval.bucket < 0 ? call : `bucket ${interval.bucket}: ${call}`;
 }
 
-/** What fits into a box: its bucket, else its operation. */
+/** Returns short text for a box: its bucket, else its operation. */
 function shortText(timeline, interval) {
   return interval.bucket < 0 ? timeline.kinds[interval.kind][0] : `bucket ${interval.bucket}`;
 }
 
-/** What a reader wants of one collective on one rank. */
+/** Returns lines that describe one collective on one rank. */
 function intervalLines(timeline, rank, interval) {
   const group = timeline.kinds[interval.kind][1];
   const parts = interval.parts

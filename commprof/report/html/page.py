@@ -1,9 +1,9 @@
-"""Puts the page together: text and tables as HTML, figures as JSON, style and scripts inline.
+"""Builds the page: text and tables as HTML, figures as JSON, style and scripts inline.
 
-The page works without scripts, except for the pictures. Whatever text it shows was escaped, or is
-set by the scripts as text, never as markup; a content security policy that names the hashes of our
-own style and script lets nothing else run and nothing be fetched. Control characters are shown as
-escapes; only what is ``Markup`` stands as it is.
+The page works without scripts, except for the pictures. All text is escaped, or set by the scripts
+as text, never as markup; a content security policy with the hashes of commprof's own style and
+script allows nothing else to run and nothing to be fetched. Control characters are shown as
+escapes; only ``Markup`` is inserted unchanged.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ def _shown(value: object) -> object:
 
 
 def digest(text: str) -> str:
-    """Digest of a style or script, as a content security policy names it."""
+    """Returns the digest of a style or script, in the form of a content security policy."""
     hashed = hashlib.sha256(text.encode()).digest()
     return f"sha256-{base64.b64encode(hashed).decode()}"
 
 
-#: In this order: later ones use what earlier ones define.
+#: Scripts in the order of their use: later ones need definitions of earlier ones.
 SCRIPTS = (
     *("dom.js", "worlds.js", "bars.js", "scaling.js", "trial.js", "steps.js", "lanes.js"),
     *("timeline.js", "main.js"),
@@ -66,27 +66,27 @@ SCRIPTS = (
 
 #: Sections whose picture comes before their table.
 _PICTURES = {"trial", "step", "scaling", "steps", "timeline"}
-#: Least room for figures, where tables fill the page: 100s of ranks that wait for each other.
+#: Least room for figures if tables fill the page, as with hundreds of ranks.
 _LEAST_DATA_BYTES = MOST_BYTES // 4
-#: Where the figures go; no text that was escaped can hold it.
+#: Placeholder for the figures; no escaped text can contain it.
 _DATA = "\0figures\0"
 
 
 def render(report: FullReport, trial: TrialResult | None = None) -> str:
-    """The page as text, to be written as UTF-8."""
+    """Renders the page of one run as text, to be written as UTF-8."""
     parts = list(sections(report, trial))
     return _page(report.result.context, parts, partial(page_data, [report], trial))
 
 
 def render_strategies(compared: ComparedStrategies) -> str:
-    """The page of several strategies side by side, as text."""
+    """Renders the page that compares several strategies, as text."""
     context = {**compared.reports[0].result.context, "strategy": ""}
     parts = list(strategy_sections(compared))
     return _page(context, parts, partial(page_data, compared.reports, None))
 
 
 def _page(context: Mapping[str, Any], parts: Sequence[Section], data: Callable[[int], str]) -> str:
-    """The page; ``data`` is asked for the figures in as many bytes as the rest leaves."""
+    """Renders a page; ``data`` returns the figures in at most as many bytes as it is given."""
     style, script = Markup(_joined("page.css", "charts.css")), _joined(*SCRIPTS)
     text = rendered(
         "page.html",

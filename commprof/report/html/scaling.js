@@ -1,10 +1,10 @@
-// Throughput over world sizes: measured, ideal, and predicted where there is a prediction.
+// Throughput by world size: measured, ideal, and predicted if there is a prediction.
 // Both axes are logarithmic, so that ideal scaling is a straight line.
 
 const MARGIN = { left: 56, right: 16, top: 24, bottom: 36 };
 
-/** What bounds are where nothing held out says what the model is wrong by. */
-const SAMPLING_AND_FIT = "the range of sampling and fit alone, no interval for real steps";
+/** Meaning of bounds if no recorded steps were held out of the model. */
+const SAMPLING_AND_FIT = "the range of sampling and fit alone, not an interval for real steps";
 
 function drawScaling() {
   const picture = document.getElementById("scaling-picture");
@@ -12,7 +12,7 @@ function drawScaling() {
   const known = data.worlds.filter((each) => each.samples_per_s !== null);
   const sizes = new Set([...known, ...data.predicted.flatMap((curve) => curve.points)].map((each) => each.ranks));
   if (!known.length || sizes.size < 2) {
-    const text = "A curve takes samples/s of two world sizes or more.";
+    const text = "A curve needs samples/s of at least two world sizes.";
     picture.append(element("p", { class: "note" }, text));
     return;
   }
@@ -86,7 +86,7 @@ function pathOf(points) {
   return points.map(([x, y], i) => `${i ? "L" : "M"}${x} ${y}`).join("");
 }
 
-/** [world sizes, class] of the one run, or of each strategy. */
+/** Returns [world sizes, class] of the run, or of each strategy. */
 function curvesOf(known) {
   const names = [...new Set(known.map((each) => each.name))];
   return names.map((name, i) => [
@@ -101,7 +101,7 @@ function measuredPoint(each, kind, { x, y, ideal }) {
   });
   const [low, high] = each.samples_per_s_range;
   const whisker = low === null ? [] : [shape("line", { class: `line whisker ${kind}`, x1: at, x2: at, y1: y(low), y2: y(high) })];
-  const range = low === null ? "" : `, ${digits(low)} to ${digits(high)} by its steps`;
+  const range = low === null ? "" : `, ${digits(low)} to ${digits(high)} (95 %)`;
   explain(point, () => [
     worldText(each),
     `${digits(each.samples_per_s)} samples/s measured${range}`,
@@ -131,14 +131,14 @@ function predictedCurve(curve, { x, y }) {
   return [line, ...points];
 }
 
-/** A round distance of ticks, about so many of them up to `top`. */
+/** Returns a round distance of ticks, with about `count` of them up to `top`. */
 function tickStep(top, count) {
   const rough = top / count;
   const power = 10 ** Math.floor(Math.log10(rough));
   return [1, 2, 5].map((factor) => factor * power).find((each) => each >= rough) ?? 10 * power;
 }
 
-/** Round values for a logarithmic axis: 1, 2 and 5 of each decade, or a linear step's where these are fewer than 3. */
+/** Returns round values for a logarithmic axis: 1, 2 and 5 of each decade, or linear ticks if these are fewer than 3. */
 function logTicks(low, top) {
   const values = [];
   for (let power = 10 ** Math.floor(Math.log10(low)); power <= top; power *= 10) {
@@ -148,7 +148,7 @@ function logTicks(low, top) {
   return inside(values).length < 3 ? inside(ticks(top, 8)) : inside(values);
 }
 
-/** Round values from 0 up to `top`. */
+/** Returns round values from 0 up to `top`. */
 function ticks(top, count) {
   const step = tickStep(top, count);
   const values = [];

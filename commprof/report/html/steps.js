@@ -1,4 +1,4 @@
-// The slowest rank's time of each step, with the quartiles; a step leads to the timeline.
+// The slowest rank's time of each step, with quartiles; choosing a step shows it in the timeline.
 
 function drawStepTimes() {
   const picture = document.getElementById("steps-picture");
@@ -50,13 +50,13 @@ function stepChart(figure, width) {
   });
 }
 
-/** Which of `count` bars have their number below them: about one in 60 pixels, at round distances. */
+/** Returns which of `count` bars are numbered: about one in 60 pixels, at round distances. */
 function numbered(count, width) {
   const every = Math.max(1, Math.ceil(tickStep(count, Math.max(1, width / 60))));
   return Array.from({ length: Math.ceil(count / every) }, (_, i) => i * every);
 }
 
-/** Pointer and keys choose one of `count` bars. */
+/** Lets pointer and keys choose one of `count` bars. */
 function steppable(chart, marker, bars, lines) {
   let chosen = -1;
   const select = (i, px, py) => {
@@ -84,14 +84,14 @@ function steppable(chart, marker, bars, lines) {
   });
 }
 
-// Who waits for whom: the table of the chosen world size, each cell as dark as its waiting is long.
+// Who waits for whom: the table of the chosen world size, with darker cells for longer waiting.
 
 function drawWaiting() {
   const section = document.getElementById("waiting");
   if (!section) return;
   const tables = [...section.querySelectorAll(".scroll")];
   section.insertBefore(element("div", { class: "controls" }, worldChoice()), tables[0]);
-  const none = element("p", { class: "note" }, "One rank alone waits for nobody.");
+  const none = element("p", { class: "note" }, "With one rank there is nobody to wait for.");
   section.insertBefore(none, tables[0]);
   tables.forEach(heated);
   onWorld(() => {

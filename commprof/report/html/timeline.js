@@ -1,4 +1,4 @@
-// Which part of the timeline shows, where its rows are, and what is under a point.
+// The visible part of the timeline, the place of its rows, and the object under a point.
 
 const GUTTER = 64;
 const AXIS = 22;
@@ -7,7 +7,7 @@ const PHASE_HEIGHT = 14;
 const WAITING_HEIGHT = 6;
 const LANE_HEIGHT = 14;
 const ROW_GAP = 10;
-const SHORTEST = 20; // µs: no use in zooming in further
+const SHORTEST = 20; // µs: shortest visible time
 
 function makeView(timeline) {
   let y = AXIS;
@@ -27,7 +27,7 @@ function timeAt(view, x) {
   return view.from + ((x - GUTTER) / (view.width - GUTTER)) * (view.to - view.from);
 }
 
-/** Shows [from, to], moved and cut so that it lies in the timeline. */
+/** Shows [from, to], moved and cut to lie within the timeline. */
 function show(view, from, to) {
   const length = Math.min(view.timeline.length, Math.max(SHORTEST, to - from));
   view.from = Math.max(0, Math.min(view.timeline.length - length, from));
@@ -45,13 +45,13 @@ function pan(view, share) {
   show(view, view.from + by, view.to + by);
 }
 
-/** The i-th step that is here, over all ranks. */
+/** Returns begin and end of the i-th step of the timeline over all ranks. */
 function stepWindow(view, i) {
   const spans = view.timeline.ranks.map((rank) => rank.steps[i]).filter(Boolean);
   return [Math.min(...spans.map((s) => s.begin)), Math.max(...spans.map((s) => s.end))];
 }
 
-/** The step in the middle of what shows. */
+/** Returns the index of the step in the middle of the visible part. */
 function stepShown(view) {
   const middle = (view.from + view.to) / 2;
   const steps = view.timeline.ranks[0]?.steps ?? [];
@@ -68,7 +68,7 @@ function bringInto(view, interval) {
   }
 }
 
-/** {rank, interval}, {rank, phase}, {rank, waiting} or null. */
+/** Returns the object at a point: {rank, interval}, {rank, phase}, {rank, waiting} or null. */
 function hit(view, x, y) {
   const row = view.rows.find((each) => y >= each.top && y < each.bottom);
   if (!row || x < GUTTER) return null;
@@ -89,7 +89,7 @@ function hit(view, x, y) {
   return interval ? { rank: row.rank, interval } : null;
 }
 
-// Draws what shows of the timeline on a canvas.
+// Drawing of the visible part of the timeline on a canvas.
 
 function drawTimelineOn(canvas, view) {
   const scale = devicePixelRatio || 1;
@@ -177,7 +177,7 @@ function drawInterval(pen, view, row, interval, theme) {
   }
 }
 
-/** Text at the begin of what shows of a span, where it has room for it. */
+/** Writes text at the begin of the visible part of a span, if there is room. */
 function label(pen, view, span, y, height, text, theme, fill = theme.background) {
   const x = xOf(view, Math.max(span.begin, view.from));
   const room = xOf(view, Math.min(span.end, view.to)) - x - 4;
@@ -191,7 +191,7 @@ function label(pen, view, span, y, height, text, theme, fill = theme.background)
   pen.restore();
 }
 
-/** A span as a box, never narrower than can be seen. */
+/** Draws a span as a box that is wide enough to be seen. */
 function box(pen, view, span, y, height, fill) {
   if (span.end < view.from || span.begin > view.to) return;
   const x = xOf(view, Math.max(span.begin, view.from));
@@ -280,7 +280,7 @@ function keyed(state, event) {
   changed(state, act);
 }
 
-/** The next collective of the chosen rank, or the first one that shows. */
+/** Chooses the next collective of the chosen rank, or the first visible one. */
 function chooseNext(state, way) {
   const { view } = state;
   const rank = view.chosenRank ?? view.timeline.ranks[0];
@@ -292,7 +292,7 @@ function chooseNext(state, way) {
   announce(state, { rank, interval });
 }
 
-/** The same collective on another rank. */
+/** Chooses the same collective on another rank. */
 function chooseRank(state, way) {
   const { view } = state;
   if (!view.chosen) return chooseNext(state, 1);
@@ -350,7 +350,7 @@ function drawTimeline() {
 const PHASE_LEGEND = ["data", "forward", "backward", "optimizer", "other"].map((name) => [name, name]);
 const IN_FLIGHT_LEGEND = [
   ["waiting", "training thread waits"], ["negotiate", "early: waiting for the last rank"],
-  ["queue", "queue: until it runs here"], ["wait", "wait: until it runs on the last rank"], ["wire", "transfer"],
+  ["queue", "queue: until it runs on this rank"], ["wait", "wait: until it runs on the last rank"], ["wire", "transfer"],
   ["unsplit", "not split"],
 ];
 const KEYS =
@@ -363,12 +363,12 @@ function aboutTimeline(timeline) {
   if (!steps.length) return "No step was recorded by all ranks.";
   const shown = steps.length < all
     ? `Steps ${steps[0]} to ${steps[steps.length - 1]}; the other ${all - steps.length} of ${all} measured steps are ` +
-      "left out, for the page has no room for them."
+      "left out because the page has no room for them."
     : `All ${all} measured steps.`;
-  const cut = timeline.left_out ? ` ${timeline.left_out} spans had no room.` : "";
+  const cut = timeline.left_out ? ` ${timeline.left_out} spans are left out for lack of room.` : "";
   const clocks = timeline.clocks_shared
     ? ""
-    : " The ranks' clocks were not compared: times of different ranks cannot be.";
+    : " The ranks' clocks were not compared, so times of different ranks cannot be compared.";
   return shown + cut + clocks;
 }
 
@@ -409,7 +409,7 @@ function goToStep(state, at, number) {
   state.canvas.focus({ preventScroll: true });
 }
 
-/** Marks a collective on all ranks and lists it; null takes the mark away. */
+/** Marks a collective on all ranks and lists it; null removes the mark. */
 function choose(state, found) {
   state.view.chosen = found && found.interval;
   state.view.chosenRank = found && found.rank;

@@ -1,4 +1,4 @@
-// A trial: the parts of the baseline's step, and each candidate's step over it with its interval.
+// A trial: the parts of the baseline's step, and each candidate's step divided by it.
 
 const TRIAL_ROW = 38;
 
@@ -13,7 +13,7 @@ function drawTrial() {
   }
   if (!data.trial.length) return;
   const figure = element("figure");
-  const words = "Step over that of none, with its 95 % interval: left of the line is faster.";
+  const words = "Step divided by none's step, with its 95 % interval: left of the line is faster.";
   picture.append(element("p", { class: "note" }, words), figure);
   redrawn(figure, (width) => figure.replaceChildren(trialChart(width)));
 }
@@ -57,12 +57,12 @@ function trialRow(each, top, x) {
 function trialLines(each) {
   return [
     each.label,
-    `${each.value.toFixed(3)} of none's step, ${each.low.toFixed(3)} to ${each.high.toFixed(3)}`,
+    `${each.value.toFixed(3)} times none's step, ${each.low.toFixed(3)} to ${each.high.toFixed(3)}`,
     `step ${time(each.step_ms)}`,
   ];
 }
 
-/** Round values between two ratios. */
+/** Returns round values between two ratios. */
 function ratioTicks(from, to) {
   const step = tickStep(to - from, 5);
   const values = [];

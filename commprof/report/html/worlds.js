@@ -8,7 +8,7 @@ function world() {
   return data.worlds[chosenWorld];
 }
 
-/** Calls back now and with every other choice. */
+/** Calls back now, and whenever another world size is chosen. */
 function onWorld(listener) {
   worldListeners.push(listener);
   listener();
@@ -26,12 +26,12 @@ function ranksText(count) {
   return count === 1 ? "1 rank" : `${count} ranks`;
 }
 
-/** A world size, with its strategy where the page shows several. */
+/** Returns the name of a world size, with its strategy if the page shows several. */
 function worldText(each) {
   return each.name ? `${each.name}, ${ranksText(each.ranks)}` : ranksText(each.ranks);
 }
 
-/** A labelled choice of the world size; nothing where there is only one. */
+/** Returns a labelled choice of the world size; empty if there is only one. */
 function worldChoice() {
   if (data.worlds.length < 2) return "";
   const options = data.worlds.map((each, i) =>

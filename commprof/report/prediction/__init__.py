@@ -1,1 +1,1 @@
-"""Predictions and machine profiles as text and JSON."""
+"""Rendering of predictions and machine profiles as text and JSON."""

@@ -1,22 +1,22 @@
 """Predictions as JSON; times in seconds, sizes in bytes, NaN as null, an infinite cap as "inf".
 
-``predicted_from`` and ``costs`` say in words what was replayed, with which costs; ``left_out`` is
-what was refused. ``answers``, one per scenario, have ``prediction``, ``interval_s``,
-``samples_per_s`` and ``efficiency`` with intervals, ``cost``, ``epoch_sent_bytes``, and of
-``--optimize`` ``candidates`` (``gain`` with bounds as shares of the step, ``certainty``,
-``certainty_beyond_error``, ``is_gain``) and ``search`` (what was combined, ``refused`` with
-reasons). ``prediction.waiting`` has ``wait_s``, ``wire_s``, ``exposed_s`` and ``hidden_s`` with
-intervals that do not hold the held-out error. ``checks`` are recorded settings beside the model,
-``error`` its ``mean``, ``worst``, ``points`` and ``margin`` on those held out, and
-``is_skilled``, false where it misses more than half of ``trivial_mean``, the mean error of the
-better ``trivial`` answer (``as_is_s``, ``perfect_overlap_s``); ``is_sharded`` is true of FSDP2,
-HSDP and ZeRO stage 1, whose scenarios alone have ``gather_dtype``, ``reduce_dtype``,
-``reshard_after_forward``, ``shard_ranks`` and ``wrap_blocks``;
-``interval_holds_held_out_error`` is false where ``interval_s`` is the range of sampling and fit
-alone. ``best`` is the shortest step of those that change a setting, null without one:
-``candidate`` as those of ``--optimize``, its ``interval_s``, ``setting`` in words, ``options`` of
-``commprof run`` that set it, ``in_script`` what none sets, and the ``command`` that tries it.
-``amdahl`` has ``residuals`` and ``limit``, null for none; ``notes`` are sentences.
+``predicted_from`` and ``costs`` name the replayed run and the source of the costs; ``left_out``
+lists refused scenarios. ``answers``, one per scenario, have ``prediction``, ``interval_s``,
+``samples_per_s`` and ``efficiency`` with intervals, ``cost``, ``epoch_sent_bytes``, and with
+``--optimize`` also ``candidates`` (``gain`` with bounds as fractions of the step, ``certainty``,
+``certainty_beyond_error``, ``is_gain``) and ``search`` (the settings that were combined,
+``refused`` with reasons). ``prediction.waiting`` has ``wait_s``, ``wire_s``, ``exposed_s`` and
+``hidden_s`` with intervals that exclude the held-out error. ``checks`` compares recorded settings
+with the model; ``error`` has the model's ``mean``, ``worst``, ``points`` and ``margin`` on
+held-out settings, and ``is_skilled``, false if the model misses more than half of
+``trivial_mean``, the mean error of the better ``trivial`` answer (``as_is_s``,
+``perfect_overlap_s``); ``is_sharded`` is true for FSDP2, HSDP and ZeRO stage 1, the only scenarios
+with ``gather_dtype``, ``reduce_dtype``, ``reshard_after_forward``, ``shard_ranks`` and
+``wrap_blocks``; ``interval_holds_held_out_error`` is false if ``interval_s`` is the range of
+sampling and fit alone. ``best`` is the shortest step among answers that change a setting, or null:
+a ``candidate`` as in ``candidates``, its ``interval_s``, ``setting`` in words, ``options`` of
+``commprof run`` that set it, ``in_script`` for changes that no option makes, and the ``command``
+that tries it. ``amdahl`` has ``residuals`` and ``limit``, null for none; ``notes`` are sentences.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def render(
     refused: Sequence[str],
     tried: Mapping[str, Any] | None = None,
 ) -> str:
-    """Renders all fields of the answers as JSON; ``tried`` says how to try the best one."""
+    """Renders all fields of the answers as JSON; ``tried`` holds the way to try the best answer."""
     best = answers.best and {
         **dataclasses.asdict(answers.best),
         "setting": setting_words(answers.best.candidate.prediction.scenario),
@@ -64,7 +64,7 @@ def render(
 
 
 def _answer(found: Answer) -> dict[str, Any]:
-    """An answer as plain values, with the properties that ``asdict`` passes over."""
+    """Returns an answer as plain values, including the properties that ``asdict`` leaves out."""
     document = dataclasses.asdict(found)
     document["prediction"]["exposed_s"] = found.prediction.exposed_s
     for name, figure in (("samples_per_s", found.samples_per_s), ("efficiency", found.efficiency)):
@@ -85,7 +85,7 @@ def _amdahl(fit: AmdahlFit) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """JSON has neither NaN nor infinity: null, and "inf" for the cap that makes one bucket."""
+    """Replaces NaN by None and infinity, the cap that makes one bucket, by "inf"."""
     if isinstance(value, float) and not math.isfinite(value):
         return "inf" if value > 0 else None
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The setting with the shortest predicted step, as text: what it saves, and what to type to see."""
+"""Text on the setting with the shortest predicted step: its saving, and the command to try it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def render(best: Best, error: ModelError | None, in_script: Sequence[str], comma
     """Renders the best setting, and the command that compares it with a run.
 
     Args:
-        best: of all that was predicted.
-        error: the model's own; None where it is not known.
-        in_script: what no option of the command sets.
-        command: to type.
+        best: the best of all predictions.
+        error: the model's own error; None if unknown.
+        in_script: changes that no option of the command makes.
+        command: command to type.
     """
     found = best.candidate
     step = best.interval_s
@@ -33,22 +33,22 @@ def render(best: Best, error: ModelError | None, in_script: Sequence[str], comma
     )
     share = f"{abs(found.gain):.1%}"
     if found.gain_low > 0 and found.is_gain is not False:
-        text += f"that is {share} less than as it was recorded"
-        text += "." if found.is_gain else ", as far as the model is right: its error is not known."
+        text += f"that is {share} less than in the recorded setting"
+        text += "." if found.is_gain else ", if the model is right: its error is not known."
     elif found.gain_high < 0:
-        text += f"that is {share} more than as it was recorded: leave it as it is."
+        text += f"that is {share} more than in the recorded setting: keep the recorded setting."
         return textwrap.fill(text, _WIDTH) + "\n"
     else:
-        text += "whether that is less than as it was recorded is not certain."
+        text += "it is not certain that this is less than in the recorded setting."
     lines = textwrap.wrap(text, _WIDTH)
     if in_script:
         lines += textwrap.wrap(f"In the script: {'; '.join(in_script)}.", _WIDTH)
-    lines.append("To try it, and to see what became of the prediction:")
+    lines.append("To try this setting, and to compare the step with the prediction:")
     return "\n".join([*lines, f"  {printable(command)}"]) + "\n"
 
 
 def setting_words(scenario: Scenario) -> str:
-    """Says what differs from the recorded setting."""
+    """Names the differences from the recorded setting."""
     words = []
     if not math.isnan(scenario.bucket_cap_bytes):
         words.append(f"bucket cap {cap_mib(scenario.bucket_cap_bytes)} MiB")

@@ -1,4 +1,4 @@
-"""Cells of a prediction's tables: a scenario, and figures with their intervals."""
+"""Table cells of a prediction: its scenario, and figures with their intervals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ AS_RUN = "as run"
 
 
 def scenario_cells(scenario: Scenario) -> tuple[str, ...]:
-    """Cells of a scenario: ranks, Gbit/s, latency in µs, bucket cap in MiB, hook."""
+    """Returns the cells of a scenario: ranks, Gbit/s, latency in µs, bucket cap in MiB, hook."""
     return (
         str(scenario.world_size),
         optional(scenario.bandwidth_bytes_per_s, 8e-9),
@@ -24,7 +24,7 @@ def scenario_cells(scenario: Scenario) -> tuple[str, ...]:
 
 
 def sharded_cells(scenario: Scenario) -> tuple[str, ...]:
-    """Cells of a sharded scenario: ranks, rate, latency, copies, units, gathering, types."""
+    """Returns the cells of a sharded scenario: ranks, link, shard ranks, blocks, reshard, types."""
     again = scenario.reshard_after_forward
     return (
         *scenario_cells(scenario)[:3],
@@ -36,19 +36,19 @@ def sharded_cells(scenario: Scenario) -> tuple[str, ...]:
 
 
 def cap_mib(cap_bytes: float) -> str:
-    """Bucket cap in MiB: NaN for what was recorded, infinite for one bucket."""
+    """Formats a bucket cap in MiB: NaN means as recorded, infinity one bucket."""
     if math.isnan(cap_bytes):
         return AS_RUN
     return "all" if math.isinf(cap_bytes) else f"{cap_bytes / (1 << 20):.3g}"
 
 
 def hook_words(hook: str | None) -> str:
-    """Name of a hook: None is what was recorded, empty is DDP's own mean."""
+    """Returns the name of a hook: ``None`` means as recorded, an empty name DDP's own mean."""
     return AS_RUN if hook is None else printable(hook) or "none"
 
 
 def optional(value: float, factor: float) -> str:
-    """Formats a value; NaN stands for what was recorded."""
+    """Formats a value times ``factor``; NaN means as recorded."""
     return AS_RUN if math.isnan(value) else f"{value * factor:.3g}"
 
 
@@ -60,17 +60,17 @@ def within(found: Estimate, text: Callable[[float], str], checked: bool = True) 
 
 
 def bracketed(low: str, high: str, checked: bool) -> str:
-    """Formats an interval for real steps, or of sampling and fit alone."""
+    """Formats an interval in brackets, or in parentheses if it is of sampling and fit alone."""
     return f"[{low}, {high}]" if checked else f"({low} to {high})"
 
 
 def within_if_wide(found: Estimate, text: Callable[[float], str]) -> str:
-    """Formats an estimate, with its interval where that differs as printed."""
+    """Formats an estimate, with its interval if the bounds print differently."""
     value = text(found.value)
     return value if value == text(found.low) == text(found.high) else within(found, text, False)
 
 
 def ms(value_s: float) -> str:
-    """Formats milliseconds: three digits, or all before the point."""
+    """Formats seconds as milliseconds with three digits, or all before the decimal point."""
     value = value_s * 1e3
     return f"{value:.0f}" if value >= 1000 else three_digits(value)

@@ -1,4 +1,4 @@
-"""A machine profile as text."""
+"""Rendering of a machine profile as text."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from commprof.text import listed, printable
 
 _LEGEND = """\
 A collective takes steps x (alpha + beta x bytes per step); steps and bytes follow from the ring or
-tree and the number of ranks, so one line holds for all world sizes. rate: 1 / beta. [ ]: 95 %
+tree and the number of ranks, so one line applies to all world sizes. rate: 1 / beta. [ ]: 95 %
 bootstrap interval. residual: root mean square and worst, relative. held out: mean and worst
-relative error on sizes, and on world sizes, that were left out. gamma: time per byte added up."""
+relative error on sizes, and on world sizes, that were left out of the fit. gamma: time to add up
+one byte."""
 
 _BETWEEN = """\
-{}: between the measured sizes times come from the two sizes beside each, which miss what was left
-out less than lines do. Residual and held out are of these times."""
+{}: times between the measured sizes are interpolated from the two neighbouring sizes, because this
+misses held-out times by less than lines do. Residual and held out are those of these times."""
 
 _NOT_KNOWN = (math.nan, math.nan)
 _UNKNOWN = HookFigures(_NOT_KNOWN, _NOT_KNOWN, _NOT_KNOWN, math.nan)
-#: Share of the step by which a replay of the run that it was fitted to may miss.
+#: Largest error of a replay of the fitted run, as a fraction of the step, without a warning.
 _NOISY = 0.05
-#: Characters of a name that are shown.
+#: Most characters of a name that are shown.
 _MOST_NAME = 60
 _HEADERS = (
     *("operation", "ranks", "bytes\nper step", "alpha\nµs", "rate\nGB/s", "residual"),
@@ -37,13 +38,13 @@ _HOOK_HEADERS = (
     *("sent of\nfp32", "overhead\nms/bucket", "residual:\nwork", "\nstep"),
 )
 _HOOK_LEGEND = """\
-encode, reduce, decode: processor time, and the overhead beside it, with 95 % bootstrap intervals
-where enough buckets were recorded to tell. residual: of a bucket's processor time, root mean square
-and relative; what the replay of the recorded steps misses their ends by, over the step."""
+encode, reduce, decode: processor time; overhead: time per bucket in addition; with 95 % bootstrap
+intervals if enough buckets were recorded. residual: of a bucket's processor time (relative root
+mean square), and of the ends of the recorded steps in a replay (error divided by the step)."""
 
 
 def render(profile: MachineProfile, width: int, tables: int | None = None) -> str:
-    """Renders tables of links and hooks, and what they mean."""
+    """Renders tables of links and hooks with their legends."""
     parts = []
     for name, link in profile.links.items():
         rows = [row for curve in link.curves.values() for row in _rows(curve)]
@@ -62,9 +63,9 @@ def render(profile: MachineProfile, width: int, tables: int | None = None) -> st
         parts.append(tabulated(rows, _HOOK_HEADERS, [0], tables))
         parts.append(textwrap.fill(_HOOK_LEGEND, width))
     noisy = [
-        f"{_name(curve)}, class {name.replace('_', ' ')}: the replay misses the recorded "
-        f"ends by {curve.residual:.0%} of the step; the run was disturbed, or its steps differ: "
-        "record it again, with more steps."
+        f"{_name(curve)}, class {name.replace('_', ' ')}: the replay misses the recorded ends of "
+        f"steps by {curve.residual:.0%} of the step, because the run was disturbed or its steps "
+        "differ; record the run again with more steps."
         for name, link in profile.links.items()
         for curve in link.curves.values()
         if curve.source == "run" and curve.residual > _NOISY
@@ -92,7 +93,7 @@ def _hook(hook: HookCost) -> tuple[str, ...]:
 
 
 def _within(value: float, low: float, high: float, factor: float) -> str:
-    """Without an interval where it has no width or is not known."""
+    """Formats a value with its interval, unless the interval is unknown or has no width."""
     text = three_digits(value * factor)
     if not low < high:
         return text
@@ -110,7 +111,7 @@ def _link(name: str, link: LinkProfile) -> str:
 
 
 def _rows(curve: CostCurve) -> Iterator[tuple[str, ...]]:
-    """One per piece; what is of the whole curve stands in the first."""
+    """Yields a row per piece; figures of the whole curve are in the first row."""
     low, high = curve.step_bytes
     ends = [*(piece.low_bytes for piece in curve.pieces[1:]), math.inf]
     shown = [
@@ -140,7 +141,7 @@ def _rows(curve: CostCurve) -> Iterator[tuple[str, ...]]:
 
 
 def _name(curve: CostCurve) -> str:
-    """Name of a curve; it comes from a trace or a file, so it may hold anything."""
+    """Returns the printable name of a curve, since names come from traces and files."""
     return printable(f"{curve.op} {curve.backend}")[:_MOST_NAME]
 
 

@@ -1,4 +1,4 @@
-"""What ``--optimize`` found, as text: the best settings, what was compared, and what is a gain."""
+"""Text on the result of ``--optimize``: the best settings, their gains, and the comparison."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _HEADERS = (
 def render(
     search: Search, ranks: int, error: ModelError | None, width: int, tables: int | None = None
 ) -> str:
-    """Renders the best settings, then how certain they are.
+    """Renders the best settings, then the certainty of their gains.
 
     Args:
-        search: of one scenario.
-        ranks: its world size.
-        error: the model's own; None where it is not known.
-        width: of text.
-        tables: see ``tabulated``.
+        search: search of one scenario.
+        ranks: world size of the scenario.
+        error: the model's own error; None if unknown.
+        width: columns that prose is wrapped to.
+        tables: columns that tables are split to, as in ``tabulated``.
     """
     rows = [_row(each) for each in search.candidates[:_MOST_CANDIDATES]]
     shown = f"Settings at {ranks} ranks, the best first:\n{tabulated(rows, _HEADERS, [1], tables)}"
@@ -64,21 +64,21 @@ def _row(found: Candidate) -> tuple[str, ...]:
 
 
 def _verdict(candidates: Sequence[Candidate], error: ModelError | None) -> str:
-    """Only what is beyond the model's own error is called a gain."""
+    """Returns the sentence on the best setting; only savings beyond the model's error are gains."""
     if len(candidates) == 1:
-        return "No other setting was compared with the one as it is."
+        return "No other setting was compared with the recorded one."
     faster = [each for each in candidates if each.gain_low > 0]
     gains = [each for each in faster if each.is_gain]
     if not faster:
-        return "No setting is certain to gain anything: every interval reaches down to no gain."
+        return "No setting is certain to gain anything: every interval extends to zero or below."
     fastest = f"{_setting(faster[0].prediction)}, would save {_gain(faster[0])}"
     if error is None:
         return (
-            f"The fastest by the model, {fastest}. Whether that is a gain is not known, because "
-            "the model's held-out error is not: record another world size, or give further runs "
-            "with --check."
+            f"The fastest according to the model, {fastest}. Whether that is a gain is not known, "
+            "because the model's held-out error is not known: record another world size, or give "
+            "further runs with --check."
         )
-    beyond = f"beyond the {error.worst:.1%} that the model is wrong by at worst on held-out steps."
+    beyond = f"beyond the model's largest error on held-out steps ({error.worst:.1%})."
     if not gains:
         return (
             f"No setting is certain to gain anything: the fastest, {fastest}, and not all of that "
@@ -98,7 +98,7 @@ def _gain(found: Candidate) -> str:
 
 
 def _range(found: Candidate, text: str) -> str:
-    """What sampling and fit alone leave open of the gain; the model's own error stands beside."""
+    """Formats the range of the gain from sampling and fit alone, without the model's own error."""
     return bracketed(text.format(found.gain_low), text.format(found.gain_high), False)
 
 
@@ -108,17 +108,17 @@ def _compared(search: Search) -> str:
         f"{', '.join(map(hook_words, search.hooks))}."
     )
     if search.same_count:
-        text += f" Left out for the same buckets as one before: {search.same_count}."
+        text += f" Left out because another cap gives the same buckets: {search.same_count}."
     return text
 
 
 def _missing(search: Search) -> Iterator[str]:
-    """What was not compared, and why."""
+    """Yields sentences on the settings that were not compared, with the reasons."""
     if search.has_no_hook:
         other = "other " if len(search.hooks) > 1 else ""
         yield (
-            f"- No {other}hook's cost was measured, so none was compared. Record the run with one "
-            f"and fit both: {recording('fp16')} --output RUN_WITH_HOOK, then "
+            f"- No {other}hook's cost was measured, so no such hook was compared. Record the run "
+            f"with a hook, and fit both runs: {recording('fp16')} --output RUN_WITH_HOOK, then "
             f"{invocation.command('fit', 'RUN', 'RUN_WITH_HOOK')}."
         )
     reasons: dict[tuple[str | None, str], list[float]] = {}

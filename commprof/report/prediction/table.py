@@ -1,4 +1,4 @@
-"""Predictions as text."""
+"""Rendering of predictions as text."""
 
 from __future__ import annotations
 
@@ -23,18 +23,17 @@ from commprof.report.tabulated import tabulated, three_digits
 from commprof.text import printable
 
 _CHECKED = """\
-step: median of the slowest rank [interval: 95 % of sampling and fit, widened by what the
-model's held-out errors leave open: the fewer of them, the wider]; samples/s and efficiency have the
-interval that follows from it."""
+step: median of the slowest rank [95 % interval of sampling and fit, widened by the model's held-out
+errors: the fewer of them, the wider]; the intervals of samples/s and efficiency follow from it."""
 _NOT_CHECKED = """\
-step: median of the slowest rank (range that sampling and fit alone leave open: it is no interval
-for real steps, because the model's own error is not known); samples/s and efficiency have the range
-that follows from it."""
+step: median of the slowest rank (range of sampling and fit alone, which is not an interval for real
+steps, because the model's own error is not known); the ranges of samples/s and efficiency follow
+from it."""
 _LEGEND = """\
-exposed = wait (for the last rank) + transfer; hidden: communication under backward; in ms, with the
-range of sampling and fit alone, where it does not print as the figure itself. bounds: all
-communication hidden, none hidden. efficiency: a rank's own work over the step. to hide: what a link
-must carry so that all buckets but the last are hidden.
+exposed = wait (for the last rank) + transfer; hidden: communication during backward; in ms, with
+the range of sampling and fit alone if its ends print differently. bounds: step with all
+communication hidden, and with none hidden. efficiency: a rank's own work divided by the step. to
+hide: rate that a link must carry so that all buckets but the last are hidden.
 ~: not clearly better than a trivial answer; *: outside the measured range, see below."""
 
 _SCENARIO = ("ranks", "link\nGbit/s", "\nµs", "cap\nMiB", "hook")
@@ -53,7 +52,7 @@ def render(
     width: int,
     tables: int | None = None,
 ) -> str:
-    """Renders the answers, the model's error, and notes; see ``tabulated`` for widths."""
+    """Renders the answers, the model's error, and notes; widths are as in ``tabulated``."""
     checked = answers.error is not None
     rows = [_cells(each, answers) for each in answers.answers]
     parts = [
@@ -103,21 +102,21 @@ def _cells(answer: Answer, answers: Answers) -> tuple[str, ...]:
 
 
 def _setting(answers: Answers, width: int) -> Iterator[str]:
-    """What all scenarios share, because one command states it for all."""
+    """Yields a sentence on the settings that all scenarios of a command share."""
     if not answers.answers:
         return
     scenario = answers.answers[0].prediction.scenario
     per_host, cores = scenario.ranks_per_host, scenario.cores_per_host
     batch = "global batch" if scenario.scaling == STRONG else "batch per rank"
     hosts = "as run" if math.isnan(per_host) else f"{per_host:g}"
-    text = f"{scenario.scaling.capitalize()} scaling (the {batch} stays), {scenario.algorithm} "
+    text = f"{scenario.scaling.capitalize()} scaling (fixed {batch}), {scenario.algorithm} "
     text += "rings" if answers.is_sharded else "all-reduce"
     text += f", ranks per host: {hosts}, cores per host: {optional(cores, 1)}."
     yield textwrap.fill(text, width)
 
 
 def _held_out(answers: Answers, width: int, tables: int | None) -> str:
-    """What the model is wrong by; or how to find out."""
+    """Renders the checks and the model's held-out error, or how to determine it."""
     if not answers.checks:
         return "No recorded step could be checked against the model."
     table = tabulated(
@@ -137,29 +136,29 @@ def _held_out(answers: Answers, width: int, tables: int | None) -> str:
     )
     if answers.error is None:
         text = (
-            "Held-out error: not known, because nothing was recorded that the model was not made "
-            "of. A real step can lie outside of the ranges in parentheses. Record another world "
-            "size, or give further runs with --check."
+            "Held-out error: not known, because no recorded steps were held out of the model. A "
+            "real step can lie outside of the ranges in parentheses. Record another world size, "
+            "or give further runs with --check."
         )
     else:
         error = answers.error
         points = "1 held-out setting" if error.points == 1 else f"{error.points} held-out settings"
         text = (
-            f"Held-out error of this model on this machine: {error.mean:.1%} in the mean, "
-            f"{error.worst:.1%} at worst, of {points}. {_skill(error)}"
+            f"Held-out error of this model on this machine: {error.mean:.1%} on average, "
+            f"{error.worst:.1%} at worst, over {points}. {_skill(error)}"
         )
     return f"{table}\n{textwrap.fill(text, width)}"
 
 
 def _skill(error: ModelError) -> str:
-    """The model's error beside that of an answer that needs none."""
+    """Returns a sentence on the error of the better trivial answer, which needs no model."""
     named = {"as_is_s": "the step as it is now", "perfect_overlap_s": "perfect overlap"}
     text = f"The better of two trivial answers, {named[error.trivial]}, misses "
     text += f"{'it' if error.points == 1 else 'them'} by {error.trivial_mean:.1%}"
-    text += "" if error.points == 1 else " in the mean"
+    text += "" if error.points == 1 else " on average"
     if error.is_skilled:
         return f"{text}."
-    return f"{text}: the model is not clearly better, so steps with ~ say little more than that."
+    return f"{text}: the model is not clearly better, so steps with ~ say little more than this."
 
 
 def _check(found: Check) -> tuple[str, ...]:
@@ -175,7 +174,7 @@ def _check(found: Check) -> tuple[str, ...]:
 
 
 def _costs(answers: Answers, tables: int | None) -> Iterator[str]:
-    """Money and bytes, a row per scenario; nothing where neither is known."""
+    """Yields a table of money and bytes with a row per scenario; nothing if neither is known."""
     shown = answers.answers
     is_priced = any(each.cost is not None for each in shown)
     if not is_priced and all(math.isnan(each.epoch_sent_bytes) for each in shown):

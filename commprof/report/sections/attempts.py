@@ -1,4 +1,4 @@
-"""The attempts of a job that was restarted, as text."""
+"""Table of the attempts of a job that was restarted."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from commprof.report.tabulated import Grid, three_digits
 from commprof.text import printable
 
 LEGEND = """\
-steps: that all ranks of the attempt completed. lost: from the end of the last of them to the first
-step of the next attempt."""
+steps: steps that all ranks of the attempt completed. lost: time from the end of the last of these
+steps to the first step of the next attempt."""
 
 _HEADERS = ("ranks", "attempt", "traces", "steps", "lasted s", "lost s", "ended")
 
 
 def attempts_grid(attempts: Sequence[Attempt]) -> Grid:
-    """Makes a row per attempt."""
+    """Makes a table with a row per attempt."""
     rows = [
         (
             each.world_size,

@@ -1,4 +1,4 @@
-"""The collectives of one world size as text."""
+"""Table of the collectives of one world size."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from commprof.text import printable
 
 LEGEND = """\
 Times in ms: median over calls and ranks. total: issue to completion = queue + wait + transfer, each
-with its own median. queue: in gloo's queue; wait: for the last rank to start; transfer: from there
-to its completion. exposed: mean per step, over ranks. size, algbw and busbw: as nccl-tests counts
-them, over the time from the last rank's start to the last completion; 1 GB is 1e9 bytes."""
+with its own median. queue: in gloo's queue; wait: for the last rank to start; transfer: from then
+to completion. exposed: mean per step, over ranks. size, algbw and busbw: as in nccl-tests, for the
+time from the last rank's start to the last completion; 1 GB is 1e9 bytes."""
 
 GROUPS_LEGEND = "Groups are shown with their number of ranks, or with the ranks in braces."
-#: What a device mesh calls the group of one of its dimensions.
+#: Begin of the name that a device mesh gives to the group of one of its dimensions.
 _MESH = "mesh_"
 _LONGEST_RANKS = 20
 
-#: What has a table of collectives.
+#: Results that have a table of collectives.
 Shown = WorldResult | SteplessCollectives
-#: The shares of a row's calls below this are not worth a word.
+#: A phase with at least this fraction of a row's calls is named without the fraction.
 _NEARLY_ALL = 0.995
-#: Of exposed time, in no row.
+#: Least fraction of the exposed time outside of all rows that is mentioned.
 _WORTH_A_LINE = 0.02
 
 _CALLS = "calls\n/step"
@@ -52,15 +52,15 @@ _LEFT = ("operation", "group\n(ranks)", "type", "phase")
 
 
 def title_of(world: Shown) -> str:
-    """Heading of the table of collectives."""
+    """Returns the heading of the table of collectives."""
     ranks = "1 rank" if world.world_size == 1 else f"{world.world_size} ranks"
     if isinstance(world, SteplessCollectives):
-        return f"Collectives of {ranks} without steps, by exposed time of a rank"
-    return f"Collectives of {ranks}, by exposed time"
+        return f"Collectives of {ranks} without steps, sorted by exposed time of a rank"
+    return f"Collectives of {ranks}, sorted by exposed time"
 
 
 def collectives_section(world: Shown, most_rows: int = 12, tables: int | None = None) -> str:
-    """Heading, table, what was left out, and the callers where they are known."""
+    """Renders heading, table, number of rows left out, and the callers if known."""
     shown = _rows_of(world)[:most_rows]
     table = tabulated(*collectives_grid(world, most_rows), width=tables)
     lines = [f"{title_of(world)}:", table]
@@ -74,7 +74,7 @@ def collectives_section(world: Shown, most_rows: int = 12, tables: int | None = 
 
 
 def notes(world: Shown, most_rows: int) -> list[str]:
-    """Notes on the rows of the table."""
+    """Returns notes on the rows of the table."""
     shown = (_group(row, world.world_size) for row in _rows_of(world)[:most_rows])
     listed = [GROUPS_LEGEND] if any("{" in group for group in shown) else []
     return [*listed, *(unlisted(world) if isinstance(world, WorldResult) else [])]
@@ -85,24 +85,24 @@ def _rows_of(world: Shown) -> tuple[CollectiveRow, ...]:
 
 
 def unlisted(world: WorldResult) -> list[str]:
-    """Says how much exposed time the rows leave out; empty where that is next to nothing."""
+    """Returns a note on the exposed time that is in no row; empty if it is negligible."""
     exposed, rest = world.parts.exposed_ms, world.unlisted_exposed_ms
     if not rest > _WORTH_A_LINE * exposed:
         return []
     return [
-        f"Exposed beside these rows: {three_digits(rest)} of {three_digits(exposed)} ms per step, "
-        "when the thread stood still though all that was seen of its collectives was complete "
-        "(for a core, or for what was not recorded)."
+        f"Exposed time in no row: {three_digits(rest)} of {three_digits(exposed)} ms per step, in "
+        "which the thread stood still although all its recorded collectives were complete (it "
+        "waited for a core, or for an operation that was not recorded)."
     ]
 
 
 def collectives_grid(world: Shown, most_rows: int) -> Grid:
-    """A row per kind of call."""
+    """Makes a table with a row per kind of call."""
     rows = [_cells(row, world.world_size) for row in _rows_of(world)[:most_rows]]
     headers = [*_HEADERS]
     if isinstance(world, SteplessCollectives):
         headers[_HEADERS.index(_CALLS)] = "calls\n/rank"
-    for column in (_FAILED, _GROUP):  # from the right
+    for column in (_FAILED, _GROUP):  # from right to left, so that indices stay valid
         values = {row[column] for row in rows}
         if values == {"0"} if column == _FAILED else len(values) == 1:  # as in most jobs
             rows = [(*row[:column], *row[column + 1 :]) for row in rows]
@@ -156,18 +156,18 @@ def _size(row: CollectiveRow) -> str:
 
 
 def _phases(row: CollectiveRow) -> str:
-    """The phase of nearly all calls, or the share of the commonest."""
+    """Returns the phase of nearly all calls, or the commonest phase with its percentage."""
     name, calls = row.phases[0]
     share = calls / row.calls
     return name if share >= _NEARLY_ALL else f"{name} {share:.0%}"
 
 
 def _callers(row: CollectiveRow, width: int) -> list[str]:
-    """The commonest caller, and how many there are besides."""
+    """Returns lines with the commonest caller, and the number of other callers."""
     text, calls = row.callers[0]
     rest = len(row.callers) - 1
     also = f", and {rest} other {'line' if rest == 1 else 'lines'}" if rest else ""
-    line = f"{row.op} of {_size(row)} MB: {calls} of {row.calls} calls by {printable(text)}{also}"
+    line = f"{row.op} of {_size(row)} MB: {calls} of {row.calls} calls from {printable(text)}{also}"
     return textwrap.wrap(
         line, width, initial_indent="  ", subsequent_indent="    ", break_long_words=False
     )

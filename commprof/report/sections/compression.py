@@ -1,4 +1,4 @@
-"""What a compressor did to the buckets of one world size, as text."""
+"""Table of the buckets that a compressor exchanged at one world size."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from commprof.text import printable
 
 LEGEND = """\
 Times in ms, medians over calls and ranks. queue: the compressor's thread had an earlier bucket;
-exchange runs beside encode, reduce and decode where a bucket goes in pieces; ready to done: from
-the last gradient to the mean. sent: by one rank to the others; less: times fewer bytes than an fp32
-ring all-reduce. error, cosine: of what was sent against what was to be sent; residual: over the
-gradient; zeroed: share of values. They are measured where the option measure_every asks for it."""
+exchange overlaps encode, reduce and decode if a bucket is sent in pieces; ready to done: from the
+last gradient to the mean. sent: by one rank to the others; less: how many times fewer bytes than an
+fp32 ring all-reduce. error, cosine: of the sent values compared with the values that were to be
+sent; residual: divided by the gradient; zeroed: share of values. These are measured only with the
+option measure_every."""
 
 _HEADERS = (
     *("scheme", "bucket", "size\nMB", "queue", "encode", "exchange", "reduce", "decode"),
@@ -24,7 +25,7 @@ _QUALITY = 4  # the last columns
 
 
 def compression_section(world: WorldResult, most_rows: int = 16, tables: int | None = None) -> str:
-    """Heading, table, and how many rows are left out."""
+    """Renders heading, table, and the number of rows left out."""
     ranks = "1 rank" if world.world_size == 1 else f"{world.world_size} ranks"
     table = tabulated(*compression_grid(world, most_rows), width=tables)
     lines = [f"Compressed buckets of {ranks}:", table]
@@ -36,7 +37,7 @@ def compression_section(world: WorldResult, most_rows: int = 16, tables: int | N
 
 
 def compression_grid(world: WorldResult, most_rows: int) -> Grid:
-    """A row per scheme and bucket; what it lost only where that was measured."""
+    """Makes a table with a row per scheme and bucket, with errors if they were measured."""
     shown = world.compression[:most_rows]
     measured = any(not math.isnan(row.relative_error) for row in shown)
     width = len(_HEADERS) if measured else len(_HEADERS) - _QUALITY

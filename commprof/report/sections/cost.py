@@ -1,4 +1,4 @@
-"""What each world size costs, as text."""
+"""Table of the cost of each world size."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from commprof.text import counted, fitted
 
 LEGEND = """\
 Time and money from the measured samples/s [95 % interval of the mean step]; money in the currency
-of the price. cost efficiency: cost per sample of the first row over this one's; above 100 % is
-cheaper than it."""
+of the price. cost efficiency: cost per sample of the first row divided by that of this row; above
+100 % this row is cheaper."""
 
 
 def section(cost: Cost, width: int = 100, tables: int | None = None) -> str:
-    """Heading, table, legend and the best world size; sentences are wrapped to ``width``."""
+    """Renders heading, table, legend and the best world size, with prose wrapped to ``width``."""
     table = f"{heading(cost)}:\n{tabulated(*cost_grid(cost), width=tables)}"
     return "\n\n".join(
         [table, fitted(LEGEND, width), *(textwrap.fill(line, width) for line in best(cost))]
@@ -24,12 +24,12 @@ def section(cost: Cost, width: int = 100, tables: int | None = None) -> str:
 
 
 def heading(cost: Cost) -> str:
-    """Heading that says what is paid."""
+    """Returns the heading of the table, with the price."""
     return f"Cost at {cost.price.per_hour:g} per hour and {cost.price.unit}"
 
 
 def cost_grid(cost: Cost) -> Grid:
-    """A row per world size; columns for epochs only where their length is known."""
+    """Makes a table with a row per world size; with columns for epochs if their length is known."""
     epochs = any(not math.isnan(row.s_per_epoch) for row in cost.rows)
     headers = (
         "ranks",
@@ -45,20 +45,20 @@ def best(cost: Cost) -> list[str]:
     """Names the cheapest and the fastest world size in sentences."""
     if cost.cheapest is None:
         return [
-            "There is no cost: the samples of this run were not counted on all ranks (see samples "
-            "per second in docs/reading.md), or ranks are missing whose nodes are not known."
+            "The cost is not known: the samples of this run were not counted on all ranks (see "
+            "samples per second in docs/reading.md), or the nodes of missing ranks are not known."
         ]
     cheapest = counted(cost.cheapest, "rank")
     if len(cost.rows) == 1:
-        return [f"Only {cheapest} was measured: there is nothing to choose from."]
+        return [f"Only {cheapest} was measured, so there is no cheaper world size to name."]
     text = f"Cheapest per sample: {cheapest}"
     if cost.as_cheap:
         listed = " and ".join(map(str, cost.as_cheap))
         verb = "is" if len(cost.as_cheap) == 1 else "are"
-        text += f"; {listed} {verb} not significantly dearer"
+        text += f"; {listed} {verb} not significantly more expensive"
     if cost.fastest == cost.cheapest:
-        return [f"{text}. It is the fastest too."]
-    assert cost.fastest is not None  # where samples are known, one is the fastest
+        return [f"{text}. This world size is also the fastest."]
+    assert cost.fastest is not None  # if samples are known, there is a fastest world size
     return [f"{text}. Fastest: {counted(cost.fastest, 'rank')}."]
 
 

@@ -1,4 +1,4 @@
-"""Cross-checks as lines of the report."""
+"""Cross-checks of a run as lines and as a table."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from commprof.report.tabulated import Grid
 from commprof.text import counted, fitted, printable
 
 HEADING = """\
-Cross-checks: commprof's figure and another one of the same run. DDP's log holds means over the
-iterations that DDP sampled (the first 10, then every 100th), warm-up included; its exposed time
-includes copies. Bytes sent are what the collectives must send and what the interface counted."""
+Cross-checks: commprof's figure compared with another measurement of the same run. DDP's log holds
+means over the iterations that DDP sampled (the first 10, then every 100th), warm-up included; its
+exposed time includes copies. Bytes sent: payload of the collectives, and bytes that the interface
+counted."""
 
 
 def blocks(worlds: Sequence[WorldResult], width: int) -> list[str]:
-    """Cross-checks of a run that kept its records."""
+    """Renders the cross-checks of a run that kept its records."""
     return check_blocks(
         HEADING, [(world.world_size, world.cross_checks) for world in worlds], width
     )
@@ -27,12 +28,12 @@ def blocks(worlds: Sequence[WorldResult], width: int) -> list[str]:
 def check_blocks(
     heading: str, checks: Sequence[tuple[int, Sequence[CrossCheck]]], width: int
 ) -> list[str]:
-    """The checks of the last world size, and of the others those that disagree.
+    """Renders all checks of the last world size, and disagreeing checks of the others.
 
     Args:
-        heading: above them.
-        checks: by world size, in order.
-        width: of a line.
+        heading: text above the checks.
+        checks: checks of each world size, in order.
+        width: columns of a line.
     """
     lines = [
         textwrap.fill(printable(_line(world_size, check)), width, subsequent_indent="    ")
@@ -44,7 +45,7 @@ def check_blocks(
 
 
 def cross_checks_grid(world: WorldResult) -> Grid:
-    """A row per check of one world size."""
+    """Makes a table with a row per check of one world size."""
     rows = [
         (
             printable(check.what),

@@ -1,4 +1,4 @@
-"""Each rank's device: what its driver said of it, and what it did in a step, as tables."""
+"""Tables of each rank's GPU: readings of its driver, and kernel times in a step."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from commprof.analysis.world import WorldResult
 from commprof.report.tabulated import Grid, three_digits
 
 LEGEND = """\
-By NVML, once a second. busy: share of the time in which any kernel ran; a kernel of NCCL that waits
-for another rank counts as running. SM clock and power: means. memory: most that was in use, by all
-processes. limited: shares of the samples in which the driver held the clock down, and by what."""
+From NVML, once a second. busy: share of the time in which any kernel ran; an NCCL kernel that waits
+for another rank counts as running. SM clock and power: means. memory: largest use by all processes.
+limited: reasons for which the driver reduced the clock, with their shares of the samples."""
 
 _HEADERS = ("rank", "busy %", "SM clock\nMHz", "\nleast", "power W", "memory\nMB", "limited")
 
 
 def grid(worlds: Sequence[WorldResult]) -> Grid | None:
-    """Returns a row per rank of the largest world size; None where no GPU was asked."""
+    """Makes a table with a row per rank of the largest world size; None without GPU readings."""
     ranks = worlds[-1].ranks if worlds else ()
     rows = [_cells(rank.rank, rank.device) for rank in ranks if rank.device is not None]
     return Grid(rows, _HEADERS, left=(len(_HEADERS) - 1,)) if rows else None
@@ -39,11 +39,11 @@ def _cells(rank: int, device: DeviceTelemetry) -> tuple[str, ...]:
 KERNEL_TITLE = "Kernels of each rank"
 
 KERNEL_LEGEND = """\
-Mean per step in ms, of the largest world size. communication: kernels of communication ran;
-compute: others ran; busy: any did; idle: none did; each moment once, however many streams. exposed:
-communication ran and no other kernel nor copy within the device did. wait: sum over the
-communication kernels, until the last rank had begun the same one; transfer: from there to their
-end; unsplit: of kernels for which that is not known."""
+Mean per step in ms, of the largest world size. communication: communication kernels ran; compute:
+other kernels ran; busy: any kernel ran; idle: no kernel ran; each moment counts once, however many
+streams. exposed: communication ran, but no other kernel and no copy within the device. wait: sum
+over the communication kernels, until the last rank had begun the same kernel; transfer: from then
+to the kernel's end; unsplit: kernels for which this is not known."""
 
 _KERNEL_HEADERS = (
     *("rank", "step", "communi-\ncation", "= wait", "+ trans-\nfer", "+ un-\nsplit"),
@@ -52,7 +52,7 @@ _KERNEL_HEADERS = (
 
 
 def kernel_times_grid(worlds: Sequence[WorldResult]) -> Grid | None:
-    """A row per rank of the largest world size; None where no recording holds kernels."""
+    """Makes a table with a row per rank of the largest world size; None without kernels."""
     ranks = worlds[-1].ranks if worlds else ()
     rows = [
         (

@@ -1,4 +1,4 @@
-"""What a step would win if one thing were faster, as a table."""
+"""Table of the time that each step would save with one change."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from commprof.analysis.replay.gains import Gain
 from commprof.analysis.world import WorldResult
 from commprof.report.tabulated import Grid, three_digits
 
-TITLE = "What a step would win"
+TITLE = "Gain of a step with one change"
 
 LEGEND = """\
 The recorded steps of the largest world size, replayed with one change: a rank that works as fast
-as the others do, in all phases or in one; ranks with equal work; transfers that take no time.
+as the others, in all phases or in one; ranks with equal work; transfers that take no time.
 step: mean over ranks and steps. saved: part of the step [95 % interval over the steps]. The
-replay keeps the order of each rank's collectives and how long each transfer took."""
+replay keeps the order of each rank's collectives and the duration of each transfer."""
 
 
 def gains_grid(worlds: Sequence[WorldResult]) -> Grid | None:
-    """A row per change, at the largest world size; None where its steps were not replayed."""
+    """Makes a table with a row per change at the largest world size; None without a replay."""
     found = worlds[-1].gains if worlds else None
     if found is None:
         return None
@@ -41,7 +41,7 @@ def changed(gain: Gain) -> str:
 
 
 def saved(gain: Gain) -> str:
-    """Part of the step that is saved, with its interval."""
+    """Formats the part of the step that is saved, with its interval."""
     value, low, high = (
         f"{100 * x:.1f}" for x in (gain.saved.value, gain.saved.low, gain.saved.high)
     )

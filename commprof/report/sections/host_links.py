@@ -1,4 +1,4 @@
-"""What was on the wire between hosts, as text."""
+"""Table of the traffic between hosts."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from commprof.text import printable
 TITLE = "Between hosts, per host and outgoing link"
 
 LEGEND = """\
-sent: payload that the recorded collectives send to other hosts, by gloo's rings and trees, over
-all hosts and the whole capture; counted: what the hosts' interfaces sent meanwhile, headers and
-other traffic included. headers: of full segments at the interfaces' MTU, over payload. agrees:
-these, an acknowledgement for two segments and 2 % explain the difference. in flight: while a
-collective of the host was, waiting included; step: over the whole step. MB is 1e6 bytes, Gbit 1e9
-bits."""
+sent: payload that the recorded collectives send to other hosts along gloo's rings and trees, over
+all hosts and the whole capture; counted: bytes that the hosts' interfaces sent meanwhile, headers
+and other traffic included. headers: bytes in headers of full segments at the interfaces' MTU,
+divided by payload. agrees: headers, an acknowledgement for two segments and 2 % explain the
+difference. in flight: rate while a collective of the host was in flight, waiting included; step:
+rate over the whole step. MB is 1e6 bytes, Gbit 1e9 bits."""
 
 
 def section(worlds: Sequence[WorldResult], tables: int | None = None) -> str:
-    """Title, table and what is missing; empty where no world size had several hosts."""
+    """Renders title, table and notes; empty if no world size had several hosts."""
     grid = host_links_grid(worlds)
     if grid is None:
         return ""
@@ -30,7 +30,7 @@ def section(worlds: Sequence[WorldResult], tables: int | None = None) -> str:
 
 
 def host_links_grid(worlds: Sequence[WorldResult]) -> Grid | None:
-    """A row per world size that had several hosts; None without any."""
+    """Makes a table with a row per world size with several hosts; None if there is none."""
     rows = [
         _cells(world.world_size, world.host_links)
         for world in worlds
@@ -46,9 +46,9 @@ def host_links_grid(worlds: Sequence[WorldResult]) -> Grid | None:
 
 
 def notes(worlds: Sequence[WorldResult]) -> list[str]:
-    """Says why a figure is missing, by world size."""
+    """Returns the reasons for missing figures, by world size."""
     return [
-        printable(f"{world.world_size} ranks: not all is known, for {world.host_links.note}")
+        printable(f"{world.world_size} ranks: figures are missing, because {world.host_links.note}")
         for world in worlds
         if world.host_links is not None and world.host_links.note
     ]

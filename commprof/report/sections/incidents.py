@@ -1,4 +1,4 @@
-"""Hangs, ranks out of step and changes of level, in sentences."""
+"""Sentences on the incidents of a run: hangs, mismatched collectives, changes of speed."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from commprof.text import counted
 
 TITLE = "Incidents"
 LEGEND = """\
-Hangs are what the watchdog saw while the job ran. A change counts when the level of step time, of
-a rank's own work, or of bandwidth stays 10 % or more away from what it was before; one that ended
-is among the caveats."""
+Hangs were reported by the watchdog while the job ran. A change counts if the step time, a rank's
+own work or a bandwidth stays at least 10 % away from its former level; changes that ended are among
+the caveats."""
 
 
 def sentences(found: Sequence[Incidents]) -> list[str]:
-    """One sentence per incident, the gravest kind first."""
+    """Returns one sentence per incident, the most serious kind first."""
     return [line for incidents in found for line in _of_world(incidents)]
 
 
 def ended_changes(found: Sequence[Incidents]) -> list[str]:
-    """One sentence per change of level that did not last."""
+    """Returns one sentence per change of speed that ended."""
     return [
-        f"{counted(incidents.world_size, 'rank')}: {anomaly.sentence}; then the former level was "
-        "back. The means hold these steps."
+        f"{counted(incidents.world_size, 'rank')}: {anomaly.sentence}; then the former level "
+        "returned. The means include these steps."
         for incidents in found
         for _, anomaly in incidents.anomalies
         if anomaly.last_step is not None

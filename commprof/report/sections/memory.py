@@ -1,4 +1,4 @@
-"""What training took of each rank's memory, as text."""
+"""Table of the memory that training used on each rank."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from commprof.analysis.world import WorldResult
 from commprof.report.tabulated import Grid, tabulated, three_digits
 
 LEGEND = """\
-Memory in MB (1e6 bytes) of the rank that takes most and the one that takes least. peak RSS:
-resident memory from the first step on; at start: without model and data; GPU: peak of what torch's
-allocator gave."""
+Memory in MB (1e6 bytes) of the rank that uses most and of the rank that uses least. peak RSS:
+largest resident memory from the first step on; at start: resident memory before model and data;
+GPU: peak of torch's allocator."""
 
 _HEADERS = ("ranks", "peak RSS\nmax", "\nmin", "at start", "GPU\nmax", "\nmin")
 _ON_CPU = 4  # columns
 
 
 def memory_section(worlds: Sequence[WorldResult], tables: int | None = None) -> str:
-    """One row per world size; empty where nothing was measured; see ``tabulated`` for the width."""
+    """Renders a row per world size; empty if memory was not measured."""
     grid = memory_grid(worlds)
     return "" if grid is None else tabulated(*grid, width=tables)
 
 
 def memory_grid(worlds: Sequence[WorldResult]) -> Grid | None:
-    """Memory of each rank as a table; None where nothing was measured."""
+    """Makes a table with a row per world size; None if memory was not measured."""
     rows = [_cells(world) for world in worlds if _known(world, "peak_rss_bytes")]
     on_gpu = any(_known(world, "device_peak_bytes") for world in worlds)
     width = len(_HEADERS) if on_gpu else _ON_CPU

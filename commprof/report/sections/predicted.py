@@ -1,4 +1,4 @@
-"""Predicted throughput, as a table beside the measured one."""
+"""Table of predicted throughput, shown next to the measured one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CAPTION = "Predicted, not measured"
 
 
 def predicted_grid(predictions: Predictions) -> Grid:
-    """A row per world size and setting."""
+    """Makes a table with a row per world size and setting."""
     rows = [
         (
             str(point.world_size),
@@ -32,26 +32,26 @@ def _bounds(point: PredictedPoint, predictions: Predictions) -> str:
 
 
 def legend(predictions: Predictions) -> str:
-    """Says what the interval holds."""
+    """Returns the legend of the table, which says what the interval includes."""
     if predictions.worst_error is None:
         return (
-            "predicted: with the range (in parentheses) that sampling and fit alone leave open. It "
-            "is no interval for real steps: the model's own error is not known, because nothing "
-            "was recorded that it was not made of."
+            "predicted: with the range (in parentheses) due to sampling and fit alone. This range "
+            "is not an interval for real steps: the model's own error is not known, because no "
+            "recorded steps were held out."
         )
     return (
-        "predicted: with the interval of the step, which the model's errors on held-out steps "
-        f"widen: {predictions.worst_error:.1%} at worst."
+        "predicted: with the interval of the step, which includes the model's errors on held-out "
+        f"steps (at most {predictions.worst_error:.1%})."
     )
 
 
 def setting_text(point: PredictedPoint) -> str:
-    """Says what is not as it was recorded."""
+    """Names the settings that differ from the recording."""
     return printable(", ".join(_words(*part) for part in point.setting)) or "as recorded"
 
 
 def _words(name: str, value: str) -> str:
-    """By the file's name for it, which says the unit."""
+    """Formats a setting of the prediction file, whose name tells the unit of the value."""
     number = float(value) if re.fullmatch(r"[0-9.]+(e[+-]?\d+)?", value) else None
     if number is None:
         words = {"hook": f"hook {value or 'none'}", "scaling": f"{value} scaling"}

@@ -1,4 +1,4 @@
-"""How to repeat a run, in a line."""
+"""Command that repeats a run, and the state of its code, in a line."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 from commprof import invocation
 from commprof.text import counted, printable
 
-#: Of a commit, as git shortens it.
+#: Number of digits of a commit that are shown.
 _SHORT = 10
 
 
 def repeating_command(config: Path, nodes: int, directory: str = "") -> str:
-    """Command that repeats a run; on several machines with directory and number to fill in.
+    """Returns the command that repeats a run; on several machines with NEW and N to fill in.
 
     Args:
-        config: the file that the run wrote.
-        nodes: machines of the run.
-        directory: where it is to be typed, if that may not be here.
+        config: configuration file that the run wrote.
+        nodes: number of machines of the run.
+        directory: directory in which the command is to be typed, if not the current one.
     """
     elsewhere = directory not in ("", os.getcwd())
     given = config.absolute() if elsewhere else config
@@ -29,11 +29,11 @@ def repeating_command(config: Path, nodes: int, directory: str = "") -> str:
 
 
 def reproduce_line(config: Path, context: Mapping[str, Any]) -> str:
-    """The command and the state of the user's code; empty for what ``commprof run`` did not run.
+    """Returns the command and the state of the code; empty if not started by ``commprof run``.
 
     Args:
-        config: the file that the run wrote.
-        context: its ``run.json``.
+        config: configuration file that the run wrote.
+        context: contents of its ``run.json``.
     """
     found = context.get("reproduction")
     if not isinstance(found, dict):

@@ -1,4 +1,4 @@
-"""How a run was set up, in one line."""
+"""One-line description of a run's setup."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def setup_text(context: Mapping[str, Any]) -> str:
 
 
 def _source(context: Mapping[str, Any]) -> str:
-    """Who chose the threads, where it was nobody on the command line."""
+    """Names the source of the thread count, if it was not the command line."""
     source = context.get("threads_source")
     return f" ({source})" if source in ("auto", "OMP_NUM_THREADS") else ""
 
 
 def _pinned(context: Mapping[str, Any]) -> str:
-    """How ranks are pinned at the largest world size, if they have CPUs of their own."""
+    """Names the pinning mode at the largest world size; empty if ranks are not pinned."""
     worlds = (context.get("pinning") or {}).get("worlds") or {}
     if not worlds:
         return ""

@@ -1,4 +1,4 @@
-"""What always-on mode summarised, as text for the terminal."""
+"""Summaries of always-on mode as text for the terminal."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from commprof.analysis.step.exposure import HOST_PAUSE
 from commprof.report.sections.cross_checks import check_blocks
 from commprof.text import fitted, printable
 
-#: Renders rows under headers; ``report/table.py`` brings its own.
+#: Function that renders rows under headers.
 Table = Callable[[Sequence[Sequence[Any]], Sequence[str]], str]
 
 _LEGEND = """\
 From the histograms of always-on mode, over all ranks, each without its first step. Times in ms;
 step and parts: means, exact; median, p50, p95, p99: within 1 %. wait: exposed time until the last
-rank that is needed had issued what was waited for; transfer: from there; over the steps where that
-is known."""
+needed rank had issued the operation; transfer: from then on; both are means over the steps in which
+they are known."""
 
 _OPERATIONS_LEGEND = """\
-count: issued, on all ranks. duration: from issue to completion. blocked: waits of 1 us or more in
-Work.wait; DDP waits in its finalisation instead, which is in exposed. size: bytes of the message.
-not completed: no completion was seen. early: waiting for the last rank that is needed (of a
-broadcast the root, of a message its other end), from issue to that one's; transfer: from there to
-completion; both where that issue is known. algbw and busbw: nccl-tests' size over the mean
-transfer, which holds gloo's queue; 1 GB is 1e9 bytes."""
+count: calls issued on all ranks. duration: from issue to completion. blocked: waits of 1 us or more
+in Work.wait; DDP waits in its finalisation instead, which is part of exposed. size: bytes of the
+message. not completed: no completion was seen. early: from issue to the issue of the last needed
+rank (the root of a broadcast, the other end of a message); transfer: from then to completion; both
+only if that issue is known. algbw and busbw: size as in nccl-tests, divided by the mean transfer,
+which includes gloo's queue; 1 GB is 1e9 bytes."""
 
 _CHECKS_HEADING = """\
-Cross-checks of what always-on mode summarised, against another figure of the same run. DDP's log
+Cross-checks: always-on mode's figure compared with another measurement of the same run. DDP's log
 holds means over the iterations that it sampled, warm-up included."""
 
 _LAST_LEGEND = """\
-last: share of the operations in which the rank was the last to issue of those that another one
-needs. cost: time that the other ranks' operations spent between their own issue and that one's;
-those of one rank may overlap."""
+last: share of the operations in which the rank was the last to issue, among the ranks that another
+rank needs. cost: time that the other ranks' operations spent between their own issue and that of
+the last rank; such times of one rank may overlap."""
 
 
 def blocks(
@@ -44,7 +44,7 @@ def blocks(
     number: Callable[[float], str],
     width: int = 100,
 ) -> list[str]:
-    """Blocks of text, empty without summaries; what explains them is wrapped to ``width``."""
+    """Renders summaries as blocks of text, with legends wrapped to ``width``; empty for none."""
     if not summaries:
         return []
     parts = [table([_parts_row(s, number) for s in summaries], _PARTS_HEADERS)]
@@ -64,11 +64,11 @@ def blocks(
 
 
 def notes(summaries: Sequence[SummaryResult], told: Collection[int]) -> list[str]:
-    """Says what the reader must know of summaries.
+    """Returns the caveats of summaries, in sentences.
 
     Args:
-        summaries: of the run.
-        told: world sizes whose unreadable traces the report names anyway.
+        summaries: summaries of the run.
+        told: world sizes whose unreadable traces are named elsewhere in the report.
     """
     found = []
     for summary in summaries:
@@ -76,15 +76,15 @@ def notes(summaries: Sequence[SummaryResult], told: Collection[int]) -> list[str
         missing = [rank for rank in range(summary.world_size) if rank not in summary.ranks]
         if missing:
             listed = ", ".join(map(str, missing))
-            found.append(f"{where}no summary from {listed}; the figures are of the other ranks.")
+            found.append(f"{where}no summary from rank {listed}; figures are of the other ranks.")
         if summary.world_size not in told:
             found += [where + problem for problem in summary.problems]
         found += [where + sentence for sentence in _about_waiting(summary)]
         if summary.operations and not summary.steps:
             found.append(
                 f"{where}no step after the first was seen, so there is no exposed time: a step "
-                "ends at the optimizer's step() or commprof.step(), or, in a loop that has had "
-                "neither in 20 of them, with a backward pass that communicated."
+                "ends at the optimizer's step() or commprof.step(); in a loop that has had neither "
+                "in 20 communicating backward passes, each such pass ends a step."
             )
         if summary.dropped_records:
             found.append(
@@ -93,41 +93,40 @@ def notes(summaries: Sequence[SummaryResult], told: Collection[int]) -> list[str
             )
         if summary.moved:
             found.append(
-                f"{where}{summary.moved} operations of rare kinds count as other, so that the "
-                "summary stays small."
+                f"{where}{summary.moved} operations of rare kinds are counted as other, to keep "
+                "the summary small."
             )
         if summary.unmatched:
             found.append(
                 f"{where}{summary.unmatched} completions or waits belong to operations that were "
-                "not seen, and are in no figure."
+                "not seen, and are left out of all figures."
             )
     return found
 
 
 def _about_waiting(summary: SummaryResult) -> list[str]:
-    """Who is late, and of what that is not known."""
+    """Returns sentences on the late rank, and on collectives whose last rank is unknown."""
     found = []
     late = summary.late_rank
     if late is not None:
         found.append(
-            f"rank {late.rank} comes late: each of the others waits {late.wait_ms:.1f} ms per step "
-            f"for it, {late.share:.0%} of all waiting, {late.cost_s:.1f} s in all (by chance: "
-            f"p = {late.p_value:.4f}). {late.phase_share:.0%} of what its own work takes longer "
-            f"{_lies_in(late.phase)}."
+            f"rank {late.rank} is late: each of the other ranks waits {late.wait_ms:.1f} ms per "
+            f"step for it, {late.share:.0%} of all waiting, {late.cost_s:.1f} s in total "
+            f"(probability by chance: p = {late.p_value:.4f}). {late.phase_share:.0%} of the "
+            f"extra time of its own work {_lies_in(late.phase)}."
         )
     if not math.isnan(summary.arrival_clock_error_us):
         found.append(
-            "arrivals on other hosts are known within "
-            f"{summary.arrival_clock_error_p95_us:.0f} us for 95 % of the collectives, "
-            f"{summary.arrival_clock_error_us:.0f} us for all, by the hosts' clocks; waits shorter "
-            "than that mean nothing."
+            "because of the error of the hosts' clocks, arrivals on other hosts are known to "
+            f"within {summary.arrival_clock_error_p95_us:.0f} us for 95 % of the collectives and "
+            f"{summary.arrival_clock_error_us:.0f} us for all; shorter waits mean nothing."
         )
     if summary.world_size == 1 or not summary.arrivals_unknown:
         return found
     known = summary.arrivals_known + summary.arrivals_unknown
     found.append(
         f"the last rank of {summary.arrivals_unknown} of {known} collectives is not known, nor "
-        f"wait and transfer of {summary.unsplit_steps} steps: {_why_unknown(summary)}."
+        f"are wait and transfer of {summary.unsplit_steps} steps: {_why_unknown(summary)}."
     )
     return found
 
@@ -143,9 +142,9 @@ def _why_unknown(summary: SummaryResult) -> str:
         rest = summary.arrivals_unknown - summary.arrivals_without_place
         reason = (
             f"{summary.arrivals_without_place} of them belong to groups without a place in the "
-            "memory that the ranks of a host share, which is for 64 groups and 64 MiB"
+            "memory that the ranks of a host share (at most 64 groups and 64 MiB)"
         )
-        return f"{reason}; of the others, {_why_others(summary)}" if rest else reason
+        return f"{reason}; for the others, {_why_others(summary)}" if rest else reason
     return _why_others(summary)
 
 
@@ -154,7 +153,7 @@ def _why_others(summary: SummaryResult) -> str:
     if summary.machines > 1 and not summary.clocks_compared:
         return (
             f"the ranks ran on {summary.machines} hosts whose clocks were not all compared with "
-            "rank 0's, which takes UDP to rank 0's host, and COMMPROF_CLOCK=off prevents"
+            "rank 0's; that needs UDP to rank 0's host, and COMMPROF_CLOCK=off prevents it"
         )
     if summary.machines > 1 and summary.hosts_heard == 0:
         return (
@@ -163,20 +162,20 @@ def _why_others(summary: SummaryResult) -> str:
         )
     if not summary.arrivals_known:
         return (
-            "the ranks did not meet, which takes torch.distributed's default group and the native "
-            "module; full mode separates wait from transfer without that"
+            "the ranks did not exchange their arrivals, which needs torch.distributed's default "
+            "group and the native module; full mode separates wait from transfer without these"
         )
     if summary.machines > 1:
-        return f"{behind}, or what hosts tell each other was lost on the network{_unsent(summary)}"
+        return f"{behind}, or arrivals from other hosts were lost on the network{_unsent(summary)}"
     return behind
 
 
 def _unsent(summary: SummaryResult) -> str:
     count = summary.unsent_datagrams
-    return f" ({count} datagrams could not even be sent)" if count else ""
+    return f" ({count} datagrams could not be sent)" if count else ""
 
 
-#: Rows of the table of ranks that came last.
+#: Most rows of the table of ranks that came last.
 _LAST_ROWS = 8
 
 _PARTS_HEADERS = (
@@ -220,7 +219,7 @@ def _times(quantiles: Quantiles, number: Callable[[float], str]) -> list[str]:
 
 
 def _size(below_bytes: int) -> str:
-    """The half-open range of a size class, in powers of two."""
+    """Formats the upper bound of a size class, in powers of two."""
     if below_bytes == 0:
         return "0"
     power = below_bytes.bit_length() - 1

@@ -1,4 +1,4 @@
-"""Who waits for whom, and where waiting began for which cause, as tables."""
+"""Tables of waiting: by waiting rank and late rank, and by origin and cause."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from commprof.analysis.step.exposure import CAUSES
 from commprof.analysis.world import WorldResult
 from commprof.report.tabulated import Grid, three_digits
 
-#: Ranks in the table: those with the most waiting, for others or of others for them.
+#: Largest number of ranks in a table; ranks with the most waiting are kept.
 MOST_RANKS = 32
 
 LEGEND = f"""\
-Mean waiting per step in ms: the rank of the row waited because the rank of the column came late,
-to a collective of both or to one of another group that made a third rank late.
-Of more than {MOST_RANKS} ranks those that wait or are waited for most."""
+Mean waiting per step in ms: the rank of the row waited because the rank of the column came late to
+a common collective, or to a collective of another group, which delayed a third rank.
+Of more than {MOST_RANKS} ranks, only those that wait or are waited for most are shown."""
 
 
 def waiting_grid(detail: WorldDetail) -> Grid | None:
-    """A row per waiting rank, a column per rank waited for; None where arrivals are not known."""
+    """Makes a table of waiting ranks by ranks waited for; None if arrivals are not known."""
     waited = detail.waited_for_ms
     if detail.world_size < 2 or not detail.timeline.clocks_shared:
         return None
-    involved = waited.sum(axis=0)  # of the others for it; then its own for them
+    involved = waited.sum(axis=0)  # waiting for each rank; its own waiting is added below
     for row, rank in enumerate(detail.ranks):
         involved[rank] += waited[row].sum()
     chosen = sorted(np.argsort(-involved, kind="stable")[:MOST_RANKS].tolist())
@@ -41,14 +41,15 @@ CAUSES_TITLE = "Where waiting began"
 
 CAUSES_LEGEND = f"""\
 Waiting per step in ms, mean over the ranks of the largest world size, by the rank where it began
-and what that rank did longer than the one that waited: a phase of its work, a pause of its process,
-time without a core (runnable, while others ran), or transfers. unknown: no moment is known at which
-the two were side by side before. All adds up to the waiting of the mean step. Of more than
-{MOST_RANKS} ranks those that cost most; the last row counts all."""
+and the activity that took this rank longer than the waiting rank: a phase of its work, a pause of
+its process, time without a core (runnable, while others ran), or transfers. unknown: no earlier
+moment is known at which the two ranks were side by side. The table adds up to the waiting of the
+mean step. Of more than {MOST_RANKS} ranks, only those that cost most are shown; the last row counts
+all."""
 
 
 def causes_grid(worlds: Sequence[WorldResult]) -> Grid | None:
-    """A row per rank where waiting began, a column per cause, with sums; None without waiting."""
+    """Makes a table of waiting by the rank where it began and by cause; None without waiting."""
     costs = worlds[-1].wait_costs if worlds else ()
     if not costs:
         return None

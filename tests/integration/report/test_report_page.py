@@ -336,7 +336,7 @@ def test_the_page_of_a_trial(page: Page, tmp_path: Path) -> None:
     points = "document.querySelectorAll('#trial-picture .point').length"
     assert page.value(points) == len(sample().candidates) - 1  # all but the baseline
     page.value("document.querySelector('#trial-picture .point.measured').focus()")
-    assert "of none's step" in text_of(page, "#tooltip")
+    assert "times none's step" in text_of(page, "#tooltip")
     page.value("document.querySelector('#trial-picture .bar').focus()")
     assert "none: " in text_of(page, "#tooltip")
     assert page.value("document.querySelectorAll('#trial-picture .bar').length") == 1
@@ -356,7 +356,7 @@ def test_the_page_says_which_steps_it_leaves_out(
     assert main(["report", str(run), "--format", "html"]) == 0
     page.open(run / "report.html")
     told = re.match(
-        r"Steps (\d+) to (\d+); the other (\d+) of 24 measured steps are left out, for the page",
+        r"Steps (\d+) to (\d+); the other (\d+) of 24 measured steps are left out because",
         text_of(page, "#timeline-about"),
     )
     assert told is not None

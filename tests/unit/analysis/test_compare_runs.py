@@ -116,7 +116,7 @@ def test_a_step_of_ranks_without_cores_changes_only_if_it_does_with_them() -> No
     assert not busy.worlds[0].step.significant
     assert not busy.slower_by_more_than(0.2)
     text = " ".join(comparison_table.render(busy, 0.2, 100).split())
-    assert "nothing but the load beside the ranks can be seen to have changed (+29.1 %)" in text
+    assert "no change can be shown except in the other load on the machine (+29.1 %)" in text
     assert "step with cores" in text
 
 
@@ -194,7 +194,7 @@ def test_the_command_judges_by_its_exit_code(
     assert main(["compare", *runs]) == 0
     text = capsys.readouterr().out
     assert "2 ranks: B's step is longer: +9.9 %, p < 0.0001." in text
-    assert "Only A has figures of 1 rank." in text
+    assert "Only A has figures for 1 rank." in text
     assert all(line.isprintable() for line in text.split("\n"))
     assert main(["compare", *runs, "--fail-above", "5%"]) == 1
     assert "Slower by more than 5.0%: 2 ranks." in capsys.readouterr().out

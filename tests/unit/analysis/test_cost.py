@@ -72,7 +72,7 @@ def test_costs_within_the_spread_are_not_told_apart() -> None:
 def test_without_samples_there_is_no_cost() -> None:
     found = of(Price(1, "rank"), math.nan, math.nan)
     assert (found.cheapest, found.fastest) == (None, None)
-    assert "There is no cost" in cost_table.section(found)
+    assert "The cost is not known" in cost_table.section(found)
 
 
 def test_a_world_size_alone_is_compared_with_nothing() -> None:
@@ -101,8 +101,8 @@ ranks  ranks  s per 1000                 cost per        cost  epoch s  cost per
     2      2        6.25  0.0125 [0.0125, 0.0125]       80.0%    31.25    0.0625
 
 Time and money from the measured samples/s [95 % interval of the mean step]; money in the currency
-of the price. cost efficiency: cost per sample of the first row over this one's; above 100 % is
-cheaper than it.
+of the price. cost efficiency: cost per sample of the first row divided by that of this row; above
+100 % this row is cheaper.
 
 Cheapest per sample: 1 rank. Fastest: 2 ranks."""
     )

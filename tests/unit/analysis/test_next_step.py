@@ -45,8 +45,8 @@ def advised(
 def test_little_exposed_time_is_not_the_bottleneck() -> None:
     found = advised(run(), world(2), exposed=9.9, backward=5, data=80)
     assert found.advice == (
-        "Communication is not the bottleneck, and needs no change: the step waits for it for "
-        "less than 10% of its time. Look at the data first."
+        "Communication is not the bottleneck and needs no change: a step waits for it during less "
+        "than 10% of its time. First look at the data."
     )
     assert found.command == ""
 
@@ -66,9 +66,13 @@ def test_much_of_it_asks_for_a_trial() -> None:
 def test_ranks_that_wait_in_turns_are_told_to_balance_first(wire: float, tried: bool) -> None:
     found = advised(run(), world(2), wire, backward=45, wait=30)
     assert found.advice.startswith(
-        "First balance the work of the ranks: they wait for one another for 30% of the step, "
-        "and not for one rank alone. "
-        + ("To measure on the job" if tried else "No other way to communicate wins that back.")
+        "First balance the work of the ranks: they wait for one another during 30% of the step, "
+        "and not for a single rank. "
+        + (
+            "To measure on the job"
+            if tried
+            else "No change to the communication can win that back."
+        )
     )
     assert found.command.startswith("commprof run --nproc 2 --trial") is tried
 
@@ -96,8 +100,8 @@ def test_several_machines_are_asked_for_a_trial_on_each() -> None:
     typed += " --rdzv-endpoint=first:29500 --output /shared/run"
     found = advised(run(nodes=2, command=typed), on_hosts(4, 2))
     assert found.advice.endswith(
-        "is measured by this, typed on every machine with its number N and a NEW directory that "
-        "all of them see:"
+        "type this on every machine, with the machine's number for N and, for NEW, a new directory "
+        "that all machines can see:"
     )
     assert found.command == (
         "commprof run --nproc 2 --trial fp16,int8,topk:ratio=0.01 "
@@ -109,7 +113,7 @@ def test_several_machines_whose_command_cannot_be_given_still_get_the_advice() -
     typed = "python -m commprof.run --config run.yaml --node-rank 0"
     found = advised(run(nodes=2, command=typed), on_hosts(4, 2))
     assert found.advice.endswith(
-        "type the same run with --trial fp16,int8,topk:ratio=0.01, on every machine."
+        "repeat the run with --trial fp16,int8,topk:ratio=0.01 on every machine."
     )
     assert found.command == ""
     assert advised(run(nodes=2, strategy="fsdp"), on_hosts(4, 2)).advice == ""
@@ -125,7 +129,7 @@ def test_ranks_that_waited_for_a_core_come_first() -> None:
         found = advised(run(machine=TWO_CORES), world(4, **LACKING), exposed=exposed)
         assert found.advice == (
             "First give every rank a core: 10% of the exposed time was spent ready to run without "
-            "one. What communication costs then, this run cannot say."
+            "one. This run cannot show what communication costs if every rank has a core."
         )
         assert found.command == ""
 
@@ -139,7 +143,7 @@ def test_ranks_that_were_not_seen_to_wait_for_a_core_have_their_cores() -> None:
 def test_a_wait_for_cores_that_nobody_measured_is_not_claimed() -> None:
     unread = world(4, parts=parts(no_core_ms=math.nan))
     assert advised(run(machine=TWO_CORES), unread).advice.startswith(
-        "First repeat the run with a core for each thread: whether ranks waited for a core was not"
+        "First repeat the run with a core for each thread: this run did not measure whether ranks"
     )
     assert advised(run(), unread).command  # a core for each: there is nothing to ask
 
@@ -147,7 +151,7 @@ def test_a_wait_for_cores_that_nobody_measured_is_not_claimed() -> None:
 def test_work_beside_too_few_cores_is_not_the_first_suspect() -> None:
     asleep = world(4, parts=parts(no_core_ms=0.0))
     found = advised(run(machine=TWO_CORES), asleep, exposed=5)
-    assert found.advice.startswith("Communication is not the bottleneck, ")
+    assert found.advice.startswith("Communication is not the bottleneck ")
     assert found == advised(run(), asleep, exposed=5)
 
 
@@ -166,7 +170,7 @@ def test_too_little_waiting_for_cores_to_matter_is_not_acted_on() -> None:
 def test_what_is_far_larger_than_communication_comes_first() -> None:
     found = advised(run(), world(2), exposed=12, backward=30, data=58)
     assert found == NextStep(
-        "First look at the data: it takes 58% of the step, and communication 12%.", ""
+        "First look at the data: it takes 58% of the step, but communication only 12%.", ""
     )
     assert advised(run(), world(2), exposed=30, backward=12, data=58).command
 
@@ -177,8 +181,8 @@ LINK = HostLinks(2, ("eth1",), 6e6, 0.1, 0.08, 2e8, 2e8, "", 0.007, ("eth0",))
 def test_an_idle_interface_comes_before_a_trial() -> None:
     found = advised(run(), world(2), exchange=Exchange(link=LINK))
     assert found == NextStep(
-        "The hosts talk over eth1, while eth0 is idle and rated as fast or faster: if this is "
-        "not on purpose, set GLOO_SOCKET_IFNAME=eth0.",
+        "The hosts communicate over eth1, while eth0 is idle and rated at least as fast. If this "
+        "is not on purpose, set GLOO_SOCKET_IFNAME=eth0.",
         "",
     )
 
@@ -191,8 +195,8 @@ def test_an_idle_interface_comes_before_a_trial() -> None:
         (
             Exchange(link=dataclasses.replace(LINK, idle=())),
             None,
-            "The link between the hosts is slow for what a step sends: eth1 at 0.1 Gbit/s. Find "
-            "out whether the network can do better. ",
+            "The link between the hosts is slow for the data of a step: eth1 at 0.1 Gbit/s. Find "
+            "out whether the network can be faster. ",
         ),
     ],
 )
@@ -215,7 +219,8 @@ def test_others_on_the_ranks_cores_are_looked_for() -> None:
 def test_a_rank_that_costs_the_others_a_tenth_comes_first(wait_ms: float, named: bool) -> None:
     late = LateRank(1, wait_ms * 1e6, 0.9, 0.001, 9, 10, 0.1, "data", 0.8)
     found = advised(run(), world(2, late_rank=late))
-    assert ("holds up rank 1 in its data phase: waiting for it takes 12%" in found.advice) is named
+    said = "delays rank 1 in its data phase: the other ranks spend 12% of their step waiting for it"
+    assert (said in found.advice) is named
     assert (found.command == "") is named
 
 
@@ -224,9 +229,9 @@ def test_a_rank_that_did_not_run_sends_to_its_host() -> None:
     for hosts, there in ((1, ""), (2, " on host-1")):
         found = advised(run(), dataclasses.replace(on_hosts(2, hosts), late_rank=late))
         assert found.advice.startswith(
-            f"First find out{there} what stops the process of rank 1 (a debugger"
+            f"First find out what stops the process of rank 1{there} (a debugger"
         )
-        assert "waiting for it takes 12%" in found.advice
+        assert "spend 12% of their step waiting for it" in found.advice
         assert "phase" not in found.advice
         assert found.command == ""
 

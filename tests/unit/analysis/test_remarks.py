@@ -17,7 +17,7 @@ from commprof.analysis.world import WorldResult
 from commprof.stats.intervals import Interval
 from tests.support.builders.results import OVERHEAD, collective, context, parts, world
 
-RECORDING = "Recording itself"
+RECORDING = "Recording alone"
 
 
 def said(*worlds: WorldResult, overhead: Overhead | None = None, **values: Any) -> list[str]:
@@ -64,18 +64,18 @@ def test_efficiency_above_the_ideal_within_the_noise() -> None:
     # 3 % above; the middle half of the steps spreads by 4 %.
     (remark,) = said(world(1), world(2, samples_per_s=206.0))
     assert remark == (
-        "Efficiency at 2 ranks is 103.0%, above the ideal, which adding ranks cannot cause. A "
-        "rank's own work per sample took 1.00 times what it took at 1; the step times spread by "
-        "4%, so this may be noise."
+        "Efficiency at 2 ranks is 103.0%, above the ideal; adding ranks alone cannot cause that. A "
+        "rank's own work per sample took 1.00 times as long as at world size 1; the step times "
+        "spread by 4%, so this may be noise."
     )
 
 
 @pytest.mark.parametrize(
     ("scaling", "cause"),
     [
-        ("strong", "under strong scaling each rank's batch shrinks and may fit a nearer cache."),
-        ("weak", "the baseline was slowed down by something else, so repeat the run."),
-        (None, "the baseline was slowed down by something else, so repeat the run."),
+        ("strong", "under strong scaling each rank's batch shrinks and may fit a faster cache."),
+        ("weak", "something else slowed down the baseline, so repeat the run."),
+        (None, "something else slowed down the baseline, so repeat the run."),
     ],
 )
 def test_efficiency_above_the_ideal_beyond_the_noise(scaling: str | None, cause: str) -> None:
@@ -83,7 +83,7 @@ def test_efficiency_above_the_ideal_beyond_the_noise(scaling: str | None, cause:
     faster = world(2, samples_per_s=300.0, parts=parts(step_ms=65.0))
     (remark,) = said(world(1), faster, scaling=scaling)
     assert "is 150.0%" in remark
-    assert "took 0.50 times what it took at 1; " in remark
+    assert "took 0.50 times as long as at world size 1; " in remark
     assert remark.endswith(cause)
 
 
@@ -94,7 +94,7 @@ def test_efficiency_that_is_unknown_is_not_above_the_ideal() -> None:
 def test_a_baseline_without_work_of_its_own_is_no_division_by_zero() -> None:
     idle = world(1, parts=parts(step_ms=30.0))
     (remark,) = said(idle, world(2, samples_per_s=208.0))
-    assert "which adding ranks cannot cause; the baseline was" in remark
+    assert "adding ranks alone cannot cause that; something else slowed" in remark
 
 
 def test_too_short() -> None:
@@ -102,7 +102,8 @@ def test_too_short() -> None:
         "Only 9 and 1 measured steps at 1 and 2 ranks; at least 10 are needed."
     ]
     assert said(world(1, steps=10), world(2, steps=10), workload="timed") == [
-        "Only 8 measured steps at 1 and 2 ranks; at least 10 are needed: --steps 30."
+        "Only 8 measured steps at 1 and 2 ranks; at least 10 are needed, for example with "
+        "--steps 30."
     ]
     assert said(world(1, steps=12)) == []
 
@@ -116,7 +117,9 @@ def test_noisy() -> None:
 
 def test_steps_of_unequal_size_explain_noise() -> None:
     (remark,) = said(world(1, step_quartiles_ms=(80.0, 116.0), samples_per_step=(4.0, 16.0)))
-    assert remark.endswith("The steps are not equal: an epoch's last one has 4 samples, others 16.")
+    assert remark.endswith(
+        "The steps are not equal: the last of an epoch has 4 samples, others 16."
+    )
     unknown = world(1, step_quartiles_ms=(80.0, 116.0), samples_per_step=(math.nan, math.nan))
     assert said(unknown)[0].endswith("of the median step.")
 
@@ -128,30 +131,33 @@ def late_rank(**values: Any) -> LateRank:
 
 
 LATE = (
-    "Rank 3 comes late at 4 ranks: each of the others waits 12.3 ms per step for it, 88% of all "
-    "waiting (by chance: p = 0.0005). It was late in 9 of 10 measured steps and cost the others "
-    "0.37 s of waiting in all; "
+    "Rank 3 is late at 4 ranks: each of the other ranks waits 12.3 ms per step for it, 88% of all "
+    "waiting (probability by chance: p = 0.0005). It was late in 9 of 10 measured steps and cost "
+    "the others 0.37 s of waiting in all; "
 )
 
 
 @pytest.mark.parametrize(
     ("values", "where"),
     [
-        ({}, "it fell behind in the forward phase, which explains 93% of that."),
-        ({"phase": "other"}, "it fell behind outside of all phases, which explains 93% of that."),
+        ({}, "it fell behind in the forward phase, which explains 93% of the waiting."),
+        (
+            {"phase": "other"},
+            "it fell behind outside of all phases, which explains 93% of the waiting.",
+        ),
         (
             {"phase": "host pause"},
             "it fell behind because its process did not run (host pause), which explains 93% of "
-            "that.",
+            "the waiting.",
         ),
         (
             {"phase": None, "phase_share": 0.4},
-            "its lateness is spread over phases, of which none explains more than 40%.",
+            "its lateness is spread over several phases, none of which explains more than 40%.",
         ),
         (
             {"phase": "data", "phase_share": math.nan, "slower_ms": 4.5},
-            "it fell behind in the data phase: that takes it 4.5 ms longer than the median of the "
-            "others, or more, in three of four steps.",
+            "it fell behind in the data phase, which takes it at least 4.5 ms longer than the "
+            "median of the others in three of four steps.",
         ),
         (
             {"phase": None, "phase_share": math.nan},
@@ -166,7 +172,7 @@ def test_a_late_rank(values: dict[str, Any], where: str) -> None:
 def test_steps_that_stalled_are_named() -> None:
     assert said(world(4, stalled_steps=((7, 25_095.0),))) == [
         "Stalled at 4 ranks: step 7 (25.1 s), more than ten times the median. Means and samples/s "
-        "include that; the verdict does not."
+        "include stalled steps; the verdict does not."
     ]
 
 
@@ -177,16 +183,16 @@ def test_clocks_that_are_not_common() -> None:
 
 def test_clocks_that_were_compared() -> None:
     assert said(world(2, clock_error_us=12.01)) == [
-        "Ranks' clocks were compared over the network at 2 ranks: offsets known to ±13 µs. Waiting "
-        "and transfer of one exposure may be off by twice that, one against the other."
+        "Ranks' clocks were compared over the network at 2 ranks: offsets are known to ±13 µs. The "
+        "boundary between the waiting and the transfer of one exposure may be off by twice that."
     ]
 
 
 def test_missing_ranks_and_what_they_leave_unknown() -> None:
     unknown = parts(wait_ms=math.nan, wire_ms=math.nan)
     assert said(world(4, missing_ranks=(1,))) == [
-        "At 4 ranks no usable trace came from rank 1: times are those of the other ranks, samples "
-        "those of all ranks, by the training loop's account."
+        "At 4 ranks no usable trace came from rank 1: times are those of the other ranks; the "
+        "samples of all ranks are known from the training loop's account."
     ]
     uncounted = world(4, missing_ranks=(1, 2, 3), parts=unknown, samples_per_s=math.nan)
     assert said(uncounted) == [
@@ -200,8 +206,8 @@ def test_missing_ranks_and_what_they_leave_unknown() -> None:
 def test_collectives_that_failed() -> None:
     row = collective(failed=2)
     assert said(world(2, collectives=(row, collective(), row))) == [
-        "At 2 ranks 4 calls of collectives ended with an error (all_reduce): they count as exposed "
-        "time, and in no median."
+        "At 2 ranks 4 collective calls ended with an error (all_reduce): failed calls count as "
+        "exposed time, but are left out of all medians."
     ]
 
 
@@ -223,8 +229,8 @@ def test_a_cross_check_that_disagrees_is_said() -> None:
         CrossCheck("loop_clock", "the loop's clock", "s", 1, 1, True, ""),
     )
     assert said(world(2, cross_checks=checks)) == [
-        "Cross-check at 2 ranks: step against the sum of its parts is 101 ms and commprof's "
-        "figure 100 ms, +1.0%."
+        "Cross-check at 2 ranks: step against the sum of its parts is 101 ms, but commprof's "
+        "figure is 100 ms (+1.0%)."
     ]
 
 
@@ -235,14 +241,15 @@ def test_python_capture() -> None:
 
 def test_overhead_is_always_stated() -> None:
     assert said(world(1), overhead=OVERHEAD) == [
-        "commprof's own cost, capture on against off, 8 and 8 steps in turn over all world sizes: "
-        "CPU time of the training threads +0.4 % [-0.2 %, +1.0 %] (control, off against off: "
-        "+0.1 % [-1.0 %, +1.2 %]), which may be nothing; step time not measurable here, between "
-        "-2.0 % and +4.4 % by these steps."
+        "commprof's own cost, capture on compared with off (8 and 8 steps in pairs, over all "
+        "world sizes): CPU time of the training threads +0.4 % [-0.2 %, +1.0 %] (control, off "
+        "compared with off: +0.1 % [-1.0 %, +1.2 %]), not distinguishable from zero; step time too "
+        "small to measure (between -2.0 % and +4.4 % according to these steps)."
     ]
     clear = OwnCost(Interval(1.02, 1.01, 1.03), Interval(1.001, 0.99, 1.012), 8, 8)
     assert said(world(1), overhead=Overhead(None, clear))[0].endswith(
-        "step time +2.0 % [+1.0 %, +3.0 %] (control, off against off: +0.1 % [-1.0 %, +1.2 %])."
+        "step time +2.0 % [+1.0 %, +3.0 %] (control, off compared with off: +0.1 % [-1.0 %, "
+        "+1.2 %])."
     )
 
 
@@ -250,7 +257,7 @@ def test_the_cost_of_records() -> None:
     # 20 records at 50 ns: 1 us of 100 ms.
     found = remarks(context(), [world(1)], scale([world(1)]), None)
     assert found == (
-        "Recording itself: 20 records per step and rank at 50 ns each (measured in the run) are "
+        "Recording alone: 20 records per step and rank at 50 ns each (measured in the run) cost "
         "1.0 µs, 0.0010% of the step at 1 rank.",
     )
     assert remarks(context(), [world(1, record_cost_ns=math.nan)], scale([world(1)]), None) == ()

@@ -76,8 +76,10 @@ def test_one_step_that_hung_makes_no_verdict() -> None:
         "At 2 ranks the step is bound by compute (forward and backward): 60.0% of the mean step of "
         "100 ms."
     )
-    assert found.sentences[0].startswith("This is without step 7 (25.1 s), which is more than ten")
-    assert "communication in 5.0% of the mean step" in found.sentences[1]
+    assert found.sentences[0].startswith(
+        "The verdict leaves out step 7 (25.1 s), which is more than ten times as long as"
+    )
+    assert "communication during 5.0% of the mean step" in found.sentences[1]
     assert found.next_step.command == ""
 
 
@@ -89,9 +91,9 @@ def test_steps_that_hang_often_are_the_jobs_way(steps: int, hung: int, left_out:
 def test_exposed_time_is_named_as_the_ceiling() -> None:
     text = " ".join(of(backward=60, wait=10, wire=20, hidden=12.5).sentences)
     # 30 ms of 100: 10 waiting and 20 in transfer; 12.5 hidden.
-    assert "in 30.0% of the mean step: 10.0% for the last rank, 20.0% for the transfer. " in text
-    assert "all else equal, a step would be at most 30.0% (30 ms) shorter" in text
-    assert "12.5 ms of communication ran beside other work" in text
+    assert "during 30.0% of the mean step: 10.0% for the last rank, 20.0% for the trans" in text
+    assert "all else stayed equal, a step would be at most 30.0% (30 ms) shorter (upper bo" in text
+    assert "12.5 ms of communication was hidden by other work" in text
     assert "No single rank stands out as the one that the others wait for." in text
 
 
@@ -123,7 +125,7 @@ def test_a_forward_pass_that_nobody_saw_is_where_it_counts(
     run = run_result(world(2, parts=parts(forward_ms=forward_ms)))
     found = verdict(run, [detail(2, backward=backward)])
     assert found is not None
-    sentence = "No forward pass was seen: that of a model under neither DDP nor FSDP2 counts as"
+    sentence = "No forward pass was seen: the forward pass of a model under neither DDP nor FSDP2 "
     assert any(one.startswith(sentence) for one in found.sentences) == said
 
 
@@ -169,8 +171,8 @@ def test_the_largest_world_size_with_a_core_for_each_is_judged() -> None:
     assert found.world_size == 2
     assert found.headline.startswith("At 2 ranks ")
     assert found.sentences[0] == (
-        "This is about 2 ranks, the largest world size with a core for each thread: 4 and 8 ranks "
-        "run more threads than the 2 usable cores."
+        "The verdict is about 2 ranks, the largest world size with a core for each thread: 4 and 8 "
+        "ranks run more threads than the 2 usable cores."
     )
     assert "From 1 to 2 ranks" in found.sentences[-1]
 
@@ -184,7 +186,7 @@ def test_cores_are_spoken_of_by_run_delay_alone() -> None:
     lacking = about(world(4, parts=parts(no_core_ms=3.0)))
     assert lacking.sentences[0] == (
         "Ranks waited for CPU cores: 10.0% of the exposed time was spent ready to run without one. "
-        "The other parts may hold such time too, which is not measured in them."
+        "The other parts may include such time too, but it is not measured in them."
     )
     asleep = about(world(4, parts=parts(no_core_ms=0.0)))
     assert "core" not in " ".join([*asleep.sentences, asleep.next_step.advice])

@@ -99,7 +99,7 @@ def test_without_a_held_out_point_a_range_is_not_called_an_interval() -> None:
         text = prediction_table.render(found, "RUN", "costs", [], 200)
         step = next(line for line in text.splitlines() if line.split()[:1] == ["2"])
         assert ("[" in step, " to " in step) == (holds, not holds)
-        assert ("is no interval for real steps" in " ".join(text.split())) is not holds
+        assert ("is not an interval for real steps" in " ".join(text.split())) is not holds
 
 
 def test_a_profile_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_the_table_says_what_it_must() -> None:
     assert ["2", "as", "run", "as", "run", "as", "run", "as", "run", "2", "40"] in [
         row[:11] for row in rows
     ]
-    assert "Held-out error of this model on this machine: 10.0% in the mean, 10.0% at worst" in text
+    assert "Held-out error of this model on this machine: 10.0% on average, 10.0% at worst" in text
     assert "* Outside the measured range: 128 ranks (measured: 2, 64)." in text
     assert "It saves 15.0% of the step" in text
     assert "1 rank: too few" in text
@@ -213,7 +213,7 @@ def test_every_scenario_has_its_cost_and_bytes() -> None:
 def test_the_setting_that_all_share_is_named() -> None:
     text = told(Scenario(4, ranks_per_host=1, cores_per_host=8))
     assert (
-        "Weak scaling (the batch per rank stays), flat all-reduce, ranks per host: 1, cores per "
+        "Weak scaling (fixed batch per rank), flat all-reduce, ranks per host: 1, cores per "
         "host: 8." in text
     )
     assert "ranks per host: as run, cores per host: as run." in told(Scenario(2))

@@ -328,6 +328,6 @@ def test_readers_are_told_which_check_is_held_out() -> None:
     found = answer(Replay(base.schedule, made), [Scenario(2)], [base], [hooked], None, math.nan)
     text = prediction_table.render(found, "RUN", "by hand", [], 100)
     assert "RUN, hooked (not held out)" in text
-    assert "Held-out error: not known, because nothing was recorded that the model was not" in text
+    assert "Held-out error: not known, because no recorded steps were held out of the model" in text
     document = json.loads(prediction_json.render(found, "RUN", "by hand", []))
     assert [check["held_out"] for check in document["checks"]] == [False, False]

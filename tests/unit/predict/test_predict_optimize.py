@@ -80,7 +80,7 @@ def test_words_for_a_gain_beyond_the_error() -> None:
     text = told(answers(["hook"], measured_ms=50))
     assert (
         "Best: bucket cap as run, hook fp16. It saves 15.0% of the step (15.0% to 15.0%), all "
-        "beyond the 10.0% that the model is wrong by at worst on held-out steps." in text
+        "beyond the model's largest error on held-out steps (10.0%)." in text
     )
     assert "Compared: bucket cap as run; hook as run, fp16." in text
 
@@ -89,8 +89,8 @@ def test_words_for_a_gain_within_the_error() -> None:
     text = told(answers(["hook"], measured_ms=55 / 1.2))
     assert (
         "No setting is certain to gain anything: the fastest, bucket cap as run, hook fp16, would "
-        "save 15.0% of the step (15.0% to 15.0%), and not all of that is beyond the 20.0% that the "
-        "model is wrong by" in text
+        "save 15.0% of the step (15.0% to 15.0%), and not all of that is beyond the model's "
+        "largest error on held-out steps (20.0%)." in text
     )
     assert "It saves" not in text
 
@@ -108,9 +108,9 @@ def test_without_a_hook_s_cost_it_says_so_and_how_to_measure_one() -> None:
     assert search is not None
     assert (len(search.candidates), search.has_no_hook) == (1, True)
     text = told(found)
-    assert "No hook's cost was measured, so none was compared." in text
+    assert "No hook's cost was measured, so no such hook was compared." in text
     assert "--hook fp16 --output RUN_WITH_HOOK, then commprof fit RUN RUN_WITH_HOOK" in text
-    assert "No other setting was compared with the one as it is." in text
+    assert "No other setting was compared with the recorded one." in text
     assert "No setting is certain" not in text
 
 
@@ -130,7 +130,7 @@ def test_all_that_was_compared_is_named() -> None:
     assert len(search.candidates) + search.same_count == len(CAPS_BYTES) + 1
     text = told(found)
     assert "Compared: bucket cap as run, 1, 2, 5, 10, 25, 50, 100, all MiB; hook as run." in text
-    assert f"Left out for the same buckets as one before: {search.same_count}." in text
+    assert f"Left out because another cap gives the same buckets: {search.same_count}." in text
 
 
 class WithoutFp16(Replay):

@@ -83,8 +83,8 @@ def test_the_rank_that_is_waited_for_is_named(tmp_path: Path) -> None:
     assert world.late_rank is not None
     assert (world.late_rank.rank, world.late_rank.measured_steps) == (1, 4)
     assert np.isnan(world.late_rank.p_value)
-    assert "The others wait for rank 1" in text_of(tmp_path / "job")
-    assert "too few to tell it from chance" in text_of(tmp_path / "job")
+    assert "The other ranks wait for rank 1" in text_of(tmp_path / "job")
+    assert "too few to distinguish it from chance" in text_of(tmp_path / "job")
 
 
 @pytest.mark.parametrize("offset_us", [-3.2e6, 250.0, 7e7])
@@ -388,7 +388,7 @@ def test_dlrm_on_8_gpus() -> None:
     assert world.late_rank.rank == 7
     assert 0 < world.clock_error_us <= 10
     assert {row.op for row in world.collectives} == {"all_to_all", "all_reduce"}
-    assert "The others wait for rank 7" in text_of(DLRM)
+    assert "The other ranks wait for rank 7" in text_of(DLRM)
 
 
 @with_data

@@ -344,7 +344,9 @@ def test_a_name_is_no_formula_and_what_is_not_known_is_empty(report: FullReport)
 
 
 def test_candidates_are_a_trial_s(report: FullReport) -> None:
-    with pytest.raises(UsageError, match=r"has none; take worlds, ranks, steps, collectives"):
+    with pytest.raises(
+        UsageError, match=r"has none \(allowed: worlds, ranks, steps, collectives\)"
+    ):
         rows(report, CANDIDATES)
 
 

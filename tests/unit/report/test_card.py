@@ -89,17 +89,17 @@ KINDS = {
     "one late rank": Kind(
         card_of(forward=25, backward=38, wait=30, wire=4, late=LATE),
         (
-            "At 4 ranks rank 2 holds up the step: it falls behind in the backward phase, and ",
-            "and waiting for it takes 30% of the others' step. Of",
-            "the largest part is compute (forward and backward): 63.0%.",
+            "At 4 ranks, rank 2 delays the step: it falls behind in the backward phase, and ",
+            "and the other ranks spend 30% of their step waiting for it. The",
+            "its largest part is compute (forward and backward): 63.0%.",
             "rank 2 falls behind in the backward phase: 30 ms",
-            "First find out what holds up rank 2",
+            "First find out what delays rank 2",
         ),
         ("bound by", "no single rank", "Small messages", "loading data", "--trial"),
     ),
     "slow data loading": Kind(
         card_of(data=60, forward=10, backward=20, wire=5),
-        ("bound by loading data: 60.0%", "Look at loading data first"),
+        ("bound by loading data: 60.0%", "First look at loading data"),
         ("rank 2", "Small messages", "bound by communication"),
     ),
     "tiny buckets": Kind(
@@ -113,7 +113,7 @@ KINDS = {
         (
             "bound by communication: 55.0%",
             "Communication is cut into 160 small calls per step.",
-            "160 calls of 2.05 kB per step",
+            "160 calls per step, of 2.05 kB on average,",
             "try larger buckets",
             "cap=25",
         ),
@@ -133,8 +133,8 @@ KINDS = {
         card_of(forward=10, backward=20, wire=70, hidden=15, links=SLOW),
         (
             "Communication between the hosts goes over eth1 at 0.1 Gbit/s.",
-            "6 MB per step and host by eth1, 0.1 Gbit/s while sending",
-            "The link between the hosts is slow for what a step sends: eth1 at 0.1 Gbit/s.",
+            "6 MB per step and host over eth1, 0.1 Gbit/s while sending",
+            "The link between the hosts is slow for the data of a step: eth1 at 0.1 Gbit/s.",
         ),
         ("rank 2", "Small messages", "idle", "overlaps"),
     ),
@@ -142,7 +142,7 @@ KINDS = {
         card_of(forward=10, backward=20, wire=70, hidden=15, links=replace(SLOW, idle=("eth0",))),
         (
             "Communication between the hosts goes over eth1 at 0.1 Gbit/s, while eth0 is idle.",
-            "The hosts talk over eth1, while eth0 is idle and rated as fast or faster:",
+            "The hosts communicate over eth1, while eth0 is idle and rated at least as fast.",
         ),
         ("rank 2", "Small messages", "overlaps", "--trial"),
     ),
@@ -150,9 +150,10 @@ KINDS = {
         card_of(forward=30, backward=60, wait=6, late=replace(LATE, wait_ns=6e6)),
         (
             "bound by compute (forward and backward): 90.0%",
-            "Rank 2 falls behind in the backward phase: that takes 6% of the others' step.",
+            "Rank 2 falls behind in the backward phase: the other ranks spend 6% of their step "
+            "waiting for it.",
         ),
-        ("holds up", "Small messages"),
+        ("delays", "Small messages"),
     ),
     "nothing wrong": Kind(
         card_of(data=1, forward=30, backward=60, optimizer=5, wire=2, wait=0.5),
@@ -196,7 +197,7 @@ def test_the_bar_is_as_long_as_the_shares() -> None:
 
 def test_one_world_size_alone_is_held_against_nothing() -> None:
     text = render(card_of(sizes=(4,), wire=50, backward=50)).lower()
-    assert "400 samples/s at 4 ranks; no other world size" in text
+    assert "400 samples/s at 4 ranks; there is no other world size" in text
     assert not re.search(r"speed-up|efficien|\(100%\)", text)
 
 
@@ -214,7 +215,7 @@ def test_a_card_of_many_caveats_and_a_long_command_fits() -> None:
     text = render(long)
     fits(text)
     assert "more caveats: see --all" in text
-    assert "One more word of advice. (--all says more)\n" in text
+    assert "One more word of advice. (more with --all)\n" in text
     assert text.endswith(f"  {shown.all_command}\n")
 
 
@@ -257,7 +258,7 @@ def test_stalls_and_cores_are_caveats_of_what_was_measured() -> None:
     judged = render(card_of(crowded, sizes=(1, 2, 4), wire=40, backward=50))
     assert "At 2 ranks" in judged
     healthy = render(card_of(crowded, sizes=(4,), wire=4, backward=90))
-    assert "! More threads than cores: ranks may have waited for cores in their work too" in healthy
+    assert "! More threads than cores: ranks may have waited for cores during own work" in healthy
     assert "! Not judged: 4 ranks, which run more threads than the 2 usable cores." in judged
 
 
@@ -273,7 +274,7 @@ def test_one_stalled_step_makes_no_verdict() -> None:
     assert made.exposed_ms == pytest.approx(10.0)
     text = render(made)
     assert "bound by compute" in text
-    assert "! Left out, for it stalled: step 7 (9 s)." in text
+    assert "! Left out because of a stall: step 7 (9 s)." in text
 
 
 def test_what_went_wrong_comes_before_any_advice() -> None:
@@ -283,8 +284,8 @@ def test_what_went_wrong_comes_before_any_advice() -> None:
     assert made is not None
     assert made.command == made.all_command
     text = render(made)
-    assert "! Hangs, ranks out of step or changes of level were seen at 2 ranks." in text
-    assert "Next: First see what went wrong while it ran:" in text
+    assert "! Hangs, mismatches or lasting changes of speed were seen at 2 ranks." in text
+    assert "Next: First see what went wrong during the run:" in text
 
 
 def test_report_shows_the_card_of_a_recorded_run(

@@ -55,13 +55,13 @@ def test_a_wide_frame() -> None:
     assert second[:4] == ["1", "node-1", "-", "249"]
     assert second[6:9] == ["-", "-", "-"]
     text = "\n".join(lines)
-    assert "Late rank: 1, in backward; each of the others waits 12 ms per step for it." in text
-    assert "all_reduce: 1.25 GB/s on the bus, 50% of what the machine profile takes." in text
+    assert "Late rank: 1, in backward; each of the other ranks waits 12 ms per step for it." in text
+    assert "all_reduce: 1.25 GB/s on the bus, 50% of the machine profile's bandwidth." in text
 
 
 def test_a_late_rank_that_did_not_run() -> None:
     text = "\n".join(frame(job_state(late=Late(1, 0.012, "host pause")), "run", 200))
-    assert "Late rank: 1, its process did not run (host pause); each of the others" in text
+    assert "Late rank: 1, its process did not run (host pause); each of the other ranks" in text
 
 
 @pytest.mark.parametrize("width", [20, 60, 80, 100, 140])
@@ -78,12 +78,12 @@ def test_names_from_files_are_no_commands_to_the_terminal() -> None:
     state = job_state(1, ranks=ranks, backend=hostile, monitor=MonitorState(0, 0, 0, 7, (hostile,)))
     lines = frame(state, hostile, 200)
     assert all(line.isprintable() for line in lines)
-    assert any(line.startswith("7 events were passed over") for line in lines)
+    assert any(line.startswith("7 events were left out") for line in lines)
 
 
 def test_a_finished_run_says_so() -> None:
     assert "has ended; its last steps" in frame(job_state(finished=True, late=None), "run", 120)[0]
-    assert "no rank has begun" in waiting_frame("run", 120)[0]
+    assert "no rank records in run yet" in waiting_frame("run", 120)[0]
 
 
 def test_not_known_is_a_dash() -> None:
@@ -104,7 +104,7 @@ def test_one_frame_of_a_run_that_has_ended(
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert "3 ranks, gloo, full mode, has ended" in out
-    assert "Late rank: 2, in backward; each of the others waits 20 ms per step for it." in out
+    assert "Late rank: 2, in backward; each of the other ranks waits 20 ms per step for it." in out
     assert "means of the last 40 steps" in out
 
 
@@ -112,7 +112,7 @@ def test_top_of_a_directory_without_a_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["top", str(tmp_path), "--once"]) == 0
-    assert "no rank has begun" in capsys.readouterr().out
+    assert "no rank records" in capsys.readouterr().out
     assert main(["top", str(tmp_path / "nothing")]) == 2
     assert "does not exist" in capsys.readouterr().err
     assert main(["top", str(tmp_path), "--refresh", "0"]) == 2
@@ -123,7 +123,7 @@ def test_top_in_a_pipe_says_once_what_it_waits_for(tmp_path: Path) -> None:
     env = {**os.environ, "COLUMNS": "300"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == f"no rank has begun to record in {tmp_path}; waiting\n"
+        assert process.stdout.readline() == f"no rank records in {tmp_path} yet; waiting\n"
         time.sleep(1)
         run = GrowingRun(tmp_path / "world_2", ranks_of(2, 20))
         run.begin()

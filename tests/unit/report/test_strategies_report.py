@@ -87,10 +87,10 @@ def test_incidents_and_own_cost_stand_under_each_strategys_name() -> None:
     found = list(strategy_sections(compared))
     titles = [section.title for section in found]
     assert f"{incidents_table.TITLE}: ddp" in titles
-    assert titles[-1] == "What commprof itself cost: ddp"
+    assert titles[-1] == "Overhead of commprof: ddp"
     assert not [title for title in titles if title.endswith(": fsdp")]
     assert len({section.id for section in found}) == len(found)
-    assert "What commprof itself cost: ddp" in page.render_strategies(compared)
+    assert "Overhead of commprof: ddp" in page.render_strategies(compared)
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,7 @@ def test_more_kinds_than_rows_are_counted() -> None:
     assert len([line for line in section.splitlines() if line.startswith("all_reduce")]) == 12
     section = collectives_section(world(1, collectives=kinds[:13]))
     assert section.splitlines()[-1] == "1 more kind of call: see the JSON result."
-    assert section.splitlines()[0] == "Collectives of 1 rank, by exposed time:"
+    assert section.splitlines()[0] == "Collectives of 1 rank, sorted by exposed time:"
 
 
 def test_of_one_group_there_is_no_column() -> None:

@@ -91,11 +91,11 @@ def test_a_break_even_that_is_none_has_its_reason() -> None:
     assert [row[column] for row in table.rows] == [*["-"] * 3, *["does not apply"] * 4]
     notes = trial_table.notes(made)
     assert (
-        "pays below of hierarchical: does not apply, since bytes within a host go through memory, "
-        "not over the network, and the number of bytes that leave the host is not recorded."
+        '"pays below" for hierarchical: does not apply, since bytes within a host go through '
+        "memory, not over the network, and the number of bytes that leave the host is not recorded."
     ) in notes
     assert (
-        "pays below of bucket-cap=5 and bucket-cap=1: does not apply, since the same bytes are "
+        '"pays below" for bucket-cap=5 and bucket-cap=1: does not apply, since the same bytes are '
         "sent in other buckets, and none are saved."
     ) in notes
     assert (
@@ -176,7 +176,7 @@ def test_its_tables_and_what_applies_it_are_on_both_pages() -> None:
         assert "To apply it: commprof run" in text
         assert "pays below" in text
         assert "Each technique alone and combined" in text
-        assert "took no part: its graph is static" in text
+        assert "was left out: its graph is static" in text
         assert text.count("does not apply") == 2  # in the table, and in a note
         assert "does not apply, since the same bytes are sent in other buckets" in text
         assert "left out.:" not in text
@@ -201,5 +201,5 @@ def test_a_candidate_that_was_still_settling_is_named() -> None:
         named = [note for note in notes if "still settling" in note]
         assert bool(named) is said
         if said:
-            assert named[0].startswith(f"{one.label} was still settling after a switch: the later")
-            assert "took 0.930 [0.900, 0.960] of the earlier half" in named[0]
+            assert named[0].startswith(f"{one.label} was still settling after a switch: the second")
+            assert "took 0.930 [0.900, 0.960] times as long as the first half" in named[0]

@@ -183,7 +183,7 @@ def test_the_rows_of_a_trial_are_its_candidates(
     capsys.readouterr()
     for table in ("worlds", "ranks"):
         assert main([*words, "--rows", table]) == 2
-        assert "take candidates, steps, collectives" in capsys.readouterr().err
+        assert "(allowed: candidates, steps, collectives)" in capsys.readouterr().err
 
 
 def test_a_trial_of_an_earlier_trace_of_the_process_is_none_of_this_one() -> None:

@@ -174,7 +174,7 @@ def test_the_report_says_what_cannot_be_known_and_what_is_missing(tmp_path: Path
     two_ranks(tmp_path)
     text = table.render(analyse_run(tmp_path), 100)
     assert (
-        "the last rank of 4 of 7 collectives is not known, nor wait and transfer of 1 steps: a"
+        "the last rank of 4 of 7 collectives is not known, nor are wait and transfer of 1 steps: a"
         in (" ".join(text.split()))
     )
     row = next(line.split() for line in text.splitlines() if line.startswith("    2  "))
@@ -182,10 +182,10 @@ def test_the_report_says_what_cannot_be_known_and_what_is_missing(tmp_path: Path
     assert row[-2:] == ["2.00", "3.00"]
     assert re.search(r"all_reduce +dp +<2Mi", text)
     assert "3 records were dropped" in text
-    assert "5 operations of rare kinds count as other" in text
+    assert "5 operations of rare kinds are counted as other" in text
     (tmp_path / "rank_1.trace").unlink()
     text = table.render(analyse_run(tmp_path), 100)
-    assert "no summary from 1;" in text
+    assert "no summary from rank 1;" in text
 
 
 def test_where_steps_end_is_said(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_the_late_rank_is_named_from_summaries_alone(tmp_path: Path) -> None:
     assert (late.share, late.p_value) == (1.0, 1 / 2001)
     assert [(row.rank, row.share, row.cost_s) for row in found.last] == [(2, 1.0, 2.4)]
     text = " ".join(table.render(analyse_run(tmp_path), 100).split())
-    assert "rank 2 comes late: each of the others waits 20.0 ms per step for it, 100% of" in text
+    assert "rank 2 is late: each of the other ranks waits 20.0 ms per step for it, 100% of" in text
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_pauses_are_apart_from_the_phase(
     where = "is time in which its process did not run (host pause)."
     if named != "host pause":
         where = "lies in its backward phase."
-    assert f"{share:.0%} of what its own work takes longer {where}" in text
+    assert f"{share:.0%} of the extra time of its own work {where}" in text
 
 
 def test_a_rank_that_the_host_holds_up_everywhere_is_not_named(tmp_path: Path) -> None:
@@ -330,7 +330,7 @@ def test_across_hosts_the_late_rank_is_named_with_the_clocks_error(tmp_path: Pat
     assert found.arrival_clock_error_p95_us == pytest.approx(40, rel=0.01)
     assert found.arrival_clock_error_us == 90
     text = " ".join(table.render(analyse_run(tmp_path), 100).split())
-    assert "known within 40 us for 95 % of the collectives, 90 us for all, by the hosts'" in text
+    assert "known to within 40 us for 95 % of the collectives and 90 us for all;" in text
 
 
 def test_across_hosts_nobody_is_named_for_less_than_the_clocks_may_be_off_by(
@@ -362,13 +362,13 @@ def test_across_hosts_that_do_not_hear_of_each_other_nobody_is_named(
             "on 2 hosts whose clocks were not all compared",
         ),
         (2, state_of(heard=0), 0, 0, "one of which got no arrivals from the others: UDP between"),
-        (1, state_of(clock=0, heard=0), 0, 0, "the ranks did not meet"),
+        (1, state_of(clock=0, heard=0), 0, 0, "the ranks did not exchange their arrivals"),
         (1, state_of(clock=0, heard=0), 9, 0, "or 16,384 collectives behind."),
         (1, state_of(), 9, 2, "8 of them belong to groups without a place in the memory that"),
-        (1, state_of(), 9, 1, "64 groups and 64 MiB; of the others, a rank did not record, or was"),
-        (2, state_of(), 9, 0, "hosts tell each other was lost on the network."),
+        (1, state_of(), 9, 1, "64 groups and 64 MiB); for the others, a rank did not record, or w"),
+        (2, state_of(), 9, 0, "arrivals from other hosts were lost on the network."),
         # Once per host, whose ranks share a carrier.
-        (2, state_of(unsent=3), 9, 0, "was lost on the network (6 datagrams could not even be"),
+        (2, state_of(unsent=3), 9, 0, "were lost on the network (6 datagrams could not be sent)"),
     ],
 )
 def test_the_report_says_why_the_last_rank_is_not_known(

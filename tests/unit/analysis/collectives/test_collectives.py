@@ -79,7 +79,7 @@ def test_without_steps_the_whole_recording_counts() -> None:
     assert (row.calls, row.calls_per_step, row.exposed_ms) == (10, 5.0, 100.0)
     assert row.busbw_gb_per_s == pytest.approx(0.4)
     shown = collectives_section(found)
-    assert shown.startswith("Collectives of 2 ranks without steps, by exposed time of a rank:")
+    assert shown.startswith("Collectives of 2 ranks without steps, sorted by exposed time of a")
     assert "/rank" in shown
     ranks[1].step(0, 100 * MS)
     traces[1] = ranks[1].trace()
@@ -320,6 +320,6 @@ def test_what_has_no_bus_factor(op: str) -> None:
 def test_exposed_time_beside_the_rows_is_named() -> None:
     found = world(2, parts=parts(exposed_ms=10.0), collectives=(collective(exposed_ms=4.0),))
     assert found.unlisted_exposed_ms == pytest.approx(6.0)
-    assert "Exposed beside these rows: 6 of 10 ms per step" in collectives_section(found)
+    assert "Exposed time in no row: 6 of 10 ms per step" in collectives_section(found)
     found = world(2, parts=parts(exposed_ms=10.0), collectives=(collective(exposed_ms=9.9),))
-    assert "beside" not in collectives_section(found)
+    assert "in no row" not in collectives_section(found)

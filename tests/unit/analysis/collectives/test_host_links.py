@@ -187,7 +187,7 @@ def test_the_table() -> None:
 def test_what_is_missing_is_said() -> None:
     gone = HostLinks(2, (), math.nan, math.nan, math.nan, math.nan, math.nan, "a rank is missing")
     text = host_links_table.section([world(2, host_links=gone)])
-    assert "2 ranks: not all is known, for a rank is missing" in text
+    assert "2 ranks: figures are missing, because a rank is missing" in text
 
 
 def test_the_documented_figures_are_those_that_were_measured() -> None:

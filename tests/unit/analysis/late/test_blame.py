@@ -101,7 +101,7 @@ def test_run_delay_names_nobody_and_is_told() -> None:
     assert lacked.longer_ms == pytest.approx(starved, abs=0.4)
     said = " ".join(_about_causes(result))
     assert f"rank {lacked.rank}'s forward takes" in said
-    assert "ms of them it was runnable without a core" in said
+    assert "ms of this it was runnable without a core" in said
 
 
 def test_what_held_up_a_phase_is_told() -> None:
@@ -123,19 +123,19 @@ def test_what_held_up_a_phase_is_told() -> None:
         assert world is not None
         return [text for text in _about_causes(world) if "takes" in text]
 
-    longer = "At 3 ranks rank 1's backward takes 18 ms longer than the others'; "
+    longer = "At 3 ranks rank 1's backward takes 18 ms longer than on the other ranks: "
     assert said(0) == []
-    assert said(16) == [f"{longer}16 ms of them it was runnable without a core."]
+    assert said(16) == [f"{longer}for 16 ms of this it was runnable without a core."]
     assert said(16, throttled_ns=30 * MS, involuntary_switches=2) == [
-        f"{longer}16 ms of them its cgroup throttled it."
+        f"{longer}for 16 ms of this its cgroup throttled it."
     ]
     assert said(16, throttled_ns=3 * MS, involuntary_switches=4) == [
-        f"{longer}16 ms of them it was runnable without a core (4 more involuntary switches a "
-        "step)."
+        f"{longer}for 16 ms of this it was runnable without a core (4 more involuntary switches "
+        "per step)."
     ]
     assert said(0, major_faults=7, memory_stall_ns=11 * MS) == [
-        f"{longer}it reads 7 more pages a step from disk and its host was short of memory for 11 "
-        "ms of them."
+        f"{longer}it reads 7 more pages per step from disk and for 11 ms of this its host was "
+        "short of memory."
     ]
-    assert said(0, minor_faults=12_000) == [f"{longer}it has 12,000 more page faults a step."]
+    assert said(0, minor_faults=12_000) == [f"{longer}it has 12,000 more page faults per step."]
     assert said(0, minor_faults=1_000, involuntary_switches=9) == []

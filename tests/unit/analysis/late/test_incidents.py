@@ -152,7 +152,7 @@ def test_a_change_that_ended_is_a_caveat_and_no_incident() -> None:
     run = results.run_result(results.world(3), incidents=(ended,))
     assert table.notes(run) == [
         "3 ranks: Rank 1's own work rose from 20 to 30 ms (+50%) from step 120 to 150, most of it "
-        "in backward; then the former level was back. The means hold these steps."
+        "in backward; then the former level returned. The means include these steps."
     ]
     assert incidents_table.TITLE not in table.render(run, 100)
 

@@ -63,8 +63,8 @@ def test_the_lines_between_which_a_phase_takes_longer() -> None:
         LongerLines(2, "backward", pytest.approx(18), LINES[2], LINES[3], pytest.approx(2)),
     )
     assert _in_the_phases(world) == [
-        "Rank 2's backward takes 18 ms longer than the others': 16 ms of them between train.py:40 "
-        "and train.py:52, 2 ms of them between train.py:52 and model.py:60."
+        "Rank 2's backward takes 18 ms longer than on the other ranks: 16 ms of this between "
+        "train.py:40 and train.py:52, 2 ms of this between train.py:52 and model.py:60."
     ]
 
 
@@ -87,9 +87,9 @@ def test_sentences_of_lines_that_a_step_begins_and_ends() -> None:
     pairs = (("", LINES[1]), (LINES[1], LINES[1]), (LINES[1], ""), ("", ""))
     (said,) = sentences([LongerLines(0, "data", 9.0, *pair, 2.0) for pair in pairs])
     assert said == (
-        "Rank 0's data takes 9 ms longer than the others': 2 ms of them between the begin of the "
-        "step and train.py:40, 2 ms of them between operations of train.py:40, 2 ms of them "
-        "between train.py:40 and its end, 2 ms of them in steps without operations."
+        "Rank 0's data takes 9 ms longer than on the other ranks: 2 ms of this between the begin "
+        "of the step and train.py:40, 2 ms of this between operations of train.py:40, 2 ms of this "
+        "between train.py:40 and its end, 2 ms of this in steps without operations."
     )
 
 
@@ -144,7 +144,7 @@ def test_what_samples_hold(tmp_path: Path, text: str | bytes, expected: object) 
 def test_without_the_training_thread_samples_are_refused(
     tmp_path: Path, text: str, thread: int, is_main: bool
 ) -> None:
-    with pytest.raises(CommprofError, match="has no sample of the training thread, as py-spy"):
+    with pytest.raises(CommprofError, match="has no sample of the training thread; make the file"):
         read(tmp_path, text, thread, is_main)
 
 
@@ -189,8 +189,8 @@ def test_functions_whose_share_grew(tmp_path: Path) -> None:
         GrownFunction("augment (data.py:31)", pytest.approx(34), pytest.approx(20)),
     )
     assert _in_the_phases(world) == [
-        "By py-spy's samples rank 2 spends more of each step in _engine_run_backward "
-        "(torch/autograd/graph.py:8) +16 ms and augment (data.py:31) +14 ms."
+        "According to py-spy's samples, rank 2 spends more time per step than the other ranks in "
+        "_engine_run_backward (torch/autograd/graph.py:8) +16 ms and augment (data.py:31) +14 ms."
     ]
 
 
@@ -198,7 +198,7 @@ def test_less_than_a_lack_of_cores_is_told_of_no_function(tmp_path: Path) -> Non
     other, late = (f"{MAIN} {1000 - n}\n{MAIN};augment (data.py:31) {n}\n" for n in (200, 340))
     world = sampled(tmp_path, other, other, late, no_core_ms=15)
     assert _in_the_phases(world) == [
-        "By py-spy's samples no function takes 15 ms longer on rank 2 than on others."
+        "In py-spy's samples no function takes 15 ms longer on rank 2 than on others."
     ]
 
 
@@ -208,7 +208,7 @@ def test_what_chance_may_make_of_few_samples_is_not_told(tmp_path: Path) -> None
     assert world.grown_functions is not None
     assert world.grown_functions.functions == ()
     assert _in_the_phases(world) == [
-        "By py-spy's samples no function takes 1 ms longer on rank 2 than on others."
+        "In py-spy's samples no function takes 1 ms longer on rank 2 than on others."
     ]
 
 
@@ -219,8 +219,8 @@ def test_what_chance_may_make_of_few_samples_is_not_told(tmp_path: Path) -> None
         ((f"{MAIN} 9\n", "", ""), "rank_2.samples.txt cannot be read (No such file or directory)"),
         (
             (f"{MAIN} 9\n", "x\n", f"{MAIN} 9\n"),
-            "rank_1.samples.txt has no sample of the training thread, as py-spy record --format "
-            "raw --threads --idle takes them",
+            "rank_1.samples.txt has no sample of the training thread; make the file with py-spy "
+            "record --format raw --threads --idle",
         ),
     ],
 )
