@@ -174,7 +174,9 @@ class TraceTail:
         if magic != schema.TRACE_MAGIC or version != schema.TRACE_VERSION:
             self._stop(f"the file is not a commprof trace of version {schema.TRACE_VERSION}")
         elif header_bytes < schema.FILE_HEADER.size:
-            self._stop(f"the trace is damaged: a file header of {header_bytes} bytes")
+            self._stop(
+                f"the trace is damaged: its file header claims to be {header_bytes} bytes long"
+            )
         if self._recent_bytes is not None:
             self._skip_before = self._size() - self._recent_bytes
         return True
@@ -213,7 +215,9 @@ class TraceTail:
                 return True  # until a block is complete, its header is a hole in the file
             magic, block_type, length, crc, _ = schema.BLOCK_HEADER.unpack(header)
             if magic != schema.BLOCK_MAGIC:
-                self._doubt(f"there is no block at byte {self._at}; the rest is ignored", None)
+                self._doubt(
+                    f"there is no block header at byte {self._at}; the rest is ignored", None
+                )
                 return True
             end = self._at + len(header) + length
             if end > self._size():
