@@ -199,7 +199,7 @@ class _LeftOut:
 
     @property
     def held_out(self) -> HeldOut:
-        """Held-out errors, at each point of the method that is better at all other points."""
+        """Held-out errors; each point uses lines or knots, as is better at all other points."""
         lines, knots = np.abs(self.by_lines), np.abs(self.by_knots)
         chosen = _are_knots_better(knots.sum() - knots, lines.sum() - lines)
         found = np.where(chosen, knots, lines)

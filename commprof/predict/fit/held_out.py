@@ -174,7 +174,7 @@ def _is_fitted(profile: MachineProfile, alone: MachineProfile, schedule: Recorde
 
 
 def _without(replay: Model, checked: RecordedSteps, recorded: Sequence[Recorded]) -> Model:
-    """Returns the replay with compute fitted to the batch without the checked run."""
+    """Returns the replay with its fit of compute to batch size made without the checked run."""
     rest = [each for each in recorded if each.schedule is not checked]
     if not isinstance(replay, Replay) or replay.compute_by_batch is None:
         return replay

@@ -185,7 +185,7 @@ class HookCost:
         return payload * 2 * (ranks - 1) / ranks
 
     def remarks(self, ranks: int) -> list[str]:
-        """Returns remarks on parts of the exchange that the model leaves out at these ranks."""
+        """Returns remarks on parts of the exchange that the model leaves out."""
         if not self._is_top_k or ranks < _FEWEST_OWNERS:
             return []
         return [

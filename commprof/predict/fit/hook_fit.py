@@ -32,7 +32,7 @@ from commprof.stats.intervals import percentile_interval
 
 #: Number of overheads tried, from 10 µs to 100 ms: 12 % apart.
 _OVERHEADS = 81
-#: Numbers of values tried within a host: 10 ps to 100 ns per byte, and the overheads above.
+#: Numbers of values tried within a host: 10 ps to 100 ns per byte, overheads of 10 µs to 100 ms.
 _BETAS, _ALPHAS = 41, 31
 REPLICATES = 20
 _SEED = 20240501
@@ -163,9 +163,9 @@ def _with_level(
     schedules: Sequence[Schedule],
     curve: CostCurve,
 ) -> HookCost:
-    """Chooses latency and time per byte within a host that miss the recorded ends least.
+    """Chooses latency and time per byte within a host to miss the recorded ends least.
 
-    Tries 0 besides the given values.
+    Tries the given values and 0.
     """
     tried = (
         dataclasses.replace(cost, overhead_s=alpha, reduce=(0.0, beta))
@@ -181,7 +181,7 @@ def _with_overhead(
     schedules: Sequence[Schedule],
     curve: CostCurve,
 ) -> HookCost:
-    """Chooses the overhead per bucket that misses the recorded ends least; tries 0 too."""
+    """Chooses, from these values and 0, the overhead that misses the recorded ends least."""
     tried = (dataclasses.replace(cost, overhead_s=each) for each in (0.0, *overheads_s.tolist()))
     return min(tried, key=lambda each: _miss(each, schedules, curve))
 

@@ -73,7 +73,7 @@ def _crowding(schedule: Schedule, placement: Placement, link: ScenarioLink) -> I
 
 
 def _links(scenario: Scenario, link: ScenarioLink, sizes: Floats) -> Iterator[str]:
-    """Describes each link that the all-reduce crosses, with the ranks of the ring on that link."""
+    """Describes how the links that the all-reduce crosses lie outside the measured range."""
     inside = outside = scenario.world_size
     if link.hierarchical:
         inside = link.ranks_per_host

@@ -1,4 +1,4 @@
-"""Robust lines through measured times, in one piece or several.
+"""Fits robust lines through measured times, in one piece or several.
 
 A line is fitted to ``(a + b x - y) / y`` with Huber's M-estimator (iteratively reweighted least
 squares, k = 1.345 robust standard deviations), with a and b not below 0. Schwarz's criterion (BIC)

@@ -1,4 +1,4 @@
-"""Interface of the models that replay recorded steps, of DDP or sharded."""
+"""Interface of the models that replay recorded steps, whether DDP or sharded."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ def _ended(row: Sequence[Cycle]) -> bool:
 
 
 def _relative(common: Sequence[Sequence[Cycle]], common_clock: bool) -> dict[str, Floats]:
-    """Returns times since all ranks last had all buckets.
+    """Returns the cycles' times, relative to when all ranks last had all buckets.
 
     Without a common clock, a rank's times count from when this rank had its buckets.
     """

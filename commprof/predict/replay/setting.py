@@ -246,8 +246,9 @@ def _buckets(schedule: Schedule, scenario: Scenario, remarks: list[str]) -> tupl
         return schedule.bucket_bytes.astype(np.float64), schedule.ready_s
     if schedule.models > 1:
         raise CommprofError(
-            f"--bucket-cap-mb needs a run with one DDP model; this run called {schedule.models}, "
-            "and it is not recorded which buckets belong to which model"
+            f"--bucket-cap-mb needs a run with one DDP model; this run called {schedule.models}. "
+            "The trace does not name the model of a bucket, and DDP never puts parameters of two "
+            "models into one bucket"
         )
     parameters = parameters_of(schedule)
     if not parameters.sizes_known:

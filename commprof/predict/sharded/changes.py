@@ -37,7 +37,7 @@ class Placed:
     """An event of the changed step, with the recorded event that gives its own time."""
 
     kind: int
-    #: Number among the changed step's collectives.
+    #: Index among the changed step's collectives.
     call: int
     recorded: int
 
