@@ -10,12 +10,7 @@ from typing import Final
 
 #: Code on the wire, name, default of error feedback, meaning.
 SCHEMES: Final = (
-    (
-        "None",
-        "none",
-        0,
-        "fp32 all-reduce by the same machinery: what a compressor is compared with",
-    ),
+    ("None", "none", 0, "fp32 all-reduce on the same thread: the baseline for compressors"),
     ("Half", "fp16", 0, "16 bits a value with a power-of-two scale, 2x fewer bytes"),
     ("Bfloat16", "bf16", 0, "16 bits a value with fp32's range, 2x fewer bytes"),
     ("Int8", "int8", 0, "8 bits a value, a scale per 128: 3.9x fewer bytes"),
@@ -28,7 +23,7 @@ SCHEMES: Final = (
 #: Code of the scheme with the option (None: all that compress), name, minimum, maximum,
 #: default, whole numbers only, meaning.
 OPTIONS: Final = (
-    ("TopK", "ratio", 1e-09, 1, 0.01, False, "share of the values that is sent"),
+    ("TopK", "ratio", 1e-09, 1, 0.01, False, "fraction of the values to send"),
     ("PowerSgd", "rank", 1, 16, 4, True, "columns of the factors that are sent"),
     (
         "None",
@@ -37,9 +32,9 @@ OPTIONS: Final = (
         1,
         0,
         True,
-        "1: what was not sent is added to the next step's gradients",
+        "1: values that were not sent are added to the next step's gradients",
     ),
-    ("None", "start_step", 0, 1000000000.0, 0, True, "steps with plain means before"),
+    ("None", "start_step", 0, 1000000000.0, 0, True, "number of steps with plain means"),
     ("None", "checksum", 0, 1, 0, True, "1: a CRC-32 with each message"),
     (
         "None",

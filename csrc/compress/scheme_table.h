@@ -1,5 +1,5 @@
-// The compression schemes and the options that they take. `make tables` writes
-// commprof/compressors/scheme_table.py from it.
+// The compression schemes and their options. `make tables` writes
+// commprof/compressors/scheme_table.py from this file.
 #pragma once
 
 #include <cstdint>
@@ -16,14 +16,13 @@ enum class SchemeCode : uint8_t { // on the wire: append, never renumber
   kPowerSgd = 7, // 6 and 8 were schemes that are gone
 };
 
-// X(code, name, error feedback unless told otherwise, meaning). The last one
-// is "none" on the wire: the caller's transport makes the difference.
+// X(code, name, default of error feedback, meaning). The last scheme is "none"
+// on the wire: it differs by the caller's transport.
 #define COMMPROF_SCHEMES(X)                                                   \
   X(None,                                                                     \
     "none",                                                                   \
     0,                                                                        \
-    "fp32 all-reduce by the same machinery: what a compressor is compared "   \
-    "with")                                                                   \
+    "fp32 all-reduce on the same thread: the baseline for compressors")       \
   X(Half,                                                                     \
     "fp16",                                                                   \
     0,                                                                        \
@@ -38,11 +37,10 @@ enum class SchemeCode : uint8_t { // on the wire: append, never renumber
     0,                                                                        \
     "fp32 means through shared memory and, between hosts, gloo")
 
-// X(code of the scheme that takes it, name, minimum, maximum, value unless
-// told otherwise, whole numbers only, meaning). Those of None are for all
-// schemes that compress.
+// X(code of the scheme with the option, name, minimum, maximum, default, whole
+// numbers only, meaning). Options of None are for all schemes that compress.
 #define COMMPROF_SCHEME_OPTIONS(X)                                            \
-  X(TopK, "ratio", 1e-9, 1, 0.01, false, "share of the values that is sent")  \
+  X(TopK, "ratio", 1e-9, 1, 0.01, false, "fraction of the values to send")    \
   X(PowerSgd, "rank", 1, 16, 4, true, "columns of the factors that are sent") \
   X(None,                                                                     \
     "feedback",                                                               \
@@ -50,8 +48,8 @@ enum class SchemeCode : uint8_t { // on the wire: append, never renumber
     1,                                                                        \
     0,                                                                        \
     true,                                                                     \
-    "1: what was not sent is added to the next step's gradients")             \
-  X(None, "start_step", 0, 1e9, 0, true, "steps with plain means before")     \
+    "1: values that were not sent are added to the next step's gradients")    \
+  X(None, "start_step", 0, 1e9, 0, true, "number of steps with plain means")  \
   X(None, "checksum", 0, 1, 0, true, "1: a CRC-32 with each message")         \
   X(None,                                                                     \
     "hierarchical",                                                           \

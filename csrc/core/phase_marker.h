@@ -1,4 +1,4 @@
-// Step boundaries and phases, as the training thread declares them.
+// Step boundaries and phases of a step, marked by the training thread.
 #pragma once
 
 #include <cstdint>
@@ -7,19 +7,19 @@
 
 namespace commprof {
 
-// Marks a step boundary now. `step` ends here if `ended`; otherwise the
-// boundary only opens the next step (start of capture, or after a pause).
-// `found` says who placed it, see kStepDeclared and its siblings.
+// Marks a step boundary now. `step` ends at it if `ended`; otherwise the
+// boundary only begins the next step (start of capture, or after a pause).
+// `found` says who placed the boundary: kStepDeclared or one of its siblings.
 void markStep(
     uint64_t step,
     bool ended,
     uint32_t found = kStepDeclared) noexcept;
 
-// One phase of a step. Markers may nest; only the outermost one of a thread is
-// recorded, so that the phases of a step never overlap. Threads may share a
-// marker: each counts for itself, and begin() and end() come from the same
-// thread. A marker left open (an exception that skipped its end) is forgotten
-// at the next step boundary of its thread.
+// Marker of one phase of a step. Markers may nest; only a thread's outermost
+// marker is recorded, so that the phases of a step never overlap. Threads may
+// share a marker: each thread has its own nesting, and must call both begin()
+// and end(). A marker left open (an exception skipped its end) is dropped at
+// the next step boundary of its thread.
 class PhaseMarker {
  public:
   explicit PhaseMarker(uint8_t phase) noexcept : phase_(phase) {}
@@ -28,16 +28,16 @@ class PhaseMarker {
   PhaseMarker& operator=(const PhaseMarker&) = delete;
 
   void begin() noexcept;
-  // `samples`: what a batch that was read inside holds. The outermost marker's
-  // record carries their sum, or kSamplesUnknown once one of them is.
+  // `samples`: number of samples of a batch read in the phase. The outermost
+  // marker records the sum, or kSamplesUnknown if any number is unknown.
   void end(uint32_t samples = 0) noexcept;
 
  private:
   const uint8_t phase_;
 };
 
-// Mean time of one push() with its clock reading, in nanoseconds, measured on
-// this machine now with records that are thrown away.
+// Measures the mean time of one push() with its clock reading now, in
+// nanoseconds, with `count` records that are thrown away.
 double recordCostNs(uint64_t count);
 
 } // namespace commprof

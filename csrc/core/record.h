@@ -1,7 +1,7 @@
-// The one record that capture writes, and the tables that name its codes.
+// The record that capture writes, and the tables of its codes' names.
 //
 // Codes are part of the trace format: append, never renumber. Every trace file
-// carries these tables in its header, so a reader needs no copy of them.
+// carries these tables in its header, so that readers need no copy of them.
 #pragma once
 
 #include <cstdint>
@@ -9,31 +9,31 @@
 namespace commprof {
 
 // X(enumerator, name in the trace)
-#define COMMPROF_KINDS(X)                                                   \
-  X(None, "none")                                                           \
-  X(Step, "step") /* boundary; op_id = step, aux = 1 if it ends one */      \
-  X(Phase, "phase") /* aux = phase code, value = end_ns */                  \
-  X(Issue, "issue") /* handed to the group; value = graph task + 1 or 0 */  \
-  X(End, "end") /* it completed; flags bit 0 = with an error */             \
-  X(Wait, "wait") /* a thread was blocked for it until value = end_ns */    \
-  X(FinalizeBegin, "finalize_begin") /* op_id = graph task, value = */      \
-  X(FinalizeEnd, "finalize_end") /* thread CPU ns, bytes_in = run delay */  \
-  X(Bucket, "bucket") /* its gradients are ready; aux = index, value = */   \
-  X(BucketEnd, "bucket_end") /* launch; the hook's future completed */      \
-  X(Clock, "clock") /* value = rank 0's clock less this one, signed */      \
-  X(Stack, "stack") /* who issued op_id; value = number of the stack */     \
-  X(DeviceReady, "device_ready") /* its stream had come to op_id's issue */ \
-  X(DeviceWait, "device_wait") /* a stream stood still until value */       \
-  X(DeviceFinalize, "device_finalize") /* op_id = graph task; to value */   \
-  X(DevicePhase, "device_phase") /* aux = phase code, value = end */        \
-  X(DeviceStep, "device_step") /* op_id and aux as of the step */           \
-  X(DeviceClock, "device_clock") /* value = the device's own time */        \
-  X(Span, "span") /* of a bucket in a compressor; aux = stage, value = */   \
-  X(Compression, "compression") /* end; see recordReport() for this one */  \
-  X(Quality, "quality") /* and this one: what came of a bucket */           \
-  X(Pause, "pause") /* nothing of the process ran until value */            \
-  X(RunDelay, "run_delay") /* bytes_in ns without a core until value */     \
-  X(HostCounts, "host_counts") /* what else held the thread up until value */
+#define COMMPROF_KINDS(X)                                                  \
+  X(None, "none")                                                          \
+  X(Step, "step") /* boundary; op_id = step, aux = 1 if the step ends */   \
+  X(Phase, "phase") /* aux = phase code, value = end_ns */                 \
+  X(Issue, "issue") /* given to the group; value = graph task + 1, or 0 */ \
+  X(End, "end") /* op_id completed; flags bit 0 = with an error */         \
+  X(Wait, "wait") /* a thread was blocked for op_id until value */         \
+  X(FinalizeBegin, "finalize_begin") /* op_id = graph task, value = */     \
+  X(FinalizeEnd, "finalize_end") /* thread CPU ns, bytes_in = run delay */ \
+  X(Bucket, "bucket") /* gradients ready; aux = index, value = launch */   \
+  X(BucketEnd, "bucket_end") /* the hook's future completed */             \
+  X(Clock, "clock") /* value = rank 0's clock less this one, signed */     \
+  X(Stack, "stack") /* who issued op_id; value = number of the stack */    \
+  X(DeviceReady, "device_ready") /* the stream came to op_id's issue */    \
+  X(DeviceWait, "device_wait") /* a stream waited until value */           \
+  X(DeviceFinalize, "device_finalize") /* op_id = graph task, to value */  \
+  X(DevicePhase, "device_phase") /* aux = phase code, value = end */       \
+  X(DeviceStep, "device_step") /* op_id and aux as of a step */            \
+  X(DeviceClock, "device_clock") /* value = the device's own time */       \
+  X(Span, "span") /* of a compressed bucket; aux = stage, value = end */   \
+  X(Compression, "compression") /* a bucket's sizes; see recordReport() */ \
+  X(Quality, "quality") /* a bucket's errors; see recordReport() */        \
+  X(Pause, "pause") /* no thread of the process ran until value */         \
+  X(RunDelay, "run_delay") /* bytes_in ns without a core until value */    \
+  X(HostCounts, "host_counts") /* the kernel's counts until value */
 
 enum class Kind : uint8_t {
 #define X(name, text) k##name,
@@ -75,13 +75,14 @@ enum class Op : uint8_t {
 #undef X
 };
 
-// Numbered per peer; and gloo's have no future, so their end is their wait's
-// end.
+// True for messages: they are numbered per peer. gloo's have no future, so
+// their end is the end of the wait for them.
 inline constexpr bool isPointToPoint(Op op) {
   return op == Op::kSend || op == Op::kRecv || op == Op::kRecvAnySource;
 }
 
-// Phases that the training thread may declare; the outermost one counts.
+// Phases of a step on the training thread; of nested phases the outermost
+// counts.
 #define COMMPROF_PHASES(X) \
   X(Other, "other")        \
   X(Data, "data")          \
@@ -98,10 +99,10 @@ enum class Phase : uint8_t {
 // Bits of Record::flags.
 inline constexpr uint32_t kFailed = 1; // End: completed with an error
 inline constexpr uint32_t kDeviceAsync =
-    2; // Issue: its host-side end says nothing
-inline constexpr uint32_t kLastBucket = 4; // Bucket: last one of this backward
+    2; // Issue: runs on a device; the host's End is not its completion
+inline constexpr uint32_t kLastBucket = 4; // Bucket: last of the backward pass
 inline constexpr uint32_t kRunDelayRead = 8; // Finalize*: bytes_in was read
-inline constexpr uint32_t kDeviceTime = 16; // End: as a device event told
+inline constexpr uint32_t kDeviceTime = 16; // End: time of a device event
 inline constexpr uint32_t kNonFinite =
     32; // Compression: some rank's gradients were not finite
 inline constexpr uint32_t kSparse = 64; // Issue: ranks' sizes may differ
@@ -109,23 +110,24 @@ inline constexpr uint32_t kSparse = 64; // Issue: ranks' sizes may differ
 // Record::seq of a Step: who placed the boundary.
 enum : uint32_t {
   kStepDeclared = 0, // the script
-  kStepUpdated = 1, // found: an optimizer's update
-  kStepSkipped = 2, // found: an update that GradScaler left out
+  kStepUpdated = 1, // found at an optimizer's update
+  kStepSkipped = 2, // found at an update that GradScaler skipped
 };
 
 // Record::seq of a Phase whose samples cannot be counted.
 inline constexpr uint32_t kSamplesUnknown = UINT32_MAX;
 
-// Record::seq of a message that cannot be told from others.
+// Record::seq of a message that cannot be distinguished from others.
 inline constexpr uint32_t kNoSeq = 0xffffffff;
 
-// Whether one number of a collective stands before another of the same group:
-// numbers count modulo 2**32, as comes_before() in commprof/trace/schema.py.
+// True if one number of a collective precedes another of the same group; they
+// count modulo 2**32. The same as comes_before() in commprof/trace/schema.py.
 constexpr bool comesBefore(uint32_t seq, uint32_t other) noexcept {
   return seq != other && other - seq < uint32_t(1) << 31;
 }
 
-// One cache line. Field meanings that depend on the kind stand beside it above.
+// One cache line. Fields whose meaning depends on the kind are described at
+// COMMPROF_KINDS.
 struct alignas(64) Record {
   uint64_t timestamp_ns = 0; // CLOCK_MONOTONIC
   uint64_t op_id = 0; // joins the records of one operation in one process
@@ -138,8 +140,8 @@ struct alignas(64) Record {
   uint32_t aux = 0; // root or peer rank, bucket index, phase code
   uint64_t bytes_in = 0;
   uint64_t bytes_out = 0;
-  uint32_t seq = 0; // this group's collective number, the same on all ranks;
-                    // of a message its number between its two ranks, or kNoSeq
+  uint32_t seq = 0; // number of the collective in its group, the same on all
+                    // ranks; of a message between its two ranks, or kNoSeq
   uint32_t flags = 0; // kFailed, ...
   uint64_t value = 0;
 };

@@ -1,9 +1,9 @@
 // Single-producer single-consumer ring of records in shared, file-backed
 // memory.
 //
-// The producer is the thread that owns the ring; the consumer is whoever holds
-// the recorder's drain lock, or, after the process died, a reader of the file.
-// The file outlives SIGKILL: nothing that was pushed is lost with the process.
+// The producer is the thread that owns the ring. The consumer is the thread
+// with the recorder's drain lock, or, after the process died, a reader of the
+// file. The file survives SIGKILL, so that no pushed record is lost.
 #pragma once
 
 #include <algorithm>
@@ -18,11 +18,11 @@ namespace commprof {
 inline constexpr uint64_t kRingMagic = 0x3130474e49525043; // "CPRING01"
 
 struct RingHeader {
-  std::atomic<uint64_t> magic; // set last: who sees it sees a whole header
+  std::atomic<uint64_t> magic; // set last: the header is complete then
   uint32_t record_bytes;
   uint32_t pid;
   uint64_t capacity; // records; a power of two
-  std::atomic<uint64_t> session; // trace this ring's content belongs to
+  std::atomic<uint64_t> session; // of the trace that the content belongs to
   char pad0[32];
   alignas(64) std::atomic<uint64_t> head; // next record to write
   alignas(64) std::atomic<uint64_t> tail; // next record to drain
@@ -33,23 +33,23 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
 class Ring {
  public:
-  // Creates the file at `path` with room for `capacity` records, all of it
-  // allocated now so that a full file system shows here and never as SIGBUS in
-  // push(). An empty path, or a failure, gives private memory instead, which
-  // works alike but dies with the process. Throws std::bad_alloc if even that
-  // fails.
+  // Creates the file at `path` with room for `capacity` records. All of it is
+  // allocated now, so that a full file system fails here and never as SIGBUS in
+  // push(). If the path is empty or the file fails, the ring uses private
+  // memory, which dies with the process. Throws std::bad_alloc if that fails
+  // too.
   Ring(const std::string& path, uint64_t capacity, uint64_t session);
   ~Ring() = delete; // lives as long as the process: any thread may hold it
 
-  // Moves the ring, empty, to another file at the same address, for the next
-  // trace. Drain lock only. A thread that is still inside a push() of the trace
-  // before does no harm: the ring goes on counting where it was. Not
-  // file-backed afterwards if there is no room.
+  // Empties the ring and moves it to another file at the same address, for the
+  // next trace. Needs the drain lock. A thread that is still inside a push() of
+  // the previous trace is harmless: the ring's counters go on. Uses private
+  // memory afterwards if there is no room for the file.
   void rebind(const std::string& path, uint64_t session) noexcept;
-  // Removes the file; the ring goes on in memory that dies with the process.
+  // Removes the file; the ring's memory then dies with the process.
   void unlinkFile() noexcept;
 
-  // Of a ring with room for so many records, in memory or as a file.
+  // Size of a ring with room for `capacity` records, in memory or as a file.
   static uint64_t bytes(uint64_t capacity) noexcept {
     return sizeof(RingHeader) + capacity * sizeof(Record);
   }
@@ -63,8 +63,9 @@ class Ring {
     return *header_;
   }
 
-  // Owning thread only. Wait-free; a full ring counts the loss. True now and
-  // then while the ring is more than half full: time to drain it.
+  // Owning thread only. Wait-free; a full ring counts the lost record. Returns
+  // true from time to time while the ring is more than half full and should be
+  // drained.
   bool push(const Record& record) noexcept {
     const uint64_t head = header_->head.load(std::memory_order_relaxed);
     if (head - known_tail_ >= capacity_) {
@@ -76,8 +77,8 @@ class Ring {
     }
     records_[head & mask_] = record;
     header_->head.store(head + 1, std::memory_order_release);
-    // The drain left the slots in another core's cache: fetch the next but one
-    // while this thread does something else.
+    // The drain left the slots in another core's cache: prefetch the slot after
+    // the next one while this thread does something else.
     prefetchForWrite(&records_[(head + 2) & mask_]);
     if ((head & look_mask_) != 0) {
       return false;
@@ -86,16 +87,17 @@ class Ring {
     return head - known_tail_ > capacity_ / 2;
   }
 
-  // Drain lock only. Calls sink(const Record*, count) for the at most two runs
-  // of records not yet drained, and returns the mark to commit() once they are
-  // safe elsewhere; until then they stay readable in the ring.
+  // Needs the drain lock. Calls sink(const Record*, count) for each of at most
+  // two runs of records that are not drained, and returns the mark for
+  // commit(), to be called once the records are stored elsewhere. Until then
+  // they stay readable in the ring.
   template <class Sink>
   uint64_t peek(Sink&& sink) const {
     const uint64_t head = pushed();
     peek(sink, head);
     return head;
   }
-  // Of them those up to `head`, which pushed() returned.
+  // The same for the records up to `head`, a value that pushed() returned.
   template <class Sink>
   void peek(Sink&& sink, uint64_t head) const {
     const uint64_t tail = header_->tail.load(std::memory_order_relaxed);
@@ -128,9 +130,10 @@ class Ring {
   Record* records_;
   const uint64_t capacity_;
   const uint64_t mask_;
-  // Every 1024 pushes, in a small ring every 256.
+  // push() checks the ring's filling every 1024 pushes, in a small ring every
+  // 256.
   const uint64_t look_mask_;
-  uint64_t known_tail_ = 0; // the owner's copy; the tail only moves on
+  uint64_t known_tail_ = 0; // the owner's copy; the tail only increases
   std::string path_; // empty: not file-backed
 };
 

@@ -1,4 +1,4 @@
-// The rings of this process. A thread that records is lent one until it ends.
+// The rings of this process. A thread that records gets a ring until it ends.
 #pragma once
 
 #include <atomic>
@@ -11,27 +11,29 @@
 
 namespace commprof {
 
-// One per process, never destroyed. Its lock is never held over the trace's
-// file I/O, so no thread's first push, and no thread's end, waits for a disk.
+// One per process, never destroyed. Its lock is never held during the trace's
+// file I/O, so that no thread's first push, and no thread's end, waits for a
+// disk.
 class RingPool {
  public:
-  // More threads than this at once are not recorded; memory stays bounded.
+  // Most threads that are recorded at a time, which bounds the memory.
   static constexpr size_t kMaxRings = 256;
 
-  // A trace begins: every ring is emptied and gets a file of its own,
+  // Begins a trace: empties every ring and gives it a file of its own,
   // `prefix` + "<n>.ring"; no file if `prefix` is empty. A ring keeps the
   // capacity that it was made with.
   //
-  // Files take a small share of what is free there, which is looked up for each
-  // of them: DataLoader workers live on the same memory. Where there is less
-  // room new rings are smaller, and without room they are no files.
+  // Files use only a small part of the free space, which is read for each of
+  // them: DataLoader workers need the same memory. With less space new rings
+  // are smaller, and without space they have no files.
   void open(const std::string& prefix, uint64_t capacity, uint64_t session);
-  // The trace is closed: nobody needs the files. The memory stays, because
-  // threads hold the rings.
+  // Ends a trace: removes the files. The memory stays, because threads hold the
+  // rings.
   void close() noexcept;
 
-  // The calling thread's ring. Null if all are lent, if the thread has none and
-  // no trace is open, without memory, or at the very end of a thread.
+  // Returns the calling thread's ring. Null if all rings are in use, if the
+  // thread has no ring and no trace is open, if there is no memory, or at the
+  // very end of a thread.
   Ring* mine() noexcept {
     const Lent& lent = t_lent;
     const bool valid = lent.ring != nullptr &&
@@ -39,10 +41,11 @@ class RingPool {
     return valid ? lent.ring : lend();
   }
 
-  // All rings made so far, in the order of making. They are never unmade.
+  // Returns all rings made so far, in that order. Rings are never destroyed.
   std::vector<Ring*> rings();
 
-  // A forked child leaves the parent's rings alone and begins with none.
+  // Handlers of fork(): a child leaves the parent's rings alone, and begins
+  // without rings.
   void beforeFork() noexcept;
   void afterForkParent() noexcept;
   void afterForkChild() noexcept;
@@ -51,10 +54,10 @@ class RingPool {
   struct Lent {
     Ring* ring;
     uint64_t generation;
-    uint64_t refused_at; // supply_ when no ring was to be had
+    uint64_t refused_at; // supply_ when there was no ring for the thread
     bool thread_ended;
   };
-  // Takes the ring back when the thread ends.
+  // Returns the ring to the pool when the thread ends.
   struct Return {
     RingPool* pool = nullptr;
     ~Return();
@@ -67,20 +70,20 @@ class RingPool {
   void takeBack(Ring* ring) noexcept;
   std::string path(size_t index) const;
 
-  // Trivial, so that a push from another thread-local's destructor, when the
-  // ring is already somebody else's, still finds it.
+  // Trivially destructible, so that a push from another thread-local's
+  // destructor still finds it, when the ring already belongs to another thread.
   static constinit thread_local Lent t_lent;
   static thread_local Return t_return;
 
   std::atomic<uint64_t> generation_{1}; // changes in a forked child
   std::atomic<uint64_t> supply_{1}; // changes when there may be a ring again
 
-  std::mutex mutex_; // everything below
+  std::mutex mutex_; // guards everything below
   std::string prefix_;
   uint64_t capacity_ = 0;
   uint64_t session_ = 0; // 0: no trace is open
   std::vector<Ring*> rings_;
-  std::vector<Ring*> free_; // their threads ended
+  std::vector<Ring*> free_; // rings of threads that ended
 };
 
 } // namespace commprof

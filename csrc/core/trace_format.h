@@ -1,8 +1,8 @@
-// Layout of a trace file, little-endian; docs/architecture.md says what holds.
+// Layout of a trace file, little-endian; docs/architecture.md has its rules.
 //
 //   FileHeader, then blocks: BlockHeader + payload.
 //
-// Each block is complete and checksummed by itself. A file that ends in the
+// Each block is complete and has its own checksum. A file that ends in the
 // middle of a block is read up to the block before.
 #pragma once
 
@@ -18,8 +18,8 @@ inline constexpr uint32_t kBlockMagic = 0x424b5043; // "CPKB" in the file
 struct FileHeader {
   char magic[8];
   uint32_t version;
-  uint32_t header_bytes; // blocks begin here
-  uint64_t session; // random; ring files of this trace carry it too
+  uint32_t header_bytes; // offset of the first block
+  uint64_t session; // random; also in the ring files of this trace
   uint64_t reserved;
 };
 static_assert(sizeof(FileHeader) == 32);
@@ -29,10 +29,10 @@ enum class BlockType : uint32_t {
   kRecords = 2, // Record[]
   kGroup = 3, // JSON object: one process group
   kEnd = 4, // JSON object: closing counters; absent if the process died
-  kSalvaged = 5, // JSON object: in the place of kEnd, by trace/reader.py
+  kSalvaged = 5, // JSON object: replaces kEnd, written by trace/reader.py
   kStack = 6, // JSON object: the Python frames that issued operations
-  kSummary = 7, // JSON object, then spaces; that of highest `sequence` counts
-  kSpare = 8, // nothing: room for a summary, or one that is being written
+  kSummary = 7, // JSON object, then spaces; the highest `sequence` counts
+  kSpare = 8, // room for a summary, or a summary that is being written
 };
 
 struct BlockHeader {

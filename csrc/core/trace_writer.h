@@ -27,23 +27,23 @@ class TraceWriter {
     return writeBlock(type, json.data(), json.size());
   }
 
-  // At most this much JSON fits into a summary.
+  // Largest JSON of a summary.
   static constexpr size_t kMaxSummaryBytes = 384 << 10;
   // Writes a summary over the last but one, so that the file does not grow and
-  // the last one stays whole meanwhile: after a kill at any moment a reader
-  // finds one of the two. False without room on the disk or if it is too long.
+  // the last summary stays complete: after a kill at any moment a reader finds
+  // one of the two. False if the disk is full or the JSON is too long.
   bool writeSummary(const std::string& json) noexcept;
 
-  // Room for a note, kept on the disk from now on.
+  // Reserves space on the disk for a note.
   bool reserveNote() noexcept;
-  // Overwrites it with JSON metadata: that needs no room on a full disk. False
-  // if no room was kept, or too little.
+  // Overwrites the reserved space with JSON metadata, which works on a full
+  // disk. False if the space is missing or too small.
   bool writeNote(std::string_view json) noexcept;
 
-  // Whether the file has lost its name: somebody removed it.
+  // True if somebody removed the file.
   bool removed() const noexcept;
-  // Makes it anew under that name, with its directories and all that was
-  // written. False if that fails or the name is taken; error() says why.
+  // Makes the file anew at its path, with its directories and all content.
+  // False if that fails or the path exists; error() says why.
   bool restore() noexcept;
 
   uint64_t bytesWritten() const noexcept {
@@ -55,10 +55,10 @@ class TraceWriter {
   }
 
  private:
-  // The place of a summary of up to `bytes`, or of a note.
+  // Space of a summary of up to `bytes`, or of a note.
   struct Slot {
     uint64_t offset = 0;
-    uint64_t bytes = 0; // 0: not made yet
+    uint64_t bytes = 0; // 0: not reserved yet
   };
   bool overwrite(
       const Slot& slot,
@@ -66,7 +66,7 @@ class TraceWriter {
       std::string_view padded) noexcept;
 
   const std::string path_;
-  Slot slots_[2]; // [0] is older
+  Slot slots_[2]; // [0] is the older
   Slot note_;
   int fd_ = -1;
   uint64_t offset_ = 0;

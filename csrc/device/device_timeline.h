@@ -62,7 +62,7 @@ class DeviceTimeline {
 
   // Writes the records whose marks the device has passed. Asking for an event
   // while another thread captures a graph breaks that capture, unless the
-  // calling thread is `shielded` (see capture_shield.h). Does nothing while
+  // calling thread is `shielded` (see device_poller.h). Does nothing while
   // this thread captures one, or another one polls.
   void poll(bool shielded = false) noexcept;
   // Where collectives are issued and at steps: for devices that no shielded

@@ -1,4 +1,4 @@
-// What to tell users of an error.
+// Text of an error for users.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -8,7 +8,7 @@
 
 namespace commprof {
 
-// torch's own carry a stack of C++ frames, which says nothing to them.
+// Returns an error's message, without the C++ stack that torch's errors carry.
 inline std::string reasonOf(const std::exception& error) {
   const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
   return torch_error ? torch_error->what_without_backtrace() : error.what();

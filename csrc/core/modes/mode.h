@@ -1,4 +1,4 @@
-// How much capture keeps: nothing, a summary of bounded size, or every record.
+// Modes of capture: keep nothing, a summary of bounded size, or every record.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,8 @@ inline std::optional<Mode> modeNamed(const std::string& name) {
   return std::nullopt;
 }
 
-// What a signal switches to: off -> always-on -> full -> off.
+// The mode after `mode`, to which a signal switches: off -> always-on -> full
+// -> off.
 inline Mode nextMode(Mode mode) noexcept {
   return mode == Mode::kFull ? Mode::kOff : Mode(uint8_t(mode) + 1);
 }

@@ -1,5 +1,5 @@
-// Switching the mode of a running job from outside: a signal, or a file that
-// all ranks of the job watch. The training threads take no part in it.
+// Switches the mode of a running job from outside: with a signal, or a file
+// that all ranks of the job watch. Training threads are not involved.
 #pragma once
 
 #include <cstdint>
@@ -10,19 +10,20 @@
 
 namespace commprof {
 
-// poll() is called by one thread, all else before that.
+// poll() is called by one thread; all other functions before its first call.
 class ModeSwitch {
  public:
-  // Watches `path`, none if empty, from now on.
+  // Watches the file at `path` from now on; no file if empty.
   void watch(const std::string& path);
 
-  // Counts `number` from now on, for the rest of the process: a signal that
-  // comes after the trace is closed shall not end the program. False where the
-  // program has a handler of its own, or ignores the signal: it stays.
+  // Counts signals `number` from now on until the process ends: a signal after
+  // the trace is closed must not end the program. False if the program handles
+  // or ignores the signal itself, which then does not change.
   static bool countSignals(int number) noexcept;
 
-  // The mode that was asked for since the last call, if any. After a signal it
-  // is the one after `current`, and the file tells the other ranks.
+  // Returns the mode that was asked for since the last call, if any. After a
+  // signal that is the mode after `current`, which the file then tells the
+  // other ranks.
   std::optional<Mode> poll(Mode current);
 
  private:
@@ -32,7 +33,7 @@ class ModeSwitch {
 
   std::string path_;
   uint64_t looked_ns_ = 0;
-  // Of the file's content that was read last.
+  // Version of the file's content that was read last.
   struct Version {
     int64_t seconds = 0;
     int64_t nanoseconds = 0;
@@ -40,7 +41,7 @@ class ModeSwitch {
     uint64_t bytes = 0;
     bool operator==(const Version&) const = default;
   } seen_;
-  uint64_t signals_ = 0; // answered
+  uint64_t signals_ = 0; // number of signals handled
 };
 
 } // namespace commprof

@@ -1,12 +1,12 @@
-// Which pauses of the process count: times in which it did not run at all,
-// because it was stopped (SIGSTOP, a debugger, a frozen cgroup), or because its
-// machine stood still.
+// Finds pauses of the process: times in which none of its threads ran, because
+// it was stopped (SIGSTOP, a debugger, a frozen cgroup), or because its machine
+// was suspended.
 //
-// Stops are seen, with their begin and end (process_stops.h). A machine that
-// stands still tells its processes nothing, so a long pause is supposed as
-// well: a thread that sleeps for a known time wakes up far too late, and after
-// the planned time no thread of the process has used processor time. On a
-// machine that is merely busy other threads of the process go on.
+// Stops are observed, with their begin and end (process_stops.h). A suspended
+// machine does not notify its processes, so a long pause is also inferred: a
+// thread that sleeps for a known time wakes up far too late, and no thread of
+// the process has used CPU time after the planned time. On a machine that is
+// merely busy other threads of the process run on.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ struct Pause {
   uint64_t end_ns = 0;
 };
 
-// The long ones.
+// Number and times of the long pauses.
 struct Pauses {
   uint64_t count = 0;
   uint64_t total_ns = 0;
@@ -38,7 +38,8 @@ class PauseWatch {
   explicit PauseWatch(uint64_t cores = std::thread::hardware_concurrency())
       : cores_(std::max<uint64_t>(cores, 1)) {}
 
-  // A stop that was seen; whether it counts. It replaces a supposed pause.
+  // Adds an observed stop, which replaces an inferred pause; returns true if it
+  // is long enough to count.
   bool take(const Pause& seen) noexcept {
     if (seen.end_ns < seen.begin_ns + kShortestNs) {
       return false;
@@ -51,7 +52,8 @@ class PauseWatch {
     return true;
   }
 
-  // Around a sleep of `planned_ns` at most, which may have held a pause.
+  // Call these before and after a sleep of `planned_ns` at most, in which a
+  // pause may fall.
   void beginSleep(uint64_t planned_ns) noexcept {
     begin(planned_ns, nowNs(), processCpuNs());
   }
@@ -65,15 +67,16 @@ class PauseWatch {
   }
   void end(uint64_t now_ns, uint64_t cpu_ns) noexcept {
     const uint64_t slept_ns = now_ns - begin_ns_;
-    // All cores may have been busy in the planned time.
+    // All cores may have been in use during the planned time.
     const uint64_t most_cpu_ns = planned_ns_ * cores_ + slept_ns / 20;
     if (slept_ns >= planned_ns_ + kLongNs &&
         cpu_ns - begin_cpu_ns_ <= most_cpu_ns && seen_until_ns_ <= begin_ns_) {
       supposed_ = Pause{begin_ns_ + planned_ns_ / 2, now_ns};
     }
   }
-  // What such a sleep held, once: of that begin and length are known to half of
-  // planned_ns. To be asked one sleep later, when a stop would have been seen.
+  // Returns the pause inferred from such a sleep, once; its begin and length
+  // are known to half of planned_ns. Call it one sleep later, when a stop would
+  // have been observed.
   std::optional<Pause> supposed() noexcept {
     if (supposed_) {
       count(*supposed_);
@@ -89,9 +92,9 @@ class PauseWatch {
   }
 
  private:
-  // A tool that looks at a process stops it for less again and again.
+  // Tools that inspect a process stop it repeatedly for less than this.
   static constexpr uint64_t kShortestNs = 1'000'000;
-  // Far more than a thread waits for a core on a crowded machine.
+  // Far longer than a thread waits for a core on a busy machine.
   static constexpr uint64_t kLongNs = 500'000'000;
 
   void count(const Pause& pause) noexcept {

@@ -1,7 +1,7 @@
 // Python bindings of the native module: no logic here.
 //
 // GIL: held throughout, except in calls that do file I/O or join a thread.
-// Nothing relies on it: what threads share has locks or atomics of its own.
+// Nothing relies on it: data that threads share has locks or atomics.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <pybind11/stl/filesystem.h>
@@ -68,7 +68,7 @@ py::tuple dtypeNames() {
   return py::tuple(out);
 }
 
-// A Python DDP hook `hook(state, bucket)` as c10d sees one; null for None.
+// Wraps a Python DDP hook `hook(state, bucket)` for c10d; null for None.
 std::shared_ptr<c10d::CommHookInterface> pythonHook(
     py::object state,
     py::object hook) {
@@ -102,7 +102,7 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
       .def_readonly("records_summarised", &RecorderStats::records_summarised)
       .def_readonly("signal_taken", &RecorderStats::signal_taken);
 
-  m.def("now_ns", &nowNs, "CLOCK_MONOTONIC in nanoseconds.");
+  m.def("now_ns", &nowNs, "Returns CLOCK_MONOTONIC in nanoseconds.");
   m.def(
       "start",
       [](const std::filesystem::path& trace_path, // it need not be UTF-8
@@ -143,12 +143,12 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
         const py::gil_scoped_release release;
         Recorder::instance().setMode(Mode(mode));
       },
-      "Switches the mode, by its place in MODES.",
+      "Switches the mode, given by its position in MODES.",
       py::arg("mode"));
   m.def(
       "mode",
       [] { return uint8_t(Recorder::instance().mode()); },
-      "The mode's place in MODES.");
+      "Returns the mode's position in MODES.");
   m.def(
       "stop",
       [] {
@@ -167,8 +167,8 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
   m.def(
       "note_exit_status",
       [](const std::filesystem::path& path) { noteExitStatus(path.string()); },
-      "Has the end of this process add its exit code to a closed trace, unless "
-      "it is 0.",
+      "Makes this process write its exit code, if it is not 0, into a closed "
+      "trace when it ends.",
       py::arg("path"));
   m.def(
       "flush",
@@ -180,11 +180,11 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
   m.def(
       "stats",
       [] { return Recorder::instance().stats(); },
-      "Counters of the capture that runs or ran last.");
+      "Returns the counters of the open trace, or of the last one.");
   m.def(
       "started",
       [] { return Recorder::instance().started(); },
-      "Whether a trace is open in this process.");
+      "True if a trace is open in this process.");
   m.def(
       "set_enabled",
       [](bool on) { Recorder::instance().setEnabled(on); },
@@ -193,18 +193,19 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
   m.def(
       "enabled",
       [] { return Recorder::instance().enabled(); },
-      "Whether records are being taken.");
+      "True if records are being taken.");
   m.def(
       "mark_step",
       &markStep,
-      "Records a step boundary now; `ended` is false where none ends here.",
+      "Records a step boundary now; `ended` is False if no step ends at it.",
       py::arg("step"),
       py::arg("ended"),
       py::arg("found") = uint32_t{kStepDeclared});
   m.def(
       "record_cost_ns",
       &recordCostNs,
-      "Mean cost of one record, clock reading included, over `count` of them.",
+      "Measures the mean cost of one of `count` records, including the clock "
+      "reading, in nanoseconds.",
       py::arg("count"));
 
   py::class_<PhaseMarker>(
@@ -226,11 +227,14 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
       &installObserver,
       "Puts a recording kernel before every c10d operator; returns their "
       "names.");
-  m.def("uninstall_observer", &uninstallObserver, "Takes them out again.");
+  m.def(
+      "uninstall_observer",
+      &uninstallObserver,
+      "Restores the original kernels.");
   m.def(
       "set_stacks",
       &setStacks,
-      "Whether the Python caller of each operation is recorded.",
+      "Sets whether the Python caller of each operation is recorded.",
       py::arg("on"));
 
   bindHosts(m);
@@ -253,7 +257,8 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
             return BucketHook::attach(
                 *reducer, group, pythonHook(std::move(state), std::move(hook)));
           },
-          "Registers with a DDP reducer; `hook(state, bucket)` runs inside.",
+          "Registers a hook with a DDP reducer; `hook(state, bucket)` runs "
+          "inside.",
           py::arg("reducer"),
           py::arg("process_group"),
           py::arg("hook"),
@@ -279,7 +284,7 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
   py::class_<ObservedBuckets, std::shared_ptr<ObservedBuckets>>(
       m,
       "ObservedBuckets",
-      "The buckets of one model without a hook, recorded while this lives.")
+      "Records the buckets of one model without a hook while it lives.")
       .def(
           py::init(&ObservedBuckets::watch),
           "Registers nothing with the DDP reducer.",

@@ -1,7 +1,7 @@
-// What Python's waits tell capture of: streams, coalesced calls, and futures
-// with the Work behind them. No logic here.
+// Python bindings of waits that capture learns of from Python: streams,
+// coalesced calls and futures. No logic here.
 //
-// GIL: released while a future is waited for.
+// GIL: released during waits for a future.
 #include "torch/bindings/bindings.h"
 
 #include <pybind11/stl.h>
@@ -23,7 +23,7 @@ namespace commprof {
 
 namespace {
 
-// Of Python: (device's index, stream's id), or None.
+// A stream in Python: (device's index, stream's id), or None.
 using PythonStream = std::optional<std::pair<int64_t, int64_t>>;
 
 StreamOrCurrent streamOf(const PythonStream& stream) {
@@ -31,7 +31,7 @@ StreamOrCurrent streamOf(const PythonStream& stream) {
                 : std::nullopt;
 }
 
-// `with` around it.
+// A StreamWait as a Python context manager.
 class PythonStreamWait {
  public:
   PythonStreamWait(const PythonStream& stream, CollectiveId behind)
@@ -51,13 +51,13 @@ class PythonStreamWait {
 
 void bindStreams(py::module_& m) {
   py::class_<CollectiveId>(
-      m, "CollectiveId", "A collective that something comes behind.");
+      m, "CollectiveId", "Identity of a collective, for StreamWait.");
   py::class_<PythonStreamWait>(
       m,
       "StreamWait",
-      "Around a call that makes a stream wait for an event behind a "
-      "collective: records for how long the device's stream stands still, if "
-      "the calling thread works on that stream.")
+      "Context for a call that makes a stream wait for an event after a "
+      "collective: records how long the device's stream waits, if it is the "
+      "calling thread's current stream.")
       .def(
           py::init<const PythonStream&, CollectiveId>(),
           py::arg("stream"),
@@ -73,9 +73,9 @@ void bindStreams(py::module_& m) {
         return found.op_id == 0 ? nullptr
                                 : std::make_unique<CollectiveId>(found);
       },
-      "The collective that an event put on the stream now comes behind, if "
-      "nobody has waited for it yet; else None. A stream is its device's index "
-      "and its id; None is the one that the calling thread works on.",
+      "Returns the collective that precedes an event recorded on the stream "
+      "now, if no StreamWait has waited for it yet; else None. A stream is its "
+      "device's index and its id; None is the calling thread's current stream.",
       py::arg("stream"));
 }
 
@@ -86,13 +86,18 @@ void bindDevices(py::module_& m) {
   m.def(
       "begin_coalescing",
       &beginCoalescing,
-      "What this thread issues from now on is launched as one.");
+      "Begins a coalesced call: operations that this thread issues from now on "
+      "are launched together.");
   m.def(
       "end_coalescing",
       &endCoalescing,
-      "Gives the Work that stands for it, which is timed; None stays None.",
+      "Ends a coalesced call; returns its Work as a timed one, or None for "
+      "None.",
       py::arg("work"));
-  m.def("abandon_coalescing", &abandonCoalescing, "The backend refused it.");
+  m.def(
+      "abandon_coalescing",
+      &abandonCoalescing,
+      "Ends a coalesced call that failed in the backend.");
 }
 
 // torch._C.Future
@@ -105,8 +110,8 @@ void bindFutures(py::module_& m) {
         const py::gil_scoped_release release;
         waitForFuture(*future->fut);
       },
-      "Blocks until a collective's future is complete, and records for how "
-      "long; returns at once for any other future.",
+      "Blocks until a collective's future is complete, and records the wait; "
+      "returns at once for any other future.",
       py::arg("future"));
   m.def(
       "follow_futures",
@@ -117,8 +122,8 @@ void bindFutures(py::module_& m) {
         }
         followFutures(child->fut, futures);
       },
-      "Who waits for `child` waits for the last of `parents` that is a "
-      "collective's.",
+      "Makes waits for `child` count as waits for the last of `parents` that "
+      "belongs to a collective.",
       py::arg("child"),
       py::arg("parents"));
   m.def(
@@ -128,8 +133,8 @@ void bindFutures(py::module_& m) {
         return timed == nullptr ? c10::intrusive_ptr<c10d::Work>()
                                 : timed->inner();
       },
-      "The backend's own Work behind one that capture handed out; None of any "
-      "other.",
+      "Returns the backend's Work inside a Work of capture's; None for any "
+      "other Work.",
       py::arg("work"));
 }
 

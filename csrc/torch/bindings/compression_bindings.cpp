@@ -1,8 +1,8 @@
-// Python bindings of the compressing hook and of its own connections between
-// ranks: no logic here.
+// Python bindings of the compressing hook and of its connections between ranks:
+// no logic here.
 //
 // GIL: released wherever the hook's thread may have to finish a bucket first,
-// and while ranks are waited for.
+// and during waits for other ranks.
 #include "torch/bindings/bindings.h"
 
 #include <pybind11/stl.h>
@@ -22,8 +22,8 @@ namespace {
 
 using compress::ParameterState;
 
-// The last owner may be Python or the reducer, hold the GIL or not, and come
-// after the interpreter's end, which has stopped the thread.
+// The last owner may be Python or the reducer, with or without the GIL, even
+// after the interpreter has ended, which has stopped the thread.
 std::shared_ptr<CompressingHook> makeHook(
     CompressingHook::Groups groups,
     const std::vector<at::Tensor>& parameters,
@@ -41,7 +41,7 @@ std::shared_ptr<CompressingHook> makeHook(
           }};
 }
 
-// (number of the parameter, kind, values) each.
+// (number of the parameter, kind, values).
 using StateItem = std::tuple<uint32_t, std::string, at::Tensor>;
 
 std::vector<StateItem> stateOf(CompressingHook& hook) {
@@ -136,7 +136,11 @@ void bindCompression(py::module_& m) {
           py::arg("owners") = 0,
           py::arg("hosts") = 0)
       .def_property("step", &CompressingHook::step, &CompressingHook::setStep)
-      .def("state", &stateOf, "Per parameter: number, kind, values.", NoGil())
+      .def(
+          "state",
+          &stateOf,
+          "Returns all state: parameter number, kind, values of each item.",
+          NoGil())
       .def(
           "load_state",
           &loadState,
@@ -148,7 +152,7 @@ void bindCompression(py::module_& m) {
           onCompressor([](compress::Compressor& compressor, float factor) {
             compressor.scaleResiduals(factor);
           }),
-          "The loss scale changed by this factor.",
+          "Multiplies the residuals by the factor of the loss scale's change.",
           py::arg("factor"),
           NoGil())
       .def(
@@ -157,7 +161,7 @@ void bindCompression(py::module_& m) {
             hook.executor().withCompressor(
                 [](compress::Compressor& c) { c.stepSkipped(); });
           },
-          "The last step's gradients were not applied.",
+          "Call it if the last step's gradients were not applied.",
           NoGil())
       .def(
           "stop",
@@ -165,7 +169,7 @@ void bindCompression(py::module_& m) {
             hook.executor().stop(
                 std::chrono::milliseconds(int64_t(patience_s * 1e3)));
           },
-          "Ends the thread, after what it has at hand if that takes no longer.",
+          "Ends the thread, after the queued buckets if they are done by then.",
           py::arg("patience_s"),
           NoGil());
 }
@@ -175,12 +179,13 @@ void bindConnections(py::module_& m) {
     return std::chrono::milliseconds(int64_t(seconds * 1e3));
   };
   py::class_<net::Mesh, std::shared_ptr<net::Mesh>>(
-      m, "Mesh", "A TCP connection between each two ranks of a group.")
+      m, "Mesh", "TCP connections between every two ranks of a group.")
       .def_property_readonly(
           "usable",
           &net::Mesh::usable,
           "False once an exchange failed or was given up.");
-  py::class_<net::Listener>(m, "Listener", "Where other ranks connect to.")
+  py::class_<net::Listener>(
+      m, "Listener", "Socket for other ranks' connections.")
       .def(
           py::init<const std::string&>(),
           "Listens on any free port of a numeric address of this host.",
@@ -188,7 +193,7 @@ void bindConnections(py::module_& m) {
       .def_property_readonly(
           "endpoint",
           &net::Listener::endpoint,
-          "What the other ranks need; holds a secret.")
+          "Address, port and secret that the other ranks need.")
       .def(
           "connect",
           [milliseconds](
@@ -205,8 +210,8 @@ void bindConnections(py::module_& m) {
                 milliseconds(patience_s),
                 milliseconds(timeout_s));
           },
-          "Called by all ranks with all endpoints, and what errors call the "
-          "ranks; RuntimeError names who is missing.",
+          "Connects all ranks; all of them call it, with all endpoints and the "
+          "ranks' numbers for errors. RuntimeError names the missing ranks.",
           py::arg("rank"),
           py::arg("endpoints"),
           py::arg("names"),

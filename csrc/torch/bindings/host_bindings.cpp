@@ -20,8 +20,8 @@ void bindClock(py::module_& m) {
             ClockSync::instance().serve(address, token, world_size);
         return py::make_tuple(server.port, server.token);
       },
-      "Rank 0: answers what its clock says, until the process ends. Returns "
-      "the port and token that the other ranks need.",
+      "On rank 0: answers requests for its clock until the process ends. "
+      "Returns the port and token that the other ranks need.",
       py::arg("address"),
       py::arg("token"),
       py::arg("world_size"));
@@ -47,11 +47,12 @@ void bindClock(py::module_& m) {
         const py::gil_scoped_release release;
         ClockSync::instance().unfollow();
       },
-      "Compares a last time and ends; at most 0.8 s. Before `stop`.");
+      "Compares clocks a last time, for at most 0.8 s, and ends; call it "
+      "before `stop`.");
   m.def(
       "clock_same",
       [] { ClockSync::instance().track().setSame(); },
-      "This process's clock is rank 0's: there is nothing to compare.");
+      "Notes that this process's clock is rank 0's, so that none is compared.");
 }
 
 void bindArrivals(py::module_& m) {
@@ -62,7 +63,7 @@ void bindArrivals(py::module_& m) {
         Recorder::instance().setBoard(board, rank);
         return board->fd();
       },
-      "Makes the memory in which the ranks of this host exchange arrivals; "
+      "Creates the memory in which the ranks of this host exchange arrivals; "
       "returns its file descriptor.",
       py::arg("token"),
       py::arg("rank"));
@@ -72,7 +73,7 @@ void bindArrivals(py::module_& m) {
         Recorder::instance().setBoard(ArrivalBoard::open(path, token), rank);
         HostCarrier::instance().stop(); // of an earlier process group
       },
-      "Exchanges arrivals through the memory of another rank, which lies at "
+      "Exchanges arrivals through the memory of another rank, whose path is "
       "/proc/<pid>/fd/<descriptor>.",
       py::arg("path"),
       py::arg("token"),
@@ -82,9 +83,9 @@ void bindArrivals(py::module_& m) {
       [](const std::string& address, uint64_t token, uint32_t host) {
         return HostCarrier::instance().carry({address, token, host});
       },
-      "After arrivals_create: exchanges arrivals with other hosts, of which "
-      "this one is number `host`, until the process ends. Returns the port at "
-      "which it listens to datagrams with `token`.",
+      "Exchanges arrivals with other hosts until the process ends, as host "
+      "number `host`; call it after arrivals_create. Returns the port at which "
+      "it receives datagrams with `token`.",
       py::arg("address"),
       py::arg("token"),
       py::arg("host"));
@@ -93,7 +94,7 @@ void bindArrivals(py::module_& m) {
       [](const std::string& address, uint16_t port, uint64_t token) {
         HostCarrier::instance().addPeer({address, port, token});
       },
-      "After arrivals_carry: where another host listens.",
+      "Adds another host's address; call it after arrivals_carry.",
       py::arg("address"),
       py::arg("port"),
       py::arg("token"));
@@ -103,7 +104,7 @@ void bindArrivals(py::module_& m) {
         const py::gil_scoped_release release;
         HostCarrier::instance().flush();
       },
-      "Sends what other hosts have not been told yet. After `stop`.");
+      "Sends the remaining arrivals to other hosts; call it after `stop`.");
   m.def(
       "needs",
       [](uint8_t op,
@@ -114,9 +115,9 @@ void bindArrivals(py::module_& m) {
          uint32_t other) {
         return needs({Op(op), root, is_gloo}, size, rank, other);
       },
-      "Whether a rank of a group of `size` cannot be done with an operation "
-      "before another one has arrived; for the test that compares this rule "
-      "with that of the report.",
+      "True if a rank cannot complete an operation before another rank of the "
+      "group has arrived; for the test that compares this rule with the "
+      "report's.",
       py::arg("op"),
       py::arg("root"),
       py::arg("is_gloo"),

@@ -1,7 +1,7 @@
-// Python bindings of those compression kernels that benchmarks hold against
-// torch, on plain CPU tensors: they check what the kernels trust, and hold no
-// other logic. commprof.compressors.kernels documents them. What is wrong with
-// a tensor is a std::invalid_argument that names it and what is allowed.
+// Python bindings of the compression kernels that benchmarks compare with
+// torch, on plain CPU tensors: they check the arguments, which the kernels do
+// not, and have no other logic. commprof.compressors.kernels documents them. A
+// wrong tensor is a std::invalid_argument that names it and what is allowed.
 //
 // GIL: released throughout.
 #include <ATen/ATen.h>
@@ -62,7 +62,7 @@ const float* floats(const Tensor& x, const char* name = "x") {
   return x.const_data_ptr<float>();
 }
 
-// Null where there is none.
+// Checks a residual and returns its values; null if there is no residual.
 float* residualFor(OptionalTensor& residual, const Tensor& x) {
   if (!residual) {
     return nullptr;
@@ -175,9 +175,11 @@ void bindKernels(py::module_& m) {
   m.def(
       "simd_level",
       [] { return std::string(kernels::levelName(kernels::currentLevel())); },
-      "Instructions that the kernels use.");
+      "Returns the instruction set that the kernels use.");
   m.def(
-      "kernel_threads", &kernels::threads, "Threads that one kernel may use.");
+      "kernel_threads",
+      &kernels::threads,
+      "Returns the number of threads that one kernel may use.");
   m.def("topk", &topK, py::arg("x"), py::arg("k"), NoGil());
   m.def(
       "topk_feedback",

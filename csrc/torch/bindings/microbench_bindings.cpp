@@ -41,13 +41,13 @@ void bindMicrobench(py::module_& m) {
       .def(
           "__call__",
           &CollectiveCall::run,
-          "Issues it and waits until its result is there.",
+          "Issues the operation and waits for its result.",
           NoGil())
       .def(
           "sample",
           &CollectiveCall::sample,
-          "Begins and ends of so many calls, in ns of CLOCK_MONOTONIC. meet: "
-          "called before each of them, in no time.",
+          "Returns begins and ends of `iterations` calls, in ns of "
+          "CLOCK_MONOTONIC. `meet` runs before each call and is not timed.",
           py::arg("iterations"),
           py::arg("meet").none(true),
           NoGil());

@@ -16,7 +16,7 @@ void bindShm(py::module_& m) {
   m.def(
       "shm_name",
       &shm::Team::makeName,
-      "A name for shared memory that nobody can guess.");
+      "Returns a random name for shared memory, which nobody can guess.");
   py::class_<shm::Segment>(m, "Segment", "Mapped shared memory.")
       .def(
           py::init([](const std::string& name,
@@ -30,7 +30,8 @@ void bindShm(py::module_& m) {
             options.slot_bytes = slot_bytes;
             return shm::Team::reserve(options);
           }),
-          "Rank 0 of a host creates it, then the others open it.",
+          "Creates the memory on rank 0 of a host; later opens it on the other "
+          "ranks.",
           py::arg("name"),
           py::arg("rank"),
           py::arg("size"),
@@ -54,7 +55,7 @@ void bindShm(py::module_& m) {
             options.timeout = std::chrono::milliseconds(timeout_ms);
             return std::make_shared<shm::Team>(options, std::move(segment));
           }),
-          "Takes the segment over and meets the others.",
+          "Joins the other ranks; owns the segment from now on.",
           py::arg("segment"),
           py::arg("name"),
           py::arg("rank"),
@@ -64,7 +65,7 @@ void bindShm(py::module_& m) {
   m.def(
       "shm_backend",
       &makeShmBackend,
-      "A backend over `wrapped` whose ranks are the team's.",
+      "Makes a backend that wraps another one; its ranks are the team's.",
       py::arg("wrapped"),
       py::arg("team"));
   m.def(
@@ -76,8 +77,9 @@ void bindShm(py::module_& m) {
         return makeHierarchicalBackend(
             std::move(wrapped), {std::move(team), std::move(across), owners});
       },
-      "A backend over `wrapped` whose ranks are on several hosts, of which the "
-      "team is one; `across` joins the ranks of equal place on their hosts.",
+      "Makes a backend that wraps another one, for ranks on several hosts. "
+      "`team` has this host's ranks, `across` those in the same position on "
+      "their hosts.",
       py::arg("wrapped"),
       py::arg("team"),
       py::arg("across").none(true),

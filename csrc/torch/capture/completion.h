@@ -1,4 +1,4 @@
-// When what was issued is complete.
+// Records when operations are complete.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -9,24 +9,24 @@
 
 namespace commprof {
 
-// It is complete now.
+// Records that the operation is complete now.
 void recordEnd(uint64_t op_id, Op op, bool failed);
 
-// Times the completion of the Work in `result`, which nobody else has seen, and
-// puts a TimedWork in its place, so that waits are timed too.
+// Times the completion of the Work in `result`, which no other code holds yet,
+// and replaces it by a TimedWork, which also times waits.
 void watch(c10::IValue& result, const Record& issue, const DeviceOp& on);
 
-// What this thread issues on a device between the first two is launched as one
-// by the backend (c10d's start and end of coalescing), and the Work of the
-// second stands for all of it: its completion, if its future tells one (NCCL's
-// has none), is theirs, and who waits for it waits for the last of them. Null
-// stays null.
+// All operations that this thread issues on a device between beginCoalescing()
+// and endCoalescing() are launched together by the backend (c10d's start and
+// end of coalescing). The Work of the end stands for all of them: its
+// completion, if it has a future (NCCL's has none), is theirs, and a wait for
+// it is a wait for the last of them. A null Work stays null.
 void beginCoalescing();
 c10::intrusive_ptr<c10d::Work> endCoalescing(
     c10::intrusive_ptr<c10d::Work> work);
-// The backend refused it.
+// Call instead of endCoalescing() if the backend failed.
 void abandonCoalescing();
-// Whether this thread is between the first two.
+// True if this thread is between begin and end.
 bool coalescing() noexcept;
 
 } // namespace commprof

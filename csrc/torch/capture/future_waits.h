@@ -1,11 +1,11 @@
-// Waiting for a collective by hand: `work.get_future().wait()`.
+// Waits for a collective through its future: `work.get_future().wait()`.
 //
-// c10's Future has no virtual functions, so Python tells of the wait
-// (commprof/capture/patches/waits.py). Here is known which futures are a
-// collective's: what a Work handed out, until it is complete. A device's future
-// is complete when the collective has been launched: nobody is blocked then.
+// c10's Future has no virtual functions, so Python reports the wait
+// (commprof/capture/patches/waits.py). This file knows which futures belong to
+// a collective: those that a Work returned, until they are complete. A device's
+// future is complete once the collective has been launched, and blocks nobody.
 //
-// Any thread may call these.
+// Any thread may call these functions.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -18,10 +18,10 @@
 namespace commprof {
 
 // Records for how long a thread was blocked until an operation was complete.
-// Put it around the call that blocks. It records also when the call throws.
+// Put it around the call that blocks. It also records if the call throws.
 class WaitTimer {
  public:
-  // `is_end`: nothing else tells when the operation was complete.
+  // `is_end`: no other record tells when the operation was complete.
   WaitTimer(uint64_t op_id, Op op, bool is_end = false) noexcept
       : op_id_(op_id), op_(op), is_end_(is_end) {}
   ~WaitTimer() {
@@ -43,7 +43,7 @@ class WaitTimer {
   WaitTimer& operator=(const WaitTimer&) = delete;
 
  private:
-  // A wait that finds the work done blocks nobody and needs no record.
+  // A shorter wait found the work complete, and needs no record.
   static constexpr uint64_t kShortestNs = 1000;
 
   const uint64_t begin_ns_ = nowNs();
@@ -57,20 +57,20 @@ struct AwaitedOp {
   Op op;
 };
 
-// From now on, until it is complete, who waits for it waits for `op`. Of 4096
-// at a time: more of them are not told apart from other futures.
+// Makes waits for `future` count as waits for `op` until the future is
+// complete. Up to 4096 futures at a time are known; more are ignored.
 void noteFuture(
     const c10::intrusive_ptr<c10::ivalue::Future>& future,
     AwaitedOp op);
 
-// `child` follows from `parents`. Who waits for it waits for the last of them
-// that is a collective's; nothing is noted where none is.
+// Makes waits for `child`, which follows from `parents`, count as waits for the
+// last parent that is a collective's; does nothing if no parent is.
 void followFutures(
     const c10::intrusive_ptr<c10::ivalue::Future>& child,
     const std::vector<c10::intrusive_ptr<c10::ivalue::Future>>& parents);
 
-// Blocks until it is complete, and records that, if it is a collective's;
-// returns at once if it is none. Never throws what the future holds.
+// Blocks until the future is complete and records the wait, if it belongs to a
+// collective; else returns at once. Never throws the future's error.
 void waitForFuture(c10::ivalue::Future& future);
 
 } // namespace commprof

@@ -1,4 +1,4 @@
-// Sees every c10d collective of the process, whoever issues it.
+// Observes every c10d collective of the process, whatever code issues it.
 #pragma once
 
 #include <string>
@@ -8,12 +8,13 @@ namespace commprof {
 
 // Places a boxed kernel in front of each kernel that the dispatcher holds for a
 // `c10d::` operator (CPU, CUDA, PrivateUse1 and sparse keys). The kernel
-// records the issue, calls the one it replaced, and returns that one's Work as
-// a TimedWork. Results, names and DDP's fused copy-and-divide are untouched.
-// Returns the operators covered. Idempotent. Call with no collective running.
+// records the issue, calls the original kernel, and returns that kernel's Work
+// as a TimedWork. Results, names and DDP's fused copy-and-divide do not change.
+// Returns the operators that are observed. Idempotent. Call it while no
+// collective is running.
 std::vector<std::string> installObserver();
 
-// Puts the original kernels back. Call with no collective running.
+// Restores the original kernels. Call it while no collective is running.
 void uninstallObserver();
 
 } // namespace commprof

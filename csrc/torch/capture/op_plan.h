@@ -1,4 +1,4 @@
-// What the arguments of a c10d operator mean.
+// Meaning of the arguments of a c10d operator.
 #pragma once
 
 #include <ATen/core/function_schema.h>
@@ -24,21 +24,21 @@ inline Op opOf(const std::string& dispatcher_name) {
   return Op::kOther;
 }
 
-// What the arguments of one operator mean, found once from its schema.
+// Position and meaning of one operator's arguments, read once from its schema.
 struct OpPlan {
   Op op = Op::kOther;
   int group = -1;
   int reduce_op = -1;
   int peer = -1; // root, source or destination rank
-  int async_op = -1; // false: a device runs it in the caller's own stream
+  int async_op = -1; // if false, a device runs it in the caller's stream
   struct Buffers {
     int argument;
     bool is_input;
-    bool is_output; // both: in place
+    bool is_output; // both: the operator works in place
   };
   std::vector<Buffers> buffers;
   size_t arguments = 0;
-  bool returns_work = false; // nothing: it blocks
+  bool returns_work = false; // false: the operator blocks
 
   static std::optional<OpPlan> make(const c10::FunctionSchema& schema) {
     OpPlan plan;

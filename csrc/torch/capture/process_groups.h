@@ -1,4 +1,4 @@
-// Small numbers for process groups, and their description in the trace.
+// Numbers of process groups, and their description in the trace.
 #pragma once
 
 #include <atomic>
@@ -17,11 +17,11 @@ namespace commprof {
 
 struct GroupInfo {
   uint32_t id = 0; // 1, 2, ... in order of first use in this process
-  std::atomic<uint32_t> next_seq{0}; // collectives issued, captured or not
-  // Messages of this rank to or from one peer, captured or not: the same number
-  // at both ends, since a pair's messages arrive in order. kNoSeq for what was
-  // received after a recv_any_source: it took a message whose sender the issue
-  // does not tell.
+  std::atomic<uint32_t> next_seq{0}; // collectives issued, recorded or not
+  // Returns the number of the next message of this rank to or from a peer,
+  // recorded or not. It is the same on both ranks, because a pair's messages
+  // arrive in order. kNoSeq for messages received after a recv_any_source,
+  // which received a message whose sender is not known at its issue.
   uint32_t nextMessage(Op op, int64_t peer);
 
  private:
@@ -31,8 +31,8 @@ struct GroupInfo {
 };
 
 // Any thread. The first call for a group writes its description to the trace;
-// later ones from the same thread cost two comparisons. To be used as long as
-// the group is alive.
+// later calls from the same thread cost two comparisons. The reference is valid
+// as long as the group is alive.
 GroupInfo& groupInfo(c10d::ProcessGroup& group);
 
 } // namespace commprof

@@ -5,13 +5,13 @@
 
 namespace commprof {
 
-// One relaxed load.
+// True if stacks are recorded; costs one relaxed load.
 bool stacksEnabled() noexcept;
 void setStacks(bool on) noexcept;
 
-// Records the stack of the calling thread for the operation that was issued;
-// nothing on a thread without Python frames. Takes the GIL. A stack that is new
-// to this process is written out once, as a block of its own.
+// Records the stack of the calling thread for the issued operation; does
+// nothing on a thread without Python frames. Acquires the GIL. A stack that is
+// new to this process is written once, as a block of its own.
 void recordStack(const Record& issue);
 
 } // namespace commprof

@@ -1,4 +1,4 @@
-// How large a tensor is on its way.
+// Size of a tensor when it is sent.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,8 +7,8 @@
 
 namespace commprof {
 
-// Of its elements; of a sparse one, whose nbytes() throws, of its indices and
-// values.
+// Returns the bytes of a tensor's elements; of a sparse tensor, whose nbytes()
+// throws, those of its indices and values.
 inline uint64_t tensorBytes(const at::Tensor& tensor) {
   return tensor.is_sparse()
       ? tensor._indices().nbytes() + tensor._values().nbytes()

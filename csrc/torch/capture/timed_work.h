@@ -1,6 +1,6 @@
-// A Work that records how long a thread was blocked in wait(), and on a device
-// the stream, and which futures are its own. Everything else is forwarded to
-// the backend's Work.
+// A Work that records how long wait() blocked a thread, or on a device the
+// stream, and that registers its futures. Everything else is forwarded to the
+// backend's Work.
 #pragma once
 
 #include <torch/version.h>
@@ -13,8 +13,8 @@ namespace commprof {
 
 class TimedWork final : public c10d::Work {
  public:
-  // `timeline` is null where no stream waits. `tells_end`: its completion is
-  // seen without a wait.
+  // `timeline` is null if no stream waits. `tells_end`: the completion is
+  // recorded without a wait.
   TimedWork(
       c10::intrusive_ptr<c10d::Work> inner,
       uint64_t op_id,
@@ -35,7 +35,7 @@ class TimedWork final : public c10d::Work {
     const WaitTimer timer(op_id_, op_, !tells_end_);
     return inner_->wait(timeout);
   }
-  // Without a device these two hold up nobody.
+  // Without a device these two do not block.
   void synchronize() override {
     holdingUpStream([this] { inner_->synchronize(); });
   }
@@ -84,7 +84,7 @@ class TimedWork final : public c10d::Work {
   }
 #endif
 
-  // What it stands for: a subclass may have more than a Work's own methods.
+  // The backend's Work, which may be a subclass with further methods.
   const c10::intrusive_ptr<c10d::Work>& inner() const noexcept {
     return inner_;
   }

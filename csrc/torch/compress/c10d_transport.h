@@ -1,4 +1,4 @@
-// A compressor's transport over a process group of its own.
+// A compressor's transport over its own process group.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -17,16 +17,16 @@ class ProcessGroup;
 namespace commprof {
 
 // Messages are c10d's send and recv: gloo's all-gather and reduce-scatter copy
-// their data once more, and its all-to-all passes through two threads that all
-// peers share. gloo ends the process where the two ends of a message differ in
-// length, so a message's tag holds its length besides its number: such ends
-// never meet, and waiting for them runs into the group's timeout.
+// their data once more, and its all-to-all uses two threads that all peers
+// share. gloo aborts the process if the two ends of a message differ in length.
+// So a message's tag holds its length besides its number: ends of different
+// length never match, and a wait for them ends with the group's timeout.
 //
-// Used by one thread. Messages and all-reduces of the group must be this
-// object's alone.
+// Used by one thread. No other code may use the group for messages and
+// all-reduces.
 class C10dTransport final : public compress::Transport {
  public:
-  // The group's backend must take CPU tensors.
+  // The group's backend must support CPU tensors.
   explicit C10dTransport(c10::intrusive_ptr<c10d::ProcessGroup> group);
   ~C10dTransport() override;
 
@@ -44,7 +44,7 @@ class C10dTransport final : public compress::Transport {
   const c10::intrusive_ptr<c10d::ProcessGroup> group_;
   const int rank_;
   const int size_;
-  uint32_t exchanges_ = 0; // the same on all ranks
+  uint32_t exchanges_ = 0; // number of exchanges, the same on all ranks
 };
 
 } // namespace commprof

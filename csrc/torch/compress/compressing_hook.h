@@ -1,5 +1,5 @@
-// A communication hook that compresses gradient buckets, and the thread on
-// which it does so; goes inside BucketHook.
+// A communication hook that compresses gradient buckets on a thread of its own;
+// runs inside BucketHook.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,54 +25,55 @@
 
 namespace commprof {
 
-// One bucket on its way.
+// One bucket to be exchanged.
 struct BucketTask {
   compress::Bucket bucket; // its slots live as long as `keeps_slots`
   std::shared_ptr<const void> keeps_slots;
   at::Tensor buffer; // the bucket's memory, and the future's value
   c10::intrusive_ptr<c10::ivalue::Future> future;
   uint64_t op_id = 0; // of the bucket's record; 0: record nothing
-  int graph_task = -1; // the backward pass that it belongs to
+  int graph_task = -1; // the backward pass of the bucket
 };
 
-// Takes buckets in order, runs the compressor on a thread of its own and
-// completes their futures there. That thread may block, for nothing else waits
-// for it: no gloo thread, and no callback of a future, both of which would
-// deadlock with several buckets in flight. It never takes the GIL.
+// Runs the compressor on buckets in order, on a thread of its own, and
+// completes their futures there. That thread may block, because nothing else
+// waits for it: no gloo thread and no callback of a future, both of which would
+// deadlock with several buckets in flight. It never acquires the GIL.
 //
-// What a bucket throws becomes its future's error, and the first one that of
-// all later buckets.
+// An exception of a bucket becomes its future's error; the first one becomes
+// the error of all later buckets.
 class Executor {
  public:
   struct Exchange {
-    // Null: this rank exchanges none.
+    // Null: this rank does not exchange.
     std::unique_ptr<compress::Transport> transport;
-    std::unique_ptr<compress::HostStage> host; // null: all ranks exchange all
+    std::unique_ptr<compress::HostStage> host; // null: all ranks exchange
   };
-  // `rank`, in the model's group, and `scheme`, with its options, are for
-  // errors.
+  // `rank`, in the model's group, and `scheme`, with its options, are used in
+  // error messages.
   Executor(
       std::unique_ptr<compress::Compressor> compressor,
       Exchange exchange,
       int rank,
       std::string scheme);
-  // Stops, with a second's patience. Hold no GIL: the thread may have to finish
-  // a bucket.
+  // Stops, and waits up to a second. Do not hold the GIL: the thread may have
+  // to finish a bucket.
   ~Executor();
 
-  // Any thread; order counts and must be the same on all ranks. Throws
-  // std::runtime_error once stopped, and in a forked child, where the thread
-  // does not exist.
+  // Queues a bucket. Any thread; the order must be the same on all ranks.
+  // Throws std::runtime_error once stopped, and in a forked child, where the
+  // thread does not exist.
   void submit(BucketTask task);
 
-  // Instead of submit(), for a bucket that cannot be taken: nothing more will
-  // come of this rank, and those that wait for it learn of it. Any thread.
+  // Call it instead of submit() if a bucket cannot be compressed: this rank
+  // sends nothing any more, and the ranks that wait for it are told. Any
+  // thread.
   void refuse(uint64_t step, uint32_t index, const std::string& why) noexcept;
 
-  // Takes no more buckets and waits for those that it has, but no longer than
-  // `patience`. A thread that is still busy then, with a rank that does not
-  // answer, is interrupted where it waits for messages; if it is busy for as
-  // long again, it is left alone with all that it uses. Idempotent.
+  // Accepts no more buckets and waits for the queued ones, but no longer than
+  // `patience`. If the thread is still busy then, because a rank does not
+  // answer, its wait for messages is interrupted; if it is busy for as long
+  // again, it is abandoned with everything that it uses. Idempotent.
   void stop(std::chrono::milliseconds patience);
 
   // Runs `use` while no bucket is being compressed; call it between steps.
@@ -91,24 +92,24 @@ class Executor {
   TaskThread thread_;
 };
 
-// Buckets of fp32 gradients in the CPU's memory go to the executor; others take
-// DDP's own way, and the first of them is told of in a warning.
+// Passes buckets of fp32 gradients in CPU memory to the executor; other buckets
+// are all-reduced as in DDP, with a warning for the first of them.
 //
-// A bucket's parameters are told by their TensorImpl and known by their number
-// in the model, since DDP uses indices and memory of buckets again when it
+// Parameters are recognised by their TensorImpl and identified by their number
+// in the model, because DDP reuses indices and memory of buckets when it
 // regroups them.
 class CompressingHook final : public c10d::CommHookInterface {
  public:
   struct Groups {
     c10::intrusive_ptr<c10d::ProcessGroup> model; // DDP's
-    // The ranks that exchange with this one, nobody else's; null: none do.
+    // The ranks that exchange with this one, used by no other code; null: none.
     c10::intrusive_ptr<c10d::ProcessGroup> own;
-    std::shared_ptr<net::Mesh> mesh; // of `own`; null: its messages do
+    std::shared_ptr<net::Mesh> mesh; // of `own`; null: use its messages
     std::unique_ptr<compress::HostStage> host; // null: `own` has all ranks
   };
 
-  // `parameters`: of the model, in the same order on all ranks. `label`: the
-  // scheme and its options, the same on all ranks. Throws as
+  // `parameters`: the model's, in the same order on all ranks. `label`: scheme
+  // and options, the same on all ranks. Throws the errors of
   // Compressor::make().
   CompressingHook(
       Groups groups,
@@ -123,7 +124,7 @@ class CompressingHook final : public c10d::CommHookInterface {
   Executor& executor() {
     return executor_;
   }
-  // Synchronised backward passes so far.
+  // Number of synchronised backward passes so far.
   uint64_t step() const noexcept {
     return step_.load();
   }
@@ -132,7 +133,7 @@ class CompressingHook final : public c10d::CommHookInterface {
   }
 
  private:
-  // What a bucket consists of; told by the addresses of its parameters.
+  // Parameters of a bucket; looked up by their addresses.
   struct Composition {
     std::vector<compress::Slot> slots;
     uint64_t signature = 0;

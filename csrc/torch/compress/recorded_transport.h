@@ -1,5 +1,5 @@
-// A transport whose messages are recorded as c10d's are, in the group whose
-// ranks exchange them.
+// A transport whose messages are recorded like c10d's, in the group whose ranks
+// exchange them.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -17,12 +17,12 @@ namespace commprof {
 
 struct GroupInfo;
 
-// So reports, the watchdog and predictions see who sent what to whom and who
-// waited, whatever carried it. All-reduces are the inner transport's: c10d's
-// own are recorded where they are called.
+// So reports, the watchdog and predictions see senders, receivers and waits
+// with any transport. All-reduces are left to the inner transport: those of
+// c10d are recorded when they are called.
 class RecordedTransport final : public compress::Transport {
  public:
-  // Of the same ranks, numbered alike.
+  // `inner` has the ranks of `group`, with the same numbers.
   RecordedTransport(
       const c10::intrusive_ptr<c10d::ProcessGroup>& group,
       std::unique_ptr<compress::Transport> inner);

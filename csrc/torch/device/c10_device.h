@@ -1,5 +1,5 @@
-// One device through c10's generic interface: what core/device_timeline.h
-// needs.
+// Implementation of device/device_timeline.h's Device through c10's generic
+// interface.
 #pragma once
 
 #include <c10/core/Event.h>
@@ -11,17 +11,19 @@
 
 namespace commprof {
 
-// CUDA's streams come out of a pool for each priority, in turn; the program's
-// and NCCL's out of the first two or the last.
+// Priority of commprof's own streams. CUDA takes streams in turn from a pool
+// for each priority; the program's and NCCL's come from other pools, the first
+// two or the last.
 inline constexpr int kUnusualPriority = -2;
 
-// Older torch cannot say whether a stream is captured into a graph. To mark one
-// that is would break the capture, so there are no device events then.
+// Older torch cannot tell if a stream is captured into a graph. A mark on a
+// captured stream would break the capture, so there are no device events then.
 template <class Guard>
 inline constexpr bool kTellsCapture =
     requires(const Guard& guard, c10::Stream s) { guard.isStreamCapturing(s); };
-// Whether a device's own guard answers that, and not torch's base class, which
-// always says no; its name tells. It may be told so where the name is hidden.
+// True if a device's own guard answers that question, and not torch's base
+// class, which always returns false. The symbol's name shows it; if the name is
+// hidden, the result may be true wrongly.
 bool answersCapture(c10::DeviceType type) noexcept;
 template <class Guard>
 bool isCapturing(const Guard& guard, c10::Stream stream) {
@@ -36,7 +38,7 @@ class C10Device final : public Device {
   explicit C10Device(c10::Device device)
       : guard_(device.type()), device_(device) {}
 
-  // As c10::OptionalDeviceGuard.
+  // Like c10::OptionalDeviceGuard.
   int enter() override {
     const c10::Device before = guard_.exchangeDevice(device_);
     return before == device_ ? kSame : before.index();
@@ -80,7 +82,7 @@ class C10Device final : public Device {
   }
 
  private:
-  // With timing, which this flag means; the default one has none.
+  // An event with timing, which this flag requests; the default has none.
   struct Timed final : Event {
     c10::Event event;
     explicit Timed(c10::DeviceType type)

@@ -1,15 +1,14 @@
-// Collectives on a device: c10's generic streams and timed events for
-// core/device_timeline.h. Nothing here knows CUDA, and on a CPU nothing of it
-// runs.
+// Times collectives on a device with c10's generic streams and timed events,
+// for device/device_timeline.h. Not specific to CUDA; unused on a CPU.
 //
-// Of each operation are marked: when the stream that issued it came to it; when
-// its result was there; and each time a stream was made to wait for it, the
-// stream before and after that. The result is marked on the stream that runs
-// the operation, if its backend tells which one that is (stream_finder.h).
+// For each operation there are marks at its issue on the issuing stream, at its
+// completion, and before and after each wait of a stream for it. The completion
+// is marked on the stream that runs the operation, if the backend shows which
+// one that is (stream_finder.h).
 //
-// Marks are looked at from a thread of our own where that can break no graph
-// capture (capture_shield.h), else where collectives are issued.
-// COMMPROF_DEVICE_EVENTS=off leaves all of it out.
+// Marks are read by a thread of our own if that cannot break a graph capture
+// (device_poller.h), else when collectives are issued.
+// COMMPROF_DEVICE_EVENTS=off turns all of this off.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -23,33 +22,33 @@
 
 namespace commprof {
 
-// The device that the calling thread works on, of a type with streams.
+// Returns the calling thread's current device of a type with streams.
 c10::Device currentDevice(c10::DeviceType type) noexcept;
 
-// An operation as its device has it.
+// Device and stream of an operation.
 struct DeviceOp {
-  // Null on a CPU, where the device's backend has no timed events or cannot
-  // make streams, for a second type of device, and while the current stream is
-  // captured into a graph, in which nothing must be marked.
+  // Null on a CPU, if the device's backend has no timed events or cannot make
+  // streams, for a second type of device, and while the current stream is
+  // captured into a graph, in which marks are not allowed.
   DeviceTimeline* timeline = nullptr;
-  // It ran in the caller's own stream, which it held up there and then: that is
-  // a wait too, and nothing waits for it later.
+  // The operation ran in the caller's own stream and blocked it: that counts as
+  // a wait, and no later call waits for it.
   bool in_stream = false;
-  std::optional<int64_t> stream = {}; // where it runs, if its backend told
-  bool is_current = false; // the device is that of the thread that issues
+  std::optional<int64_t> stream = {}; // where it runs, if its backend showed it
+  bool is_current = false; // the device is the issuing thread's current one
 };
 
-// Around the call that issues on a device.
+// Put it around a call that issues an operation on a device.
 class DeviceIssue {
  public:
-  // `device` is the tensors'; `in_callers`: async_op=False, for which backends
-  // may use the caller's stream; `alone`: what it launches is its own.
+  // `device`: the tensors'. `in_callers`: async_op=False, for which backends
+  // may use the caller's stream. `alone`: the call launches no other operation.
   DeviceIssue(
       c10::Device device,
       const Record& issue,
       bool in_callers,
       bool alone) noexcept;
-  // A call that threw leaves nothing.
+  // Drops the marks if the call threw.
   ~DeviceIssue();
   DeviceIssue(const DeviceIssue&) = delete;
   DeviceIssue& operator=(const DeviceIssue&) = delete;
@@ -63,19 +62,21 @@ class DeviceIssue {
   const Record issue_;
   const bool in_callers_;
   DeviceOp op_;
-  int64_t caller_ = 0; // the stream that issues
+  int64_t caller_ = 0; // the issuing stream
   DeviceTimeline::Mark begin_ = DeviceTimeline::kNoMark;
   std::unique_ptr<StreamFinder> finder_;
 };
 
-// Call when the operation has been launched, and nothing else behind it.
+// Marks an operation's completion. Call it after the operation was launched and
+// before anything else is.
 void markCompletion(const DeviceOp& on, uint64_t op_id, Op op) noexcept;
 
-// While it lives, finds where this thread's launches run. Null without memory.
+// Returns an object that finds the stream of this thread's launches while it
+// lives. Null if there is no memory.
 std::unique_ptr<StreamFinder> findStream(DeviceTimeline& timeline) noexcept;
 
-// Around a call that makes the current stream wait for the operation, which was
-// not captured into a graph.
+// Put it around a call that makes the current stream wait for an operation that
+// was not captured into a graph.
 class DeviceWait {
  public:
   DeviceWait(DeviceTimeline* timeline, uint64_t op_id, Op op) noexcept;
@@ -91,26 +92,26 @@ class DeviceWait {
   Record record_;
 };
 
-// A collective.
+// Identity of a collective.
 struct CollectiveId {
-  uint64_t op_id = 0; // 0: none
+  uint64_t op_id = 0; // 0: no collective
   Op op = Op::kOther;
 };
 
-// One of a device's streams: ids begin anew on each device.
+// Identity of a stream: ids are unique only within a device.
 struct DeviceStream {
   int64_t device;
   int64_t stream;
 };
-// None: the one that the calling thread works on.
+// nullopt: the calling thread's current stream.
 using StreamOrCurrent = std::optional<DeviceStream>;
 
-// What the stream waited for last, or ran itself, and nobody waited for by
-// StreamWait yet: an event that is put on it now comes behind that.
+// Returns the collective that the stream waited for last, or ran itself, and
+// that no StreamWait waited for yet: an event recorded now comes after it.
 CollectiveId lastOnStream(StreamOrCurrent stream) noexcept;
 
-// Around a call that makes `stream` wait for an event behind a collective. It
-// counts if the thread works on that stream.
+// Put it around a call that makes `stream` wait for an event after the
+// collective `behind`. It counts if `stream` is the thread's current stream.
 class StreamWait {
  public:
   StreamWait(StreamOrCurrent stream, CollectiveId behind) noexcept;
@@ -121,10 +122,10 @@ class StreamWait {
   const DeviceWait wait_;
 };
 
-// A trace begins; what was left of another one goes.
+// Drops the marks of an earlier trace; call it when a trace begins.
 void clearDevices() noexcept;
-// Before a trace is closed: gives the devices some time, two seconds at most,
-// to reach the last marks. What they do not reach counts as dropped.
+// Waits up to two seconds for the devices to reach the last marks; call it
+// before a trace is closed. Marks that are not reached count as dropped.
 void drainDevices() noexcept;
 
 } // namespace commprof

@@ -1,5 +1,5 @@
-// A thread that looks at devices now and then, so that those which train need
-// not: each look is a call of the device's runtime.
+// A thread that polls devices, so that training threads need not: each poll is
+// a call of the device's runtime.
 #pragma once
 
 #include <c10/core/DeviceType.h>
@@ -10,18 +10,18 @@
 
 namespace commprof {
 
-// Calls that break no graph capture of another thread. While one captures in
-// the global mode, which is CUDA's default, other threads must not even ask
-// whether an event is past, unless they have said that they know what they do.
+// Protects graph captures of other threads. While a thread captures in the
+// global mode, which is CUDA's default, other threads must not even query an
+// event, unless they have set their own capture mode to relaxed.
 
-// The runtime's function that exchanges the calling thread's capture mode, as
-// cudaThreadExchangeStreamCaptureMode does; null where no library in this
-// process has one for the device. Its name begins with torch's name for the
-// device type, or with "hip" for what torch calls CUDA there.
+// The runtime's function that exchanges the calling thread's capture mode, such
+// as cudaThreadExchangeStreamCaptureMode; null if no library in this process
+// has one for the device. Its name begins with torch's name of the device type,
+// or with "hip" if torch's CUDA is HIP.
 using ExchangeCaptureMode = int (*)(int* mode);
 ExchangeCaptureMode captureShield(c10::DeviceType type) noexcept;
 
-// The calling thread's calls are harmless while this lives.
+// Makes the calling thread's calls harmless to captures while it lives.
 class Shielded {
  public:
   explicit Shielded(ExchangeCaptureMode exchange) noexcept
@@ -47,8 +47,8 @@ class Shielded {
 
 class DevicePoller {
  public:
-  // From now on `look` is called every kEveryMs from a thread of its own, which
-  // is shielded. Throws std::system_error.
+  // Calls `look` every kEveryMs on a separate, shielded thread from now on.
+  // Throws std::system_error.
   DevicePoller(ExchangeCaptureMode shield, std::function<void()> look);
   ~DevicePoller();
   DevicePoller(const DevicePoller&) = delete;

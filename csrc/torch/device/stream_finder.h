@@ -1,4 +1,4 @@
-// On which stream a backend runs what a call launches.
+// Finds the stream on which a backend runs the operation that a call launches.
 #pragma once
 
 #include <ATen/record_function.h>
@@ -10,10 +10,9 @@
 
 namespace commprof {
 
-// While this lives, the calling thread looks as if it were profiled. The
-// backends that torch has for NCCL and XCCL, and those made after them, then
-// tell the profiler that the operation is launched from under the stream that
-// runs it.
+// Makes the calling thread appear profiled while it lives. torch's backends for
+// NCCL and XCCL, and backends modelled on them, then report the operation to
+// the profiler while the stream that runs it is current.
 class StreamFinder {
  public:
   explicit StreamFinder(c10::Device device) noexcept {
@@ -22,7 +21,7 @@ class StreamFinder {
       handle_ = at::addThreadLocalCallback(
           at::RecordFunctionCallback(&began, &ended)
               .scopes({at::RecordScope::USER_SCOPE}));
-    } catch (const std::exception&) { // then nothing is found
+    } catch (const std::exception&) { // then no stream is found
     }
   }
   ~StreamFinder() {
@@ -51,7 +50,7 @@ class StreamFinder {
   static std::unique_ptr<at::ObserverContext> began(const at::RecordFunction&) {
     return nullptr;
   }
-  // Works are asynchronous; other scopes end under whatever stream is current.
+  // Works are asynchronous; other scopes may end while any stream is current.
   static void ended(const at::RecordFunction& what, at::ObserverContext*) {
     Sought& s = sought();
     if (s.active && what.isAsync()) {

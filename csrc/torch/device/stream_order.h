@@ -1,5 +1,5 @@
-// What the streams of one device come behind: on which the program's
-// collectives run, and which collective each of them waited for last.
+// Order of collectives on the streams of one device: the stream that runs each
+// queue's operations, and the collective that each stream waited for last.
 #pragma once
 
 #include <cstdint>
@@ -13,18 +13,20 @@
 
 namespace commprof {
 
-// In one queue of the communication library one comes after the other.
+// Returns the communication library's queue of an operation; operations of one
+// queue run one after the other.
 inline uint64_t queueOf(uint32_t group, uint32_t peer, Op op) noexcept {
   return uint64_t(group) << 32 | (isPointToPoint(op) ? peer + 1ull : 0);
 }
 
-// The stream on which each queue's operations run, as found at the first of
-// them. A mark put behind one blocks nothing. A stream of ours that waited for
-// the operation would: CUDA has eight hardware queues, and what is behind a
-// wait in one of them waits too, the program's compute among it. Any thread.
+// The stream on which each queue's operations run, as found at the queue's
+// first operations. A mark after an operation on that stream blocks nothing. A
+// stream of ours that waited for the operation would: CUDA has eight hardware
+// queues, and all work after a wait in one of them waits too, including the
+// program's compute. Any thread.
 class QueueStreams {
  public:
-  static constexpr int kTries = 3; // of a backend that does not tell
+  static constexpr int kTries = 3; // for a backend that does not show streams
 
   struct Known {
     std::optional<int64_t> stream;
@@ -48,11 +50,11 @@ class QueueStreams {
     int tries = 0;
   };
   std::mutex mutex_;
-  // By queue, and whether the call asks to run in the caller's own stream.
+  // By queue, and true if the call asks to run in the caller's own stream.
   std::map<std::pair<uint64_t, bool>, Entry> entries_;
 };
 
-// What each stream of the program comes behind. Any thread.
+// The collective that each stream of the program waited for last. Any thread.
 class Behind {
  public:
   void set(int64_t stream, CollectiveId behind) {
@@ -64,7 +66,7 @@ class Behind {
     const auto found = last_.find(stream);
     return found == last_.end() ? CollectiveId{} : found->second;
   }
-  // What is put behind it later is something else.
+  // Forgets the collective on all streams, once a stream has waited for it.
   void waitedFor(uint64_t op_id) {
     const std::lock_guard<std::mutex> lock(mutex_);
     std::erase_if(

@@ -1,6 +1,6 @@
-// One collective with fixed buffers, repeated and timed without Python between
-// the calls: an interpreter's microseconds are enough for a backend's threads
-// to fall asleep, and waking them would be in the next call's time.
+// Repeats and times one collective with fixed buffers, without Python between
+// the calls: within the interpreter's microseconds a backend's threads fall
+// asleep, and the next call's time would include waking them.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -13,36 +13,36 @@
 
 namespace commprof {
 
-// What to call, in the words of commprof/microbench/operations.py.
+// A collective to call, named as in commprof/microbench/operations.py.
 struct CollectiveSpec {
   std::string op;
   std::string redop; // of operations that reduce
-  int64_t root = 0; // of operations that have one, in the group
+  int64_t root = 0; // rank in the group, for operations with a root
   at::Tensor source; // the input
-  at::Tensor target; // the output; `source` itself where there is one buffer
+  at::Tensor target; // the output; `source` itself if there is one buffer
 };
 
-// When each call began and when its result was there, by nowNs().
+// Begin and end of each call, from nowNs().
 using CallTimes = std::pair<std::vector<uint64_t>, std::vector<uint64_t>>;
 
-// Not thread-safe. Tensors are on the CPU, where a Work's end is the result's.
+// Not thread-safe. Tensors are on the CPU, where a Work completes with its
+// result.
 class CollectiveCall {
  public:
-  // Throws std::invalid_argument for an operation or reduce op that is unknown,
-  // and for tensors that are elsewhere.
+  // Throws std::invalid_argument for an unknown operation or reduce op, and for
+  // tensors that are not on the CPU.
   CollectiveCall(
       c10::intrusive_ptr<c10d::ProcessGroup> group,
       CollectiveSpec spec);
 
-  // Issues the operation and waits until its result is there. Where the
-  // operation works in place and the buffers are two, the input is copied
-  // first.
+  // Issues the operation and waits for its result. If the operation works in
+  // place and there are two buffers, the input is copied first.
   void run() const {
     run_();
   }
 
-  // Runs it so many times, each right behind `meet`, which is in no time; null:
-  // each right behind the last one.
+  // Runs the operation `iterations` times, each right after `meet`, whose time
+  // does not count; if null, each right after the one before.
   CallTimes sample(int64_t iterations, const CollectiveCall* meet) const;
 
  private:

@@ -1,4 +1,4 @@
-// What shared memory can carry of a tensor, and in what order its elements lie.
+// Tensors that shared memory supports, and their elements in order.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,7 +11,8 @@
 
 namespace commprof {
 
-// Nothing for what the kernels do not take: other types, devices and layouts.
+// Return nullopt for types, devices, layouts and reductions that the kernels do
+// not support.
 std::optional<kernels::Element> elementOf(const at::Tensor& tensor);
 std::optional<kernels::Reduction> reductionOf(const c10d::ReduceOp& op);
 
@@ -23,7 +24,8 @@ inline std::byte* bytesOf(const at::Tensor& tensor) {
   return static_cast<std::byte*>(tensor.data_ptr());
 }
 
-// The tensor itself where its elements lie in order, or a copy that goes back.
+// The tensor itself if it is contiguous, or a contiguous copy, which copyBack()
+// writes back.
 class InOrder {
  public:
   explicit InOrder(const at::Tensor& tensor)

@@ -1,12 +1,11 @@
 // A c10d backend for ranks on several hosts: all-reduce adds up within each
-// host through shared memory, between hosts over gloo, and shares the result
-// within the host. Everything else goes to the backend that it wraps.
+// host through shared memory, then between hosts over gloo, and shares the
+// result within the host. All other operations go to the wrapped backend.
 //
-// Ranks of equal place on their hosts form a ring of their own, each for its
-// slice of the data. So every byte crosses each host's border as seldom as it
-// can, 2 (H - 1) / H times per direction for H hosts (Patarasuk and Yuan,
-// 2009), and several sockets carry it. A ring over all ranks sends 2 (n - 1) /
-// n.
+// Ranks in the same position on their hosts form a ring, which reduces its own
+// slice of the data. So every byte enters and leaves a host as rarely as
+// possible, 2 (H - 1) / H times per direction for H hosts (Patarasuk and Yuan,
+// 2009), over several sockets. A ring over all n ranks sends 2 (n - 1) / n.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -19,9 +18,9 @@ namespace commprof {
 
 struct Hierarchy {
   std::shared_ptr<shm::Team> team; // the ranks of this host
-  // Ranks of the same place on all hosts; null for ranks at or above `owners`.
+  // Ranks in this position on all hosts; null for positions from `owners` on.
   c10::intrusive_ptr<c10d::Backend> across;
-  int owners = 1; // ranks on the smallest host
+  int owners = 1; // number of ranks on the smallest host
 };
 
 c10::intrusive_ptr<c10d::Backend> makeHierarchicalBackend(

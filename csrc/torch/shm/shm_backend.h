@@ -1,5 +1,5 @@
 // A c10d backend that moves data between ranks of one host through shared
-// memory and leaves everything else to the backend that it wraps, which is
+// memory, and leaves all other operations to the wrapped backend, which is
 // gloo.
 #pragma once
 
@@ -11,9 +11,9 @@
 
 namespace commprof {
 
-// `team` holds all ranks of the group. Which of the two takes a call depends on
-// its operation, reduction, element type and device alone, so that ranks decide
-// alike; tensors that are not contiguous are copied.
+// `team` has all ranks of the group. Whether a call uses shared memory depends
+// only on its operation, reduction, element type and device, so that all ranks
+// decide alike; tensors that are not contiguous are copied.
 c10::intrusive_ptr<c10d::Backend> makeShmBackend(
     c10::intrusive_ptr<c10d::Backend> wrapped,
     std::shared_ptr<shm::Team> team);

@@ -1,5 +1,5 @@
-// A backend that runs its own part of the collectives one after another: in a
-// thread of its own, or in the caller's where that would wait anyway.
+// A backend that runs some collectives itself, one after the other: on a thread
+// of its own, or on the caller's if that would wait anyway.
 #pragma once
 
 #include <functional>
@@ -14,9 +14,9 @@ namespace commprof {
 
 class ThreadedBackend : public WrappingBackend {
  public:
-  // `team`: the ranks of this host. A collective that fails on this rank alone
-  // breaks it, so that the others hear of it at once, and do not take this
-  // rank's next collective for this one.
+  // `team`: the ranks of this host. A collective that fails only on this rank
+  // breaks the team, so that the other ranks fail at once, and do not match
+  // this rank's next collective with the failed one.
   ThreadedBackend(
       c10::intrusive_ptr<c10d::Backend> wrapped,
       std::shared_ptr<shm::Team> team)
@@ -27,29 +27,29 @@ class ThreadedBackend : public WrappingBackend {
   }
   void setTimeout(std::chrono::milliseconds timeout) override;
   c10d::ErrorType getError() override;
-  // Other ranks that wait for this one, now or later, get an error. Both wait
-  // for what is under way here, with a second's patience.
+  // Both make other ranks that wait for this one, now or later, fail with an
+  // error, and wait up to a second for the collectives under way on this rank.
   void abort() override;
   void shutdown() override;
 
  protected:
-  // `collective` may block and throw; what it throws is the Work's error. It
-  // runs with the caller's thread-local state, and its operations on tensors
-  // below autograd and autocast, as those of a kernel do. Throws
-  // std::runtime_error in a forked child, and after shutdown().
+  // Runs `collective`, which may block and throw; its exception becomes the
+  // Work's error. It runs with the caller's thread-local state, but below
+  // autograd and autocast, like a kernel. Throws std::runtime_error in a forked
+  // child, and after shutdown().
   WorkPtr start(
       c10d::OpType type,
       Tensors outputs,
       bool async,
       std::function<void()> collective);
-  // Its collective also waits for those of the wrapped backend that are under
-  // way now, as gloo's own barrier does.
+  // Like start(); the collective also waits for those of the wrapped backend
+  // that are under way now, as gloo's own barrier does.
   WorkPtr startBarrier(bool async, std::function<void()> collective);
 
   const std::shared_ptr<shm::Team> team_;
 
-  // No collective is under way, and none will be. Ends what other hosts' ranks
-  // may wait for.
+  // Called when no collective is under way and none will be. Ends operations
+  // that other hosts' ranks may wait for.
   virtual void disconnect() {}
 
  private:

@@ -1,6 +1,7 @@
-// A c10d backend that hands everything to another one, for those that do a part
-// of it themselves. tests/unit/shm/test_backend_virtuals.py holds which
-// functions of c10d's are not handed on, and why.
+// A c10d backend that forwards everything to another one: base class of
+// backends that run some operations themselves.
+// tests/unit/shm/test_backend_virtuals.py lists the functions of c10d that are
+// not forwarded, and why.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -190,7 +191,8 @@ class WrappingBackend : public c10d::Backend {
   }
 
  protected:
-  // What a barrier must wait for: messages are not among it.
+  // Remembers a collective that a barrier must wait for, and returns it;
+  // messages are not remembered.
   WorkPtr started(WorkPtr work) {
     if (work) {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -202,7 +204,7 @@ class WrappingBackend : public c10d::Backend {
     }
     return work;
   }
-  // Collectives of the wrapped backend that are not complete.
+  // Returns the wrapped backend's collectives that are not complete.
   std::vector<WorkPtr> underWay() {
     const std::lock_guard<std::mutex> lock(mutex_);
     std::vector<WorkPtr> works;
@@ -219,7 +221,7 @@ class WrappingBackend : public c10d::Backend {
 
  private:
   std::mutex mutex_;
-  // Weak: what nobody holds any more has no memory of its own to keep.
+  // Weak, so that Works that nobody holds any more are freed.
   std::vector<c10::weak_intrusive_ptr<c10d::Work>> started_;
 };
 

@@ -1,5 +1,5 @@
-// The DDP communication hook: times every gradient bucket and carries another
-// hook inside it, the user's own or a plain mean all-reduce.
+// The DDP communication hook: times every gradient bucket and runs another hook
+// inside, the user's or a plain mean all-reduce.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -17,9 +17,9 @@ class Reducer;
 
 namespace commprof {
 
-// What DDP does without a hook, except that it cannot be fused with the copy
-// into the bucket. DDP multiplies by the reciprocal; dividing would differ in
-// the last bit where the world size is not a power of two.
+// DDP's own mean all-reduce, except that the division cannot be fused with the
+// copy into the bucket. Multiplies by the reciprocal, as DDP does: dividing
+// would differ in the last bit if the world size is not a power of two.
 class MeanAllReduce final : public c10d::CommHookInterface {
  public:
   explicit MeanAllReduce(c10::intrusive_ptr<c10d::ProcessGroup> group)
@@ -40,21 +40,21 @@ class MeanAllReduce final : public c10d::CommHookInterface {
   const c10::intrusive_ptr<c10d::ProcessGroup> group_;
 };
 
-// Shared by the reducer, which owns the hook for the model's life, and by the
-// handle that the user holds. A reducer takes one hook for ever, so changing
-// what happens means changing what is inside this one.
+// Shared by the reducer, which owns the hook as long as the model lives, and by
+// the user's handle. A reducer accepts one hook and never releases it, so only
+// the hook inside this one can be changed.
 class BucketHook {
  public:
-  // Registers with `reducer`. `inner` may be null: mean all-reduce over
-  // `group`, bit-identical to DDP without a hook. Throws c10::Error if the
-  // reducer has a hook already.
+  // Registers a hook with `reducer`. If `inner` is null, it runs a mean
+  // all-reduce over `group`, bit-identical to DDP without a hook. Throws
+  // c10::Error if the reducer already has a hook.
   static std::shared_ptr<BucketHook> attach(
       c10d::Reducer& reducer,
       c10::intrusive_ptr<c10d::ProcessGroup> group,
       std::shared_ptr<c10d::CommHookInterface> inner);
 
-  // Takes effect with the next bucket; call between steps, so that all ranks
-  // switch at the same bucket. Null: mean all-reduce.
+  // Replaces the hook inside from the next bucket on; call it between steps, so
+  // that all ranks switch at the same bucket. Null: mean all-reduce.
   void setInner(std::shared_ptr<c10d::CommHookInterface> inner);
   // Off: buckets pass to the inner hook unrecorded.
   void setRecording(bool on) noexcept {
@@ -73,16 +73,16 @@ class BucketHook {
   std::shared_ptr<c10d::CommHookInterface> inner();
 
   const c10::intrusive_ptr<c10d::ProcessGroup> group_;
-  // Around a copy of the pointer alone. GCC 11 and libc++ have no
-  // std::atomic<std::shared_ptr>, which takes a lock as well.
-  std::atomic<uint32_t> next_seq_{0}; // buckets, captured or not
+  std::atomic<uint32_t> next_seq_{0}; // buckets, recorded or not
+  // Held only while the pointer is copied. GCC 11 and libc++ have no
+  // std::atomic<std::shared_ptr>, which would lock as well.
   std::mutex inner_mutex_;
   std::shared_ptr<c10d::CommHookInterface> inner_;
   std::atomic<bool> recording_{true};
 };
 
-// For a hook inside: the op_id of the bucket that this thread runs it for; 0
-// where that bucket is not recorded.
+// Returns the op_id of the bucket for which this thread runs the inner hook; 0
+// if that bucket is not recorded.
 uint64_t currentBucket() noexcept;
 
 } // namespace commprof

@@ -1,7 +1,7 @@
-// The gradient buckets of DDP models that have no hook, known by the tensors
-// that DDP all-reduces. A hook would tell them as they come; but beside a hook
-// DDP no longer divides while it copies into the bucket, which takes one more
-// pass over all gradients.
+// Observes the gradient buckets of DDP models without a hook, recognised by the
+// tensors that DDP all-reduces. A hook would get the buckets directly, but with
+// a hook DDP no longer divides while it copies into the bucket, which takes one
+// more pass over all gradients.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/comm.hpp>
@@ -17,21 +17,21 @@
 
 namespace commprof {
 
-// Tells apart buckets with other parameters, whatever their index: FNV-1a over
-// the shapes. DDP regroups its buckets after the first step.
+// Returns a hash (FNV-1a) of the shapes of a bucket's parameters, which
+// distinguishes buckets of one index: DDP regroups them after the first step.
 uint64_t signatureOf(const c10d::GradBucket& bucket);
 
-// An all-reduce of a backward pass, and the one tensor that it is of.
+// An all-reduce of a backward pass, and its only tensor.
 struct NotedAllReduce {
   Record issue;
   const c10::TensorImpl* tensor;
   uint64_t launched_ns;
 };
 
-// Of one model: its buckets are recorded while this lives.
+// Records the buckets of one model while the object lives.
 class ObservedBuckets {
  public:
-  // Keeps no reducer alive.
+  // Observes a reducer, without keeping it alive.
   static std::shared_ptr<ObservedBuckets> watch(
       const std::shared_ptr<c10d::Reducer>& reducer);
   void setRecording(bool on) noexcept {
@@ -40,8 +40,8 @@ class ObservedBuckets {
   bool recording() const noexcept {
     return recording_.load(std::memory_order_relaxed);
   }
-  // Those that are this model's are recorded and taken out. Not under the
-  // reducer's lock, and without the GIL or with it.
+  // Records the all-reduces of this model and removes them from `noted`. Call
+  // it without the reducer's lock; the GIL does not matter.
   void take(std::vector<NotedAllReduce>& noted);
 
  private:
@@ -57,20 +57,22 @@ class ObservedBuckets {
 
   const std::weak_ptr<c10d::Reducer> reducer_;
   std::atomic<bool> recording_{true};
-  std::mutex mutex_; // around what follows
-  // By the tensors that DDP keeps for them; a sparse one is new in each pass.
+  std::mutex mutex_; // guards the fields below
+  // By the tensors that DDP keeps for buckets; a sparse bucket's tensor is new
+  // in each pass.
   std::unordered_map<const c10::TensorImpl*, Bucket> buckets_;
-  bool settled_ = false; // DDP cuts them no more
+  bool settled_ = false; // DDP does not regroup them any more
 };
 
-// Whether any model's are: without one nothing needs to be noted.
+// True if any model is observed; else all-reduces need not be noted.
 bool observesBuckets() noexcept;
 
-// By the thread that issues it in a backward pass.
+// Notes an all-reduce; called by the thread that issues it in a backward pass.
 void noteAllReduce(const Record& issue, const c10::TensorImpl* tensor);
 
-// What this thread noted in the backward pass, after DDP has finalised it: it
-// may cut its buckets anew in the next forward pass, and not before.
+// Records the all-reduces that this thread noted in the backward pass. Call it
+// after DDP has finalised the pass: DDP may regroup its buckets in the next
+// forward pass.
 void recordObservedBuckets(int graph_task);
 
 } // namespace commprof
