@@ -32,7 +32,7 @@ def ends_at_once() -> Iterator[None]:
 
 
 def end_at_once() -> None:
-    """Makes Ctrl-C end the process by the signal from now on, when nothing is left to clean up."""
+    """Makes Ctrl-C end the process by the signal from now on, as nothing is left to clean up."""
     if _raises():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 

@@ -205,7 +205,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def outside(marker: Marker, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
-    """Wraps the closure in the arguments of ``Optimizer.step`` to end the phase while it runs.
+    """Wraps the closure passed to ``Optimizer.step``, so that the phase pauses while it runs.
 
     Args:
         marker: marker of the optimizer's phase.
