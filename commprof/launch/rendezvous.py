@@ -1,4 +1,4 @@
-"""Where the launchers of one or several machines meet, and which of them this is."""
+"""Rendezvous of the launchers of one or several machines."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _TIMEOUT_S = 900  # for the other machines' launchers to come
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the launchers of all machines meet; raises UsageError where numbers do not fit."""
+    """Rendezvous of all machines' launchers; raises UsageError if its numbers are out of range."""
 
     endpoint: str | None = None
-    """HOST:PORT of the first machine; None: a free port of this one."""
+    """HOST:PORT of the first machine; None: a free port of this machine."""
     nodes: int = 1
-    """Machines, each with a launcher of its own."""
+    """Number of machines, each with its own launcher."""
     node_rank: int = 0
-    """Which of them this is; the first one has the endpoint and reports."""
+    """Number of this machine, from 0; machine 0 has the endpoint and reports."""
 
     def __post_init__(self) -> None:
         if self.nodes < 1:
@@ -39,11 +39,11 @@ class Rendezvous:
 
     @property
     def is_first(self) -> bool:
-        """True if this machine writes down what was run, and reports."""
+        """True if this machine writes the run's files, and reports."""
         return self.node_rank == 0
 
     def check(self, world_size: int) -> None:
-        """Raises UsageError where the ranks do not divide, or the endpoint cannot be opened."""
+        """Raises UsageError if the ranks do not divide, or the endpoint cannot be opened."""
         if world_size % self.nodes:
             raise UsageError(
                 f"{world_size} ranks do not divide among {self.nodes} machines; give multiples of "
@@ -52,17 +52,17 @@ class Rendezvous:
         if self.endpoint is not None:
             host, port = endpoint_parts(self.endpoint)
             if self.is_first:
-                _check_free(host, port)
+                _check_free(host, port, self.nodes)
 
     def turn(self, number: int) -> Rendezvous:
-        """Returns the rendezvous of a sweep's next world size, on another port."""
+        """Returns the rendezvous of a sweep's world size; several machines need another port."""
         if self.nodes == 1 or self.endpoint is None:
             return self
         host, port = endpoint_parts(self.endpoint)
         return replace(self, endpoint=f"{host}:{port + number}")
 
     def launch_config(self, world_size: int) -> dict[str, Any]:
-        """Arguments of torch's ``LaunchConfig`` for this rendezvous."""
+        """Returns the arguments of torch's ``LaunchConfig`` for this rendezvous."""
         common = {
             "min_nodes": self.nodes,
             "max_nodes": self.nodes,
@@ -87,28 +87,28 @@ class Rendezvous:
 
 @dataclass(frozen=True)
 class StartedRendezvous(Rendezvous):
-    """Rendezvous of ranks that another launcher started, which has dealt out the ranks."""
+    """Rendezvous of ranks that another launcher started and numbered."""
 
     def check(self, world_size: int) -> None:
         """Accepts every world size: the launcher has checked it."""
 
 
 ALONE = Rendezvous()
-"""One machine, any free port."""
+"""Rendezvous of a single machine, at any free port."""
 
 
 def endpoint_parts(endpoint: str) -> tuple[str, int]:
-    """Splits an endpoint into host and port. Raises UsageError where it is none."""
+    """Splits an endpoint into host and port. Raises UsageError if it is not HOST:PORT."""
     host, _, port = endpoint.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise UsageError(
-            f"endpoint {endpoint!r} is not HOST:PORT (allowed: a name or address of this machine "
-            "and a port from 1 to 65535), e.g. localhost:29500"
+            f"endpoint {endpoint!r} is not HOST:PORT (allowed: a name or address of the first "
+            "machine and a port from 1 to 65535), e.g. localhost:29500"
         )
     return host, int(port)
 
 
-def _check_free(host: str, port: int) -> None:
+def _check_free(host: str, port: int, nodes: int) -> None:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         family, kind, _, _, address = found[0]
@@ -117,7 +117,13 @@ def _check_free(host: str, port: int) -> None:
             probe.bind(address)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
+            # Several machines need a fixed endpoint: only a single one can use any free port.
+            more = ", or leave --rdzv-endpoint out to get a free one"
+            if nodes > 1:
+                more = ", the same on all machines"
             raise UsageError(
-                f"port {port} is in use on {host}; choose another, or none to get a free one"
+                f"port {port} is in use on {host}; choose another port{more}"
             ) from None
-        raise UsageError(f"endpoint '{host}:{port}' cannot be opened here: {error}") from None
+        raise UsageError(
+            f"endpoint '{host}:{port}' cannot be opened on this machine: {error}"
+        ) from None

@@ -1,7 +1,7 @@
-"""A rank that torchrun or srun started: which one it is, and what rank 0 tells all the others.
+"""A rank that torchrun or srun started: its number, and the message of rank 0 to the other ranks.
 
-``commprof run`` then starts nothing: each rank trains its part of the one world size. What runs and
-where is rank 0's to say, through the store in which the ranks meet.
+``commprof run`` then starts no ranks: each process trains its part of the one world size. Rank 0
+tells the other ranks, through the rendezvous' store, where the job file is.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from commprof.errors import CommprofError, UsageError
 from commprof.launch.rendezvous import endpoint_parts
 
 _PATIENCE_S = 300.0
-"""For rank 0's word; the launcher may start ranks one after the other."""
+"""Time to wait for rank 0's message; the launcher may start ranks one after the other."""
 _SEEN_WITHIN_S = 60.0
-"""What rank 0 has written; file systems over a network may take some seconds."""
+"""Time to wait for rank 0's file to appear; network file systems may take some seconds."""
 _KEY = "job"
 _SCONTROL_TIMEOUT_S = 30
 
-#: Where srun's ranks meet if nobody says it: a port by job and step, below those of clients.
+#: Default ports for srun's ranks, chosen by job and step, below the range of client ports.
 _FIRST_PORT, _PORTS = 20_000, 10_000
 _STEPS_PER_JOB = 16
 
 
 @dataclass(frozen=True)
 class LaunchedRank:
-    """Which rank of how many a launcher started, and where all ranks meet."""
+    """Rank of a process that a launcher started, and the rendezvous of all ranks."""
 
     launcher: str
-    """As it is typed."""
+    """The launcher's command, torchrun or srun."""
     rank: int
     world_size: int
     local_rank: int
     local_ranks: int
-    """On a host; at most, where hosts have different numbers of them."""
+    """Ranks per host; the largest number if hosts differ."""
     hosts: int
     address: str
     """Address of rank 0's host."""
@@ -50,7 +50,7 @@ class LaunchedRank:
 
     @property
     def endpoint(self) -> str:
-        """The endpoint as ``--rdzv-endpoint`` takes it."""
+        """The endpoint in the form of ``--rdzv-endpoint``."""
         return f"{self.address}:{self.port}"
 
     def export(self) -> None:
@@ -68,18 +68,18 @@ class LaunchedRank:
 def given_rank(
     variables: Mapping[str, str], nodes: int | None = None, endpoint: str | None = None
 ) -> LaunchedRank | None:
-    """Finds the rank that a launcher gave this process; None where it is the only one.
+    """Returns the rank that a launcher gave this process; None if no launcher did.
 
-    One task per node under srun is none either: ``commprof run`` starts that machine's ranks, and
-    so does a task that is told the number of machines.
+    Also None for srun with one task per node, and for a task with ``--nnodes``: ``commprof run``
+    starts the ranks of the task's machine itself.
 
     Args:
         variables: the environment.
-        nodes: --nnodes; None where it was not given.
-        endpoint: --rdzv-endpoint, which srun's ranks take; None where it was not given.
+        nodes: --nnodes; None if not given.
+        endpoint: --rdzv-endpoint, which srun's ranks use; None if not given.
 
     Raises:
-        UsageError: it is a rank, and where the ranks meet cannot be found out.
+        UsageError: the process is a rank, but its rendezvous cannot be found out.
     """
     if number_of(variables, "WORLD_SIZE") > 1 and "LOCAL_RANK" in variables:
         return _of_torchrun(variables)
@@ -98,9 +98,9 @@ def _of_torchrun(variables: Mapping[str, str]) -> LaunchedRank:
     wrong += [] if variables.get("MASTER_ADDR") else ["MASTER_ADDR"]
     if wrong:
         raise UsageError(
-            f"a launcher started this process as one of {variables['WORLD_SIZE']} ranks, but left "
-            f"{', '.join(wrong)} unset or no number: start it by torchrun, which sets "
-            f"{', '.join(needed)}, or once and without a launcher"
+            f"a launcher started this process as one of {variables['WORLD_SIZE']} ranks, but "
+            f"{', '.join(wrong)} is unset or not a number: use torchrun, which sets "
+            f"{', '.join(needed)}, or start this process once, without a launcher"
         )
     world_size = int(variables["WORLD_SIZE"])
     local = min(number_of(variables, "LOCAL_WORLD_SIZE", default=world_size), world_size)
@@ -141,7 +141,7 @@ def _of_slurm(
 
 
 def _first_host(variables: Mapping[str, str], hosts: int) -> str:
-    """Name of the first host of a Slurm step, whose list Slurm's own tool spells out."""
+    """Returns the name of the first host of a Slurm step, as Slurm's own tool lists the hosts."""
     if hosts == 1:
         return "localhost"
     names = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST", "")
@@ -156,19 +156,20 @@ def _first_host(variables: Mapping[str, str], hosts: int) -> str:
         return done.stdout.split()[0]
     except (OSError, subprocess.SubprocessError, IndexError):
         raise UsageError(
-            f"scontrol does not say which is the first host of {names!r}: give --rdzv-endpoint "
-            "HOST:PORT, an address of that host, or set MASTER_ADDR and MASTER_PORT"
+            f"scontrol does not name the first host of {names!r}: give --rdzv-endpoint HOST:PORT, "
+            "an address of that host, or set MASTER_ADDR and MASTER_PORT"
         ) from None
 
 
 class StoreMessage:
-    """Message of rank 0 in the store, before any rank trains; kept until this rank is done.
+    """Message from rank 0 to the other ranks in the rendezvous' store, before the training.
 
-    Without torchrun the store is rank 0's own, and torch's process group shares it.
+    Must live until this rank is done: without torchrun, rank 0 holds the store itself, and torch's
+    process group shares it.
     """
 
     def __init__(self, given: LaunchedRank, patience_s: float = _PATIENCE_S) -> None:
-        """Meet the others. Raises CommprofError where this rank does not reach the store."""
+        """Connects to the store. Raises CommprofError if this rank does not reach it."""
         from torch.distributed import PrefixStore
         from torch.distributed.rendezvous import rendezvous
 
@@ -177,8 +178,8 @@ class StoreMessage:
             store, _, _ = next(rendezvous("env://", timeout=self._patience))
         except (RuntimeError, ValueError, OSError) as error:
             raise CommprofError(
-                f"rank {given.rank} on {platform.node()} does not reach {given.endpoint}, where "
-                f"the {given.world_size} ranks that {given.launcher} starts shall meet, within "
+                f"rank {given.rank} on {platform.node()} did not reach {given.endpoint}, the "
+                f"rendezvous of the {given.world_size} ranks of {given.launcher}, within "
                 f"{patience_s:g} s: {str(error).partition(chr(10))[0]}"
             ) from None
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -195,25 +196,25 @@ class StoreMessage:
             word: dict[str, Any] = json.loads(self._store.get(_KEY))
         except RuntimeError:
             raise CommprofError(
-                f"rank {self._given.rank}: rank 0 ended, or did not say within "
-                f"{self._patience.total_seconds():g} s what to train; see what rank 0 printed"
+                f"rank {self._given.rank}: rank 0 ended, or did not send the job within "
+                f"{self._patience.total_seconds():g} s; see the output of rank 0"
             ) from None
         return word
 
 
 def await_file(path: Path, given: LaunchedRank, patience_s: float = _SEEN_WITHIN_S) -> None:
-    """Return once this host sees what rank 0 has written. Raises CommprofError if it never does."""
+    """Waits until this host sees rank 0's file. Raises CommprofError if it does not appear."""
     end = time.monotonic() + patience_s
     while not path.exists():
         if time.monotonic() > end:
             raise CommprofError(
-                f"rank {given.rank} on {platform.node()} does not see {path}, which rank 0 wrote, "
+                f"rank {given.rank} on {platform.node()} did not see {path}, which rank 0 wrote, "
                 f"within {patience_s:g} s: give --output DIR, on a file system that all hosts share"
             )
         time.sleep(0.05)
 
 
 def number_of(variables: Mapping[str, str], *names: str, default: int = 1) -> int:
-    """Value of the first variable that is set; the default where it is no number."""
+    """Returns the number in the first variable that is set; the default if it is not a number."""
     value = next((variables[name] for name in names if name in variables), "")
     return int(value) if value.isdecimal() else default

@@ -6,6 +6,7 @@ Where launchers meet: what is refused, and what torch's launcher is told.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,23 @@ def test_ranks_must_divide_and_the_endpoint_be_one() -> None:
         Rendezvous("localhost").check(2)
 
 
+@pytest.mark.parametrize(
+    ("nodes", "hint"),
+    [
+        (1, "choose another port, or leave --rdzv-endpoint out to get a free one"),
+        (2, "choose another port, the same on all machines"),
+    ],
+)
+def test_only_a_single_machine_is_advised_to_leave_the_endpoint_out(nodes: int, hint: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError) as caught:
+            Rendezvous(f"127.0.0.1:{port}", nodes).check(2)
+    assert str(caught.value) == f"port {port} is in use on 127.0.0.1; {hint}"
+
+
 TORCHRUN = {
     **{"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"},
     **{"GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "first", "MASTER_PORT": "29501"},
@@ -110,7 +128,7 @@ def test_a_rank_of_torchrun() -> None:
 
 @pytest.mark.parametrize("name", ["RANK", "MASTER_ADDR", "MASTER_PORT"])
 def test_a_rank_that_cannot_meet_the_others_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match=f"one of 8 ranks, but left {name} unset"):
+    with pytest.raises(UsageError, match=f"one of 8 ranks, but {name} is unset"):
         given_rank({key: value for key, value in TORCHRUN.items() if key != name})
 
 
@@ -197,7 +215,7 @@ def test_several_hosts_need_a_directory_that_all_see(
 def test_the_others_hear_what_rank_0_says_and_wait_no_longer_than_told(port: int) -> None:
     rank(port=port).export()
     word = StoreMessage(rank(port=port), patience_s=0.3)
-    with pytest.raises(CommprofError, match=r"rank 0 ended, or did not say within 0\.3 s"):
+    with pytest.raises(CommprofError, match=r"rank 0 ended, or did not send the job within 0\.3 s"):
         word.hear()
     word.say(job="/a/job.json")
     assert word.hear() == {"job": "/a/job.json"}
@@ -206,12 +224,12 @@ def test_the_others_hear_what_rank_0_says_and_wait_no_longer_than_told(port: int
 def test_a_rank_that_reaches_nobody_says_where_it_looked() -> None:
     other = rank(rank=1, local_rank=1, port=free_port())
     other.export()
-    words = f"rank 1 on .* does not reach localhost:{other.port}, where the 2 ranks that torchrun"
+    words = f"rank 1 on .* did not reach localhost:{other.port}, the rendezvous of the 2 ranks of "
     with pytest.raises(CommprofError, match=words):
         StoreMessage(other, patience_s=0.5)
 
 
 def test_a_directory_that_is_not_shared_is_noticed(tmp_path: Path) -> None:
     await_file(tmp_path, rank())
-    with pytest.raises(CommprofError, match=r"rank 1 on .* does not see .*/x, .*--output DIR"):
+    with pytest.raises(CommprofError, match=r"rank 1 on .* did not see .*/x, .*--output DIR"):
         await_file(tmp_path / "x", rank(rank=1), patience_s=0.1)
