@@ -1,1 +1,1 @@
-"""Starting the ranks of a job, and noticing when one fails."""
+"""Launch of a job's ranks, and detection of a rank that fails."""

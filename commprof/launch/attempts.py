@@ -1,7 +1,7 @@
-"""All starts of one world size: restarts after a failure, and what the launcher saw of each.
+"""Attempts to run one world size: restarts after a failure, and a log of how each attempt ended.
 
-Each restart is a launch of its own, with a rendezvous of its own: the ranks of torch's
-elastic restarts look for their peers where those of the attempt before have been.
+Each restart is a separate launch with a new rendezvous, because in torch's elastic restarts
+the ranks would look for their peers at the rendezvous of the attempt before.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from commprof.trace.run.endings import Endings, LaunchedAttempt
 
 
 def run_attempts(start: Callable[[int], None], directory: Path, max_restarts: int = 0) -> None:
-    """Start all ranks, and again after a failure, at most `max_restarts` times.
+    """Start all ranks; after a failure start them again, at most `max_restarts` times.
 
-    start: takes the number of the attempt, from 0. directory: gets `endings.json`.
+    start: called with the number of the attempt, from 0. directory: where `endings.json` is kept.
 
-    Raises what the last attempt raised.
+    Raises the exception of the last attempt.
     """
     log = _Log(directory)
     for attempt in itertools.count():
@@ -43,10 +43,10 @@ def run_attempts(start: Callable[[int], None], directory: Path, max_restarts: in
 
 
 class _Log:
-    """Keeps `endings.json` up to date; where it cannot be written, there is none."""
+    """Keeps `endings.json` up to date; an error while writing costs a line on stderr only."""
 
     def __init__(self, directory: Path) -> None:
-        from commprof.capture.job.metadata import machine  # not in what a fork server preloads
+        from commprof.capture.job.metadata import machine  # kept out of the fork server's preload
 
         self._directory = directory
         clock = {"monotonic_ns": time.monotonic_ns()}
@@ -74,17 +74,17 @@ class _Log:
             self._endings.save(self._directory)
         except OSError as error:
             where = f"{self._directory}: {error.strerror}"
-            print(f"commprof: cannot note how the ranks end in {where}", file=sys.stderr)
+            print(f"commprof: cannot write how the ranks end to {where}", file=sys.stderr)
 
 
 def _oom_kills() -> int:
-    """Processes of this cgroup that the kernel has killed for memory; 0 where it does not tell."""
+    """Number of processes of this cgroup that the kernel killed for memory; 0 if unknown."""
     try:
         lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
     except (OSError, ValueError):
         return 0
     paths = {controllers: path for _, controllers, path in lines}
-    # Version 2 has one hierarchy, of no name; in version 1 memory has its own.
+    # cgroup v2 has one hierarchy, without a name; v1 has a separate one for memory.
     for path in (
         f"/sys/fs/cgroup{paths.get('', '')}/memory.events",
         f"/sys/fs/cgroup/memory{paths.get('memory', '')}/memory.oom_control",

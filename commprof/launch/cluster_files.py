@@ -1,9 +1,8 @@
 """Files that start a recorded job on a cluster: Slurm, and Kubernetes with Kubeflow's operators.
 
 Every node runs ``torchrun -m commprof.wrap`` for a script, or ``python -m commprof.run`` for a
-built-in workload. The ranks write into one directory that all nodes share, and ``commprof report``
-reads it there. Nothing is looked up and nothing is guessed: what a cluster calls its partition,
-image or volume is the user's to say.
+built-in workload. The ranks write into one directory that all nodes share, for ``commprof report``
+to read. The user names partition, image and volume: commprof does not look them up or guess them.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from dataclasses import dataclass
 from commprof import invocation, variables
 from commprof.errors import UsageError
 
-#: What YAML 1.1 takes for something else than a string.
+#: Plain words that YAML 1.1 does not read as strings.
 _NO_STRINGS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 
 
 def yaml_text(value: object, indent: str = "") -> str:
     """Writes dictionaries, lists and scalars as YAML, one per line.
 
-    Strings are written as JSON, which YAML reads alike, unless they are plain words.
+    Strings other than plain words are written as JSON, which YAML reads the same way.
     """
     lines = []
     if isinstance(value, dict):
@@ -51,39 +50,39 @@ def _scalar(value: object) -> str:
     return str(value) if plain and str(value).lower() not in _NO_STRINGS else json.dumps(value)
 
 
-#: Options of ``commprof run`` that these files give.
+#: Options of ``commprof run`` that these files fill in.
 _FILLED_IN = ("--nnodes", "--node-rank", "--nproc", "--rdzv-endpoint", "--output")
-#: A DNS label, as Kubernetes wants names (RFC 1123).
+#: A DNS label (RFC 1123), as Kubernetes requires for names.
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-#: Slurm's times: minutes, or [days-]hours:minutes[:seconds] (sbatch's manual page).
+#: Time limits of sbatch: minutes, or [days-]hours:minutes[:seconds] (its manual page).
 _TIME = re.compile(r"\d+|(\d+-)?\d+(:\d{1,2}){1,2}|\d+-\d+")
 
 
 @dataclass(frozen=True)
 class ClusterJob:
-    """What a cluster shall run, and where."""
+    """A job to start on a cluster: script, nodes, ranks and directories."""
 
     script: tuple[str, ...]
     """The script and its arguments; ``-m package.module ARGS`` for a module. For a built-in
-    workload options of ``commprof run``, such as ``--workload transformer --steps 50``."""
+    workload, options of ``commprof run`` such as ``--workload transformer --steps 50``."""
     nodes: int
     """Machines."""
     ranks_per_node: int
-    """Processes on each of them."""
+    """Processes per node."""
     directory: str
-    """Where the traces go; all nodes see it."""
+    """Directory for the traces, which all nodes see."""
     name: str = "commprof"
     """Name of the job."""
     interface: str | None = None
-    """Network interface that gloo binds to; None: as gloo finds it."""
+    """Network interface that gloo binds to; None: gloo's choice."""
     port: int = 29500
-    """Where the ranks meet, on the first node."""
+    """Port of the rendezvous, on the first node."""
     time_limit: str | None = None
-    """Slurm: as sbatch takes it."""
+    """Slurm: time limit, in a format of sbatch."""
     partition: str | None = None
     """Slurm: the partition."""
     cpus_per_rank: int | None = None
-    """Cores that each rank gets; None: as the cluster gives."""
+    """Cores that each rank gets; None: the cluster's default."""
     image: str | None = None
     """Kubernetes: container image with torch and commprof in it."""
     volume_claim: str | None = None
@@ -96,11 +95,11 @@ class ClusterJob:
 
     @property
     def of_its_own(self) -> str:
-        """The run's part of the claim that Kubernetes mounts at ``directory``."""
+        """The run's own directory in the volume that Kubernetes mounts at ``directory``."""
         return f"{self.directory.rstrip('/')}/{self.name}"
 
     def check(self) -> None:
-        """Raises UsageError for what no cluster would take."""
+        """Raises UsageError for a job that no cluster would accept."""
         for what, value in (("nodes", self.nodes), ("nproc-per-node", self.ranks_per_node)):
             if value < 1:
                 raise UsageError(f"--{what} {value} is out of range (allowed: 1 or more)")
@@ -113,8 +112,8 @@ class ClusterJob:
             )
         if not self.script:
             raise UsageError(
-                "no script is given: end with SCRIPT ARGS, -- -m MODULE ARGS, or for a built-in "
-                "workload -- --workload NAME"
+                "no script is given: end the command with SCRIPT ARGS, -- -m MODULE ARGS, or for "
+                "a built-in workload -- --workload NAME"
             )
         if self.is_workload:
             self._check_options()
@@ -128,27 +127,27 @@ class ClusterJob:
         names = [word.partition("=")[0] for word in self.script]
         if "--workload" not in names:
             raise UsageError(
-                f"{self.script[0]} is no script, and no --workload is among the options (allowed: "
-                "SCRIPT ARGS, or --workload NAME and other options of commprof run)"
+                f"{self.script[0]} is not a script, and --workload is not among the options "
+                "(allowed: SCRIPT ARGS, or --workload NAME and other options of commprof run)"
             )
         for name in (*_FILLED_IN, "--config"):
             if name in names:
                 raise UsageError(
-                    f"{name} cannot be among the options of commprof run here: the file fills in "
-                    f"{', '.join(_FILLED_IN)}; leave it out"
+                    f"{name} cannot be among the options of commprof run: the written file fills "
+                    f"in {', '.join(_FILLED_IN)}; leave {name} out"
                 )
 
 
 def slurm(job: ClusterJob) -> str:
-    """A batch script for ``sbatch``.
+    """Returns a batch script for ``sbatch``.
 
-    One task per node starts torchrun, or commprof run; the ranks meet on the first node. Slurm's
-    own variables tell where each node stands.
+    One task per node starts torchrun, or commprof run; the rendezvous is on the first node. Slurm's
+    own variables give each node's number.
     """
     job.check()
     if job.time_limit is not None and not _TIME.fullmatch(job.time_limit):
         raise UsageError(
-            f"--time {job.time_limit!r} is no time for sbatch (allowed: minutes, or "
+            f"--time {job.time_limit!r} is not a time limit of sbatch (allowed: minutes, or "
             "[DAYS-]HOURS:MINUTES[:SECONDS])"
         )
     options = {
@@ -183,9 +182,9 @@ def slurm(job: ClusterJob) -> str:
 
 
 def train_job(job: ClusterJob) -> str:
-    """A TrainJob (trainer.kubeflow.org/v1alpha1) for Kubeflow Trainer v2.
+    """Returns a TrainJob (trainer.kubeflow.org/v1alpha1) for Kubeflow Trainer v2.
 
-    The runtime ``torch-distributed`` sets PET_* for torchrun: nodes, ranks, and where they meet.
+    The runtime ``torch-distributed`` sets PET_* for torchrun: nodes, ranks, and the rendezvous.
     """
     image, claim = _kubernetes_needs(job)
     return yaml_text(
@@ -210,7 +209,7 @@ def train_job(job: ClusterJob) -> str:
 
 
 def _mount_patch(job: ClusterJob, claim: str) -> dict[str, object]:
-    """Puts the volume into the pods of the runtime's job, which is called ``node``."""
+    """Returns a patch that mounts the volume in the pods of the runtime's job ``node``."""
     pod = {
         "volumes": [_volume(claim)],
         "containers": [{"name": "node", "volumeMounts": [_mount(job)]}],
@@ -223,7 +222,7 @@ def _mount_patch(job: ClusterJob, claim: str) -> dict[str, object]:
 
 
 def pytorch_job(job: ClusterJob) -> str:
-    """A PyTorchJob (kubeflow.org/v1) for clusters with the Training Operator v1."""
+    """Returns a PyTorchJob (kubeflow.org/v1) for clusters with the Training Operator v1."""
     image, claim = _kubernetes_needs(job)
     container = {
         "name": "pytorch",  # the operator looks for this name
@@ -245,7 +244,7 @@ def pytorch_job(job: ClusterJob) -> str:
             "metadata": {"name": job.name},
             "spec": {
                 "nprocPerNode": str(job.ranks_per_node),
-                # The operator's default, which keeps pods for their logs; its model wants it said.
+                # The operator's default, which keeps pods for their logs; the model requires it.
                 "runPolicy": {"cleanPodPolicy": "None"},
                 "pytorchReplicaSpecs": replicas,
             },
@@ -258,11 +257,11 @@ TARGETS: Mapping[str, Callable[[ClusterJob], str]] = {
     "k8s": train_job,
     "k8s-pytorchjob": pytorch_job,
 }
-"""By the name that ``commprof launch-files --target`` takes."""
+"""Writers of the file, by name for ``commprof launch-files --target``."""
 
 
 def _torchrun(job: ClusterJob, node_rank: str, master: str) -> str:
-    """The command of one node, for a shell; the last two are shell words."""
+    """Returns the shell command of one node; node_rank and master are shell words."""
     words = [
         *("torchrun", "--nnodes", str(job.nodes), "--nproc-per-node", str(job.ranks_per_node)),
         *("--node-rank", node_rank, "--master-addr", master, "--master-port", str(job.port)),
@@ -272,7 +271,7 @@ def _torchrun(job: ClusterJob, node_rank: str, master: str) -> str:
 
 
 def _run(job: ClusterJob, node_rank: str, endpoint: str, directory: str) -> str:
-    """Command of a built-in workload; node_rank and endpoint are shell words."""
+    """Returns the shell command of a built-in workload; node_rank and endpoint are shell words."""
     words = [
         *("python", "-m", "commprof.run", "--nnodes", str(job.nodes), "--node-rank", node_rank),
         *("--nproc", str(job.ranks_per_node), "--rdzv-endpoint", endpoint),
@@ -282,7 +281,7 @@ def _run(job: ClusterJob, node_rank: str, endpoint: str, directory: str) -> str:
 
 
 def _command(job: ClusterJob) -> list[str]:
-    """Command of a container; the operators' PET_* variables hold its node and rendezvous."""
+    """Returns a container's command; the operators' PET_* variables hold node and rendezvous."""
     if not job.is_workload:
         return ["torchrun", "-m", "commprof.wrap", *job.script]
     endpoint = '"$PET_MASTER_ADDR:$PET_MASTER_PORT"'
@@ -290,7 +289,7 @@ def _command(job: ClusterJob) -> list[str]:
 
 
 def _recorded_into(job: ClusterJob, directory: str) -> dict[str, str]:
-    """commprof run is told by --output."""
+    """Returns the variable that names the directory; none for commprof run, which has --output."""
     return {} if job.is_workload else {variables.OUT: directory}
 
 

@@ -1,4 +1,4 @@
-"""Launching all ranks of a job on this machine, through torch's own elastic launcher."""
+"""Launch of all ranks of a job on this machine, with torch's own elastic launcher."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from commprof.launch.worker import run_rank
 from commprof.trace.run.endings import stem_of
 
 LAUNCHER_LOG = "launcher.log"
-"""In the log directory: warnings of torch's launcher."""
+"""File in the log directory with the warnings of torch's launcher."""
 
 _PRELOAD = ("commprof.launch.quiet_start", "torch", "torch._dynamo", "commprof.launch.worker")
 _SHUTDOWN_TIMEOUT_S = 5  # then a rank that ignores the signal is killed
@@ -40,9 +40,9 @@ _LOGGERS = ("torch.distributed", "torch.multiprocessing")
 
 
 def check(job: Job, rendezvous: Rendezvous = ALONE) -> Plan:
-    """Returns the job's plan, after refusing what would otherwise fail in its ranks.
+    """Returns the job's plan, after checks for errors that would otherwise occur in the ranks.
 
-    Raises UsageError for an unusable workload, batch, backend or endpoint; starts nothing.
+    Raises UsageError for an unusable workload, batch, backend or endpoint. Starts nothing.
     """
     rendezvous.check(job.world_size)
     check_backend(job.backend, job.world_size // rendezvous.nodes)
@@ -54,15 +54,15 @@ def launch(
 ) -> None:
     """Run all ranks of the job and return when they are done.
 
-    log_dir: gets `rank_R.out`, `rank_R.err`, the launcher's warnings, and a failed rank's
-    `rank_R.error.json`. rendezvous: where the launchers of all machines meet. cpu_sets: where the
-    ranks of this machine run, as `Pinning.text` gives it. attempt: from 1 on, those of
-    `run_attempts`, it stands in these files' names. The processes share
-    one fork server, which stays for the next job (the cost of importing torch is paid once) until
-    `stop_fork_server`, this process's end, or a failure.
+    log_dir: directory for `rank_R.out`, `rank_R.err`, the launcher's warnings, and a failed rank's
+    `rank_R.error.json`. rendezvous: of the launchers of all machines. cpu_sets: CPUs of this
+    machine's ranks, as in `Pinning.text`. attempt: number of the attempt in `run_attempts`; from 1
+    on it is part of these files' names. The processes share one fork server, which stays for the
+    next job (so that torch is imported once) until `stop_fork_server`, this process's end, or a
+    failure.
 
     Raises UsageError before anything is started, RankFailedError for the first rank that failed,
-    CommprofError if the ranks could not meet. A signal ends the ranks and is then raised again.
+    CommprofError if the rendezvous failed. A signal ends the ranks and is then raised again.
     """
     plan = check(job, rendezvous)
     job.directory.mkdir(parents=True, exist_ok=True)
@@ -96,10 +96,10 @@ def launch_function(
     rendezvous: Rendezvous = ALONE,
     attempt: int = 0,
 ) -> None:
-    """Call a function of a module as every rank, and return when all have returned.
+    """Call a module's function in every rank, and return when all ranks have returned.
 
-    log_dir: see `launch`, as for the fork server and what is raised. imports: what the fork server
-    imports on top of torch. more_arguments: of the function.
+    log_dir: as for `launch`, as are the fork server and the exceptions. imports: modules that the
+    fork server imports in addition to torch. more_arguments: further arguments of the function.
     """
     log_dir.mkdir(parents=True, exist_ok=True)
     config = _config(world_size, _FlatLogs(log_dir, attempt=attempt), rendezvous)
@@ -118,13 +118,13 @@ def launch_script(
     rendezvous: Rendezvous = ALONE,
     attempt: int = 0,
 ) -> None:
-    """Run a Python script or module as every rank, as torchrun would, and return when it is done.
+    """Run a Python script or module in every rank, as torchrun would, and return at its end.
 
-    command: what follows `python`. log_dir: gets the launcher's warnings and a failed rank's
-    `rank_R.error.json`; what the ranks print goes where this process prints. environment: for the
-    ranks, on top of this process's own.
+    command: arguments of `python`. log_dir: directory for the launcher's warnings and a failed
+    rank's `rank_R.error.json`; the ranks print where this process prints. environment: variables
+    for the ranks, in addition to this process's own.
 
-    Raises as `launch` does; a RankFailedError holds the exit code of the script.
+    Raises the exceptions of `launch`; a RankFailedError holds the exit code of the script.
     """
     rendezvous.check(world_size)
     log_dir.mkdir(parents=True, exist_ok=True)
@@ -135,10 +135,10 @@ def launch_script(
 
 
 def _run_ranks(run: Callable[[], object], log_dir: Path, attempt: int) -> None:
-    """Run torch's launcher; its exceptions and signal handling become ours."""
+    """Run torch's launcher, and turn its exceptions and signals into commprof's."""
     interrupted_by: signal.Signals | None = None
     try:
-        # Its signal handlers raise wherever this process is, also here behind it.
+        # The launcher's signal handlers raise wherever this process is, also outside of run().
         with _log_file(log_dir), _signal_handlers(), _no_rank_left():
             run()
     except ChildFailedError as error:
@@ -146,14 +146,14 @@ def _run_ranks(run: Callable[[], object], log_dir: Path, attempt: int) -> None:
     except SignalException as error:
         interrupted_by = error.sigval
     except RendezvousError as error:
-        raise CommprofError(f"the ranks could not meet: {error}") from error
+        raise CommprofError(f"the ranks could not find each other: {error}") from error
     if interrupted_by is not None:
         signal.raise_signal(interrupted_by)
 
 
 @contextmanager
 def _no_rank_left() -> Iterator[None]:
-    """Whatever ends it but success also ends the ranks that were started in it."""
+    """If the block raises, ends the ranks that were started in the block."""
     others = multiprocessing.active_children()
     try:
         yield
@@ -165,13 +165,14 @@ def _no_rank_left() -> Iterator[None]:
 
 
 def stop_fork_server() -> None:
-    """End the process that the ranks are forked from; the next launch starts another."""
-    # multiprocessing has no public way; the server ends once its last client closes the pipe
+    """End the process that the ranks are forked from; the next launch starts a new one."""
+    # multiprocessing has no public function for this; the server ends once its last client
+    # closes the pipe
     multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
 def _kill_ranks(others: list[multiprocessing.process.BaseProcess]) -> None:
-    """End the ranks that a second signal kept torch's launcher from waiting for."""
+    """Kill the ranks that torch's launcher left running, because a second signal interrupted it."""
     for process in multiprocessing.active_children():
         if process not in others:
             process.kill()
@@ -189,15 +190,15 @@ def _config(world_size: int, logs: LogsSpecs, rendezvous: Rendezvous) -> LaunchC
 
 
 def _shutdown_timeout() -> dict[str, int]:
-    """Options of ``LaunchConfig``. Before torch 2.12 it has none, and its agent takes a default."""
+    """Options of ``LaunchConfig`` for the timeout; before torch 2.12, changes torch's default."""
     if any(field.name == "shutdown_timeout" for field in dataclasses.fields(LaunchConfig)):
         return {"shutdown_timeout": _SHUTDOWN_TIMEOUT_S}
-    PContext.close.__defaults__ = (None, _SHUTDOWN_TIMEOUT_S)  # no signal of its own, and this
+    PContext.close.__defaults__ = (None, _SHUTDOWN_TIMEOUT_S)  # death_sig, timeout
     return {}
 
 
 class _FlatLogs(LogsSpecs):
-    """One flat directory, `rank_R.out` and so on, where torch's own nests four deep."""
+    """Logs in one flat directory, `rank_R.out` and so on; torch's own logs are nested four deep."""
 
     def __init__(self, log_dir: Path, keep_output: bool = True, attempt: int = 0) -> None:
         super().__init__(str(log_dir))
@@ -218,7 +219,7 @@ class _FlatLogs(LogsSpecs):
             destination.error_files[local_rank] = f"{stem}.error.json"
             Path(f"{stem}.error.json").unlink(missing_ok=True)
             env["TORCHELASTIC_ERROR_FILE"] = f"{stem}.error.json"
-            # Each attempt is a launch of its own, of which torch counts no restarts.
+            # Each attempt is a separate launch, so torch's own count stays 0.
             env["TORCHELASTIC_RESTART_COUNT"] = str(self._attempt)
         return destination
 
@@ -226,7 +227,7 @@ class _FlatLogs(LogsSpecs):
 def _rank_failed(error: ChildFailedError, log_dir: Path, attempt: int) -> RankFailedError:
     rank, failure = error.get_first_failure()
     written = failure.error_file_data.get("message")
-    # A rank that raised wrote a dictionary; for one that just ended, torch makes up a string.
+    # A rank that raised wrote a dictionary; for a rank that just ended, torch makes up a string.
     reason = written["message"].partition("\n")[0] if isinstance(written, dict) else ""
     stem = stem_of(rank, attempt)
     kept = [log_dir / f"{stem}.err", log_dir / f"{stem}.error.json"]
@@ -236,7 +237,7 @@ def _rank_failed(error: ChildFailedError, log_dir: Path, attempt: int) -> RankFa
 
 
 def check_backend(backend: str, local_ranks: int) -> None:
-    """Raise UsageError for a backend that this torch or machine has not for so many ranks of it."""
+    """Raise UsageError for a backend that cannot run so many ranks on this host, or at all."""
     available = [name for name in ("gloo", "nccl", "mpi", "ucc") if dist.is_backend_available(name)]
     if "nccl" in available and not torch.cuda.is_available():
         available.remove("nccl")
@@ -244,19 +245,19 @@ def check_backend(backend: str, local_ranks: int) -> None:
         available.append("commprof")
     if backend not in available:
         raise UsageError(
-            f"backend {backend!r} cannot be used here: torch {torch.__version__} with "
-            f"{torch.cuda.device_count()} CUDA devices has {', '.join(available)}"
+            f"backend {backend!r} is not available (allowed with torch {torch.__version__} and "
+            f"{torch.cuda.device_count()} CUDA devices: {', '.join(available)})"
         )
     if backend == "nccl" and local_ranks > torch.cuda.device_count():
         raise UsageError(
-            f"backend 'nccl' needs a GPU of its own for each of {local_ranks} ranks, and here "
-            f"are {torch.cuda.device_count()}; take fewer ranks, or backend 'gloo'"
+            f"backend 'nccl' needs a GPU for each of the {local_ranks} ranks, and this machine "
+            f"has {torch.cuda.device_count()}; use fewer ranks, or backend 'gloo'"
         )
 
 
 @contextmanager
 def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Variables for the ranks, and for the fork server, whose torch reads some of them once."""
+    """Sets variables for the ranks, and for the fork server, whose torch reads some only once."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -271,7 +272,7 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _log_file(log_dir: Path) -> Iterator[None]:
-    """What torch's launcher logs goes into a file of ours instead of onto the terminal."""
+    """Redirects the log of torch's launcher from the terminal to a file in `log_dir`."""
     handler = logging.FileHandler(log_dir / LAUNCHER_LOG, mode="a", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     handler.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk
@@ -290,7 +291,7 @@ def _log_file(log_dir: Path) -> Iterator[None]:
 
 @contextmanager
 def _signal_handlers() -> Iterator[None]:
-    """Put back the handlers that torch's launcher replaces for good."""
+    """Restores the signal handlers, which torch's launcher replaces without restoring them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -302,24 +303,24 @@ def _signal_handlers() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-#: Torch's launcher sets it for ranks; nothing else that this process starts has it.
+#: Variable by which a rank is recognized: torch's launcher sets it for ranks only.
 _OF_RANKS = b"TORCHELASTIC_RUN_ID="
 
 
 def kill_lost_ranks() -> None:
-    """End every rank that is a child of this process, with what it started itself.
+    """End every rank that is a child of this process, and the rank's own children.
 
-    For when torch's launcher has given up: those that it knows of are gone by then. Does nothing
-    where the kernel does not list children (``CONFIG_PROC_CHILDREN``).
+    Called when torch's launcher has given up and has ended the ranks that it knows of. Does nothing
+    if the kernel does not list children (``CONFIG_PROC_CHILDREN``).
     """
     for pid in _children():
         try:
             variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         except OSError:
-            continue  # it is gone
+            continue  # the process has ended
         if any(variable.startswith(_OF_RANKS) for variable in variables):
             with suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)  # torch gives each a session of its own
+                os.killpg(pid, signal.SIGKILL)  # torch gives each rank its own session
 
 
 def _children() -> list[int]:

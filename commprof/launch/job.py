@@ -1,4 +1,4 @@
-"""A job: what one set of ranks is to train, as a file that every rank reads."""
+"""A job: the training of one set of ranks, as a file that every rank reads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCHEMA_VERSION = 1
 """Version of the job file; a file of another version is refused."""
 
 SCALINGS = ("weak", "strong")
-"""weak: the batch of a rank is fixed. strong: the global batch is, split among the ranks."""
+"""weak: the batch per rank is fixed. strong: the global batch is fixed, split among the ranks."""
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,15 @@ class Job:
     """One workload at one world size. Raises UsageError for a value out of range."""
 
     workload: str
-    """As on the command line, `NAME[:key=value,...]`."""
+    """Workload as on the command line, `NAME[:key=value,...]`."""
     world_size: int
     """Ranks."""
     directory: Path
-    """Where the ranks write: `rank_R.trace`, `rank_R.json`."""
+    """Directory in which the ranks write `rank_R.trace` and `rank_R.json`."""
     steps: int | None = None
-    """Exactly so many steps; None: see epochs."""
+    """Number of steps; None: see epochs."""
     epochs: int | None = None
-    """Whole epochs; with neither, `loop.planned_steps` says how many steps."""
+    """Number of epochs; without steps and epochs, `loop.planned_steps` chooses the steps."""
     batch_size: int | None = None
     """Samples of a backward pass, per rank (weak) or over all ranks (strong); None: the
     workload's default."""
@@ -50,13 +50,13 @@ class Job:
     threads_per_rank: int = 1
     """Intra-op threads of each rank."""
     hook: bool = True
-    """Whether DDP's buckets are timed by commprof's communication hook."""
+    """True if commprof's communication hook times DDP's buckets."""
     compressor: str = ""
-    """What runs in that hook, as `compressors.parse` takes it; empty: DDP's mean all-reduce."""
+    """Compressor in that hook, in the form of `compressors.parse`; empty: DDP's mean all-reduce."""
     trial: str = ""
-    """Candidates that take turns in that hook, as `trials.plan` takes them; empty: no trial."""
+    """Candidates of a trial, in the form of `trials.plan`; empty: no trial."""
     strategy: str = "ddp"
-    """As on the command line, `NAME[:key=value]`."""
+    """Strategy as on the command line, `NAME[:key=value]`."""
     accumulate: int = 1
     """This and the following: see `TrainingOptions`."""
     precision: str = "fp32"
@@ -83,10 +83,10 @@ class Job:
             )
 
     def plan(self) -> Plan:
-        """The workload, strategy, batch and number of steps that follow from this job.
+        """Returns the workload, strategy, batch and number of steps of this job.
 
-        Raises UsageError for an unusable workload or strategy, for options that they cannot have,
-        and for a batch that does not divide.
+        Raises UsageError for an unusable workload or strategy, for options that they do not
+        support, and for a batch that does not divide among the ranks.
         """
         workload, strategy = parse_spec(self.workload), parse_strategy(self.strategy)
         options = self.training_options()
@@ -102,36 +102,36 @@ class Job:
         return Plan(workload, strategy, options, batch, per_epoch, steps, lr_scale)
 
     def training_options(self) -> TrainingOptions:
-        """Options of the training. Raises UsageError for a value out of range."""
+        """Returns the training options. Raises UsageError for a value out of range."""
         names = [field.name for field in dataclasses.fields(TrainingOptions)]
         return TrainingOptions(**{name: getattr(self, name) for name in names})
 
     def _check_strategy(self, strategy: Strategy) -> None:
         if self.compressor and not strategy.replicated:
             raise UsageError(
-                f"--hook {self.compressor} compresses DDP's gradients and --strategy "
-                f"{strategy.name} has no DDP; take ddp or zero1, or leave --hook out"
+                f"--hook {self.compressor} compresses DDP's gradients, but --strategy "
+                f"{strategy.name} does not use DDP; use ddp or zero1, or leave --hook out"
             )
         if self.cpu_offload and not strategy.offloads:
             raise UsageError(
-                f"--cpu-offload: {strategy.name} keeps its parameters whole (allowed with: fsdp, "
-                "hsdp)"
+                f"--cpu-offload: --strategy {strategy.name} does not shard parameters (allowed "
+                "with: fsdp, hsdp)"
             )
         if self.cpu_offload and self.backend != "nccl":
             raise UsageError(
-                f"--cpu-offload: under backend {self.backend!r} everything is in the host's memory "
-                "already; leave it out, or take backend nccl on GPUs"
+                f"--cpu-offload: with backend {self.backend!r} everything is in the host's memory "
+                "already; leave --cpu-offload out, or use backend nccl on GPUs"
             )
 
     def save(self, path: Path) -> None:
-        """Write the job as JSON, whole or not at all."""
+        """Write the job as JSON; a reader finds the whole file or none."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         values["directory"] = str(self.directory)
         write_json(path, {"schema_version": SCHEMA_VERSION, **values})
 
     @classmethod
     def load(cls, path: Path) -> Job:
-        """Read a job. Raises UsageError where the file is none, naming what is wrong with it."""
+        """Read a job. Raises UsageError, with the reason, if the file is not a job file."""
         try:
             values = checked(read_json(path), {"schema_version": int})
             version = values.pop("schema_version")
@@ -139,7 +139,7 @@ class Job:
                 raise ValueError(f"schema_version is {version}, not {SCHEMA_VERSION}")
             unknown = sorted(values.keys() - {field.name for field in dataclasses.fields(cls)})
             if unknown:
-                raise ValueError(f"keys unknown: {unknown}")
+                raise ValueError(f"unknown keys: {unknown}")
             job: Job = checked(values, cls)
         except (OSError, ValueError) as error:
             raise UsageError(f"{path} is not a job file: {error}") from None
@@ -151,23 +151,23 @@ class Plan:
     """Everything that follows from a job: workload, strategy, batch and steps."""
 
     workload: Workload
-    """Parsed, nothing allocated."""
+    """The workload, with nothing allocated yet."""
     strategy: Strategy
-    """Parsed."""
+    """The strategy."""
     options: TrainingOptions
-    """Checked against both."""
+    """Training options, which workload and strategy support."""
     per_rank_batch: int
-    """Samples a rank takes per backward pass."""
+    """Samples of a rank per backward pass."""
     steps_per_epoch: int
-    """Steps in which a rank passes over its part of the data once."""
+    """Steps in which a rank goes through its part of the data once."""
     steps: int
     """Steps that are trained, without the overhead block."""
     lr_scale: float
-    """Samples of all ranks per update over the batch size asked for."""
+    """Samples of all ranks per update, divided by the batch size asked for."""
 
 
 def per_rank_batch(batch_size: int, world_size: int, scaling: str) -> int:
-    """Samples per rank and step. Raises UsageError where a global batch does not divide."""
+    """Returns samples per rank and pass; raises UsageError if a global batch does not divide."""
     if scaling == "weak":
         return batch_size
     if batch_size % world_size:
@@ -175,7 +175,7 @@ def per_rank_batch(batch_size: int, world_size: int, scaling: str) -> int:
         above = -(-batch_size // world_size) * world_size
         raise UsageError(
             f"batch size {batch_size} does not divide among {world_size} ranks (strong scaling; "
-            f"allowed world sizes: {', '.join(fitting)}); take one of these, or a batch size "
+            f"allowed world sizes: {', '.join(fitting)}); use one of these, or a batch size "
             f"that is a multiple of {world_size}, such as {above}"
         )
     return batch_size // world_size

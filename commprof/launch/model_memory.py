@@ -1,7 +1,7 @@
-"""What a rank's weights, gradients and optimizer state take, from the model's shapes alone.
+"""Memory of a rank's weights, gradients and optimizer state, from the model's shapes alone.
 
-Activations, the data set, Python and torch come on top: they depend on what runs, and are measured
-(`memory.PeakMemory`) rather than guessed.
+Activations, the data set, Python and torch need further memory, which is measured while the job
+runs (`worker.PeakMemory`) and not estimated.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ class ModelMemory:
     """Memory of one rank's model, in bytes."""
 
     weights: int
-    """Parameters and buffers; of sharded ones this rank's part and the largest block, gathered."""
+    """Parameters and buffers; if sharded, this rank's part and the largest block, gathered."""
     gradients: int
     optimizer_state: int | None
-    """None for an optimizer whose state is not known here."""
+    """None for an optimizer whose state size commprof does not know."""
     buckets: int
     """DDP's own copies of the gradients."""
 
     @property
     def total(self) -> int:
-        """Sum of all parts that are known."""
+        """Sum of the known parts."""
         return self.weights + self.gradients + (self.optimizer_state or 0) + self.buckets
 
     @property
     def text(self) -> str:
-        """The memory in a sentence."""
+        """Memory in a sentence, with its parts in MB."""
         named = {
             "weights": self.weights,
             "gradients": self.gradients,
@@ -49,34 +49,34 @@ class ModelMemory:
         unknown = "optimizer state, " if self.optimizer_state is None else ""
         return (
             f"Memory of a rank: at least {self.total / 1e6:.1f} MB ({parts}); {unknown}"
-            "activations, data, Python and torch come on top."
+            "activations, data, Python and torch need more."
         )
 
     def shortage(self, local_ranks: int, available: int) -> str:
-        """Says what so many ranks of one host lack; empty where there is enough.
+        """Describes the memory that a host lacks for so many ranks; empty if it has enough.
 
-        available: bytes that the host has free.
+        available: free bytes of the host.
         """
         needed = local_ranks * self.total
         if needed <= available:
             return ""
         ranks = f"{counted(local_ranks, 'rank')} {'needs' if local_ranks == 1 else 'need'}"
         return (
-            f"This machine could not run it: {ranks} at least {needed / 1e9:.3g} GB and "
-            f"{available / 1e9:.3g} GB are free; take a smaller model, fewer ranks or a larger "
+            f"This machine has too little memory: {ranks} at least {needed / 1e9:.3g} GB, and "
+            f"{available / 1e9:.3g} GB are free; use a smaller model, fewer ranks or a larger "
             "machine."
         )
 
 
 def model_memory(job: Job, local_ranks: int | None = None) -> ModelMemory:
-    """Returns the memory of each rank of a job, whose model is made on torch's meta device.
+    """Returns the memory of each rank of a job; creates the model on torch's meta device.
 
     Args:
-        job: of any world size.
-        local_ranks: of a host; all of them when None.
+        job: the job, of any world size.
+        local_ranks: ranks per host; None: all ranks on one host.
 
     Raises:
-        UsageError: the workload cannot be built here.
+        UsageError: the workload cannot be built on this machine.
     """
     plan = job.plan()
     shard = Shard(0, job.world_size, plan.per_rank_batch, plan.steps, job.seed, "meta")
@@ -99,13 +99,13 @@ def model_memory(job: Job, local_ranks: int | None = None) -> ModelMemory:
 
 
 def _parts(plan: Plan, world_size: int, local_ranks: int | None) -> int:
-    """Ranks among which each parameter is cut."""
+    """Number of ranks among which each parameter is sharded."""
     shard_size = getattr(plan.strategy, "shard_size", None)
     return 1 if shard_size is None else int(shard_size(world_size, local_ranks))
 
 
 def _moments(trainee: Trainee) -> int | None:
-    """Values that the optimizer keeps for each trained one."""
+    """Number of values that the optimizer keeps per trained parameter; None if unknown."""
     updates = trainee.updates()
     if not isinstance(updates, OptimizerPlan):
         return 0

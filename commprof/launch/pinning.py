@@ -1,8 +1,8 @@
-"""Which cores the ranks of a host run on, and with how many threads, at every world size of a run.
+"""Cores and threads of a host's ranks at every world size of a run.
 
-Ranks of a host are neighbours in this order, and cores are ordered by NUMA node, so that ranks that
-exchange most with their neighbours in a ring share a node. Memory follows by itself: Linux takes a
-page from the node of the core that touches it first.
+Consecutive ranks of a host get consecutive cores, in the order of NUMA nodes, so that neighbours in
+a ring, which exchange most, share a node. Memory needs no placement: Linux allocates a page on the
+node of the core that touches it first.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from commprof.launch.topology import Core, Topology, format_cpu_list, parse_cpu_
 from commprof.text import counted
 
 PIN_MODES = ("none", "cores", "numa", "auto")
-"""none: the scheduler decides. cores: equal parts of all cores. numa: the same, and none of them
-crosses NUMA nodes. auto: numa where there are several nodes and a core for each rank, else none."""
+"""none: the scheduler decides. cores: equal parts of all cores. numa: the same, and no part crosses
+NUMA nodes. auto: numa if there are several nodes and a core for each rank, else none."""
 
-#: Between the sets of two ranks in `Pinning.text`.
+#: Separator between the CPU sets of two ranks in `Pinning.text`.
 _BETWEEN = "/"
 
 
@@ -29,13 +29,13 @@ class Pinning:
     """Cores of the ranks of one host."""
 
     mode: str
-    """What it came to: "none", "cores" or "numa"."""
+    """Mode that was chosen: "none", "cores" or "numa"."""
     sets: tuple[tuple[int, ...], ...]
-    """By local rank, the CPUs that it may use; empty for "none"."""
+    """CPUs that each local rank may use; empty for "none"."""
     disjoint: bool
-    """Whether no two ranks share a CPU; True for "none"."""
+    """True if no two ranks share a CPU, and for "none"."""
     reason: str
-    """Why this one, or what is wrong with it, as a clause."""
+    """Reason for the mode, or a problem with it, as a clause."""
 
     @property
     def text(self) -> str:
@@ -44,10 +44,10 @@ class Pinning:
 
 
 def plan_pinning(asked: str, topology: Topology, ranks: int) -> Pinning:
-    """Plans on which cores `ranks` ranks of this host run.
+    """Chooses the cores of `ranks` ranks of this host.
 
-    Every rank gets as many CPUs as every other, so that none is late by its cores; what is over
-    stays free. Sets are disjoint where there is a CPU for each rank.
+    Every rank gets the same number of CPUs, so that no rank is late because of its cores; remaining
+    CPUs stay free. Sets are disjoint if there is a CPU for each rank.
 
     Raises:
         UsageError: an unknown mode.
@@ -71,17 +71,17 @@ def pin_this_process(text: str, local_rank: int) -> None:
     """Restricts this process, and the threads that it starts from now on, to its rank's CPUs.
 
     Args:
-        text: as `Pinning.text` gives it; nothing is done for an empty one.
-        local_rank: which part of it.
+        text: `Pinning.text`; if empty, nothing is done.
+        local_rank: this process's rank on its host.
 
     Raises:
-        UsageError: there is no such part, or the kernel refuses it.
+        UsageError: the text has no CPUs for this rank, or the kernel refuses them.
     """
     if not text:
         return
     parts = text.split(_BETWEEN)
     if local_rank >= len(parts):
-        raise UsageError(f"local rank {local_rank} has no part in the CPU sets {text!r}")
+        raise UsageError(f"the CPU sets {text!r} have no set for local rank {local_rank}")
     try:
         os.sched_setaffinity(0, parse_cpu_list(parts[local_rank]))
     except OSError as error:
@@ -92,21 +92,21 @@ def pin_this_process(text: str, local_rank: int) -> None:
 
 
 def _against(topology: Topology, ranks: int) -> str:
-    """Why nothing is pinned by itself; empty if it is."""
+    """Returns the reason why "auto" pins no rank; empty if it pins them."""
     if ranks > topology.usable_cores:
-        return f"{ranks} ranks on {_cores(topology)}: pinned ranks would queue for their own"
+        return f"{ranks} ranks on {_cores(topology)}: pinned ranks would queue for the same core"
     if len(topology.nodes) < 2:
-        return "one NUMA node: memory is equally near to all cores"
+        return "one NUMA node: all cores are equally near to memory"
     return ""
 
 
 def _remark(topology: Topology, ranks: int, mode: str, disjoint: bool) -> str:
     if not disjoint:
-        return f"{ranks} ranks share {len(topology.cpus)} CPUs: there is none for each"
+        return f"{ranks} ranks share {len(topology.cpus)} CPUs: there are fewer CPUs than ranks"
     if ranks > topology.usable_cpus:
         return f"disjoint, but the cgroup grants only {topology.quota_cpus:g} CPUs of time"
     if ranks > len(topology.cores):
-        return f"hyper-threads of the same core go to different ranks: {_cores(topology)}"
+        return f"different ranks get hyper-threads of the same core: {_cores(topology)}"
     nodes = len(topology.nodes)
     inside = " and none crosses nodes" if mode == "numa" and nodes > 1 else ""
     return f"disjoint{inside}, {counted(nodes, 'NUMA node')}"
@@ -121,7 +121,7 @@ def _by_node(topology: Topology) -> list[list[Core]]:
 
 
 def _spread(groups: Sequence[list[Core]], ranks: int) -> list[tuple[list[Core], int]]:
-    """How many neighbouring ranks go to each group, in proportion to its cores."""
+    """Returns the number of consecutive ranks for each group, in proportion to its cores."""
     total = sum(map(len, groups))
     counts = [0] * len(groups)
     for rank in range(ranks):
@@ -134,20 +134,20 @@ def _spread(groups: Sequence[list[Core]], ranks: int) -> list[tuple[list[Core], 
 
 
 def _deal(cores: Sequence[Core], ranks: int) -> list[tuple[int, ...]]:
-    """Whole cores to each rank; hyper-threads where there are too few; else shared CPUs."""
+    """Assigns whole cores to each rank; hyper-threads if cores are too few; else shared CPUs."""
     if ranks <= len(cores):
         share = len(cores) // ranks
         parts = [cores[i * share : (i + 1) * share] for i in range(ranks)]
         return [tuple(cpu for core in part for cpu in core.cpus) for part in parts]
     deepest = max(len(core.cpus) for core in cores)
-    # First hyper-threads first: ranks meet on a core as late as possible.
+    # First the first hyper-thread of every core: so ranks share a core only if there are too few.
     cpus = [core.cpus[i] for i in range(deepest) for core in cores if i < len(core.cpus)]
     share = max(1, len(cpus) // ranks)
     return [tuple(cpus[(i * share + j) % len(cpus)] for j in range(share)) for i in range(ranks)]
 
 
 def _equal(sets: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-    """Cut to the smallest."""
+    """Shortens all sets to the length of the shortest."""
     size = min(map(len, sets))
     return tuple(cpus[:size] for cpus in sets)
 
@@ -160,7 +160,7 @@ _OPTION = "--threads-per-rank"
 
 @dataclass(frozen=True)
 class Threads:
-    """Intra-op threads per rank, the same at every world size so that these can be compared."""
+    """Intra-op threads per rank, the same at every world size so that world sizes compare."""
 
     count: int
     source: str
@@ -174,14 +174,14 @@ def choose_threads(
 
     Args:
         asked: a whole number, "auto", or None.
-        omp_num_threads: of the environment; OpenMP allows a list by nesting level, of which the
-            first counts.
-        topology: of this host.
-        largest: where the ranks of the largest world size run.
-        ranks: of the largest world size, on this host.
+        omp_num_threads: the environment variable; OpenMP allows a list by nesting level, of which
+            the first number is used.
+        topology: cores of this host.
+        largest: pinning at the largest world size.
+        ranks: ranks on this host at the largest world size.
 
     Raises:
-        UsageError: either is no whole number of 1 or more.
+        UsageError: the option or the variable is not a whole number of 1 or more.
     """
     if asked is not None and asked != AUTO:
         return Threads(_count(asked, f"{_OPTION} {asked}", f", or {AUTO}"), _OPTION)
@@ -222,7 +222,7 @@ class RankPlacement:
         return plan_pinning(self.asked, self.topology, max(1, world_size // self.nodes))
 
     def settings(self, world_sizes: Sequence[int]) -> dict[str, Any]:
-        """Settings of this machine for ``run.json``."""
+        """Returns this machine's threads and pinning, for ``run.json``."""
         return {
             "threads_per_rank": self.threads.count,
             "threads_source": self.threads.source,
@@ -240,16 +240,16 @@ class RankPlacement:
 def place_ranks(
     asked: str, threads: str | None, world_sizes: Sequence[int], nodes: int
 ) -> RankPlacement:
-    """Places ranks on the machine of the calling process.
+    """Chooses cores and threads of the ranks on the machine of the calling process.
 
     Args:
         asked: one of PIN_MODES.
-        threads: of each rank, a number, "auto" or None.
-        world_sizes: of the run.
-        nodes: machines.
+        threads: threads of each rank: a number, "auto" or None.
+        world_sizes: world sizes of the run.
+        nodes: number of machines.
 
     Raises:
-        UsageError: either is out of range, or the environment's OMP_NUM_THREADS is.
+        UsageError: the mode, the threads or the environment's OMP_NUM_THREADS are out of range.
     """
     topology = this_host()
     ranks = max(1, max(world_sizes) // nodes)

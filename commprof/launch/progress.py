@@ -1,4 +1,4 @@
-"""How far a running job is: rank 0 writes its step into a file, the launcher draws a line."""
+"""Progress of a running job: rank 0 writes its step to a file, and the launcher shows a line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 PROGRESS_FILE = "progress"
-"""In the job's directory: the steps done, as a decimal number."""
+"""File in the job's directory with the number of steps done, in decimal."""
 
 _INTERVAL_S = 0.2
 
@@ -26,12 +26,12 @@ class ProgressFile:
     def __init__(self, directory: Path) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         self._fd = -1
-        with suppress(OSError):  # a full disk: there is no line then
+        with suppress(OSError):  # on a full disk there is no progress line
             self._fd = os.open(directory / PROGRESS_FILE, flags, 0o644)
         self._due = 0.0
 
     def update(self, steps_done: int) -> None:
-        """Writes how many steps are done, in fixed width so that a reader never sees half of it."""
+        """Writes the number of steps done, in fixed width so that readers never see half of it."""
         now = time.monotonic()
         if self._fd >= 0 and now >= self._due:
             with suppress(OSError):
@@ -39,13 +39,13 @@ class ProgressFile:
             self._due = now + _INTERVAL_S
 
     def close(self) -> None:
-        """Close the file; it stays until the launcher removes it."""
+        """Close the file, which the launcher removes later."""
         if self._fd >= 0:
             os.close(self._fd)
 
 
 class ProgressLine:
-    """Progress that the launcher shows: a changing line on a terminal, else one line or none."""
+    """Progress that the launcher shows: a changing line on a terminal, else at most one line."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class ProgressLine:
     ) -> None:
         """Show the job in `directory`, of `steps` steps.
 
-        stream: sys.stderr when None. piped: whether to say a line where there is no terminal.
+        stream: sys.stderr if None. piped: True to print one line if the stream is not a terminal.
         """
         self._piped = piped
         self._path = directory / PROGRESS_FILE
@@ -79,7 +79,7 @@ class ProgressLine:
 
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
-            with suppress(OSError):  # a terminal that went away takes the line with it, not the job
+            with suppress(OSError):  # a terminal that was closed must not end the job
                 self._live.stop()
         with suppress(OSError):
             self._path.unlink()

@@ -1,6 +1,6 @@
-"""What a run needs to be repeated, besides its configuration: environment, versions, git state.
+"""Environment, versions and git state of a run, which a repetition needs besides the options.
 
-Nothing here fails a run: what cannot be found out is said to be unknown.
+No function of this module fails a run: a fact that cannot be found out is reported as unknown.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 from commprof.files import replace_file
 
 PATCH_FILE = "changes.patch"
-"""In the run directory: what tracked files differ in from the commit, for ``git apply``."""
+"""File in the run directory: changes of tracked files since the commit, for ``git apply``."""
 PATCH_LIMIT_BYTES = 1024 * 1024
-"""A longer difference is cut there."""
+"""Length at which the file is cut off."""
 
-#: Variables that change what torch, its backends and commprof do. All others may be secrets.
+#: Variables that influence torch, its backends and commprof. Other variables may be secrets.
 _NAMES = (
     *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "LD_PRELOAD", "MALLOC_ARENA_MAX"),
     *("PYTHONHASHSEED", "PYTHONPATH", "SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_NTASKS"),
@@ -30,18 +30,18 @@ _PREFIXES = (
     *("COMMPROF_", "GLOO_", "GOMP_", "KMP_", "MKL_", "NCCL_", "OMP_", "OPENBLAS_"),
     *("PYTORCH_", "TORCH_", "UCX_"),
 )
-#: Names with one of these are left out even so, and so are values with user:password@ in them.
+#: Names that are left out even so; values that contain user:password@ are left out too.
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|COOKIE|(^|_)(API|ACCESS)?_?KEY(_|$)")
 _SECRET_VALUE = re.compile(r"//[^/\s]*:[^/\s]*@")
 
-#: Packages whose version changes what is trained or measured.
+#: Packages whose version influences training or measurement.
 _PACKAGES = (
     *("torch", "torchvision", "numpy", "commprof", "transformers", "peft", "bitsandbytes"),
     *("accelerate", "datasets", "lightning", "pytorch-lightning", "ray"),
     *("scikit-learn", "pillow"),
 )
 _GIT_TIMEOUT_S = 10
-#: As `git apply` takes it, whatever the user's own configuration says of diffs.
+#: Options that produce a diff for `git apply`, whatever the user's own git configuration is.
 _DIFF = (
     *("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--no-renames"),
     *("--src-prefix=a/", "--dst-prefix=b/", "--submodule=short", "--ignore-submodules=dirty"),
@@ -50,10 +50,10 @@ _UNKNOWN = "unknown"
 
 
 def environment(variables: dict[str, str] | None = None) -> dict[str, str]:
-    """Variables that matter for a repetition, by an allow-list.
+    """Returns the variables that matter for a repetition, according to an allow-list.
 
     Args:
-        variables: of the process when None.
+        variables: variables to choose from; None: those of this process.
     """
     given = dict(os.environ) if variables is None else variables
     return {
@@ -66,7 +66,7 @@ def environment(variables: dict[str, str] | None = None) -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python, the system, and the installed packages."""
+    """Returns the versions of Python, the system, and the installed packages."""
     found = {"python": platform.python_version(), "system": platform.platform()}
     for package in _PACKAGES:
         try:
@@ -80,8 +80,8 @@ def git_state(directory: Path) -> dict[str, Any]:
     """Returns the state of the git repository that holds a directory.
 
     Returns:
-        ``commit``, ``branch`` (empty when detached), ``changed_files`` (untracked ones too) and
-        ``diff_lines`` (added or removed in tracked ones); or ``unknown`` with the reason.
+        ``commit``, ``branch`` (empty if detached), ``changed_files`` (with untracked files) and
+        ``diff_lines`` (lines added or removed in tracked files); or ``unknown`` with the reason.
     """
     try:
         commit = _git(directory, "rev-parse", "HEAD").strip()
@@ -106,13 +106,13 @@ def save_patch(repository: Path, directory: Path) -> dict[str, Any]:
     """Writes the uncommitted differences of tracked text files into the run directory.
 
     Args:
-        repository: a directory of it; `git_state` has found it.
-        directory: gets PATCH_FILE, where there is a difference.
+        repository: a directory in the repository, as `git_state` found it.
+        directory: the run directory, where PATCH_FILE is written if there is a difference.
 
     Returns:
-        ``file`` (empty where there is no difference, or it is left out), ``bytes`` of it, ``cut``:
-        whether it ends at PATCH_LIMIT_BYTES and cannot be applied, ``binary_files`` left out of it,
-        and ``left_out``: why there is no file, or an empty string.
+        ``file``: the file's name, empty if none was written; ``bytes``: its length; ``cut``: True
+        if it ends at PATCH_LIMIT_BYTES and cannot be applied; ``binary_files``: files that are not
+        in it; ``left_out``: the reason why writing failed, or an empty string.
     """
     found: dict[str, Any] = {
         "file": "",
@@ -151,12 +151,12 @@ def command_line() -> list[str]:
 
 
 def _reason(error: OSError | subprocess.CalledProcessError) -> str:
-    """Why git, or the system, gives nothing, for the end of a sentence."""
+    """Returns the reason why git or the system failed, for the end of a sentence."""
     if isinstance(error, OSError):
         return error.strerror or "git cannot be started"
     said = (error.stderr or b"").decode(errors="replace")
     if "not a git repository" in said:
-        return "it is in no git repository"
+        return "it is not in a git repository"
     if "unknown revision" in said or "ambiguous argument" in said:
         return "its git repository has no commit"
     if "dubious ownership" in said:
@@ -165,12 +165,12 @@ def _reason(error: OSError | subprocess.CalledProcessError) -> str:
 
 
 def _lines(numstat: str) -> int:
-    """Number of changed lines of one file; binary ones have none."""
+    """Number of changed lines of one file; 0 for a binary file."""
     return sum(int(word) for word in numstat.split("\t")[:2] if word.isdecimal())
 
 
 def _git(directory: Path, *arguments: str) -> str:
-    """Its output; it reads only, and runs no programs that the repository configures."""
+    """Returns a git command's output; runs no program that the repository configures."""
     done = subprocess.run(
         ["git", "-C", str(directory), "-c", "core.fsmonitor=false", *arguments],
         env={**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"},

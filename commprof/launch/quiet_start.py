@@ -1,7 +1,7 @@
-"""What the fork server imports first: from then on a Ctrl-C ends it without a traceback.
+"""First import of the fork server: from then on, a Ctrl-C ends it without a traceback.
 
-It imports torch then, and knows of no KeyboardInterrupt; later it ignores the signal by itself.
-The ranks that it forks begin with this, and take the signal as usual from `worker.guarded` on.
+The server next imports torch, and does not handle KeyboardInterrupt; later it ignores the signal.
+The ranks that it forks start in the same state, and handle the signal from `worker.guarded` on.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The cores that this process may use: hyper-threads, NUMA nodes, and the cgroup's limits.
+"""Cores that this process may use: hyper-threads, NUMA nodes, and the cgroup's limits.
 
 Read from sysfs (the kernel's Documentation/ABI: sysfs-devices-system-cpu, sysfs-devices-node) and
 from the cgroup's files (Documentation/admin-guide/cgroup-v2, and v1's sched-bwc). A cgroup's cpuset
-is in the process's affinity already; its CPU quota is not.
+is part of the process's affinity; its CPU quota is not.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Core:
     """A physical core, with the hyper-threads that this process may use."""
 
     node: int
-    """NUMA node; 0 where the kernel names none."""
+    """NUMA node; 0 if the kernel does not name one."""
     cpus: tuple[int, ...]
-    """Its hyper-threads that are online and allowed, at least one."""
+    """Hyper-threads of the core that are online and allowed, at least one."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Topology:
     """The cores that this process may use."""
 
     cores: tuple[Core, ...]
-    """By node, then by their first hyper-thread."""
+    """Cores, sorted by node, then by their first hyper-thread."""
     quota_cpus: float | None = None
-    """CPU time per time that the cgroup grants; None without a limit."""
+    """CPU time per elapsed time that the cgroup grants; None if unlimited."""
 
     @property
     def cpus(self) -> tuple[int, ...]:
@@ -50,13 +50,13 @@ class Topology:
 
     @property
     def usable_cpus(self) -> int:
-        """Threads that can run at once: hyper-threads, or fewer where the quota grants less."""
+        """Number of threads that can run at once: hyper-threads, or fewer if the quota is less."""
         granted = len(self.cpus) if self.quota_cpus is None else max(1, int(self.quota_cpus))
         return min(len(self.cpus), granted)
 
     @property
     def usable_cores(self) -> int:
-        """Physical cores that this process may use."""
+        """Number of physical cores that this process may use, at most `usable_cpus`."""
         return min(len(self.cores), self.usable_cpus)
 
 
@@ -66,10 +66,10 @@ def this_host() -> Topology:
 
 
 def read_topology(allowed: Iterable[int], root: Path = Path("/")) -> Topology:
-    """The cores among ``allowed``, as the kernel's files under ``root`` describe them.
+    """Returns the cores among ``allowed``, as the kernel's files under ``root`` describe them.
 
-    What the kernel does not tell is left out: without siblings each CPU is a core, without nodes
-    all are on node 0.
+    If the kernel does not list siblings, each CPU is a core; if it does not list nodes, all cores
+    are on node 0.
     """
     usable = set(allowed)
     online = _cpu_list(root / _CPUS / "online")
@@ -87,19 +87,19 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
     """Reads a list of CPUs as the kernel writes it, e.g. ``0-3,8``; empty for an empty line.
 
     Raises:
-        UsageError: it is no such list.
+        UsageError: the text is not such a list.
     """
     cpus: list[int] = []
     for part in filter(None, text.strip().split(",")):
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise UsageError(f"{text.strip()!r} is no list of CPUs such as 0-3,8")
+            raise UsageError(f"{text.strip()!r} is not a list of CPUs such as 0-3,8")
         cpus += range(int(first), int(last or first) + 1)
     return tuple(cpus)
 
 
 def format_cpu_list(cpus: Iterable[int]) -> str:
-    """Writes a list of CPUs as the kernel does: runs as ``first-last``."""
+    """Returns a list of CPUs as the kernel writes it, with ranges as ``first-last``."""
     runs: list[tuple[int, int]] = []
     for cpu in sorted(set(cpus)):
         if runs and runs[-1][1] == cpu - 1:
@@ -110,7 +110,7 @@ def format_cpu_list(cpus: Iterable[int]) -> str:
 
 
 def _cpu_list(path: Path) -> tuple[int, ...]:
-    """Empty where there is no such file."""
+    """Reads a file with a list of CPUs; empty if the file does not exist."""
     try:
         return parse_cpu_list(path.read_text())
     except (OSError, UsageError):
@@ -123,13 +123,13 @@ def _nodes(root: Path) -> Iterator[tuple[int, tuple[int, ...]]]:
 
 
 def _siblings(root: Path, cpu: int) -> tuple[int, ...]:
-    """Hyper-threads of its core; the second name is that of kernels before 5.3."""
+    """Returns the hyper-threads of a CPU's core; kernels before 5.3 have the second file."""
     folder = root / _CPUS / f"cpu{cpu}" / "topology"
     return _cpu_list(folder / "core_cpus_list") or _cpu_list(folder / "thread_siblings_list")
 
 
 def _quota(root: Path) -> float | None:
-    """The tightest CPU quota of this process's cgroups; None without any."""
+    """Returns the smallest CPU quota of this process's cgroups; None if unlimited."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -144,7 +144,7 @@ def _quota(root: Path) -> float | None:
 
 
 def _ancestors(mount: Path, controllers: str, group: str) -> Iterator[Path]:
-    """The group's folder and those above it: in a container often only the topmost is there."""
+    """Yields the group's folder and its parents; a container often has only the topmost."""
     mounts = [mount, mount / "unified"] if not controllers else []
     if "cpu" in controllers.split(","):
         mounts = [mount / "cpu", mount / controllers]
@@ -155,13 +155,13 @@ def _ancestors(mount: Path, controllers: str, group: str) -> Iterator[Path]:
 
 
 def _quota_v2(folder: Path) -> float | None:
-    """CPU quota from ``cpu.max``: quota and period in microseconds, or "max"."""
+    """Reads the quota of cgroup v2 from ``cpu.max``: quota and period in microseconds, or "max"."""
     words = _words(folder / "cpu.max")
     return _ratio(*words) if len(words) == 2 else None
 
 
 def _quota_v1(folder: Path) -> float | None:
-    """Reads the quota of cgroup v1 from two files; it is -1 without a limit."""
+    """Reads the quota of cgroup v1 from two files; the file has -1 if unlimited."""
     words = [*_words(folder / "cpu.cfs_quota_us"), *_words(folder / "cpu.cfs_period_us")]
     return _ratio(*words) if len(words) == 2 else None
 

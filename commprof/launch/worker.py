@@ -48,19 +48,18 @@ _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFB
 
 
 def run_rank(job_path: str, cpu_sets: str = "") -> None:
-    """Train this process's rank of the job in the file, and write its trace and result.
+    """Train this process's rank of the job in a file, and write the rank's trace and result.
 
-    cpu_sets: the CPUs of each rank of this machine, as `Pinning.text` gives them.
+    cpu_sets: CPUs of each rank of this machine, as in `Pinning.text`.
     """
     guarded(lambda: _run(Job.load(Path(job_path)), cpu_sets))
 
 
 def guarded(work: Callable[[], None]) -> None:
-    """Runs a rank's work and reports its failure in the way that the launcher understands.
+    """Runs a rank's work and reports a failure in the form that the launcher expects.
 
-    A failure leaves its traceback on stderr and goes on to the caller. Where it looks like the
-    consequence of another rank's end, it does so after a pause in which the launcher can notice
-    that rank first.
+    Prints the traceback of an exception on stderr and raises it again. If the exception seems to
+    follow from another rank's end, first pauses, so that the launcher notices that rank first.
     """
     _end_with_the_launcher()
     try:
@@ -69,8 +68,8 @@ def guarded(work: Callable[[], None]) -> None:
         work()
         interrupts.ignore()
     except KeyboardInterrupt:
-        interrupts.ignore()  # another one would end the exit in a traceback
-        # torch's process wrapper turns an interrupt into success, and its launcher then waits on.
+        interrupts.ignore()  # a second interrupt would end in a traceback
+        # torch's process wrapper turns an interrupt into success, and its launcher keeps waiting.
         raise SystemExit(_INTERRUPTED_EXIT_CODE) from None
     except CommprofError as error:
         print(f"commprof: {error}", file=sys.stderr)
@@ -139,7 +138,7 @@ def _run(job: Job, cpu_sets: str) -> None:
 
 
 def _keep(path: Path, value: dict[str, Any]) -> None:
-    """Write this rank's result; where the disk will not take it, a line says so and no more."""
+    """Write this rank's result; a disk error is printed and not raised."""
     try:
         write_json(path, value)
     except OSError as error:
@@ -158,14 +157,14 @@ def _environment_rank(job: Job) -> int:
         ) from None
     if world_size != job.world_size or not 0 <= rank < world_size:
         raise UsageError(
-            f"RANK={rank} and WORLD_SIZE={world_size} do not fit the job's world_size="
+            f"RANK={rank} and WORLD_SIZE={world_size} contradict the job's world_size="
             f"{job.world_size}; start one process for each of ranks 0 to {job.world_size - 1}"
         )
     return rank
 
 
 def _device(backend: str, rank: int) -> str:
-    """The CPU, or under NCCL this rank's own GPU of its host."""
+    """Returns the rank's device: the CPU, or with NCCL the GPU of its local rank."""
     if backend != "nccl":
         return "cpu"
     device = f"cuda:{os.environ.get('LOCAL_RANK', rank)}"
@@ -174,7 +173,7 @@ def _device(backend: str, rank: int) -> str:
 
 
 def _identity(rank: int) -> dict[str, Any]:
-    """Whose result it is."""
+    """Returns the rank, host and process of a result."""
     return {
         "schema_version": RESULT_SCHEMA_VERSION,
         "rank": rank,
@@ -184,7 +183,7 @@ def _identity(rank: int) -> dict[str, Any]:
 
 
 def _setup(job: Job, plan: Plan) -> dict[str, Any]:
-    """Set-up of this run, the same on all ranks, for the trace and the result."""
+    """Returns the run's set-up, the same on all ranks, for the trace and the result."""
     return {
         "timestamp": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "world_size": job.world_size,
@@ -223,14 +222,14 @@ def _train(
 
 
 def _lot() -> str:
-    """Equal on all ranks, wherever their hosts mount the run directory; another each launch."""
+    """Returns a text for drawing lots, the same on all ranks of a launch, new in each launch."""
     from commprof.capture.job.metadata import elastic_run_id
 
     return f"{elastic_run_id()} {os.environ['MASTER_PORT']}"
 
 
 def _measured(result: LoopResult, plan: Plan, trainee: Trainee) -> dict[str, Any]:
-    """The result's own keys. average_loss: see `LoopResult.average_loss`; truth: training only."""
+    """Returns the measured part of the result; ``truth`` is without the overhead block."""
     # With accumulation a workload's phases are those of backward passes, not of steps.
     truth = trainee.truth() if plan.options.accumulate == 1 else None
     return {
@@ -247,10 +246,10 @@ def _measured(result: LoopResult, plan: Plan, trainee: Trainee) -> dict[str, Any
 
 
 def _exchanged(job: Job, plan: Plan, training: Training) -> dict[str, Any]:
-    """What the strategy must exchange per step, and a digest of weights that all ranks must share.
+    """Returns the bytes that the strategy must exchange per step, and a checksum of the weights.
 
-    expected: None with a compressor, whose bytes are another matter. weights_crc32: None where no
-    rank has all weights.
+    expected: None with a compressor, which exchanges other bytes. weights_crc32: equal on all
+    ranks; None if no rank has all weights.
     """
     weights = None
     if plan.strategy.replicated:
@@ -264,7 +263,7 @@ def _exchanged(job: Job, plan: Plan, training: Training) -> dict[str, Any]:
 
 
 def _end_with_the_launcher() -> None:
-    """End this process when the launcher's ends. Not its parent, which is the fork server."""
+    """End this process when the launcher ends; its parent is the fork server, not the launcher."""
     launcher = multiprocessing.parent_process()
     if launcher is None:
         return
@@ -277,12 +276,12 @@ def _end_with_the_launcher() -> None:
 
 
 def _is_from_a_peer(error: Exception) -> bool:
-    """Whether an error is of a failed collective, mostly because a peer is gone."""
+    """True if an error is of a failed collective, mostly because a peer has ended."""
     return isinstance(error, dist.DistError) or "gloo" in str(error)
 
 
 def main() -> None:
-    """Run the rank that the environment names, of the job file in argv."""
+    """Run the rank given by the environment, of the job file in argv."""
     if len(sys.argv) != 2:
         sys.exit(f"usage: {invocation.module('commprof.launch.worker')} JOB.json")
     try:
@@ -294,7 +293,7 @@ def main() -> None:
 
 
 _STATUS = Path("/proc/self/status")
-_RESET_PEAK = "5"  # proc(5), /proc/pid/clear_refs: the peak becomes what is resident now
+_RESET_PEAK = "5"  # proc(5), /proc/pid/clear_refs: sets the peak to the present resident size
 
 
 @dataclass(frozen=True)
@@ -302,40 +301,40 @@ class MemoryUse:
     """Memory that one rank used, in bytes."""
 
     before_bytes: int
-    """Resident before model and data were made: Python, torch, process group."""
+    """Resident memory before model and data were created: Python, torch, process group."""
     peak_bytes: int
-    """Most that was resident from the first training step on."""
+    """Peak of resident memory from the first training step on."""
     device_peak_bytes: int | None
-    """Most that torch's allocator had handed out on the GPU meanwhile; None on a CPU."""
+    """Peak of the GPU memory that torch's allocator handed out in that time; None on a CPU."""
 
 
 class PeakMemory:
-    """Measures peak memory from `start()` on; made before the model is."""
+    """Measures peak memory from `start()` on; to be created before the model."""
 
     def __init__(self, device: str) -> None:
-        """device: of the model, as torch names it."""
+        """Notes the memory in use; device: the model's, as torch names it."""
         self._cuda = device if torch.device(device).type == "cuda" else None
         self._before_bytes = _resident("VmRSS")
 
     def start(self) -> None:
-        """Starts measuring; memory that making the model took is given back and forgotten."""
+        """Starts measuring, after freed memory of the model's creation is given back."""
         libc = ctypes.CDLL(None)
         if hasattr(libc, "malloc_trim"):  # glibc's own
             libc.malloc_trim(0)
-        # Where a sandbox forbids it, the peak is that of the whole process: never too little.
+        # If a sandbox forbids it, the peak is that of the whole process, so never too small.
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
         if self._cuda:
             torch.cuda.reset_peak_memory_stats(self._cuda)
 
     def use(self) -> MemoryUse:
-        """Memory used until now."""
+        """Returns the memory used until now."""
         device = torch.cuda.max_memory_allocated(self._cuda) if self._cuda else None
         return MemoryUse(self._before_bytes, _resident("VmHWM"), device)
 
 
 def _resident(key: str) -> int:
-    """A line of /proc/self/status, in bytes."""
+    """Returns the value of a key of /proc/self/status, in bytes."""
     for line in _STATUS.read_text().splitlines():
         name, _, value = line.partition(":")
         if name == key:

@@ -176,11 +176,11 @@ def test_words_that_yaml_would_misread_stay_strings() -> None:
     [
         ("slurm", {"nodes": 0}, "--nodes 0 is out of range (allowed: 1 or more)"),
         ("slurm", {"name": "My Job"}, "--name 'My Job' cannot be a job's name"),
-        ("slurm", {"time_limit": "soon"}, "--time 'soon' is no time for sbatch"),
+        ("slurm", {"time_limit": "soon"}, "--time 'soon' is not a time limit of sbatch"),
         ("slurm", {"directory": "runs"}, "--output 'runs' is relative"),
         ("slurm", {"script": ()}, "no script is given"),
         ("slurm", {"port": 70000}, "--port 70000 is out of range"),
-        ("slurm", {"script": ("--steps", "5")}, "--steps is no script, and no --workload is"),
+        ("slurm", {"script": ("--steps", "5")}, "--steps is not a script, and --workload is not"),
         ("slurm", {"script": ("--workload=mlp", "--nproc=4")}, "--nproc cannot be among"),
         ("k8s", {"image": None}, "--image is missing"),
         ("k8s-pytorchjob", {"volume_claim": None}, "--volume-claim is missing"),
@@ -208,7 +208,7 @@ def test_the_command_writes_a_new_file_only(
     assert main(command) == 0
     assert "commprof.wrap -m pkg.train --lr 1" in file.read_text()
     assert main(command) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
 
 
 def test_the_command_takes_options_of_a_workload(capsys: pytest.CaptureFixture[str]) -> None:
@@ -221,7 +221,7 @@ def test_the_command_takes_options_of_a_workload(capsys: pytest.CaptureFixture[s
     assert ended.value.code == 2
     assert "--stepz" in capsys.readouterr().err
     assert main([*command, "train.py"]) == 2
-    assert "'train.py' behind the options" in capsys.readouterr().err
+    assert "'train.py' after the options" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

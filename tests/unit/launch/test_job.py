@@ -49,7 +49,7 @@ def test_a_job_survives_its_file(tmp_path: Path) -> None:
         ({"world_size": True}, "world_size is not a whole number .*: True"),
         ({"hook": 1}, "hook is not true or false: 1"),
         ({"workload": None}, "workload is not a string: None"),
-        ({"nodes": 3}, r"keys unknown: \['nodes'\]"),
+        ({"nodes": 3}, r"unknown keys: \['nodes'\]"),
     ],
 )
 def test_a_file_of_another_shape_is_refused(
@@ -150,11 +150,11 @@ def test_each_machine_needs_gpus_for_its_own_ranks_only(
     job = Job("timed", 8, HERE, backend="nccl")
     two_machines = Rendezvous("first:29500", nodes=2, node_rank=1)
     if refused:
-        with pytest.raises(UsageError, match=r"for each of 4 ranks, and here are 3"):
+        with pytest.raises(UsageError, match="for each of the 4 ranks, and this machine has 3"):
             elastic.check(job, two_machines)
     else:
         assert elastic.check(job, two_machines).steps > 0
-    with pytest.raises(UsageError, match=f"for each of 8 ranks, and here are {gpus}"):
+    with pytest.raises(UsageError, match=f"for each of the 8 ranks, and this machine has {gpus}"):
         elastic.check(job)
 
 

@@ -35,7 +35,7 @@ def test_a_list_of_cpus_is_read_and_written(text: str, cpus: tuple[int, ...]) ->
 
 @pytest.mark.parametrize("text", ["a", "1-", "-1", "0-3-5", "0 1"])
 def test_what_is_no_list_of_cpus_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="no list of CPUs such as 0-3,8"):
+    with pytest.raises(UsageError, match="is not a list of CPUs such as 0-3,8"):
         parse_cpu_list(text)
 
 
@@ -203,11 +203,11 @@ def check_sets(mode: str, topology: Topology, ranks: int) -> None:
 @pytest.mark.parametrize(
     ("mode", "topology", "ranks", "reason"),
     [
-        ("auto", grid(1, 4), 2, "one NUMA node: memory is equally near"),
+        ("auto", grid(1, 4), 2, "one NUMA node: all cores are equally near"),
         ("auto", grid(2, 2), 5, "5 ranks on 4 cores"),
         ("auto", grid(2, 2, quota=1), 2, "2 ranks on 1 core:"),
         ("cores", grid(1, 2), 3, "3 ranks share 2 CPUs"),
-        ("cores", grid(1, 2, threads=2), 3, "hyper-threads of the same core go to different"),
+        ("cores", grid(1, 2, threads=2), 3, "different ranks get hyper-threads of the same core"),
         ("cores", grid(1, 4, quota=1.5), 2, "the cgroup grants only 1.5 CPUs"),
         ("numa", grid(2, 2), 2, "disjoint and none crosses nodes, 2 NUMA nodes"),
     ],
@@ -238,7 +238,7 @@ def test_a_thread_is_pinned_as_its_local_rank_says() -> None:
 
 @pytest.mark.parametrize(
     ("text", "rank", "message"),
-    [("0/1", 2, "local rank 2 has no part"), ("99999", 0, "cannot be pinned to CPUs 99999")],
+    [("0/1", 2, "no set for local rank 2"), ("99999", 0, "cannot be pinned to CPUs 99999")],
 )
 def test_a_set_that_cannot_be_had_is_refused(text: str, rank: int, message: str) -> None:
     with pytest.raises(UsageError, match=message):

@@ -135,7 +135,7 @@ def test_without_a_change_or_a_place_there_is_no_patch(repository: Path, tmp_pat
 
 
 def test_a_directory_without_a_repository_says_so(tmp_path: Path) -> None:
-    assert git_state(tmp_path) == {"unknown": "it is in no git repository"}
+    assert git_state(tmp_path) == {"unknown": "it is not in a git repository"}
 
 
 def test_a_machine_without_git_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

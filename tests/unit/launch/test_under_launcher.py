@@ -170,13 +170,19 @@ def test_a_task_of_srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("--nproc 2", "--nproc 2: torchrun has started 2 ranks"),
-        ("--world-sizes 1,2 --max-restarts 3", "--world-sizes 1,2, --max-restarts 3: torchrun"),
-        ("--nnodes 2 --node-rank 0", "--nnodes 2, --node-rank 0: torchrun"),
-        ("--rdzv-endpoint a:1", "--rdzv-endpoint a:1: torchrun"),
-        ("--watchdog auto --metrics", "--watchdog auto, --metrics: torchrun"),
-        ("--pin cores --threads-per-rank auto", "--pin cores, --threads-per-rank auto: torchrun"),
-        ("--dry-run --samples", "--dry-run, --samples: torchrun"),
+        ("--nproc 2", "--nproc 2 cannot be used: torchrun has started 2 ranks"),
+        (
+            "--world-sizes 1,2 --max-restarts 3",
+            "--world-sizes 1,2, --max-restarts 3 cannot be used",
+        ),
+        ("--nnodes 2 --node-rank 0", "--nnodes 2, --node-rank 0 cannot be used"),
+        ("--rdzv-endpoint a:1", "--rdzv-endpoint a:1 cannot be used"),
+        ("--watchdog auto --metrics", "--watchdog auto, --metrics cannot be used"),
+        (
+            "--pin cores --threads-per-rank auto",
+            "--pin cores, --threads-per-rank auto cannot be used",
+        ),
+        ("--dry-run --samples", "--dry-run, --samples cannot be used"),
         ("--strategy ddp,fsdp", "--strategy ddp,fsdp: torchrun has started 2 ranks"),
         ("train.py --lr 1", "torchrun ... -m commprof.wrap train.py"),
         ("--steps 0", "--steps 0 is out of range"),
