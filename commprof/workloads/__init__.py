@@ -1,1 +1,1 @@
-"""What launched ranks train. Knows torch, and nothing of capture, analysis or reports."""
+"""Training in launched ranks. Depends on torch, not on capture, analysis or reports."""

@@ -1,4 +1,4 @@
-"""The one training loop: it runs every workload, phase by phase, under a step recorder."""
+"""Training loop of all workloads, which runs phase by phase under a step recorder."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from commprof.workloads.spec import Batch
 DEFAULT_EPOCHS = 2
 """Epochs trained when the user gives neither steps nor epochs."""
 MIN_DEFAULT_STEPS = 12
-"""The least number of steps trained in that case: fewer leave nothing after warm-up."""
+"""Smallest default number of steps: fewer steps would leave none after warm-up."""
 
 
 class Trained(Protocol):
-    """Interface of what the loop trains; `Training` is one."""
+    """Interface of a model in training, as the loop uses it; `Training` implements it."""
 
     def batches(self, epoch: int) -> Iterator[Sequence[Batch]]:
-        """One epoch's batches, those of one update together."""
+        """Yields one epoch's batches, grouped by update."""
         ...
 
     def synchronised(self, last: bool) -> AbstractContextManager[object]:
@@ -37,7 +37,7 @@ class Trained(Protocol):
         ...
 
     def backward(self, loss: Tensor, weight: float) -> None:
-        """Adds the gradients of this share of the loss to those that are there."""
+        """Adds the gradients of `weight` times the loss to the present gradients."""
         ...
 
     def update(self) -> None:
@@ -46,7 +46,7 @@ class Trained(Protocol):
 
 
 class StepRecorder(Protocol):
-    """Interface of what the loop tells the capture."""
+    """Interface by which the loop reports phases and steps to the capture."""
 
     def phase(self, name: str) -> AbstractContextManager[object]:
         """Marks a phase of the step: data, forward, backward or optimizer."""
@@ -66,16 +66,16 @@ class LabelledStep:
     """One step of the overhead block."""
 
     label: str
-    """Capture state, see `overhead_states`."""
+    """State of capture, as in `overhead_states`."""
     duration_ns: int
     """Wall time of the step."""
     cpu_ns: int
-    """CPU time of the thread that trains."""
+    """CPU time of the training thread."""
 
 
 @dataclass(frozen=True)
 class LoopResult:
-    """What one rank measured of its own training, without the capture."""
+    """Times and losses that one rank measured in its own training, without the capture."""
 
     step_ns: list[int]
     """Wall time of each step: its phases, reading the loss, and the recorder's step()."""
@@ -86,12 +86,12 @@ class LoopResult:
     duration_ns: int
     """Time from the begin of the first step to the end of the last, without the overhead block."""
     overhead: list[LabelledStep]
-    """The overhead block, in the order it ran; empty if there was none."""
+    """Steps of the overhead block, in order; empty if there was none."""
 
     def average_loss(self, steps_per_epoch: int) -> float:
-        """Mean loss per sample over the last `steps_per_epoch` steps, or all if there are fewer.
+        """Returns the mean loss per sample over the last `steps_per_epoch` steps, or all if fewer.
 
-        That is the last epoch where whole epochs were trained, and as many steps elsewhere.
+        If whole epochs were trained, these steps are the last epoch.
         """
         samples = self.step_samples[-steps_per_epoch:]
         losses = self.losses[-steps_per_epoch:]
@@ -100,7 +100,10 @@ class LoopResult:
 
 
 def planned_steps(steps_per_epoch: int, steps: int | None, epochs: int | None) -> int:
-    """Steps to train: `steps`, else whole `epochs`, else 2 epochs but not less than 12 steps."""
+    """Returns the steps to train: `steps`, else those of `epochs`, else 2 epochs or 12 steps.
+
+    Of the last two, the larger number.
+    """
     if steps is not None:
         return steps
     if epochs is not None:
@@ -109,16 +112,16 @@ def planned_steps(steps_per_epoch: int, steps: int | None, epochs: int | None) -
 
 
 def overhead_states(steps: int, lot: str) -> list[str]:
-    """Capture states of the overhead block: each step "on" stands beside one that is off.
+    """Returns the capture states of the overhead block: each "on" step is paired with an off step.
 
-    on against off is what capture costs; off_a against off_b, the same thing under two names, is
-    what such a comparison shows by chance. Which of a pair comes first is drawn by lot, as a step's
-    time may follow any rhythm: of all states that could have been, these are then as likely as
+    The ratio of on to off steps is the cost of capture. The ratio of off_a to off_b, two names for
+    the same state, shows how far such a ratio differs from 1 by chance. The order within a pair is
+    drawn by lot, because step times may follow any rhythm: so the drawn states are as likely as
     those with on and off exchanged, whatever the times are.
 
-    lot: another one draws other states; the same on all ranks.
+    lot: seed of the draw, the same on all ranks.
     """
-    draw = random.Random(os.fsencode(lot))  # a path need not be UTF-8
+    draw = random.Random(os.fsencode(lot))  # a path may not be UTF-8
     states: list[str] = []
     while len(states) < steps:
         for off in draw.sample(("off_a", "off_b"), 2):
@@ -135,11 +138,11 @@ def train(
     lot: str = "",
     on_step: Callable[[int], None] | None = None,
 ) -> LoopResult:
-    """Train `steps` steps, over as many epochs as that takes, then the overhead block.
+    """Train `steps` steps, over as many epochs as needed, then the overhead block.
 
-    overhead_steps: further steps of the same work in which capture is on and off, on every rank at
-    the same step, with batches of equal size; it is on afterwards. lot: see `overhead_states`.
-    on_step: told the number of steps done, between steps and untimed.
+    overhead_steps: further steps of the same work with capture on and off, on every rank at the
+    same step, with batches of equal size; capture is on afterwards. lot: see `overhead_states`.
+    on_step: called between steps, untimed, with the number of steps done.
     """
     runner = _Steps(training, recorder)
     begin_ns = time.monotonic_ns()
@@ -167,7 +170,7 @@ def train(
 
 
 class _Steps:
-    """Runs single steps and keeps what they gave."""
+    """Runs single steps and keeps their losses and sample counts."""
 
     def __init__(self, training: Trained, recorder: StepRecorder) -> None:
         self.losses: list[float] = []
@@ -182,7 +185,7 @@ class _Steps:
         self._batches = (batches for batches in steps if _samples(batches) == whole)
 
     def run(self) -> int:
-        """One step; its wall time in ns."""
+        """Runs one step; returns its wall time in ns."""
         training, recorder = self._training, self._recorder
         begin_ns = time.monotonic_ns()
         with recorder.phase("data"):

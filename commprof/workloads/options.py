@@ -1,4 +1,4 @@
-"""How a workload is trained, whichever it is: the options that all of them share."""
+"""Training options that all workloads share."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
     from commprof.workloads.spec import Workload
 
 PRECISIONS = ("fp32", "bf16", "fp16")
-"""What forward and backward compute in; weights and optimizer stay as the workload made them."""
+"""Types for forward and backward; weights and optimizer keep the type that the workload chose."""
 
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """Options of every workload. Raises UsageError for a value out of range."""
+    """Training options of every workload. Raises UsageError for a value out of range."""
 
     accumulate: int = 1
-    """Backward passes per update; gradients are synchronised in the last of them only."""
+    """Backward passes per update; only the last pass synchronises gradients."""
     precision: str = "fp32"
     """One of PRECISIONS; fp16 scales the loss (torch.amp.GradScaler)."""
     clip_norm: float = 0.0
-    """Largest 2-norm of all gradients together; 0 leaves them as they are."""
+    """Largest 2-norm of all gradients together; 0 for no clipping."""
     checkpoint_activations: bool = False
-    """Keep only the inputs of the model's blocks and compute them again in backward."""
+    """Keep only the inputs of the model's blocks, and recompute the blocks in backward."""
     cpu_offload: bool = False
     """Keep sharded parameters, gradients and optimizer state in the host's memory."""
     scale_lr: bool = False
-    """Learning rate times samples per update over `--batch-size`."""
+    """Multiply the learning rate by (samples per update / `--batch-size`)."""
     lr_warmup: int = 0
     """Steps over which the learning rate grows to its full value."""
 
@@ -50,7 +50,7 @@ class TrainingOptions:
                 )
 
     def chosen(self) -> dict[str, object]:
-        """The options that are not at their defaults, by name."""
+        """Returns the options that differ from their defaults, by name."""
         default = TrainingOptions()
         return {
             name: value for name, value in vars(self).items() if value != getattr(default, name)
@@ -58,7 +58,7 @@ class TrainingOptions:
 
 
 def check_supported(workload: Workload, options: TrainingOptions, strategy: str) -> None:
-    """Raises UsageError for what this workload cannot do, with its reason."""
+    """Raises UsageError for a strategy or option that this workload refuses, with the reason."""
     refused = workload.refused()
     for name in [strategy, *options.chosen()]:
         if name in refused:
@@ -67,15 +67,15 @@ def check_supported(workload: Workload, options: TrainingOptions, strategy: str)
 
 
 def available_bytes() -> int:
-    """Bytes of memory that the kernel would give without swapping."""
+    """Returns the bytes of memory that are available without swapping."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-#: Private memory of a rank that only sleeps, forked from a process that has torch 2.13 for CPUs, as
-#: /proc/PID/smaps_rollup has it (48 MB).
+#: Bytes that a rank needs at least. /proc/PID/smaps_rollup shows 48 MB of private memory for a rank
+#: that only sleeps, forked from a process with torch 2.13 for CPUs.
 _LEAST_OF_A_RANK = 40_000_000
 
 
@@ -83,11 +83,11 @@ def check_ranks(count: int) -> None:
     """Refuses more ranks than this host has memory for, whatever they train.
 
     Raises:
-        UsageError: there is less, even for their interpreters alone.
+        UsageError: the available memory is too small even for the ranks' interpreters.
     """
     needed, free = count * _LEAST_OF_A_RANK, available_bytes()
     if needed > free:
         raise UsageError(
-            f"{count} ranks on this machine need {needed / 1e9:.1f} GB of memory or more, and "
-            f"{free / 1e9:.1f} GB are free; start fewer (--nproc, --world-sizes)"
+            f"{count} ranks on this machine need at least {needed / 1e9:.1f} GB of memory, and "
+            f"{free / 1e9:.1f} GB are free; start fewer ranks (--nproc, --world-sizes)"
         )

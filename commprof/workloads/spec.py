@@ -1,6 +1,6 @@
-"""What a workload is, how its weights are updated, and how it is written on a command line.
+"""Interface of workloads, their optimizers and learning rates, and parsing of their names.
 
-That is `NAME[:key=value,key=value]`; an optimizer and its learning rate over the steps go with it.
+On the command line a workload is written as `NAME[:key=value,key=value]`.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 
 Schedule = Callable[[float], float]
-"""Share of the run that is done, 0 to 1, to a factor of the learning rate."""
+"""Maps the share of the run that is done, 0 to 1, to a factor of the learning rate."""
 
 
 @dataclass(frozen=True)
 class OptimizerPlan:
-    """An optimizer that a strategy makes over the parameters that it holds."""
+    """An optimizer, which a strategy creates for the parameters that a rank holds."""
 
     kind: type[Optimizer]
-    """Name of a class of torch.optim."""
+    """Class of torch.optim."""
     options: Mapping[str, Any]
-    """Its keyword arguments; `lr` among them."""
+    """Keyword arguments of the class, with `lr`."""
     schedule: Schedule
     """Schedule of the learning rate."""
 
@@ -43,7 +43,7 @@ def cosine(progress: float) -> float:
 
 
 def step_decay(progress: float) -> float:
-    """Schedule of a tenth after half of the run, a hundredth after three quarters."""
+    """Schedule that falls to a tenth after half of the run, a hundredth after three quarters."""
     if progress < 0.5:
         return 1.0
     return 0.1 if progress < 0.75 else 0.01
@@ -51,21 +51,21 @@ def step_decay(progress: float) -> float:
 
 @dataclass(frozen=True)
 class LearningRate:
-    """Learning rate of each step: base rate, scaled, warmed up, then along the schedule."""
+    """Learning rate of each step: base rate times scale, with warm-up, then by the schedule."""
 
     base: float
     """The optimizer's own `lr`."""
     schedule: Schedule
-    """Over the steps behind the warm-up."""
+    """Schedule for the steps after the warm-up."""
     steps: int
     """Steps of the run."""
     scale: float = 1.0
     """Factor for larger batches (linear scaling rule: Goyal et al. 2017, arXiv 1706.02677)."""
     warmup_steps: int = 0
-    """The rate grows in equal parts over so many steps, as in the same paper's gradual warm-up."""
+    """Steps over which the rate grows linearly, as in the same paper's gradual warm-up."""
 
     def at(self, step: int) -> float:
-        """Rate of a step, counted from 0; after the last step the rate at the run's end."""
+        """Returns the rate of a step, counted from 0; after the last step, the final rate."""
         warm = min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else 1.0
         behind = max(0, step - self.warmup_steps)
         span = max(1, self.steps - self.warmup_steps)
@@ -73,21 +73,21 @@ class LearningRate:
 
 
 def allowed(given: str, names: Sequence[str]) -> str:
-    """End of a refusal: the allowed names, and the one nearest to the given one."""
+    """Returns the end of an error message: the allowed names, and the nearest to the given one."""
     close = difflib.get_close_matches(given, names, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f" (allowed: {', '.join(names)}){hint}"
 
 
 def flag(name: str) -> str:
-    """Command-line option of the field with this name, for messages."""
+    """Returns the command-line option for a field, for messages."""
     return f"--{name.replace('_', '-')}"
 
 
 def parse_options(name: str, text: str, options_type: type[Any]) -> Any:
-    """Reads options as `key=value` by commas; the rest have their defaults.
+    """Reads comma-separated `key=value` options; the other options have their defaults.
 
-    A field's metadata may hold `minimum` and `choices`; a `str` without choices takes any text
+    A field's metadata may hold `minimum` and `choices`; a `str` without choices can be any text
     without a comma. Raises UsageError for an unknown key, a wrong type or a value out of range.
     """
     fields = {field.name: field for field in dataclasses.fields(options_type)}
@@ -111,7 +111,7 @@ def _parse_value(where: str, text: str, kind: Any, metadata: Mapping[str, Any]) 
     if kind is str:
         choices = metadata.get("choices", (text,))
         if text not in choices:
-            raise UsageError(f"{where}={text!r} is not known{allowed(text, choices)}")
+            raise UsageError(f"{where}={text!r} is unknown{allowed(text, choices)}")
         return text
     minimum = metadata.get("minimum", 0)
     noun = "a whole number" if kind is int else "a number"
@@ -133,29 +133,29 @@ _CLASSES = {
 }
 
 WORKLOAD_NAMES = tuple(sorted(_CLASSES))
-"""The names that parse_spec() knows, without importing torch."""
+"""Names that parse_spec() accepts, available without importing torch."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One rank's part of a job: everything that `Workload.build` may depend on."""
+    """One rank's part of a job: all that `Workload.build` may depend on."""
 
     rank: int
     """This process's rank, 0 to world_size - 1."""
     world_size: int
     """Ranks in the job."""
     per_rank_batch: int
-    """Samples this rank takes per backward pass."""
+    """Samples of this rank per backward pass."""
     steps: int
-    """Optimizer steps that will be trained; a learning-rate schedule spans them."""
+    """Optimizer steps of the run, over which a learning-rate schedule extends."""
     seed: int
     """Seed of data and weights, the same on all ranks."""
     device: str = "cpu"
-    """Where model and batches live, as torch names it."""
+    """Device of model and batches, as torch names it."""
 
 
 class Batch(Protocol):
-    """What a workload's data loading yields for one backward pass."""
+    """Interface of the data for one backward pass."""
 
     @property
     def samples(self) -> int:
@@ -164,43 +164,43 @@ class Batch(Protocol):
 
 
 class Trainee(Protocol):
-    """A workload built for one rank: what is trained. `Training` says how."""
+    """Interface of a workload built for one rank; `Training` adds strategy and options."""
 
     @property
     def model(self) -> nn.Module:
-        """The bare module; a strategy wraps or cuts it."""
+        """The bare module, which a strategy wraps or shards."""
         ...
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
-        """Parts of the model that run one after the other and share no parameters, in that order.
+        """Parts of the model that run one after the other and share no parameters, in order.
 
-        They are what is sharded, and what is computed again in backward, one by one.
+        A strategy shards them, and activation checkpointing recomputes them, one by one.
         """
         ...
 
     def ddp_options(self) -> dict[str, Any]:
-        """Keyword arguments that DistributedDataParallel must be given for this workload."""
+        """Returns the keyword arguments of DistributedDataParallel for this workload."""
         ...
 
     def batches(self, epoch: int) -> Iterator[Any]:
-        """This rank's batches of one epoch; taking the next one is the data phase of a step."""
+        """Yields this rank's batches of one epoch; fetching a batch is a step's data phase."""
         ...
 
     def forward(self, model: nn.Module, batch: Any) -> Tensor:
-        """Forward phase: the mean loss of the batch, through `model`, the wrapped module."""
+        """Returns the batch's mean loss, computed by `model`, the wrapped module: forward phase."""
         ...
 
     def backward(self, loss: Tensor) -> None:
-        """Backward phase; it returns when the gradients are there, exchanged where they are."""
+        """Computes the gradients, and waits for their exchange if there is one: backward phase."""
         ...
 
     def updates(self) -> OptimizerPlan | Callable[[], None]:
-        """What changes the weights: an optimizer, or a function that is the optimizer phase."""
+        """Returns an optimizer, or a function that is the optimizer phase."""
         ...
 
     def truth(self) -> dict[str, list[int]] | None:
-        """Phase lengths known from elsewhere than the capture, ns per step; None if unknown."""
+        """Returns phase lengths that the workload knows without capture, ns per step, or None."""
         ...
 
 
@@ -208,15 +208,15 @@ class Workload(Protocol):
     """A model, its data and its optimizer, with the options chosen; holds no tensors yet."""
 
     name: ClassVar[str]
-    """The name on the command line."""
+    """Name on the command line."""
     options_type: ClassVar[type[Any]]
-    """The frozen dataclass of its options; each field's metadata may hold `minimum`, `choices`."""
+    """Frozen dataclass of the options; a field's metadata may hold `minimum` and `choices`."""
     build_imports: ClassVar[tuple[str, ...]]
-    """Slow modules that build() loads by itself; a launcher may load them once for all ranks."""
+    """Slow modules that build() imports; a launcher may import them once for all ranks."""
     default_batch_size: ClassVar[int]
     """Batch size (of a rank in weak scaling, global in strong) when the user gives none."""
     split_dependence: ClassVar[str]
-    """Why the loss depends on how a global batch is split among ranks; empty if it does not."""
+    """Reason why the loss depends on the split of a global batch; empty if it does not."""
 
     def __init__(self, options: Any) -> None: ...
 
@@ -226,24 +226,24 @@ class Workload(Protocol):
         ...
 
     def describe(self) -> str:
-        """Says what is trained and how large it is, in one or two sentences."""
+        """Describes the model, its size and its data, in one or two sentences."""
         ...
 
     def refused(self) -> Mapping[str, str]:
-        """Strategies and training options that the workload refuses, by name, with the reason."""
+        """Returns the reasons for refusing strategies and training options, by their name."""
         ...
 
     def steps_per_epoch(self, world_size: int, per_rank_batch: int) -> int:
-        """Backward passes that one rank needs for one pass over its part of the data."""
+        """Returns the backward passes that a rank needs to go through its part of the data."""
         ...
 
     def build(self, shard: Shard) -> Trainee:
-        """Allocates model, data and optimizer for one rank."""
+        """Allocates model and data for one rank."""
         ...
 
 
 def parse_spec(text: str) -> Workload:
-    """Makes the workload that `text` names, e.g. `timed:layers=2,backward_ms=10/5`.
+    """Returns the workload that `text` names, e.g. `timed:layers=2,backward_ms=10/5`.
 
     Keys and types are those of the workload's options; `/` separates per-layer values.
     Raises UsageError for an unknown name or key, a wrong type and a value out of range.

@@ -1,4 +1,4 @@
-"""What trainees of real models share: their data, its order, and the loss."""
+"""Base of trainees of real models: data, its order, and the loss."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from commprof.workloads.spec import Shard
 
 
 def passes_per_epoch(samples: int, world_size: int, per_rank_batch: int) -> int:
-    """Backward passes of a rank per epoch; DistributedSampler pads them to be equal."""
+    """Returns a rank's backward passes per epoch; DistributedSampler pads to equal numbers."""
     return math.ceil(math.ceil(samples / world_size) / per_rank_batch)
 
 
 @dataclass(frozen=True)
 class DataBatch:
-    """Inputs, with the targets to be predicted from each."""
+    """Inputs, and the targets to be predicted from each input."""
 
     inputs: Tensor
-    """Any shape behind the first dimension, which counts samples."""
+    """Samples along the first dimension, of any shape."""
     targets: Tensor
     """Classes: shape (samples), or (samples, sequence) for each token's next one."""
 
@@ -37,14 +37,14 @@ class DataBatch:
 
 
 class DataTrainee:
-    """Base of trainees with data: its subclass adds the model and the optimizer.
+    """Base of trainees with data; a subclass adds the model and the optimizer.
 
-    The order is DistributedSampler's: shuffled by seed and epoch, then dealt out to the ranks in
-    turn. So a global batch holds the same samples however many ranks share it.
+    DistributedSampler shuffles samples by seed and epoch, then deals them out to the ranks in turn.
+    So a global batch holds the same samples at every world size.
     """
 
     def __init__(self, data: TensorDataset, shard: Shard) -> None:
-        """data: inputs and targets, the same on all ranks, of which each rank takes its part."""
+        """Creates the sampler and loader of this rank's part of `data`, equal on all ranks."""
         self._sampler: DistributedSampler[tuple[Tensor, ...]] = DistributedSampler(
             data, shard.world_size, shard.rank, shuffle=True, seed=shard.seed
         )
@@ -52,11 +52,11 @@ class DataTrainee:
         self._device = shard.device
 
     def ddp_options(self) -> dict[str, Any]:
-        """Returns none."""
+        """Returns no arguments: DDP's defaults."""
         return {}
 
     def batches(self, epoch: int) -> Iterator[DataBatch]:
-        """See Trainee."""
+        """Yields this rank's batches of one epoch, on its device."""
         self._sampler.set_epoch(epoch)
         for inputs, targets in self._loader:
             yield DataBatch(inputs.to(self._device), targets.to(self._device))
@@ -74,16 +74,16 @@ class DataTrainee:
         return result
 
     def backward(self, loss: Tensor) -> None:
-        """See Trainee."""
+        """Computes the gradients by autograd."""
         loss.backward()
 
     def truth(self) -> dict[str, list[int]] | None:
-        """Returns None: not known."""
+        """Returns None: phase lengths are unknown."""
         return None
 
 
 def random_tokens(vocab: int, sequence: int, samples: int, seed: int) -> TensorDataset:
-    """Samples of `sequence` random tokens, each with the same tokens shifted by one."""
+    """Returns samples of `sequence` random tokens, and as targets each token's next token."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(vocab, (samples, sequence + 1), generator=generator)
     return TensorDataset(tokens[:, :-1], tokens[:, 1:])

@@ -31,7 +31,7 @@ class Training:
     ) -> None:
         """Wraps the model; needs a process group.
 
-        lr_scale: factor of the learning rate where the options ask for its scaling.
+        lr_scale: factor of the learning rate if the options ask for scaling.
         """
         self._trainee = trainee
         self._strategy = strategy
@@ -72,7 +72,7 @@ class Training:
             return self._trainee.forward(self.model, batch)
 
     def backward(self, loss: Tensor, weight: float) -> None:
-        """Runs backward of `weight` times the loss, scaled where fp16 needs it."""
+        """Runs backward of `weight` times the loss, scaled for fp16."""
         if weight != 1:
             loss = loss * weight
         if self._scaler is not None:
@@ -100,20 +100,20 @@ class Training:
 
 
 def _scaler(options: TrainingOptions, device: str) -> Any:
-    """fp16 gradients underflow without it; bf16 has the range of fp32."""
+    """Returns a GradScaler for fp16, whose gradients would underflow; else None."""
     if options.precision != "fp16":
         return None
     return torch.amp.GradScaler(torch.device(device).type)
 
 
 def _recompute(trainee: Trainee) -> None:
-    """Activation checkpointing of each block (Chen et al. 2016, arXiv 1604.06174).
+    """Adds activation checkpointing to each block (Chen et al. 2016, arXiv 1604.06174).
 
-    Inside the modules' own `forward`, so that parameters keep their names and whatever gathers
-    them does so around it.
+    Replaces the blocks' `forward`, so that parameters keep their names, and FSDP's gathering
+    happens outside of the recomputed part.
     """
     for block in trainee.blocks:
-        # setattr: mypy takes a method for one that cannot change
+        # setattr, because mypy refuses assignments to a method
         setattr(block, "forward", _checkpointed(block))  # noqa: B010
 
 

@@ -1,4 +1,4 @@
-"""Images with labels: made up, scikit-learn's digits, an .npz file, or a folder per class."""
+"""Images with labels: synthetic, scikit-learn's digits, an .npz file, or a folder per class."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm")
 
 
 class Images(Protocol):
-    """A source of images; nothing is read until `load`."""
+    """Interface of a source of images; nothing is loaded before `load`."""
 
     count: int
-    """Images."""
+    """Number of images."""
     classes: int
-    """Labels are below this."""
+    """Number of classes; labels are below it."""
     description: str
-    """What they are, for a reader."""
+    """Description of the images in words."""
 
     def require(self) -> None:
-        """Raises UsageError where a package is missing that `load` needs."""
+        """Raises UsageError if a package is missing that `load` needs."""
         ...
 
     def load(self, size: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -46,10 +46,10 @@ class Images(Protocol):
 
 
 def open_images(data: str, count: int, classes: int, size: int) -> Images:
-    """Finds the images that an option names.
+    """Returns the images that an option names.
 
-    data: SYNTHETIC, DIGITS, an .npz file, or a folder. count, classes, size: of made-up ones.
-    Raises UsageError where they cannot be had, or hold more than `classes` classes.
+    data: SYNTHETIC, DIGITS, an .npz file, or a folder. count, classes, size: of synthetic images.
+    Raises UsageError if the images cannot be read, or have more than `classes` classes.
     """
     images: Images
     if data == SYNTHETIC:
@@ -62,8 +62,8 @@ def open_images(data: str, count: int, classes: int, size: int) -> Images:
         images = _Archive(Path(data))
     else:
         raise UsageError(
-            f"data={data!r} is no images (allowed: {SYNTHETIC}, {DIGITS}, an .npz file with "
-            "'images' and 'labels', or a folder with a folder of images per class)"
+            f"data={data!r} does not name images (allowed: {SYNTHETIC}, {DIGITS}, an .npz file "
+            "with 'images' and 'labels', or a folder with a folder of images per class)"
         )
     if images.classes > classes:
         raise UsageError(
@@ -73,7 +73,7 @@ def open_images(data: str, count: int, classes: int, size: int) -> Images:
 
 
 class _Synthetic:
-    """Noise around one random image per class, so that there is something to learn."""
+    """Noise around one random image per class, so that a model can learn the classes."""
 
     def __init__(self, count: int, classes: int, size: int) -> None:
         self.count, self.classes = count, classes
@@ -91,7 +91,7 @@ class _Synthetic:
 
 
 class _Digits:
-    """The 1,797 handwritten digits that come with scikit-learn, 8 x 8 grey."""
+    """The 1,797 handwritten digits of scikit-learn, 8 x 8, grey."""
 
     count, classes = _DIGITS_COUNT, 10
     description = f"scikit-learn's {_DIGITS_COUNT} digits"
@@ -113,7 +113,7 @@ class _Digits:
 
 
 class _Archive:
-    """`images` (count, height, width[, channels]) and `labels` (count) of an .npz file."""
+    """Arrays `images` (count, height, width[, channels]) and `labels` (count) of an .npz file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -123,16 +123,18 @@ class _Archive:
                 self._images = np.asarray(arrays["images"])
         except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
             raise UsageError(
-                f"{path} holds no 'images' and 'labels' that numpy can read: {error}"
+                f"{path} does not hold 'images' and 'labels' that numpy can read: {error}"
             ) from None
         self.count = len(self._labels)
         if not (self.count == len(self._images) > 0 and self._images.ndim in (3, 4)):
             raise UsageError(
                 f"{path}: images of shape {self._images.shape} for {self.count} labels (allowed: "
-                "count x height x width, or that x 1 or 3 channels, one label each)"
+                "count x height x width, with or without x 1 or 3 channels, and a label for each)"
             )
         if self._labels.min() < 0:
-            raise UsageError(f"{path}: label {self._labels.min()} (allowed: 0 or more)")
+            raise UsageError(
+                f"{path}: label {self._labels.min()} is out of range (allowed: 0 or more)"
+            )
         self.classes = int(self._labels.max()) + 1
         self.description = f"{self.count} images of {path.name}"
 
@@ -143,17 +145,17 @@ class _Archive:
 
 
 class _Folder:
-    """One folder per class, with pictures (read by Pillow) or .npy arrays in it."""
+    """A folder per class, with pictures (read with Pillow) or .npy arrays."""
 
     def __init__(self, path: Path) -> None:
         folders = sorted(folder for folder in _shown(path) if folder.is_dir())
-        # A folder without images is no class: .git, .ipynb_checkpoints, or one that is yet to fill.
+        # A folder without images is not a class: .git, .ipynb_checkpoints, or one still empty.
         classes = [files for files in map(_images_in, folders) if files]
         self._files = [(file, label) for label, files in enumerate(classes) for file in files]
         if not self._files:
             raise UsageError(
-                f"data={path} holds no images: give a folder with a folder per class and in these "
-                f"files ending in .npy, {', '.join(_PICTURES)}"
+                f"data={path} holds no images: give a folder with a folder per class, each with "
+                f"files that end in .npy, {', '.join(_PICTURES)}"
             )
         self._path = path
         self.count, self.classes = len(self._files), len(classes)
@@ -174,7 +176,7 @@ class _Folder:
 
 
 def _shown(folder: Path) -> list[Path]:
-    """What is in it and not hidden."""
+    """Returns the entries of a folder that are not hidden."""
     return [path for path in folder.iterdir() if not path.name.startswith(".")]
 
 
@@ -195,7 +197,7 @@ def _read(file: Path) -> npt.NDArray[Any]:
 
 
 def _tensors(images: list[npt.NDArray[Any]], size: int) -> Tensor:
-    """Height x width[ x channels], whole numbers from 0 to 255 or others as they are."""
+    """Stacks images, height x width[ x channels]; divides whole numbers by 255, not others."""
     found = []
     for image in images:
         scale = 255.0 if np.issubdtype(image.dtype, np.integer) else 1.0
@@ -203,15 +205,15 @@ def _tensors(images: list[npt.NDArray[Any]], size: int) -> Tensor:
         tensor = tensor.unsqueeze(-1) if tensor.ndim == 2 else tensor
         if tensor.ndim != 3 or tensor.shape[-1] not in (1, _CHANNELS):
             raise UsageError(
-                f"an image has shape {tuple(image.shape)} (allowed: height x width, or that x 1 "
-                f"or {_CHANNELS} channels)"
+                f"an image has shape {tuple(image.shape)} (allowed: height x width, with or "
+                f"without x 1 or {_CHANNELS} channels)"
             )
         found.append(_resized(tensor.permute(2, 0, 1).unsqueeze(0), size))
     return torch.cat(found)
 
 
 def _resized(images: Tensor, size: int) -> Tensor:
-    """To size x size and three channels."""
+    """Resizes images to size x size, and expands them to three channels."""
     if images.shape[-2:] != (size, size):
         images = functional.interpolate(images, (size, size), mode="bilinear", antialias=True)
     return images.expand(-1, _CHANNELS, -1, -1).contiguous()

@@ -1,7 +1,7 @@
 """Workload `lora`: low-rank adapters (Hu et al. 2021, arXiv 2106.09685) on a Mistral model.
 
-Architecture from transformers, adapters from peft, random weights. Only adapters are trained, so
-that few bytes are synchronised.
+Architecture from transformers, adapters from peft, random weights. Only adapters are trained and
+synchronised, which are few bytes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SIZES: dict[str, dict[str, int]] = {
 }
 _ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 _TARGETS = {"attention": _ATTENTION, "all": [*_ATTENTION, "gate_proj", "up_proj", "down_proj"]}
-#: Of a frozen parameter while the model is made; layers are packed into 4 bits after that.
+#: Bytes of a frozen parameter while the model is created; packing into 4 bits comes after that.
 _MADE_BYTES = {"fp32": 4, "bf16": 2, "4bit": 4}
 _ALPHA_PER_RANK = 2
 
@@ -49,15 +49,15 @@ class LoraOptions:
     rank: int = field(default=16, metadata={"minimum": 1})
     """Rank of the adapters; their alpha is twice that."""
     targets: str = field(default="attention", metadata={"choices": tuple(_TARGETS)})
-    """Linear layers with adapters: those of attention, or all of a layer."""
+    """Linear modules with adapters: those of attention, or all of a layer."""
     base: str = field(default="fp32", metadata={"choices": tuple(_MADE_BYTES)})
-    """How the frozen weights are kept; 4bit: bitsandbytes' nf4."""
+    """Type of the frozen weights; 4bit: bitsandbytes' nf4."""
     sequence: int = field(default=128, metadata={"minimum": 1})
     """Tokens per sample that are predicted."""
     samples: int = field(default=160, metadata={"minimum": 1})
     """Samples in the data set, over all ranks."""
     learning_rate: float = 2e-4
-    """AdamW's initial rate; a cosine takes it to 0 over the steps of the run."""
+    """AdamW's initial rate; falls to 0 along a cosine over the steps of the run."""
 
     @property
     def vocab(self) -> int:
@@ -66,7 +66,7 @@ class LoraOptions:
 
 
 class Lora:
-    """Adapters on a frozen Mistral model; see LoraOptions."""
+    """Workload of adapters on a frozen Mistral model, with the sizes in LoraOptions."""
 
     name: ClassVar[str] = "lora"
     options_type: ClassVar[type[Any]] = LoraOptions
@@ -92,9 +92,9 @@ class Lora:
         return self._counts[1]
 
     def describe(self) -> str:
-        """Describes sizes, counts, and the bytes that adapters alone put on the wire.
+        """Describes sizes, counts, and the bytes of the adapters' gradients.
 
-        Raises UsageError where a package is missing that `build` needs.
+        Raises UsageError if a package is missing that `build` needs.
         """
         chosen = self.options
         if chosen.base == "4bit":
@@ -107,28 +107,28 @@ class Lora:
         )
 
     def refused(self) -> Mapping[str, str]:
-        """Refuses strategies that cut parameters, for 4-bit weights."""
+        """Refuses strategies that shard parameters, for 4-bit weights."""
         if self.options.base != "4bit":
             return {}
-        reason = "packed 4-bit weights cannot be sharded; take base=bf16"
+        reason = "packed 4-bit weights cannot be sharded; use base=bf16"
         return {"fsdp": reason, "hsdp": reason}
 
     def steps_per_epoch(self, world_size: int, per_rank_batch: int) -> int:
-        """Backward passes of a rank over its part of the data."""
+        """Returns the backward passes of a rank over its part of the data."""
         return passes_per_epoch(self.options.samples, world_size, per_rank_batch)
 
     def build(self, shard: Shard) -> Trainee:
         """Builds model and data of one rank.
 
-        Raises UsageError where the host, or the GPU, has too little memory; on torch's meta device
-        nothing is taken.
+        Raises UsageError if the host, or the GPU, has too little memory; torch's meta device needs
+        none.
         """
         self._check_memory(shard)
         return _LoraTrainee(self.options, shard)
 
     @cached_property
     def _counts(self) -> tuple[int, int]:
-        """Trainable and frozen parameters, of the real model on torch's meta device."""
+        """Numbers of trainable and frozen parameters, counted on torch's meta device."""
         with torch.device("meta"):
             model = _adapted(_base_model(self.options), self.options)
         counts = {True: 0, False: 0}
@@ -137,7 +137,7 @@ class Lora:
         return counts[True], counts[False]
 
     def _check_memory(self, shard: Shard) -> None:
-        """A base model that does not fit ends in the kernel's killing the rank."""
+        """Raises UsageError for a base model that does not fit; the kernel would kill the rank."""
         if torch.device(shard.device).type == "meta":
             return
         per_rank = self.frozen_count * _MADE_BYTES[self.options.base]
@@ -149,8 +149,8 @@ class Lora:
         if per_rank * local_ranks > available:
             whole = ", in fp32 until they are packed," if self.options.base == "4bit" else ""
             raise UsageError(
-                f"lora: size={self.options.size} takes {per_rank / 1e9:.3g} GB of weights{whole} "
-                f"in each of {local_ranks} ranks and {available / 1e9:.3g} GB are free; take "
+                f"lora: size={self.options.size} needs {per_rank / 1e9:.3g} GB of weights{whole} "
+                f"in each of {local_ranks} ranks, and {available / 1e9:.3g} GB are free; use "
                 f"another size ({', '.join(_SIZES)}), base=bf16, or fewer ranks"
             )
 
@@ -164,7 +164,7 @@ def _require(package: str) -> None:
 
 @contextmanager
 def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """What torch makes new tensors of."""
+    """Sets the type of tensors that torch creates in this context."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -174,7 +174,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def _base_model(options: LoraOptions) -> nn.Module:
-    """The frozen model with random weights, where torch's default device is."""
+    """Returns the base model with random weights, on torch's default device."""
     _require("transformers")
     _require("peft")
     from transformers import MistralConfig
@@ -191,14 +191,14 @@ def _base_model(options: LoraOptions) -> nn.Module:
         max_position_embeddings=max(4096, options.sequence),
         use_cache=False,
     )
-    # Made in bf16, not cast to it: for a while that would take three times the memory.
+    # Created in bf16, not cast to it: a cast would need three times the memory for a while.
     with _default_dtype(torch.bfloat16 if options.base == "bf16" else torch.float32):
         model: nn.Module = MistralForCausalLM(config)
     return model
 
 
 def _adapted(model: nn.Module, options: LoraOptions) -> nn.Module:
-    """The model with adapters in fp32, and everything else frozen."""
+    """Returns the model with adapters in fp32, and all other parameters frozen."""
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(
@@ -209,13 +209,13 @@ def _adapted(model: nn.Module, options: LoraOptions) -> nn.Module:
         task_type="CAUSAL_LM",
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # peft calls what transformers renamed
+        warnings.simplefilter("ignore", FutureWarning)  # peft uses a name that transformers changed
         adapted: nn.Module = get_peft_model(model, config)
     return adapted
 
 
 def _quantised(model: Any) -> nn.Module:
-    """Linear layers in 4 bits, as QLoRA keeps them (Dettmers et al. 2023, arXiv 2305.14314)."""
+    """Packs linear layers into 4 bits, as QLoRA does (Dettmers et al. 2023, arXiv 2305.14314)."""
     _require("bitsandbytes")
     import bitsandbytes as bnb
 

@@ -26,11 +26,11 @@ class MlpOptions:
     layers: int = field(default=4, metadata={"minimum": 1})
     """Hidden layers."""
     classes: int = field(default=10, metadata={"minimum": 2})
-    """Classes to tell apart."""
+    """Classes to distinguish."""
     samples: int = field(default=2048, metadata={"minimum": 1})
     """Samples in the data set, over all ranks."""
     learning_rate: float = 0.05
-    """Learning rate of SGD with momentum 0.9; a cosine takes it to 0 over the run."""
+    """Learning rate of SGD with momentum 0.9; falls to 0 along a cosine over the run."""
 
 
 def _model(options: MlpOptions) -> nn.Sequential:
@@ -42,7 +42,7 @@ def _model(options: MlpOptions) -> nn.Sequential:
 
 
 class Mlp:
-    """The fully connected network; see MlpOptions for its sizes."""
+    """Workload of a fully connected network, with the sizes in MlpOptions."""
 
     name: ClassVar[str] = "mlp"
     options_type: ClassVar[type[Any]] = MlpOptions
@@ -70,11 +70,11 @@ class Mlp:
         )
 
     def refused(self) -> Mapping[str, str]:
-        """Returns nothing: no option is refused."""
+        """Returns an empty dictionary: no option is refused."""
         return {}
 
     def steps_per_epoch(self, world_size: int, per_rank_batch: int) -> int:
-        """Backward passes of a rank over its part of the data."""
+        """Returns the backward passes of a rank over its part of the data."""
         return passes_per_epoch(self.options.samples, world_size, per_rank_batch)
 
     def build(self, shard: Shard) -> Trainee:

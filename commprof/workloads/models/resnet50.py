@@ -1,6 +1,6 @@
 """Workload `resnet50`: the residual network of He et al. 2016 (arXiv 1512.03385) with SGD.
 
-Of its two forms the later one ("v1.5"): the stride is in a block's 3 x 3 convolution.
+This is the later of its two forms ("v1.5"): the stride is in a block's 3 x 3 convolution.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from commprof.workloads.trainees import DataTrainee, passes_per_epoch
 
 _STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))  # width, blocks, stride
 _EXPANSION = 4
-_SHRINKS = 32  # an image so wide, or less, is 1 x 1 in the last stage
+_SHRINKS = 32  # largest image size that becomes 1 x 1 in the last stage
 
 
 @dataclass(frozen=True)
 class ResnetOptions:
-    """Options of the data; the model is always the same but for its last layer."""
+    """Options of the data; the model is always the same except for its last layer."""
 
     classes: int = field(default=10, metadata={"minimum": 2})
-    """Classes to tell apart: 1000 gives the canonical 25,557,032 parameters."""
+    """Classes to distinguish: 1000 gives the canonical 25,557,032 parameters."""
     image: int = field(default=32, metadata={"minimum": 1})
-    """Height and width of the images; others are resized to it."""
+    """Height and width to which images are resized."""
     samples: int = field(default=320, metadata={"minimum": 1})
     """Images in the synthetic data set, over all ranks."""
     data: str = SYNTHETIC
-    """synthetic, digits (of scikit-learn), an .npz file, or a folder of images per class."""
+    """Images: synthetic, digits (of scikit-learn), an .npz file, or a folder per class."""
     learning_rate: float = 0.0125
     """SGD's rate: 0.1 for a batch of 128, as in study 001, scaled linearly to the batch of 16.
-    A tenth of it after half of the steps, a hundredth after three quarters."""
+    Falls to a tenth after half of the steps, to a hundredth after three quarters."""
 
 
 class _BatchNorm(nn.BatchNorm2d):
-    """Computes with weights and statistics in fp32, as under torch.autocast.
+    """Batch norm with weights and statistics in fp32, as under torch.autocast.
 
-    FSDP gathers the weights in 16 bits and leaves the running statistics in fp32: torch takes no
-    such mixture, and with 16 bits throughout it would round each batch's mean and deviation too.
+    FSDP gathers the weights in 16 bits and leaves the running statistics in fp32. Torch refuses
+    such a mixture, and with 16 bits throughout would round each batch's mean and deviation too.
     """
 
     def forward(self, features: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ class _BatchNorm(nn.BatchNorm2d):
 
 
 class _Block(nn.Module):
-    """1 x 1, 3 x 3 and 1 x 1 convolutions beside a shortcut."""
+    """Residual block: 1 x 1, 3 x 3 and 1 x 1 convolutions, and a shortcut."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> tuple
 
 
 class _Model(nn.Module):
-    """A stem, sixteen blocks in four stages, the mean over each image, and a linear layer."""
+    """ResNet-50: a stem, sixteen blocks in four stages, the mean over an image, a linear layer."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class _Model(nn.Module):
 
 
 class Resnet50:
-    """The residual network on small images; see ResnetOptions."""
+    """Workload of the residual network on small images, with the data in ResnetOptions."""
 
     name: ClassVar[str] = "resnet50"
     options_type: ClassVar[type[Any]] = ResnetOptions
@@ -125,7 +125,7 @@ class Resnet50:
     )
 
     def __init__(self, options: ResnetOptions | None = None) -> None:
-        """Raises UsageError where the images cannot be had."""
+        """Raises UsageError if the images cannot be read."""
         self.options = options or ResnetOptions()
         chosen = self.options
         self._images: Images = open_images(
@@ -134,14 +134,14 @@ class Resnet50:
 
     @property
     def parameter_count(self) -> int:
-        """Trainable parameters, exactly; counted without allocating them."""
+        """Exact number of trainable parameters, counted without allocating them."""
         with torch.device("meta"):
             model = _Model(self.options.classes)
         count: int = sum(parameter.numel() for parameter in model.parameters())
         return count
 
     def describe(self) -> str:
-        """Describes parameters and data. Raises UsageError where a package is missing."""
+        """Describes parameters and data. Raises UsageError if a package is missing."""
         self._images.require()
         chosen = self.options
         return (
@@ -150,20 +150,20 @@ class Resnet50:
         )
 
     def refused(self) -> Mapping[str, str]:
-        """Returns nothing: no option is refused."""
+        """Returns an empty dictionary: no option is refused."""
         return {}
 
     def steps_per_epoch(self, world_size: int, per_rank_batch: int) -> int:
-        """Backward passes of a rank over its part of the data.
+        """Returns the backward passes of a rank over its part of the data.
 
-        Raises UsageError where a pass would have one image, on which batch norm of the last stage
+        Raises UsageError if a pass would have one image, on which batch norm of the last stage
         cannot train.
         """
         self._check_batches(world_size, per_rank_batch)
         return passes_per_epoch(self._images.count, world_size, per_rank_batch)
 
     def _check_batches(self, world_size: int, per_rank_batch: int) -> None:
-        """One image of 1 x 1 in the last stage is one value per channel: no deviation."""
+        """Raises UsageError if a batch's last stage has one value per channel: no deviation."""
         if self.options.image > _SHRINKS:
             return
         here = -(-self._images.count // world_size)
@@ -176,8 +176,8 @@ class Resnet50:
         advice = f"a batch of {batch} per rank, or " if here > 1 else "fewer ranks, or "
         raise UsageError(
             f"resnet50: {which} would have one image of {self.options.image} x "
-            f"{self.options.image}, which the last stage shrinks to one value per channel, and "
-            f"batch norm needs two ({here} images per rank, {per_rank_batch} per pass); take "
+            f"{self.options.image}, which the last stage shrinks to one value per channel, but "
+            f"batch norm needs two ({here} images per rank, {per_rank_batch} per pass); use "
             f"{advice}image={_SHRINKS + 1}"
         )
 

@@ -1,6 +1,7 @@
-"""Stops its parent for each number of nanoseconds that it reads, and ends with it.
+"""Program that stops its parent process for each number of nanoseconds read on standard input.
 
-Run as a script by its path: it takes the standard library alone, and is there in a moment.
+Ends with its parent. Run as a script by its path: it imports only the standard library, so that it
+starts quickly.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import sys
 
 
 def main() -> None:
-    """Answers each line once the parent goes on, and says first that it is there."""
-    # It ends when its parent does, and never between a stop and what follows it.
+    """Sends a line when ready, and another one after each stop, when the parent runs again."""
+    # Ends only with its parent, so that no signal ends it while the parent is stopped.
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
     parent = os.pidfd_open(int(sys.argv[1]))
     if os.getppid() != int(sys.argv[1]):
-        return  # the parent has ended, and this may be somebody else's number
+        return  # the parent has ended, and another process may have its number
     _answer()
     for line in sys.stdin.buffer:
         _stop(parent, int(line))
@@ -28,7 +29,7 @@ def main() -> None:
 def _stop(process: int, duration_ns: int) -> None:
     try:
         signal.pidfd_send_signal(process, signal.SIGSTOP)
-        select.select([process], [], [], duration_ns / 1e9)  # or until it is killed
+        select.select([process], [], [], duration_ns / 1e9)  # or until the process is killed
     finally:
         signal.pidfd_send_signal(process, signal.SIGCONT)
 

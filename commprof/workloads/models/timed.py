@@ -1,11 +1,11 @@
-"""Workload `timed`: phases of known length and gradients of known size; the ground truth of tests.
+"""Workload `timed`: phases of known length and gradients of known size, for tests to compare with.
 
-Every phase runs against absolute deadlines (its start plus the cumulated lengths), on the clock
-that the capture uses (CLOCK_MONOTONIC). So a late wake-up, the cost of producing a gradient and
-DDP's copy of it into a bucket are absorbed by the next deadline instead of adding up. Where layers
-are sharded (FSDP2) each sleeps for its length: a deadline would absorb the wait for its parameters.
+Every phase sleeps until absolute deadlines (its start plus the cumulated lengths), on the capture's
+clock (CLOCK_MONOTONIC). So the next deadline absorbs a late wake-up, the cost of producing a
+gradient and DDP's copy of the gradient into a bucket, which would otherwise add up. A sharded layer
+(FSDP2) sleeps for its length instead: a deadline would absorb the wait for its parameters.
 
-Really stops this process for a while (SIGSTOP), by the hand of a child.
+With late_phase=pause a child process really stops this process for a time (SIGSTOP).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _END_S = 5.0
 
 
 class Stopper:
-    """Stops the process that makes it, through a child that ends with that process."""
+    """Stops this process, through a child that ends with this process."""
 
     def __init__(self) -> None:
-        """Raises CommprofError where a process cannot be stopped in this way."""
-        # -I -S: no module of the user's, and nothing of commprof's, starts in it.
+        """Starts the child. Raises CommprofError if the child cannot stop this process."""
+        # -I -S: the child imports no module of the user or of commprof.
         self._child = subprocess.Popen(
             [sys.executable, "-I", "-S", str(_SCRIPT), str(os.getpid())],
             stdin=subprocess.PIPE,
@@ -48,7 +48,7 @@ class Stopper:
         self._await_answer()
 
     def stop_for(self, duration_ns: int) -> None:
-        """Stops this process for a time, and returns once it goes on.
+        """Stops this process for a time, and returns when it runs again.
 
         Raises:
             CommprofError: the child has ended.
@@ -58,27 +58,27 @@ class Stopper:
             self._child.stdin.write(b"%d\n" % duration_ns)
             self._child.stdin.flush()
         except BrokenPipeError:
-            pass  # no answer will come
+            pass  # the next line notices that the child has ended
         self._await_answer()
 
     def _await_answer(self) -> None:
         assert self._child.stdout is not None
         if not self._child.stdout.readline():
             raise CommprofError(
-                f"the child that stops process {os.getpid()} has ended: late_phase=pause takes "
-                "Linux 5.3 or later, where pidfd_open is allowed; choose another late_phase"
+                f"the child that stops process {os.getpid()} has ended: late_phase=pause needs "
+                "Linux 5.3 or later, with pidfd_open allowed; choose another late_phase"
             )
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Its standard input ends, and so does it."""
+    """Ends the child by closing its standard input."""
     child.communicate(timeout=_END_S)
 
 
 _Draw = Callable[[int], Tensor]
 _PHASES = ("data", "forward", "backward", "optimizer")
 _PAUSE = "pause"
-#: Where it takes place.
+#: Phase in which a pause takes place.
 _PAUSED = "forward"
 _STEPS_PER_EPOCH = 6
 _BYTES_PER_ELEMENT = 4
@@ -100,35 +100,36 @@ _REFUSED = {
 class TimedOptions:
     """Lengths of the phases (ms) and sizes of the gradients (MB = 1e6 bytes).
 
-    A per-layer option takes one value for each layer, in forward order, or one for all.
+    A per-layer option has one value for each layer, in forward order, or one value for all layers.
     """
 
     layers: int = field(default=4, metadata={"minimum": 1})
-    """Layers; backward runs through them in reverse order."""
+    """Number of layers; backward runs through the layers in reverse order."""
     data_ms: float = 2.0
     """Length of the data phase."""
     forward_ms: tuple[float, ...] = (2.0,)
     """Length of each layer's forward."""
     backward_ms: tuple[float, ...] = (4.0,)
-    """Length of each layer's backward; its gradient is ready at the end of it."""
+    """Length of each layer's backward, at whose end the gradient is ready."""
     gradient_mb: tuple[float, ...] = (1.0,)
     """Size of each layer's fp32 gradient; 0 makes a layer without parameters."""
     gradients: str = field(default="constant", metadata={"choices": ("constant", "normal")})
-    """Their values. `constant`: rank + 1, so that the mean is known; `normal`: drawn once, from a
-    normal distribution, which is what a sparse compressor is made for."""
+    """Values of the gradients. `constant`: rank + 1, so that the mean is known; `normal`: drawn
+    once from a normal distribution, which suits sparse compressors."""
     optimizer_ms: float = 0.0
     """Length of the optimizer phase."""
     bucket_cap_mb: float = 0.0
-    """DDP's bucket_cap_mb; less than every layer gives each layer a bucket. 0: DDP's own."""
+    """DDP's bucket_cap_mb; a cap below every layer's size gives each layer a bucket. 0: DDP's
+    default."""
     late_rank: int = field(default=-1, metadata={"minimum": -1})
-    """The rank that is late; -1 for none."""
+    """The late rank; -1 for no late rank."""
     late_ms: float = 0.0
-    """By how much it is late."""
+    """Time by which the rank is late."""
     late_phase: str = field(default="backward", metadata={"choices": (*_PHASES, _PAUSE)})
-    """The phase that it lengthens, before the phase's own work; with "pause" its process is really
-    stopped (SIGSTOP) for that time, in forward."""
+    """Phase that the late rank lengthens, before the phase's own work; "pause": the rank's process
+    is really stopped (SIGSTOP) for that time, in forward."""
     late_every: int = field(default=1, metadata={"minimum": 1})
-    """It is late in every n-th step, counted from 1."""
+    """The rank is late in every n-th step, counted from 1."""
 
     def __post_init__(self) -> None:
         for name in ("forward_ms", "backward_ms", "gradient_mb"):
@@ -140,8 +141,8 @@ class TimedOptions:
                 )
         if not any(self.gradient_counts):
             raise UsageError(
-                "timed: gradient_mb leaves no layer with parameters, which DDP refuses; "
-                "give at least one layer more than 0"
+                "timed: gradient_mb is 0 for every layer, and DDP refuses a model without "
+                "parameters; give at least one layer more than 0"
             )
 
     def per_layer(self, values: tuple[float, ...]) -> tuple[float, ...]:
@@ -156,7 +157,7 @@ class TimedOptions:
 
 
 class Timed:
-    """Layers that sleep; see TimedOptions. The data are nominal: no sample costs anything."""
+    """Workload of layers that sleep, as TimedOptions says; samples exist only by number."""
 
     name: ClassVar[str] = "timed"
     options_type: ClassVar[type[Any]] = TimedOptions
@@ -173,7 +174,7 @@ class Timed:
         return sum(self.options.gradient_counts)
 
     def describe(self) -> str:
-        """Describes the phases' lengths, the gradient bytes and who is late."""
+        """Describes the phases' lengths, the number of parameters and the late rank."""
         chosen = self.options
         text = (
             f"timed: data {chosen.data_ms:g} ms, "
@@ -190,11 +191,11 @@ class Timed:
         return f"{text} Rank {chosen.late_rank} is {how} in 1 of {chosen.late_every} steps."
 
     def refused(self) -> Mapping[str, str]:
-        """Refuses options that would take time beyond what the workload's own options state."""
+        """Refuses options that need computation or an optimizer."""
         return _REFUSED
 
     def steps_per_epoch(self, world_size: int, per_rank_batch: int) -> int:
-        """Returns a fixed number: lengths do not depend on how samples are split."""
+        """Returns a fixed number: phase lengths do not depend on the batch."""
         return _STEPS_PER_EPOCH
 
     def build(self, shard: Shard) -> Trainee:
@@ -203,7 +204,7 @@ class Timed:
 
 
 def _drawing(values: str, rank: int) -> _Draw:
-    """Gives each layer's gradient, see `TimedOptions.gradients`."""
+    """Returns a function that draws a layer's gradient, as `TimedOptions.gradients` says."""
     if values == "constant":
         return lambda count: torch.full((count,), float(rank + 1))
     generator = torch.Generator("cpu").manual_seed(rank)
@@ -223,7 +224,7 @@ class _TimedFunction(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
         layer: _Layer = ctx.layer
         if layer.begins_backward:
-            # Queued before DDP's finalisation, it runs after the last layer and before that.
+            # Queued before DDP's finalisation, so that it runs between the last layer and that.
             Variable._execution_engine.queue_callback(layer.pacer.stamp)
         gradient = layer.fresh_gradient()
         layer.pacer.wait(layer.backward_ns)
@@ -243,9 +244,10 @@ class _Layer(nn.Module):
         self.begins_backward = False
 
     def fresh_gradient(self) -> Tensor | None:
-        """A new tensor over kept memory: autograd may take it as `.grad`, and no page is faulted.
+        """Returns a new tensor over kept memory, which autograd may use as `.grad` without copying.
 
-        Nobody writes to that memory: DDP copies it into a bucket and puts the bucket's view in.
+        So no page is faulted. Nothing writes to that memory: DDP copies it into a bucket, and
+        replaces `.grad` by a view of the bucket.
         """
         return None if self.weight is None else self._gradient.detach()
 
@@ -255,10 +257,10 @@ class _Layer(nn.Module):
 
 
 class _Model(nn.Module):
-    """The layers in forward order, after one without parameters.
+    """The layers in forward order, after an extra layer without parameters.
 
-    That one is the last in backward: its deadline absorbs DDP's copy of the last gradient where
-    the layers before it leave time, and its return is the end of the backward's own work.
+    The extra layer is the last in backward: its deadline absorbs DDP's copy of the last gradient
+    if the other layers leave time, and its return is the end of backward's own work.
     """
 
     def __init__(self, options: TimedOptions, pacer: Pacer, draw: _Draw) -> None:
@@ -303,7 +305,7 @@ class _TimedTrainee:
         self.blocks: Sequence[nn.Module] = model.blocks
 
     def ddp_options(self) -> dict[str, Any]:
-        """Gradients as views of the buckets: no copy back, and none outside a deadline."""
+        """Makes gradients views of the buckets, so that DDP does not copy them back."""
         options: dict[str, Any] = {"gradient_as_bucket_view": True}
         if self._options.bucket_cap_mb:
             options["bucket_cap_mb"] = self._options.bucket_cap_mb
@@ -337,16 +339,16 @@ class _TimedTrainee:
         return self._update
 
     def _update(self) -> None:
-        """Clear the gradients; no weight changes, for a step over them would cost real time."""
+        """Clears the gradients; does not change weights, which would need real time."""
         self._pacer.start(self._lateness_ns("optimizer"))
         self.model.zero_grad()
         self._end_phase("optimizer", self._options.optimizer_ms)
 
     def truth(self) -> dict[str, list[int]] | None:
-        """Begin and length of each phase by this workload's own stamps, on the capture's clock.
+        """Returns begin and length of each phase by this workload's stamps, on the capture's clock.
 
-        Backward ends where DDP begins to wait. A step on a busy machine may be held up between
-        the end of one phase and the begin of the next; no stamp says to which of them that belongs.
+        Backward ends where DDP begins to wait. On a busy machine a step may be delayed between
+        the end of one phase and the begin of the next; no stamp attributes the delay to either.
         """
         return self._truth
 
@@ -369,7 +371,7 @@ class _TimedTrainee:
 
 
 def _stopper_of(options: TimedOptions, shard: Shard) -> Stopper | None:
-    """Returns the stopper of the rank that is to be stopped; None for the others."""
+    """Returns the stopper of the rank that is to be stopped; None on other ranks."""
     chosen = options.late_phase == _PAUSE and options.late_rank == shard.rank
     return Stopper() if chosen and options.late_ms > 0 else None
 
@@ -383,7 +385,7 @@ class Pacer:
 
     def __init__(self) -> None:
         self._started_ns = self._due_ns = self._reached_ns = 0
-        #: What comes between two waits shortens the second one.
+        #: True if time spent between two waits shortens the second wait.
         self.absorbs = True
 
     def start(self, delay_ns: int = 0) -> None:
@@ -392,9 +394,9 @@ class Pacer:
         self._due_ns = self._started_ns + delay_ns
 
     def wait(self, duration_ns: int) -> None:
-        """Sleeps until `duration_ns` after the last deadline; returns at once if that is past.
+        """Sleeps until `duration_ns` after the last deadline; returns at once if that has passed.
 
-        Where a deadline does not absorb, after now, if that is later.
+        If `absorbs` is False, sleeps until `duration_ns` after now or the deadline, the later one.
         """
         begin_ns = self._due_ns if self.absorbs else max(self._due_ns, time.monotonic_ns())
         self._due_ns = begin_ns + duration_ns
@@ -406,7 +408,7 @@ class Pacer:
 
     @property
     def span_ns(self) -> tuple[int, int]:
-        """Start of the phase, and when its own work was done."""
+        """Start of the phase, and the time at which its own work was done."""
         return self._started_ns, self._reached_ns
 
 

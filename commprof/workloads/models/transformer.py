@@ -16,7 +16,7 @@ from commprof.workloads.trainees import DataTrainee, passes_per_epoch, random_to
 
 @dataclass(frozen=True)
 class TransformerOptions:
-    """Sizes of the model and of its data. The defaults are those of the scaling study 000."""
+    """Sizes of the model and of its data; the defaults are those of the scaling study 000."""
 
     vocab: int = field(default=2048, metadata={"minimum": 2})
     """Distinct tokens."""
@@ -33,7 +33,7 @@ class TransformerOptions:
     samples: int = field(default=320, metadata={"minimum": 1})
     """Samples in the data set, over all ranks."""
     learning_rate: float = 5e-4
-    """Adam's initial rate; a cosine takes it to 0 over the steps of the run."""
+    """Adam's initial rate; falls to 0 along a cosine over the steps of the run."""
 
     def __post_init__(self) -> None:
         if self.d_model % self.heads:
@@ -76,7 +76,7 @@ def _count_parameters(options: TransformerOptions) -> int:
 
 
 class Transformer:
-    """The language model of the scaling study 000; see TransformerOptions for its sizes."""
+    """Workload of a small language model, with the sizes in TransformerOptions."""
 
     name: ClassVar[str] = "transformer"
     options_type: ClassVar[type[Any]] = TransformerOptions
@@ -89,7 +89,7 @@ class Transformer:
 
     @property
     def parameter_count(self) -> int:
-        """Trainable parameters, exactly; counted without allocating them."""
+        """Exact number of trainable parameters, counted without allocating them."""
         return _count_parameters(self.options)
 
     def describe(self) -> str:
@@ -103,15 +103,15 @@ class Transformer:
         )
 
     def refused(self) -> Mapping[str, str]:
-        """Returns nothing: no option is refused."""
+        """Returns an empty dictionary: no option is refused."""
         return {}
 
     def steps_per_epoch(self, world_size: int, per_rank_batch: int) -> int:
-        """Backward passes of a rank over its part of the data."""
+        """Returns the backward passes of a rank over its part of the data."""
         return passes_per_epoch(self.options.samples, world_size, per_rank_batch)
 
     def build(self, shard: Shard) -> Trainee:
-        """Builds model, data and optimizer of one rank; equal weights and data on every rank."""
+        """Builds model and data of one rank; equal weights and data set on every rank."""
         return _TransformerTrainee(self.options, shard)
 
 

@@ -1,4 +1,4 @@
-"""How ranks share the training of a model: who holds which weights, and what is exchanged."""
+"""Strategies of training a model on several ranks: who holds and who exchanges which data."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _CLASSES = {
 }
 
 STRATEGY_NAMES = tuple(_CLASSES)
-"""The names that parse_strategy() knows, without importing torch."""
+"""Names that parse_strategy() accepts, available without importing torch."""
 
 
 class Strategy(Protocol):
-    """One way to train a model on all ranks; holds no tensors."""
+    """Interface of a strategy of training a model on all ranks; holds no tensors."""
 
     name: ClassVar[str]
-    """The name on the command line."""
+    """Name on the command line."""
     options_type: ClassVar[type[Any]]
-    """The frozen dataclass of its options."""
+    """Frozen dataclass of the options."""
     replicated: ClassVar[bool]
-    """Whether every rank holds all weights, which then are equal on all of them."""
+    """True if every rank holds all weights, which are then equal on all ranks."""
     offloads: ClassVar[bool]
-    """Whether it can keep its shards in the host's memory."""
+    """True if the strategy can keep its shards in the host's memory."""
 
     def __init__(self, options: Any = None) -> None: ...
 
@@ -49,15 +49,15 @@ class Strategy(Protocol):
     def expected(
         self, trainee: Trainee, options: TrainingOptions, world_size: int
     ) -> tuple[Expected, ...]:
-        """Computes what a step must exchange, one row per operation, for an unwrapped model."""
+        """Returns the calls that a step must make, one row per operation, for a bare model."""
         ...
 
     def wrap(self, trainee: Trainee, options: TrainingOptions, shard: Shard) -> nn.Module:
-        """Wraps the model that is called in training; needs a process group."""
+        """Returns the wrapped model, which training calls; needs a process group."""
         ...
 
     def optimizer(self, plan: OptimizerPlan, model: nn.Module) -> Optimizer:
-        """Makes an optimizer over what this rank holds of the trained parameters."""
+        """Returns an optimizer for the trained parameters, or parts of them, on this rank."""
         ...
 
     def synchronised(self, model: nn.Module, last: bool) -> AbstractContextManager[object]:
@@ -65,7 +65,7 @@ class Strategy(Protocol):
         ...
 
     def autocast(self, options: TrainingOptions, device: str) -> AbstractContextManager[object]:
-        """Context of the forward pass, loss included."""
+        """Returns the context of the forward pass and the loss, with the chosen precision."""
         ...
 
     def clip(self, model: nn.Module, largest_norm: float) -> None:
@@ -74,7 +74,7 @@ class Strategy(Protocol):
 
 
 def parse_strategy(text: str) -> Strategy:
-    """Makes the strategy that `text` names, e.g. `ddp` or `hsdp:shard=2`.
+    """Returns the strategy that `text` names, e.g. `ddp` or `hsdp:shard=2`.
 
     Raises UsageError for an unknown name or option, and a value out of range.
     """

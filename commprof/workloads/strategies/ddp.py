@@ -20,7 +20,7 @@ AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class DdpOptions:
-    """Options of DDP: none, as what DDP must be told is the workload's."""
+    """Options of DDP: none, because the workload supplies DDP's arguments."""
 
 
 class Ddp:
@@ -38,12 +38,12 @@ class Ddp:
         """Accepts any number of ranks."""
 
     def wrap(self, trainee: Trainee, options: TrainingOptions, shard: Shard) -> nn.Module:
-        """See Strategy."""
+        """Wraps the model in DDP, with the workload's arguments."""
         model: nn.Module = DistributedDataParallel(trainee.model, **trainee.ddp_options())
         return model
 
     def optimizer(self, plan: OptimizerPlan, model: nn.Module) -> Optimizer:
-        """Makes an optimizer over all trained parameters, on every rank."""
+        """Returns an optimizer for all trained parameters, on every rank."""
         return plan.kind(theory.trained(model), **plan.options)
 
     def synchronised(self, model: Any, last: bool) -> AbstractContextManager[object]:
@@ -62,12 +62,12 @@ class Ddp:
         return context
 
     def clip(self, model: nn.Module, largest_norm: float) -> None:
-        """Clips on each rank; all ranks hold the same gradients and clip them alike."""
+        """Clips on each rank; all ranks hold the same gradients and clip them equally."""
         nn.utils.clip_grad_norm_(theory.trained(model), largest_norm)
 
     def expected(
         self, trainee: Trainee, options: TrainingOptions, world_size: int
     ) -> tuple[theory.Expected, ...]:
-        """Expects the gradients, and the buffers where the model has some."""
+        """Expects the gradients, and the buffers if the model has some."""
         rows = [theory.all_reduced_gradients(trainee.model)]
         return theory.together([*rows, *theory.broadcast_buffers(trainee.model)])

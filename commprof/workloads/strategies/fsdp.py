@@ -1,7 +1,7 @@
-"""Strategy `fsdp`: parameters, gradients and optimizer state are cut among all ranks (FSDP2).
+"""Strategy `fsdp`: parameters, gradients and optimizer state are sharded among all ranks (FSDP2).
 
-The model's blocks are gathered one by one before they are used, and the next one while the
-present one computes.
+The model's blocks are gathered one by one before they are used, each while the block before it
+computes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from commprof.workloads.strategies.ddp import AUTOCAST_DTYPES
 
 @dataclass(frozen=True)
 class FsdpOptions:
-    """Options of FSDP2: torch's own settings, except for prefetching."""
+    """Options of FSDP2: none; torch's defaults apply, except for prefetching."""
 
 
 class Fsdp:
@@ -50,14 +50,14 @@ class Fsdp:
         """Accepts any number of ranks."""
 
     def shard_size(self, world_size: int, local_ranks: int | None = None) -> int:
-        """Number of ranks among which each parameter is cut.
+        """Returns the number of ranks among which each parameter is sharded.
 
-        local_ranks: of a host; None: as the launcher of this rank says.
+        local_ranks: ranks per host; None: the number that this rank's launcher has set.
         """
         return world_size
 
     def wrap(self, trainee: Trainee, options: TrainingOptions, shard: Shard) -> nn.Module:
-        """Cuts the model in place; every rank must have made it with the same weights."""
+        """Shards the model in place; every rank must have created it with the same weights."""
         mesh = self._mesh(torch.device(shard.device).type, shard.world_size)
         low = AUTOCAST_DTYPES.get(options.precision)
         offload = CPUOffloadPolicy() if options.cpu_offload else OffloadPolicy()
@@ -74,24 +74,25 @@ class Fsdp:
         return model
 
     def optimizer(self, plan: OptimizerPlan, model: nn.Module) -> Optimizer:
-        """Makes an optimizer over this rank's parts of the trained parameters."""
+        """Returns an optimizer for this rank's parts of the trained parameters."""
         return plan.kind(theory.trained(model), **plan.options)
 
     def synchronised(self, model: Any, last: bool) -> AbstractContextManager[object]:
-        """Keeps gradients whole until the last pass, which scatters their sum.
+        """Keeps gradients whole until the last pass, which reduce-scatters their sum.
 
-        `set_is_last_backward` stays True: it is for several forwards before their backwards. Here
-        it would leave the order of one pass to the next, which then gathers a block in vain.
+        `set_is_last_backward` stays True: False is for several forwards before their backwards.
+        Between accumulated passes it would keep one pass's order of blocks for the next pass, which
+        would then gather a block in vain.
         """
         model.set_requires_gradient_sync(last)
         return nullcontext()
 
     def autocast(self, options: TrainingOptions, device: str) -> AbstractContextManager[object]:
-        """Does nothing: the blocks compute in the type in which their parameters are gathered."""
+        """Returns an empty context: blocks compute in the type of the gathered parameters."""
         return nullcontext()
 
     def clip(self, model: nn.Module, largest_norm: float) -> None:
-        """Clips by the norm over all ranks' parts, which takes one small all-reduce."""
+        """Clips by the norm over all ranks' parts, which needs one small all-reduce."""
         parameters = theory.trained(model)
         gradients = [p.grad for p in parameters if p.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
@@ -117,7 +118,7 @@ class Fsdp:
 def _precision(
     low: torch.dtype | None, output_dtype: torch.dtype | None = None
 ) -> MixedPrecisionPolicy:
-    """Gather and compute in `low`, reduce in fp32."""
+    """Returns a policy that gathers and computes in `low` and reduces in fp32."""
     if low is None:
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(
@@ -126,9 +127,9 @@ def _precision(
 
 
 def _prefetch(model: Any, blocks: Sequence[Any], device: str) -> None:
-    """Where there are no streams, torch gathers in the training thread; let it run beside it.
+    """Makes a CPU gather the next block during compute; torch would gather in the training thread.
 
-    On a GPU, streams do the same by themselves.
+    On a GPU, streams overlap the two already.
     """
     if torch.device(device).type != "cpu":
         return

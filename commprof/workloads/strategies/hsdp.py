@@ -14,20 +14,21 @@ from commprof.workloads.strategies.fsdp import Fsdp
 
 @dataclass(frozen=True)
 class HsdpOptions:
-    """Options of HSDP: the sizes of the groups."""
+    """Options of HSDP: the size of the groups."""
 
     shard: int = field(default=0, metadata={"minimum": 0})
-    """Most ranks that share one copy of the model; 0: a host's, or half of a single host's."""
+    """Largest number of ranks that share one copy of the model; 0: the ranks of a host, or half of
+    a single host's ranks."""
 
 
 class Hsdp(Fsdp):
-    """fully_shard on a mesh of replicas by shards."""
+    """Strategy of torch.distributed.fsdp.fully_shard on a mesh of replicas and shards."""
 
     name: ClassVar[str] = "hsdp"
     options_type: ClassVar[type[Any]] = HsdpOptions
 
     def check(self, world_size: int) -> None:
-        """Refuses ranks that do not divide into groups of one size."""
+        """Raises UsageError for ranks that do not divide into groups of one size."""
         shard = self.options.shard
         if 0 < shard < world_size and world_size % shard:
             fitting = [n for n in range(1, world_size + 1) if world_size % n == 0]
@@ -37,7 +38,7 @@ class Hsdp(Fsdp):
             )
 
     def shard_size(self, world_size: int, local_ranks: int | None = None) -> int:
-        """Size of a group: as asked for, else a host's ranks, or half of a single host's."""
+        """Returns a group's size: the option, else a host's ranks, or half of a single host's."""
         if self.options.shard:
             return min(int(self.options.shard), world_size)
         local = local_ranks or int(os.environ.get("LOCAL_WORLD_SIZE", world_size))

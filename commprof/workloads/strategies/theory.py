@@ -1,7 +1,7 @@
-"""What a strategy must exchange in a step, from the shapes of the parameters alone.
+"""Bytes that a strategy must exchange in a step, from the shapes of the parameters alone.
 
-Bytes are counted as nccl-tests count the size of a collective: the whole tensor of an all-reduce
-or a broadcast, all ranks' parts together of an all-gather or a reduce-scatter.
+Sizes are those of nccl-tests: the whole tensor of an all-reduce or a broadcast, all ranks' parts
+together of an all-gather or a reduce-scatter.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class Expected:
     """Expected calls of one operation in one step of one rank."""
 
     op: str
-    """As in a trace: all_reduce, broadcast, all_gather_into_tensor or reduce_scatter_tensor."""
+    """Name in a trace: all_reduce, broadcast, all_gather_into_tensor or reduce_scatter_tensor."""
     size_bytes: int
-    """Sum of their sizes."""
+    """Sum of the calls' sizes."""
     formula: str
-    """How it comes about, for a reader."""
+    """Explanation of the size, in words."""
 
 
 def all_reduced_gradients(model: nn.Module) -> Expected:
@@ -33,13 +33,13 @@ def all_reduced_gradients(model: nn.Module) -> Expected:
 
 
 def broadcast_buffers(model: nn.Module) -> tuple[Expected, ...]:
-    """DDP's broadcasts: rank 0's buffers, before the forward pass after each synchronised one."""
+    """DDP's broadcasts: rank 0's buffers, before the forward after each synchronised backward."""
     size = _bytes(model.buffers())
     return (Expected("broadcast", size, "buffers"),) if size else ()
 
 
 def broadcast_parameters(model: nn.Module) -> Expected:
-    """ZeRO-1's broadcasts: whoever updated a parameter sends it to all others."""
+    """ZeRO-1's broadcasts: the rank that updates a parameter sends it to all other ranks."""
     return Expected("broadcast", _bytes(trained(model)), "trained parameters")
 
 
@@ -50,16 +50,16 @@ def sharded(
     accumulate: int,
     gather_bytes: int | None,
 ) -> tuple[Expected, ...]:
-    """FSDP's collectives, by groups of parameters that are gathered together.
+    """FSDP's collectives, for groups of parameters that are gathered together.
 
-    A group is gathered for forward and, but for the root's, which stays until then, once more
-    for backward: in every pass of an accumulation. Its gradients are reduce-scattered once per
-    step, in fp32 or as they are, and all-reduced between the replicas. Parameters are cut
-    along dimension 0 into equal parts, the last ones filled up.
+    In every pass of an accumulation a group is gathered for forward and again for backward; the
+    root's group stays gathered in between. A group's gradients are reduce-scattered once per
+    step, in fp32 or in their own type, and all-reduced between the replicas. Parameters are cut
+    along dimension 0 into equal parts, with padding at the end.
 
-    groups: in any order but for the last one, which is the root's and may be empty.
-    ranks: among which a parameter is cut; nothing is exchanged among less than 2.
-    gather_bytes: of one element as gathered; its own size when None.
+    groups: in any order, except that the last group is the root's, which may be empty.
+    ranks: number of ranks that share a parameter; fewer than 2 gather and scatter nothing.
+    gather_bytes: bytes of one element when gathered; None: the element's own size.
     """
     found: list[Expected] = []
     *blocks, root = groups
@@ -90,7 +90,7 @@ def sharded(
 
 
 def together(rows: Iterable[Expected]) -> tuple[Expected, ...]:
-    """Joins rows to one per operation."""
+    """Joins the rows of each operation to one row."""
     by_op: dict[str, list[Expected]] = {}
     for row in rows:
         by_op.setdefault(row.op, []).append(row)
@@ -112,7 +112,7 @@ def padded_count(parameter: Tensor, ranks: int) -> int:
 
 
 def _gradient_bytes(parameter: Tensor, gather_bytes: int | None) -> int:
-    """Bytes of one gradient element as reduced: fp32 where the computation is in less."""
+    """Bytes of one gradient element when reduced: 4 if computation has a smaller type."""
     return parameter.element_size() if gather_bytes is None else 4
 
 

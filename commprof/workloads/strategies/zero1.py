@@ -1,7 +1,7 @@
-"""Strategy `zero1`: DDP whose optimizer state is shared out among the ranks (ZeRO stage 1).
+"""Strategy `zero1`: DDP with optimizer state sharded among the ranks (ZeRO stage 1).
 
-Each rank updates a part of the parameters and sends it to all others (Rajbhandari et al. 2020,
-arXiv 1910.02054).
+Each rank updates a part of the parameters and sends the part to all other ranks (Rajbhandari et
+al. 2020, arXiv 1910.02054).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from commprof.workloads.strategies.ddp import Ddp
 
 
 class Zero1(Ddp):
-    """torch.distributed.optim.ZeroRedundancyOptimizer under DDP."""
+    """Strategy of torch.distributed.optim.ZeroRedundancyOptimizer under DDP."""
 
     name: ClassVar[str] = "zero1"
 
     def optimizer(self, plan: OptimizerPlan, model: nn.Module) -> Optimizer:
-        """Makes an optimizer with the state of this rank's part of the parameters."""
-        # It compiles TorchScript when it is imported.
+        """Returns an optimizer with the state of this rank's part of the parameters."""
+        # Imported late: the import compiles TorchScript.
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
         optimizer: Optimizer = ZeroRedundancyOptimizer(
@@ -35,6 +35,6 @@ class Zero1(Ddp):
     def expected(
         self, trainee: Trainee, options: TrainingOptions, world_size: int
     ) -> tuple[theory.Expected, ...]:
-        """Expects DDP's exchange, and the updated parameters."""
+        """Expects DDP's exchange, and broadcasts of the updated parameters."""
         rows = super().expected(trainee, options, world_size)
         return theory.together([*rows, theory.broadcast_parameters(trainee.model)])

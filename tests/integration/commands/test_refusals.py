@@ -86,7 +86,7 @@ BAD_VALUES = [
     ("--strategy fsd", ["'fsd'", "did you mean 'fsdp'?", "zero1"]),
     ("--strategy ddp,fsdp,ddp", ["names ddp twice"]),
     ("--nproc 4 --strategy hsdp:shard=3", ["shard=3", "1, 2, 4"]),
-    ("--strategy fsdp --hook int8", ["--hook int8", "fsdp has no DDP", "zero1"]),
+    ("--strategy fsdp --hook int8", ["--hook int8", "fsdp does not use DDP", "zero1"]),
     ("--strategy ddp --cpu-offload", ["--cpu-offload", "fsdp, hsdp"]),
     ("--strategy fsdp --cpu-offload", ["--cpu-offload", "in the host's memory already"]),
     ("--workload timed --strategy zero1", ["--strategy zero1", "it has no optimizer"]),

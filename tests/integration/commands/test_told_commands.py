@@ -208,8 +208,11 @@ def test_what_an_output_tells_to_type_is_taken(
         ("fit traces", "; left out: traces (2 ranks): "),
         ("fit nosuch", "give the JSON of a microbenchmark, an output of nccl-tests, or a run"),
         ("trace RUN --merge no.json", "no.json cannot be read: No such file or directory\n"),
-        ("run --nproc 100000 train.py", "100000 ranks on this machine need 4000.0 GB of memory"),
-        ("check --nproc 100000", "GB are free; start fewer (--nproc, --world-sizes)"),
+        (
+            "run --nproc 100000 train.py",
+            "100000 ranks on this machine need at least 4000.0 GB of memory",
+        ),
+        ("check --nproc 100000", "GB are free; start fewer ranks (--nproc, --world-sizes)"),
         ("microbench all_reduce --nproc 0", "all_reduce needs 1 rank or more, not 0; raise"),
     ],
 )

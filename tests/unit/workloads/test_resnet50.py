@@ -146,13 +146,13 @@ def test_channels_that_are_no_colours_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"no archive"])
 def test_a_file_that_is_no_archive_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "set.npz").write_bytes(content)
-    with pytest.raises(UsageError, match="holds no 'images' and 'labels'"):
+    with pytest.raises(UsageError, match="does not hold 'images' and 'labels'"):
         opened(str(tmp_path / "set.npz"))
 
 
 def test_an_archive_without_labels_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "set.npz", images=np.zeros((1, 2, 2)))
-    with pytest.raises(UsageError, match="holds no 'images' and 'labels'"):
+    with pytest.raises(UsageError, match="does not hold 'images' and 'labels'"):
         opened(str(tmp_path / "set.npz"))
     (tmp_path / "folder").mkdir()
     with pytest.raises(UsageError, match="holds no images: give a folder with a folder per class"):
@@ -203,7 +203,9 @@ def test_description_and_epochs() -> None:
 
 
 def test_images_that_are_none_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"data='cats' is no images \(allowed: synthetic, digits"):
+    with pytest.raises(
+        UsageError, match=r"data='cats' does not name images \(allowed: synthetic, digits"
+    ):
         parse_spec("resnet50:data=cats")
 
 

@@ -81,7 +81,7 @@ def test_a_model_that_does_not_fit_is_refused(
     workload = Lora(LoraOptions(size="7b", base=base))
     # As counted where the extra is; nothing is built.
     monkeypatch.setitem(workload.__dict__, "_counts", (13_631_488, 7_241_732_096))
-    with pytest.raises(UsageError, match=f"size=7b takes {taken} and"):
+    with pytest.raises(UsageError, match=f"size=7b needs {taken}, and"):
         workload.build(Shard(0, 2000, 4, steps=1, seed=0))
 
 

@@ -66,7 +66,7 @@ def test_one_value_stands_for_each_layer() -> None:
         ("timed:late_phase=other", r"'other' .*\(allowed: data, .*, optimizer, pause\)"),
         ("timed:layers=2,backward_ms=1/x", r"backward_ms='x' is not a number"),
         ("timed:layers=2,backward_ms=1/2/3", r"has 3 values for layers=2"),
-        ("timed:gradient_mb=0", r"no layer with parameters"),
+        ("timed:gradient_mb=0", "gradient_mb is 0 for every layer"),
         ("transformer:heads=3", r"heads=3 does not divide d_model=256"),
     ],
 )
