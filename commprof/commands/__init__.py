@@ -1,4 +1,4 @@
-"""The command line: one file per command, listed here, and loaded when it is given."""
+"""Command line of commprof: lists the commands, and imports a command's module when it is used."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ Measures what a PyTorch job's communication really costs.
 
   commprof run --nproc 8      train at 1, 2, 4 and 8 ranks and record every collective
   commprof env -- COMMAND     record a job that torchrun, srun or anything else launches
-  commprof wrap train.py      record one rank, where a launcher starts each of them
-  commprof top RUN            watch a running job: where its steps go, whom they wait for
+  commprof wrap train.py      record one rank's script, under a launcher that starts each rank
+  commprof top RUN            watch a running job: where step time goes, which rank others wait for
   commprof check --nproc 4    check ranks, hosts and network before training
-  commprof launch-files       write what starts a recorded job on Slurm or Kubernetes
+  commprof launch-files       write a Slurm script or Kubernetes manifest for a recorded job
 
   commprof report RUN         show a recorded run again: tables, JSON, or a page with pictures
-  commprof trace RUN          write it as a timeline for Perfetto or chrome://tracing
-  commprof compare A B        what changed between two runs, and what of it is chance
-  commprof audit FILE         check somebody's scaling report against its own arithmetic
+  commprof trace RUN          write a recorded run as a timeline for Perfetto or chrome://tracing
+  commprof compare A B        show what changed between two runs, and if it is more than noise
+  commprof audit FILE         check if the figures of a scaling report agree with each other
 
   commprof microbench OP      measure collectives alone, by message size
-  commprof fit SOURCE...      what collectives cost here, as a profile of this machine
-  commprof predict RUN        the run's step on other links, world sizes, buckets and hooks
-  commprof chakra RUN --output DIR   the run as Chakra execution traces, for network simulators
+  commprof fit SOURCE...      fit the cost of this machine's collectives, for predictions
+  commprof predict RUN        predict the step on other links, world sizes, buckets and hooks
+  commprof chakra RUN --output DIR   write Chakra execution traces, for network simulators
 """
 
 
@@ -51,7 +51,7 @@ class Command(Protocol):
         """Runs the command; returns the exit code."""
 
 
-#: Name as typed: one line for the list of commands. ``launch-files`` is the class
+#: Line in the list of commands, by the command's name as typed. ``launch-files`` is the class
 #: ``LaunchFilesCommand`` in the file ``launch_files.py``.
 COMMANDS = {
     "run": "train at several world sizes and report each",
@@ -63,16 +63,16 @@ COMMANDS = {
     "report": "show a recorded run again",
     "trace": "write a recorded run as a timeline for Perfetto",
     "compare": "compare two recorded runs, or two microbenchmark results",
-    "audit": "check a scaling report against its own arithmetic",
+    "audit": "check if the figures of a scaling report agree with each other",
     "microbench": "measure collectives alone, by message size",
-    "fit": "fit what collectives cost here, for predictions",
+    "fit": "fit the cost of this machine's collectives, for predictions",
     "predict": "predict a recorded run's step in other settings",
     "chakra": "write a recorded run as Chakra execution traces",
 }
 
 
 def load(name: str) -> Command:
-    """Imports one command, and with it what it needs: a report needs no torch."""
+    """Imports one command, and only the packages that it needs: a report needs no torch."""
     module = importlib.import_module(f"commprof.commands.{name.replace('-', '_')}")
     command: Command = getattr(module, f"{name.title().replace('-', '')}Command")()
     return command
@@ -85,7 +85,7 @@ class _CommandParser(Parser):
     _loaded = False
 
     def prepare(self) -> None:
-        """Adds what the command takes."""
+        """Adds the command's arguments; a second call does nothing."""
         if self.command_name and not self._loaded:
             self._loaded = True
             command = load(self.command_name)
@@ -96,18 +96,18 @@ class _CommandParser(Parser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """Loads the command first."""
+        """Parses the arguments, after importing the command."""
         self.prepare()
         return super().parse_known_args(args, namespace)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry of ``commprof`` and ``python -m commprof``."""
+    """Entry point of ``commprof`` and ``python -m commprof``."""
     return _run(make_parser(), argv)
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Makes the parser of all commands; parsed arguments carry theirs as ``command``."""
+    """Returns the parser of all commands; it stores the chosen command as ``command``."""
     parser = Parser(
         prog="commprof",
         description=invocation.examples(_DESCRIPTION),
@@ -125,7 +125,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main_of(command_name: str) -> int:
-    """Main function of an entry point that is one command, such as ``python -m commprof.run``."""
+    """Main function of an entry point for one command, such as ``python -m commprof.run``."""
     parser = _CommandParser(
         prog=f"commprof {command_name}", formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -134,9 +134,9 @@ def main_of(command_name: str) -> int:
 
 
 def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
-    """The one place where an error of the user's becomes a line and an exit code."""
+    """Runs the command; turns a user's error into a line on stderr and an exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a report is for every encoding
+        sys.stdout.reconfigure(errors="backslashreplace")  # a report prints in any encoding
     try:
         args = parser.parse_args(argv)
         if args.command is None:
@@ -162,8 +162,8 @@ def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
 
 
 def _missing(package: str) -> str:
-    """One of the packages that commprof needs is not there: another Python, or half installed."""
+    """Message for a missing package: another Python, or an incomplete installation."""
     return (
         f"the package {package} is not installed for {sys.executable}: {invocation.pip(package)}, "
-        "or take the Python that commprof was installed for"
+        "or use the Python that commprof was installed for"
     )

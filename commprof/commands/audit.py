@@ -1,4 +1,4 @@
-"""``commprof audit``: hold a scaling report against its own arithmetic."""
+"""``commprof audit``: check if the figures of a scaling report agree with each other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from commprof.files import open_regular
 from commprof.invocation import quoted
 from commprof.report.audit_text import render
 
-#: No report is larger; what is, is not read.
+#: Size limit of a report; a larger file is refused.
 _MOST_BYTES = 4_000_000
 
 
@@ -21,16 +21,17 @@ class AuditCommand:
     """The command ``commprof audit``."""
 
     description = """\
-Reads a report of how a job scales and recomputes what its figures say about each other: samples
-over time, batch and latency against throughput, speed-up, efficiency, cost, Amdahl, warm-up. Each
+Reads a report of how a job scales and recomputes its figures from each other: throughput from
+samples and time or from batch and latency, speed-up, efficiency, cost, Amdahl, warm-up. Each
 finding names the row and quotes the two figures that disagree. Nothing is run or measured.
 
   commprof audit result.json        JSON of `commprof run`, or with num_processes or world_size
   commprof audit SCALING.md         tables in Markdown, JSON in fences, and some kinds of sentence
-  commprof audit table.csv          one table with ranks, GPUs or nodes beside other figures
+  commprof audit table.csv          one table with a column of ranks, GPUs or nodes
 
-Exit code: 0 without a finding, 1 with findings, 2 if the file cannot be read as a report. Figures
-may differ by what rounding or cutting off their printed digits explains. See docs/reading.md.
+Exit code: 0 if there are no findings, 1 if there are, 2 if the file cannot be read as a report. A
+difference that rounding or truncating the printed digits explains is not a finding. See
+docs/reading.md.
 """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
@@ -38,7 +39,7 @@ may differ by what rounding or cutting off their printed digits explains. See do
         parser.add_argument("file", type=Path, metavar="FILE", help="the report; - for stdin")
 
     def run(self, args: argparse.Namespace) -> int:
-        """Reads, checks and prints."""
+        """Reads the report, checks its figures and prints the findings."""
         text = _text_of(args.file)
         try:
             result = audit(text)
@@ -51,10 +52,10 @@ may differ by what rounding or cutting off their printed digits explains. See do
 
 
 def _text_of(path: Path) -> str:
-    """The file's text.
+    """Returns the file's text.
 
     Raises:
-        UsageError: it cannot be opened, is too large, or is no text.
+        UsageError: the file cannot be opened, is too large, or is not text.
     """
     try:
         if str(path) == "-":
@@ -73,7 +74,7 @@ def _text_of(path: Path) -> str:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(
-            f"{quoted(path)} cannot be read as a scaling report: no UTF-8 text at byte "
+            f"{quoted(path)} cannot be read as a scaling report: not UTF-8 text at byte "
             f"{error.start}"
         ) from None
     if "\0" in text:

@@ -1,4 +1,4 @@
-"""``commprof chakra``: a recorded run for network simulators."""
+"""``commprof chakra``: write a recorded run as Chakra traces for network simulators."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ChakraCommand:
 
     description = """\
 Writes the measured steps of a recorded run as MLCommons Chakra execution traces, one file per rank,
-so that ASTRA-sim or another network simulator can take over.
+which ASTRA-sim or another network simulator can replay.
 
   commprof chakra RUN --output traces        traces/commprof.0.et, traces/commprof.1.et, ...
   AstraSim_Analytical_Congestion_Aware --workload-configuration=traces/commprof ...
@@ -26,14 +26,14 @@ so that ASTRA-sim or another network simulator can take over.
         """Adds the arguments."""
         parser.add_argument("run", type=Path, metavar="RUN", help="the run directory")
         parser.add_argument(
-            "--output", type=Path, metavar="DIR", required=True, help="where the files go"
+            "--output", type=Path, metavar="DIR", required=True, help="directory for the files"
         )
         parser.add_argument(
-            "--world-size", type=int, metavar="N", help="which one (default: the largest recorded)"
+            "--world-size", type=int, metavar="N", help="recorded world size (default: the largest)"
         )
 
     def run(self, args: argparse.Namespace) -> int:
-        """Writes the files and names them."""
+        """Writes the files and prints their paths."""
         sizes = read_context(args.run)["world_sizes"]
         size = max(sizes) if args.world_size is None else args.world_size
         if size not in sizes:

@@ -1,4 +1,4 @@
-"""``commprof check``: are the ranks, their hosts and the network fit to train?"""
+"""``commprof check``: test if ranks, hosts and network are fit for training."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class CheckCommand:
     """The command ``commprof check``."""
 
     description = """\
-Tests in some seconds what a distributed training needs: a ring of messages, latency and bandwidth
+Tests in some seconds what distributed training needs: a ring of messages, latency and bandwidth
 between each two ranks, sums over all ranks, gradients in sync after steps of DDP, the trend of a
-loss, clocks, cores, open files, /dev/shm, network interfaces, and what else loads the hosts. Each
-check says pass, warn, fail or skip, its figure, and what to do.
+loss, clocks, cores, open files, /dev/shm, network interfaces, and other load on the hosts. Each
+check prints pass, warn, fail or skip, its figure, and what to do.
 
   commprof check --nproc 4                                    4 ranks on this machine
-  torchrun --nproc-per-node 4 -m commprof check               as a rank of any job, on all its hosts
+  torchrun --nproc-per-node 4 -m commprof check               as ranks of a job, on all its hosts
 
-Exit code: 0 without a failure, 1 with one. The ranks talk over gloo. See docs/your_job.md.
+Exit code: 1 if a check fails, else 0. The ranks communicate over gloo. See docs/your_job.md.
 """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
@@ -37,11 +37,11 @@ Exit code: 0 without a failure, 1 with one. The ranks talk over gloo. See docs/y
             "--nproc",
             type=int,
             metavar="N",
-            help="ranks to start here (default: usable cores); not under torchrun",
+            help="ranks to start on this machine (default: usable cores); not under torchrun",
         )
 
     def run(self, args: argparse.Namespace) -> int:
-        """Starts ranks, or is one; prints on rank 0."""
+        """Starts the ranks, or runs as one of them; prints the outcomes on rank 0."""
         if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
             if args.nproc is not None:
                 raise UsageError(

@@ -1,4 +1,4 @@
-"""``commprof compare``: are two results the same, but for noise?"""
+"""``commprof compare``: show if two results differ by more than noise."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ Compares two recorded runs step by step (step time, its parts, collectives, sett
 results of the microbenchmark row by row: ratios, a rank test, and a verdict for scripts.
 
   commprof compare BEFORE AFTER                          run directories, or torch.profiler's traces
-  commprof compare BEFORE.json AFTER.json --fail-above 5%    commprof microbench ... --json FILE
+  commprof compare BEFORE.json AFTER.json --fail-above 5%    from commprof microbench --json
   commprof compare BEFORE.log AFTER.log                  outputs of nccl-tests
 
-With --fail-above the exit code is 1 where something of the second is slower beyond noise and by
-more than that, or where B, a microbenchmark's, lacks rows of A, was cut short or has wrong data;
-without it the exit code is 0 whatever the figures say.
+With --fail-above 5% the exit code is 1 if AFTER is slower by more than 5% and beyond noise, or if
+it is a microbenchmark's result that lacks rows of BEFORE, was cut short or has wrong data. Without
+--fail-above the exit code is 0, whatever the figures are.
 """
 _GIVE = (
     "give two run directories, two recordings of torch.profiler, two JSON files of commprof "
@@ -47,19 +47,19 @@ class CompareCommand:
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Adds the arguments."""
-        parser.add_argument("first", type=Path, metavar="A", help="before")
-        parser.add_argument("second", type=Path, metavar="B", help="after")
+        parser.add_argument("first", type=Path, metavar="A", help="result before the change")
+        parser.add_argument("second", type=Path, metavar="B", help="result after the change")
         parser.add_argument(
             "--fail-above",
             metavar="5%",
-            help="exit with 1 where B is slower by more than that, beyond noise",
+            help="exit with 1 if B is slower by more than this, beyond noise",
         )
         parser.add_argument(
             "--format", choices=("table", "json"), default="table", help="default: table"
         )
 
     def run(self, args: argparse.Namespace) -> int:
-        """Compares and prints."""
+        """Compares the two results and prints the comparison."""
         limit = None if args.fail_above is None else parse_share(args.fail_above)
         paths = (args.first, args.second)
         runs = [path.is_dir() or is_recording_file(path) for path in paths]
@@ -82,22 +82,22 @@ def parse_share(text: str) -> float:
     return float(match[1]) / (100 if match[2] else 1)
 
 
-#: Exit code where a step became slower than allowed.
+#: Exit code if a step became slower than allowed.
 SLOWER = 1
 
 
 def _compare_runs(a: Path, b: Path, fail_above: float | None, shown_as: str) -> int:
-    """Analyses both, prints what changed, and judges.
+    """Compares two runs, prints what changed, and returns the exit code.
 
     Args:
         a: the run to compare with.
         b: the run that may have changed.
-        fail_above: by what share B's step may be longer, 0.05 for 5 %; None judges nothing.
+        fail_above: share by which B's step may be longer, 0.05 for 5 %; None for no limit.
         shown_as: "table" or "json".
 
     Raises:
-        CommprofError: one is no run directory, holds a trial or several strategies, or the runs
-            are too short to be judged.
+        CommprofError: a path is not a run directory, or holds a trial or several strategies, or
+            the runs are too short to be judged.
     """
     for run in (a, b):
         salvage_dead(run)
@@ -119,7 +119,7 @@ def _compare_runs(a: Path, b: Path, fail_above: float | None, shown_as: str) -> 
 
 
 def _check_one_run(run: Path) -> None:
-    """Steps of different candidates or strategies are not one run's."""
+    """Raises UsageError if the directory holds a trial or the runs of several strategies."""
     if places := strategy_directories(run):
         raise UsageError(
             f"{invocation.quoted(run)} holds the runs of several strategies; compare one of them: "
@@ -138,17 +138,17 @@ def _trial_refused(run: Path) -> UsageError:
 
 
 def _must_be_able_to_fail(result: RunComparison) -> None:
-    """A gate that cannot close is none."""
+    """Raises UsageError if no world size has enough steps for ``--fail-above`` to judge."""
     if not any(not world.too_short for world in result.worlds):
         raise UsageError(
             "--fail-above cannot judge these runs: no world size has enough measured steps in both "
-            "(needed: steps worth 4 independent ones in each, as 15 are where they are not alike); "
+            "(needed in each: steps worth 4 independent ones, as 15 uncorrelated steps are); "
             "record more steps, at the same world sizes"
         )
 
 
 def _compare_microbenchmarks(a: Path, b: Path, fail_above: float | None, shown_as: str) -> int:
-    """Prints row by row what differs, and judges; see ``_compare_runs``."""
+    """Compares two microbenchmark results row by row, as ``_compare_runs`` compares runs."""
     if shown_as != "table":
         raise UsageError(
             f"--format {shown_as} is for run directories; results of microbench are JSON already"
@@ -168,7 +168,7 @@ def _compare_microbenchmarks(a: Path, b: Path, fail_above: float | None, shown_a
 
 
 def _unusable(second: SweepResult, lacking: int) -> Iterator[str]:
-    """Why the second result says less than the first, or nothing, whatever its times are."""
+    """Yields the reasons why the second result cannot pass, whatever its times are."""
     if lacking:
         yield f"it lacks {counted(lacking, 'row')} of A"
     for problem in second.problems:

@@ -17,13 +17,13 @@ _DESCRIPTION = """\
 Records a job that torchrun, srun, mpirun, or a container's entry point launches, unchanged.
 
   commprof env --output DIR -- torchrun --nproc-per-node 4 train.py --lr 0.1
-  eval "$(commprof env --output DIR)"      the same for all that this shell starts
+  eval "$(commprof env --output DIR)"      the same for every job that this shell starts
   commprof report DIR
 
-The first form runs the command in place of commprof: its output and exit code are its own.
-Every rank writes DIR/rank_N.trace; a further job into the same DIR gets DIR/job_2, and so on.
+The first form executes the command in place of commprof, with the command's output and exit code.
+Every rank writes DIR/rank_N.trace; a second job with the same DIR writes to DIR/job_2, and so on.
 Processes that never call init_process_group record nothing.
-With --metrics the first rank of each host starts a monitor beside the job; see docs/monitoring.md.
+With --metrics the first rank of each host starts a monitor process; see docs/monitoring.md.
 """
 
 
@@ -39,7 +39,7 @@ class EnvCommand:
             type=Path,
             default=Path("commprof-trace"),
             metavar="DIR",
-            help="where the traces go; on several machines a directory that all of them see "
+            help="directory for the traces, which all machines of the job must see "
             "(default: commprof-trace)",
         )
         add_arguments(parser)
@@ -47,11 +47,11 @@ class EnvCommand:
             "program",
             nargs=argparse.REMAINDER,
             metavar="-- COMMAND",
-            help="run this with the environment set; without it, print what a shell should set",
+            help="command to run with the variables set (default: print them for a shell to set)",
         )
 
     def run(self, args: argparse.Namespace) -> int:
-        """Prints the variables, or becomes the command."""
+        """Prints the variables, or replaces this process by the command."""
         try:
             args.output.mkdir(parents=True, exist_ok=True)
         except OSError as error:

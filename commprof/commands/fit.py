@@ -1,4 +1,4 @@
-"""``commprof fit``: what this machine's collectives cost, as a profile that predictions use."""
+"""``commprof fit``: fit the cost of this machine's collectives, for predictions."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class FitCommand:
 
     description = """\
 Fits latency, rate and reduction cost of this machine's collectives, with intervals, residuals and
-held-out error, and writes them to a machine profile, which `commprof predict` picks up.
+held-out error, and writes them to a machine profile, which `commprof predict` reads by default.
 
   commprof microbench all_reduce all_gather --nproc 2,4 -e 64M --json bench.json
   commprof fit bench.json                    per operation, over all world sizes and sizes
-  commprof fit allreduce.log allgather.log   from what nccl-tests printed, or its JSON
-  commprof fit RUN RUN_WITH_HOOK             from recorded steps; what the hook costs as well
-  commprof fit RUN_WITHOUT_STEPS             from the collectives that a job without steps made
+  commprof fit allreduce.log allgather.log   from the output of nccl-tests, or its JSON
+  commprof fit RUN RUN_WITH_HOOK             from recorded steps, with the cost of the hook
+  commprof fit RUN_WITHOUT_STEPS             from the collectives of a job without recorded steps
   commprof fit RUN --link-bandwidth 1Gbps --link-latency 20us
-                                             then `predict` can answer for other links too
+                                             so that `predict` covers other links too
 """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
@@ -58,11 +58,11 @@ held-out error, and writes them to a machine profile, which `commprof predict` p
         parser.add_argument(
             "--link-latency",
             metavar="TIME",
-            help="its one-way latency, such as 20us; 0s where there is next to none",
+            help="one-way latency of that link, such as 20us; 0s if it is negligible",
         )
 
     def run(self, args: argparse.Namespace) -> int:
-        """Fits, writes and prints."""
+        """Fits the costs, writes the machine profile and prints it."""
         bandwidth = _stated("--link-bandwidth", args.link_bandwidth)
         latency = math.nan
         if args.link_latency is not None:

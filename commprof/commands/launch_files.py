@@ -1,4 +1,4 @@
-"""``commprof launch-files``: what starts a recorded job on a cluster."""
+"""``commprof launch-files``: write the file that starts a recorded job on a cluster."""
 
 from __future__ import annotations
 
@@ -27,12 +27,11 @@ change and submit:
   commprof launch-files --target slurm --nodes 4 --nproc-per-node 8 \\
       --output /shared/run2 -- --workload transformer --steps 50 > sweep.sbatch
 
-The second trains the workload at 4, 8, 16 and 32 ranks; behind -- it takes the options of commprof
-run.
+The second form trains the workload at 4, 8, 16 and 32 ranks; options of commprof run follow --.
 
 Targets: slurm (an sbatch script), k8s (a TrainJob for Kubeflow Trainer v2), k8s-pytorchjob (a
 PyTorchJob for the Training Operator v1). The traces of all nodes go to --output, which all nodes
-must see; on Kubernetes it is where the volume claim is mounted.
+must see; on Kubernetes, --output is the path at which the volume claim is mounted.
 """
 
 
@@ -43,30 +42,32 @@ class LaunchFilesCommand:
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Adds the arguments."""
-        parser.add_argument("--target", choices=tuple(TARGETS), help="needed, see above")
-        parser.add_argument("--nodes", type=int, metavar="N", help="needed: machines")
+        parser.add_argument("--target", choices=tuple(TARGETS), help="required, see above")
+        parser.add_argument("--nodes", type=int, metavar="N", help="required: number of machines")
         parser.add_argument(
-            "--nproc-per-node", type=int, metavar="N", help="needed: ranks on each of them"
+            "--nproc-per-node", type=int, metavar="N", help="required: ranks per machine"
         )
         parser.add_argument(
-            "--output", metavar="DIR", help="needed: shared directory for the traces"
+            "--output", metavar="DIR", help="required: shared directory for the traces"
         )
-        parser.add_argument("--name", default="commprof", help="of the job (default: commprof)")
+        parser.add_argument(
+            "--name", default="commprof", help="name of the job (default: commprof)"
+        )
         parser.add_argument(
             "--interface", metavar="NAME", help="network interface for gloo, such as eth0"
         )
         parser.add_argument(
-            "--port", type=int, default=29500, help="where the ranks meet (Slurm; default: 29500)"
+            "--port", type=int, default=29500, help="Slurm: rendezvous port (default: 29500)"
         )
         parser.add_argument("--cpus-per-rank", type=int, metavar="N", help="cores for each rank")
-        parser.add_argument("--time", metavar="LIMIT", help="Slurm: such as 1:30:00")
+        parser.add_argument("--time", metavar="LIMIT", help="Slurm: time limit, such as 1:30:00")
         parser.add_argument("--partition", metavar="NAME", help="Slurm: the partition")
         parser.add_argument("--image", help="Kubernetes: container image")
         parser.add_argument(
             "--volume-claim", metavar="NAME", help="Kubernetes: ReadWriteMany volume claim"
         )
         parser.add_argument(
-            "-o", "--file", type=Path, metavar="FILE", help="write there and not to the terminal"
+            "-o", "--file", type=Path, metavar="FILE", help="file to write (default: the terminal)"
         )
         parser.add_argument(
             "script",
@@ -83,7 +84,7 @@ class LaunchFilesCommand:
         if missing:
             options = ", ".join("--" + name.replace("_", "-") for name in missing)
             raise UsageError(
-                f"{options} missing; {invocation.command('launch-files', '--help')} has an example"
+                f"{options} missing; {invocation.command('launch-files', '--help')} shows examples"
             )
         script = args.script[1:] if args.script[:1] == ["--"] else args.script
         if script and script[0].startswith("--"):
@@ -112,7 +113,7 @@ class LaunchFilesCommand:
                 file.write(text)
         except FileExistsError:
             raise UsageError(
-                f"-o {invocation.quoted(args.file)} is there already; name a new file"
+                f"-o {invocation.quoted(args.file)} exists already; name a new file"
             ) from None
         except OSError as error:
             raise UsageError(
@@ -125,21 +126,21 @@ class LaunchFilesCommand:
 
 
 def _say_missing(script: list[str]) -> None:
-    """The script may be on the machines of the job alone."""
+    """Prints a remark if the script is not on this machine; the job's machines may have it."""
     if script and not script[0].startswith("-") and not Path(script[0]).exists():
-        said = f"no script {script[0]!r} is here: it has to be where the job runs"
+        said = f"the script {script[0]!r} is not on this machine; the job's machines must have it"
         print(f"commprof: {said}", file=sys.stderr)
 
 
 def _check_options(words: list[str], nodes: int, ranks_per_node: int) -> None:
-    """Refuses here what ``commprof run`` would refuse on every node, if these are its options."""
+    """Raises UsageError for options that ``commprof run`` would refuse on every node."""
     parser = Parser(prog="commprof run")
     add_arguments(parser)
     given = parser.parse_args(words)
     if given.script is not None:
         raise UsageError(
-            f"{given.script!r} behind the options of a built-in workload is a "
-            "script; begin with it, or leave it out"
+            f"{given.script!r} after the options of a built-in workload is read as a "
+            "script; put the script first, or leave it out"
         )
     if min(nodes, ranks_per_node) < 1 or (given.nproc, given.nnodes) != (None, None):
         return  # refused by ClusterJob

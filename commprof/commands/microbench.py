@@ -1,4 +1,4 @@
-"""``commprof microbench``: measure collectives alone."""
+"""``commprof microbench``: measure collectives without a training job."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 DESCRIPTION = f"""\
-Measures collectives alone, without a training job: latency and bandwidth by message size, in
-nccl-tests' words, on gloo, NCCL, MPI, or commprof's own backend, with the data verified.
+Measures collectives alone, without a training job: latency and bandwidth by message size, in the
+terms of nccl-tests, on gloo, NCCL, MPI, or commprof's own backend, with the data verified.
 
   commprof microbench all_reduce --nproc 2              8 bytes to 128 MB, gloo
   commprof microbench all_reduce all_gather --nproc 2,4,8 -b 1K -e 64M -f 4
   commprof microbench all_reduce --nproc 2 --backend commprof --json shm.json
   commprof microbench --hook fp16 --hook topk:ratio=0.01 --nproc 2 -b 1M -e 64M
-  commprof microbench all_reduce --nproc 2 --overlap    what compute hides of it
-  torchrun --nproc-per-node 4 -m commprof.microbench all_reduce   ranks that torchrun starts
-  commprof compare A.json B.json                                  is it faster than before?
+  commprof microbench all_reduce --nproc 2 --overlap    how much of it compute hides
+  torchrun --nproc-per-node 4 -m commprof.microbench all_reduce   on the ranks of torchrun
+  commprof compare A.json B.json                                  compare two results
 
 Operations: {", ".join(OPERATIONS)}.
 Sizes: K, M and G are powers of 1024, as in nccl-tests; bandwidths are in GB/s of 1e9 bytes.
@@ -52,29 +52,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME[:OPTION=VALUE,...]",
-        help="a DDP bucket through a gradient compressor, from gradient to mean; may be repeated "
-        "(see docs/compressors.md)",
+        help="measure a DDP bucket through this gradient compressor, from gradient to mean; may be "
+        "repeated (see docs/compressors.md)",
     )
     parser.add_argument(
         "--nproc",
         metavar="N[,N...]",
-        help="ranks; several numbers are groups of the first so many ranks, in one run "
-        "(default: usable cores, under torchrun all ranks)",
+        help="number of ranks; a list such as 2,4 measures groups of the first 2 and 4 ranks in "
+        "one run (default: usable cores, under torchrun all ranks)",
     )
     _add_sizes(parser)
     _add_measuring(parser)
     parser.add_argument(
         "--backend",
         default="gloo",
-        help="gloo, nccl or mpi, where this torch has it, or commprof (default: gloo)",
+        help="gloo, nccl or mpi, if this torch has it, or commprof (default: gloo)",
     )
     parser.add_argument(
         "--overlap",
         action="store_true",
-        help="run each operation under compute of its own length, and print what that hides of it",
+        help="run each operation during compute of equal length, and print how much is hidden",
     )
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write the rows, with all samples, there"
+        "--json", type=Path, metavar="FILE", help="write the rows, with all samples, to FILE"
     )
 
 
@@ -82,9 +82,9 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-b", "--minbytes", default="8", metavar="SIZE", help="default: 8")
     parser.add_argument("-e", "--maxbytes", default="128M", metavar="SIZE", help="default: 128M")
     parser.add_argument(
-        "-f", "--stepfactor", type=int, metavar="N", help="multiply by that (default: 2)"
+        "-f", "--stepfactor", type=int, metavar="N", help="factor between sizes (default: 2)"
     )
-    parser.add_argument("-i", "--stepbytes", metavar="SIZE", help="add that, in the place of -f")
+    parser.add_argument("-i", "--stepbytes", metavar="SIZE", help="bytes between sizes, not -f")
     parser.add_argument(
         "-d", "--datatype", default="float", help=f"{', '.join(DTYPES)} (default: float)"
     )
@@ -120,12 +120,13 @@ def _add_measuring(parser: argparse.ArgumentParser) -> None:
         "--sync",
         choices=SYNCS,
         default="barrier",
-        help="what comes before each sample: a barrier of the measured group, or nothing "
+        help="barrier: a barrier of the measured group before each sample; none: nothing before it "
         "(default: barrier)",
     )
 
 
-#: torch 2.13's gloo threads may abort a process that ends right after its last collective.
+#: Pause before exit: torch 2.13's gloo threads may abort a process that ends right after its last
+#: collective.
 _EXIT_PAUSE_S = 0.02
 
 
@@ -139,32 +140,32 @@ class MicrobenchCommand:
         add_arguments(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """Measures and prints; what was finished is shown and kept even if a rank failed."""
+        """Measures and prints; finished rows are shown and kept even if a rank fails."""
         if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
             return _run_as_rank(args, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
         plan = make_plan(args, None)
         _check_backend(plan.backend, max(plan.world_sizes))
         if plan.backend == "mpi":
             raise UsageError(
-                "ranks of the backend 'mpi' are started by mpirun, which must set RANK, "
-                "WORLD_SIZE, MASTER_ADDR and MASTER_PORT for them; take 'gloo' to start them here"
+                "the backend 'mpi' needs ranks that mpirun starts with RANK, WORLD_SIZE, "
+                "MASTER_ADDR and MASTER_PORT set; use 'gloo' to have commprof start the ranks"
             )
         check_memory(plan)
-        json_file = writable_file(args.json)  # last: what is refused leaves no empty file
+        json_file = writable_file(args.json)  # last, so that a refusal leaves no empty file
         directory = Path(tempfile.mkdtemp(prefix="commprof-microbench-"))
         plan = dataclasses.replace(plan, result_path=str(directory / "result.json"))
         code = show_measured(lambda: _launch(plan, directory), plan, json_file)
         if not code:
-            shutil.rmtree(directory)  # otherwise the error names a log in there
+            shutil.rmtree(directory)  # kept after a failure: the error names a log in it
         return code
 
 
 def make_plan(args: argparse.Namespace, launched_ranks: int | None) -> Plan:
-    """Makes the plan that the arguments describe; its result path is still to be set.
+    """Returns the plan that the arguments describe, without a result path.
 
-    launched_ranks: how many ranks there are, where something else launched them.
+    launched_ranks: number of ranks, if another launcher started them.
 
-    Raises UsageError for whatever cannot be measured.
+    Raises UsageError for a plan that cannot be measured.
     """
     step = None if args.stepbytes is None else parse_size(args.stepbytes, "-i")
     sizes = ladder(
@@ -197,18 +198,18 @@ def _world_sizes(nproc: str | None, launched_ranks: int | None) -> tuple[int, ..
         sizes = tuple(sorted({int(word) for word in nproc.split(",")}))
     except ValueError:
         raise UsageError(
-            f"--nproc {nproc!r} is not a number of ranks, or several such as 2,4,8"
+            f"--nproc {nproc!r} is not a number of ranks or a list such as 2,4,8"
         ) from None
     if launched_ranks is not None and max(sizes) > launched_ranks:
         raise UsageError(
-            f"--nproc {nproc} asks for {max(sizes)} ranks and {launched_ranks} were launched; "
+            f"--nproc {nproc} asks for {max(sizes)} ranks, but {launched_ranks} were launched; "
             "launch more, or ask for fewer"
         )
     return sizes
 
 
 def _check_backend(backend: str, local_ranks: int) -> None:
-    """local_ranks: ranks on this host. Raises UsageError."""
+    """Raises UsageError if the backend cannot run ``local_ranks`` ranks on this host."""
     with ends_at_once():
         from commprof import _native
         from commprof.launch.elastic import check_backend  # seconds: it loads torch
@@ -242,7 +243,7 @@ def _launch(plan: Plan, directory: Path) -> None:
 
 
 def _run_as_rank(args: argparse.Namespace, rank: int, world_size: int) -> int:
-    """Under torchrun: this process is a rank, and rank 0 speaks for all."""
+    """Measures as one of torchrun's ranks; rank 0 prints for all."""
     try:
         plan = make_plan(args, world_size)
         local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -256,10 +257,10 @@ def _run_as_rank(args: argparse.Namespace, rank: int, world_size: int) -> int:
     from commprof.microbench.rank import run_plan
 
     with tempfile.TemporaryDirectory(prefix="commprof-microbench-") as directory:
-        # A rank 0 that is killed leaves its rows where they were asked for.
+        # In the file of --json from the start, so that rows survive a rank 0 that is killed.
         result = json_file or Path(directory) / "result.json"
         if json_file is not None:
-            json_file.write_text("")  # an older result is not this one's
+            json_file.write_text("")  # removes the rows of an older result
         plan = dataclasses.replace(plan, result_path=str(result))
         code = show_measured(lambda: run_plan(plan), plan, json_file, shows=rank == 0)
     time.sleep(_EXIT_PAUSE_S)
@@ -277,7 +278,7 @@ def show_measured(
         code, problem = error.exit_code, str(error)
     except KeyboardInterrupt:
         code, problem = 130, "interrupted"
-    except RuntimeError as error:  # under torchrun: a collective that failed, mostly for a peer
+    except RuntimeError as error:  # under torchrun: a failed collective, mostly due to a peer
         code, problem = 1, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     result_path = Path(plan.result_path)
     if shows and result_path.exists() and result_path.stat().st_size:
@@ -292,7 +293,7 @@ def show_measured(
         checked = [row.wrong for row in result.rows] + [row.wrong for row in result.overlap_rows]
         wrong = sum(count or 0 for count in checked)
         if wrong and not problem:
-            code, problem = 1, f"{wrong} elements were wrong; the column #wrong says where"
+            code, problem = 1, f"{wrong} elements were wrong; see the column #wrong"
     if problem:
         print(f"commprof microbench: {printable(problem)}", file=sys.stderr)
     return code

@@ -1,4 +1,4 @@
-"""``commprof predict``: a recorded step on other machines and links, or shared otherwise."""
+"""``commprof predict``: predict a recorded step on other machines, links and settings."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ from commprof.text import printable
 from commprof.trace.run.run_directory import PREDICTIONS_FILE, read_context
 from commprof.trials.sharding import DTYPES, Sharding
 
-#: DDP's largest cap: one bucket.
+#: Largest bucket cap for DDP, which gives a single bucket.
 _ONE_BUCKET_MIB = 10_000.0
-#: Of ``commprof run``, in the place of which a predicted one stands.
+#: Options of ``commprof run`` that the command for trying a setting replaces or leaves out.
 _REPLACED = (
     *("--output", "--json", "--world-sizes", "--nproc", "--check-prediction"),
     "--trial",
@@ -59,22 +59,22 @@ _REPLACED = (
 
 @dataclasses.dataclass(frozen=True)
 class Tried:
-    """How to try one setting, as it is typed and written."""
+    """Options and command for trying one predicted setting."""
 
-    #: By names of arguments of ``commprof run``.
+    #: Values by argument name of ``commprof run``.
     options: Mapping[str, str]
-    #: What no option sets, in words.
+    #: Changes to the script that no option makes, in words.
     in_script: tuple[str, ...]
-    #: What to type; it holds the run against the prediction.
+    #: Command that tries the setting and compares the run with the prediction.
     command: str
 
 
 def tried(scenario: Scenario, context: Mapping[str, Any], run: Path) -> Tried:
-    """Finds how to try this scenario.
+    """Returns the options and the command that try a predicted scenario.
 
     Args:
-        scenario: that was predicted.
-        context: of the run that it was predicted from.
+        scenario: the predicted scenario.
+        context: ``run.json`` of the run that the prediction is based on.
         run: that run's directory.
     """
     options, in_script = _settings(scenario, "workload" in context)
@@ -83,7 +83,7 @@ def tried(scenario: Scenario, context: Mapping[str, Any], run: Path) -> Tried:
         words += [f"--{name.replace('_', '-')}", value]
     command = taken_apart(str(context.get("command", "")), tuple(context.get("script", ())))
     if command is None:
-        text = f"the job under commprof run, with {' '.join(map(invocation.quoted, words))}"
+        text = f"the job under commprof run with {' '.join(map(invocation.quoted, words))}"
     else:
         kept = command.without([*_REPLACED, *(f"--{n.replace('_', '-')}" for n in options)])
         text = dataclasses.replace(kept, options=(*words, *kept.options)).text
@@ -126,10 +126,11 @@ class PredictCommand:
     """The command ``commprof predict``."""
 
     description = """\
-Replays a recorded run's steps in another setting: when gradients get ready, how buckets queue for
-the link, what stays exposed. Step time, throughput, efficiency and what communication exposes and
-hides have intervals; the other figures are of the median step. Beside them stands what the same
-model is wrong by on steps that it was not given. What was not measured is refused, not guessed.
+Replays a recorded run's steps in another setting: when gradients become ready, how buckets queue
+for the link, how much communication stays exposed. Step time, throughput, efficiency, exposed and
+hidden communication have intervals; other figures are of the median step. The output also shows
+the model's error on recorded steps that it was not fitted to. A setting whose costs were not
+measured is refused.
 
   commprof predict RUN --world-size 16,64,256 --ranks-per-host 1 --bandwidth 25Gbps --latency 20us
   commprof predict RUN --bucket-cap-mb 5,25,100 --hook none,fp16
@@ -137,7 +138,7 @@ model is wrong by on steps that it was not given. What was not measured is refus
   commprof predict RUN --world-size 8 --price-per-hour 2.50
   commprof predict FSDP_RUN --shard-ranks 4,8 --wrap-blocks 1,2 --gather-dtype bf16
 
-Lists with commas are combined, each with each. See docs/prediction.md.
+Comma-separated lists are combined, each value with each. See docs/prediction.md.
 """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
@@ -150,7 +151,7 @@ Lists with commas are combined, each with each. See docs/prediction.md.
             help=f"find the best setting of {', '.join(CHOICES)}",
         )
         parser.add_argument(
-            "--price-per-hour", metavar="PRICE", help="of one host; adds what training costs"
+            "--price-per-hour", metavar="PRICE", help="price of a host; adds the cost of training"
         )
         parser.add_argument(
             "--profile",
@@ -162,7 +163,7 @@ Lists with commas are combined, each with each. See docs/prediction.md.
             "--from-world-size",
             type=int,
             metavar="N",
-            help="recorded world size to start from (default: the largest with cores for all)",
+            help="recorded world size to start from (default: the largest with enough cores)",
         )
         parser.add_argument(
             "--check",
@@ -170,19 +171,19 @@ Lists with commas are combined, each with each. See docs/prediction.md.
             nargs="+",
             default=[],
             metavar="RUN",
-            help="further runs on the same link, to measure the model's error on",
+            help="further runs on the same link, on which the model's error is measured",
         )
         parser.add_argument("--format", choices=("table", "json"), default="table")
 
     def run(self, args: argparse.Namespace) -> int:
-        """Predicts, prints, and leaves the answers in the run directory for its page."""
+        """Predicts, prints the answers, and saves them for the run's HTML page."""
         recorded, refused = read_recorded(args.run)
         base = base_of(recorded, args.from_world_size, refused)
         profile, source = _profile(args, recorded)
         replay = _model(base, profile, recorded)
         if args.optimize is not None and isinstance(replay, ShardedReplay):
             raise UsageError(
-                "--optimize compares settings of DistributedDataParallel; of a sharded run give "
+                "--optimize compares settings of DistributedDataParallel; for a sharded run give "
                 "lists, such as --shard-ranks 2,4 --reshard-after-forward on,off"
             )
         others = [each for each in recorded if each is not base and each.schedule.world_size > 1]
@@ -210,7 +211,7 @@ Lists with commas are combined, each with each. See docs/prediction.md.
 
 
 def _model(base: Recorded, profile: MachineProfile, recorded: list[Recorded]) -> Model:
-    """What replays these steps."""
+    """Returns the model that replays the recorded steps."""
     steps = base.schedule
     if isinstance(steps, ShardedSteps):
         return ShardedReplay(steps, profile)
@@ -220,8 +221,8 @@ def _model(base: Recorded, profile: MachineProfile, recorded: list[Recorded]) ->
 
 def _add_setting(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--world-size", metavar="N,...", help="ranks (default: as recorded)")
-    parser.add_argument("--bandwidth", metavar="RATE,...", help="of the link between hosts")
-    parser.add_argument("--latency", metavar="TIME,...", help="of that link, one way")
+    parser.add_argument("--bandwidth", metavar="RATE,...", help="rate of the link between hosts")
+    parser.add_argument("--latency", metavar="TIME,...", help="one-way latency of that link")
     parser.add_argument(
         "--bucket-cap-mb",
         metavar="MB,...",
@@ -234,23 +235,23 @@ def _add_setting(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cores-per-host",
         metavar="X",
-        help="cores of a host, a fraction where containers share them (default: as recorded)",
+        help="cores of a host, a fraction if containers share them (default: as recorded)",
     )
     parser.add_argument(
         "--scaling",
         choices=(WEAK, STRONG),
         default=WEAK,
-        help="weak: the batch per rank stays; strong: the global batch stays (default: weak)",
+        help="weak keeps the batch per rank, strong the global batch (default: weak)",
     )
     parser.add_argument(
         "--algorithm",
         choices=ALGORITHMS,
         default=FLAT,
-        help="all-reduce in one ring, or within hosts and between them (default: flat)",
+        help="all-reduce in one ring, or within hosts and then between them (default: flat)",
     )
-    sharded = parser.add_argument_group("of a run of FSDP2 or HSDP (default: as recorded)")
+    sharded = parser.add_argument_group("runs of FSDP2 or HSDP (default: as recorded)")
     sharded.add_argument(
-        "--shard-ranks", metavar="N,...", help="ranks that share one copy; fewer than all: HSDP"
+        "--shard-ranks", metavar="N,...", help="ranks that share one copy; HSDP if fewer than all"
     )
     sharded.add_argument(
         "--wrap-blocks", metavar="N,...", help="neighbouring blocks that one fully_shard wraps"
@@ -258,7 +259,10 @@ def _add_setting(parser: argparse.ArgumentParser) -> None:
     sharded.add_argument(
         "--reshard-after-forward", metavar="on,off", help="gather parameters again for backward"
     )
-    for option, what in (("gather", "parameters are gathered"), ("reduce", "gradients reduced")):
+    for option, what in (
+        ("gather", "parameters are gathered"),
+        ("reduce", "gradients are reduced"),
+    ):
         sharded.add_argument(
             f"--{option}-dtype",
             metavar="TYPE,...",
@@ -294,7 +298,7 @@ def _scenarios(args: argparse.Namespace, recorded_world_size: int) -> list[Scena
 
 
 def _sharding(args: argparse.Namespace) -> dict[str, list[Any]]:
-    """What is asked of sharded steps, by the scenario's fields."""
+    """Returns the values asked for sharded steps, by field of ``Scenario``."""
     switch = {"on": True, "off": False}
     again = listed("--reshard-after-forward", args.reshard_after_forward, _one_of(switch), None)
     dtype = _one_of(DTYPE_BYTES)
@@ -308,24 +312,24 @@ def _sharding(args: argparse.Namespace) -> dict[str, list[Any]]:
 
 
 def _one_of(allowed: Iterable[str]) -> Callable[[str, str], str | None]:
-    """Reads one of these words."""
+    """Returns a reader that accepts the given words only."""
     words = [*allowed]
 
     def read(option: str, text: str) -> str | None:
         if text not in words:
-            raise UsageError(f"{option} {text!r} (allowed: {', '.join(words)})")
+            raise UsageError(f"{option} {text!r} is unknown (allowed: {', '.join(words)})")
         return text
 
     return read
 
 
 def _cap_bytes(option: str, text: str) -> float:
-    """DDP counts in MiB."""
+    """Reads a bucket cap in MiB, as DDP counts it; returns bytes."""
     return number(option, text, 0) * _MIB
 
 
 def _hook_words(text: str) -> list[str]:
-    """Hooks by commas; a word with "=" that names no hook goes on with the options of the last."""
+    """Splits a list of hooks at commas, but not between the options of one hook."""
     words: list[str] = []
     for word in text.split(","):
         if words and "=" in word and ":" not in word:
@@ -336,7 +340,7 @@ def _hook_words(text: str) -> list[str]:
 
 
 def _hook(word: str) -> str:
-    """DDP's own mean is no hook at all; ``none`` measured as a compressor is asked for as none:."""
+    """Returns the hook; empty for ``none``. The compressor ``none`` is written as ``none:``."""
     return "" if word.strip() == "none" else word.strip().rstrip(":")
 
 
@@ -375,5 +379,5 @@ def _print(
     kept = args.run / PREDICTIONS_FILE
     if keep_text(kept, document):
         page = invocation.command("report", invocation.quoted(args.run), "--format", "html")
-        said = f"commprof: {kept} is for {page}"
+        said = f"commprof: wrote {kept}, which {page} shows"
         print(printable(said), file=sys.stderr)

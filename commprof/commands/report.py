@@ -23,7 +23,7 @@ from commprof.trace.run.run_directory import (
 )
 
 FORMATS = ("table", "json", "markdown", "html", "csv", "parquet")
-#: Formats that go into a file, and the file's name in the run directory by default.
+#: Default file names in the run directory, for formats that are written to a file.
 _FILES = {"html": "report.html", "parquet": "report.parquet"}
 
 
@@ -40,8 +40,8 @@ Works on runs that were cut short: whatever was recorded is shown.
   commprof report RUN --format markdown -o report.md    for an issue or a wiki
   commprof report RUN --format csv --rows steps         raw rows, one per rank and step
   commprof report RUN --price-per-hour 3.06             what training costs at each world size
-  commprof report DUMPS                                 who hangs, from Flight Recorder dumps
-  commprof report traces.tar.gz                         what torch.profiler recorded of a job
+  commprof report DUMPS                                 a hang, from Flight Recorder dumps
+  commprof report traces.tar.gz                         a job that torch.profiler recorded
 """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
@@ -58,24 +58,25 @@ Works on runs that were cut short: whatever was recorded is shown.
             "--output",
             type=Path,
             metavar="FILE",
-            help="write there, - for the terminal (default: the terminal; html and parquet: "
-            "RUN/report.html, .parquet, of a file in the current directory)",
+            help="file to write, or - for the terminal (default: the terminal; for html and "
+            "parquet report.html and report.parquet in RUN, or in the current directory if RUN is "
+            "a file)",
         )
         parser.add_argument("--force", action="store_true", help="overwrite FILE of -o")
         parser.add_argument(
-            "--all", action="store_true", help="all tables too, not the first screen alone"
+            "--all", action="store_true", help="all tables too, not only the first screen"
         )
         report_formats.add_arguments(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """Analyses and prints, or writes."""
+        """Analyses the run, and prints the report or writes it to a file."""
         report_formats.check(args)
         dumps = is_flight_recorder(args.run)
         if not dumps:
             _check_one_strategy(args)
         output = _output(args)
         if output is not None:
-            writable_output(output, args.force or args.output is None)  # its own may be old
+            writable_output(output, args.force or args.output is None)  # replaces a default file
         text: str | bytes
         if not dumps:
             salvage_dead(args.run)
@@ -98,10 +99,10 @@ Works on runs that were cut short: whatever was recorded is shown.
 
 
 def _hang(args: argparse.Namespace) -> str:
-    """What dumps of the Flight Recorder say of a hang."""
+    """Returns the diagnosis of a hang from Flight Recorder dumps."""
     if args.format not in ("table", "json"):
         raise UsageError(
-            f"--format {args.format} is not made of Flight Recorder dumps (allowed: table, json)"
+            f"--format {args.format} is not for Flight Recorder dumps (allowed: table, json)"
         )
     from commprof.analysis.late.dumped_hang import diagnosis
     from commprof.report import hang_diagnosis
@@ -127,7 +128,7 @@ def _check_one_strategy(args: argparse.Namespace) -> None:
 
 
 def _output(args: argparse.Namespace) -> Path | None:
-    """The file to write; None for the terminal."""
+    """Returns the file to write; None for the terminal."""
     output: Path | None = args.output
     if output is None and args.format in _FILES and args.run.exists():
         output = (args.run if args.run.is_dir() else Path()) / _FILES[args.format]
@@ -135,7 +136,7 @@ def _output(args: argparse.Namespace) -> Path | None:
 
 
 def _tables(args: argparse.Namespace) -> str:
-    """For the terminal."""
+    """Returns the report for the terminal."""
     width, tables = prose_width(), table_width()
     report = read_report(args.run)
     said = report.card(colours() and args.output is None)
@@ -146,7 +147,7 @@ def _tables(args: argparse.Namespace) -> str:
 
         text += f"\n{cost_table.section(cost, width, tables)}\n"
     jobs = [
-        f"Another job recorded here: {invocation.command('report', invocation.quoted(job))}\n"
+        f"Another job in this directory: {invocation.command('report', invocation.quoted(job))}\n"
         for job in other_jobs(args.run)
     ]
     again = _again(args.run) if args.all or not said else ""
@@ -154,8 +155,8 @@ def _tables(args: argparse.Namespace) -> str:
 
 
 def _again(run: Path) -> str:
-    """How to repeat it; one strategy's directory lies in that of the run, which has the file."""
-    for directory in (run, run.parent):
+    """Returns the line that says how to repeat the run; empty if its options were not saved."""
+    for directory in (run, run.parent):  # the parent's, for the directory of one strategy
         if (directory / CONFIG_FILE).exists():
             return reproduce_line(directory / CONFIG_FILE, read_context(run))
     return ""

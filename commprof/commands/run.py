@@ -1,4 +1,4 @@
-"""``commprof run``: train a workload at several world sizes and report each."""
+"""``commprof run``: train a workload or script at several world sizes and report each."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ class RunCommand:
             parser.shorten_help(invocation.examples(SHORT_DESCRIPTION), COMMON)
 
     def run(self, args: argparse.Namespace) -> int:
-        """Runs every world size in turn; reports what finished even if one failed.
+        """Runs one world size after another; reports the finished ones even if one fails.
 
-        As a rank of torchrun or srun it trains that rank's part of theirs.
+        In a process that torchrun or srun started as a rank, trains that rank's part.
         """
         given = given_rank(os.environ, args.nnodes, args.rdzv_endpoint)
         if given is not None:
@@ -104,7 +104,8 @@ class RunCommand:
         try:
             runs = zip(targets, places, contexts, strict=True)
             for index, (target, place, context) in enumerate(runs):
-                there = rendezvous.turn(index * len(world_sizes))  # not where the one before met
+                # The ports of the targets before are not used again.
+                there = rendezvous.turn(index * len(world_sizes))
                 failed = run_world_sizes(target, there, place, world_sizes, context, beside)
                 code = code or failed
                 if failed == INTERRUPTED:
@@ -124,14 +125,14 @@ class RunCommand:
 
 
 def _stop_fork_server() -> None:
-    """Only where one can run: an interrupt may have kept torch, which it needs, from loading."""
+    """Stops the fork server, unless an interrupt came before its module was imported."""
     elastic = sys.modules.get("commprof.launch.elastic")
     if elastic is not None:
         elastic.stop_fork_server()
 
 
 def _monitor(directory: Path, metrics: Settings) -> None:
-    """Starts what shows the job while it runs; without it the job runs all the same."""
+    """Starts the live monitor; if it cannot start, says so and lets the job run."""
     if metrics.wanted:
         os.environ.pop(variables.METRICS, None)  # or rank 0 would start another
         problem = start_monitor(directory, metrics)
@@ -144,11 +145,11 @@ def _monitor(directory: Path, metrics: Settings) -> None:
 
 
 def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
-    """The rendezvous of all machines' launchers; fills in what was not given, in ``args`` too.
+    """Returns the rendezvous of all machines' launchers; fills in missing values in ``args``.
 
     Raises:
-        UsageError: this process is one of several that would each start all ranks, or the numbers
-            do not fit each other.
+        UsageError: this process is one of several that would each start all ranks, or the number
+            of machines and this machine's number contradict each other.
     """
     nodes, number = 1, 0
     if args.nnodes is None or args.node_rank is None:
@@ -163,22 +164,25 @@ def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
 def _of_slurm(
     variables: Mapping[str, str], given: int | None, endpoint: str | None
 ) -> tuple[int, int]:
-    """Machines and the number of this one, in a step of one task per node; else one machine.
+    """Returns the number of machines, and this machine's, in a Slurm step of one task per node.
+
+    Elsewhere returns 1 and 0: one machine.
 
     Args:
         variables: the environment.
-        given: --nnodes; None where it was not.
-        endpoint: --rdzv-endpoint; None where it was not given.
+        given: --nnodes; None if not given.
+        endpoint: --rdzv-endpoint; None if not given.
     """
     tasks, nodes = number_of(variables, "SLURM_NTASKS"), number_of(variables, "SLURM_NNODES")
     if "SLURM_STEP_ID" not in variables or "SLURM_NODEID" not in variables or tasks < 2:
-        return 1, 0  # of a batch script there is one, whatever the job may start
+        return 1, 0  # a batch script runs once, whatever number of tasks the job may start
     if tasks == nodes and (endpoint is not None or given is not None):
         return nodes, number_of(variables, "SLURM_NODEID")
     if given is not None:
         return 1, 0
     raise UsageError(
-        f"srun started this process as one of {tasks} on {nodes} machines, and commprof run starts "
-        "all ranks of a machine itself: srun --ntasks-per-node=1, and give --rdzv-endpoint "
-        "HOST:PORT, an address of the first one; with several tasks per node each is a rank"
+        f"srun started this process as one of {tasks} tasks on {nodes} machines, but commprof run "
+        "starts all ranks of a machine itself. Use srun --ntasks-per-node=1 and give "
+        "--rdzv-endpoint HOST:PORT, an address of the first machine; or start several tasks per "
+        "node, each of which is then a rank"
     )

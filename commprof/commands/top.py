@@ -1,4 +1,4 @@
-"""``commprof top``: a running job in the terminal."""
+"""``commprof top``: show a running job in the terminal."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ from commprof.report.live_frame import frame, waiting_frame
 if TYPE_CHECKING:
     from rich.live import Live
 
-#: Looks at most until a run that was recorded already is read; each reads some megabytes a rank.
+#: Largest number of reads with which ``--once`` catches up with a recorded run; a read covers some
+#: megabytes per rank.
 _MOST_LOOKS = 200
-#: Without a terminal it ends so long after the job, if no further one begins in the directory, as
-#: one does for the next world size of ``commprof run``.
+#: Seconds that the command, without a terminal, waits for a next job in the directory, such as the
+#: next world size of ``commprof run``.
 _NEXT_JOB_S = 30.0
 
 
@@ -37,12 +38,12 @@ class TopCommand:
     description = """\
 Shows a running job, rank by rank: step rate, where steps go, waiting, the late rank, bandwidth.
 
-  commprof top RUN               until q or Ctrl-C; the job does not notice
+  commprof top RUN               until q or Ctrl-C, which do not affect the job
   commprof top RUN --once        one frame as plain text, also of a run that has ended
 
-RUN is the directory that commprof run, commprof.wrap or commprof.profile() writes to. Nothing is
-asked of the job: its traces are read while they grow. In a pipe or file, frames follow each other
-whenever something has changed, until the job has ended. See docs/monitoring.md.
+RUN is the directory that commprof run, commprof.wrap or commprof.profile() writes to. The command
+only reads the job's traces while they grow. In a pipe or file it prints a frame whenever something
+has changed, until the job has ended. See docs/monitoring.md.
 """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
@@ -56,15 +57,15 @@ whenever something has changed, until the job has ended. See docs/monitoring.md.
             "--profile",
             type=Path,
             metavar="FILE",
-            help="hold bandwidth against this machine profile of commprof fit",
+            help="compare bandwidth with this machine profile of commprof fit",
         )
 
     def run(self, args: argparse.Namespace) -> int:
-        """Shows the running job; the exit code says nothing of the job."""
+        """Shows the running job; returns 0 even if the job fails."""
         if not args.run.is_dir():
             raise UsageError(
                 f"{quoted(args.run)} "
-                f"{'is no directory' if args.run.exists() else 'does not exist'}; give the "
+                f"{'is not a directory' if args.run.exists() else 'does not exist'}; give the "
                 "directory that commprof run or commprof.profile() writes to"
             )
         if not 0.1 <= args.refresh <= 3600:
@@ -104,7 +105,7 @@ def _watch(observer: Observer, run: str, refresh_s: float, screen: Live | None) 
         if screen is not None:
             from rich.text import Text
 
-            shown = [*lines[: screen.console.height - 1], "q leaves; the job goes on."]
+            shown = [*lines[: screen.console.height - 1], "Press q to leave; the job continues."]
             screen.update(Text("\n".join(shown), no_wrap=True), refresh=True)
         elif lines != before:
             print("\n".join(lines) + "\n", flush=True)
@@ -116,7 +117,7 @@ def _watch(observer: Observer, run: str, refresh_s: float, screen: Live | None) 
 
 
 def _lines(observer: Observer, run: str) -> tuple[list[str], bool]:
-    """A frame, and whether the job that it shows has ended."""
+    """Returns the lines of a frame, and True if the job has ended."""
     width = shutil.get_terminal_size((100, 24)).columns
     state = observer.look()
     if state is None:
@@ -125,7 +126,7 @@ def _lines(observer: Observer, run: str) -> tuple[list[str], bool]:
 
 
 def _left(seconds: float, interactive: bool) -> bool:
-    """Waits; whether q was typed meanwhile."""
+    """Waits; returns True as soon as q is typed."""
     if not interactive:
         time.sleep(seconds)
         return False
@@ -140,7 +141,7 @@ def _left(seconds: float, interactive: bool) -> bool:
 
 @contextmanager
 def _screen() -> Iterator[Live | None]:
-    """A screen of its own and single keys, where there is a terminal; and everything put back."""
+    """Yields a separate screen with single-key input, then restores the terminal; else None."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
         yield None
         return

@@ -1,4 +1,4 @@
-"""``commprof trace``: a recorded run as a timeline for Perfetto."""
+"""``commprof trace``: write a recorded run as a timeline for Perfetto."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ class TraceCommand:
     """The command ``commprof trace``."""
 
     description = """\
-Writes what every rank did when, for https://ui.perfetto.dev or chrome://tracing: steps, phases,
+Writes a timeline of all ranks for https://ui.perfetto.dev or chrome://tracing: steps, phases,
 exposed waiting, every collective in flight, buckets and compressors, and arrows from the rank that
 came last to a collective to those that waited for it. All ranks are on one clock.
 
   commprof trace RUN -o trace.json.gz          the largest world size of the run
   commprof trace RUN --world-size 2 --steps 10-20 -o two.json
   commprof trace RUN -o both.json.gz --merge rank0.pt.trace.json.gz rank1.pt.trace.json.gz
-                                               with what torch.profiler saw in the same job
-  commprof trace traces.tar.gz                 of what torch.profiler recorded of a job
+                                               with torch.profiler's traces of the same job
+  commprof trace traces.tar.gz                 a job that torch.profiler recorded
 
 A file name that ends in .gz is compressed. See docs/reading.md.
 """
@@ -63,14 +63,14 @@ A file name that ends in .gz is compressed. See docs/reading.md.
             "--output",
             type=Path,
             metavar="FILE",
-            help="the file to write (default: RUN/trace_N.json.gz, N the world size; of "
-            "torch.profiler's traces in the current directory)",
+            help="the file to write (default: RUN/trace_N.json.gz for world size N; for "
+            "torch.profiler's traces, in the current directory)",
         )
         parser.add_argument(
-            "--world-size", type=int, metavar="N", help="of those that were run (default: largest)"
+            "--world-size", type=int, metavar="N", help="recorded world size (default: the largest)"
         )
         parser.add_argument(
-            "--steps", metavar="A-B", help="only steps A to B, and what went on meanwhile"
+            "--steps", metavar="A-B", help="only steps A to B, and everything during them"
         )
         parser.add_argument(
             "--merge",
@@ -83,7 +83,7 @@ A file name that ends in .gz is compressed. See docs/reading.md.
         parser.add_argument("--force", action="store_true", help="overwrite FILE of -o")
 
     def run(self, args: argparse.Namespace) -> int:
-        """Reads, aligns and writes."""
+        """Reads the traces, aligns their clocks and writes the timeline."""
         steps = _steps(args.steps)
         salvage_dead(args.run)
         world_size, sources = _world(args.run, args.world_size)
@@ -94,7 +94,7 @@ A file name that ends in .gz is compressed. See docs/reading.md.
         view = overview(sources, steps)
         merged = [read_torch_trace(path) for path in args.merge]
         for trace in merged:
-            rank_index(view, trace)  # refuses it before anything is written
+            rank_index(view, trace)  # raises before anything is written
         if steps is None:
             view = with_all_of(view, merged)
         with _written(output) as file:
@@ -103,7 +103,7 @@ A file name that ends in .gz is compressed. See docs/reading.md.
         for line in _warnings(view, missing):
             print(f"commprof: {printable(line)}", file=sys.stderr)
         shown = quoted(output)
-        print(f"{shown}: {count} events of {len(view.ranks)} of {world_size} ranks")
+        print(f"{shown}: {count} events from {len(view.ranks)} of {world_size} ranks")
         print("Open it at https://ui.perfetto.dev (nothing is uploaded) or chrome://tracing")
         return 0
 
@@ -113,7 +113,7 @@ def _steps(text: str | None) -> tuple[int, int] | None:
         return None
     first, dash, last = text.partition("-")
     if not (first.isdecimal() and (last.isdecimal() or not dash)):
-        raise UsageError(f"--steps {text!r} is no range of steps such as 10-20, or one such as 10")
+        raise UsageError(f"--steps {text!r} is not a range such as 10-20, or a step such as 10")
     low, high = int(first), int(last or first)
     if low > high:
         raise UsageError(f"--steps {text!r} ends before it begins; give the smaller step first")
@@ -121,11 +121,11 @@ def _steps(text: str | None) -> tuple[int, int] | None:
 
 
 def _world(run: Path, wanted: int | None) -> tuple[int, Mapping[int, Path | Trace]]:
-    """The world size to show, and its ranks' traces."""
+    """Returns the world size to show, and the traces of its ranks."""
     if places := strategy_directories(run):
         raise UsageError(
-            f"{quoted(run)} holds the runs of several strategies, and a timeline is of one: name "
-            f"{' or '.join(map(quoted, places))}"
+            f"{quoted(run)} holds the runs of several strategies, but a timeline shows one run: "
+            f"name {' or '.join(map(quoted, places))}"
         )
     sizes = read_context(run)["world_sizes"]
     recording = other_recording(run)
@@ -139,14 +139,14 @@ def _world(run: Path, wanted: int | None) -> tuple[int, Mapping[int, Path | Trac
     size = max(found) if wanted is None else wanted
     if size not in found:
         raise UsageError(
-            f"--world-size {size} left no traces in {quoted(run)}; those that did: "
+            f"--world-size {size} has no traces in {quoted(run)}; world sizes with traces: "
             + ", ".join(map(str, sorted(found)))
         )
     return size, found[size]
 
 
 def _events(view: Overview, merged: list[TorchTrace]) -> Iterator[str]:
-    """Rank by rank, each read when its turn comes; then the merged traces."""
+    """Yields the events rank by rank, reading one trace at a time; then those of merged traces."""
     for index, rank in enumerate(view.ranks):
         timeline = rank_timeline(view, index)
         yield from chrome_trace.rank_events(timeline, view.window.begin_ns, sort_index(rank))
@@ -155,7 +155,7 @@ def _events(view: Overview, merged: list[TorchTrace]) -> Iterator[str]:
 
 
 def _about(view: Overview, world_size: int) -> dict[str, Any]:
-    """What a viewer shows of the trace as a whole."""
+    """Returns the metadata that a viewer shows for the whole trace."""
     error_us = view.clock_error_us
     return {
         "commprof": view.metadata["commprof"],
@@ -176,15 +176,15 @@ def _warnings(view: Overview, missing: list[int]) -> list[str]:
         found.append(f"no trace of rank {', '.join(map(str, missing))}")
     if view.aligned_by == "wall":
         found.append(
-            "the ranks' clocks could not be compared: their hosts' wall clocks stand in, which may "
-            "be milliseconds apart, and no arrows are drawn"
+            "the ranks' clocks could not be compared: the timeline uses the hosts' wall clocks, "
+            "which may be milliseconds apart, and draws no arrows"
         )
     return found
 
 
 @contextmanager
 def _written(path: Path) -> Iterator[TextIO]:
-    """A file to write, compressed by its suffix, that appears under its name when it is whole."""
+    """Opens a file for writing, compressed if named ``.gz``; it appears when it is complete."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with (

@@ -1,4 +1,4 @@
-"""``commprof wrap``: runs one rank's script, recorded; for launchers that start programs."""
+"""``commprof wrap``: run and record one rank's script, under a launcher that starts each rank."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class WrapCommand:
     """The command ``commprof wrap``."""
 
     description = """\
-Runs a script unchanged, recorded: one rank's, under a launcher that starts each. Traces go to the
-directory in COMMPROF_OUT, or to commprof-trace.
+Runs and records one rank's unchanged script, under a launcher that starts each rank. Traces go to
+the directory in COMMPROF_OUT, or to commprof-trace.
 
   torchrun --nproc-per-node 4 -m commprof.wrap train.py --lr 0.1
   torchrun --nproc-per-node 4 --no-python commprof wrap train.py --lr 0.1        the same
@@ -27,11 +27,14 @@ directory in COMMPROF_OUT, or to commprof-trace.
         )
         parser.add_argument("script", nargs="?", metavar="SCRIPT", help="the training script")
         parser.add_argument(
-            "script_args", nargs=argparse.REMAINDER, metavar="ARGS", help="the script's own"
+            "script_args",
+            nargs=argparse.REMAINDER,
+            metavar="ARGS",
+            help="the script's own arguments",
         )
 
     def run(self, args: argparse.Namespace) -> int:
-        """Becomes the script, in a fresh Python without this command line."""
+        """Replaces this process by a new Python that runs the script."""
         if not args.script:
             raise UsageError("name a script, or with -m a module")
         words = [*(["-m"] if args.module else []), args.script, *args.script_args]

@@ -1,8 +1,8 @@
-"""``--config FILE``: the options of a command from a YAML file, under the command line's own.
+"""``--config FILE``: options of a command from a YAML file; the command line overrides them.
 
-A key is an option's name without its dashes; the command's parser says which there are and what
-they take. Values are read from the file's scalars as they are written, so that only plain types
-come out, whatever tags the file uses, and `mode: off` is the word and not a truth value.
+A key is an option's name without its leading dashes; the command's parser defines the keys and
+their types. Values are read from the file's scalars as they are written, so that only plain types
+result, whatever tags the file uses, and `mode: off` is the word `off`, not False.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from commprof.workloads.spec import allowed
 if TYPE_CHECKING:
     from yaml import MappingNode, Node
 
-#: Of a file of options, which has a line for each.
+#: Size limit of a configuration file.
 _MOST_BYTES = 1 << 20
-#: Options whose text is a list by commas; a file may give a list.
+#: Options whose text is a comma-separated list; a file may give a list.
 _LISTS = ("world_sizes", "strategy", "trial")
 #: Options that read NAME:key=value,...; a file may give {NAME: {key: value}}.
 _SPECS = ("workload", "hook", "strategy", "trial")
-#: Given one on the command line, the other one of the file does not count.
+#: Pairs of options: if one is on the command line, the other one in the file is ignored.
 RIVALS = (
     *(("steps", "epochs"), ("nproc", "world_sizes")),
     *(("hook", "trial"), ("bucket_cap_mb", "trial"), ("fsdp", "trial")),
 )
-#: What makes no sense in a file.
+#: Options that a file cannot set.
 _NOT_IN_FILES = ("help", "help_all", "config")
 
 _TAG = "tag:yaml.org,2002:"
@@ -39,15 +39,15 @@ _TRUTH = {"true": True, "false": False}
 
 
 def read_config(path: Path, actions: list[argparse.Action]) -> dict[str, Any]:
-    """Reads a file's options, by the names that parsed arguments have.
+    """Returns the options in a file, by argument name.
 
     Args:
-        path: of the file.
-        actions: of the command's parser.
+        path: the file.
+        actions: actions of the command's parser.
 
     Raises:
-        UsageError: no YAML library, no such file, no mapping of plain values, an unknown key, or a
-            value of the wrong type; with the line.
+        UsageError: the file does not exist or is not a mapping of plain values, a key is unknown,
+            or a value has the wrong type; the message names the line.
     """
     root = _composed(path)
     by_key = _keys(actions)
@@ -68,7 +68,7 @@ def read_config(path: Path, actions: list[argparse.Action]) -> dict[str, Any]:
 
 
 def key_of(action: argparse.Action) -> str:
-    """Name of an option in a file."""
+    """Returns the key of an option in a file."""
     long = [name[2:] for name in action.option_strings if name.startswith("--")]
     return long[0] if long else _dest_key(action)
 
@@ -78,13 +78,13 @@ def _dest_key(action: argparse.Action) -> str:
 
 
 def _keys(actions: list[argparse.Action]) -> dict[str, argparse.Action]:
-    """By the option's name, and by the name that its value has."""
+    """Returns the parser's actions by option name, and by argument name."""
     taken = [action for action in actions if action.dest not in _NOT_IN_FILES]
     return {_dest_key(a): a for a in taken} | {key_of(a): a for a in taken}
 
 
 def _composed(path: Path) -> Node | None:
-    """The file's nodes; nothing is constructed from them."""
+    """Returns the root of the file's YAML nodes, without constructing values; None if empty."""
     import yaml
 
     try:
@@ -121,7 +121,7 @@ def _pairs(node: Node) -> list[tuple[Node, Node]]:
 
 
 def _value(where: str, action: argparse.Action, node: Node) -> Any:
-    """As the command line would have parsed it; None for null, which gives nothing."""
+    """Returns a value as the command line would parse it; None for null, which sets nothing."""
     _check_plain(where, node)
     if node.tag == f"{_TAG}null":
         return None
@@ -152,7 +152,7 @@ def _takes_several(action: argparse.Action) -> bool:
 
 
 def _converted(where: str, action: argparse.Action, node: Node) -> Any:
-    """One scalar through the option's own type and choices."""
+    """Converts one scalar by the option's type, and checks it against the option's choices."""
     quoted = getattr(node, "style", None) in ("'", '"')
     if action.type in (int, float) and (node.id != "scalar" or quoted):
         raise UsageError(f"{where}: {_kind(node)} (allowed: {_noun(action)})")
@@ -167,7 +167,7 @@ def _converted_text(where: str, action: argparse.Action, text: str) -> Any:
         raise UsageError(f"{where}: {text!r} is not {_noun(action)}") from None
     if action.choices is not None and value not in action.choices:
         names = [str(choice) for choice in action.choices]
-        raise UsageError(f"{where}: {text!r} is not known{allowed(text, names)}")
+        raise UsageError(f"{where}: unknown value {text!r}{allowed(text, names)}")
     return value
 
 
@@ -180,9 +180,9 @@ def _noun(action: argparse.Action) -> str:
 
 
 def _spec(where: str, node: Node) -> str:
-    """``{timed: {backward_ms: [10, 5]}}`` as ``timed:backward_ms=10/5``; lists by commas."""
+    """Returns ``{timed: {backward_ms: [10, 5]}}`` as ``timed:backward_ms=10/5``; joins lists."""
     if node.id == "sequence":
-        # Not a list again: one that holds itself would have no end.
+        # No list within a list: a list that contains itself would not end.
         items = [item if item.id == "mapping" else _text(where, item) for item in node.value]
         return ",".join(item if isinstance(item, str) else _spec(where, item) for item in items)
     words = []
@@ -197,7 +197,7 @@ def _spec(where: str, node: Node) -> str:
 
 
 def _option(where: str, node: Node) -> str:
-    """Values per layer are separated as on the command line."""
+    """Returns an option's value as text; "/" separates the values of a list, one per layer."""
     if node.id == "sequence":
         return "/".join(_text(where, item) for item in node.value)
     return _text(where, node)
@@ -211,14 +211,14 @@ def _text(where: str, node: Node) -> str:
 
 
 def _check_plain(where: str, node: Node) -> None:
-    """Tags that ask for anything else than plain values."""
+    """Raises UsageError for a tag other than those of plain values."""
     plain = ("str", "int", "float", "bool", "null", "timestamp", "seq", "map")
     if node.tag.removeprefix(_TAG) not in plain:
         raise UsageError(f"{where}: the tag {node.tag!r} (allowed: plain values)")
 
 
 def _kind(node: Node) -> str:
-    """What stands in the file, for a refusal."""
+    """Describes a node of the file, for an error message."""
     if node.id == "scalar":
         quoted = node.style in ("'", '"')
         return f"{node.value!r} is text" if quoted else f"{str(node.value)!r} given"
@@ -228,11 +228,11 @@ def _kind(node: Node) -> str:
 def merged(
     given: argparse.Namespace, values: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """What of the file counts beside what the command line gave, and the script's arguments.
+    """Returns the file's options that the command line leaves valid, and the script's arguments.
 
     Args:
-        given: of the command line alone, with None for what it did not give.
-        values: of the file.
+        given: arguments of the command line alone; None for options not given.
+        values: options in the file.
     """
     kept = dict(values)
     for pair in RIVALS:

@@ -1,4 +1,4 @@
-"""Files that a command writes: tried before the work, kept if that can be, never lost by chance."""
+"""Files that a command writes: checked before the work, and replaced only as a whole."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from commprof.invocation import quoted
 
 
 def writable_file(path: Path | None, option: str = "--json") -> Path | None:
-    """Returns the path, which must be writable before the work. Raises UsageError otherwise."""
+    """Checks before the work that a file can be written; returns its path, or raises UsageError."""
     if path is not None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -26,9 +26,9 @@ def writable_file(path: Path | None, option: str = "--json") -> Path | None:
 
 
 def keep_text(path: Path, text: str) -> bool:
-    """Writes a file of the run directory whole, or says why it cannot; the work is done anyway.
+    """Writes a file as a whole; if that fails, prints the reason on stderr.
 
-    Returns whether it is written.
+    Returns True if the file was written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -43,8 +43,7 @@ def writable_output(path: Path, force: bool) -> None:
     """Refuses an output that cannot be written, before the work.
 
     Raises:
-        UsageError: the file is there already and ``force`` is not given, or its directory cannot
-            be written to.
+        UsageError: the file exists and ``force`` is False, or its directory cannot be written to.
     """
     if _is_a_device(path):
         return
@@ -52,16 +51,18 @@ def writable_output(path: Path, force: bool) -> None:
         raise UsageError(f"{quoted(path)} is a directory; name a file with -o FILE")
     if path.exists() and not force:
         raise UsageError(
-            f"{quoted(path)} is there already; give --force to overwrite it, or -o FILE"
+            f"{quoted(path)} exists already; give --force to overwrite it, or name another -o FILE"
         )
     if not path.parent.is_dir():
-        raise UsageError(f"{quoted(path.parent)} is no directory; make it, or name another -o FILE")
+        raise UsageError(
+            f"{quoted(path.parent)} is not a directory; create it, or name another -o FILE"
+        )
     if not os.access(path.parent, os.W_OK):
         raise UsageError(f"{quoted(path.parent)} cannot be written to; name another -o FILE")
 
 
 def write_output(path: Path, content: str | bytes) -> None:
-    """Writes the whole output, or leaves what was there.
+    """Writes the output as a whole; if that fails, an older file stays.
 
     Raises:
         UsageError: the disk is full, or the directory cannot be written to.
@@ -71,7 +72,7 @@ def write_output(path: Path, content: str | bytes) -> None:
         path.write_bytes(data)
         return
     try:
-        replace_file(path.resolve(), data)  # a link stays one
+        replace_file(path.resolve(), data)  # a symbolic link stays a link
     except OSError as error:
         raise UsageError(
             f"cannot write {quoted(path)}: {error.strerror}; name another -o FILE"
@@ -79,5 +80,5 @@ def write_output(path: Path, content: str | bytes) -> None:
 
 
 def _is_a_device(path: Path) -> bool:
-    """True of what is there and not to be replaced, such as /dev/stdout."""
+    """True if the path exists and is not a regular file or directory, such as /dev/stdout."""
     return path.exists() and not path.is_file() and not path.is_dir()

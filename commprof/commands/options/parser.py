@@ -1,4 +1,4 @@
-"""The parser of all commands: errors in one line, and options from a file."""
+"""Argument parser of all commands: errors in one line, and options from a file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from commprof.workloads.spec import allowed
 
 
 def _typed(prog: str) -> str:
-    """A parser's name as it is to be typed here."""
+    """Returns a parser's program name as this environment types it."""
     name, _, rest = prog.partition(" ")
     return invocation.command(*rest.split()) if name == "commprof" else prog
 
@@ -27,16 +27,16 @@ class _HelpAll(argparse.Action):
         super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, **given)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
-        """As ``--help`` does."""
+        """Prints the whole help and exits."""
         if isinstance(parser, Parser):
             print(parser.format_whole_help(), end="")
         parser.exit()
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that answers a wrong argument in one line.
+    """An argument parser that reports a wrong argument in one line.
 
-    A command of many options shows few of them under ``--help``, and all under ``--help-all``.
+    A command with many options shows a few of them for ``--help``, and all for ``--help-all``.
     """
 
     _few: tuple[str, frozenset[str]] | None = None
@@ -45,14 +45,14 @@ class Parser(argparse.ArgumentParser):
         """Makes ``--help`` short.
 
         Args:
-            description: in the place of the whole one.
-            options: those that it shows, by the names of their values.
+            description: description that replaces the whole one.
+            options: options to show, by argument name.
         """
         self._few = description, frozenset(options)
         self.add_argument("--help-all", action=_HelpAll, help="show all options, and exit")
 
     def format_help(self) -> str:
-        """The help, shortened if it is to be."""
+        """Returns the help text; the short one if ``shorten_help`` was called."""
         if self._few is None:
             return super().format_help()
         description, names = self._few
@@ -70,7 +70,7 @@ class Parser(argparse.ArgumentParser):
                 action.help = text
 
     def format_whole_help(self) -> str:
-        """The help with all options."""
+        """Returns the help text with all options."""
         return super().format_help()
 
     def error(self, message: str) -> NoReturn:
@@ -82,7 +82,7 @@ class Parser(argparse.ArgumentParser):
     ) -> tuple[Any, list[str]]:
         """Parses twice if ``--config`` names a file: its values are the second pass's defaults.
 
-        What is left over is an error here, where the options that were possible are known.
+        An unrecognized argument is an error already in this method, which knows similar options.
         """
         parsed, rest = super().parse_known_args(args, namespace)
         if rest:
@@ -100,10 +100,12 @@ class Parser(argparse.ArgumentParser):
         return parsed, rest
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Refuses what is no choice, and names the nearest one."""
+        """Refuses a value that is not among the choices, and names the nearest choice."""
         if action.choices is not None and value not in action.choices:
             names = [str(choice) for choice in action.choices]
-            raise argparse.ArgumentError(action, f"no {value!r} here{allowed(str(value), names)}")
+            raise argparse.ArgumentError(
+                action, f"unknown value {value!r}{allowed(str(value), names)}"
+            )
 
     def _nearest(self, given: str) -> str:
         flags = [flag for action in self._actions for flag in action.option_strings]

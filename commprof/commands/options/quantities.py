@@ -1,4 +1,4 @@
-"""Rates, times and lists as they are written on a command line."""
+"""Readers of rates, times, numbers and lists on a command line."""
 
 from __future__ import annotations
 
@@ -35,26 +35,28 @@ def number(option: str, text: str, least: float) -> float:
     except ValueError:
         value = math.nan
     if not least <= value < math.inf:
-        raise UsageError(f"{option} {text!r} is out of range (allowed: a number from {least:g} on)")
+        raise UsageError(
+            f"{option} {text!r} is out of range (allowed: a number, {least:g} or more)"
+        )
     return value
 
 
 def whole(option: str, text: str) -> int:
-    """Reads a whole number from 1 on; else UsageError."""
+    """Reads a whole number of 1 or more; else UsageError."""
     if not text.isdecimal() or int(text) < 1:
-        raise UsageError(f"{option} {text!r} is no whole number from 1 on")
+        raise UsageError(f"{option} {text!r} is not a whole number of 1 or more")
     return int(text)
 
 
 def listed(
     option: str, text: str | None, read: Callable[[str, str], _Value], missing: _Value
 ) -> list[_Value]:
-    """Reads a list of values with commas; one ``missing`` where the option is not given."""
+    """Reads a comma-separated list; returns ``missing`` alone if the option is not given."""
     if text is None:
         return [missing]
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words:
-        raise UsageError(f"{option} {text!r} holds no value")
+        raise UsageError(f"{option} {text!r} has no value")
     return [read(option, word) for word in words]
 
 

@@ -1,4 +1,4 @@
-"""What ``commprof run`` takes, and the help that teaches it."""
+"""Arguments and help texts of ``commprof run``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from commprof.trace.schema import MODES
 from commprof.trials import candidates
 from commprof.workloads.options import PRECISIONS
 
-#: The options that ``--help`` shows, by the names of their values.
+#: Options that ``--help`` shows, by argument name.
 COMMON = (
     *("nproc", "workload", "steps", "strategy", "hook", "trial", "output", "json", "all"),
     *("watchdog", "metrics", "nnodes", "config", "dry_run", "module"),
@@ -24,8 +24,8 @@ records every collective in every rank, and reports throughput, scaling, and whe
 
   commprof run --nproc 4 train.py --lr 0.1   your own script, unchanged, on 4 ranks
   commprof run --nproc 8                     1, 2, 4 and 8 ranks of a small transformer
-  commprof run --nproc 2 --trial fp16,bucket-cap=5 train.py      would these pay?
-  commprof run --nproc 4 --watchdog auto train.py                names what it hangs on
+  commprof run --nproc 2 --trial fp16,bucket-cap=5 train.py      would these be faster?
+  commprof run --nproc 4 --watchdog auto train.py                names what a hang waits for
 
 Workloads: transformer, resnet50, lora, mlp, timed (sleeps of known length).
 Strategies: ddp, zero1, fsdp, hsdp. --help-all lists their options, and the compressors for --hook.
@@ -41,12 +41,12 @@ records every collective in every rank, and reports throughput, scaling, and whe
                                              sleeps of known length: try the tool
   commprof run --world-sizes 2 --steps 50 --json result.json
   commprof run --nproc 4 train.py --lr 0.1   your own script, unchanged, on 4 ranks
-  commprof run --nproc 4 --watchdog auto train.py     names what it hangs on, see
+  commprof run --nproc 4 --watchdog auto train.py     names what a hang waits for, see
                                              docs/monitoring.md
   commprof run --nnodes 2 --node-rank 0 --nproc 4 --output /shared/run \\
       --rdzv-endpoint first-host:29500       on each of two machines, with its number
-  torchrun --nproc-per-node 4 -m commprof.run --workload mlp     as torchrun's ranks, or srun's
-  commprof run --config run.yaml --dry-run   options from a file; what would be launched
+  torchrun --nproc-per-node 4 -m commprof.run --workload mlp     on ranks of torchrun, or of srun
+  commprof run --config run.yaml --dry-run   options from a file; only prints the launch
 
 Workloads, as NAME or NAME:key=value,key=value; "/" separates values per layer:
   transformer   vocab=2048,d_model=256,heads=4,layers=2,feedforward=512,sequence=128,
@@ -58,13 +58,13 @@ Workloads, as NAME or NAME:key=value,key=value; "/" separates values per layer:
   timed         layers=4,data_ms=2,forward_ms=2,backward_ms=4,gradient_mb=1,gradients=constant,
                 optimizer_ms=0,bucket_cap_mb=0,late_rank=-1,late_ms=0,late_phase=backward,
                 late_every=1
-                (late_phase=pause: the late rank's process is really stopped, by SIGSTOP)
+                (late_phase=pause: SIGSTOP really stops the late rank's process)
 
-Strategies, as --strategy NAME; of several, as ddp,fsdp, each is run and all are compared:
+Strategies, as --strategy NAME; several, as in ddp,fsdp, are run one by one and compared:
   ddp           the whole model on every rank, gradients all-reduced in buckets
-  zero1         the same, but optimizer state in parts, and updated parameters broadcast
-  fsdp          everything in parts: parameters gathered block by block, gradients scattered
-  hsdp          fsdp within groups of ranks, hsdp:shard=0 in each (0: commprof chooses)
+  zero1         the same, but optimizer state sharded, and updated parameters broadcast
+  fsdp          everything sharded: parameters gathered block by block, gradients reduce-scattered
+  hsdp          fsdp within groups of ranks; hsdp:shard=N ranks in each (0: commprof chooses)
 
   commprof run --nproc 4 --strategy ddp,fsdp --workload resnet50
   commprof run --nproc 2 --accumulate 4 --precision bf16 --clip-norm 1
@@ -76,23 +76,23 @@ Gradient compressors, as --hook NAME or --hook NAME:option=value,option=value:
     + """
   commprof run --nproc 2 --hook int8                the transformer, int8 gradients
   commprof run --nproc 2 --hook topk:ratio=0.001 train.py      the same for a script
-Options of those that compress: feedback=0|1, start_step=N, checksum=0|1, hierarchical=0|1; of all:
-measure_every=N. See docs/compressors.md.
+Options of all that compress: feedback=0|1, start_step=N, checksum=0|1, hierarchical=0|1; of every
+compressor: measure_every=N. See docs/compressors.md.
 
-Would it pay? A trial lets candidates take turns on the steps of the workload or script, and says
-what to change, if anything. Candidates are compressors, as above, and
+Would it be faster? A trial runs candidates in rotation on the steps of the workload or script, and
+reports what to change, if anything. Candidates are compressors, as above, and
 """
     + candidates.help_text()
     + """
-alone or joined by "+". More rounds make it surer: rounds=8,block=6,warmup=2 steps, shuffle=SEED.
+alone or joined by "+". More rounds narrow the intervals: rounds=8,block=6,warmup=2,shuffle=SEED.
   commprof run --nproc 2 --trial fp16,int8,topk:ratio=0.01,bucket-cap=5 train.py
   commprof run --nproc 2 --trial int8,bucket-cap=5,int8+bucket-cap=5,rounds=12
   commprof run --nproc 2 --trial reshard-after-forward=false,prefetch=2 train_fsdp2.py
 See docs/trials.md.
 
-A file for --config holds one `option: value` a line, such as `nproc: 4`, `strategy: [ddp, fsdp]`,
-`script: train.py` or `script-args: [--lr, "0.1"]`. Each run directory holds its own as config.yaml.
-See docs/launching.md.
+A file for --config holds one `option: value` per line, such as `nproc: 4`, `strategy: [ddp, fsdp]`,
+`script: train.py` or `script-args: [--lr, "0.1"]`. Each run directory has one, config.yaml. See
+docs/launching.md.
 
 To watch the job while it runs: commprof top RUN, or metrics for Prometheus, TensorBoard or a file:
   commprof run --nproc 2 --metrics --metrics-jsonl metrics.jsonl train.py
@@ -107,7 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--config",
         type=Path,
         metavar="FILE",
-        help="take options from a YAML file, as `option: value`; the command line beats it",
+        help="read options from a YAML file of `option: value` lines; the command line wins",
     )
     parser.add_argument(
         "--dry-run",
@@ -155,13 +155,13 @@ def _add_what(parser: argparse._ArgumentGroup) -> None:
         "--batch-size",
         type=int,
         metavar="N",
-        help="samples of a backward pass per rank (weak scaling) or over all ranks (strong); "
+        help="samples of a backward pass, per rank (weak scaling) or over all ranks (strong); "
         "default: the workload's",
     )
     parser.add_argument(
         "--scaling",
         choices=("weak", "strong"),
-        help="weak: the batch per rank stays; strong: the global batch stays (default: weak)",
+        help="weak keeps the batch per rank, strong the global batch (default: weak)",
     )
     parser.add_argument(
         "--hook",
@@ -173,51 +173,51 @@ def _add_what(parser: argparse._ArgumentGroup) -> None:
         "--bucket-cap-mb",
         type=float,
         metavar="MIB",
-        help="DDP's bucket_cap_mb, for every model that is made without naming one (default: "
-        "DDP's); how to apply a trial's bucket-cap=MB",
+        help="bucket_cap_mb of every DDP model that is created without one (default: DDP's); "
+        "applies a trial's bucket-cap=MB",
     )
     parser.add_argument(
         "--check-prediction",
         type=Path,
         metavar="RUN",
-        help="hold the step against that of the best setting which commprof predict named for this "
-        "run; its last line is the command",
+        help="compare the step with the best one that commprof predict found for RUN; its output "
+        "ends with the command to type",
     )
     parser.add_argument(
         "--fsdp",
         metavar="SETTING[+SETTING]",
-        help="setting of every FSDP2 model from the third step on, as in --trial, such as "
+        help="setting of every FSDP2 model from the third step on, written as for --trial, such as "
         "reshard-after-forward=false (default: the model's own)",
     )
     parser.add_argument(
         "--trial",
         metavar="CANDIDATE,...",
-        help="let these take turns on the steps, on --nproc ranks, and say which pays; see above",
+        help="compare these settings in rotation on the steps, at --nproc ranks; see above",
     )
     parser.add_argument(
         "--backend",
-        help="gloo, nccl or mpi, where this torch has it, or commprof: gloo, with shared memory "
+        help="gloo, nccl or mpi, if this torch has it, or commprof: gloo, with shared memory "
         "between ranks of one host (default: gloo)",
     )
     parser.add_argument(
         "--threads-per-rank",
         metavar="N|auto",
-        help="intra-op threads of each rank, the same at every world size; auto: its part of the "
-        "cores at the largest (default: OMP_NUM_THREADS, or 1)",
+        help="intra-op threads of each rank, the same at every world size; auto: the rank's part "
+        "of the cores at the largest world size (default: OMP_NUM_THREADS, or 1)",
     )
     parser.add_argument(
         "--pin",
         choices=PIN_MODES,
         default="auto",
-        help="CPUs of their own for the ranks: equal parts of the cores, or of the NUMA nodes'; "
-        "auto: numa where there are several nodes and enough cores (default: auto)",
+        help="pin ranks to separate CPUs: equal parts of the cores, with numa none across NUMA "
+        "nodes; auto: numa if there are several nodes and enough cores (default: auto)",
     )
-    parser.add_argument("--seed", type=int, help="of data and weights (default: 0)")
+    parser.add_argument("--seed", type=int, help="random seed of data and weights (default: 0)")
     parser.add_argument(
         "--overhead-steps",
         type=int,
         metavar="N",
-        help="more steps, with capture off and on in turn, to measure commprof itself; a "
+        help="further steps, with capture off and on in pairs, to measure commprof's overhead; a "
         "multiple of 8 cancels a trend (default: 16; 0 = none)",
     )
 
@@ -235,25 +235,25 @@ def _add_training(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument(
         "--precision",
         choices=PRECISIONS,
-        help="what forward and backward compute in; fp16 scales the loss (default: fp32)",
+        help="type in which forward and backward compute; fp16 scales the loss (default: fp32)",
     )
     parser.add_argument(
-        "--clip-norm", type=float, metavar="X", help="clip gradients to this norm (default: not)"
+        "--clip-norm", type=float, metavar="X", help="clip gradients to this norm (default: no)"
     )
     parser.add_argument(
         "--checkpoint-activations",
         action=argparse.BooleanOptionalAction,
-        help="keep only the inputs of each block and compute the rest again in backward",
+        help="keep only the inputs of each block and recompute the rest in backward",
     )
     parser.add_argument(
         "--cpu-offload",
         action=argparse.BooleanOptionalAction,
-        help="keep what fsdp and hsdp shard in the host's memory, on a GPU",
+        help="with fsdp or hsdp on a GPU, keep the shards in the host's memory",
     )
     parser.add_argument(
         "--scale-lr",
         action=argparse.BooleanOptionalAction,
-        help="learning rate times samples per update over --batch-size",
+        help="multiply the learning rate by (samples per update / --batch-size)",
     )
     parser.add_argument(
         "--lr-warmup",
@@ -278,27 +278,27 @@ def _add_where(parser: argparse._ArgumentGroup) -> None:
     )
     add_price_arguments(parser)
     parser.add_argument(
-        "--all", action="store_true", help="print all tables too, not the first screen alone"
+        "--all", action="store_true", help="print all tables too, not only the first screen"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there as well")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result to FILE")
     parser.add_argument(
         "--nnodes",
         type=int,
         metavar="N",
-        help="machines; type the same on each, with --node-rank (--nproc counts per machine; "
-        "default: 1, or with --rdzv-endpoint under srun the nodes of the step)",
+        help="number of machines; run the same command on each, with its --node-rank; --nproc "
+        "counts per machine (default: 1; with --rdzv-endpoint under srun, the nodes of the step)",
     )
     parser.add_argument(
         "--node-rank",
         type=int,
         metavar="N",
-        help="which machine this is: 0, which reports, to N - 1 (default: 0, or Slurm's number)",
+        help="number of this machine, 0 to N - 1; 0 reports (default: 0, or Slurm's number)",
     )
     parser.add_argument(
         "--rdzv-endpoint",
         metavar="HOST:PORT",
-        help="where the ranks meet: an address of machine 0; a sweep over several machines takes "
-        "the ports that follow too (default: a free port of localhost)",
+        help="rendezvous of the ranks: an address of machine 0 and a port; on several machines a "
+        "sweep also uses the ports that follow (default: a free port of localhost)",
     )
     parser.add_argument(
         "--max-restarts",
@@ -318,13 +318,13 @@ def _add_where(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument(
         "--stacks",
         action=argparse.BooleanOptionalAction,
-        help="record which line issued each collective as well",
+        help="also record the line that issued each collective",
     )
     parser.add_argument(
         "--samples",
         action=argparse.BooleanOptionalAction,
-        help="have py-spy sample the Python stacks of each rank: the report names functions that "
-        "take a late rank longer",
+        help="have py-spy sample the Python stacks of each rank: the report names the functions in "
+        "which a late rank spends more time",
     )
     parser.add_argument(
         "--gradient-norms",
@@ -335,6 +335,6 @@ def _add_where(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument(
         "--watchdog",
         metavar="SECONDS|auto",
-        help="a process beside the ranks that names the rank, collective and bucket for which a "
-        "step or collective takes so long, and shows stacks; auto: learnt from the run",
+        help="if a step or collective takes longer than this, name the rank, collective and bucket "
+        "that it waits for, and show stacks; auto: learnt from the run",
     )

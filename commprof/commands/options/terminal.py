@@ -1,4 +1,4 @@
-"""How wide what a command prints may be, and whether in colours."""
+"""Width and colours of a command's output."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ def table_width() -> int | None:
 
 
 def colours() -> bool:
-    """Whether standard output is a terminal that shows colours, and NO_COLOR is not set."""
+    """True if standard output is a terminal that shows colours, and NO_COLOR is not set."""
     wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
     return wanted and sys.stdout.isatty()

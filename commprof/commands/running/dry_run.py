@@ -29,7 +29,7 @@ def dry_run_text(
     directory: Path,
     width: int,
 ) -> str:
-    """Everything that would be started, world size by world size; prose in ``width`` columns."""
+    """Describes all that would be started, world size by world size, in ``width`` columns."""
     placement: RankPlacement = args.placement
     head = [
         "Dry run: this would be launched. Nothing was started or written.",
@@ -74,7 +74,7 @@ def _machine(placement: RankPlacement) -> str:
 
 
 def _recording(args: argparse.Namespace) -> str:
-    """What goes on beside the training."""
+    """Describes the mode, restarts, watchdog and live metrics."""
     metrics, threshold = settings_of(args), watch_threshold_of(args)
     restarts = f"at most {args.max_restarts} restarts" if args.max_restarts else "no restarts"
     watchdog = "no watchdog" if threshold is None else f"watchdog {threshold}"
@@ -89,7 +89,7 @@ def _recording(args: argparse.Namespace) -> str:
 def _world(
     target: Target, directory: Path, size: int, rendezvous: Rendezvous, placement: RankPlacement
 ) -> Iterator[str]:
-    """The lines of one world size."""
+    """Yields the lines about one world size."""
     here = size // rendezvous.nodes
     preview = target.preview(size, directory, here)
     first = rendezvous.node_rank * here
@@ -97,7 +97,7 @@ def _world(
     strategy = f", strategy {target.strategy}" if target.strategy else ""
     yield f"World size {size}{strategy}: {ranks} on this machine"
     yield f"  each runs: {preview.command}"
-    yield f"  they meet at: {rendezvous.endpoint or 'a free port of localhost'}"
+    yield f"  rendezvous: {rendezvous.endpoint or 'a free port of localhost'}"
     yield f"  they write to: {quoted(directory)}"
     for name, value in sorted(preview.environment.items()):
         yield f"  environment: {name}={quoted(value)}"
@@ -105,7 +105,7 @@ def _world(
     yield from (f"  {line}" for line in _pinned(placement.pinning(size), first))
     if here > placement.topology.usable_cores:
         cores = placement.topology.usable_cores
-        yield f"  more ranks than cores: {here} on {cores}; they take turns, so this is no scaling"
+        yield f"  more ranks than cores: {here} ranks share {cores}, so this measures no scaling"
     yield from (f"  {detail}" for detail in preview.details)
 
 

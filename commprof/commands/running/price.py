@@ -1,4 +1,4 @@
-"""``--price-per-hour``: what a run cost, and which of its world sizes is worth it."""
+"""``--price-per-hour``: the cost of a run at each world size."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from commprof.errors import UsageError
 
 
 def add_price_arguments(parser: argparse._ActionsContainer) -> None:
-    """The price, and what it is paid for."""
+    """Adds the options for the price, and for the unit that it is paid for."""
     parser.add_argument(
         "--price-per-hour",
         type=float,
         metavar="PRICE",
         help="adds time and money per 1,000 samples and per epoch",
     )
-    parser.add_argument("--price-per", choices=UNITS, help="what PRICE is paid for (default: node)")
+    parser.add_argument("--price-per", choices=UNITS, help="unit that PRICE is for (default: node)")
 
 
 def price_of(args: argparse.Namespace) -> Price | None:
-    """Reads the price from the arguments; None where none was given.
+    """Reads the price from the arguments; None if not given.
 
     Raises:
-        UsageError: it is out of range, or there is a unit without a price.
+        UsageError: the price is out of range, or there is a unit without a price.
     """
     if args.price_per_hour is None:
         if args.price_per is not None:
-            raise UsageError("--price-per says nothing without --price-per-hour PRICE")
+            raise UsageError("--price-per needs --price-per-hour PRICE")
         return None
     if not (args.price_per_hour > 0 and math.isfinite(args.price_per_hour)):
         raise UsageError(
@@ -43,7 +43,7 @@ def price_of(args: argparse.Namespace) -> Price | None:
 
 
 def priced(run: Path, price: Price, width: int) -> tuple[Cost, str]:
-    """Computes what each world size of a run cost, and says it with what its step is bound by."""
+    """Returns the cost of each world size of a run, and a text with the cost and the verdict."""
     from commprof.report.sections import cost as cost_table
 
     result, details = analyse_in_detail(run)

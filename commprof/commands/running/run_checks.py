@@ -1,4 +1,4 @@
-"""What the options of ``commprof run`` ask for, checked before anything starts."""
+"""Checks of the options of ``commprof run``, before anything starts."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ SHARDED_STRATEGIES = ("fsdp", "hsdp")
 
 
 def checked_targets(args: argparse.Namespace, world_sizes: list[int]) -> list[Target]:
-    """Returns what runs, after refusing options that do not fit; sets ``args.settings``."""
+    """Returns the targets to run, after checking the options; sets ``args.settings``."""
     args.settings = _settings(args)
     _check_restarts(args)
     if price_of(args) is not None and args.trial is not None:
-        raise UsageError("--price-per-hour and --trial exclude each other: candidates share steps")
+        raise UsageError(
+            "--price-per-hour and --trial exclude each other: a trial's candidates share the steps"
+        )
     _check_trial(args, world_sizes)
     _check_bucket_cap(args)
     _check_fsdp(args)
@@ -40,7 +42,7 @@ def checked_targets(args: argparse.Namespace, world_sizes: list[int]) -> list[Ta
 
 
 def _settings(args: argparse.Namespace) -> RankSettings:
-    """Returns what the environment tells the ranks, with what the options change."""
+    """Returns the ranks' settings from the environment, with the changes of the options."""
     given = RankSettings.from_environment()
     if args.gradient_norms is not None and args.gradient_norms < 0:
         raise UsageError(
@@ -98,7 +100,7 @@ def _check_trial(args: argparse.Namespace, world_sizes: list[int]) -> None:
         _check_trial_of(plan, args.strategy or "ddp")
     if len(world_sizes) > 1 or world_sizes[0] < 2:
         raise UsageError(
-            f"--trial compares at one world size of 2 ranks or more, not at {world_sizes}; give "
+            f"--trial needs a single world size of 2 ranks or more, not {world_sizes}; give "
             "--nproc N"
         )
     if args.settings.mode != "full":
@@ -121,8 +123,8 @@ def _check_trial_of(plan: Plan, strategy: str) -> None:
     if wrong:
         theirs = "FSDP2" if takes[name] else "DDP"
         raise UsageError(
-            f"--trial {','.join(wrong)}: no candidate of --strategy {name} (allowed: settings of "
-            f"{theirs}, see --help-all)"
+            f"--trial {','.join(wrong)} cannot be used with --strategy {name} (allowed: settings "
+            f"of {theirs}, see --help-all)"
         )
 
 
@@ -140,21 +142,21 @@ def _check_fsdp(args: argparse.Namespace) -> None:
 
 
 def _predicted(args: argparse.Namespace, world_sizes: list[int]) -> BestPrediction | None:
-    """The prediction that this run is held against; refuses a run with another setting."""
+    """Returns the prediction to compare this run with; refuses a run with another setting."""
     if args.check_prediction is None:
         return None
     found = read_best(args.check_prediction / PREDICTIONS_FILE)
     if world_sizes != [found.world_size]:
         raise UsageError(
-            f"--check-prediction: that of {args.check_prediction} is for {found.world_size} ranks "
-            f"and not {', '.join(map(str, world_sizes))}; give --world-sizes {found.world_size}"
+            f"--check-prediction: {args.check_prediction} predicted {found.world_size} ranks, "
+            f"not {', '.join(map(str, world_sizes))}; give --world-sizes {found.world_size}"
         )
     for name, value in found.options.items():
         given, option = getattr(args, name), f"--{name.replace('_', '-')}"
         if given is None or _text(given) != value:
             raise UsageError(
                 f"--check-prediction: {args.check_prediction} predicted {option} {value}; give "
-                "that, or leave --check-prediction out"
+                "this option, or leave --check-prediction out"
             )
     return found
 
@@ -177,7 +179,7 @@ def _check_bucket_cap(args: argparse.Namespace) -> None:
         if not parse_strategy(name.strip()).replicated:
             raise UsageError(
                 f"--bucket-cap-mb is for DDP's buckets, and --strategy {name.strip()} has none; "
-                "take ddp or zero1, or leave --bucket-cap-mb out"
+                "use ddp or zero1, or leave --bucket-cap-mb out"
             )
 
 
@@ -186,8 +188,8 @@ def _check_restarts(args: argparse.Namespace) -> None:
         raise UsageError(f"--max-restarts {args.max_restarts} is out of range (allowed: 0 or more)")
     if args.max_restarts and args.nnodes > 1:
         raise UsageError(
-            "--max-restarts starts the ranks of one machine again; on several, take torchrun "
-            "--max-restarts with `commprof env`"
+            "--max-restarts restarts the ranks of a single machine; on several machines, use "
+            "torchrun --max-restarts with `commprof env`"
         )
     if args.check_sync is not None and args.check_sync < 1:
         raise UsageError(f"--check-sync {args.check_sync} is out of range (allowed: 1 or more)")
@@ -198,7 +200,7 @@ def _out_of_range(nproc: int) -> NoReturn:
 
 
 def watch_threshold_of(args: argparse.Namespace) -> str | None:
-    """Returns the watchdog's threshold after checking it; None where no watchdog was asked for."""
+    """Returns the watchdog's threshold after checking it; None if no watchdog was asked for."""
     if args.watchdog is None:
         return None
     threshold: str = args.watchdog or AUTO
@@ -207,6 +209,8 @@ def watch_threshold_of(args: argparse.Namespace) -> str | None:
 
 
 def check_samples(args: argparse.Namespace) -> None:
-    """Refuses ``--samples`` without the program that takes them."""
+    """Raises UsageError for ``--samples`` if py-spy is not installed."""
     if args.samples and find_py_spy() is None:
-        raise UsageError(f"--samples needs py-spy where commprof is: {invocation.pip('py-spy')}")
+        raise UsageError(
+            f"--samples needs py-spy in commprof's environment: {invocation.pip('py-spy')}"
+        )

@@ -1,4 +1,4 @@
-"""What ``commprof run`` writes down of itself: ``run.json``, and options to run it again."""
+"""Files in which ``commprof run`` describes a run: ``run.json``, and options for repeating it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from commprof.launch.provenance import (
 from commprof.report.sections.reproduce import repeating_command
 from commprof.trace.run.run_directory import CONFIG_FILE
 
-#: Of this one run or machine, or resolved into others.
+#: Options that are not saved: specific to one run or machine, or saved under another name.
 _NOT_REPEATED = {
     *("all", "command", "config", "dry_run", "json", "node_rank", "nproc", "output", "placement"),
     *("script", "script_args", "settings"),
@@ -33,7 +33,7 @@ _NOT_REPEATED = {
 
 
 def run_context(args: argparse.Namespace, world_sizes: Sequence[int]) -> dict[str, Any]:
-    """Describes what was asked for and where it ran, for ``run.json``."""
+    """Returns the settings and the machine of the run, for ``run.json``."""
     with ends_at_once():
         import torch
 
@@ -68,9 +68,9 @@ def run_context(args: argparse.Namespace, world_sizes: Sequence[int]) -> dict[st
 
 
 def save_changes(directory: Path, args: argparse.Namespace, context: dict[str, Any]) -> None:
-    """Writes the user's uncommitted changes, and notes in the context what was written.
+    """Writes the user's uncommitted changes, and notes in the context which file was written.
 
-    Nothing where there is no repository.
+    Does nothing outside a git repository.
     """
     git = context["reproduction"]["git"]
     if "commit" in git:
@@ -78,18 +78,18 @@ def save_changes(directory: Path, args: argparse.Namespace, context: dict[str, A
 
 
 def save_config(directory: Path, args: argparse.Namespace, world_sizes: Sequence[int]) -> None:
-    """Writes ``config.yaml``: every option as it came to be, for ``--config``."""
+    """Writes ``config.yaml``: the final value of every option, for ``--config``."""
     text = (
-        "# What this run did. The same again, from the directory where it was started:\n"
+        "# Options of this run. To repeat it, in the directory where it was started:\n"
         f"#   {repeating_command(directory / CONFIG_FILE, 1)}\n"
     )
     text += yaml_text(effective_options(args, world_sizes))
-    # A path need not be UTF-8; in the options its bytes are escapes anyway.
+    # A path may not be UTF-8; the options hold such bytes as escapes already.
     replace_file(directory / CONFIG_FILE, text.encode(errors="backslashreplace"))
 
 
 def effective_options(args: argparse.Namespace, world_sizes: Sequence[int]) -> dict[str, Any]:
-    """Returns all options by key of a configuration file; workloads' defaults are filled in."""
+    """Returns all options by their key in a configuration file, with the workload's defaults."""
     defaults = {} if args.script else WORKLOAD_DEFAULTS
     given = {
         name: value
@@ -108,5 +108,5 @@ def _plain(value: Any) -> Any:
 
 
 def _user_directory(args: argparse.Namespace) -> Path:
-    """Where the user's code is: the script's directory, or the present one."""
+    """Returns the directory of the user's code: the script's, or the current one."""
     return Path(args.script).resolve().parent if args.script and not args.module else Path.cwd()

@@ -1,4 +1,4 @@
-"""Where ``commprof run`` leaves what it records."""
+"""The run directory of ``commprof run``: its choice and creation."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from commprof.invocation import quoted
 from commprof.launch.rendezvous import Rendezvous
 from commprof.trace.run.run_directory import RUN_FILE
 
-#: How long a machine waits for machine 0.
+#: Seconds that a machine waits for machine 0 to create the run directory.
 _PATIENCE_S = 900
 
 
 def chosen_directory(args: argparse.Namespace, subject_name: str, rendezvous: Rendezvous) -> Path:
-    """Chooses the run directory, which all machines must see; it is not made yet."""
+    """Chooses the run directory, which all machines must see, without creating it."""
     directory: Path | None = args.output
     if directory is None and rendezvous.nodes > 1:
         raise UsageError(
@@ -33,14 +33,14 @@ def chosen_directory(args: argparse.Namespace, subject_name: str, rendezvous: Re
         raise _unwritable(directory, error) from None
     if occupied:
         raise UsageError(
-            f"--output {quoted(directory)} is not empty; name a new directory, nothing is "
-            "overwritten"
+            f"--output {quoted(directory)} is not empty, and nothing is overwritten; name a new "
+            "directory"
         )
     return directory
 
 
 def make_directory(directory: Path, rendezvous: Rendezvous) -> None:
-    """Makes the run directory on the first machine; the other machines wait for it."""
+    """Creates the run directory on the first machine; the other machines wait for it."""
     if not rendezvous.is_first:
         _await_first(directory)
         return
@@ -50,7 +50,7 @@ def make_directory(directory: Path, rendezvous: Rendezvous) -> None:
     except OSError as error:
         if isinstance(error, FileExistsError) and directory.is_dir():
             raise UsageError(
-                f"--output {quoted(directory)} was taken by another run just now; name a new "
+                f"--output {quoted(directory)} was just created by another run; name a new "
                 "directory"
             ) from None
         raise _unwritable(directory, error) from None
@@ -63,16 +63,16 @@ def _unwritable(directory: Path, error: OSError) -> UsageError:
 
 
 def _await_first(directory: Path) -> None:
-    """Returns once machine 0 has made the run directory, which shows that both see the same."""
+    """Waits until machine 0 has created the run directory, on a file system that both share."""
     begin, told = time.monotonic(), False
     while not (directory / RUN_FILE).exists():
         waited_s = time.monotonic() - begin
         if waited_s > _PATIENCE_S:
             raise CommprofError(
-                f"machine 0 did not make {quoted(directory)} within {_PATIENCE_S} s: start it with "
-                "the same --output, on a file system that all machines share"
+                f"machine 0 did not create {quoted(directory)} within {_PATIENCE_S} s: start it "
+                "with the same --output, on a file system that all machines share"
             )
         if waited_s > 5 and not told:
-            print(f"commprof: waiting for machine 0 to make {quoted(directory)}", file=sys.stderr)
+            print(f"commprof: waiting for machine 0 to create {quoted(directory)}", file=sys.stderr)
             told = True
         time.sleep(0.1)

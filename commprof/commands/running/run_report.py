@@ -1,4 +1,4 @@
-"""The report at the end of ``commprof run``."""
+"""The report that ``commprof run`` prints at the end."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from commprof.trials.found import no_trial
 def show_run(
     directory: Path, json_file: Path | None, args: argparse.Namespace, width: int, failed: bool
 ) -> None:
-    """Shows the run, and leaves the result in its directory; of one that failed what there is."""
+    """Prints the report and writes ``result.json``; for a failed run, of all that was recorded."""
     try:
         report = read_report(directory)
     except CommprofError as error:
         if not args.script and not failed:
             raise
-        # The script went well by itself, or the ranks failed: that exit code stands.
+        # The exit code stays that of the script, which succeeded, or of the ranks, which failed.
         print(f"commprof: no report: {printable(str(error))}", file=sys.stderr)
         return
     said = report.card(colours())
-    # Of a run that failed every remark matters.
+    # A failed run shows every remark.
     everything = args.all or failed or not said
     text = with_tables(report, said, width, table_width()) if everything else said
     price, paid = price_of(args), None

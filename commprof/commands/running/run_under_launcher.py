@@ -1,6 +1,6 @@
 """``torchrun ... -m commprof.run``, or under ``srun``: this process is one rank of a workload.
 
-Rank 0 refuses, writes down what is run and reports; the others train what it tells them to.
+Rank 0 checks the options, writes the job file and reports; the other ranks train that job.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from commprof.trace.run.run_directory import world_directory
 
 #: Torch's gloo threads may abort a process that ends right after its last collective.
 _EXIT_PAUSE_S = 0.02
-#: What the launcher of the ranks has said already, or would have to do; None where not given.
+#: Options that the ranks' launcher has decided, or would have to carry out; None if not given.
 _LAUNCHERS = ("nproc", "world_sizes", "nnodes", "node_rank", "watchdog")
 
 
 def run_rank_of_launcher(args: argparse.Namespace, given: LaunchedRank) -> int:
-    """Trains this rank's part; returns its exit code.
+    """Trains this rank's part of the job; returns the exit code.
 
     Raises:
         CommprofError: the ranks do not find each other, or do not see the same directory.
     """
     given.export()
     with ends_at_once():
-        import torch.distributed  # noqa: F401  seconds in which there is nothing to clean up
+        import torch.distributed  # noqa: F401  takes seconds, with nothing to clean up yet
     word = StoreMessage(given)
     if given.rank == 0:
         return _lead(args, given, word)
@@ -62,11 +62,11 @@ def run_rank_of_launcher(args: argparse.Namespace, given: LaunchedRank) -> int:
 
 
 def _lead(args: argparse.Namespace, given: LaunchedRank, word: StoreMessage) -> int:
-    """As rank 0."""
+    """Prepares the job as rank 0, trains, and reports; returns the exit code."""
     try:
         run = _prepared(args, given)
     except CommprofError as error:
-        # Before the others hear of it: when they end, the launcher ends this one.
+        # Printed before the other ranks are told: once they end, the launcher ends this process.
         print(f"commprof run: {printable(str(error))}", file=sys.stderr, flush=True)
         word.say(exit_code=error.exit_code)
         return error.exit_code
@@ -85,7 +85,7 @@ def _lead(args: argparse.Namespace, given: LaunchedRank, word: StoreMessage) -> 
 
 @dataclass(frozen=True)
 class _Prepared:
-    """What rank 0 has written down before the ranks train."""
+    """Files and context that rank 0 has prepared before the ranks train."""
 
     directory: Path
     job: Path
@@ -94,7 +94,7 @@ class _Prepared:
 
 
 def _prepared(args: argparse.Namespace, given: LaunchedRank) -> _Prepared:
-    """Raises UsageError for what cannot be run so, before anything is written."""
+    """Checks the options and writes the job; raises UsageError before anything is written."""
     _refuse(args, given)
     _fill_in(args, given)
     sizes = [given.world_size]
@@ -120,10 +120,10 @@ def _prepared(args: argparse.Namespace, given: LaunchedRank) -> _Prepared:
 
 
 class _RankTarget(WorkloadTarget):
-    """A workload whose ranks are there already."""
+    """A workload whose ranks another launcher has started."""
 
     def save_job(self, world_size: int, directory: Path) -> Path:
-        """What each rank reads; raises CommprofError where it cannot be written."""
+        """Writes the job file that each rank reads; raises CommprofError if that fails."""
         path = directory / "job.json"
         try:
             self._job(world_size, directory).save(path)
@@ -133,13 +133,13 @@ class _RankTarget(WorkloadTarget):
 
 
 def _refuse(args: argparse.Namespace, given: LaunchedRank) -> None:
-    """Raises UsageError for what a single rank cannot do."""
+    """Raises UsageError for a script, and for options that a single rank cannot carry out."""
     who = f"{given.launcher} has started {given.world_size} ranks"
     if args.script:
         raise UsageError(
-            f"{args.script}: {who}, and commprof run starts a script's ranks itself; record it by "
-            f"`{given.launcher} ... -m commprof.wrap {args.script}`, or start commprof run once "
-            "on each machine, without the launcher"
+            f"{args.script}: {who}, but commprof run starts a script's ranks itself. Record the "
+            f"script with `{given.launcher} ... -m commprof.wrap {args.script}`, or start commprof "
+            "run once on each machine, without the launcher"
         )
     found = {name: value for name in _LAUNCHERS if (value := getattr(args, name)) is not None}
     found |= {"max_restarts": args.max_restarts} if args.max_restarts else {}
@@ -155,25 +155,28 @@ def _refuse(args: argparse.Namespace, given: LaunchedRank) -> None:
             for name, value in found.items()
         )
         raise UsageError(
-            f"{given_text}: {who}, which train one world size and no more; leave it out, or start "
-            "commprof run once on each machine, without the launcher"
+            f"{given_text} cannot be used: {who}, which train one world size only; leave "
+            f"{given_text} out, or start commprof run once on each machine, without the launcher"
         )
     if "," in (args.strategy or ""):
         raise UsageError(
-            f"--strategy {args.strategy}: {who}, which train once; start them once for each "
-            "strategy, or start commprof run once on each machine, without the launcher"
+            f"--strategy {args.strategy}: {who}, which train a single strategy; start them once "
+            "for each strategy, or start commprof run once on each machine, without the launcher"
         )
 
 
 def _fill_in(args: argparse.Namespace, given: LaunchedRank) -> None:
-    """What the launcher has decided, for all that looks for it among the options."""
+    """Sets the options that the launcher has decided."""
     args.nnodes, args.node_rank = given.hosts, 0
     args.rdzv_endpoint = given.endpoint if given.hosts > 1 else None
     args.placement = place_ranks("none", args.threads_per_rank, [given.world_size], given.hosts)
 
 
 def _train(job: Path) -> tuple[int, str]:
-    """This process's rank; its exit code, and what went wrong in a line, which it has printed."""
+    """Trains this process's rank; returns its exit code, and the line of an error, already printed.
+
+    The line is empty if there was no error.
+    """
     from torch.distributed.elastic.multiprocessing.errors import record
 
     from commprof.launch.worker import run_rank

@@ -25,7 +25,7 @@ INTERRUPTED = 130
 
 
 def subjects_of(args: argparse.Namespace) -> list[Target]:
-    """Lists what runs: a script, or the workload once for each strategy.
+    """Lists the targets to run: a script, or the workload once for each strategy.
 
     Raises:
         UsageError: a strategy is named twice.
@@ -42,7 +42,7 @@ def subjects_of(args: argparse.Namespace) -> list[Target]:
 
 
 def places_of(directory: Path, targets: Sequence[Target]) -> list[Path]:
-    """Finds each target's directory: the run directory, or one in it per strategy."""
+    """Returns each target's directory: the run directory, or one in it per strategy."""
     if len(targets) == 1:
         return [directory]
     return [directory / re.sub(r"[^A-Za-z0-9]+", "-", target.strategy) for target in targets]
@@ -58,7 +58,7 @@ def run_world_sizes(
 ) -> int:
     """Runs one world size after another, up to the first that fails; returns its exit code.
 
-    beside: what goes on beside each, in its directory.
+    beside: context that runs during each world size, given that world size's directory.
     """
     directory.mkdir(exist_ok=True)
     if rendezvous.is_first:
@@ -72,7 +72,7 @@ def run_world_sizes(
 
 
 def save_context(directory: Path, context: dict[str, Any]) -> None:
-    """Writes ``run.json`` whole or not at all; a full disk costs a line on stderr, not the run."""
+    """Writes ``run.json`` as a whole; a failure is printed on stderr and does not end the run."""
     keep_text(directory / RUN_FILE, json.dumps(context, indent=1) + "\n")
 
 
@@ -113,7 +113,7 @@ def _run_world(
 
 
 def _salvage(world: Path) -> None:
-    """Completes the traces of ranks that were killed; all of them are gone by now."""
+    """Completes the traces of ranks that were killed; all ranks have ended by now."""
     from commprof.trace.reader import salvage
 
     for trace in sorted([*world.glob("*.trace"), *world.glob("job_*/*.trace")]):
@@ -124,7 +124,7 @@ def _salvage(world: Path) -> None:
 
 
 class _Ended(BaseException):
-    """A signal that ends this process, once what its ranks recorded is safe."""
+    """Raised for a signal that ends this process, so that the ranks' traces are saved first."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -140,7 +140,7 @@ def _signals_as_exceptions() -> Iterator[None]:
     def end(number: int, frame: object) -> None:
         raise _Ended(number)
 
-    # Who is started with nohup has SIGHUP ignored, and shall have so.
+    # Under nohup SIGHUP is ignored, and stays ignored.
     caught = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL]
     for number in caught:
         signal.signal(number, end)

@@ -1,4 +1,4 @@
-"""What ``commprof run`` runs at each world size: a built-in workload, or the user's script."""
+"""Targets of ``commprof run``: a built-in workload, or the user's script."""
 
 from __future__ import annotations
 
@@ -22,53 +22,56 @@ from commprof.workloads.options import TrainingOptions
 
 @dataclass(frozen=True)
 class Preview:
-    """What a world size would start, without starting it."""
+    """Description of the processes that one world size would start."""
 
     command: str
     """Command of each rank."""
     environment: dict[str, str]
-    """Variables of each rank on top of this process's, but for those that torchrun sets as well."""
+    """Environment variables of each rank, in addition to this process's and torchrun's."""
     details: tuple[str, ...]
-    """Sentences on what the ranks would do and need."""
+    """Sentences on the ranks' training, and on the memory that they need."""
 
 
 class Target(Protocol):
-    """What a run launches: checked before anything starts, then started once per world size."""
+    """Interface of the job that a run launches: checked first, then started at each world size."""
 
-    #: For the run directory's name.
+    #: Name that the default run directory contains.
     name: str
-    #: How ranks share the model, as on the command line; empty where a script decides.
+    #: Strategy as on the command line; empty for a script, which has its own.
     strategy: str
 
     def check(self, world_sizes: list[int], rendezvous: Rendezvous) -> str:
         """Describes what will run, for the report's heading.
 
         Raises:
-            UsageError: it cannot run like this.
+            UsageError: the target cannot run with these options.
         """
 
     def settings(self) -> dict[str, Any]:
-        """What was asked for, for ``run.json``."""
+        """Returns the target's options, for ``run.json``."""
 
     def launch(self, world_size: int, directory: Path, rendezvous: Rendezvous) -> None:
         """Runs all ranks, which leave their traces in ``directory``.
 
         Raises:
-            CommprofError: a rank failed, or none could be started.
+            CommprofError: a rank failed, or the ranks could not be started.
         """
 
     def preview(self, world_size: int, directory: Path, local_ranks: int) -> Preview:
-        """What ``launch`` would start, ``local_ranks`` of it here; only after ``check``."""
+        """Describes what ``launch`` would start; ``check`` must have been called before.
+
+        local_ranks: ranks on this machine.
+        """
 
     def exit_code(self, error: RankFailedError) -> int:
         """Exit code of the command when a rank failed."""
 
 
 class WorkloadTarget:
-    """A built-in workload under the built-in training loop, by one strategy."""
+    """A built-in workload in the built-in training loop, under one strategy."""
 
     def __init__(self, args: argparse.Namespace, strategy: str = "ddp") -> None:
-        """Takes the arguments of ``commprof run``."""
+        """Keeps the arguments of ``commprof run``."""
         self._args = args
         self._workload = _given(args, "workload")
         self._settings: dict[str, Any] = {}
@@ -76,7 +79,7 @@ class WorkloadTarget:
         self.name = self._workload.partition(":")[0]
 
     def check(self, world_sizes: list[int], rendezvous: Rendezvous) -> str:
-        """See ``Target``."""
+        """Checks the job of each world size; returns the workload's description."""
         check = _elastic().check
         plans = [check(self._job(size, Path("unused")), rendezvous) for size in world_sizes]
         workload = plans[0].workload
@@ -87,12 +90,12 @@ class WorkloadTarget:
         return workload.describe()
 
     def refuse(self, world_sizes: list[int]) -> None:
-        """Raises UsageError for what no machine could run, whatever this one has."""
+        """Raises UsageError for a job that no machine could run, whatever this machine has."""
         for size in world_sizes:
             self._job(size, Path("unused")).plan()
 
     def settings(self) -> dict[str, Any]:
-        """See ``Target``."""
+        """Returns the workload's options, for ``run.json``."""
         return {
             "workload": self._workload,
             "strategy": self.strategy,
@@ -103,7 +106,7 @@ class WorkloadTarget:
         }
 
     def launch(self, world_size: int, directory: Path, rendezvous: Rendezvous) -> None:
-        """See ``Target``."""
+        """Trains the workload on all ranks, with restarts."""
         from commprof.launch.attempts import run_attempts
 
         launch = _elastic().launch
@@ -116,7 +119,7 @@ class WorkloadTarget:
         )
 
     def preview(self, world_size: int, directory: Path, local_ranks: int) -> Preview:
-        """See ``Target``."""
+        """Describes the ranks' command, variables, training and memory."""
         from commprof.launch.model_memory import model_memory
         from commprof.workloads.options import available_bytes
 
@@ -137,7 +140,7 @@ class WorkloadTarget:
         )
 
     def exit_code(self, error: RankFailedError) -> int:
-        """See ``Target``."""
+        """Returns the exit code of the error."""
         return error.exit_code
 
     def _job(self, world_size: int, directory: Path) -> Any:
@@ -159,8 +162,8 @@ class WorkloadTarget:
             overhead_steps=0 if args.trial else overhead_steps,
             seed=_given(args, "seed"),
             threads_per_rank=args.placement.threads.count,
-            # The observer sees DDP's buckets without a hook, which would cost a pass over the
-            # gradients; Python capture has nothing else.
+            # The native observer sees DDP's buckets without a hook, which would add a pass over
+            # the gradients; Python capture needs the hook.
             hook=_native.native is None,
             compressor=args.hook or "",
             trial=args.trial or "",
@@ -169,7 +172,7 @@ class WorkloadTarget:
         )
 
     def _steps(self) -> int | None:
-        """A trial trains as long as it takes, unless it is told otherwise."""
+        """Returns --steps; a trial without --steps and --epochs has the steps that it needs."""
         steps: int | None = self._args.steps
         if not self._args.trial or steps is not None or self._args.epochs is not None:
             return steps
@@ -182,7 +185,7 @@ class ScriptTarget:
     """The user's script or module, unchanged."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        """Takes the arguments of ``commprof run``."""
+        """Keeps the arguments of ``commprof run``."""
         self._args = args
         self._command = ["-m", args.script] if args.module else [args.script]
         self._command += args.script_args
@@ -190,7 +193,7 @@ class ScriptTarget:
         self.strategy = ""
 
     def check(self, world_sizes: list[int], rendezvous: Rendezvous) -> str:
-        """See ``Target``."""
+        """Checks that the script exists and the options are for scripts; returns its command."""
         given = [
             "--" + name.replace("_", "-")
             for name in _WORKLOAD_OPTIONS
@@ -198,8 +201,8 @@ class ScriptTarget:
         ]
         if given:
             raise UsageError(
-                f"{', '.join(given)}: for built-in workloads only; {self._args.script} decides "
-                "that itself, so give it what it takes behind its name"
+                f"{', '.join(given)}: for built-in workloads only; to pass options to "
+                f"{self._args.script}, put them after its name"
             )
         if not self._args.module and not Path(self._args.script).is_file():
             raise UsageError(f"no script {self._args.script!r}; for a module, put -m before it")
@@ -208,11 +211,11 @@ class ScriptTarget:
         return f"python {shlex.join(self._command)}"
 
     def settings(self) -> dict[str, Any]:
-        """See ``Target``."""
+        """Returns the script's command and options, for ``run.json``."""
         return {"script": self._command, **_asked(self._args)}
 
     def launch(self, world_size: int, directory: Path, rendezvous: Rendezvous) -> None:
-        """See ``Target``."""
+        """Runs the script on all ranks, with restarts."""
         from commprof.launch.attempts import run_attempts
 
         launch_script = _elastic().launch_script
@@ -226,11 +229,11 @@ class ScriptTarget:
         )
 
     def preview(self, world_size: int, directory: Path, local_ranks: int) -> Preview:
-        """See ``Target``."""
+        """Describes the ranks' command and variables."""
         return Preview(
             f"python -u {shlex.join(self._command)}",
             self._environment(world_size, directory),
-            ("What the script trains, and what memory that takes, is not known beforehand.",),
+            ("The script's model and its memory are not known before it runs.",),
         )
 
     def _environment(self, world_size: int, directory: Path) -> dict[str, str]:
@@ -255,13 +258,13 @@ class ScriptTarget:
 
 
 def _module_exists(name: str) -> bool:
-    """Whether the ranks will find it; of ``package.module`` the package, as nothing is imported."""
+    """True if the ranks will find the module; of ``package.module`` only looks for the package."""
     path = [os.getcwd(), *sys.path]
     return importlib.machinery.PathFinder.find_spec(name.partition(".")[0], path) is not None
 
 
 def _elastic() -> ModuleType:
-    """Torch's launcher behind ours; the first call takes the seconds that torch does."""
+    """Returns the module commprof.launch.elastic, whose first import takes seconds for torch."""
     with ends_at_once():
         from commprof.launch import elastic
 
@@ -269,7 +272,7 @@ def _elastic() -> ModuleType:
 
 
 def _training(job: Any, options: TrainingOptions) -> str:
-    """How a job is trained, in a sentence; of the options those that are not the usual ones."""
+    """Describes a job's training in a sentence, with the options that are not at their default."""
     words = [f"{job.scaling} scaling", f"seed {job.seed}", f"backend {job.backend}"]
     words.append(f"hook {job.compressor}" if job.compressor else "no hook")
     for name, value in options.chosen().items():
@@ -284,7 +287,7 @@ def _given(args: argparse.Namespace, name: str) -> Any:
 
 
 def _asked(args: argparse.Namespace) -> dict[str, Any]:
-    """What is in ``run.json`` only where it was asked for."""
+    """Returns the entries that ``run.json`` has only if their options were given."""
     names = ("hook", "bucket_cap_mb", "fsdp", "trial")
     found = {name: value for name in names if (value := getattr(args, name)) is not None}
     if args.predicted is not None:
@@ -296,7 +299,7 @@ def _asked(args: argparse.Namespace) -> dict[str, Any]:
 
 
 TRAINING_OPTIONS = tuple(field.name for field in dataclasses.fields(TrainingOptions))
-"""What ``commprof run`` takes under the names of ``TrainingOptions``; None where not given."""
+"""Arguments of ``commprof run`` that are fields of ``TrainingOptions``; None if not given."""
 
 WORKLOAD_DEFAULTS: dict[str, Any] = {
     "workload": "transformer",
@@ -306,7 +309,7 @@ WORKLOAD_DEFAULTS: dict[str, Any] = {
     "seed": 0,
     "overhead_steps": 16,
 }
-"""What built-in workloads get where the options of ``commprof run`` do not say otherwise."""
+"""Values for built-in workloads of options of ``commprof run`` that are not given."""
 
 _WORKLOAD_OPTIONS = (
     "workload",

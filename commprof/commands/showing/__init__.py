@@ -1,1 +1,1 @@
-"""What several commands show of a recorded run."""
+"""Display of a recorded run, shared by several commands."""

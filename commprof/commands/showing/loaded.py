@@ -22,10 +22,10 @@ from commprof.trials.found import analyse_trial
 
 
 class LoadedRun:
-    """What ``commprof report`` knows of a run; in a notebook it shows the first screen."""
+    """A run as ``commprof report`` analyses it; a notebook displays the card."""
 
     def __init__(self, directory: Path) -> None:
-        """Analyses what lies there; see ``load``."""
+        """Analyses the run in a directory; see ``load``."""
         result, details = analyse_in_detail(directory)
         judged = verdict(result, details)
         said = card(result, details, judged, directory)
@@ -52,7 +52,7 @@ class LoadedRun:
         return {key: np.array([row[key] for row in found]) for key in (found[0] if found else ())}
 
     def frame(self, name: str) -> Any:
-        """A table of the run as a ``pandas.DataFrame``.
+        """Returns a table of the run as a ``pandas.DataFrame``.
 
         Raises:
             UsageError: there is no such table, or pandas is not installed.
@@ -68,11 +68,11 @@ class LoadedRun:
 
     def _rows(self, name: str) -> list[dict[str, Any]]:
         if name not in self.tables:
-            raise UsageError(f"no table {name!r} (allowed: {listed(self.tables)})")
+            raise UsageError(f"unknown table {name!r} (allowed: {listed(self.tables)})")
         return rows(self._report, name, self._trial)
 
     def __repr__(self) -> str:
-        """The first screen as text."""
+        """Returns the card as text."""
         if self._report.card is None:
             return f"LoadedRun({self.result.context['description']!r})"
         return screen.render(self._report.card)
@@ -95,7 +95,7 @@ def load(run: str | Path) -> LoadedRun:
         run: its path.
 
     Raises:
-        CommprofError: it is neither, or holds several strategies, of which one is to be named.
+        CommprofError: the path is neither, or holds several strategies; name the directory of one.
     """
     directory = Path(run)
     if places := strategy_directories(directory):

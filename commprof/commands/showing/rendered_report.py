@@ -1,6 +1,6 @@
-"""What a run directory shows: one run, or the runs of several strategies side by side.
+"""Report of a run directory: one run, or the runs of several strategies side by side.
 
-Renderers are imported where they render, so that no other's is loaded.
+A renderer is imported where it is used, so that no other one is loaded.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ class RenderedReport(Protocol):
     """An analysed run, ready to be shown as a card, as text or as JSON."""
 
     def card(self, colour: bool = False) -> str:
-        """The first screen, plain or for a terminal; empty where there is no card."""
+        """Returns the first screen, plain or for a terminal; empty if there is no card."""
 
     def text(self, width: int, tables: int | None = None) -> str:
-        """The report for a terminal: prose wrapped to ``width``, tables split to ``tables``."""
+        """Returns the report as text: prose wrapped to ``width``, tables split to ``tables``."""
 
     def json(self, cost: Cost | None = None) -> str:
-        """The report as one JSON document."""
+        """Returns the report as one JSON document."""
 
     @property
     def has_trial(self) -> bool:
-        """True if candidates of a trial took turns."""
+        """True if the run holds a trial."""
 
 
 def read_report(directory: Path) -> RenderedReport:
     """Analyses a run directory.
 
     Raises:
-        CommprofError: it is none.
+        CommprofError: the directory is not a run directory.
     """
     places = strategy_directories(directory)
     look = invocation.command("report", invocation.quoted(directory), "--all")
@@ -67,7 +67,7 @@ def read_report(directory: Path) -> RenderedReport:
 
 
 def with_tables(report: RenderedReport, card: str, width: int, tables: int | None) -> str:
-    """The card, if there is one, and below it everything else."""
+    """Returns the card, if there is one, followed by the rest of the report."""
     text = report.text(width, tables)
     return f"{card}\n{text}" if card else text
 
@@ -78,7 +78,7 @@ class _Run:
     verdict: Verdict | None
     trial: TrialResult | None
     said: Card | None
-    #: What to type to see everything.
+    #: Command that shows the whole report.
     all_command: str
 
     def card(self, colour: bool = False) -> str:
@@ -101,7 +101,7 @@ class _Run:
             return table.render(self.result, width, self.verdict, tables)
         from commprof.report import trial as trial_table
 
-        # Means over steps that candidates shared would be nobody's.
+        # Means over the steps of all candidates would describe none of them.
         about, found = self.result.context["description"], table.notes(self.result)
         text = trial_table.render(self.trial, about, width, found, tables)
         return "\n\n".join([text.rstrip("\n"), *table.incidents_block(self.result, width)]) + "\n"
@@ -122,7 +122,7 @@ class _Comparison:
     rows: tuple[StrategyRow, ...]
     verdicts: tuple[Verdict | None, ...]
     cards: tuple[Card | None, ...]
-    #: What to type to see everything.
+    #: Command that shows the whole report.
     all_command: str
 
     def card(self, colour: bool = False) -> str:
@@ -138,7 +138,7 @@ class _Comparison:
     def json(self, cost: Cost | None = None) -> str:
         if cost is not None:
             raise UsageError(
-                "--price-per-hour is for one strategy: name its directory in the run's"
+                "--price-per-hour is for a single strategy: name its directory in the run directory"
             )
         from commprof.report.export import as_json
 

@@ -1,6 +1,6 @@
-"""The formats of ``commprof report`` that show a run step by step, and what it costs.
+"""Formats of ``commprof report`` other than the terminal's and JSON, and the cost of a run.
 
-Renderers are imported where they render: the tables in a terminal need none of these.
+A renderer is imported where it is used: tables in a terminal need none of these renderers.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _PAGES = ("html", "markdown")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds options for what to show of a run, and what to show beside it."""
+    """Adds the options for rows, predictions and cost."""
     _add_predictions(parser)
     parser.add_argument(
         "--rows",
         choices=(*TABLES, CANDIDATES),
-        help="csv and parquet: a row per world size, rank, rank and step, kind of collective, or "
-        "candidate of a trial (default: worlds; of a trial candidates)",
+        help="for csv and parquet: one row per world size, rank, rank and step, kind of "
+        "collective, or candidate of a trial (default: worlds; for a trial, candidates)",
     )
     add_price_arguments(parser)
     parser.add_argument(
@@ -59,23 +59,23 @@ def _add_predictions(parser: argparse.ArgumentParser) -> None:
         "--predictions",
         type=Path,
         metavar="FILE",
-        help="html and markdown: what commprof predict --format json wrote, for the scaling curve "
-        f"(default: RUN/{PREDICTIONS_FILE}, which commprof predict writes)",
+        help="for html and markdown: output of commprof predict --format json, for the scaling "
+        f"curve (default: RUN/{PREDICTIONS_FILE}, which commprof predict writes)",
     )
 
 
 def check(args: argparse.Namespace) -> None:
-    """Refuses options that say nothing together, before the work.
+    """Refuses options that do not fit together, before the work.
 
     Raises:
-        UsageError: an option that this format does not take, or a value out of range.
+        UsageError: an option is not for this format, or a value is out of range.
     """
     if args.rows is not None and args.format not in _ROWS:
         raise UsageError(f"--rows is for --format csv and parquet, not for {args.format}")
     if args.predictions is not None and args.format not in _PAGES:
         raise UsageError(f"--predictions is for --format html and markdown, not for {args.format}")
     if price_of(args) is None and args.epoch_samples is not None:
-        raise UsageError("--epoch-samples says nothing without --price-per-hour PRICE")
+        raise UsageError("--epoch-samples needs --price-per-hour PRICE")
     if args.epoch_samples is not None and args.epoch_samples < 1:
         raise UsageError(
             f"--epoch-samples {args.epoch_samples} is out of range (allowed: 1 or more)"
@@ -83,12 +83,12 @@ def check(args: argparse.Namespace) -> None:
 
 
 def cost_of(args: argparse.Namespace) -> Cost | None:
-    """Computes the cost of a run that a price was given for; None without a price."""
+    """Returns the cost of the run; None if no price was given."""
     return None if args.price_per_hour is None else _full(args.run, args).cost
 
 
 def rendered(args: argparse.Namespace) -> str | bytes:
-    """The report in one of the formats that are not for the terminal."""
+    """Returns the report as Markdown, HTML, CSV or Parquet."""
     if places := strategy_directories(args.run):
         return _strategies(places, args)
     report = replace(_full(args.run, args), predictions=_predictions(args))
@@ -127,8 +127,8 @@ def _full(run: Path, args: argparse.Namespace) -> FullReport:
     if price is not None:
         if analyse_trial(run) is not None:
             raise UsageError(
-                f"{quoted(run)} holds a trial, whose candidates share its steps: they have no cost "
-                "of their own; leave --price-per-hour out"
+                f"{quoted(run)} holds a trial: its candidates share the steps, so none has a cost "
+                "of its own; leave --price-per-hour out"
             )
         samples = math.nan if args.epoch_samples is None else float(args.epoch_samples)
         paid = cost(result.worlds, details, price, samples)
@@ -138,7 +138,7 @@ def _full(run: Path, args: argparse.Namespace) -> FullReport:
 
 
 def _predictions(args: argparse.Namespace) -> Predictions | None:
-    """The file that was named, or what ``commprof predict`` left in the run, if it can be read."""
+    """Returns the predictions in the named file, else in the run directory; None if none exist."""
     from commprof.analysis.predicted import read_predictions
 
     if args.predictions is not None:
@@ -150,5 +150,5 @@ def _predictions(args: argparse.Namespace) -> Predictions | None:
         predictions = read_predictions(found)
         return predictions if predictions.points else None
     except CommprofError as error:
-        print(f"commprof: left out: {printable(str(error))}", file=sys.stderr)
+        print(f"commprof: predictions left out: {printable(str(error))}", file=sys.stderr)
         return None

@@ -133,7 +133,7 @@ def test_a_second_job_gets_a_directory_of_its_own(tmp_path: Path) -> None:
         # 4 samples a step on each of two ranks, but for the warm-up.
         assert sum(rank.samples for rank in world.ranks) == 8 * world.measured_steps
     shown = call("-m", "commprof", "report", str(tmp_path), "--all")
-    assert f"Another job recorded here: commprof report {tmp_path / 'job_2'}" in shown.stdout
+    assert f"Another job in this directory: commprof report {tmp_path / 'job_2'}" in shown.stdout
     assert "samples/s counts the batches that DataLoaders returned" in shown.stdout.replace(
         "\n  ", " "
     )

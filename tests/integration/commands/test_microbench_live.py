@@ -124,7 +124,7 @@ def test_overlap_has_imbs_columns(tmp_path: Path) -> None:
         (("all_reduced",), "unknown operation 'all_reduced'"),
         (("all_reduce", "-b", "1M", "-e", "1K"), "out of order"),
         (("all_reduce", "--nproc", "many"), "--nproc 'many' is not a number of ranks"),
-        (("all_reduce", "--backend", "smoke"), "backend 'smoke' cannot be used here"),
+        (("all_reduce", "--backend", "smoke"), "backend 'smoke' is not available"),
         (("all_reduce", "--nproc", "2000"), "2000 ranks with sizes up to 134217728 bytes need"),
         (("--hook", "zip"), "unknown compressor 'zip'"),
         ((), "nothing to measure"),

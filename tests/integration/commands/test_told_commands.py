@@ -128,7 +128,7 @@ TOLD = (
     Told("report, directory.quoted, '--all'", "report STRATEGIES", r"(commprof .* --all)$"),
     Told("report, place.quoted", "report STRATEGIES --all", r"ddp's own report: (.*)"),
     Told("report, run.quoted", "compare TRIAL RUN", r": (commprof report TRIAL) compares", 2),
-    Told("report, args.run.quoted, '--format', 'html'", "predict RUN", r"is for (commprof .*)"),
+    Told("report, args.run.quoted, '--format', 'html'", "predict RUN", r"which (commprof .*) shows"),
     Told("report, job.directory.quoted", BATCH, r"Report: (commprof report /shared/run1)"),
     Told("predict, found.directory.quoted, *options", "report FSDP_RUN", r"^  (commprof .*)"),
     Told("predict, 'RUN', '--format', 'json'", NO_PREDICTIONS, r"them with (commprof .*)", 1),
@@ -148,7 +148,7 @@ TOLD = (
     Told("microbench, 'all_reduce', '--json', 'FILE'", "fit ONE", r"or a file of ([^;]*)", 1),
     Told("microbench, 'OP', '--json', 'FILE'", "fit EMPTY.json", ONE_WITH, 2),
     Told("microbench, 'OP', '--json', 'FILE'", "compare EMPTY.json A.json", ONE_WITH, 2),
-    Told("launch-files, '--help'", "launch-files --target slurm", r"; (.*) has an", 2),
+    Told("launch-files, '--help'", "launch-files --target slurm", r"; (.*) shows examples", 2),
     Told("*rest.split()", "report --nosuch x", r"\(see (.* --help)\)$", 2),
 )
 LAST_LINES = "test_the_last_lines_of_a_run_can_be_typed"

@@ -216,7 +216,7 @@ def test_exchanges_between_hosts_take_their_turns_to_the_end(tmp_path: Path, hos
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("--nproc", "1", "--trial", "int8"), "2 ranks or more, not at [1]"),
+        (("--nproc", "1", "--trial", "int8"), "2 ranks or more, not [1]"),
         (("--nproc", "2", "--trial", "zip"), "unknown technique 'zip'"),
         (("--nproc", "2", "--trial", "int8", "--hook", "fp16"), "exclude each other"),
         (("--nproc", "2", "--trial", "static-graph"), "cannot change between steps: DDP learns"),

@@ -212,7 +212,7 @@ def test_a_gate_that_cannot_close_is_an_error(
 ) -> None:
     short = str(write_run(tmp_path / "short", ranks_of(2, 4)))
     assert main(["compare", short, short, "--fail-above", "5%"]) == 2
-    assert "steps worth 4 independent ones in each" in capsys.readouterr().err
+    assert "(needed in each: steps worth 4 independent ones," in capsys.readouterr().err
 
 
 def test_steps_that_candidates_or_strategies_share_are_refused(

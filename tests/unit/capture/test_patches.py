@@ -153,7 +153,7 @@ def test_wrong_arguments_are_refused_by_ddp_itself() -> None:
         ),
         (
             ["--nproc", "2", "--strategy", "fsdp", "--trial", "int8"],
-            "--trial int8: no candidate of --strategy fsdp (allowed: settings of FSDP2",
+            "--trial int8 cannot be used with --strategy fsdp (allowed: settings of FSDP2",
         ),
         (["--nproc", "2", "--strategy", "zero1", "--trial", "int8"], "(allowed: ddp, fsdp, hsdp)"),
     ],

@@ -91,7 +91,7 @@ def test_values_come_out_as_on_the_command_line(
         ("steps: 1:30", ["steps: '1:30' is not a whole number"]),
         ("clip-norm: high", ["clip-norm: 'high' is not a number"]),
         ("stacks: 1", ["stacks: '1' given (allowed: true, false)"]),
-        ("scaling: wek", ["'wek' is not known (allowed: weak, strong)", "did you mean 'weak'?"]),
+        ("scaling: wek", ["unknown value 'wek' (allowed: weak, strong)", "did you mean 'weak'?"]),
         ("backend: [gloo]", ["backend: a list given (allowed: one value)"]),
         ("script-args: --lr", ["script-args: '--lr' given (allowed: a list)"]),
         ("steps: 1\nsteps: 2", ["line 2: steps is given twice"]),

@@ -56,7 +56,7 @@ def test_a_script(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "each runs: python -u train.py --lr 1" in text
     assert f"environment: COMMPROF_OUT={tmp_path}/out/world_2" in " ".join(text.split())
     assert "environment: OMP_NUM_THREADS=3" in text
-    assert "not known beforehand" in text
+    assert "not known before it runs" in text
 
 
 def test_one_of_several_machines(capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,7 +65,7 @@ def test_one_of_several_machines(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Machines: 2, of which this is number 1" in text
     assert "World size 2, strategy ddp: rank 1 on this machine" in text
     assert "World size 4, strategy ddp: ranks 2 to 3 on this machine" in text
-    assert "they meet at: first-host:29501" in text
+    assert "rendezvous: first-host:29501" in text
 
 
 def test_a_trial(capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,7 +76,7 @@ def test_a_trial(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_more_ranks_than_cores_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     text = dry_run(capsys, "--world-sizes", "512", "--workload", "mlp", "--output", "out")
-    assert "more ranks than cores: 512 on" in text
+    assert "more ranks than cores: 512 ranks share" in text
     assert "not pinned to CPUs: 512 ranks on" in text
 
 
@@ -142,7 +142,7 @@ def test_strategies_over_several_machines_meet_at_ports_of_their_own(
     machines = ["--nnodes", "2", "--node-rank", "1", "--rdzv-endpoint", "first-host:29500"]
     words = ["--nproc", "2", "--workload", "mlp", "--strategy", "ddp,fsdp", "--output", "out"]
     text = dry_run(capsys, *machines, *words)
-    ports = [line.rpartition(":")[2] for line in text.splitlines() if "they meet at" in line]
+    ports = [line.rpartition(":")[2] for line in text.splitlines() if "rendezvous: " in line]
     assert ports == ["29500", "29501", "29502", "29503"]
 
 
@@ -173,7 +173,7 @@ def test_samples_take_py_spy(
     assert "no restarts, no watchdog, samples by py-spy, no live metrics" in text
     monkeypatch.setattr(where, lambda: None)
     assert main(["run", "--dry-run", *words]) == 2
-    assert "--samples needs py-spy where commprof is: " in capsys.readouterr().err
+    assert "--samples needs py-spy in commprof's environment: " in capsys.readouterr().err
 
 
 def test_a_model_that_this_machine_cannot_hold_is_shown_and_said_to_be_too_large(
@@ -184,10 +184,10 @@ def test_a_model_that_this_machine_cannot_hold_is_shown_and_said_to_be_too_large
     text = " ".join(dry_run(capsys, *words).split())
     needed = 2 * 4 * LINEAR / 1e9
     assert (
-        f"This machine could not run it: 2 ranks need at least {needed:.3g} GB and 0.001 GB"
+        f"This machine has too little memory: 2 ranks need at least {needed:.3g} GB, and 0.001 GB"
     ) in text
     monkeypatch.setattr("commprof.workloads.options.available_bytes", lambda: 10**9)
-    assert "could not run it" not in dry_run(capsys, *words)
+    assert "too little memory" not in dry_run(capsys, *words)
 
 
 @pytest.mark.needs("peft", "transformers")
@@ -196,7 +196,7 @@ def test_the_7b_shape_is_shown_where_it_would_not_fit(
 ) -> None:
     monkeypatch.setattr("commprof.workloads.options.available_bytes", lambda: 10**9)
     words = ["--world-sizes", "2", "--workload", "lora:size=7b", "--output", "out"]
-    assert "This machine could not run it: 2 ranks need" in dry_run(capsys, *words)
+    assert "This machine has too little memory: 2 ranks need" in dry_run(capsys, *words)
 
 
 def test_memory_of_groups_is_that_of_a_hosts_ranks(tmp_path: Path) -> None:

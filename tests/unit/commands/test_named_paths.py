@@ -101,10 +101,10 @@ def test_what_goes_to_stderr_names_it(
     assert launch_files(file) == 0
     assert capsys.readouterr().err == (
         f"Written: {quoted(file)}\n"
-        "commprof: no script 'train.py' is here: it has to be where the job runs\n"
+        "commprof: the script 'train.py' is not on this machine; the job's machines must have it\n"
     )
     assert launch_files(file) == 2
-    assert capsys.readouterr().err.startswith(f"commprof: -o {quoted(file)} is there already; ")
+    assert capsys.readouterr().err.startswith(f"commprof: -o {quoted(file)} exists already; ")
     assert launch_files(tmp_path) == 2
     assert launch_files(file / "f") == 2
     assert f"commprof: cannot write -o {quoted(file / 'f')}: " in capsys.readouterr().err

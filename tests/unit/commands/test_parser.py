@@ -26,7 +26,7 @@ from tests.support.machines.commands import call
         ("report --zzzz x", "commprof report: unrecognized arguments: --zzzz (see "),
         (
             "raport RUN",
-            "commprof: argument COMMAND: no 'raport' here (allowed: run, env, wrap, top, ",
+            "commprof: argument COMMAND: unknown value 'raport' (allowed: run, env, wrap, top, ",
         ),
         ("raport RUN", "; did you mean 'report'? (see "),
         ("report RUN --format jsonn", "did you mean 'json'? (see "),

@@ -57,7 +57,7 @@ def test_a_page_goes_into_the_run_and_takes_the_place_of_its_own_only(
     assert main(words) == 0
     words += ["-o", f"{run}/report.html"]
     assert main(words) == 2
-    assert "is there already; give --force" in capsys.readouterr().err
+    assert "exists already; give --force" in capsys.readouterr().err
     assert main([*words, "--force"]) == 0
 
 
@@ -87,7 +87,7 @@ def test_predict_leaves_its_answers_for_the_page(
     out, err = capsys.readouterr()
     file = run / "predictions.json"
     assert file.read_text() == out
-    assert err == f"commprof: {file} is for commprof report {run} --format html\n"
+    assert err == f"commprof: wrote {file}, which commprof report {run} --format html shows\n"
     # Without the batch there are no samples/s to show: no empty table.
     assert read_predictions(file).points == ()
     assert main(["report", str(run), "--format", "markdown"]) == 0
@@ -160,13 +160,13 @@ def test_predictions_stand_beside_what_was_measured(
     ("arguments", "complaint"),
     [
         (["--rows", "steps"], "--rows is for --format csv and parquet, not for table"),
-        (["--price-per", "rank"], "--price-per says nothing without --price-per-hour"),
-        (["--epoch-samples", "7"], "--epoch-samples says nothing without --price-per-hour"),
+        (["--price-per", "rank"], "--price-per needs --price-per-hour"),
+        (["--epoch-samples", "7"], "--epoch-samples needs --price-per-hour"),
         (["--price-per-hour", "0"], "--price-per-hour 0.0 is out of range"),
         (["--price-per-hour", "nan"], "--price-per-hour nan is out of range"),
         (["--price-per-hour", "1", "--epoch-samples", "0"], "--epoch-samples 0 is out of range"),
         (["--predictions", "p.json"], "--predictions is for --format html and markdown"),
-        (["-o", "missing/a"], "missing is no directory"),
+        (["-o", "missing/a"], "missing is not a directory"),
     ],
 )
 def test_refusals(
@@ -198,7 +198,7 @@ def test_dumps_of_the_flight_recorder_are_diagnosed(
     found = json.loads(capfd.readouterr().out)
     assert (found["cause"], [one["rank"] for one in found["culprits"]]) == ("absent", [1])
     assert main(["report", folder, "--format", "html"]) == 2
-    assert "html is not made of Flight Recorder dumps" in capfd.readouterr().err
+    assert "html is not for Flight Recorder dumps" in capfd.readouterr().err
 
 
 def test_a_new_file_is_written(tmp_path: Path) -> None:

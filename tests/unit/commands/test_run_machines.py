@@ -66,7 +66,9 @@ def test_tasks_that_would_each_start_a_sweep_are_refused(
     monkeypatch: pytest.MonkeyPatch, tasks: str, nodes: str, endpoint: str | None
 ) -> None:
     inside(monkeypatch, {**STEP, "SLURM_NTASKS": tasks, "SLURM_NNODES": nodes})
-    with pytest.raises(UsageError, match=f"one of {tasks} on {nodes} machines.*ntasks-per-node=1"):
+    with pytest.raises(
+        UsageError, match=f"one of {tasks} tasks on {nodes} machines.*ntasks-per-node=1"
+    ):
         rendezvous(endpoint)
 
 

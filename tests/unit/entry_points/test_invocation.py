@@ -76,7 +76,7 @@ def test_the_hints_of_a_report_can_be_run(
     assert main(["report", "a run", "--all"]) == 0
     said = capsys.readouterr().out
     again = re.findall(r"^Run it again: (.*?) \(in ", said, re.MULTILINE)
-    other = re.findall(r"^Another job recorded here: (.*)$", said, re.MULTILINE)
+    other = re.findall(r"^Another job in this directory: (.*)$", said, re.MULTILINE)
     assert (len(again), len(other)) == (1, 1)
     environment = {**os.environ, "PATH": "/usr/bin:/bin"}
     for command in (f"{again[0]} --dry-run", other[0]):

@@ -273,7 +273,7 @@ def test_bad_input_leaves_no_file(tmp_path: Path, words: tuple[str, ...]) -> Non
 
 def test_launched_ranks_are_all_taken_and_no_more() -> None:
     assert make_plan(arguments("all_reduce"), 8).world_sizes == (8,)
-    with pytest.raises(UsageError, match="asks for 16 ranks and 8 were launched"):
+    with pytest.raises(UsageError, match="asks for 16 ranks, but 8 were launched"):
         make_plan(arguments("all_reduce", "--nproc", "2,16"), 8)
 
 

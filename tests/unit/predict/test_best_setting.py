@@ -109,7 +109,7 @@ def test_nothing_is_best_where_no_setting_was_asked_for() -> None:
             {},
             {"bucket_cap_mb": "10000"},
             (),
-            "under commprof run, with --check-prediction r --world-sizes 2 --bucket-cap-mb 10000",
+            "under commprof run with --check-prediction r --world-sizes 2 --bucket-cap-mb 10000",
         ),
     ],
 )
@@ -148,12 +148,12 @@ def test_what_was_kept_is_read_again(tmp_path: Path) -> None:
     [
         (
             ["--world-sizes", "2"],
-            "predicted --hook fp16; give that, or leave",
+            "predicted --hook fp16; give this option, or leave",
         ),
-        (["--world-sizes", "2", "--hook", "int8"], "predicted --hook fp16; give that"),
+        (["--world-sizes", "2", "--hook", "int8"], "predicted --hook fp16; give this"),
         (
             ["--world-sizes", "3", "--hook", "fp16"],
-            "is for 2 ranks and not 3; give --world",
+            "predicted 2 ranks, not 3; give --world",
         ),
     ],
 )

@@ -156,7 +156,7 @@ def test_top_on_a_terminal_leaves_it_as_it_was(tmp_path: Path) -> None:
         env={**os.environ, "TERM": "xterm"},
     )
     shown = b""
-    while b"the job goes on." not in shown:
+    while b"the job continues." not in shown:
         shown += os.read(ours, 65536)
     os.write(ours, b"q")
     while not shown.endswith(b"\x1b[?25h\x1b[?1049l"):

@@ -197,7 +197,7 @@ def test_clocks_that_cannot_be_compared_are_said_to_be_so(
     ranks = [two_ranks()[0], two_ranks(boot_id="elsewhere")[1]]
     ranks[1].metadata["clock"] = {"source": "x", "monotonic_ns": 1, "realtime_ns": 2 + 3 * MS}
     value = trace_of(save(ranks, tmp_path))
-    assert "wall clocks stand in" in capsys.readouterr().err
+    assert "the timeline uses the hosts' wall clocks, which may be" in capsys.readouterr().err
     assert value["otherData"]["clocks"] == "wall"
     assert value["otherData"]["clock_error_us"] is None
     assert [e for e in value["traceEvents"] if e["ph"] in "sf"] == []
@@ -271,9 +271,9 @@ def test_of_several_strategies_one_is_to_be_named(
     ("arguments", "message"),
     [
         (("--steps", "5-2"), "ends before it begins"),
-        (("--steps", "a"), "no range of steps"),
+        (("--steps", "a"), "is not a range such as"),
         (("--steps", "7"), "no rank recorded a step from 7 to 7"),
-        (("--world-size", "4"), "those that did: 2"),
+        (("--world-size", "4"), "world sizes with traces: 2"),
         (("--merge", "none.json"), "none.json cannot be read"),
         (("-o", "/proc/none/trace.json"), "cannot write"),
     ],
