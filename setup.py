@@ -1,8 +1,8 @@
-"""Builds the C++ module with CMake against the installed torch; the rest is in pyproject.toml.
+"""Builds the C++ module with CMake against the installed torch; pyproject.toml has all else.
 
-A build that fails does not fail the installation: the reason is stored in the
+A failed build does not fail the installation: the reason is stored in the
 package, where `commprof._native` finds it, and capture runs in Python. With
-COMMPROF_REQUIRE_NATIVE=1 it is fatal.
+COMMPROF_REQUIRE_NATIVE=1 a failed build is fatal.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from native_build import REQUIRE_NATIVE, ROOT, NativeBuildError
 
 ERROR_FILE = "_build_error.txt"
 ERROR_LINES = 200
-"""Lines of build output kept in ERROR_FILE: the last ones, where the error is."""
+"""Number of lines, at the end of the build's output, that ERROR_FILE keeps."""
 
 
 class BuildNative(build_ext):
-    """Puts the C++ module, or the reason why there is none, into the package."""
+    """Puts the C++ module, or the reason why its build failed, into the package."""
 
     def run(self) -> None:
         root = ROOT if self.inplace else Path(self.build_lib)
@@ -44,10 +44,10 @@ class BuildNative(build_ext):
                 raise SystemExit(f"commprof: {error.args[0]}") from None
             self.warn(f"commprof: no C++ module: {error.args[0]}")
             (package / ERROR_FILE).write_text("\n\n".join(error.args) + "\n")
-            # An earlier module would go on in silence, beside newer Python.
+            # An earlier module would be used without a warning, with newer Python code.
             (root / self.get_ext_filename(self.extensions[0].name)).unlink(missing_ok=True)
             return
-        # Renamed into place: a process may have the old file mapped.
+        # Renamed, not overwritten: a process may have the old file mapped.
         fresh = package / f".{module.name}"
         shutil.copy2(module, fresh)
         fresh.replace(package / module.name)
@@ -56,9 +56,7 @@ class BuildNative(build_ext):
 def build_module(torch: InstalledTorch | None) -> Path:
     """Builds the core, then the module that links it with this torch."""
     if torch is None:
-        raise NativeBuildError(
-            "no torch was installed to build for, and the build was not isolated"
-        )
+        raise NativeBuildError("no torch is installed to build for, and the build is not isolated")
     python = f"py{sys.version_info[0]}{sys.version_info[1]}"
     tree = native_build.TREES / f"{python}-torch{torch.version}"
     defines = {
@@ -75,7 +73,7 @@ def build_module(torch: InstalledTorch | None) -> Path:
 
 
 def _run(command: list[str]) -> None:
-    """Runs a step with its output shown (pip hides it unless -v) and kept for the error."""
+    """Runs a build step; shows its output (pip hides it without -v), and raises it on failure."""
     lines = []
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
@@ -88,7 +86,7 @@ def _run(command: list[str]) -> None:
 
 
 def _summary(lines: list[str]) -> str:
-    """The line that says what is wrong; CMake says where, and what on the next line."""
+    """Returns the line with the error's reason; CMake prints it below the line with its place."""
     first = (i for i, line in enumerate(lines) if re.search(r"\berror:|CMake Error", line))
     said = (line.strip() for line in lines[next(first, -1) :])
     return next((line for line in said if line and not line.endswith(":")), "the build failed")
@@ -106,7 +104,7 @@ setup(
         "rich>=13",
         "tabulate>=0.9",
     ],
-    # No sources: CMake has them. Its presence makes the wheel a platform wheel.
+    # No sources: CMake has them. The extension makes the wheel a platform wheel.
     ext_modules=[Extension(f"commprof.{built_for.module_name if built_for else '_torch'}", [])],
     cmdclass={"build_ext": BuildNative},
 )

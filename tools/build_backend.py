@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 if int(setuptools.__version__.split(".")[0]) < 77:
-    # Without isolation pip does not look, and setuptools itself fails far from the cause.
+    # Without isolation pip does not check the version, and setuptools fails with another error.
     raise SystemExit(
         f"commprof is built with setuptools 77 or newer, this is {setuptools.__version__}: "
         "`pip install 'setuptools>=77' cmake ninja`, or leave out --no-build-isolation"
@@ -36,19 +36,19 @@ if int(setuptools.__version__.split(".")[0]) < 77:
 
 
 def get_requires_for_build_wheel(config_settings: Any = None) -> list[str]:
-    """As setuptools, plus torch when there is none to build for."""
+    """Returns the requirements of setuptools, plus torch if the environment has no torch."""
     return build_meta.get_requires_for_build_wheel(config_settings) + _missing_torch()
 
 
 def get_requires_for_build_editable(config_settings: Any = None) -> list[str]:
-    """As setuptools, plus torch when there is none to build for."""
+    """Returns the requirements of setuptools, plus torch if the environment has no torch."""
     return build_meta.get_requires_for_build_editable(config_settings) + _missing_torch()
 
 
 def build_wheel(
     wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None
 ) -> str:
-    """As setuptools, from a clean staging area."""
+    """Builds as setuptools does, from a clean staging area."""
     _forget_earlier_wheels()
     return build_meta.build_wheel(wheel_directory, config_settings, metadata_directory)
 
@@ -56,7 +56,7 @@ def build_wheel(
 def build_editable(
     wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None
 ) -> str:
-    """As setuptools, from a clean staging area."""
+    """Builds as setuptools does, from a clean staging area."""
     _forget_earlier_wheels()
     return build_meta.build_editable(wheel_directory, config_settings, metadata_directory)
 
@@ -66,9 +66,9 @@ def _missing_torch() -> list[str]:
 
 
 def _forget_earlier_wheels() -> None:
-    """Empties setuptools' staging area: all that lies there is packed, deleted modules too.
+    """Empties setuptools' staging area, whose files are all packed, even of deleted modules.
 
-    The object trees beside it (build/py*-torch*) stay: they make rebuilds quick.
+    The build trees next to it (build/py*-torch*) stay: they make rebuilds quick.
     """
     for staging in [*Path("build").glob("lib*"), *Path("build").glob("bdist*")]:
         shutil.rmtree(staging)

@@ -1,8 +1,8 @@
-"""Finds the torch that commprof is built for and will run with, without importing it.
+"""Finds the torch that commprof is built for and will run with, without importing torch.
 
-A C++ extension of torch fits one torch only, so the installer must not choose
-it: pip's isolated builds hide the user's torch, and a torch pinned in
-build-system.requires would be fetched a second time and built for in its place.
+A C++ extension of torch fits one torch only, so the installer must not choose another
+torch: pip's isolated builds hide the user's torch, and a torch in build-system.requires
+would be downloaded a second time, and the extension built for that one.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MINIMUM = (2, 10)
-"""Oldest torch (major, minor) commprof runs with."""
+"""Oldest torch (major, minor) that commprof runs with."""
 
 DEFAULT = "torch==2.13.0"
-"""What an environment without torch gets, and gets the C++ module built for."""
+"""Torch that is installed, and built for, in an environment without torch."""
 
 _PROBE = "import importlib.util as u; s = u.find_spec('torch'); print(s.origin if s else None)"
 
@@ -30,28 +30,28 @@ class InstalledTorch:
     """A torch on disk."""
 
     directory: Path
-    """The package itself: holds `version.py`, `include/` and `lib/`."""
+    """Directory of the package, with `version.py`, `include/` and `lib/`."""
     version: str
-    """As in `torch.__version__`, local part included: `2.13.0+cpu`."""
+    """Version as in `torch.__version__`, with the local part: `2.13.0+cpu`."""
 
     @property
     def minor(self) -> tuple[int, int]:
-        """Major and minor, the finest grain at which torch keeps its C++ ABI."""
+        """Major and minor version, within which torch keeps its C++ ABI."""
         major, minor = self.version.split(".")[:2]
         return int(major), int(minor)
 
     @property
     def module_name(self) -> str:
-        """The name of commprof's C++ module for this torch, such as `_torch213`."""
+        """Name of commprof's C++ module for this torch, such as `_torch213`."""
         return "_torch{}{}".format(*self.minor)
 
 
 def in_target() -> InstalledTorch | None:
-    """The torch of the environment that commprof is being installed into.
+    """Returns the torch of the environment that commprof is being installed into.
 
     pip's isolated build runs the target's own interpreter with another search
-    path, so a plain run of that interpreter tells the truth. Frontends that
-    build in an environment of their own (uv, build) show only what is in that.
+    path, so a plain run of that interpreter finds the target's torch. Of frontends
+    that build in their own environment (uv, build), only that environment is seen.
     """
     if not _isolated_by_pip():
         return _in_this_process()
@@ -68,15 +68,15 @@ def in_target() -> InstalledTorch | None:
 
 
 def for_build() -> InstalledTorch | None:
-    """The target's torch, else one that was fetched into the build environment."""
+    """Returns the target's torch, else the torch of the build environment."""
     return in_target() or _in_this_process()
 
 
 def requirement(target: InstalledTorch | None) -> str:
-    """The dependency on torch that makes the installer leave `target` as it is.
+    """Returns the dependency on torch that makes the installer leave `target` as it is.
 
-    Never capped: a cap makes pip replace a newer torch by gigabytes of an older
-    one. `.dev0` admits pre-releases, which vendors ship as their torch.
+    Has no upper limit, with which pip would replace a newer torch by gigabytes of an
+    older one. `.dev0` admits pre-releases, which vendors ship as their torch.
 
     Raises:
         SystemExit: if `target` is too old; nothing has been changed by then.

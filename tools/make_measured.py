@@ -23,7 +23,7 @@ RESULTS = ROOT / "benchmarks/results"
 PAGE = ROOT / "docs/measured.md"
 NOT_YET = "not measured yet"
 STUDIES = [study for group in GROUPS.values() for study in group]
-#: Words in which demands of one kind differ.
+#: Mark in a row's text, for words in which demands of one kind differ.
 GAP = "..."
 
 HEAD = """\
@@ -40,7 +40,7 @@ is not met.
 
 
 def page(results: Path) -> str:
-    """The whole page, of the files in a directory."""
+    """Returns the whole page, from the files in a directory."""
     judged = [
         (group, [(study, _judged(study, results)) for study in studies])
         for group, studies in GROUPS.items()
@@ -48,7 +48,7 @@ def page(results: Path) -> str:
     every = [one for _, studies in judged for _, demands in studies for one in demands]
     met = sum(one.met for one in every)
     missing = sum(len(study.asked) for _, pairs in judged for study, found in pairs if not found)
-    counts = f"Of {len(every)} demands on what was measured {met} are met"
+    counts = f"Of {len(every)} demands on measured figures, {met} are met"
     lines = "1 line is" if missing == 1 else f"{missing} lines are"
     counts += f"; {lines} {NOT_YET}." if missing else "."
     machines = sorted({_machine(one) for study in STUDIES for one in _sessions(study, results)})
@@ -63,14 +63,14 @@ def _judged(study: Study, results: Path) -> Sequence[Demand]:
 
 
 def _path(study: Study, results: Path) -> Path:
-    """Of the study's file; JSON lines may be called .json as well."""
+    """Returns the path of the study's file; JSON lines may also be named .json."""
     path = results / study.file
     other = path.with_suffix(".json")
     return other if other.exists() and not path.exists() else path
 
 
 def _group(group: str, judged: Sequence[tuple[Study, Sequence[Demand]]], results: Path) -> str:
-    """The studies of one group in a table, and below it what else their files show."""
+    """Returns a table of one group's studies, and below it their further tables."""
     lines = [f"\n## {group}\n", "| what | n | figure | demand |", "|---|---|---|---|"]
     beside = []
     for study, demands in judged:
@@ -95,7 +95,7 @@ def _row_of(alike: Sequence[Demand]) -> str:
 
 
 def _alike(demands: Sequence[Demand]) -> list[list[Demand]]:
-    """Demands that were met and ask the same of things of one kind; each other one by itself."""
+    """Groups demands of one kind that are met; a demand that is not met stays alone."""
     found: list[list[Demand]] = []
     for one in demands:
         for group in found if one.met else ():
@@ -114,7 +114,7 @@ def _alike(demands: Sequence[Demand]) -> list[list[Demand]]:
 
 
 def common_words(texts: Sequence[str]) -> str:
-    """The words that all texts have in the same order, with ``...`` where they differ."""
+    """Returns the words that all texts have in the same order, with ``...`` where they differ."""
     common = texts[0].split()
     for text in texts[1:]:
         other = text.split()
@@ -130,7 +130,7 @@ def common_words(texts: Sequence[str]) -> str:
 
 
 def least_and_most(demands: Sequence[Demand]) -> str:
-    """The figures of demands of one kind, without intervals; nothing where they are no numbers."""
+    """Returns the range of demands' figures, without intervals; empty if they are not numbers."""
     texts = list(dict.fromkeys(one.figure.split(" [")[0] for one in demands))
     if len(texts) == 1:
         return texts[0]
@@ -143,7 +143,7 @@ def least_and_most(demands: Sequence[Demand]) -> str:
 
 
 def _sessions(study: Study, results: Path) -> Sequence[dict[str, Any]]:
-    """What the file says of the sessions that made it: day, commit and machine of each."""
+    """Returns day, commit and machine of each session that produced the file."""
     path = _path(study, results)
     if not path.exists():
         return ()
@@ -161,7 +161,7 @@ def _row(*cells: str) -> str:
 
 
 def main() -> None:
-    """See the module."""
+    """Writes the page."""
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     PAGE.write_text(page(RESULTS))
     print(f"updated {PAGE}")

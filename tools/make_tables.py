@@ -1,7 +1,7 @@
-"""Writes the Python tables that stand in C++ headers: `python tools/make_tables.py [DIRECTORY]`.
+"""Writes Python tables from C++ headers: `python tools/make_tables.py [DIRECTORY]`.
 
-The headers are the one home of the trace format's codes and of the compression schemes. Their
-macros are read as text: neither a compiler nor torch is needed.
+The headers define the codes of the trace format and the compression schemes. Their macros are read
+as text: neither a compiler nor torch is needed.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ ROOT = Path(__file__).parent.parent
 RECORD, TRACE_FORMAT = "csrc/core/record.h", "csrc/core/trace_format.h"
 MODE, BUCKET = "csrc/core/modes/mode.h", "csrc/compress/bucket.h"
 SCHEMES = "csrc/compress/scheme_table.h"
-#: Columns of a record as numpy names their types, by the type in C++.
+#: Types in numpy of a record's fields, by their type in C++.
 _TYPES = {"uint64_t": "<u8", "uint32_t": "<u4", "uint8_t": "u1", "Kind": "u1", "Op": "u1"}
 
 Row = tuple[str | float | bool, ...]
 
 
 def codes(root: Path = ROOT) -> str:
-    """The text of commprof/trace/codes.py.
+    """Returns the text of commprof/trace/codes.py.
 
     Raises:
-        ValueError: a header has no such table, and which.
+        ValueError: a header lacks a table, which the message names.
     """
     record, trace_format = (root / RECORD).read_text(), (root / TRACE_FORMAT).read_text()
     kinds = [str(row[1]) for row in rows(record, "COMMPROF_KINDS")]
@@ -60,8 +60,7 @@ def codes(root: Path = ROOT) -> str:
             {name: str(code) for code, name in enumerate(phases)},
         ),
         *(f"FLAG_{_upper(name)}: Final = {_number(value)}" for name, value in flags.items()),
-        "\n#: Who placed a step boundary: the script, an optimizer's update, or one that GradScaler"
-        " skipped.",
+        "\n#: Source of a step boundary: the script, an update, or one that GradScaler skipped.",
         *(f"{_upper(name)}: Final = {value}" for name, value in steps.items()),
         "\n#: Stands for the number of samples read in a phase if they cannot be counted.",
         f"SAMPLES_UNKNOWN: Final = {_number(constants['SamplesUnknown'])}",
@@ -71,7 +70,7 @@ def codes(root: Path = ROOT) -> str:
         _tuple("MODES", (row[1] for row in rows((root / MODE).read_text(), "COMMPROF_MODES"))),
         "#: Stages of a compressed bucket, by the code in ``aux`` of a span.",
         _tuple("STAGES", enumerators((root / BUCKET).read_text(), "Stage")),
-        "#: Operations in c10d's words, by code.",
+        "#: Operations as c10d names them, by code.",
         _tuple("OPS", (row[1] for row in rows(record, "COMMPROF_OPS"))),
         "#: Name and type of a record's fields, in order.",
         _tuple("RECORD_FIELDS", fields(record)),
@@ -80,10 +79,10 @@ def codes(root: Path = ROOT) -> str:
 
 
 def scheme_table(root: Path = ROOT) -> str:
-    """The text of commprof/compressors/scheme_table.py.
+    """Returns the text of commprof/compressors/scheme_table.py.
 
     Raises:
-        ValueError: the header has no such table, and which.
+        ValueError: the header lacks a table, which the message names.
     """
     header = (root / SCHEMES).read_text()
     parts = [
@@ -99,10 +98,10 @@ def scheme_table(root: Path = ROOT) -> str:
 
 
 def rows(header: str, macro: str) -> list[Row]:
-    """The rows of an X macro; what is no literal, an enumerator, becomes a text.
+    """Returns the rows of an X macro; an enumerator becomes a text.
 
     Raises:
-        ValueError: the header does not define it.
+        ValueError: the header does not define the macro.
     """
     found = re.search(rf"#define {macro}\(X\)((?:.*\\\n)*.*)", header)
     if found is None:
@@ -113,10 +112,10 @@ def rows(header: str, macro: str) -> list[Row]:
 
 
 def enumerators(header: str, name: str) -> dict[str, str]:
-    """Code by the name in snake case, of an enum class.
+    """Returns the codes of an enum class, by their name in snake case.
 
     Raises:
-        ValueError: the header does not define it.
+        ValueError: the header does not define the enum.
     """
     found = re.search(rf"enum class {name} : \w+ \{{(.*?)\}};", header, re.S)
     if found is None:
@@ -129,10 +128,10 @@ def enumerators(header: str, name: str) -> dict[str, str]:
 
 
 def fields(header: str) -> list[Row]:
-    """Name and numpy type of each field of a record.
+    """Returns the name and numpy type of each field of a record.
 
     Raises:
-        ValueError: the header has no record.
+        ValueError: the header does not define Record.
     """
     found = re.search(r"struct alignas\(64\) Record \{(.*?)\n\};", header, re.S)
     if found is None:
@@ -141,7 +140,7 @@ def fields(header: str) -> list[Row]:
 
 
 def formatted(text: str, name: str, *rules: str) -> str:
-    """The text as ``make format`` would leave it; ``rules`` of ruff are mended first."""
+    """Returns the text as ``make format`` formats it, after ruff's fixes for ``rules``."""
     ruff = str(Path(sys.executable).parent / "ruff")
     commands = [["format"]] if not rules else [["check", "--fix-only", *rules], ["format"]]
     for command in commands:

@@ -1,4 +1,4 @@
-"""The studies that docs/measured.md shows: file, command, what is asked, and who judges it."""
+"""Studies that docs/measured.md shows: file, command, demands, and the function that judges."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def step_ratios(path: Path) -> str:
 
 
 def strategy_rows(path: Path) -> str:
-    """Workloads by strategy and ranks; whether the machine was too busy to compare times."""
+    """Returns a table by strategy and ranks, with a warning if the machine was busy."""
     results = read_json(path)
     rows = [
         [
@@ -71,7 +71,7 @@ def strategy_rows(path: Path) -> str:
 
 
 def squeezed(table: str) -> str:
-    """A Markdown table without the spaces that align it."""
+    """Returns a Markdown table without the spaces that align its columns."""
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
     cells = [["---"] * len(row) if set("".join(row)) == {"-"} else row for row in rows]
     return "\n".join(f"| {' | '.join(row)} |" for row in cells)
@@ -82,25 +82,25 @@ Judge = Callable[[Path], Sequence[Demand]]
 
 @dataclass(frozen=True)
 class Study:
-    """What one command measures."""
+    """A study: the figures that one command measures, and the demands on them."""
 
     title: str
-    #: In benchmarks/results.
+    #: File in benchmarks/results.
     file: str
-    #: What makes the file, but for `PYTHONPATH=. python benchmarks/`.
+    #: Command that writes the file, after `PYTHONPATH=. python benchmarks/`.
     command: str
-    #: What is demanded, in a line each, for as long as nothing is measured.
+    #: Demands in words, one per line, shown as long as nothing is measured.
     asked: tuple[str, ...]
-    #: Of a file that is there; no demands where it has nothing of this study.
+    #: Returns the demands on a file's figures; empty if the file has no figures of this study.
     judge: Judge
-    #: Of a file of several parts.
+    #: Part of the file that this study uses; empty for the whole file.
     part: str = ""
-    #: What else a file shows, in Markdown below the group's table.
+    #: Returns further tables of a file, in Markdown, shown below the group's table.
     beside: Callable[[Path], str] | None = None
 
 
 def torch_ddp_tests(path: Path) -> list[Demand]:
-    """Of each of PyTorch's modules: that its tests end with commprof as they do without."""
+    """Demands that the tests of each PyTorch module end with commprof as they do without."""
     found = []
     for name, counts in read_json(path)["modules"].items():
         same = counts["run"] - len(counts["different"])
@@ -111,7 +111,7 @@ def torch_ddp_tests(path: Path) -> list[Demand]:
 
 
 def parts_of(part: str, judge: Callable[[dict[str, Any]], list[Demand]]) -> Judge:
-    """For one part of a file that has several."""
+    """Returns the judge of one part of a file with several parts."""
 
     def of_file(path: Path) -> list[Demand]:
         figures = read_parts(path).get(part)
@@ -121,17 +121,17 @@ def parts_of(part: str, judge: Callable[[dict[str, Any]], list[Demand]]) -> Judg
 
 
 def parts_judged_by(judge: Callable[[dict[str, dict[str, Any]]], list[Demand]]) -> Judge:
-    """For a file of parts that are judged together."""
+    """Returns the judge of a file whose parts are judged together."""
     return lambda path: judge(read_parts(path))
 
 
 def rows_of(judge: Callable[[list[dict[str, Any]]], list[Demand]]) -> Judge:
-    """For a file of JSON lines."""
+    """Returns the judge of a file of JSON lines."""
     return lambda path: judge(read_rows(path))
 
 
 def object_of(judge: Callable[[dict[str, Any]], list[Demand]]) -> Judge:
-    """For a file of one JSON object."""
+    """Returns the judge of a file with one JSON object."""
 
     def of_file(path: Path) -> list[Demand]:
         return judge({key: value for key, value in read_json(path).items() if key != CONTEXT})
@@ -140,7 +140,7 @@ def object_of(judge: Callable[[dict[str, Any]], list[Demand]]) -> Judge:
 
 
 def predictions(of_transformer: bool) -> Judge:
-    """Both studies of the predictions may be in one file."""
+    """Returns the judge of the transformer's predictions, or of all others, in one file."""
 
     def of_file(path: Path) -> list[Demand]:
         rows = [
@@ -152,21 +152,21 @@ def predictions(of_transformer: bool) -> Judge:
 
 
 def sharded_predictions(path: Path) -> list[Demand]:
-    """Of real compute: the points that judge the method."""
+    """Demands on the points with real compute that judge the method."""
     rows = [row for row in read_rows(path) if row["workload"] == "transformer"]
     judging = [row for row in rows if predict_sharded.judges(row)]
     return predict_sharded.demands(judging, "FSDP2 transformer") if judging else []
 
 
 def shared(part: str, title: str, *asked: str) -> Study:
-    """A part of shared_memory.py."""
+    """Returns the study of one part of shared_memory.py."""
     command = f"shared_memory.py {part} --json benchmarks/results/shared_memory.json"
     judge = parts_of(part, shared_memory.DEMANDS[part])
     return Study(title, "shared_memory.json", command, asked, judge, part)
 
 
 def compression(part: str, title: str, *asked: str) -> Study:
-    """A part of compression.py."""
+    """Returns the study of one part of compression.py."""
     command = f"compression.py {part} --json benchmarks/results/compression.json"
     judge = parts_of(part, compression_demands.DEMANDS[part])
     return Study(title, "compression.json", command, asked, judge, part)
@@ -185,7 +185,7 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             rows_of(known_schedules.demands),
         ),
         Study(
-            "A late rank, in 50 seeded runs with one and 50 without",
+            "A late rank, in 50 seeded runs with a late rank and 50 without",
             "late_rank.jsonl",
             f"attribution/late_rank.py --results {RESULTS}/late_rank.jsonl",
             ("named in 50 of 50", "its phase in 48 of 50", "no rank in 48 of 50 clean runs"),
@@ -422,4 +422,4 @@ GROUPS: dict[str, tuple[Study, ...]] = {
         ),
     ),
 }
-"""By what they are about, in the page's order."""
+"""Studies by group, in the page's order."""

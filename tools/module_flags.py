@@ -1,6 +1,6 @@
-"""Prints what a compiler needs to read the module's sources: torch's and Python's headers, defines.
+"""Prints the compiler flags for the module's sources: torch's and Python's headers, and defines.
 
-The same as in csrc/torch/CMakeLists.txt, for `make compilers`.
+The same flags as in csrc/torch/CMakeLists.txt, for `make compilers`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import installed_torch
 
 
 def flags() -> list[str]:
-    """For the torch of this environment; raises SystemExit where there is none."""
+    """Returns the flags for this environment's torch; raises SystemExit without a torch."""
     torch = installed_torch.for_build()
     if torch is None:
         raise SystemExit("no torch is installed in this environment")
@@ -25,5 +25,5 @@ def flags() -> list[str]:
 
 
 if __name__ == "__main__":
-    # The shell that takes them in `$(...)` splits them, and removes no quotes.
+    # Without quotes: a shell splits the output of `$(...)`, and does not remove quotes.
     print(*flags())

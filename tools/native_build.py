@@ -1,7 +1,7 @@
-"""The steps by which CMake builds the core, and the module that links it with torch.
+"""Commands with which CMake builds the core, and the module that links the core with torch.
 
-As a script: builds the core, in silence, while torch is still being installed. An error is left to
-the module's build, which takes the same steps again.
+As a script: builds the core, without output, while torch is still being installed. An error is left
+to the module's build, which runs the same commands again.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.resolve()
 TREES = ROOT / "build"
 CORE = TREES / "core"
-"""Fits every torch and every Python."""
+"""Build directory of the core, which is the same for every torch and every Python."""
 
 REQUIRE_NATIVE = os.environ.get("COMMPROF_REQUIRE_NATIVE") == "1"
 
 
 class NativeBuildError(Exception):
-    """Why there is no C++ module: one line, then, if a build step failed, its output."""
+    """Reason why there is no C++ module: one line, then the output of a failed build step."""
 
 
 def core_steps() -> list[list[str]]:
-    """Commands that build the core's libraries in CORE."""
+    """Returns the commands that build the core's libraries in CORE."""
     return steps(ROOT, CORE, {})
 
 
 def steps(source: Path, tree: Path, defines: dict[str, str]) -> list[list[str]]:
-    """Commands that configure and build one CMake project.
+    """Returns the commands that configure and build one CMake project.
 
     The tree is kept, so that the next build is incremental.
 
     Raises:
-        NativeBuildError: there is no CMake or Ninja.
+        NativeBuildError: CMake or Ninja was not found.
     """
     cmake = _tool("cmake")
     given = {
         "CMAKE_MAKE_PROGRAM": _tool("ninja"),
-        # A user's newer compiler may warn more.
+        # A user's newer compiler may have more warnings.
         "CMAKE_COMPILE_WARNING_AS_ERROR": "ON" if REQUIRE_NATIVE else "OFF",
         **defines,
     }
@@ -53,16 +53,16 @@ def steps(source: Path, tree: Path, defines: dict[str, str]) -> list[list[str]]:
 
 
 def _tool(name: str) -> str:
-    """This environment's own first: two versions of ninja on one tree rebuild all of it."""
+    """Finds a program, in this environment first: another ninja would rebuild the whole tree."""
     near = Path(sys.executable).parent / name
     found = str(near) if near.exists() else shutil.which(name)
     if found is None:
-        raise NativeBuildError(f"{name} was not found; `pip install cmake ninja` brings it")
+        raise NativeBuildError(f"{name} was not found; `pip install cmake ninja` installs it")
     return found
 
 
 def _fresh(source: Path, tree: Path) -> list[str]:
-    """CMake refuses a tree that was copied along with its sources."""
+    """Returns ``--fresh`` for a tree of another source directory, which CMake would refuse."""
     cache = tree / "CMakeCache.txt"
     mine = f"CMAKE_HOME_DIRECTORY:INTERNAL={source}\n"
     return ["--fresh"] if cache.exists() and mine not in cache.read_text() else []

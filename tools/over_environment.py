@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Makes a virtual environment over this one, with the packages of some of commprof's extras.
+"""Creates a virtual environment on top of this one, with the packages of some commprof extras.
 
     .venv/bin/python tools/over_environment.py DIRECTORY EXTRA...
 
-It sees all that this environment has, torch above all, and keeps what it gets on top to itself.
+The new environment sees all packages of this environment, above all torch; its own packages are not
+visible in this environment.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 
 
 def requirements(extras: set[str]) -> Iterator[str]:
-    """What these extras of the installed commprof ask for."""
+    """Yields the requirements of these extras of the installed commprof."""
     for line in metadata.requires("commprof") or []:
         requirement, _, marker = line.partition(";")
         extra = re.search(r"extra == [\"'](\w+)[\"']", marker)
@@ -28,7 +29,7 @@ def requirements(extras: set[str]) -> Iterator[str]:
 
 
 def make(directory: Path) -> Path:
-    """A new environment whose Python also looks here, editable installations included."""
+    """Creates an environment that also sees this one's packages, even editable ones."""
     venv.create(directory, with_pip=True, clear=True)
     python = directory / "bin/python"
     ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
@@ -43,7 +44,7 @@ def main() -> None:
     wanted = sorted(requirements(set(extras)))
     if not wanted:
         sys.exit(f"no extra of commprof among {' '.join(extras) or 'no names'}")
-    torch = f"torch=={metadata.version('torch')}"  # or fail, never another one
+    torch = f"torch=={metadata.version('torch')}"  # pip must not install another torch
     pip = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
     subprocess.run([make(Path(directory)), *pip, *wanted, torch], check=True)
 

@@ -77,7 +77,7 @@ FLAG_DEVICE_TIME: Final = 16
 FLAG_NON_FINITE: Final = 32
 FLAG_SPARSE: Final = 64
 
-#: Who placed a step boundary: the script, an optimizer's update, or one that GradScaler skipped.
+#: Source of a step boundary: the script, an update, or one that GradScaler skipped.
 STEP_DECLARED: Final = 0
 STEP_UPDATED: Final = 1
 STEP_SKIPPED: Final = 2
@@ -102,7 +102,7 @@ STAGES: Final = (
     "decode",
 )
 
-#: Operations in c10d's words, by code.
+#: Operations as c10d names them, by code.
 OPS: Final = (
     "other",
     "all_reduce",

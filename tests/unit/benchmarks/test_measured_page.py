@@ -61,7 +61,7 @@ def test_what_has_no_file_is_not_measured_yet(tmp_path: Path) -> None:
     text = page(tmp_path)
     rows = re.findall(rf"^\| .* \|  \| {NOT_YET} \|  \|$", text, re.MULTILINE)
     assert len(rows) == sum(len(study.asked) for study in STUDIES)
-    assert f"Of 0 demands on what was measured 0 are met; {len(rows)} lines are {NOT_YET}." in text
+    assert f"Of 0 demands on measured figures, 0 are met; {len(rows)} lines are {NOT_YET}." in text
 
 
 def test_what_is_missed_is_said(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_late_rank_stopped_by_its_host_counts_as_found(tmp_path: Path) -> None
     clean = [{"seed": i, "late": False} for i in range(50)]
     clean[0] |= {"named": 0, "named_phase": "data"}
     text = page(written(tmp_path / "late_rank.jsonl", [*late, *clean]))
-    title = "A late rank, in 50 seeded runs with one and 50 without"
+    title = "A late rank, in 50 seeded runs with a late rank and 50 without"
     assert verdicts(text, title) == ["met", "met", "met"]
     late[0]["named_phase"] = "data"
     text = page(written(tmp_path / "late_rank.jsonl", [*late, *clean]))
