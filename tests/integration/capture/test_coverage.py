@@ -37,8 +37,8 @@ _SAMPLE = """
 Not seen: a collective issued on a `Backend` object itself, which torch's own strategies do not do,
 and replays of a CUDA graph (its capture is seen once, without times). Where a backend runs
 coalesced calls as one, as NCCL does, each call is seen, and the wait for all of them counts for the
-last; without device events their transfer and hidden time are not known. What gloo refuses is seen
-as far as it was issued, and ends with the flag `failed`:
+last; without device events their transfer and hidden time are not known. A call that gloo refuses
+is seen as far as it was issued, and has the flag `failed`:
 
 | issued by | seen as | error |
 |---|---|---|

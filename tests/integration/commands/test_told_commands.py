@@ -128,7 +128,9 @@ TOLD = (
     Told("report, directory.quoted, '--all'", "report STRATEGIES", r"(commprof .* --all)$"),
     Told("report, place.quoted", "report STRATEGIES --all", r"ddp's own report: (.*)"),
     Told("report, run.quoted", "compare TRIAL RUN", r": (commprof report TRIAL) compares", 2),
-    Told("report, args.run.quoted, '--format', 'html'", "predict RUN", r"which (commprof .*) shows"),
+    Told(
+        "report, args.run.quoted, '--format', 'html'", "predict RUN", r"which (commprof .*) shows"
+    ),
     Told("report, job.directory.quoted", BATCH, r"Report: (commprof report /shared/run1)"),
     Told("predict, found.directory.quoted, *options", "report FSDP_RUN", r"^  (commprof .*)"),
     Told("predict, 'RUN', '--format', 'json'", NO_PREDICTIONS, r"them with (commprof .*)", 1),

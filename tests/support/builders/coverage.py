@@ -373,10 +373,13 @@ CASES: dict[str, tuple[Case, str]] = {
     "`dist.all_reduce`, `broadcast`, `reduce`": (by_hand, "B -> B"),
     "the same with `async_op=True`": (by_hand_async, "B -> B"),
     "methods of the `ProcessGroup`": (of_a_group_s_own_methods, "B -> B"),
-    "`dist.all_gather`, `gather` and their kin": (gathered, "B -> n B; gather: B -> 0 but at dst"),
-    "`dist.reduce_scatter`, `scatter` and their kin": (
+    "`dist.all_gather`, `gather` and variants": (
+        gathered,
+        "B -> n B; gather: B -> 0 except at dst",
+    ),
+    "`dist.reduce_scatter`, `scatter` and variants": (
         scattered,
-        "n B -> B; scatter: 0 -> B but at src",
+        "n B -> B; scatter: 0 -> B except at src",
     ),
     "`dist.all_to_all`, `all_to_all_single`": (all_to_all, "n B -> n B"),
     "`dist.all_reduce_coalesced`, `all_gather_coalesced`": (
@@ -390,14 +393,14 @@ CASES: dict[str, tuple[Case, str]] = {
     "`dist.recv` from any source": (from_any_source, "B -> 0; 0 -> B"),
     "`dist.all_gather_object`, `broadcast_object_list`, `gather_object`, `scatter_object_list`": (
         objects,
-        "as their eager kin, of 8 and of the pickle's length",
+        "as the eager calls, of 8 and of the pickle's length",
     ),
     "`dist.send_object_list`, `recv_object_list`": (
         messages_of_objects,
         "8 and the pickle's length -> 0; 0 -> both",
     ),
     "`dist.all_reduce` of a sparse tensor": (sparse, "indices and values"),
-    "functional collectives": (functional_collectives, "as their eager kin"),
+    "functional collectives": (functional_collectives, "as the eager calls"),
     "functional collectives under `torch.compile`": (compiled, "B -> B"),
     "DDP, backward": (ddp, "4 P -> 4 P"),
     "FSDP2, forward and backward": (fsdp2, "4 P / n -> 4 P; 4 P -> 4 P / n"),
@@ -409,4 +412,4 @@ CASES: dict[str, tuple[Case, str]] = {
     "`dist.all_gather` of unequal sizes": (all_gather_of_unequal_sizes, "B -> sum of all"),
 }
 if hasattr(dist, "gather_single"):  # from torch 2.14 on
-    CASES["`dist.gather_single`"] = (gathered_into_one_tensor, "B -> 0 but at dst")
+    CASES["`dist.gather_single`"] = (gathered_into_one_tensor, "B -> 0 except at dst")
