@@ -1,4 +1,4 @@
-"""A run or a world size as figures in one call, and the problems that are not the machine's."""
+"""Analysis of a run or a world size in one call, without problems that the machine caused."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from commprof.trace.run.run_directory import WorldRun
 
 
 def analyse_run(directory: Path) -> RunResult:
-    """Of a run directory."""
+    """Returns the figures of a run directory."""
     return analyse_in_detail(directory)[0]
 
 
 def analyse_world(run: WorldRun) -> WorldResult | None:
-    """Of one world size; None if no rank left a trace."""
+    """Returns the figures of one world size; None if no rank left a trace."""
     seen = measured_world(run)
     return None if seen is None else world_result(run, seen)
 
 
 def problems_of(world: WorldResult) -> list[str]:
-    """Returns all but pauses: a shared host may stop this machine for a while."""
+    """Returns all problems except pauses: a shared host may stop this machine for a while."""
     return [problem for problem in world.problems if "did not run for" not in problem]

@@ -1,11 +1,11 @@
-"""Jobs in which one known cause makes others wait: as programs, and as traces of a simulation.
+"""Jobs in which one known cause makes other ranks wait: as programs, and as simulated traces.
 
-A program is what one rank does in one step, a list of instructions that JSON can hold, so that real
-ranks run the same ones (``benchmarks/ranks/blame_rank.py``):
+A program is a list of one rank's instructions in one step, in a form that JSON can hold, so that
+real ranks can run it (``benchmarks/ranks/blame_rank.py``):
 
-    ["work", phase, ms]      computes in a phase; "other" is in none
-    ["pause", ms]            its process is stopped meanwhile, in the forward phase
-    ["starve", phase, ms]    it could run in this phase and has no core
+    ["work", phase, ms]      computes in a phase; "other" is outside of all phases
+    ["pause", ms]            the process is stopped for this time, in the forward phase
+    ["starve", phase, ms]    the process could run in this phase, and has no core
     ["call", op, group, root, slow_ms]  a blocking collective; ``root`` is a rank of the job, -1
                              without one; ``slow_ms`` is transfer beyond the usual
     ["send" or "recv", peer] a blocking message in the group of all
@@ -32,15 +32,15 @@ _STARTED_MS = 1.0
 
 @dataclass(frozen=True)
 class Job:
-    """A job and what is wrong with it."""
+    """A job, and the cause and origin of its waiting."""
 
     name: str
     groups: dict[str, tuple[int, ...]]
-    #: ``[step][rank]``.
+    #: Programs, as ``[step][rank]``.
     steps: list[list[Program]]
-    #: The ranks at which most of the waiting begins.
+    #: Ranks at which most of the waiting begins.
     ranks: frozenset[int]
-    #: What they do meanwhile: a phase, "host pause", "no core" or "transfer".
+    #: Cause of the waiting: a phase, "host pause", "no core" or "transfer".
     cause: str
 
     @property
@@ -50,7 +50,7 @@ class Job:
 
 
 class _Draw:
-    """Numbers of one job."""
+    """Random numbers of one job."""
 
     def __init__(self, seed: int, steps: int) -> None:
         self.chance = random.Random(seed)
@@ -59,11 +59,11 @@ class _Draw:
         self.phase = self.chance.choice(["data", "forward", "backward"])
 
     def rank(self, *ranks: int) -> int:
-        """One of these."""
+        """Draws one of these ranks."""
         return self.chance.choice(ranks)
 
     def work(self, extra: dict[str, float] | None = None) -> Program:
-        """The usual phases up to backward, some longer by ``extra`` ms."""
+        """Returns the usual phases up to backward, some of them longer by ``extra`` ms."""
         extra = extra or {}
         return [
             ["work", phase, self.chance.uniform(3.8, 4.2) + extra.get(phase, 0.0)]
@@ -71,12 +71,12 @@ class _Draw:
         ]
 
     def update(self) -> Instruction:
-        """The update that ends a step."""
+        """Returns the update that ends a step."""
         return ["work", "optimizer", self.chance.uniform(1.9, 2.1)]
 
     @property
     def extra(self) -> dict[str, float]:
-        """What makes a rank late."""
+        """Returns the instructions that make a rank late."""
         return {self.phase: self.late_ms}
 
 
@@ -101,7 +101,7 @@ _SYNC = ["call", "all_reduce", ALL, -1, 0.0]
 
 
 def _late_root(op: str) -> Callable[[_Draw], Job]:
-    """The root comes late, and a leaf later still."""
+    """A job whose root is late, and a leaf even later."""
 
     def make(draw: _Draw) -> Job:
         root = draw.rank(0, 1, 2, 3)
@@ -109,7 +109,7 @@ def _late_root(op: str) -> Callable[[_Draw], Job]:
 
         def program(step: int, rank: int) -> Program:
             extra = draw.late_ms * {root: 1.0, leaf: 1.4}.get(rank, 0.0)
-            # The leaf, and the root that waits for it, make up for that before the step ends.
+            # The leaf, and the root that waits for the leaf, catch up before the step ends.
             rest = draw.late_ms * (0.2 if rank in (root, leaf) else 0.6)
             own = [*draw.work({draw.phase: extra}), ["call", op, ALL, root, 0.0]]
             return [*own, ["work", "other", rest], draw.update(), _SYNC]
@@ -174,7 +174,7 @@ def _hsdp(draw: _Draw) -> Job:
 
 def _pipeline(draw: _Draw) -> Job:
     size = draw.rank(3, 4)
-    slow = draw.rank(*range(size - 1))  # of the last stage its own waiting is all there is
+    slow = draw.rank(*range(size - 1))  # in the last stage, only its own waiting would remain
 
     def program(step: int, rank: int) -> Program:
         done: Program = []
@@ -210,7 +210,7 @@ def _every_fifth(draw: _Draw) -> Job:
 
 
 def _held(instruction: str, cause: str) -> Callable[[_Draw], Job]:
-    """The host keeps a rank from running."""
+    """A job in which the host keeps a rank from running."""
 
     def make(draw: _Draw) -> Job:
         size = draw.rank(2, 3, 4)
@@ -254,14 +254,14 @@ def _parameter_server(draw: _Draw) -> Job:
 
 
 def _batch_norm(draw: _Draw) -> Job:
-    """DDP's broadcast of buffers goes before each forward, of which the root's data come late."""
+    """A job with DDP's broadcast of buffers before each forward, whose root loads data late."""
     root, late = 0, draw.late_ms
 
     def program(step: int, rank: int) -> Program:
         length = {root: late, 2: 1.3 * late}.get(rank, 0.0)
         data, forward, backward = draw.work({"data": length})
         if rank == 2:
-            forward[2] = 0.5  # the leaf makes up for its data
+            forward[2] = 0.5  # the leaf makes up for the time of its data
         buffers = ["call", "broadcast", ALL, root, 0.0]
         return [data, buffers, forward, backward, _SYNC, draw.update()]
 
@@ -288,21 +288,21 @@ SHAPES: dict[str, Callable[[_Draw], Job]] = {
 
 
 def job(shape: str, seed: int, steps: int = 12) -> Job:
-    """One of the shapes with numbers drawn by its seed."""
+    """Returns one of the kinds of jobs, with numbers drawn from a seed."""
     return SHAPES[shape](_Draw(1000 * list(SHAPES).index(shape) + seed, steps))
 
 
-#: Four of each shape.
+#: Kind and seed of each job: four seeds for every kind.
 SCENARIOS = [(shape, seed) for seed in range(4) for shape in SHAPES]
 
 
 def simulated(of: Job) -> list[Rank]:
-    """The ranks' recordings if gloo passes messages on as it was seen to."""
+    """Returns the ranks' recordings, if gloo forwards messages as observed."""
     return _Simulation(of).run()
 
 
 class _Simulation:
-    """Ranks that go on until each of them waits for another; then those that can end their wait."""
+    """Simulation of ranks: each runs until it waits; then the waits that can end do end."""
 
     def __init__(self, of: Job) -> None:
         self._job = of
@@ -324,12 +324,12 @@ class _Simulation:
         self._now = [int(_STARTED_MS * MS)] * of.size
         self._began = list(self._now)
         self._turns: Counter[tuple[Any, ...]] = Counter()
-        #: By what is called: when each rank came.
+        #: Time of each rank's arrival, by call.
         self._came: dict[tuple[Any, ...], dict[int, int]] = {}
         self._at: list[tuple[Any, ...] | None] = [None] * of.size
 
     def run(self) -> list[Rank]:
-        """All of it."""
+        """Runs the whole job."""
         while any(self._left):
             went = [self._advance(r) for r in range(self._job.size)]
             assert any(went), "the ranks wait for each other"
@@ -394,7 +394,7 @@ class _Simulation:
         return self._job.groups[arguments[1]].index(arguments[2]) if arguments[2] >= 0 else -1
 
     def _needed(self, r: int, name: str, arguments: list[Any]) -> list[int]:
-        """The ranks that must have come before this one is done."""
+        """Returns the ranks that must have arrived before this rank is done."""
         if name != "call":
             return [r, arguments[0]]
         op, group, root, _ = arguments
@@ -411,7 +411,7 @@ class _Simulation:
             at ^= 1 << (at.bit_length() - 1)
             tree.add(at)
         bit = 1 << place.bit_length()
-        while place + bit < size:  # those that it sends to
+        while place + bit < size:  # the ranks that it sends to
             tree.add(place + bit)
             bit *= 2
         return [members[(each + start) % size] for each in tree]

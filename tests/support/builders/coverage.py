@@ -1,7 +1,8 @@
-"""Every way to issue a collective, each with the calls that theory expects of it.
+"""Cases of every way to issue a collective, with the calls that theory expects.
 
-A case prepares what it needs and returns how to issue, and the rows that must then stand in the
-trace: operation, type, reduction, bytes in and out, in order of issue. There are two ranks.
+A case prepares tensors and groups, and returns a function that issues and the rows that must then
+be in the trace: operation, type, reduction, bytes in and out, in order of issue. There are two
+ranks.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-#: Ranks.
+#: Number of ranks.
 N = 2
 #: Bytes of a float; of a whole number.
 F, L = 4, 8
 
 
 class Row(NamedTuple):
-    """One call of one rank."""
+    """One expected call of one rank."""
 
     op: str
     bytes_in: int
@@ -41,24 +42,24 @@ class Row(NamedTuple):
 
 
 Prepared = tuple[Callable[[], object], list[Row]]
-#: Given the rank, what to issue and what to expect.
+#: Function of the rank; returns a function that issues, and the expected rows.
 Case = Callable[[int], Prepared]
 
 
 def reduced(size: int, reduce_op: str = "SUM", dtype: str = "Float") -> Row:
-    """One all_reduce."""
+    """Returns the row of one all_reduce."""
     return Row("all_reduce", size, size, dtype, reduce_op)
 
 
-#: How ``all_gather_object`` collects, by torch's version.
+#: Operations of ``all_gather_object``, which depend on torch's version.
 NEW = torch.__version__ >= (2, 15)
 GATHERED = "all_gather_into_tensor" if NEW else "all_gather"
-#: Sent as an object.
+#: An object to send.
 VALUE = {"rank": "any"}
 
 
 def pickled_bytes() -> int:
-    """Of it, as torch writes it."""
+    """Returns the bytes of an object as torch pickles it."""
     written = io.BytesIO()
     pickle.Pickler(written).dump(VALUE)
     return len(written.getvalue())
@@ -99,13 +100,13 @@ def messages_of_objects(rank: int) -> Prepared:
 
 
 def two_layers() -> nn.Sequential:
-    """144 and 68 parameters."""
+    """Returns a model of two layers, with 144 and 68 parameters."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
 
 
 def mesh() -> DeviceMesh:
-    """Both ranks in a row."""
+    """Returns a mesh of both ranks in one dimension."""
     return init_device_mesh("cpu", (N,))
 
 
@@ -262,7 +263,7 @@ def functional_collectives(rank: int) -> Prepared:
             functional.all_to_all_single(torch.ones(6), None, None, group),
             *functional.all_reduce_coalesced([torch.ones(5), torch.ones(3)], "sum", group),
         ):
-            result + 0  # it waits when it is used
+            result + 0  # waits, because the result is used
 
     return issue, [
         reduced(5 * F),
@@ -367,7 +368,7 @@ def gathered_into_one_tensor(rank: int) -> Prepared:
     ]
 
 
-#: What the document calls each case, and where its sizes come from: P parameters, n ranks,
+#: Name of each case in the document, and the origin of its sizes: P parameters, n ranks,
 #: B bytes of the tensor named.
 CASES: dict[str, tuple[Case, str]] = {
     "`dist.all_reduce`, `broadcast`, `reduce`": (by_hand, "B -> B"),

@@ -1,4 +1,4 @@
-"""Dumps of a Flight Recorder that never ran: entries and groups in, files out."""
+"""Builders of Flight Recorder dumps: files from entries and groups."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def entry(
     backend: str = "nccl",
     at: int = 0,
 ) -> dict[str, Any]:
-    """One entry; at: when it was made, in ns; of a message such as "send 0->1" seq is unused."""
+    """Returns one entry; at: time of creation in ns; a message such as "send 0->1" has no seq."""
     message = "->" in op or "<-" in op
     return {
         "record_id": seq,
@@ -44,7 +44,7 @@ def entry(
 
 
 def dump(groups: dict[str, list[int]], *entries: dict[str, Any]) -> dict[str, Any]:
-    """What one rank's file holds; groups: their global ranks, by name."""
+    """Returns the content of one rank's file; groups: global ranks by group name."""
     return {
         "version": "2.9",
         "pg_config": {
@@ -57,7 +57,7 @@ def dump(groups: dict[str, list[int]], *entries: dict[str, Any]) -> dict[str, An
 
 
 def write_dumps(folder: Path, *dumps: dict[str, Any] | None, as_json: bool = False) -> Path:
-    """A file a rank; None leaves a rank out."""
+    """Writes a file per rank; None leaves a rank out."""
     folder.mkdir(exist_ok=True)
     for rank, value in enumerate(dumps):
         if value is not None:

@@ -1,4 +1,4 @@
-"""Run directories that are damaged or mean no good, and every command tried on them."""
+"""Run directories that are damaged or malicious, and all commands that read them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _VALUES: tuple[Any, ...] = (
 
 
 def sound_run(directory: Path) -> Path:
-    """Two ranks, six steps, and what the launcher and the watchdog left of a hang."""
+    """Writes a run of two ranks and six steps, with launcher's and watchdog's files on a hang."""
     run = write_run(directory, ranks_of(2, 6, late_ms=5))
     world = run / "world_2"
     first, again = LaunchedAttempt(0, 1, 2, {1: -9}, 1), LaunchedAttempt(1, 3, 4, {}, 0)
@@ -53,7 +53,7 @@ def sound_run(directory: Path) -> Path:
 
 
 def damage(run: Path, chance: random.Random, kind: str = "") -> str:
-    """Changes one file of a run, of a pattern or of any, in one way; says which."""
+    """Changes one file of a run in one way; returns a description of the change."""
     kind = kind or chance.choice(("rank_*.trace", "*.json", "*.json*"))
     files = sorted(path for path in run.rglob(kind) if path.is_file())
     path = chance.choice(files)
@@ -81,7 +81,7 @@ def _flip(path: Path, chance: random.Random) -> str:
 
 
 def _change_records(path: Path, chance: random.Random) -> str:
-    """Extreme values in a field of some records, or of all."""
+    """Sets a field of some or all records to extreme values."""
     name = chance.choice(RECORD_DTYPE.names or ())
     share = chance.choice((0.02, 0.3, 1.0))
     value = chance.choice(_EXTREMES)
@@ -100,7 +100,7 @@ def _change_records(path: Path, chance: random.Random) -> str:
 
 
 def _change_document(path: Path, chance: random.Random) -> str:
-    """Another value somewhere in a JSON block."""
+    """Changes a value somewhere in a JSON block."""
     said = []
 
     def change(block_type: int, payload: bytes) -> bytes:
@@ -116,7 +116,7 @@ def _change_document(path: Path, chance: random.Random) -> str:
 
 
 def _damage_json(path: Path, chance: random.Random) -> str:
-    """Another value somewhere in the document, or in one of those of a line each."""
+    """Changes a value somewhere in a JSON document, or in one line of JSON lines."""
     texts = [path.read_text(errors="replace")]
     if path.suffix == ".jsonl":
         texts = texts[0].splitlines()
@@ -126,14 +126,14 @@ def _damage_json(path: Path, chance: random.Random) -> str:
         value = json.loads(texts[number])
         said = _change_value(value, chance)
         texts[number] = json.dumps(value)
-    except (ValueError, IndexError, TypeError):  # an earlier change made it no such document
+    except (ValueError, IndexError, TypeError):  # an earlier change destroyed the document
         return said
     path.write_text("\n".join(texts))
     return said
 
 
 def _change_value(value: Any, chance: random.Random) -> str:
-    """Replaces or removes one value, however deep."""
+    """Replaces or removes one value, at any depth."""
     where = []
     while True:
         key = chance.choice(sorted(value) if isinstance(value, dict) else range(len(value)))
@@ -153,7 +153,7 @@ def _rewrite(path: Path, change: Any) -> None:
     data = path.read_bytes()
     try:
         found = read_blocks(path, data)
-    except Exception:  # an earlier change made it no trace at all
+    except Exception:  # an earlier change destroyed the trace
         return
     blocks = [pack_block(b.type, change(b.type, bytes(b.payload))) for b in found.blocks]
     path.write_bytes(data[: FILE_HEADER.size] + b"".join(blocks))
@@ -161,7 +161,7 @@ def _rewrite(path: Path, change: Any) -> None:
 
 @contextmanager
 def little_memory(more_bytes: int) -> Iterator[None]:
-    """Only so much more address space: who allocates by an unchecked length gets MemoryError."""
+    """Limits further address space: an allocation by an unchecked length raises MemoryError."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     before = resource.getrlimit(resource.RLIMIT_AS)
     limit = pages * resource.getpagesize() + more_bytes
@@ -178,16 +178,16 @@ _MEMORY_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Read:
-    """What came of one."""
+    """Result of reading one damaged run."""
 
     seed: int
-    #: What was done to it, and the traceback of a command that crashed on it.
+    #: Description of the damage, and the traceback of a command that crashed.
     said: str
     crashed: bool
 
 
 def damaged_runs(count: int, first_seed: int) -> Iterator[Read]:
-    """So many, each read as soon as it is asked for."""
+    """Yields damaged runs, each after all commands have read it."""
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)
         sound = sound_run(place / "sound")
@@ -210,7 +210,7 @@ def _read(seed: int, sound: Path, place: Path) -> Read:
             main(["trace", str(run), "-o", str(timeline)])
     except KeyboardInterrupt:
         raise
-    except BaseException:  # whatever it is, it is a crash
+    except BaseException:  # any exception is a crash
         return Read(seed, f"{said}\n{traceback.format_exc()}", True)
     return Read(seed, said, False)
 

@@ -19,7 +19,7 @@ from commprof.monitor.state import (
 
 
 def times(steps: int = 100, scale: float = 1.0) -> StepTimes:
-    """Of a step of 100 ms: data 10, forward 20, backward 30, optimizer 4, other 6, exposed 30."""
+    """Returns a 100 ms step: data 10, forward 20, backward 30, optimizer 4, other 6, exposed 30."""
     parts = (0.1, 0.01, 0.02, 0.03, 0.004, 0.006, 0.03, 0.012, 0.015, 0.003, 0.025)
     return StepTimes(steps, *(part * scale for part in parts))
 

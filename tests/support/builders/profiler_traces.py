@@ -1,4 +1,4 @@
-"""Small traces of torch.profiler, every figure of which follows on paper."""
+"""Small traces of torch.profiler, whose figures can be worked out by hand."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def rank_events(
 ) -> list[Event]:
     """Steps of 1000 µs: a kernel to 300 (rank 1: to 500), the all-reduce to 600, a kernel to 900.
 
-    Rank 0's all-reduce has another kernel beside it from 300 to 350.
+    On rank 0 another kernel runs during the all-reduce, from 300 to 350.
     """
     found = []
     for step in range(steps):

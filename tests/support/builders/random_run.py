@@ -1,4 +1,4 @@
-"""Random training steps of several ranks in which every time is known, as traces."""
+"""Traces of random training steps of several ranks, with every time known."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from tests.support.builders.traces import Rank
 
 @dataclass
 class Truth:
-    """What one rank did, per step, in ns."""
+    """True times of one rank, per step, in ns."""
 
     exposed: list[int] = field(default_factory=list)
-    #: Declared time per phase without the waiting in it.
+    #: Time per declared phase, without waiting.
     phases: list[dict[Phase, int]] = field(default_factory=list)
 
 
 class RandomRun:
-    """`ranks` and, aligned, `truth`."""
+    """Random recordings of `ranks`, and the `truth` about each of them."""
 
     def __init__(self, seed: int) -> None:
-        """All of it follows from the seed."""
+        """Draws all times from the seed."""
         self._random = random.Random(seed)
         count = self._random.choice((1, 2, 3, 5))
         self.ranks = [Rank(rank, count) for rank in range(count)]
@@ -60,7 +60,7 @@ class RandomRun:
                 rank.phase(phase, begin, self._now[i])
 
     def _wire(self, issues: list[int]) -> int:
-        """When a collective issued then is complete; one after the other."""
+        """Returns the time at which a collective is complete; the wire carries one at a time."""
         self._wire_free = max(self._wire_free, *issues, 0) + self._random.randint(1, 4_000)
         return self._wire_free
 

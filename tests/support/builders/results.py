@@ -50,7 +50,7 @@ OVERHEAD = Overhead(
 
 
 def context(**values: Any) -> dict[str, Any]:
-    """As in `run.json`."""
+    """Returns a context as in `run.json`."""
     return {
         "timestamp": "2026-11-01T12:00:00+00:00",
         "command": "python -m commprof.run --nproc 2",
@@ -68,12 +68,12 @@ def context(**values: Any) -> dict[str, Any]:
 
 
 def parts(**values: float) -> StepParts:
-    """The parts above but for those given."""
+    """Returns the parts of a step, with the given changes."""
     return dataclasses.replace(PARTS, **values)
 
 
 def collective(**values: Any) -> CollectiveRow:
-    """A gradient bucket of 4 MB on two ranks, once per step."""
+    """Returns the all-reduce of a 4 MB gradient bucket on two ranks, once per step."""
     defaults: dict[str, Any] = {
         "op": "all_reduce",
         "group": "0",
@@ -101,7 +101,7 @@ def collective(**values: Any) -> CollectiveRow:
 
 
 def compression(**values: Any) -> CompressionRow:
-    """int8 on two ranks: a 4 MB bucket in each of 10 steps."""
+    """Returns int8 compression on two ranks: a 4 MB bucket in each of 10 steps."""
     defaults: dict[str, Any] = {
         "scheme": "int8",
         "bucket": 0,
@@ -127,7 +127,7 @@ def compression(**values: Any) -> CompressionRow:
 
 
 def world(world_size: int = 1, **values: Any) -> WorldResult:
-    """Twelve steps, two of them warm-up, at 100 samples a second and rank."""
+    """Returns a world of twelve steps, two of them warm-up, at 100 samples per second and rank."""
     ranks = tuple(
         RankSummary(
             rank=rank,
@@ -175,7 +175,7 @@ def world(world_size: int = 1, **values: Any) -> WorldResult:
 
 
 def summary(world_size: int = 1, **values: Any) -> SummaryResult:
-    """Always-on for a minute: one kind of operation, 600 steps of 100 ms."""
+    """Returns a minute of always-on mode: one kind of operation, 600 steps of 100 ms."""
     operation = OperationRow(
         op="all_reduce",
         group="0",
@@ -232,7 +232,7 @@ def summary(world_size: int = 1, **values: Any) -> SummaryResult:
 
 
 def hang_report(**values: Any) -> HangReport:
-    """A hang of rank 1 that was over after 2.5 s."""
+    """Returns a hang of rank 1 that ended after 2.5 s."""
     fields: dict[str, Any] = {
         "number": 1,
         "host": "h",
@@ -247,7 +247,7 @@ def hang_report(**values: Any) -> HangReport:
 
 
 def incidents(**values: Any) -> Incidents:
-    """One of each kind, of three ranks."""
+    """Returns one incident of each kind, on three ranks."""
     issued = [Issued("all_reduce", "Float", "sum", size, -1) for size in (8, 16)]
     mismatch = Mismatch("0", 3, ((issued[0], (0, 2)), (issued[1], (1,))), ())
     anomaly = Anomaly(COMPUTE, 1, 120, 5_000_000_000, 127, "backward", 20.0, 30.0)
@@ -263,7 +263,7 @@ def incidents(**values: Any) -> Incidents:
 
 
 def run_result(*worlds: WorldResult, **values: Any) -> RunResult:
-    """A run of these world sizes."""
+    """Returns a run of these world sizes."""
     defaults: dict[str, Any] = {
         "context": context(),
         "worlds": worlds,
@@ -276,10 +276,10 @@ def run_result(*worlds: WorldResult, **values: Any) -> RunResult:
 
 
 def detail(world_size: int = 2, steps: int = 20, **parts: object) -> WorldDetail:
-    """Steps of 100 ms; `parts` of them, one number or one per step, are the same on all ranks.
+    """Returns steps of 100 ms with these `parts`, a number or one per step, equal on all ranks.
 
-    Also `epoch_samples`, `no_core_share`, and `with_cores`, which is the step if not given. What is
-    left of the step is other; exposed is wait and wire.
+    Also accepts `epoch_samples`, `no_core_share`, and `with_cores`, by default the step. The rest
+    of the step is other; exposed is wait and wire.
     """
     epoch_samples = float(parts.pop("epoch_samples", math.nan))  # type: ignore[arg-type]
     no_core_share = float(parts.pop("no_core_share", 0.0))  # type: ignore[arg-type]

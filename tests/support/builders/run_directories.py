@@ -1,4 +1,4 @@
-"""Run directories written by hand: traces of known steps, hostile names, and predictions."""
+"""Builders of run directories: traces of known steps, hostile names, and predictions."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from commprof.trace.schema import Phase
 from tests.support.builders.results import context
 from tests.support.builders.traces import MS, Rank
 
-#: Markup, a quote, an end of a script, and a line end.
+#: Text with markup, a quote, an end of a script, and a line end.
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'`|\n"
 
 
 def write_run(directory: Path, *worlds: list[Rank], **changes: Any) -> Path:
-    """A run of these ranks; `changes` of run.json. Returns the directory."""
+    """Writes a run of these ranks, with `changes` of run.json. Returns the directory."""
     directory.mkdir(parents=True, exist_ok=True)
     sizes = [len(ranks) for ranks in worlds]
     run = context(world_sizes=sizes, machine={**context()["machine"], "boot_id": "b"})
@@ -34,11 +34,11 @@ def write_run(directory: Path, *worlds: list[Rank], **changes: Any) -> Path:
 def ranks_of(
     world_size: int, steps: int, late_ms: int = 0, group: str = "0", slower_ms: int = 0
 ) -> list[Rank]:
-    """Steps of 100 ms and a little, two buckets each; the last rank issues the second one late.
+    """Returns ranks with steps of about 100 ms; the last rank issues the second bucket late.
 
-    Of each step: data 10, forward 20, then backward. Bucket 0 is in flight from 40 to 50; bucket 1
-    is issued at 60, on the last rank `late_ms` later, and done at 80 + late + slower. The training
-    thread waits from its issue to there. Steps differ by 0, 1, 2, 3 ms in turn.
+    In each step: data 10 ms, forward 20, then backward. Bucket 0 is in flight from 40 to 50 ms.
+    Bucket 1 is issued at 60, on the last rank `late_ms` later, and done at 80 + late + slower; the
+    training thread waits from the issue until then. Steps are 0, 1, 2, 3 ms longer in turn.
     """
     made = [Rank(r, world_size, groups={1: (group, world_size)}) for r in range(world_size)]
     at = 0
@@ -61,7 +61,7 @@ def ranks_of(
 
 
 def write_strategies(directory: Path, steps: int = 9, world_size: int = 2) -> Path:
-    """Runs of ddp and fsdp on 1 rank and more, fsdp 10 ms slower."""
+    """Writes runs of ddp and fsdp at several world sizes, fsdp 10 ms slower."""
     directory.mkdir()
     named = {STRATEGIES: ["ddp", "fsdp"], "world_sizes": [1, world_size]}
     (directory / "run.json").write_text(json.dumps(context(**named)))
@@ -72,7 +72,7 @@ def write_strategies(directory: Path, steps: int = 9, world_size: int = 2) -> Pa
 
 
 def answer(world_size: int, samples_per_s: float | None, **scenario: Any) -> dict[str, Any]:
-    """A step of 100 ms, of 80 to 125 with the model's error; more in `scenario`."""
+    """Returns a predicted step of 100 ms, 80 to 125 with the model's error, of a `scenario`."""
     same = {"bandwidth_bytes_per_s": None, "hook": None, "scaling": "weak", "algorithm": "flat"}
     return {
         "prediction": {
@@ -86,7 +86,7 @@ def answer(world_size: int, samples_per_s: float | None, **scenario: Any) -> dic
 
 
 def write_predictions(path: Path, *answers: dict[str, Any], **changes: Any) -> Path:
-    """The file; `changes` of its first level."""
+    """Writes the file of predictions, with `changes` of its first level."""
     document = {"schema_version": 1, "answers": answers, "error": {"worst": 0.13}, **changes}
     path.write_text(json.dumps(document))
     return path

@@ -1,4 +1,4 @@
-"""Schedules, links and profiles built by hand, for predictions."""
+"""Builders of schedules, links and profiles, for predictions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from commprof.predict.fit.machine_profile import LinkProfile, MachineProfile
 from commprof.predict.replay.schedule import Batch, Placement, Schedule
 
 MB = 1_000_000
-#: 1 MB takes 10 ms.
+#: Seconds per byte of a link that needs 10 ms for 1 MB.
 BETA = 1e-8
 
 
@@ -27,7 +27,7 @@ def schedule(
     steps: int = 5,
     **values: Any,
 ) -> Schedule:
-    """All ranks and steps alike: a rank on each host of 4 cores, nothing copied."""
+    """Returns equal steps of all ranks: a rank on each host of 4 cores, nothing copied."""
     ready = np.broadcast_to(np.array(ready_ms) / 1e3, (steps, ranks, len(ready_ms))).copy()
     shape = (steps, ranks)
     made = Schedule(
@@ -54,7 +54,7 @@ def schedule(
 
 
 def curve(alpha_s: float = 0.0, beta_s_per_byte: float = BETA, **values: Any) -> CostCurve:
-    """All-reduce, measured at 2 to 64 ranks and whatever size."""
+    """Returns the cost of an all-reduce, as measured at 2 to 64 ranks and any size."""
     made = CostCurve(
         op="all_reduce",
         backend="gloo",
@@ -72,13 +72,13 @@ def profile(
     hooks: tuple[HookCost, ...] = (),
     **values: Any,
 ) -> MachineProfile:
-    """One link class with the curve above."""
+    """Returns a profile of one link class with this curve."""
     links = {link: LinkProfile({"all_reduce": curve(**values)}, bytes_per_s, latency_s)}
     return MachineProfile(links, {hook.label: hook for hook in hooks}, ("by hand",))
 
 
 def hook(label: str = "fp16", **values: Any) -> HookCost:
-    """Halves the bytes for 2 ms of work per MB, on 2 ranks."""
+    """Returns a hook that halves the bytes with 2 ms of work per MB, on 2 ranks."""
     made = HookCost(
         label=label,
         exchange="two_phase",

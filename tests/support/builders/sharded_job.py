@@ -1,9 +1,9 @@
-"""A job of FSDP2 that is worked out by hand: two blocks, on ranks that all do the same.
+"""A job of FSDP2 that is worked out by hand: two blocks, on ranks with equal steps.
 
 A step of 96 ms begins with 2 ms of data. The first block is gathered (5 ms); while it computes
-(10 ms) the second one is. Backward gathers the second block (5 ms), and while that one computes
-(20 ms) the first. A block's gradients are reduce-scattered (10 ms) before the next one's backward.
-The optimizer takes 4 ms.
+(10 ms), the second block is gathered. Backward gathers the second block (5 ms), and during its
+compute (20 ms) the first block. A block's gradients are reduce-scattered (10 ms) before the
+backward of the next block. The optimizer takes 4 ms.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tests.support.builders.traces import MS, Rank, world_run
 MB = 1_000_000
 STEP_MS = 96
 FLOAT = 1
-#: The step in which rank 1 is seen to wait for what all find complete in the others.
+#: Step in which rank 1 waits for a collective that is complete without a wait in other steps.
 _SEEN = 4
 
 
 def fsdp_ranks(ranks: int = 2, steps: int = 8) -> list[Rank]:
-    """Their recordings."""
+    """Returns the ranks' recordings."""
     found = [Rank(rank, ranks, dtypes=["", "Float"]) for rank in range(ranks)]
     for rank in found:
         for step in range(steps):
@@ -33,7 +33,7 @@ def fsdp_ranks(ranks: int = 2, steps: int = 8) -> list[Rank]:
 
 
 def fsdp_steps(ranks: int = 2) -> ShardedSteps:
-    """As a prediction reads them, a rank on each host of 4 cores."""
+    """Returns the steps in the form for predictions, a rank on each host of 4 cores."""
     found = read_sharded(world_run(fsdp_ranks(ranks)))
     return dataclasses.replace(
         found, link=OTHER_HOST, placement=Placement(1.0, 4.0, 1, float("nan"))

@@ -1,4 +1,4 @@
-"""Rows and results of sweeps, made by hand."""
+"""Builders of sweeps' rows and results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces and ring files made byte by byte, with nothing of commprof's own writers."""
+"""Builders of traces and ring files byte by byte, independent of commprof's own writers."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ RECORD_BYTES = 64
 
 
 def file_header(version: int = 1, header_bytes: int = 32, session: int = SESSION) -> bytes:
-    """The first 32 bytes of a trace."""
+    """Returns the first 32 bytes of a trace."""
     return b"COMMPROF" + struct.pack("<IIQQ", version, header_bytes, session, 0)
 
 
 def block(block_type: int, payload: bytes) -> bytes:
-    """One complete block."""
+    """Returns one complete block."""
     return struct.pack("<4sIQII", b"CPKB", block_type, len(payload), zlib.crc32(payload), 0) + (
         payload
     )
 
 
 def document(block_type: int, value: object) -> bytes:
-    """A block that holds JSON."""
+    """Returns a block of JSON."""
     return block(block_type, json.dumps(value).encode())
 
 
 def record(timestamp_ns: int, kind: int = STEP, **fields: int) -> bytes:
-    """One record; what is not named is 0."""
+    """Returns one record; fields that are not given are 0."""
     one_byte = ("op", "dtype", "reduce_op")
     rest = ("group", "thread", "aux", "bytes_in", "bytes_out", "seq", "flags", "value")
     assert set(fields) <= {"op_id", *one_byte, *rest}
@@ -47,12 +47,12 @@ def record(timestamp_ns: int, kind: int = STEP, **fields: int) -> bytes:
 
 
 def records(*timestamps_ns: int) -> bytes:
-    """A block of step records that differ in time alone."""
+    """Returns a block of step records that differ only in time."""
     return block(RECORDS_BLOCK, b"".join(record(t) for t in timestamps_ns))
 
 
 def metadata(**changes: Any) -> dict[str, Any]:
-    """Everything that capture writes, as small as can be."""
+    """Returns the metadata that capture writes, as small as possible."""
     return {
         "rank": 1,
         "world_size": 2,
@@ -93,7 +93,7 @@ def metadata(**changes: Any) -> dict[str, Any]:
 
 
 def group(group_id: int = 1, **changes: Any) -> dict[str, Any]:
-    """One process group."""
+    """Returns the block of one process group."""
     return {
         "id": group_id,
         "name": "0",
@@ -106,12 +106,12 @@ def group(group_id: int = 1, **changes: Any) -> dict[str, Any]:
 
 
 def end(dropped: int = 0) -> bytes:
-    """The closing block."""
+    """Returns the closing block."""
     return document(END_BLOCK, {"records": 0, "dropped": dropped, "end_monotonic_ns": 9})
 
 
 def trace(*blocks: bytes, **changes: Any) -> bytes:
-    """A file with metadata, changed as named, and these blocks."""
+    """Returns a trace with metadata, with the given changes, and these blocks."""
     return file_header() + document(METADATA_BLOCK, metadata(**changes)) + b"".join(blocks)
 
 
@@ -127,7 +127,7 @@ def ring(
     record_bytes: int = RECORD_BYTES,
     slot_count: int | None = None,
 ) -> bytes:
-    """A ring file; ``slots`` are its records by slot, ``slot_count`` is how many it really has."""
+    """Returns a ring file; ``slots``: records by slot; ``slot_count``: slots in the file."""
     header = struct.pack("<8sIIQQ32x", magic, record_bytes, 7, capacity, session)
     for number in (head, tail, dropped):
         header += struct.pack("<Q56x", number)

@@ -1,4 +1,4 @@
-"""Traces built by hand: what a test says happened, as records, and as bytes if wanted.
+"""Builders of traces: events that a test describes, as records or as bytes.
 
 Times are in nanoseconds on the clock that the ranks of one machine share.
 """
@@ -37,7 +37,7 @@ class Rank:
         dropped: int = 0,
         **metadata: Any,
     ) -> None:
-        """groups: name and size by this rank's own number; one of all ranks when None."""
+        """Begins a recording; groups: name and size by number; None: one group of all ranks."""
         self.rank = rank
         self.world_size = world_size
         self.dropped = dropped
@@ -45,7 +45,7 @@ class Rank:
         self.metadata = trace_bytes.metadata(rank=rank, world_size=world_size, **metadata)
         self.metadata["machine"]["boot_id"] = boot_id
         self.backend = "gloo"
-        #: Its number in each group; its global rank where nothing is said.
+        #: The rank's number in each group; by default its global rank.
         self.group_ranks: dict[int, int] = {}
         self.stacks: dict[int, tuple[str, ...]] = {}
         self.steps: list[tuple[int, int]] = []
@@ -53,20 +53,20 @@ class Rank:
         self._op_id = 0
 
     def step(self, begin: int, end: int) -> None:
-        """A complete step; the next index."""
+        """Adds a complete step; returns the next index."""
         if not self.steps or self.steps[-1][1] != begin:
             self._add(Kind.STEP, begin, op_id=len(self.steps), aux=0)
         self._add(Kind.STEP, end, op_id=len(self.steps), aux=1)
         self.steps.append((begin, end))
 
     def step_begin(self, begin: int) -> None:
-        """Where capture began, in a loop that marks no steps."""
+        """Adds the begin of capture, in a loop that does not mark steps."""
         self._add(Kind.STEP, begin, op_id=0, aux=0)
 
     def phase(
         self, phase: Phase, begin: int, end: int, thread: int = THREAD, samples: int = 0
     ) -> None:
-        """A declared phase; `samples` that were read in it."""
+        """Adds a declared phase, in which `samples` were read."""
         self._add(Kind.PHASE, begin, aux=phase, value=end, thread=thread, seq=samples)
 
     def collective(
@@ -81,7 +81,7 @@ class Rank:
         failed: bool = False,
         **fields: int,
     ) -> int:
-        """A collective; `end` 0 if none was seen; `fields` of the issue. Returns its id."""
+        """Adds a collective; `end` is 0 if unknown; `fields` of the issue. Returns the id."""
         self._op_id += 1
         code = schema.OPS.index(op)
         self._add(
@@ -99,28 +99,28 @@ class Rank:
         return self._op_id
 
     def wait(self, op_id: int, begin: int, end: int, thread: int = THREAD) -> None:
-        """Blocked in `Work.wait`."""
+        """Adds a time blocked in `Work.wait`."""
         self._add(Kind.WAIT, begin, op_id=op_id, value=end, thread=thread)
 
     def pause(self, begin: int, end: int) -> None:
-        """Nothing of the process ran; a thread of commprof's own says so."""
+        """Adds a pause of the whole process, as a thread of commprof notices it."""
         self._add(Kind.PAUSE, begin, value=end, thread=THREAD + 9)
 
     def no_core(self, begin: int, end: int, delay: int) -> None:
-        """The training thread could run and had no core for so much of this time."""
+        """Adds run delay: the training thread could run and had no core for part of this time."""
         self._add(Kind.RUN_DELAY, begin, value=end, bytes_in=delay)
 
     def host_counts(self, begin: int, end: int, **counts: int) -> None:
-        """What else the kernel counted of the training thread, by ``columns.HOST_COUNTS``."""
+        """Adds further counts of the kernel on the training thread, by ``columns.HOST_COUNTS``."""
         fields = {HOST_COUNTS[name]: count for name, count in counts.items()}
         self._add(Kind.HOST_COUNTS, begin, value=end, **fields)
 
     def finalize(
         self, begin: int, end: int, cpu: int, run_delay: int | None = 0, graph_task: int = 0
     ) -> None:
-        """DDP's wait for its buckets; `cpu` and `run_delay` are what passed of them.
+        """Adds DDP's wait for its buckets, with its CPU time and run delay.
 
-        A `run_delay` of None was not read.
+        `run_delay` is None if it was not read.
         """
         flags = 0 if run_delay is None else FLAG_RUN_DELAY_READ
         same = {"op_id": graph_task, "flags": flags}
@@ -138,10 +138,10 @@ class Rank:
         flags: int = 0,
         seq: int = 0,
     ) -> None:
-        """A bucket that a compressor sent.
+        """Adds a bucket that a compressor sent.
 
-        Times: ready, and the ends of queueing, encode, exchange, reduce and decode, with which
-        it is done. Quality: relative error, cosine, residual ratio, zeroed, saturated.
+        Times: ready, and the ends of queueing, encode, exchange, reduce and decode, which is the
+        last. Quality: relative error, cosine, residual ratio, zeroed, saturated.
         """
         self._op_id += 1
         ready, *ends = times
@@ -168,12 +168,12 @@ class Rank:
         self._add(Kind.BUCKET_END, ends[-1], **same)
 
     def clock(self, at: int, offset: int, error: int) -> None:
-        """A comparison with rank 0's clock, which is ahead by `offset`, give or take `error`."""
+        """Adds a comparison with rank 0's clock, which is ahead by `offset`, +- `error`."""
         value = offset % 2**64  # two's complement
         self._add(Kind.CLOCK, at, value=value, bytes_in=error, bytes_out=2 * error)
 
     def trace(self) -> Trace:
-        """As the reader would return it."""
+        """Returns the trace that the reader would return."""
         return Trace(
             path=Path(f"rank_{self.rank}.trace"),
             metadata=self.metadata,
@@ -189,7 +189,7 @@ class Rank:
         )
 
     def records(self) -> Any:
-        """Ordered by time; of equal times the one added first is first."""
+        """Returns the records sorted by time; records of equal time stay in the order of adding."""
         records = np.zeros(len(self._records), dtype=schema.RECORD_DTYPE)
         for row, values in zip(records, self._records, strict=True):
             for name, value in values.items():
@@ -197,7 +197,7 @@ class Rank:
         return records[np.argsort(records["timestamp_ns"], kind="stable")]
 
     def write(self, path: Path) -> None:
-        """The trace as a file."""
+        """Writes the trace to a file."""
         groups = [
             trace_bytes.group(id, name=name, rank=self.rank, size=size)
             for id, (name, size) in self.groups.items()
@@ -207,7 +207,7 @@ class Rank:
         path.write_bytes(trace_bytes.trace(*blocks, trace_bytes.end(self.dropped), **self.metadata))
 
     def result(self, **values: Any) -> dict[str, Any]:
-        """The training loop's own account of this rank: 10 samples a step, loss 2."""
+        """Returns the training loop's own result of this rank: 10 samples per step, loss 2."""
         step_ns = [end - begin for begin, end in self.steps]
         return {
             "rank": self.rank,
@@ -228,7 +228,7 @@ class Rank:
 
 
 def world_run(ranks: list[Rank], world_size: int | None = None, **values: Any) -> WorldRun:
-    """A finished world size of these ranks; `values` go into every rank's account."""
+    """Writes a finished world size of these ranks, with `values` in every rank's result."""
     return WorldRun(
         world_size=world_size or len(ranks),
         directory=Path("world"),
@@ -239,7 +239,7 @@ def world_run(ranks: list[Rank], world_size: int | None = None, **values: Any) -
 
 
 class GrowingRun:
-    """The ranks' traces in a directory, with what they recorded up to some moment."""
+    """Traces of ranks in a directory that grow, as far as they were recorded at some time."""
 
     def __init__(self, directory: Path, ranks: Sequence[Rank]) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -249,7 +249,7 @@ class GrowingRun:
         self._written = dict.fromkeys(self.ranks, 0)
 
     def begin(self, *ranks: int) -> None:
-        """Metadata and groups of these ranks, or of all."""
+        """Writes metadata and groups of these ranks, or of all."""
         for number in ranks or self.ranks:
             rank = self.ranks[number]
             groups = [
@@ -262,7 +262,7 @@ class GrowingRun:
             self.paths[number].write_bytes(trace_bytes.trace(*groups, **rank.metadata))
 
     def until(self, now_ns: int, *ranks: int) -> None:
-        """One more block with what these ranks, or all, recorded before that."""
+        """Writes one more block, with the records of these ranks, or of all, before a time."""
         for number in ranks or self.ranks:
             records = self._records[number]
             count = int(np.searchsorted(records["timestamp_ns"], now_ns))
@@ -272,7 +272,7 @@ class GrowingRun:
             self._written[number] = count
 
     def end(self) -> None:
-        """All the rest, and the closing block."""
+        """Writes the remaining records, and the closing block."""
         self.until(2**62)
         for number in self.ranks:
             self._append(number, trace_bytes.end())
@@ -308,7 +308,7 @@ def operation(**changes: Any) -> dict[str, Any]:
 
 
 def summary(**changes: Any) -> dict[str, Any]:
-    """Two steps of 10 ms: data 1, forward 2, backward 3, optimizer 0, exposed 3, other 1."""
+    """Returns two 10 ms steps: data 1, forward 2, backward 3, optimizer 0, exposed 3, other 1."""
     return {
         "sequence": 1,
         "mode": "always-on",

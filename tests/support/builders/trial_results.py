@@ -1,4 +1,4 @@
-"""Results of trials built by hand, for verdicts and renderers."""
+"""Builders of results of trials, for verdicts and renderers."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _ROLE_NAMES = ("baseline", "control", "headroom")
 
 
 def rounds(step_ms: float, spread: float, seed: int) -> npt.NDArray[np.float64]:
-    """Steps of a block per round, in ns: around ``step_ms``, with that relative deviation."""
+    """Returns a block's steps per round, in ns: around ``step_ms``, with a relative deviation."""
     noise = np.random.default_rng(seed).normal(size=ROUNDS)
     return step_ms * 1e6 * np.exp(spread * (noise - noise.mean()))
 
 
 def trial(steps: dict[str, tuple[float, float]], **values: Any) -> TrialResult:
-    """A trial in which each label had these steps: their mean in ms, and relative deviation.
+    """Returns a trial in which each label has steps of a mean in ms and a relative deviation.
 
-    Labels "none", "none again" and "noop" are needed; ``values`` change fields of the result.
-    Compressors have a gradient error of 1 % if not told otherwise under "errors"; with NaN there
-    they have no figures of their own, as torch operations.
+    Labels "none", "none again" and "noop" are required; ``values`` change fields of the result.
+    Compressors have a gradient error of 1 % if "errors" does not give another one; with NaN they
+    have no figures, as torch operations do not.
     """
     errors = values.pop("errors", {})
     setting = values.pop("setting", RUN)

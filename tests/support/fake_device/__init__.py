@@ -1,4 +1,4 @@
-"""Builds the device without hardware; it is loaded in processes of the tests' own."""
+"""Builds a device without hardware, to be loaded in the tests' own processes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tests.support.machines import extensions
 
 
 def load(*, shields: bool = False) -> Any:
-    """The module; its device is torch's "privateuseone".
+    """Returns the module, whose device is torch's "privateuseone".
 
     Args:
-        shields: a thread can say that its calls shall break no capture of another one, as with
-            CUDA. Without that the device is like others of torch's.
+        shields: True if a thread can declare that its calls do not break another thread's capture,
+            as with CUDA. If False, the device is like torch's other devices.
     """
     module = extensions.load("fake_device", Path(__file__).with_name("fake_device.cpp"))
     if shields:

@@ -1,4 +1,4 @@
-"""Turns a process that was forked from a running Python into what ``python WORDS`` would be."""
+"""Turns a process that was forked from a running Python into the process of ``python WORDS``."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ def enter_host(netns: str) -> None:
 
 
 def take_over(environment: Mapping[str, str], directory: str) -> None:
-    """Gives this process another environment, working directory and number of threads."""
+    """Sets this process's environment, working directory and number of threads."""
     import torch
 
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(directory)
-    # Where multiprocessing looks for the main script if its path is relative.
+    # The directory in which multiprocessing looks for a main script with a relative path.
     multiprocessing.process.ORIGINAL_DIR = directory  # type: ignore[attr-defined]
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
 
 
 def keep_reducers() -> None:
-    """Keeps what DDP models hold until the process ends, also after the models are gone.
+    """Keeps the reducers of DDP models until the process ends, even after the models are deleted.
 
-    A reducer that is freed right after a barrier may wait for ever (torch 2.13): it frees gloo's
-    group, which joins a thread without letting go of the GIL, and that thread needs the GIL to free
+    A reducer that is freed right after a barrier may wait forever (torch 2.13): it frees gloo's
+    group, which joins a thread without releasing the GIL, and that thread needs the GIL to free
     the works of the backward pass, which the barrier has kept.
     """
     from torch.nn.parallel import DistributedDataParallel
@@ -86,7 +86,7 @@ def run(words: Sequence[str]) -> None:
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
     if kind == "-m":
-        # What the interpreter itself calls for -m.
+        # The function that the interpreter itself calls for -m.
         runpy._run_module_as_main(words[1])  # type: ignore[attr-defined]
     elif kind == "-c":
         sys.argv[0] = "-c"
@@ -99,7 +99,7 @@ def run(words: Sequence[str]) -> None:
 
 
 def _open_streams(unbuffered: bool) -> None:
-    """Text streams as a new Python has them: those of the forked one may hold text."""
+    """Opens the text streams of a new Python: the forked Python's streams may hold text."""
     raw = open(1, "wb", 0 if unbuffered else -1, closefd=False)  # noqa: SIM115
     sys.stdout = sys.__stdout__ = io.TextIOWrapper(raw, write_through=unbuffered)  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = open(  # type: ignore[misc]  # noqa: SIM115
@@ -108,7 +108,7 @@ def _open_streams(unbuffered: bool) -> None:
 
 
 def _add_python_path() -> None:
-    """Entries of PYTHONPATH that this process was not started with, and their sitecustomize."""
+    """Adds entries of PYTHONPATH that this process lacks, and runs their sitecustomize."""
     given = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     new = [entry for entry in given if entry not in sys.path]
     sys.path[1:1] = new

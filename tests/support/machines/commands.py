@@ -1,4 +1,4 @@
-"""Commands as processes: of their own Python, or forked from one that has torch."""
+"""Commands as processes: a new Python, or a fork of a Python that has imported torch."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 from tests.support.machines.fork_server import Forked
 
-#: With everything that it can print.
+#: Environment in which a command can print any character.
 RUN = ("-m", "commprof.run", "--all")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 _TRAINING = ("commprof.run", "commprof.microbench", "commprof.wrap", "torch.distributed.run")
 
 
 def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
-    """A Python of its own, as users start it."""
+    """Starts a command in a new Python, as users do."""
     return subprocess.Popen(
         [sys.executable, *arguments],
         env={**os.environ, "COLUMNS": "100", **environment},
@@ -29,7 +29,7 @@ def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
 def fork(
     *arguments: str, directory: Path | None = None, spare_count: int = 3, **environment: str
 ) -> Forked:
-    """The same from the fork server: seconds less for it, and for each Python that it launches."""
+    """Starts a command from the fork server, which saves seconds for each Python in it."""
     together = {**os.environ, "COLUMNS": "100", **environment}
     return Forked(arguments, together, directory, split=True, spare_count=spare_count)
 
@@ -49,6 +49,6 @@ def finish(
 def call(
     *arguments: str, timeout_s: float = 60, cold: bool = False, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """What trains is forked, unless ``cold``; the rest has a Python of its own."""
+    """Runs a command: a fork if it trains and ``cold`` is False, else a new Python."""
     trains = arguments[0] == "-m" and arguments[1] in _TRAINING
     return finish((fork if trains and not cold else start)(*arguments, **environment), timeout_s)

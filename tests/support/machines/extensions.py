@@ -1,4 +1,4 @@
-"""C++ extensions of the tests' own, built once and again when they change."""
+"""C++ extensions of the tests, built once and again when they change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BUILD = Path(__file__).parents[3] / "build"
 
 
 def load(name: str, source: Path) -> Any:
-    """The module, to be loaded in a process of a test's own. Building it takes a minute."""
+    """Returns the module, to be loaded in a test's own process. Building takes a minute."""
     from torch.utils import cpp_extension
 
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # ninja

@@ -1,8 +1,8 @@
-"""Python processes for tests, forked from one that has imported torch: 0.1 s, not 5 s.
+"""Python processes for tests, forked from a Python that has imported torch: 0.1 s, not 5 s.
 
-``Forked(words, environment)`` does what ``python WORDS`` would. The server is one per test process
-and ends with it. What only a new process has does not reach a forked one (LD_PRELOAD, PYTHON*
-variables, its own command line in ``/proc``): such tests start Python.
+``Forked(words, environment)`` acts as ``python WORDS`` would. Each test process has one server,
+which ends with it. A forked process lacks some properties of a new process (LD_PRELOAD, PYTHON*
+variables, its own command line in ``/proc``): tests of these start Python.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.support.machines import becoming, spares
 
 _ROOT = Path(__file__).parents[3]
 _MOST_BYTES = 1 << 24
-#: What triton (torch 2.15) says at the end of modules that ``gc.freeze`` kept.
+#: Message of triton (torch 2.15) at the end of modules that ``gc.freeze`` kept.
 _LEAKS = re.compile(
     r"^(?:nanobind: .*| - leaked .*| - \.\.\. skipped remainder|See https://nanobind\..*)(?:\n|\Z)",
     re.MULTILINE,
@@ -37,7 +37,7 @@ _server: tuple[int, str] | None = None
 
 
 class Forked:
-    """A process of the server's, with those methods of ``subprocess.Popen`` that tests use."""
+    """A process of the server, with the methods of ``subprocess.Popen`` that tests use."""
 
     def __init__(
         self,
@@ -49,11 +49,11 @@ class Forked:
         spare_count: int = 0,
         netns: str = "",
     ) -> None:
-        """Starts it; what it says is kept in files until ``communicate``.
+        """Starts the process, whose output is kept in files until ``communicate``.
 
-        split: keep stderr apart from stdout. spare_count: Pythons that it may start as copies of
-        itself, as ``spares`` tells; the others are started in the usual way. netns: a network
-        namespace to be in; this process's own if empty.
+        split: keep stderr separate from stdout. spare_count: Pythons that the process may start as
+        copies of itself, see ``spares``; others are started in the usual way. netns: network
+        namespace of the process; empty: this process's own.
         """
         self.args = list(words)
         self.returncode: int | None = None
@@ -86,13 +86,13 @@ class Forked:
         return text.decode()
 
     def poll(self) -> int | None:
-        """The return code as Popen has it; None while it runs."""
+        """Returns the return code as Popen does; None while the process runs."""
         with suppress(subprocess.TimeoutExpired):
             self.wait(0)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Raises subprocess.TimeoutExpired as Popen does."""
+        """Returns the return code; raises subprocess.TimeoutExpired as Popen does."""
         if self.returncode is None:
             if not select.select([self._connection], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(self.args, timeout or 0)
@@ -101,7 +101,7 @@ class Forked:
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Waits; what it said on stdout, with stderr unless that is kept apart, and on stderr.
+        """Waits; returns the output on stdout, with stderr unless that is separate, and on stderr.
 
         A process that takes longer is killed, and subprocess.TimeoutExpired is raised.
         """
@@ -116,7 +116,7 @@ class Forked:
         return self.output(), _read(self._errors) if self._errors is not self._output else ""
 
     def output(self) -> str:
-        """What it has said so far on stdout."""
+        """Returns the output on stdout so far."""
         return _read(self._output)
 
     def __del__(self) -> None:
@@ -125,11 +125,11 @@ class Forked:
         self._connection.close()
 
     def kill(self) -> None:
-        """Sends SIGKILL if it runs."""
+        """Sends SIGKILL if the process runs."""
         self.send_signal(signal.SIGKILL)
 
     def send_signal(self, number: int) -> None:
-        """Sends a signal if it runs."""
+        """Sends a signal if the process runs."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
@@ -139,7 +139,7 @@ def _read(file: IO[bytes]) -> str:
 
 
 def _address() -> str:
-    """The running server's, which is started if there is none of this process."""
+    """Returns the address of this process's server; starts the server if necessary."""
     global _server
     if _server is None or _server[0] != os.getpid():
         directory = tempfile.mkdtemp(prefix="commprof-forks-")
@@ -170,8 +170,8 @@ def _end(held: int, process: subprocess.Popen[bytes], directory: str) -> None:
 
 
 def _serve(path: str, life: int) -> dict[str, Any]:
-    """Forks per connection until ``life`` closes; returns in the children, with the request."""
-    # What the children need not import again. The first step of an optimizer imports dynamo.
+    """Forks for each connection until ``life`` closes; returns the request in the children."""
+    # So that children need no import. The first step of an optimizer imports dynamo.
     import torch._dynamo
     import torch.distributed.launcher.api
     import torch.nn.parallel  # noqa: F401
@@ -226,7 +226,7 @@ def _tell_of_the_dead(children: dict[int, socket.socket]) -> None:
 
 
 def _become(fds: Sequence[int]) -> dict[str, Any]:
-    """Takes over what the request says: output, environment, directory."""
+    """Applies the request: output, environment, directory."""
     text, output, errors = fds
     os.lseek(text, 0, os.SEEK_SET)
     with os.fdopen(text) as file:

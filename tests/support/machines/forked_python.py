@@ -1,4 +1,4 @@
-"""A Python that has imported torch and forks itself for each script: a cold start costs seconds.
+"""A Python that has imported torch and forks for each script: a cold start needs seconds.
 
 Requests come as JSON lines on stdin, answers go to stdout. A child leaves the loop and then *is*
 the script, at the top level of its interpreter, so that exceptions, exit codes and exit handlers
@@ -28,7 +28,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def _serve() -> dict[str, Any]:
-    """Answers requests; returns only in a child, with what it shall run."""
+    """Answers requests; returns only in a child, with the request to run."""
     for line in sys.stdin:
         request = json.loads(line)
         if "reap" in request:
@@ -43,13 +43,13 @@ def _serve() -> dict[str, Any]:
 
 
 def _reaped(pid: int) -> dict[str, Any]:
-    """Exit code as ``subprocess`` gives it; None while the child runs."""
+    """Returns the exit code as ``subprocess`` does; None while the child runs."""
     done, status = os.waitpid(pid, os.WNOHANG)
     return {"code": os.waitstatus_to_exitcode(status) if done else None}
 
 
 def _become(request: dict[str, Any]) -> None:
-    """The child's own environment, limits, network, output and arguments."""
+    """Sets the child's environment, limits, network, output and arguments."""
     if request["cgroup"]:
         with open(f"{request['cgroup']}/cgroup.procs", "w") as file:
             file.write(str(os.getpid()))

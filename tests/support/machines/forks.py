@@ -17,30 +17,30 @@ _POLL_S = 0.02
 
 @dataclass
 class Rank:
-    """One process that was started, and then its end."""
+    """A started process, with its exit code after its end."""
 
     pid: int
     stdout_path: Path
     stderr_path: Path
-    #: As ``subprocess`` has it; None until it was waited for.
+    #: Exit code as in ``subprocess``; None before ``Forks.wait``.
     returncode: int | None = None
 
     @property
     def stdout(self) -> str:
-        """What it has said so far."""
+        """Output on stdout so far."""
         return self.stdout_path.read_text()
 
     @property
     def stderr(self) -> str:
-        """What it has complained of so far."""
+        """Output on stderr so far."""
         return self.stderr_path.read_text()
 
 
 class Forks:
-    """A warm Python; use it as a context manager."""
+    """A Python that has imported torch; use it as a context manager."""
 
     def __init__(self) -> None:
-        """Starts it."""
+        """Starts the Python."""
         self._python = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("forked_python.py"))],
             cwd=_ROOT,
@@ -66,15 +66,15 @@ class Forks:
         """Runs ``python ARGUMENTS`` in the directory; its output goes to ``NAME.out`` and ``.err``.
 
         Args:
-            arguments: script and what it takes.
+            arguments: the script and its arguments.
             directory: working directory.
-            name: of this process, for its files.
-            recorded: run it by ``python -m commprof.wrap``.
-            environment: on top of this process's own.
-            netns: network namespace that ``ip netns`` made.
+            name: name of this process, for its files.
+            recorded: run with ``python -m commprof.wrap``.
+            environment: variables in addition to this process's own.
+            netns: network namespace created with ``ip netns``.
             cgroup: directory of a cgroup to join.
-            memory_bytes: limit of its address space; 0 for none.
-            uid: the user to become; 0 to stay.
+            memory_bytes: limit of the address space; 0 for no limit.
+            uid: user to switch to; 0 to keep the user.
         """
         rank = Rank(0, directory / f"{name}.out", directory / f"{name}.err")
         answer = self._ask(
@@ -90,14 +90,14 @@ class Forks:
             uid=uid,
         )
         rank.pid = answer["pid"]
-        # Its own first act is to make the files.
+        # The child first creates the files.
         limit = time.monotonic() + 10
         while not rank.stderr_path.exists() and time.monotonic() < limit:
             time.sleep(_POLL_S)
         return rank
 
     def wait(self, rank: Rank, timeout_s: float) -> int:
-        """Its exit code; kills it after ``timeout_s`` and raises TimeoutError."""
+        """Returns the exit code; after ``timeout_s`` kills the process and raises TimeoutError."""
         limit = time.monotonic() + timeout_s
         while rank.returncode is None:
             rank.returncode = self._ask(reap=rank.pid)["code"]
@@ -119,11 +119,11 @@ class Forks:
         return answer
 
     def __enter__(self) -> Forks:
-        """Itself."""
+        """Returns this object."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends the warm Python, not what it started."""
+        """Ends this Python, not the processes that it started."""
         assert self._python.stdin is not None
         assert self._python.stdout is not None
         self._python.stdin.close()

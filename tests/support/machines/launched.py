@@ -1,4 +1,4 @@
-"""Jobs under a launcher, as users start them, and what they leave behind."""
+"""Jobs under a launcher, as users start them, and their files and processes."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from tests.support.machines.faults.faults import SCRIPT
 from tests.support.machines.processes import processes_of
 
 ENDLESS = ("none", "1000000")
-"""Arguments of ``scripts/faulty.py`` for a job that must be ended from outside."""
+"""Arguments of ``scripts/faulty.py`` for a job that does not end by itself."""
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
-_START_S = 150  # two cold starts of torch, on whatever machine
-#: Joins a cgroup, then becomes the command.
+_START_S = 150  # two cold starts of torch, even on a slow machine
+#: Shell script that joins a cgroup, then executes the command.
 _IN_CGROUP = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
 
 
 @dataclass
 class Launched:
-    """A launcher and its ranks. What they say goes into files: nobody would read pipes."""
+    """A launcher and its ranks. Their output goes into files, because pipes would not be read."""
 
     process: subprocess.Popen[str]
-    #: Holds ``out``, ``err`` and the run directory.
+    #: Directory with ``out``, ``err`` and the run directory.
     place: Path
 
     @property
@@ -44,31 +44,31 @@ class Launched:
 
     @property
     def world(self) -> Path:
-        """Where its two ranks record."""
+        """Directory in which the two ranks record."""
         return self.run / "world_2"
 
     @property
     def err(self) -> str:
-        """What was said on stderr."""
+        """Output on stderr."""
         return (self.place / "err").read_text()
 
     @property
     def out(self) -> str:
-        """What was said on stdout."""
+        """Output on stdout."""
         return (self.place / "out").read_text()
 
     @property
     def steps_said(self) -> int:
-        """By both ranks together; they share a file, and one may begin in the other's line."""
+        """Number of steps that both ranks printed; their lines may be mixed in the shared file."""
         return len(re.findall(r"(?:^|(?<=[0-9a-f]))step \d+", self.out, re.MULTILINE))
 
     @property
     def steps_kept(self) -> int:
-        """In both traces together."""
+        """Number of steps in both traces."""
         return sum(steps_in(path) for path in self.world.glob("rank_*.trace"))
 
     def await_steps(self) -> None:
-        """Returns once both ranks record steps."""
+        """Waits until both ranks record steps."""
         limit = time.monotonic() + _START_S
         paths = [self.world / f"rank_{rank}.trace" for rank in (0, 1)]
         while not all(path.exists() and path.stat().st_size > 8_000 for path in paths):
@@ -77,7 +77,7 @@ class Launched:
             time.sleep(0.05)
 
     def await_growth(self) -> None:
-        """Returns once both ranks have recorded more steps; they have 5 s."""
+        """Waits up to 5 s until both ranks have recorded more steps."""
         paths = [self.world / f"rank_{rank}.trace" for rank in (0, 1)]
         before = [steps_in(path) for path in paths]
         limit = time.monotonic() + 5
@@ -86,7 +86,7 @@ class Launched:
             time.sleep(0.1)
 
     def pids(self) -> list[int]:
-        """Of the ranks that have begun to record."""
+        """Process IDs of the ranks that have begun to record."""
         found = []
         for path in sorted(self.world.glob("rank_*.trace")):
             with suppress(TraceError, OSError):
@@ -94,7 +94,7 @@ class Launched:
         return found
 
     def rings(self) -> list[str]:
-        """What these ranks still have in shared memory."""
+        """Files that these ranks still have in shared memory."""
         return [
             path.name
             for pid in self.pids()
@@ -102,7 +102,7 @@ class Launched:
         ]
 
     def end(self) -> None:
-        """Kills whatever is left of it."""
+        """Kills the processes that are left."""
         self.process.kill()
         self.process.wait()
         for pid in processes_of(self.run):
@@ -111,13 +111,13 @@ class Launched:
 
 
 def launch(command: Sequence[str], place: Path, cgroup: str = "", **environment: str) -> Launched:
-    """Starts a command in a process group of its own, as a shell does.
+    """Starts a command in its own process group, as a shell does.
 
     Args:
-        command: what to run; its run directory, if it has one, must be ``place/run``.
-        place: a directory; made if it is not there.
-        cgroup: directory of a cgroup to run in; empty for none.
-        environment: on top of this process's own.
+        command: the command; its run directory, if any, must be ``place/run``.
+        place: a directory, created if necessary.
+        cgroup: directory of a cgroup to run in; empty for no cgroup.
+        environment: variables in addition to this process's own.
     """
     place.mkdir(parents=True, exist_ok=True)
     joined = ["sh", "-c", _IN_CGROUP, cgroup, *command] if cgroup else list(command)
@@ -135,13 +135,13 @@ def launch(command: Sequence[str], place: Path, cgroup: str = "", **environment:
 
 
 def run_of(place: Path, *what: str) -> list[str]:
-    """``commprof run`` into ``place/run``; without ``what``, of two ranks of an endless script."""
+    """Returns ``commprof run`` into ``place/run``; by default, two ranks of an endless script."""
     given = what or ("--nproc", "2", str(SCRIPT), *ENDLESS)
     return [sys.executable, *RUN, "--output", str(place / "run"), *given]
 
 
 def steps_in(path: Path) -> int:
-    """Of one trace; 0 where there is none yet."""
+    """Returns the number of steps in a trace; 0 if the trace does not exist yet."""
     try:
         return len(columns.steps(read_trace(path)))
     except (OSError, TraceError):

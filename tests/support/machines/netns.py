@@ -1,6 +1,6 @@
-"""Hosts in network namespaces of our own, joined by a switch with a rate limit on every port.
+"""Hosts in network namespaces, joined by a switch with a rate limit on every port.
 
-All interfaces and addresses live inside namespaces that this module makes and removes; the
+All interfaces and addresses are inside namespaces that this module creates and removes; the
 machine's own network is not touched. Needs root, ``ip`` and ``tc``.
 """
 
@@ -18,15 +18,15 @@ from tests.support.machines.fork_server import Forked
 
 #: Jumbo frames: headers are 0.7 % of the bytes on the wire instead of 4.6 %.
 MTU = 9000
-#: Payload of a full frame over the bytes that the rate limit counts for it: Ethernet (14),
-#: IPv4 (20) and TCP with timestamps (32) come on top.
+#: Payload of a full frame divided by the bytes that the rate limit counts for it, which include
+#: Ethernet (14), IPv4 (20) and TCP with timestamps (32).
 PAYLOAD_SHARE = (MTU - 52) / (MTU + 14)
 
 _CONGESTION = "net.ipv4.tcp_congestion_control"
 
 
 def unavailable() -> str:
-    """Why namespaces cannot be used here; empty if they can."""
+    """Returns the reason why this machine cannot use namespaces; empty if it can."""
     if os.geteuid() != 0:
         return "needs root"
     for tool in ("ip", "tc"):
@@ -51,10 +51,10 @@ class Hosts:
         congestion: str = "",
         second: str = "",
     ) -> None:
-        """Takes tc's notation, e.g. ``1gbit``; more than ``queue`` to be sent is dropped.
+        """Chooses rates in tc's notation, e.g. ``1gbit``; a link drops more than ``queue`` to send.
 
-        congestion: TCP's congestion control, e.g. ``reno``; the machine's own if empty.
-        second: rate of another interface, ``eth1`` with 10.97.0.1 and up; none if empty.
+        congestion: TCP's congestion control, e.g. ``reno``; empty: the machine's default.
+        second: rate of a second interface, ``eth1`` with 10.97.0.1 and up; empty: no interface.
         """
         self._second = second
         self._congestion = congestion
@@ -63,7 +63,7 @@ class Hosts:
         self._rate, self._burst, self._queue = rate, burst, queue
 
     def address(self, host: int, interface: str = "eth0") -> str:
-        """IPv4 address of a host."""
+        """Returns the IPv4 address of a host."""
         return f"10.{96 if interface == 'eth0' else 97}.0.{host + 1}"
 
     def popen(
@@ -80,12 +80,12 @@ class Hosts:
         )
 
     def bytes_sent(self, host: int) -> int:
-        """What a host's eth0 has sent."""
+        """Returns the bytes that a host's eth0 has sent."""
         path = "/sys/class/net/eth0/statistics/tx_bytes"
         return int(_ip("netns", "exec", self.names[host], "cat", path))
 
     def dropped(self) -> int:
-        """Packets that the hosts' links had no room for."""
+        """Returns the packets that the queues of the hosts' links dropped."""
         described = [
             json.loads(_run(["tc", "-json", "-s", "-n", name, "qdisc", "show", "dev", "eth0"]))
             for name in self.names
@@ -93,7 +93,7 @@ class Hosts:
         return sum(int(qdisc["drops"]) for found in described for qdisc in found)
 
     def __enter__(self) -> Hosts:
-        """Makes the namespaces and links."""
+        """Creates the namespaces and links."""
         try:
             _ip("netns", "add", self._switch)
             for bridge in ("br0", "br1")[: 2 if self._second else 1]:
@@ -127,7 +127,7 @@ class Hosts:
         _run(["tc", "-n", name, "qdisc", "add", "dev", interface, "root", "tbf", *limit])
 
     def __exit__(self, *_: object) -> None:
-        """Removes all of it; what runs inside is killed first."""
+        """Kills the processes in the namespaces, and removes namespaces and links."""
         for name in [*self.names, self._switch]:
             pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
             for pid in pids.stdout.split():
@@ -151,7 +151,7 @@ _PORT = 29500
 
 
 def run_on_each(hosts: Hosts, output: Path, arguments: Sequence[str]) -> dict[str, Any]:
-    """The same command on every host, each with its number; returns machine 0's result.json."""
+    """Runs a command on every host, with the host's number; returns machine 0's result.json."""
     count = len(hosts.names)
     command = ["-m", "commprof.run", *arguments, "--nnodes", str(count)]
     command += ["--rdzv-endpoint", f"{hosts.address(0)}:{_PORT}", "--output", str(output)]

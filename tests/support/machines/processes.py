@@ -1,4 +1,4 @@
-"""Processes that a job may leave behind, found by what they were started with."""
+"""Processes that a job may leave behind, found by their arguments and environment."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _END_S = 30
 
 
 def gone(pid: int) -> bool:
-    """Whether a process is over."""
+    """True if a process has ended."""
     found = stat_of(pid)
     return found is None or found.ended
 
 
 def await_gone(pids: Sequence[int]) -> list[int]:
-    """Those that still live after a while."""
+    """Waits for processes to end; returns those that still run."""
     limit = time.monotonic() + _END_S
     while (left := [pid for pid in pids if not gone(pid)]) and time.monotonic() < limit:
         time.sleep(0.05)
@@ -28,7 +28,7 @@ def await_gone(pids: Sequence[int]) -> list[int]:
 
 
 def processes_of(run: Path) -> list[int]:
-    """Living processes that have this run directory in their arguments or environment."""
+    """Returns running processes with this run directory in their arguments or environment."""
     name, found = os.fsencode(run), []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

@@ -33,9 +33,9 @@ def run_on_hosts(
     ranks_per_host: int = 1,
     **job: Any,
 ) -> WorldRun:
-    """Trains on hosts whose clocks are ahead by so much; returns what the ranks left.
+    """Trains on hosts whose clocks are ahead by the given times; returns the ranks' results.
 
-    job: what else the job is given, such as ``trial`` and ``strategy``.
+    job: further fields of the job, such as ``trial`` and ``strategy``.
     """
     world_size = ranks_per_host * len(hosts.names)
     job_path = _save(run, workload, world_size, steps, **job)
@@ -50,7 +50,7 @@ def run_module_on_hosts(
     ahead_ms: Sequence[float] = (),
     ranks_per_host: int = 1,
 ) -> None:
-    """Runs ``python -m module`` as every rank, so many of them on each host."""
+    """Runs ``python -m module`` as every rank, with a number of ranks on each host."""
     env = {"MASTER_ADDR": hosts.address(0), "GLOO_SOCKET_IFNAME": "eth0"}
     world_size = ranks_per_host * len(hosts.names)
     environments = [{**env, **rank_env(rank, world_size, 29500)} for rank in range(world_size)]
@@ -68,7 +68,7 @@ def run_module_on_hosts(
     processes = []
     for host, ms in enumerate(ahead_ms):
         ranks = range(host * ranks_per_host, (host + 1) * ranks_per_host)
-        # One shell, so that all ranks of a host are in the one time namespace of its clock.
+        # One shell, so that all ranks of a host are in the same time namespace.
         each = ["sh", "-c", _EACH_RANK, "sh", sys.executable, "-m", module, *arguments]
         command = [*shifted, str(ms), *each] if ms else each
         environment = {**environments[ranks[0]], "RANKS": " ".join(map(str, ranks))}
@@ -77,7 +77,7 @@ def run_module_on_hosts(
 
 
 def run_here(run: Path, workload: str, world_size: int, steps: int) -> WorldRun:
-    """All ranks on this host; returns what they left."""
+    """Trains all ranks on this host; returns their results."""
     from commprof.launch.elastic import launch
 
     job = _job(run, workload, world_size, steps)
@@ -97,7 +97,7 @@ def run_module(module: str, arguments: list[str], world_size: int) -> list[str]:
 
 
 def free_port() -> int:
-    """A TCP port of localhost that nobody uses now."""
+    """Returns a TCP port of localhost that is free now."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         return int(probe.getsockname()[1])
@@ -117,7 +117,7 @@ def _save(run: Path, workload: str, world_size: int, steps: int, **given: Any) -
 
 
 def rank_env(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """Variables of a rank, as a launcher sets them, but for the address to meet at."""
+    """Returns the environment variables that a launcher sets for a rank, without MASTER_ADDR."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": "0",
@@ -141,7 +141,7 @@ def _wait(processes: Sequence[subprocess.Popen[str] | Forked]) -> list[str]:
 
 
 def _rest(killed: subprocess.Popen[str] | Forked) -> str:
-    """What it had said. Its children may hold the pipe: they are not waited for."""
+    """Returns a process's output, without waiting for children that may hold the pipe."""
     try:
         return killed.communicate(timeout=5)[0]
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""What users are shown, as something to run: blocks of code in the pages, examples in the help."""
+"""Commands and code that users are shown: blocks of code in the pages, examples in the help."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from commprof.commands import COMMANDS, load, main, make_parser
 from commprof.commands.options.run_arguments import SHORT_DESCRIPTION
 
 ROOT = Path(__file__).parents[3]
-#: How a command that users type is started from this Python.
+#: Start of a user's command with this Python, by its first word.
 _PROGRAMS = {
     "python": [sys.executable],
     "torchrun": [sys.executable, "-m", "torch.distributed.run"],
     "commprof": [sys.executable, "-m", "commprof"],
 }
-#: torchrun takes a free port in place of 29500, which other tests may have; Ray waits longer for
-#: its workers, for the machine is shared.
+#: torchrun uses a free port instead of 29500, which other tests may use; Ray waits longer for its
+#: workers, because the machine is shared.
 _ENVIRONMENT = {
     **{"PET_STANDALONE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "100"},
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300",
@@ -35,10 +35,10 @@ _READS = re.compile(
     r"(python -m )?commprof ((report|trace|compare|audit|fit|predict|chakra|top|launch-files)\b"
     r"|run .*--dry-run)|python -m commprof\.run .*--dry-run"
 )
-#: `commprof audit` returns 1 for a report with findings; bare `launch-files` says what it needs.
+#: `commprof audit` returns 1 for a report with findings; bare `launch-files` names missing options.
 EXIT_CODES = {"commprof audit SCALING.md": 1, "commprof launch-files": 2}
 _EXAMPLE = re.compile(r"^  ((?:eval|torchrun|commprof|sbatch) .*?)(?:\s{2,}.*)?$", re.MULTILINE)
-#: What stands for something in the help's examples, and something that it may be.
+#: Placeholders in the help's examples, each with a value.
 _PLACEHOLDERS = {
     **{" A B": " BEFORE AFTER", "-- COMMAND": "-- true", " OP": " all_reduce"},
     **{" SOURCE...": " bench.json", " FILE": " SCALING.md", " DUMPS": " dumps"},
@@ -49,37 +49,37 @@ _PLACEHOLDERS = {
 class Block:
     """One fenced block of a page."""
 
-    #: Of the page, from the repository's root.
+    #: Path of the page, from the repository's root.
     page: str
     language: str
     text: str
 
     @property
     def first_line(self) -> str:
-        """What tells it from the page's other blocks."""
+        """First line, which distinguishes the block from the page's other blocks."""
         return self.text.partition("\n")[0].strip()
 
     def lines(self) -> list[str]:
-        """The command lines: continued ones joined, comments taken away."""
+        """Command lines: continued lines joined, comments removed."""
         joined = re.sub(r"\\\n\s*", "", self.text)
         lines = (re.sub(r"(^|\s+)# .*", "", line).strip() for line in joined.splitlines())
         return [line.removeprefix("$ ") for line in lines if line]
 
 
 def pages() -> list[Path]:
-    """README, CONTRIBUTING and docs."""
+    """Returns README, CONTRIBUTING and docs."""
     return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks() -> Iterator[Block]:
-    """Of all pages."""
+    """Returns the blocks of all pages."""
     for page in pages():
         for match in _FENCE.finditer(page.read_text()):
             yield Block(str(page.relative_to(ROOT)), match[1], match[2])
 
 
 def helps() -> Iterator[Block]:
-    """The examples in the commands' own help."""
+    """Returns the examples in the commands' own help."""
     texts = {"": make_parser().description or "", "run --help": SHORT_DESCRIPTION}
     texts |= {name: load(name).description for name in COMMANDS}
     for name, text in texts.items():
@@ -90,27 +90,27 @@ def helps() -> Iterator[Block]:
 
 
 def is_typed(block: Block) -> bool:
-    """Whether it holds command lines."""
+    """True if a block holds command lines."""
     return block.language in ("", "bash", "console", "sh") and bool(_TYPED.match(block.text))
 
 
 def shown_lines() -> list[str]:
-    """Every command line that a page or a help shows, once."""
+    """Returns every command line of the pages and helps, once."""
     typed = [block for block in (*blocks(), *helps()) if is_typed(block)]
     return list(dict.fromkeys(line for block in typed for line in block.lines()))
 
 
 def only_reads(line: str) -> bool:
-    """Whether it is a command of ours that trains nothing."""
+    """True if a line is a command of commprof that does not train."""
     return bool(_READS.match(line))
 
 
 def read_in_scene(line: str, here: Path) -> bool:
-    """Runs such a line in this process; whether it ended as it should."""
+    """Runs such a line in this process; returns True if it ended as expected."""
     given = re.sub(r" > \S+$", "", line)
     given = re.sub(r"/shared/(\w+)", lambda match: shlex.quote(f"{here}/{match[1]}"), given)
     given = re.sub(r"(?<= )-o (?=\S)", "--force -o ", given)
-    given = re.sub(r"(top RUN)$", r"\1 --once", given)  # or it goes on until Ctrl-C
+    given = re.sub(r"(top RUN)$", r"\1 --once", given)  # else it would run until Ctrl-C
     words = shlex.split(re.sub(r"^(python -m )?commprof[. ]", "", given))
     try:
         code = main(words)
@@ -120,7 +120,7 @@ def read_in_scene(line: str, here: Path) -> bool:
 
 
 def run_shown(line: str, directory: Path, timeout_s: float) -> subprocess.CompletedProcess[str]:
-    """A command line as it stands in a page, with this Python, in a directory."""
+    """Runs a page's command line with this Python, in a directory."""
     program, *arguments = shlex.split(line)
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(

@@ -1,7 +1,7 @@
-"""Processes that a launcher starts Python in without waiting for it: copies of itself.
+"""Spare processes in which a launcher starts Python without delay: forks of the launcher.
 
-They are forked before the launcher does anything, so that they have what it has imported, and
-nothing else. They are its own children, as those would be that it starts in the usual way.
+They are forked before the launcher does anything, so that they share its imports and nothing
+else. They are children of the launcher, as processes that it starts in the usual way.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tests.support.machines.becoming import take_over
 _MOST_BYTES = 1 << 20
 _MOST_FDS = 8
 _HIGH_FD = 200
-#: Its resource tracker needs no torch.
+#: Start of multiprocessing's Pythons, except the resource tracker, which needs no torch.
 _OF_MULTIPROCESSING = re.compile(r"from multiprocessing\.(forkserver|spawn) import")
 
 
 class _Spare:
-    """One of them, as the launcher sees it."""
+    """A spare process, as the launcher sees it."""
 
     def __init__(self, pid: int, connection: socket.socket) -> None:
         self.pid = pid
@@ -42,9 +42,9 @@ class _Spare:
         fds: Mapping[int, int],
         own: bool,
     ) -> int:
-        """Runs ``python WORDS`` in it; its pid.
+        """Runs ``python WORDS`` in the spare; returns its process ID.
 
-        ``fds`` are what shall be open there, by number there; ``own``: in a session of its own.
+        ``fds``: open files of the spare, by their number in the spare; ``own``: a new session.
         """
         request = {
             "words": list(words),
@@ -63,7 +63,7 @@ class _Spare:
 
 
 class _Started(subprocess.Popen[bytes]):
-    """A spare that runs a script, as torch's launcher looks after its ranks."""
+    """A spare that runs a script, with the interface that torch's launcher expects of a rank."""
 
     def __init__(self, pid: int, args: Sequence[str]) -> None:
         self.args, self.pid, self.returncode = args, pid, None  # type: ignore[assignment]
@@ -74,7 +74,7 @@ class _Started(subprocess.Popen[bytes]):
 
 
 def keep(count: int, words: list[str]) -> list[str]:
-    """Forks so many spares; returns what to run: the words, or in a spare what it is given."""
+    """Forks spares; returns the words to run, in a spare those that the launcher gives it."""
     spares: list[_Spare] = []
     for _ in range(count):
         ours, theirs = socket.socketpair()
@@ -91,7 +91,7 @@ def keep(count: int, words: list[str]) -> list[str]:
 
 
 def _wait(connection: socket.socket) -> list[str]:
-    """In a spare: what it shall run. Ends the process if the launcher ended without a wish."""
+    """Waits in a spare for the words to run; ends the spare if the launcher ends before."""
     head, fds, _, _ = socket.recv_fds(connection, 4, _MOST_FDS)
     if not head:
         os._exit(0)
@@ -114,7 +114,7 @@ def _wait(connection: socket.socket) -> list[str]:
 
 
 def _use(spares: list[_Spare]) -> None:
-    """In the launcher: multiprocessing's Pythons and torch's ranks take spares."""
+    """Makes multiprocessing and torch's launcher, in this process, use spares."""
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
     spawn, popen = util.spawnv_passfds, subprocess.Popen

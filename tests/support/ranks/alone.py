@@ -14,7 +14,7 @@ from commprof.workloads.training import Training
 
 
 class Alone(Ddp):
-    """The bare model; notes which passes would have synchronised."""
+    """Strategy with the bare model, which notes the passes that would have synchronised."""
 
     def __init__(self, options: Any = None) -> None:
         super().__init__()
@@ -29,5 +29,5 @@ class Alone(Ddp):
 
 
 def alone(trainee: Trainee, shard: Shard, lr_scale: float = 1.0, **options: Any) -> Training:
-    """The trainee with these training options."""
+    """Returns the trainee with these training options, under that strategy."""
     return Training(trainee, Alone(), TrainingOptions(**options), shard, lr_scale)

@@ -1,4 +1,4 @@
-"""A loop of the user's whose capture starts before or after ``init_process_group``."""
+"""A user's loop whose capture starts before or after ``init_process_group``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import commprof
 
 
 def main(directory: str, begin: str) -> None:
-    """Three steps of one collective each."""
+    """Runs three steps of one collective each."""
     profiler = commprof.profile(directory)
     if begin == "before":
         profiler.start()
@@ -21,7 +21,7 @@ def main(directory: str, begin: str) -> None:
         profiler.start()
     for _ in range(3):
         dist.all_reduce(torch.ones(8))
-        time.sleep(0.15)  # a step at least as long as the distance between two looks
+        time.sleep(0.15)  # a step at least as long as the interval between two clock comparisons
         profiler.step()
     dist.barrier()
     profiler.stop()

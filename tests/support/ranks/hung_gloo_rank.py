@@ -11,12 +11,12 @@ import threading
 import time
 from pathlib import Path
 
-#: Before the dump, once all ranks are in the job; they then have microseconds of work to do.
+#: Seconds before the dump, once all ranks are in the job; their work needs microseconds.
 _UNTIL_DUMP_S = 1.5
 
 
 def main() -> None:
-    """Hangs."""
+    """Hangs for the given cause."""
     folder, cause = Path(sys.argv[1]), sys.argv[4]
     rank, world_size, guilty = int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[5])
     os.environ["TORCH_FR_BUFFER_SIZE"] = "2000"
@@ -28,7 +28,7 @@ def main() -> None:
     values = torch.ones(64)
     pairs = [dist.new_group([one, one + 1]) for one in range(world_size - 1)]
     other = dist.new_group(list(range(world_size)))
-    for _ in range(3):  # gloo's dumps tell a group's ranks only by their use of it
+    for _ in range(3):  # gloo's dumps show a group's ranks only if they use the group
         for group in (None, other, *pairs[max(rank - 1, 0) : rank + 1]):
             dist.all_reduce(values, group=group)
     threading.Thread(target=dump, args=(folder, rank, world_size), daemon=True).start()
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def dump(folder: Path, rank: int, world_size: int) -> None:
-    """Writes the dump, waits until all ranks have, and ends the process."""
+    """Writes the dump, waits for the dumps of all ranks, and ends the process."""
     from torch._C._distributed_c10d import _dump_fr_trace
 
     time.sleep(_UNTIL_DUMP_S)

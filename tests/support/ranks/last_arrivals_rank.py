@@ -1,7 +1,7 @@
-"""One rank of several, in both modes at once: DDP, waits by hand, roots, messages, a group of two.
+"""Rank in both modes at once: DDP, explicit waits, roots, messages, and a group of two.
 
 ``python -m tests.support.ranks.last_arrivals_rank DIR [SKIP [LINGER_S]]``: rank SKIP does not
-record; capture goes on for so long after the last step.
+record; capture continues for LINGER_S after the last step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STEPS = 30
 
 
 def with_roots(rank: int, step: int) -> None:
-    """Operations in which ranks wait for some of the others; the root comes after a leaf's peer."""
+    """Issues operations in which ranks wait for some ranks only; the root is late."""
     size, value = dist.get_world_size(), torch.zeros(8)
     root = step % size
     time.sleep(0.001 * ((rank - root) % size == 0) + 0.002 * ((rank - root) % size == 1))

@@ -1,4 +1,4 @@
-"""A user's training script over gloo that knows nothing of commprof, with places for additions."""
+"""A user's training script over gloo, without commprof, with places for additions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ dist.barrier()
 dist.destroy_process_group()
 """
 LAYER_BYTES = (256 * 256 + 256) * 4
-"""Of one layer's gradients."""
+"""Bytes of one layer's gradients."""
 
 
 def plain_script(
@@ -34,7 +34,7 @@ def plain_script(
     wrapped: str = "",
     options: dict[str, object] | None = None,
 ) -> str:
-    """Its text: `first` comes before the process group, `wrapped` after the DDP model `ddp`."""
+    """Returns the script; `first` is before the process group, `wrapped` after the model `ddp`."""
     return _TEXT.format(
         steps=steps, layers=layers, first=first, wrapped=wrapped, options=options or {}
     )

@@ -1,6 +1,6 @@
-"""What happens to a process under ``commprof.profile()``: run as a module with NAME DIRECTORY.
+"""Scenarios of processes under ``commprof.profile()``: run as a module with NAME DIRECTORY.
 
-Each scenario is one function. It says what it did on stdout, as JSON, one line each.
+Each scenario is one function, which prints its actions on stdout, as JSON, one per line.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ import commprof
 from commprof.errors import CommprofError
 
 QUIET_S = 0.05
-"""Long enough for gloo's threads to record the last completions."""
+"""Seconds in which gloo's threads record the last completions."""
 
 
 def say(**what: Any) -> None:
-    """One line for the test."""
+    """Prints one line for the test."""
     print(json.dumps(what), flush=True)
 
 
 def recorded(prof: commprof.Profiler) -> int:
-    """Everything pushed so far, drained or not."""
+    """Returns the number of records pushed so far, drained or not."""
     stats = prof.stats()
     assert stats.records_dropped == 0
     return int(stats.records_written + stats.records_unwritten)
 
 
 def model() -> DistributedDataParallel:
-    """Two buckets of gradients."""
+    """Returns a model with two buckets of gradients."""
     torch.manual_seed(1)
     dist.init_process_group("gloo")
     return DistributedDataParallel(
@@ -52,13 +52,13 @@ def model() -> DistributedDataParallel:
 
 
 def train_step(ddp: nn.Module, prof: commprof.Profiler) -> None:
-    """Forward, backward, end of step."""
+    """Runs forward and backward, and ends the step."""
     ddp(torch.ones(4, 64)).sum().backward()
     prof.step()
 
 
 def killed_by_itself(directory: Path) -> None:
-    """Rank 1 counts what it pushed and kills itself; rank 0 meets a dead peer."""
+    """Rank 1 counts its records and kills itself; rank 0 then has a dead peer."""
     ddp = model()
     with commprof.profile(directory) as prof:
         for _ in range(5):
@@ -74,7 +74,7 @@ def killed_by_itself(directory: Path) -> None:
 
 
 def killed_from_outside(directory: Path) -> None:
-    """Every rank trains until it is stopped, and counts its steps aloud."""
+    """Every rank trains until it is killed, and prints its steps."""
     ddp = model()
     with commprof.profile(directory) as prof:
         for step in range(1_000_000):
@@ -83,27 +83,27 @@ def killed_from_outside(directory: Path) -> None:
 
 
 def ends_with_exit(directory: Path) -> None:
-    """``sys.exit`` inside the block."""
+    """Calls ``sys.exit`` inside the block."""
     with commprof.profile(directory) as prof:
         prof.step()
         sys.exit(3)
 
 
 def ends_with_error(directory: Path) -> None:
-    """An exception inside the block."""
+    """Raises an exception inside the block."""
     with commprof.profile(directory) as prof:
         prof.step()
         raise LookupError("the user's own")
 
 
 def ends_without_stop(directory: Path) -> None:
-    """Started by hand and never stopped."""
+    """Starts capture without a block and does not stop it."""
     prof = commprof.profile(directory).start()
     prof.step()
 
 
 def ends_at_once(directory: Path) -> None:
-    """``os._exit``: nothing is closed, nothing cleaned up."""
+    """Calls ``os._exit``: nothing is closed or cleaned up."""
     with commprof.profile(directory) as prof:
         for _ in range(100):
             prof.step()
@@ -113,7 +113,7 @@ def ends_at_once(directory: Path) -> None:
 
 
 def two_sessions(directory: Path) -> None:
-    """One trace is closed, the next one cut off."""
+    """Closes one trace, and leaves the next one cut off."""
     with commprof.profile(directory / "first") as prof:
         for _ in range(10):
             prof.step()
@@ -125,7 +125,7 @@ def two_sessions(directory: Path) -> None:
 
 
 def forks(directory: Path) -> None:
-    """DataLoader workers, and children that end in every way, inside the block."""
+    """Runs DataLoader workers, and children that end in every way, inside the block."""
     data = TensorDataset(torch.arange(12.0))
     with commprof.profile(directory / "parent") as prof:
         seen = 0
@@ -134,7 +134,7 @@ def forks(directory: Path) -> None:
             prof.step()
         pid = os.fork()
         if pid == 0:
-            # What the parent's block does at its end must not happen to its trace here.
+            # The end of the parent's block must not close the parent's trace in the child.
             prof.step()
             prof.stop()
             with commprof.profile(directory / "child") as own:
@@ -154,13 +154,13 @@ def forks(directory: Path) -> None:
 
 
 def in_a_child(directory: Path) -> None:
-    """A process of ``multiprocessing``, where exit handlers do not run."""
+    """Records in a process of ``multiprocessing``, in which exit handlers do not run."""
     with commprof.profile(directory) as prof:
         prof.step()
 
 
 def disk_fills_up(directory: Path) -> None:
-    """No file may grow beyond what the trace has after ten steps."""
+    """Limits the size of files to that of the trace after ten steps."""
     total = torch.zeros(4)
     with commprof.profile(directory) as prof:
         for _ in range(10):
@@ -178,7 +178,7 @@ def disk_fills_up(directory: Path) -> None:
 
 
 def refusals(directory: Path) -> None:
-    """Everything that ``profile()`` refuses; the messages, by name."""
+    """Tries everything that ``profile()`` refuses; prints the messages by name."""
     (directory / "file").write_text("")
     (directory / "taken").mkdir()
     (directory / "taken" / "rank_0.trace").write_text("keep me")
@@ -208,7 +208,7 @@ def refusals(directory: Path) -> None:
 
 
 def refused(name: str, directory: Path, **options: Any) -> None:
-    """Says what profile() said; the block itself must not be reached."""
+    """Returns the message of profile(); the block itself must not be reached."""
     with suppress(CommprofError):
         try:
             with commprof.profile(directory, **options):

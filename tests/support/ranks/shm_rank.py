@@ -1,6 +1,7 @@
 """One rank of the backend's tests: ``python -m tests.support.ranks.shm_rank SCENARIO [HOSTS]``.
 
-HOSTS names each rank's host, with commas: ranks of this machine then count as several hosts'.
+HOSTS is a comma-separated list of each rank's host: ranks of this machine then count as ranks of
+several hosts.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ import commprof
 import commprof.backend  # registers "commprof"
 from commprof import compressors
 
-#: Of the group where a rank is lost; elsewhere it must not end what a busy machine is slow at.
+#: Timeout of the group in which a rank is lost; other groups need a long one on a busy machine.
 TIMEOUT_S = 3
 _LONG_TIMEOUT_S = 60
 SHM = "/dev/shm/commprof-shm-"
 
 
 def collectives() -> None:
-    """Every operation against gloo, in all element types, also of tensors not in order."""
+    """Compares every operation with gloo, in all element types, also for strided tensors."""
     gloo, rank, size = dist.new_group(backend="gloo"), dist.get_rank(), dist.get_world_size()
     for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64):
         for operation in (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN):
@@ -61,7 +62,7 @@ def collectives() -> None:
 
 
 def training() -> None:
-    """DDP over shared memory ends with the parameters that DDP over gloo ends with."""
+    """Trains with DDP over shared memory; the parameters are those of DDP over gloo."""
     ends = []
     for group in (dist.group.WORLD, dist.new_group(backend="gloo")):
         torch.manual_seed(0)
@@ -76,13 +77,13 @@ def training() -> None:
             model(torch.randn(16, 64, generator=generator)).square().mean().backward()
             optimizer.step()
         ends.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
-    # Two ranks are summed in one order only.
+    # Two ranks can be summed in one order only.
     same = torch.equal(*ends) if dist.get_world_size() == 2 else torch.allclose(*ends, atol=1e-6)
     assert same
     print("same parameters")
 
 
-#: What most ranks do, and what the last one does.
+#: Calls of most ranks, and of the last rank.
 DISAGREEMENTS = (
     (torch.ones(3), torch.ones(4)),
     (torch.ones(1_000_000), torch.ones(1_500_000)),
@@ -92,10 +93,10 @@ DISAGREEMENTS = (
 
 
 def disagreement() -> None:
-    """Ranks whose tensors differ are told so, both, long before any timeout."""
+    """Ranks whose tensors differ all raise an error, long before any timeout."""
     last = dist.get_rank() == dist.get_world_size() - 1
     for tensors in DISAGREEMENTS:
-        # Between hosts a group is broken after that, so that each has its own.
+        # Between hosts the error breaks a group, so each case has its own group.
         group = dist.new_group(backend="commprof", timeout=timedelta(seconds=30))
         begin = time.monotonic()
         try:
@@ -104,11 +105,11 @@ def disagreement() -> None:
             assert time.monotonic() - begin < 15
             print(error)
     sys.stdout.flush()
-    os._exit(0)  # the ends of broken groups cannot meet
+    os._exit(0)  # broken groups cannot be destroyed together
 
 
 def lost() -> None:
-    """The last rank ends, or stops, before a collective; the others say who is missing."""
+    """The last rank ends, or stops, before a collective; the other ranks' errors name it."""
     dist.all_reduce(torch.ones(10))
     if dist.get_rank() == dist.get_world_size() - 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -119,11 +120,11 @@ def lost() -> None:
         assert time.monotonic() - begin < TIMEOUT_S + 2
         print(error)
         sys.stdout.flush()
-        os._exit(0)  # the group is broken: its ends cannot meet
+        os._exit(0)  # the broken group cannot be destroyed together
 
 
 def caller_state() -> None:
-    """Tensors that autograd keeps apart, as gloo takes them: what moves bytes is a kernel."""
+    """Accepts tensors with autograd's restrictions, as gloo does: a kernel moves the bytes."""
     rank, size = dist.get_rank(), dist.get_world_size()
     leaf = torch.full((2, 3, 4, 5), float(rank)).to(memory_format=torch.channels_last)
     leaf.requires_grad_()
@@ -138,7 +139,7 @@ def caller_state() -> None:
             assert values.allclose(torch.full_like(values, mean))
     with torch.no_grad():
         if rank == 0:
-            time.sleep(0.2)  # the others' callbacks run in the backend's thread
+            time.sleep(0.2)  # the other callbacks run in the backend's thread
         future = dist.all_reduce(torch.ones(9), async_op=True).get_future()
         modes = future.then(lambda _: torch.is_grad_enabled())
     assert modes.wait() is False
@@ -146,13 +147,13 @@ def caller_state() -> None:
 
 
 def failing() -> None:
-    """The last rank's collective fails there alone: the others are told by whom and why."""
+    """The last rank's collective fails on that rank; the other ranks' errors name it and why."""
     cannot_copy, cannot_return = torch.zeros(1).expand(1 << 60), torch.zeros(1).expand(3)
     last = dist.get_rank() == dist.get_world_size() - 1
     for tensor in (cannot_copy, cannot_return):
         group = dist.new_group(backend="commprof", timeout=timedelta(seconds=30))
         begin = time.monotonic()
-        for _ in range(2):  # the second must not be taken for the first
+        for _ in range(2):  # the second failure must not be confused with the first
             ours = tensor if last else torch.ones(3)
             try:
                 dist.all_reduce(ours, group=group)
@@ -168,7 +169,7 @@ def failing() -> None:
 
 
 def barrier() -> None:
-    """What was issued before a barrier is complete after it, whatever carries it."""
+    """Collectives issued before a barrier are complete after it, over both transports."""
     for dtype in (torch.uint8, torch.float32):  # by gloo, and by shared memory
         for _ in range(3):
             work = dist.all_reduce(torch.ones(10_000_000, dtype=dtype), async_op=True)
@@ -179,7 +180,7 @@ def barrier() -> None:
 
 
 def ending() -> None:
-    """A rank that shuts its group down, aborts it, or does not come within a changed timeout."""
+    """A rank shuts its group down, aborts it, or is late for a changed timeout."""
     last = dist.get_rank() == dist.get_world_size() - 1
     for end in ("shutdown", "abort", "timeout"):
         group = dist.new_group(backend="commprof", timeout=timedelta(seconds=60))
@@ -199,7 +200,7 @@ def ending() -> None:
     os._exit(0)  # the ends of broken groups cannot meet
 
 
-#: Compressors, and how far their means may be from the plain ones, relative to these.
+#: Compressors, with the largest relative difference of their means from the plain means.
 HOOKS = {
     "hierarchical": 1e-6,
     "none": 1e-6,
@@ -211,7 +212,7 @@ HOOKS = {
 
 
 def hooks() -> None:
-    """Compressors between hosts: near the plain mean, and the same bits on all ranks."""
+    """Compressors between hosts give a mean near the plain one, with the same bits on all ranks."""
     rank, size = dist.get_rank(), dist.get_world_size()
     generator = torch.Generator().manual_seed(rank)
     inputs = [torch.randn(16, 48, generator=generator) for _ in range(3)]
@@ -227,7 +228,7 @@ def hooks() -> None:
 
 
 def _gradients(hook: str | None, inputs: list[torch.Tensor]) -> torch.Tensor:
-    """Of a model with several buckets, after one step per input, one after the other."""
+    """Returns the gradients of a model with several buckets, after one step per input."""
     torch.manual_seed(0)
     layers = [nn.Linear(48, 48) for _ in range(6)]
     model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=0.02)
@@ -244,13 +245,13 @@ def _gradients(hook: str | None, inputs: list[torch.Tensor]) -> torch.Tensor:
 
 
 def kind() -> None:
-    """Says what the group is made of."""
+    """Prints the type of the group."""
     print(type(dist.group.WORLD._get_backend(torch.device("cpu"))).__name__)
     dist.all_reduce(torch.ones(10))
 
 
 def large() -> None:
-    """Several chunks, with a mean, against sums known on paper; and in flight at once."""
+    """Compares several chunks, with a mean, with known sums; also several in flight at once."""
     rank, size = dist.get_rank(), dist.get_world_size()
     for count in (1, 1000, 100_003, 3_000_001):
         data = torch.arange(count).remainder(1000).float() * (rank + 1)

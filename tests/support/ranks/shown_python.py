@@ -1,6 +1,6 @@
-"""Blocks of Python in the pages, as two ranks run them.
+"""Runs the pages' blocks of Python on two ranks.
 
-A block may use what a user has at that point: a model, its data, an optimizer.
+A block may use the objects that a user has at that point: a model, its data, an optimizer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.support.builders.run_directories import ranks_of, write_run
 
 
 def run_block(path: str) -> None:
-    """Runs the file in a directory of its own beside it, in the middle of a training."""
+    """Runs the file in a new directory next to it, in the middle of training."""
     source = Path(path)
     directory = source.with_suffix("")
     directory.mkdir(exist_ok=True)
@@ -45,14 +45,14 @@ def run_block(path: str) -> None:
         total = torch.ones(1)
         dist.all_reduce(total)
         assert total.item() == dist.get_world_size()
-        # A reducer that holds its process group last joins gloo's threads with the lock of the
-        # interpreter, for which one of them may wait to let go of a tensor.
+        # A reducer that is the last to hold its process group joins gloo's threads while it holds
+        # the GIL, for which one of these threads may wait in order to release a tensor.
         names.clear()
         dist.destroy_process_group()
 
 
 class _Batches(list[tuple[torch.Tensor, torch.Tensor]]):
-    """Each takes as long to come as makes a run long enough to be summed up."""
+    """Batches that arrive slowly, so that the run is long enough for a summary."""
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for batch in super().__iter__():
@@ -61,7 +61,7 @@ class _Batches(list[tuple[torch.Tensor, torch.Tensor]]):
 
 
 def training() -> dict[str, Any]:
-    """Under the names that the pages use."""
+    """Returns the training's objects, under the names that the pages use."""
     torch.manual_seed(0)
     model = nn.Linear(8, 4)
     ddp = DistributedDataParallel(model)

@@ -16,7 +16,7 @@ COLLECTIVES = 5
 
 
 def train(directory: Path) -> None:
-    """All-reduces some milliseconds apart, seen by both."""
+    """Issues all-reduces some milliseconds apart, which both profilers record."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     values = torch.ones(1000)

@@ -1,4 +1,4 @@
-"""One rank of tests of trials: trains untouched, or under a trial, and prints digests as JSON.
+"""Rank for tests of trials: trains without a trial, or with one, and prints digests as JSON.
 
 ``python -m tests.support.ranks.trial_rank KIND DIR PLAN...``; KIND is ddp, fsdp or hsdp.
 """
@@ -26,12 +26,12 @@ from torch.nn.parallel import DistributedDataParallel
 import commprof
 from commprof.trials.plan import SETTLE_STEPS, parse_trial
 
-#: Which restore is put to the test: where a step ends is another place in the loop for each.
+#: Kinds of restore to test: a step ends at a different place in the loop for each kind.
 DECLARED, FOUND = "declared", "found"
 
 
 class Training:
-    """Dropout, batch normalisation, an average of weights, Adam, a schedule, a gradient scaler."""
+    """Training with dropout, batch norm, averaged weights, Adam, a schedule, a gradient scaler."""
 
     def __init__(self, kind: str) -> None:
         torch.manual_seed(7)
@@ -44,7 +44,7 @@ class Training:
         self.model = model if kind != "ddp" else DistributedDataParallel(model)
         if kind != "ddp":
             _shard(model, kind)
-        averaged = model if kind == "ddp" else nn.Linear(1, 1)  # sharded ones cannot be copied
+        averaged = model if kind == "ddp" else nn.Linear(1, 1)  # sharded models cannot be copied
         self.average = torch.optim.swa_utils.AveragedModel(averaged)
         self.averaged = averaged
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -53,7 +53,7 @@ class Training:
         self.losses: list[float] = []
 
     def step(self, number: int, end: Callable[[], None]) -> None:
-        """The step of this number, whose batch depends on nothing else but the rank."""
+        """Runs one step, whose batch depends only on the step's number and the rank."""
         generator = torch.Generator().manual_seed(1000 * dist.get_rank() + number)
         noise = float(np.random.normal()) + random.random()
         batch = torch.randn(12, 24, generator=generator) + 0.01 * noise
@@ -68,7 +68,7 @@ class Training:
         end()
 
     def digest(self) -> dict[str, str]:
-        """One hash for each kind of state."""
+        """Returns a hash of each kind of state."""
         optimizer = self.optimizer.state_dict()
         return {
             "model": _hash(self.model.state_dict()),
@@ -116,7 +116,7 @@ def untouched(kind: str, steps: list[int]) -> dict[str, str]:
 
 
 def tried(kind: str, directory: Path, plan: str, steps: int, how: str) -> dict[str, str]:
-    """Trains as many steps under a trial; ends the steps itself, or lets them be found."""
+    """Trains as many steps under a trial; ends the steps explicitly or not."""
     training = Training(kind)
     with commprof.profile(directory, find_steps=how == FOUND) as prof:
         trial = commprof.trial(training.model, plan)
@@ -127,11 +127,11 @@ def tried(kind: str, directory: Path, plan: str, steps: int, how: str) -> dict[s
 
 
 def _nothing() -> None:
-    """Ends no step."""
+    """Does not end a step."""
 
 
 def kept_steps(plan: str, steps: int, world_size: int) -> list[int]:
-    """Those whose block changes no gradient, which are all that a trial leaves in the training."""
+    """Returns the steps of blocks that change no gradient; a trial undoes all others."""
     parsed = parse_trial(plan)
     taken_back = {
         SETTLE_STEPS + step
@@ -143,7 +143,7 @@ def kept_steps(plan: str, steps: int, world_size: int) -> list[int]:
 
 
 def compared(kind: str, directory: Path, plan: str) -> dict[str, dict[str, str]]:
-    """What every way of training ended with."""
+    """Returns the final digests of every way of training."""
     steps = parse_trial(plan).steps + 4
     return {
         "untouched": untouched(kind, kept_steps(plan, steps, dist.get_world_size())),

@@ -1,4 +1,4 @@
-"""A rank of a job in which rank 1 has a fault; run as a module with the fault's name.
+"""Rank of a job in which rank 1 has a fault; run as a module with the fault's name.
 
 Rank 0 prints check and status of each outcome, then its figure, as JSON.
 """
@@ -21,7 +21,7 @@ from commprof.checks.run import run_checks
 
 
 def wrong() -> None:
-    """One value of every large sum is off by one, and the optimizer does a little more."""
+    """Makes a value of every large sum off by one, and the optimizer's update slightly larger."""
     _wrong_sums()
     _own_updates()
 
@@ -51,7 +51,7 @@ def _own_updates() -> None:
 
 
 def dies() -> None:
-    """The process ends between two checks."""
+    """Ends the process between two checks."""
 
     def measure(ranks: Ranks) -> Any:
         os._exit(0)
@@ -60,7 +60,7 @@ def dies() -> None:
 
 
 class Copies:
-    """What a training of one's own would ask of its model, of which rank 1 has another."""
+    """Check for models in sync, of a model that rank 1 changes."""
 
     NAME = "copies"
 

@@ -1,1 +1,1 @@
-"""Training scripts as users have them; none of them knows of commprof."""
+"""Training scripts of users, without commprof."""

@@ -1,4 +1,4 @@
-"""The user's own communication hook: `python`, `fp16`, `builtin` or `powersgd`."""
+"""A script with a communication hook of the user: `python`, `fp16`, `builtin` or `powersgd`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Ends in the way its first argument says, after some steps."""
+"""A script that ends after some steps, in the way that the first argument names."""
 
 import os
 import signal

@@ -1,7 +1,7 @@
-"""A training as users write it, and what can go wrong in it: FAULT STEPS, on every rank.
+"""A training script with a fault, without commprof: FAULT STEPS, on every rank.
 
-Says "step N" after each step and, if it comes to its end, "done" with a checksum of its weights.
-The fault happens in the last rank, in the middle. It knows nothing of commprof.
+Prints "step N" after each step and, if it finishes, "done" with a checksum of its weights. The
+fault happens in the last rank, in the middle.
 """
 
 import os
@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def stop_for_a_while():
-    """SIGSTOP, and SIGCONT from outside 1.5 s later."""
+    """Stops this process with SIGSTOP, and continues it from outside 1.5 s later."""
     subprocess.Popen(["sh", "-c", f"sleep 1.5; kill -CONT {os.getpid()}"])
     os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -30,22 +30,24 @@ def raise_error():
 
 
 def exhaust_memory():
-    """Under a limit of the address space: what torch says then is the script's own error."""
+    """Exhausts a limit of the address space; torch's error then ends the script."""
     kept = []
     while True:
         kept.append(torch.ones(16 << 20))
 
 
 def grow():
-    """Under a limit of a cgroup: touches memory until the kernel ends this process."""
+    """Touches memory until the kernel ends this process, under a limit of a cgroup."""
     kept = []
-    while len(kept) < 256:  # 2 GiB: then nothing limits it, and it ends otherwise than it should
+    while (
+        len(kept) < 256
+    ):  # beyond 2 GiB there is no limit, and the process does not end as it should
         kept.append(bytearray(b"1" * (8 << 20)))  # touched
     sys.exit("no limit")
 
 
 def fork():
-    """A child that computes and ends; the parent goes on."""
+    """Forks a child that computes and ends; the parent continues."""
     pid = os.fork()
     if pid == 0:
         total = torch.ones(1000).sum().item()
@@ -58,7 +60,7 @@ def in_a_child(index, base):
 
 
 def spawn():
-    """Processes of the user's own, by torch's spawn."""
+    """Starts processes of the user with torch's spawn."""
     mp.spawn(in_a_child, args=(1,), nprocs=1)
 
 

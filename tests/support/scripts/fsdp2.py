@@ -1,4 +1,4 @@
-"""Fully sharded data parallel: parameters are gathered before use, gradients scattered after."""
+"""A script with fully sharded data parallel: gathers parameters, reduce-scatters gradients."""
 
 import sys
 

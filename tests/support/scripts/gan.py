@@ -1,4 +1,4 @@
-"""Two DDP models that train against each other, each with an optimizer of its own."""
+"""A script with two DDP models that train against each other, each with its own optimizer."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A second job-wide group, sub-groups, a model made late; then everything made a second time."""
+"""A script with a second group of all ranks, sub-groups, and a late model; all created twice."""
 
 import os
 import sys
@@ -37,7 +37,7 @@ def main() -> None:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     launcher = dist.TCPStore(address, port, is_master=False)
     for turn in range(2):
-        # Under one prefix, gloo could find the addresses of the groups of the turn before.
+        # With the same prefix, gloo could find the addresses of the first turn's groups.
         store = dist.PrefixStore(f"turn_{turn}", launcher)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
         torch.manual_seed(dist.get_rank())

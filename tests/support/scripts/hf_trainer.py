@@ -1,4 +1,4 @@
-"""transformers.Trainer with a model made from its configuration and data made here."""
+"""A script with transformers.Trainer, with random weights and data."""
 
 import sys
 

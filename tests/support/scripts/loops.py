@@ -1,8 +1,8 @@
-"""Loops whose steps are not one backward pass and one update each; the first argument says which.
+"""A script whose steps are not one backward pass and one update; the argument chooses the loop.
 
-`accumulate`: four backward passes an update. `scaler`: GradScaler leaves out the first update
-and a later one. `skip`: the script leaves an update out itself. `manual`: no optimizer at all.
-`marked`: the same, and the script says where its steps end.
+`accumulate`: four backward passes per update. `scaler`: GradScaler skips the first update and a
+later one. `skip`: the script itself skips an update. `manual`: no optimizer. `marked`: no
+optimizer, and the script marks the ends of its steps.
 """
 
 import contextlib

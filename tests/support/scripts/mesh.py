@@ -1,4 +1,4 @@
-"""Four ranks in a mesh of two by two, one of them slow in its forward pass.
+"""A script with four ranks in a mesh of two by two, of which one has a slow forward pass.
 
 ``python -m tests.support.scripts.mesh DIRECTORY LATE``
 """
@@ -18,7 +18,7 @@ LATE_S = 0.04
 
 
 def main() -> None:
-    """A collective among neighbours in forward, one across them after backward."""
+    """Trains with a collective within rows in forward, and one within columns after backward."""
     directory, late = Path(sys.argv[1]), int(sys.argv[2])
     dist.init_process_group("gloo")
     rank = dist.get_rank()

@@ -1,4 +1,4 @@
-"""DistributedDataParallel, a DataLoader and an optimizer."""
+"""A script with DistributedDataParallel, a DataLoader and an optimizer."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Starts its ranks itself, with torch.multiprocessing."""
+"""A script that starts its ranks itself, with torch.multiprocessing."""
 
 import os
 import sys

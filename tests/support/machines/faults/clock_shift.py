@@ -1,7 +1,7 @@
 """Runs a command whose CLOCK_MONOTONIC is ahead: ``... faults.clock_shift MS COMMAND...``.
 
-The shift is a Linux time namespace of the command's own, so it is exact and nobody else sees it.
-Needs root. Exits as the command does.
+The command runs in its own Linux time namespace, so that the shift is exact and no other process
+sees it. Needs root. Exits with the command's exit code.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NS_PER_S = 1_000_000_000
 
 
 def main() -> None:
-    """Makes the namespace; children are in it, this process is not."""
+    """Creates the namespace, which contains children but not this process."""
     shift_ns = round(float(sys.argv[1]) * _NS_PER_MS)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_NEWTIME) != 0:

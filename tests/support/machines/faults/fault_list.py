@@ -1,4 +1,4 @@
-"""Each fault of the matrix: what is done, and what the report must say of it."""
+"""Faults of the matrix, each with the action and the sentence that the report must contain."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.support.machines.faults.faults import Fault, Job
 
 
 def kill_from_outside(job: Job) -> None:
-    """SIGKILL at no particular moment of a step."""
+    """Sends SIGKILL at an arbitrary moment of a step."""
     job.await_step(20)
     os.kill(job.ranks[-1].pid, signal.SIGKILL)
 
 
 def kill_in_always_on(job: Job) -> None:
-    """SIGKILL where only summaries are kept: the last second may be lost, and no more."""
+    """Sends SIGKILL in always-on mode, in which at most the last second may be lost."""
     job.await_step(100)
     job.keep_until_now()
     time.sleep(1.0)
@@ -27,19 +27,19 @@ def kill_in_always_on(job: Job) -> None:
 
 
 def remove_directory(job: Job) -> None:
-    """``rm -r`` of the run directory."""
+    """Removes the run directory."""
     job.await_step(20)
     subprocess.run(["rm", "-rf", str(job.traces)], check=True)
 
 
 def link_down(job: Job) -> None:
-    """The second host's network goes away and does not come back."""
+    """Takes the second host's network down for good."""
     job.await_step(20)
     subprocess.run(["ip", "-n", job.hosts[-1], "link", "set", "eth0", "down"], check=True)
 
 
 def link_flaps(job: Job) -> None:
-    """The second host's network loses everything for 60 ms, again and again."""
+    """Makes the second host's network lose all packets for 60 ms, repeatedly."""
     for step in (15, 30, 45):
         job.await_step(step)
         for state, pause_s in (("down", 0.06), ("up", 0.0)):
@@ -49,11 +49,11 @@ def link_flaps(job: Job) -> None:
 
 
 def link_loses(job: Job) -> None:
-    """The second host's network drops, for some steps, all but the first frame of a message."""
+    """Makes the second host's network drop all but a message's first frame, for some steps."""
     job.await_step(15)
     before = _dropped(job)
-    # Room for one frame: of half the gradients, as gloo sends them, the rest is dropped, and sent
-    # again when TCP has missed it.
+    # Room for one frame: gloo sends half the gradients, whose other frames are dropped, and sent
+    # again by TCP.
     _limit_link(job, "rate", "4mbit", "burst", "9200", "limit", "9200")
     job.await_step(25)
     lost = _dropped(job) - before
@@ -67,7 +67,7 @@ def _limit_link(job: Job, *limit: str) -> None:
 
 
 def _dropped(job: Job) -> int:
-    """Packets, so far."""
+    """Returns the number of packets dropped so far."""
     command = ["tc", "-n", job.hosts[-1], "-s", "qdisc", "show", "dev", "eth0"]
     said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     found = re.search(r"dropped (\d+)", said)
@@ -76,7 +76,7 @@ def _dropped(job: Job) -> int:
 
 
 def fill_disk(job: Job) -> None:
-    """No byte is left where the traces go."""
+    """Fills the file system of the traces to the last byte."""
     job.await_step(300)
     if not job.traces.is_dir():
         return  # without commprof there is nothing to fill
@@ -86,7 +86,7 @@ def fill_disk(job: Job) -> None:
 
 
 def make_read_only(job: Job) -> None:
-    """No file can be made or removed any more where the traces go."""
+    """Makes the directory of the traces read-only: no file can be created or removed."""
     job.await_step(20)
     if job.traces.is_dir():
         job.traces.chmod(0o555)
@@ -135,7 +135,7 @@ FAULTS: tuple[Fault, ...] = (
         cause="Step boundaries were inferred",
     ),
 )
-"""Those that need nothing of the machine."""
+"""Faults that need no privileges."""
 
 NETWORK_FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -148,7 +148,7 @@ NETWORK_FAULTS: tuple[Fault, ...] = (
     Fault("lossy host", outside=link_loses, steps=60, cause="Step boundaries were inferred"),
     Fault("flapping link", outside=link_flaps, steps=60, cause="Step boundaries were inferred"),
 )
-"""Those between hosts: they need namespaces."""
+"""Faults between hosts, which need network namespaces."""
 
 DISK_FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -172,7 +172,7 @@ DISK_FAULTS: tuple[Fault, ...] = (
         cause="Step boundaries were inferred",
     ),
 )
-"""Those of the file system: they need to mount one."""
+"""Faults of the file system, which need to mount one."""
 
 OUT_OF_MEMORY = Fault("out of memory (cgroup)", "grow", cause=_GONE)
-"""Needs a cgroup; under a launcher its report also says that it was the kernel."""
+"""Fault that needs a cgroup; under a launcher the report also names the kernel as the cause."""

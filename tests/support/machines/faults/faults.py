@@ -1,7 +1,7 @@
-"""The faults that a training may meet: each is run with commprof and without, and compared.
+"""Faults of a training run: each is tried with commprof and without, and the two are compared.
 
-One :class:`Fault` says what the script does (``scripts/faulty.py``), what is done to it from
-outside, and what the report must say of it.
+A :class:`Fault` defines what the script does (``scripts/faulty.py``), what is done to the script
+from outside, and the sentence that the report must contain.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ _RANKS = 2
 
 @dataclass
 class Job:
-    """Ranks that run, and where."""
+    """Running ranks, their hosts and directories."""
 
     ranks: list[Rank]
-    #: Working directory, and where traces go.
+    #: Working directory, and directory of the traces.
     directory: Path
     traces: Path
     hosts: list[str]
-    #: Steps that each rank's records must have; empty: all that it says, less what may be lost.
+    #: Steps that each rank's records must have; empty: all that it prints, less those allowed lost.
     must_keep: list[int] = field(default_factory=list)
 
     def await_step(self, step: int) -> None:
-        """Returns once rank 0 has said that this step is done."""
+        """Waits until rank 0 has printed that this step is done."""
         limit = time.monotonic() + _TIMEOUT_S
         while steps_said(self.ranks[0]) <= step:
             assert time.monotonic() < limit, f"no step {step}: {self.ranks[0].stderr}"
             time.sleep(0.01)
 
     def keep_until_now(self) -> None:
-        """What ranks have said by now must be kept; what comes later may be lost."""
+        """Requires the steps that ranks have printed by now to be kept; later steps may be lost."""
         self.must_keep = [steps_said(rank) for rank in self.ranks]
 
     def end(self, forks: Forks) -> None:
@@ -67,101 +67,101 @@ class Job:
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and how a fault is tried."""
+    """Hosts and conditions of the try of a fault."""
 
-    #: Network namespaces, one for each rank; empty: all ranks are on this host.
+    #: Network namespaces, one for each rank; empty: all ranks run on this host.
     hosts: list[str] = field(default_factory=list)
-    #: Directory of a cgroup for the last rank; empty for none.
+    #: Directory of a cgroup for the last rank; empty for no cgroup.
     cgroup: str = ""
-    #: Whether the watchdog and live metrics are on where commprof is.
+    #: True if the watchdog and live metrics run, in tries with commprof.
     watched: bool = False
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that goes wrong."""
+    """A fault: an action on a job, and the demands on the report."""
 
     name: str
-    #: Of ``scripts/faulty.py``.
+    #: Argument of ``scripts/faulty.py``.
     inside: str = "none"
     steps: int = 40
-    #: Done to the job while it trains.
+    #: Action on the job while it trains.
     outside: Callable[[Job], None] | None = None
-    #: What each rank's own environment gets.
+    #: Environment variables of each rank.
     environment: dict[str, str] = field(default_factory=dict)
-    #: Of the ranks' address space; 0: none.
+    #: Limit of the ranks' address space; 0: no limit.
     memory_bytes: int = 0
-    #: Room of a file system for the traces alone; 0: they lie with everything else.
+    #: Size of a file system for the traces alone; 0: no separate file system.
     disk_bytes: int = 0
-    #: Who the ranks run as; 0: who runs this.
+    #: User that the ranks run as; 0: the present user.
     uid: int = 0
-    #: Must stand in the report, as a regular expression.
+    #: Regular expression that the report must match.
     cause: str = ""
-    #: Steps said but not in the trace, at most: 0 where records outlive their process.
+    #: Largest number of printed steps that the trace lacks: 0 if records outlive their process.
     may_lose: int = 0
-    #: After each step of a watched try: what watches must be there before the fault is.
+    #: Pause after each step of a watched try, so that the watchers run before the fault.
     watched_pause_s: float = 0.1
-    #: Whether ranks fail as they happen to notice it: then only the failing ranks are compared.
+    #: True if ranks' errors depend on chance: any two errors of gloo then count as the same.
     errors_vary: bool = True
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How one rank ended."""
+    """End of one rank."""
 
     returncode: int
-    #: Last line of its first traceback, less numbers; empty without one.
+    #: Last line of the first traceback, without numbers; empty if there is no traceback.
     error: str
-    #: Of its weights; empty if it did not come to its end.
+    #: Checksum of the weights; empty if the rank did not finish.
     checksum: str
     steps: int
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of one try of one fault."""
+    """Result of one try of one fault."""
 
     name: str
     plain: list[Ended]
     recorded: list[Ended]
-    #: Steps in each rank's trace; -1 for no trace.
+    #: Steps in each rank's trace; -1 if there is no trace.
     kept: list[int]
     report: str
     fault: Fault
-    #: As :attr:`Job.must_keep` has it.
+    #: Steps that must be kept, as in :attr:`Job.must_keep`.
     must_keep: list[int]
-    #: Whether endpoint and watchdog were seen at work before the fault.
+    #: True if metrics endpoint and watchdog were at work before the fault.
     at_work: bool = False
-    #: Processes of theirs that had to be killed when the ranks were gone.
+    #: Processes of the watchers that had to be killed after the ranks' end.
     left: list[int] = field(default_factory=list)
 
     @property
     def unharmed(self) -> bool:
-        """Same exit codes, same errors, same weights; and nothing stays behind."""
+        """True if exit codes, errors and weights are the same, and no process stays behind."""
         same = all(self._same(a, b) for a, b in zip(self.plain, self.recorded, strict=True))
         return same and not self.left
 
     def _same(self, plain: Ended, recorded: Ended) -> bool:
         same = (plain.returncode, plain.checksum) == (recorded.returncode, recorded.checksum)
         if self.fault.errors_vary and "gloo" in plain.error:
-            # Which of its peer's connections fails first is chance.
+            # Chance decides which of the peer's connections fails first.
             return same and "gloo" in recorded.error
         return same and plain.error == recorded.error
 
     @property
     def records_kept(self) -> bool:
-        """Every step that a rank said is in its trace, or every one that must be."""
+        """True if every trace has the steps that its rank printed, or those that it must have."""
         wanted = [ended.steps - self.fault.may_lose for ended in self.recorded]
         pairs = zip(self.kept, self.must_keep or wanted, strict=True)
         return all(kept >= steps for kept, steps in pairs)
 
     @property
     def cause_named(self) -> bool:
-        """The report says what happened."""
+        """True if the report names the cause."""
         return re.search(self.fault.cause, " ".join(self.report.split())) is not None
 
     def complaint(self) -> str:
-        """What to read where one of the three is false."""
+        """Text for a failed test, if one of the three demands is not met."""
         return (
             f"plain {self.plain}\nrecorded {self.recorded}\nkept {self.kept}, "
             f"must keep {self.must_keep}; at work {self.at_work}, left {self.left}\n"
@@ -170,7 +170,7 @@ class Verdict:
 
 
 def try_fault(fault: Fault, forks: Forks, directory: Path, setting: Setting) -> Verdict:
-    """Runs it twice, at first without commprof."""
+    """Runs a fault twice, first without commprof."""
     plain = _run(fault, forks, directory / "plain", False, setting)
     with ExitStack() as stack:
         place = directory / "recorded"
@@ -195,7 +195,7 @@ def try_fault(fault: Fault, forks: Forks, directory: Path, setting: Setting) -> 
 
 @dataclass(frozen=True)
 class _Ran:
-    """One job that is over; see :class:`Verdict`."""
+    """A job that has ended; see :class:`Verdict`."""
 
     ended: list[Ended]
     must_keep: list[int]
@@ -205,7 +205,7 @@ class _Ran:
 
 def _run(fault: Fault, forks: Forks, place: Path, recorded: bool, setting: Setting) -> _Ran:
     place.mkdir(parents=True, exist_ok=True)
-    for host in setting.hosts:  # the run before may have cut it off
+    for host in setting.hosts:  # the run before may have cut the host off
         subprocess.run(["ip", "-n", host, "link", "set", "eth0", "up"], check=True)
     job = _start(fault, forks, place, recorded, setting)
     watched = recorded and setting.watched
@@ -224,7 +224,7 @@ def _run(fault: Fault, forks: Forks, place: Path, recorded: bool, setting: Setti
 
 
 def report_on(directory: Path) -> str:
-    """What ``commprof report`` prints."""
+    """Returns the output of ``commprof report``."""
     text = io.StringIO()
     with redirect_stdout(text):
         main(["report", str(directory), "--all"])
@@ -232,7 +232,7 @@ def report_on(directory: Path) -> str:
 
 
 def steps_said(rank: Rank) -> int:
-    """Steps that it has said are done."""
+    """Returns the number of steps that a rank has printed as done."""
     return len(re.findall(r"^step \d+$", rank.stdout, re.MULTILINE))
 
 
@@ -244,10 +244,10 @@ def _start(fault: Fault, forks: Forks, place: Path, recorded: bool, setting: Set
         "MASTER_PORT": str(port),
         "WORLD_SIZE": str(_RANKS),
         "COMMPROF_OUT": str(traces),
-        # Nobody answers there when the store asks for names.
+        # No name server answers in the namespace when the store asks for names.
         **({"GLOO_SOCKET_IFNAME": "eth0", "RES_OPTIONS": "timeout:1 attempts:1"} if hosts else {}),
     }
-    if setting.watched:  # the pause without commprof too: what is compared must be alike
+    if setting.watched:  # with and without commprof, so that the compared runs are alike
         shared |= {"PAUSE": str(fault.watched_pause_s), **watchers_environment(place / "live")}
     ranks = [
         forks.start(
@@ -275,7 +275,7 @@ def _ended(rank: Rank) -> Ended:
 
 
 def first_error(stderr: str) -> str:
-    """Last line of the first traceback, without what differs from try to try."""
+    """Returns the last line of the first traceback, without parts that differ between tries."""
     lines = iter(stderr.splitlines())
     for line in lines:
         if line.startswith("Traceback"):
@@ -287,17 +287,17 @@ def first_error(stderr: str) -> str:
 
 
 def steps_kept(path: Path) -> int:
-    """In a trace, as records or summarised; -1 where there is none."""
+    """Returns the number of steps in a trace, as records or summary; -1 if there is no trace."""
     if not path.exists():
         return -1
     trace = read_trace(path)
     if trace.summary is None or trace.summary.mode == "full":
         return len(columns.steps(trace))
     summarised = trace.summary.steps.count
-    return summarised + 1 if summarised else 0  # it has no place for the first one
+    return summarised + 1 if summarised else 0  # the summary does not hold the first step
 
 
-#: Longer than a rank is stopped here, shorter than a partitioned one waits.
+#: Threshold in seconds: longer than a rank is stopped, shorter than a partitioned rank waits.
 _THRESHOLD_S = 5
 _INTERVAL_S = 0.2
 _START_S = 20
@@ -305,9 +305,9 @@ _POLL_S = 0.05
 
 
 def watchers_environment(place: Path) -> dict[str, str]:
-    """What makes ranks start both; lines of JSON go to ``place``, which is made."""
+    """Returns variables that start watchdog and metrics; creates ``place`` for the JSON lines."""
     place.mkdir(parents=True)
-    place.chmod(0o777)  # the ranks may be another user's
+    place.chmod(0o777)  # the ranks may run as another user
     lines = shlex.quote(str(place / "metrics.jsonl"))
     return {
         variables.WATCHDOG: str(_THRESHOLD_S),
@@ -317,7 +317,7 @@ def watchers_environment(place: Path) -> dict[str, str]:
 
 
 def await_watchers(traces: Path, ranks: Sequence[int]) -> bool:
-    """Whether the endpoint listened and the watchdog ran while one of these processes did."""
+    """True if the endpoint listens and the watchdog runs before all these processes have ended."""
     limit = time.monotonic() + _START_S
     listened = watched = False
     while not (listened and watched):
@@ -330,7 +330,7 @@ def await_watchers(traces: Path, ranks: Sequence[int]) -> bool:
 
 
 def end_watchers(traces: Path) -> list[int]:
-    """Waits for the end of both; those that had to be killed, because they would not end."""
+    """Waits for the end of both watchers; returns those that had to be killed."""
     left = await_gone(processes_of(traces))
     for pid in left:
         with suppress(ProcessLookupError):
@@ -339,7 +339,7 @@ def end_watchers(traces: Path) -> list[int]:
 
 
 def _is_watchdog(pid: int) -> bool:
-    """And not the shell that starts it."""
+    """True if the process is a watchdog, not the shell that starts it."""
     with suppress(OSError):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         return words[1:3] == [b"-m", b"commprof.monitor.watchdog"]

@@ -1,4 +1,4 @@
-"""Ranks that are stopped in the middle of training, and what the watchdog made of it."""
+"""Stops ranks in the middle of training, and reads the watchdog's files about the hang."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from typing import Any
 
 THRESHOLD_S = 2.0
 STEPS = 60
-#: Steps of about 20 ms in four phases, with two buckets each.
+#: Workload: steps of about 20 ms in four phases, with two buckets each.
 WORKLOAD = "timed:layers=2,data_ms=4,forward_ms=3,backward_ms=4,gradient_mb=0.02,bucket_cap_mb=0.01"
-#: For the job to begin its steps, and then for the watchdog: a busy machine takes long.
+#: Seconds for the job to begin its steps, and then for the watchdog: a busy machine is slow.
 _START_S = 300.0
 _PATIENCE_S = 40.0
 
 
 @dataclass
 class Stopped:
-    """One try."""
+    """Result of stopping one rank."""
 
     ranks: int
     #: The rank that was stopped.
     rank: int
-    #: From the stop to the file that names a rank, the threshold included; None without one.
+    #: Time from the stop to the file that names a rank, with the threshold; None if there is none.
     named_after_s: float | None = None
-    #: From the stop until the stacks were there.
+    #: Time from the stop until the stacks were written.
     stacks_after_s: float | None = None
-    #: What the watchdog wrote.
+    #: The watchdog's report.
     hang: dict[str, Any] | None = None
-    #: Hangs that were told before the stop: the machine held the job up for so long.
+    #: Hangs reported before the stop, because the machine delayed the job for so long.
     before: int = 0
     #: Stacks of the stopped rank.
     stacks: str = ""
 
 
 def stop_a_rank(directory: Path, seed: int, most_ranks: int = 8, mode: str = "full") -> Stopped:
-    """Trains under the watchdog, stops a rank at a moment drawn from the seed, and lets it go on.
+    """Trains under the watchdog, stops a rank at a moment drawn from the seed, and continues it.
 
-    Raises what the launch raises: the job must end well.
+    Raises the exceptions of the launch: the job must succeed.
     """
     from commprof.launch.elastic import launch
     from commprof.monitor.watchdog.start import watched
@@ -73,7 +73,7 @@ def stop_a_rank(directory: Path, seed: int, most_ranks: int = 8, mode: str = "fu
 
 @functools.cache
 def undisturbed(ranks: int) -> list[tuple[int, list[float], int]]:
-    """What as many ranks come to without a watchdog and a stop; see ``outcome``."""
+    """Returns the outcome of as many ranks without a watchdog and a stop; see ``outcome``."""
     from commprof.launch.elastic import launch
 
     with tempfile.TemporaryDirectory(prefix="commprof-undisturbed-") as place:
@@ -83,7 +83,7 @@ def undisturbed(ranks: int) -> list[tuple[int, list[float], int]]:
 
 
 def outcome(directory: Path, ranks: int) -> list[tuple[int, list[float], int]]:
-    """Of each rank: steps, losses, and a digest of its weights."""
+    """Returns, for each rank, steps, losses, and a digest of the weights."""
     results = [json.loads((directory / f"rank_{rank}.json").read_text()) for rank in range(ranks)]
     return [(len(one["step_ns"]), one["losses"], one["weights_crc32"]) for one in results]
 
@@ -126,7 +126,7 @@ def _look(directory: Path, tried: Stopped, begin: float) -> None:
     tried.hang = hangs[tried.before]
     if tried.named_after_s is None:
         tried.named_after_s = tried.hang["found_monotonic_ns"] / 1e9 - begin
-    # The guilty rank's, and those of one that waits.
+    # The stacks of the stopped rank, and of a waiting rank.
     wanted = 1 + bool(tried.hang["waiting"])
     if len(tried.hang["stacks"]) >= wanted:
         tried.stacks_after_s = time.monotonic() - begin
@@ -135,5 +135,5 @@ def _look(directory: Path, tried: Stopped, begin: float) -> None:
 
 
 def hang_files(directory: Path) -> list[Path]:
-    """Those of all hangs, in order."""
+    """Returns the files of all hangs, in order."""
     return sorted(directory.glob("hang_*.json"), key=lambda path: int(path.stem[5:]))

@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment of ``commprof run``, as a terminal sends it: to the whole process group."""
+"""Sends Ctrl-C to ``commprof run`` at any moment, to the process group, as a terminal does."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
         *("--steps", "100", "--overhead-steps", "0"),
     ),
 }
-"""What is run: ranks of a script are processes of their own group, a workload's are not."""
+"""Commands to interrupt: a script's ranks are in their own process group, a workload's are not."""
 
 INTERRUPTED = 130
 _PACKAGE = str(SCRIPT.parents[3] / "commprof") + os.sep
@@ -33,30 +33,30 @@ _LONGEST_S = 200
 
 @dataclass(frozen=True)
 class Interrupt:
-    """What came of one."""
+    """Result of one interrupt."""
 
     kind: str
     after_s: float
     code: int
-    #: What was said on stderr.
+    #: Output on stderr.
     err: str
-    #: Whether a rank had been started, and whether the command had done all it had to do.
+    #: True if a rank had been started; True if the command had finished its work.
     begun: bool
     over: bool
-    #: Processes that live on, and files in shared memory.
+    #: Processes that still run, and files in shared memory.
     left: list[int]
     in_memory: list[str]
-    #: Steps of both ranks: said on stdout, and in the traces.
+    #: Steps of both ranks: printed on stdout, and in the traces.
     said: int
     kept: int
-    #: Exit code of ``commprof report`` and what it said; 0 where there is no run directory.
+    #: Exit code and output of ``commprof report``; 0 if there is no run directory.
     report_code: int
     report: str
 
     @property
     def harm(self) -> list[str]:
-        """What should not be, in words."""
-        # Python itself ends by the signal before the command has begun and when it is done.
+        """Unwanted effects, in words."""
+        # Before the command begins and after it is done, the signal ends Python itself.
         allowed = [INTERRUPTED, *([] if self.begun and not self.over else [-signal.SIGINT])]
         allowed += [0] if self.over else []
         found = [] if self.code in allowed else [f"exit code {self.code}, not one of {allowed}"]
@@ -66,9 +66,9 @@ class Interrupt:
 
     @property
     def loss(self) -> list[str]:
-        """What cannot be read though it was recorded, in words."""
+        """Recorded steps that cannot be read, in words."""
         found = [] if self.kept >= self.said else [f"{self.kept} of {self.said} steps kept"]
-        # Without a step there may be nothing to report, which is said in a line.
+        # Without a step there may be nothing to report, and one line says so.
         readable = (0,) if self.said else (0, 1, 2)
         if self.report_code not in readable or "Traceback" in self.report:
             found.append(f"report: {self.report_code}: {self.report}")
@@ -76,24 +76,24 @@ class Interrupt:
 
     @property
     def named(self) -> bool:
-        """Whether it says that it was interrupted, where there was something to interrupt."""
+        """True unless the exit code is that of an interrupt, and the output does not mention it."""
         return self.code != INTERRUPTED or "interrupted" in self.err
 
     def complaint(self) -> str:
-        """What to read where something is wrong; empty where nothing is."""
+        """Text for a failed test; empty if all is right."""
         found = [*self.harm, *self.loss, *([] if self.named else ["not named"])]
         where = f"{self.kind}, Ctrl-C after {self.after_s:.2f} s, exit code {self.code}"
         return "\n".join([where, *found, self.err[-3000:]]) if found else ""
 
 
 def own_tracebacks(err: str) -> list[str]:
-    """Those that lead through commprof and not through the user's script."""
+    """Returns tracebacks that lead through commprof and not through the user's script."""
     blocks = re.split(r"^(?=Traceback )", err, flags=re.MULTILINE)[1:]
     return [text for text in blocks if _PACKAGE in text and str(SCRIPT) not in text]
 
 
 def length_s(kind: str, place: Path) -> float:
-    """How long the command takes here when nobody interrupts it."""
+    """Returns the duration of the command on this machine, without an interrupt."""
     begin = time.monotonic()
     job = launch(run_of(place, *KINDS[kind]), place)
     assert job.process.wait(_LONGEST_S) == 0, job.err
@@ -101,12 +101,12 @@ def length_s(kind: str, place: Path) -> float:
 
 
 def moment_s(length: float, part: int, parts: int, chance: random.Random) -> float:
-    """Somewhere in that part of the whole: so all parts have their turn."""
+    """Returns a random moment in one part of the duration, so that every part is tried."""
     return length * (part + chance.random()) / parts
 
 
 def interrupt(kind: str, after_s: float, place: Path) -> Interrupt:
-    """Runs it and sends SIGINT to its process group after so many seconds."""
+    """Runs a command and sends SIGINT to its process group after so many seconds."""
     job = launch(run_of(place, *KINDS[kind]), place)
     try:
         try:
@@ -121,7 +121,7 @@ def interrupt(kind: str, after_s: float, place: Path) -> Interrupt:
 
 
 def _what_came(job: Launched, kind: str, after_s: float, code: int, left: list[int]) -> Interrupt:
-    memory = job.rings()  # before a report could clear them away
+    memory = job.rings()  # before a report could remove the files
     begun = (job.world / "endings.json").exists()
     report = call("-m", "commprof", "report", str(job.run), "--all") if job.run.exists() else None
     return Interrupt(

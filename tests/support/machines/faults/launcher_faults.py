@@ -1,4 +1,4 @@
-"""Faults around a launcher, each tried once: what happens to it, to its clock, to its directory."""
+"""Faults of a launcher, its clock and its directory, each tried once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.machines.processes import await_gone, gone, processes_of
 from tests.support.machines.ranks import free_port
 
 MEMORY_BYTES = 2 << 30
-"""Of launcher and ranks: three times torch, and less than ``grow`` would take on top."""
+"""Memory limit of launcher and ranks: three times torch's, and less than ``grow`` needs."""
 _END_S = 180
 _CLOCK_STEP = SCRIPT.parents[1] / "machines/faults/clock_step.c"
 _STEPS = 100
@@ -28,32 +28,32 @@ _STEPS = 100
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one try."""
+    """Result of one try."""
 
     unharmed: bool
     records_kept: bool
     cause_named: bool
-    #: What to read where one of them is false.
+    #: Text for a failed test, if one demand is not met.
     said: str
 
     def complaint(self) -> str:
-        """The same."""
+        """Text for a failed test; empty if all demands are met."""
         return self.said
 
 
 @dataclass(frozen=True)
 class LauncherFault:
-    """One thing that goes wrong."""
+    """A fault, and the function that tries it."""
 
     name: str
-    #: Runs it in an empty directory.
+    #: Tries the fault in an empty directory.
     try_once: Callable[[Path, random.Random], Outcome]
-    #: Why it cannot be tried here; empty if it can.
+    #: Reason why this machine cannot try the fault; empty if it can.
     unavailable: Callable[[], str] = str
 
 
 def launcher_killed(place: Path, chance: random.Random) -> Outcome:
-    """SIGKILL: as under torchrun, the ranks of a script outlive it."""
+    """Kills the launcher with SIGKILL, which a script's ranks outlive, as under torchrun."""
     job = launch(run_of(place), place)
     try:
         job.await_steps()
@@ -79,7 +79,7 @@ def launcher_killed(place: Path, chance: random.Random) -> Outcome:
 
 
 def ctrl_c(place: Path, chance: random.Random) -> Outcome:
-    """At any moment of a script's or a workload's run."""
+    """Interrupts a script's or a workload's run at a random moment."""
     kind = chance.choice(list(interrupts.KINDS))
     if kind not in _lengths_s:
         _lengths_s[kind] = interrupts.length_s(kind, place / "whole")
@@ -92,7 +92,7 @@ _lengths_s: dict[str, float] = {}
 
 
 def launcher_terminated(place: Path, chance: random.Random) -> Outcome:
-    """SIGTERM, as a batch system sends it to the launcher alone."""
+    """Sends SIGTERM to the launcher alone, as a batch system does."""
     job = launch(run_of(place), place)
     try:
         job.await_steps()
@@ -113,7 +113,7 @@ def launcher_terminated(place: Path, chance: random.Random) -> Outcome:
 
 
 def out_of_memory(place: Path, chance: random.Random) -> Outcome:
-    """The kernel kills the rank that grows, in the one cgroup of launcher and ranks."""
+    """Lets a rank's memory grow until the kernel kills it, in a cgroup of launcher and ranks."""
     with limits.memory_cgroup(MEMORY_BYTES) as cgroup:
         plain = launch([*TORCHRUN, str(SCRIPT), "grow", "40"], place / "plain", cgroup)
         plain_code = plain.process.wait(_END_S)
@@ -125,7 +125,7 @@ def out_of_memory(place: Path, chance: random.Random) -> Outcome:
         left = await_gone(processes_of(job.run))
     report = " ".join(report_on(job.run).split())
     killed = int(told[1]) if told else 0
-    # torchrun's own exit code is 1 whatever happened; what it tells of the rank is the signal.
+    # torchrun's own exit code is always 1; it prints the signal that ended the rank.
     same = plain_code == 1 and killed == -signal.SIGKILL and code == 128 + signal.SIGKILL
     cause = r"its process was ended by SIGKILL: out of memory \(the kernel killed 1 in"
     return Outcome(
@@ -138,7 +138,7 @@ def out_of_memory(place: Path, chance: random.Random) -> Outcome:
 
 
 def clock_stepped(place: Path, chance: random.Random) -> Outcome:
-    """By an hour, forward or back, at a moment within the steps or before them."""
+    """Steps the wall clock by an hour, forward or back, during the steps or before them."""
     library = place / "clock_step.so"
     build = ["cc", "-O1", "-shared", "-fPIC", "-o", str(library), str(_CLOCK_STEP)]
     subprocess.run(build, check=True)
@@ -165,7 +165,7 @@ def _end_of(rank: Launched) -> tuple[int | None, list[str]]:
 
 
 def _two_ranks(wrap: Sequence[str], place: Path, environment: dict[str, str]) -> list[Launched]:
-    """By hand: the launcher's own clock is not what is tried."""
+    """Starts two ranks without a launcher, whose own clock is not to be tried."""
     port = str(free_port())
     command = [sys.executable, *wrap, str(SCRIPT), "none", str(_STEPS)]
     ranks = [
@@ -183,7 +183,7 @@ def _two_ranks(wrap: Sequence[str], place: Path, environment: dict[str, str]) ->
 
 
 def two_jobs(place: Path, chance: random.Random) -> Outcome:
-    """At once, each under a torchrun of its own, with one COMMPROF_OUT."""
+    """Runs two jobs at once, each under its own torchrun, with the same COMMPROF_OUT."""
     script = [str(SCRIPT), "none", str(_STEPS)]
     plain = launch([*TORCHRUN, *script], place / "plain")
     plain.process.wait(_END_S)
@@ -206,12 +206,12 @@ def two_jobs(place: Path, chance: random.Random) -> Outcome:
 
 
 def _checksums(job: Launched) -> list[str]:
-    """Of the weights of all ranks that came to their end."""
+    """Returns checksums of the weights of all ranks that finished."""
     return sorted(re.findall(r"done (\w{8})", job.out))
 
 
 def no_cgroup() -> str:
-    """Why no memory can be limited here; empty if it can."""
+    """Returns the reason why this machine cannot limit memory; empty if it can."""
     with limits.memory_cgroup(MEMORY_BYTES) as cgroup:
         return "" if cgroup else "no cgroup can be made"
 

@@ -1,4 +1,4 @@
-"""File systems and memory of limited size, for what shall run into the limit; mostly for root."""
+"""File systems and memory of limited size, for tests of the limit; most need root."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @contextmanager
 def small_disk(where: Path, size_bytes: int) -> Iterator[Path]:
-    """A file system of its own with so much room; needs root."""
+    """Mounts a separate file system of this size; needs root."""
     where.mkdir(parents=True)
     subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size_bytes},mode=777", "tmpfs", str(where)],
@@ -24,7 +24,7 @@ def small_disk(where: Path, size_bytes: int) -> Iterator[Path]:
 
 
 def can_mount() -> bool:
-    """Whether :func:`small_disk` works here."""
+    """True if :func:`small_disk` works on this machine."""
     if os.geteuid() != 0:
         return False
     probe = subprocess.run(
@@ -35,13 +35,13 @@ def can_mount() -> bool:
 
 @contextmanager
 def memory_cgroup(limit_bytes: int) -> Iterator[str]:
-    """A cgroup with so much memory and no swap; an empty string where none can be made."""
+    """Creates a cgroup with this memory and no swap; yields an empty string if impossible."""
     for root, names in (
         ("/sys/fs/cgroup", {"memory.max": limit_bytes, "memory.swap.max": 0}),
         ("/sys/fs/cgroup/memory", {"memory.limit_in_bytes": limit_bytes}),
     ):
         if not Path(root, "cgroup.procs").exists():
-            continue  # not the place of this version of cgroups
+            continue  # the path of another version of cgroups
         group = Path(root) / f"commprof-test-{os.getpid()}"
         try:
             group.mkdir()

@@ -1,4 +1,4 @@
-"""Runs modules as processes of their own and keeps what they said and left."""
+"""Runs modules as separate processes and keeps their output and ring files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SCENARIOS = "tests.support.ranks.scenarios"
 
 @dataclass(frozen=True)
 class Ended:
-    """One process after its end."""
+    """A process that has ended."""
 
     pid: int
     returncode: int
@@ -27,25 +27,25 @@ class Ended:
     stderr: str
 
     def rings(self) -> list[str]:
-        """Its ring files that are still there."""
+        """Ring files of the process that still exist."""
         return rings_of(self.pid)
 
 
 def rings_of(pid: int) -> list[str]:
-    """Ring files of a process in /dev/shm."""
+    """Returns the ring files of a process in /dev/shm."""
     return sorted(path.name for path in Path("/dev/shm").glob(f"commprof-{os.getuid()}-{pid}-*"))
 
 
 def start(
     module: str, arguments: list[str], world_size: int = 1, *, native: bool = True
 ) -> list[Forked]:
-    """Starts ``python -m module`` as every rank of a job; alone, it is no job."""
+    """Starts ``python -m module`` as every rank of a job; a single process has no job."""
     words = ["-m", module, *arguments]
     return [Forked(words, env, split=True) for env in _environments(world_size, native)]
 
 
 def _environments(world_size: int, native: bool) -> list[dict[str, str]]:
-    """Of each rank."""
+    """Returns the environment of each rank."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     if not native:
         env["COMMPROF_NATIVE"] = "0"
@@ -88,9 +88,9 @@ def run_scenario(
 
 
 def run_scenario_cold(name: str, directory: Path, *, native: bool) -> Ended:
-    """The same alone, in a Python of its own that writes to pipes.
+    """Runs a scenario alone, in a new Python that writes to pipes.
 
-    What a forked one says goes to files, which a limit of the size of files stops too.
+    A forked Python writes to files, which a limit of file sizes stops too.
     """
     (environment,) = _environments(1, native)
     process = subprocess.Popen(

@@ -1,6 +1,6 @@
-"""What some tests need besides this project: libraries, and programs.
+"""Libraries and programs that some tests need besides this project.
 
-Where one is missing, its tests are deselected and counted; where it is promised, they run and fail.
+If one is missing, its tests are deselected and counted; if it is promised, they run and fail.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from importlib.util import find_spec
 import pytest
 
 PROMETHEUS_VARIABLE = "COMMPROF_REQUIRE_PROMETHEUS"
-"""1 promises ``prometheus`` and ``promtool``, which comes with it."""
+"""Variable that promises ``prometheus``, and ``promtool`` of the same package, if it is 1."""
 _PROMETHEUS = frozenset({"prometheus", "promtool"})
 
 
 def needs(*names: str) -> tuple[pytest.MarkDecorator, ...]:
-    """Marks a case of a table that is left out where one of these is not installed."""
+    """Marks a test case that is left out if one of these is not installed."""
     named = tuple(filter(None, names))
     return (pytest.mark.needs(*named),) if named else ()
 
 
 def missing(item: pytest.Item) -> set[str]:
-    """Of the libraries and programs that a test needs, those that are not installed."""
+    """Returns the libraries and programs that a test needs and that are not installed."""
     names = {name for marker in item.iter_markers("needs") for name in marker.args}
     if os.environ.get(PROMETHEUS_VARIABLE) == "1":
         names -= _PROMETHEUS
@@ -31,7 +31,7 @@ def missing(item: pytest.Item) -> set[str]:
 
 
 def how_to_run(names: set[str]) -> str:
-    """The command that runs the tests which need these."""
+    """Returns the command that runs the tests which need these."""
     programs = "apt-get install prometheus && make test-all" if names & _PROMETHEUS else ""
     libraries = "make integrations" if names - _PROMETHEUS else ""
     return " or ".join(filter(None, (libraries, programs)))

@@ -1,4 +1,4 @@
-"""A real Prometheus that loads the rules we ship and scrapes monitors of real jobs."""
+"""A real Prometheus that loads commprof's rules and scrapes monitors of real jobs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RULES = DEPLOY / "prometheus" / "commprof.rules.yml"
 
 
 class Prometheus:
-    """A server on the loopback with the rules we ship, scraping these targets."""
+    """A server on the loopback with commprof's rules, which scrapes these targets."""
 
     def __init__(self, directory: Path, targets: list[str]) -> None:
         self.port = free_port()
@@ -44,13 +44,13 @@ class Prometheus:
             )
 
     def get(self, path: str, **query: str) -> Any:
-        """What it says."""
+        """Returns the server's answer."""
         url = f"http://127.0.0.1:{self.port}/api/v1/{path}?{urllib.parse.urlencode(query)}"
         with urllib.request.urlopen(url, timeout=10) as answer:
             return json.load(answer)["data"]
 
     def result(self, expression: str) -> list[Any]:
-        """Of an instant query now; empty while it is not up."""
+        """Returns the result of an instant query; empty while the server is not up."""
         with contextlib.suppress(OSError):
             found: list[Any] = self.get("query", query=expression)["result"]
             return found
@@ -70,7 +70,7 @@ def until(seen: Callable[[], Any], what: str, timeout_s: float = 150) -> Any:
 
 
 def target(run: Path) -> str:
-    """HOST:PORT of the monitor, once it listens."""
+    """Returns HOST:PORT of the monitor, once it listens."""
     path = address_file(run)
     until(path.exists, f"{path}")
     found = json.loads(path.read_text())

@@ -1,7 +1,7 @@
 """One rank trains compiled models: ``... ranks.capture.compiled_steps DIR CASE[,CASE] [yes]``.
 
-With ``yes`` they are recorded. Prints, for each case, what the compiler counted with recording on
-and 2 steps later, and the trained parameters; or that the compiler refuses it.
+With ``yes`` the steps are recorded. Prints, for each case, the compiler's counts after steps with
+recording and after 2 more steps, and the trained parameters; or that the compiler refuses the case.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import commprof
 
 
 class Block(nn.Module):
-    """A layer of a class of its own: the compiler skips frames of torch.nn's."""
+    """A layer class outside torch.nn, whose frames the compiler skips."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Block(nn.Module):
 
 
 class Blocks(nn.Module):
-    """Two of these, one after the other."""
+    """Two of these layers, one after the other."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Blocks(nn.Module):
 
 
 class WithCollective(nn.Module):
-    """A layer to whose outputs a functional collective's are added."""
+    """A layer that adds the result of a functional collective to its outputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,10 +58,10 @@ class WithCollective(nn.Module):
 
 
 def made(case: str) -> nn.Module:
-    """The compiled model of a case: what is trained, how, by which of the compiler's back ends.
+    """Returns the compiled model of a case, named by model, strategy and compiler back end.
 
-    ``fsdp2nn``: of torch.nn's modules alone. ``whole``: the sharded model in one graph.
-    ``parts``: what is wrapped or sharded, in one each.
+    ``fsdp2nn``: only modules of torch.nn. ``whole``: the sharded model in one graph.
+    ``parts``: one graph for each wrapped or sharded part.
     """
     kind, how, backend = case.split("-")
     layers = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)) if kind == "fsdp2nn" else Blocks()
@@ -83,7 +83,7 @@ def made(case: str) -> nn.Module:
 
 
 def train(case: str, directory: Path, recorded: bool) -> dict[str, Any]:
-    """What was counted after recorded steps and after further ones without recording."""
+    """Returns the compiler's counts after recorded steps and after further steps without it."""
     torch._dynamo.reset()
     counters.clear()
     torch.manual_seed(1)

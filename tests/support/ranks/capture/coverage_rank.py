@@ -1,8 +1,8 @@
-"""One rank that issues every case of ``coverage.py`` in a step of its own.
+"""Rank that issues every case of ``coverage.py`` in a separate step.
 
 Run as a module on two ranks with the launcher's environment set; the argument is a directory.
-Prints a JSON list in the order of the cases: what was expected, what the trace holds of each call
-(see ``calls_of``), and the error that gloo raised, if it did.
+Prints a JSON list in the order of the cases: the expected rows, the recorded calls (see
+``calls_of``), and the error that gloo raised, if any.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.support.builders.coverage import CASES, N, Row
 
 
 def issue(rank: int, directory: Path) -> list[dict[str, Any]]:
-    """Every case: one step to prepare it, one to issue it."""
+    """Runs every case: one step to prepare, one step to issue."""
     found = []
     with commprof.profile(directory) as prof:
         for case, _ in CASES.values():
@@ -42,10 +42,10 @@ def issue(rank: int, directory: Path) -> list[dict[str, Any]]:
 
 
 def calls_of(trace: Trace) -> list[list[dict[str, Any]]]:
-    """The calls of every second step.
+    """Returns the calls of every second step.
 
-    Each with the backend and size of its group, with the sequence that its number belongs to (a
-    group's collectives; its messages to, or from, one peer), and whether its end is known.
+    Each call has the backend and size of its group, the sequence of its number (a group's
+    collectives; its messages to, or from, one peer), and True if its end is known.
     """
     table, steps = columns.collectives(trace), columns.steps(trace)
     reductions = {int(kind): name for name, kind in dist.ReduceOp.RedOpType.__members__.items()}
@@ -78,7 +78,7 @@ def calls_of(trace: Trace) -> list[list[dict[str, Any]]]:
 
 
 def failures(trace: Trace) -> list[int]:
-    """Calls that ended with an error, in every second step."""
+    """Returns the calls that ended with an error, in every second step."""
     steps, records = columns.steps(trace), trace.records
     times = records["timestamp_ns"][(records["flags"] & schema.FLAG_FAILED) != 0].astype(np.int64)
     return [
@@ -88,7 +88,7 @@ def failures(trace: Trace) -> list[int]:
 
 
 def main() -> None:
-    """Issues, records, prints."""
+    """Issues all cases, records them and prints the calls."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, directory = dist.get_rank(), Path(sys.argv[1])

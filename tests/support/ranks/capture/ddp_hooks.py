@@ -1,4 +1,4 @@
-"""One rank that tries what ``commprof.attach`` promises; an assertion that fails ends it.
+"""Rank that tests what ``commprof.attach`` promises; an assertion that fails ends the rank.
 
 Run as a module with the launcher's environment set; the argument is a directory.
 """
@@ -27,13 +27,13 @@ LAYER_BYTES = (WIDTH * WIDTH + WIDTH) * 4
 
 
 def make() -> DistributedDataParallel:
-    """Three layers, one bucket each."""
+    """Returns a model of three layers, one bucket each."""
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
     return DistributedDataParallel(model, bucket_cap_mb=LAYER_BYTES / 2**20)
 
 
 def steps(ddp: DistributedDataParallel, profiler: commprof.Profiler, count: int) -> None:
-    """Trains without an optimizer."""
+    """Trains some steps without an optimizer."""
     for _ in range(count):
         ddp(torch.ones(2, WIDTH)).sum().backward()
         ddp.zero_grad()
@@ -44,7 +44,7 @@ calls: list[tuple[object, int]] = []
 
 
 def zero_hook(state, bucket):
-    """A user's hook: sends nothing and returns zeros."""
+    """User's hook that sends nothing and returns zeros."""
     calls.append((state, bucket.index()))
     future = torch.futures.Future()
     future.set_result(bucket.buffer().zero_())
@@ -52,13 +52,13 @@ def zero_hook(state, bucket):
 
 
 def raises(message: str, call, error=CommprofError) -> None:
-    """``call()`` fails with the message."""
+    """Asserts that ``call()`` fails with the message."""
     with pytest.raises(error, match=re.escape(message)):
         call()
 
 
 def buckets_are_timed(directory: Path) -> None:
-    """Ready, launch and completion in order; sizes and signatures those of the layers."""
+    """Buckets have times in order, and the sizes and signatures of the layers."""
     ddp = make()
     with commprof.profile(directory) as profiler:
         commprof.attach(ddp)
@@ -66,7 +66,7 @@ def buckets_are_timed(directory: Path) -> None:
     trace = read_trace(directory / f"rank_{dist.get_rank()}.trace")
     table, collectives = columns.buckets(trace), columns.collectives(trace)
     last = slice(-LAYERS, None)
-    # In the first pass, too, whose buckets are others.
+    # Also in the first pass, which has other buckets.
     assert len(table) == np.count_nonzero(collectives.graph_task >= 0) > 3 * LAYERS
     assert table.index[last].tolist() == list(range(LAYERS))
     assert table.bytes[last].tolist() == [LAYER_BYTES] * LAYERS
@@ -79,7 +79,7 @@ def buckets_are_timed(directory: Path) -> None:
 
 
 def observing_takes_no_hook(directory: Path) -> None:
-    """DDP's place for one stays free until something is to run inside; it divides as it copies."""
+    """DDP's place for a hook stays free until a hook is given; so DDP divides while it copies."""
     observed, trained, hooked = make(), make(), make()
     with commprof.profile(directory) as profiler:
         for ddp in (observed, trained):
@@ -89,7 +89,7 @@ def observing_takes_no_hook(directory: Path) -> None:
         attachment.set_hook(None)
     taken = [hooked]
     for ddp in (observed, trained):
-        if _native.native is None:  # nothing else tells the buckets
+        if _native.native is None:  # Python capture needs the hook to see buckets
             taken.append(ddp)
         else:
             dist._register_comm_hook(ddp.reducer, None, zero_hook)
@@ -102,7 +102,7 @@ def observing_takes_no_hook(directory: Path) -> None:
 
 
 def models_are_told_apart(directory: Path) -> None:
-    """All-reduces of other tensors in a backward pass, and of a model that is gone, are none."""
+    """All-reduces of other tensors in a backward pass, or of a deleted model, are not buckets."""
     attached, other = make(), make()
     extra = torch.ones(8)
     attached.module[1].weight.register_hook(lambda grad: dist.all_reduce(extra) or grad)
@@ -118,7 +118,7 @@ def models_are_told_apart(directory: Path) -> None:
     trace = read_trace(directory / f"rank_{dist.get_rank()}.trace")
     table, collectives = columns.buckets(trace), columns.collectives(trace)
     passes = collectives.graph_task[np.isin(collectives.op_id, table.op_id)]
-    if _native.native is not None:  # the Python capture sees no other
+    if _native.native is not None:  # the Python capture sees only buckets
         assert len(np.unique(passes)) == 3
         assert len(np.unique(collectives.graph_task[collectives.graph_task >= 0])) == 6
     assert table.index.tolist()[-LAYERS:] == list(range(LAYERS))
@@ -185,7 +185,7 @@ def sparse_buckets_pass(directory: Path) -> None:
 
 
 def joined_ranks_are_not_counted(directory: Path) -> None:
-    """Uneven inputs: what DDP divides by, and parameters to the bit, are those without commprof."""
+    """With uneven inputs DDP's divisor and the parameters' bits are those without commprof."""
     rank = dist.get_rank()
 
     def trained(attached: bool, initial: bool) -> list[torch.Tensor]:
@@ -194,7 +194,7 @@ def joined_ranks_are_not_counted(directory: Path) -> None:
         if attached:
             commprof.attach(ddp)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-6)
-        for _ in range(2):  # the second time all ranks are there again
+        for _ in range(2):  # in the second turn all ranks take part again
             with ddp.join(divide_by_initial_world_size=initial):
                 for turn in range(2 + 3 * (rank == 0)):
                     ddp(torch.ones(2, WIDTH) * (turn + rank)).sum().backward()
@@ -214,7 +214,7 @@ def joined_ranks_are_not_counted(directory: Path) -> None:
 
 
 def misuse_is_refused(directory: Path) -> None:
-    """One clear error each."""
+    """Each misuse raises one clear error."""
     hooked = make()
     hooked.register_comm_hook(None, zero_hook)
     raises("already has a communication hook", lambda: commprof.attach(hooked))
@@ -225,7 +225,7 @@ def misuse_is_refused(directory: Path) -> None:
 
 
 def main() -> None:
-    """All of them."""
+    """Runs all tests."""
     dist.init_process_group("gloo")
     checks = (
         *(buckets_are_timed, observing_takes_no_hook, models_are_told_apart, hooks_run_inside),

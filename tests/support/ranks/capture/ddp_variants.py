@@ -1,4 +1,4 @@
-"""One rank that trains the same model plain, observed and hooked, and prints what came out.
+"""Rank that trains the same model plain, observed and hooked, and prints digests of the results.
 
 Run as a module with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set; the argument is a
 directory for traces. Prints one JSON object: {setting: {variant: digest}}.
@@ -37,7 +37,7 @@ VARIANTS = ("plain", "observed", "hooked")
 
 
 class Model(nn.Module):
-    """A few layers over several buckets; one of them is unused in every third step."""
+    """A few layers in several buckets; one layer is unused in every third step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ def train(setting: str, variant: str, directory: Path) -> str:
 
 
 def digest(ddp: nn.Module) -> str:
-    """SHA-256 over the bits of parameters, buffers and gradients."""
+    """Returns the SHA-256 of the bits of parameters, buffers and gradients."""
     found = hashlib.sha256()
     for parameter in ddp.parameters():
         found.update(parameter.detach().numpy().tobytes())

@@ -1,6 +1,6 @@
-"""In the place of the package ``expecttest``, which PyTorch's test base class imports.
+"""Replacement for the package ``expecttest``, which PyTorch's test base class imports.
 
-No test of DDP expects anything with it; one that did would fail here, and show.
+No test of DDP uses its functions; a test that did would fail visibly.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import unittest
 
 
 class TestCase(unittest.TestCase):
-    """Without ``assertExpectedInline``."""
+    """Test case without ``assertExpectedInline``."""
 
 
 def install() -> None:
-    """Only where the package itself is missing."""
+    """Installs the replacement if the package is missing."""
     try:
         import expecttest  # noqa: F401
     except ModuleNotFoundError:

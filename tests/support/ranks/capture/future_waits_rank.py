@@ -1,9 +1,9 @@
-"""One of two ranks that waits for collectives by their futures, in steps of their own.
+"""One of two ranks that waits for collectives by their futures, each in a separate step.
 
 Run as a module with the launcher's environment set: DIRECTORY MODE. Rank 1 issues each collective
-later than rank 0. Prints a JSON object by way to wait: when the rank issued, and began and ended to
-wait, by the clock that both share, and what came of it. Every second step only brings the ranks
-together.
+later than rank 0. Prints a JSON object by kind of wait: times of the issue, and of the wait's begin
+and end, on the clock that both share, and the result. Every second step only synchronises the
+ranks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch.distributed as dist
 import commprof
 
 LATE_S = 0.2  # well above what a busy machine takes to give a rank a core
-#: Of the group whose collectives fail, because rank 1 never issues them.
+#: Timeout of the group whose collectives fail, because rank 1 never issues them.
 TIMEOUT_S = 0.2
 
 
@@ -51,7 +51,7 @@ def waited(future: Any) -> Any:
 
 
 def refused(future: Any) -> list[str]:
-    """What waiting raises, and what torch's own ``value`` does."""
+    """Returns the error of waiting, and that of torch's own ``value``."""
     found = []
     for method in (future.wait, future.value):
         try:
@@ -62,12 +62,12 @@ def refused(future: Any) -> list[str]:
 
 
 def late(future: Any) -> Any:
-    """There is something else to do until it is complete."""
+    """Does other work until the collective is complete."""
     time.sleep(4 * LATE_S)
     return future
 
 
-#: How to come to what is waited for, how to wait, and whether rank 1 takes part.
+#: For each case: function that issues, function that waits, and True if rank 1 takes part.
 WAYS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], bool]] = {
     "wait": (lambda group: issued(), waited, True),
     "then": (lambda group: then(issued()), waited, True),
@@ -79,7 +79,7 @@ WAYS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], bool]] = {
 
 
 def main() -> None:
-    """Waits each way, records, prints."""
+    """Waits in each way, records, and prints the times."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, found = dist.get_rank(), {}
@@ -97,7 +97,7 @@ def main() -> None:
                 times = {"issued_ns": issued_ns, "begin_ns": begin_ns}
                 found[way] = {**times, "end_ns": time.monotonic_ns(), "came_of_it": came_of_it}
             prof.step()
-    dist.barrier()  # who leaves ends the other's wait
+    dist.barrier()  # a rank that ends would end the other's wait
     print(json.dumps(found), flush=True)
     os._exit(0)  # gloo's threads may still hold tensors of what failed
 

@@ -1,4 +1,4 @@
-"""A process that records very many steps and is killed, and another that reads what it left."""
+"""A process that records very many steps and is killed, and another one that reads the records."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if sys.argv[3] == "stops":
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
-#: Far more than what counts as a pause.
+#: Duration of a stop, far longer than the shortest pause.
 _STOPPED_S = 0.1
 
 _READS = """
@@ -46,30 +46,30 @@ print(json.dumps([moved, len(trace.records), pauses, trace.dropped, peak]))
 
 @dataclass(frozen=True)
 class ManyEvents:
-    """What became of them."""
+    """Numbers of recorded, kept and dropped events."""
 
-    #: Steps that were recorded; a step has a record, and the begin of the first one more.
+    #: Number of recorded steps, each with a record; the begin of the first step is another record.
     steps: int
     recorded_s: float
     read_s: float
-    #: Records that were still in shared memory, and all that were read.
+    #: Number of records that were still in shared memory, and of all that were read.
     salvaged: int
     found: int
-    #: Of them, those that tell of a stop of the process or its machine, which no step made.
+    #: Number of those records that are pauses of the process or its machine.
     pauses: int
-    #: Counted as such.
+    #: Number of events counted as dropped.
     dropped: int
     trace_bytes: int
-    #: Most memory that the process had which read them, in RAM at once.
+    #: Peak of resident memory of the reading process.
     peak_bytes: int
 
     @property
     def all_accounted_for(self) -> bool:
-        """Whether each step's record was read or counted as dropped, once."""
+        """True if each step's record was either read or counted as dropped."""
         return self.found - self.pauses + self.dropped == self.steps + 1
 
     def __str__(self) -> str:
-        """In a sentence."""
+        """Returns the numbers in a sentence."""
         return (
             f"{self.steps} steps recorded in {self.recorded_s:.1f} s, killed; {self.salvaged} "
             f"salvaged, {self.found} read in {self.read_s:.1f} s and {self.peak_bytes / 1e6:.0f} "
@@ -78,9 +78,9 @@ class ManyEvents:
 
 
 def many_events(steps: int, stops: bool = False) -> ManyEvents:
-    """Records so many, in a process that ends by SIGKILL, and reads them in another one.
+    """Records events in a process that SIGKILL ends, and reads them in another process.
 
-    stops: the process is stopped before its end, and goes on.
+    stops: True if the process is stopped and continued before its end.
     """
     environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
     with tempfile.TemporaryDirectory() as directory:

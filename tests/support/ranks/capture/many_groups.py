@@ -1,4 +1,4 @@
-"""Makes and destroys process groups in a loop under capture, in one process; says how it went."""
+"""Creates and destroys process groups in a loop under capture; prints memory growth."""
 
 from __future__ import annotations
 

@@ -15,12 +15,12 @@ import commprof
 
 STEPS = 6
 LATE_S = 0.03
-#: How late one rank comes to each collective with a root.
+#: Delay of one rank at each collective with a root.
 ROOTED_LATE_S = 0.15
 
 
 def known(rank: int) -> None:
-    """Rank 0 sends late; rank 1 has been waiting for it."""
+    """Rank 0 sends late, while rank 1 waits for the message."""
     if rank == 0:
         time.sleep(LATE_S)
         dist.send(torch.ones(1000), 1)
@@ -29,7 +29,7 @@ def known(rank: int) -> None:
 
 
 def any_source(rank: int) -> None:
-    """As above, and then once more to a receiver that takes what comes."""
+    """As ``known``, then once more to a receiver that accepts any source."""
     known(rank)
     if rank == 0:
         time.sleep(LATE_S)
@@ -39,7 +39,7 @@ def any_source(rank: int) -> None:
 
 
 def rooted(rank: int) -> list[Callable[[], object]]:
-    """Every operation and root, with every rank late: what is done in each step."""
+    """Returns the action of each step: every operation and root, with every rank late."""
     size = dist.get_world_size()
     value, parts = torch.ones(1000), [torch.ones(1000) for _ in range(size)]
     of_root = parts if rank == 1 else None
@@ -61,7 +61,7 @@ def rooted(rank: int) -> list[Callable[[], object]]:
 
 
 def main() -> None:
-    """Each step under capture; the steps end together, but for the message."""
+    """Runs each step under capture; steps end together, except for the message."""
     dist.init_process_group("gloo")
     rank, (name, directory) = dist.get_rank(), sys.argv[1:]
     cases = {"known": known, "any_source": any_source}

@@ -1,4 +1,4 @@
-"""One rank that trains plain, under capture, and attached; prints a digest of each.
+"""Rank that trains plain, under capture, and attached; prints a digest of each.
 
 Only the attached variant records steps. The argument is the directory for its trace.
 """
@@ -20,8 +20,8 @@ import commprof
 from commprof import _native
 
 BUCKETS = (1, *[2] * 11)
-"""Per step. The cap is two of four layers, but DDP's first buckets are its own; it regroups them
-after the first backward pass."""
+"""Buckets per step. The cap is two of four layers, but DDP chooses the first buckets itself and
+regroups them after the first backward pass."""
 
 
 def train(variant: str, directory: Path) -> str:
@@ -50,7 +50,7 @@ def train(variant: str, directory: Path) -> str:
 
 
 def main() -> None:
-    """All three, in one process group."""
+    """Trains in all three ways, in one process group."""
     assert _native.native is None
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

@@ -1,6 +1,6 @@
-"""Records from many threads where /dev/shm is small, and full later on; says what was taken of it.
+"""Records from many threads with a small /dev/shm, which fills up later; prints the part used.
 
-To be run in a mount namespace of its own: ``unshare -m``. Needs root.
+To be run in a separate mount namespace: ``unshare -m``. Needs root.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SIZE_MIB = 64
 
 
 def _record_from_threads() -> None:
-    """All of them at once, so that each has a ring of its own."""
+    """Records from all threads at once, so that each thread has its own ring."""
     native = _native.native
     together = threading.Barrier(THREADS)
 

@@ -1,4 +1,4 @@
-"""One rank that issues collectives from known lines; a module to run with MODE DIRECTORY."""
+"""Rank that issues collectives from known lines; run as a module with MODE DIRECTORY."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ import commprof
 
 
 def one_line() -> None:
-    """Issued twice from here."""
+    """Issues two collectives on one line."""
     for _ in range(2):
         dist.all_reduce(torch.ones(4))
 
 
 def another() -> None:
-    """Through one_line, and so another stack."""
+    """Calls one_line, so that the stack differs."""
     one_line()
 
 
 def in_a_thread() -> None:
-    """The thread's own frames."""
+    """Issues on another thread, which has its own frames."""
     thread = threading.Thread(target=one_line)
     thread.start()
     thread.join()
 
 
 def main() -> None:
-    """A step each."""
+    """Runs each function in one step."""
     dist.init_process_group("gloo")
     ddp = DistributedDataParallel(nn.Linear(4, 4))
     loss = ddp(torch.ones(2, 4)).sum()

@@ -1,7 +1,7 @@
 """Runs one of PyTorch's own DDP tests: NAME, or --list for their names.
 
-Needs BACKEND, WORLD_SIZE and TEMP_DIR in the environment, as PyTorch's own runner sets them; the
-tests over RPC have a class before their name and a world size of their own. With
+Needs BACKEND, WORLD_SIZE and TEMP_DIR in the environment, as PyTorch's own runner sets them; names
+of tests over RPC begin with a class, and these tests choose the world size. With
 COMMPROF_TEST_TRACES capture runs in every rank and is attached to every DDP model. The ranks are
 forked from a server that has imported torch once.
 """
@@ -33,7 +33,7 @@ _DDP = re.compile(r"DistributedDataParallel|[._ (]ddp|_test_ddp|_test_DDP", re.I
 
 
 class _Ranks:
-    """How ranks are started, before any base class that starts them otherwise."""
+    """Start of ranks, which overrides that of all other base classes."""
 
     def setUp(self) -> None:
         super().setUp()  # type: ignore[misc]
@@ -54,11 +54,11 @@ class _Ranks:
 class DdpTest(
     _Ranks, distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase
 ):
-    """The tests, as ``test_distributed_spawn.py`` of the PyTorch repository makes them."""
+    """Tests as ``test_distributed_spawn.py`` of the PyTorch repository defines them."""
 
 
 CLASSES: dict[str, type[unittest.TestCase]] = {}
-"""Those over RPC, as ``test_tensorpipe_agent.py`` there makes them; none where torch has no RPC."""
+"""Tests over RPC, as torch's ``test_tensorpipe_agent.py`` defines them; empty without RPC."""
 
 if rpc.is_available():
     from torch.testing._internal.distributed import ddp_under_dist_autograd_test
@@ -96,7 +96,7 @@ def _attach_everywhere(directory: str) -> None:
 
 
 def names() -> list[str]:
-    """Tests whose name or body has to do with DDP."""
+    """Returns the names of tests that concern DDP, by name or body."""
     found = _names_in(DdpTest)
     for name, tests in CLASSES.items():
         found += [f"{name}.{test}" for test in _names_in(tests)]
@@ -112,13 +112,13 @@ def _names_in(tests: type) -> list[str]:
 
 
 def case_of(name: str) -> unittest.TestCase:
-    """The test of a name that :func:`names` gives."""
+    """Returns the test of a name that :func:`names` returns."""
     tests, _, test = name.rpartition(".")
     return CLASSES[tests](test) if tests else DdpTest(test)
 
 
 def main() -> None:
-    """Prints "passed", "failed" or "skipped" last."""
+    """Runs the test; prints "passed", "failed" or "skipped" last."""
     if sys.argv[1] == "--list":
         print("\n".join(names()))
         return

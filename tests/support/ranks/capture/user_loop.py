@@ -1,4 +1,4 @@
-"""A training script as a user has it, with the four lines of the README added."""
+"""A user's training script, with the four lines of the README added."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DATA_MS, LOSS_MS = 4, 3
 
 
 class SlowDataset(Dataset[torch.Tensor]):
-    """A sample per batch; reading one takes a known time."""
+    """Data set of one sample per batch; reading a sample takes a known time."""
 
     def __len__(self) -> int:
         return 12

@@ -1,4 +1,4 @@
-"""One rank that tries what compressors promise; an assertion that fails ends it.
+"""Rank that tests what compressors promise; an assertion that fails ends the rank.
 
 Run as a module with the launcher's environment set; the arguments are a directory and the names
 of the checks.
@@ -38,20 +38,20 @@ TIMEOUT_S = 8
 def make(
     layers: int = 4, dtype: torch.dtype = torch.float32, **options: bool
 ) -> DistributedDataParallel:
-    """Equal layers of 66 KB, a bucket each."""
+    """Returns a model of equal layers of 66 KB, a bucket each."""
     torch.manual_seed(3)
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, dtype=dtype) for _ in range(layers)))
     return DistributedDataParallel(model, bucket_cap_mb=0.07, **options)
 
 
 def batch(step: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Other data on each rank and step."""
+    """Returns a batch that differs between ranks and steps."""
     generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
     return torch.randn(8, WIDTH, generator=generator).to(dtype)
 
 
 def train(ddp: nn.Module, steps: range, dtype: torch.dtype = torch.float32) -> None:
-    """Plain SGD."""
+    """Trains with plain SGD."""
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
     for step in steps:
         optimizer.zero_grad()
@@ -60,7 +60,7 @@ def train(ddp: nn.Module, steps: range, dtype: torch.dtype = torch.float32) -> N
 
 
 def same_on_all_ranks(ddp: nn.Module) -> None:
-    """Parameters and gradients, to the bit."""
+    """Asserts that parameters and gradients are bit-identical on all ranks."""
     found: list[str] = [""] * dist.get_world_size()
     dist.all_gather_object(found, gradients_digest(ddp))
     assert len(set(found)) == 1, found
@@ -68,7 +68,7 @@ def same_on_all_ranks(ddp: nn.Module) -> None:
 
 @contextmanager
 def attached(ddp: DistributedDataParallel, compressor: compressors.Compressor) -> Iterator[None]:
-    """Ends the compressor's thread afterwards."""
+    """Attaches a compressor, and ends its thread afterwards."""
     attachment = commprof.attach(ddp, hook=compressor)
     try:
         yield
@@ -77,14 +77,14 @@ def attached(ddp: DistributedDataParallel, compressor: compressors.Compressor) -
 
 
 def raises(message: str, call: Callable[[], object], error: type = CommprofError) -> str:
-    """``call()`` fails with the message; returns all of it."""
+    """Asserts that ``call()`` fails with the message; returns the whole message."""
     with pytest.raises(error, match=re.escape(message)) as caught:
         call()
     return str(caught.value)
 
 
 def many_buckets(directory: Path) -> None:
-    """48 in flight at once, more than gloo has threads."""
+    """48 buckets are in flight at once, more than gloo has threads."""
     ddp = make(layers=48)
     with attached(ddp, compressors.topk(0.05)):
         train(ddp, range(4))
@@ -92,7 +92,7 @@ def many_buckets(directory: Path) -> None:
 
 
 def not_finite(directory: Path) -> None:
-    """One rank's NaN is everybody's; the scaler skips the step and training goes on."""
+    """One rank's NaN reaches all ranks; the scaler skips the step and training continues."""
     ddp = make()
     compressor = compressors.topk(0.05)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
@@ -120,7 +120,7 @@ def not_finite(directory: Path) -> None:
 
 
 def other_types_pass(directory: Path) -> None:
-    """fp64 goes DDP's way, with one warning."""
+    """fp64 is sent by DDP's own all-reduce, with one warning."""
     plain, ddp = make(dtype=torch.float64), make(dtype=torch.float64)
     with attached(ddp, compressors.int8()), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -145,7 +145,7 @@ def disagreement_is_told(directory: Path) -> None:
 
 
 def headers_disagree(directory: Path) -> None:
-    """Ranks that come to differ later are told by the first bucket, on all of them."""
+    """If ranks differ later, the first bucket reports that on all ranks."""
     ddp, compressor = make(), compressors.int8()
     attachment = commprof.attach(ddp, hook=compressor)
     train(ddp, range(2))
@@ -161,9 +161,9 @@ def headers_disagree(directory: Path) -> None:
 
 
 def state_continues(directory: Path) -> None:
-    """Saved and loaded in the middle, through a file, the bits are those of one run.
+    """State saved and loaded in the middle, through a file, gives the bits of a single run.
 
-    With buckets that DDP does not regroup after a model's first pass: others, other choices.
+    The buckets are such that DDP does not regroup them after a model's first pass.
     """
     fixed = {"find_unused_parameters": True}
     for text in ("topk:ratio=0.05", "powersgd:rank=2", "int4"):
@@ -188,7 +188,7 @@ def state_continues(directory: Path) -> None:
 
 
 def states_merge(directory: Path) -> None:
-    """What all ranks had is loaded by jobs of other sizes; one rank's alone is not."""
+    """State of all ranks can be loaded by jobs of other sizes; that of a single rank cannot."""
     compressor = compressors.powersgd(2)
     with attached(ddp := make(), compressor):
         train(ddp, range(3))
@@ -205,11 +205,11 @@ def states_merge(directory: Path) -> None:
         for name, kinds in loaded.items():
             mean = sum(s["parameters"][name]["residual"] for s in states) / len(states)
             assert torch.equal(kinds["residual"], mean.flatten())
-        assert loaded["0.weight"]["residual"].any()  # biases are sent as they are
+        assert loaded["0.weight"]["residual"].any()  # biases are sent uncompressed
 
 
 def traced(directory: Path) -> None:
-    """Spans, bytes and quality of each bucket; the parts of a step still add up."""
+    """The trace has spans, bytes and quality of each bucket; a step's parts still add up."""
     ddp = make()
     with commprof.profile(directory) as profiler:
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
@@ -232,7 +232,7 @@ def traced(directory: Path) -> None:
 
 
 def restarts(directory: Path) -> None:
-    """Compressors one after the other in one model, and a stopped one says so."""
+    """Compressors can follow each other in one model; a stopped compressor raises an error."""
     ddp = make()
     attachment = commprof.attach(ddp, hook=compressors.fp16())
     train(ddp, range(2))
@@ -255,7 +255,7 @@ def restarts(directory: Path) -> None:
 
 
 def torch_operations(directory: Path) -> None:
-    """What runs on a GPU, on tensors of the CPU."""
+    """The torch operations for GPUs work on CPU tensors."""
     from commprof.compressors.torch_ops import TorchOps
 
     for text in ("fp16", "bf16", "int8", "topk:ratio=0.05", "int8:feedback=1"):
@@ -276,7 +276,7 @@ def torch_operations(directory: Path) -> None:
 
 
 def without_the_module(directory: Path) -> None:
-    """Torch operations do the work; a scheme that they lack says what there is."""
+    """Torch operations replace the module; the error of a missing scheme lists the available."""
     assert _native.native is None
     ddp, compressor = make(), compressors.topk(0.05)
     with attached(ddp, compressor):
@@ -292,7 +292,7 @@ def without_the_module(directory: Path) -> None:
 
 
 def main() -> None:
-    """Those that are named."""
+    """Runs the checks that are named."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
     for name in sys.argv[2:]:

@@ -1,4 +1,4 @@
-"""One rank that tries how compressors' messages travel; an assertion that fails ends it.
+"""Rank that tests the connections of compressors; an assertion that fails ends the rank.
 
 Run as a module with the launcher's environment set; the arguments are a directory and the names
 of the checks.
@@ -39,14 +39,14 @@ TIMEOUT_S = 4
 
 
 def connected(attachment: commprof.Attachment) -> bool:
-    """Whether the ranks have connections of their own."""
+    """True if the ranks have connections of their own."""
     return any(c._mesh is not None for c in attachment._groups._connections.values())
 
 
 def trained(directory: Path) -> bool:
-    """Two steps with int8, recorded; whether over connections of the ranks' own.
+    """Records two steps with int8; returns True if they used the ranks' own connections.
 
-    Whatever carries the messages, the trace has them, as those of their backward pass.
+    The trace has the messages in both cases, as part of their backward pass.
     """
     ddp = make()
     with commprof.profile(directory):
@@ -59,7 +59,7 @@ def trained(directory: Path) -> bool:
     table = columns.collectives(trace)
     group = max(g.id for g in trace.groups.values() if g.description == "commprof_compressor")
     world = dist.get_world_size()
-    # Of every rank: a header, and all in one phase or in two.
+    # A header from every rank, and all data in one phase or in two.
     expected = len(columns.buckets(trace)) * (world - 1) * (2 if world == 2 else 3)
     for name, sizes in (("send", table.bytes_in), ("recv", table.bytes_out)):
         mine = (table.group == group) & (table.op == trace.metadata["ops"].index(name))
@@ -74,12 +74,12 @@ def trained(directory: Path) -> bool:
 
 
 def own_connections(directory: Path) -> None:
-    """As a rule."""
+    """Ranks use their own connections by default."""
     assert trained(directory)
 
 
 def off_on_one_rank(directory: Path) -> None:
-    """All use the group then, without a word."""
+    """If one rank switches them off, all ranks use the group, without a message."""
     if dist.get_rank() == 1:
         os.environ[variables.SOCKETS] = "off"
     with warnings.catch_warnings():
@@ -89,7 +89,7 @@ def off_on_one_rank(directory: Path) -> None:
 
 
 def switched_to_nonsense(directory: Path) -> None:
-    """Not an error on one rank for which the others would wait; rank 0 says it."""
+    """A wrong value on one rank raises no error, for which other ranks would wait; rank 0 warns."""
     if dist.get_rank() == 1:
         os.environ[variables.SOCKETS] = "maybe"
     with warnings.catch_warnings(record=True) as caught:
@@ -103,12 +103,12 @@ def switched_to_nonsense(directory: Path) -> None:
 
 
 def no_way_to_one_rank(directory: Path) -> None:
-    """All use the group then, and rank 0 says why."""
+    """If one rank cannot be reached, all ranks use the group, and rank 0 prints the reason."""
     original, patience = groups.own_address, groups._PATIENCE_S
     groups._PATIENCE_S = 0.5
     for address in ("192.0.2.1", "127.0.0.77"):
         if dist.get_rank() == 1:
-            # Not of this host; of this host, where nobody listens.
+            # An address of another host; one of this host, without a listener.
             groups.own_address = lambda _, address=address: address
             if address == "127.0.0.77":
                 groups._native.native.Listener.endpoint = property(
@@ -124,7 +124,7 @@ def no_way_to_one_rank(directory: Path) -> None:
 
 
 def garbage_while_connecting(directory: Path) -> None:
-    """Strangers connect to every rank, before its peers come and while they do."""
+    """Strangers connect to every rank, before and while its peers connect."""
     original, over = groups.Connections._everybodys, threading.Event()
     strangers: list[threading.Thread] = []
 
@@ -134,7 +134,7 @@ def garbage_while_connecting(directory: Path) -> None:
             where = words[0], int(words[1])
             strangers.append(threading.Thread(target=_strangers, args=(where, over), daemon=True))
             strangers[-1].start()
-            time.sleep(0.5)  # no peer knows the way yet
+            time.sleep(0.5)  # no peer has the addresses yet
         return original(self, own)
 
     groups.Connections._everybodys = told
@@ -149,7 +149,7 @@ def garbage_while_connecting(directory: Path) -> None:
 
 
 def _strangers(where: tuple[str, int], over: threading.Event) -> None:
-    """Says what no rank would, to whoever listens there, and stays on the line or goes."""
+    """Connects to a listener, sends invalid data, and stays connected or disconnects."""
     sayings = (b"", b"GET / HTTP/1.1\r\n\r\n", b"commprof" + b"\1\0\0\0" + b"f" * 36, b"\0" * 4096)
     held: list[socket.socket] = []
     for number in range(1 << 30):
@@ -159,12 +159,12 @@ def _strangers(where: tuple[str, int], over: threading.Event) -> None:
             stranger = socket.create_connection(where, 0.2)
             stranger.sendall(sayings[number % len(sayings)])
         except OSError:
-            time.sleep(0.01)  # nobody listens any more
+            time.sleep(0.01)  # the listener has ended
             continue
         held.append(stranger)
         if number % 3:
             held.pop().close()
-        if len(held) > 100:  # more than a listener listens to
+        if len(held) > 100:  # more than a listener's backlog
             held.pop(0).close()
         time.sleep(0.001)
     for stranger in held:
@@ -173,7 +173,7 @@ def _strangers(where: tuple[str, int], over: threading.Event) -> None:
 
 
 def again_after_an_error(directory: Path) -> None:
-    """What failed is not used again: the next compressor gets connections of its own."""
+    """Connections that failed are not used again: the next compressor gets new connections."""
     ddp, compressor = make(), compressors.int8()
     attachment = commprof.attach(ddp, hook=compressor)
     train(ddp, range(1))
@@ -194,7 +194,7 @@ def again_after_an_error(directory: Path) -> None:
 
 
 def one_stands_still(directory: Path) -> None:
-    """Who waits for it raises after the group's timeout, and names it."""
+    """A rank that waits for a stopped rank raises after the group's timeout, and names the rank."""
     ddp = make()
     with attached(ddp, compressors.int8()):
         train(ddp, range(2))
@@ -215,7 +215,7 @@ def one_stands_still(directory: Path) -> None:
 
 
 def stopped_while_it_waits(directory: Path) -> None:
-    """Its thread, for a rank that does not come: it ends, and the backward pass with it."""
+    """A compressor that is stopped while it waits for a rank ends, and so does backward."""
     ddp, compressor = make(), compressors.int8()
     with attached(ddp, compressor):
         train(ddp, range(2))
@@ -234,7 +234,7 @@ def stopped_while_it_waits(directory: Path) -> None:
 
 
 def forked_child_ends(directory: Path) -> None:
-    """With all its exit handlers; the parent's connections stay."""
+    """A forked child ends with all exit handlers; the parent's connections stay."""
     ddp = make()
     attachment = commprof.attach(ddp, hook=compressors.int8())
     train(ddp, range(2))
@@ -245,7 +245,7 @@ def forked_child_ends(directory: Path) -> None:
                 if says_so:
                     attachment.set_hook(None)
                 atexit._run_exitfuncs()
-                os._exit(0)  # torch cannot take down its groups there
+                os._exit(0)  # torch cannot destroy its groups in this state
             finally:
                 os._exit(1)
         assert os.waitpid(child, 0)[1] == 0
@@ -255,7 +255,7 @@ def forked_child_ends(directory: Path) -> None:
 
 
 def main() -> None:
-    """Those that are named."""
+    """Runs the checks that are named."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
     for name in sys.argv[2:]:

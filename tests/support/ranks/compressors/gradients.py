@@ -1,4 +1,4 @@
-"""One rank that trains with gradients of unusual kinds; an assertion that fails ends it.
+"""Rank that trains with gradients of unusual kinds; an assertion that fails ends the rank.
 
 Run as a module with the launcher's environment set.
 """
@@ -19,7 +19,7 @@ from tests.support.ranks.compressors.checks import TIMEOUT_S, WIDTH, attached, b
 
 
 def sparse_gradients_pass() -> None:
-    """An embedding's sparse gradients go DDP's way, with one warning."""
+    """An embedding's sparse gradients are sent by DDP's own all-reduce, with one warning."""
 
     def made() -> DistributedDataParallel:
         torch.manual_seed(3)
@@ -43,7 +43,7 @@ def sparse_gradients_pass() -> None:
 
 
 def residuals_of_unused_wait() -> None:
-    """DDP drops the mean of a parameter that no rank used, so nothing of it may be sent."""
+    """DDP drops the mean of a parameter that no rank used, so its residual must not be sent."""
     torch.manual_seed(3)
     model = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
 
@@ -91,7 +91,7 @@ def _residual(compressor: compressors.Compressor, name: str) -> torch.Tensor:
 
 
 def main() -> None:
-    """All of them."""
+    """Runs all tests."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
     sparse_gradients_pass()

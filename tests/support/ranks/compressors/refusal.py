@@ -1,6 +1,6 @@
-"""One of two ranks: rank 1 cannot compress what rank 0 can, and stays.
+"""One of two ranks: rank 1 cannot compress a bucket that rank 0 can, and stays alive.
 
-``python -m tests.support.ranks.compressors.refusal shape|dtype|sparse`` prints what it is told.
+``python -m tests.support.ranks.compressors.refusal shape|dtype|sparse`` prints the error.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from commprof.errors import CommprofError
 from tests.support.ranks.compressors.checks import make
 from tests.support.ranks.compressors.victim import failure
 
-#: Rank 1 stays for that long, unless rank 0 was told before.
+#: Seconds that rank 1 stays, unless rank 0 gets the error before.
 _STAYS_S = 15
 
 
 def _shape() -> str:
-    """The hook throws before its bucket is exchanged."""
+    """Makes the hook of rank 1 throw before the bucket is exchanged."""
     ddp = make()
     commprof.attach(ddp, hook=compressors.int8())
     if dist.get_rank() == 1:
@@ -37,14 +37,14 @@ def _shape() -> str:
 
 
 def _dtype() -> str:
-    """Gradients of rank 1 would go uncompressed."""
+    """Gives rank 1 gradients that would be sent uncompressed."""
     return _attached(
         make(dtype=torch.bfloat16 if dist.get_rank() else torch.float32, init_sync=False)
     )
 
 
 def _sparse() -> str:
-    """Only rank 1 would send indices with its values."""
+    """Gives only rank 1 sparse gradients, which are sent with indices."""
     layer = nn.Embedding(50, 8, sparse=dist.get_rank() == 1)
     return _attached(DistributedDataParallel(layer))
 
@@ -58,7 +58,7 @@ def _attached(ddp: DistributedDataParallel) -> str:
 
 
 def main() -> None:
-    """Rank 0 says when it was told."""
+    """Rank 0 prints the time of the error."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     store = dist.distributed_c10d._get_default_store()

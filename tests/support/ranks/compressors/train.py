@@ -1,4 +1,4 @@
-"""One rank that trains a small model with every compressor and prints what came out.
+"""Rank that trains a small model with every compressor and prints digests of the results.
 
 Run as a module with the launcher's environment set. Prints one JSON object: {case: digest}.
 """
@@ -22,12 +22,12 @@ SCHEMES = (
     *("none", "fp16", "bf16", "int8", "int4"),
     *("topk:ratio=0.05", "powersgd:rank=2", "topk:ratio=0.05,start_step=2"),
 )
-#: Each in every way that DDP has to fill its buckets.
+#: Settings for all ways in which DDP fills its buckets.
 EVERYWHERE = ("none", "int8", "topk:ratio=0.05")
 
 
 def cases() -> list[tuple[str, str]]:
-    """Scheme and setting; the scheme "plain" is DDP without a hook."""
+    """Yields scheme and setting; the scheme "plain" is DDP without a hook."""
     found = [("plain", setting) for setting in SETTINGS]
     found += [(scheme, setting) for scheme in EVERYWHERE for setting in SETTINGS]
     found += [(scheme, "defaults") for scheme in SCHEMES if scheme not in EVERYWHERE]
@@ -60,12 +60,12 @@ def train(scheme: str, setting: str) -> str:
 
 
 def gradients_digest(ddp: nn.Module) -> str:
-    """Without the running statistics of BatchNorm, which each rank has for itself."""
+    """Returns a digest without the running statistics of BatchNorm, which differ between ranks."""
     return digest(nn.ParameterList(ddp.parameters()))
 
 
 def main() -> None:
-    """All cases."""
+    """Trains all cases."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     print(

@@ -1,6 +1,6 @@
-"""One rank of a job whose last rank dies in the middle of a backward pass.
+"""Rank of a job whose last rank dies in the middle of a backward pass.
 
-The others print what their backward passes raise: the pass that meets the death, and the next.
+The other ranks print the errors of two backward passes: the one during the death, and the next.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EXIT_CODE = 9
 
 
 def failure(ddp: torch.nn.Module, step: int) -> str:
-    """What a backward pass raises."""
+    """Returns the error that a backward pass raises."""
     try:
         ddp(batch(step)).square().mean().backward()
     except RuntimeError as error:
@@ -29,14 +29,14 @@ def failure(ddp: torch.nn.Module, step: int) -> str:
 
 
 def main() -> None:
-    """Two good steps and a bad one."""
+    """Runs two steps that succeed and one that fails."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     ddp = make()
     commprof.attach(ddp, hook=compressors.int8())
     train(ddp, range(2))
     if dist.get_rank() == dist.get_world_size() - 1:
-        # The first layer's gradient comes last: the others' first buckets are under way.
+        # The first layer's gradient comes last, while the first buckets are in flight.
         next(ddp.parameters()).register_hook(lambda _: os._exit(EXIT_CODE))
     begin = time.monotonic()
     errors = [failure(ddp, 2), failure(ddp, 3)]

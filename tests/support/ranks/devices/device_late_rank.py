@@ -1,6 +1,6 @@
 """One of two ranks on devices without hardware, always-on; the device of rank 1 is late.
 
-Usage: device_late_rank.py DIRECTORY. Writes what the rank's device knows to truth_N.json.
+Usage: device_late_rank.py DIRECTORY. Writes the truth that the rank's device knows to truth_N.json.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from tests.support import fake_device
 
 MS = 1e6
 STEPS = 40
-#: More than half in one phase: a rank whose lateness is spread over phases is not named.
+#: Lateness, more than half in one phase: otherwise no phase explains it and no rank is named.
 LATE_MS = {"forward": 15.0, "backward": 9.0}
-#: A first collective and then each step's: one that is waited for, one in the stream, one of DDP's.
+#: Collectives per step, after a first one: one that is waited for, one in the stream, and DDP's.
 PER_STEP = 3
 
 
@@ -44,7 +44,7 @@ def train(device: Any, profiler: Any, late: bool) -> None:
             device.compute((1 + late * LATE_MS["backward"]) * MS)
             weight.sum().backward()
         profiler.step()
-        time.sleep(0.04)  # the host runs ahead of its device, but by no more than a step
+        time.sleep(0.04)  # the host runs ahead of its device by at most a step
 
 
 def main(directory: Path) -> None:
@@ -55,7 +55,7 @@ def main(directory: Path) -> None:
     torch.ones(1, requires_grad=True).sum().backward()
     device.collectives_take(3 * MS)
     with commprof.profile(directory, mode="always-on") as profiler:
-        dist.all_reduce(device.tensor(1000))  # the device is known from here on
+        dist.all_reduce(device.tensor(1000))  # capture knows the device from now on
         profiler.step()
         train(device, profiler, rank == 1)
     found = [[device.to_host(t) for t in one] for one in device.collectives()]

@@ -1,6 +1,6 @@
-"""One process on the device without hardware, where a profiler could harm it or be misled.
+"""One process on the device without hardware, in cases in which a profiler could do harm or err.
 
-Usage: device_limits_script.py DIRECTORY SCENARIO. Writes the trace and what the device knows.
+Usage: device_limits_script.py DIRECTORY SCENARIO. Writes the trace and the device's truth.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ HELD_UP_MS = 600
 
 
 def many_groups(device: Any) -> None:
-    """All groups of a job communicate; the first one's collective is held up, then compute goes on.
+    """All groups of a job communicate; the first group's collective is delayed, then compute runs.
 
-    Nobody waits for anything, as with overlapped sharding.
+    No stream waits, as with overlapped sharding.
     """
     tensor = device.tensor(1000)
     groups = [dist.new_group([0]) for _ in range(GROUPS)]
@@ -42,7 +42,7 @@ def many_groups(device: Any) -> None:
 
 
 def another_device(device: Any) -> None:
-    """A rank that works on device 1 and never made that the current one."""
+    """A rank works on device 1 without making it the current device."""
     tensor = device.tensor(1000, 1)
     device.collectives_take(0.2 * MS)
     for _ in range(20):
@@ -52,7 +52,7 @@ def another_device(device: Any) -> None:
 
 
 def another_capture(device: Any) -> None:
-    """A thread captures a graph while others communicate."""
+    """A thread captures a graph while other threads communicate."""
     tensor = device.tensor(1000)
     device.collectives_take(0.2 * MS)
     dist.all_reduce(tensor, async_op=True).wait()

@@ -1,6 +1,6 @@
-"""One process that trains nothing on the device without hardware, under capture.
+"""One process with steps of known lengths on the device without hardware, under capture.
 
-Usage: device_script.py DIRECTORY. Writes the trace there, and what the device knows to be true.
+Usage: device_script.py DIRECTORY. Writes the trace and the device's truth to DIRECTORY.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tests.support import fake_device
 
 MS = 1e6
 STEPS = 4
-STREAM = 0  # the one that computes
+STREAM = 0  # the computing stream
 
 
 def bucket(device: Any, tensor: torch.Tensor, copying_ns: float) -> Any:
-    """A hook that does what DDP does: issue in backward, wait and copy in the finalisation."""
+    """Hook that acts as DDP: issues in backward, waits and copies in the finalisation."""
 
     def finalize(work: Any) -> None:
         work.get_future().wait()
@@ -38,7 +38,7 @@ def bucket(device: Any, tensor: torch.Tensor, copying_ns: float) -> Any:
 
 
 def train(device: Any, profiler: Any, tensor: torch.Tensor) -> None:
-    """Steps with each way to wait. What they expose follows from the figures."""
+    """Runs steps with each way to wait; their exposed times follow from the figures."""
     weight = torch.ones(1, requires_grad=True)
     weight.register_hook(bucket(device, tensor, 1.5 * MS))
     for _ in range(STEPS):
@@ -61,7 +61,7 @@ def train(device: Any, profiler: Any, tensor: torch.Tensor) -> None:
 
 
 def wait_otherwise(device: Any, tensor: torch.Tensor) -> None:
-    """The calls beside ``wait`` that make the stream wait; each exposes what it takes."""
+    """Calls all other functions that make the stream wait; each exposes its duration."""
     device.collectives_take(4 * MS)
     dist.all_reduce(tensor, async_op=True).synchronize()
     device.collectives_take(5 * MS)
@@ -75,10 +75,10 @@ def main(directory: Path) -> None:
     if hasattr(device, "hear_completions"):  # torch 2.15 and newer
         device.hear_completions(dist.group.WORLD)
     tensor = device.tensor(1000)
-    # The first backward takes longer than the stalls that are to be seen.
+    # The first backward takes longer than the stalls to be found.
     torch.ones(1, requires_grad=True).sum().backward()
     with commprof.profile(directory) as profiler:
-        dist.all_reduce(tensor)  # the device is known from here on
+        dist.all_reduce(tensor)  # capture knows the device from now on
         profiler.step()
         before = dict(device.counts())
         train(device, profiler, tensor)

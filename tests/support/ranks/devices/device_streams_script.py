@@ -1,7 +1,8 @@
-"""One process on the device without hardware, with streams and coalesced calls as FSDP2 and NCCL
-have them, under capture.
+"""One process on the device without hardware, with streams and coalesced calls, under capture.
 
-Usage: device_streams_script.py DIRECTORY. Writes the trace there, and what the device knows.
+Streams are used as by FSDP2, coalesced calls as by NCCL.
+
+Usage: device_streams_script.py DIRECTORY. Writes the trace and the device's truth to DIRECTORY.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ device: Any = None
 
 @dataclass(frozen=True)
 class Stream:
-    """As torch.cuda's."""
+    """Stream with the interface of torch.cuda.Stream."""
 
     stream_id: int
     device_index: int = 0
@@ -38,7 +39,7 @@ SIDE_STREAM = Stream(SIDE)
 
 
 class Event:
-    """As torch.cuda's, whose methods are of Python too."""
+    """Event with the interface of torch.cuda.Event, whose methods are Python functions too."""
 
     def __init__(self) -> None:
         self.at_ns = 0.0
@@ -56,7 +57,7 @@ def _on(stream: Stream | None) -> int:
 
 
 def on_side(work: Any, put_on: Stream | None = SIDE_STREAM) -> Event:
-    """Does that on the other stream; gives an event behind it."""
+    """Runs a function on the other stream; returns an event after it."""
     device.use_stream(SIDE)
     work()
     event = Event()
@@ -66,32 +67,34 @@ def on_side(work: Any, put_on: Stream | None = SIDE_STREAM) -> Event:
 
 
 def gather(tensor: torch.Tensor, put_on: Stream | None = SIDE_STREAM) -> Event:
-    """As FSDP2's all-gather: in the stream that it has for that."""
+    """Gathers as FSDP2 does, in a separate stream."""
     return on_side(lambda: dist.all_reduce(tensor), put_on)
 
 
 def wait_for_events(tensor: torch.Tensor) -> None:
-    """The stream that computes waits for 4 ms, for what is not communication, for 5 ms, for an
-    event of another device, and for both of the gathers that were made by then."""
+    """Makes the computing stream wait for several events.
+
+    For 4 ms, for an event without communication, for 5 ms, for an event of another device, and for
+    both earlier gathers."""
     device.collectives_take(6 * MS)
     event = gather(tensor)
     device.compute(2 * MS)
     event.wait(Stream(COMPUTING))
-    event.wait()  # passed by now
-    on_side(lambda: device.compute(3 * MS)).wait()  # a batch is copied: none of ours
+    event.wait()  # the event has passed by now
+    on_side(lambda: device.compute(3 * MS)).wait()  # a copied batch, without communication
     device.collectives_take(5 * MS)
     gather(tensor).wait()
-    gather(tensor, put_on=Stream(SIDE, device_index=1)).wait()  # no collective came before it
+    gather(tensor, put_on=Stream(SIDE, device_index=1)).wait()  # no collective before the event
     device.collectives_take(7 * MS)
-    gather(tensor, put_on=None).wait()  # on the stream that it was made in
+    gather(tensor, put_on=None).wait()  # on the stream of its creation
     other = gather(tensor)
     device.use_stream(7)
-    other.wait(Stream(7))  # not the stream that computes
+    other.wait(Stream(7))  # not the computing stream
     device.use_stream(COMPUTING)
 
 
 def coalesce(tensor: torch.Tensor) -> None:
-    """Two messages as one launch, as NCCL's without a future and with one; a batch that fails."""
+    """Sends two messages as one launch, without and with a future; then a batch that fails."""
     group, at = dist.group.WORLD, torch.device("privateuseone", 0)
     assert group is not None
     device.collectives_take(4 * MS)
@@ -123,7 +126,7 @@ def main(directory: Path) -> None:
     waits = StreamWaits()
     with commprof.profile(directory) as profiler:
         waits.install(Event)
-        dist.all_reduce(tensor)  # the device is known from here on
+        dist.all_reduce(tensor)  # capture knows the device from now on
         profiler.step()
         wait_for_events(tensor)
         profiler.step()

@@ -1,4 +1,4 @@
-"""Collectives of a backend outside torch, recorded; what came of them as JSON."""
+"""Records collectives of a backend outside torch; prints the results as JSON."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from torch.nn.parallel import DistributedDataParallel
 import commprof
 from tests.support.machines import extensions
 
-#: What the Works' ``getFuture`` does.
+#: Behaviour of the Works' ``getFuture``.
 FUTURES = ("complete", "null", "refused")
 
 
 def _attributes(work: Any) -> dict[str, Any]:
-    """Which of the subclass's own are there; ``missing`` is what looking for another one says."""
+    """Returns the subclass's own attributes; ``missing``: error of an unknown attribute."""
     try:
         missing = str(work.no_such_attribute)
     except AttributeError as error:
@@ -34,7 +34,7 @@ def _attributes(work: Any) -> dict[str, Any]:
 
 
 def _ddp_step(hook: bool) -> str:
-    """How a step of DDP ends."""
+    """Returns the first line of the error of a DDP step; empty if the step succeeds."""
     model = DistributedDataParallel(nn.Linear(4, 2))
     if hook:
         commprof.attach(model)

@@ -1,4 +1,4 @@
-"""One rank of NCCL on one GPU: DDP steps, a long wait, a graph. Writes what it knows to be true.
+"""One rank of NCCL on one GPU: DDP steps, a long wait, a graph. Writes the true times.
 
 Usage: gpu_script.py DIRECTORY [--plain]. With ``--plain`` nothing is captured.
 """
@@ -20,12 +20,12 @@ from torch.nn.parallel import DistributedDataParallel
 import commprof
 
 STEPS = 12
-#: Cycles of a kernel that only spins; some 10 ms.
+#: Cycles of a kernel that spins for some 10 ms.
 SPIN = 20_000_000
 
 
 def train(profiler: Any) -> tuple[dict[int, float], list[float], str]:
-    """Times of the steps and of their multiplications by CUDA's events; a hash of the weights."""
+    """Returns times of steps and multiplications by CUDA events, and a hash of the weights."""
     torch.manual_seed(0)
     torch.backends.cudnn.deterministic = True
     model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(8))).cuda()
@@ -58,7 +58,7 @@ def train(profiler: Any) -> tuple[dict[int, float], list[float], str]:
 
 
 def long_wait() -> float:
-    """A collective behind a long kernel of another stream; how long it takes, in ms."""
+    """Issues a collective after a long kernel of another stream; returns its duration in ms."""
     tensor = torch.ones(1000, device="cuda")
     side = torch.cuda.Stream()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -74,7 +74,7 @@ def long_wait() -> float:
 
 
 def graph() -> tuple[list[float], list[float]]:
-    """A collective inside a graph, and what it gives when the graph runs."""
+    """Captures a collective in a graph; returns its result when the graph runs."""
     tensor = torch.full((4,), 3.0, device="cuda")
     result = torch.zeros_like(tensor)
     captured = torch.cuda.CUDAGraph()
@@ -100,7 +100,7 @@ def main(directory: Path, plain: bool) -> None:
             profiler.step()
         truth["step_ms"], truth["compute_ms"], truth["weights"] = train(profiler)
         truth["stall_ms"] = long_wait()
-        time.sleep(1.1)  # for another anchor
+        time.sleep(1.1)  # for another comparison of the clocks
         dist.all_reduce(torch.ones(1, device="cuda"))
         torch.cuda.synchronize()
         truth["dropped"] = profiler.stats().records_dropped if profiler else 0
