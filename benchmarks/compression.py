@@ -32,13 +32,13 @@ from benchmarks.ranks.rank_launch import on_hosts, on_this_host
 
 HERE = Path(__file__).parent
 RANK_SCRIPT = HERE / "ranks" / "compression_rank.py"
-#: Hooks that take turns; the first two are DDP as it is and torch's own fp16 hook.
+#: Hooks that take turns; the first two are plain DDP and torch's own fp16 hook.
 TRAINED = ["plain", "fp16", "bf16", "int8", "int4", "topk:ratio=0.01", "topk:ratio=0.1", "powersgd"]
 HOOKS = ["nothing", "plain", "torch fp16", "none", "fp16", "bf16", "int8", "topk:ratio=0.01"]
 
 
 def main() -> int:
-    """Runs one part, prints its table and what became of its demands."""
+    """Runs one part, prints its table and its demands."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("part", choices=sorted(PARTS))
     parser.add_argument("--sizes", default="", help="MB, with commas")
@@ -87,7 +87,7 @@ def _exchange(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _exchange_table(times: dict[str, Any], size_mb: float) -> str:
-    """Ratios are of the exchange alone: a round's time less that of the step without one."""
+    """Prints ratios of the exchange alone: a round's time minus the step without an exchange."""
     without = np.array(times["nothing"]["ms"])
     rows = []
     for name, one in times.items():
@@ -106,7 +106,7 @@ def _exchange_table(times: dict[str, Any], size_mb: float) -> str:
 
 
 def _sum(args: argparse.Namespace) -> dict[str, Any]:
-    """gloo's sum of halves: an all-reduce of halves less one of as many bytes of uint8."""
+    """Prints gloo's sum of halves: an all-reduce of halves minus one of as many uint8 bytes."""
     result = _two_ranks(
         "loopback", "sum", size_mb=_numbers(args.sizes or "50")[0], rounds=args.rounds
     )
@@ -155,7 +155,7 @@ def _accuracy(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _training(args: argparse.Namespace) -> dict[str, Any]:
-    """Mean loss of the last 20 steps per seed; noise is how far the seeds of plain DDP differ."""
+    """Prints the mean loss of the last 20 steps per seed, and plain DDP's spread over seeds."""
     result = _ranks(2, "training", names=TRAINED, seeds=3, steps=args.steps)
     ends = {name: np.array(curves)[:, -20:].mean(axis=1) for name, curves in result.items()}
     rows = []

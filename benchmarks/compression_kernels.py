@@ -19,13 +19,13 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison: how long ``ours`` takes, in units of ``other``."""
+    """One comparison: the time of ``ours``, in units of ``other``."""
 
     what: str
     size_mb: int
     ours: Call
     other: Call
-    #: Demanded of ours / other where it ends in "x at most", of other / ours otherwise.
+    #: Demand on ours / other if it ends in "at most", else on other / ours.
     demand: str
 
 
@@ -40,20 +40,20 @@ class Figures:
 
 
 def simd_level() -> str:
-    """The instructions in use."""
+    """Returns the name of the instruction set in use."""
     assert _native.native is not None
     return _native.native.simd_level()
 
 
 def gradient(numel: int, seed: int = 0) -> torch.Tensor:
-    """Normals with 12 scales from 1e-5 to 1e-2, one after the other, as layers have them."""
+    """Returns normals with 12 successive scales from 1e-5 to 1e-2, like a model's layers."""
     generator = torch.Generator().manual_seed(seed)
     scales = torch.logspace(-5, -2, 12).repeat_interleave(-(-numel // 12))[:numel]
     return torch.randn(numel, generator=generator) * scales
 
 
 def rows(size_mb: int) -> Iterator[Row]:
-    """All comparisons at one size."""
+    """Yields all comparisons at one size."""
     n = int(size_mb * 1e6 / 4)
     x, r, y = gradient(n), gradient(n, 1), torch.empty(n)
     k = n // 100
@@ -126,7 +126,7 @@ def measure(row: Row, seconds: float) -> Figures:
 
 
 def table(figures: list[Figures]) -> list[list[Any]]:
-    """Rows for ``tabulate``: the ratio is turned so that it reads like the demand."""
+    """Returns rows for ``tabulate``, with the ratio in the direction of the demand."""
     out = []
     for f in figures:
         turned = f.row.demand.endswith("least")
@@ -154,7 +154,7 @@ HEADERS = ["ours : other", "MB", "ours ms", "other ms", "ratio", "25 %", "75 %",
 
 
 def _faster_read(x: torch.Tensor) -> Call:
-    """One read of the buffer, by whichever of two torch functions is faster here."""
+    """Returns one read of the buffer, by the faster of two torch functions on this machine."""
     calls: list[Call] = [lambda: torch.dot(x, x), lambda: x.sum()]
     times = []
     for call in calls:

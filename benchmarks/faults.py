@@ -66,7 +66,7 @@ def main() -> int:
 
 
 def chosen(parser: argparse.ArgumentParser, only: str | None) -> list[Row]:
-    """The rows of these names; ends the program with the list of all where one is unknown."""
+    """Returns the rows of these names; if one is unknown, exits with the list of all names."""
     known = {row.name: row for row in rows()}
     if only is None:
         return list(known.values())
@@ -84,7 +84,7 @@ def chosen(parser: argparse.ArgumentParser, only: str | None) -> list[Row]:
 def matrix(
     chosen: Sequence[Row], tries: int, first_seed: int, file: Path | None, fresh: bool
 ) -> int:
-    """Prints a row per fault; 1 if a cell is not full, or a row missing."""
+    """Prints a row per fault; returns 1 if a cell is not full or a row is missing, else 0."""
     counted = {name: row for name, row in read_json(file).items() if name != CONTEXT}
     print(f"{'fault':36} tries  watched  unharmed  records kept  cause named")
     with Forks() as forks:
@@ -106,7 +106,7 @@ def matrix(
 
 
 def _tried(row: Row, forks: Forks, tries: int, first_seed: int) -> dict[str, Any]:
-    """What the file keeps of a row."""
+    """Tries a row, and returns its figures for the file."""
     found = list(row.try_all(forks, tries, first_seed))
     _complain(row, found)
     counted: dict[str, Any] = {
@@ -131,7 +131,7 @@ def _line(name: str, row: Mapping[str, Any]) -> str:
 
 
 def _save(file: Path | None, counted: dict[str, Any]) -> None:
-    """As a whole or not at all."""
+    """Writes the figures atomically."""
     if file is not None:
         partial = file.with_name(f".{file.name}.{os.getpid()}")
         write_json(partial, counted)
@@ -139,10 +139,10 @@ def _save(file: Path | None, counted: dict[str, Any]) -> None:
 
 
 def demands(counted: dict[str, dict[str, Any]]) -> list[Demand]:
-    """Of each fault, all tries in all respects, and of all faults, that they were tried.
+    """Demands that every fault is tried, and that all tries succeed in all respects.
 
     Args:
-        counted: what --json writes, without its context.
+        counted: figures that --json writes, without their context.
     """
     found = [_demand(name, row) for name, row in counted.items()]
     known = rows()
@@ -177,7 +177,7 @@ def _complain(row: Row, found: Sequence[Try]) -> None:
 
 
 def fuzz(count: int, first_seed: int) -> int:
-    """Every command on damaged run directories; prints the seeds that crashed one."""
+    """Runs every command on damaged run directories; prints the seeds of crashes."""
     crashed = []
     for read in damaged_runs(count, first_seed):
         if read.crashed:

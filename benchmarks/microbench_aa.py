@@ -30,7 +30,7 @@ MOST_FLAGGED = 1
 
 
 def main() -> int:
-    """Measures what is missing; prints each pair, and what became of the demand."""
+    """Measures the missing pairs; prints each pair, and the demand."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("directory", type=Path)
     parser.add_argument("--pairs", type=int, default=PAIRS)
@@ -76,7 +76,7 @@ def _compared(a: Path, b: Path) -> dict[str, Any]:
 
 
 def demands(results: dict[str, Any]) -> list[Demand]:
-    """No more pairs flagged than chance may bring."""
+    """Demands that no more pairs are flagged than by chance."""
     pairs = results["pairs"]
     same = sum(one["flagged"] == 0 for one in pairs)
     what = f"pairs of equal sweeps without a difference at {results['significance']:.0%}"

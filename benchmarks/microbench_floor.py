@@ -55,7 +55,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def main() -> int:
-    """Measures, prints the table and what became of the demands."""
+    """Measures, and prints the table and the demands."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--groups", type=int, default=12, help="process groups per size")
@@ -107,7 +107,7 @@ def _measure(ranks: int, groups: int, turns: int, sizes: list[int]) -> list[dict
 
 
 def _row(line: str) -> dict[str, Any]:
-    """Of a size, times in us to a nanosecond."""
+    """Returns the figures of a size, with times in us rounded to a nanosecond."""
     found: dict[str, Any] = json.loads(line, parse_float=lambda text: round(float(text), 3))
     return found
 
@@ -132,7 +132,7 @@ def _line(row: dict[str, Any], ranks: int) -> tuple[Any, ...]:
 
 
 def demands(results: dict[str, Any]) -> list[Demand]:
-    """What is asked of each size: of bandwidth where it is large, of time where it is small."""
+    """Demands on each size: on bandwidth of large sizes, and on time of small sizes."""
     found = []
     for row in results["rows"]:
         ours, floor = (np.array(row[name]) for name in ("ours", "floor"))
@@ -152,7 +152,7 @@ def demands(results: dict[str, Any]) -> list[Demand]:
 
 
 def _interval(values: Floats, digits: int) -> str:
-    """Of the median: from the order statistics of which a fair coin leaves 2.5 % beyond each."""
+    """Returns the 95 % interval of the median, from order statistics (binomial)."""
     ordered, n = np.sort(values), len(values)
     beyond = itertools.accumulate(math.comb(n, k) for k in range(n // 2))
     below = sum(40 * ways <= 2**n for ways in beyond)

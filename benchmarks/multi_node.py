@@ -82,7 +82,7 @@ def table(found: dict[str, Any]) -> str:
 
 
 def demands(found: dict[str, Any]) -> list[Demand]:
-    """What is asked of each world size, and of which numbers of hosts."""
+    """Demands on each world size, and on the numbers of hosts measured."""
     asked = [
         Demand(
             f"{row['ranks']} ranks on {row['hosts']} hosts: interface counters against records",

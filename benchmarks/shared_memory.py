@@ -36,13 +36,13 @@ SIZES = (4096, 1_000_000, 25_000_000, 100_000_000)
 RANKS = (2, 4, 8)
 #: Least ratio of gloo's time to ours, by size, at each number of ranks.
 LEAST = dict(zip(SIZES, (6, 5, 3, 3), strict=True))
-#: Our time over a pass of all ranks over their data: at most, of so many bytes at so many ranks.
+#: Largest ratio of our time to a pass of all ranks over their data, with its bytes and ranks.
 MOST_PASSES, PASSED, PASSING_RANKS = 3.5, SIZES[-1], 2
 MODELS, DDP_RANKS = ("transformer", "25M"), (2, 4)
-#: Least ratio of what communication adds to a step, gloo's to ours.
+#: Least ratio of the time that communication adds to a step, gloo's to ours.
 LEAST_COMMUNICATION = 3.0
 HOSTS_BYTES, RATES, RANKS_PER_HOST = 25_000_000, ("1gbit", "10gbit"), (2, 4)
-#: Least ratio of gloo's time to ours by link and ranks per host; faster is asked of the others.
+#: Least ratio of gloo's time to ours by link and ranks per host; elsewhere it must exceed 1.
 LEAST_BETWEEN_HOSTS = {("1gbit", 4): 1.8}
 #: Of two hosts each must send its sum of the data once, and receive the other's. Headers and
 #: acknowledgements come on top, 0.7 % in frames of 9000 bytes.
@@ -51,7 +51,7 @@ TRIES = 100
 
 
 def main() -> int:
-    """Runs one part, prints its table and what became of its demands."""
+    """Runs one part, prints its table and its demands."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("part", choices=sorted(PARTS))
     parser.add_argument("--ranks", help="with commas (default: 2,4,8; of `ddp` and `hosts`: 2,4)")
@@ -91,7 +91,7 @@ def _all_reduce(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def all_reduce_demands(figures: dict[str, Any]) -> list[Demand]:
-    """Gains over gloo of each point, and the distance from the limit of copying."""
+    """Demands on gains over gloo at each point, and on the distance from the limit of copying."""
     found = []
     for name, times in figures.items():
         ranks, size = map(int, name.split())
@@ -133,7 +133,7 @@ def _ddp_rows(results: dict[str, Any]) -> list[tuple[Any, ...]]:
 
 
 def ddp_demands(figures: dict[str, Any]) -> list[Demand]:
-    """Of each model and number of ranks: less communication, and no longer a step."""
+    """Demands per model and number of ranks: less communication time, and no longer step."""
     found = []
     for name, times in figures.items():
         alone, gloo, ours = (np.array(times[key]) for key in ("no communication", *GROUPS))
@@ -175,7 +175,7 @@ def _per_byte(one: dict[str, Any], direction: str) -> float:
 
 
 def hosts_demands(figures: dict[str, Any]) -> list[Demand]:
-    """Of each link and number of ranks: the gain over gloo, and the bytes on the link."""
+    """Demands per link and number of ranks: on the gain over gloo, and on bytes on the link."""
     found = []
     for name, times in figures.items():
         rate, ranks = name.split()
@@ -198,7 +198,7 @@ def hosts_demands(figures: dict[str, Any]) -> list[Demand]:
 
 
 def _faults(args: argparse.Namespace) -> dict[str, Any]:
-    """Kills and stops ranks in the middle, in the core's own test."""
+    """Kills and stops ranks at random moments, in the core's own test."""
     build = ROOT / "build" / "faults"
     switches = ["-G", "Ninja", "-DCOMMPROF_TESTS=ON"]
     subprocess.run(["cmake", "-S", ROOT, "-B", build, *switches], check=True, capture_output=True)
@@ -208,7 +208,7 @@ def _faults(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def faults_demands(figures: dict[str, Any]) -> list[Demand]:
-    """The test ends at the first try that fails, so that all were right or none counts."""
+    """Demands that all tries succeed; the test ends at the first failure, so then none counts."""
     right = 0 if figures["failed"] else figures["tries"]
     what = "ranks killed or stopped: error in time that names the rank, nothing left in /dev/shm"
     return [of_all(what, right, figures["tries"], TRIES)]
@@ -220,7 +220,7 @@ def _complete(figures: dict[str, Any], wanted: list[str]) -> Demand:
 
 
 def _ratio(other: list[float], ours: list[float]) -> tuple[float, float, float]:
-    """Median of the turns' ratios, and their quartiles."""
+    """Returns the median of the turns' ratios, and their quartiles."""
     ratios = np.array(other) / np.array(ours)
     low, middle, high = np.percentile(ratios, [25, 50, 75])
     return middle, low, high

@@ -39,17 +39,17 @@ COMMANDS = {
     "resnet50": ("--workload", "resnet50:image=32", "--batch-size", "4", "--steps", "8"),
     "lora": ("--workload", "lora", "--batch-size", "4", "--steps", "16"),
 }
-#: What a workload needs beyond commprof's own requirements, to be imported by its ranks.
+#: Libraries that a workload's ranks import, beyond commprof's own requirements.
 NEEDS = {"lora": ("transformers", "peft")}
-#: Of a run's own context what a reader of the figures must know, besides what every file of
-#: figures says: machine, versions, commit.
+#: Fields of a run's context that a reader of the figures needs, besides machine, versions and
+#: commit, which every file of figures has.
 CONTEXT = ("timestamp", "backend", "threads_per_rank", "description")
-#: Distance of the quartiles over the median above which times are not to be compared.
+#: Interquartile range divided by the median, above which times cannot be compared.
 BUSY = 0.15
 
 
 def measure(name: str) -> dict[str, Any]:
-    """One command; its rows, and what it ran on."""
+    """Runs one command; returns its rows and the context of the run."""
     arguments = (*SHARED, *COMMANDS[name])
     with tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, "-m", "commprof.run", *arguments]
@@ -74,12 +74,12 @@ def measure(name: str) -> dict[str, Any]:
 
 
 def context_of(run: dict[str, Any]) -> dict[str, Any]:
-    """Of the run that made the figures; the commit is that of the code that ran it."""
+    """Returns the context of the run that made the figures, with the commit of the code."""
     return {**results_file.about(), **{key: run[key] for key in CONTEXT}}
 
 
 def check_libraries(names: list[str]) -> None:
-    """Ends this process where a library that one of these workloads needs cannot be imported."""
+    """Exits if a library that one of these workloads needs cannot be imported."""
     for name in names:
         for library in NEEDS.get(name, ()):
             tried = subprocess.run(
@@ -90,18 +90,18 @@ def check_libraries(names: list[str]) -> None:
                 check=False,
             )
             if tried.returncode:
-                reason = (tried.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+                reason = (tried.stderr.strip().splitlines() or ["no output"])[-1]
                 sys.exit(
                     f"the workload {name} needs {library}, which {sys.executable} cannot import "
-                    f"({reason}); nothing was run or overwritten: pip install 'commprof[{name}]', "
-                    "or start this with a Python that has it"
+                    f"({reason}); nothing was run or overwritten; pip install 'commprof[{name}]', "
+                    "or use a Python that has it"
                 )
 
 
 def demands(results: dict[str, Any]) -> list[Demand]:
-    """That every setting was run, and exchanged the bytes of the theory.
+    """Demands that every setting was run, and exchanged the theoretical bytes.
 
-    A single rank need not exchange anything; every other setting must have been held against it.
+    A single rank need not exchange anything; every other setting must have been compared.
     """
     measured = {
         (name, row["strategy"], row["world_size"])
@@ -124,12 +124,12 @@ def demands(results: dict[str, Any]) -> list[Demand]:
 
 
 def all_settings() -> list[tuple[str, str, int]]:
-    """Workload, strategy and world size of all that is to be measured."""
+    """Returns workload, strategy and world size of all settings to measure."""
     return [(name, how, size) for name in COMMANDS for how in STRATEGIES for size in WORLD_SIZES]
 
 
 def row_of(values: dict[str, Any]) -> StrategyRow:
-    """A row of the JSON result; what is null there is NaN again."""
+    """Returns a row of the JSON result, with null as NaN."""
     known = {key: float("nan") if value is None else value for key, value in values.items()}
     operations = []
     for operation in known.pop("operations"):
@@ -141,7 +141,7 @@ def row_of(values: dict[str, Any]) -> StrategyRow:
 
 
 def shown(results: dict[str, Any]) -> str:
-    """The tables of every workload, as the report has them."""
+    """Returns the tables of every workload, as in the report."""
     parts = []
     for result in (results[name] for name in COMMANDS):
         description = textwrap.fill(result["context"]["description"], 100)

@@ -37,7 +37,7 @@ ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "benchmarks/results/torch_ddp_tests.json"
 _RUNNER = "tests.support.ranks.capture.torch_ddp_runner"
 _MODULES = "torch.testing._internal.distributed"
-#: Module of the tests of a class; the others are of ``distributed_test``, without a class.
+#: Module of the tests of a class; tests without a class are in ``distributed_test``.
 _OF_CLASS = {
     "DdpUnderDistAutogradTest": "ddp_under_dist_autograd_test",
     "DdpComparisonTest": "ddp_under_dist_autograd_test",
@@ -80,7 +80,7 @@ def main() -> int:
 
 
 def counts(done: dict[str, list[str]], every: list[str], world_size: int) -> dict[str, Any]:
-    """What is worth keeping of the outcomes without and with commprof, by PyTorch's module."""
+    """Counts the outcomes without and with commprof, by PyTorch's module."""
     modules = sorted({module_of(name) for name in every})
     return {
         "torch": version("torch"),
@@ -114,18 +114,18 @@ def _counts(done: dict[str, list[str]], listed: int) -> dict[str, Any]:
 
 
 def module_of(name: str) -> str:
-    """PyTorch's module that a test is from."""
+    """Returns the name of PyTorch's module that contains a test."""
     tests = name.rpartition(".")[0]
     return f"{_MODULES}.{_OF_CLASS[tests] if tests else 'distributed_test'}"
 
 
 def listed(world_size: int) -> list[str]:
-    """Every test of a DDP model that this torch ships."""
+    """Returns the names of all tests of DDP models that this torch ships."""
     return _runner(world_size, False, "--list").stdout.split()
 
 
 def run(name: str, world_size: int, attached: bool) -> str:
-    """passed, skipped, failed or timeout."""
+    """Runs one test; returns passed, skipped, failed or timeout."""
     try:
         outcome = _runner(world_size, attached, name).stdout.split()
     except subprocess.TimeoutExpired:
@@ -160,7 +160,7 @@ def _runner(world_size: int, attached: bool, argument: str) -> subprocess.Comple
 
 
 def summarise(done: dict[str, list[str]], wanted: int) -> int:
-    """Prints the counts; 1 if a test ends otherwise with commprof."""
+    """Prints the counts; returns 1 if a test ends differently with commprof, else 0."""
     different = {name: pair for name, pair in done.items() if pair[0] != pair[1]}
     print(f"\n{len(done)} of {wanted} tests, by how they ended without and with commprof:")
     for (plain, attached), count in sorted(Counter(map(tuple, done.values())).items()):

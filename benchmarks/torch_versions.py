@@ -47,7 +47,7 @@ NEEDED_BYTES = 12 * 2**30
 
 
 def main() -> int:
-    """Goes through the versions; each one's figures are kept as soon as it is done."""
+    """Measures version after version; writes the figures of each as soon as it is done."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -77,7 +77,7 @@ class Environment:
     """One version's virtual environment and clone."""
 
     def __init__(self, directory: Path, minor: str) -> None:
-        """Nothing is made yet."""
+        """Makes nothing yet; see ``measured``."""
         self.minor = minor
         self._directory = directory
         self._source = directory / "commprof"
@@ -153,7 +153,7 @@ class Environment:
         return {"passed": counts["passed"], "failed": failed, "skipped": dict(skipped)}
 
     def _collective(self) -> dict[str, list[float]]:
-        """What recording adds to a call on a backend that does nothing, by call and round."""
+        """Returns the time that recording adds to a call on the fake backend, by call and round."""
         output = self._output(
             ["-W", "ignore", "benchmarks/ranks/overhead_rank.py", "collectives", str(ROUNDS)],
             {"MASTER_ADDR": "localhost", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"},
@@ -196,7 +196,7 @@ def name(figures: Mapping[str, Any]) -> str:
 
 
 def demands(parts: Parts) -> list[Demand]:
-    """Every version builds, or it would have no figures; and fails no test."""
+    """Demands that every version builds (else it has no figures) and fails no test."""
     built = {figures["torch"].rsplit(".", 1)[0] for figures in parts.values()}
     found = [
         of_all("PyTorch minors for which commprof builds", len(built), len(MINORS), len(MINORS))
@@ -209,7 +209,7 @@ def demands(parts: Parts) -> list[Demand]:
 
 
 def table(parts: Parts) -> str:
-    """A row for each version, and below it why tests were skipped."""
+    """Returns a table with a row per version, and below it the reasons for skipped tests."""
     rows = []
     reasons: dict[str, list[str]] = {}
     for _, figures in _ordered(parts):
@@ -234,13 +234,13 @@ def table(parts: Parts) -> str:
 
 
 def beside(path: Path) -> str:
-    """The table of a file of results."""
+    """Returns the table of a file of results."""
     parts = read_parts(path)
     return table(parts) if parts else ""
 
 
 def _ordered(parts: Parts) -> list[tuple[str, Mapping[str, Any]]]:
-    """By torch's version, then Python's: 2.9 before 2.10."""
+    """Sorts by torch's version, then Python's: 2.9 before 2.10."""
     return sorted(parts.items(), key=lambda item: [int(n) for n in re.findall(r"\d+", item[0])])
 
 

@@ -30,7 +30,7 @@ from benchmarks.judging.demands import Demand, judged, of_all
 from benchmarks.judging.results_file import Lines, read_rows
 
 _STEPS = 14
-#: Of the scenarios, those in which the cause must be right; ranks must be in all.
+#: Least number of scenarios with the right cause; the rank must be right in all.
 _CAUSES = 56
 _BUSY = "while True: pass"
 _Rows = list[dict[str, Any]]
@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def demands(rows: _Rows) -> list[Demand]:
-    """Rank, cause and conservation."""
+    """Demands on ranks, causes, and the sum of costs."""
     ranks, causes, adds = (sum(row[name] for row in rows) for name in ("rank", "cause", "adds_up"))
     return [
         of_all("rank right", ranks, len(rows), 60),
@@ -69,7 +69,7 @@ def demands(rows: _Rows) -> list[Demand]:
 
 
 def _batches(done: set[tuple[str, int]]) -> list[list[tuple[str, int]]]:
-    """Scenarios of one seed and number of ranks, which run in the same processes."""
+    """Yields scenarios of one seed and number of ranks, which run in the same processes."""
     from tests.support.builders.blame import SCENARIOS, job
 
     batches: dict[tuple[int, int], list[tuple[str, int]]] = {}
@@ -159,7 +159,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _clean(runs: int, load: int) -> int:
-    """Symmetric ranks that compute, one for each of two cores, beside others' load."""
+    """Runs symmetric ranks that compute, one per core, next to other load."""
     from tests.support.analysed import analyse_world
     from tests.support.machines.ranks import run_here
 

@@ -75,7 +75,7 @@ def _judge(output: Path, answers: dict[str, str]) -> int:
 
 
 def _plan(cause: str, chance: random.Random) -> dict[str, Any]:
-    """What is run: ranks or hosts, the workload's options, and what is done to it."""
+    """Returns the plan of a run: ranks or hosts, the workload's options, and the fault."""
     layers = chance.choice([4, 5, 6])
     options: dict[str, Any] = {
         "layers": layers,
@@ -144,7 +144,7 @@ _CHANGES = {
 
 
 def _card(output: Path, number: str, plan: dict[str, Any], again: bool) -> None:
-    """Runs a plan, if its run is not there, and leaves its card."""
+    """Runs a plan, if it has no run yet, and writes its card."""
     run, card = output / "runs" / number, output / f"{number}.txt"
     if card.exists() and not again:
         return

@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def demands(rows: list[dict[str, Any]]) -> list[Demand]:
-    """Nobody accused, and no more differences found than chance may bring."""
+    """Demands that no rank is named, and no more differences are found than by chance."""
     nobody = sum("named" not in row for row in rows)
     steps = sum(not row["step_changed"] for row in rows)
     all_equal = sum(not row["step_changed"] and not row["changed"] for row in rows)
@@ -87,7 +87,7 @@ def _pair(ranks: int) -> dict[str, Any]:
 
 
 def judge(runs: list[Path]) -> dict[str, Any]:
-    """What is said of the first run, and of both side by side."""
+    """Returns what the report names in the first run, and the comparison of both runs."""
     from commprof.analysis.compare import compare_runs
     from commprof.analysis.run import analyse_in_detail
 
@@ -110,7 +110,7 @@ def judge(runs: list[Path]) -> dict[str, Any]:
 
 
 def _trained(directory: Path, ranks: int) -> Path:
-    """Runs the job; returns where its traces are."""
+    """Runs the job; returns the directory of its traces."""
     from commprof.launch.job import Job
     from tests.support.machines.ranks import run_module
 

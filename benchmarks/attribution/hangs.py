@@ -90,7 +90,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
 
 
 def demands(rows: list[dict[str, Any]]) -> list[Demand]:
-    """What is asked of all tries together."""
+    """Demands on all tries together."""
     late_s = [row["beyond_threshold_s"] if row["right"] else None for row in rows]
     soon = [late is not None and late < SOON_S for late in late_s]
     counts = {

@@ -37,20 +37,20 @@ from tests.support.machines import netns
 from tests.support.machines.ranks import run_on_hosts
 
 SCHEDULES = 20
-#: Errors that are asked for, in percent of the step: in the median, and at worst.
+#: Allowed errors in percent of the step: median, and worst.
 MEDIAN, WORST = 1.0, 3.0
 STEPS, WARMUP = 12, 3
 BURST_KIB = 128
 DATA_MS, FORWARD_MS = 10.0, 2.0
 #: Mbit/s by number of hosts: all of them share this machine's processor.
 RATES = {2: (150, 500), 3: (120, 350), 4: (100, 250)}
-#: What an all-reduce of the whole step may take on the link.
+#: Allowed times of an all-reduce of the whole step on the link.
 TRANSFER_MS = (100, 450)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """In the order of backward: length of each layer and size of its gradient."""
+    """Length of each layer and size of its gradient, in the order of backward."""
 
     seed: int
     hosts: int
@@ -68,7 +68,7 @@ class Schedule:
         )
 
     def simulated_exposed_s(self) -> float:
-        """Backward begins on an idle link: data and forward outlast the burst's refill."""
+        """Simulated exposed time; backward begins on an idle link with a full burst."""
         ready_s = np.cumsum(self.backward_ms) / 1e3
         link = Link(
             bytes_per_s=self.rate_mbit * 1e6 / 8 * netns.PAYLOAD_SHARE,
@@ -82,7 +82,7 @@ class Schedule:
 
 
 def draw(seed: int) -> Schedule:
-    """2 to 6 layers of 0.5 to 6 MB; backward about as long as the exchange."""
+    """Draws a schedule of 2 to 6 layers of 0.5 to 6 MB, with backward as long as the exchange."""
     random_ = random.Random(seed)
     hosts = random_.choice((2, 2, 3, 4))
     rate = random_.randrange(*RATES[hosts], 10)
@@ -99,10 +99,10 @@ def draw(seed: int) -> Schedule:
 
 
 def measure(schedule: Schedule) -> tuple[float, float, float]:
-    """Medians over ranks and steps, in seconds: exposed time less lead, lead, and step.
+    """Returns medians over ranks and steps in seconds: exposed time minus lead, lead, and step.
 
-    A rank's lead is by how much it ended backward before the last rank, by the workload's own
-    stamps: late wake-ups are no property of the schedule, and the others wait for them.
+    A rank's lead is the time by which it ended backward before the last rank, according to the
+    workload's own timestamps: late wake-ups delay other ranks, but are not part of the schedule.
     """
     with (
         tempfile.TemporaryDirectory(prefix="commprof-known-") as directory,
@@ -177,7 +177,7 @@ def _row(schedule: Schedule) -> dict[str, Any]:
 
 
 def demands(rows: list[dict[str, Any]]) -> list[Demand]:
-    """What is asked of all schedules together."""
+    """Demands on all schedules together."""
     if not rows:
         return []
     errors = np.abs([row["error %"] for row in rows])

@@ -29,7 +29,7 @@ from benchmarks.judging.results_file import Lines, read_rows
 PHASES = ("data", "forward", "backward", "optimizer", "pause")
 NAMED_AS = {"pause": "host pause"}
 STEPS = 25
-#: Runs of each kind, and in how many the phase, or nobody, must be named.
+#: Runs of each kind, and in how many the phase, or no rank, must be named.
 WANTED, LEAST = 50, 48
 
 
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def demands(rows: list[dict[str, Any]]) -> list[Demand]:
-    """The rank that was made late, its phase with it, and nobody in clean runs."""
+    """Demands that the late rank and its phase are named, and no rank in clean runs."""
     late = [row for row in rows if row["late"]]
     clean = [row for row in rows if not row["late"]]
     named = [row for row in late if row.get("named") == row["rank"]]

@@ -38,7 +38,7 @@ from commprof.trace.reader import read_trace
 
 RANK_SCRIPT = Path(__file__).parents[1] / "ranks/two_instruments_rank.py"
 WORKLOADS = ("alone", "beside", "ddp")
-#: Of the step.
+#: Largest difference in percent of the step.
 MOST_PERCENT = 1.0
 
 
@@ -100,7 +100,7 @@ def _compared(workload: str, ranks: int, rests: bool) -> list[Demand]:
 
 
 def _read(recorded: Path) -> tuple[WorldDetail, Counter[tuple[str, tuple[int, ...]]]]:
-    """Its steps, and the collectives of a step by operation and size."""
+    """Returns a recording's steps, and the collectives of a step by operation and size."""
     result, details = analyse_in_detail(recorded)
     calls: Counter[tuple[str, tuple[int, ...]]] = Counter()
     for found in result.worlds[0].collectives:
@@ -109,7 +109,7 @@ def _read(recorded: Path) -> tuple[WorldDetail, Counter[tuple[str, tuple[int, ..
 
 
 def _stood_still_ms(trace: Path) -> npt.NDArray[np.float64]:
-    """Per step: in waits whose collective was done, as a rank without a core is."""
+    """Returns time per step in waits whose collective was done, as in ranks without a core."""
     recorded = read_trace(trace)
     steps, waited = columns.steps(recorded), exposures_of(recorded)
     done_ns = columns.collectives(recorded).end_ns[waited.collective]

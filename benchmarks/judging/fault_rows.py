@@ -19,7 +19,7 @@ from tests.support.machines.forks import Forks
 from tests.support.machines.netns import Hosts, unavailable
 from tests.support.ranks.capture.many_events import many_events
 
-#: What is asked of a try, and the attribute that answers it.
+#: Questions about a try, and the attributes that answer them.
 ASKED: Mapping[str, str] = {
     "training unharmed": "unharmed",
     "records kept": "records_kept",
@@ -30,7 +30,7 @@ _DAMAGED = 500
 _MEMORY_BYTES = 1 << 30
 
 Try = Verdict | Outcome
-#: Tries a fault so many times, the first of them with a seed, the next with the one after it.
+#: Tries a fault a number of times, with consecutive seeds from the given one.
 TryAll = Callable[[Forks, int, int], Iterable[Try]]
 
 
@@ -39,18 +39,18 @@ class Row:
     """One fault of the matrix."""
 
     name: str
-    #: Why it cannot be tried here; empty if it can. Asked only of what is tried.
+    #: Returns why this machine cannot try the fault; empty if it can. Called only for chosen rows.
     unavailable: Callable[[], str]
     try_all: TryAll
     asked: Mapping[str, str] = field(default_factory=lambda: ASKED)
-    #: How often it is tried, whatever --tries says; 0: as that says.
+    #: Number of tries, regardless of --tries; 0 to use --tries.
     tries: int = 0
-    #: Whether watchdog and live metrics must be at work in every other try.
+    #: True if watchdog and live metrics must run in every other try.
     watched: bool = False
 
 
 def rows() -> list[Row]:
-    """The whole matrix."""
+    """Returns all rows of the matrix."""
     no_mount = "no file system can be mounted"
     return [
         *(_in_a_job(fault, str) for fault in fault_list.FAULTS),
@@ -84,7 +84,7 @@ def _no_cgroup() -> str:
 
 
 def _in_a_job(fault: Fault, unavailable: Callable[[], str]) -> Row:
-    """Ranks that are forked from one warm Python, without a launcher."""
+    """Makes a row for ranks that are forked from one warm Python, without a launcher."""
     # Ranks of another user may have no right to start a Python of this one.
     watched = fault.uid == 0
 
@@ -108,7 +108,7 @@ def _of_a_launcher(fault: LauncherFault) -> Row:
 
 
 def _guarded(try_once: Callable[[], Try]) -> Try:
-    """A try that comes to no end, or fails in another way, is one that shows nothing good."""
+    """Runs a try; one that does not end, or fails in another way, counts as failed."""
     try:
         return try_once()
     except Exception:

@@ -13,7 +13,7 @@ _SAMPLES = 4000
 
 
 def median_interval(values: npt.ArrayLike) -> tuple[float, float]:
-    """95 % bootstrap interval of the median."""
+    """Returns the 95 % bootstrap interval of the median."""
     found = np.asarray(values, dtype=np.float64)
     random = np.random.default_rng(0)
     samples = found[random.integers(0, len(found), size=(_SAMPLES, len(found)))]
@@ -22,9 +22,9 @@ def median_interval(values: npt.ArrayLike) -> tuple[float, float]:
 
 
 def ratio_interval(above: npt.ArrayLike, below: npt.ArrayLike) -> tuple[float, float]:
-    """The same of median(above) / median(below), whose values belong together in pairs.
+    """Returns the same interval of median(above) / median(below), for paired values.
 
-    Where a sample's lower median is 0 or less, the ratio counts as infinite.
+    If the lower median of a sample is 0 or less, its ratio counts as infinite.
     """
     pairs = np.array([above, below], dtype=np.float64)
     random = np.random.default_rng(0)
@@ -36,29 +36,29 @@ def ratio_interval(above: npt.ArrayLike, below: npt.ArrayLike) -> tuple[float, f
 
 
 def ratio_of(above: float, below: float) -> float:
-    """above / below; infinite where nothing, or less than that, is left below."""
+    """Returns above / below; infinite if ``below`` is 0 or less."""
     return float(above / below) if below > 0 else float("inf")
 
 
-#: Of the first line of ``/proc/stat``, behind its name: proc(5).
+#: Fields of the first line of ``/proc/stat``, after its name: proc(5).
 _IDLE, _IOWAIT, _STEAL, _KNOWN = 3, 4, 7, 8
 
-#: Share above which a measurement is done again.
+#: Stolen share above which a measurement is repeated.
 MOST_STOLEN = 0.02
 
 
 class Stolen:
-    """Counts from when it is made.
+    """Processor time that the hypervisor stole since this object was made.
 
-    The share is of the time that processors had something to run: a job that mostly sleeps is
-    disturbed by less.
+    The share refers to the time in which processors had something to run, because a job that mostly
+    sleeps is disturbed by less.
     """
 
     def __init__(self) -> None:
         self._begin = _ticks()
 
     def share(self) -> float:
-        """Stolen over stolen and run, 0 to 1; 0 where nothing ran or the kernel does not tell."""
+        """Returns stolen / (stolen + run), 0 to 1; 0 if nothing ran or the kernel has no count."""
         begin, end = self._begin, _ticks()
         if len(begin) < _KNOWN or len(end) < _KNOWN:
             return 0.0

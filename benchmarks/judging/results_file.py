@@ -15,7 +15,7 @@ _MACHINE = ("cpu_model", "usable_cpu_count", "memory_bytes", "kernel")
 
 
 def about() -> dict[str, Any]:
-    """The machine and what runs on it; imports torch."""
+    """Returns the machine, versions and commit, for a file's context; imports torch."""
     from datetime import datetime, timezone
     from importlib.metadata import version
 
@@ -35,7 +35,7 @@ def about() -> dict[str, Any]:
 
 
 def read_json(path: Path | None) -> dict[str, Any]:
-    """The object in a file; empty where there is no file."""
+    """Returns the object in a file; empty if there is no file."""
     if path is None or not path.exists():
         return {}
     found: dict[str, Any] = json.loads(path.read_text())
@@ -49,7 +49,7 @@ def write_json(path: Path | None, figures: dict[str, Any]) -> None:
 
 
 def write_part(path: Path | None, part: str, figures: dict[str, Any]) -> None:
-    """Writes one part's figures beside those that are in the file, its own earlier ones included.
+    """Writes one part's figures to a file, which keeps other parts and the part's older figures.
 
     A part is ``{"context": ..., "figures": ...}``; the context is that of its latest figures.
     """
@@ -61,17 +61,17 @@ def write_part(path: Path | None, part: str, figures: dict[str, Any]) -> None:
 
 
 def read_parts(path: Path | None) -> dict[str, dict[str, Any]]:
-    """Figures by part."""
+    """Returns the figures by part."""
     return {name: part["figures"] for name, part in read_json(path).items()}
 
 
 def read_rows(path: Path | None) -> list[dict[str, Any]]:
-    """The lines of a file of JSON lines, without contexts; empty where there is no file."""
+    """Returns the rows of a file of JSON lines, without contexts; empty if there is no file."""
     return [row for row in _lines(path) if row.keys() != {CONTEXT}]
 
 
 def contexts(path: Path) -> list[dict[str, Any]]:
-    """What a file of any kind says of machine and time; empty in files that say nothing."""
+    """Returns the contexts (machine and time) in a file of any kind; empty if it has none."""
     try:
         document = read_json(path)
         found = [document, *document.values()]
@@ -84,7 +84,7 @@ class Lines:
     """A file of JSON lines that grows: a context before the first row of each session."""
 
     def __init__(self, path: Path | None) -> None:
-        """Rows go nowhere where path is None."""
+        """Opens the file at ``path``; if that is None, rows are dropped."""
         self._path = path
         self._told = False
 
@@ -99,7 +99,7 @@ class Lines:
 
 
 def _text(document: dict[str, Any]) -> str:
-    """Indented, but with each list of numbers on one line."""
+    """Returns indented JSON, with each list of numbers on one line."""
     text = json.dumps(document, indent=1)
     return _NUMBERS.sub(lambda match: "[" + " ".join(match[1].split()) + "]", text) + "\n"
 

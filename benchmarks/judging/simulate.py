@@ -30,7 +30,7 @@ from dataclasses import dataclass
 SEGMENT_BYTES = 1 << 20
 #: gloo's threads per process group, as torch sets them.
 WORKERS = 2
-#: Segments of one all-reduce that are under way at most.
+#: Most segments of one all-reduce in flight.
 _WINDOW = 2
 
 
@@ -52,12 +52,12 @@ class Link:
 
 @dataclass(frozen=True)
 class SimulatedStep:
-    """Times are seconds since the begin of backward."""
+    """Result of the simulation; times are seconds since the begin of backward."""
 
-    #: Per bucket, in the order given.
+    #: End of each bucket, in the given order.
     begin_s: tuple[float, ...]
     end_s: tuple[float, ...]
-    #: From the end of backward until the last bucket is there.
+    #: Time from the end of backward until the last bucket is complete.
     exposed_s: float
 
 
@@ -71,11 +71,11 @@ def simulate(
     """Runs one step's all-reduces over an idle link.
 
     Args:
-        buckets: in order of issue, so with ``ready_s`` that does not fall.
-        backward_s: when backward is over.
-        ranks: in the ring; alone a rank has nothing to send.
-        link: of every rank.
-        workers: all-reduces that run at a time.
+        buckets: buckets in order of issue, so with ``ready_s`` that does not fall.
+        backward_s: end of backward.
+        ranks: ranks in the ring; a single rank sends nothing.
+        link: link of every rank.
+        workers: number of all-reduces that run at a time.
 
     Raises:
         ValueError: the buckets are not in order of issue, or a number is out of range.
@@ -94,7 +94,7 @@ def simulate(
 
 
 def ring_segments(size_bytes: float, ranks: int) -> int:
-    """Segments into which gloo cuts an all-reduce: a multiple of the ranks."""
+    """Number of segments into which gloo cuts an all-reduce: a multiple of the ranks."""
     wanted = max(math.ceil(size_bytes / SEGMENT_BYTES), 2 * ranks)
     return -(-wanted // ranks) * ranks
 
@@ -121,7 +121,7 @@ class _Transfer:
 
 
 class _Exchange:
-    """The event loop. Events are buckets that get ready and segments that have passed."""
+    """Event loop; events are buckets that become ready and segments that have passed."""
 
     def __init__(self, buckets: Sequence[Bucket], ranks: int, link: Link, workers: int) -> None:
         self.begin_s = [math.nan] * len(buckets)
@@ -161,7 +161,7 @@ class _Exchange:
 
 
 class _Pipe:
-    """First come, first served, at the link's rate; idle time saves up tokens."""
+    """A link that serves first come, first served, at its rate; idle time saves up tokens."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -169,7 +169,7 @@ class _Pipe:
         self._idle_since_s = 0.0
 
     def send(self, now: float, size_bytes: float) -> float:
-        """When the last of these bytes has passed."""
+        """Returns when the last of these bytes has passed."""
         begin_s = max(now, self._idle_since_s)
         saved = (begin_s - self._idle_since_s) * self._link.bytes_per_s
         tokens = min(self._link.burst_bytes, self._tokens + saved)

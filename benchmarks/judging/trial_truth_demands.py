@@ -21,7 +21,7 @@ NO = ("none", "not-the-bottleneck")
 
 
 def summary(rows: Rows) -> Iterator[str]:
-    """Rows, coverage, and what each part took."""
+    """Yields lines with rows, coverage, and the time of each part."""
     steps, link = _true_steps(rows), _good(rows, "link")
     for label, values in sorted(steps.items(), key=lambda item: statistics.median(item[1])):
         yield (
@@ -45,12 +45,12 @@ def summary(rows: Rows) -> Iterator[str]:
 
 
 def is_disturbed(row: Row) -> bool:
-    """Whether a run did not fail and the hypervisor took more of it than it may."""
+    """True if a run did not fail, but the hypervisor took more of its time than allowed."""
     return "failed" not in row and row.get("stolen", 0.0) > MOST_STOLEN
 
 
 def demands(rows: Rows) -> list[Demand]:
-    """What is asked of the trials of both kinds, and of their intervals."""
+    """Demands on the trials of both kinds, and on their intervals."""
     steps, link, loopback = _true_steps(rows), _good(rows, "link"), _good(rows, "loopback")
     found = []
     if steps and link:
@@ -75,14 +75,14 @@ def demands(rows: Rows) -> list[Demand]:
 
 
 def _at_its_rate(what: str, held: int, count: int) -> Demand:
-    """Of so many 95 % intervals: what chance allows, which is two standard deviations."""
+    """Demands that 95 % intervals hold at their rate, minus two standard deviations."""
     least = max(0, math.ceil(0.95 * count - 2 * math.sqrt(0.05 * 0.95 * count)))
     asked = f"at least {least}: 95 % minus two standard deviations"
     return Demand(what, f"{held} of {count} ({held / count:.0%})", asked, held >= least)
 
 
 def _good(rows: Rows, part: str) -> list[Row]:
-    """Those of a part that neither failed nor were disturbed."""
+    """Returns the runs of a part that neither failed nor were disturbed."""
     found = [one for one in rows if one["part"] == part and "failed" not in one]
     return [one for one in found if not is_disturbed(one)]
 
@@ -109,7 +109,7 @@ def _true_ratios(steps: dict[str, list[float]]) -> dict[str, float]:
 
 
 def _held(steps: dict[str, list[float]], link: Rows) -> dict[str, int]:
-    """By candidate, the trials whose interval holds the true ratio."""
+    """Returns, by candidate, the trials whose interval contains the true ratio."""
     return {
         label: sum(_holds(one["ratios"][label], ratio) for one in link)
         for label, ratio in _true_ratios(steps).items()

@@ -29,7 +29,7 @@ MS = 1e6
 
 
 def loop(device: Any, tensor: Any) -> Counter[str]:
-    """The calls of one collective and its wait, on average; the first ones are left out."""
+    """Returns the average calls of one collective and its wait, without the first ones."""
     device.collectives_take(0.2 * MS)
     for i in range(COLLECTIVES + 50):
         if i == 50:
@@ -42,7 +42,7 @@ def loop(device: Any, tensor: Any) -> Counter[str]:
 
 
 def count(shields: bool) -> dict[str, float]:
-    """By name, what capture adds per collective with its wait."""
+    """Returns the calls that capture adds per collective with its wait, by name."""
     device = fake_device.load(shields=shields)
     dist.Backend.register_backend("fakedevice", device.backend, devices=["privateuseone"])
     dist.init_process_group("fakedevice", store=dist.HashStore(), rank=0, world_size=1)
@@ -55,7 +55,7 @@ def count(shields: bool) -> dict[str, float]:
 
 
 def counted_apart(shields: bool) -> dict[str, float]:
-    """As ``count``, in a process of its own."""
+    """Runs ``count`` in its own process."""
     command = [sys.executable, "-m", "benchmarks.own_cost.device_calls", "--count"]
     done = subprocess.run(
         [*command, *(["--shields"] if shields else [])], capture_output=True, text=True, check=True

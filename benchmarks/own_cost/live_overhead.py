@@ -44,16 +44,16 @@ from commprof.trace.reader import read_trace
 
 BLOCK_S, LEFT_OUT_S = 10.0, 3.0
 ON, OFF_A, OFF_B = "on", "off_a", "off_b"
-#: Of a step with a monitor over one without.
+#: Largest ratio of a step with a monitor to one without.
 MOST = 1.01
-#: World sizes that are asked for.
+#: World sizes with a demand.
 RANKS = (2, 4)
 OUTPUTS = ("--metrics-address", "127.0.0.1:0", "--metrics-jsonl", "m.jsonl")
 MORE_STEPS_THAN_IT_LASTS = "100000000"
 
 
 def main() -> int:
-    """Runs what the file does not hold yet; prints a table and what became of the demands."""
+    """Runs the rounds that the file lacks; prints a table and the demands."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the job ends, too
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -77,7 +77,7 @@ def main() -> int:
 
 
 def measure(ranks: int, workload: str, rounds: int, seed: int) -> list[dict[str, float]]:
-    """Per round the median step in ms of each of its blocks, and the monitor's share of a core."""
+    """Returns per round the median step of each block in ms, and the monitor's share of a core."""
     order = random.Random(f"{seed} {ranks}")
     with tempfile.TemporaryDirectory() as place:
         run = Path(place) / "run"
@@ -105,7 +105,7 @@ def measure(ranks: int, workload: str, rounds: int, seed: int) -> list[dict[str,
 
 
 def _block(run: Path, name: str) -> tuple[int, int, float]:
-    """Begin and end of what counts of a block, and the part of a core that its monitor took."""
+    """Runs a block; returns begin and end of its counted part, and the monitor's core share."""
     begin_s = time.monotonic()
     monitor = None
     if name == ON:
@@ -124,7 +124,7 @@ def _block(run: Path, name: str) -> tuple[int, int, float]:
 
 
 def _sleep(until_s: float, run: Path, monitor: subprocess.Popen[bytes] | None) -> None:
-    """Until then, with a scrape every other second while there is a monitor."""
+    """Sleeps until the given time, with a scrape every other second if there is a monitor."""
     while (rest_s := until_s - time.monotonic()) > 0:
         if monitor is not None:
             with contextlib.suppress(OSError, ValueError):
@@ -141,7 +141,7 @@ def _cpu_s(monitor: subprocess.Popen[bytes] | None) -> float:
 
 
 def _await_steps(world: Path, ranks: int, job: subprocess.Popen[bytes]) -> None:
-    """Until all ranks record, and some seconds of warm-up more."""
+    """Waits until all ranks record, plus some seconds of warm-up."""
     while not all((world / f"rank_{rank}.trace").exists() for rank in range(ranks)):
         if job.poll() is not None:
             sys.exit(f"the job ended with {job.returncode} before it began")
@@ -168,7 +168,7 @@ def _steps_in(
 
 
 def table(found: dict[str, Any]) -> str:
-    """Typical ratios of the rounds with their 95 % intervals."""
+    """Returns a table of the rounds' typical ratios with their 95 % intervals."""
     rows = []
     for name, rounds in found.items():
         if not rounds:
@@ -193,13 +193,13 @@ def table(found: dict[str, Any]) -> str:
 
 
 def ratios(rounds: list[dict[str, float]]) -> tuple[Interval, Interval]:
-    """Of a round: with a monitor over without, and without over without; see ``overhead.py``."""
+    """Returns a round's ratios: with / without a monitor, and the control without / without."""
     on, off_a, off_b = (np.array([each[key] for each in rounds]) for key in (ON, OFF_A, OFF_B))
     return signed_rank_ratio(on, (off_a + off_b) / 2), signed_rank_ratio(off_a, off_b)
 
 
 def demands(found: dict[str, Any]) -> list[Demand]:
-    """What is asked of wall time at each of the world sizes: the interval's upper end."""
+    """Demands on the upper end of wall time's interval, at each world size."""
     asked = []
     measured = {name: rounds for name, rounds in found.items() if rounds}
     for name, rounds in measured.items():

@@ -24,12 +24,12 @@ from benchmarks.judging.demands import Demand, judged
 from benchmarks.judging.results_file import write_json
 
 COLLECTIVES, STEPS = 1_000_000, 1000
-#: Of memory's growth, and of the trace.
+#: Limit of memory's growth, and of the trace's size.
 MOST_BYTES = 1_000_000
 
 
 def rss_bytes() -> int:
-    """Memory of this process that is in RAM now, without the files it maps."""
+    """Returns the resident memory of this process, without mapped files."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
@@ -37,7 +37,7 @@ def rss_bytes() -> int:
 
 
 def measure(directory: Path, collectives: int) -> dict[str, Any]:
-    """Runs that many in steps, under capture; returns what became of memory and trace."""
+    """Runs that many collectives in steps, under capture; returns figures of memory and trace."""
     import torch
     import torch.distributed as dist
 
@@ -74,7 +74,7 @@ def measure(directory: Path, collectives: int) -> dict[str, Any]:
 
 
 def demands(figures: dict[str, Any], wanted: int = COLLECTIVES) -> list[Demand]:
-    """What is asked of the figures of one run of so many collectives."""
+    """Demands on the figures of a run of ``wanted`` collectives."""
     # An issue and a completion each; a dropped record is one of the two.
     lost = 2 * figures["collectives"] - figures["counted"] - figures["completed"]
     grown, trace = figures["rss_growth_bytes"], figures["trace_bytes"]

@@ -57,17 +57,17 @@ SIZES = {
     "medium": (4, 4, 3),
     "large": (3, 3, 2),
 }
-#: Models that a demand speaks of, and what a step may take by mode, over one without commprof.
+#: Models with a demand, and the largest ratio of a step by mode to one without commprof.
 ASKED = ("small", "medium", "large")
 RECORDED = ("always-on", "full", "full, attached")
 MOST_CPU = dict(zip(RECORDED, (1.002, 1.005, 1.005), strict=True))
 MOST_WALL = dict(zip(RECORDED, (1.005, 1.01, 1.01), strict=True))
 PLAIN, CONTROL, PROFILER = "plain", "A/A control", "torch.profiler"
-#: As under a compressor: commprof's hook, with DDP's own mean inside.
+#: DDP's own mean in commprof's hook, as a compressor would be.
 HOOK = "full, hook"
 MODES = (PLAIN, CONTROL, *RECORDED, HOOK, PROFILER)
 RANKS = (1, 2)
-#: Clocks, as tables name them.
+#: Clocks, and their names in tables.
 CLOCKS = {
     "thread": "CPU time of the training thread",
     "process": "CPU time of the process",
@@ -77,7 +77,7 @@ CLOCKS = {
 BLOCKS, BLOCK_STEPS, LOTS = 200, 16, 5
 HELD_LEAST, HELD_MOST = 0.93, 0.97
 PARTS = ("calls", "calibration", "turns")
-#: What a call may take more, in us, by mode of the collectives.
+#: Largest time added to a call, in us.
 MOST_US = 1.0
 WATCHED = ("observed", "always-on")
 #: Tensors lie one behind the other in every process, and not where the kernel puts each: equal
@@ -90,7 +90,7 @@ Cell = dict[str, dict[str, list[list[float]]]]
 
 
 def main() -> int:
-    """Runs what is asked for, prints tables and what became of the demands."""
+    """Runs the requested parts, prints tables and the demands."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)} (default: all)")
     parser.add_argument("--minutes", type=float, default=8.0, help="that it takes (default: 8)")
@@ -107,7 +107,7 @@ def main() -> int:
 
 
 def turns(end_s: float) -> dict[str, Any]:
-    """All modes beside each other; prints a table for each clock."""
+    """Measures all modes in turns; prints a table for each clock."""
     results = generations(end_s)
     for clock, name in CLOCKS.items():
         print(f"\n{name[0].upper()}{name[1:]} per step, over that of plain processes [95 %]\n")
@@ -116,7 +116,7 @@ def turns(end_s: float) -> dict[str, Any]:
 
 
 def generations(end_s: float) -> dict[str, Cell]:
-    """One of each model and number of ranks after the other, for as long as there is time."""
+    """Measures generations of each model and number of ranks in turn, while there is time."""
     cells: dict[str, Cell] = {cell_name(*cell): {} for cell in _cells()}
     longest_s, order = 0.0, random.Random(0)
     with fork_server() as server:
@@ -139,28 +139,28 @@ def _cells() -> list[tuple[str, int]]:
 
 
 def cell_name(size: str, ranks: int) -> str:
-    """The key of a model at so many ranks in the file."""
+    """Returns the key of a model and number of ranks in the file."""
     return f"turns_{size}_{ranks}"
 
 
 class Processes:
-    """The ranks of one mode, which run when it is their turn and are stopped else."""
+    """Ranks of one mode, which run in their turn and are stopped otherwise."""
 
     def __init__(self) -> None:
-        """None yet."""
+        """Starts without ranks."""
         self._doors: list[socket.socket] = []
         self._lines: list[Any] = []
         self._pids: list[int] = []
 
     def add(self, door: socket.socket, lines: Any, pid: int) -> None:
-        """One that is warm, with the connection to it."""
+        """Adds a warm rank, with its connection."""
         self._doors.append(door)
         self._lines.append(lines)
         self._pids.append(pid)
         os.kill(pid, signal.SIGSTOP)
 
     def run(self, steps: int) -> list[dict[str, Any]]:
-        """What each rank says of so many steps after one that does not count."""
+        """Runs steps after one that does not count; returns the replies of the ranks."""
         self._signal(signal.SIGCONT)
         for lines in self._lines:
             print(steps, file=lines, flush=True)
@@ -169,7 +169,7 @@ class Processes:
         return taken
 
     def turn(self, steps: int) -> dict[str, float]:
-        """The same by clock, see the top of this file."""
+        """Runs a turn; returns its figures by clock, see the top of this file."""
         taken = self.run(steps)
         found = {"wall": max(one["wall"] for one in taken)}
         for clock in ("thread", "process", "instructions"):
@@ -179,7 +179,7 @@ class Processes:
         return found
 
     def end(self) -> None:
-        """Lets them close their traces and go."""
+        """Lets the ranks close their traces and end."""
         self._signal(signal.SIGCONT)
         for door in self._doors:
             door.shutdown(socket.SHUT_WR)
@@ -201,7 +201,7 @@ def generation(
     steps: int,
     order: random.Random,
 ) -> dict[str, dict[str, list[float]]]:
-    """New processes of all modes, and their turns: by mode and clock the values of the rounds."""
+    """Starts processes of all modes; returns the rounds' values by mode and clock."""
     found: dict[str, dict[str, list[float]]] = {}
     with ExitStack() as stack:
         place = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
@@ -259,9 +259,9 @@ def fork_server() -> Iterator[Any]:
 def ratio(
     cell: Cell, mode: str, clock: str, over: tuple[str, ...] = (PLAIN, CONTROL)
 ) -> Interval | None:
-    """Of a mode to the mean of others, plain ones, with the interval over generations.
+    """Returns the ratio of a mode to the mean of plain processes, with its interval.
 
-    None where the clock has nothing; of the control to the other plain one.
+    The control's ratio is to the other plain process. None if the clock was not measured.
     """
     if clock not in cell.get(mode, {}) or len(cell[mode][clock]) < 2:
         return None
@@ -271,9 +271,9 @@ def ratio(
 
 
 def table(results: dict[str, Any], clock: str, style: str = "simple") -> str:
-    """A row per model and number of ranks, a column per mode; empty where nothing was measured.
+    """Returns a table with a row per model and ranks, a column per mode; empty if not measured.
 
-    The last one is what a hook adds to an attached model without one.
+    The last column is the time that a hook adds to an attached model without one.
     """
     rows = []
     for size, ranks in _cells():
@@ -293,12 +293,12 @@ def _shown(found: Interval | None) -> str:
 
 
 def demands(results: dict[str, Any]) -> list[Demand]:
-    """What is asked of what was measured: of steps, of intervals, and of single calls."""
+    """Demands on measured steps, intervals and single calls."""
     return [*step_demands(results), *calibration_demands(results), *call_demands(results)]
 
 
 def step_demands(results: dict[str, Any]) -> list[Demand]:
-    """CPU and wall time of each mode that records, and torch.profiler's above them."""
+    """Demands on CPU and wall time of each recording mode, and that torch.profiler's is above."""
     found = []
     for size, ranks in _cells():
         cell = results.get(cell_name(size, ranks), {})
@@ -332,7 +332,7 @@ def _demand(what: str, clock: str, mode: str, found: Interval) -> Demand:
 
 
 def call_demands(results: dict[str, Any]) -> list[Demand]:
-    """What a call takes more than without commprof, on a backend that does nothing."""
+    """Demands on the time that commprof adds to a call, on a backend that does nothing."""
     found = []
     for call, times in results.get("collectives", {}).items():
         for mode in (mode for mode in WATCHED if mode in times):
@@ -344,7 +344,7 @@ def call_demands(results: dict[str, Any]) -> list[Demand]:
 
 
 def calibrate(_: float) -> dict[str, Any]:
-    """How many blocks' intervals hold 1, by comparison, clock and number of ranks."""
+    """Counts the blocks whose interval contains 1, by comparison, clock and number of ranks."""
     held: dict[str, int] = {}
     order = random.Random(0)
     with fork_server() as server, tempfile.TemporaryDirectory() as place:
@@ -373,7 +373,7 @@ def _held(samples: Samples) -> Iterator[tuple[str, bool]]:
 
 
 def calibration_demands(results: dict[str, Any]) -> list[Demand]:
-    """That the intervals hold at their rate, where nothing differs."""
+    """Demands that the intervals hold at their rate if nothing differs."""
     measured = results.get("calibration", {"blocks": 0, "tried": 0, "held": {}})
     found = []
     for name, held in measured["held"].items():

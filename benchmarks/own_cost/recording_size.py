@@ -22,7 +22,7 @@ from benchmarks.judging.demands import Demand, at_most, judged
 from tests.support.builders.profiler_traces import Event, document, kernel, rank_events
 
 EVENTS = 100_000
-#: Of a step of ``rank_events``.
+#: Events in a step of ``rank_events``.
 PER_STEP = 5
 
 
@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def _events(rank: int) -> list[Event]:
-    """A seventh of them kernels and ranges, the rest what is passed over."""
+    """Yields events: a seventh are kernels and ranges, the rest are ignored by commprof."""
     steps = EVENTS // (7 * PER_STEP)
     own = rank_events(min(rank, 1), steps=steps)
     passed = {**kernel("gemm", 0, 1), "cat": "ac2g", "id": 1}
@@ -60,7 +60,7 @@ def _events(rank: int) -> list[Event]:
 
 
 def _write_large(path: Path, size: float) -> int:
-    """One rank's events over and over, each time later: all steps are different ones."""
+    """Writes one rank's events repeatedly, each time later, so that all steps differ."""
     steps = 1000
     events = rank_events(0, steps=steps)
     noise = [
@@ -86,7 +86,7 @@ def _write_large(path: Path, size: float) -> int:
 
 
 def _report(path: Path) -> tuple[float, float, int]:
-    """Processor seconds, seconds, and the largest resident set in bytes."""
+    """Runs the report; returns processor seconds, seconds, and largest resident set in bytes."""
     began = time.monotonic()
     with subprocess.Popen(
         [sys.executable, "-m", "commprof", "report", str(path)], stdout=subprocess.DEVNULL

@@ -45,7 +45,7 @@ from tests.support.machines import netns
 MIB = 1 << 20
 STEPS, TRANSFORMER_STEPS = 14, 12
 BURST_KIB = 64
-#: What a link keeps waiting: so much that nothing is lost, which costs TCP a good part of a step.
+#: Queue of a link, long enough that no packet is lost, which would cost TCP a good part of a step.
 QUEUE = "2s"
 #: CUBIC, which Linux takes by itself, ends slow start when the delay rises (HyStart), which it does
 #: on a link that ranks share: the window stays below a message, whose rest then waits for a round
@@ -65,8 +65,8 @@ RATES_MBIT = (80, 160, 320)
 FITTED_MBIT, FITTED_RANKS = 160, 2
 HOOKS = ("", "fp16", "topk:ratio=0.05")
 RANKS = (4, 8)
-#: Errors that are asked for: in the mean, and at worst. The transformer's steps differ by more than
-#: that from run to run, so that nothing is asked of a single one.
+#: Allowed errors: mean, and worst. The transformer's steps differ by more than that from run to
+#: run, so there is no demand on a single step.
 MEAN, WORST = 0.05, 0.15
 ERRORS = {
     "model": "error",
@@ -85,7 +85,7 @@ class Point:
     hook: str
 
     def workload(self, scale: float) -> str:
-        """With gradients so many times as large."""
+        """Returns the workload's options, with gradients ``scale`` times as large."""
         sizes = [size * scale for size in GRADIENT_MB]
         backward, gradient = (
             "/".join(f"{x:g}" for x in values[::-1]) for values in (BACKWARD_MS, sizes)
@@ -116,7 +116,7 @@ def _cores() -> int:
 
 
 def points(seed: int = 0) -> list[Point]:
-    """All of them, in an order in which any beginning is a fair sample."""
+    """Returns all points, in an order in which any leading part is a fair sample."""
     grid = itertools.product(RANKS, RATES_MBIT, CAPS_MIB, HOOKS)
     found = [Point(*values) for values in grid]
     random.Random(seed).shuffle(found)
@@ -124,7 +124,7 @@ def points(seed: int = 0) -> list[Point]:
 
 
 def record(point: Point, directory: Path, scale: float = 1.0) -> tuple[list[Recorded], int]:
-    """Runs the point's setting and reads it back; once more if a rank fails. Also packets lost."""
+    """Runs a point's setting, again if a rank fails; returns the recording and packets lost."""
     name = f"{point.ranks}_{point.rate_mbit}_{point.cap_mib:g}_{point.hook or 'none'}_{scale:g}"
     workload = point.workload(scale)
     job = Job(workload, point.ranks, directory, STEPS, hook=False, compressor=point.hook)
@@ -148,9 +148,9 @@ def _read(world: Path) -> list[Recorded]:
 
 
 def fitted(directory: Path) -> Replay:
-    """From 2 ranks and one bandwidth: each hook with the finest buckets and with one.
+    """Fits 2 ranks at one bandwidth: each hook with the finest buckets and with a single one.
 
-    Latency hides behind all but small buckets, so they are recorded too.
+    Small buckets are recorded because others hide the latency.
     """
     base: list[Recorded] = []
     for hook, cap in itertools.product(HOOKS, (FINEST, ONE)):
@@ -161,12 +161,12 @@ def fitted(directory: Path) -> Replay:
 
 
 def transformer(directory: Path, rounds: int) -> Iterator[dict[str, Any]]:
-    """Caps and hooks at 2 ranks on this host, from one cap with each hook.
+    """Predicts and measures caps and hooks at 2 ranks on this host, from one cap with each hook.
 
-    This machine's speed drifts by more than the demanded error from minute to minute. So all is run
-    round after round, each round shuffled, the replayed setting twice in each; and what a setting
-    takes is its ratio to that one in the same round, in the median over the rounds, times the
-    median step of the run that is replayed.
+    This machine's speed drifts by more than the demanded error from minute to minute. So all
+    settings run in shuffled rounds, the replayed setting twice in each. The measured step of a
+    setting is its median ratio to the replayed setting in the same round, times the median step of
+    the replayed run.
     """
     asked = list(itertools.product(TRANSFORMER_CAPS_MIB, HOOKS))
     replayed = (1.0, "")
@@ -205,7 +205,7 @@ def _row(
     measured: Sequence[Recorded],
     step_s: float,
 ) -> dict[str, Any]:
-    """``measured``: runs of the setting, for its buckets; ``step_s``: what a step took."""
+    """Returns a row; ``measured`` are runs of the setting, ``step_s`` is its measured step."""
     found = replay.predict(scenario)
     values = {
         "measured": step_s,
@@ -225,22 +225,22 @@ def _row(
 
 
 def _mean_step_s(runs: Sequence[Recorded]) -> float:
-    """Mean of the runs' median steps."""
+    """Returns the mean of the runs' median steps."""
     return float(np.mean([_step_s(each) for each in runs]))
 
 
 def _step_s(run: Recorded) -> float:
-    """Its median step."""
+    """Returns the median step of a run."""
     return float(np.median(run.schedule.period_s))
 
 
 def is_transformer(row: dict[str, Any]) -> bool:
-    """Its points are all of 2 ranks on one link, and say neither."""
+    """True for a row of the transformer study, whose rows name neither ranks nor link."""
     return "ranks" not in row
 
 
 def errors(rows: Sequence[dict[str, Any]]) -> dict[str, tuple[float, float]]:
-    """Mean and worst absolute error, of the model and of both bounds."""
+    """Returns the mean and worst absolute errors of the model and of both bounds."""
     found = {}
     for what, name in ERRORS.items():
         values = np.abs([row[name] for row in rows])
@@ -250,7 +250,7 @@ def errors(rows: Sequence[dict[str, Any]]) -> dict[str, tuple[float, float]]:
 
 
 def demands(rows: Sequence[dict[str, Any]]) -> list[Demand]:
-    """What is asked of the model, of all points of one study."""
+    """Demands on the model's errors at all points of one study."""
     found = errors(rows)
     mean, worst = (100 * value for value in found["model"])
     of_transformer = is_transformer(rows[0])
@@ -314,7 +314,7 @@ def _study(
 def _undisturbed(
     point: Point, directory: Path, scale: float = 1.0
 ) -> tuple[list[Recorded], int, float]:
-    """As `record`, again while the hypervisor takes too much; and what it took of the last."""
+    """Repeats `record` while the hypervisor takes too much; also returns its share of the last."""
     for attempt in range(_TRIES):
         stolen = Stolen()
         measured, lost = record(point, directory / f"try_{attempt}", scale)
@@ -326,7 +326,7 @@ def _undisturbed(
 
 
 def _judged(rows: list[dict[str, Any]]) -> int:
-    """Prints all of it; the exit code."""
+    """Prints the errors and the demands; returns the exit code."""
     if not rows:
         raise SystemExit("no point was run; give more --minutes")
     print(tabulate(rows, headers="keys", floatfmt=".3g"))

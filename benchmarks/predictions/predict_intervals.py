@@ -45,7 +45,7 @@ HOLD = 95
 
 
 def job(number: int) -> tuple[dict[str, Any], float, float, int]:
-    """Options of the workload, two bucket caps in MiB, and the ranks of the second."""
+    """Draws a job: the workload's options, two bucket caps in MiB, and the ranks of the second."""
     chosen = random.Random(number)
     layers = chosen.randint(3, 10)
     options = {
@@ -60,7 +60,7 @@ def job(number: int) -> tuple[dict[str, Any], float, float, int]:
 
 
 def measured(directory: Path, options: dict[str, Any], ranks: int, cap: float) -> Recorded:
-    """One run, read back."""
+    """Runs a setting, and returns its recording."""
     words = {**options, "bucket_cap_mb": f"{cap:g}"}
     workload = "timed:" + ",".join(f"{key}={value}" for key, value in words.items())
     run = directory / f"{ranks}_{cap:g}"
@@ -71,7 +71,7 @@ def measured(directory: Path, options: dict[str, Any], ranks: int, cap: float) -
 
 
 def predictions(number: int, directory: Path) -> Iterator[dict[str, Any]]:
-    """A row for each interval of one job."""
+    """Yields a row for each interval of one job."""
     options, cap, other_cap, ranks = job(number)
     runs = {size: measured(directory, options, size, cap) for size in SIZES}
     for size in SIZES:
@@ -85,7 +85,7 @@ def predictions(number: int, directory: Path) -> Iterator[dict[str, Any]]:
 def _row(
     number: int, given: Sequence[Recorded], scenario: Scenario, run: Recorded
 ) -> dict[str, Any]:
-    """``given`` is what the model knows; the one with the most ranks is replayed."""
+    """Returns a row; the model is made from ``given``, and replays the one with most ranks."""
     *others, base = given
     profile, _ = build_profile([], list(given), [each.source for each in given])
     answers = answer(Replay(base.schedule, profile), [scenario], given, others, None, float("nan"))
@@ -110,7 +110,7 @@ def _row(
 
 
 def demands(rows: Sequence[dict[str, Any]]) -> list[Demand]:
-    """That as many hold as they say; the other two are shown, and nothing is asked of them."""
+    """Demands that the intervals hold at their rate; two other kinds are only shown."""
     held, in_range, in_worst = (
         sum(row[name] for row in rows) for name in ("holds", "range_holds", "worst_error_holds")
     )

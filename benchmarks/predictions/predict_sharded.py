@@ -57,14 +57,14 @@ TIMED = (
 )
 TRANSFORMER = "transformer:vocab=512,d_model=128,feedforward=512,layers=6,sequence=64"
 RATES_MBIT = (80, 160, 320)
-#: Points at the second three rates were looked at while the method was made; the first judge it.
+#: Points at the last three rates were used to develop the method; the first ones judge it.
 TRANSFORMER_RATES_MBIT = (60, 120, 240, 40, 80, 320)
 LOOKED_AT_MBIT = TRANSFORMER_RATES_MBIT[3:]
 FSDP = "fsdp"
-#: Ranks that share one copy; HSDP where they are fewer than all.
+#: Ranks that share one copy of the model; HSDP if they are fewer than all.
 SHAPES = ((2, 2), (4, 4), (4, 2))
-#: Errors that are asked for: in the mean, at worst, and of the better trivial answer's mean where
-#: the two trivial answers differ by a fifth or more.
+#: Allowed errors: mean, worst, and mean as a share of the better trivial answer's, if the two
+#: trivial answers differ by a fifth or more.
 MEAN, WORST, OF_TRIVIAL, APART = 0.05, 0.15, 1 / 3, 0.2
 
 
@@ -80,7 +80,7 @@ class Point:
 
     @property
     def scenario(self) -> Scenario:
-        """Sleeping ranks need no core each; those that compute share this machine's."""
+        """Returns the scenario; sleeping ranks need no cores, computing ranks share this host's."""
         cores = float("nan")
         if self.workload == "transformer":
             cores = len(os.sched_getaffinity(0)) / self.ranks
@@ -100,7 +100,7 @@ TRANSFORMER_BASE = Point(2, 2, 160, workload="transformer")
 
 
 def points(seed: int = 0) -> list[Point]:
-    """Of the timed workload, in an order in which any beginning is a fair sample."""
+    """Returns points of the timed workload; any leading part of them is a fair sample."""
     grid = itertools.product(SHAPES, RATES_MBIT, ("fp32", "bf16"))
     found = [Point(*shape, rate, dtype) for shape, rate, dtype in grid]
     found.remove(BASE)
@@ -109,14 +109,14 @@ def points(seed: int = 0) -> list[Point]:
 
 
 def transformer_points() -> list[Point]:
-    """With real compute: half of them at 2 ranks, in an order that takes turns."""
+    """Returns points with real compute, half of them at 2 ranks, in alternating order."""
     shapes = ((2, 2), (4, 4))
     grid = itertools.product(TRANSFORMER_RATES_MBIT, shapes)
     return [Point(*shape, rate, workload="transformer") for rate, shape in grid]
 
 
 def record(point: Point, directory: Path) -> Recorded:
-    """Runs the setting and reads it back; once more if a rank fails."""
+    """Runs a setting, again if a rank fails, and returns its recording."""
     strategy = FSDP if point.shard_ranks == point.ranks else f"hsdp:shard={point.shard_ranks}"
     workload = TIMED if point.workload == "timed" else TRANSFORMER
     batch = None if point.workload == "timed" else 4
@@ -140,19 +140,19 @@ def record(point: Point, directory: Path) -> Recorded:
 
 
 def fitted(recorded: Recorded, rate_mbit: int) -> ShardedReplay:
-    """The recorded setting with the costs of its own collectives."""
+    """Returns a model of the recorded setting, with the costs of its own collectives."""
     profile, _ = build_profile([], [recorded], ["the run"], rate_mbit * 1e6 / 8, 0.0)
     assert isinstance(recorded.schedule, ShardedSteps)
     return ShardedReplay(recorded.schedule, profile)
 
 
 def step_s(recorded: Recorded) -> float:
-    """The median step."""
+    """Returns the median step."""
     return float(np.median(recorded.schedule.period_s))
 
 
 def row_of(point: Point, replay: ShardedReplay, measured_s: float) -> dict[str, Any]:
-    """The point's figures in ms, and errors as shares of the measured step."""
+    """Returns the point's figures in ms, and errors as shares of the measured step."""
     found = replay.predict(point.scenario)
     values = {
         "predicted": found.step_s.value,
@@ -168,14 +168,14 @@ def row_of(point: Point, replay: ShardedReplay, measured_s: float) -> dict[str, 
 
 
 def least_disturbed(point: Point, directory: Path, runs: int) -> Recorded:
-    """Of several runs the one with the shortest median step."""
+    """Returns the run with the shortest median step."""
     return min((record(point, directory) for _ in range(runs)), key=step_s)
 
 
 def measured_rows(
     directory: Path, base: Point, left: Sequence[Point], end: float
 ) -> Iterator[dict[str, Any]]:
-    """A row per point, until the time is up."""
+    """Yields a row per point, until the time is up."""
     replay = fitted(least_disturbed(base, directory, BASE_RUNS), base.rate_mbit)
     for point in left:
         if time.monotonic() > end:
@@ -184,7 +184,7 @@ def measured_rows(
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, tuple[float, float]]:
-    """Mean and worst absolute error, of the model and of both trivial answers."""
+    """Returns the mean and worst absolute errors of the model and of both trivial answers."""
     found = {}
     for name in ("predicted", "as_is", "perfect_overlap"):
         values = np.abs([row[f"{name}_error"] for row in rows])
@@ -193,12 +193,12 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, tuple[float, float]]:
 
 
 def judges(row: dict[str, Any]) -> bool:
-    """Whether this point says how good the method is."""
+    """True if this point was not used to develop the method."""
     return row["workload"] == "timed" or row["rate_mbit"] not in LOOKED_AT_MBIT
 
 
 def demands(rows: Sequence[dict[str, Any]], study: str) -> list[Demand]:
-    """What is asked of the model, of all points of one study."""
+    """Demands on the model's errors at all points of one study."""
     mean, worst = (100 * value for value in summary(rows)["predicted"])
     apart = [
         row

@@ -70,9 +70,9 @@ from commprof.trials.found import analyse_trial
 from commprof.trials.plan import parse_trial
 from tests.support.machines import netns
 
-#: "hierarchical" among them: each host has one rank, so its means go over gloo.
+#: Includes "hierarchical": each host has one rank, so its means go over gloo.
 CANDIDATES = "fp16,int8,topk:ratio=0.01,powersgd:rank=2,hierarchical"
-#: 12 MB of gradients, 96 ms on the link, beside a backward of 12 ms: the fewer bytes the better.
+#: 12 MB of gradients, 96 ms on the link, during a backward of 12 ms: the fewer bytes the better.
 LINK_WORKLOAD = (
     "timed:layers=4,data_ms=2,forward_ms=2,backward_ms=3,gradient_mb=3,bucket_cap_mb=1,"
     "gradients=normal"
@@ -85,12 +85,12 @@ SHARDED_LINK_WORKLOAD = (
 SHARDED_CANDIDATES = (
     "reshard-after-forward=false,prefetch=2,reshard-after-forward=false+reduce-dtype=bf16"
 )
-#: torch reduces in the training thread of a CPU: only the latency of little is next to nothing.
+#: torch reduces in the training thread on a CPU, so only small reductions take next to no time.
 SHARDED_LOOPBACK_WORKLOAD = "timed:layers=4,data_ms=2,forward_ms=4,backward_ms=24,gradient_mb=0.05"
-#: Compute that hides what loopback takes for 1 MB.
+#: Compute that hides the exchange of 1 MB on loopback.
 LOOPBACK_WORKLOAD = "timed:layers=4,data_ms=2,forward_ms=2,backward_ms=12,gradient_mb=0.25"
 PASSES = 5
-#: Left out of fixed runs, as warm-up.
+#: Steps left out of fixed runs, as warm-up.
 _FIRST = 10
 _LIMIT_S = 120
 _TRIES = 2
@@ -99,18 +99,18 @@ _TRIES_DISTURBED = 8
 
 @dataclass(frozen=True)
 class Study:
-    """What is compared, and on which jobs."""
+    """Candidates that are compared, and the jobs that run them."""
 
     candidates: str
     link: str
     loopback: str
     strategy: str = "ddp"
-    #: Of the link.
+    #: Rate of the link.
     rate: str = RATE
 
     @property
     def is_sharded(self) -> bool:
-        """Whether the candidates are settings of FSDP2."""
+        """True if the candidates are settings of FSDP2."""
         return self.strategy == "fsdp"
 
 
@@ -122,7 +122,7 @@ SHARDED = Study(
 
 @dataclass(frozen=True)
 class Row:
-    """One run to be done, by a name of its own."""
+    """One run to do, with a unique name."""
 
     part: str
     name: str
@@ -138,11 +138,11 @@ class Results:
         self._kept = Lines(self._path)
 
     def lines(self) -> list[dict[str, Any]]:
-        """All so far."""
+        """Returns all lines so far."""
         return read_rows(self._path)
 
     def is_done(self, name: str) -> bool:
-        """Whether it is there, or has failed as often as it may."""
+        """True if the run is recorded, or has failed as often as allowed."""
         tries = [one for one in self.lines() if one["name"] == name]
         disturbed = sum(map(is_disturbed, tries))
         failed = sum("failed" in one for one in tries)
@@ -150,12 +150,12 @@ class Results:
         return is_over or len(tries) > sum("failed" in one or is_disturbed(one) for one in tries)
 
     def append(self, line: dict[str, Any]) -> None:
-        """Adds a line, whole."""
+        """Adds a line atomically."""
         self._kept.append(line)
 
 
 def main() -> int:
-    """Does a part, or says what came of all and which demands are met."""
+    """Runs a part, or prints the summary and the demands."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("part", choices=(*PARTS, "summary"))
     parser.add_argument("--out", type=Path, required=True, help="where results are kept")
@@ -217,8 +217,8 @@ def _truth(args: argparse.Namespace, passes: Sequence[int] = range(PASSES)) -> I
 
 
 def _fixed(label: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Median step of a run with one candidate alone, on the slowest rank."""
-    # The hook is there for all, as in a trial: "none" is DDP's mean inside it.
+    """Returns the median step of a run with one candidate alone, on the slowest rank."""
+    # All candidates run in commprof's hook, as in a trial: "none" is DDP's mean inside it.
     study, compressor = args.study, "" if label == BASELINE or args.sharded else label
     setting = label if args.sharded and label != BASELINE else ""
     how: dict[str, Any] = {"hook": not (compressor or study.is_sharded), "compressor": compressor}
@@ -278,9 +278,9 @@ def _all(args: argparse.Namespace) -> Iterator[Row]:
 
 @contextmanager
 def _run(study: Study, rate: str, workload: str, setting: str = "", **job: Any) -> Iterator[Path]:
-    """Two ranks on hosts joined by such a link, or on this one; gives the run directory.
+    """Runs two ranks on hosts joined by a link, or on this host; returns the run directory.
 
-    setting: of FSDP2, from the third step on.
+    ``setting`` is one of FSDP2, used from the third step on.
     """
     directory = Path(tempfile.mkdtemp(prefix="trial_truth"))
     try:

@@ -38,7 +38,7 @@ class _Rank:
             )
 
     def run(self, directory: Path) -> None:
-        """The whole job."""
+        """Runs the whole job."""
         dist.barrier()
         with commprof.profile(directory) as self._capture:
             for step in self._job["steps"]:
@@ -82,7 +82,7 @@ class _Rank:
         self._in("forward", stopped)
 
     def _starve(self, phase: str, ms: float) -> None:
-        """Needs as much CPU time as its quota lets it have in ``ms``."""
+        """Uses as much CPU time as the quota allows in ``ms``."""
 
         def throttled() -> None:
             with _throttled():
@@ -122,7 +122,7 @@ class _Rank:
 
 
 class _throttled:
-    """This thread in a group of a fifth of a core."""
+    """Puts this thread into a cgroup with a fifth of a core."""
 
     def __enter__(self) -> None:
         own = _CGROUP / f"commprof-blame-{os.getpid()}"

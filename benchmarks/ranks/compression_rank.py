@@ -37,7 +37,7 @@ WARMUP = 3
 
 
 class _GivenGradient(torch.autograd.Function):
-    """A weight whose gradient is what it is told: backward costs nothing but DDP's own work."""
+    """A weight with a given gradient, so that backward costs only DDP's own work."""
 
     @staticmethod
     def forward(ctx: Any, weight: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
@@ -59,12 +59,12 @@ class OneBucket(nn.Module):
         self.weight = nn.Parameter(torch.zeros(numel // columns, columns))
 
     def forward(self, gradient: torch.Tensor) -> torch.Tensor:
-        """A zero whose backward gives the weight this gradient."""
+        """Returns a zero whose backward gives the weight this gradient."""
         return _GivenGradient.apply(self.weight, gradient)
 
 
 def gradients(numel: int, seed: int, count: int) -> list[torch.Tensor]:
-    """Normals with 12 scales from 1e-5 to 1e-2, as layers have them."""
+    """Returns normals with 12 scales from 1e-5 to 1e-2, like a model's layers."""
     generator = torch.Generator().manual_seed(seed)
     scales = torch.logspace(-5, -2, 12).repeat_interleave(-(-numel // 12))[:numel]
     return [(torch.randn(numel, generator=generator) * scales).view(-1, 1024) for _ in range(count)]
@@ -77,7 +77,7 @@ def _model(name: str, numel: int) -> DistributedDataParallel:
 
 
 def _put_hook(model: DistributedDataParallel, name: str) -> None:
-    """Plain is DDP as it is, torch fp16 its own hook, nothing no exchange, all else ours."""
+    """Sets a hook: "plain" for none, "torch fp16", "nothing" for no exchange, else commprof's."""
     if name == "torch fp16":
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     elif name == "nothing":
@@ -91,7 +91,7 @@ def _sent_bytes(interface: str) -> int:
 
 
 def exchange(names: list[str], size_mb: float, rounds: int, interface: str) -> dict[str, Any]:
-    """Per hook: milliseconds per bucket, bytes that left through the interface, and reported."""
+    """Returns by hook: milliseconds per bucket, bytes sent through the interface, and reported."""
     numel = int(size_mb * 1e6 / 4) // 1024 * 1024
     batch = gradients(numel, 100 + dist.get_rank(), 3)
     models = {name: _model(name, numel) for name in names}
@@ -113,9 +113,9 @@ def exchange(names: list[str], size_mb: float, rounds: int, interface: str) -> d
 
 
 def sum_of_halves(size_mb: float, rounds: int, interface: str) -> dict[str, Any]:
-    """All-reduces of as many bytes as fp16 and as uint8, and our own sum of two arrays.
+    """Times all-reduces of equally many bytes as fp16 and as uint8, and our sum of two arrays.
 
-    Both sum into memory that is there already.
+    Both sum into memory that is paged in already.
     """
     numel = int(size_mb * 1e6 / 2)
     halves, small = torch.ones(numel, dtype=torch.float16), torch.ones(2 * numel, dtype=torch.uint8)
@@ -139,7 +139,7 @@ def sum_of_halves(size_mb: float, rounds: int, interface: str) -> dict[str, Any]
 
 
 def power_sgd(size_mb: float, rank: int, rounds: int) -> dict[str, Any]:
-    """Milliseconds that PowerSGD adds to a step of one rank: torch's hook and ours."""
+    """Returns the milliseconds that PowerSGD adds to a step of one rank: torch's hook and ours."""
     numel = int(size_mb * 1e6 / 4) // 1024 * 1024
     models = {
         name: DistributedDataParallel(OneBucket(numel)) for name in ("plain", "torch", "ours")
@@ -163,7 +163,7 @@ def power_sgd(size_mb: float, rank: int, rounds: int) -> dict[str, Any]:
 
 
 def accuracy(rounds: int) -> dict[str, Any]:
-    """Relative error of each hook's mean against the fp64 one, of a trained model's gradients."""
+    """Returns each hook's relative error from the fp64 mean, for a trained model's gradients."""
     gradient = _real_gradient(rounds)
     exact = gradient.double()
     dist.all_reduce(exact)
@@ -181,7 +181,7 @@ def accuracy(rounds: int) -> dict[str, Any]:
 
 
 def _real_gradient(rounds: int) -> torch.Tensor:
-    """This rank's own gradient of the transformer after 20 steps; padded to rows of 1024."""
+    """Returns this rank's gradient of the transformer after 20 steps, padded to rows of 1024."""
     world, rank = dist.get_world_size(), dist.get_rank()
     workload = Transformer(TransformerOptions(vocab=512, d_model=128, sequence=64))
     shard = Shard(rank, world, per_rank_batch=8, steps=40, seed=rounds)
@@ -199,7 +199,7 @@ def _real_gradient(rounds: int) -> torch.Tensor:
 
 
 def training(names: list[str], seeds: int, steps: int) -> dict[str, list[list[float]]]:
-    """Per hook and seed: the loss of every step of the transformer workload, over all ranks."""
+    """Returns, by hook and seed, the loss of every step of the transformer, over all ranks."""
     options = TransformerOptions(
         vocab=256, d_model=64, feedforward=128, sequence=32, samples=128, learning_rate=2e-3
     )
@@ -227,7 +227,7 @@ def _losses(options: TransformerOptions, name: str, seed: int, steps: int) -> li
 
 
 def _step(model: nn.Module, gradient: torch.Tensor) -> float:
-    """Seconds of a backward pass. It adds to gradients in place: fresh ones would be paged in."""
+    """Returns the seconds of a backward pass, which adds to gradients that are paged in already."""
     model.zero_grad(set_to_none=False)
     begin = time.perf_counter()
     model(gradient).backward()
@@ -241,7 +241,7 @@ def _slowest(elapsed: float) -> float:
 
 
 def _reported_bytes(model: nn.Module, gradient: torch.Tensor) -> int:
-    """What the trace says that a bucket sent; 0 for hooks that are not ours."""
+    """Returns the bytes per bucket in the trace; 0 for hooks that are not commprof's."""
     with tempfile.TemporaryDirectory() as directory:
         with commprof.profile(directory) as profiler:
             _step(model, gradient)
@@ -260,7 +260,7 @@ PARTS: dict[str, Callable[..., Any]] = {
 
 
 def main() -> None:
-    """``compression_rank.py JSON``: the part's name under "part", beside its arguments."""
+    """Runs ``compression_rank.py JSON``: the part's name as "part", and its arguments."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     arguments = json.loads(sys.argv[1])

@@ -29,10 +29,10 @@ def run(
     bucket_cap_mb: float = 0.0,
     low: bool = False,
 ) -> Path:
-    """Runs the job, each rank in its namespace, or all here; returns the world's directory.
+    """Runs the job, with ranks in namespaces or on this host; returns the world's directory.
 
-    bucket_cap_mb: of the transformer workload, which has no option for it; 0 for DDP's own.
-    low: FSDP2 gathers and reduces in bf16, whatever the workload computes in.
+    ``bucket_cap_mb`` is that of the transformer workload, which has no option for it; 0 for DDP's
+    own. With ``low``, FSDP2 gathers and reduces in bf16, whatever type the workload computes in.
     """
     directory = world_directory(run_directory, job.world_size)
     directory.mkdir(parents=True, exist_ok=True)

@@ -23,11 +23,11 @@ from commprof.microbench.operations import IN_PLACE, OPERATIONS
 Loop = Callable[[int], Times]
 
 LOOPS = ("ours", "floor", "floor_again")
-"""floor_again is floor once more: what equal loops differ by here."""
+"""floor_again is floor once more, to show the difference between equal loops."""
 
 
 def run(plan_path: str) -> None:
-    """What the launcher calls."""
+    """Entry point that the launcher calls."""
     guarded(lambda: measure(json.loads(Path(plan_path).read_text())))
 
 
@@ -54,7 +54,7 @@ def measure(plan: dict[str, Any]) -> None:
 
 
 def _loops(floor: Any, group: Any, size_bytes: int) -> dict[str, Loop]:
-    """All on one buffer: where two lie in memory makes 5 % at 100 MB."""
+    """Returns all loops, on one buffer: the place of two in memory makes 5 % at 100 MB."""
     side = Side(group, dist.get_rank(), dist.get_world_size(), "cpu")
     nothing = torch.empty(0)
     meet = make_sampled_call("barrier", side, Buffers(nothing, nothing), "sum")
@@ -80,7 +80,7 @@ def _loops(floor: Any, group: Any, size_bytes: int) -> dict[str, Loop]:
 
 
 def _turn(loops: dict[str, Loop], order: random.Random, size_bytes: int) -> dict[str, Times]:
-    """A few calls of each loop, right after one another, in random order."""
+    """Runs a few calls of each loop, right after one another, in random order."""
     calls = max(1, min(20, int(4e6 / (size_bytes + 2e5))))
     taken = {}
     for name in order.sample(LOOPS, len(LOOPS)):
@@ -102,7 +102,7 @@ def _collect(turns: list[dict[str, Times]], figures: dict[str, list[float]]) -> 
 
 
 def _loaded(path: str) -> Any:
-    """The loop in C++."""
+    """Returns the loop in C++."""
     spec = importlib.util.spec_from_file_location("microbench_floor", path)
     assert spec is not None
     assert spec.loader is not None

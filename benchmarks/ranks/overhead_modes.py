@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-#: Of the comparison of single calls, in the order of its table; "plain 2" is the A/A control.
+#: Modes of the comparison of single calls, in its table's order; "plain 2" is the A/A control.
 COLLECTIVE_MODES = (
     *("plain", "plain 2", "installed, capture off", "observed", "always-on", "torch.profiler"),
 )
@@ -18,7 +18,7 @@ COLLECTIVE_MODES = (
 
 @contextmanager
 def watching(mode: str) -> Iterator[None]:
-    """Whatever the mode of the collectives needs around a block."""
+    """Context that a mode of the collectives needs around a block."""
     from commprof import _native, profile
 
     if mode in ("observed", "always-on"):
@@ -40,10 +40,10 @@ def watching(mode: str) -> Iterator[None]:
 def recorded(
     mode: str, model: DistributedDataParallel, directory: str
 ) -> Iterator[tuple[Callable[[], AbstractContextManager[Any]], Callable[[], None]]]:
-    """A process that lives in one mode: what stands around each turn, and what ends a step.
+    """Puts a process into one mode: returns the context of each turn, and the end of a step.
 
-    mode: "plain", "torch.profiler", or of commprof "always-on", "full", "full, attached", or "full,
-    hook" with the mean all-reduce inside commprof's hook, as a compressor would be.
+    ``mode`` is "plain", "torch.profiler", or of commprof "always-on", "full", "full, attached", or
+    "full, hook" with the mean all-reduce inside commprof's hook, as a compressor would be.
     """
     if mode == "plain":
         yield nullcontext, _nothing

@@ -45,7 +45,7 @@ _USER_ONLY = 1 << 5 | 1 << 6  # exclude_kernel, exclude_hv
 
 
 def collectives(rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Microseconds per call on the fake backend, which does nothing, per mode and round."""
+    """Returns microseconds per call on the fake backend, which does nothing, by mode and round."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
@@ -84,7 +84,7 @@ def serve(address: str) -> None:
 
 
 def rank(asked: dict[str, Any], address: str) -> None:
-    """Trains warm, then a turn of steps for each line that is read, until there is none."""
+    """Trains until warm, then runs a turn of steps for each line read, until input ends."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     dist.init_process_group("gloo")
@@ -119,7 +119,7 @@ def rank(asked: dict[str, Any], address: str) -> None:
 def turn(
     step: Callable[[], None], steps: int, instructions: Callable[[], int] | None
 ) -> dict[str, Any]:
-    """What so many steps took of each clock, per step in ms; wall and CPU time of each, too."""
+    """Runs steps; returns the time per step in ms by clock, and wall and CPU time of each step."""
     before = instructions() if instructions else 0
     process_ns, thread_ns = time.process_time_ns(), time.thread_time_ns()
     each = []
@@ -140,7 +140,7 @@ def turn(
 
 
 def counter(kind: int, config: int) -> Callable[[], int] | None:
-    """Reads a count of this thread's, in user mode; None where the kernel or machine has none."""
+    """Opens a counter of this thread in user mode; None if kernel or machine has none."""
     number = _PERF_EVENT_OPEN.get(platform.machine())
     if number is None:
         return None
@@ -150,7 +150,7 @@ def counter(kind: int, config: int) -> Callable[[], int] | None:
 
 
 def main() -> None:
-    """See above."""
+    """Runs the part that the command line names."""
     if sys.argv[1] == "collectives":
         torch.set_num_threads(1)
         print(json.dumps(collectives(int(sys.argv[2]))))

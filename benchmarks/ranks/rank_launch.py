@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.support.machines import netns
 
-#: What an idle link passes at once, by rate: tc's token bucket needs more where it fills faster.
+#: Burst that an idle link passes at once, by rate: tc's token bucket needs more if it fills faster.
 BURSTS = {"1gbit": "128kb", "10gbit": "1mb"}
 #: BBR paces by timers, which come late on busy cores and leave the link idle: with it plain sockets
 #: took 13.4 and 14.4 ms for 12.5 MB each way at 10 Gbit/s, with Reno 10.3 and 12.3 ms in turns.
@@ -20,7 +20,7 @@ CONGESTION = "reno"
 
 
 def on_this_host(script: Path, count: int, arguments: dict[str, Any]) -> Any:
-    """Runs ``count`` ranks of a script that takes JSON; the JSON that rank 0 prints last."""
+    """Runs ``count`` ranks of a script with a JSON argument; returns rank 0's last JSON line."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
@@ -41,7 +41,7 @@ def on_this_host(script: Path, count: int, arguments: dict[str, Any]) -> Any:
 def on_hosts(
     script: Path, hosts: int, ranks_per_host: int, rate: str, arguments: dict[str, Any]
 ) -> Any:
-    """The same on hosts joined by links of that rate, ranks in order of hosts."""
+    """Runs ranks as ``on_this_host``, on hosts joined by links of a rate, in order of hosts."""
     if reason := netns.unavailable():
         raise SystemExit(f"no network namespaces here: {reason}")
     count = hosts * ranks_per_host

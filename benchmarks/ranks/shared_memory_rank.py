@@ -22,17 +22,17 @@ from commprof.workloads.models.transformer import Transformer
 from commprof.workloads.spec import Shard
 
 WARMUP = 2
-#: A turn of calls takes about so long: long against the clock and the barrier before it.
+#: Time of a turn of calls, long compared with the clock and the barrier before it.
 TURN_S = 0.02
 
 
 def groups() -> dict[str, dist.ProcessGroup]:
-    """The two that take turns."""
+    """Returns the two groups that take turns."""
     return {name: dist.new_group(backend=name) for name in ("gloo", "commprof")}
 
 
 def _slowest(values: list[float]) -> list[float]:
-    """Per turn, the time of the rank that needed longest."""
+    """Returns the slowest rank's time of each turn."""
     everyone = torch.tensor(values, dtype=torch.float64)
     dist.all_reduce(everyone, op=dist.ReduceOp.MAX)
     return everyone.tolist()
@@ -47,7 +47,7 @@ def _timed(call: Callable[[], object], calls: int) -> float:
 
 
 def all_reduce(sizes: list[int], rounds: int) -> dict[str, Any]:
-    """Per size and group: milliseconds per all-reduce, and those of one pass over the data."""
+    """Returns milliseconds per all-reduce, by size and group, and of one pass over the data."""
     named = groups()
     return {str(size): _one_size(size, named, rounds) for size in sizes}
 
@@ -81,7 +81,7 @@ def _transformer() -> tuple[nn.Module, torch.Tensor]:
 
 
 def _mlp() -> tuple[nn.Module, torch.Tensor]:
-    """25,005,000 parameters whose backward is short: most of a step is communication."""
+    """Returns 25,005,000 parameters with a short backward: most of a step is communication."""
     width = 5000
     layers = [nn.Linear(1000, width), nn.ReLU(), nn.Linear(width, 4000, bias=False)]
     return nn.Sequential(*layers), torch.randn(16, 1000)
@@ -91,9 +91,9 @@ MODELS = {"transformer": _transformer, "25M": _mlp}
 
 
 def ddp(model: str, rounds: int) -> dict[str, Any]:
-    """Milliseconds per step: without communication, over gloo, and over shared memory.
+    """Returns milliseconds per step: without communication, over gloo, and over shared memory.
 
-    Without: DDP with a hook that sends nothing, so that its copies of gradients are in all three.
+    Without communication DDP has a hook that sends nothing, so that all three copy gradients.
     """
     torch.manual_seed(0)
     module, inputs = MODELS[model]()
@@ -119,7 +119,7 @@ def ddp(model: str, rounds: int) -> dict[str, Any]:
 
 
 def hosts(size: int, rounds: int) -> dict[str, Any]:
-    """Per group: milliseconds per all-reduce, and bytes through this rank's link for one."""
+    """Returns, by group, milliseconds per all-reduce, and its bytes through this rank's link."""
     data = torch.ones(size // 4)
     statistics = Path("/sys/class/net/eth0/statistics")
     counters = {"sent": statistics / "tx_bytes", "received": statistics / "rx_bytes"}
@@ -145,7 +145,7 @@ def hosts(size: int, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Meets the others and runs the part."""
+    """Joins the other ranks and runs the part."""
     arguments = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

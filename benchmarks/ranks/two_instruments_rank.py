@@ -19,15 +19,15 @@ from torch.profiler import ProfilerActivity, profile, schedule
 import commprof
 
 STEPS = 30
-#: How long the last rank of ``alone`` is held up in each step.
+#: Delay of the last rank of ``alone`` in each step.
 HELD_UP_S = 0.02
-#: How long an operator takes that needs no core.
+#: Duration of an operator that needs no core.
 REST_S = 0.005
 
 
 @torch.library.custom_op("two_instruments::rest", mutates_args=("values",))
 def rest(values: torch.Tensor) -> None:
-    """An operator that takes its time without a core, as one of a GPU does."""
+    """Operator that takes time without a core, like one on a GPU."""
     time.sleep(REST_S)
 
 
@@ -57,7 +57,7 @@ class Rest(nn.Module):
 
 
 def alone(rank: int, rests: bool) -> Callable[[int], None]:
-    """All-reduces of one size that nothing runs beside; the last rank comes late."""
+    """Runs all-reduces of one size, with no other work; the last rank comes late."""
     values = torch.ones(1 << (14 if rests else 20))
 
     def step(number: int) -> None:
@@ -72,7 +72,7 @@ def alone(rank: int, rests: bool) -> Callable[[int], None]:
 
 
 def beside(rank: int, rests: bool) -> Callable[[int], None]:
-    """Asynchronous collectives of several kinds, waited for after the host did something else."""
+    """Runs asynchronous collectives of several kinds, and waits for them after other work."""
     elements = 1 << (14 if rests else 20)
     values, part = torch.ones(elements), elements // 4
     parts = torch.empty(dist.get_world_size() * part)
@@ -92,7 +92,7 @@ def beside(rank: int, rests: bool) -> Callable[[int], None]:
 
 
 def ddp(rank: int, rests: bool) -> Callable[[int], None]:
-    """Training under DDP with several buckets."""
+    """Trains under DDP with several buckets."""
     torch.manual_seed(1)
     width, between = (64, Rest) if rests else (512, nn.ReLU)
     layers = [nn.Sequential(nn.Linear(width, width), between()) for _ in range(6)]
@@ -113,14 +113,14 @@ WORKLOADS = {"alone": alone, "beside": beside, "ddp": ddp}
 
 
 def without_core_ns() -> int:
-    """How long this thread could run so far, and had no core: the kernel's count."""
+    """Returns the time that this thread was runnable without a core, as counted by the kernel."""
     return int(Path("/proc/thread-self/schedstat").read_text().split()[1])
 
 
 def main(workload: str, directory: Path, rests: bool) -> list[list[int]]:
-    """Per rank and step the time without a core.
+    """Runs a workload under both recorders; returns time without a core per rank and step.
 
-    Some steps come before both begin, so that both see the same ones.
+    Some steps run before both recorders begin, so that both see the same steps.
     """
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
