@@ -26,7 +26,7 @@ def main() -> None:
     with commprof.profile("commprof-trace") as prof:
         for _ in range(20):
             optimizer.zero_grad()
-            with prof.phase("forward"):  # with the loss; the model's call is found by itself
+            with prof.phase("forward"):  # includes the loss; the model's call alone needs no mark
                 loss = model(torch.randn(16, 32)).square().mean()
             loss.backward()
             optimizer.step()

@@ -25,9 +25,9 @@ PAGE = Path(__file__).parents[3] / "docs" / "your_job.md"
 BEGIN, END = "<!-- coverage -->\n", "<!-- end of coverage -->"
 
 _HEAD = """\
-Each row was run on two ranks over gloo with torch {version}, and the trace compared with theory
-(operation, type, reduction, group, bytes, sequence numbers) by
-`tests/integration/capture/test_coverage.py`. P: parameters, n: ranks, B: bytes of a tensor.
+Each row was run on two ranks over gloo with torch {version}. `tests/integration/capture/test_coverage.py`
+compares the trace with theory (operation, type, reduction, group, bytes, sequence numbers).
+P: parameters, n: ranks, B: bytes of a tensor.
 
 | issued by | seen as | bytes in -> out |
 |---|---|---|
@@ -35,10 +35,10 @@ Each row was run on two ranks over gloo with torch {version}, and the trace comp
 
 _SAMPLE = """
 Not seen: a collective issued on a `Backend` object itself, which torch's own strategies do not do,
-and replays of a CUDA graph (its capture is seen once, without times). Where a backend runs
+and replays of a CUDA graph (the graph's capture is seen once, without times). If a backend runs
 coalesced calls as one, as NCCL does, each call is seen, and the wait for all of them counts for the
 last; without device events their transfer and hidden time are not known. A call that gloo refuses
-is seen as far as it was issued, and has the flag `failed`:
+is seen if it was issued, and has the flag `failed`:
 
 | issued by | seen as | error |
 |---|---|---|
