@@ -25,9 +25,9 @@ PAGE = Path(__file__).parents[3] / "docs" / "your_job.md"
 BEGIN, END = "<!-- coverage -->\n", "<!-- end of coverage -->"
 
 _HEAD = """\
-Each row was run on two ranks over gloo with torch {version}. `tests/integration/capture/test_coverage.py`
-compares the trace with theory (operation, type, reduction, group, bytes, sequence numbers).
-P: parameters, n: ranks, B: bytes of a tensor.
+Each row was run on two ranks over gloo with torch {version}, and
+`tests/integration/capture/test_coverage.py` compares the trace with theory (operation, type,
+reduction, group, bytes, sequence numbers). P: parameters, n: ranks, B: bytes of a tensor.
 
 | issued by | seen as | bytes in -> out |
 |---|---|---|
