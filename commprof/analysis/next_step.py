@@ -133,7 +133,7 @@ def _predicted(found: Sharding) -> NextStep:
     }
     change, options = changes[found.most.part]
     return NextStep(
-        f"The longest waits are for {found.most.part}. To predict the step with {change}, type:",
+        f"The longest waits are for {found.most.part}. To predict the effect of {change}, type:",
         invocation.command("predict", invocation.quoted(found.directory), *options),
     )
 

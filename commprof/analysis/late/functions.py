@@ -61,7 +61,7 @@ class GrownFunction:
 
 @dataclass(frozen=True)
 class GrownFunctions:
-    """Functions in which one rank was sampled more often than the others."""
+    """Functions in which one rank spends more time than the others, according to samples."""
 
     #: Global rank.
     rank: int

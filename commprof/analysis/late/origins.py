@@ -158,7 +158,7 @@ def _of_rank(place: int, time: RankTime, places: dict[int, int]) -> tuple[Ints |
 def _windows(
     place: Ints, late: Ints, number: Ints, stood_ns: Ints, shared: SharedCalls
 ) -> tuple[Ints, Ints]:
-    """Returns per wait the late rank's arrival, and the begin of the comparison; 0 if unknown."""
+    """Returns for each wait the late rank's arrival and the begin of the comparison, or 0."""
     arrived_ns, begin_ns = np.zeros_like(place), np.zeros_like(place)
     order = np.lexsort((late, place))
     apart = (np.diff(place[order]) != 0) | (np.diff(late[order]) != 0)

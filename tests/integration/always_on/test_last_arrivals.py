@@ -130,7 +130,7 @@ def test_a_rank_20_ms_late_is_seen_from_the_summaries_alone(tmp_path: Path) -> N
     assert found.late_rank is not None
     assert (found.late_rank.rank, found.late_rank.phase) == (1, "data")
     assert found.last[0].rank == 1
-    assert "rank 1 comes late" in " ".join(report.split())
+    assert "rank 1 is late" in " ".join(report.split())
     result = json.loads((tmp_path / "late/result.json").read_text())
     assert result["summaries"][0]["late_rank"]["rank"] == 1
     (even,) = analyse_run(tmp_path / "even").summaries

@@ -169,7 +169,7 @@ def test_a_late_rank_is_named_and_wire_time_stays(tmp_path: Path, phase: str) ->
         assert wire_ms[1] == pytest.approx(wire_ms[0], abs=1.5)
     context = {"machine": {"usable_cpu_count": 2}, "threads_per_rank": 1}
     said = remarks(context, [after], scale([after]), None)
-    assert any("Rank 1 comes late" in sentence for sentence in said)
+    assert any("Rank 1 is late" in sentence for sentence in said)
 
 
 @pytest.mark.parametrize("late", [0, 3])

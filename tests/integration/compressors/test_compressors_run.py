@@ -35,10 +35,10 @@ def test_the_late_rank_of_a_compressed_backward_pass(tmp_path: Path, ranks: int,
     assert metrics["late_rank"]["phase"] == "backward"
     assert parts["wait_ms"] == pytest.approx(LATE_MS * (ranks - 1) / ranks, abs=2)
     assert parts["wait_ms"] + parts["wire_ms"] == pytest.approx(parts["exposed_ms"])
-    assert "Rank 1 comes late" in ended.stdout
+    assert "Rank 1 is late" in ended.stdout
     page = call("-m", "commprof", "report", "--format", "html", str(run), timeout_s=60)
     assert page.returncode == 0, page.stderr
-    assert "Rank 1 comes late" in (run / "report.html").read_text()
+    assert "Rank 1 is late" in (run / "report.html").read_text()
 
 
 OWN_HOOK = """

@@ -106,7 +106,7 @@ def test_a_late_rank_is_named_across_hosts_with_clocks_of_their_own(tmp_path: Pa
         assert 0 < result.clock_error_us < 1000
     context = {"machine": {"usable_cpu_count": 2}, "threads_per_rank": 1}
     said = remarks(context, [after], scale([after]), None)
-    assert any("Rank 1 comes late" in sentence for sentence in said)
+    assert any("Rank 1 is late" in sentence for sentence in said)
     assert any("clocks were compared over the network" in sentence for sentence in said)
 
 
