@@ -89,7 +89,7 @@ def test_a_script_s_model_gets_one(tmp_path: Path) -> None:
     (row,) = result["runs"][0]["aggregated_metrics"]["compression"]
     assert row["scheme"] == "topk"
     assert row["gradient_bytes"] == LAYER_BYTES
-    assert "registers a communication hook" not in text
+    assert "registers its own communication hook" not in text
 
 
 @pytest.mark.slow
@@ -98,7 +98,7 @@ def test_a_script_s_own_hook_comes_first(tmp_path: Path) -> None:
     script.write_text(plain_script(wrapped=OWN_HOOK))
     result, text = run(tmp_path, "--hook", "int8", str(script))
     assert result["runs"][0]["aggregated_metrics"]["compression"] == []
-    assert "registers a communication hook of its own; the compressor int8 leaves" in text
+    assert "registers its own communication hook, which replaces the compressor int8" in text
     assert any("--hook int8 compressed nothing" in remark for remark in result["remarks"])
 
 

@@ -218,7 +218,7 @@ def misuse_is_refused(directory: Path) -> None:
     hooked = make()
     hooked.register_comm_hook(None, zero_hook)
     raises("already has a communication hook", lambda: commprof.attach(hooked))
-    raises("takes a DistributedDataParallel", lambda: commprof.attach(nn.Linear(2, 2)))
+    raises("needs a DistributedDataParallel", lambda: commprof.attach(nn.Linear(2, 2)))
     attached = make()
     commprof.attach(attached)
     raises("already has a communication hook", lambda: commprof.attach(attached))
