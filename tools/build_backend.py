@@ -66,7 +66,7 @@ def _missing_torch() -> list[str]:
 
 
 def _forget_earlier_wheels() -> None:
-    """Empties setuptools' staging area, whose files are all packed, even of deleted modules.
+    """Empties setuptools' staging area, where files of deleted modules would still be packed.
 
     The build trees next to it (build/py*-torch*) stay: they make rebuilds quick.
     """

@@ -141,7 +141,7 @@ def _left(seconds: float, interactive: bool) -> bool:
 
 @contextmanager
 def _screen() -> Iterator[Live | None]:
-    """Yields a separate screen with single-key input, then restores the terminal; else None."""
+    """Yields a separate screen of the terminal, which is restored afterwards; else None."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
         yield None
         return

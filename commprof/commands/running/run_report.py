@@ -21,7 +21,7 @@ from commprof.trials.found import no_trial
 def show_run(
     directory: Path, json_file: Path | None, args: argparse.Namespace, width: int, failed: bool
 ) -> None:
-    """Prints the report and writes ``result.json``; for a failed run, of all that was recorded."""
+    """Prints the report and writes ``result.json``, also for a run that failed."""
     try:
         report = read_report(directory)
     except CommprofError as error:

@@ -147,7 +147,7 @@ def caller_state() -> None:
 
 
 def failing() -> None:
-    """The last rank's collective fails on that rank; the other ranks' errors name it and why."""
+    """The last rank's collective fails there; the other ranks' errors name the rank and reason."""
     cannot_copy, cannot_return = torch.zeros(1).expand(1 << 60), torch.zeros(1).expand(3)
     last = dist.get_rank() == dist.get_world_size() - 1
     for tensor in (cannot_copy, cannot_return):
