@@ -201,7 +201,7 @@ def _link(links: HostLinks | None) -> CardLink | None:
 
 
 def _look(run: str, late: CardRank | None) -> str:
-    """Returns the command that shows more of the run, for a card without a command to measure."""
+    """Returns the command that shows more of the run, if no command can measure a change."""
     more = ("--format", "html") if late is not None else ("--all",)
     return invocation.command("report", run, *more)
 
