@@ -203,8 +203,8 @@ def _about_world(world: WorldResult) -> list[str]:
     if world.foreign and world.clock_error_us > 0:
         found.append(
             f"Ranks' clocks were compared at {name} using the ends of their collectives: offsets "
-            f"are known to ±{_micros(world.clock_error_us)} µs. The boundary between the waiting "
-            "and the transfer of one exposure may be off by twice that."
+            f"are known to ±{_micros(world.clock_error_us)} µs. In each exposed stretch of "
+            "communication, the split into waiting and transfer may be off by twice that."
         )
     elif world.foreign:
         pass  # an entry of ``problems`` says why they were not compared
@@ -216,8 +216,8 @@ def _about_world(world: WorldResult) -> list[str]:
     elif world.clock_error_us > 0:
         found.append(
             f"Ranks' clocks were compared over the network at {name}: offsets are known to "
-            f"±{_micros(world.clock_error_us)} µs. The boundary between the waiting and the "
-            "transfer of one exposure may be off by twice that."
+            f"±{_micros(world.clock_error_us)} µs. In each exposed stretch of "
+            "communication, the split into waiting and transfer may be off by twice that."
         )
     if world.gloo_threads_assumed:
         found.append(

@@ -79,9 +79,9 @@ def topk(
     start_step: int = 0,
     measure_every: int = 0,
 ) -> Compressor:
-    """Makes a compressor that sends the ``ratio`` of a bucket's values largest in magnitude.
+    """Makes a compressor that sends a share of each bucket's values, the largest in magnitude.
 
-    The selection is exact.
+    The share is ``ratio``; the selection is exact.
     """
     return _make("topk", {"ratio": ratio}, feedback, start_step, measure_every)
 

@@ -66,7 +66,7 @@ def make_start(op: str, side: Side, buffers: Buffers, redop: str, is_async: bool
 
 
 def finish(works: Any) -> None:
-    """Waits for one Work or several; does nothing with None, if the backend has waited already."""
+    """Waits for one Work or several; None means that the backend has waited already."""
     if works is None:
         return
     if isinstance(works, list):

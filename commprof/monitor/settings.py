@@ -28,7 +28,7 @@ class Settings:
     tensorboard: Path | None = None
     #: Machine profile that bandwidth is compared with.
     profile: Path | None = None
-    #: Seconds between two looks at the job.
+    #: Seconds between two readings of the job.
     interval_s: float = _INTERVAL_S
 
     def __post_init__(self) -> None:
@@ -93,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=_INTERVAL_S,
         metavar="S",
-        help=f"seconds between two looks at the job (default: {_INTERVAL_S:g})",
+        help=f"seconds between two readings of the job (default: {_INTERVAL_S:g})",
     )
 
 

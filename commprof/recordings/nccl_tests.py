@@ -87,7 +87,7 @@ def is_nccl_tests(path: Path) -> bool:
 
 
 def read_nccl_tests(path: Path) -> tuple[NcclTestsLog, ...]:
-    """Reads a result, as one log per operation and set of ranks.
+    """Reads a file of results; returns one log per operation and set of ranks.
 
     Raises:
         UsageError: the file cannot be read, or lacks the operation or the ranks.

@@ -34,7 +34,7 @@ from commprof.trace.schema import NO_SEQ
 
 @dataclass(frozen=True)
 class Recording:
-    """Recording of one world size from torch.profiler's files, with a run directory's data."""
+    """One world size from torch.profiler's files, with the data that a run directory has."""
 
     #: Content of ``run.json``, as far as the files have it.
     context: dict[str, Any]

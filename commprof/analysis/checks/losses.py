@@ -202,7 +202,7 @@ def _difference(loss: float, base: float) -> float:
 
 
 def loss_remarks(context: Mapping[str, Any], worlds: Sequence[WorldResult]) -> list[str]:
-    """Returns remarks on the weights of each world size, then on the loss curves."""
+    """Returns remarks on ranks whose weights differ, then on the loss curves."""
     found = [
         f"At {world.world_size} ranks the weights of {_ranks(world.weights_differ)} differ from "
         "those of the others after training. They must be equal to the last bit: a "

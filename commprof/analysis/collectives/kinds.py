@@ -133,7 +133,7 @@ def stepless_collectives(
     tables: Sequence[Collectives],
     clocks_shared: bool,
 ) -> SteplessCollectives | None:
-    """Collects all calls of a world size in which no rank recorded a step; None if a rank did."""
+    """Collects the calls of a world size without steps; None if there are steps or no calls."""
     if any(len(columns.steps(trace)) for trace in traces) or not any(map(len, tables)):
         return None
     rows = collective_rows(matching, traces, tables, None, clocks_shared)

@@ -32,7 +32,8 @@ def checked_targets(args: argparse.Namespace, world_sizes: list[int]) -> list[Ta
     _check_restarts(args)
     if price_of(args) is not None and args.trial is not None:
         raise UsageError(
-            "--price-per-hour and --trial exclude each other: a trial's candidates share the steps"
+            "--price-per-hour and --trial exclude each other: a trial's steps belong to several "
+            "settings, so that they have no single price"
         )
     _check_trial(args, world_sizes)
     _check_bucket_cap(args)

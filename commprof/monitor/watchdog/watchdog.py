@@ -19,7 +19,7 @@ from commprof.monitor.watchdog.tasks import (
 from commprof.monitor.watchdog.thresholds import Threshold
 from commprof.trace.run.endings import rank_and_attempt
 
-#: Seconds between two looks.
+#: Seconds between two checks.
 LOOK_S = 0.5
 #: Looks between two searches for new traces.
 _SEARCH_EVERY = 4

@@ -138,7 +138,7 @@ def compute_by_batch(recorded: Sequence[Recorded], base: RecordedSteps) -> Line 
 
 
 def batches(recorded: Sequence[Recorded], base: RecordedSteps) -> tuple[float, float]:
-    """Returns the range of samples per rank behind ``compute_by_batch``; 0 to inf if unknown."""
+    """Returns the range of samples per rank that ``compute_by_batch`` fits; 0 to inf if unknown."""
     found = [each.batch.per_rank for each in _alike(recorded, base)]
     return (min(found), max(found)) if found else (0.0, math.inf)
 

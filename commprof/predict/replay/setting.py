@@ -283,10 +283,10 @@ def _stretch(schedule: Schedule, placement: Placement) -> float:
     recorded = schedule.placement
     if math.isnan(recorded.busy) and placement.ranks_per_core != recorded.ranks_per_core:
         raise CommprofError(
-            "the prediction changes the ranks per core, and the run lacks the CPU use of a rank "
-            "with a core of its own; record, with commprof's native module, a world size with a "
-            "core per rank too, or set --ranks-per-host and --cores-per-host to keep the ranks per "
-            "core"
+            "the prediction changes the ranks per core, but no recorded world size shows how much "
+            "CPU a rank uses on a core of its own; also record a world size whose threads have a "
+            "core each, with commprof's native module, or set --ranks-per-host and "
+            "--cores-per-host to keep the ranks per core"
         )
     return placement.crowding() / recorded.crowding()
 

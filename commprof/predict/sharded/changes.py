@@ -88,8 +88,8 @@ def change(steps: ShardedSteps, scenario: Scenario) -> Change:
         calls += made
     if copies > 1 and steps.shard_ranks == steps.world_size:
         remarks.append(
-            "all-reduces between copies of the model were not recorded: each is placed after its "
-            "reduce-scatter, at the reduce-scatter's cost scaled by bytes and algorithm steps"
+            "all-reduces between copies of the model were not recorded: each is assumed to follow "
+            "its reduce-scatter, and to cost the same but for its bytes and algorithm steps"
         )
     events = _events(steps, numbers, units.issued_at)
     return Change(tuple(calls), events, shard, tuple(remarks))

@@ -145,7 +145,7 @@ def answer(
     over: Sequence[str] | None,
     price_per_host_hour: float,
 ) -> Answers:
-    """Predicts every scenario, and checks the model on all other recorded settings.
+    """Predicts every scenario, and checks the model on recorded settings other than its own.
 
     Args:
         replay: model of the recorded step.

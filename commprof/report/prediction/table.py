@@ -158,7 +158,10 @@ def _skill(error: ModelError) -> str:
     text += "" if error.points == 1 else " on average"
     if error.is_skilled:
         return f"{text}."
-    return f"{text}: the model is not clearly better, so steps with ~ say little more than this."
+    return (
+        f"{text}: the model is not clearly better than that, so steps marked ~ say little more "
+        "than this answer does."
+    )
 
 
 def _check(found: Check) -> tuple[str, ...]:

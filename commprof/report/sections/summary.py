@@ -125,8 +125,9 @@ def _about_waiting(summary: SummaryResult) -> list[str]:
         return found
     known = summary.arrivals_known + summary.arrivals_unknown
     found.append(
-        f"the last rank of {summary.arrivals_unknown} of {known} collectives is not known, nor "
-        f"are wait and transfer of {summary.unsplit_steps} steps: {_why_unknown(summary)}."
+        f"which rank came last is not known for {summary.arrivals_unknown} of {known} "
+        f"collectives, nor the split into wait and transfer for {summary.unsplit_steps} steps: "
+        f"{_why_unknown(summary)}."
     )
     return found
 
@@ -141,8 +142,8 @@ def _why_unknown(summary: SummaryResult) -> str:
     if summary.arrivals_without_place:
         rest = summary.arrivals_unknown - summary.arrivals_without_place
         reason = (
-            f"{summary.arrivals_without_place} of them belong to groups without a place in the "
-            "memory that the ranks of a host share (at most 64 groups and 64 MiB)"
+            f"{summary.arrivals_without_place} of these collectives belong to groups without a "
+            "place in the memory that the ranks of a host share (at most 64 groups and 64 MiB)"
         )
         return f"{reason}; for the others, {_why_others(summary)}" if rest else reason
     return _why_others(summary)
@@ -157,8 +158,8 @@ def _why_others(summary: SummaryResult) -> str:
         )
     if summary.machines > 1 and summary.hosts_heard == 0:
         return (
-            f"the ranks ran on {summary.machines} hosts, one of which got no arrivals from the "
-            "others: UDP between them may be blocked, or their ranks do not record"
+            f"the ranks ran on {summary.machines} hosts, and one host received no arrival times "
+            "from the others: UDP between them may be blocked, or the others' ranks do not record"
         )
     if not summary.arrivals_known:
         return (

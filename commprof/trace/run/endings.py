@@ -187,7 +187,7 @@ def _by_state(trace: Trace) -> str:
     pid = trace.metadata["pid"]
     return {
         State.GONE: f"its process {pid} is gone, killed or ended by os._exit",
-        State.STOPPED: f"its process {pid} is stopped (kill -CONT {pid} lets it go on)",
+        State.STOPPED: f"its process {pid} is stopped (kill -CONT {pid} resumes it)",
         State.RUNS: f"its process {pid} still runs",
         State.UNKNOWN: "it was killed or still runs",
     }[state_of(trace.metadata)]

@@ -119,7 +119,7 @@ class ShardedModel:
         return ""
 
     def held_bytes(self, setting: Sharding) -> float:
-        """Returns the most bytes of gathered parameters that a rank holds in addition."""
+        """Returns the most bytes of gathered parameters that a rank holds beyond the baseline's."""
         found = 0.0
         if setting.reshard is False:
             found += sum(_bytes(one) for one in self._groups if one.post_forward_mesh_info)

@@ -183,8 +183,9 @@ def test_clocks_that_are_not_common() -> None:
 
 def test_clocks_that_were_compared() -> None:
     assert said(world(2, clock_error_us=12.01)) == [
-        "Ranks' clocks were compared over the network at 2 ranks: offsets are known to ±13 µs. The "
-        "boundary between the waiting and the transfer of one exposure may be off by twice that."
+        "Ranks' clocks were compared over the network at 2 ranks: offsets are known to ±13 µs. In "
+        "each exposed stretch of communication, the split into waiting and transfer may be off by "
+        "twice that."
     ]
 
 

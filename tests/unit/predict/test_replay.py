@@ -127,7 +127,7 @@ def test_crowded_cores_stretch_the_processor_s_part() -> None:
 
     assert steps(1.0) == pytest.approx(0.040, rel=1e-3)
     assert steps(0.5) == pytest.approx(0.020, rel=1e-3)
-    with pytest.raises(CommprofError, match="lacks the CPU use"):
+    with pytest.raises(CommprofError, match="how much CPU a rank uses"):
         steps(math.nan)
 
 

@@ -174,8 +174,8 @@ def test_the_report_says_what_cannot_be_known_and_what_is_missing(tmp_path: Path
     two_ranks(tmp_path)
     text = table.render(analyse_run(tmp_path), 100)
     assert (
-        "the last rank of 4 of 7 collectives is not known, nor are wait and transfer of 1 steps: a"
-        in (" ".join(text.split()))
+        "which rank came last is not known for 4 of 7 collectives, nor the split into wait and "
+        "transfer for 1 steps: a" in (" ".join(text.split()))
     )
     row = next(line.split() for line in text.splitlines() if line.startswith("    2  "))
     assert row[:2] == ["2", "2"]
@@ -361,10 +361,10 @@ def test_across_hosts_that_do_not_hear_of_each_other_nobody_is_named(
             0,
             "on 2 hosts whose clocks were not all compared",
         ),
-        (2, state_of(heard=0), 0, 0, "one of which got no arrivals from the others: UDP between"),
+        (2, state_of(heard=0), 0, 0, "one host received no arrival times from the others: UDP"),
         (1, state_of(clock=0, heard=0), 0, 0, "the ranks did not exchange their arrivals"),
         (1, state_of(clock=0, heard=0), 9, 0, "or 16,384 collectives behind."),
-        (1, state_of(), 9, 2, "8 of them belong to groups without a place in the memory that"),
+        (1, state_of(), 9, 2, "8 of these collectives belong to groups without a place in"),
         (1, state_of(), 9, 1, "64 groups and 64 MiB); for the others, a rank did not record, or w"),
         (2, state_of(), 9, 0, "arrivals from other hosts were lost on the network."),
         # Once per host, whose ranks share a carrier.
@@ -377,5 +377,5 @@ def test_the_report_says_why_the_last_rank_is_not_known(
     counts = {"known": known, "unknown": 2, "without_place": placeless, "unsplit_steps": 1}
     result = analyse_run(four_ranks(tmp_path, hosts=hosts, links=state, arrivals=counts))
     text = " ".join(table.render(result, 100).split())
-    assert f"the last rank of 8 of {4 * known + 8} collectives is not known" in text
+    assert f"which rank came last is not known for 8 of {4 * known + 8} collectives" in text
     assert reason in text

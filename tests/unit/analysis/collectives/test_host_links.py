@@ -195,6 +195,6 @@ def test_the_documented_figures_are_those_that_were_measured() -> None:
     differences = [row.split()[-1] for row in table(measured).splitlines()[1:-1]]
     assert len(differences) == 4
     worst = max(differences, key=lambda text: abs(float(text.rstrip("%"))))
-    assert f"it was at most {worst.lstrip('+').replace('%', ' %')}" in (
+    assert f"the difference was at most {worst.lstrip('+').replace('%', ' %')}" in (
         ROOT / "docs/launching.md"
     ).read_text().replace("\n", " ")
