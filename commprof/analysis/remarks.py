@@ -324,7 +324,7 @@ def _about_cost(clock: str, cost: OwnCost) -> str:
     effect, control = cost.on_over_off, cost.control
     if not cost.measurable:
         return (
-            f"{clock} too small to measure (between {_percent(effect.low)} and "
+            f"{clock} not measurable in this run (between {_percent(effect.low)} and "
             f"{_percent(effect.high)} according to these steps)"
         )
     text = (

@@ -244,8 +244,8 @@ def test_overhead_is_always_stated() -> None:
     assert said(world(1), overhead=OVERHEAD) == [
         "commprof's own cost, capture on compared with off (8 and 8 steps in pairs, over all "
         "world sizes): CPU time of the training threads +0.4 % [-0.2 %, +1.0 %] (control, off "
-        "compared with off: +0.1 % [-1.0 %, +1.2 %]), not distinguishable from zero; step time too "
-        "small to measure (between -2.0 % and +4.4 % according to these steps)."
+        "compared with off: +0.1 % [-1.0 %, +1.2 %]), not distinguishable from zero; step time not "
+        "measurable in this run (between -2.0 % and +4.4 % according to these steps)."
     ]
     clear = OwnCost(Interval(1.02, 1.01, 1.03), Interval(1.001, 0.99, 1.012), 8, 8)
     assert said(world(1), overhead=Overhead(None, clear))[0].endswith(
