@@ -288,7 +288,7 @@ def test_what_is_no_endpoint_is_refused(tmp_path: Path, endpoint: str) -> None:
 def test_a_backend_that_cannot_be_used_is_refused(tmp_path: Path, backend: str) -> None:
     if dist.is_backend_available(backend):
         pytest.skip(f"this torch has {backend}")
-    with pytest.raises(UsageError, match=f"backend '{backend}' .* has gloo"):
+    with pytest.raises(UsageError, match=f"backend '{backend}' .*: gloo"):
         launch(Job(ENDLESS, 2, tmp_path / "w2", backend=backend), tmp_path / "logs")
 
 

@@ -229,8 +229,9 @@ def test_a_wrapped_script_that_exits_with_a_code_says_so_and_where_its_traces_ar
         "sys.exit(5)\n"
     )
     done = run(
-        *("-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "commprof.wrap"),
-        "gives_up.py",
+        # The launcher looks so seldom that it stops no rank for the end of the other.
+        *("-m", "torch.distributed.run", "--nproc-per-node=2", "--monitor-interval=3"),
+        *("-m", "commprof.wrap", "gives_up.py"),
         cwd=tmp_path,
         COMMPROF_OUT=str(tmp_path / "run"),
     )

@@ -157,7 +157,7 @@ def test_a_recording_is_a_timeline_too(
     folder = both(tmp_path / "job")
     monkeypatch.chdir(tmp_path)
     assert main(["trace", str(folder)]) == 0
-    assert "of 2 of 2 ranks" in capsys.readouterr().out
+    assert "from 2 of 2 ranks" in capsys.readouterr().out
     written = tmp_path / "trace_2.json.gz"
     events = json.loads(gzip.decompress(written.read_bytes()))["traceEvents"]
     waits = [e for e in events if e.get("cat") == "exposed" or "wait" in str(e.get("name"))]
