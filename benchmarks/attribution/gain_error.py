@@ -1,0 +1,129 @@
+"""Does a step get as much shorter as the report says, once a rank's delay is taken away?
+
+    PYTHONPATH=. python benchmarks/attribution/gain_error.py --results gain_error.jsonl
+
+Two ranks train a DDP model that computes all the time. One rank is late in half of the steps, drawn
+by lot: it computes or sleeps longer in one phase, by 5 to 40 % of a step. The report predicts the
+mean step if that rank were as fast as the other. The truth is the mean of the steps without the
+delay, from the same trace. As only half of the steps are late, the difference is doubled: the error
+of a prediction for a rank that is late in every step. 50 delays, and 10 jobs without one as
+control, whose error is the noise of the comparison. Jobs in the results file are not repeated.
+Prints a line each; ends with 1 where a demand is not met.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.judging.demands import Demand, at_most, judged, of_all
+from benchmarks.judging.results_file import Lines, read_rows
+
+DELAYS, CONTROLS = 50, 10
+STEPS = 160
+PHASES = ("data", "forward", "backward", "optimizer")
+#: Of a step without a delay.
+SHARES = (0.05, 0.40)
+#: Errors that are asked for, as fractions of the step.
+MEAN, WORST = 0.01, 0.03
+_BATCH = 5
+_Rows = list[dict[str, Any]]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--results", type=Path, help="one JSON line per job; jobs in it are kept")
+    parser.add_argument("--minutes", type=float, default=12, help="start no batch after that")
+    args = parser.parse_args()
+    end = time.monotonic() + 60 * args.minutes
+    rows, kept = read_rows(args.results), Lines(args.results)
+    done = {row["seed"] for row in rows}
+    seeds = [seed for seed in range(DELAYS + CONTROLS) if seed not in done]
+    step_ms = _run([_job(0, 0.0)])[0]["step_ms"] if seeds else 0.0
+    for at in range(0, len(seeds), _BATCH):
+        if time.monotonic() > end:
+            break
+        for row in _run([_job(seed, step_ms) for seed in seeds[at : at + _BATCH]]):
+            print(row, flush=True)
+            rows.append(row)
+            kept.append(row)
+    return judged(demands(rows))
+
+
+def demands(rows: _Rows) -> list[Demand]:
+    """The errors of all delays; those of the controls are shown."""
+    errors = np.abs([row["error"] for row in rows if row["delay_ms"]])
+    noise = np.abs([row["error"] for row in rows if not row["delay_ms"]])
+    if not len(errors):
+        return []
+    shown = f" (without a delay {noise.mean():.2%}, {noise.max():.2%} at worst)"
+    return [
+        of_all("delays that were taken away", len(errors), len(errors), DELAYS),
+        at_most("error of the gain, of the step: mean, %", 100 * errors.mean(), 100 * MEAN),
+        at_most(f"worst{shown}, %" if len(noise) else "worst, %", 100 * errors.max(), 100 * WORST),
+    ]
+
+
+def _job(seed: int, step_ms: float) -> dict[str, Any]:
+    """Job of this number; the last ones are controls."""
+    drawn = random.Random(seed)
+    late = [number % 2 == 0 for number in range(STEPS)]
+    drawn.shuffle(late)
+    share = drawn.uniform(*SHARES) if seed < DELAYS else 0.0
+    return {
+        "seed": seed,
+        "rank": seed % 2,
+        "phase": drawn.choice(PHASES),
+        "computes": drawn.random() < 0.5,
+        "delay_ms": share * step_ms,
+        "late": late,
+    }
+
+
+def _run(jobs: list[dict[str, Any]]) -> _Rows:
+    from tests.support.machines.ranks import run_module
+
+    with tempfile.TemporaryDirectory(prefix="commprof-gain-") as directory:
+        listed = Path(directory) / "jobs.json"
+        listed.write_text(json.dumps(jobs))
+        run_module("benchmarks.ranks.gain_rank", [str(listed), directory], 2)
+        return [_judge(job, Path(directory) / str(at)) for at, job in enumerate(jobs)]
+
+
+def _judge(job: dict[str, Any], directory: Path) -> dict[str, Any]:
+    """Predicted step less the steps without the delay."""
+    from commprof.analysis.align.measured import measured_world
+    from commprof.analysis.replay.gains import gains
+    from commprof.trace.reader import read_trace
+    from commprof.trace.run.run_directory import WorldRun
+
+    traces = {rank: read_trace(directory / f"rank_{rank}.trace") for rank in range(2)}
+    seen = measured_world(WorldRun(2, directory, {}, traces, ()))
+    assert seen is not None
+    found = gains(seen)
+    assert found is not None
+    wall_ms = np.mean([part.wall_ns for part in seen.measured], axis=0) / 1e6
+    late = np.array(job["late"])[seen.measured[0].step.astype(int)]
+    predicted = [g for g in found.gains if g.change == "rank" and g.rank == job["rank"]]
+    predicted_ms = predicted[0].step_ms if predicted else found.step_ms
+    without_ms = float(wall_ms[~late].mean())
+    return {
+        **{key: value for key, value in job.items() if key != "late"},
+        "step_ms": found.step_ms,
+        "late_ms": float(wall_ms[late].mean()),
+        "without_ms": without_ms,
+        "predicted_ms": predicted_ms,
+        "error": 2 * (predicted_ms - without_ms) / without_ms,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

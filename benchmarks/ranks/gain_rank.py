@@ -1,0 +1,83 @@
+"""One rank of the jobs of ``benchmarks/attribution/gain_error.py``, each in a trace of its own.
+
+``python -m benchmarks.ranks.gain_rank JOBS DIR``: JOBS is a JSON list of jobs; the traces of job i
+are in DIR/i.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import commprof
+
+_WIDTH, _LAYERS, _BATCH = 384, 8, 96
+
+
+class _Job:
+    """A DDP model of linear layers, whose steps compute all the time."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        torch.manual_seed(job["seed"])
+        layers = [torch.nn.Linear(_WIDTH, _WIDTH) for _ in range(_LAYERS)]
+        self._model = DistributedDataParallel(torch.nn.Sequential(*layers))
+        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=1e-4)
+        self._middle = self._model.module[_LAYERS // 2]
+        self._middle.register_full_backward_hook(lambda *_: self._delay("backward"))
+        self._matrix = torch.full((96, 96), 0.01)
+        self._job, self._is_late = job, False
+
+    def run(self, directory: Path) -> None:
+        """All steps; the rank is late in those that the job lists."""
+        dist.barrier()
+        with commprof.profile(directory) as capture:
+            for is_late in self._job["late"]:
+                self._is_late = is_late and dist.get_rank() == self._job["rank"]
+                self._step(capture)
+                capture.step()
+        dist.barrier()
+
+    def _step(self, capture: Any) -> None:
+        with capture.phase("data"):
+            inputs = torch.randn(_BATCH, _WIDTH)
+            self._delay("data")
+        with capture.phase("forward"):
+            loss = self._model(inputs).square().mean()
+            self._delay("forward")
+        with capture.phase("backward"):
+            loss.backward()
+        with capture.phase("optimizer"):
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+            self._delay("optimizer")
+
+    def _delay(self, phase: str) -> None:
+        if not self._is_late or phase != self._job["phase"]:
+            return
+        if not self._job["computes"]:
+            time.sleep(self._job["delay_ms"] / 1e3)
+            return
+        end = time.thread_time() + self._job["delay_ms"] / 1e3
+        while time.thread_time() < end:
+            torch.mm(self._matrix, self._matrix)
+
+
+def main() -> None:
+    jobs, directory = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    for number, job in enumerate(jobs):
+        _Job(job).run(directory / str(number))
+    dist.destroy_process_group()
+    time.sleep(0.05)  # torch 2.13's gloo threads may abort a process that ends at once
+
+
+if __name__ == "__main__":
+    main()
