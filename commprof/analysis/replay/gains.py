@@ -3,7 +3,8 @@
 Each gain is a replay of the recorded steps (:mod:`commprof.analysis.replay.engine`) with one
 change. A rank "as fast as the others" has the other ranks' own times in each phase: its longest
 becomes their longest, its median their median, and so on, so that it keeps its own order of long
-and short steps; phases in which the rank is not slower stay unchanged.
+and short steps. Phases in which the rank is faster change too: a rank that keeps those, and of the
+others' times takes the shorter ones alone, would be faster than the others.
 
 The efficiencies are those of POP (Performance Optimisation and Productivity, "POP Standard Metrics
 for Parallel Performance Analysis"): parallel = load balance x serialisation x transfer.
@@ -140,12 +141,13 @@ class _Replays:
         for place in places:
             faster = self._as_others(place)
             spared = (self.own_ns[place] - faster)[self.counted].sum(axis=0)
-            if spared.sum() < _LEAST_SHARE * total:
-                continue
+            least = _LEAST_SHARE * total
             rank = self.ranks[place].rank
-            yield _Change("rank", rank), self._with(place, faster)
-            phases = np.flatnonzero(spared >= _LEAST_SHARE * total)
-            for phase in phases.tolist() if len(phases) > 1 else ():
+            if spared.sum() >= least:
+                yield _Change("rank", rank), self._with(place, faster)
+            phases = np.flatnonzero(spared >= least)
+            one_is_all = len(phases) == 1 and spared[phases[0]] < spared.sum() + least
+            for phase in () if one_is_all else phases.tolist():
                 one = self.own_ns[place].copy()
                 one[:, phase] = faster[:, phase]
                 yield _Change("phase", rank, PHASES[phase]), self._with(place, one)
@@ -163,16 +165,13 @@ class _Replays:
         return self.step_ns([*self.own_ns[:place], own_ns, *self.own_ns[place + 1 :]])
 
     def _as_others(self, place: int) -> Floats:
-        """Returns a rank's own time ``[step, phase]``, as fast as the others' in slower phases."""
+        """Returns a rank's own time ``[step, phase]`` if it were as fast as the others'."""
         mine = self.own_ns[place]
         others = np.concatenate([own for at, own in enumerate(self.own_ns) if at != place])
         order = np.argsort(np.argsort(mine, axis=0, kind="stable"), axis=0)
         quantile = (np.arange(len(mine)) + 0.5) / len(mine)
-        like = np.take_along_axis(np.quantile(others, quantile, axis=0), order, axis=0)
-        counted = self.counted
-        slower = mine[counted].mean(axis=0) > like[counted].mean(axis=0)
-        result: Floats = np.where(slower, like, mine)
-        return result
+        like: Floats = np.take_along_axis(np.quantile(others, quantile, axis=0), order, axis=0)
+        return like
 
 
 def _groups(seen: MeasuredWorld, known: Calls) -> list[tuple[int, str]]:

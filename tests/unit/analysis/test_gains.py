@@ -45,8 +45,12 @@ class Job:
         late: int = -1,
         delay: int = 0,
         transfer: int = 2 * MS,
+        earlier: int = 0,
     ) -> None:
-        """Rank ``late`` works ``delay`` longer in every forward pass; the same work otherwise."""
+        """Rank ``late`` works ``delay`` longer in every forward pass; the same work otherwise.
+
+        It works ``earlier`` less before each bucket.
+        """
         random = np.random.default_rng(7)
         self.ranks = [Rank(rank, ranks) for rank in range(ranks)]
         self.end = [0] * ranks
@@ -61,6 +65,8 @@ class Job:
             backward, ends = list(now), []
             for _ in range(4):
                 now = [at + int(3 * MS * random.normal(1, 0.02)) for at in now]
+                if late >= 0:
+                    now[late] -= earlier
                 free = max(free, *now) + transfer
                 ends.append(free)
                 for rank, at in zip(self.ranks, now, strict=True):
@@ -110,6 +116,23 @@ def test_the_phase_of_the_delay_explains_all_of_it() -> None:
     rank, phases = found(ranks, "rank")[0], found(ranks, "phase")
     forward = [gain for gain in phases if gain.rank == 1 and gain.phase == "forward"]
     assert not phases or forward[0].saved.value == pytest.approx(rank.saved.value, abs=0.01)
+
+
+def test_a_rank_as_fast_as_the_others_loses_its_faster_phases_too() -> None:
+    ranks = Job(late=1, delay=6 * MS, earlier=1 * MS).ranks
+    rank, phase = found(ranks, "rank")[0], found(ranks, "phase")[0]
+    assert (rank.rank, phase.rank, phase.phase) == (1, 1, "forward")
+    assert rank.step_ms == pytest.approx(Job().step_ms(), rel=0.005)
+    # As fast in forward alone, it is ahead of the others in backward, who then set the pace.
+    assert phase.saved.value == pytest.approx(rank.saved.value, abs=0.01)
+
+
+def test_a_slow_phase_is_tried_where_the_rank_is_not_slower() -> None:
+    ranks = Job(3, late=1, delay=6 * MS, earlier=int(1.6 * MS)).ranks
+    assert not [gain for gain in found(ranks, "rank") if gain.rank == 1]
+    forward = [gain for gain in found(ranks, "phase") if gain.rank == 1]
+    assert [gain.phase for gain in forward] == ["forward"]
+    assert forward[0].saved.low > 0
 
 
 def test_efficiencies_are_those_of_pop() -> None:
