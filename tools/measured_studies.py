@@ -151,11 +151,14 @@ def predictions(of_transformer: bool) -> Judge:
     return of_file
 
 
-def sharded_predictions(path: Path) -> list[Demand]:
-    """Demands on the points with real compute that judge the method."""
-    rows = [row for row in read_rows(path) if row["workload"] == "transformer"]
-    judging = [row for row in rows if predict_sharded.judges(row)]
-    return predict_sharded.demands(judging, "FSDP2 transformer") if judging else []
+def sharded_predictions(workload: str) -> Callable[[Path], list[Demand]]:
+    """Returns a judge of the points of one workload."""
+
+    def of_file(path: Path) -> list[Demand]:
+        rows = [row for row in read_rows(path) if row["workload"] == workload]
+        return predict_sharded.demands(rows, workload) if rows else []
+
+    return of_file
 
 
 def shared(part: str, title: str, *asked: str) -> Study:
@@ -330,13 +333,16 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             ("mean error at most 5 %", "below both bounds"),
             predictions(of_transformer=True),
         ),
-        Study(
-            "Predicted FSDP2 steps of the transformer",
-            "predictions/predict_sharded.jsonl",
-            "predictions/predict_sharded.py --transformer "
-            f"--results {PREDICTIONS}/predict_sharded.jsonl",
-            ("mean error at most 5 %", "worst at most 15 %", "a third of a trivial answer's"),
-            sharded_predictions,
+        *(
+            Study(
+                f"Predicted FSDP2 and HSDP steps of the {workload} workload",
+                "predictions/predict_sharded.jsonl",
+                f"predictions/predict_sharded.py {option}"
+                f"--results {PREDICTIONS}/predict_sharded.jsonl",
+                ("mean error at most 5 %", "worst at most 15 %", "a third of a trivial answer's"),
+                sharded_predictions(workload),
+            )
+            for workload, option in (("timed", ""), ("transformer", "--transformer "))
         ),
         Study(
             "Intervals of predicted steps, at ranks and bucket caps that were then run",

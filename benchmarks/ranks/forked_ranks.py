@@ -27,12 +27,13 @@ def run(
     namespaces: list[str],
     address: str,
     bucket_cap_mb: float = 0.0,
-    low: bool = False,
+    gather_dtype: str = "fp32",
+    reduce_dtype: str = "fp32",
 ) -> Path:
     """Runs the job, with ranks in namespaces or on this host; returns the world's directory.
 
     ``bucket_cap_mb`` is that of the transformer workload, which has no option for it; 0 for DDP's
-    own. With ``low``, FSDP2 gathers and reduces in bf16, whatever type the workload computes in.
+    own. FSDP2 gathers and reduces in these types; it computes in the type that it gathers.
     """
     directory = world_directory(run_directory, job.world_size)
     directory.mkdir(parents=True, exist_ok=True)
@@ -54,7 +55,7 @@ def run(
             **({"GLOO_SOCKET_IFNAME": "eth0"} if namespaces else {}),
         }
         name = namespaces[rank] if namespaces else ""
-        arguments = (name, environment, str(path), bucket_cap_mb, low)
+        arguments = (name, environment, str(path), bucket_cap_mb, gather_dtype, reduce_dtype)
         ranks.append(context.Process(target=_rank, args=arguments))
         ranks[-1].start()
     _wait(ranks)
@@ -62,7 +63,12 @@ def run(
 
 
 def _rank(
-    namespace: str, environment: dict[str, str], job: str, bucket_cap_mb: float, low: bool
+    namespace: str,
+    environment: dict[str, str],
+    job: str,
+    bucket_cap_mb: float,
+    gather_dtype: str,
+    reduce_dtype: str,
 ) -> None:
     if namespace:
         with open(f"/var/run/netns/{namespace}") as file:
@@ -75,19 +81,20 @@ def _rank(
     if bucket_cap_mb:
         options = {"bucket_cap_mb": bucket_cap_mb}
         transformer._TransformerTrainee.ddp_options = lambda self: options
-    if low:
-        _share_in_bf16()
+    if (gather_dtype, reduce_dtype) != ("fp32", "fp32"):
+        _share_in(gather_dtype, reduce_dtype)
     run_rank(job)
     time.sleep(0.02)  # as the worker's own main does, for gloo's threads
 
 
-def _share_in_bf16() -> None:
+def _share_in(gather_dtype: str, reduce_dtype: str) -> None:
     import torch
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     from commprof.workloads.strategies import fsdp
 
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+    types = {"fp32": torch.float32, "bf16": torch.bfloat16}
+    policy = MixedPrecisionPolicy(types[gather_dtype], types[reduce_dtype])
     fsdp._precision = lambda *low, **output: policy
 
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.predictions.predict_sharded import BASE, Point, demands, points, summary
+from benchmarks.predictions.predict_sharded import (
+    BASE,
+    Point,
+    demands,
+    points,
+    summary,
+    transformer_points,
+)
 
 
 def row(measured: float, predicted: float, as_is: float, perfect: float) -> dict[str, float]:
@@ -15,7 +22,8 @@ def row(measured: float, predicted: float, as_is: float, perfect: float) -> dict
 
 def test_no_point_is_the_recorded_setting() -> None:
     found = points()
-    assert len(found) == len(set(found)) == 17
+    assert len(found) == len(set(found)) == 29
+    assert len(set(transformer_points())) == 24
     assert BASE not in found
     assert found == points()  # in the same order each time
 
@@ -25,15 +33,18 @@ def test_a_point_asks_for_what_it_is() -> None:
     assert (scenario.world_size, scenario.shard_ranks) == (4, 2)
     assert scenario.bandwidth_bytes_per_s == 10e6
     assert (scenario.gather_dtype, scenario.reduce_dtype) == ("bf16", "bf16")
+    computing = Point(4, 2, 80, "bf16", "transformer").scenario
+    assert (computing.gather_dtype, computing.reduce_dtype) == ("fp32", "bf16")
 
 
 def test_only_points_whose_trivial_answers_differ_are_held_against_them() -> None:
     rows = [row(100, 104, 60, 90), row(100, 98, 99, 100)]
     assert summary(rows)["predicted"] == pytest.approx((0.03, 0.04))
-    mean, worst, against = demands(rows, "timed")
+    measured, mean, worst, against = demands(rows, "timed")
+    assert not measured.met
     assert mean.met
     assert worst.met
     # A third of the 10 % that perfect overlap misses the first point by.
     assert against.asked == "at most 3.33 %"
     assert not against.met
-    assert len(demands(rows[1:], "timed")) == 2
+    assert len(demands(rows[1:], "timed")) == 3
