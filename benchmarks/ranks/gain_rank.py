@@ -7,6 +7,7 @@ are in DIR/i.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -72,6 +73,8 @@ class _Job:
 def main() -> None:
     jobs, directory = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     torch.set_num_threads(1)
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[int(os.environ["RANK"]) % len(cores)]})
     dist.init_process_group("gloo")
     for number, job in enumerate(jobs):
         _Job(job).run(directory / str(number))
