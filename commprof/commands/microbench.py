@@ -293,7 +293,8 @@ def show_measured(
         checked = [row.wrong for row in result.rows] + [row.wrong for row in result.overlap_rows]
         wrong = sum(count or 0 for count in checked)
         if wrong and not problem:
-            code, problem = 1, f"{wrong} elements were wrong; see the column #wrong"
+            were = "element was" if wrong == 1 else "elements were"
+            code, problem = 1, f"{wrong} {were} wrong; see the column #wrong"
     if problem:
         print(f"commprof microbench: {printable(problem)}", file=sys.stderr)
     return code

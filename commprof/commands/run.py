@@ -76,6 +76,8 @@ class RunCommand:
         beside = partial(watched, threshold=watch_threshold_of(args), samples=bool(args.samples))
         targets = checked_targets(args, world_sizes)
         descriptions = [target.check(world_sizes, rendezvous) for target in targets]
+        for turn, size in enumerate(world_sizes * len(targets)):
+            rendezvous.turn(turn).check(size)
         json_file = writable_file(args.json)
         directory = chosen_directory(args, targets[0].name, rendezvous)
         width = prose_width()

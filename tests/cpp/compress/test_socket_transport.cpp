@@ -67,7 +67,7 @@ void checkLargerThanBuffers() {
 
 void checkCompressors(int world, const std::string& scheme) {
   using namespace commprof::compress;
-  constexpr size_t kValues = 300'000;
+  constexpr size_t kValues = check::kThreadSanitized ? 60'000 : 300'000;
   const std::vector<Slot> slots = someSlots(kValues);
   World threads(world, optionsOf(scheme));
   std::vector<std::unique_ptr<Compressor>> own;
@@ -103,9 +103,10 @@ void checkCompressors(int world, const std::string& scheme) {
 } // namespace
 
 int main() {
-  const uint32_t rounds = check::kThreadSanitized ? 12 : 60;
-  checkExchanges(2, 3 << 20, rounds);
-  checkExchanges(3, 1 << 20, rounds);
+  const uint32_t rounds = check::kSanitized ? 12 : 60;
+  const size_t most_bytes = check::kThreadSanitized ? 1 << 18 : 3 << 20;
+  checkExchanges(2, most_bytes, rounds);
+  checkExchanges(3, most_bytes / 3, rounds);
   checkExchanges(6, 1 << 14, 3 * rounds);
   checkExchanges(1, 100, 3);
   checkLargerThanBuffers();

@@ -25,7 +25,7 @@ COMPRESSION = {
 }
 SHARED_MEMORY = {
     "all_reduce": ("--ranks", "2", "--sizes", "4096", "--rounds", "2"),
-    "ddp": ("--ranks", "2", "--rounds", "2"),
+    "ddp": ("--ranks", "2", "--models", "transformer", "--rounds", "2"),
     "faults": ("--ranks", "2", "--tries", "2"),
 }
 PARTS = [("compression", *item) for item in COMPRESSION.items()]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 from typing import Any
 
 from tests.support.machines import extensions
@@ -16,7 +15,7 @@ def load(*, shields: bool = False) -> Any:
         shields: True if a thread can declare that its calls do not break another thread's capture,
             as with CUDA. If False, the device is like torch's other devices.
     """
-    module = extensions.load("fake_device", Path(__file__).with_name("fake_device.cpp"))
+    module = extensions.load("fake_device")
     if shields:
         ctypes.CDLL(module.__file__, ctypes.RTLD_GLOBAL)
     return module

@@ -1,17 +1,26 @@
-"""C++ extensions of the tests, built once and again when they change."""
+"""C++ extensions of the tests, built once and again when they change.
+
+``python -m tests.support.machines.extensions`` builds all of them.
+"""
 
 from __future__ import annotations
 
 import fcntl
+import multiprocessing
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
 BUILD = Path(__file__).parents[3] / "build"
+_SUPPORT = Path(__file__).parents[1]
+SOURCES = {
+    "fake_device": _SUPPORT / "fake_device/fake_device.cpp",
+    "foreign_backend": _SUPPORT / "ranks/devices/foreign_backend.cpp",
+}
 
 
-def load(name: str, source: Path) -> Any:
+def load(name: str) -> Any:
     """Returns the module, to be loaded in a test's own process. Building takes a minute."""
     from torch.utils import cpp_extension
 
@@ -22,7 +31,20 @@ def load(name: str, source: Path) -> Any:
         fcntl.flock(lock, fcntl.LOCK_EX)
         return cpp_extension.load(
             f"commprof_{name}",
-            [str(source)],
+            [str(SOURCES[name])],
             extra_cflags=["-std=c++20", "-O1"],
             build_directory=str(tree),
         )
+
+
+def _build(name: str) -> None:
+    load(name)
+
+
+if __name__ == "__main__":
+    building = [multiprocessing.Process(target=_build, args=(name,)) for name in SOURCES]
+    for process in building:
+        process.start()
+    for process in building:
+        process.join()
+    sys.exit(any(process.exitcode for process in building))

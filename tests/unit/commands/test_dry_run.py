@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,22 @@ def test_what_cannot_run_is_refused_all_the_same(capsys: pytest.CaptureFixture[s
     Path("full/file").write_text("")
     assert main(["run", "--dry-run", "--nproc", "1", "--output", "full"]) == 2
     assert "is not empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("what", [("--workload", "mlp"), ("job.py",)], ids=["workload", "script"])
+def test_the_port_of_each_world_size_must_be_free(
+    capsys: pytest.CaptureFixture[str], what: tuple[str, ...]
+) -> None:
+    """Several machines take the next port for each world size of a sweep."""
+    Path("job.py").write_text("")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        words = ["--nnodes", "2", "--node-rank", "0", "--rdzv-endpoint", f"127.0.0.1:{port - 1}"]
+        words += ["--world-sizes", "2,4", "--output", "out", *what]
+        assert main(["run", "--dry-run", *words]) == 2
+    assert f"port {port} is in use on 127.0.0.1" in capsys.readouterr().err
 
 
 def test_a_file_says_the_same_as_the_command_line(

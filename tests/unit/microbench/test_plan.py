@@ -241,11 +241,16 @@ def test_a_failure_is_one_line_and_keeps_the_rows(
     assert said.count("\n") == 1
 
 
-def test_wrong_data_are_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, kept = run(tmp_path, measuring(tmp_path / "result.json", wrong=3))
+@pytest.mark.parametrize(
+    ("wrong", "said"), [(1, "1 element was wrong"), (3, "3 elements were wrong")]
+)
+def test_wrong_data_are_a_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: int, said: str
+) -> None:
+    code, kept = run(tmp_path, measuring(tmp_path / "result.json", wrong=wrong))
     assert code == 1
-    assert "3 elements were wrong" in capsys.readouterr().err
-    assert read_sweep(kept).rows[0].wrong == 3
+    assert said in capsys.readouterr().err
+    assert read_sweep(kept).rows[0].wrong == wrong
 
 
 def test_arguments_become_a_plan() -> None:
