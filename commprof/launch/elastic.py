@@ -28,6 +28,7 @@ from commprof.launch.job import Job, Plan
 from commprof.launch.progress import ProgressLine
 from commprof.launch.rendezvous import ALONE, Rendezvous
 from commprof.launch.worker import run_rank
+from commprof.text import counted
 from commprof.trace.run.endings import stem_of
 
 LAUNCHER_LOG = "launcher.log"
@@ -69,7 +70,10 @@ def launch(
     job_path = job.directory / "job.json"
     job.save(job_path)
     steps = plan.steps + job.overhead_steps
-    watched = ProgressLine(job.directory, job.world_size, steps, piped=True)
+    described = f"{counted(plan.steps, 'step')} to train"
+    if job.overhead_steps:
+        described += f", then {job.overhead_steps} to measure commprof's overhead"
+    watched = ProgressLine(job.directory, job.world_size, steps, piped=described)
     with watched if rendezvous.is_first else nullcontext():
         launch_function(
             run_rank,

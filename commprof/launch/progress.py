@@ -53,11 +53,12 @@ class ProgressLine:
         world_size: int,
         steps: int,
         stream: TextIO | None = None,
-        piped: bool = False,
+        piped: str = "",
     ) -> None:
         """Show the job in `directory`, of `steps` steps.
 
-        stream: sys.stderr if None. piped: True to print one line if the stream is not a terminal.
+        stream: sys.stderr if None. piped: description of the steps, the one line that is printed if
+        the stream is not a terminal; none if empty.
         """
         self._piped = piped
         self._path = directory / PROGRESS_FILE
@@ -73,7 +74,7 @@ class ProgressLine:
             self._live.start()
         elif self._piped:
             with suppress(OSError):
-                self._stream.write(f"{self._ranks}: {counted(self._steps, 'step')} to train\n")
+                self._stream.write(f"{self._ranks}: {self._piped}\n")
                 self._stream.flush()
         return self
 

@@ -75,7 +75,8 @@ def test_a_run_reports_every_world_size_and_how_to_go_on(recorded: Any) -> None:
 
 def test_nothing_moves_where_there_is_no_terminal(recorded: Any) -> None:
     _, done = recorded
-    assert done.stderr == "1 rank: 8 steps to train\n2 ranks: 8 steps to train\n"
+    steps = "4 steps to train, then 4 to measure commprof's overhead"
+    assert done.stderr == f"1 rank: {steps}\n2 ranks: {steps}\n"
     assert all(line.isprintable() for line in done.stdout.split("\n"))
 
 

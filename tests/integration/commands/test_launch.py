@@ -105,7 +105,8 @@ def test_two_ranks_train_the_transformer(tmp_path: Path, capfd: pytest.CaptureFi
     assert ranks[0]["losses"] != ranks[1]["losses"]
     assert all((job.directory / f"rank_{rank}.trace").stat().st_size > 0 for rank in range(2))
     assert not (job.directory / "progress").exists()
-    assert capfd.readouterr() == ("", "2 ranks: 8 steps to train\n")
+    said = "2 ranks: 3 steps to train, then 5 to measure commprof's overhead\n"
+    assert capfd.readouterr() == ("", said)
 
 
 def test_the_fork_server_is_kept_for_the_next_world_size(tmp_path: Path) -> None:
