@@ -21,6 +21,7 @@ from benchmarks import (
 from benchmarks.attribution import (
     blame,
     busy_machine,
+    gain_error,
     hangs,
     known_schedules,
     late_rank,
@@ -200,6 +201,13 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             f"attribution/blame.py --results {RESULTS}/blame.jsonl",
             ("rank right in 60 of 60", "cause in 56", "costs add up to all waiting in each"),
             rows_of(blame.demands),
+        ),
+        Study(
+            "Gain if a late rank were as fast as the other, in 50 jobs that compute",
+            "gain_error.jsonl",
+            f"attribution/gain_error.py --results {RESULTS}/gain_error.jsonl",
+            ("error at most 1 % of the step in the mean", "worst at most 3 %"),
+            rows_of(gain_error.demands),
         ),
         Study(
             "Clean runs and pairs of equal runs of 2 and 4 ranks, next to two busy processes",
