@@ -203,7 +203,7 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             rows_of(blame.demands),
         ),
         Study(
-            "Gain if a late rank were as fast as the other, in 50 jobs that compute",
+            "Predicted gain of 50 late ranks that are mended",
             "gain_error.jsonl",
             f"attribution/gain_error.py --results {RESULTS}/gain_error.jsonl",
             ("error at most 1 % of the step in the mean", "worst at most 3 %"),

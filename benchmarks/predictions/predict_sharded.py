@@ -225,8 +225,8 @@ def demands(rows: Sequence[dict[str, Any]], study: str) -> list[Demand]:
     count = len(points() if study == "timed" else transformer_points())
     asked = [
         of_all(f"{study}, points measured", len(rows), len(rows), count),
-        at_most(f"{study}, error of the predicted step: mean", mean, 100 * MEAN, " %"),
-        at_most(f"{study}, error of the predicted step: worst", worst, 100 * WORST, " %"),
+        at_most(f"{study}, error of the step: mean", mean, 100 * MEAN, " %"),
+        at_most(f"{study}, error of the step: worst", worst, 100 * WORST, " %"),
     ]
     if apart:
         means = {name: 100 * value for name, (value, _) in summary(apart).items()}
