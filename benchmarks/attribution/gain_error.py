@@ -64,11 +64,13 @@ def demands(rows: _Rows) -> list[Demand]:
     noise = np.abs([row["error"] for row in rows if not row["delay_ms"]])
     if not len(errors):
         return []
-    shown = f" (without a delay {noise.mean():.2%}, {noise.max():.2%} at worst)"
+    shown = ""
+    if len(noise):
+        shown = f" (without a delay {noise.mean():.2%}, {noise.max():.2%} at worst)"
     return [
         of_all("delays that were taken away", len(errors), len(errors), DELAYS),
         at_most("error of the gain, of the step: mean, %", 100 * errors.mean(), 100 * MEAN),
-        at_most(f"worst{shown}, %" if len(noise) else "worst, %", 100 * errors.max(), 100 * WORST),
+        at_most(f"worst{shown}, %", 100 * errors.max(), 100 * WORST),
     ]
 
 
