@@ -199,7 +199,7 @@ def hosts_demands(figures: dict[str, Any]) -> list[Demand]:
 
 def _faults(args: argparse.Namespace) -> dict[str, Any]:
     """Kills and stops ranks at random moments, in the core's own test."""
-    build = ROOT / "build" / "cpp"  # that of make test
+    build = ROOT / "build" / "faults"
     switches = ["-G", "Ninja", "-DCOMMPROF_TESTS=ON"]
     subprocess.run(["cmake", "-S", ROOT, "-B", build, *switches], check=True, capture_output=True)
     subprocess.run(["cmake", "--build", build, "--target", "test_shm_failure"], check=True)

@@ -6,10 +6,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 import commprof
+from benchmarks.ranks.listed_jobs import run_listed
 
 #: Quota of a throttled rank: a fifth of a core.
 _QUOTA_US, _PERIOD_US = 2_000, 10_000
@@ -137,15 +136,5 @@ class _throttled:
         self._own.rmdir()
 
 
-def main() -> None:
-    jobs, directory = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    for number, job in enumerate(jobs):
-        _Rank(job).run(directory / str(number))
-    dist.destroy_process_group()
-    time.sleep(0.05)  # torch 2.13's gloo threads may abort a process that ends at once
-
-
 if __name__ == "__main__":
-    main()
+    run_listed(lambda job, directory: _Rank(job).run(directory))

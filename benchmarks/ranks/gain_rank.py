@@ -6,9 +6,7 @@ are in DIR/i.
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import commprof
+from benchmarks.ranks.listed_jobs import run_listed
 
 _WIDTH, _LAYERS, _BATCH = 384, 8, 96
 
@@ -70,17 +69,7 @@ class _Job:
             torch.mm(self._matrix, self._matrix)
 
 
-def main() -> None:
-    jobs, directory = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
-    torch.set_num_threads(1)
+if __name__ == "__main__":
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[int(os.environ["RANK"]) % len(cores)]})
-    dist.init_process_group("gloo")
-    for number, job in enumerate(jobs):
-        _Job(job).run(directory / str(number))
-    dist.destroy_process_group()
-    time.sleep(0.05)  # torch 2.13's gloo threads may abort a process that ends at once
-
-
-if __name__ == "__main__":
-    main()
+    run_listed(lambda job, directory: _Job(job).run(directory))

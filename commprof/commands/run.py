@@ -75,9 +75,11 @@ class RunCommand:
         check_samples(args)
         beside = partial(watched, threshold=watch_threshold_of(args), samples=bool(args.samples))
         targets = checked_targets(args, world_sizes)
-        descriptions = [target.check(world_sizes, rendezvous) for target in targets]
-        for turn, size in enumerate(world_sizes * len(targets)):
-            rendezvous.turn(turn).check(size)
+        # The ports of the targets before are not used again.
+        turns = [rendezvous.turn(index * len(world_sizes)) for index in range(len(targets))]
+        descriptions = [
+            target.check(world_sizes, there) for target, there in zip(targets, turns, strict=True)
+        ]
         json_file = writable_file(args.json)
         directory = chosen_directory(args, targets[0].name, rendezvous)
         width = prose_width()
@@ -104,10 +106,8 @@ class RunCommand:
                 save_context(directory, {**contexts[0], STRATEGIES: names})
         code = 0
         try:
-            runs = zip(targets, places, contexts, strict=True)
-            for index, (target, place, context) in enumerate(runs):
-                # The ports of the targets before are not used again.
-                there = rendezvous.turn(index * len(world_sizes))
+            runs = zip(targets, turns, places, contexts, strict=True)
+            for target, there, place, context in runs:
                 failed = run_world_sizes(target, there, place, world_sizes, context, beside)
                 code = code or failed
                 if failed == INTERRUPTED:

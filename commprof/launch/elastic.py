@@ -70,10 +70,10 @@ def launch(
     job_path = job.directory / "job.json"
     job.save(job_path)
     steps = plan.steps + job.overhead_steps
-    described = f"{counted(plan.steps, 'step')} to train"
+    announced = f"{counted(plan.steps, 'step')} to train"
     if job.overhead_steps:
-        described += f", then {job.overhead_steps} to measure commprof's overhead"
-    watched = ProgressLine(job.directory, job.world_size, steps, piped=described)
+        announced += f", then {job.overhead_steps} to measure commprof's overhead"
+    watched = ProgressLine(job.directory, job.world_size, steps, announced=announced)
     with watched if rendezvous.is_first else nullcontext():
         launch_function(
             run_rank,

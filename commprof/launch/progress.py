@@ -53,14 +53,14 @@ class ProgressLine:
         world_size: int,
         steps: int,
         stream: TextIO | None = None,
-        piped: str = "",
+        announced: str = "",
     ) -> None:
         """Show the job in `directory`, of `steps` steps.
 
-        stream: sys.stderr if None. piped: description of the steps, the one line that is printed if
-        the stream is not a terminal; none if empty.
+        stream: sys.stderr if None. announced: description of the steps, the one line that is printed
+        if the stream is not a terminal; none if empty.
         """
-        self._piped = piped
+        self._announced = announced
         self._path = directory / PROGRESS_FILE
         self._ranks = counted(world_size, "rank")
         self._steps = steps
@@ -72,9 +72,9 @@ class ProgressLine:
         if self._stream.isatty():
             self._live = self._drawn()
             self._live.start()
-        elif self._piped:
+        elif self._announced:
             with suppress(OSError):
-                self._stream.write(f"{self._ranks}: {self._piped}\n")
+                self._stream.write(f"{self._ranks}: {self._announced}\n")
                 self._stream.flush()
         return self
 

@@ -43,6 +43,8 @@ class Target(Protocol):
     def check(self, world_sizes: list[int], rendezvous: Rendezvous) -> str:
         """Describes what will run, for the report's heading.
 
+        rendezvous: of the first world size; each of the others has a turn of its own.
+
         Raises:
             UsageError: the target cannot run with these options.
         """
@@ -81,7 +83,10 @@ class WorkloadTarget:
     def check(self, world_sizes: list[int], rendezvous: Rendezvous) -> str:
         """Checks the job of each world size; returns the workload's description."""
         check = _elastic().check
-        plans = [check(self._job(size, Path("unused")), rendezvous) for size in world_sizes]
+        plans = [
+            check(self._job(size, Path("unused")), rendezvous.turn(turn))
+            for turn, size in enumerate(world_sizes)
+        ]
         workload = plans[0].workload
         self._settings = {
             "training": plans[0].options.chosen(),
@@ -208,6 +213,8 @@ class ScriptTarget:
             raise UsageError(f"no script {self._args.script!r}; for a module, put -m before it")
         if self._args.module and not _module_exists(self._args.script):
             raise UsageError(f"no module {self._args.script!r} is found from {os.getcwd()}")
+        for turn, size in enumerate(world_sizes):
+            rendezvous.turn(turn).check(size)
         return f"python {shlex.join(self._command)}"
 
     def settings(self) -> dict[str, Any]:

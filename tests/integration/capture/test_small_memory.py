@@ -1,4 +1,4 @@
-"""Much to keep and little room: a small /dev/shm, and two million events of a killed process."""
+"""Much to keep and little room: a small /dev/shm, and ten million events of a killed process."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ _PYTHON_BYTES = 300 << 20
 
 
 @pytest.mark.slow
-def test_two_million_events_are_kept_and_read_in_bounded_memory() -> None:
-    found = many_events(2_000_000)  # ten million: benchmarks/faults.py --events
+def test_ten_million_events_are_kept_and_read_in_bounded_memory() -> None:
+    found = many_events(10_000_000)
     assert found.all_accounted_for, found
-    assert found.found > 1_000_000, found  # on a busy machine the rest was dropped, and counted
+    assert found.found > 5_000_000, found  # on a busy machine the rest was dropped, and counted
     assert found.trace_bytes < 1.01 * _RECORD_BYTES * found.found, found
     # The file, its records, and the records once more in order of time, with that order.
     assert found.peak_bytes < 3.2 * found.trace_bytes + _PYTHON_BYTES, found

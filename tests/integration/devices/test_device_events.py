@@ -42,7 +42,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, dict[str,
 def stalls_ns(truth: dict[str, Any]) -> Any:
     """``[step, which]``: in Work.wait, then in the finalisation, as the device knows."""
     length = np.array([end - begin for begin, end in truth["stalls"]])
-    return length[length > 3 * MS][: 2 * STEPS].reshape(STEPS, 2)
+    return length[length > 3 * MS][1 : 1 + 2 * STEPS].reshape(STEPS, 2)  # after the first one's
 
 
 def of_kind(trace: Trace, kind: Kind) -> Any:
@@ -62,18 +62,15 @@ def test_every_collective_has_its_times(recorded: tuple[Trace, dict[str, Any]]) 
     assert (len(table), timed.sum()) == (COUNT + 1, COUNT)
     ready, _, end = np.array(truth["collectives"][:COUNT]).T
     error = clock_error_ns(trace)
-    # A busy host may be late with the mark of one end.
-    late = np.sort(table.end_ns[timed] - end)
-    assert -error < late[0]
-    assert late[-2] < error
+    assert table.end_ns[timed] == pytest.approx(end, abs=error)
     assert table.issue_ns[timed] == pytest.approx(ready, abs=error)
     assert table.end_is_exact[timed].all()
     assert table.end_ns[~timed].tolist() == [0]
-    # Against each other they are known far better than against the host. The mark that is late is
-    # in two differences.
+    # Against each other they are known far better than against the host. A busy host may be late
+    # with the mark of one, which then is in two differences.
     apart = np.sort(np.abs(np.diff(table.end_ns[timed]) - np.diff(end)))
     assert apart[:-2].max() < 60_000
-    assert apart[-1] < late[-1] + 1 * MS
+    assert apart[-1] < 1 * MS
 
 
 @pytest.mark.skipif(torch.__version__ < (2, 15), reason="no completion hooks before torch 2.15")

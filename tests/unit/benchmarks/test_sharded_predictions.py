@@ -22,8 +22,8 @@ def row(measured: float, predicted: float, as_is: float, perfect: float) -> dict
 
 def test_no_point_is_the_recorded_setting() -> None:
     found = points()
-    assert len(found) == len(set(found)) == 29
-    assert len(set(transformer_points())) == 24
+    assert len(found) == len(set(found)) == 33
+    assert len(set(transformer_points())) == 26
     assert BASE not in found
     assert found == points()  # in the same order each time
 

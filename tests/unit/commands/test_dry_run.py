@@ -96,15 +96,25 @@ def test_what_cannot_run_is_refused_all_the_same(capsys: pytest.CaptureFixture[s
     assert "is not empty" in capsys.readouterr().err
 
 
+def taken_port_after_a_free_one() -> socket.socket:
+    while True:
+        taken = socket.create_server(("127.0.0.1", 0))
+        with socket.socket() as before:
+            try:
+                before.bind(("127.0.0.1", taken.getsockname()[1] - 1))
+            except OSError:
+                taken.close()
+            else:
+                return taken
+
+
 @pytest.mark.parametrize("what", [("--workload", "mlp"), ("job.py",)], ids=["workload", "script"])
 def test_the_port_of_each_world_size_must_be_free(
     capsys: pytest.CaptureFixture[str], what: tuple[str, ...]
 ) -> None:
     """Several machines take the next port for each world size of a sweep."""
     Path("job.py").write_text("")
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+    with taken_port_after_a_free_one() as taken:
         port = taken.getsockname()[1]
         words = ["--nnodes", "2", "--node-rank", "0", "--rdzv-endpoint", f"127.0.0.1:{port - 1}"]
         words += ["--world-sizes", "2,4", "--output", "out", *what]

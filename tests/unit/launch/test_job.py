@@ -222,7 +222,7 @@ def test_progress_elsewhere_is_at_most_one_line(tmp_path: Path) -> None:
         pass
 
     assert stream.getvalue() == ""
-    with ProgressLine(tmp_path, 2, 12, stream, piped="12 steps to train"):
+    with ProgressLine(tmp_path, 2, 12, stream, announced="12 steps to train"):
         pass
     assert stream.getvalue() == "2 ranks: 12 steps to train\n"
 

@@ -78,7 +78,9 @@ def main(directory: Path) -> None:
     # The first backward takes longer than the stalls to be found.
     torch.ones(1, requires_grad=True).sum().backward()
     with commprof.profile(directory) as profiler:
-        dist.all_reduce(tensor)  # capture knows the device from now on
+        # Capture knows the device from here on, and marks the end late if it has none by then.
+        device.collectives_take(20 * MS)
+        dist.all_reduce(tensor)
         profiler.step()
         before = dict(device.counts())
         train(device, profiler, tensor)
