@@ -57,8 +57,8 @@ class ProgressLine:
     ) -> None:
         """Show the job in `directory`, of `steps` steps.
 
-        stream: sys.stderr if None. announced: description of the steps, the one line that is printed
-        if the stream is not a terminal; none if empty.
+        stream: sys.stderr if None. announced: description of the steps for the one line that is
+        printed if the stream is not a terminal; no line if empty.
         """
         self._announced = announced
         self._path = directory / PROGRESS_FILE
