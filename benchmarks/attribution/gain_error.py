@@ -67,10 +67,11 @@ def demands(rows: _Rows) -> list[Demand]:
     shown = ""
     if len(noise):
         shown = f" (without a delay {noise.mean():.2%}, {noise.max():.2%} at worst)"
+    what = "gain's error in percent of the step"
     return [
         of_all("delays that were taken away", len(errors), len(errors), DELAYS),
-        at_most("error of the gain, in percent of the step: mean", 100 * errors.mean(), 100 * MEAN, " %"),
-        at_most(f"error of the gain, in percent of the step: worst{shown}", 100 * errors.max(), 100 * WORST, " %"),
+        at_most(f"{what}: mean", 100 * errors.mean(), 100 * MEAN, " %"),
+        at_most(f"{what}: worst{shown}", 100 * errors.max(), 100 * WORST, " %"),
     ]
 
 
