@@ -146,6 +146,7 @@ class _Replays:
             if spared.sum() >= least:
                 yield _Change("rank", rank), self._with(place, faster)
             phases = np.flatnonzero(spared >= least)
+            # The rank's own row says it already if one phase makes up its whole gain.
             one_is_all = len(phases) == 1 and spared[phases[0]] < spared.sum() + least
             for phase in () if one_is_all else phases.tolist():
                 one = self.own_ns[place].copy()
