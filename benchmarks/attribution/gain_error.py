@@ -6,9 +6,9 @@ Two ranks train a DDP model that computes all the time, each on a core of its ow
 in every second block of four steps, in an order drawn by lot: it computes or sleeps longer in one
 phase, by 10 to 80 % of a step, so that the mean step is up to 40 % longer. The report predicts the
 mean step if that rank were as fast as the other. The truth is the mean of the steps without the
-delay, from the same trace; a step right after a late one is left out, as it may begin late. 50
-delays, and 10 jobs without one as control, whose error is the noise of the comparison. Jobs in the
-results file are not repeated. Prints a line each; ends with 1 where a demand is not met.
+delay, from the same trace; a step right after a late one is left out, as it may begin late, and so
+are stalled steps, which the report leaves out too. 50 delays, and 10 jobs without one as control,
+whose error is the noise of the comparison. Jobs in the results file are not repeated. Prints a line each; ends with 1 where a demand is not met.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from benchmarks.judging.demands import Demand, at_most, judged, of_all
 from benchmarks.judging.results_file import Lines, read_rows
 
 DELAYS, CONTROLS = 50, 10
-STEPS, BLOCK_STEPS = 320, 4
+STEPS, BLOCK_STEPS = 1000, 4
 PHASES = ("data", "forward", "backward", "optimizer")
 #: Of a step without a delay.
 SHARES = (0.10, 0.80)
@@ -104,8 +104,9 @@ def _run(jobs: list[dict[str, Any]]) -> _Rows:
 
 def _judge(job: dict[str, Any], directory: Path) -> dict[str, Any]:
     """Predicted step less the steps without the delay."""
-    from commprof.analysis.align.measured import measured_world
+    from commprof.analysis.align.measured import measured_world, slowest_ns
     from commprof.analysis.replay.gains import gains
+    from commprof.analysis.step.mean_step import stalled
     from commprof.trace.reader import read_trace
     from commprof.trace.run.run_directory import WorldRun
 
@@ -118,7 +119,7 @@ def _judge(job: dict[str, Any], directory: Path) -> dict[str, Any]:
     step = seen.measured[0].step.astype(int)
     late = np.array(job["late"])
     begins_late = np.roll(late, 1)
-    alone = ~(late | begins_late)[step]
+    alone = ~(late | begins_late)[step] & ~stalled(slowest_ns(seen.measured))
     predicted = [g for g in found.gains if g.change == "rank" and g.rank == job["rank"]]
     predicted_ms = predicted[0].step_ms if predicted else found.step_ms
     without_ms = float(wall_ms[alone].mean())

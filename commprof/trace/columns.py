@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -234,6 +234,25 @@ def run_delays(trace: Trace) -> Spans:
     """Returns intervals in which threads lacked a core; ``key`` is for how long, in ns."""
     records = of_kind(trace.records, Kind.RUN_DELAY)
     return _spans(records, ints(records["bytes_in"]))
+
+
+def helpers_cpu(trace: Trace) -> Spans:
+    """Returns the intervals of ``run_delays``; ``key`` is the CPU time of other threads, in ns.
+
+    These are the threads of the process other than the interval's thread.
+    """
+    records = of_kind(trace.records, Kind.RUN_DELAY)
+    return _spans(records, ints(records["bytes_out"]))
+
+
+def own_run_delays(trace: Trace) -> Spans:
+    """Returns the intervals of ``run_delays``; ``key`` is the part due to the process itself, in ns.
+
+    The process's other threads can have kept the thread from a core for no longer than their own
+    CPU time. The part is an upper bound, because they may have run on another core.
+    """
+    found = run_delays(trace)
+    return replace(found, key=np.minimum(found.key, helpers_cpu(trace).key))
 
 
 #: Counts of a record of host counts, with the field that holds each.

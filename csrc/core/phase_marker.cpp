@@ -55,6 +55,7 @@ constexpr uint64_t kFaultNs = 20'000;
 struct Counted {
   uint64_t at_ns = 0;
   uint64_t delay_ns = 0;
+  uint64_t helpers_cpu_ns = 0;
   uint64_t throttled_ns = 0;
   uint64_t stall_ns = 0;
   ThreadCounts thread;
@@ -106,6 +107,12 @@ void recordHostCounts(
   recorder.push(record);
 }
 
+// CPU time of the process's threads other than this one: gloo's, commprof's.
+uint64_t helpersCpuNs() noexcept {
+  const uint64_t mine_ns = threadCpuNs();
+  return more(processCpuNs(), mine_ns);
+}
+
 // How long the thread could run and had no core since it was last asked, and
 // what the kernel counted meanwhile.
 void recordRunDelay(Recorder& recorder, uint64_t now_ns) noexcept {
@@ -117,6 +124,7 @@ void recordRunDelay(Recorder& recorder, uint64_t now_ns) noexcept {
   Counted now = last;
   now.at_ns = now_ns;
   now.delay_ns = threadRunDelayNs();
+  now.helpers_cpu_ns = helpersCpuNs();
   now.thread = threadCounts();
   if (last.at_ns == 0) { // from here on
     now.throttled_ns = throttledNs(now_ns);
@@ -129,9 +137,11 @@ void recordRunDelay(Recorder& recorder, uint64_t now_ns) noexcept {
   const uint64_t found_ns =
       std::min(more(now.delay_ns, last.delay_ns), now_ns - last.at_ns);
   now.delay_ns = last.delay_ns + found_ns;
-  if (found_ns > 0) {
+  const uint64_t helped_ns = more(now.helpers_cpu_ns, last.helpers_cpu_ns);
+  if (found_ns > 0 || helped_ns > 0) {
     Record record = since(last, now_ns, Kind::kRunDelay);
     record.bytes_in = found_ns;
+    record.bytes_out = helped_ns;
     recorder.push(record);
   }
   const bool lacked = found_ns > (now_ns - last.at_ns) / kMatters;

@@ -4,7 +4,9 @@ Each gain is a replay of the recorded steps (:mod:`commprof.analysis.replay.engi
 change. A rank "as fast as the others" has the other ranks' own times in each phase: its longest
 becomes their longest, its median their median, and so on, so that it keeps its own order of long
 and short steps. Phases in which the rank is faster change too: a rank that keeps those, and of the
-others' times takes the shorter ones alone, would be faster than the others.
+others' times takes the shorter ones alone, would be faster than the others. The rank keeps its run
+delay due to its own process: gloo's threads exchange the buckets of the last rank while this rank
+still computes, and those of the other ranks while they wait.
 
 The efficiencies are those of POP (Performance Optimisation and Productivity, "POP Standard Metrics
 for Parallel Performance Analysis"): parallel = load balance x serialisation x transfer.
@@ -21,6 +23,7 @@ import numpy.typing as npt
 from commprof.analysis.align.measured import MeasuredWorld, slowest_ns
 from commprof.analysis.replay.engine import Calls, calls, replay
 from commprof.analysis.replay.program import Program, programs
+from commprof.analysis.step.breakdown import Breakdown
 from commprof.analysis.step.mean_step import stalled
 from commprof.stats.intervals import Interval, percentile_interval, resampled_means
 from commprof.trace.schema import PHASES
@@ -83,7 +86,8 @@ def gains(seen: MeasuredWorld) -> Gains | None:
     if len(seen.ranks) < 2 or not seen.clocks_shared or len(seen.measured[0].step) < _LEAST_STEPS:
         return None
     made, step = programs(seen)
-    found = _Replays(made, calls(seen, made), ~stalled(slowest_ns(seen.measured))[: len(step)])
+    counted = ~stalled(slowest_ns(seen.measured))[: len(step)]
+    found = _Replays(made, calls(seen, made), seen.measured, counted)
     recorded = found.step_ns()
     if recorded is None or not recorded[found.counted].all():
         return None
@@ -116,11 +120,22 @@ class _Change:
 class _Replays:
     """Replays of one world size."""
 
-    def __init__(self, ranks: Sequence[Program], known: Calls, counted: npt.NDArray[np.bool_]):
+    def __init__(
+        self,
+        ranks: Sequence[Program],
+        known: Calls,
+        measured: Sequence[Breakdown],
+        counted: npt.NDArray[np.bool_],
+    ) -> None:
         """Prepares the replays; ``counted`` is a mask of the steps that did not stall."""
         self.ranks, self.known, self.counted = ranks, known, counted
         #: Own time ``[step, phase]`` of each rank.
         self.own_ns = [rank.own_by_phase_ns(len(counted)) for rank in ranks]
+        #: The part of it that does not depend on which rank is late.
+        self.kept_ns = [
+            np.minimum(part.own_run_delay_ns[: len(counted)], own)
+            for part, own in zip(measured, self.own_ns, strict=True)
+        ]
         self.all_rows = np.ones(len(known.group), dtype=bool)
 
     def step_ns(
@@ -167,12 +182,13 @@ class _Replays:
 
     def _as_others(self, place: int) -> Floats:
         """Returns a rank's own time ``[step, phase]`` if it were as fast as the others'."""
-        mine = self.own_ns[place]
-        others = np.concatenate([own for at, own in enumerate(self.own_ns) if at != place])
+        kept, work = self.kept_ns[place], np.subtract(self.own_ns, self.kept_ns)
+        mine, others = work[place], np.concatenate(np.delete(work, place, axis=0))
         order = np.argsort(np.argsort(mine, axis=0, kind="stable"), axis=0)
         quantile = (np.arange(len(mine)) + 0.5) / len(mine)
-        like: Floats = np.take_along_axis(np.quantile(others, quantile, axis=0), order, axis=0)
-        return like
+        like = np.take_along_axis(np.quantile(others, quantile, axis=0), order, axis=0)
+        wanted: Floats = like + kept
+        return wanted
 
 
 def _groups(seen: MeasuredWorld, known: Calls) -> list[tuple[int, str]]:

@@ -26,6 +26,7 @@ from commprof.analysis.step.exposure import (
     Spread,
     exposures_of,
     host_counts,
+    own_run_delay,
     pauses,
     run_delay,
 )
@@ -69,6 +70,9 @@ class Breakdown:
     paused_ns: Floats
     #: ``[step, phase]``: time in which the training thread could run and had no core.
     run_delay_ns: Floats
+    #: ``[step, phase]``: the part of ``run_delay_ns`` for which the process's other threads, such
+    #: as the backend's, may have had the core.
+    own_run_delay_ns: Floats
     #: ``[step, phase, count]``, in the order of ``columns.HOST_COUNTS``: further counts of the
     #: kernel for the training thread in each phase.
     host_counts: Floats
@@ -166,6 +170,7 @@ def breakdown(
         no_core_ns=_no_core(steps, finalizations, thread),
         paused_ns=_paused_by_phase(steps, phases, pauses(trace, exposed), thread),
         run_delay_ns=_by_phase(steps, phases, run_delay(trace, exposed, thread), thread),
+        own_run_delay_ns=_by_phase(steps, phases, own_run_delay(trace, exposed, thread), thread),
         host_counts=np.stack(
             [
                 _by_phase(steps, phases, counted, thread)

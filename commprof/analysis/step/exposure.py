@@ -252,7 +252,15 @@ class Spread:
 
 def run_delay(trace: Trace, exposed: Exposures, thread: int) -> Spread:
     """Returns the run delay of the training thread outside of its waiting, in ns."""
-    row, amount, at = _outside_of_waiting(trace, exposed, thread, columns.run_delays(trace))
+    return _delays(*_outside_of_waiting(trace, exposed, thread, columns.run_delays(trace)))
+
+
+def own_run_delay(trace: Trace, exposed: Exposures, thread: int) -> Spread:
+    """Returns the part of ``run_delay`` due to the process's own other threads, at most."""
+    return _delays(*_outside_of_waiting(trace, exposed, thread, columns.own_run_delays(trace)))
+
+
+def _delays(row: Ints, amount: Ints, at: Stretches) -> Spread:
     length = at.length_ns.astype(np.float64)
     whole = np.bincount(row, weights=length, minlength=len(amount))
     return Spread(at, np.minimum(amount / np.maximum(whole, 1.0), 1.0)[row] * length)

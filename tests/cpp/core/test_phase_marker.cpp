@@ -2,7 +2,11 @@
 #include "core/phase_marker.h"
 
 #include <sched.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <memory>
@@ -174,19 +178,50 @@ void stepsAreMarked() {
   CHECK(records.at(0).timestamp_ns <= records.at(1).timestamp_ns);
 }
 
+// Computes until the destructor, in a thread of this process or in a process.
+class Rival {
+ public:
+  explicit Rival(bool in_this_process) {
+    if (in_this_process) {
+      thread_ = std::thread([this] {
+        while (!over_.load(std::memory_order_relaxed)) {
+        }
+      });
+      return;
+    }
+    child_ = fork();
+    CHECK(child_ >= 0);
+    if (child_ == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      for (volatile bool on = true; on;) {
+      }
+    }
+  }
+  ~Rival() {
+    over_ = true;
+    if (thread_.joinable()) {
+      thread_.join();
+      return;
+    }
+    kill(child_, SIGKILL);
+    waitpid(child_, nullptr, 0);
+  }
+
+ private:
+  std::atomic<bool> over_{false};
+  std::thread thread_;
+  pid_t child_ = -1;
+};
+
 // Two threads that compute on one core: each waits for it half of the time.
-void runDelayIsReadBesidePhases() {
+void runDelayIsReadBesidePhases(bool in_this_process) {
   cpu_set_t before;
   CHECK_EQ(sched_getaffinity(0, sizeof(before), &before), 0);
   cpu_set_t one;
   CPU_ZERO(&one);
   CPU_SET(sched_getcpu(), &one);
   CHECK_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
-  std::atomic<bool> over{false};
-  std::thread other([&] {
-    while (!over.load(std::memory_order_relaxed)) {
-    }
-  });
+  std::optional<Rival> rival(in_this_process);
   const auto spin = [] {
     PhaseMarker marker(kForward);
     for (int i = 0; i < 10; ++i) {
@@ -198,16 +233,20 @@ void runDelayIsReadBesidePhases() {
   };
   const auto records = recorded(Kind::kRunDelay, spin);
   const auto counts = recorded(Kind::kHostCounts, spin);
-  over = true;
-  other.join();
+  rival.reset();
   CHECK_EQ(sched_setaffinity(0, sizeof(before), &before), 0);
   CHECK(!records.empty());
+  uint64_t delay_ns = 0;
+  uint64_t helpers_cpu_ns = 0;
   for (const Record& record : records) {
+    delay_ns += record.bytes_in;
+    helpers_cpu_ns += record.bytes_out;
     CHECK_EQ(record.thread, Recorder::threadId());
     CHECK(record.bytes_in > 0);
     CHECK(record.bytes_in <= record.value - record.timestamp_ns);
     CHECK(record.value - record.timestamp_ns >= 3'000'000);
   }
+  CHECK_EQ(helpers_cpu_ns > delay_ns / 3, in_this_process);
   uint64_t switches = 0;
   for (const Record& record : counts) {
     switches += record.aux;
@@ -268,7 +307,8 @@ int main() {
   threadsShareAMarker();
   openMarkerMayBeDestroyed();
   stepsAreMarked();
-  runDelayIsReadBesidePhases();
+  runDelayIsReadBesidePhases(true);
+  runDelayIsReadBesidePhases(false);
   pageFaultsAreCountedBesidePhases();
   costIsMeasuredWithoutATrace();
   return check::report();

@@ -106,9 +106,12 @@ class Rank:
         """Adds a pause of the whole process, as a thread of commprof notices it."""
         self._add(Kind.PAUSE, begin, value=end, thread=THREAD + 9)
 
-    def no_core(self, begin: int, end: int, delay: int) -> None:
-        """Adds run delay: the training thread could run and had no core for part of this time."""
-        self._add(Kind.RUN_DELAY, begin, value=end, bytes_in=delay)
+    def no_core(self, begin: int, end: int, delay: int, helpers_cpu: int = 0) -> None:
+        """Adds run delay: the training thread could run and had no core for part of this time.
+
+        `helpers_cpu` is the CPU time of the process's other threads.
+        """
+        self._add(Kind.RUN_DELAY, begin, value=end, bytes_in=delay, bytes_out=helpers_cpu)
 
     def host_counts(self, begin: int, end: int, **counts: int) -> None:
         """Adds further counts of the kernel on the training thread, by ``columns.HOST_COUNTS``."""

@@ -46,10 +46,12 @@ class Job:
         delay: int = 0,
         transfer: int = 2 * MS,
         earlier: int = 0,
+        helpers_cpu: int = 0,
     ) -> None:
         """Rank ``late`` works ``delay`` longer in every forward pass; the same work otherwise.
 
-        It works ``earlier`` less before each bucket.
+        It works ``earlier`` less before each bucket. If it works longer there, it lacks a core, in
+        every backward pass for ``helpers_cpu`` because of its own process.
         """
         random = np.random.default_rng(7)
         self.ranks = [Rank(rank, ranks) for rank in range(ranks)]
@@ -78,6 +80,8 @@ class Job:
                 rank.phase(Phase.BACKWARD, backward[place], done)
                 self.end[place] = done
                 rank.step(begin[place], done)
+                if place == late and earlier < 0:
+                    rank.no_core(backward[place], now[place], -4 * earlier, helpers_cpu)
 
     def step_ms(self) -> float:
         return measured_step_ms(self.ranks)
@@ -125,6 +129,13 @@ def test_a_rank_as_fast_as_the_others_loses_its_faster_phases_too() -> None:
     assert rank.step_ms == pytest.approx(Job().step_ms(), rel=0.005)
     # As fast in forward alone, it is ahead of the others in backward, who then set the pace.
     assert phase.saved.value == pytest.approx(rank.saved.value, abs=0.01)
+
+
+@pytest.mark.parametrize("kept", [0, 1, 4])
+def test_a_rank_keeps_the_run_delay_of_its_own_process(kept: int) -> None:
+    ranks = Job(late=1, delay=6 * MS, earlier=-1 * MS, helpers_cpu=kept * MS).ranks
+    mended = Job(late=1, earlier=-kept * MS // 4) if kept else Job()
+    assert found(ranks, "rank")[0].step_ms == pytest.approx(mended.step_ms(), rel=0.005)
 
 
 def test_a_slow_phase_is_tried_where_the_rank_is_not_slower() -> None:
