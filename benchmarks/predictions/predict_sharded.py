@@ -8,10 +8,10 @@ it other ranks, rates, types and HSDP are predicted; each is then run between ho
 namespaces with a rate limit (which needs root): median step, predicted divided by measured. Two
 answers that need no model are compared too: the step as it is now, and perfect overlap. Because
 other jobs may slow the machine down, the run with the shortest median step counts of several runs
-of a setting. The `timed` workload sleeps; --transformer computes, and its ranks share this host's
-cores. In bf16 it reduces gradients only: with parameters in bf16 it would compute in bf16 too,
-which a recording in fp32 cannot tell. With --results, points in the file are not run again. The
-exit code is 1 if a demand is not met.
+of a setting. The `timed` workload sleeps, --transformer computes. All namespaces share this host's
+cores, and a prediction is told so. In bf16 the transformer reduces gradients only: with parameters
+in bf16 it would compute in bf16 too, which a recording in fp32 cannot tell. With --results, points
+in the file are not run again. The exit code is 1 if a demand is not met.
 """
 
 from __future__ import annotations
@@ -88,15 +88,12 @@ class Point:
 
     @property
     def scenario(self) -> Scenario:
-        """Returns the scenario; sleeping ranks need no cores, computing ranks share this host's."""
-        cores = float("nan")
-        if self.workload == "transformer":
-            cores = len(os.sched_getaffinity(0)) / self.ranks
+        """Returns the scenario, in which all hosts share the cores of this one."""
         return Scenario(
             self.ranks,
             bandwidth_bytes_per_s=self.rate_mbit * 1e6 / 8,
             ranks_per_host=1,
-            cores_per_host=cores,
+            cores_per_host=len(os.sched_getaffinity(0)) / self.ranks,
             gather_dtype=self.gather_dtype,
             reduce_dtype=self.dtype,
             shard_ranks=self.shard_ranks,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from commprof.predict.replay.scenario import (
 from commprof.predict.replay.schedule import Placement
 from commprof.predict.sharded.changes import Change, change
 from commprof.predict.sharded.costs import Costs, Factors, factors
+from commprof.predict.sharded.crowding import crowding
 from commprof.predict.sharded.steps import ShardedSteps
 from commprof.predict.sharded.world import World
 
@@ -42,9 +43,8 @@ class ShardedReplay(Model):
         placement = _placement(self.schedule, scenario)
         changed = change(self.schedule, scenario)
         costs = factors(self.schedule, self.profile, scenario, placement, changed)
-        world, outside = self._world(scenario, placement, changed)
         random = np.random.default_rng(SEED)
-        drawn = world.draw(STEPS, random)
+        world, outside, drawn = self._world(scenario, placement, changed, costs.costs(), random)
         main = _medians(world, drawn, costs.costs())
         replicates = []
         recorded = len(self.schedule.own_ns)
@@ -56,14 +56,26 @@ class ShardedReplay(Model):
         return found, np.array([each.step_s for each in replicates])
 
     def _world(
-        self, scenario: Scenario, placement: Placement, changed: Change
-    ) -> tuple[World, list[str]]:
-        recorded, outside, crowded = self.schedule.placement, [], 1.0
+        self,
+        scenario: Scenario,
+        placement: Placement,
+        changed: Change,
+        costs: Costs,
+        random: np.random.Generator,
+    ) -> tuple[World, list[str], Ints]:
+        """Returns the changed step on its cores, remarks on it, and drawn steps."""
+        recorded, outside = self.schedule.placement, []
+        # The optimizer updates this rank's part of the parameters.
+        update = self.schedule.shard_ranks / changed.shard_ranks
+        world = World(self.schedule, changed, scenario.world_size, update)
+        drawn = world.draw(STEPS, random)
         if not math.isclose(placement.ranks_per_core, recorded.ranks_per_core, rel_tol=1e-3):
-            crowded, longer = 1.0, "as long"
+            step_ns = _medians(world, drawn, costs).step_s * 1e9
+            found = crowding(self.schedule, changed, placement, step_ns)
+            world = replace(world, crowding=found)
+            longer = "as long"
             if not math.isnan(recorded.busy):
-                crowded = _crowded(placement, recorded, self.schedule.lacked)
-                longer = f"{crowded:.3g} times as long"
+                longer = f"{found.own:.3g} times as long"
             outside.append(
                 f"{placement.ranks_per_core:.3g} ranks per core (measured: "
                 f"{recorded.ranks_per_core:.3g}): own work is assumed to take {longer}"
@@ -74,21 +86,7 @@ class ShardedReplay(Model):
                 f"{scenario.world_size} ranks, drawn from only {len(self.schedule.own_ns)} "
                 "recorded steps: waiting is a lower bound"
             )
-        # The optimizer updates this rank's part of the parameters.
-        update = self.schedule.shard_ranks / changed.shard_ranks
-        return World(self.schedule, changed, scenario.world_size, update, crowded), outside
-
-
-def _crowded(there: Placement, here: Placement, lacked: float) -> float:
-    """Returns the factor by which own work takes longer with other cores.
-
-    If threads wanted more time than they got, other processes are supposed to have used the cores,
-    and to use them in the scenario too.
-    """
-    wanted = [each.threads_per_core * here.busy for each in (there, here)]
-    before = max(1.0, lacked, wanted[1])
-    others = before - wanted[1] if before > 1 else 0.0
-    return max(1.0, others + wanted[0]) / before
+        return world, outside, drawn
 
 
 def _refuse(steps: ShardedSteps, scenario: Scenario) -> None:

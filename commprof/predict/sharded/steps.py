@@ -153,6 +153,8 @@ class ShardedSteps(RecordedSteps):
     #: Processor time that training threads wanted, divided by the time they got; above 1 if cores
     #: were short, NaN if unknown.
     lacked: float = float("nan")
+    #: Processor time of a process's other threads per step, such as the backend's; 0 if unknown.
+    helpers_ns: float = 0.0
 
 
 def is_sharded(trace: Trace) -> bool:
@@ -245,12 +247,13 @@ def _steps(
     met = begin.max(axis=1, keepdims=True)
     found = _calls(seen, rows[0])
     hosts = hosts_of(seen.traces)
-    busy, lacked = _processor_time(seen)
+    busy, lacked, helpers_ns = _processor_time(seen)
     return ShardedSteps(
         world_size=world_size,
         period_s=(end.max(axis=1) - met[:, 0]) / 1e9,
         placement=placement_of(seen.traces, busy),
         lacked=lacked,
+        helpers_ns=helpers_ns,
         link=SAME_HOST if len(hosts) == 1 else OTHER_HOST,
         backend=str(seen.traces[0].metadata["backend"]) or "gloo",
         hook="",
@@ -266,17 +269,19 @@ def _steps(
     )
 
 
-def _processor_time(seen: MeasuredWorld) -> tuple[float, float]:
+def _processor_time(seen: MeasuredWorld) -> tuple[float, float, float]:
     """Returns processor time that training threads wanted, as a share of own time and of time got.
 
     A thread wanted its CPU time plus its run delay, from the end of one backward pass to the end of
-    the next, if both were recorded. Medians over steps and ranks; NaN if none were recorded.
+    the next, if both were recorded. The third value is the CPU time of the process's other threads
+    in ns, if none of these are the training thread's own. Medians over steps and ranks; NaN, NaN
+    and 0 if none were recorded.
     """
     found = []
     for trace in seen.traces:
         ended, waits = columns.finalizations(trace).span, exposures_of(trace)
         used, order = cpu_times(trace), np.argsort(ended.end_ns, kind="stable")
-        delays = columns.run_delays(trace)
+        delays, helpers = columns.run_delays(trace), columns.helpers_cpu(trace)
         for first, second in pairwise(ended.end_ns[order].tolist()):
             inside = (waits.begin_ns >= first) & (waits.begin_ns < second)
             own_ns = second - first - float(waits.waited_ns[inside].sum())
@@ -285,11 +290,13 @@ def _processor_time(seen: MeasuredWorld) -> tuple[float, float]:
                 late &= np.isin(delays.thread, ended.thread)
                 got_ns = used[second] - used[first]
                 wanted_ns = got_ns + float(delays.key[late].sum())
-                found.append((min(1.0, wanted_ns / own_ns), wanted_ns / got_ns))
+                helped_ns = float(helpers.key[late].sum())
+                found.append((min(1.0, wanted_ns / own_ns), wanted_ns / got_ns, helped_ns))
     if not found:
-        return float("nan"), float("nan")
-    share, lacked = np.median(found, axis=0).tolist()
-    return share, lacked
+        return float("nan"), float("nan"), 0.0
+    share, lacked, helpers_ns = np.median(found, axis=0).tolist()
+    alone = all(int(trace.metadata["threads"]) == 1 for trace in seen.traces)
+    return share, lacked, helpers_ns if alone else 0.0
 
 
 def _transfers(seen: MeasuredWorld, known: Calls, rows: list[list[RankCycle]]) -> Floats:

@@ -11,6 +11,7 @@ from commprof.analysis.replay.engine import Calls, Condition, DrawnSteps, replay
 from commprof.analysis.replay.program import MARK, Program
 from commprof.predict.sharded.changes import Change
 from commprof.predict.sharded.costs import Costs
+from commprof.predict.sharded.crowding import Crowding
 from commprof.predict.sharded.steps import ALL, SHARD, ShardedSteps
 
 Floats = npt.NDArray[np.float64]
@@ -26,8 +27,8 @@ class World:
     world_size: int
     #: Factor of the optimizer's own time.
     update: float
-    #: Factor of all own time if ranks want more processor time than there is.
-    crowded: float = 1.0
+    #: Effect of cores that another number of ranks shares; None if there is none.
+    crowding: Crowding | None = None
 
     def draw(self, count: int, random: np.random.Generator, rows: Ints | None = None) -> Ints:
         """Draws recorded steps from ``rows``, as ``[drawn step, block of ranks]``.
@@ -43,13 +44,14 @@ class World:
         ranks = range(self.world_size)
         made = [self._program(rank, self._of(rank, drawn)) for rank in ranks]
         recorded = [self._transfers(self._of(rank, drawn)) for rank in ranks]
-        transfer = [0.0 * each if costs is None else costs.of(each) for each in recorded]
+        transfer = [0.0 * each if costs is None else self._taken(each, costs) for each in recorded]
         return replay_drawn(made, self._calls(np.concatenate(transfer)), len(drawn))
 
     def busy_ns(self, drawn: Ints, costs: Costs) -> float:
         """Returns the sum of transfers in the median step, as the mean over ranks."""
         ranks = range(min(self.world_size, self.steps.world_size))
-        each = [costs.of(self._transfers(self._of(rank, drawn))).sum(axis=0) for rank in ranks]
+        recorded = [self._transfers(self._of(rank, drawn)) for rank in ranks]
+        each = [self._taken(transfer, costs).sum(axis=0) for transfer in recorded]
         return float(np.median(np.mean(each, axis=0)))
 
     def own_ns(self, drawn: Ints) -> Floats:
@@ -64,7 +66,16 @@ class World:
 
     def _own(self, at: tuple[Ints, int]) -> Floats:
         update = self.steps.update_ns[at]
-        result: Floats = self.crowded * (self.steps.own_ns[at] + (self.update - 1) * update)
+        crowded = 1.0 if self.crowding is None else self.crowding.own
+        result: Floats = crowded * (self.steps.own_ns[at] + (self.update - 1) * update)
+        return result
+
+    def _taken(self, recorded_ns: Floats, costs: Costs) -> Floats:
+        """Returns the scenario's transfers, as ``[collective, drawn step]``."""
+        taken = costs.of(recorded_ns)
+        if self.crowding is None:
+            return taken
+        result: Floats = np.maximum(0.0, taken + self.crowding.calls_ns[:, np.newaxis])
         return result
 
     def _transfers(self, at: tuple[Ints, int]) -> Floats:

@@ -16,7 +16,9 @@ from commprof.predict.fit.build import build_profile
 from commprof.predict.fit.held_out import check, checks, model_error
 from commprof.predict.replay.recorded import Recorded
 from commprof.predict.replay.scenario import Scenario
+from commprof.predict.sharded.changes import change
 from commprof.predict.sharded.costs import fit_sharded
+from commprof.predict.sharded.crowding import crowding, stretch
 from commprof.predict.sharded.cycles import RankCycle
 from commprof.predict.sharded.replay import ShardedReplay
 from commprof.predict.sharded.steps import Call, filled, in_usual_order, read_sharded, usual_events
@@ -65,12 +67,13 @@ def test_waits_that_were_too_short_lie_where_another_rank_had_them() -> None:
 @pytest.mark.parametrize(
     ("busy", "lacked", "own"),
     [
-        (1.0, 1.0, 2.0),
-        (0.75, 1.0, 1.5),
-        (0.4, 1.0, 1.0),
+        # The other rank is at the core for 66 of 96 ms, for 49.5 and for 26.4.
+        (1.0, 1.0, 1 + 66 / 96),
+        (0.75, 1.0, 1 + 0.75 * 49.5 / 96),
+        (0.4, 1.0, 1 + 0.4 * 26.4 / 96),
         (math.nan, math.nan, 1.0),
-        # 4 cores of which a rank wanted a quarter and others 2.75 times as many as there are.
-        (1.0, 3.0, (2.75 + 2.0) / 3.0),
+        # Of 66 ms at the core a rank used 22, and other processes the rest.
+        (1.0, 3.0, (3 + 22 / 96) / 3),
     ],
 )
 def test_ranks_that_share_cores_take_longer_for_their_own_work(
@@ -87,6 +90,42 @@ def test_ranks_that_share_cores_take_longer_for_their_own_work(
     assert any(text.endswith(f"own work is assumed to take {words}") for text in found.outside)
 
 
+@pytest.mark.parametrize(
+    ("sharing", "elsewhere", "times"),
+    [
+        (0.5, 10.0, 1.0),
+        (1, 10.0, 1.0),
+        (1.5, 10.0, 1.25),
+        (2, 10.0, 1.5),
+        # 15 ms at the core of 25: (1 + 2 * 15 / 25) after that.
+        (3, 10.0, 2.2),
+        (4, 0.0, 4.0),
+        (4, 1e9, 1.0),
+    ],
+)
+def test_time_at_a_core_is_that_of_mean_value_analysis(
+    sharing: float, elsewhere: float, times: float
+) -> None:
+    assert stretch(sharing, 10.0, elsewhere) == pytest.approx(times)
+    assert stretch(sharing, 0.0, elsewhere) == 1.0
+
+
+@pytest.mark.parametrize(("ranks", "exchange_ms"), [(2, 6.0), (8, 21.0)])
+def test_exchanges_take_longer_on_cores_that_ranks_share(ranks: int, exchange_ms: float) -> None:
+    """The backend's threads compute for 6 ms of a step of 2 ranks, the training thread for 33 ms.
+
+    On 8 ranks they send 7 times the messages and 7 / 4 of the bytes.
+    """
+    steps = fsdp_steps()
+    placement = dataclasses.replace(steps.placement, busy=0.5, ranks_per_host=2, cores_per_host=2)
+    steps = dataclasses.replace(steps, helpers_ns=6 * MS, lacked=1.0, placement=placement)
+    shared = dataclasses.replace(placement, ranks_per_host=4)
+    found = crowding(steps, change(steps, Scenario(ranks)), shared, 96 * MS)
+    longer = (33 + exchange_ms) / 96
+    assert found.own == pytest.approx(1 + 0.5 * longer)
+    assert found.calls_ns.sum() / MS == pytest.approx(exchange_ms * longer)
+
+
 def test_the_share_of_processor_time_is_that_of_own_work() -> None:
     ranks = fsdp_ranks()
     assert math.isnan(read_sharded(world_run(ranks)).placement.busy)
@@ -97,8 +136,9 @@ def test_the_share_of_processor_time_is_that_of_own_work() -> None:
     assert read_sharded(world_run(ranks)).placement.busy == pytest.approx(0.5)
     for rank in ranks:  # 11 ms more that it could have run
         for step in range(8):
-            rank.no_core((96 * step + 93) * MS, (96 * step + 95) * MS, 11 * MS)
+            rank.no_core((96 * step + 93) * MS, (96 * step + 95) * MS, 11 * MS, 7 * MS)
     found = read_sharded(world_run(ranks))
+    assert found.helpers_ns == 7 * MS
     assert found.placement.busy == pytest.approx(44 / 66)
     assert found.lacked == pytest.approx(44 / 33)
 

@@ -1,0 +1,92 @@
+"""Time that sharded steps take longer, or shorter, if another number of ranks shares a core.
+
+A core and its ranks are a closed queueing network: a rank wants the core for the processor time of
+its step, and otherwise sleeps or waits for the link. The ranks of a core are as many customers of
+one server; their time there is computed by mean value analysis (Reiser and Lavenberg, "Mean-Value
+Analysis of Closed Multichain Queueing Networks", JACM 27:2, 1980).
+
+An exchange costs processor time per message and per byte; one recording does not tell them apart.
+On other ranks, its cost is supposed to change with the geometric mean of messages and bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.predict.replay.algorithms import OPERATIONS, work
+from commprof.predict.replay.schedule import Placement
+from commprof.predict.sharded.changes import Change, ChangedCall
+from commprof.predict.sharded.costs import ranks_of
+from commprof.predict.sharded.steps import ShardedSteps
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Crowding:
+    """Effect of the scenario's cores."""
+
+    #: Factor of all own time.
+    own: float
+    #: Time added to each collective of the changed step, in ns; negative if cores are less busy.
+    calls_ns: Floats
+
+
+def crowding(
+    steps: ShardedSteps, changed: Change, placement: Placement, step_ns: float
+) -> Crowding:
+    """Returns the effect of a scenario's placement; ``step_ns`` is its step without the effect."""
+    calls_ns = _exchange_ns(steps, changed)
+    if math.isnan(steps.placement.busy):
+        return Crowding(1.0, 0.0 * calls_ns)
+    before = 1.0 if math.isnan(steps.lacked) else max(1.0, steps.lacked)
+    # Other processes are supposed to have used the cores if threads lacked them without sharing.
+    others = before - 1.0 if steps.placement.threads_per_core <= 1 else 0.0
+    own_ns = float(np.median(steps.own_ns[:, :, -1]))
+    wanted_ns = steps.placement.busy * own_ns / before + float(calls_ns.sum())
+    sharing = placement.threads_per_core
+    after = others + stretch(sharing, wanted_ns, max(0.0, step_ns - wanted_ns))
+    return Crowding(
+        1.0 + steps.placement.busy * (after / before - 1.0), calls_ns * (after - before)
+    )
+
+
+def stretch(sharing: float, wanted: float, elsewhere: float) -> float:
+    """Returns the time at a core divided by the time wanted of it.
+
+    Args:
+        sharing: ranks that share the core; between whole numbers the result is interpolated.
+        wanted: processor time of a rank's step.
+        elsewhere: time of a step in which the rank does not want the core, in the same unit.
+    """
+    if sharing <= 1 or wanted <= 0:
+        return 1.0
+    queue, found = 0.0, [1.0]
+    for ranks in range(1, math.ceil(sharing) + 1):
+        at_core = wanted * (1.0 + queue)
+        queue = ranks * at_core / (elsewhere + at_core)
+        found.append(at_core / wanted)
+    return float(np.interp(sharing, range(len(found)), found))
+
+
+def _exchange_ns(steps: ShardedSteps, changed: Change) -> Floats:
+    """Returns the processor time of the backend's threads for each collective of the new step."""
+    recorded = [
+        _weight(steps, ChangedCall(call, ranks_of(steps, call), number))
+        for number, call in enumerate(steps.calls)
+    ]
+    weights = np.array([_weight(steps, call) for call in changed.calls])
+    total = sum(recorded)
+    return weights * (steps.helpers_ns / total if total else 0.0)
+
+
+def _weight(steps: ShardedSteps, each: ChangedCall) -> float:
+    """Geometric mean of the messages that a rank sends and their bytes; 0 if unknown."""
+    if each.call.op not in OPERATIONS:
+        return 0.0
+    done = work(each.call.op, each.ranks, steps.backend)
+    return math.sqrt(done.steps * done.sent * each.call.size_bytes)
