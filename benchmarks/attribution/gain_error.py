@@ -8,7 +8,8 @@ phase, by 10 to 80 % of a step, so that the mean step is up to 40 % longer. The 
 mean step if that rank were as fast as the other. The truth is the mean of the steps without the
 delay, from the same trace; a step right after a late one is left out, as it may begin late, and so
 are stalled steps, which the report leaves out too. 50 delays, and 10 jobs without one as control,
-whose error is the noise of the comparison. Jobs in the results file are not repeated. Prints a line each; ends with 1 where a demand is not met.
+whose error is the noise of the comparison. Jobs in the results file are not repeated. Prints a line
+each; ends with 1 where a demand is not met.
 """
 
 from __future__ import annotations

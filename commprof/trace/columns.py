@@ -237,19 +237,21 @@ def run_delays(trace: Trace) -> Spans:
 
 
 def helpers_cpu(trace: Trace) -> Spans:
-    """Returns the intervals of ``run_delays``; ``key`` is the CPU time of other threads, in ns.
+    """Returns the intervals of ``run_delays``; ``key`` is the CPU time of helper threads, in ns.
 
-    These are the threads of the process other than the interval's thread.
+    Helpers, such as the backend's threads, are all threads of the process but the interval's own. 0
+    unless the rank is known to have one intra-op thread, because others' time is its own work.
     """
     records = of_kind(trace.records, Kind.RUN_DELAY)
-    return _spans(records, ints(records["bytes_out"]))
+    alone = trace.metadata.get("threads") == 1
+    return _spans(records, alone * ints(records["bytes_out"]))
 
 
 def own_run_delays(trace: Trace) -> Spans:
-    """Returns the intervals of ``run_delays``; ``key`` is the part due to the process itself, in ns.
+    """Returns the intervals of ``run_delays``; ``key`` is the part due to helper threads, in ns.
 
-    The process's other threads can have kept the thread from a core for no longer than their own
-    CPU time. The part is an upper bound, because they may have run on another core.
+    These can have kept the thread from a core for no longer than their own CPU time. The part is an
+    upper bound, because they may have run on another core.
     """
     found = run_delays(trace)
     return replace(found, key=np.minimum(found.key, helpers_cpu(trace).key))

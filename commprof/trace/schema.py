@@ -58,8 +58,8 @@ began), ``kind`` and ``thread``; the other fields are 0:
     pause            no thread of the process ran, for 1 ms at least: ``value`` end
     run_delay        the thread was ready to run and had no core for ``bytes_in`` ns, according to
                      the kernel's counter, read at the ends of its phases: ``value`` end,
-                     ``bytes_out`` CPU time of the process's other threads; no record if both
-                     are 0
+                     ``bytes_out`` CPU time of the process's other threads, which includes the
+                     time between two clock readings; no record if both are 0
     host_counts      the kernel's counts for a thread that lacked a core or had many page faults:
                      ``value`` end, ``aux`` involuntary switches, ``seq`` minor and ``op_id`` major
                      page faults; ``bytes_in`` ns for which its cgroup was throttled since the last

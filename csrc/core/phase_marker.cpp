@@ -41,10 +41,10 @@ Record onDevice(const Record& on_host, Kind kind) noexcept {
   return record;
 }
 
-// The kernel's count takes some 10 us to read while a model runs: 0.05 % of the
+// The kernel's counts take some 15 us to read while a model runs: 0.08 % of the
 // thread's time at most. While the thread lacks a core for a share of its time
 // that matters, or waits for pages from disk, what it lacks is told phase by
-// phase, for 0.4 %.
+// phase, for 0.5 %.
 constexpr uint64_t kRunDelayIntervalNs = 20'000'000;
 constexpr uint64_t kShortIntervalNs = 3'000'000;
 constexpr uint64_t kMatters = 32; // one part of so many

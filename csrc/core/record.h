@@ -32,7 +32,8 @@ namespace commprof {
   X(Compression, "compression") /* a bucket's sizes; see recordReport() */ \
   X(Quality, "quality") /* a bucket's errors; see recordReport() */        \
   X(Pause, "pause") /* no thread of the process ran until value */         \
-  X(RunDelay, "run_delay") /* bytes_in ns without a core until value */    \
+  X(RunDelay, "run_delay") /* bytes_in ns without a core until value, */   \
+  /* bytes_out ns of CPU time of the process's other threads */            \
   X(HostCounts, "host_counts") /* the kernel's counts until value */
 
 enum class Kind : uint8_t {

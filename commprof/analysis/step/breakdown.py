@@ -70,7 +70,7 @@ class Breakdown:
     paused_ns: Floats
     #: ``[step, phase]``: time in which the training thread could run and had no core.
     run_delay_ns: Floats
-    #: ``[step, phase]``: the part of ``run_delay_ns`` for which the process's other threads, such
+    #: ``[step, phase]``: the part of ``run_delay_ns`` for which helper threads of the process, such
     #: as the backend's, may have had the core.
     own_run_delay_ns: Floats
     #: ``[step, phase, count]``, in the order of ``columns.HOST_COUNTS``: further counts of the
@@ -103,7 +103,8 @@ class Breakdown:
     def by_origin_ns(self) -> Floats:
         """Lateness as ``[origin, step]`` in the order of ``exposure.ORIGINS``, without run delay.
 
-        Run delay is caused by other programs on a rank's cores, so it is not the rank's own work.
+        Run delay is caused by whatever else runs on a rank's cores, so it is not the rank's own
+        work.
         """
         paused = self.paused_ns.T
         work = self.work_ns - paused - self.run_delay_ns.T

@@ -256,7 +256,7 @@ def run_delay(trace: Trace, exposed: Exposures, thread: int) -> Spread:
 
 
 def own_run_delay(trace: Trace, exposed: Exposures, thread: int) -> Spread:
-    """Returns the part of ``run_delay`` due to the process's own other threads, at most."""
+    """Returns the part of ``run_delay`` that helper threads of the process explain, at most."""
     return _delays(*_outside_of_waiting(trace, exposed, thread, columns.own_run_delays(trace)))
 
 

@@ -12,12 +12,13 @@ On other ranks, its cost is supposed to change with the geometric mean of messag
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from commprof.predict.replay.algorithms import OPERATIONS, work
+from commprof.predict.replay.model import Medians
 from commprof.predict.replay.schedule import Placement
 from commprof.predict.sharded.changes import Change, ChangedCall
 from commprof.predict.sharded.costs import ranks_of
@@ -37,29 +38,45 @@ class Crowding:
 
 
 def crowding(
-    steps: ShardedSteps, changed: Change, placement: Placement, step_ns: float
+    steps: ShardedSteps, changed: Change, placement: Placement, alone: Medians
 ) -> Crowding:
-    """Returns the effect of a scenario's placement; ``step_ns`` is its step without the effect."""
-    calls_ns = _exchange_ns(steps, changed)
-    if math.isnan(steps.placement.busy):
+    """Returns the effect of a scenario's placement; ``alone`` is its step without the effect."""
+    calls_ns, here = _exchange_ns(steps, changed), steps.placement
+    if math.isnan(here.busy):
         return Crowding(1.0, 0.0 * calls_ns)
-    before = 1.0 if math.isnan(steps.lacked) else max(1.0, steps.lacked)
-    # Other processes are supposed to have used the cores if threads lacked them without sharing.
-    others = before - 1.0 if steps.placement.threads_per_core <= 1 else 0.0
+    before = here.crowding() if math.isnan(steps.lacked) else max(here.crowding(), steps.lacked)
     own_ns = float(np.median(steps.own_ns[:, :, -1]))
-    wanted_ns = steps.placement.busy * own_ns / before + float(calls_ns.sum())
-    sharing = placement.threads_per_core
-    after = others + stretch(sharing, wanted_ns, max(0.0, step_ns - wanted_ns))
-    return Crowding(
-        1.0 + steps.placement.busy * (after / before - 1.0), calls_ns * (after - before)
-    )
+    wanted_ns = here.busy * own_ns / before + float(calls_ns.sum())
+    elsewhere_ns = max(0.0, alone.step_s * 1e9 - before * wanted_ns)
+    modelled = [
+        stretch(each.threads_per_core, wanted_ns, elsewhere_ns) for each in (here, placement)
+    ]
+    # Where threads lacked cores for longer than by sharing them, they do so in the scenario too.
+    after = max(1.0, before + modelled[1] - modelled[0])
+    # Helpers that exchange while the thread computes take its core.
+    together = here.busy * alone.hidden_s / max(alone.hidden_s + alone.wire_s, 1e-12)
+    helped_ns = max(0.0, after * float(calls_ns.sum()) - before * steps.helpers_ns)
+    own = 1.0 + here.busy * (after / before - 1.0) + together * helped_ns / max(own_ns, 1.0)
+    return Crowding(own, calls_ns * (after - before))
+
+
+def costed(steps: ShardedSteps, placement: Placement) -> Placement:
+    """Returns the placement for fitted costs, without the effect that ``crowding`` gives.
+
+    It has as many ranks per core as recorded, unless the exchanges' processor time is unknown.
+    """
+    if not steps.helpers_ns:
+        return placement
+    here = steps.placement
+    cores = placement.ranks_per_host * here.cores_per_host / here.ranks_per_host
+    return replace(placement, cores_per_host=cores)
 
 
 def stretch(sharing: float, wanted: float, elsewhere: float) -> float:
     """Returns the time at a core divided by the time wanted of it.
 
     Args:
-        sharing: ranks that share the core; between whole numbers the result is interpolated.
+        sharing: threads that share the core; between whole numbers the result is interpolated.
         wanted: processor time of a rank's step.
         elsewhere: time of a step in which the rank does not want the core, in the same unit.
     """

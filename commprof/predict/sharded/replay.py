@@ -21,7 +21,7 @@ from commprof.predict.replay.scenario import (
 from commprof.predict.replay.schedule import Placement
 from commprof.predict.sharded.changes import Change, change
 from commprof.predict.sharded.costs import Costs, Factors, factors
-from commprof.predict.sharded.crowding import crowding
+from commprof.predict.sharded.crowding import costed, crowding
 from commprof.predict.sharded.steps import ShardedSteps
 from commprof.predict.sharded.world import World
 
@@ -42,7 +42,8 @@ class ShardedReplay(Model):
         _refuse(self.schedule, scenario)
         placement = _placement(self.schedule, scenario)
         changed = change(self.schedule, scenario)
-        costs = factors(self.schedule, self.profile, scenario, placement, changed)
+        at = costed(self.schedule, placement)
+        costs = factors(self.schedule, self.profile, scenario, at, changed)
         random = np.random.default_rng(SEED)
         world, outside, drawn = self._world(scenario, placement, changed, costs.costs(), random)
         main = _medians(world, drawn, costs.costs())
@@ -70,8 +71,8 @@ class ShardedReplay(Model):
         world = World(self.schedule, changed, scenario.world_size, update)
         drawn = world.draw(STEPS, random)
         if not math.isclose(placement.ranks_per_core, recorded.ranks_per_core, rel_tol=1e-3):
-            step_ns = _medians(world, drawn, costs).step_s * 1e9
-            found = crowding(self.schedule, changed, placement, step_ns)
+            alone = _medians(world, drawn, costs)
+            found = crowding(self.schedule, changed, placement, alone)
             world = replace(world, crowding=found)
             longer = "as long"
             if not math.isnan(recorded.busy):

@@ -36,6 +36,7 @@ from commprof.trace import columns
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
 from commprof.trace.schema import OPS, Phase, op_name
+from commprof.trace.stretches import covered
 
 
 def usual_events(found: Sequence[RankCycle]) -> tuple[Event, ...]:
@@ -153,7 +154,7 @@ class ShardedSteps(RecordedSteps):
     #: Processor time that training threads wanted, divided by the time they got; above 1 if cores
     #: were short, NaN if unknown.
     lacked: float = float("nan")
-    #: Processor time of a process's other threads per step, such as the backend's; 0 if unknown.
+    #: Processor time of a rank's helper threads per step, such as the backend's; 0 if unknown.
     helpers_ns: float = 0.0
 
 
@@ -247,13 +248,13 @@ def _steps(
     met = begin.max(axis=1, keepdims=True)
     found = _calls(seen, rows[0])
     hosts = hosts_of(seen.traces)
-    busy, lacked, helpers_ns = _processor_time(seen)
+    busy, lacked = _processor_time(seen)
     return ShardedSteps(
         world_size=world_size,
         period_s=(end.max(axis=1) - met[:, 0]) / 1e9,
         placement=placement_of(seen.traces, busy),
         lacked=lacked,
-        helpers_ns=helpers_ns,
+        helpers_ns=_helpers_ns(seen),
         link=SAME_HOST if len(hosts) == 1 else OTHER_HOST,
         backend=str(seen.traces[0].metadata["backend"]) or "gloo",
         hook="",
@@ -269,19 +270,31 @@ def _steps(
     )
 
 
-def _processor_time(seen: MeasuredWorld) -> tuple[float, float, float]:
+def _helpers_ns(seen: MeasuredWorld) -> float:
+    """Returns the CPU time of the helper threads per measured step; the median over the ranks."""
+    found = []
+    for trace in seen.traces:
+        steps, helpers = columns.steps(trace), columns.helpers_cpu(trace)
+        measured = np.isin(steps.index, seen.measured[0].step)
+        mine = helpers.thread == steps.thread[0]
+        window = steps.begin_ns[measured][:1], steps.end_ns[measured][-1:]
+        amount = helpers.key[mine].astype(np.float64)
+        inside = covered(helpers.begin_ns[mine], helpers.end_ns[mine], amount, *window)
+        found.append(float(inside.sum()) / int(measured.sum()))
+    return float(np.median(found))
+
+
+def _processor_time(seen: MeasuredWorld) -> tuple[float, float]:
     """Returns processor time that training threads wanted, as a share of own time and of time got.
 
     A thread wanted its CPU time plus its run delay, from the end of one backward pass to the end of
-    the next, if both were recorded. The third value is the CPU time of the process's other threads
-    in ns, if none of these are the training thread's own. Medians over steps and ranks; NaN, NaN
-    and 0 if none were recorded.
+    the next, if both were recorded. Medians over steps and ranks; NaN if none were recorded.
     """
     found = []
     for trace in seen.traces:
         ended, waits = columns.finalizations(trace).span, exposures_of(trace)
         used, order = cpu_times(trace), np.argsort(ended.end_ns, kind="stable")
-        delays, helpers = columns.run_delays(trace), columns.helpers_cpu(trace)
+        delays = columns.run_delays(trace)
         for first, second in pairwise(ended.end_ns[order].tolist()):
             inside = (waits.begin_ns >= first) & (waits.begin_ns < second)
             own_ns = second - first - float(waits.waited_ns[inside].sum())
@@ -290,13 +303,11 @@ def _processor_time(seen: MeasuredWorld) -> tuple[float, float, float]:
                 late &= np.isin(delays.thread, ended.thread)
                 got_ns = used[second] - used[first]
                 wanted_ns = got_ns + float(delays.key[late].sum())
-                helped_ns = float(helpers.key[late].sum())
-                found.append((min(1.0, wanted_ns / own_ns), wanted_ns / got_ns, helped_ns))
+                found.append((min(1.0, wanted_ns / own_ns), wanted_ns / got_ns))
     if not found:
-        return float("nan"), float("nan"), 0.0
-    share, lacked, helpers_ns = np.median(found, axis=0).tolist()
-    alone = all(int(trace.metadata["threads"]) == 1 for trace in seen.traces)
-    return share, lacked, helpers_ns if alone else 0.0
+        return float("nan"), float("nan")
+    share, lacked = np.median(found, axis=0).tolist()
+    return share, lacked
 
 
 def _transfers(seen: MeasuredWorld, known: Calls, rows: list[list[RankCycle]]) -> Floats:

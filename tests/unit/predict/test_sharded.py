@@ -14,14 +14,22 @@ from commprof.analysis.replay.program import ISSUE, WAIT
 from commprof.errors import CommprofError
 from commprof.predict.fit.build import build_profile
 from commprof.predict.fit.held_out import check, checks, model_error
+from commprof.predict.replay.model import Medians
 from commprof.predict.replay.recorded import Recorded
 from commprof.predict.replay.scenario import Scenario
 from commprof.predict.sharded.changes import change
 from commprof.predict.sharded.costs import fit_sharded
-from commprof.predict.sharded.crowding import crowding, stretch
+from commprof.predict.sharded.crowding import costed, crowding, stretch
 from commprof.predict.sharded.cycles import RankCycle
 from commprof.predict.sharded.replay import ShardedReplay
-from commprof.predict.sharded.steps import Call, filled, in_usual_order, read_sharded, usual_events
+from commprof.predict.sharded.steps import (
+    Call,
+    ShardedSteps,
+    filled,
+    in_usual_order,
+    read_sharded,
+    usual_events,
+)
 from commprof.predict.sharded.wrapping import wrapped
 from commprof.predict.what_if.answers import answer
 from commprof.report.prediction import as_json, table
@@ -72,8 +80,8 @@ def test_waits_that_were_too_short_lie_where_another_rank_had_them() -> None:
         (0.75, 1.0, 1 + 0.75 * 49.5 / 96),
         (0.4, 1.0, 1 + 0.4 * 26.4 / 96),
         (math.nan, math.nan, 1.0),
-        # Of 66 ms at the core a rank used 22, and other processes the rest.
-        (1.0, 3.0, (3 + 22 / 96) / 3),
+        # Of 66 ms at the core a rank used 22, and other processes the rest; 30 ms it is elsewhere.
+        (1.0, 3.0, (3 + 22 / (22 + 30)) / 3),
     ],
 )
 def test_ranks_that_share_cores_take_longer_for_their_own_work(
@@ -110,20 +118,49 @@ def test_time_at_a_core_is_that_of_mean_value_analysis(
     assert stretch(sharing, 0.0, elsewhere) == 1.0
 
 
+def placed(**changes: float) -> ShardedSteps:
+    """Two ranks on 2 cores whose thread computes for 33 ms of a step, and its helpers for 6 ms."""
+    steps = fsdp_steps()
+    cores: dict[str, float] = {"busy": 0.5, "ranks_per_host": 2, "cores_per_host": 2, **changes}
+    placement = dataclasses.replace(steps.placement, **cores)
+    return dataclasses.replace(steps, helpers_ns=6 * MS, lacked=1.0, placement=placement)
+
+
+def alone(step_s: float = 0.096, hidden_s: float = 0.0, wire_s: float = 0.0) -> Medians:
+    return Medians(step_s, 0.0, wire_s, wire_s, hidden_s)
+
+
 @pytest.mark.parametrize(("ranks", "exchange_ms"), [(2, 6.0), (8, 21.0)])
 def test_exchanges_take_longer_on_cores_that_ranks_share(ranks: int, exchange_ms: float) -> None:
-    """The backend's threads compute for 6 ms of a step of 2 ranks, the training thread for 33 ms.
-
-    On 8 ranks they send 7 times the messages and 7 / 4 of the bytes.
-    """
-    steps = fsdp_steps()
-    placement = dataclasses.replace(steps.placement, busy=0.5, ranks_per_host=2, cores_per_host=2)
-    steps = dataclasses.replace(steps, helpers_ns=6 * MS, lacked=1.0, placement=placement)
-    shared = dataclasses.replace(placement, ranks_per_host=4)
-    found = crowding(steps, change(steps, Scenario(ranks)), shared, 96 * MS)
+    """On 8 ranks the helpers send 7 times the messages and 7 / 4 of the bytes."""
+    steps = placed()
+    shared = dataclasses.replace(steps.placement, ranks_per_host=4)
+    found = crowding(steps, change(steps, Scenario(ranks)), shared, alone())
     longer = (33 + exchange_ms) / 96
     assert found.own == pytest.approx(1 + 0.5 * longer)
     assert found.calls_ns.sum() / MS == pytest.approx(exchange_ms * longer)
+    # A third of the exchanges is hidden, half of it by sleep, and was so where none shared a core.
+    hidden = crowding(steps, change(steps, Scenario(ranks)), shared, alone(hidden_s=1, wire_s=2))
+    more_ms = (1 + longer) * exchange_ms - 6
+    assert hidden.own - found.own == pytest.approx(0.5 / 3 * more_ms / 66)
+
+
+def test_a_recording_on_shared_cores_is_not_predicted_faster_with_fewer() -> None:
+    """Four ranks that always want one core have waited for it three times as long as they ran."""
+    steps = dataclasses.replace(placed(busy=1.0, ranks_per_host=4, cores_per_host=1), lacked=4.0)
+    at = (dataclasses.replace(steps.placement, cores_per_host=cores) for cores in (2, 1, 0.99, 0.5))
+    always = alone(step_s=float(np.median(steps.own_ns[:, :, -1])) / 1e9)
+    changed = change(steps, Scenario(2))
+    factors = [crowding(steps, changed, each, always).own for each in at]
+    assert factors == pytest.approx([0.5, 1.0, 1.01, 2.0], rel=0.01)
+
+
+def test_the_cost_of_an_exchange_is_not_lengthened_twice() -> None:
+    steps = placed()
+    shared = dataclasses.replace(steps.placement, ranks_per_host=4, cores_per_host=1)
+    assert costed(steps, shared).ranks_per_core == 1
+    # Without the exchanges' processor time, fitted costs follow the ranks per core.
+    assert costed(dataclasses.replace(steps, helpers_ns=0.0), shared) == shared
 
 
 def test_the_share_of_processor_time_is_that_of_own_work() -> None:

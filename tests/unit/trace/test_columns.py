@@ -207,6 +207,19 @@ def test_a_run_delay_that_was_not_read_is_not_known(directory: Path) -> None:
     assert np.isnan(found.no_core_ns).all()
 
 
+@pytest.mark.parametrize(("threads", "own"), [(1, [20, 30]), (4, [0, 0])])
+def test_run_delay_of_helper_threads(directory: Path, threads: int, own: list[int]) -> None:
+    delay, helpers = (50, 30), (20, 90)
+    rows = [
+        made.record(at, Kind.RUN_DELAY, value=at + 99, bytes_in=delay[at], bytes_out=helpers[at])
+        for at in (0, 1)
+    ]
+    trace = trace_of(directory, *rows)
+    trace.metadata["threads"] = threads
+    assert columns.run_delays(trace).key.tolist() == [50, 30]
+    assert columns.own_run_delays(trace).key.tolist() == own
+
+
 def test_finalizations_of_threads_and_halves(directory: Path) -> None:
     rows = [
         window(made.FINALIZE_END, 5, 1, 0, 0),  # began before capture
