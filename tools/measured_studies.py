@@ -152,12 +152,12 @@ def predictions(of_transformer: bool) -> Judge:
     return of_file
 
 
-def sharded_predictions(workload: str) -> Callable[[Path], list[Demand]]:
-    """Returns a judge of the points of one workload."""
+def sharded_predictions(study: str) -> Callable[[Path], list[Demand]]:
+    """Returns a judge of the points of one study."""
 
     def of_file(path: Path) -> list[Demand]:
-        rows = [row for row in read_rows(path) if row["workload"] == workload]
-        return predict_sharded.demands(rows, workload) if rows else []
+        rows = [row for row in read_rows(path) if predict_sharded.point_of(row).study == study]
+        return predict_sharded.demands(rows, study) if rows else []
 
     return of_file
 
@@ -343,14 +343,18 @@ GROUPS: dict[str, tuple[Study, ...]] = {
         ),
         *(
             Study(
-                f"Predicted FSDP2 and HSDP steps of the {workload} workload",
+                f"Predicted {what}",
                 "predictions/predict_sharded.jsonl",
-                f"predictions/predict_sharded.py {option}"
+                f"predictions/predict_sharded.py --study {study} "
                 f"--results {PREDICTIONS}/predict_sharded.jsonl",
                 ("mean error at most 5 %", "worst at most 15 %", "a third of a trivial answer's"),
-                sharded_predictions(workload),
+                sharded_predictions(study),
             )
-            for workload, option in (("timed", ""), ("transformer", "--transformer "))
+            for study, what in (
+                ("timed", "FSDP2 and HSDP steps of the timed workload"),
+                ("transformer", "FSDP2 and HSDP steps of the transformer"),
+                ("ddp", "DDP steps of the transformer between hosts"),
+            )
         ),
         Study(
             "Intervals of predicted steps, at ranks and bucket caps that were then run",

@@ -1,30 +1,34 @@
-"""Measures errors of predicted FSDP2 and HSDP steps, on held-out settings that are then run.
+"""Measures errors of predicted FSDP2, HSDP and DDP steps, on held-out settings that are then run.
 
     PYTHONPATH=. python benchmarks/predictions/predict_sharded.py --results points.jsonl
         --minutes 10
 
 One setting is recorded (FSDP2 on 2 ranks, 160 Mbit/s, fp32) and fitted to its own collectives. From
-it other ranks, rates, types and HSDP are predicted; each is then run between hosts that are network
-namespaces with a rate limit (which needs root): median step, predicted divided by measured. Two
-answers that need no model are compared too: the step as it is now, and perfect overlap. Because
-other jobs may slow the machine down, the run with the shortest median step counts of several runs
-of a setting. The `timed` workload sleeps, --transformer computes. All namespaces share this host's
-cores, and a prediction is told so. In bf16 the transformer reduces gradients only: with parameters
-in bf16 it would compute in bf16 too, which a recording in fp32 cannot tell. With --results, points
-in the file are not run again. The exit code is 1 if a demand is not met.
+it other ranks, rates, types, blocks wrapped together and HSDP are predicted; each is then run
+between hosts that are network namespaces with a rate limit (which needs root): median step,
+predicted divided by measured. Two answers that need no model are compared too: the step as it is
+now, and perfect overlap. Because other jobs may slow the machine down, the run with the shortest
+median step counts of several runs of a setting. All namespaces share this host's cores, and a
+prediction is told so. Studies: the `timed` workload, which sleeps; the `transformer`, which
+computes; and `ddp`, the transformer under DDP, with other ranks and rates. In bf16 the transformer
+reduces gradients only: with parameters in bf16 it would compute in bf16 too, which a recording in
+fp32 cannot tell. With --results, points in the file are not run again; --predict-again records the
+setting once more and predicts their steps with this version. The exit code is 1 if a demand is not
+met.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +43,9 @@ from commprof.errors import CommprofError
 from commprof.launch.job import Job
 from commprof.predict.fit.build import build_profile
 from commprof.predict.replay.recorded import Recorded, read_recorded
+from commprof.predict.replay.replay import Replay
 from commprof.predict.replay.scenario import Scenario
+from commprof.predict.replay.schedule import Schedule
 from commprof.predict.sharded.replay import ShardedReplay
 from commprof.predict.sharded.steps import ShardedSteps
 from tests.support.machines import netns
@@ -61,11 +67,13 @@ RATES_MBIT = (80, 160, 320)
 TRANSFORMER_RATES_MBIT = (60, 120, 240)
 #: Eight ranks have a slower link too: at the fastest one they wait for the cores that they share.
 SLOWER_MBIT_OF_8 = {"timed": 40, "transformer": 30}
-FSDP = "fsdp"
 #: Ranks, and those that share one copy of the model; HSDP if they are fewer than all.
 SHAPES = ((2, 2), (4, 4), (4, 2), (8, 8), (8, 4))
 TRANSFORMER_SHAPES = SHAPES[:4]
 DTYPES = ("fp32", "bf16")
+DDP, DDP_RANKS = "ddp", (2, 4, 8)
+#: Blocks wrapped together, and where: at the fastest link, at which latency counts most.
+WRAPPED, WRAPPED_SHAPES = 2, ((2, 2), (4, 4), (4, 2))
 #: Allowed errors: mean, worst, and mean as a share of the better trivial answer's, if the two
 #: trivial answers differ by a fifth or more.
 MEAN, WORST, OF_TRIVIAL, APART = 0.05, 0.15, 1 / 3, 0.2
@@ -76,10 +84,27 @@ class Point:
     """One setting."""
 
     ranks: int
+    #: Ranks that share one copy of the model; 1 under DDP.
     shard_ranks: int
     rate_mbit: int
     dtype: str = "fp32"
     workload: str = "timed"
+    #: Neighbouring blocks that one ``fully_shard`` wraps.
+    wrap_blocks: int = 1
+
+    @property
+    def study(self) -> str:
+        """Name of the study that the point belongs to."""
+        return DDP if self.shard_ranks == 1 else self.workload
+
+    @property
+    def strategy(self) -> str:
+        """Value of ``--strategy``."""
+        if self.shard_ranks == 1:
+            return DDP
+        groups = "" if self.shard_ranks == self.ranks else f"shard={self.shard_ranks},"
+        name = "hsdp" if groups else "fsdp"
+        return f"{name}:{groups}wrap_blocks={self.wrap_blocks}"
 
     @property
     def gather_dtype(self) -> str:
@@ -89,19 +114,26 @@ class Point:
     @property
     def scenario(self) -> Scenario:
         """Returns the scenario, in which all hosts share the cores of this one."""
-        return Scenario(
+        placed = Scenario(
             self.ranks,
             bandwidth_bytes_per_s=self.rate_mbit * 1e6 / 8,
             ranks_per_host=1,
             cores_per_host=len(os.sched_getaffinity(0)) / self.ranks,
+        )
+        if self.shard_ranks == 1:
+            return placed
+        return replace(
+            placed,
             gather_dtype=self.gather_dtype,
             reduce_dtype=self.dtype,
             shard_ranks=self.shard_ranks,
+            wrap_blocks=self.wrap_blocks,
         )
 
 
 BASE = Point(2, 2, 160)
 TRANSFORMER_BASE = Point(2, 2, 160, workload="transformer")
+DDP_BASE = Point(2, 1, 160, workload="transformer")
 
 
 def points(seed: int = 0) -> list[Point]:
@@ -112,6 +144,22 @@ def points(seed: int = 0) -> list[Point]:
 def transformer_points(seed: int = 0) -> list[Point]:
     """Returns points with real compute, in an order as fair."""
     return _shuffled("transformer", TRANSFORMER_SHAPES, TRANSFORMER_RATES_MBIT, seed)
+
+
+def ddp_points(seed: int = 0) -> list[Point]:
+    """Returns points of the transformer under DDP, in an order as fair."""
+    rates = itertools.product(DDP_RANKS, TRANSFORMER_RATES_MBIT)
+    found = [Point(ranks, 1, rate, workload="transformer") for ranks, rate in rates]
+    random.Random(seed).shuffle(found)
+    return found
+
+
+#: Points of each study, and the recorded setting.
+STUDIES = {
+    "timed": (points, BASE),
+    "transformer": (transformer_points, TRANSFORMER_BASE),
+    DDP: (ddp_points, DDP_BASE),
+}
 
 
 def _shuffled(
@@ -127,26 +175,31 @@ def _shuffled(
         for dtype in DTYPES
     ]
     found = [point for point in found if point not in (BASE, TRANSFORMER_BASE)]
+    found += [Point(*shape, rates[-1], "fp32", workload, WRAPPED) for shape in WRAPPED_SHAPES]
     random.Random(seed).shuffle(found)
     return found
 
 
 def record(point: Point, directory: Path) -> Recorded:
     """Runs a setting, again if a rank fails, and returns its recording."""
-    strategy = FSDP if point.shard_ranks == point.ranks else f"hsdp:shard={point.shard_ranks}"
     workload = TIMED if point.workload == "timed" else TRANSFORMER
     batch = None if point.workload == "timed" else 4
     job = Job(
-        workload, point.ranks, directory, STEPS, batch_size=batch, hook=False, strategy=strategy
+        workload,
+        point.ranks,
+        directory,
+        STEPS,
+        batch_size=batch,
+        hook=False,
+        strategy=point.strategy,
     )
     for attempt in range(2):
         run = directory / f"{time.monotonic_ns()}"
         try:
             rate, burst = f"{point.rate_mbit}mbit", f"{BURST_KIB}kb"
             with netns.Hosts(point.ranks, rate, burst, QUEUE, CONGESTION) as hosts:
-                at = hosts.names, hosts.address(0)
                 types = {"gather_dtype": point.gather_dtype, "reduce_dtype": point.dtype}
-                world = forked_ranks.run(job, run, *at, **types)
+                world = forked_ranks.run(job, run, hosts.names, hosts.address(0), **types)
             found, refused = read_recorded(world)
             if refused:
                 raise CommprofError("; ".join(refused))
@@ -156,11 +209,13 @@ def record(point: Point, directory: Path) -> Recorded:
     raise SystemExit(f"{point} failed twice")
 
 
-def fitted(recorded: Recorded, rate_mbit: int) -> ShardedReplay:
+def fitted(recorded: Recorded, rate_mbit: int) -> Replay | ShardedReplay:
     """Returns a model of the recorded setting, with the costs of its own collectives."""
     profile, _ = build_profile([], [recorded], ["the run"], rate_mbit * 1e6 / 8, 0.0)
-    assert isinstance(recorded.schedule, ShardedSteps)
-    return ShardedReplay(recorded.schedule, profile)
+    if isinstance(recorded.schedule, ShardedSteps):
+        return ShardedReplay(recorded.schedule, profile)
+    assert isinstance(recorded.schedule, Schedule)
+    return Replay(recorded.schedule, profile)
 
 
 def step_s(recorded: Recorded) -> float:
@@ -168,7 +223,13 @@ def step_s(recorded: Recorded) -> float:
     return float(np.median(recorded.schedule.period_s))
 
 
-def row_of(point: Point, replay: ShardedReplay, measured_s: float) -> dict[str, Any]:
+def point_of(row: Mapping[str, Any]) -> Point:
+    """Returns the point of a row; rows of earlier versions lack fields that have a default."""
+    known = {each.name for each in fields(Point)}
+    return Point(**{name: value for name, value in row.items() if name in known})
+
+
+def row_of(point: Point, replay: Replay | ShardedReplay, measured_s: float) -> dict[str, Any]:
     """Returns the point's figures in ms, and errors as shares of the measured step."""
     found = replay.predict(point.scenario)
     values = {
@@ -200,6 +261,23 @@ def measured_rows(
         yield row_of(point, replay, step_s(least_disturbed(point, directory, RUNS)))
 
 
+def predicted_again(
+    directory: Path, base: Point, rows: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Predicts the points of these rows anew, from a new recording of the base."""
+    replay = fitted(least_disturbed(base, directory, BASE_RUNS), base.rate_mbit)
+    return [row_of(point_of(row), replay, row["measured_ms"] / 1e3) for row in rows]
+
+
+def keep(results: Path, study: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Replaces the rows of one study in a results file."""
+    others = [row for row in read_rows(results) if point_of(row).study != study]
+    results.unlink()
+    kept = Lines(results)
+    for row in (*others, *rows):
+        kept.append(row)
+
+
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, tuple[float, float]]:
     """Returns the mean and worst absolute errors of the model and of both trivial answers."""
     found = {}
@@ -217,7 +295,7 @@ def demands(rows: Sequence[dict[str, Any]], study: str) -> list[Demand]:
         for row in rows
         if abs(row["as_is_ms"] - row["perfect_overlap_ms"]) >= APART * row["measured_ms"]
     ]
-    count = len(points() if study == "timed" else transformer_points())
+    count = len(STUDIES[study][0]())
     asked = [
         of_all(f"{study}, points measured", len(rows), len(rows), count),
         at_most(f"{study}, error of the step: mean", mean, 100 * MEAN, " %"),
@@ -235,19 +313,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=Path, help="one JSON line per point; goes on with it")
     parser.add_argument("--minutes", type=float, default=10, help="start no point after that")
-    parser.add_argument("--transformer", action="store_true", help="real compute instead")
+    parser.add_argument("--study", choices=STUDIES, default="timed")
+    parser.add_argument("--predict-again", action="store_true", help="measured points only")
     args = parser.parse_args()
     if reason := netns.unavailable():
         raise SystemExit(f"no network namespaces here: {reason}")
-    study = "transformer" if args.transformer else "timed"
-    rows = [row for row in read_rows(args.results) if row["workload"] == study]
-    done = {Point(**{key: row[key] for key in asdict(BASE)}) for row in rows}
+    if args.predict_again and args.results is None:
+        parser.error("--predict-again needs --results")
+    rows = [row for row in read_rows(args.results) if point_of(row).study == args.study]
+    done = set(map(point_of, rows))
     kept, end = Lines(args.results), time.monotonic() + 60 * args.minutes
-    base, wanted = BASE, points()
-    if args.transformer:
-        base, wanted = TRANSFORMER_BASE, transformer_points()
-    left = [point for point in wanted if point not in done] if args.minutes else []
+    wanted, base = STUDIES[args.study]
+    left = [point for point in wanted() if point not in done] if args.minutes else []
     with tempfile.TemporaryDirectory(prefix="commprof-sharded-") as name:
+        if args.predict_again:
+            left, rows = [], predicted_again(Path(name), base, rows)
+            keep(args.results, args.study, rows)
         for row in measured_rows(Path(name), base, left, end) if left else ():
             rows.append(row)
             kept.append(row)
@@ -257,7 +338,7 @@ def main() -> int:
     print(tabulate(rows, headers="keys", floatfmt=".3g"))
     for what, (mean, worst) in summary(rows).items():
         print(f"{what}: {mean:.2%} in the mean, {worst:.2%} at worst of {len(rows)}")
-    return judged(demands(rows, study))
+    return judged(demands(rows, args.study))
 
 
 if __name__ == "__main__":

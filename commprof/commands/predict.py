@@ -77,7 +77,8 @@ def tried(scenario: Scenario, context: Mapping[str, Any], run: Path) -> Tried:
         context: ``run.json`` of the run that the prediction is based on.
         run: that run's directory.
     """
-    options, in_script = _settings(scenario, "workload" in context)
+    strategy = str(context.get("strategy", "fsdp")) if "workload" in context else ""
+    options, in_script = _settings(scenario, strategy)
     words = ["--check-prediction", str(run), "--world-sizes", str(scenario.world_size)]
     for name, value in options.items():
         words += [f"--{name.replace('_', '-')}", value]
@@ -90,7 +91,8 @@ def tried(scenario: Scenario, context: Mapping[str, Any], run: Path) -> Tried:
     return Tried(options, tuple(in_script), text)
 
 
-def _settings(scenario: Scenario, is_workload: bool) -> tuple[dict[str, str], list[str]]:
+def _settings(scenario: Scenario, strategy: str) -> tuple[dict[str, str], list[str]]:
+    """Returns options and changes to the script; ``strategy`` is a workload's, else empty."""
     options: dict[str, str] = {}
     in_script: list[str] = []
     if scenario.hook:
@@ -103,20 +105,34 @@ def _settings(scenario: Scenario, is_workload: bool) -> tuple[dict[str, str], li
     live = Sharding(reshard=scenario.reshard_after_forward, reduce_dtype=dtype)
     if live.count:
         options["fsdp"] = live.label
-    if scenario.shard_ranks is not None:
-        alone = scenario.shard_ranks == scenario.world_size
-        if is_workload:
-            options["strategy"] = "fsdp" if alone else f"hsdp:shard={scenario.shard_ranks}"
-        else:
-            copies = scenario.world_size // scenario.shard_ranks
-            shape = f"{scenario.shard_ranks}," if alone else f"{copies}, {scenario.shard_ranks}"
-            in_script.append(f"fully_shard(..., mesh=init_device_mesh(..., ({shape})))")
-    if scenario.wrap_blocks is not None and scenario.wrap_blocks > 1:
-        in_script.append(f"fully_shard([...]) over {scenario.wrap_blocks} neighbouring blocks each")
+    shard, blocks = scenario.shard_ranks, scenario.wrap_blocks or 1
+    if strategy and (shard is not None or blocks > 1):
+        options["strategy"] = _strategy(strategy, scenario.world_size, shard, blocks)
+    if not strategy and shard is not None:
+        copies = scenario.world_size // shard
+        shape = f"{shard}," if copies == 1 else f"{copies}, {shard}"
+        in_script.append(f"fully_shard(..., mesh=init_device_mesh(..., ({shape})))")
+    if not strategy and blocks > 1:
+        in_script.append(f"fully_shard([...]) over {blocks} neighbouring blocks each")
     if scenario.gather_dtype:
         policy = f"MixedPrecisionPolicy(param_dtype=torch.{DTYPES[scenario.gather_dtype]}, ...)"
         in_script.append(f"fully_shard(..., mp_policy={policy})")
     return options, in_script
+
+
+def _strategy(recorded: str, world_size: int, shard_ranks: int | None, blocks: int) -> str:
+    """Returns the value of ``--strategy`` with other groups or ``blocks`` times larger units."""
+    name, _, given = recorded.partition(":")
+    options = dict(each.split("=", 1) for each in given.split(",") if each)
+    if shard_ranks is not None:
+        name = "fsdp" if shard_ranks == world_size else "hsdp"
+        options = {key: value for key, value in options.items() if key != "shard"}
+        if name == "hsdp":
+            options["shard"] = str(shard_ranks)
+    if blocks > 1:
+        options["wrap_blocks"] = str(blocks * int(options.get("wrap_blocks", "1")))
+    text = ",".join(f"{key}={value}" for key, value in options.items())
+    return f"{name}:{text}" if text else name
 
 
 _MIB = float(1 << 20)
@@ -254,7 +270,9 @@ def _add_setting(parser: argparse.ArgumentParser) -> None:
         "--shard-ranks", metavar="N,...", help="ranks that share one copy; HSDP if fewer than all"
     )
     sharded.add_argument(
-        "--wrap-blocks", metavar="N,...", help="neighbouring blocks that one fully_shard wraps"
+        "--wrap-blocks",
+        metavar="N,...",
+        help="neighbouring blocks, or units of the run, that one fully_shard wraps",
     )
     sharded.add_argument(
         "--reshard-after-forward", metavar="on,off", help="gather parameters again for backward"

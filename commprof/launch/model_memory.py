@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from commprof.launch.job import Job, Plan
+from commprof.launch.job import Job
 from commprof.text import counted
 from commprof.workloads.spec import OptimizerPlan, Shard, Trainee
+from commprof.workloads.strategies.fsdp import Fsdp
 from commprof.workloads.strategies.theory import trained
 
 
@@ -23,7 +24,7 @@ class ModelMemory:
     """Memory of one rank's model, in bytes."""
 
     weights: int
-    """Parameters and buffers; if sharded, this rank's part and the largest block, gathered."""
+    """Parameters and buffers; if sharded, this rank's part and the largest unit, gathered."""
     gradients: int
     optimizer_state: int | None
     """None for an optimizer whose state size commprof does not know."""
@@ -81,12 +82,14 @@ def model_memory(job: Job, local_ranks: int | None = None) -> ModelMemory:
     plan = job.plan()
     shard = Shard(0, job.world_size, plan.per_rank_batch, plan.steps, job.seed, "meta")
     trainee = plan.workload.build(shard)
-    model, parts = trainee.model, _parts(plan, job.world_size, local_ranks)
+    model, parts, gathered = trainee.model, 1, 0
+    if isinstance(plan.strategy, Fsdp):
+        parts = plan.strategy.shard_size(job.world_size, local_ranks)
+        units = plan.strategy.units(trainee) if parts > 1 else []
+        sizes = [_bytes([p for block in unit for p in block.parameters()]) for unit in units]
+        gathered = max(sizes, default=0)
     gradients = _bytes(trained(model))
     parameters = _bytes(list(model.parameters()))
-    gathered = 0
-    if parts > 1:
-        gathered = max(_bytes(list(block.parameters())) for block in trainee.blocks)
     owners = job.world_size if plan.strategy.name == "zero1" else parts
     moments = _moments(trainee)
     view = trainee.ddp_options().get("gradient_as_bucket_view", False)
@@ -96,12 +99,6 @@ def model_memory(job: Job, local_ranks: int | None = None) -> ModelMemory:
         optimizer_state=None if moments is None else moments * gradients // owners,
         buckets=gradients if plan.strategy.replicated and not view else 0,
     )
-
-
-def _parts(plan: Plan, world_size: int, local_ranks: int | None) -> int:
-    """Number of ranks among which each parameter is sharded."""
-    shard_size = getattr(plan.strategy, "shard_size", None)
-    return 1 if shard_size is None else int(shard_size(world_size, local_ranks))
 
 
 def _moments(trainee: Trainee) -> int | None:

@@ -63,8 +63,10 @@ Workloads, as NAME or NAME:key=value,key=value; "/" separates values per layer:
 Strategies, as --strategy NAME; several, as in ddp,fsdp, are run one by one and compared:
   ddp           the whole model on every rank, gradients all-reduced in buckets
   zero1         the same, but optimizer state sharded, and updated parameters broadcast
-  fsdp          everything sharded: parameters gathered block by block, gradients reduce-scattered
-  hsdp          fsdp within groups of ranks; hsdp:shard=N ranks in each (0: commprof chooses)
+  fsdp          everything sharded: parameters gathered block by block, gradients reduce-scattered;
+                fsdp:wrap_blocks=N gathers N neighbouring blocks together
+  hsdp          fsdp within groups of ranks; hsdp:shard=N ranks in each (0: commprof chooses);
+                takes wrap_blocks too: hsdp:shard=2,wrap_blocks=2
 
   commprof run --nproc 4 --strategy ddp,fsdp --workload resnet50
   commprof run --nproc 2 --accumulate 4 --precision bf16 --clip-norm 1

@@ -20,7 +20,7 @@ from commprof.monitor.watchdog.thresholds import AUTO, parse_threshold
 from commprof.trace.run.run_directory import PREDICTIONS_FILE
 from commprof.trials.plan import Plan, parse_trial
 from commprof.trials.sharding import parse_sharding
-from commprof.workloads.strategies import parse_strategy
+from commprof.workloads.strategies import listed_strategies, parse_strategy
 
 #: Strategies of built-in workloads whose model FSDP2 shards.
 SHARDED_STRATEGIES = ("fsdp", "hsdp")
@@ -176,10 +176,10 @@ def _check_bucket_cap(args: argparse.Namespace) -> None:
         raise UsageError(
             "--bucket-cap-mb and --trial exclude each other; name bucket-cap=MB in --trial"
         )
-    for name in [] if args.script else (args.strategy or "ddp").split(","):
-        if not parse_strategy(name.strip()).replicated:
+    for name in [] if args.script else listed_strategies(args.strategy or "ddp"):
+        if not parse_strategy(name).replicated:
             raise UsageError(
-                f"--bucket-cap-mb is for DDP's buckets, and --strategy {name.strip()} has none; "
+                f"--bucket-cap-mb is for DDP's buckets, and --strategy {name} has none; "
                 "use ddp or zero1, or leave --bucket-cap-mb out"
             )
 

@@ -31,6 +31,7 @@ from commprof.launch.under_launcher import LaunchedRank, StoreMessage, await_fil
 from commprof.monitor.settings import settings_of
 from commprof.text import printable
 from commprof.trace.run.run_directory import world_directory
+from commprof.workloads.strategies import listed_strategies
 
 #: Torch's gloo threads may abort a process that ends right after its last collective.
 _EXIT_PAUSE_S = 0.02
@@ -158,7 +159,7 @@ def _refuse(args: argparse.Namespace, given: LaunchedRank) -> None:
             f"{given_text} cannot be used: {who}, which train one world size only; leave "
             f"{given_text} out, or start commprof run once on each machine, without the launcher"
         )
-    if "," in (args.strategy or ""):
+    if len(listed_strategies(args.strategy or "ddp")) > 1:
         raise UsageError(
             f"--strategy {args.strategy}: {who}, which train a single strategy; start them once "
             "for each strategy, or start commprof run once on each machine, without the launcher"

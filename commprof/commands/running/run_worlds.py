@@ -19,6 +19,7 @@ from commprof.errors import CommprofError, RankFailedError, UsageError
 from commprof.launch.rendezvous import Rendezvous
 from commprof.text import counted, printable
 from commprof.trace.run.run_directory import RUN_FILE, world_directory
+from commprof.workloads.strategies import listed_strategies
 
 #: Exit code of a run that was interrupted, as a shell gives it for SIGINT.
 INTERRUPTED = 130
@@ -32,7 +33,7 @@ def subjects_of(args: argparse.Namespace) -> list[Target]:
     """
     if args.script:
         return [ScriptTarget(args)]
-    names = [name.strip() for name in (args.strategy or "ddp").split(",")]
+    names = listed_strategies(args.strategy or "ddp")
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise UsageError(

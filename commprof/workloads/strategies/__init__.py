@@ -73,6 +73,18 @@ class Strategy(Protocol):
         ...
 
 
+def listed_strategies(text: str) -> list[str]:
+    """Splits `ddp,hsdp:shard=2,wrap_blocks=2` into strategies, each with its options."""
+    found: list[str] = []
+    for part in (part.strip() for part in text.split(",")):
+        is_option = "=" in part.partition(":")[0]
+        if is_option and found and ":" in found[-1]:
+            found[-1] += f",{part}"
+        else:
+            found.append(part)
+    return found
+
+
 def parse_strategy(text: str) -> Strategy:
     """Returns the strategy that `text` names, e.g. `ddp` or `hsdp:shard=2`.
 

@@ -1,14 +1,14 @@
 """Strategy `fsdp`: parameters, gradients and optimizer state are sharded among all ranks (FSDP2).
 
-The model's blocks are gathered one by one before they are used, each while the block before it
-computes.
+The model's blocks are gathered unit by unit before they are used, each while the unit before it
+computes. A unit is one block, or several neighbouring ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -32,11 +32,14 @@ from commprof.workloads.strategies.ddp import AUTOCAST_DTYPES
 
 @dataclass(frozen=True)
 class FsdpOptions:
-    """Options of FSDP2: none; torch's defaults apply, except for prefetching."""
+    """Options of FSDP2; otherwise torch's defaults apply, except for prefetching."""
+
+    wrap_blocks: int = field(default=1, metadata={"minimum": 1})
+    """Neighbouring blocks that one ``fully_shard`` wraps together; the last unit may have fewer."""
 
 
 class Fsdp:
-    """Strategy of torch.distributed.fsdp.fully_shard on every block and on the model."""
+    """Strategy of torch.distributed.fsdp.fully_shard on the model's blocks and on the model."""
 
     name: ClassVar[str] = "fsdp"
     options_type: ClassVar[type[Any]] = FsdpOptions
@@ -61,8 +64,9 @@ class Fsdp:
         mesh = self._mesh(torch.device(shard.device).type, shard.world_size)
         low = AUTOCAST_DTYPES.get(options.precision)
         offload = CPUOffloadPolicy() if options.cpu_offload else OffloadPolicy()
-        for block in trainee.blocks:
-            fully_shard(block, mesh=mesh, mp_policy=_precision(low), offload_policy=offload)
+        units = self.units(trainee)
+        for unit in units:
+            fully_shard(unit, mesh=mesh, mp_policy=_precision(low), offload_policy=offload)
         model = fully_shard(
             trainee.model,
             mesh=mesh,
@@ -70,8 +74,13 @@ class Fsdp:
             mp_policy=_precision(low, output_dtype=torch.float32),
             offload_policy=offload,
         )
-        _prefetch(model, trainee.blocks, shard.device)
+        _prefetch(model, units, shard.device)
         return model
+
+    def units(self, trainee: Trainee) -> list[list[nn.Module]]:
+        """Returns the blocks whose parameters are gathered together, in forward order."""
+        blocks, together = list(trainee.blocks), self.options.wrap_blocks
+        return [blocks[first : first + together] for first in range(0, len(blocks), together)]
 
     def optimizer(self, plan: OptimizerPlan, model: nn.Module) -> Optimizer:
         """Returns an optimizer for this rank's parts of the trained parameters."""
@@ -104,7 +113,8 @@ class Fsdp:
         self, trainee: Trainee, options: TrainingOptions, world_size: int
     ) -> tuple[theory.Expected, ...]:
         """Expects all-gathers and reduce-scatters."""
-        groups = [list(block.parameters()) for block in trainee.blocks]
+        units = self.units(trainee)
+        groups = [[p for block in unit for p in block.parameters()] for unit in units]
         inside = {id(parameter) for group in groups for parameter in group}
         groups.append([p for p in trainee.model.parameters() if id(p) not in inside])
         ranks = self.shard_size(world_size)
@@ -126,13 +136,13 @@ def _precision(
     )
 
 
-def _prefetch(model: Any, blocks: Sequence[Any], device: str) -> None:
-    """Makes a CPU gather the next block during compute; torch would gather in the training thread.
+def _prefetch(model: Any, units: Sequence[Sequence[Any]], device: str) -> None:
+    """Makes a CPU gather the next unit during compute; torch would gather in the training thread.
 
     On a GPU, streams overlap the two already.
     """
     if torch.device(device).type != "cpu":
         return
     model._set_unshard_async_op(True)
-    for block, following in pairwise(blocks):
-        block.set_modules_to_forward_prefetch([following])
+    for unit, following in pairwise(units):
+        unit[0].set_modules_to_forward_prefetch([following[0]])

@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from commprof.errors import UsageError
-from commprof.workloads.strategies.fsdp import Fsdp
+from commprof.workloads.strategies.fsdp import Fsdp, FsdpOptions
 
 
 @dataclass(frozen=True)
-class HsdpOptions:
-    """Options of HSDP: the size of the groups."""
+class HsdpOptions(FsdpOptions):
+    """Options of HSDP: those of FSDP2, and the size of the groups."""
 
     shard: int = field(default=0, metadata={"minimum": 0})
     """Largest number of ranks that share one copy of the model; 0: the ranks of a host, or half of

@@ -93,6 +93,7 @@ def test_ddp_exchanges_gradients_and_buffers(ddp: WorldResult) -> None:
     [
         ("zero1", 2, ("all_reduce", "broadcast")),
         ("fsdp", 2, ("all_gather_into_tensor", "reduce_scatter_tensor")),
+        ("fsdp:wrap_blocks=2", 2, ("all_gather_into_tensor", "reduce_scatter_tensor")),
         ("hsdp", 4, ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce")),
     ],
 )
@@ -103,6 +104,17 @@ def test_every_strategy_trains_like_ddp_and_exchanges_what_theory_says(
 
     check_theory(world, *operations)
     assert world.step_losses == pytest.approx(ddp.step_losses, rel=1e-5)
+
+
+def test_blocks_wrapped_together_are_gathered_together(base: Path) -> None:
+    three = SMALL.replace("layers=2", "layers=3")
+    world = trained(base, workload=three, strategy="fsdp:wrap_blocks=2")
+    calls = {row.op: row.calls_per_step for row in world.collectives}
+    # Root and two units: gathered in forward, units again in backward, and scattered.
+    assert calls == {"all_gather_into_tensor": 5, "reduce_scatter_tensor": 3}
+    assert world.step_losses == pytest.approx(
+        trained(base, workload=three, strategy="fsdp").step_losses, rel=1e-5
+    )
 
 
 def test_fsdp_with_every_option(ddp: WorldResult, base: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 from benchmarks.predictions.predict_sharded import (
     BASE,
     Point,
+    ddp_points,
     demands,
     points,
     summary,
@@ -22,8 +23,8 @@ def row(measured: float, predicted: float, as_is: float, perfect: float) -> dict
 
 def test_no_point_is_the_recorded_setting() -> None:
     found = points()
-    assert len(found) == len(set(found)) == 33
-    assert len(set(transformer_points())) == 26
+    assert len(found) == len(set(found)) == 36
+    assert len(set(transformer_points())) == 29
     assert BASE not in found
     assert found == points()  # in the same order each time
 
@@ -35,6 +36,14 @@ def test_a_point_asks_for_what_it_is() -> None:
     assert (scenario.gather_dtype, scenario.reduce_dtype) == ("bf16", "bf16")
     computing = Point(4, 2, 80, "bf16", "transformer").scenario
     assert (computing.gather_dtype, computing.reduce_dtype) == ("fp32", "bf16")
+
+
+def test_a_point_is_run_as_it_is_predicted() -> None:
+    wrapped = Point(4, 2, 80, wrap_blocks=2)
+    assert (wrapped.scenario.wrap_blocks, wrapped.strategy) == (2, "hsdp:shard=2,wrap_blocks=2")
+    assert Point(4, 4, 80).strategy == "fsdp:wrap_blocks=1"
+    (ddp,) = {(point.strategy, point.study, point.scenario.shard_ranks) for point in ddp_points()}
+    assert ddp == ("ddp", "ddp", None)
 
 
 def test_only_points_whose_trivial_answers_differ_are_held_against_them() -> None:

@@ -230,3 +230,11 @@ def test_memory_of_groups_is_that_of_a_hosts_ranks(tmp_path: Path) -> None:
     job = Job("mlp:layers=1", 8, tmp_path, strategy="hsdp")
     assert model_memory(job, local_ranks=2).gradients == LINEAR // 2
     assert model_memory(job, local_ranks=8).gradients == LINEAR // 4  # half of a single host's
+
+
+def test_memory_holds_the_blocks_that_are_gathered_together(tmp_path: Path) -> None:
+    one, two = (
+        model_memory(Job("mlp:layers=3,width=64", 2, tmp_path, strategy=f"fsdp:wrap_blocks={n}"))
+        for n in (1, 2)
+    )
+    assert two.weights - one.weights == 4 * 64 * 65  # the smaller of the first two layers

@@ -95,6 +95,27 @@ def test_nothing_is_best_where_no_setting_was_asked_for() -> None:
             "commprof run --check-prediction r --world-sizes 4 --strategy hsdp:shard=2",
         ),
         (
+            Scenario(4, wrap_blocks=2),
+            {**WORKLOAD, "strategy": "hsdp:shard=2,wrap_blocks=3"},
+            {"strategy": "hsdp:shard=2,wrap_blocks=6"},
+            (),
+            "--world-sizes 4 --strategy hsdp:shard=2,wrap_blocks=6",
+        ),
+        (
+            Scenario(4, shard_ranks=4, wrap_blocks=2),
+            {**WORKLOAD, "strategy": "hsdp:shard=2"},
+            {"strategy": "fsdp:wrap_blocks=2"},
+            (),
+            "--world-sizes 4 --strategy fsdp:wrap_blocks=2",
+        ),
+        (
+            Scenario(4, wrap_blocks=2),
+            SCRIPT,
+            {},
+            ("fully_shard([...]) over 2 neighbouring blocks each",),
+            "commprof run --check-prediction r --world-sizes 4 --steps 9 train.py 3",
+        ),
+        (
             Scenario(4, shard_ranks=2, gather_dtype="bf16"),
             SCRIPT,
             {},

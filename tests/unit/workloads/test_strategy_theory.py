@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,7 +11,8 @@ from commprof.errors import UsageError
 from commprof.workloads.models.mlp import Mlp, MlpOptions
 from commprof.workloads.options import TrainingOptions
 from commprof.workloads.spec import Shard, Trainee
-from commprof.workloads.strategies import STRATEGY_NAMES, parse_strategy
+from commprof.workloads.strategies import STRATEGY_NAMES, listed_strategies, parse_strategy
+from commprof.workloads.strategies.fsdp import Fsdp
 from commprof.workloads.strategies.theory import padded_count
 
 OPTIONS = MlpOptions(inputs=6, width=10, layers=2, classes=3, samples=4)
@@ -72,6 +75,28 @@ def test_fsdp_gathers_blocks_twice_and_the_rest_once() -> None:
     assert expected("fsdp", 4)["reduce_scatter_tensor"] == 4 * (blocks + rest)
 
 
+def test_blocks_wrapped_together_are_the_same_bytes() -> None:
+    assert expected("fsdp:wrap_blocks=2", 2) == expected("fsdp", 2)
+    strategy = parse_strategy("hsdp:shard=2,wrap_blocks=2")
+    assert isinstance(strategy, Fsdp)
+    three = Mlp(replace(OPTIONS, layers=3)).build(Shard(0, 1, 4, steps=1, seed=0))
+    assert [len(unit) for unit in strategy.units(three)] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "listed"),
+    [
+        ("ddp", ["ddp"]),
+        ("ddp, fsdp", ["ddp", "fsdp"]),
+        ("hsdp:shard=2,wrap_blocks=3,zero1", ["hsdp:shard=2,wrap_blocks=3", "zero1"]),
+        ("fsdp,fsdp:wrap_blocks=2", ["fsdp", "fsdp:wrap_blocks=2"]),
+        ("fsdp,shard=2", ["fsdp", "shard=2"]),  # refused as an unknown strategy
+    ],
+)
+def test_a_list_of_strategies_is_split_before_names(text: str, listed: list[str]) -> None:
+    assert listed_strategies(text) == listed
+
+
 def test_fsdp_gathers_again_in_every_accumulated_pass_and_scatters_once() -> None:
     once, four = expected("fsdp", 2), expected("fsdp", 2, accumulate=4)
     assert four["all_gather_into_tensor"] == 4 * once["all_gather_into_tensor"]
@@ -122,6 +147,7 @@ def test_a_bare_name_gives_the_strategy(name: str) -> None:
         ("fsd", r"unknown strategy 'fsd' \(allowed: ddp, .*\); did you mean 'fsdp'"),
         ("hsdp:shards=2", r"hsdp: unknown option 'shards' .* 'shard'"),
         ("hsdp:shard=x", "shard='x' is not a whole number"),
+        ("fsdp:wrap_blocks=0", "wrap_blocks"),
         ("ddp:shard=2", "ddp: unknown option 'shard'"),
     ],
 )
