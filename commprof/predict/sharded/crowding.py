@@ -1,9 +1,10 @@
 """Time that sharded steps take longer, or shorter, if another number of ranks shares a core.
 
 A core and its ranks are a closed queueing network: a rank wants the core for the processor time of
-its step, and otherwise sleeps or waits for the link. The ranks of a core are as many customers of
-one server; their time there is computed by mean value analysis (Reiser and Lavenberg, "Mean-Value
-Analysis of Closed Multichain Queueing Networks", JACM 27:2, 1980).
+its step, that of the training thread and of the helper threads that exchange, and otherwise sleeps
+or waits for the link. The ranks of a core are as many customers of one server; their time there is
+computed by mean value analysis (Reiser and Lavenberg, "Mean-Value Analysis of Closed Multichain
+Queueing Networks", JACM 27:2, 1980).
 
 An exchange costs processor time per message and per byte; one recording does not tell them apart.
 On other ranks, its cost is supposed to change with the geometric mean of messages and bytes.
@@ -15,49 +16,44 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from commprof.predict.replay.algorithms import OPERATIONS, work
-from commprof.predict.replay.model import Medians
 from commprof.predict.replay.schedule import Placement
 from commprof.predict.sharded.changes import Change, ChangedCall
 from commprof.predict.sharded.costs import ranks_of
 from commprof.predict.sharded.steps import ShardedSteps
 
-Floats = npt.NDArray[np.float64]
-
 
 @dataclass(frozen=True)
 class Crowding:
-    """Effect of the scenario's cores."""
+    """Effect of the scenario's cores on a step."""
 
-    #: Factor of all own time.
-    own: float
-    #: Time added to each collective of the changed step, in ns; negative if cores are less busy.
-    calls_ns: Floats
+    #: Factor of all own time; below 1 if ranks have more cores than in the recording.
+    own: float = 1.0
+    #: Time that a step takes longer, in ns. Nothing hides it: the core is what a rank waits for.
+    longer_ns: float = 0.0
 
 
 def crowding(
-    steps: ShardedSteps, changed: Change, placement: Placement, alone: Medians
+    steps: ShardedSteps, changed: Change, placement: Placement, step_ns: float
 ) -> Crowding:
-    """Returns the effect of a scenario's placement; ``alone`` is its step without the effect."""
-    calls_ns, here = _exchange_ns(steps, changed), steps.placement
+    """Returns the effect of a scenario's placement; ``step_ns`` is its step without the effect."""
+    here = steps.placement
     if math.isnan(here.busy):
-        return Crowding(1.0, 0.0 * calls_ns)
+        return Crowding()
     before = here.crowding() if math.isnan(steps.lacked) else max(here.crowding(), steps.lacked)
-    own_ns = float(np.median(steps.own_ns[:, :, -1]))
-    wanted_ns = here.busy * own_ns / before + float(calls_ns.sum())
-    elsewhere_ns = max(0.0, alone.step_s * 1e9 - before * wanted_ns)
+    own_ns = max(1.0, float(np.median(steps.own_ns[:, :, -1])))
+    wanted_ns = here.busy * own_ns / before + _exchange_ns(steps, changed)
+    elsewhere_ns = max(0.0, step_ns - before * wanted_ns)
     modelled = [
         stretch(each.threads_per_core, wanted_ns, elsewhere_ns) for each in (here, placement)
     ]
     # Where threads lacked cores for longer than by sharing them, they do so in the scenario too.
     after = max(1.0, before + modelled[1] - modelled[0])
-    # Helpers that exchange while the thread computes take its core.
-    together = here.busy * alone.hidden_s / max(alone.hidden_s + alone.wire_s, 1e-12)
-    helped_ns = max(0.0, after * float(calls_ns.sum()) - before * steps.helpers_ns)
-    own = 1.0 + here.busy * (after / before - 1.0) + together * helped_ns / max(own_ns, 1.0)
-    return Crowding(own, calls_ns * (after - before))
+    longer_ns = wanted_ns * (after - before)
+    if longer_ns < 0:
+        return Crowding(own=max(0.0, 1.0 + longer_ns / own_ns))
+    return Crowding(longer_ns=longer_ns)
 
 
 def costed(steps: ShardedSteps, placement: Placement) -> Placement:
@@ -90,15 +86,15 @@ def stretch(sharing: float, wanted: float, elsewhere: float) -> float:
     return float(np.interp(sharing, range(len(found)), found))
 
 
-def _exchange_ns(steps: ShardedSteps, changed: Change) -> Floats:
-    """Returns the processor time of the backend's threads for each collective of the new step."""
-    recorded = [
+def _exchange_ns(steps: ShardedSteps, changed: Change) -> float:
+    """Returns the helper threads' processor time for the exchanges of the changed step."""
+    recorded = sum(
         _weight(steps, ChangedCall(call, ranks_of(steps, call), number))
         for number, call in enumerate(steps.calls)
-    ]
-    weights = np.array([_weight(steps, call) for call in changed.calls])
-    total = sum(recorded)
-    return weights * (steps.helpers_ns / total if total else 0.0)
+    )
+    if not recorded:
+        return 0.0
+    return steps.helpers_ns * sum(_weight(steps, call) for call in changed.calls) / recorded
 
 
 def _weight(steps: ShardedSteps, each: ChangedCall) -> float:

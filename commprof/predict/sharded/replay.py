@@ -71,12 +71,13 @@ class ShardedReplay(Model):
         world = World(self.schedule, changed, scenario.world_size, update)
         drawn = world.draw(STEPS, random)
         if not math.isclose(placement.ranks_per_core, recorded.ranks_per_core, rel_tol=1e-3):
-            alone = _medians(world, drawn, costs)
-            found = crowding(self.schedule, changed, placement, alone)
+            step_ns = _medians(world, drawn, costs).step_s * 1e9
+            found = crowding(self.schedule, changed, placement, step_ns)
+            own_ns = np.median(world.own_ns(drawn))
             world = replace(world, crowding=found)
             longer = "as long"
             if not math.isnan(recorded.busy):
-                longer = f"{found.own:.3g} times as long"
+                longer = f"{np.median(world.own_ns(drawn)) / own_ns:.3g} times as long"
             outside.append(
                 f"{placement.ranks_per_core:.3g} ranks per core (measured: "
                 f"{recorded.ranks_per_core:.3g}): own work is assumed to take {longer}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +27,8 @@ class World:
     world_size: int
     #: Factor of the optimizer's own time.
     update: float
-    #: Effect of cores that another number of ranks shares; None if there is none.
-    crowding: Crowding | None = None
+    #: Effect of cores that another number of ranks shares.
+    crowding: Crowding = field(default_factory=Crowding)
 
     def draw(self, count: int, random: np.random.Generator, rows: Ints | None = None) -> Ints:
         """Draws recorded steps from ``rows``, as ``[drawn step, block of ranks]``.
@@ -44,21 +44,19 @@ class World:
         ranks = range(self.world_size)
         made = [self._program(rank, self._of(rank, drawn)) for rank in ranks]
         recorded = [self._transfers(self._of(rank, drawn)) for rank in ranks]
-        transfer = [0.0 * each if costs is None else self._taken(each, costs) for each in recorded]
+        transfer = [0.0 * each if costs is None else costs.of(each) for each in recorded]
         return replay_drawn(made, self._calls(np.concatenate(transfer)), len(drawn))
 
     def busy_ns(self, drawn: Ints, costs: Costs) -> float:
         """Returns the sum of transfers in the median step, as the mean over ranks."""
         ranks = range(min(self.world_size, self.steps.world_size))
-        recorded = [self._transfers(self._of(rank, drawn)) for rank in ranks]
-        each = [self._taken(transfer, costs).sum(axis=0) for transfer in recorded]
+        each = [costs.of(self._transfers(self._of(rank, drawn))).sum(axis=0) for rank in ranks]
         return float(np.median(np.mean(each, axis=0)))
 
     def own_ns(self, drawn: Ints) -> Floats:
         """Returns the own time of each whole step, as ``[rank, drawn step]``."""
-        return np.stack(
-            [self._own(self._of(rank, drawn))[:, -1] for rank in range(self.world_size)]
-        )
+        whole = [self._own(self._of(rank, drawn))[:, -1] for rank in range(self.world_size)]
+        return np.stack(whole) + self.crowding.longer_ns
 
     def _of(self, rank: int, drawn: Ints) -> tuple[Ints, int]:
         """Returns the recorded step for each drawn step, and the recorded rank."""
@@ -66,16 +64,8 @@ class World:
 
     def _own(self, at: tuple[Ints, int]) -> Floats:
         update = self.steps.update_ns[at]
-        crowded = 1.0 if self.crowding is None else self.crowding.own
-        result: Floats = crowded * (self.steps.own_ns[at] + (self.update - 1) * update)
-        return result
-
-    def _taken(self, recorded_ns: Floats, costs: Costs) -> Floats:
-        """Returns the scenario's transfers, as ``[collective, drawn step]``."""
-        taken = costs.of(recorded_ns)
-        if self.crowding is None:
-            return taken
-        result: Floats = np.maximum(0.0, taken + self.crowding.calls_ns[:, np.newaxis])
+        own_ns = self.steps.own_ns[at] + (self.update - 1) * update
+        result: Floats = self.crowding.own * own_ns
         return result
 
     def _transfers(self, at: tuple[Ints, int]) -> Floats:
@@ -96,7 +86,7 @@ class World:
             begin_ns=0,
             until_ns=0,
             # Own time after the last event of the changed step is kept.
-            own_ns=np.concatenate([own[:, places].T, own[:, -1:].T]),
+            own_ns=np.concatenate([own[:, places].T, own[:, -1:].T + self.crowding.longer_ns]),
             kind=np.array([*(event.kind for event in events), MARK]),
             row=np.array([*(offset + event.call for event in events), 1]),
             extra_ns=np.concatenate([extra, nothing]),

@@ -14,7 +14,6 @@ from commprof.analysis.replay.program import ISSUE, WAIT
 from commprof.errors import CommprofError
 from commprof.predict.fit.build import build_profile
 from commprof.predict.fit.held_out import check, checks, model_error
-from commprof.predict.replay.model import Medians
 from commprof.predict.replay.recorded import Recorded
 from commprof.predict.replay.scenario import Scenario
 from commprof.predict.sharded.changes import change
@@ -126,33 +125,29 @@ def placed(**changes: float) -> ShardedSteps:
     return dataclasses.replace(steps, helpers_ns=6 * MS, lacked=1.0, placement=placement)
 
 
-def alone(step_s: float = 0.096, hidden_s: float = 0.0, wire_s: float = 0.0) -> Medians:
-    return Medians(step_s, 0.0, wire_s, wire_s, hidden_s)
-
-
 @pytest.mark.parametrize(("ranks", "exchange_ms"), [(2, 6.0), (8, 21.0)])
-def test_exchanges_take_longer_on_cores_that_ranks_share(ranks: int, exchange_ms: float) -> None:
+def test_exchanges_want_the_cores_that_ranks_share(ranks: int, exchange_ms: float) -> None:
     """On 8 ranks the helpers send 7 times the messages and 7 / 4 of the bytes."""
     steps = placed()
     shared = dataclasses.replace(steps.placement, ranks_per_host=4)
-    found = crowding(steps, change(steps, Scenario(ranks)), shared, alone())
-    longer = (33 + exchange_ms) / 96
-    assert found.own == pytest.approx(1 + 0.5 * longer)
-    assert found.calls_ns.sum() / MS == pytest.approx(exchange_ms * longer)
-    # A third of the exchanges is hidden, half of it by sleep, and was so where none shared a core.
-    hidden = crowding(steps, change(steps, Scenario(ranks)), shared, alone(hidden_s=1, wire_s=2))
-    more_ms = (1 + longer) * exchange_ms - 6
-    assert hidden.own - found.own == pytest.approx(0.5 / 3 * more_ms / 66)
+    found = crowding(steps, change(steps, Scenario(ranks)), shared, 96 * MS)
+    wanted = 33 + exchange_ms
+    assert found.longer_ns / MS == pytest.approx(wanted * wanted / 96)
 
 
 def test_a_recording_on_shared_cores_is_not_predicted_faster_with_fewer() -> None:
     """Four ranks that always want one core have waited for it three times as long as they ran."""
     steps = dataclasses.replace(placed(busy=1.0, ranks_per_host=4, cores_per_host=1), lacked=4.0)
-    at = (dataclasses.replace(steps.placement, cores_per_host=cores) for cores in (2, 1, 0.99, 0.5))
-    always = alone(step_s=float(np.median(steps.own_ns[:, :, -1])) / 1e9)
-    changed = change(steps, Scenario(2))
-    factors = [crowding(steps, changed, each, always).own for each in at]
-    assert factors == pytest.approx([0.5, 1.0, 1.01, 2.0], rel=0.01)
+    steps = dataclasses.replace(steps, helpers_ns=0.0)
+    changed, own_ns = change(steps, Scenario(2)), float(np.median(steps.own_ns[:, :, -1]))
+
+    def times_as_long(cores: float) -> float:
+        at = dataclasses.replace(steps.placement, cores_per_host=cores)
+        found = crowding(steps, changed, at, own_ns)
+        return found.own + found.longer_ns / own_ns
+
+    factors = [times_as_long(cores) for cores in (4, 2, 1, 0.99, 0.5)]
+    assert factors == pytest.approx([0.25, 0.5, 1.0, 1.01, 2.0], rel=0.01)
 
 
 def test_the_cost_of_an_exchange_is_not_lengthened_twice() -> None:
