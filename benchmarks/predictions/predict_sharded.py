@@ -4,7 +4,7 @@
         --minutes 10
 
 One setting is recorded (FSDP2 on 2 ranks, 160 Mbit/s, fp32) and fitted to its own collectives. From
-it other ranks, rates, types, blocks wrapped together and HSDP are predicted; each is then run
+it other ranks, rates, types, wrapped blocks, accumulation and HSDP are predicted; each is then run
 between hosts that are network namespaces with a rate limit (which needs root): median step,
 predicted divided by measured. Two answers that need no model are compared too: the step as it is
 now, and perfect overlap. Because other jobs may slow the machine down, the run with the shortest
@@ -74,6 +74,8 @@ DTYPES = ("fp32", "bf16")
 DDP, DDP_RANKS = "ddp", (2, 4, 8)
 #: Blocks wrapped together, and where: at the fastest link, at which latency counts most.
 WRAPPED, WRAPPED_SHAPES = 2, ((2, 2), (4, 4), (4, 2))
+#: Backward passes per step, and where.
+ACCUMULATED, ACCUMULATED_SHAPES = 3, ((2, 2), (4, 2))
 #: Allowed errors: mean, worst, and mean as a share of the better trivial answer's, if the two
 #: trivial answers differ by a fifth or more.
 MEAN, WORST, OF_TRIVIAL, APART = 0.05, 0.15, 1 / 3, 0.2
@@ -91,6 +93,8 @@ class Point:
     workload: str = "timed"
     #: Neighbouring blocks that one ``fully_shard`` wraps.
     wrap_blocks: int = 1
+    #: Backward passes per step.
+    accumulate: int = 1
 
     @property
     def study(self) -> str:
@@ -128,6 +132,7 @@ class Point:
             reduce_dtype=self.dtype,
             shard_ranks=self.shard_ranks,
             wrap_blocks=self.wrap_blocks,
+            accumulate=self.accumulate,
         )
 
 
@@ -176,6 +181,8 @@ def _shuffled(
     ]
     found = [point for point in found if point not in (BASE, TRANSFORMER_BASE)]
     found += [Point(*shape, rates[-1], "fp32", workload, WRAPPED) for shape in WRAPPED_SHAPES]
+    for shape in ACCUMULATED_SHAPES:
+        found.append(Point(*shape, rates[1], workload=workload, accumulate=ACCUMULATED))
     random.Random(seed).shuffle(found)
     return found
 
@@ -192,6 +199,7 @@ def record(point: Point, directory: Path) -> Recorded:
         batch_size=batch,
         hook=False,
         strategy=point.strategy,
+        accumulate=point.accumulate,
     )
     for attempt in range(2):
         run = directory / f"{time.monotonic_ns()}"
@@ -234,7 +242,7 @@ def row_of(point: Point, replay: Replay | ShardedReplay, measured_s: float) -> d
     found = replay.predict(point.scenario)
     values = {
         "predicted": found.step_s.value,
-        "as_is": float(np.median(replay.schedule.period_s)),
+        "as_is": point.accumulate * float(np.median(replay.schedule.period_s)),
         "perfect_overlap": found.perfect_overlap_s,
     }
     return {

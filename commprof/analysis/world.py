@@ -13,7 +13,12 @@ from commprof.analysis.align.device_timeline import (
     clock_error_ns,
     timed_collectives,
 )
-from commprof.analysis.align.measured import MeasuredWorld, slowest_ns
+from commprof.analysis.align.measured import (
+    MeasuredWorld,
+    backward_passes,
+    median_per_step,
+    slowest_ns,
+)
 from commprof.analysis.checks.cross_checks import Observed, cross_checks, theory_checks
 from commprof.analysis.checks.figure_checks import CrossCheck
 from commprof.analysis.checks.losses import differing_weights, global_losses
@@ -49,7 +54,7 @@ from commprof.analysis.step.devices import kernel_times
 from commprof.analysis.step.mean_step import stalled
 from commprof.analysis.step.overhead import Overhead, overhead
 from commprof.trace import columns, schema
-from commprof.trace.columns import Ints, Steps
+from commprof.trace.columns import Ints
 from commprof.trace.found_steps import DECLARED
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun, run_of
@@ -89,29 +94,14 @@ class Repeats:
 
 def repeats(trace: Trace, measured_steps: Ints) -> Repeats:
     """Counts backward passes, updates and DDP exchanges in the measured steps of one rank."""
-    steps = columns.steps(trace)
-    phases, finalizations = columns.phases(trace), columns.finalizations(trace).span
+    steps, phases = columns.steps(trace), columns.phases(trace)
+    updates = phases.begin_ns[phases.key == Phase.OPTIMIZER]
+    exchanges = columns.finalizations(trace).span.begin_ns
     return Repeats(
-        *(
-            _median(steps, measured_steps, begins)
-            for begins in (
-                phases.begin_ns[phases.key == Phase.BACKWARD],
-                phases.begin_ns[phases.key == Phase.OPTIMIZER],
-                finalizations.begin_ns,
-            )
-        )
+        backward_passes(trace, measured_steps),
+        median_per_step(steps, measured_steps, updates),
+        median_per_step(steps, measured_steps, exchanges),
     )
-
-
-def _median(steps: Steps, measured: Ints, begin_ns: Ints) -> int:
-    chosen = np.isin(steps.index, measured)
-    if not chosen.any():
-        return 0
-    begins = np.sort(begin_ns)
-    counts = np.searchsorted(begins, steps.end_ns[chosen]) - np.searchsorted(
-        begins, steps.begin_ns[chosen]
-    )
-    return int(np.median(counts))
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,11 @@ def _settings(scenario: Scenario, strategy: str) -> tuple[dict[str, str], list[s
         in_script.append(f"fully_shard(..., mesh=init_device_mesh(..., ({shape})))")
     if not strategy and blocks > 1:
         in_script.append(f"fully_shard([...]) over {blocks} neighbouring blocks each")
+    passes = scenario.accumulate
+    if strategy and passes is not None:
+        options["accumulate"] = str(passes)
+    elif passes is not None and passes > 1:
+        in_script.append(f"{passes} backward passes per optimizer step")
     if scenario.gather_dtype:
         policy = f"MixedPrecisionPolicy(param_dtype=torch.{DTYPES[scenario.gather_dtype]}, ...)"
         in_script.append(f"fully_shard(..., mp_policy={policy})")
@@ -275,6 +280,9 @@ def _add_setting(parser: argparse.ArgumentParser) -> None:
         help="neighbouring blocks, or units of the run, that one fully_shard wraps",
     )
     sharded.add_argument(
+        "--accumulate", metavar="N,...", help="backward passes per step, reduced in the last one"
+    )
+    sharded.add_argument(
         "--reshard-after-forward", metavar="on,off", help="gather parameters again for backward"
     )
     for option, what in (
@@ -326,6 +334,7 @@ def _sharding(args: argparse.Namespace) -> dict[str, list[Any]]:
         "reshard_after_forward": [None if word is None else switch[word] for word in again],
         "shard_ranks": listed("--shard-ranks", args.shard_ranks, whole, None),
         "wrap_blocks": listed("--wrap-blocks", args.wrap_blocks, whole, None),
+        "accumulate": listed("--accumulate", args.accumulate, whole, None),
     }
 
 

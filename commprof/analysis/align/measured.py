@@ -55,6 +55,22 @@ def samples_read(trace: Trace, step: Ints) -> float:
     return float(samples.sum())
 
 
+def median_per_step(steps: Steps, measured: Ints, begin_ns: Ints) -> int:
+    """Returns the median number of these times in the given steps; 0 if there is no such step."""
+    chosen = np.isin(steps.index, measured)
+    if not chosen.any():
+        return 0
+    at = np.searchsorted(np.sort(begin_ns), (steps.begin_ns[chosen], steps.end_ns[chosen]))
+    return int(np.median(at[1] - at[0]))
+
+
+def backward_passes(trace: Trace, measured: Ints) -> int:
+    """Returns the median number of backward passes of the training thread in the given steps."""
+    steps, phases = columns.steps(trace), columns.phases(trace)
+    mine = (phases.key == Phase.BACKWARD) & np.isin(phases.thread, steps.thread)
+    return median_per_step(steps, measured, phases.begin_ns[mine])
+
+
 #: Robust standard deviations above the later steps' median that make a step warm-up ...
 _DEVIATIONS = 5.0
 #: ... if it is also this much longer than that median.

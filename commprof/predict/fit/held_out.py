@@ -19,7 +19,7 @@ from commprof.predict.replay.replay import Replay
 from commprof.predict.replay.scenario import Scenario
 from commprof.predict.replay.schedule import RecordedSteps
 from commprof.predict.sharded.changes import as_recorded
-from commprof.predict.sharded.steps import ShardedSteps
+from commprof.predict.sharded.steps import ShardedSteps, passes_of
 from commprof.stats.intervals import student_t_quantile
 
 #: Root mean square error of predictions of random jobs, from
@@ -97,8 +97,10 @@ def check(replay: Model, recorded: RecordedSteps, name: str, is_fitted: bool = F
         cores_per_host=recorded.placement.cores_per_host,
         scaling=recorded.batch.scaling or "weak",
     )
+    passes = 1.0
     if isinstance(recorded, ShardedSteps):
         scenario = as_recorded(scenario, recorded)
+        passes = passes_of(replay.schedule, scenario)
     found = replay.predict(scenario)
     return Check(
         name=name,
@@ -108,7 +110,7 @@ def check(replay: Model, recorded: RecordedSteps, name: str, is_fitted: bool = F
         held_out=recorded is not replay.schedule and not is_fitted,
         no_overlap_s=found.no_overlap_s,
         perfect_overlap_s=found.perfect_overlap_s,
-        as_is_s=float(np.median(replay.schedule.period_s)),
+        as_is_s=passes * float(np.median(replay.schedule.period_s)),
     )
 
 

@@ -19,7 +19,7 @@ from commprof.predict.replay.schedule import (
     measured_steps,
     read_schedule,
 )
-from commprof.predict.sharded.steps import is_sharded, read_sharded
+from commprof.predict.sharded.steps import ShardedSteps, is_sharded, read_sharded
 from commprof.trace import columns
 from commprof.trace.run.run_directory import WorldRun, read_context, read_world
 
@@ -78,7 +78,8 @@ def with_free_share(recorded: Sequence[Recorded]) -> list[Recorded]:
 
     Ranks that share cores get less time than they want, so their own CPU use shows how many cores
     there were, not how many they need. The world size with the fewest threads per core gives the
-    value instead; if it fills its cores too, the CPU use is NaN.
+    value instead; if it fills its cores too, the CPU use is NaN. Sharded steps whose run delay was
+    recorded say what the ranks wanted, and are not changed.
     """
     known = [each for each in recorded if not math.isnan(each.schedule.placement.busy)]
     if not known:
@@ -86,10 +87,13 @@ def with_free_share(recorded: Sequence[Recorded]) -> list[Recorded]:
     free = min(known, key=lambda each: each.schedule.placement.threads_per_core).schedule.placement
     filled = free.threads_per_core > 1 and free.busy * free.threads_per_core > _FILLED
     share = math.nan if filled else free.busy
-    return [
-        each if each.schedule.placement.threads_per_core <= 1 else _with_share(each, share)
-        for each in recorded
-    ]
+    return [_with_share(each, share) if _got_less(each.schedule) else each for each in recorded]
+
+
+def _got_less(steps: RecordedSteps) -> bool:
+    """True if the steps' CPU use may be less than their ranks wanted."""
+    is_wanted = isinstance(steps, ShardedSteps) and not math.isnan(steps.lacked)
+    return steps.placement.threads_per_core > 1 and not is_wanted
 
 
 def _with_share(recorded: Recorded, busy: float) -> Recorded:

@@ -92,8 +92,8 @@ class Replay(Model):
         if scenario.changes_sharding:
             raise CommprofError(
                 "options of sharding (--wrap-blocks, --reshard-after-forward, --gather-dtype, "
-                "--reduce-dtype, --shard-ranks) need a run of FSDP2 or HSDP; this run is of "
-                "DistributedDataParallel, whose ranks hold all parameters"
+                "--reduce-dtype, --shard-ranks, --accumulate) need a run of FSDP2 or HSDP; this "
+                "run is of DistributedDataParallel, whose ranks hold all parameters"
             )
         setting = make_setting(
             self.schedule, self.profile, self.compute_by_batch, scenario, self.batches

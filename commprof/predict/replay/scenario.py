@@ -15,6 +15,7 @@ DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 #: Fields of a scenario that only sharded steps have.
 SHARDING = (
     *("gather_dtype", "reduce_dtype", "reshard_after_forward", "shard_ranks", "wrap_blocks"),
+    "accumulate",
 )
 
 
@@ -43,6 +44,8 @@ class Scenario:
     shard_ranks: int | None = None
     #: Number of neighbouring blocks that one ``fully_shard`` wraps together.
     wrap_blocks: int | None = None
+    #: Backward passes of a step; gradients are reduced in the last one.
+    accumulate: int | None = None
 
     @property
     def changes_sharding(self) -> bool:

@@ -295,7 +295,8 @@ def hook_label(trace: Trace) -> str:
 def batch_of(traces: Sequence[Trace], measured: Ints) -> Batch:
     """Returns the samples recorded by the job, or the average that a script's DataLoaders gave."""
     job = traces[0].metadata.get("job", {})
-    per_rank = float(job.get("per_rank_batch", 0))
+    passes = int(job.get("training", {}).get("accumulate", 1))
+    per_rank = float(job.get("per_rank_batch", 0)) * passes
     if not per_rank:
         read = [samples_read(trace, measured) / len(measured) for trace in traces]
         per_rank = 0.0 if math.isnan(sum(read)) else sum(read) / len(read)

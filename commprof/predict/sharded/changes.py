@@ -14,7 +14,8 @@ _GATHER, _SCATTER, _REDUCE = "all_gather", "reduce_scatter", "all_reduce"
 
 
 def as_recorded(scenario: Scenario, steps: ShardedSteps) -> Scenario:
-    """Returns the scenario with sharding and types as recorded."""
+    """Returns the scenario with passes, sharding and types as recorded."""
+    scenario = replace(scenario, accumulate=steps.passes)
     sharded = [call for call in steps.calls if call.op in (_GATHER, _SCATTER)]
     if not sharded:
         return scenario
@@ -40,6 +41,8 @@ class Placed:
     #: Index among the changed step's collectives.
     call: int
     recorded: int
+    #: Backward passes of the changed step before this event's pass.
+    passes: int = 0
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,8 @@ class Change:
     events: tuple[Placed, ...]
     shard_ranks: int
     remarks: tuple[str, ...]
+    #: Backward passes of the step.
+    passes: int = 1
 
 
 def change(steps: ShardedSteps, scenario: Scenario) -> Change:
@@ -92,7 +97,49 @@ def change(steps: ShardedSteps, scenario: Scenario) -> Change:
             "its reduce-scatter, and to cost the same but for its bytes and algorithm steps"
         )
     events = _events(steps, numbers, units.issued_at)
-    return Change(tuple(calls), events, shard, tuple(remarks))
+    changed = Change(tuple(calls), events, shard, tuple(remarks))
+    return _accumulated(steps, changed, scenario.accumulate)
+
+
+def _accumulated(steps: ShardedSteps, once: Change, passes: int | None) -> Change:
+    """Repeats forward and backward; parameters are gathered in each pass, the rest in the last."""
+    if passes is None or passes == steps.passes:
+        return replace(once, passes=steps.passes)
+    if steps.passes > 1:
+        raise CommprofError(
+            f"--accumulate {passes}: a recorded step has {steps.passes} backward passes (allowed: "
+            f"{steps.passes}); record a run with one backward pass per step"
+        )
+    calls: list[ChangedCall] = []
+    events: list[Placed] = []
+    for number in range(passes):
+        is_last = number == passes - 1
+        kept = [n for n, c in enumerate(once.calls) if is_last or c.call.op == _GATHER]
+        place = {call: len(calls) + at for at, call in enumerate(kept)}
+        calls += [once.calls[call] for call in kept]
+        events += [
+            replace(event, call=place[event.call], passes=number)
+            for event in once.events
+            if event.call in place
+        ]
+    remarks = [
+        f"{passes} backward passes per step: each takes as long as recorded, with the copies of "
+        "gradients for their reduction; whole gradients stay in memory between passes"
+    ]
+    others = {
+        each.call.op
+        for each in once.calls
+        if each.call.op not in (_GATHER, _SCATTER) and each.call.among != REPLICATE
+    }
+    if others:
+        remarks.append(f"{', '.join(sorted(others))}: supposed to happen in the last pass alone")
+    return replace(
+        once,
+        calls=tuple(calls),
+        events=tuple(events),
+        remarks=(*once.remarks, *remarks),
+        passes=passes,
+    )
 
 
 def _events(

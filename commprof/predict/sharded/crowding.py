@@ -35,14 +35,21 @@ class Crowding:
 
 
 def crowding(
-    steps: ShardedSteps, changed: Change, placement: Placement, step_ns: float
+    steps: ShardedSteps, changed: Change, placement: Placement, step_ns: float, own_ns: float
 ) -> Crowding:
-    """Returns the effect of a scenario's placement; ``step_ns`` is its step without the effect."""
+    """Returns the effect of a scenario's placement.
+
+    Args:
+        steps: the recorded steps.
+        changed: the scenario's step.
+        placement: the scenario's ranks and cores.
+        step_ns: the scenario's step without the effect.
+        own_ns: its own time without the effect.
+    """
     here = steps.placement
     if math.isnan(here.busy):
         return Crowding()
     before = here.crowding() if math.isnan(steps.lacked) else max(here.crowding(), steps.lacked)
-    own_ns = max(1.0, float(np.median(steps.own_ns[:, :, -1])))
     wanted_ns = here.busy * own_ns / before + _exchange_ns(steps, changed)
     elsewhere_ns = max(0.0, step_ns - before * wanted_ns)
     modelled = [
@@ -52,7 +59,7 @@ def crowding(
     after = max(1.0, before + modelled[1] - modelled[0])
     longer_ns = wanted_ns * (after - before)
     if longer_ns < 0:
-        return Crowding(own=max(0.0, 1.0 + longer_ns / own_ns))
+        return Crowding(own=max(0.0, 1.0 + longer_ns / max(1.0, own_ns)))
     return Crowding(longer_ns=longer_ns)
 
 
@@ -61,9 +68,9 @@ def costed(steps: ShardedSteps, placement: Placement) -> Placement:
 
     It has as many ranks per core as recorded, unless the exchanges' processor time is unknown.
     """
-    if not steps.helpers_ns:
-        return placement
     here = steps.placement
+    if not steps.helpers_ns or math.isnan(here.busy):
+        return placement
     cores = placement.ranks_per_host * here.cores_per_host / here.ranks_per_host
     return replace(placement, cores_per_host=cores)
 

@@ -70,10 +70,11 @@ class ShardedReplay(Model):
         update = self.schedule.shard_ranks / changed.shard_ranks
         world = World(self.schedule, changed, scenario.world_size, update)
         drawn = world.draw(STEPS, random)
-        if not math.isclose(placement.ranks_per_core, recorded.ranks_per_core, rel_tol=1e-3):
+        shared = [max(1.0, each.threads_per_core) for each in (placement, recorded)]
+        if not math.isclose(*shared, rel_tol=1e-3):
             step_ns = _medians(world, drawn, costs).step_s * 1e9
-            found = crowding(self.schedule, changed, placement, step_ns)
-            own_ns = np.median(world.own_ns(drawn))
+            own_ns = float(np.median(world.own_ns(drawn)))
+            found = crowding(self.schedule, changed, placement, step_ns, own_ns)
             world = replace(world, crowding=found)
             longer = "as long"
             if not math.isnan(recorded.busy):
@@ -141,7 +142,7 @@ def _prediction(
     free = world.replay(drawn, None)
     bare = float(np.median(free.end_ns.max(axis=0))) / 1e9
     busy = world.busy_ns(drawn, costs.costs()) / 1e9
-    batch = world.steps.batch.per_rank
+    batch = world.steps.batch.per_rank * world.change.passes / world.steps.passes
     return Prediction(
         scenario=scenario,
         step_s=step,
@@ -151,7 +152,7 @@ def _prediction(
         waiting=Waiting(wait, wire, exposed, hidden),
         compute_s=max(0.0, step.value - exposed.value),
         no_overlap_s=bare + busy,
-        perfect_overlap_s=max(bare, busy),
+        perfect_overlap_s=max(bare, busy + world.crowding.longer_ns / 1e9),
         buckets=len(world.change.calls),
         sent_bytes=_sent_bytes(world),
         samples_per_s=scenario.world_size * batch / step.value if batch else math.nan,

@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.align.measured import MeasuredWorld, measured_world
+from commprof.analysis.align.measured import MeasuredWorld, backward_passes, measured_world
 from commprof.analysis.collectives.traffic import sizes_bytes
 from commprof.analysis.replay.engine import Calls, calls
 from commprof.analysis.replay.program import Program, programs
@@ -24,6 +24,7 @@ from commprof.errors import CommprofError
 from commprof.predict.fit.cost_model import OTHER_HOST, SAME_HOST
 from commprof.predict.replay.algorithms import canonical
 from commprof.predict.replay.rank_steps import cpu_times
+from commprof.predict.replay.scenario import Scenario
 from commprof.predict.replay.schedule import (
     LEAST_STEPS,
     RecordedSteps,
@@ -145,6 +146,8 @@ class ShardedSteps(RecordedSteps):
     #: [steps, ranks, events]: own time since the rank continued, and the optimizer's part of it.
     own_ns: Floats
     update_ns: Floats
+    #: [steps, ranks]: own time of forward and backward, with the data.
+    pass_ns: Floats
     #: [steps, ranks, events]: as in ``RankCycle``.
     extra_ns: Floats
     #: [steps, ranks, calls]: from when a collective could begin to its end.
@@ -152,10 +155,19 @@ class ShardedSteps(RecordedSteps):
     #: Ranks that share one copy of the model.
     shard_ranks: int
     #: Processor time that training threads wanted, divided by the time they got; above 1 if cores
-    #: were short, NaN if unknown.
+    #: were short, NaN if unknown. If known, ``placement.busy`` is of the time that they wanted.
     lacked: float = float("nan")
+    #: Backward passes of a step.
+    passes: int = 1
     #: Processor time of a rank's helper threads per step, such as the backend's; 0 if unknown.
     helpers_ns: float = 0.0
+
+
+def passes_of(steps: RecordedSteps, scenario: Scenario) -> float:
+    """Returns the backward passes of a scenario's step, divided by those of a recorded step."""
+    if scenario.accumulate is None or not isinstance(steps, ShardedSteps):
+        return 1.0
+    return scenario.accumulate / steps.passes
 
 
 def is_sharded(trace: Trace) -> bool:
@@ -255,6 +267,8 @@ def _steps(
         placement=placement_of(seen.traces, busy),
         lacked=lacked,
         helpers_ns=_helpers_ns(seen),
+        passes=max(1, backward_passes(seen.traces[0], seen.measured[0].step)),
+        pass_ns=np.maximum(0.0, own[:, :, -1] - update[:, :, -1]),
         link=SAME_HOST if len(hosts) == 1 else OTHER_HOST,
         backend=str(seen.traces[0].metadata["backend"]) or "gloo",
         hook="",
@@ -307,7 +321,8 @@ def _processor_time(seen: MeasuredWorld) -> tuple[float, float]:
     if not found:
         return float("nan"), float("nan")
     share, lacked = np.median(found, axis=0).tolist()
-    return share, lacked
+    is_told = any(len(columns.run_delays(trace)) for trace in seen.traces)
+    return share, lacked if is_told else float("nan")
 
 
 def _transfers(seen: MeasuredWorld, known: Calls, rows: list[list[RankCycle]]) -> Floats:

@@ -55,7 +55,8 @@ class World:
 
     def own_ns(self, drawn: Ints) -> Floats:
         """Returns the own time of each whole step, as ``[rank, drawn step]``."""
-        whole = [self._own(self._of(rank, drawn))[:, -1] for rank in range(self.world_size)]
+        ranks = [self._of(rank, drawn) for rank in range(self.world_size)]
+        whole = [self._own(at)[:, -1] + self._more_passes(at) for at in ranks]
         return np.stack(whole) + self.crowding.longer_ns
 
     def _of(self, rank: int, drawn: Ints) -> tuple[Ints, int]:
@@ -68,6 +69,16 @@ class World:
         result: Floats = self.crowding.own * own_ns
         return result
 
+    def _more_passes(self, at: tuple[Ints, int]) -> Floats:
+        """Returns the own time of the passes that the recorded step does not have."""
+        added = self.change.passes - self.steps.passes
+        return added * self._pass_ns(at)
+
+    def _pass_ns(self, at: tuple[Ints, int]) -> Floats:
+        """Returns the own time of a forward and backward pass, per drawn step."""
+        result: Floats = self.crowding.own * self.steps.pass_ns[at]
+        return result
+
     def _transfers(self, at: tuple[Ints, int]) -> Floats:
         """Returns recorded transfers as ``[collective of the changed step, drawn step]``."""
         recorded = [call.recorded for call in self.change.calls]
@@ -77,8 +88,10 @@ class World:
     def _program(self, rank: int, at: tuple[Ints, int]) -> Program:
         events = self.change.events
         places = [event.recorded for event in events]
+        passes = np.array([event.passes for event in events])[:, np.newaxis]
         offset = rank * len(self.change.calls)
         own = self._own(at)
+        until_ns = own[:, -1] + self._more_passes(at) + self.crowding.longer_ns
         extra = self.steps.extra_ns[at][:, places].T
         nothing = np.zeros((1, extra.shape[1]))
         return Program(
@@ -86,7 +99,9 @@ class World:
             begin_ns=0,
             until_ns=0,
             # Own time after the last event of the changed step is kept.
-            own_ns=np.concatenate([own[:, places].T, own[:, -1:].T + self.crowding.longer_ns]),
+            own_ns=np.concatenate(
+                [own[:, places].T + passes * self._pass_ns(at), until_ns[np.newaxis]]
+            ),
             kind=np.array([*(event.kind for event in events), MARK]),
             row=np.array([*(offset + event.call for event in events), 1]),
             extra_ns=np.concatenate([extra, nothing]),

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from commprof.errors import CommprofError, UsageError
 from commprof.predict.replay.model import Model
 from commprof.predict.replay.scenario import Prediction, Scenario
+from commprof.predict.sharded.steps import passes_of
 from commprof.stats.intervals import percentile_interval
 
 BUCKET_CAP, HOOK = "bucket-cap", "hook"
@@ -122,8 +123,8 @@ def shortest(
 ) -> Candidate | None:
     """Finds the scenario with the shortest step among those that change a setting.
 
-    Considers only scenarios with the first one's ranks and link. Returns None if none of these
-    changes a setting.
+    A step of several backward passes counts by its time per pass, hence per sample. Considers only
+    scenarios with the first one's ranks and link. Returns None if none of these changes a setting.
     """
     before = scenarios[0].as_recorded
     # Compared as text, because NaN differs from itself.
@@ -135,8 +136,10 @@ def shortest(
     found = []
     for scenario in changed:
         prediction, steps = replay.sampled(scenario)
-        found.append(_candidate(prediction, 1 - steps / unchanged, worst_error))
-    return min(found, key=lambda one: one.prediction.step_s.value)
+        passes = passes_of(replay.schedule, scenario)
+        candidate = _candidate(prediction, 1 - steps / passes / unchanged, worst_error)
+        found.append((prediction.step_s.value / passes, candidate))
+    return min(found, key=lambda one: one[0])[1]
 
 
 def _hooks(replay: Model, scenario: Scenario) -> tuple[str | None, ...]:

@@ -11,9 +11,10 @@ with the model; ``error`` has the model's ``mean``, ``worst``, ``points`` and ``
 held-out settings, and ``is_skilled``, false if the model misses more than half of
 ``trivial_mean``, the mean error of the better ``trivial`` answer (``as_is_s``,
 ``perfect_overlap_s``); ``is_sharded`` is true for FSDP2, HSDP and ZeRO stage 1, the only scenarios
-with ``gather_dtype``, ``reduce_dtype``, ``reshard_after_forward``, ``shard_ranks`` and
-``wrap_blocks``; ``interval_holds_held_out_error`` is false if ``interval_s`` is the range of
-sampling and fit alone. ``best`` is the shortest step among answers that change a setting, or null:
+with ``accumulate``, ``gather_dtype``, ``reduce_dtype``, ``reshard_after_forward``,
+``shard_ranks`` and ``wrap_blocks``; ``interval_holds_held_out_error`` is false if ``interval_s`` is
+the range of sampling and fit alone. ``best`` is the shortest step, per backward pass, among answers
+that change a setting, or null:
 a ``candidate`` as in ``candidates``, its ``interval_s``, ``setting`` in words, ``options`` of
 ``commprof run`` that set it, ``in_script`` for changes that no option makes, and the ``command``
 that tries it. ``amdahl`` has ``residuals`` and ``limit``, null for none; ``notes`` are sentences.

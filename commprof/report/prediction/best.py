@@ -27,19 +27,22 @@ def render(best: Best, error: ModelError | None, in_script: Sequence[str], comma
     found = best.candidate
     step = best.interval_s
     bounds = bracketed(ms(step.low), ms(step.high), error is not None)
-    text = (
-        f"Shortest step: {ms(step.value)} {bounds} ms with "
-        f"{setting_words(found.prediction.scenario)}; "
-    )
+    scenario = found.prediction.scenario
+    what, per = "Shortest step:", ""
+    if scenario.accumulate is not None:
+        what, per = "Least time per sample: a step of", " per sample"
+    text = f"{what} {ms(step.value)} {bounds} ms with {setting_words(scenario)}; "
     share = f"{abs(found.gain):.1%}"
     if found.gain_low > 0 and found.is_gain is not False:
-        text += f"that is {share} less than in the recorded setting"
+        text += f"that is {share} less{per} than in the recorded setting"
         text += "." if found.is_gain else ", if the model is right: its error is not known."
     elif found.gain_high < 0:
-        text += f"that is {share} more than in the recorded setting: keep the recorded setting."
+        text += (
+            f"that is {share} more{per} than in the recorded setting: keep the recorded setting."
+        )
         return textwrap.fill(text, _WIDTH) + "\n"
     else:
-        text += "it is not certain that this is less than in the recorded setting."
+        text += f"it is not certain that this is less{per} than in the recorded setting."
     lines = textwrap.wrap(text, _WIDTH)
     if in_script:
         lines += textwrap.wrap(f"In the script: {'; '.join(in_script)}.", _WIDTH)
@@ -58,6 +61,9 @@ def setting_words(scenario: Scenario) -> str:
         words.append(f"{scenario.shard_ranks} ranks that share a copy")
     if scenario.wrap_blocks is not None:
         words.append(f"{scenario.wrap_blocks} blocks wrapped together")
+    if scenario.accumulate is not None:
+        many = "" if scenario.accumulate == 1 else "es"
+        words.append(f"{scenario.accumulate} backward pass{many} per step")
     if scenario.reshard_after_forward is not None:
         words.append(f"resharding {'on' if scenario.reshard_after_forward else 'off'}")
     if scenario.gather_dtype:

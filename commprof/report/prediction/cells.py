@@ -24,12 +24,13 @@ def scenario_cells(scenario: Scenario) -> tuple[str, ...]:
 
 
 def sharded_cells(scenario: Scenario) -> tuple[str, ...]:
-    """Returns the cells of a sharded scenario: ranks, link, shard ranks, blocks, reshard, types."""
+    """Returns the cells of a sharded scenario: ranks, link, sharding, passes and types."""
     again = scenario.reshard_after_forward
     return (
         *scenario_cells(scenario)[:3],
         AS_RUN if scenario.shard_ranks is None else str(scenario.shard_ranks),
         AS_RUN if scenario.wrap_blocks is None else str(scenario.wrap_blocks),
+        AS_RUN if scenario.accumulate is None else str(scenario.accumulate),
         AS_RUN if again is None else "on" if again else "off",
         *(each or AS_RUN for each in (scenario.gather_dtype, scenario.reduce_dtype)),
     )

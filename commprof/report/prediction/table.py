@@ -37,7 +37,10 @@ hide: rate that a link must carry so that all buckets but the last are hidden.
 ~: not clearly better than a trivial answer; *: outside the measured range, see below."""
 
 _SCENARIO = ("ranks", "link\nGbit/s", "\nµs", "cap\nMiB", "hook")
-_SHARDED = (*_SCENARIO[:3], "shard\nranks", "wrapped\nblocks", "re-\nshard", "gather", "reduce")
+_SHARDED = (
+    *_SCENARIO[:3],
+    *("shard\nranks", "wrapped\nblocks", "passes", "re-\nshard", "gather", "reduce"),
+)
 _HEADERS = (
     *("step ms", "exposed:\nwait", "\n+ transfer", "hidden", "bounds\nms"),
     *("samples\n/s", "effi-\nciency", "sent MB\n/step", "to hide\nGbit/s"),

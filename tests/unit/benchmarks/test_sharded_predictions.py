@@ -23,8 +23,8 @@ def row(measured: float, predicted: float, as_is: float, perfect: float) -> dict
 
 def test_no_point_is_the_recorded_setting() -> None:
     found = points()
-    assert len(found) == len(set(found)) == 36
-    assert len(set(transformer_points())) == 29
+    assert len(found) == len(set(found)) == 38
+    assert len(set(transformer_points())) == 31
     assert BASE not in found
     assert found == points()  # in the same order each time
 

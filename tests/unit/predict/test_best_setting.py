@@ -109,10 +109,20 @@ def test_nothing_is_best_where_no_setting_was_asked_for() -> None:
             "--world-sizes 4 --strategy fsdp:wrap_blocks=2",
         ),
         (
-            Scenario(4, wrap_blocks=2),
+            Scenario(4, accumulate=2),
+            WORKLOAD,
+            {"accumulate": "2"},
+            (),
+            "commprof run --check-prediction r --world-sizes 4 --accumulate 2 --strategy fsdp",
+        ),
+        (
+            Scenario(4, wrap_blocks=2, accumulate=2),
             SCRIPT,
             {},
-            ("fully_shard([...]) over 2 neighbouring blocks each",),
+            (
+                "fully_shard([...]) over 2 neighbouring blocks each",
+                "2 backward passes per optimizer step",
+            ),
             "commprof run --check-prediction r --world-sizes 4 --steps 9 train.py 3",
         ),
         (

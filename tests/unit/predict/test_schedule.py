@@ -73,6 +73,8 @@ def test_a_script_s_batch_is_what_its_loaders_gave() -> None:
     assert read(*ranks).batch.per_rank == 7
     own = rank_of(0, job={"per_rank_batch": 16, "steps_per_epoch": 3, "scaling": "strong"})
     assert read(own, rank_of(1)).batch == Batch(16, 3, "strong")
+    passes = rank_of(0, job={"per_rank_batch": 16, "training": {"accumulate": 4}})
+    assert read(passes, rank_of(1)).batch.per_rank == 64
 
 
 def test_hosts_are_machines_and_network_namespaces() -> None:

@@ -130,7 +130,7 @@ def test_exchanges_want_the_cores_that_ranks_share(ranks: int, exchange_ms: floa
     """On 8 ranks the helpers send 7 times the messages and 7 / 4 of the bytes."""
     steps = placed()
     shared = dataclasses.replace(steps.placement, ranks_per_host=4)
-    found = crowding(steps, change(steps, Scenario(ranks)), shared, 96 * MS)
+    found = crowding(steps, change(steps, Scenario(ranks)), shared, 96 * MS, 66 * MS)
     wanted = 33 + exchange_ms
     assert found.longer_ns / MS == pytest.approx(wanted * wanted / 96)
 
@@ -143,11 +143,56 @@ def test_a_recording_on_shared_cores_is_not_predicted_faster_with_fewer() -> Non
 
     def times_as_long(cores: float) -> float:
         at = dataclasses.replace(steps.placement, cores_per_host=cores)
-        found = crowding(steps, changed, at, own_ns)
+        found = crowding(steps, changed, at, own_ns, own_ns)
         return found.own + found.longer_ns / own_ns
 
     factors = [times_as_long(cores) for cores in (4, 2, 1, 0.99, 0.5)]
     assert factors == pytest.approx([0.25, 0.5, 1.0, 1.01, 2.0], rel=0.01)
+
+
+@pytest.mark.parametrize("passes", [1, 2, 3])
+def test_more_passes_gather_again_and_reduce_once(passes: int) -> None:
+    found = replay().predict(Scenario(2, accumulate=passes))
+    # 62 ms of data, forward and backward, and two all-gathers of 5 ms that nothing hides.
+    assert found.step_s.value * 1e3 == pytest.approx(96 + (passes - 1) * 72)
+    assert found.buckets == 4 * passes + 2
+    assert found.sent_bytes == pytest.approx((4 * passes * 0.5 + 2 * 1.0) * MB)
+
+
+def test_a_rank_that_starts_early_does_so_once_per_step() -> None:
+    steps = fsdp_steps()
+    early = np.zeros((1, 2, 1))
+    early[0, 1] = 5 * MS
+    steps = dataclasses.replace(steps, own_ns=steps.own_ns - early)
+    made = ShardedReplay(steps, profile(bytes_per_s=RATE, latency_s=0.0))
+    of_passes = [made.predict(Scenario(2, accumulate=n)).step_s.value * 1e3 for n in (1, 2, 3)]
+    assert np.diff(of_passes) == pytest.approx([72, 72])
+
+
+def test_the_best_number_of_passes_has_the_least_time_per_sample() -> None:
+    asked = [Scenario(2, accumulate=passes) for passes in (1, 4)]
+    found = answer(replay(), asked, [], [], None, math.nan).best
+    assert found is not None
+    assert found.candidate.prediction.scenario.accumulate == 4
+    assert found.candidate.gain == pytest.approx(1 - (96 + 3 * 72) / 4 / 96)
+
+
+def test_a_run_with_several_passes_is_checked_as_such() -> None:
+    once = fsdp_steps()
+    several = dataclasses.replace(once, passes=4, period_s=4 * once.period_s)
+    made = ShardedReplay(several, profile(bytes_per_s=RATE, latency_s=0.0))
+    assert check(made, several, "itself", True).as_is_s == pytest.approx(4 * 0.096)
+    assert check(replay(), several, "another", False).as_is_s == pytest.approx(4 * 0.096)
+    assert check(replay(), several, "another", False).predicted_s == pytest.approx(0.312)
+
+
+def test_passes_of_a_recording_with_several_cannot_be_changed() -> None:
+    steps = dataclasses.replace(fsdp_steps(), passes=4)
+    made = ShardedReplay(steps, profile(bytes_per_s=RATE, latency_s=0.0))
+    assert made.predict(Scenario(2, accumulate=4)).step_s.value * 1e3 == pytest.approx(96)
+    with pytest.raises(CommprofError, match=r"--accumulate 2: a recorded step has 4 .*allowed: 4"):
+        made.predict(Scenario(2, accumulate=2))
+    assert fsdp_steps().passes == 1
 
 
 def test_the_cost_of_an_exchange_is_not_lengthened_twice() -> None:
@@ -396,14 +441,14 @@ def test_the_table_of_a_sharded_run() -> None:
         "4",
         *["as", "run"] * 2,
         "2",
-        *["as", "run"],
+        *["as", "run"] * 2,
         "on",
         "fp32",
         "as",
         "run",
         "8",
         "106",
-        *cells[14:],
+        *cells[16:],
     ]
     assert "~" in cells
     assert "The better of two trivial answers, the step as it is now, misses it by 7.2%" in (
