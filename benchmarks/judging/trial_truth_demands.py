@@ -77,7 +77,7 @@ def demands(rows: Rows) -> list[Demand]:
 def _at_its_rate(what: str, held: int, count: int) -> Demand:
     """Demands that 95 % intervals hold at their rate, minus two standard deviations."""
     least = max(0, math.ceil(0.95 * count - 2 * math.sqrt(0.05 * 0.95 * count)))
-    asked = f"at least {least}: 95 % minus two standard deviations"
+    asked = f"at least {least} (95 % less 2 SD)"
     return Demand(what, f"{held} of {count} ({held / count:.0%})", asked, held >= least)
 
 

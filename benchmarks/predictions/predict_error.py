@@ -256,7 +256,7 @@ def demands(rows: Sequence[dict[str, Any]]) -> list[Demand]:
     of_transformer = is_transformer(rows[0])
     study = "transformer" if of_transformer else "timed workload"
     wanted = len(TRANSFORMER_CAPS_MIB) * len(HOOKS) if of_transformer else len(points())
-    what = f"{study}, absolute error of the predicted step"
+    what = f"{study}, error of the step"
     asked = [of_all(f"{study}, points measured", len(rows), len(rows), wanted)]
     asked.append(at_most(f"{what}: mean", mean, 100 * MEAN, " %"))
     if not of_transformer:

@@ -12,9 +12,9 @@ median step counts of several runs of a setting. All namespaces share this host'
 prediction is told so. Studies: the `timed` workload, which sleeps; the `transformer`, which
 computes; and `ddp`, the transformer under DDP, with other ranks and rates. In bf16 the transformer
 reduces gradients only: with parameters in bf16 it would compute in bf16 too, which a recording in
-fp32 cannot tell. With --results, points in the file are not run again; --predict-again records the
-setting once more and predicts their steps with this version. The exit code is 1 if a demand is not
-met.
+fp32 cannot tell. With --results, points in the file are not run again; a recording of another hour,
+in which the machine is faster or slower, predicts them wrongly where ranks wait for cores. The exit
+code is 1 if a demand is not met.
 """
 
 from __future__ import annotations
@@ -269,23 +269,6 @@ def measured_rows(
         yield row_of(point, replay, step_s(least_disturbed(point, directory, RUNS)))
 
 
-def predicted_again(
-    directory: Path, base: Point, rows: Sequence[dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """Predicts the points of these rows anew, from a new recording of the base."""
-    replay = fitted(least_disturbed(base, directory, BASE_RUNS), base.rate_mbit)
-    return [row_of(point_of(row), replay, row["measured_ms"] / 1e3) for row in rows]
-
-
-def keep(results: Path, study: str, rows: Sequence[dict[str, Any]]) -> None:
-    """Replaces the rows of one study in a results file."""
-    others = [row for row in read_rows(results) if point_of(row).study != study]
-    results.unlink()
-    kept = Lines(results)
-    for row in (*others, *rows):
-        kept.append(row)
-
-
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, tuple[float, float]]:
     """Returns the mean and worst absolute errors of the model and of both trivial answers."""
     found = {}
@@ -322,21 +305,15 @@ def main() -> int:
     parser.add_argument("--results", type=Path, help="one JSON line per point; goes on with it")
     parser.add_argument("--minutes", type=float, default=10, help="start no point after that")
     parser.add_argument("--study", choices=STUDIES, default="timed")
-    parser.add_argument("--predict-again", action="store_true", help="measured points only")
     args = parser.parse_args()
     if reason := netns.unavailable():
         raise SystemExit(f"no network namespaces here: {reason}")
-    if args.predict_again and args.results is None:
-        parser.error("--predict-again needs --results")
     rows = [row for row in read_rows(args.results) if point_of(row).study == args.study]
     done = set(map(point_of, rows))
     kept, end = Lines(args.results), time.monotonic() + 60 * args.minutes
     wanted, base = STUDIES[args.study]
     left = [point for point in wanted() if point not in done] if args.minutes else []
     with tempfile.TemporaryDirectory(prefix="commprof-sharded-") as name:
-        if args.predict_again:
-            left, rows = [], predicted_again(Path(name), base, rows)
-            keep(args.results, args.study, rows)
         for row in measured_rows(Path(name), base, left, end) if left else ():
             rows.append(row)
             kept.append(row)

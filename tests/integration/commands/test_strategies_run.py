@@ -107,13 +107,13 @@ def test_every_strategy_trains_like_ddp_and_exchanges_what_theory_says(
 
 
 def test_blocks_wrapped_together_are_gathered_together(base: Path) -> None:
-    three = SMALL.replace("layers=2", "layers=3")
-    world = trained(base, workload=three, strategy="fsdp:wrap_blocks=2")
+    directory, three = base / "three", SMALL.replace("layers=2", "layers=3")
+    world = trained(directory, workload=three, strategy="fsdp:wrap_blocks=2")
     calls = {row.op: row.calls_per_step for row in world.collectives}
     # Root and two units: gathered in forward, units again in backward, and scattered.
     assert calls == {"all_gather_into_tensor": 5, "reduce_scatter_tensor": 3}
     assert world.step_losses == pytest.approx(
-        trained(base, workload=three, strategy="fsdp").step_losses, rel=1e-5
+        trained(directory, workload=three, strategy="fsdp").step_losses, rel=1e-5
     )
 
 

@@ -40,7 +40,7 @@ def test_the_measured_points_meet_what_is_asked(transformer: bool) -> None:
     assert all(one.met for one in demands(rows))
 
 
-WHAT = "timed workload, absolute error of the predicted step: "
+WHAT = "timed workload, error of the step: "
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_both_studies_may_share_a_file(
     assert predict_error.main() == 1
     out = capsys.readouterr().out
     assert "model: 9.00% in the mean" in out  # of this study's rows alone
-    step = "transformer, absolute error of the predicted step: mean"
+    step = "transformer, error of the step: mean"
     assert (
         f"NOT met: {step}: 9.00 % (demand: at most 5 %)\nmet: {step}, compared with no overlap"
         in out
