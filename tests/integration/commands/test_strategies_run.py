@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,9 @@ def test_every_strategy_trains_like_ddp_and_exchanges_what_theory_says(
 def test_blocks_wrapped_together_are_gathered_together(base: Path) -> None:
     directory, three = base / "three", SMALL.replace("layers=2", "layers=3")
     world = trained(directory, workload=three, strategy="fsdp:wrap_blocks=2")
-    calls = {row.op: row.calls_per_step for row in world.collectives}
+    calls = Counter[str]()
+    for row in world.collectives:  # one per operation and size
+        calls[row.op] += round(row.calls_per_step)
     # Root and two units: gathered in forward, units again in backward, and scattered.
     assert calls == {"all_gather_into_tensor": 5, "reduce_scatter_tensor": 3}
     assert world.step_losses == pytest.approx(
