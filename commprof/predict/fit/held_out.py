@@ -97,10 +97,8 @@ def check(replay: Model, recorded: RecordedSteps, name: str, is_fitted: bool = F
         cores_per_host=recorded.placement.cores_per_host,
         scaling=recorded.batch.scaling or "weak",
     )
-    passes = 1.0
     if isinstance(recorded, ShardedSteps):
         scenario = as_recorded(scenario, recorded)
-        passes = passes_of(replay.schedule, scenario)
     found = replay.predict(scenario)
     return Check(
         name=name,
@@ -110,7 +108,7 @@ def check(replay: Model, recorded: RecordedSteps, name: str, is_fitted: bool = F
         held_out=recorded is not replay.schedule and not is_fitted,
         no_overlap_s=found.no_overlap_s,
         perfect_overlap_s=found.perfect_overlap_s,
-        as_is_s=passes * float(np.median(replay.schedule.period_s)),
+        as_is_s=passes_of(replay.schedule, scenario) * float(np.median(replay.schedule.period_s)),
     )
 
 

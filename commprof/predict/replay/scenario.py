@@ -14,8 +14,8 @@ WEAK, STRONG = "weak", "strong"
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 #: Fields of a scenario that only sharded steps have.
 SHARDING = (
-    *("gather_dtype", "reduce_dtype", "reshard_after_forward", "shard_ranks", "wrap_blocks"),
-    "accumulate",
+    *("gather_dtype", "reduce_dtype", "reshard_after_forward"),
+    *("shard_ranks", "wrap_blocks", "accumulate"),
 )
 
 

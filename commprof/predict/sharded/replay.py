@@ -44,9 +44,9 @@ class ShardedReplay(Model):
         changed = change(self.schedule, scenario)
         at = costed(self.schedule, placement)
         costs = factors(self.schedule, self.profile, scenario, at, changed)
-        random = np.random.default_rng(SEED)
-        world, outside, drawn = self._world(scenario, placement, changed, costs.costs(), random)
-        main = _medians(world, drawn, costs.costs())
+        fitted, random = costs.costs(), np.random.default_rng(SEED)
+        world, outside, drawn = self._world(scenario, placement, changed, fitted, random)
+        main = _medians(world, drawn, fitted)
         replicates = []
         recorded = len(self.schedule.own_ns)
         for number in range(REPLICATES):

@@ -12,11 +12,15 @@ import dataclasses
 
 from commprof.predict.fit.cost_model import OTHER_HOST
 from commprof.predict.replay.schedule import Placement
+from commprof.predict.sharded.replay import ShardedReplay
 from commprof.predict.sharded.steps import ShardedSteps, read_sharded
 from commprof.trace.schema import OPS, Phase
+from tests.support.builders.schedules import profile
 from tests.support.builders.traces import MS, Rank, world_run
 
 MB = 1_000_000
+#: The rate at which the curve of the profile passes 1 MB in 10 ms.
+RATE = MB / 0.010
 STEP_MS = 96
 FLOAT = 1
 #: Step in which rank 1 waits for a collective that is complete without a wait in other steps.
@@ -38,6 +42,11 @@ def fsdp_steps(ranks: int = 2) -> ShardedSteps:
     return dataclasses.replace(
         found, link=OTHER_HOST, placement=Placement(1.0, 4.0, 1, float("nan"))
     )
+
+
+def replay(steps: ShardedSteps | None = None) -> ShardedReplay:
+    """Returns a model of these steps, by default of ``fsdp_steps()``."""
+    return ShardedReplay(steps or fsdp_steps(), profile(bytes_per_s=RATE, latency_s=0.0))
 
 
 def _step(rank: Rank, step: int, ranks: int) -> None:

@@ -16,14 +16,11 @@ from commprof.predict.fit.build import build_profile
 from commprof.predict.fit.held_out import check, checks, model_error
 from commprof.predict.replay.recorded import Recorded
 from commprof.predict.replay.scenario import Scenario
-from commprof.predict.sharded.changes import change
 from commprof.predict.sharded.costs import fit_sharded
-from commprof.predict.sharded.crowding import costed, crowding, stretch
 from commprof.predict.sharded.cycles import RankCycle
 from commprof.predict.sharded.replay import ShardedReplay
 from commprof.predict.sharded.steps import (
     Call,
-    ShardedSteps,
     filled,
     in_usual_order,
     read_sharded,
@@ -33,15 +30,8 @@ from commprof.predict.sharded.wrapping import wrapped
 from commprof.predict.what_if.answers import answer
 from commprof.report.prediction import as_json, table
 from tests.support.builders.schedules import profile
-from tests.support.builders.sharded_job import MB, fsdp_ranks, fsdp_steps
-from tests.support.builders.traces import MS, Rank, world_run
-
-#: The rate at which the curve of the profile passes 1 MB in 10 ms.
-RATE = MB / 0.010
-
-
-def replay() -> ShardedReplay:
-    return ShardedReplay(fsdp_steps(), profile(bytes_per_s=RATE, latency_s=0.0))
+from tests.support.builders.sharded_job import MB, RATE, fsdp_ranks, fsdp_steps, replay
+from tests.support.builders.traces import Rank, world_run
 
 
 def step_ms(**setting: object) -> float:
@@ -69,155 +59,6 @@ def test_waits_that_were_too_short_lie_where_another_rank_had_them() -> None:
     own = np.median(fsdp_steps().own_ns, axis=(0, 1)) / 1e6
     assert own[events.index((WAIT, 1))] == pytest.approx(4 + 2 + 10)
     assert own[events.index((WAIT, 3))] == pytest.approx(4 + 2 + 20 + 20)
-
-
-@pytest.mark.parametrize(
-    ("busy", "lacked", "own"),
-    [
-        # The other rank is at the core for 66 of 96 ms, for 49.5 and for 26.4.
-        (1.0, 1.0, 1 + 66 / 96),
-        (0.75, 1.0, 1 + 0.75 * 49.5 / 96),
-        (0.4, 1.0, 1 + 0.4 * 26.4 / 96),
-        (math.nan, math.nan, 1.0),
-        # Of 66 ms at the core a rank used 22, and other processes the rest; 30 ms it is elsewhere.
-        (1.0, 3.0, (3 + 22 / (22 + 30)) / 3),
-    ],
-)
-def test_ranks_that_share_cores_take_longer_for_their_own_work(
-    busy: float, lacked: float, own: float
-) -> None:
-    """66 of 96 ms are own work; two ranks want one core."""
-    steps = fsdp_steps()
-    placement = dataclasses.replace(steps.placement, busy=busy)
-    steps = dataclasses.replace(steps, placement=placement, lacked=lacked)
-    made = ShardedReplay(steps, profile(bytes_per_s=RATE, latency_s=0.0))
-    found = made.predict(Scenario(2, cores_per_host=0.5))
-    assert found.step_s.value * 1e3 == pytest.approx(30 + own * 66)
-    words = "as long" if math.isnan(busy) else f"{own:.3g} times as long"
-    assert any(text.endswith(f"own work is assumed to take {words}") for text in found.outside)
-
-
-@pytest.mark.parametrize(
-    ("sharing", "elsewhere", "times"),
-    [
-        (0.5, 10.0, 1.0),
-        (1, 10.0, 1.0),
-        (1.5, 10.0, 1.25),
-        (2, 10.0, 1.5),
-        # 15 ms at the core of 25: (1 + 2 * 15 / 25) after that.
-        (3, 10.0, 2.2),
-        (4, 0.0, 4.0),
-        (4, 1e9, 1.0),
-    ],
-)
-def test_time_at_a_core_is_that_of_mean_value_analysis(
-    sharing: float, elsewhere: float, times: float
-) -> None:
-    assert stretch(sharing, 10.0, elsewhere) == pytest.approx(times)
-    assert stretch(sharing, 0.0, elsewhere) == 1.0
-
-
-def placed(**changes: float) -> ShardedSteps:
-    """Two ranks on 2 cores whose thread computes for 33 ms of a step, and its helpers for 6 ms."""
-    steps = fsdp_steps()
-    cores: dict[str, float] = {"busy": 0.5, "ranks_per_host": 2, "cores_per_host": 2, **changes}
-    placement = dataclasses.replace(steps.placement, **cores)
-    return dataclasses.replace(steps, helpers_ns=6 * MS, lacked=1.0, placement=placement)
-
-
-@pytest.mark.parametrize(("ranks", "exchange_ms"), [(2, 6.0), (8, 21.0)])
-def test_exchanges_want_the_cores_that_ranks_share(ranks: int, exchange_ms: float) -> None:
-    """On 8 ranks the helpers send 7 times the messages and 7 / 4 of the bytes."""
-    steps = placed()
-    shared = dataclasses.replace(steps.placement, ranks_per_host=4)
-    found = crowding(steps, change(steps, Scenario(ranks)), shared, 96 * MS, 66 * MS)
-    wanted = 33 + exchange_ms
-    assert found.longer_ns / MS == pytest.approx(wanted * wanted / 96)
-
-
-def test_a_recording_on_shared_cores_is_not_predicted_faster_with_fewer() -> None:
-    """Four ranks that always want one core have waited for it three times as long as they ran."""
-    steps = dataclasses.replace(placed(busy=1.0, ranks_per_host=4, cores_per_host=1), lacked=4.0)
-    steps = dataclasses.replace(steps, helpers_ns=0.0)
-    changed, own_ns = change(steps, Scenario(2)), float(np.median(steps.own_ns[:, :, -1]))
-
-    def times_as_long(cores: float) -> float:
-        at = dataclasses.replace(steps.placement, cores_per_host=cores)
-        found = crowding(steps, changed, at, own_ns, own_ns)
-        return found.own + found.longer_ns / own_ns
-
-    factors = [times_as_long(cores) for cores in (4, 2, 1, 0.99, 0.5)]
-    assert factors == pytest.approx([0.25, 0.5, 1.0, 1.01, 2.0], rel=0.01)
-
-
-@pytest.mark.parametrize("passes", [1, 2, 3])
-def test_more_passes_gather_again_and_reduce_once(passes: int) -> None:
-    found = replay().predict(Scenario(2, accumulate=passes))
-    # 62 ms of data, forward and backward, and two all-gathers of 5 ms that nothing hides.
-    assert found.step_s.value * 1e3 == pytest.approx(96 + (passes - 1) * 72)
-    assert found.buckets == 4 * passes + 2
-    assert found.sent_bytes == pytest.approx((4 * passes * 0.5 + 2 * 1.0) * MB)
-
-
-def test_a_rank_that_starts_early_does_so_once_per_step() -> None:
-    steps = fsdp_steps()
-    early = np.zeros((1, 2, 1))
-    early[0, 1] = 5 * MS
-    steps = dataclasses.replace(steps, own_ns=steps.own_ns - early)
-    made = ShardedReplay(steps, profile(bytes_per_s=RATE, latency_s=0.0))
-    of_passes = [made.predict(Scenario(2, accumulate=n)).step_s.value * 1e3 for n in (1, 2, 3)]
-    assert np.diff(of_passes) == pytest.approx([72, 72])
-
-
-def test_the_best_number_of_passes_has_the_least_time_per_sample() -> None:
-    asked = [Scenario(2, accumulate=passes) for passes in (1, 4)]
-    found = answer(replay(), asked, [], [], None, math.nan).best
-    assert found is not None
-    assert found.candidate.prediction.scenario.accumulate == 4
-    assert found.candidate.gain == pytest.approx(1 - (96 + 3 * 72) / 4 / 96)
-
-
-def test_a_run_with_several_passes_is_checked_as_such() -> None:
-    once = fsdp_steps()
-    several = dataclasses.replace(once, passes=4, period_s=4 * once.period_s)
-    made = ShardedReplay(several, profile(bytes_per_s=RATE, latency_s=0.0))
-    assert check(made, several, "itself", True).as_is_s == pytest.approx(4 * 0.096)
-    assert check(replay(), several, "another", False).as_is_s == pytest.approx(4 * 0.096)
-    assert check(replay(), several, "another", False).predicted_s == pytest.approx(0.312)
-
-
-def test_passes_of_a_recording_with_several_cannot_be_changed() -> None:
-    steps = dataclasses.replace(fsdp_steps(), passes=4)
-    made = ShardedReplay(steps, profile(bytes_per_s=RATE, latency_s=0.0))
-    assert made.predict(Scenario(2, accumulate=4)).step_s.value * 1e3 == pytest.approx(96)
-    with pytest.raises(CommprofError, match=r"--accumulate 2: a recorded step has 4 .*allowed: 4"):
-        made.predict(Scenario(2, accumulate=2))
-    assert fsdp_steps().passes == 1
-
-
-def test_the_cost_of_an_exchange_is_not_lengthened_twice() -> None:
-    steps = placed()
-    shared = dataclasses.replace(steps.placement, ranks_per_host=4, cores_per_host=1)
-    assert costed(steps, shared).ranks_per_core == 1
-    # Without the exchanges' processor time, fitted costs follow the ranks per core.
-    assert costed(dataclasses.replace(steps, helpers_ns=0.0), shared) == shared
-
-
-def test_the_share_of_processor_time_is_that_of_own_work() -> None:
-    ranks = fsdp_ranks()
-    assert math.isnan(read_sharded(world_run(ranks)).placement.busy)
-    for rank in ranks:
-        for step in range(8):
-            at = (96 * step + 92) * MS
-            rank.finalize(at - MS, at, cpu=step * 33 * MS, graph_task=step)
-    assert read_sharded(world_run(ranks)).placement.busy == pytest.approx(0.5)
-    for rank in ranks:  # 11 ms more that it could have run
-        for step in range(8):
-            rank.no_core((96 * step + 93) * MS, (96 * step + 95) * MS, 11 * MS, 7 * MS)
-    found = read_sharded(world_run(ranks))
-    assert found.helpers_ns == 7 * MS
-    assert found.placement.busy == pytest.approx(44 / 66)
-    assert found.lacked == pytest.approx(44 / 33)
 
 
 def test_an_order_that_only_one_step_has_is_not_the_usual_one() -> None:
