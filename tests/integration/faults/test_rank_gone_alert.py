@@ -19,9 +19,10 @@ pytestmark = [
     pytest.mark.needs("prometheus", "promtool"),
 ]
 
-#: HOW STOP: rank 1 stays, or ends in good order; the others stay until the file STOP is there.
+#: HOW STOP: rank 1 stays, or ends in good order; the others stay until the file STOP is there. A
+#: rank that needs no other any more leaves the file STOP.RANK.
 SCRIPT = """
-import os, sys, time, torch, torch.distributed as dist
+import os, pathlib, sys, time, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 dist.init_process_group("gloo")
 model = DistributedDataParallel(torch.nn.Linear(64, 64))
@@ -30,6 +31,7 @@ for _ in range(20):
     optimizer.zero_grad()
     model(torch.randn(2, 64)).square().sum().backward()
     optimizer.step()
+pathlib.Path(f"{sys.argv[2]}.{dist.get_rank()}").touch()
 while not (sys.argv[1] == "ends" and dist.get_rank() == 1 or os.path.exists(sys.argv[2])):
     time.sleep(0.05)
 """
@@ -54,6 +56,10 @@ class Job:
             for rank in (0, 1)
         ]
 
+    def trained(self) -> bool:
+        """Returns if no rank is in a collective that another one's death would fail."""
+        return all(self.stop.with_name(f"stop.{rank}").exists() for rank in (0, 1))
+
     def end(self) -> list[int]:
         self.stop.touch()
         for rank in self.ranks:
@@ -72,6 +78,7 @@ def test_it_fires_for_a_killed_rank_whose_peers_hang_on(tmp_path: Path) -> None:
             until(lambda: server.result(ended), "the end of the rank that ends")
             both = f'sum(commprof_rank_running{{instance="{instances["killed"]}"}}) == 2'
             until(lambda: server.result(both), "two ranks that run")
+            until(jobs["killed"].trained, "the end of training")
             # The monitor was started by it and for it, and goes on with the rank that is left.
             jobs["killed"].ranks[0].send_signal(signal.SIGKILL)
             alert = 'ALERTS{alertname="CommprofRankGone"}'
