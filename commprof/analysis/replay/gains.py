@@ -23,9 +23,10 @@ import numpy.typing as npt
 from commprof.analysis.align.measured import MeasuredWorld, slowest_ns
 from commprof.analysis.replay.engine import Calls, calls, replay
 from commprof.analysis.replay.program import Program, programs
-from commprof.analysis.step.breakdown import Breakdown
+from commprof.analysis.step.breakdown import own_run_delay_ns
 from commprof.analysis.step.mean_step import stalled
 from commprof.stats.intervals import Interval, percentile_interval, resampled_means
+from commprof.trace import columns
 from commprof.trace.schema import PHASES
 from commprof.units import ns_to_ms
 
@@ -87,7 +88,10 @@ def gains(seen: MeasuredWorld) -> Gains | None:
         return None
     made, step = programs(seen)
     counted = ~stalled(slowest_ns(seen.measured))[: len(step)]
-    found = _Replays(made, calls(seen, made), seen.measured, counted)
+    kept = [
+        own_run_delay_ns(trace)[np.isin(columns.steps(trace).index, step)] for trace in seen.traces
+    ]
+    found = _Replays(made, calls(seen, made), kept, counted)
     recorded = found.step_ns()
     if recorded is None or not recorded[found.counted].all():
         return None
@@ -124,18 +128,21 @@ class _Replays:
         self,
         ranks: Sequence[Program],
         known: Calls,
-        measured: Sequence[Breakdown],
+        kept_ns: Sequence[Floats],
         counted: npt.NDArray[np.bool_],
     ) -> None:
-        """Prepares the replays; ``counted`` is a mask of the steps that did not stall."""
+        """Prepares the replays.
+
+        Args:
+            ranks: the programs.
+            known: the recorded calls.
+            kept_ns: ``[step, phase]`` per rank: own time that a rank as fast as the others keeps.
+            counted: mask of the steps that did not stall.
+        """
         self.ranks, self.known, self.counted = ranks, known, counted
         #: Own time ``[step, phase]`` of each rank.
         self.own_ns = [rank.own_by_phase_ns(len(counted)) for rank in ranks]
-        #: The part of it that does not depend on which rank is late.
-        self.kept_ns = [
-            np.minimum(part.own_run_delay_ns[: len(counted)], own)
-            for part, own in zip(measured, self.own_ns, strict=True)
-        ]
+        self.kept_ns = [np.minimum(*each) for each in zip(kept_ns, self.own_ns, strict=True)]
         self.all_rows = np.ones(len(known.group), dtype=bool)
 
     def step_ns(

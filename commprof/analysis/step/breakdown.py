@@ -70,9 +70,6 @@ class Breakdown:
     paused_ns: Floats
     #: ``[step, phase]``: time in which the training thread could run and had no core.
     run_delay_ns: Floats
-    #: ``[step, phase]``: the part of ``run_delay_ns`` for which helper threads of the process, such
-    #: as the backend's, may have had the core.
-    own_run_delay_ns: Floats
     #: ``[step, phase, count]``, in the order of ``columns.HOST_COUNTS``: further counts of the
     #: kernel for the training thread in each phase.
     host_counts: Floats
@@ -113,6 +110,16 @@ class Breakdown:
     def rows(self, chosen: npt.NDArray[np.bool_]) -> Breakdown:
         """Returns only the chosen steps."""
         return Breakdown(**{f.name: getattr(self, f.name)[chosen] for f in fields(self)})
+
+
+def own_run_delay_ns(trace: Trace) -> Floats:
+    """Returns the run delay that helper threads may have caused, as ``[step, phase]``.
+
+    It is a part of ``Breakdown.run_delay_ns``, for all complete steps.
+    """
+    steps, phases = columns.steps(trace), columns.phases(trace)
+    thread = int(steps.thread[0]) if len(steps) else 0
+    return _by_phase(steps, phases, own_run_delay(trace, exposures_of(trace), thread), thread)
 
 
 def breakdown(
@@ -171,7 +178,6 @@ def breakdown(
         no_core_ns=_no_core(steps, finalizations, thread),
         paused_ns=_paused_by_phase(steps, phases, pauses(trace, exposed), thread),
         run_delay_ns=_by_phase(steps, phases, run_delay(trace, exposed, thread), thread),
-        own_run_delay_ns=_by_phase(steps, phases, own_run_delay(trace, exposed, thread), thread),
         host_counts=np.stack(
             [
                 _by_phase(steps, phases, counted, thread)
