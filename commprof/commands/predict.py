@@ -7,15 +7,15 @@ import dataclasses
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from commprof import invocation
-from commprof.analysis.run_command import taken_apart
 from commprof.commands.options.output_file import keep_text
 from commprof.commands.options.quantities import duration, listed, number, rate, whole
 from commprof.commands.options.terminal import prose_width, table_width
+from commprof.commands.options.tried_setting import Tried, tried
 from commprof.errors import CommprofError, UsageError
 from commprof.predict.fit.build import build_profile
 from commprof.predict.fit.machine_profile import MachineProfile, default_path, load_profile
@@ -46,101 +46,6 @@ from commprof.report.prediction import best as prediction_best
 from commprof.report.prediction import table as prediction_table
 from commprof.text import printable
 from commprof.trace.run.run_directory import PREDICTIONS_FILE, read_context
-from commprof.trials.sharding import DTYPES, Sharding
-
-#: Largest bucket cap for DDP, which gives a single bucket.
-_ONE_BUCKET_MIB = 10_000.0
-#: Options of ``commprof run`` that the command for trying a setting replaces or leaves out.
-_REPLACED = (
-    *("--output", "--json", "--world-sizes", "--nproc", "--check-prediction"),
-    "--trial",
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class Tried:
-    """Options and command for trying one predicted setting."""
-
-    #: Values by argument name of ``commprof run``.
-    options: Mapping[str, str]
-    #: Changes to the script that no option makes, in words.
-    in_script: tuple[str, ...]
-    #: Command that tries the setting and compares the run with the prediction.
-    command: str
-
-
-def tried(scenario: Scenario, context: Mapping[str, Any], run: Path) -> Tried:
-    """Returns the options and the command that try a predicted scenario.
-
-    Args:
-        scenario: the predicted scenario.
-        context: ``run.json`` of the run that the prediction is based on.
-        run: that run's directory.
-    """
-    strategy = str(context.get("strategy", "fsdp")) if "workload" in context else ""
-    options, in_script = _settings(scenario, strategy)
-    words = ["--check-prediction", str(run), "--world-sizes", str(scenario.world_size)]
-    for name, value in options.items():
-        words += [f"--{name.replace('_', '-')}", value]
-    command = taken_apart(str(context.get("command", "")), tuple(context.get("script", ())))
-    if command is None:
-        text = f"the job under commprof run with {' '.join(map(invocation.quoted, words))}"
-    else:
-        kept = command.without([*_REPLACED, *(f"--{n.replace('_', '-')}" for n in options)])
-        text = dataclasses.replace(kept, options=(*words, *kept.options)).text
-    return Tried(options, tuple(in_script), text)
-
-
-def _settings(scenario: Scenario, strategy: str) -> tuple[dict[str, str], list[str]]:
-    """Returns options and changes to the script; ``strategy`` is a workload's, else empty."""
-    options: dict[str, str] = {}
-    in_script: list[str] = []
-    if scenario.hook:
-        options["hook"] = scenario.hook
-    if scenario.hook == "":
-        in_script.append("no compressor")
-    if not math.isnan(scenario.bucket_cap_bytes):
-        options["bucket_cap_mb"] = f"{min(scenario.bucket_cap_bytes / _MIB, _ONE_BUCKET_MIB):g}"
-    dtype = scenario.reduce_dtype or ""
-    live = Sharding(reshard=scenario.reshard_after_forward, reduce_dtype=dtype)
-    if live.count:
-        options["fsdp"] = live.label
-    shard, blocks = scenario.shard_ranks, scenario.wrap_blocks or 1
-    if strategy and (shard is not None or blocks > 1):
-        options["strategy"] = _strategy(strategy, scenario.world_size, shard, blocks)
-    if not strategy and shard is not None:
-        copies = scenario.world_size // shard
-        shape = f"{shard}," if copies == 1 else f"{copies}, {shard}"
-        in_script.append(f"fully_shard(..., mesh=init_device_mesh(..., ({shape})))")
-    if not strategy and blocks > 1:
-        in_script.append(f"fully_shard([...]) over {blocks} neighbouring blocks each")
-    passes = scenario.accumulate
-    if strategy and passes is not None:
-        options["accumulate"] = str(passes)
-    elif passes is not None and passes > 1:
-        in_script.append(f"{passes} backward passes per optimizer step")
-    if scenario.gather_dtype:
-        policy = f"MixedPrecisionPolicy(param_dtype=torch.{DTYPES[scenario.gather_dtype]}, ...)"
-        in_script.append(f"fully_shard(..., mp_policy={policy})")
-    return options, in_script
-
-
-def _strategy(recorded: str, world_size: int, shard_ranks: int | None, blocks: int) -> str:
-    """Returns the value of ``--strategy`` with other groups or ``blocks`` times larger units."""
-    name, _, given = recorded.partition(":")
-    options = dict(each.split("=", 1) for each in given.split(",") if each)
-    if shard_ranks is not None:
-        name = "fsdp" if shard_ranks == world_size else "hsdp"
-        options = {key: value for key, value in options.items() if key != "shard"}
-        if name == "hsdp":
-            options["shard"] = str(shard_ranks)
-    if blocks > 1:
-        options["wrap_blocks"] = str(blocks * int(options.get("wrap_blocks", "1")))
-    text = ",".join(f"{key}={value}" for key, value in options.items())
-    return f"{name}:{text}" if text else name
-
-
-_MIB = float(1 << 20)
 
 
 class PredictCommand:
@@ -352,7 +257,7 @@ def _one_of(allowed: Iterable[str]) -> Callable[[str, str], str | None]:
 
 def _cap_bytes(option: str, text: str) -> float:
     """Reads a bucket cap in MiB, as DDP counts it; returns bytes."""
-    return number(option, text, 0) * _MIB
+    return number(option, text, 0) * (1 << 20)
 
 
 def _hook_words(text: str) -> list[str]:

@@ -13,7 +13,7 @@ import pytest
 from commprof.analysis.predicted import read_best
 from commprof.analysis.verdict import verdict
 from commprof.commands import main
-from commprof.commands.predict import tried
+from commprof.commands.options.tried_setting import tried
 from commprof.errors import CommprofError
 from commprof.predict.replay.recorded import Recorded
 from commprof.predict.replay.replay import Replay
