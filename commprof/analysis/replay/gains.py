@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from commprof.analysis.align.measured import MeasuredWorld, slowest_ns
 from commprof.analysis.replay.engine import Calls, calls, replay
-from commprof.analysis.replay.program import Program, programs
+from commprof.analysis.replay.program import LEAST_STEPS, Program, programs
 from commprof.analysis.step.breakdown import own_run_delay_ns
 from commprof.analysis.step.mean_step import stalled
 from commprof.stats.intervals import Interval, percentile_interval, resampled_means
@@ -32,8 +32,6 @@ from commprof.units import ns_to_ms
 
 Floats = npt.NDArray[np.float64]
 
-#: Fewest steps for which gains are computed.
-_LEAST_STEPS = 5
 #: Number of ranks that are tried, those with the most own time, and of groups, the most used.
 _MOST_RANKS = 3
 _MOST_GROUPS = 3
@@ -73,21 +71,18 @@ class Gains:
     #: Step if transfers took no time, divided by the step.
     transfer: float
 
-    @property
-    def parallel_efficiency(self) -> float:
-        """Mean of the ranks' own time, divided by the step time."""
-        return self.load_balance * self.serialisation * self.transfer
-
 
 def gains(seen: MeasuredWorld) -> Gains | None:
     """Replays every change that may pay; None if the steps cannot be replayed.
 
     Steps cannot be replayed with one rank, clocks that cannot be compared, or too few steps.
     """
-    if len(seen.ranks) < 2 or not seen.clocks_shared or len(seen.measured[0].step) < _LEAST_STEPS:
+    if len(seen.ranks) < 2 or not seen.clocks_shared:
         return None
     made, step = programs(seen)
     counted = ~stalled(slowest_ns(seen.measured))[: len(step)]
+    if counted.sum() < LEAST_STEPS:
+        return None
     kept = [
         own_run_delay_ns(trace)[np.isin(columns.steps(trace).index, step)] for trace in seen.traces
     ]
@@ -188,14 +183,29 @@ class _Replays:
         return self.step_ns([*self.own_ns[:place], own_ns, *self.own_ns[place + 1 :]])
 
     def _as_others(self, place: int) -> Floats:
-        """Returns a rank's own time ``[step, phase]`` if it were as fast as the others'."""
-        kept, work = self.kept_ns[place], np.subtract(self.own_ns, self.kept_ns)
-        mine, others = work[place], np.concatenate(np.delete(work, place, axis=0))
-        order = np.argsort(np.argsort(mine, axis=0, kind="stable"), axis=0)
-        quantile = (np.arange(len(mine)) + 0.5) / len(mine)
-        like = np.take_along_axis(np.quantile(others, quantile, axis=0), order, axis=0)
-        wanted: Floats = like + kept
+        """Returns a rank's own time ``[step, phase]`` if it were as fast as the others'.
+
+        Steps that do not count stay as recorded.
+        """
+        own = np.stack(self.own_ns)[:, self.counted]
+        kept = np.stack(self.kept_ns)[:, self.counted]
+        work = own - kept
+        like = _in_place_of(work[place], np.concatenate(np.delete(work, place, axis=0)))
+        # A rank that others wait for has its buckets exchanged while it computes, and loses its
+        # core to the backend more often than it would otherwise.
+        late_ns = (work[place] - like).sum(axis=1)
+        usual = kept[place][late_ns <= np.median(late_ns)]
+        wanted = self.own_ns[place].copy()
+        wanted[self.counted] = like + _in_place_of(kept[place], usual)
         return wanted
+
+
+def _in_place_of(mine: Floats, others: Floats) -> Floats:
+    """Returns for each column of ``mine`` the others' values of the same quantiles."""
+    order = np.argsort(np.argsort(mine, axis=0, kind="stable"), axis=0)
+    quantile = (np.arange(len(mine)) + 0.5) / len(mine)
+    found: Floats = np.take_along_axis(np.quantile(others, quantile, axis=0), order, axis=0)
+    return found
 
 
 def _groups(seen: MeasuredWorld, known: Calls) -> list[tuple[int, str]]:

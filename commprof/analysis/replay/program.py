@@ -24,7 +24,9 @@ Floats = npt.NDArray[np.float64]
 #: Kinds of events, in the order in which simultaneous events happen.
 ISSUE, WAIT, STAND, MARK = range(4)
 _REDUCE_SCATTER = OPS.index("reduce_scatter_tensor")
-#: Largest number of events of all ranks in a replay; later steps are left out.
+#: Fewest steps of a replay.
+LEAST_STEPS = 5
+#: Wanted number of events of all ranks in a replay; later steps are left out.
 _MOST_EVENTS = 12_000
 
 
@@ -112,7 +114,7 @@ def programs(seen: MeasuredWorld) -> tuple[list[Program], Ints]:
 
 
 def _chosen_steps(seen: MeasuredWorld) -> Ints:
-    """Returns the first measured steps, up to the largest number of events in a replay."""
+    """Returns the first measured steps, up to the wanted number of events in a replay."""
     step = seen.measured[0].step
     held = np.zeros(len(step))
     for trace, table in zip(seen.traces, seen.tables, strict=True):
@@ -121,7 +123,7 @@ def _chosen_steps(seen: MeasuredWorld) -> Ints:
         issued = np.sort(table.issue_ns)
         begun = np.searchsorted(issued, steps.begin_ns[chosen])
         held += 2 + 2 * (np.searchsorted(issued, steps.end_ns[chosen]) - begun)
-    return step[: max(1, int(np.searchsorted(np.cumsum(held), _MOST_EVENTS)))]
+    return step[: max(LEAST_STEPS, int(np.searchsorted(np.cumsum(held), _MOST_EVENTS)))]
 
 
 def _apart(exposed: Exposures) -> Exposures:

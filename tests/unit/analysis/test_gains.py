@@ -47,11 +47,14 @@ class Job:
         transfer: int = 2 * MS,
         earlier: int = 0,
         helpers_cpu: int = 0,
+        every: int = 1,
+        stall: int = 0,
     ) -> None:
-        """Rank ``late`` works ``delay`` longer in every forward pass; the same work otherwise.
+        """Rank ``late`` works ``delay`` longer in forward of one of ``every`` steps.
 
-        It works ``earlier`` less before each bucket. If it works longer there, it lacks a core, in
-        every backward pass for ``helpers_cpu`` because of its own process.
+        It works ``earlier`` less there before each bucket. If it works longer, it lacks a core, in
+        each such backward pass for ``helpers_cpu`` because of its own process. The last rank's
+        forward pass takes ``stall`` longer in the middle of the job.
         """
         random = np.random.default_rng(7)
         self.ranks = [Rank(rank, ranks) for rank in range(ranks)]
@@ -60,14 +63,17 @@ class Job:
         for step in range(steps):
             begin = list(self.end)
             now = [at + int(10 * MS * random.normal(1, 0.02)) for at in begin]
-            if late >= 0:
+            is_late = late >= 0 and step % every == 0
+            if is_late:
                 now[late] += delay
+            if step == steps // 2:
+                now[-1] += stall
             for rank, since, at in zip(self.ranks, begin, now, strict=True):
                 rank.phase(Phase.FORWARD, since, at)
             backward, ends = list(now), []
             for _ in range(4):
                 now = [at + int(3 * MS * random.normal(1, 0.02)) for at in now]
-                if late >= 0:
+                if is_late:
                     now[late] -= earlier
                 free = max(free, *now) + transfer
                 ends.append(free)
@@ -80,7 +86,7 @@ class Job:
                 rank.phase(Phase.BACKWARD, backward[place], done)
                 self.end[place] = done
                 rank.step(begin[place], done)
-                if place == late and earlier < 0:
+                if is_late and place == late and earlier < 0:
                     rank.no_core(backward[place], now[place], -4 * earlier, helpers_cpu)
 
     def step_ms(self) -> float:
@@ -138,6 +144,27 @@ def test_a_rank_keeps_the_run_delay_of_its_own_process(kept: int) -> None:
     assert found(ranks, "rank")[0].step_ms == pytest.approx(mended.step_ms(), rel=0.005)
 
 
+def test_run_delay_of_late_steps_is_not_kept_where_others_show_the_usual_one() -> None:
+    delayed = {"delay": 6 * MS, "earlier": -1 * MS, "helpers_cpu": 4 * MS}
+    late = found(Job(late=1, every=2, **delayed).ranks, "rank")[0]
+    assert late.step_ms == pytest.approx(Job().step_ms(), rel=0.005)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_stall_of_another_rank_changes_nothing(count: int) -> None:
+    plain, stalled = (Job(count, late=0, delay=8 * MS, stall=ns).ranks for ns in (0, 1000 * MS))
+    assert found(stalled, "rank")[0].saved.value == pytest.approx(
+        found(plain, "rank")[0].saved.value, abs=0.01
+    )
+
+
+def test_a_step_of_many_events_is_not_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("commprof.analysis.replay.program._MOST_EVENTS", 10)
+    result = gains(measured(Job(late=1, delay=6 * MS).ranks))
+    assert result is not None
+    assert result.steps == 5
+
+
 def test_a_slow_phase_is_tried_where_the_rank_is_not_slower() -> None:
     ranks = Job(3, late=1, delay=6 * MS, earlier=int(1.6 * MS)).ranks
     assert not [gain for gain in found(ranks, "rank") if gain.rank == 1]
@@ -152,7 +179,8 @@ def test_efficiencies_are_those_of_pop() -> None:
     assert result is not None
     own = 22 + 6 * np.array([0, 1, 0, 0])  # forward and four buckets of backward
     assert result.load_balance == pytest.approx(own.mean() / own.max(), rel=0.01)
-    assert result.parallel_efficiency == pytest.approx(own.mean() / result.step_ms, rel=0.01)
+    efficiency = result.load_balance * result.serialisation * result.transfer
+    assert efficiency == pytest.approx(own.mean() / result.step_ms, rel=0.01)
     # Nobody but rank 1 is waited for: without transfers a step is its own work.
     assert result.serialisation == pytest.approx(1.0, abs=0.01)
 
