@@ -28,8 +28,8 @@ from tests.support.machines import becoming, spares
 
 _ROOT = Path(__file__).parents[3]
 _MOST_BYTES = 1 << 24
-#: Message of triton (torch 2.15) at the end of modules that ``gc.freeze`` kept. Its last line has no
-#: end.
+#: Message of triton (torch 2.15) at the end of modules that ``gc.freeze`` kept. No newline ends its
+#: last line.
 _LEAKS = re.compile(
     r"(?:(?:nanobind: | - leaked | - \.\.\. skipped remainder).*\n)+"
     r"See https://nanobind\.\S*?/refleaks\.html\n?"
