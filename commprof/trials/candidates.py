@@ -97,6 +97,8 @@ class Buckets:
             rest = "the model's own cap" if self.cap_mb is None else f"{self.cap_mb:g}"
             words.append(f"bucket_cap_mb_list=[{self.first_mb:g}, {rest}]")
         if self.as_view is not None:
+            if self.cap_mb is not None and self.first_mb is None:
+                words.append(f"bucket_cap_mb={self.cap_mb:g}")
             words.append(f"gradient_as_bucket_view={self.as_view}")
         return f"DistributedDataParallel(model, {', '.join(words)})" if words else ""
 

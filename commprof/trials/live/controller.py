@@ -101,7 +101,7 @@ class Trial:
                 return
             self._begin(step + 1)
         else:
-            self._losses.end_step(True)
+            self._losses.end_step()
             if any(one.has_lost_its_group for one in self._models):
                 self._ended += 1
                 self._stop_early("the process group of a model was destroyed")
@@ -261,11 +261,10 @@ class Losses:
             self._undo()
             self._undo = None
 
-    def end_step(self, counts: bool) -> None:
-        """Ends a step; ``counts`` is True if the step belongs to the trial."""
-        if counts:
-            # Values are read when the trial ends, because reading one waits for the GPU.
-            self._steps.append(self._step)
+    def end_step(self) -> None:
+        """Ends a step of the trial."""
+        # Values are read when the trial ends, because reading one waits for the GPU.
+        self._steps.append(self._step)
         self._step = []
 
     def values(self) -> list[float | None]:

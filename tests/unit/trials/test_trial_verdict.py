@@ -295,6 +295,12 @@ def test_too_few_rounds_say_nothing() -> None:
             'commprof.attach(ddp, hook=commprof.compressors.parse("int8"))',
         ),
         (
+            "bucket-cap=5+gradient-as-bucket-view=true",
+            RUN,
+            "in the script: DistributedDataParallel(model, bucket_cap_mb=5, "
+            "gradient_as_bucket_view=True)",
+        ),
+        (
             "int8+bucket-cap=5",
             RUN,
             "commprof run --nproc 2 --hook int8 --bucket-cap-mb 5 train.py",
