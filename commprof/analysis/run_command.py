@@ -29,6 +29,14 @@ class RunCommand:
         """True if this option is among commprof's own."""
         return any(_name(word) == name for word in self.options)
 
+    def value(self, name: str) -> str:
+        """Returns the last value of an option of commprof's own; empty if it is not given."""
+        found = ""
+        for word, following in zip(self.options, (*self.options[1:], ""), strict=True):
+            if _name(word) == name:
+                found = word.partition("=")[2] if "=" in word else following
+        return found
+
     def without(self, names: Collection[str]) -> RunCommand:
         """Returns the command without these options, each of which has one value."""
         return replace(self, options=_replaced(self.options, names, ()))

@@ -131,7 +131,11 @@ Comma-separated lists are combined, each value with each. See docs/prediction.md
         best = answers.best
         how = None
         if best is not None:
-            how = tried(best.candidate.prediction.scenario, context, args.run)
+            steps = base.schedule
+            shard = None
+            if isinstance(steps, ShardedSteps) and steps.shard_ranks < steps.world_size:
+                shard = steps.shard_ranks
+            how = tried(best.candidate.prediction.scenario, context, args.run, shard)
         _print(args, answers, base.name, source, refused, how)
         return 0
 

@@ -11,11 +11,11 @@ from typing import Any
 from commprof import invocation
 from commprof.analysis.run_command import taken_apart
 from commprof.predict.replay.scenario import Scenario
-from commprof.trials.sharding import DTYPES, Sharding
+from commprof.trials.sharding import DTYPES, NO_SHARDING, parse_sharding
 
 _MIB = float(1 << 20)
-#: Largest bucket cap for DDP, which gives a single bucket.
-_ONE_BUCKET_MIB = 10_000.0
+#: Bucket caps for DDP that give each gradient a bucket of its own, and a single bucket.
+_NO_BUCKET_MIB, _ONE_BUCKET_MIB = 1e-6, 10_000.0
 #: Options of ``commprof run`` that the command for trying a setting replaces or leaves out.
 _REPLACED = ("--output", "--json", "--world-sizes", "--nproc", "--check-prediction", "--trial")
 
@@ -32,20 +32,27 @@ class Tried:
     command: str
 
 
-def tried(scenario: Scenario, context: Mapping[str, Any], run: Path) -> Tried:
+def tried(
+    scenario: Scenario, context: Mapping[str, Any], run: Path, shard_ranks: int | None = None
+) -> Tried:
     """Returns the options and the command that try a predicted scenario.
 
     Args:
         scenario: the predicted scenario.
         context: ``run.json`` of the run that the prediction is based on.
         run: that run's directory.
+        shard_ranks: its ranks per copy of the model; None if that are all ranks.
     """
     strategy = str(context.get("strategy", "fsdp")) if "workload" in context else ""
-    options, in_script = _settings(scenario, strategy)
+    command = taken_apart(str(context.get("command", "")), tuple(context.get("script", ())))
+    recorded = "" if command is None else command.value("--fsdp")
+    if shard_ranks is not None and scenario.shard_ranks is None and strategy:
+        # Without the option, HSDP chooses a shape for other ranks that was not predicted.
+        scenario = dataclasses.replace(scenario, shard_ranks=shard_ranks)
+    options, in_script = _settings(scenario, strategy, recorded)
     words = ["--check-prediction", str(run), "--world-sizes", str(scenario.world_size)]
     for name, value in options.items():
         words += [f"--{name.replace('_', '-')}", value]
-    command = taken_apart(str(context.get("command", "")), tuple(context.get("script", ())))
     if command is None:
         text = f"the job under commprof run with {' '.join(map(invocation.quoted, words))}"
     else:
@@ -54,25 +61,31 @@ def tried(scenario: Scenario, context: Mapping[str, Any], run: Path) -> Tried:
     return Tried(options, tuple(in_script), text)
 
 
-def _settings(scenario: Scenario, strategy: str) -> tuple[dict[str, str], list[str]]:
-    """Returns options and changes to the script; ``strategy`` is a workload's, else empty."""
+def _settings(scenario: Scenario, strategy: str, recorded: str) -> tuple[dict[str, str], list[str]]:
+    """Returns options and changes to the script.
+
+    Args:
+        scenario: the predicted scenario.
+        strategy: the workload's; empty for a script.
+        recorded: value of ``--fsdp`` in the run; empty if it was not given.
+    """
     options: dict[str, str] = {}
     if scenario.hook:
         options["hook"] = scenario.hook
     if not math.isnan(scenario.bucket_cap_bytes):
-        options["bucket_cap_mb"] = f"{min(scenario.bucket_cap_bytes / _MIB, _ONE_BUCKET_MIB):g}"
-    dtype = scenario.reduce_dtype or ""
-    live = Sharding(reshard=scenario.reshard_after_forward, reduce_dtype=dtype)
-    if live.count:
+        cap_mib = scenario.bucket_cap_bytes / _MIB
+        options["bucket_cap_mb"] = f"{min(max(cap_mib, _NO_BUCKET_MIB), _ONE_BUCKET_MIB):g}"
+    reshard, dtype = scenario.reshard_after_forward, scenario.reduce_dtype
+    if reshard is not None or dtype:
+        live = parse_sharding(recorded) if recorded else NO_SHARDING
+        live = live if reshard is None else dataclasses.replace(live, reshard=reshard)
+        live = dataclasses.replace(live, reduce_dtype=dtype) if dtype else live
         options["fsdp"] = live.label
     in_script = [] if scenario.hook != "" else ["no compressor"]
     if strategy:
         options |= _workload_options(scenario, strategy)
     else:
         in_script += _wrapping(scenario)
-    if scenario.gather_dtype:
-        policy = f"MixedPrecisionPolicy(param_dtype=torch.{DTYPES[scenario.gather_dtype]}, ...)"
-        in_script.append(f"fully_shard(..., mp_policy={policy})")
     return options, in_script
 
 
@@ -84,11 +97,13 @@ def _workload_options(scenario: Scenario, strategy: str) -> dict[str, str]:
         options["strategy"] = _strategy(strategy, scenario.world_size, shard, blocks)
     if scenario.accumulate is not None:
         options["accumulate"] = str(scenario.accumulate)
+    if scenario.gather_dtype:
+        options["precision"] = scenario.gather_dtype
     return options
 
 
 def _wrapping(scenario: Scenario) -> list[str]:
-    """Returns the changes of a script's own sharding, in its words."""
+    """Returns the changes of a script's own sharding and types, in its words."""
     found = []
     shard, blocks, passes = scenario.shard_ranks, scenario.wrap_blocks, scenario.accumulate
     if shard is not None:
@@ -99,6 +114,11 @@ def _wrapping(scenario: Scenario) -> list[str]:
         found.append(f"fully_shard([...]) over {blocks} neighbouring blocks each")
     if passes is not None and passes > 1:
         found.append(f"{passes} backward passes per optimizer step")
+    if scenario.gather_dtype:
+        policy = f"param_dtype=torch.{DTYPES[scenario.gather_dtype]}, reduce_dtype=..."
+        found.append(f"fully_shard(..., mp_policy=MixedPrecisionPolicy({policy}))")
+        if not scenario.reduce_dtype:
+            found.append("the present type as reduce_dtype")
     return found
 
 

@@ -131,9 +131,35 @@ def test_nothing_is_best_where_no_setting_was_asked_for() -> None:
             {},
             (
                 "fully_shard(..., mesh=init_device_mesh(..., (2, 2)))",
-                "fully_shard(..., mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, ...))",
+                "fully_shard(..., mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, "
+                "reduce_dtype=...))",
+                "the present type as reduce_dtype",
             ),
             "commprof run --check-prediction r --world-sizes 4 --steps 9 train.py 3",
+        ),
+        (
+            Scenario(4, reduce_dtype="bf16"),
+            {"command": "commprof run --fsdp prefetch=2 --nproc 4 t.py", "script": ["t.py"]},
+            {"fsdp": "prefetch=2+reduce-dtype=bf16"},
+            (),
+            "run --check-prediction r --world-sizes 4 --fsdp prefetch=2+reduce-dtype=bf16 t.py",
+        ),
+        (
+            Scenario(4, gather_dtype="bf16", reshard_after_forward=True),
+            {
+                "command": "commprof run --fsdp=reshard-after-forward=false --strategy fsdp",
+                "workload": "mlp",
+            },
+            {"fsdp": "reshard-after-forward=true", "precision": "bf16"},
+            (),
+            "--fsdp reshard-after-forward=true --precision bf16 --strategy fsdp",
+        ),
+        (
+            Scenario(2, bucket_cap_bytes=0.0),
+            {},
+            {"bucket_cap_mb": "1e-06"},
+            (),
+            "with --check-prediction r --world-sizes 2 --bucket-cap-mb 1e-06",
         ),
         (
             Scenario(2, bucket_cap_bytes=math.inf),
@@ -154,6 +180,13 @@ def test_how_a_setting_is_tried(
     found = tried(scenario, told, Path("r"))
     assert (found.options, found.in_script) == (options, in_script)
     assert found.command.endswith(command)
+
+
+def test_a_copy_of_the_model_keeps_its_ranks_in_a_larger_world() -> None:
+    told = {**WORKLOAD, "strategy": "hsdp"}
+    found = tried(Scenario(8, accumulate=2), told, Path("r"), shard_ranks=2)
+    assert found.options == {"strategy": "hsdp:shard=2", "accumulate": "2"}
+    assert tried(Scenario(8, accumulate=2), SCRIPT, Path("r"), shard_ranks=2).options == {}
 
 
 def keep(directory: Path) -> Path:
