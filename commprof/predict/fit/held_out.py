@@ -90,6 +90,7 @@ def check(replay: Model, recorded: RecordedSteps, name: str, is_fitted: bool = F
     Raises:
         CommprofError: the setting cannot be predicted.
     """
+    _check_kind(replay, recorded)
     scenario = Scenario(
         recorded.world_size,
         hook=recorded.hook,
@@ -110,6 +111,23 @@ def check(replay: Model, recorded: RecordedSteps, name: str, is_fitted: bool = F
         perfect_overlap_s=found.perfect_overlap_s,
         as_is_s=passes_of(replay.schedule, scenario) * float(np.median(replay.schedule.period_s)),
     )
+
+
+def _check_kind(replay: Model, recorded: RecordedSteps) -> None:
+    """Raises ``CommprofError`` if no scenario of the replay is that of the recorded steps."""
+    kinds = [isinstance(each, ShardedSteps) for each in (replay.schedule, recorded)]
+    if kinds[0] != kinds[1]:
+        raise CommprofError(
+            "one of the runs shards parameters, gradients or optimizer state, the other does not; "
+            "check a prediction with runs of its own strategy"
+        )
+    if isinstance(replay.schedule, ShardedSteps) and isinstance(recorded, ShardedSteps):
+        units, here = replay.schedule.units, recorded.units
+        if units and here and units != here:
+            raise CommprofError(
+                f"a step reduces {here} units of gradients, that of the prediction's run {units}: "
+                "blocks are wrapped differently, so it is another setting"
+            )
 
 
 def checks(

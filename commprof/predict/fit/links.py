@@ -172,8 +172,7 @@ def _outer(
                 f"latency {latency_s * 1e6:.3g} µs (measured: {measured.latency_s * 1e6:.3g})"
             )
     scale = _rate_scale(curve, measured, rate, outside, remarks)
-    crowded = 1.0 if math.isnan(curve.ranks_per_core) else max(1.0, curve.ranks_per_core)
-    factor = max(1.0, placement.crowding() / crowded)
+    factor = _latency_factor(curve, placement)
     return curve.changed(lambda a: max(0.0, a * factor + more_s), scale)
 
 
@@ -210,7 +209,8 @@ def _rate_scale(
             "the hosts, not the measured link, limited the rate; it is assumed that they still do"
         )
         return lambda beta: max(beta, 1 / rate)
-    gamma = (curve.gamma_s_per_byte or 0.0) / 2
+    done = work(curve.op, 2, curve.backend)
+    gamma = (curve.gamma_s_per_byte or 0.0) * done.reduced / done.sent
     return lambda beta: max(0.0, beta - gamma) * stated / rate + min(beta, gamma)
 
 
@@ -244,6 +244,13 @@ def _crowding_factor(curve: CostCurve, placement: Placement) -> float:
     if math.isnan(curve.ranks_per_core):
         return 1.0
     return placement.ranks_per_core / max(1.0, curve.ranks_per_core)
+
+
+def _latency_factor(curve: CostCurve, placement: Placement) -> float:
+    """Returns the factor of latency between hosts: a rank's helper waits while others compute."""
+    measured = 1.0 if math.isnan(curve.ranks_per_core) else max(1.0, curve.ranks_per_core)
+    wanted = placement.busy_share
+    return max(1.0, placement.ranks_per_core * wanted) / max(1.0, measured * wanted)
 
 
 def _curve(link: LinkProfile | None, op: str) -> CostCurve | None:

@@ -70,6 +70,10 @@ def _crowding(schedule: Schedule, placement: Placement, link: ScenarioLink) -> I
     measured = min([schedule.placement.ranks_per_core, *known])
     if placement.ranks_per_core > measured * _ALMOST:
         yield f"{placement.ranks_per_core:.3g} ranks per core (measured: {measured:.3g})"
+    elif max(1.0, placement.threads_per_core) > _ALMOST * max(
+        1.0, schedule.placement.threads_per_core
+    ):
+        yield placement.per_core_words(schedule.placement)
 
 
 def _links(scenario: Scenario, link: ScenarioLink, sizes: Floats) -> Iterator[str]:

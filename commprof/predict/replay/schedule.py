@@ -19,6 +19,7 @@ from commprof.analysis.collectives.calls import DEFAULT_GLOO_THREADS, DEVICE_STR
 from commprof.errors import CommprofError
 from commprof.predict.fit.cost_model import OTHER_HOST, SAME_HOST
 from commprof.predict.replay.rank_steps import Cycle, OtherCall, cycles, other_calls
+from commprof.predict.replay.scenario import Scenario
 from commprof.recordings.profiler_steps import with_passes
 from commprof.trace import columns
 from commprof.trace.columns import Ints
@@ -60,8 +61,28 @@ class Placement:
 
         If ``busy`` is unknown, all threads are supposed to compute all the time.
         """
-        share = 1.0 if math.isnan(self.busy) else min(1.0, max(0.0, self.busy))
-        return max(1.0, self.threads_per_core * share)
+        return max(1.0, self.threads_per_core * self.busy_share)
+
+    @property
+    def busy_share(self) -> float:
+        """``busy`` from 0 to 1; 1 if it is unknown."""
+        return 1.0 if math.isnan(self.busy) else min(1.0, max(0.0, self.busy))
+
+    def per_core_words(self, recorded: Placement) -> str:
+        """Describes how many ranks or threads share a core, here and as recorded."""
+        there, here = (max(1.0, each.threads_per_core) for each in (self, recorded))
+        what = "ranks" if self.threads == 1 else "threads"
+        return f"{there:.3g} {what} per core (measured: {here:.3g})"
+
+    def changed(self, scenario: Scenario) -> Placement:
+        """Returns the placement of a scenario's ranks."""
+        per_host, cores = scenario.ranks_per_host, scenario.cores_per_host
+        return Placement(
+            min(scenario.world_size, self.ranks_per_host if math.isnan(per_host) else per_host),
+            self.cores_per_host if math.isnan(cores) else cores,
+            self.threads,
+            self.busy,
+        )
 
 
 @dataclass(frozen=True)
@@ -87,8 +108,6 @@ class RecordedSteps:
     #: Compressor, as given to ``--hook``; empty for DDP's own mean.
     hook: str
     batch: Batch
-    #: True if the ranks' times can be compared.
-    common_clock: bool
 
 
 @dataclass(frozen=True)
@@ -123,12 +142,11 @@ class Schedule(RecordedSteps):
         return int(self.bucket_bytes.sum())
 
 
-def read_schedule(run: WorldRun) -> Schedule:
-    """Reads the schedule of one world size.
+def checked_name(run: WorldRun) -> str:
+    """Returns a run's name for messages.
 
     Raises:
-        CommprofError: a rank is missing, candidates of a trial shared the steps, or too few steps
-            can be replayed: those with one synchronised backward pass of DistributedDataParallel.
+        CommprofError: a rank is missing, or candidates of a trial shared the steps.
     """
     name = f"{run.directory} ({run.world_size} ranks)"
     missing = [rank for rank in range(run.world_size) if rank not in run.traces]
@@ -141,6 +159,17 @@ def read_schedule(run: WorldRun) -> Schedule:
             f"{name}: candidates of a trial took turns in its steps; a prediction needs steps of "
             "one setting: record them without --trial"
         )
+    return name
+
+
+def read_schedule(run: WorldRun) -> Schedule:
+    """Reads the schedule of one world size.
+
+    Raises:
+        CommprofError: a rank is missing, candidates of a trial shared the steps, or too few steps
+            can be replayed: those with one synchronised backward pass of DistributedDataParallel.
+    """
+    name = checked_name(run)
     recorded = [on_device_timeline(with_passes(run.traces[rank])) for rank in range(run.world_size)]
     clocks = rank_clocks(recorded)
     traces = on_common_clock(recorded, clocks) if clocks else recorded
@@ -172,7 +201,6 @@ def read_schedule(run: WorldRun) -> Schedule:
         hook=hook_label(traces[0]),
         batch=batch_of(traces, measured),
         ddp_log=logs[0] if len(logs) == 1 else {},
-        common_clock=clocks is not None,
         models=max(1, len(logs)),
     )
 

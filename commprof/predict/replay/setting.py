@@ -191,7 +191,7 @@ def make_setting(
         raise CommprofError(
             f"world size {scenario.world_size} is out of range (allowed: 1 or more)"
         )
-    placement = _placement(schedule, scenario)
+    placement = schedule.placement.changed(scenario)
     link = (
         scenario_link(profile, scenario, placement)
         if scenario.world_size > 1
@@ -201,7 +201,8 @@ def make_setting(
     sizes, ready = _buckets(schedule, scenario, remarks)
     label = schedule.hook if scenario.hook is None else scenario.hook
     hook = _hook(profile.hooks, label) if label and scenario.world_size > 1 else None
-    stretch = _stretch(schedule, placement) * _batch_factor(schedule, compute_by_batch, scenario)
+    crowded = _stretch(schedule, placement)
+    stretch = crowded * _batch_factor(schedule, compute_by_batch, scenario)
     stretch *= _hook_factor(schedule, hook, remarks)
     remarks += [] if hook is None else hook.remarks(scenario.world_size)
     moved = scenario.world_size != schedule.world_size or scenario.changes_link
@@ -221,22 +222,10 @@ def make_setting(
         bucket_bytes=sizes,
         ready_s=(ready - waits[:, :, None]) * stretch,
         backward_end_s=(schedule.backward_end_s - waits) * stretch,
-        copy_s=schedule.copy_s_per_byte * sizes * stretch,
+        copy_s=schedule.copy_s_per_byte * sizes * crowded,
         others=_others(schedule, remarks) if moved and scenario.world_size > 1 else (),
         outside=tuple(outside),
         remarks=tuple(remarks),
-    )
-
-
-def _placement(schedule: Schedule, scenario: Scenario) -> Placement:
-    recorded = schedule.placement
-    per_host = scenario.ranks_per_host
-    cores = scenario.cores_per_host
-    return Placement(
-        min(scenario.world_size, recorded.ranks_per_host if math.isnan(per_host) else per_host),
-        recorded.cores_per_host if math.isnan(cores) else cores,
-        recorded.threads,
-        recorded.busy,
     )
 
 
@@ -281,7 +270,7 @@ def _hook(hooks: Mapping[str, HookCost], label: str) -> HookCost:
 def _stretch(schedule: Schedule, placement: Placement) -> float:
     """Returns the factor by which compute takes longer if ranks lack processor time."""
     recorded = schedule.placement
-    if math.isnan(recorded.busy) and placement.ranks_per_core != recorded.ranks_per_core:
+    if math.isnan(recorded.busy) and placement.crowding() != recorded.crowding():
         raise CommprofError(
             "the prediction changes the ranks per core, but no recorded world size shows how much "
             "CPU a rank uses on a core of its own; also record a world size whose threads have a "

@@ -84,9 +84,9 @@ def change(steps: ShardedSteps, scenario: Scenario) -> Change:
     for number, recorded in enumerate(steps.calls):
         call = units.calls.get(number, recorded)
         made = [] if number in dropped else _changed(steps, scenario, number, call, shard)
-        if copies > 1 and call.op == _SCATTER and steps.shard_ranks == steps.world_size:
+        if made and copies > 1 and call.op == _SCATTER and steps.shard_ranks == steps.world_size:
             # HSDP sums the parts of gradients over the copies of the model.
-            size = made[0].call.size_bytes / shard if made else 0.0
+            size = made[0].call.size_bytes / shard
             summed = replace(call, op=_REDUCE, size_bytes=size, among=REPLICATE)
             made.append(ChangedCall(summed, copies, number))
         numbers[number] = tuple(range(len(calls), len(calls) + len(made)))
@@ -204,6 +204,11 @@ def _shard_ranks(steps: ShardedSteps, scenario: Scenario) -> int:
         raise CommprofError(
             "1 rank exchanges nothing, so its step cannot be predicted from sharded steps; record "
             "a run of 1 rank"
+        )
+    if steps.world_size < 2:
+        raise CommprofError(
+            "the run has 1 rank, which exchanges nothing, so it does not show what other ranks "
+            "cost; record 2 ranks or more, or choose another --from-world-size"
         )
     shard = scenario.shard_ranks
     if shard is None:

@@ -40,7 +40,7 @@ class ShardedReplay(Model):
     def sampled(self, scenario: Scenario) -> tuple[Prediction, Floats]:
         """Predicts a scenario and its step time per replicate; all scenarios share the draws."""
         _refuse(self.schedule, scenario)
-        placement = _placement(self.schedule, scenario)
+        placement = self.schedule.placement.changed(scenario)
         changed = change(self.schedule, scenario)
         at = costed(self.schedule, placement)
         costs = factors(self.schedule, self.profile, scenario, at, changed)
@@ -80,8 +80,7 @@ class ShardedReplay(Model):
             if not math.isnan(recorded.busy):
                 longer = f"{np.median(world.own_ns(drawn)) / own_ns:.3g} times as long"
             outside.append(
-                f"{placement.ranks_per_core:.3g} ranks per core (measured: "
-                f"{recorded.ranks_per_core:.3g}): own work is assumed to take {longer}"
+                f"{placement.per_core_words(recorded)}: own work is assumed to take {longer}"
             )
         blocks = scenario.world_size / self.schedule.world_size
         if blocks > len(self.schedule.own_ns):
@@ -106,17 +105,6 @@ def _refuse(steps: ShardedSteps, scenario: Scenario) -> None:
                 f"{option} needs a run of DistributedDataParallel; this run shards parameters, "
                 "gradients or optimizer state"
             )
-
-
-def _placement(steps: ShardedSteps, scenario: Scenario) -> Placement:
-    recorded = steps.placement
-    per_host, cores = scenario.ranks_per_host, scenario.cores_per_host
-    return Placement(
-        min(scenario.world_size, recorded.ranks_per_host if math.isnan(per_host) else per_host),
-        recorded.cores_per_host if math.isnan(cores) else cores,
-        recorded.threads,
-        recorded.busy,
-    )
 
 
 def _medians(world: World, drawn: Ints, costs: Costs) -> Medians:

@@ -29,6 +29,7 @@ from commprof.predict.replay.schedule import (
     LEAST_STEPS,
     RecordedSteps,
     batch_of,
+    checked_name,
     hosts_of,
     placement_of,
 )
@@ -162,6 +163,11 @@ class ShardedSteps(RecordedSteps):
     #: Processor time of a rank's helper threads per step, such as the backend's; 0 if unknown.
     helpers_ns: float = 0.0
 
+    @property
+    def units(self) -> int:
+        """Reduce-scatters of a step: the units of FSDP2; 0 for another strategy."""
+        return sum(call.op == "reduce_scatter" for call in self.calls)
+
 
 def passes_of(steps: RecordedSteps, scenario: Scenario) -> float:
     """Returns the backward passes of a scenario's step, divided by those of a recorded step."""
@@ -190,14 +196,10 @@ def read_sharded(run: WorldRun) -> ShardedSteps:
     """Reads the sharded steps of one world size.
 
     Raises:
-        CommprofError: ranks or a common clock are missing, or too few steps are alike.
+        CommprofError: ranks or a common clock are missing, candidates of a trial shared the steps,
+            or too few steps are alike.
     """
-    name = f"{run.directory} ({run.world_size} ranks)"
-    missing = [rank for rank in range(run.world_size) if rank not in run.traces]
-    if missing:
-        raise CommprofError(
-            f"{name}: no trace of rank {', '.join(map(str, missing))}; a prediction needs all ranks"
-        )
+    name = checked_name(run)
     seen = measured_world(run)
     if seen is None or not seen.clocks_shared:
         raise CommprofError(
@@ -273,7 +275,6 @@ def _steps(
         backend=str(seen.traces[0].metadata["backend"]) or "gloo",
         hook="",
         batch=batch_of(seen.traces, seen.measured[0].step),
-        common_clock=True,
         calls=found,
         events=events,
         own_ns=own + (begin - met)[:, :, np.newaxis],

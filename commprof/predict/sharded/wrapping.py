@@ -35,6 +35,11 @@ def wrapped(steps: ShardedSteps, blocks: int) -> Wrapped:
     Raises:
         CommprofError: the blocks cannot be recognised in the recorded collectives.
     """
+    if steps.passes > 1:
+        raise CommprofError(
+            f"--wrap-blocks {blocks}: a recorded step has {steps.passes} backward passes, so its "
+            "blocks cannot be recognised; record a run with one backward pass per step"
+        )
     forward, backward = (_numbers(steps, "all_gather", again) for again in (False, True))
     root = len(forward) - len(backward)
     if not backward or root not in (0, 1):

@@ -133,7 +133,7 @@ class Answers:
     notes: tuple[str, ...]
     #: True if parameters, gradients or optimizer state are sharded.
     is_sharded: bool = False
-    #: Setting with the shortest step; None if no scenario changes a setting.
+    #: Setting with the shortest step; None if none is changed, or the recorded one is no answer.
     best: Best | None = None
 
 

@@ -124,7 +124,8 @@ def shortest(
     """Finds the scenario with the shortest step among those that change a setting.
 
     A step of several backward passes counts by its time per pass, hence per sample. Considers only
-    scenarios with the first one's ranks and link. Returns None if none of these changes a setting.
+    scenarios with the first one's ranks and link. Returns None if none of these changes a setting,
+    or the recorded setting cannot be predicted there.
     """
     before = scenarios[0].as_recorded
     # Compared as text, because NaN differs from itself.
@@ -132,7 +133,10 @@ def shortest(
     changed = [one for one in asked if one.changes_settings]
     if not changed:
         return None
-    _, unchanged = replay.sampled(before)
+    try:
+        _, unchanged = replay.sampled(before)
+    except CommprofError:
+        return None
     found = []
     for scenario in changed:
         prediction, steps = replay.sampled(scenario)

@@ -48,7 +48,6 @@ def schedule(
         hook="",
         batch=Batch(8.0, 10, "weak"),
         ddp_log={},
-        common_clock=True,
     )
     return dataclasses.replace(made, **values)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from commprof.errors import CommprofError
 from commprof.predict.fit.build import build_profile
 from commprof.predict.fit.cost_model import OTHER_HOST, SAME_HOST
 from commprof.predict.fit.machine_profile import LinkProfile, MachineProfile
@@ -80,6 +81,20 @@ def test_outside_of_what_was_measured(asked: dict[str, Any], reason: str | None)
     found = replay().predict(Scenario(**asked)).outside
     many = [text for text in found if "waiting is a lower bound" not in text]
     assert many == [] if reason is None else reason in many
+
+
+@pytest.mark.parametrize(("threads", "told"), [(1, []), (4, ["4 threads per core (measured: 2)"])])
+def test_threads_that_share_a_core_are_told(threads: int, told: list[str]) -> None:
+    placement = Placement(2.0, 4.0, threads, 0.9)
+    made = dataclasses.replace(replay(), schedule=schedule(placement=placement, link=SAME_HOST))
+    assert list(made.predict(Scenario(2, cores_per_host=2)).outside) == told
+
+
+def test_compute_on_more_crowded_threads_needs_their_processor_time() -> None:
+    placement = Placement(2.0, 8.0, 4, math.nan)
+    made = Replay(schedule(placement=placement, link=SAME_HOST), profile(SAME_HOST))
+    with pytest.raises(CommprofError, match="no recorded world size shows how much CPU"):
+        made.predict(Scenario(4, ranks_per_host=4))
 
 
 def test_batches_behind_the_compute() -> None:

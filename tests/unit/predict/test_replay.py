@@ -13,6 +13,7 @@ from commprof.errors import CommprofError
 from commprof.predict.fit.cost_model import SAME_HOST
 from commprof.predict.fit.held_out import check, checks, model_error
 from commprof.predict.fit.hook_costs import HookFigures
+from commprof.predict.fit.links import scenario_link
 from commprof.predict.fit.machine_profile import MachineProfile
 from commprof.predict.replay.recorded import Recorded
 from commprof.predict.replay.replay import Replay
@@ -140,6 +141,38 @@ def test_strong_scaling_needs_two_batches() -> None:
     found = made.predict(scenario)
     assert found.step_s.value == pytest.approx(0.012, rel=1e-3)
     assert found.samples_per_s == pytest.approx(16 / 0.012, rel=1e-3)
+
+
+def test_copies_have_the_gradients_bytes_whatever_the_batch() -> None:
+    made = Replay(
+        schedule(bytes_=(1, MB), copy_s_per_byte=1e-8), profile(), compute_by_batch=(0.0, 0.001)
+    )
+    # Of the 20 ms, 10 are left with half of the samples; then 10 ms each on the link and to copy.
+    found = made.predict(Scenario(4, scaling="strong"))
+    assert found.step_s.value == pytest.approx(0.010 + 0.015 + 0.010, rel=1e-3)
+
+
+@pytest.mark.parametrize("threads", [1, 8])
+def test_threads_of_a_rank_do_not_lengthen_a_message_between_hosts(threads: int) -> None:
+    placement = Placement(4.0, 8.0, threads, 0.9)
+    links = profile(alpha_s=1e-3, beta_s_per_byte=1e-15, ranks_per_core=1.0)
+    made = Replay(schedule(ranks=8, bytes_=(1, 1), placement=placement), links)
+    # 14 messages one after the other for each of two buckets, 20 ms after the first began.
+    assert made.predict(Scenario(8)).step_s.value == pytest.approx(0.034, rel=1e-3)
+
+
+def test_a_reduction_s_own_time_stays_on_a_faster_link() -> None:
+    links = profile(bytes_per_s=1e8, latency_s=0.0, alpha_s=0.0, gamma_s_per_byte=4e-9)
+    for backend, op, left in (("gloo", "all_reduce", 2e-9), ("nccl", "reduce_scatter", 4e-9)):
+        known = dataclasses.replace(links.links["other_host"].curves["all_reduce"])
+        one = dataclasses.replace(known, op=op, backend=backend)
+        link = dataclasses.replace(links.links["other_host"], curves={op: one})
+        scenario = Scenario(2, ranks_per_host=1, bandwidth_bytes_per_s=2e8)
+        found = scenario_link(
+            MachineProfile({"other_host": link}, {}), scenario, Placement(1, 4, 1, 0.5), op
+        )
+        assert found.outer is not None
+        assert found.outer.pieces[-1].beta_s_per_byte == pytest.approx((1e-8 - left) / 2 + left)
 
 
 def test_a_hook_takes_its_time_and_saves_bytes() -> None:

@@ -60,7 +60,6 @@ def test_times_since_the_ranks_met() -> None:
     assert found.bucket_bytes.tolist() == [1000, 1000]
     assert found.copy_s_per_byte == pytest.approx(0.005 / 2000)
     assert (found.link, found.workers, found.hook) == ("same_host", 2, "")
-    assert found.common_clock
 
 
 def test_a_script_s_batch_is_what_its_loaders_gave() -> None:

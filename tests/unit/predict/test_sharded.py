@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ from commprof.predict.sharded.steps import (
 from commprof.predict.sharded.wrapping import wrapped
 from commprof.predict.what_if.answers import answer
 from commprof.report.prediction import as_json, table
-from tests.support.builders.schedules import profile
+from tests.support.builders.schedules import profile, schedule
 from tests.support.builders.sharded_job import MB, RATE, fsdp_ranks, fsdp_steps, replay
 from tests.support.builders.traces import Rank, world_run
 
@@ -211,6 +212,13 @@ def test_copies_of_two_ranks_each_sum_their_parts() -> None:
     assert found.buckets == 8
 
 
+def test_copies_exchange_nothing_for_blocks_that_were_joined() -> None:
+    found = replay().predict(Scenario(4, shard_ranks=2, wrap_blocks=2))
+    # As two blocks in one unit, and then half of the bytes of both blocks' gradients once more.
+    assert found.step_s.value == pytest.approx(0.116, abs=1e-8)
+    assert found.buckets == 4
+
+
 def test_a_late_rank_is_waited_for() -> None:
     steps = fsdp_steps()
     own = steps.own_ns.copy()
@@ -238,6 +246,28 @@ def test_a_late_rank_is_waited_for() -> None:
 def test_what_is_refused(setting: dict[str, object], reason: str) -> None:
     with pytest.raises(CommprofError, match=reason):
         step_ms(**setting)
+
+
+@pytest.mark.parametrize(
+    ("changes", "setting", "reason"),
+    [
+        ({"world_size": 1, "shard_ranks": 1}, {"world_size": 4}, "the run has 1 rank, which exch"),
+        ({"passes": 2}, {"wrap_blocks": 2}, "2 backward passes, so its blocks cannot be recogn"),
+    ],
+)
+def test_what_a_run_does_not_show(
+    changes: dict[str, Any], setting: dict[str, Any], reason: str
+) -> None:
+    made = replay(dataclasses.replace(fsdp_steps(), **changes))
+    with pytest.raises(CommprofError, match=reason):
+        made.predict(Scenario(**{"world_size": 2, **setting}))
+
+
+def test_steps_of_a_trial_are_refused() -> None:
+    ranks = fsdp_ranks()
+    ranks[1].metadata["trial"] = {}
+    with pytest.raises(CommprofError, match=r"candidates of a trial .* without --trial"):
+        read_sharded(world_run(ranks))
 
 
 def test_what_was_not_recorded_cannot_be_put_back() -> None:
@@ -268,6 +298,23 @@ def test_a_check_holds_the_model_against_both_trivial_answers() -> None:
     assert error is not None
     assert (error.trivial, error.is_skilled) == ("as_is_s", True)
     assert error.trivial_mean == pytest.approx(1 - 96 / 111)
+
+
+def test_a_check_refuses_runs_of_another_kind() -> None:
+    with pytest.raises(CommprofError, match="shards parameters, gradients or optimizer state"):
+        check(replay(), schedule(), "DDP")
+    calls = fsdp_steps().calls
+    last = max(n for n, call in enumerate(calls) if call.op == "reduce_scatter")
+    wrapped_run = dataclasses.replace(fsdp_steps(), calls=(*calls[:last], *calls[last + 1 :]))
+    with pytest.raises(CommprofError, match="reduces 1 units of gradients, that of"):
+        check(replay(), wrapped_run, "wrapped")
+
+
+def test_nothing_is_best_if_the_recorded_setting_cannot_be_predicted_there() -> None:
+    copies = dataclasses.replace(fsdp_steps(4), shard_ranks=2)
+    asked = [Scenario(3, shard_ranks=3)]
+    found = answer(replay(copies), asked, [], [], None, math.nan)
+    assert (len(found.answers), found.best) == (1, None)
 
 
 def test_the_table_of_a_sharded_run() -> None:
