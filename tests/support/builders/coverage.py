@@ -53,6 +53,8 @@ def reduced(size: int, reduce_op: str = "SUM", dtype: str = "Float") -> Row:
 
 #: Operations of ``all_gather_object``, which depend on torch's version.
 NEW = torch.__version__ >= (2, 15)
+#: Whether gloo implements ``all_to_all`` of lists.
+GLOO_TAKES_LISTS = torch.__version__ >= (2, 11)
 GATHERED = "all_gather_into_tensor" if NEW else "all_gather"
 #: An object to send.
 VALUE = {"rank": "any"}
@@ -170,13 +172,12 @@ def scattered(rank: int) -> Prepared:
 
 def all_to_all(rank: int) -> Prepared:
     def issue() -> None:
-        dist.all_to_all([torch.empty(2) for _ in range(N)], [torch.ones(2) for _ in range(N)])
+        if GLOO_TAKES_LISTS:
+            dist.all_to_all([torch.empty(2) for _ in range(N)], [torch.ones(2) for _ in range(N)])
         dist.all_to_all_single(torch.empty(4 * N), torch.ones(4 * N))
 
-    return issue, [
-        Row("all_to_all", N * 2 * F, N * 2 * F),
-        Row("all_to_all_single", N * 4 * F, N * 4 * F),
-    ]
+    rows = [Row("all_to_all", N * 2 * F, N * 2 * F)] if GLOO_TAKES_LISTS else []
+    return issue, [*rows, Row("all_to_all_single", N * 4 * F, N * 4 * F)]
 
 
 def coalesced(rank: int) -> Prepared:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,11 @@ def fork(
     """Starts a command from the fork server, which saves seconds for each Python in it."""
     together = {**os.environ, "COLUMNS": "100", **environment}
     return Forked(arguments, together, directory, split=True, spare_count=spare_count)
+
+
+def without_gloo(output: str) -> str:
+    """Returns a process's output without the lines that gloo itself prints with torch 2.10."""
+    return re.sub(r"^\[Gloo\] .*\n", "", output, flags=re.MULTILINE)
 
 
 def finish(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support.machines.commands import without_gloo
 from tests.support.machines.fork_server import Forked
 from tests.support.machines.ranks import free_port
 
@@ -72,7 +73,7 @@ def finish(process: subprocess.Popen[str] | Forked) -> Ended:
         process.kill()
         raise
     assert process.returncode is not None
-    said = [json.loads(line) for line in stdout.splitlines()]
+    said = [json.loads(line) for line in without_gloo(stdout).splitlines()]
     return Ended(process.pid, process.returncode, said, stderr)
 
 
