@@ -77,7 +77,7 @@ def gains(seen: MeasuredWorld) -> Gains | None:
 
     Steps cannot be replayed with one rank, clocks that cannot be compared, or too few steps.
     """
-    if len(seen.ranks) < 2 or not seen.clocks_shared:
+    if len(seen.ranks) < 2 or not seen.clocks_shared or len(seen.measured[0].step) < LEAST_STEPS:
         return None
     made, step = programs(seen)
     counted = ~stalled(slowest_ns(seen.measured))[: len(step)]
