@@ -290,6 +290,8 @@ def _by_origin(steps: Steps, exposed_step: Ints, origins: Origins, world_size: i
 
 
 def _no_core(steps: Steps, finalizations: Finalizations, thread: int) -> Floats:
-    step = _step_of(steps, finalizations.span.begin_ns)
-    mine = np.where(finalizations.span.thread == thread, finalizations.no_core_ns, 0)
-    return _sum_by_step(steps, step, mine.astype(np.float64))
+    mine = finalizations.span.thread == thread
+    if not mine.any():  # this time is read only in finalisations
+        return np.full(len(steps), np.nan)
+    step = _step_of(steps, finalizations.span.begin_ns[mine])
+    return _sum_by_step(steps, step, finalizations.no_core_ns[mine])
