@@ -131,6 +131,9 @@ class Group:
 def read_metadata(payload: memoryview) -> dict[str, Any]:
     """Reads the first block of a trace; keys of ``profile(metadata=...)`` are not checked.
 
+    A key of ``MORE_METADATA`` is left out if its value has another shape: older versions let a
+    script set it to anything.
+
     Raises:
         ValueError: a key is missing or unusable; the message names it.
     """
@@ -139,6 +142,11 @@ def read_metadata(payload: memoryview) -> dict[str, Any]:
         raise ValueError(f"world_size {value['world_size']} is above {MOST_RANKS}")
     if value["rank"] >= value["world_size"]:
         raise ValueError(f"rank {value['rank']} is not below world_size {value['world_size']}")
+    for key in MORE_METADATA.keys() & value.keys():
+        try:
+            value[key] = checked(value[key], MORE_METADATA[key], key)
+        except ValueError:
+            del value[key]
     return value
 
 

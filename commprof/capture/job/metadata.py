@@ -16,6 +16,7 @@ from commprof import _native
 from commprof._version import __version__
 from commprof.errors import CommprofError
 from commprof.trace import schema
+from commprof.trace.documents import MORE_METADATA
 from commprof.trace.run.endings import restart_count
 from commprof.trace.run.processes import link_of, text_of
 
@@ -73,7 +74,8 @@ def trace_metadata(ring_prefix: str, extra: dict[str, Any]) -> dict[str, Any]:
     """Returns the content of a trace's first block.
 
     Raises:
-        CommprofError: ``extra`` sets one of commprof's own keys to another value.
+        CommprofError: ``extra`` sets one of commprof's own keys to another value, or a key that
+            commprof may set later.
     """
     rank, world_size = rank_and_world_size()
     native = _native.native
@@ -111,7 +113,8 @@ def trace_metadata(ring_prefix: str, extra: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_own_keys(own: dict[str, Any], extra: dict[str, Any]) -> None:
-    taken = sorted(key for key in extra if key in own and extra[key] != own[key])
+    set_later = MORE_METADATA.keys() - own.keys()
+    taken = sorted(k for k in extra if k in set_later or (k in own and extra[k] != own[k]))
     if taken:
         raise CommprofError(
             f"profile(metadata=...) cannot set {', '.join(taken)}: commprof writes that itself; "

@@ -218,12 +218,13 @@ def test_a_gate_that_cannot_close_is_an_error(
 def test_steps_that_candidates_or_strategies_share_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trial = str(write_run(tmp_path / "trial", ranks_of(2, 9), trial="none,int8"))
-    assert main(["compare", trial, trial]) == 2
+    tried = str(write_run(tmp_path / "trial", ranks_of(2, 9), trial="none,int8"))
+    assert main(["compare", tried, tried]) == 2
     assert "holds a trial, whose candidates share its steps" in capsys.readouterr().err
     plain, inside = ranks_of(2, 9), ranks_of(2, 9)
     for rank in inside:  # begun by the script itself: run.json says nothing of it
-        rank.metadata["trial"] = {"first_step": 1, "begin_monotonic_ns": rank.steps[1][0] + 1}
+        trial = {"plan": "", "first_step": 1, "left_out": {}}
+        rank.metadata["trial"] = {**trial, "begin_monotonic_ns": rank.steps[1][0] + 1}
     paths = [str(write_run(tmp_path / name, r)) for name, r in (("p", plain), ("i", inside))]
     assert main(["compare", *paths]) == 2
     assert f"{paths[1]} holds a trial, whose candidates share" in capsys.readouterr().err

@@ -11,6 +11,7 @@ import pytest
 
 from commprof import _native
 from commprof.capture.job.metadata import trace_metadata
+from commprof.errors import CommprofError
 from commprof.trace import documents, schema, summary
 from commprof.trace.summary import SUMMARY_COUNTERS, Summary
 
@@ -152,6 +153,12 @@ def keys_of(value: object) -> object:
 
 def test_capture_writes_just_the_described_metadata() -> None:
     assert keys_of(trace_metadata("", {})) == keys_of(documents.METADATA)
+
+
+@pytest.mark.parametrize("key", sorted(documents.MORE_METADATA.keys() - {"hooks"}))
+def test_a_script_cannot_set_a_key_that_capture_may_set_later(key: str) -> None:
+    with pytest.raises(CommprofError, match=rf"^profile\(metadata=\.\.\.\) cannot set {key}: "):
+        trace_metadata("", {"mine": 1, key: 3})
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from commprof.errors import TraceError
-from commprof.trace.documents import METADATA
+from commprof.trace.documents import METADATA, MORE_METADATA
 from commprof.trace.reader import Trace, read_trace
 from tests.support.builders import trace_bytes as made
 
@@ -240,6 +240,11 @@ def test_a_later_metadata_block_sets_the_hooks(tmp_path: Path) -> None:
 
     assert trace.metadata == {**made.metadata(), "hooks": ["mean all-reduce"]}
     assert [problem for problem in trace.problems if "hooks is not a list" in problem]
+
+
+@pytest.mark.parametrize("key", sorted(MORE_METADATA.keys() - METADATA.keys()))
+def test_a_script_s_value_for_a_key_of_later_blocks_is_left_out(tmp_path: Path, key: str) -> None:
+    assert key not in read(tmp_path, made.trace(**{key: 3})).metadata
 
 
 @pytest.mark.parametrize("path", required(METADATA), ids=".".join)
