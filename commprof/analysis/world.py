@@ -277,6 +277,8 @@ def _late_rank(seen: MeasuredWorld, result: WorldResult) -> dict[str, Any]:
     if late is not None and find is find_late_rank:
         late = with_cause(late, caused)
     slow = find_slow_rank(np.stack([part.by_origin_ns for part in parts]), step_ns)
+    if slow is not None:
+        slow = replace(slow, rank=seen.ranks[slow.rank])
     stalls = zip(seen.measured[0].step[hung].tolist(), slowest[hung].tolist(), strict=True)
     return {
         "late_rank": late

@@ -152,6 +152,28 @@ def test_a_missing_rank_leaves_the_split_unknown_and_the_rest_as_it_is() -> None
     assert result.late_rank is None
 
 
+def test_a_rank_is_late_by_its_own_work_beside_a_missing_rank() -> None:
+    """Rank 3's forward takes 6 ms more; now and then the host delays ranks 1 and 2 by 40 ms."""
+    ranks = []
+    for rank in (1, 2, 3):
+        made = Rank(rank, 4, groups={1: ("of 1 to 3", 3)}, steps=24)
+        made.group_ranks = {1: rank - 1}
+        for step in range(24):
+            at = 100 * MS * step
+            forward = at + (26 if rank == 3 else 20) * MS
+            issue = forward + (40 if step % 6 == rank else 1) * MS
+            made.step(at, at + 100 * MS)
+            made.phase(Phase.FORWARD, at, forward)
+            made.phase(Phase.BACKWARD, forward, issue)
+            done = at + (61 if step % 6 in (1, 2) else 28) * MS
+            made.wait(made.collective(step, issue, done, bytes=1000), issue, done)
+        ranks.append(made)
+    result = analyse_world(world_run(ranks, world_size=4))
+    assert result is not None
+    assert result.late_rank is not None
+    assert (result.late_rank.rank, result.late_rank.phase) == (3, "forward")
+
+
 def test_samples_of_a_rank_without_a_trace_come_from_its_account() -> None:
     run = world_run([rank_of(rank, 4, 6) for rank in range(4)])
     whole = analyse_world(run)
