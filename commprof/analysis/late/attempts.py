@@ -28,9 +28,9 @@ class Attempt:
     steps: int
     #: Time from the begin of the first step to the last record of any rank; NaN without a record.
     duration_s: float
-    #: Time from the end of the last complete step (or the begin of an attempt without one) to the
-    #: first step of the next attempt: restart, start-up and the step that was cut off. NaN for
-    #: the last attempt, or if the next attempt has no step.
+    #: Time from the end of the last complete step (or the begin of the first attempt, if it has
+    #: none) to the next attempt with steps: restart, start-up, the step that was cut off, and
+    #: attempts without steps in between. NaN for these, and if no later attempt has steps.
     lost_s: float
     #: Reason for the end, in words; empty for an attempt that finished.
     ending: str
@@ -54,18 +54,18 @@ def attempts_of(run: WorldRun) -> tuple[Attempt, ...]:
     numbers = sorted({*paths, *(a.attempt for a in run.endings.attempts)} if run.endings else paths)
     if len(numbers) < 2:
         return ()
-    seen = {number: _seen(number, paths.get(number, {}), run.endings) for number in numbers}
+    seen = [_seen(number, paths.get(number, {}), run.endings) for number in numbers]
     return tuple(
         Attempt(
             world_size=run.world_size,
             number=number,
-            ranks=seen[number].ranks,
-            steps=seen[number].steps,
-            duration_s=ns_to_s(seen[number].end_ns - seen[number].begin_ns),
-            lost_s=_lost_s(seen[number], seen.get(following)),
-            ending=seen[number].ending,
+            ranks=each.ranks,
+            steps=each.steps,
+            duration_s=ns_to_s(each.end_ns - each.begin_ns),
+            lost_s=lost_s,
+            ending=each.ending,
         )
-        for number, following in zip(numbers, [*numbers[1:], -1], strict=True)
+        for number, each, lost_s in zip(numbers, seen, _lost_s(seen), strict=True)
     )
 
 
@@ -73,20 +73,29 @@ def attempts_remarks(attempts: tuple[Attempt, ...]) -> list[str]:
     """Returns a remark on the time that restarts cost; empty without restarts."""
     if not attempts:
         return []
-    lost_s = sum(each.lost_s for each in attempts if not math.isnan(each.lost_s))
+    known = [each.lost_s for each in attempts if not math.isnan(each.lost_s)]
+    lost = f"{sum(known):.1f} s" if known else "an unknown time"
     restarts = len(attempts) - 1
     return [
         f"At {attempts[0].world_size} ranks the job was restarted "
-        f"{'once' if restarts == 1 else f'{restarts} times'}: for {lost_s:.1f} s no step was "
+        f"{'once' if restarts == 1 else f'{restarts} times'}: for {lost} no step was "
         "trained. Steps since the script's last checkpoint had to be repeated; they count in each "
         "attempt. The figures are those of the last attempt."
     ]
 
 
-def _lost_s(attempt: _Seen, following: _Seen | None) -> float:
-    if following is None or not following.steps:
-        return math.nan
-    return ns_to_s(following.begin_ns - attempt.step_end_ns)
+def _lost_s(attempts: list[_Seen]) -> list[float]:
+    """Returns ``Attempt.lost_s`` of each attempt."""
+    lost = [math.nan] * len(attempts)
+    before: int | None = None  # the attempt at which the time without a step begins
+    for place, attempt in enumerate(attempts):
+        if attempt.steps:
+            if before is not None:
+                lost[before] = ns_to_s(attempt.begin_ns - attempts[before].step_end_ns)
+            before = place
+        elif before is None and not math.isnan(attempt.begin_ns):
+            before = place
+    return lost
 
 
 def _seen(number: int, paths: Mapping[int, Path], endings: Endings | None) -> _Seen:

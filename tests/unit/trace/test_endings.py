@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import time
@@ -163,15 +164,43 @@ def test_exceptions_in_a_line() -> None:
     assert line == "LookupError: the cause"
 
 
-def test_attempts_and_the_time_between_them(tmp_path: Path) -> None:
-    for attempt, (begin_ms, steps) in enumerate([(0, 3), (900, 2)]):
+def write_attempts(directory: Path, *attempts: tuple[int, int]) -> None:
+    """Writes two ranks' traces of each attempt: its begin in ms, and its steps of 100 ms."""
+    for attempt, (begin_ms, steps) in enumerate(attempts):
         for number in (0, 1):
             rank = Rank(number, 2)
+            if begin_ms >= 0:
+                rank.step_begin(begin_ms * MS)
             for step in range(steps):
                 at = (begin_ms + 100 * step) * MS
                 rank.step(at, at + 100 * MS)
             stem = f"rank_{number}" if attempt == 0 else f"rank_{number}.attempt_{attempt}"
-            rank.write(tmp_path / f"{stem}.trace")
+            rank.write(directory / f"{stem}.trace")
+
+
+@pytest.mark.parametrize(
+    ("attempts", "lost"),
+    [
+        ([(0, 3), (900, 0), (1500, 2)], [1.2, None, None]),
+        ([(0, 3), (-1, 0), (1500, 2)], [1.2, None, None]),  # an attempt without records
+        ([(0, 0), (900, 0), (1500, 2), (2000, 1)], [1.5, None, 0.3, None]),
+        ([(-1, 0), (900, 0), (1500, 2)], [None, 0.6, None]),
+        ([(0, 3), (900, 0)], [None, None]),
+    ],
+)
+def test_attempts_without_steps_are_lost_time(
+    tmp_path: Path, attempts: list[tuple[int, int]], lost: list[float | None]
+) -> None:
+    write_attempts(tmp_path, *attempts)
+    found = attempts_of(read_world(tmp_path, 2))
+    assert [None if math.isnan(a.lost_s) else round(a.lost_s, 6) for a in found] == lost
+    total = sum(filter(None, lost))
+    said = f": for {f'{total:.1f} s' if total else 'an unknown time'} no step was trained."
+    assert said in attempts_remarks(found)[0]
+
+
+def test_attempts_and_the_time_between_them(tmp_path: Path) -> None:
+    write_attempts(tmp_path, (0, 3), (900, 2))
     endings(LaunchedAttempt(0, 1, 2, {1: -9}, 0), LaunchedAttempt(1, 3, 4, {}, 0), pid=1).save(
         tmp_path
     )
