@@ -15,9 +15,10 @@ changed too, and a part or a collective only if the step did.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -36,6 +37,8 @@ from commprof.stats.rank_tests import (
 )
 from commprof.units import NS_PER_MS
 
+#: A kind of call, and the bucket or ``NO_BUCKET``.
+_Kind: TypeAlias = "tuple[CallKind, int]"
 #: A longer run is thinned out evenly, so that the bootstrap stays cheap.
 _MOST_STEPS = 1000
 #: Largest number of kinds of calls that are compared.
@@ -164,8 +167,8 @@ def _world(a: WorldDetail, b: WorldDetail) -> WorldComparison:
     before, after = _by_kind(a.timeline, numbered), _by_kind(b.timeline, numbered)
     nothing = np.zeros(0)
     kinds = [
-        _change(name, before.get(name, nothing), after.get(name, nothing))
-        for name in before.keys() | after.keys()
+        _change(name, before.get(kind, nothing), after.get(kind, nothing))
+        for kind, name in _names(before.keys() | after.keys()).items()
     ]
     where = [*parts[1:], *kinds]
     p_values = adjusted([change.p_value for change in where])
@@ -237,7 +240,7 @@ def _knows_buckets(timeline: Timeline) -> bool:
     return any(bool((rank.in_flight.bucket != NO_BUCKET).any()) for rank in timeline.ranks)
 
 
-def _by_kind(timeline: Timeline, numbered: bool) -> dict[str, Floats]:
+def _by_kind(timeline: Timeline, numbered: bool) -> dict[_Kind, Floats]:
     """Returns the mean time in flight of each kind of call, in ms, per step with such calls.
 
     Only the kinds with the most time in flight are returned.
@@ -257,22 +260,30 @@ def _by_kind(timeline: Timeline, numbered: bool) -> dict[str, Floats]:
     distinct, row = np.unique(keys, axis=0, return_inverse=True)
     row = row.reshape(-1)
     total = np.bincount(row, weights=time_ns, minlength=len(distinct))
-    found: dict[str, Floats] = {}
+    found: dict[_Kind, Floats] = {}
     for chosen in np.argsort(-total, kind="stable")[:_MOST_KINDS].tolist():
         mine = row == chosen
         count = np.bincount(step[mine])
         if len(count):
             number, index = distinct[chosen].tolist()
             summed = np.bincount(step[mine], weights=time_ns[mine])
-            found[_kind_name(timeline.kinds[number], index)] = (
-                summed[count > 0] / count[count > 0] / NS_PER_MS
-            )
+            found[timeline.kinds[number], index] = summed[count > 0] / count[count > 0] / NS_PER_MS
     return found
 
 
-def _kind_name(kind: CallKind, bucket: int) -> str:
+def _names(kinds: Set[_Kind]) -> dict[_Kind, str]:
+    """Names each kind, with its exact size if the rounded size does not distinguish it."""
+    rounded = {kind: _name(*kind, f"{kind[0].size_bytes / 1e6:.4g} MB") for kind in kinds}
+    uses = Counter(rounded.values())
+    return {
+        kind: name if uses[name] == 1 else _name(*kind, f"{kind[0].size_bytes:,} B")
+        for kind, name in rounded.items()
+    }
+
+
+def _name(kind: CallKind, bucket: int, size: str) -> str:
     numbered = "" if bucket == NO_BUCKET else f"bucket {bucket}"
-    size = f"{kind.size_bytes / 1e6:.4g} MB" if kind.size_bytes else ""
+    size = size if kind.size_bytes else ""
     return " ".join(filter(None, (kind.op, kind.dtype, size, numbered, f"group {kind.group}")))
 
 

@@ -187,6 +187,24 @@ def test_buckets_are_rows_only_where_both_runs_know_them(tmp_path: Path) -> None
     assert (kind.name, kind.a_ms, kind.b_ms) == ("all_reduce 4 MB group 0", 15.0, 15.0)
 
 
+def test_sizes_that_round_to_one_name_are_rows_of_their_own(tmp_path: Path) -> None:
+    sizes = (14_158_848, 14_160_384)
+    ranks = ranks_of(2, 9)
+    for rank in ranks:
+        for step, (begin, _) in enumerate(rank.steps):
+            for place, size in enumerate(sizes):
+                issue, seq = begin + (91 + place) * MS, 1000 + 2 * step + place
+                end = issue + (1 + place) * MS
+                rank.collective(seq, issue, end, bytes_out=size, op="all_gather")
+    run = analyse_in_detail(write_run(tmp_path / "a", ranks))
+    (only,) = compare_runs(("a", "b"), run, run).worlds
+    gathers = [(c.name, c.a_ms, c.b_ms) for c in only.collectives if "gather" in c.name]
+    assert gathers == [
+        ("all_gather 14,160,384 B group 0", 2.0, 2.0),
+        ("all_gather 14,158,848 B group 0", 1.0, 1.0),
+    ]
+
+
 def test_the_command_judges_by_its_exit_code(
     recorded: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
