@@ -158,8 +158,10 @@ def _calls(trace: Trace, measured_steps: Ints) -> _Calls:
     """One rank's compressed buckets of the measured steps."""
     done, buckets, steps = compressions(trace), columns.buckets(trace), columns.steps(trace)
     row = _rows_of(done.op_id, buckets.op_id)
-    step = np.searchsorted(steps.begin_ns, buckets.ready_ns[row], side="right") - 1
-    inside = (row >= 0) & (step >= 0)
+    inside = row >= 0
+    step = np.full(len(row), -1, dtype=np.int64)
+    step[inside] = np.searchsorted(steps.begin_ns, buckets.ready_ns[row[inside]], "right") - 1
+    inside &= step >= 0
     inside[inside] &= np.isin(steps.index[step[inside]], measured_steps)
     inside[inside] &= buckets.ready_ns[row[inside]] < steps.end_ns[step[inside]]
     row = row[inside]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -65,6 +66,14 @@ def test_without_a_compressor_there_is_nothing() -> None:
     rank.step(0, MS)
     assert compression_rows([rank.trace()], np.arange(1), 1) == ()
     assert len(compressions(rank.trace())) == 0
+
+
+def test_a_trace_that_lost_its_bucket_records_has_no_rows() -> None:
+    trace = compressed_ranks()[0].trace()
+    kept = ~np.isin(trace.records["kind"], (schema.Kind.BUCKET, schema.Kind.BUCKET_END))
+    lost = dataclasses.replace(trace, records=trace.records[kept])
+    assert len(compressions(lost)) == 3
+    assert compression_rows([lost], np.arange(2), 2) == ()
 
 
 def test_one_rank_has_no_ratio() -> None:
