@@ -134,7 +134,9 @@ def _too_short(context: Mapping[str, Any], worlds: Sequence[WorldResult]) -> lis
 
 
 def _about_compression(context: Mapping[str, Any], world: WorldResult) -> list[str]:
-    return compression_remarks(context, world.compression, world.world_size, world.measured_steps)
+    return compression_remarks(
+        context, world.compression, world.world_size, len(world.ranks), world.measured_steps
+    )
 
 
 def _about_steps(world: WorldResult) -> list[str]:

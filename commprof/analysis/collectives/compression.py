@@ -102,10 +102,22 @@ def compression_rows(
 
 
 def compression_remarks(
-    context: Mapping[str, Any], rows: Sequence[CompressionRow], ranks: int, steps: int
+    context: Mapping[str, Any],
+    rows: Sequence[CompressionRow],
+    world_size: int,
+    recorded: int,
+    steps: int,
 ) -> list[str]:
-    """Returns remarks on each scheme: the bytes saved, their cost, and non-finite gradients."""
-    where = f"At {counted(ranks, 'rank')}"
+    """Returns remarks on each scheme: the bytes saved, their cost, and non-finite gradients.
+
+    Args:
+        context: the run's context.
+        rows: rows of the ranks that left a trace.
+        world_size: number of ranks of the job.
+        recorded: number of ranks that left a trace.
+        steps: number of measured steps.
+    """
+    where = f"At {counted(world_size, 'rank')}"
     asked = context.get("hook")
     if not rows:
         return (
@@ -119,14 +131,14 @@ def compression_remarks(
     found = []
     for scheme in sorted({row.scheme for row in rows}):
         mine = [row for row in rows if row.scheme == scheme]
-        found += _about_scheme(scheme, mine, where, ranks, steps)
+        found += _about_scheme(scheme, mine, where, recorded * steps)
     return found
 
 
 def _about_scheme(
-    scheme: str, rows: Sequence[CompressionRow], where: str, ranks: int, steps: int
+    scheme: str, rows: Sequence[CompressionRow], where: str, rank_steps: int
 ) -> list[str]:
-    per_step = [row.calls / ranks / steps for row in rows]
+    per_step = [row.calls / rank_steps for row in rows]
     sent = sum(row.wire_bytes * n for row, n in zip(rows, per_step, strict=True))
     plain = sum(
         row.ratio * row.wire_bytes * n

@@ -15,7 +15,7 @@ from commprof.analysis.scaling import scale
 from commprof.analysis.step.overhead import Overhead, OwnCost
 from commprof.analysis.world import WorldResult
 from commprof.stats.intervals import Interval
-from tests.support.builders.results import OVERHEAD, collective, context, parts, world
+from tests.support.builders.results import OVERHEAD, collective, compression, context, parts, world
 
 RECORDING = "Recording alone"
 
@@ -278,6 +278,12 @@ def test_the_weightiest_come_first() -> None:
     assert [remark.split()[0] for remark in found] == [
         "More", "Efficiency", "Only", "At", "commprof's",
     ]  # fmt: skip
+
+
+def test_bytes_sent_are_per_rank_that_left_a_trace() -> None:
+    seen = {"ranks": world(1).ranks, "missing_ranks": (1,)}
+    told = said(world(2, compression=(compression(calls=10),), **seen))
+    assert any(text.startswith("At 2 ranks int8 sent 1 MB per step and rank") for text in told)
 
 
 def test_hardware_threads_are_no_cores() -> None:

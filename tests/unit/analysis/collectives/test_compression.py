@@ -92,7 +92,7 @@ def test_the_name_of_a_scheme_cannot_harm() -> None:
 
 
 def test_remarks_say_what_was_saved() -> None:
-    told = compression_remarks({}, [row(), row(bucket=1, non_finite=1)], 2, 10)
+    told = compression_remarks({}, [row(), row(bucket=1, non_finite=1)], 2, 2, 10)
     assert told == [
         "At 2 ranks int8 sent 2 MB per step and rank instead of the 8 MB of an fp32 ring "
         "all-reduce (4.0 times fewer bytes). Encoding, reducing and decoding took 0.751 ms per "
@@ -104,9 +104,9 @@ def test_remarks_say_what_was_saved() -> None:
 
 def test_a_compressor_that_did_nothing_is_told_of() -> None:
     context = {"hook": "int8", "capture": "native"}
-    (told,) = compression_remarks(context, [], 2, 10)
+    (told,) = compression_remarks(context, [], 2, 2, 10)
     assert told.startswith("At 2 ranks --hook int8 compressed nothing")
-    assert compression_remarks({}, [], 2, 10) == []
+    assert compression_remarks({}, [], 2, 2, 10) == []
 
 
 PLAIN = """\
