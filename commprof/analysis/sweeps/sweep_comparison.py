@@ -89,7 +89,7 @@ def compare_sweeps(first: SweepResult, second: SweepResult) -> SweepComparison:
         only_second=len(seconds) - len(both),
         differences=_differences(first.context, second.context),
         correlation=correlation,
-        remarks=tuple(_remarks(pairs)),
+        remarks=tuple(_remarks(pairs, correlation)),
     )
 
 
@@ -149,11 +149,14 @@ def _differences(first: dict[str, Any], second: dict[str, Any]) -> tuple[tuple[s
     return tuple((name, str(a), str(b)) for name, a, b in named if a != b)
 
 
-def _remarks(pairs: list[tuple[SweepRow, SweepRow]]) -> list[str]:
+def _remarks(pairs: list[tuple[SweepRow, SweepRow]], correlation: float) -> list[str]:
     rounds = [min(len(a.round_iterations), len(b.round_iterations)) for a, b in pairs]
-    if least_p(min(rounds), min(rounds)) * len(pairs) < SIGNIFICANCE:
+    least = with_correlation(least_p(min(rounds), min(rounds)), correlation)
+    if least * len(pairs) < SIGNIFICANCE:
         return []
+    drifting = f", whose successive values correlate by {correlation:.2f}," * (correlation > 0)
     return [
-        f"With {counted(min(rounds), 'round')} and {counted(len(pairs), 'row')} no difference can "
-        f"be significant at {SIGNIFICANCE:.0%} over all rows; measure fewer sizes, or leave out -n"
+        f"With {counted(min(rounds), 'round')}{drifting} and {counted(len(pairs), 'row')} no "
+        f"difference can be significant at {SIGNIFICANCE:.0%} over all rows; measure fewer sizes, "
+        "or leave out -n"
     ]

@@ -289,6 +289,20 @@ def test_too_few_rounds_to_conclude_anything_are_said() -> None:
     assert compare_sweeps(noisy_result(1, 20), noisy_result(2, 20)).remarks == ()
 
 
+def test_too_much_drift_to_conclude_anything_is_said() -> None:
+    first, second = (
+        sweep_result(row(samples_us=tuple(at + r for r in range(10)), round_iterations=(1,) * 10))
+        for at in (100.0, 200.0)
+    )
+    found = compare_sweeps(first, second)
+    assert found.rows[0].verdict == "same"
+    (remark,) = found.remarks
+    assert remark.startswith(
+        f"With 10 rounds, whose successive values correlate by {found.correlation:.2f}, and 1 row "
+        "no difference can be significant at 1%"
+    )
+
+
 GOLDEN = """\
 operation   ranks  placement  type       size   A   B    B/A      p  corrected  verdict
                                             B  us  us                        p
