@@ -5,6 +5,7 @@ The predictions are only read, together with the model's own interval and error.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +17,22 @@ from commprof.files import Shape, checked, read_json
 from commprof.stats.intervals import Interval
 
 _SCHEMA_VERSION = 1
+#: Fields of a scenario that are numbers, or "inf".
+_NUMBERS: Final = (
+    *("bandwidth_bytes_per_s", "latency_s", "bucket_cap_bytes"),
+    *("ranks_per_host", "cores_per_host"),
+)
+_SCENARIO: Final[dict[str, Shape]] = {
+    "world_size": int,
+    **dict.fromkeys(("hook", "scaling", "algorithm", "gather_dtype", "reduce_dtype"), str | None),
+    "reshard_after_forward": bool | None,
+    **dict.fromkeys(("shard_ranks", "wrap_blocks", "accumulate"), int | None),
+}
 _ANSWER: Final[dict[str, Shape]] = {
     "prediction": {
         "samples_per_s": float,
         "step_s": {"value": float},
-        "scenario": {"world_size": int},
+        "scenario": _SCENARIO,
         "outside": list[str],
     },
     "interval_s": {"low": float, "high": float},
@@ -39,8 +51,9 @@ class PredictedPoint:
     """Prediction of one world size in one setting."""
 
     world_size: int
-    #: Settings that differ from the recording, by their names in the file; empty for none.
-    setting: tuple[tuple[str, str], ...]
+    #: Settings that differ from the recording: names and values of fields of
+    #: ``predict.replay.scenario.Scenario``; empty for none.
+    setting: tuple[tuple[str, Any], ...]
     #: Interval from that of the step, which includes the model's held-out errors.
     samples_per_s: Interval
     #: Reasons why the prediction lies outside of the measured range; empty inside.
@@ -137,7 +150,7 @@ def _point(answer: Mapping[str, Any]) -> PredictedPoint:
     return PredictedPoint(
         world_size=prediction["scenario"]["world_size"],
         setting=tuple(
-            (str(name), str(value))
+            (name, _number(value, name) if name in _NUMBERS else value)
             for name, value in prediction["scenario"].items()
             if name != "world_size" and value not in (None, "flat", "weak")
         ),
@@ -146,3 +159,7 @@ def _point(answer: Mapping[str, Any]) -> PredictedPoint:
         ),
         outside=tuple(prediction["outside"]),
     )
+
+
+def _number(value: object, name: str) -> float:
+    return math.inf if value == "inf" else float(checked(value, float, name))

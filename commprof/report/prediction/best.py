@@ -9,10 +9,15 @@ from collections.abc import Sequence
 from commprof.predict.fit.held_out import ModelError
 from commprof.predict.replay.scenario import Scenario
 from commprof.predict.what_if.answers import Best
-from commprof.report.prediction.cells import bracketed, cap_mib, hook_words, ms
+from commprof.report.prediction.cells import bracketed, change_words, ms
 from commprof.text import printable
 
 _WIDTH = 100
+#: Fields of a scenario that a run can be given, in the order in which they are named.
+_SETTINGS = (
+    *("bucket_cap_bytes", "hook", "shard_ranks", "wrap_blocks", "accumulate"),
+    *("reshard_after_forward", "gather_dtype", "reduce_dtype"),
+)
 
 
 def render(best: Best, error: ModelError | None, in_script: Sequence[str], command: str) -> str:
@@ -52,22 +57,9 @@ def render(best: Best, error: ModelError | None, in_script: Sequence[str], comma
 
 def setting_words(scenario: Scenario) -> str:
     """Names the differences from the recorded setting."""
-    words = []
-    if not math.isnan(scenario.bucket_cap_bytes):
-        words.append(f"bucket cap {cap_mib(scenario.bucket_cap_bytes)} MiB")
-    if scenario.hook is not None:
-        words.append(f"hook {hook_words(scenario.hook)}")
-    if scenario.shard_ranks is not None:
-        words.append(f"{scenario.shard_ranks} ranks that share a copy")
-    if scenario.wrap_blocks is not None:
-        words.append(f"{scenario.wrap_blocks} blocks wrapped together")
-    if scenario.accumulate is not None:
-        many = "" if scenario.accumulate == 1 else "es"
-        words.append(f"{scenario.accumulate} backward pass{many} per step")
-    if scenario.reshard_after_forward is not None:
-        words.append(f"resharding {'on' if scenario.reshard_after_forward else 'off'}")
-    if scenario.gather_dtype:
-        words.append(f"parameters gathered in {scenario.gather_dtype}")
-    if scenario.reduce_dtype:
-        words.append(f"gradients reduced in {scenario.reduce_dtype}")
-    return ", ".join(words)
+    values = {name: getattr(scenario, name) for name in _SETTINGS}
+    return ", ".join(
+        change_words(name, value)
+        for name, value in values.items()
+        if value is not None and not (isinstance(value, float) and math.isnan(value))
+    )

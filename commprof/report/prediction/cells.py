@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any, Final
 
 from commprof.predict.replay.scenario import Estimate, Scenario
 from commprof.report.tabulated import three_digits
@@ -46,6 +47,33 @@ def cap_mib(cap_bytes: float) -> str:
 def hook_words(hook: str | None) -> str:
     """Returns the name of a hook: ``None`` means as recorded, an empty name DDP's own mean."""
     return AS_RUN if hook is None else printable(hook) or "none"
+
+
+#: Words for a field of a scenario, from its value.
+_CHANGES: Final[dict[str, Callable[[Any], str]]] = {
+    "bandwidth_bytes_per_s": lambda rate: f"{rate * 8e-9:.4g} Gbit/s",
+    "latency_s": lambda latency: f"{latency * 1e6:.4g} µs",
+    "bucket_cap_bytes": lambda cap: (
+        "one bucket" if math.isinf(cap) else f"bucket cap {cap_mib(cap)} MiB"
+    ),
+    "hook": lambda hook: f"hook {hook_words(hook)}",
+    "ranks_per_host": lambda number: f"{number:g} ranks per host",
+    "cores_per_host": lambda number: f"{number:g} cores per host",
+    "scaling": lambda scaling: f"{scaling} scaling",
+    "algorithm": lambda algorithm: f"{algorithm} algorithm",
+    "gather_dtype": lambda dtype: f"parameters gathered in {dtype}",
+    "reduce_dtype": lambda dtype: f"gradients reduced in {dtype}",
+    "reshard_after_forward": lambda again: f"resharding {'on' if again else 'off'}",
+    "shard_ranks": lambda ranks: f"{ranks} ranks that share a copy",
+    "wrap_blocks": lambda blocks: f"{blocks} blocks wrapped together",
+    "accumulate": lambda passes: f"{passes} backward pass{'' if passes == 1 else 'es'} per step",
+}
+
+
+def change_words(name: str, value: Any) -> str:
+    """Returns words for a field of a scenario that differs from the recorded setting."""
+    words = _CHANGES.get(name)
+    return f"{name} {value}" if words is None else words(value)
 
 
 def optional(value: float, factor: float) -> str:

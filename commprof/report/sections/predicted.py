@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
 from commprof.analysis.predicted import PredictedPoint, Predictions
-from commprof.report.prediction.cells import bracketed
+from commprof.report.prediction.cells import bracketed, change_words
 from commprof.report.tabulated import Grid, three_digits
 from commprof.text import printable
 
@@ -47,19 +45,4 @@ def legend(predictions: Predictions) -> str:
 
 def setting_text(point: PredictedPoint) -> str:
     """Names the settings that differ from the recording."""
-    return printable(", ".join(_words(*part) for part in point.setting)) or "as recorded"
-
-
-def _words(name: str, value: str) -> str:
-    """Formats a setting of the prediction file, whose name tells the unit of the value."""
-    number = float(value) if re.fullmatch(r"[0-9.]+(e[+-]?\d+)?", value) else None
-    if number is None:
-        words = {"hook": f"hook {value or 'none'}", "scaling": f"{value} scaling"}
-        return words.get(name, f"{name} {value}")
-    return {
-        "bandwidth_bytes_per_s": f"{number * 8 / 1e9:.4g} Gbit/s",
-        "latency_s": f"{number * 1e6:.4g} µs",
-        "bucket_cap_bytes": f"buckets of {number / 2**20:.4g} MiB",
-        "ranks_per_host": f"{number:g} ranks per host",
-        "cores_per_host": f"{number:g} cores per host",
-    }.get(name, f"{name} {value}")
+    return printable(", ".join(change_words(*part) for part in point.setting)) or "as recorded"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,6 +63,36 @@ def test_what_the_predict_command_writes_is_read(tmp_path: Path) -> None:
     (point,) = found.points
     assert point.samples_per_s.low == pytest.approx(640)
     assert predicted_table.setting_text(point) == ("10 Gbit/s, 20 µs, hook none, 4 ranks per host")
+
+
+@pytest.mark.parametrize(
+    ("scenario", "words"),
+    [
+        (
+            {"bucket_cap_bytes": 25 * 2**20, "scaling": "strong"},
+            "strong scaling, bucket cap 25 MiB",
+        ),
+        ({"bucket_cap_bytes": "inf", "hook": ""}, "hook none, one bucket"),
+        (
+            {"reshard_after_forward": False, "accumulate": 4, "gather_dtype": "bf16"},
+            "resharding off, 4 backward passes per step, parameters gathered in bf16",
+        ),
+        ({"of_a_newer_version": 3}, "of_a_newer_version 3"),
+    ],
+)
+def test_a_setting_is_named_in_words(tmp_path: Path, scenario: dict[str, Any], words: str) -> None:
+    path = write_predictions(tmp_path / "p.json", answer(4, 400.0, **scenario))
+    (point,) = read_predictions(path).points
+    assert predicted_table.setting_text(point) == words
+
+
+@pytest.mark.parametrize("scenario", [{"accumulate": "4"}, {"bucket_cap_bytes": "25"}])
+def test_a_setting_of_a_wrong_type_is_refused(tmp_path: Path, scenario: dict[str, Any]) -> None:
+    path = write_predictions(tmp_path / "p.json", answer(4, 400.0, **scenario))
+    with pytest.raises(
+        CommprofError, match=f"holds no predictions .*{next(iter(scenario))} is not"
+    ):
+        read_predictions(path)
 
 
 def test_without_held_out_steps_the_error_is_not_known(tmp_path: Path) -> None:
