@@ -235,7 +235,7 @@ def _about(agreement: LossAgreement) -> str:
         )
     return (
         f"Loss curves of {listed} DISAGREE: at {agreement.worst_world_size} ranks the loss of step "
-        f"{agreement.worst_step + 1} differs by {worst} from that at {base} {allowed}. The same "
+        f"{agreement.worst_step} differs by {worst} from that at {base} {allowed}. The same "
         "samples should give the same loss: look for a rank that trains on other data, or that "
         "leaves out a synchronisation."
     )
