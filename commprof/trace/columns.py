@@ -354,14 +354,19 @@ def _spans(records: Records, key: Ints) -> Spans:
 
 def look_up(op_id: Ints, keys: Ints, values: Ints) -> Ints:
     """Returns for each operation the value at its first row in ``keys``; 0 if it has none."""
+    row = row_of(op_id, keys)
     result = np.zeros(len(op_id), dtype=np.int64)
-    if len(keys) == 0 or len(op_id) == 0:
-        return result
-    order = np.argsort(keys, kind="stable")
-    at = np.minimum(np.searchsorted(keys[order], op_id), len(keys) - 1)
-    found = keys[order][at] == op_id
-    result[found] = values[order][at][found]
+    result[row >= 0] = values[row[row >= 0]]
     return result
+
+
+def row_of(op_id: Ints, keys: Ints) -> Ints:
+    """Returns for each operation its first row in ``keys``; -1 if it has none."""
+    if len(keys) == 0 or len(op_id) == 0:
+        return np.full(len(op_id), -1, dtype=np.int64)
+    order = np.argsort(keys, kind="stable")
+    at = order[np.minimum(np.searchsorted(keys[order], op_id), len(keys) - 1)]
+    return np.where(keys[at] == op_id, at, -1).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -400,7 +405,7 @@ def compressions(trace: Trace) -> Compressions:
     spans = of_kind(trace.records, Kind.SPAN)
     quality = of_kind(trace.records, Kind.QUALITY)
     op_id = ints(records["op_id"])
-    row = look_up(op_id, ints(quality["op_id"]), np.arange(1, len(quality) + 1)) - 1
+    row = row_of(op_id, ints(quality["op_id"]))
 
     def ratio(field: str) -> npt.NDArray[np.float64]:
         values = quality[field].astype(np.uint64).view(np.float64)
@@ -428,7 +433,7 @@ def compressions(trace: Trace) -> Compressions:
 def _stage_ns(op_id: Ints, spans: Records) -> Ints:
     """Sums the spans of each stage and bucket; spans of a stage do not overlap."""
     result = np.zeros((len(schema.STAGES), len(op_id)), dtype=np.int64)
-    row = look_up(ints(spans["op_id"]), op_id, np.arange(1, len(op_id) + 1)) - 1
+    row = row_of(ints(spans["op_id"]), op_id)
     known = (row >= 0) & (spans["aux"] < len(schema.STAGES))
     length = ints(spans["value"]) - ints(spans["timestamp_ns"])
     np.add.at(result, (ints(spans["aux"])[known], row[known]), length[known])

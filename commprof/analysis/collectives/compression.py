@@ -169,7 +169,7 @@ def _about_scheme(
 def _calls(trace: Trace, measured_steps: Ints) -> _Calls:
     """One rank's compressed buckets of the measured steps."""
     done, buckets, steps = compressions(trace), columns.buckets(trace), columns.steps(trace)
-    row = _rows_of(done.op_id, buckets.op_id)
+    row = columns.row_of(done.op_id, buckets.op_id)
     inside = row >= 0
     step = np.full(len(row), -1, dtype=np.int64)
     step[inside] = np.searchsorted(steps.begin_ns, buckets.ready_ns[row[inside]], "right") - 1
@@ -195,15 +195,6 @@ def _calls(trace: Trace, measured_steps: Ints) -> _Calls:
         quality=np.vstack([*(ratio[inside] for ratio in ratios), *shares]),
         non_finite=done.non_finite[inside],
     )
-
-
-def _rows_of(op_id: Ints, keys: Ints) -> Ints:
-    """Row of each operation in ``keys``; -1 if it is missing there."""
-    if len(keys) == 0:
-        return np.full(len(op_id), -1, dtype=np.int64)
-    order = np.argsort(keys, kind="stable")
-    at = order[np.minimum(np.searchsorted(keys[order], op_id), len(keys) - 1)]
-    return np.where(keys[at] == op_id, at, -1).astype(np.int64)
 
 
 def _row(calls: _Calls, chosen: npt.NDArray[np.bool_], world_size: int) -> CompressionRow:

@@ -62,7 +62,7 @@ def exposures(
     rows = [
         _Row(collective, -1, begin, end, float(end - begin))
         for collective, begin, end in zip(
-            _row_of(table, mine.key).tolist(),
+            columns.row_of(mine.key, table.op_id).tolist(),
             mine.begin_ns.tolist(),
             mine.end_ns.tolist(),
             strict=True,
@@ -105,15 +105,6 @@ def _rows(spans: Spans, chosen: npt.NDArray[np.bool_]) -> Spans:
     return Spans(
         spans.key[chosen], spans.thread[chosen], spans.begin_ns[chosen], spans.end_ns[chosen]
     )
-
-
-def _row_of(table: Collectives, op_id: Ints) -> Ints:
-    """Row of each operation; -1 if it is not in the table."""
-    if len(table) == 0:
-        return np.full(len(op_id), -1, dtype=np.int64)
-    order = np.argsort(table.op_id, kind="stable")
-    at = order[np.minimum(np.searchsorted(table.op_id[order], op_id), len(order) - 1)]
-    return np.where(table.op_id[at] == op_id, at, -1).astype(np.int64)
 
 
 def _in_finalizations(
