@@ -119,6 +119,11 @@ def comes_before(seq: int, other: int) -> bool:
 
 KINDS: Final = tuple(kind.name.lower() for kind in Kind)
 PHASES: Final = tuple(phase.name.lower() for phase in Phase)
+#: Names of ``reduce_op``'s values, which are those of ``c10d::ReduceOp::RedOpType``.
+REDUCE_OPS: Final = (
+    *("sum", "avg", "product", "min", "max"),
+    *("band", "bor", "bxor", "premul_sum"),
+)
 
 
 def op_name(code: int) -> str:

@@ -16,13 +16,11 @@ from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.documents import Group
 from commprof.trace.reader import TORCH_PROFILER, Trace
-from commprof.trace.schema import OPS, PHASES, op_name
+from commprof.trace.schema import OPS, PHASES, REDUCE_OPS, op_name
 from commprof.units import ns_to_ms
 
 #: The sizes of a kind are grouped by powers of two if there are more of them than this.
 _FEW_SIZES = 8
-#: ``c10d::ReduceOp::RedOpType``.
-_REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
 _REDUCING = ("all_reduce", "reduce")
 #: Paths of frames that are not the caller: those of torch, and commprof's wrappers of it.
 _NOT_THE_CALLER = ("/site-packages/torch/", "/dist-packages/torch/", "/commprof/capture/")
@@ -187,7 +185,7 @@ def _row(
         group_size=int(calls.group_size[0]),
         group_ranks=group_ranks,
         dtype=dtype if calls.size_bytes.any() else "",
-        reduce_op=_named(_REDUCE_OPS, int(calls.reduce_op[0])) if _reduces(calls.op)[0] else "",
+        reduce_op=_named(REDUCE_OPS, int(calls.reduce_op[0])) if _reduces(calls.op)[0] else "",
         size_bytes=(int(calls.size_bytes.min()), int(calls.size_bytes.max())),
         calls=len(calls),
         failed=int(calls.failed.sum()),

@@ -18,10 +18,8 @@ from commprof.analysis.align.matching import POINT_TO_POINT
 from commprof.text import named_ranks
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.reader import Trace
-from commprof.trace.schema import FLAG_SPARSE, OPS, Kind, Records
+from commprof.trace.schema import FLAG_SPARSE, OPS, REDUCE_OPS, Kind, Records
 
-#: ``c10d::ReduceOp::RedOpType``.
-_REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
 _REDUCING = {
     OPS.index(name)
     for name in (
@@ -111,7 +109,7 @@ def issued_of(row: Mapping[str, int], dtypes: Sequence[str]) -> Issued:
     size = common_bytes(op, row["bytes_in"], row["bytes_out"])
     named = op not in _BARRIERS and row["dtype"] < len(dtypes)
     reduce_op = row["reduce_op"]
-    reduce_name = _REDUCE_OPS[reduce_op] if reduce_op < len(_REDUCE_OPS) else str(reduce_op)
+    reduce_name = REDUCE_OPS[reduce_op] if reduce_op < len(REDUCE_OPS) else str(reduce_op)
     return Issued(
         op=OPS[op] if op < len(OPS) else f"operation {op}",
         dtype=dtypes[row["dtype"]] if named else "",
