@@ -98,7 +98,7 @@ def _above_ideal(
         if base is None or world is base or not scale.efficiency > 1.0:
             continue
         ratio = _work_per_sample(world) / _work_per_sample(base)
-        spread = max(_relative_spread(world), _relative_spread(base))
+        spread = max(world.relative_spread, base.relative_spread)
         text = (
             f"Efficiency at {world.world_size} ranks is {scale.efficiency:.1%}, above the ideal; "
             "adding ranks alone cannot cause that"
@@ -143,9 +143,9 @@ def _about_steps(world: WorldResult) -> list[str]:
     """Returns the remarks that are valid only if all steps ran with the same settings."""
     found = []
     name = counted(world.world_size, "rank")
-    if _relative_spread(world) > _NOISY:
+    if world.relative_spread > _NOISY:
         found.append(
-            f"Noisy at {name}: the interquartile range is {_relative_spread(world):.0%} of the "
+            f"Noisy at {name}: the interquartile range is {world.relative_spread:.0%} of the "
             f"median step.{_uneven_batches(world)}"
         )
     if world.stalled_steps:
@@ -351,11 +351,6 @@ def _work_per_sample(world: WorldResult) -> float:
     own = sum(rank.parts.own_work_ms for rank in world.ranks)
     samples = sum(rank.samples for rank in world.ranks)
     return own * world.measured_steps / samples if own > 0 and samples else math.nan
-
-
-def _relative_spread(world: WorldResult) -> float:
-    low, high = world.step_quartiles_ms
-    return (high - low) / world.step_median_ms if world.step_median_ms > 0 else 0.0
 
 
 def _micros(value_us: float) -> str:

@@ -74,7 +74,6 @@ def _row(
     strategy: str, world: WorldResult, efficiency: float, first: dict[int, WorldResult]
 ) -> StrategyRow:
     base = first.get(world.world_size)
-    low, high = world.step_quartiles_ms
     return StrategyRow(
         strategy=strategy,
         world_size=world.world_size,
@@ -82,10 +81,10 @@ def _row(
         versus_first=world.samples_per_s / base.samples_per_s if base else math.nan,
         efficiency=efficiency,
         step_median_ms=world.step_median_ms,
-        step_spread=(high - low) / world.step_median_ms,
+        step_spread=world.relative_spread,
         exposed_ms=world.parts.exposed_ms,
         exposed_share=world.parts.exposed_ms / world.parts.step_ms,
-        training_bytes=max(rank.training_bytes for rank in world.ranks),
+        training_bytes=max(world.known("training_bytes"), default=math.nan),
         average_loss=world.average_loss,
         operations=_operations(world),
     )

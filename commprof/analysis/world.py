@@ -203,6 +203,17 @@ class WorldResult:
         return self.steps - self.warmup_steps
 
     @property
+    def relative_spread(self) -> float:
+        """Interquartile range of the step divided by its median; NaN without a median above 0."""
+        low, high = self.step_quartiles_ms
+        return (high - low) / self.step_median_ms if self.step_median_ms > 0 else math.nan
+
+    def known(self, name: str) -> list[float]:
+        """Returns a figure of ``ranks`` by its name, for the ranks for which it is known."""
+        values = [getattr(rank, name) for rank in self.ranks]
+        return [value for value in values if not math.isnan(value)]
+
+    @property
     def unlisted_exposed_ms(self) -> float:
         """Exposed time per step that is in no row of ``collectives``.
 

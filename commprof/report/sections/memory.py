@@ -25,23 +25,18 @@ def memory_section(worlds: Sequence[WorldResult], tables: int | None = None) -> 
 
 def memory_grid(worlds: Sequence[WorldResult]) -> Grid | None:
     """Makes a table with a row per world size; None if memory was not measured."""
-    rows = [_cells(world) for world in worlds if _known(world, "peak_rss_bytes")]
-    on_gpu = any(_known(world, "device_peak_bytes") for world in worlds)
+    rows = [_cells(world) for world in worlds if world.known("peak_rss_bytes")]
+    on_gpu = any(world.known("device_peak_bytes") for world in worlds)
     width = len(_HEADERS) if on_gpu else _ON_CPU
     return Grid([row[:width] for row in rows], _HEADERS[:width]) if rows else None
 
 
 def _cells(world: WorldResult) -> tuple[str, ...]:
-    peaks, devices = _known(world, "peak_rss_bytes"), _known(world, "device_peak_bytes")
-    before = _known(world, "before_rss_bytes")
+    peaks, devices = world.known("peak_rss_bytes"), world.known("device_peak_bytes")
+    before = world.known("before_rss_bytes")
     values = (*_ends(peaks), max(before, default=math.nan), *_ends(devices))
     return (str(world.world_size), *(three_digits(value / 1e6) for value in values))
 
 
 def _ends(values: Sequence[float]) -> tuple[float, float]:
     return (max(values), min(values)) if values else (math.nan, math.nan)
-
-
-def _known(world: WorldResult, name: str) -> list[float]:
-    values = [getattr(rank, name) for rank in world.ranks]
-    return [value for value in values if not math.isnan(value)]

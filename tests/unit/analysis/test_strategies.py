@@ -66,6 +66,18 @@ def test_rows_stand_side_by_side() -> None:
     assert strategy_rows([]) == ()
 
 
+@pytest.mark.parametrize("unknown", [0, 1])
+def test_memory_is_of_the_ranks_where_it_is_known(unknown: int) -> None:
+    ranks = list(world(2).ranks)
+    ranks[unknown] = replace(ranks[unknown], peak_rss_bytes=math.nan)
+    assert strategy_rows([run_result(world(2, ranks=tuple(ranks)))])[0].training_bytes == 5e8
+
+
+def test_a_step_without_a_median_has_no_spread() -> None:
+    still = world(2, step_median_ms=0.0, step_quartiles_ms=(0.0, 1.0))
+    assert math.isnan(strategy_rows([run_result(still)])[0].step_spread)
+
+
 def test_figures_of_a_strategy() -> None:
     row = row_of("fsdp", 2)
     assert row.versus_first == 0.75
