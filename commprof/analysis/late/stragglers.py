@@ -36,6 +36,7 @@ _MOST = 0.5
 class SlowRank:
     """A rank whose own work takes longer than the others'."""
 
+    #: From :func:`find_slow_rank`, the position among the ranks that are compared.
     rank: int
     #: One of ``exposure.ORIGINS``: the phase in which the rank exceeds the others most.
     phase: str
@@ -223,7 +224,7 @@ def late_by_own_work(
 
     Args:
         late: result of :func:`find_late_rank`, with its cause.
-        slow: result of :func:`find_slow_rank`.
+        slow: result of :func:`find_slow_rank`, with the global rank.
         waited_for_ns: as in :func:`find_late_rank`.
         step_ns: median step.
 
