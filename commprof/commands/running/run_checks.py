@@ -27,7 +27,10 @@ SHARDED_STRATEGIES = ("fsdp", "hsdp")
 
 
 def checked_targets(args: argparse.Namespace, world_sizes: list[int]) -> list[Target]:
-    """Returns the targets to run, after checking the options; sets ``args.settings``."""
+    """Returns the targets to run, after checking the options.
+
+    Sets ``args.settings`` and ``args.predicted``.
+    """
     args.settings = _settings(args)
     _check_restarts(args)
     if price_of(args) is not None and args.trial is not None:

@@ -28,7 +28,7 @@ from commprof.trace.run.run_directory import CONFIG_FILE
 #: Options that are not saved: specific to one run or machine, or saved under another name.
 _NOT_REPEATED = {
     *("all", "command", "config", "dry_run", "json", "node_rank", "nproc", "output", "placement"),
-    *("script", "script_args", "settings"),
+    *("predicted", "script", "script_args", "settings"),
 }
 
 

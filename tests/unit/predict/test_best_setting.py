@@ -13,14 +13,19 @@ import pytest
 from commprof.analysis.predicted import read_best
 from commprof.analysis.verdict import verdict
 from commprof.commands import main
+from commprof.commands.options.parser import Parser
+from commprof.commands.options.run_arguments import add_arguments
 from commprof.commands.options.tried_setting import tried
+from commprof.commands.running.run_checks import checked_targets
+from commprof.commands.running.run_context import save_config
 from commprof.errors import CommprofError
+from commprof.launch.pinning import place_ranks
 from commprof.predict.replay.recorded import Recorded
 from commprof.predict.replay.replay import Replay
 from commprof.predict.replay.scenario import Scenario
 from commprof.predict.what_if.answers import Answers, answer
 from commprof.report.prediction import as_json, best
-from commprof.trace.run.run_directory import PREDICTIONS_FILE
+from commprof.trace.run.run_directory import CONFIG_FILE, PREDICTIONS_FILE
 from tests.support.builders.results import context, detail, run_result, world
 from tests.support.builders.schedules import hook, profile, schedule
 
@@ -230,6 +235,19 @@ def test_a_run_with_another_setting_is_refused(
     assert complaint in capsys.readouterr().err
     if len(arguments) < 4:
         assert main(["run", *given, "--hook", "fp16"]) == 0
+
+
+def test_a_run_that_checks_a_prediction_is_repeated_from_its_configuration(tmp_path: Path) -> None:
+    keep(tmp_path)
+    parser = Parser(prog="commprof run")
+    add_arguments(parser)
+    asked = ["--check-prediction", str(tmp_path), "--hook", "fp16"]
+    args = parser.parse_args(asked)
+    args.placement = place_ranks("none", "1", [2], 1)
+    checked_targets(args, [2])
+    save_config(tmp_path, args, [2])
+    again = parser.parse_args(["--config", str(tmp_path / CONFIG_FILE)])
+    assert (again.check_prediction, again.hook) == (tmp_path, "fp16")
 
 
 @pytest.mark.parametrize("text", ["{}", json.dumps({"best": None}), "\xff"])
