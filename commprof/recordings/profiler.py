@@ -20,7 +20,12 @@ from commprof.recordings.clock_agreement import with_compared_clocks
 from commprof.recordings.containers import each_file
 from commprof.recordings.profiler_calls import Call
 from commprof.recordings.profiler_events import read_events
-from commprof.recordings.profiler_rank import RankRecording, recorded_rank, trace_of
+from commprof.recordings.profiler_rank import (
+    RankRecording,
+    rank_in_name,
+    recorded_rank,
+    trace_of,
+)
 from commprof.recordings.profiler_windows import (
     MOST_WINDOWS,
     of_one_process,
@@ -98,7 +103,7 @@ def read_recording(path: Path) -> Recording | None:
 
 def _recording(path: Path, found: list[RankRecording], problems: list[str]) -> Recording:
     _one_job(path, found)
-    found, said = _of_all_hosts(found)
+    found, said = _of_all_processes(found)
     by_rank, about_ranks = _by_rank(found)
     said += about_ranks
     most = max(max(each.world_size for each in found), max(by_rank) + 1)
@@ -148,26 +153,37 @@ def _one_job(path: Path, found: Sequence[RankRecording]) -> None:
         )
 
 
-def _of_all_hosts(found: list[RankRecording]) -> tuple[list[RankRecording], list[str]]:
-    """Numbers the ranks across the job if the files' names number them per host.
+def _of_all_processes(found: list[RankRecording]) -> tuple[list[RankRecording], list[str]]:
+    """Numbers the ranks anew if several processes recorded the same rank at the same time.
 
-    They do if several files name the same rank and were recorded at the same time.
+    A rank that a file states may be wrong, so that the number in the file's name counts. Names may
+    number the ranks of one host only, so that ranks are numbered in the order of names instead.
     """
-    named = [each for each in found if each.rank is not None and each.by_name]
-    of_rank: dict[int | None, list[RankRecording]] = {}
-    for each in sorted(named, key=_begin_ns):
-        of_rank.setdefault(each.rank, []).append(each)
-    at_once = any(
+    if not _clash(found):
+        return found, []
+    why = "files of several hosts name the same ranks"
+    if not all(each.by_name for each in found):
+        why = "files of several processes state the same rank"
+    named = [replace(each, rank=rank_in_name(each.name), by_name=True) for each in found]
+    if all(each.rank is not None for each in named) and not _clash(named):
+        return named, [f"{why}; ranks are taken from the file names"]
+    ordered = sorted(found, key=lambda each: _natural(each.name))
+    return [replace(each, rank=rank) for rank, each in enumerate(ordered)], [
+        f"{why}; ranks are numbered in the order of file names"
+    ]
+
+
+def _clash(found: Sequence[RankRecording]) -> bool:
+    """True if several processes recorded the same rank at the same time."""
+    of_rank: dict[int, list[RankRecording]] = {}
+    for each in sorted(found, key=_begin_ns):
+        if each.rank is not None:
+            of_rank.setdefault(each.rank, []).append(each)
+    return any(
         overlap(earlier, later) and not of_one_process(earlier, later)
         for same in of_rank.values()
         for earlier, later in itertools.pairwise(same)
     )
-    if len(named) < len(found) or not at_once:
-        return found, []
-    ordered = sorted(found, key=lambda each: _natural(each.name))
-    return [replace(each, rank=rank) for rank, each in enumerate(ordered)], [
-        "files of several hosts name the same ranks; ranks are numbered in the order of file names"
-    ]
 
 
 def _begin_ns(each: RankRecording) -> int:

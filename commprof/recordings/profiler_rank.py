@@ -91,7 +91,7 @@ def recorded_rank(name: str, events: ProfilerEvents) -> RankRecording:
     steps = find_steps(events, calls, _busy(calls, work))
     rank = _whole(about.get("rank"))
     return RankRecording(
-        *(name, _in_name(name) if rank is None else rank, world_size, events, calls, steps),
+        *(name, rank_in_name(name) if rank is None else rank, world_size, events, calls, steps),
         *(device, work, rank is None, _problems(events, calls, steps, device)),
     )
 
@@ -407,7 +407,7 @@ def _outside_steps(calls: Sequence[Call], steps: FoundSteps) -> list[str]:
     ]
 
 
-def _in_name(name: str) -> int | None:
+def rank_in_name(name: str) -> int | None:
     """Returns the number after "rank" or the like in a file's or folder's name, or a short one."""
     file = Path(name)
     words = [

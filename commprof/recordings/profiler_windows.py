@@ -30,7 +30,10 @@ def overlap(first: RankRecording, second: RankRecording) -> bool:
 
 
 def of_one_process(first: RankRecording, second: RankRecording) -> bool:
-    """True if most calls in the time common to both recordings are equal to the ns."""
+    """True if most calls in the time common to both recordings are equal to the ns.
+
+    Without calls in that time, the recordings must have a step that begins at the same ns.
+    """
     there = {(call.begin_ns, call.end_ns) for call in first.calls}
     begins = [call.begin_ns for call in first.calls]
     both = [
@@ -38,6 +41,8 @@ def of_one_process(first: RankRecording, second: RankRecording) -> bool:
         for call in second.calls
         if begins and min(begins) <= call.begin_ns <= max(begins)
     ]
+    if not both:
+        return bool(np.isin(first.steps.begin_ns, second.steps.begin_ns).any())
     return 2 * sum(call in there for call in both) > len(both)
 
 

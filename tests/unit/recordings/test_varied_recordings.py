@@ -73,6 +73,42 @@ def test_ranks_are_told_from_names(tmp_path: Path, names: tuple[str, ...]) -> No
     assert world_of(tmp_path / "job").late_rank is not None
 
 
+def written(folder: Path, texts: dict[str, str]) -> Path:
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ({"rank1.json": 1, "rank0.json": 0}, "the same rank; ranks are taken from the file names"),
+        ({"rank0.json": 1, "rank1.json": 0}, "ranks are taken from the file names"),
+        ({"b_1.16999999999.pt.trace.json": 1, "a_7.16999999999.pt.trace.json": 0}, "in the order"),
+        ({"a/rank0.json": 0, "b/rank0.json": 1}, "ranks are numbered in the order of file names"),
+    ],
+)
+def test_files_of_several_processes_may_state_one_rank(
+    tmp_path: Path, names: dict[str, int], said: str
+) -> None:
+    texts = {name: document(rank_events(process), 0) for name, process in names.items()}
+    found = read_recording(written(tmp_path, texts))
+    assert found is not None
+    assert [str(found.traces[rank].path) for rank in (0, 1)] == sorted(names)
+    assert any(said in text for text in found.problems)
+    assert not any("steps that other files" in text for text in found.problems)
+
+
+def test_a_copy_without_communication_is_of_the_same_process(tmp_path: Path) -> None:
+    alone = [e for e in rank_events(1) if "AllReduce" not in e["name"]]
+    texts = {f"{name}.json": document(alone, 1) for name in ("a", "b")}
+    texts["c.json"] = document(rank_events(0), 0)
+    found = read_recording(written(tmp_path, texts))
+    assert found is not None
+    assert sorted(found.traces) == [0, 1]
+
+
 def test_packing_that_is_cut_or_followed_by_other_bytes_keeps_what_came_before(
     tmp_path: Path,
 ) -> None:
