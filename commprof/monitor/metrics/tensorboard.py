@@ -59,7 +59,8 @@ class EventFile:
 
     def _append(self, event: bytes) -> None:
         """Appends a whole frame or nothing: readers stop at half a frame."""
-        before, frame = self._file.tell(), _frame(event)
+        # After a frame that was truncated, the position is behind the end of the file.
+        before, frame = self._file.seek(0, os.SEEK_END), _frame(event)
         try:
             if self._file.write(frame) != len(frame):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
