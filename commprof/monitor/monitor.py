@@ -72,6 +72,8 @@ class Monitor:
         self._pid, _, self._began = of_process.partition(":")
         self._ending = threading.Event()
         self._complaints: set[str] = set()
+        #: Content of the file with the endpoint's address; empty without an endpoint.
+        self._address = b""
         #: True if a rank of this host ran at the last look.
         self._a_rank_runs = False
         profile = load_profile(settings.profile) if settings.profile else None
@@ -104,12 +106,14 @@ class Monitor:
 
     def close(self) -> None:
         """Closes all outputs and files."""
+        # The file goes before the address is free, so that no later monitor can have written it.
+        with suppress(OSError):
+            if address_file(self._run).read_bytes() == self._address:
+                address_file(self._run).unlink()
         for output in self._outputs:
             with suppress(OSError):
                 output.close()
         self._observer.close()
-        with suppress(OSError):
-            address_file(self._run).unlink()
 
     def _look(self) -> None:
         state: JobState | None = None
@@ -161,8 +165,9 @@ class Monitor:
         host, port = endpoint.address
         shown = f"[{host}]" if ":" in host else host
         found = {"url": f"http://{shown}:{port}{PATH}", "host": host, "port": port}
+        self._address = json.dumps(found).encode() + b"\n"
         try:
-            replace_file(address_file(self._run), json.dumps(found).encode() + b"\n")
+            replace_file(address_file(self._run), self._address)
         except OSError as error:
             self._complain(f"cannot write the endpoint's address to a file: {error}")
 

@@ -129,6 +129,15 @@ def test_a_monitor_shows_a_job_until_its_end(tmp_path: Path) -> None:
     assert not address_file(tmp_path).exists()
 
 
+def test_a_monitor_leaves_the_address_of_another(tmp_path: Path) -> None:
+    first, second = (Monitor(tmp_path, Settings("127.0.0.1:0")) for _ in range(2))
+    for without in (first, Monitor(tmp_path, Settings(jsonl=tmp_path / "m.jsonl"))):
+        without.close()
+        assert fetch(tmp_path) == ""
+    second.close()
+    assert not address_file(tmp_path).exists()
+
+
 def test_a_deleted_run_directory_ends_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
