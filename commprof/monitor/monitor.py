@@ -89,9 +89,10 @@ class Monitor:
             if not lived and not self._a_rank_runs:
                 break
             rest_s = min((time.process_time() - began_s) / _OF_A_CORE, _LONGEST_S)
-            rest_s, waited_s = max(self._interval_s, rest_s), 0.0
-            while waited_s < rest_s and not self._ending.wait(_ALERT_S):
-                waited_s += _ALERT_S
+            next_s = time.monotonic() + max(self._interval_s, rest_s)
+            while (left_s := next_s - time.monotonic()) > 0:
+                if self._ending.wait(min(_ALERT_S, left_s)):
+                    break
                 if lived and not self._job_lives():
                     break  # look at once at the ranks that are left
         for _ in range(_LAST_LOOKS):  # read what the ranks wrote last

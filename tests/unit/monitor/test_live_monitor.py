@@ -129,6 +129,22 @@ def test_a_monitor_shows_a_job_until_its_end(tmp_path: Path) -> None:
     assert not address_file(tmp_path).exists()
 
 
+def test_a_monitor_looks_at_the_interval_that_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitors, "_ALERT_S", 60)
+    looks: list[float] = []
+    monkeypatch.setattr(Observer, "look", lambda _: looks.append(time.monotonic()))
+    monitor = Monitor(tmp_path, Settings(interval_s=0.2))
+    thread = running(monitor)
+    try:
+        until(lambda: len(looks) > 2)
+    finally:
+        monitor.end()
+        thread.join()
+        monitor.close()
+
+
 def test_a_monitor_leaves_the_address_of_another(tmp_path: Path) -> None:
     first, second = (Monitor(tmp_path, Settings("127.0.0.1:0")) for _ in range(2))
     for without in (first, Monitor(tmp_path, Settings(jsonl=tmp_path / "m.jsonl"))):
