@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import select
 import shutil
@@ -97,11 +98,10 @@ def _print_once(observer: Observer, run: str) -> int:
 
 def _watch(observer: Observer, run: str, refresh_s: float, screen: Live | None) -> None:
     before: list[str] = []
-    changed_at = time.monotonic()
+    finished_at = math.inf
     while True:
         lines, finished = _lines(observer, run)
-        if lines != before:
-            changed_at = time.monotonic()
+        finished_at = min(finished_at, time.monotonic()) if finished else math.inf
         if screen is not None:
             from rich.text import Text
 
@@ -109,7 +109,7 @@ def _watch(observer: Observer, run: str, refresh_s: float, screen: Live | None) 
             screen.update(Text("\n".join(shown), no_wrap=True), refresh=True)
         elif lines != before:
             print("\n".join(lines) + "\n", flush=True)
-        elif finished and time.monotonic() - changed_at > _NEXT_JOB_S:
+        if screen is None and time.monotonic() - finished_at > _NEXT_JOB_S:
             return
         before = lines
         if _left(refresh_s, screen is not None):

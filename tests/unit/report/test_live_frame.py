@@ -142,6 +142,15 @@ def test_top_in_a_pipe_ends_after_the_job(
     assert capsys.readouterr().out.count("has ended") == 1
 
 
+def test_top_in_a_pipe_ends_though_the_time_since_a_killed_rank_s_step_grows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(top, "_NEXT_JOB_S", 0.3)
+    frames = iter([([f"{number} s ago"], number > 0) for number in range(10)])
+    monkeypatch.setattr(top, "_lines", lambda *_: next(frames))
+    assert main(["top", str(tmp_path), "--refresh", "0.1"]) == 0
+
+
 def test_top_on_a_terminal_leaves_it_as_it_was(tmp_path: Path) -> None:
     run = GrowingRun(tmp_path / "world_2", ranks_of(2, 20))
     run.begin()
