@@ -12,6 +12,7 @@ from pathlib import Path
 from commprof.analysis.checks.outcome import FAIL, STATUSES, WARN, Outcome
 from commprof.errors import UsageError
 from commprof.interrupts import ends_at_once
+from commprof.launch.pinning import omp_threads
 from commprof.text import counted, printable, wrapped
 from commprof.workloads.options import check_ranks
 
@@ -78,7 +79,7 @@ def _launched(ranks: int) -> tuple[Outcome, ...]:
                 str(result),
                 ranks,
                 Path(directory) / "logs",
-                threads_per_rank=int(os.environ.get("OMP_NUM_THREADS", "1")),
+                threads_per_rank=omp_threads(os.environ.get("OMP_NUM_THREADS")) or 1,
                 imports=("commprof.checks.run",),
             )
         finally:

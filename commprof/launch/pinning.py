@@ -174,8 +174,7 @@ def choose_threads(
 
     Args:
         asked: a whole number, "auto", or None.
-        omp_num_threads: the environment variable; OpenMP allows a list by nesting level, of which
-            the first number is used.
+        omp_num_threads: the environment variable.
         topology: cores of this host.
         largest: pinning at the largest world size.
         ranks: ranks on this host at the largest world size.
@@ -185,10 +184,9 @@ def choose_threads(
     """
     if asked is not None and asked != AUTO:
         return Threads(_count(asked, f"{_OPTION} {asked}", f", or {AUTO}"), _OPTION)
-    if omp_num_threads:
-        first = omp_num_threads.split(",")[0].strip()
-        what = f"OMP_NUM_THREADS={omp_num_threads}"
-        return Threads(_count(first, what, f"; unset it, or give {_OPTION} N"), "OMP_NUM_THREADS")
+    given = omp_threads(omp_num_threads, f"; unset it, or give {_OPTION} N")
+    if given is not None:
+        return Threads(given, "OMP_NUM_THREADS")
     if asked is None:
         return Threads(1, "default")
     share = topology.usable_cores // ranks
@@ -196,6 +194,24 @@ def choose_threads(
         smallest = min(largest.sets, key=len)
         share = min(share, sum(not set(core.cpus).isdisjoint(smallest) for core in topology.cores))
     return Threads(max(1, share), AUTO)
+
+
+def omp_threads(omp_num_threads: str | None, more: str = "; unset it") -> int | None:
+    """Returns the threads that OMP_NUM_THREADS asks for; None if it is not set or empty.
+
+    OpenMP allows a list by nesting level, of which the first number is used.
+
+    Args:
+        omp_num_threads: the environment variable.
+        more: what to do about a wrong value, for the message.
+
+    Raises:
+        UsageError: the variable is not a whole number of 1 or more.
+    """
+    if not omp_num_threads:
+        return None
+    first = omp_num_threads.split(",")[0].strip()
+    return _count(first, f"OMP_NUM_THREADS={omp_num_threads}", more)
 
 
 def _count(text: str, what: str, more: str) -> int:

@@ -29,6 +29,7 @@ from commprof.checks.run import read_outcomes, run_checks
 from commprof.commands import main
 from commprof.commands.check import render
 from commprof.errors import UsageError
+from commprof.launch import elastic
 
 CALM = Load(cpu_percent=0.5, memory_percent=0.0, available=0.6)
 
@@ -238,6 +239,22 @@ def test_refused_at_once(
         monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["check", "--nproc", "0"]) == 2
     assert "--nproc" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [("4,2", "4 threads"), ("", "1 threads"), ("x", "OMP_NUM_THREADS=x is out of range")],
+)
+def test_threads_of_the_ranks(
+    given: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def launch(*_: object, threads_per_rank: int, **__: object) -> None:
+        raise UsageError(f"{threads_per_rank} threads")
+
+    monkeypatch.setattr(elastic, "launch_function", launch)
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    assert main(["check", "--nproc", "1"]) == 2
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["abc", "0", "nan", "inf", "-3"])
