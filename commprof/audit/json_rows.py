@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from commprof.audit.document import Row
@@ -15,6 +15,7 @@ from commprof.audit.tables import with_shares
 #: Keys of objects whose figures belong to the row that contains them.
 _OWN = re.compile(r"aggregated|metrics|config|training|settings|summary|results?$")
 _NUMBERED = re.compile(r"(epoch|rank)[ _]?\d+$")
+_LISTED = re.compile(r"(epoch|rank)(s|_results)?$")
 
 
 def load(text: str) -> Any:
@@ -30,12 +31,11 @@ def load(text: str) -> Any:
 
 
 def json_rows(value: Any, where: str = "") -> list[Row]:
-    """Makes a row of every object that has a world size and figures.
+    """Makes a row of every innermost object that has a world size and figures.
 
     where: place of the JSON in its file, for messages.
     """
-    rows = [row for path, found in _worlds(value, where) for row in [_row(found, path)] if row]
-    return with_shares(rows)
+    return with_shares(_rows(value, where))
 
 
 def json_facts(value: Any) -> Row | None:
@@ -46,16 +46,32 @@ def json_facts(value: Any) -> Row | None:
     return Row(0, figures, quantities) if figures else None
 
 
-def _worlds(value: Any, path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    if isinstance(value, dict):
-        if _ranks(value):
-            yield path, value
-            return
-        for key, item in value.items():
-            yield from _worlds(item, _under(path, key))
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _worlds(item, f"{path}[{index}]")
+def _rows(value: Any, path: str) -> list[Row]:
+    """Makes rows of the innermost objects that have a world size and figures.
+
+    Objects that describe the same row as the object around them count only if that one has no row.
+    """
+    if isinstance(value, list):
+        return [row for at, item in enumerate(value) for row in _rows(item, f"{path}[{at}]")]
+    if not isinstance(value, dict):
+        return []
+    inner = [
+        (_is_part(key, item), row)
+        for key, item in value.items()
+        for row in _rows(item, _under(path, key))
+    ]
+    if _ranks(value) and all(is_part for is_part, _ in inner):
+        own = _row(value, path)
+        if own is not None:
+            return [own]
+    return [row for _, row in inner]
+
+
+def _is_part(key: str, item: Any) -> bool:
+    """True for the parts of a row: its settings and summaries, and its epochs and ranks."""
+    if isinstance(item, list):
+        return _LISTED.match(key) is not None
+    return _OWN.search(bare(key)) is not None or _NUMBERED.match(key) is not None
 
 
 def _under(path: str, key: str) -> str:
@@ -124,7 +140,7 @@ def _listed(value: Mapping[str, Any], path: str, kind: str) -> list[tuple[Mappin
         where = _under(path, key)
         if isinstance(item, dict) and _NUMBERED.match(key) and key.startswith(kind):
             found.append((item, where))
-        elif isinstance(item, list) and re.match(rf"{kind}(s|_results)?$", key):
+        elif isinstance(item, list) and _LISTED.match(key) and key.startswith(kind):
             found += [(x, f"{where}[{i}]") for i, x in enumerate(item) if isinstance(x, dict)]
     return found
 

@@ -7,17 +7,20 @@ The audit against five reports that contradict themselves: only their figures we
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import random
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from commprof.audit.audit import audit
 from commprof.audit.checks import Finding
 from commprof.audit.figure import Span, exact, parse_figure
+from commprof.audit.json_rows import json_rows, load
 from commprof.audit.quantities import classify, parse_ranks
 from commprof.commands import main
 
@@ -161,6 +164,24 @@ def test_a_wrong_encoding_is_seen_through(tmp_path: Path) -> None:
         "- **1→4 processes:** 20.22× speedup (95% efficiency)\n".encode().decode("cp1252")
     )
     assert main(["audit", str(path)]) == 1
+
+
+OF_ONE, OF_TWO = {"gpus": 1, "throughput": 10}, {"gpus": 2, "throughput": 19}
+
+
+@pytest.mark.parametrize(
+    ("value", "ranks"),
+    [
+        ({"nodes": 1, "results": [OF_ONE, OF_TWO]}, [1, 2]),
+        ({"nodes": 1, "throughput": 19, "runs": {"a": OF_ONE, "b": OF_TWO}}, [1, 2]),
+        ({"nodes": 1, "results": {"a": OF_ONE, "b": OF_TWO}}, [1, 2]),
+        ({**OF_TWO, "config": OF_ONE, "rank_results": [OF_ONE, OF_ONE]}, [2]),
+        ({**OF_TWO, "epoch_1": OF_ONE, "note": {"gpus": 1, "name": "x"}}, [2]),
+        ([{"nodes": 2}, {"nodes": 2, "config": OF_TWO}], [2]),
+    ],
+)
+def test_json_has_a_row_for_each_innermost_world_size(value: Any, ranks: list[int]) -> None:
+    assert [row.ranks for row in json_rows(load(json.dumps(value)))] == ranks
 
 
 GARBAGE = {
