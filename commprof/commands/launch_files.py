@@ -60,7 +60,9 @@ class LaunchFilesCommand:
             "--port", type=int, default=29500, help="Slurm: rendezvous port (default: 29500)"
         )
         parser.add_argument("--cpus-per-rank", type=int, metavar="N", help="cores for each rank")
-        parser.add_argument("--time", metavar="LIMIT", help="Slurm: time limit, such as 1:30:00")
+        parser.add_argument(
+            "--time", metavar="LIMIT", help="Slurm: time limit: minutes, or such as 1:30:00"
+        )
         parser.add_argument("--partition", metavar="NAME", help="Slurm: the partition")
         parser.add_argument("--image", help="Kubernetes: container image")
         parser.add_argument(

@@ -54,8 +54,9 @@ def _scalar(value: object) -> str:
 _FILLED_IN = ("--nnodes", "--node-rank", "--nproc", "--rdzv-endpoint", "--output")
 #: A DNS label (RFC 1123), as Kubernetes requires for names.
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-#: Time limits of sbatch: minutes, or [days-]hours:minutes[:seconds] (its manual page).
-_TIME = re.compile(r"\d+|(\d+-)?\d+(:\d{1,2}){1,2}|\d+-\d+")
+#: Time limits of sbatch (its manual page), except for minutes:seconds.
+_TIME = re.compile(r"\d+|\d+(:\d{1,2}){2}|\d+-\d+(:\d{1,2}){0,2}")
+_MINUTES_AND_SECONDS = re.compile(r"\d+:\d{1,2}")
 
 
 @dataclass(frozen=True)
@@ -145,11 +146,8 @@ def slurm(job: ClusterJob) -> str:
     own variables give each node's number.
     """
     job.check()
-    if job.time_limit is not None and not _TIME.fullmatch(job.time_limit):
-        raise UsageError(
-            f"--time {job.time_limit!r} is not a time limit of sbatch (allowed: minutes, or "
-            "[DAYS-]HOURS:MINUTES[:SECONDS])"
-        )
+    if job.time_limit is not None:
+        _check_time(job.time_limit)
     options = {
         "job-name": job.name,
         "nodes": job.nodes,
@@ -179,6 +177,19 @@ def slurm(job: ClusterJob) -> str:
         f"echo {shlex.quote(f'Report: {report}')}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _check_time(limit: str) -> None:
+    if _MINUTES_AND_SECONDS.fullmatch(limit):
+        raise UsageError(
+            f"--time {limit!r} means minutes and seconds to sbatch; give {limit}:00 for hours and "
+            "minutes, or whole minutes"
+        )
+    if not _TIME.fullmatch(limit):
+        raise UsageError(
+            f"--time {limit!r} is not a time limit of sbatch (allowed: minutes, "
+            "HOURS:MINUTES:SECONDS, or DAYS-HOURS[:MINUTES[:SECONDS]])"
+        )
 
 
 def train_job(job: ClusterJob) -> str:

@@ -123,6 +123,11 @@ def test_the_batch_script_asks_for_what_was_asked() -> None:
     ]
 
 
+@pytest.mark.parametrize("limit", ["90", "2:30:00", "1-2", "1-02:30", "1-02:30:00"])
+def test_time_limits_of_sbatch_are_taken(limit: str) -> None:
+    assert f"#SBATCH --time={limit}\n" in slurm(replace(JOB, time_limit=limit))
+
+
 def test_a_train_job_says_how_many_run_what() -> None:
     job = load(train_job(JOB))
     assert (job["apiVersion"], job["kind"]) == ("trainer.kubeflow.org/v1alpha1", "TrainJob")
@@ -177,6 +182,11 @@ def test_words_that_yaml_would_misread_stay_strings() -> None:
         ("slurm", {"nodes": 0}, "--nodes 0 is out of range (allowed: 1 or more)"),
         ("slurm", {"name": "My Job"}, "--name 'My Job' cannot be a job's name"),
         ("slurm", {"time_limit": "soon"}, "--time 'soon' is not a time limit of sbatch"),
+        (
+            "slurm",
+            {"time_limit": "2:30"},
+            "'2:30' means minutes and seconds to sbatch; give 2:30:00",
+        ),
         ("slurm", {"directory": "runs"}, "--output 'runs' is relative"),
         ("slurm", {"script": ()}, "no script is given"),
         ("slurm", {"port": 70000}, "--port 70000 is out of range"),
