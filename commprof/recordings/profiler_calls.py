@@ -63,6 +63,8 @@ _OPS_BY_WORD: Final = (
 )
 #: Operations with several forms, which gloo's own ranges do not distinguish.
 _FORMS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+#: Operations with a root.
+_ROOTED: Final = ("broadcast", "reduce", "gather", "scatter")
 #: Most nested ranges searched; c10d's nest three or four deep.
 _DEEPEST: Final = 64
 _C10D_RANGE = re.compile(r"(?:nccl|gloo|mpi|ucc|xccl|ccl):")
@@ -285,7 +287,6 @@ def _described(name: str, args: dict[str, Any], world_size: int) -> Call:
     given_in, given_out = (_whole(args.get(f"{way} msg nelems")) * size for way in ("In", "Out"))
     if "Out msg nelems" not in args:
         given_out = _output(op, given_in, in_group)
-    peer = args.get("Dst Rank" if op == "send" else "Src Rank" if "recv" in op else "Root Rank", 0)
     return Call(
         op=op,
         group=str(args.get("Process Group Name", "")),
@@ -293,7 +294,7 @@ def _described(name: str, args: dict[str, Any], world_size: int) -> Call:
         group_size=in_group,
         group_ranks=ranks if len(ranks) == in_group else (),
         seq=_seq(args.get("Seq")),
-        peer=_peer(_whole(peer), ranks),
+        peer=_peer(op, args, ranks),
         dtype=str(args.get("dtype", "")),
         elements=_whole(args.get("In msg nelems")),
         bytes_in=min(given_in, _MOST_BYTES),
@@ -307,9 +308,19 @@ def _described(name: str, args: dict[str, Any], world_size: int) -> Call:
     )
 
 
-def _peer(value: int, ranks: Sequence[int]) -> int:
-    """Returns a peer's rank in the group; the recorded rank is global or already the group's."""
-    return ranks.index(value) if value in ranks else value
+def _peer(op: str, args: dict[str, Any], ranks: Sequence[int]) -> int:
+    """Returns the rank in the group of a root or a message's peer; 0 if it is not recorded.
+
+    The recorded rank of a peer is global or already the group's. That of a root is the group's; in
+    other operations, such as an all-gather that consists of broadcasts, it is the own rank.
+    """
+    if op in _ROOTED:
+        named = operation(str(args.get("Collective name", "")))
+        return _whole(args.get("Rank")) if named == op else 0
+    if op == "send" or "recv" in op:
+        value = _whole(args.get("Dst Rank" if op == "send" else "Src Rank"))
+        return ranks.index(value) if value in ranks else value
+    return 0
 
 
 def _output(op: str, bytes_in: int, ranks: int) -> int:

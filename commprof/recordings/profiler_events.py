@@ -48,7 +48,7 @@ _WAIT_OP = "::wait_tensor"
 _ARGUMENTS: Final[tuple[str, ...]] = (
     *("Collective name", "Process Group Name", "Process Group Description", "Group size", "Seq"),
     *("dtype", "In msg nelems", "Out msg nelems", "Process Group Ranks", "Src Rank", "Dst Rank"),
-    *("Root Rank", "Input Dims", "Input type", "External id", "external id"),
+    *("Rank", "Input Dims", "Input type", "External id", "external id"),
 )
 
 

@@ -20,6 +20,8 @@ from commprof.recordings.nccl_tests import read_nccl_tests
 from commprof.recordings.profiler import read_recording
 from commprof.recordings.profiler_calls import operation
 from commprof.recordings.profiler_events import is_communication
+from commprof.trace import columns
+from commprof.trace.schema import OPS
 from tests.support.builders.flight_dumps import dump, entry, write_dumps
 from tests.support.builders.profiler_traces import (
     Event,
@@ -185,6 +187,35 @@ def test_nested_ranges_and_operators_say_what_a_kernel_is(tmp_path: Path) -> Non
     assert {row.op for row in world_of(path).collectives} == {
         *("reduce_scatter_tensor", "all_gather", "other")
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "told", "op", "root"),
+    [
+        ("nccl:broadcast", {"Collective name": "broadcast", "Rank": "1"}, "broadcast", 1),
+        ("nccl:reduce", {"Collective name": "reduce", "Rank": 1}, "reduce", 1),
+        # An all-gather of unequal sizes, for which the rank is the own one.
+        ("nccl:_broadcast_oop", {"Collective name": "_allgather", "Rank": "1"}, "broadcast", 0),
+        ("nccl:all_reduce", {"Collective name": "allreduce", "Rank": "1"}, "all_reduce", 0),
+    ],
+)
+def test_the_root_is_a_rank_of_the_group(
+    tmp_path: Path, name: str, told: Event, op: str, root: int
+) -> None:
+    told = {**told, "Process Group Ranks": "[1, 2, 0]", "Group size": 3}
+    comms = {**annotation("record_param_comms", 5, 40), "cat": "cpu_op", "args": told}
+    events = [
+        comms,
+        annotation(name, 8, 30),
+        launched(7, 11),
+        kernel("nccl", 20, 40, correlation=7),
+    ]
+    path = tmp_path / "one.json"
+    path.write_text(document([annotation("ProfilerStep#1", 0, 200), *events], 0, 3))
+    found = read_recording(path)
+    assert found is not None
+    calls = columns.collectives(found.traces[0])
+    assert [(OPS[calls.op[0]], calls.peer[0])] == [(op, root)]
 
 
 def test_a_recording_is_a_timeline_too(
