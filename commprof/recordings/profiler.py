@@ -18,7 +18,7 @@ from commprof.errors import CommprofError, TraceError
 from commprof.invocation import quoted
 from commprof.recordings.clock_agreement import with_compared_clocks
 from commprof.recordings.containers import each_file
-from commprof.recordings.profiler_calls import Call
+from commprof.recordings.profiler_calls import Call, of_job
 from commprof.recordings.profiler_events import read_events
 from commprof.recordings.profiler_rank import (
     RankRecording,
@@ -110,6 +110,10 @@ def _recording(path: Path, found: list[RankRecording], problems: list[str]) -> R
     world_size = max(most, max((c.group_size for each in found for c in each.calls), default=0))
     if not any(each.calls for each in found):
         raise CommprofError(_no_communication(path, found))
+    by_rank = {
+        rank: replace(each, calls=[of_job(call, world_size) for call in each.calls])
+        for rank, each in by_rank.items()
+    }
     by_rank = _with_distinct_groups(by_rank)
     seqs, counted_so = _numbers(by_rank)
     traces = {

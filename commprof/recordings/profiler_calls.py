@@ -79,6 +79,7 @@ class Call:
     #: Name and description of the process group; empty if the recording has none.
     group: str
     group_description: str
+    #: 0 if not known.
     group_size: int
     #: Global ranks of the group; empty if not known.
     group_ranks: tuple[int, ...]
@@ -90,6 +91,7 @@ class Call:
     #: Number of elements of the input.
     elements: int
     bytes_in: int
+    #: -1 if it follows from the group's size, which is not known.
     bytes_out: int
     #: Time of the launch on the host; for gloo, the begin of c10d's operator.
     launch_ns: int
@@ -286,7 +288,7 @@ def _described(name: str, args: dict[str, Any], world_size: int) -> Call:
         in_group = len(ranks) or world_size
     given_in, given_out = (_whole(args.get(f"{way} msg nelems")) * size for way in ("In", "Out"))
     if "Out msg nelems" not in args:
-        given_out = _output(op, given_in, in_group)
+        given_out = _output(op, given_in, in_group) if in_group else -1
     return Call(
         op=op,
         group=str(args.get("Process Group Name", "")),
@@ -321,6 +323,14 @@ def _peer(op: str, args: dict[str, Any], ranks: Sequence[int]) -> int:
         value = _whole(args.get("Dst Rank" if op == "send" else "Src Rank"))
         return ranks.index(value) if value in ranks else value
     return 0
+
+
+def of_job(call: Call, world_size: int) -> Call:
+    """Returns the call with the job's world size if the size of its group was not recorded."""
+    if call.group_size:
+        return call
+    out = call.bytes_out if call.bytes_out >= 0 else _output(call.op, call.bytes_in, world_size)
+    return replace(call, group_size=world_size, bytes_out=min(out, _MOST_BYTES))
 
 
 def _output(op: str, bytes_in: int, ranks: int) -> int:

@@ -105,7 +105,7 @@ def trace_of(found: RankRecording, rank: int, world_size: int, seqs: Sequence[in
         world_size: the job's.
         seqs: each call's number in its group, the same on all ranks.
     """
-    groups, of_call = _groups(found.calls, rank, world_size, found.events.head)
+    groups, of_call = _groups(found.calls, rank, found.events.head)
     dtypes = sorted({call.dtype for call in found.calls})
     calls = _calls(found, of_call, seqs, dtypes)
     thread = 0
@@ -296,7 +296,7 @@ def _phase_records(found: RankRecording, computing: Stretches, thread: int) -> R
 
 
 def _groups(
-    calls: Sequence[Call], rank: int, world_size: int, head: dict[str, Any]
+    calls: Sequence[Call], rank: int, head: dict[str, Any]
 ) -> tuple[dict[int, Group], list[int]]:
     """Returns the process groups by number, and each call's group number."""
     about = head.get("distributedInfo")
@@ -310,10 +310,9 @@ def _groups(
         if key not in number:
             number[key] = len(number) + 1
             place = call.group_ranks.index(rank) if rank in call.group_ranks else rank
-            size = call.group_size or world_size
             groups[number[key]] = Group(
                 *(number[key], *((call.group, call.group_description) if call.group else only)),
-                *(backend, place, size),
+                *(backend, place, call.group_size),
             )
         of_call.append(number[key])
     return groups, of_call

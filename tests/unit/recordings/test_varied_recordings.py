@@ -111,6 +111,18 @@ def test_a_copy_without_communication_is_of_the_same_process(tmp_path: Path) -> 
     assert sorted(found.traces) == [0, 1]
 
 
+def test_an_output_follows_from_the_ranks_of_the_job(tmp_path: Path) -> None:
+    """Though no file states their number."""
+    around: Event = annotation("nccl:_all_gather_base", 10, 20)
+    around["args"] = {"Input Dims": [[25]], "Input type": ["float"]}
+    events = [around, launched(7, 11), kernel("nccl", 20, 40, correlation=7)]
+    texts = {f"rank{rank}.json": json.dumps({"traceEvents": events}) for rank in range(3)}
+    found = read_recording(written(tmp_path, texts))
+    assert found is not None
+    calls = columns.collectives(found.traces[0])
+    assert (calls.bytes_in.tolist(), calls.bytes_out.tolist()) == ([100], [300])
+
+
 def test_packing_that_is_cut_or_followed_by_other_bytes_keeps_what_came_before(
     tmp_path: Path,
 ) -> None:
