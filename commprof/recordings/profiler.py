@@ -217,15 +217,14 @@ def _by_rank(found: Sequence[RankRecording]) -> tuple[dict[int, RankRecording], 
 def _numbers(by_rank: dict[int, RankRecording]) -> tuple[dict[int, list[int]], list[str]]:
     """Returns each call's number in its group, by rank: the recorded one, else a counter.
 
-    Messages and unknown operations have no number, as ranks may have different ones. The counter
-    starts at the first step that all ranks recorded, so that a rank that was recorded earlier has
-    the same numbers; it starts anew in every window.
+    The recorded numbers of a group count if every rank that uses the group has them. Messages and
+    unknown operations have no number, as ranks may have different ones. The counter starts at the
+    first step that all ranks recorded, so that a rank that was recorded earlier has the same
+    numbers; it starts anew in every window.
     """
     marked = [each.steps for each in by_rank.values()]
     first_step = max((int(steps.number[0]) for steps in marked if len(steps.number)), default=0)
-    own = {rank: _own_numbers(each) for rank, each in by_rank.items()}
-    everywhere = set.intersection(*(set(groups) for groups in own.values()))
-    everywhere |= {g for groups in own.values() for g in groups if not _shared(g, by_rank)}
+    unnumbered = set[str]().union(*(_unnumbered(each) for each in by_rank.values()))
     seqs: dict[int, list[int]] = {}
     for rank, each in by_rank.items():
         begin = each.steps.begin_ns[each.steps.number >= first_step]
@@ -237,7 +236,7 @@ def _numbers(by_rank: dict[int, RankRecording]) -> tuple[dict[int, list[int]], l
             name, window = _group(call), bisect_right(each.windows_ns[1:], call.launch_ns)
             if not _joins(call):
                 seqs[rank].append(NO_SEQ)
-            elif name in everywhere and name in own[rank]:
+            elif name not in unnumbered:
                 seqs[rank].append(call.seq)
             else:
                 counted_from = _FIRST_SEQ + window * _OF_WINDOW - before[name] * (window == 0)
@@ -246,17 +245,13 @@ def _numbers(by_rank: dict[int, RankRecording]) -> tuple[dict[int, list[int]], l
     return seqs, _unequal(by_rank)
 
 
-def _shared(group: str, by_rank: dict[int, RankRecording]) -> bool:
-    return sum(any(_group(c) == group for c in each.calls) for each in by_rank.values()) > 1
-
-
-def _own_numbers(each: RankRecording) -> set[str]:
-    """Returns the groups whose calls all have distinct recorded numbers."""
+def _unnumbered(each: RankRecording) -> set[str]:
+    """Returns the groups of a rank whose calls do not all have distinct recorded numbers."""
     numbers: dict[str, list[int]] = {}
     for call in each.calls:
         if _joins(call):
             numbers.setdefault(_group(call), []).append(call.seq)
-    return {name for name, own in numbers.items() if min(own) >= 0 and len(set(own)) == len(own)}
+    return {name for name, own in numbers.items() if min(own) < 0 or len(set(own)) < len(own)}
 
 
 def _group(call: Call) -> str:

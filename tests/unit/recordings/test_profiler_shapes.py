@@ -243,6 +243,18 @@ def mesh(rank: int) -> list[Event]:
     return events
 
 
+def test_recorded_numbers_of_a_group_count_though_other_ranks_do_not_use_it(tmp_path: Path) -> None:
+    """Rank 1 was recorded from its second calls on."""
+    of_ranks = [mesh(rank) for rank in range(4)]
+    del of_ranks[1][1:3]
+    texts = {f"rank{rank}.json": document(of_ranks[rank], rank, 4) for rank in range(4)}
+    found = read_recording(written(tmp_path / "job", texts))
+    assert found is not None
+    tables = [columns.collectives(found.traces[rank]) for rank in (0, 1)]
+    tp = [table.seq[table.group == table.group[0]].tolist() for table in tables]
+    assert tp == [list(range(6)), list(range(1, 6))]
+
+
 def test_groups_of_one_name_and_other_ranks_are_told_apart(tmp_path: Path) -> None:
     texts = {f"rank{rank}.json": document(mesh(rank), rank, 4) for rank in range(4)}
     world = world_of(written(tmp_path / "job", texts))
