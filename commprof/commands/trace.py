@@ -129,11 +129,11 @@ def _world(run: Path, wanted: int | None) -> tuple[int, Mapping[int, Path | Trac
         )
     sizes = read_context(run)["world_sizes"]
     recording = other_recording(run)
-    if recording is not None and wanted in (None, recording.world_size):
-        return recording.world_size, recording.traces
-    found: dict[int, dict[int, Path]] = {
-        size: paths for size in sizes if (paths := trace_paths(run, size))
-    }
+    found: Mapping[int, Mapping[int, Path | Trace]]
+    if recording is not None:
+        found = {recording.world_size: recording.traces}
+    else:
+        found = {size: paths for size in sizes if (paths := trace_paths(run, size))}
     if not found:
         raise CommprofError(f"{quoted(run)} holds no trace of a rank; nothing was recorded there")
     size = max(found) if wanted is None else wanted

@@ -237,6 +237,8 @@ def test_a_recording_is_a_timeline_too(
     monkeypatch.chdir(tmp_path)
     assert main(["trace", str(folder)]) == 0
     assert "from 2 of 2 ranks" in capsys.readouterr().out
+    assert main(["trace", str(folder), "--world-size", "4"]) == 2
+    assert "world sizes with traces: 2" in capsys.readouterr().err
     written = tmp_path / "trace_2.json.gz"
     events = json.loads(gzip.decompress(written.read_bytes()))["traceEvents"]
     waits = [e for e in events if e.get("cat") == "exposed" or "wait" in str(e.get("name"))]
