@@ -54,7 +54,7 @@ def reduced(size: int, reduce_op: str = "SUM", dtype: str = "Float") -> Row:
 #: Operations of ``all_gather_object``, which depend on torch's version.
 NEW = torch.__version__ >= (2, 15)
 #: Whether gloo implements ``all_to_all`` of lists.
-GLOO_TAKES_LISTS = torch.__version__ >= (2, 11)
+GLOO_TAKES_LISTS = torch.__version__ >= (2, 12)
 GATHERED = "all_gather_into_tensor" if NEW else "all_gather"
 #: An object to send.
 VALUE = {"rank": "any"}
