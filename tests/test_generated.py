@@ -23,7 +23,7 @@ def test_stub_is_what_the_built_module_generates(tmp_path: Path) -> None:
     generated = tmp_path / "_C.pyi"
     subprocess.run([sys.executable, TOOLS / "make_stubs.py", generated], check=True)
     committed, made = (ROOT / "commprof/_C.pyi").read_text(), generated.read_text()
-    if committed.splitlines()[:2] != made.splitlines()[:2]:
+    if committed.splitlines()[1] != made.splitlines()[1]:
         pytest.skip("written with another pybind11")
     assert committed == made, "out of date: run `make stubs`"
 
