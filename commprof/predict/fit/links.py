@@ -184,7 +184,8 @@ def _rate_scale(
     remarks: list[str],
 ) -> Callable[[float], float]:
     """Returns the function that converts seconds per byte to a link of another rate."""
-    if math.isnan(rate):
+    sends_bytes = curve.pieces[-1].beta_s_per_byte > 0  # unlike a barrier
+    if math.isnan(rate) or not sends_bytes:
         return lambda beta: beta
     stated = measured.bytes_per_s
     if math.isnan(stated):

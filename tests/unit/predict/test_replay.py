@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from commprof.errors import CommprofError
-from commprof.predict.fit.cost_model import SAME_HOST
+from commprof.predict.fit.cost_model import SAME_HOST, Piece
 from commprof.predict.fit.held_out import check, checks, model_error
 from commprof.predict.fit.hook_costs import HookFigures
 from commprof.predict.fit.links import scenario_link
-from commprof.predict.fit.machine_profile import MachineProfile
+from commprof.predict.fit.machine_profile import LinkProfile, MachineProfile
 from commprof.predict.replay.recorded import Recorded
 from commprof.predict.replay.replay import Replay
 from commprof.predict.replay.scenario import Scenario
@@ -173,6 +173,16 @@ def test_a_reduction_s_own_time_stays_on_a_faster_link() -> None:
         )
         assert found.outer is not None
         assert found.outer.pieces[-1].beta_s_per_byte == pytest.approx((1e-8 - left) / 2 + left)
+
+
+def test_a_barrier_takes_as_long_at_any_rate() -> None:
+    one = dataclasses.replace(curve(), op="barrier", pieces=(Piece(0.0, 1e-3, 0.0),))
+    links = {"other_host": LinkProfile({"barrier": one}, 1e8, 0.0)}
+    scenario = Scenario(2, ranks_per_host=1, bandwidth_bytes_per_s=2e8)
+    placement = Placement(1, 4, 1, 0.5)
+    found = scenario_link(MachineProfile(links, {}), scenario, placement, "barrier")
+    assert found.outer is not None
+    assert found.outer.pieces == one.pieces
 
 
 def test_a_hook_takes_its_time_and_saves_bytes() -> None:
