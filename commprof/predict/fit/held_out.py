@@ -21,6 +21,7 @@ from commprof.predict.replay.schedule import RecordedSteps
 from commprof.predict.sharded.changes import as_recorded
 from commprof.predict.sharded.steps import ShardedSteps, passes_of
 from commprof.stats.intervals import student_t_quantile
+from commprof.text import counted
 
 #: Root mean square error of predictions of random jobs, from
 #: benchmarks/results/predictions/predict_intervals.jsonl, and the number of points it counts for.
@@ -125,8 +126,8 @@ def _check_kind(replay: Model, recorded: RecordedSteps) -> None:
         units, here = replay.schedule.units, recorded.units
         if units and here and units != here:
             raise CommprofError(
-                f"a step reduces {here} units of gradients, that of the prediction's run {units}: "
-                "blocks are wrapped differently, so it is another setting"
+                f"a step reduces gradients in {counted(here, 'unit')}, a step of the prediction's "
+                f"run in {units}: blocks are wrapped differently, so it is another setting"
             )
 
 

@@ -70,9 +70,7 @@ def _crowding(schedule: Schedule, placement: Placement, link: ScenarioLink) -> I
     measured = min([schedule.placement.ranks_per_core, *known])
     if placement.ranks_per_core > measured * _ALMOST:
         yield f"{placement.ranks_per_core:.3g} ranks per core (measured: {measured:.3g})"
-    elif max(1.0, placement.threads_per_core) > _ALMOST * max(
-        1.0, schedule.placement.threads_per_core
-    ):
+    elif placement.threads_sharing > schedule.placement.threads_sharing * _ALMOST:
         yield placement.per_core_words(schedule.placement)
 
 

@@ -56,6 +56,11 @@ class Placement:
         """Intra-op threads of the host's ranks, per core."""
         return self.ranks_per_host * self.threads / self.cores_per_host
 
+    @property
+    def threads_sharing(self) -> float:
+        """Threads that share a core; 1 if there are cores enough."""
+        return max(1.0, self.threads_per_core)
+
     def crowding(self) -> float:
         """Returns wanted divided by available processor time; 1 if there is enough.
 
@@ -70,9 +75,10 @@ class Placement:
 
     def per_core_words(self, recorded: Placement) -> str:
         """Describes how many ranks or threads share a core, here and as recorded."""
-        there, here = (max(1.0, each.threads_per_core) for each in (self, recorded))
         what = "ranks" if self.threads == 1 else "threads"
-        return f"{there:.3g} {what} per core (measured: {here:.3g})"
+        return (
+            f"{self.threads_sharing:.3g} {what} per core (measured: {recorded.threads_sharing:.3g})"
+        )
 
     def changed(self, scenario: Scenario) -> Placement:
         """Returns the placement of a scenario's ranks."""

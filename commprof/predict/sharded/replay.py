@@ -70,8 +70,7 @@ class ShardedReplay(Model):
         update = self.schedule.shard_ranks / changed.shard_ranks
         world = World(self.schedule, changed, scenario.world_size, update)
         drawn = world.draw(STEPS, random)
-        shared = [max(1.0, each.threads_per_core) for each in (placement, recorded)]
-        if not math.isclose(*shared, rel_tol=1e-3):
+        if not math.isclose(placement.threads_sharing, recorded.threads_sharing, rel_tol=1e-3):
             step_ns = _medians(world, drawn, costs).step_s * 1e9
             own_ns = float(np.median(world.own_ns(drawn)))
             found = crowding(self.schedule, changed, placement, step_ns, own_ns)

@@ -306,7 +306,7 @@ def test_a_check_refuses_runs_of_another_kind() -> None:
     calls = fsdp_steps().calls
     last = max(n for n, call in enumerate(calls) if call.op == "reduce_scatter")
     wrapped_run = dataclasses.replace(fsdp_steps(), calls=(*calls[:last], *calls[last + 1 :]))
-    with pytest.raises(CommprofError, match="reduces 1 units of gradients, that of"):
+    with pytest.raises(CommprofError, match="reduces gradients in 1 unit, a step of"):
         check(replay(), wrapped_run, "wrapped")
 
 
