@@ -14,6 +14,7 @@ from pathlib import Path
 from commprof import invocation
 from commprof.analysis.collectives.exchange import SmallCalls
 from commprof.analysis.collectives.host_links import HostLinks
+from commprof.analysis.collectives.unseen import is_unseen
 from commprof.analysis.late.stragglers import LateRank, fell_behind
 from commprof.analysis.remarks import FEW_STEPS
 from commprof.analysis.scaling import RunResult
@@ -92,6 +93,7 @@ class Card:
     verdict: str
     #: Parts in the order of a step; they add up to ``step_ms``.
     parts: tuple[CardPart, ...]
+    #: NaN if the capture saw no communication; so are ``exposed_share`` and ``best_step_ms``.
     exposed_ms: float
     #: Fraction of the mean step; also an upper bound on the gain from faster communication.
     exposed_share: float
@@ -136,7 +138,7 @@ def card(
     found = zip(result.worlds, details, strict=True)
     world, detail = next(each for each in found if each[0].world_size == verdict.world_size)
     step = mean_step(detail)
-    late = _late(world.late_rank)
+    late, unseen = _late(world.late_rank), is_unseen(result.context, world)
     run = invocation.quoted(directory)
     advice, command = verdict.next_step.advice, verdict.next_step.command or _look(run, late)
     if result.incidents:
@@ -150,12 +152,12 @@ def card(
         step_ms=step.step_ms,
         verdict=verdict.headline,
         parts=_parts(step),
-        exposed_ms=step.exposed_ms,
-        exposed_share=step.share("communication"),
+        exposed_ms=math.nan if unseen else step.exposed_ms,
+        exposed_share=math.nan if unseen else step.share("communication"),
         hidden_ms=step.hidden_ms,
         wait_ms=split["waiting"],
         wire_ms=split["wire"],
-        best_step_ms=step.step_ms - step.exposed_ms,
+        best_step_ms=math.nan if unseen else step.step_ms - step.exposed_ms,
         late=late,
         nobody_late=nobody_is_late(world),
         small_calls=verdict.exchange.small_calls,

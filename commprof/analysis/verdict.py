@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from commprof.analysis.collectives.exchange import Exchange, exchange
+from commprof.analysis.collectives.unseen import is_unseen
 from commprof.analysis.late import lines
 from commprof.analysis.late.stragglers import LateRank, fell_behind
 from commprof.analysis.next_step import NextStep, late_share, next_step, rank_to_look_at
@@ -107,6 +108,11 @@ def verdict(result: RunResult, details: Sequence[WorldDetail]) -> Verdict | None
     headline = _headline(bindings[place], step, words, late)
     if late is None:
         headline = " ".join(filter(None, (headline, _held_up(world, step) or found.sentence)))
+    if is_unseen(result.context, world):
+        headline = (
+            f"At {counted(world.world_size, 'rank')} the mean step takes {in_ms(step.step_ms)}; "
+            "its communication was not seen, and is part of the phases in which ranks wait for it."
+        )
     if told := _against_prediction(result.context, world):
         headline = f"{headline} {told}"
     return Verdict(

@@ -88,6 +88,8 @@ def facts(card: Card) -> list[tuple[str, str]]:
 
 
 def _figures(card: Card) -> list[tuple[str, str]]:
+    if math.isnan(card.exposed_ms):
+        return [("Exposed communication", "not known: the capture saw none of it.")]
     if card.world_size < 2 or not card.exposed_ms > 0:
         return [("Exposed communication", "none.")]
     split = "not separated in this run"

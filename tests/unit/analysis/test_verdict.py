@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from commprof.analysis.card import card
 from commprof.analysis.late.stragglers import LateRank
 from commprof.analysis.step.mean_step import stalled
 from commprof.analysis.verdict import Verdict, verdict
 from commprof.analysis.world import WorldResult
+from commprof.report.card import facts
 from tests.support.builders.results import context, detail, parts, run_result, world
 
 
@@ -38,6 +41,23 @@ def test_the_largest_part_binds(measured: dict[str, float], part: str) -> None:
     found = of(**measured)
     assert found.bindings[0].part == part
     assert found.headline.startswith("At 2 ranks the step is bound by ")
+
+
+@pytest.mark.parametrize(("capture", "is_seen"), [("native", True), ("python", False)])
+def test_communication_that_the_capture_cannot_see_is_not_called_none(
+    capture: str, is_seen: bool
+) -> None:
+    result = run_result(world(2), context=context(capture=capture))
+    details = [detail(2, backward=60)]
+    found = verdict(result, details)
+    assert found is not None
+    assert ("its communication was not seen" in found.headline) == (not is_seen)
+    assert found.next_step.advice.startswith("Communication is not") == is_seen
+    made = card(result, details, found, Path("r"))
+    assert made is not None
+    told = dict(facts(made))["Exposed communication"]
+    assert told == ("none." if is_seen else "not known: the capture saw none of it.")
+    assert made.command.endswith("check") == (not is_seen)
 
 
 def test_communication_is_one_part_and_its_own_parts_stand_beside_it() -> None:
