@@ -216,7 +216,7 @@ def generation(
 
 
 @contextmanager
-def fork_server() -> Iterator[Any]:
+def fork_server(backend: str = "gloo") -> Iterator[Any]:
     """Starts processes when called with modes, a size, ranks and a directory."""
     with tempfile.TemporaryDirectory() as place, socket.socket(socket.AF_UNIX) as door:
         address = f"{place}/door"
@@ -237,7 +237,7 @@ def fork_server() -> Iterator[Any]:
                     environment = {**common, "RANK": str(rank), "WORLD_SIZE": str(ranks)}
                     asked = {"size": size, "name": mode, "environment": environment}
                     asked |= {"mode": PLAIN if mode == CONTROL else mode}
-                    asked |= {"directory": f"{place}/{mode}"}
+                    asked |= {"directory": f"{place}/{mode}", "backend": backend}
                     print(json.dumps(asked), file=process.stdin, flush=True)
             door.settimeout(120)
             found = {mode: Processes() for mode in modes}
@@ -279,8 +279,8 @@ def table(results: dict[str, Any], clock: str, style: str = "simple") -> str:
     for size, ranks in _cells():
         cell = results.get(cell_name(size, ranks), {})
         if PLAIN in cell and clock in cell[PLAIN]:
-            shown = [_shown(ratio(cell, mode, clock)) for mode in MODES[1:]]
-            shown.append(_shown(ratio(cell, HOOK, clock, (RECORDED[-1],))))
+            shown = [shown(ratio(cell, mode, clock)) for mode in MODES[1:]]
+            shown.append(shown(ratio(cell, HOOK, clock, (RECORDED[-1],))))
             typical = float(np.median(cell[PLAIN][clock]))
             rows.append((size, ranks, f"{typical:.4g}", *shown))
     headers = ("model", "gloo ranks", f"{PLAIN} ms", *MODES[1:], "hook / attached")
@@ -288,7 +288,8 @@ def table(results: dict[str, Any], clock: str, style: str = "simple") -> str:
     return shown if rows else ""
 
 
-def _shown(found: Interval | None) -> str:
+def shown(found: Interval | None) -> str:
+    """Returns a ratio with its interval."""
     return f"{found.value:.4f} [{found.low:.4f}, {found.high:.4f}]" if found else "-"
 
 
@@ -323,10 +324,10 @@ def _demand(what: str, clock: str, mode: str, found: Interval) -> Demand:
     if clock == "wall":
         limit = MOST_WALL[mode]
         asked = f"the interval's upper end at most {limit:g}"
-        return Demand(what, _shown(found), asked, found.high <= limit)
+        return Demand(what, shown(found), asked, found.high <= limit)
     limit = MOST_CPU[mode]
     wide = max(found.high - found.value, found.value - found.low) > limit - 1
-    figure = _shown(found) + (", not measurable with this precision" if wide else "")
+    figure = shown(found) + (", not measurable with this precision" if wide else "")
     asked = f"at most {limit:g}, with a precision of {limit - 1:.1%}"
     return Demand(what, figure, asked, found.value <= limit and not wide)
 
@@ -397,9 +398,10 @@ def _call_table(times: dict[str, list[float]]) -> str:
     return tabulate(rows, headers=headers, floatfmt=".3f")
 
 
-def _calls(_: float) -> dict[str, Any]:
+def call_times(backend: str) -> dict[str, Any]:
+    """Measures calls on a backend; prints a table of each, and returns times by mode in us."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(RANK_SCRIPT), "collectives", "40"],
+        [sys.executable, "-W", "ignore", str(RANK_SCRIPT), "collectives", "40", backend],
         env={**os.environ, "OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "99"},
         stdout=subprocess.PIPE,
         check=True,
@@ -408,9 +410,13 @@ def _calls(_: float) -> dict[str, Any]:
     last = done.stdout.strip().splitlines()[-1]
     found = json.loads(last, parse_float=lambda text: round(float(text), 4))
     for call, times in found.items():
-        print(f"\nMicroseconds per {call} on the fake backend, difference to plain\n")
+        print(f"\nMicroseconds per {call} on the {backend} backend, difference to plain\n")
         print(_call_table(times))
-    return {"collectives": found}
+    return dict(found)
+
+
+def _calls(_: float) -> dict[str, Any]:
+    return {"collectives": call_times("fake")}
 
 
 if __name__ == "__main__":

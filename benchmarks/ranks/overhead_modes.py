@@ -62,7 +62,10 @@ def recorded(
 
 
 def _profiler() -> AbstractContextManager[Any]:
-    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if torch.cuda.is_initialized():
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    return torch.profiler.profile(activities=activities)
 
 
 def _nothing() -> None:

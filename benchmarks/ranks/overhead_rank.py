@@ -2,7 +2,8 @@
 
 ``overhead_rank.py serve SOCKET`` imports torch, and never commprof, and forks a rank for each line
 of JSON on its standard input. Such a rank tells that socket when it is warm, and then runs as many
-steps as each request names. ``overhead_rank.py collectives ROUNDS`` prints times as JSON.
+steps as each request names. ``overhead_rank.py collectives ROUNDS BACKEND`` prints times as
+JSON, of calls on two ranks of the fake backend, which does nothing, or on one rank of another.
 """
 
 from __future__ import annotations
@@ -44,11 +45,15 @@ _PR_SET_PDEATHSIG = 1
 _USER_ONLY = 1 << 5 | 1 << 6  # exclude_kernel, exclude_hv
 
 
-def collectives(rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Returns microseconds per call on the fake backend, which does nothing, by mode and round."""
+def collectives(rounds: int, backend: str) -> dict[str, dict[str, list[float]]]:
+    """Returns microseconds per call of a backend by mode and round."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    if backend == "fake":
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    else:
+        torch.set_default_device("cuda:0")
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     group, tensor = dist.group.WORLD, torch.ones(4)
     calls: dict[str, Callable[[], object]] = {
         "ProcessGroup.allreduce().wait()": lambda: group.allreduce([tensor]).wait(),
@@ -87,7 +92,9 @@ def rank(asked: dict[str, Any], address: str) -> None:
     """Trains until warm, then runs a turn of steps for each line read, until input ends."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    dist.init_process_group("gloo")
+    on_gpu = asked["backend"] == "nccl"
+    torch.set_default_device("cuda:0" if on_gpu else "cpu")
+    dist.init_process_group(asked["backend"])
     mode = asked["mode"]
     layers, width, batch, cap_mb = SIZES[asked["size"]]
     model = DistributedDataParallel(
@@ -100,6 +107,8 @@ def rank(asked: dict[str, Any], address: str) -> None:
             model.zero_grad()
             model(data).square().mean().backward()
             end_of_step()
+            if on_gpu:
+                torch.cuda.synchronize()
 
         for _ in range(WARM_UP_STEPS):
             step()
@@ -153,7 +162,7 @@ def main() -> None:
     """Runs the part that the command line names."""
     if sys.argv[1] == "collectives":
         torch.set_num_threads(1)
-        print(json.dumps(collectives(int(sys.argv[2]))))
+        print(json.dumps(collectives(int(sys.argv[2]), sys.argv[3])))
     else:
         serve(sys.argv[2])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -23,6 +24,8 @@ STEPS = 30
 HELD_UP_S = 0.02
 #: Duration of an operator that needs no core.
 REST_S = 0.005
+#: Size of the matrices that are multiplied beside collectives, by backend.
+MATRIX = {"gloo": 512, "nccl": 4096}
 
 
 @torch.library.custom_op("two_instruments::rest", mutates_args=("values",))
@@ -76,7 +79,8 @@ def beside(rank: int, rests: bool) -> Callable[[int], None]:
     elements = 1 << (14 if rests else 20)
     values, part = torch.ones(elements), elements // 4
     parts = torch.empty(dist.get_world_size() * part)
-    matrix, product = torch.ones(512, 512), torch.empty(512, 512)
+    width = MATRIX[dist.get_backend()]
+    matrix, product = torch.ones(width, width), torch.empty(width, width)
 
     def step(number: int) -> None:
         first = dist.all_reduce(values, async_op=True)
@@ -94,12 +98,13 @@ def beside(rank: int, rests: bool) -> Callable[[int], None]:
 def ddp(rank: int, rests: bool) -> Callable[[int], None]:
     """Trains under DDP with several buckets."""
     torch.manual_seed(1)
-    width, between = (64, Rest) if rests else (512, nn.ReLU)
+    on_gpu = dist.get_backend() == "nccl"
+    width, between = (64, Rest) if rests else (2048 if on_gpu else 512, nn.ReLU)
     layers = [nn.Sequential(nn.Linear(width, width), between()) for _ in range(6)]
     bucket_mb = 2 * width**2 / 512**2
     model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=bucket_mb)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    data = torch.ones(64, width)
+    data = torch.ones(4096 if on_gpu else 64, width)
 
     def step(number: int) -> None:
         optimizer.zero_grad()
@@ -117,13 +122,27 @@ def without_core_ns() -> int:
     return int(Path("/proc/thread-self/schedstat").read_text().split()[1])
 
 
-def main(workload: str, directory: Path, rests: bool) -> list[list[int]]:
+def use_one_gpu() -> None:
+    """Makes the first GPU the device of all tensors, although another rank uses it too.
+
+    NCCL refuses two ranks of one host on one GPU. With a host identity of its own, each rank is
+    taken for one of another host, and they exchange data through sockets.
+    """
+    os.environ |= {"NCCL_HOSTID": os.environ["RANK"], "NCCL_SOCKET_IFNAME": "lo"}
+    torch.set_default_device("cuda:0")
+
+
+def main(workload: str, directory: Path, rests: bool, backend: str) -> list[list[int]]:
     """Runs a workload under both recorders; returns time without a core per rank and step.
 
     Some steps run before both recorders begin, so that both see the same steps.
     """
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    activities = [ProfilerActivity.CPU]
+    if backend == "nccl":
+        use_one_gpu()
+        activities.append(ProfilerActivity.CUDA)
+    dist.init_process_group(backend)
     rank = dist.get_rank()
     step = WORKLOADS[workload](rank, rests)
     for number in range(3):
@@ -135,7 +154,7 @@ def main(workload: str, directory: Path, rests: bool) -> list[list[int]]:
     with (
         commprof.profile(directory / "run") as ours,
         profile(
-            activities=[ProfilerActivity.CPU],
+            activities=activities,
             schedule=schedule(wait=0, warmup=0, active=STEPS, repeat=1),
             on_trace_ready=lambda done: done.export_chrome_trace(str(trace)),
             record_shapes=True,
@@ -144,6 +163,8 @@ def main(workload: str, directory: Path, rests: bool) -> list[list[int]]:
         for number in range(STEPS):
             counts.append(without_core_ns())
             step(number)
+            if backend == "nccl":
+                torch.cuda.synchronize()
             ours.step()
             theirs.step()
         counts.append(without_core_ns())
@@ -156,4 +177,4 @@ def main(workload: str, directory: Path, rests: bool) -> list[list[int]]:
 
 if __name__ == "__main__":
     asked = json.loads(sys.argv[1])
-    print(json.dumps(main(asked["workload"], Path(asked["directory"]), asked["rests"])))
+    print(json.dumps(main(**{**asked, "directory": Path(asked["directory"])})))

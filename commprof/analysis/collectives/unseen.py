@@ -1,7 +1,8 @@
-"""Whether a run's capture saw communication: the one in pure Python sees that of DDP's hook alone.
+"""What a run's capture lacked to see communication; no evidence that ranks wait for nothing.
 
-A script without this hook then has steps and phases, and no collective. That is no evidence that
-its ranks wait for nothing.
+The capture in pure Python sees the collectives of DDP's hook alone, so a script without this hook
+has steps and phases, and no collective. On a GPU a host sees that collectives are issued; only
+device events tell how long a stream waits for them.
 """
 
 from __future__ import annotations
@@ -9,14 +10,39 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from commprof import invocation
 from commprof.analysis.world import WorldResult
 
 
 def is_unseen(context: Mapping[str, Any], world: WorldResult) -> bool:
-    """True if several ranks communicate, but the capture in pure Python saw no collective.
+    """True if several ranks communicate, but the capture saw none of their waiting.
 
     Args:
         context: context of the run, as in ``run.json``.
         world: the world size in question.
     """
-    return context.get("capture") == "python" and world.world_size > 1 and not world.collectives
+    return world.world_size > 1 and (_without_module(context, world) or _without_device(world))
+
+
+def see_it(context: Mapping[str, Any], world: WorldResult) -> tuple[str, str]:
+    """Returns advice on how to see what ``is_unseen``, and a command for it."""
+    if _without_module(context, world):
+        return (
+            "First make commprof's C++ module available, and repeat the run: without it the "
+            "communication of this job is not seen. This command says what is missing:",
+            invocation.command("check"),
+        )
+    why = world.no_device_times or "the recording does not say why"
+    return (
+        "First make device events available, and repeat the run: without them nobody knows how "
+        f"long the GPUs waited for collectives. They are missing for this reason: {why}.",
+        "",
+    )
+
+
+def _without_module(context: Mapping[str, Any], world: WorldResult) -> bool:
+    return context.get("capture") == "python" and not world.collectives
+
+
+def _without_device(world: WorldResult) -> bool:
+    return world.device_collectives > 0 and not world.device_timed and not world.foreign

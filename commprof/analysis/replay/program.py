@@ -229,7 +229,8 @@ def _chained(
     """
     others = issued[table.thread[issued] != thread]
     at = np.searchsorted(exposed.begin_ns, table.issue_ns[others], side="right") - 1
-    others = others[(at >= 0) & (table.issue_ns[others] < exposed.end_ns[np.maximum(at, 0)])]
+    others, at = others[at >= 0], at[at >= 0]
+    others = others[table.issue_ns[others] < exposed.end_ns[at]]
     ended = np.flatnonzero(table.end_ns > 0)
     ended = ended[np.lexsort((table.end_ns[ended], table.group[ended]))]
     after = np.full(len(others), -1, dtype=np.int64)

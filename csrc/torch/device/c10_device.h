@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "device/device_timeline.h"
+#include "torch/device/cuda_capture.h"
 
 namespace commprof {
 
@@ -16,8 +17,9 @@ namespace commprof {
 // two or the last.
 inline constexpr int kUnusualPriority = -2;
 
-// Older torch cannot tell if a stream is captured into a graph. A mark on a
-// captured stream would break the capture, so there are no device events then.
+// A mark on a stream that is captured into a graph would break the capture. The
+// guards of torch before 2.12 cannot tell, but CUDA can; where neither tells,
+// there are no device events.
 template <class Guard>
 inline constexpr bool kTellsCapture =
     requires(const Guard& guard, c10::Stream s) { guard.isStreamCapturing(s); };
@@ -29,8 +31,9 @@ template <class Guard>
 bool isCapturing(const Guard& guard, c10::Stream stream) {
   if constexpr (kTellsCapture<Guard>) {
     return guard.isStreamCapturing(stream);
+  } else {
+    return isCapturedByCuda(stream);
   }
-  return true;
 }
 
 class C10Device final : public Device {

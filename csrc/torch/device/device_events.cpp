@@ -98,9 +98,9 @@ const char* leftOut(c10::DeviceType type) noexcept {
   if (wanted == "off") {
     return "COMMPROF_DEVICE_EVENTS=off";
   }
-  if (!kTellsCapture<c10::impl::VirtualGuardImpl>) {
-    return "this torch cannot say whether a stream is captured into a graph; "
-           "2.12 and later can";
+  if (!kTellsCapture<c10::impl::VirtualGuardImpl> && !cudaTellsCapture(type)) {
+    return "this torch cannot say whether a stream of its device is captured "
+           "into a graph; 2.12 and later can";
   }
   if (wanted != "on" && !answersCapture(type)) {
     return "its backend does not say whether a stream is captured into a "

@@ -1,46 +1,20 @@
 #include "torch/device/device_poller.h"
 
-#include <dlfcn.h>
-#include <link.h>
 #include <pthread.h>
 #include <signal.h>
 #include <chrono>
-#include <cstring>
 #include <string>
 #include <utility>
+
+#include "torch/device/loaded_symbol.h"
 
 namespace commprof {
 
 namespace {
 
-struct Wanted {
-  std::string name;
-  void* found = nullptr;
-};
-
-// A library that Python loaded for itself alone is not in the global scope.
-int lookInto(dl_phdr_info* info, size_t, void* data) {
-  auto& wanted = *static_cast<Wanted*>(data);
-  const char* file = info->dlpi_name;
-  if (file == nullptr ||
-      (std::strstr(file, "libcudart") == nullptr &&
-       std::strstr(file, "libamdhip64") == nullptr)) {
-    return 0;
-  }
-  if (void* library = dlopen(file, RTLD_LAZY | RTLD_NOLOAD)) {
-    wanted.found = dlsym(library, wanted.name.c_str());
-    dlclose(library); // it stays loaded: we opened nothing
-  }
-  return wanted.found != nullptr ? 1 : 0;
-}
-
 void* find(const std::string& prefix) {
-  Wanted wanted{prefix + "ThreadExchangeStreamCaptureMode"};
-  wanted.found = dlsym(RTLD_DEFAULT, wanted.name.c_str());
-  if (wanted.found == nullptr) {
-    dl_iterate_phdr(&lookInto, &wanted);
-  }
-  return wanted.found;
+  return loadedSymbol(
+      prefix + "ThreadExchangeStreamCaptureMode", {"libcudart", "libamdhip64"});
 }
 
 } // namespace

@@ -135,6 +135,7 @@ TOLD = (
     Told("predict, found.directory.quoted, *options", "report FSDP_RUN", r"^  (commprof .*)"),
     Told("predict, 'RUN', '--format', 'json'", NO_PREDICTIONS, r"file with (commprof .*)", 1),
     Told("predict, 'RUN'", "run --world-sizes 2 --check-prediction ONE", r"it with (.* RUN)", 1),
+    Told("check", "report UNSEEN", r"^  (commprof check)$"),
     Told("run, *self._quoted", "report WIRE_BOUND", r"^  (commprof run .*--trial .*)"),
     Told("run, '--world-sizes', '2', '--hook', label.quoted", OPTIMIZE, r"both runs: (.*?), then"),
     Told("run, '--world-sizes', '1,2', '--scaling', 'strong'", STRONG, r"two: (.*)", 1),

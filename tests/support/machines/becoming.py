@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
+import importlib.machinery
 import io
 import multiprocessing.process
 import os
@@ -112,7 +112,9 @@ def _add_python_path() -> None:
     given = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     new = [entry for entry in given if entry not in sys.path]
     sys.path[1:1] = new
-    if new and (spec := importlib.util.find_spec("sitecustomize")) and spec.origin not in _DONE:
+    # Debian's Pythons have loaded one of their own, which importlib.util would find.
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
+    if new and spec is not None and spec.origin not in _DONE:
         sys.modules.pop("sitecustomize", None)
         with suppress(ImportError):
             __import__("sitecustomize")

@@ -12,7 +12,7 @@ from commprof.analysis.replay.program import programs
 from commprof.trace import columns
 from commprof.trace.schema import Phase
 from tests.support.builders.random_run import RandomRun
-from tests.support.builders.traces import MS, Rank, world_run
+from tests.support.builders.traces import MS, THREAD, Rank, world_run
 
 
 def measured(ranks: list[Rank]) -> MeasuredWorld:
@@ -188,3 +188,16 @@ def test_efficiencies_are_those_of_pop() -> None:
 @pytest.mark.parametrize("ranks", [Job(1).ranks, Job(steps=3).ranks], ids=["one", "few steps"])
 def test_nothing_is_said_where_nothing_can_be_replayed(ranks: list[Rank]) -> None:
     assert gains(measured(ranks)) is None
+
+
+def test_collectives_that_no_thread_waits_for_hold_up_nothing() -> None:
+    """As on a GPU without device events: autograd's thread issues them, and the host goes on."""
+    ranks = [Rank(rank, 2) for rank in range(2)]
+    for rank in ranks:
+        for step in range(20):
+            at = 100 * step * MS
+            rank.step(at, at + 100 * MS)
+            rank.collective(step, at + 30 * MS, 0, bytes=4000, thread=THREAD + 2)
+    result = gains(measured(ranks))
+    assert result is not None
+    assert result.step_ms == pytest.approx(100)

@@ -43,21 +43,31 @@ def test_the_largest_part_binds(measured: dict[str, float], part: str) -> None:
     assert found.headline.startswith("At 2 ranks the step is bound by ")
 
 
-@pytest.mark.parametrize(("capture", "is_seen"), [("native", True), ("python", False)])
+@pytest.mark.parametrize(
+    ("capture", "device", "missing"),
+    [
+        ("native", {}, ""),
+        ("native", {"device_collectives": 4, "device_timed": 4}, ""),
+        ("python", {}, "C++ module"),
+        ("native", {"device_collectives": 4, "no_device_times": "no driver"}, "reason: no driver."),
+        ("native", {"device_collectives": 4}, "device events"),
+    ],
+)
 def test_communication_that_the_capture_cannot_see_is_not_called_none(
-    capture: str, is_seen: bool
+    capture: str, device: dict[str, object], missing: str
 ) -> None:
-    result = run_result(world(2), context=context(capture=capture))
+    result = run_result(world(2, **device), context=context(capture=capture))
     details = [detail(2, backward=60)]
     found = verdict(result, details)
     assert found is not None
-    assert ("its communication was not seen" in found.headline) == (not is_seen)
-    assert found.next_step.advice.startswith("Communication is not") == is_seen
+    assert ("its communication was not seen" in found.headline) == bool(missing)
+    assert found.next_step.advice.startswith("Communication is not") == (not missing)
+    assert missing in found.next_step.advice
     made = card(result, details, found, Path("r"))
     assert made is not None
     told = dict(facts(made))["Exposed communication"]
-    assert told == ("none." if is_seen else "not known: the capture saw none of it.")
-    assert made.command.endswith("check") == (not is_seen)
+    assert told == ("not known: the capture saw none of it." if missing else "none.")
+    assert made.command.endswith("check") == (capture == "python")
 
 
 def test_communication_is_one_part_and_its_own_parts_stand_beside_it() -> None:

@@ -1,0 +1,92 @@
+"""Measures the cost of recording on a GPU: steps of DDP and single calls, on one rank of NCCL.
+
+    PYTHONPATH=. python benchmarks/own_cost/gpu_steps.py [--minutes 2] [--json FILE]
+
+As overhead.py does on gloo: each mode is a process of its own, and the modes take turns. A step
+ends when the GPU is done, so what recording adds to the host's work is not hidden behind the GPU's.
+On one rank NCCL's all-reduce is a copy at most; ProcessGroupNCCL makes streams wait and records
+events as it does for more. Prints ratios to plain processes with 95 % intervals, and microseconds
+that recording adds to a call. Exits with 1 if recording takes longer than torch.profiler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from benchmarks.judging.demands import Demand, judged
+from benchmarks.judging.results_file import write_json
+from benchmarks.own_cost.overhead import (
+    CLOCKS,
+    CONTROL,
+    PROFILER,
+    RECORDED,
+    Cell,
+    call_times,
+    fork_server,
+    generation,
+    ratio,
+    shown,
+)
+
+MODES = ("plain", CONTROL, *RECORDED, PROFILER)
+SIZES = ("small", "medium", "large")
+STEPS, ROUNDS = 10, 5
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=2.0, help="that steps take (default: 2)")
+    parser.add_argument("--json", type=Path, help="write all times there")
+    args = parser.parse_args()
+    results: dict[str, Any] = {"collectives": call_times("nccl")}
+    results |= generations(time.monotonic() + 60 * args.minutes)
+    write_json(args.json, results)
+    for clock, name in CLOCKS.items():
+        print(f"\n{name[0].upper()}{name[1:]} per step, over that of plain processes [95 %]\n")
+        rows = [
+            (size, *(shown(ratio(results[size], mode, clock)) for mode in MODES[1:]))
+            for size in SIZES
+        ]
+        print(tabulate(rows, headers=["model", *MODES[1:]], disable_numparse=True), flush=True)
+    return judged(demands(results))
+
+
+def generations(end_s: float) -> dict[str, Cell]:
+    """Restarts all processes again and again, while there is time; two generations at least."""
+    cells: dict[str, Cell] = {size: {} for size in SIZES}
+    order, done = random.Random(0), 0
+    with fork_server("nccl") as server:
+        while done < 2 or time.monotonic() < end_s:
+            for size, kept in cells.items():
+                one = generation(server, size, 1, MODES, ROUNDS, STEPS, order)
+                for mode, clocks in one.items():
+                    for clock, values in clocks.items():
+                        kept.setdefault(mode, {}).setdefault(clock, []).append(values)
+            done += 1
+    return cells
+
+
+def demands(results: dict[str, Any]) -> list[Demand]:
+    """Asks that recording costs less wall and CPU time than torch.profiler."""
+    found = []
+    for size in SIZES:
+        for clock in CLOCKS:
+            known = {mode: ratio(results[size], mode, clock) for mode in (*RECORDED, PROFILER)}
+            values = {mode: of_mode.value for mode, of_mode in known.items() if of_mode}
+            if PROFILER in values:
+                most = max(value for mode, value in values.items() if mode != PROFILER)
+                what = f"step of the {size} model on a GPU: {CLOCKS[clock]} below torch.profiler's"
+                figure = f"{most:.4f} at most, torch.profiler {values[PROFILER]:.4f}"
+                found.append(Demand(what, figure, "below", most < values[PROFILER]))
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

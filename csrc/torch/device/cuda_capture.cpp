@@ -1,0 +1,56 @@
+#include "torch/device/cuda_capture.h"
+
+#include <exception>
+
+#include "torch/device/loaded_symbol.h"
+
+namespace commprof {
+
+namespace {
+
+struct Cuda {
+  // c10::cuda::CUDAStream::stream() const; a CUDAStream holds a c10::Stream and
+  // nothing else.
+  using HandleOf = void* (*)(const c10::Stream* stream);
+  using IsCapturing = int (*)(void* handle, int* status);
+  using LastError = int (*)();
+
+  HandleOf handle_of = nullptr;
+  IsCapturing is_capturing = nullptr;
+  LastError take_last_error = nullptr;
+
+  Cuda() noexcept {
+    try {
+      handle_of = reinterpret_cast<HandleOf>(
+          loadedSymbol("_ZNK3c104cuda10CUDAStream6streamEv", {"libc10_cuda"}));
+      is_capturing = reinterpret_cast<IsCapturing>(
+          loadedSymbol("cudaStreamIsCapturing", {"libcudart"}));
+      take_last_error = reinterpret_cast<LastError>(
+          loadedSymbol("cudaGetLastError", {"libcudart"}));
+    } catch (const std::exception&) { // no memory: as if there were none
+    }
+  }
+};
+
+const Cuda& cuda() noexcept {
+  static const Cuda c;
+  return c;
+}
+
+} // namespace
+
+bool cudaTellsCapture(c10::DeviceType type) noexcept {
+  return type == c10::DeviceType::CUDA && cuda().handle_of != nullptr &&
+      cuda().is_capturing != nullptr && cuda().take_last_error != nullptr;
+}
+
+bool isCapturedByCuda(c10::Stream stream) noexcept {
+  int status = 0;
+  if (cuda().is_capturing(cuda().handle_of(&stream), &status) != 0) {
+    cuda().take_last_error(); // torch would find it after a kernel's launch
+    return true;
+  }
+  return status != 0;
+}
+
+} // namespace commprof

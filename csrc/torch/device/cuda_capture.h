@@ -1,0 +1,16 @@
+// Whether a stream is captured into a graph, by CUDA's own runtime: the device
+// guards of torch before 2.12 do not tell. Can go when these are dropped.
+#pragma once
+
+#include <c10/core/Stream.h>
+
+namespace commprof {
+
+// True if this process has what `isCapturedByCuda` calls.
+bool cudaTellsCapture(c10::DeviceType type) noexcept;
+
+// True, too, if CUDA refuses the question, as while another thread captures.
+// For devices of which `cudaTellsCapture` is true.
+bool isCapturedByCuda(c10::Stream stream) noexcept;
+
+} // namespace commprof

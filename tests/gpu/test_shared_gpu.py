@@ -1,0 +1,81 @@
+"""Two ranks of NCCL that share one GPU: real kernels, which wait for each other through sockets.
+
+How fast they are says nothing of a job with a GPU per rank. Which kernels there are, that each is
+timed, who waits for whom, and that training stays the same, is as it is there.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from commprof.analysis.align.device_timeline import on_device_timeline, timed_collectives
+from commprof.analysis.run import analyse_in_detail
+from commprof.trace import columns
+from commprof.trace.codes import OPS
+from commprof.trace.reader import read_trace
+from tests.support.machines.commands import RUN, TORCHRUN, call
+
+pytestmark = pytest.mark.needs_gpu
+
+SCRIPT = str(Path(__file__).parents[1] / "support/scripts/nccl.py")
+LATE_MS = 40
+EXPECTED = {"ddp": ("all_reduce",), "fsdp2": ("all_gather", "reduce_scatter")}
+
+
+def losses(output: str) -> list[str]:
+    found = sorted(line for line in output.splitlines() if line.startswith("rank "))
+    assert len(found) == 2, output
+    return found
+
+
+def recorded(strategy: str, late_ms: int, directory: Path, *options: str) -> tuple[str, Path]:
+    done = call(
+        *(*RUN, "--nproc", "2", "--output", str(directory), *options, SCRIPT),
+        *(strategy, str(late_ms)),
+        timeout_s=180,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout, directory
+
+
+@pytest.fixture(scope="module", params=["ddp", "fsdp2"])
+def late(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, Path]:
+    strategy = request.param
+    return strategy, *recorded(strategy, LATE_MS, tmp_path_factory.mktemp(strategy) / "run")
+
+
+def test_every_collective_of_every_rank_is_timed(late: tuple[str, str, Path]) -> None:
+    strategy, _, directory = late
+    for rank in range(2):
+        trace = read_trace(directory / f"world_2/rank_{rank}.trace")
+        table = columns.collectives(on_device_timeline(trace))
+        assert len(table) > 30
+        assert timed_collectives(trace) == len(table)
+        assert (table.end_ns > table.issue_ns).all()
+        ops = [OPS[code] for code in table.op]
+        assert all(any(name.startswith(op) for name in ops) for op in EXPECTED[strategy]), ops
+
+
+def test_the_late_rank_is_named_and_what_it_costs(late: tuple[str, str, Path]) -> None:
+    _, output, directory = late
+    result, details = analyse_in_detail(directory)
+    wait_ms = np.median(details[0].parts_ms["wait"], axis=1)
+    assert wait_ms[0] == pytest.approx(LATE_MS, abs=0.3 * LATE_MS)
+    assert wait_ms[1] < 0.2 * LATE_MS
+    assert "rank 1" in output
+    assert result.worlds[0].late_rank is not None
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("mode", ["full", "always-on"])
+def test_training_stays_bit_identical(strategy: str, mode: str, tmp_path: Path) -> None:
+    plain = call(*TORCHRUN, SCRIPT, strategy, "0", timeout_s=180)
+    assert plain.returncode == 0, plain.stderr
+    output, _ = recorded(strategy, 0, tmp_path / "run", "--mode", mode)
+    logs = json.dumps(sorted(map(str, (tmp_path / "run").rglob("*"))))
+    assert losses(plain.stdout) == losses(output), logs
