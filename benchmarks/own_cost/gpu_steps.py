@@ -37,7 +37,7 @@ from benchmarks.own_cost.overhead import (
 
 MODES = ("plain", CONTROL, *RECORDED, PROFILER)
 SIZES = ("small", "medium", "large")
-STEPS, ROUNDS = 10, 5
+STEPS, ROUNDS = 20, 5
 
 
 def main() -> int:
@@ -45,7 +45,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=2.0, help="that steps take (default: 2)")
     parser.add_argument("--json", type=Path, help="write all times there")
     args = parser.parse_args()
-    results: dict[str, Any] = {"collectives": call_times("nccl")}
+    results: dict[str, Any] = {"collectives": call_times("nccl", 15)}
     results |= generations(time.monotonic() + 60 * args.minutes)
     write_json(args.json, results)
     for clock, name in CLOCKS.items():

@@ -279,13 +279,13 @@ def table(results: dict[str, Any], clock: str, style: str = "simple") -> str:
     for size, ranks in _cells():
         cell = results.get(cell_name(size, ranks), {})
         if PLAIN in cell and clock in cell[PLAIN]:
-            shown = [shown(ratio(cell, mode, clock)) for mode in MODES[1:]]
-            shown.append(shown(ratio(cell, HOOK, clock, (RECORDED[-1],))))
+            found = [shown(ratio(cell, mode, clock)) for mode in MODES[1:]]
+            found.append(shown(ratio(cell, HOOK, clock, (RECORDED[-1],))))
             typical = float(np.median(cell[PLAIN][clock]))
-            rows.append((size, ranks, f"{typical:.4g}", *shown))
+            rows.append((size, ranks, f"{typical:.4g}", *found))
     headers = ("model", "gloo ranks", f"{PLAIN} ms", *MODES[1:], "hook / attached")
-    shown = tabulate(rows, headers=headers, tablefmt=style, disable_numparse=True)
-    return shown if rows else ""
+    made = tabulate(rows, headers=headers, tablefmt=style, disable_numparse=True)
+    return made if rows else ""
 
 
 def shown(found: Interval | None) -> str:
@@ -398,10 +398,10 @@ def _call_table(times: dict[str, list[float]]) -> str:
     return tabulate(rows, headers=headers, floatfmt=".3f")
 
 
-def call_times(backend: str) -> dict[str, Any]:
+def call_times(backend: str, rounds: int) -> dict[str, Any]:
     """Measures calls on a backend; prints a table of each, and returns times by mode in us."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(RANK_SCRIPT), "collectives", "40", backend],
+        [sys.executable, "-W", "ignore", str(RANK_SCRIPT), "collectives", str(rounds), backend],
         env={**os.environ, "OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "99"},
         stdout=subprocess.PIPE,
         check=True,
@@ -416,7 +416,7 @@ def call_times(backend: str) -> dict[str, Any]:
 
 
 def _calls(_: float) -> dict[str, Any]:
-    return {"collectives": call_times("fake")}
+    return {"collectives": call_times("fake", 40)}
 
 
 if __name__ == "__main__":

@@ -37,8 +37,10 @@ def analyse_in_detail(directory: Path) -> tuple[RunResult, tuple[WorldDetail, ..
     stepless: list[SteplessCollectives] = []
     attempts: list[Attempt] = []
     shared = False
+    backends: set[str] = set()
     for world_size in context["world_sizes"]:
         run = read_world(directory, world_size)
+        backends |= {trace.metadata.get("backend", "") for trace in run.traces.values()} - {""}
         attempts += attempts_of(run)
         shared = shared or in_turns(run)
         summary = analyse_summaries(run)
@@ -59,6 +61,8 @@ def analyse_in_detail(directory: Path) -> tuple[RunResult, tuple[WorldDetail, ..
             reason = f"{reason.rstrip('.')}. {_MARK_STEPS}"
         if reason:
             failures.append((world_size, _with_problems(reason, run, world)))
+    if "script" in context and backends:  # run.json has what workloads would use
+        context = {**context, "backend": ", ".join(sorted(backends))}
     scaling = scale(worlds)
     pooled = pool_overhead(worlds)
     result = RunResult(

@@ -6,7 +6,7 @@ timed, who waits for whom, and that training stays the same, is as it is there.
 
 from __future__ import annotations
 
-import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,13 @@ from tests.support.machines.commands import RUN, TORCHRUN, call
 pytestmark = pytest.mark.needs_gpu
 
 SCRIPT = str(Path(__file__).parents[1] / "support/scripts/nccl.py")
-LATE_MS = 40
+#: The GPU serves both ranks in turns of some 2 ms: far longer than that.
+LATE_MS = 100
 EXPECTED = {"ddp": ("all_reduce",), "fsdp2": ("all_gather", "reduce_scatter")}
 
 
 def losses(output: str) -> list[str]:
-    found = sorted(line for line in output.splitlines() if line.startswith("rank "))
+    found = sorted(re.findall(r"^rank \d 0x.*", output, re.MULTILINE))
     assert len(found) == 2, output
     return found
 
@@ -65,10 +66,12 @@ def test_the_late_rank_is_named_and_what_it_costs(late: tuple[str, str, Path]) -
     _, output, directory = late
     result, details = analyse_in_detail(directory)
     wait_ms = np.median(details[0].parts_ms["wait"], axis=1)
-    assert wait_ms[0] == pytest.approx(LATE_MS, abs=0.3 * LATE_MS)
+    assert wait_ms[0] == pytest.approx(LATE_MS, abs=0.2 * LATE_MS)
     assert wait_ms[1] < 0.2 * LATE_MS
-    assert "rank 1" in output
-    assert result.worlds[0].late_rank is not None
+    found = result.worlds[0].late_rank
+    assert found is not None
+    assert found.rank == 1
+    assert "rank 1 delays the step" in output
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
@@ -77,5 +80,4 @@ def test_training_stays_bit_identical(strategy: str, mode: str, tmp_path: Path) 
     plain = call(*TORCHRUN, SCRIPT, strategy, "0", timeout_s=180)
     assert plain.returncode == 0, plain.stderr
     output, _ = recorded(strategy, 0, tmp_path / "run", "--mode", mode)
-    logs = json.dumps(sorted(map(str, (tmp_path / "run").rglob("*"))))
-    assert losses(plain.stdout) == losses(output), logs
+    assert losses(plain.stdout) == losses(output)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-STEPS = 12
+STEPS = 20
 
 
 def main(strategy: str, late_ms: float) -> None:

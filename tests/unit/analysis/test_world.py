@@ -386,3 +386,15 @@ def test_only_what_is_out_of_the_ordinary_is_said() -> None:
     assert "4 backward passes before its update: gradients are accumulated" in accumulated
     assert accumulated.endswith("DDP exchanged them in 1 of 4.")
     assert Repeats(4, 1, 0).sentences[0].endswith("accumulated.")
+
+
+@pytest.mark.parametrize(("script", "shown"), [({"script": "train.py"}, "nccl"), ({}, "gloo")])
+def test_a_script_s_backend_is_the_one_that_its_ranks_used(
+    script: dict[str, str], shown: str, tmp_path: Path
+) -> None:
+    """In run.json a script's is the one that a workload would have used."""
+    ranks = [rank_of(rank, 2, 5) for rank in range(2)]
+    for rank in ranks:
+        rank.metadata["backend"] = "nccl"
+    write_run(tmp_path, ranks, world_sizes=[2], **script)
+    assert analyse_run(tmp_path).context["backend"] == shown
