@@ -167,6 +167,14 @@ def test_torch_headers_stay_in_csrc_torch() -> None:
     assert torch_includes(ROOT / "csrc") == []
 
 
+def test_the_native_code_uses_no_streams() -> None:
+    """They find another copy's locales if a compiler links its C++ library statically."""
+    streams = re.compile(r"#include <(?:(?:io|[iofs])stream|locale|regex)>")
+    sources = [file for file in (ROOT / "csrc").rglob("*") if file.suffix in (".h", ".cpp")]
+    assert len(sources) > 100
+    assert [file.name for file in sources if streams.search(file.read_text())] == []
+
+
 def test_reading_imports_no_torch_at_run_time() -> None:
     modules = [
         "commprof." + ".".join(file.relative_to(ROOT / "commprof").with_suffix("").parts)

@@ -1,10 +1,10 @@
 #include "compress/bucket.h"
 
 #include <limits>
-#include <sstream>
 #include <stdexcept>
 
 #include "base/fnv1a.h"
+#include "base/text.h"
 
 namespace commprof::compress {
 
@@ -27,12 +27,21 @@ void checkBucket(const Bucket& bucket) {
         slot.offset > bucket.numel - slot.numel ||
         (slot.cols != 0 &&
          uint64_t(slot.rows) * slot.cols != uint64_t(slot.numel))) {
-      std::ostringstream text;
-      text << "slot of parameter " << slot.parameter << " in bucket "
-           << bucket.index << " does not fit: offset " << slot.offset << ", "
-           << slot.numel << " values as " << slot.rows << " x " << slot.cols
-           << ", bucket of " << bucket.numel;
-      throw std::invalid_argument(text.str());
+      throw std::invalid_argument(textOf(
+          "slot of parameter ",
+          slot.parameter,
+          " in bucket ",
+          bucket.index,
+          " does not fit: offset ",
+          slot.offset,
+          ", ",
+          slot.numel,
+          " values as ",
+          slot.rows,
+          " x ",
+          slot.cols,
+          ", bucket of ",
+          bucket.numel));
     }
     at = slot.offset + slot.numel;
   }

@@ -1,9 +1,9 @@
 #include "compress/residuals.h"
 
 #include <algorithm>
-#include <sstream>
 #include <stdexcept>
 
+#include "base/text.h"
 #include "kernels/linear/compare.h"
 
 namespace commprof::compress {
@@ -12,11 +12,14 @@ namespace {
 
 void checkSize(const Slot& slot, size_t numel) {
   if (numel != slot.numel) {
-    std::ostringstream text;
-    text << "residual of parameter " << slot.parameter << " has " << numel
-         << " values, the parameter " << slot.numel
-         << ": load a state that was saved with this model";
-    throw std::invalid_argument(text.str());
+    throw std::invalid_argument(textOf(
+        "residual of parameter ",
+        slot.parameter,
+        " has ",
+        numel,
+        " values, the parameter ",
+        slot.numel,
+        ": load a state that was saved with this model"));
   }
 }
 

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <sstream>
 #include <stdexcept>
 
+#include "base/text.h"
 #include "kernels/linear/low_rank.h"
 #include "kernels/philox.h"
 
@@ -168,11 +168,16 @@ std::vector<float>& PowerSgd::startOf(const Matrix& matrix, uint64_t step) {
     }
   }
   if (q.size() != size) {
-    std::ostringstream text;
-    text << "factor q of parameter " << matrix.parameter << " has " << q.size()
-         << " values, not " << matrix.rank << " x " << matrix.cols
-         << ": load a state that was saved with this model and rank";
-    throw std::invalid_argument(text.str());
+    throw std::invalid_argument(textOf(
+        "factor q of parameter ",
+        matrix.parameter,
+        " has ",
+        q.size(),
+        " values, not ",
+        matrix.rank,
+        " x ",
+        matrix.cols,
+        ": load a state that was saved with this model and rank"));
   }
   return q;
 }

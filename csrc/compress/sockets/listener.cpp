@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <optional>
-#include <sstream>
 #include <stdexcept>
 #include <system_error>
 
@@ -40,13 +40,18 @@ struct Endpoint {
 };
 
 Endpoint parse(const std::string& text) {
-  Endpoint parsed;
-  std::istringstream in(text);
-  in >> parsed.address >> parsed.port >> parsed.secret;
-  if (!in || parsed.secret.size() != 2 * kSecretBytes) {
-    throw std::runtime_error("'" + text + "' is no endpoint");
+  const size_t first = text.find(' ');
+  const size_t second = text.find(' ', first + 1);
+  uint16_t port = 0;
+  if (first != std::string::npos && second != std::string::npos &&
+      text.size() - second - 1 == 2 * kSecretBytes) {
+    const char* const end = text.data() + second;
+    const auto read = std::from_chars(text.data() + first + 1, end, port);
+    if (read.ec == std::errc() && read.ptr == end) {
+      return {text.substr(0, first), port, text.substr(second + 1)};
+    }
   }
-  return parsed;
+  throw std::runtime_error("'" + text + "' is no endpoint");
 }
 
 // What the one that connects says first.

@@ -6,7 +6,6 @@
 
 #include <atomic>
 #include <cstdio>
-#include <fstream>
 
 #include "base/clock.h"
 
@@ -86,9 +85,13 @@ bool ModeSwitch::changed() noexcept {
 }
 
 std::optional<Mode> ModeSwitch::readFile() {
-  std::ifstream file(path_);
-  std::string word;
-  file >> word;
+  char word[32] = ""; // longer than any name of a mode
+  if (std::FILE* file = std::fopen(path_.c_str(), "re")) {
+    if (std::fscanf(file, "%31s", word) != 1) {
+      word[0] = '\0';
+    }
+    std::fclose(file);
+  }
   const std::optional<Mode> mode = modeNamed(word);
   if (!mode) {
     std::fprintf(
@@ -107,8 +110,13 @@ void ModeSwitch::writeFile(Mode mode) noexcept {
   }
   try {
     const std::string partial = path_ + "." + std::to_string(getpid());
-    std::ofstream(partial) << modeName(mode) << '\n';
-    if (std::rename(partial.c_str(), path_.c_str()) == 0) {
+    std::FILE* file = std::fopen(partial.c_str(), "we");
+    if (file == nullptr) {
+      return;
+    }
+    std::fprintf(file, "%s\n", modeName(mode));
+    if (std::fclose(file) == 0 &&
+        std::rename(partial.c_str(), path_.c_str()) == 0) {
       changed(); // and known
     }
   } catch (const std::exception&) {

@@ -2,8 +2,8 @@
 
 #include <bit>
 #include <cstring>
-#include <sstream>
 
+#include "base/text.h"
 #include "compress/codecs/half_scale.h"
 #include "compress/compressor.h"
 #include "core/trace_format.h"
@@ -41,9 +41,7 @@ uint16_t checkOf(Layout layout) {
 }
 
 std::string inBucket(int rank, uint32_t index) {
-  std::ostringstream text;
-  text << "rank " << rank << ", bucket " << index << ": ";
-  return text.str();
+  return textOf("rank ", rank, ", bucket ", index, ": ");
 }
 
 } // namespace
@@ -89,11 +87,13 @@ Header unpack(std::span<const std::byte> bytes, int rank, uint32_t index) {
         "damaged header; all ranks must run the same version of commprof");
   }
   if (layout.version != kVersion) {
-    std::ostringstream text;
-    text << inBucket(rank, index) << "wire format version is "
-         << int(layout.version) << " there and " << int(kVersion)
-         << " here: run the same version of commprof on all ranks";
-    throw DisagreementError(text.str());
+    throw DisagreementError(textOf(
+        inBucket(rank, index),
+        "wire format version is ",
+        layout.version,
+        " there and ",
+        kVersion,
+        " here: run the same version of commprof on all ranks"));
   }
   if (layout.exponent < kMinHalfExponent ||
       layout.exponent > kMaxHalfExponent) {
@@ -118,11 +118,19 @@ void checkAgreement(
     int their_rank) {
   const auto compare = [&](const char* field, auto here, auto there) {
     if (here != there) {
-      std::ostringstream text;
-      text << "ranks disagree in bucket " << mine.index << ": " << field
-           << " is " << there << " on rank " << their_rank << " and " << here
-           << " on rank " << my_rank;
-      throw DisagreementError(text.str());
+      throw DisagreementError(textOf(
+          "ranks disagree in bucket ",
+          mine.index,
+          ": ",
+          field,
+          " is ",
+          there,
+          " on rank ",
+          their_rank,
+          " and ",
+          here,
+          " on rank ",
+          my_rank));
     }
   };
   compare("step", mine.step, theirs.step);

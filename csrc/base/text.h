@@ -1,0 +1,27 @@
+// Sentences from values, without streams: streams share the symbols of locales
+// with every other copy of the C++ library in the process, and crash in a
+// module that is linked with another version than torch's.
+#pragma once
+
+#include <concepts>
+#include <string>
+#include <string_view>
+
+namespace commprof {
+
+inline void append(std::string& text, std::string_view part) {
+  text += part;
+}
+inline void append(std::string& text, std::integral auto part) {
+  text += std::to_string(part);
+}
+
+// Strings as they are, whole numbers in decimal.
+template <class... Parts>
+std::string textOf(const Parts&... parts) {
+  std::string text;
+  (append(text, parts), ...);
+  return text;
+}
+
+} // namespace commprof
