@@ -1,12 +1,14 @@
 """Measures the cost of recording on a GPU: steps of DDP and single calls, on one rank of NCCL.
 
-    PYTHONPATH=. python benchmarks/own_cost/gpu_steps.py [--minutes 2] [--json FILE]
+    PYTHONPATH=. python benchmarks/own_cost/gpu_steps.py [small] [medium] [large] [calls]
+        [--minutes 2] [--json FILE]
 
 As overhead.py does on gloo: each mode is a process of its own, and the modes take turns. A step
 ends when the GPU is done, so what recording adds to the host's work is not hidden behind the GPU's.
 On one rank NCCL's all-reduce is a copy at most; ProcessGroupNCCL makes streams wait and records
 events as it does for more. Prints ratios to plain processes with 95 % intervals, and microseconds
-that recording adds to a call. Exits with 1 if recording takes longer than torch.profiler.
+that recording adds to a call. Exits with 1 if recording takes longer than torch.profiler. The file
+has all times after each generation of processes.
 """
 
 from __future__ import annotations
@@ -27,7 +29,6 @@ from benchmarks.own_cost.overhead import (
     CONTROL,
     PROFILER,
     RECORDED,
-    Cell,
     call_times,
     fork_server,
     generation,
@@ -37,46 +38,55 @@ from benchmarks.own_cost.overhead import (
 
 MODES = ("plain", CONTROL, *RECORDED, PROFILER)
 SIZES = ("small", "medium", "large")
-STEPS, ROUNDS = 20, 5
+CALLS = "calls"
+STEPS, ROUNDS, LEAST_GENERATIONS = 20, 5, 3
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", default=[*SIZES, CALLS], help="default: all")
     parser.add_argument("--minutes", type=float, default=2.0, help="that steps take (default: 2)")
     parser.add_argument("--json", type=Path, help="write all times there")
     args = parser.parse_args()
-    results: dict[str, Any] = {"collectives": call_times("nccl", 15)}
-    results |= generations(time.monotonic() + 60 * args.minutes)
-    write_json(args.json, results)
+    if wrong := set(args.parts) - {*SIZES, CALLS}:
+        parser.error(f"no such part: {', '.join(wrong)} (allowed: {', '.join((*SIZES, CALLS))})")
+    sizes = [part for part in args.parts if part != CALLS]
+    results: dict[str, Any] = {size: {} for size in sizes}
+    if sizes:
+        _generations(results, time.monotonic() + 60 * args.minutes, args.json)
     for clock, name in CLOCKS.items():
         print(f"\n{name[0].upper()}{name[1:]} per step, over that of plain processes [95 %]\n")
         rows = [
             (size, *(shown(ratio(results[size], mode, clock)) for mode in MODES[1:]))
-            for size in SIZES
+            for size in sizes
         ]
         print(tabulate(rows, headers=["model", *MODES[1:]], disable_numparse=True), flush=True)
+    if CALLS in args.parts:
+        results["collectives"] = call_times("nccl", 15)
+        write_json(args.json, results)
     return judged(demands(results))
 
 
-def generations(end_s: float) -> dict[str, Cell]:
-    """Restarts all processes again and again, while there is time; two generations at least."""
-    cells: dict[str, Cell] = {size: {} for size in SIZES}
+def _generations(results: dict[str, Any], end_s: float, file: Path | None) -> None:
+    """Restarts all processes again and again, while there is time."""
     order, done = random.Random(0), 0
     with fork_server("nccl") as server:
-        while done < 2 or time.monotonic() < end_s:
-            for size, kept in cells.items():
+        while done < LEAST_GENERATIONS or time.monotonic() < end_s:
+            for size, kept in results.items():
+                begin_s = time.monotonic()
                 one = generation(server, size, 1, MODES, ROUNDS, STEPS, order)
                 for mode, clocks in one.items():
                     for clock, values in clocks.items():
                         kept.setdefault(mode, {}).setdefault(clock, []).append(values)
+                write_json(file, results)
+                print(f"{size}: {time.monotonic() - begin_s:.0f} s", file=sys.stderr, flush=True)
             done += 1
-    return cells
 
 
 def demands(results: dict[str, Any]) -> list[Demand]:
     """Asks that recording costs less wall and CPU time than torch.profiler."""
     found = []
-    for size in SIZES:
+    for size in (size for size in SIZES if size in results):
         for clock in CLOCKS:
             known = {mode: ratio(results[size], mode, clock) for mode in (*RECORDED, PROFILER)}
             values = {mode: of_mode.value for mode, of_mode in known.items() if of_mode}
