@@ -64,7 +64,7 @@ class CollectiveRow:
     callers: tuple[tuple[str, int], ...]
     #: Issue to completion; the sum of queue, wait and wire.
     duration: Spread
-    #: Issue to start, in gloo's queue.
+    #: Issue to start: in gloo's queue, or behind other work on a device.
     queue: Spread
     #: Start to the last rank's start.
     wait: Spread

@@ -13,7 +13,7 @@ from commprof.text import printable
 
 LEGEND = """\
 Times in ms: median over calls and ranks. total: issue to completion = queue + wait + transfer, each
-with its own median. queue: in gloo's queue; wait: for the last rank to start; transfer: from then
+with its own median. queue: before its start; wait: for the last rank to start; transfer: from then
 to completion. exposed: mean per step, over ranks. size, algbw and busbw: as in nccl-tests, for the
 time from the last rank's start to the last completion; 1 GB is 1e9 bytes."""
 
