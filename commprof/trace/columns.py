@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from commprof.trace import schema
 from commprof.trace.found_steps import DECLARED, step_marks
+from commprof.trace.lookup import look_up, row_of
 from commprof.trace.reader import Trace
 from commprof.trace.schema import Kind, Records
 
@@ -350,23 +351,6 @@ def _spans(records: Records, key: Ints) -> Spans:
         begin_ns=ints(records["timestamp_ns"]),
         end_ns=ints(records["value"]),
     )
-
-
-def look_up(op_id: Ints, keys: Ints, values: Ints) -> Ints:
-    """Returns for each operation the value at its first row in ``keys``; 0 if it has none."""
-    row = row_of(op_id, keys)
-    result = np.zeros(len(op_id), dtype=np.int64)
-    result[row >= 0] = values[row[row >= 0]]
-    return result
-
-
-def row_of(op_id: Ints, keys: Ints) -> Ints:
-    """Returns for each operation its first row in ``keys``; -1 if it has none."""
-    if len(keys) == 0 or len(op_id) == 0:
-        return np.full(len(op_id), -1, dtype=np.int64)
-    order = np.argsort(keys, kind="stable")
-    at = order[np.minimum(np.searchsorted(keys[order], op_id), len(keys) - 1)]
-    return np.where(keys[at] == op_id, at, -1).astype(np.int64)
 
 
 @dataclass(frozen=True)

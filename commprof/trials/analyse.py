@@ -26,6 +26,7 @@ from commprof.stats.intervals import (
 )
 from commprof.trace import columns
 from commprof.trace.columns import Ints, compressions
+from commprof.trace.lookup import look_up, row_containing
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
 from commprof.trace.schema import OPS, STAGES
@@ -182,7 +183,7 @@ def _add_bytes(
     seen = np.isfinite(table["wall"])
     plain = ~compressed & (bucket_step >= 0)
     table["plain_ring"][seen] = ring * _sums(count, bucket_step[plain], sizes[plain])[seen]
-    of_bucket = columns.look_up(done.op_id, buckets.op_id, np.arange(1, len(buckets) + 1)) - 1
+    of_bucket = look_up(done.op_id, buckets.op_id, np.arange(1, len(buckets) + 1)) - 1
     at = np.where(of_bucket >= 0, np.append(bucket_step, -1)[of_bucket], -1)
     used = at >= 0
     sums = {name: done.stage_ns[i] for i, name in enumerate(STAGES)}
@@ -216,12 +217,9 @@ def _sharded_bytes(
 
 def _trial_step(steps: columns.Steps, time_ns: Ints, first_step: int, count: int) -> Ints:
     """Returns the trial's step at each time; -1 outside the trial."""
-    if len(steps) == 0:
-        return np.full(len(time_ns), -1, dtype=np.int64)
-    row = np.searchsorted(steps.begin_ns, time_ns, side="right") - 1
-    inside = (row >= 0) & (time_ns < steps.end_ns[row])
-    step = steps.index[row] - first_step
-    return np.where(inside & (step >= 0) & (step < count), step, -1).astype(np.int64)
+    row = row_containing(steps.begin_ns, steps.end_ns, time_ns)
+    step = np.append(steps.index, -1)[row] - first_step
+    return np.where((row >= 0) & (step >= 0) & (step < count), step, -1).astype(np.int64)
 
 
 def _sums(count: int, row: Ints, values: Floats) -> Floats:

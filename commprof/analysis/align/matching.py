@@ -30,6 +30,7 @@ from commprof.analysis.align.interfaces import ddp_logs, logged_bucket_sizes
 from commprof.trace import columns
 from commprof.trace.columns import Buckets, Collectives, Ints
 from commprof.trace.documents import Group
+from commprof.trace.lookup import look_up
 from commprof.trace.reader import Trace
 from commprof.trace.schema import NO_SEQ, OPS, Kind
 
@@ -282,7 +283,7 @@ def bucket_numbers(trace: Trace, table: Collectives) -> Ints:
     """
     hooked = columns.buckets(trace)
     known, number = _by_hook(trace, hooked) if len(hooked) else _by_order(trace)
-    return columns.look_up(table.op_id, known, number + 1) - 1
+    return look_up(table.op_id, known, number + 1) - 1
 
 
 def _by_hook(trace: Trace, hooked: Buckets) -> tuple[Ints, Ints]:
@@ -292,10 +293,10 @@ def _by_hook(trace: Trace, hooked: Buckets) -> tuple[Ints, Ints]:
     at = columns.ints(issues["timestamp_ns"])
     spans = columns.of_kind(trace.records, Kind.SPAN)
     span_thread, span_begin = columns.ints(spans["thread"]), columns.ints(spans["timestamp_ns"])
-    span_of = columns.look_up(columns.ints(spans["op_id"]), hooked.op_id, hooked.index + 1) - 1
+    span_of = look_up(columns.ints(spans["op_id"]), hooked.op_id, hooked.index + 1) - 1
     found = [
         # Python capture gives a bucket and its exchange the same number.
-        columns.look_up(op_id, hooked.op_id, hooked.index + 1) - 1,
+        look_up(op_id, hooked.op_id, hooked.index + 1) - 1,
         _within(at, thread, hooked.ready_ns, hooked.launch_ns, hooked.thread, hooked.index),
         _within(at, thread, span_begin, columns.ints(spans["value"]), span_thread, span_of),
     ]

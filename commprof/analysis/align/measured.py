@@ -25,6 +25,7 @@ from commprof.stats.intervals import robust_deviation
 from commprof.trace import columns, schema
 from commprof.trace.columns import Collectives, Ints, Steps
 from commprof.trace.found_steps import UPDATE, communicating_backwards
+from commprof.trace.lookup import row_containing
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
 from commprof.trace.schema import Kind, Phase
@@ -47,8 +48,7 @@ def samples_read(trace: Trace, step: Ints) -> float:
         & (records["seq"] > 0)
     ]
     at = reads["timestamp_ns"].astype(np.int64)
-    row = np.searchsorted(begin, at, side="right") - 1
-    inside = (row >= 0) & (at < end[np.maximum(row, 0)])
+    inside = row_containing(begin, end, at) >= 0
     samples = reads["seq"][inside].astype(np.int64)
     if len(samples) == 0 or (samples == schema.SAMPLES_UNKNOWN).any():
         return math.nan

@@ -26,6 +26,7 @@ from commprof.analysis.step.breakdown import Breakdown
 from commprof.trace import columns
 from commprof.trace.columns import Buckets, Collectives
 from commprof.trace.found_steps import BACKWARD
+from commprof.trace.lookup import row_containing
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
 from commprof.trace.schema import OPS, Phase, op_name
@@ -122,9 +123,8 @@ def _gradient_bytes(rank: Observed, buckets: Buckets, group: str | None) -> floa
         task, times = table.graph_task[chosen], table.issue_ns[chosen]
         sizes = table.bytes_in[chosen]
     steps = columns.steps(rank.trace)
-    row = np.searchsorted(steps.begin_ns, times, side="right") - 1
+    row = row_containing(steps.begin_ns, steps.end_ns, times)
     inside = (row >= 0) & (task >= 0)
-    inside[inside] = times[inside] < steps.end_ns[row[inside]]
     inside[inside] = np.isin(steps.index[row[inside]], rank.measured.step)
     _, member = np.unique(task[inside], return_inverse=True)
     total = np.bincount(member.reshape(-1), weights=sizes[inside])
@@ -178,9 +178,8 @@ def _bytes_per_step(rank: Observed, op: str) -> float:
     if len(rank.measured.step) == 0:
         return math.nan
     size = sizes_bytes(table.op, table.bytes_in, table.bytes_out, np.ones(len(table), np.int64))
-    row = np.searchsorted(steps.begin_ns, table.issue_ns, side="right") - 1
+    row = row_containing(steps.begin_ns, steps.end_ns, table.issue_ns)
     inside = (row >= 0) & (table.op == OPS.index(op))
-    inside[inside] = table.issue_ns[inside] < steps.end_ns[row[inside]]
     total = np.bincount(row[inside], weights=size[inside], minlength=len(steps))
     return float(np.median(total[np.isin(steps.index, rank.measured.step)]))
 

@@ -28,6 +28,7 @@ from commprof.analysis.step.exposure import exposures_of
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints, Steps
 from commprof.trace.documents import Group
+from commprof.trace.lookup import row_containing
 from commprof.trace.reader import Trace
 from commprof.trace.schema import FLAG_DEVICE_TIME, OPS, Kind, Phase
 
@@ -278,11 +279,8 @@ def _measured(steps: Steps, measured: Ints | None, time_ns: Ints) -> npt.NDArray
     if measured is None:
         return np.ones(len(time_ns), dtype=np.bool_)
     chosen = np.isin(steps.index, measured)
-    begin, end = steps.begin_ns[chosen], steps.end_ns[chosen]
-    if len(begin) == 0:
-        return np.zeros(len(time_ns), dtype=np.bool_)
-    row = np.searchsorted(begin, time_ns, side="right") - 1
-    inside: npt.NDArray[np.bool_] = (row >= 0) & (time_ns < end[row])
+    row = row_containing(steps.begin_ns[chosen], steps.end_ns[chosen], time_ns)
+    inside: npt.NDArray[np.bool_] = row >= 0
     return inside
 
 
@@ -290,12 +288,9 @@ def _phase_at(trace: Trace, thread: int, time_ns: Ints) -> Ints:
     """Phase of the training thread at each time; OTHER outside of all phases."""
     phases = columns.phases(trace)
     mine = phases.thread == thread
-    begin, end, key = phases.begin_ns[mine], phases.end_ns[mine], phases.key[mine]
-    if len(begin) == 0:
-        return np.full(len(time_ns), int(Phase.OTHER), dtype=np.int64)
-    row = np.searchsorted(begin, time_ns, side="right") - 1
-    inside = (row >= 0) & (time_ns < end[row]) & (key[row] < len(Phase))
-    return np.where(inside, key[row], int(Phase.OTHER)).astype(np.int64)
+    row = row_containing(phases.begin_ns[mine], phases.end_ns[mine], time_ns)
+    key = np.append(phases.key[mine], int(Phase.OTHER))[row]  # the last one where row is -1
+    return np.where(key < len(Phase), key, int(Phase.OTHER)).astype(np.int64)
 
 
 def group_sizes(trace: Trace, table: Collectives) -> Ints:

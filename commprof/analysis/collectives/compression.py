@@ -13,6 +13,7 @@ import numpy.typing as npt
 from commprof.text import counted
 from commprof.trace import columns
 from commprof.trace.columns import Ints, compressions
+from commprof.trace.lookup import row_containing, row_of
 from commprof.trace.reader import Trace
 from commprof.trace.schema import STAGES
 from commprof.units import ns_to_ms
@@ -169,13 +170,13 @@ def _about_scheme(
 def _calls(trace: Trace, measured_steps: Ints) -> _Calls:
     """One rank's compressed buckets of the measured steps."""
     done, buckets, steps = compressions(trace), columns.buckets(trace), columns.steps(trace)
-    row = columns.row_of(done.op_id, buckets.op_id)
+    row = row_of(done.op_id, buckets.op_id)
     inside = row >= 0
     step = np.full(len(row), -1, dtype=np.int64)
-    step[inside] = np.searchsorted(steps.begin_ns, buckets.ready_ns[row[inside]], "right") - 1
+    ready_ns = buckets.ready_ns[row[inside]]
+    step[inside] = row_containing(steps.begin_ns, steps.end_ns, ready_ns)
     inside &= step >= 0
     inside[inside] &= np.isin(steps.index[step[inside]], measured_steps)
-    inside[inside] &= buckets.ready_ns[row[inside]] < steps.end_ns[step[inside]]
     row = row[inside]
     numel = np.maximum(1, buckets.bytes[row] // _FP32_BYTES)
     shares = [

@@ -28,6 +28,7 @@ from commprof.analysis.checks.cross_checks import Observed
 from commprof.analysis.collectives.in_flight import in_flight_ns
 from commprof.analysis.collectives.traffic import sent_to_other_hosts
 from commprof.trace import columns
+from commprof.trace.lookup import row_containing
 from commprof.units import ns_to_s
 
 #: Largest relative difference of counters that agree, besides headers and acknowledgements.
@@ -153,11 +154,9 @@ def _rates(
     for rank in members:
         marks = columns.steps(rank.trace)
         chosen = np.isin(marks.index, rank.measured.step)
-        row = np.searchsorted(marks.begin_ns, rank.table.issue_ns, side="right") - 1
+        row = row_containing(marks.begin_ns, marks.end_ns, rank.table.issue_ns)
         inside = row >= 0
-        inside[inside] = chosen[row[inside]] & (
-            rank.table.issue_ns[inside] < marks.end_ns[row[inside]]
-        )
+        inside[inside] = chosen[row[inside]]
         total_bytes += float(sent[rank.trace.rank][inside].sum())
         # The host's link is in use while one of its ranks has a collective in flight.
         flight_s = max(flight_s, ns_to_s(float(in_flight_ns(marks, rank.table)[chosen].sum())))

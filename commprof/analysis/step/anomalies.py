@@ -31,6 +31,7 @@ from commprof.analysis.align.measured import MeasuredWorld
 from commprof.analysis.collectives.traffic import sizes_bytes
 from commprof.stats.intervals import robust_deviation
 from commprof.trace.columns import Collectives
+from commprof.trace.lookup import row_containing
 from commprof.trace.reader import Trace
 from commprof.trace.schema import PHASES
 from commprof.units import ns_to_ms
@@ -312,9 +313,9 @@ def _gbit_per_s(seen: MeasuredWorld) -> dict[int, float]:
     time_ns = table.end_ns - arrivals.last_arrival_ns
     bulk = (size >= BULK_BYTES) & (arrivals.last_arrival_ns > 0) & (time_ns > 0)
     bulk &= table.end_is_exact & ~table.failed
-    place = np.searchsorted(seen.steps.begin_ns, table.issue_ns[bulk], side="right") - 1
-    inside = (place >= 0) & (place < len(seen.steps))
-    count = len(seen.steps)
+    steps, count = seen.steps, len(seen.steps)
+    place = row_containing(steps.begin_ns, steps.end_ns, table.issue_ns[bulk])
+    inside = place >= 0
     bits = np.bincount(place[inside], size[bulk][inside] * _BITS_PER_BYTE, count)
     taken_ns = np.bincount(place[inside], time_ns[bulk][inside], count)
     rates = np.divide(bits, taken_ns, out=np.full(count, math.nan), where=taken_ns > 0)

@@ -33,6 +33,7 @@ from commprof.analysis.step.exposure import (
 from commprof.analysis.step.waiting import not_split, split
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Finalizations, Ints, Spans, Steps
+from commprof.trace.lookup import row_containing
 from commprof.trace.reader import Trace
 from commprof.trace.schema import PHASES, Phase
 from commprof.trace.stretches import Stretches, covered, outside, stretches, within
@@ -203,10 +204,7 @@ def mean_of_known(part: Floats, exposed: Floats) -> float:
 
 def _step_of(steps: Steps, time_ns: Ints) -> Ints:
     """Row of the step that contains each time; -1 outside of all."""
-    if len(steps) == 0:
-        return np.full(len(time_ns), -1, dtype=np.int64)
-    row = np.searchsorted(steps.begin_ns, time_ns, side="right") - 1
-    return np.where((row >= 0) & (time_ns < steps.end_ns[row]), row, -1).astype(np.int64)
+    return row_containing(steps.begin_ns, steps.end_ns, time_ns)
 
 
 def _sum_by_step(steps: Steps, step: Ints, values: Floats) -> Floats:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Finalizations, Ints, Spans
+from commprof.trace.lookup import row_of
 from commprof.trace.reader import Trace
 from commprof.trace.schema import PHASES
 from commprof.trace.stretches import (
@@ -62,7 +63,7 @@ def exposures(
     rows = [
         _Row(collective, -1, begin, end, float(end - begin))
         for collective, begin, end in zip(
-            columns.row_of(mine.key, table.op_id).tolist(),
+            row_of(mine.key, table.op_id).tolist(),
             mine.begin_ns.tolist(),
             mine.end_ns.tolist(),
             strict=True,

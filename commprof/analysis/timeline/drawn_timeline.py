@@ -17,6 +17,7 @@ from commprof.analysis.collectives.in_flight import (
 from commprof.analysis.step.exposure import Exposures, exposures_of
 from commprof.trace import columns
 from commprof.trace.columns import Ints, Steps
+from commprof.trace.lookup import row_containing
 from commprof.trace.reader import Trace
 from commprof.trace.schema import PHASES
 
@@ -167,11 +168,8 @@ def _waiting(found: Exposures, steps: Steps) -> Stretches:
 
 def _in_steps(part: Columns, at_ns: Ints, steps: Steps) -> Columns:
     """Returns the rows that begin within one of the steps, with the row of that step."""
-    if len(steps) == 0:
-        return rows(part, np.zeros(len(at_ns), dtype=np.bool_))
-    row = np.searchsorted(steps.begin_ns, at_ns, side="right") - 1
-    inside = (row >= 0) & (at_ns < steps.end_ns[np.maximum(row, 0)])
-    return replace(rows(part, inside), step=row[inside].astype(np.int64))
+    row = row_containing(steps.begin_ns, steps.end_ns, at_ns)
+    return replace(rows(part, row >= 0), step=row[row >= 0])
 
 
 def _parts(rank: RankTimeline) -> tuple[Stretches | InFlightIntervals, ...]:

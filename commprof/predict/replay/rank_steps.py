@@ -14,6 +14,7 @@ from commprof.analysis.align.matching import POINT_TO_POINT
 from commprof.analysis.step.exposure import exposures_of
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Finalizations, Ints
+from commprof.trace.lookup import row_containing
 from commprof.trace.reader import Trace
 from commprof.trace.schema import OPS, Kind, Phase, op_name
 
@@ -58,9 +59,8 @@ def cycles(trace: Trace, measured_steps: Ints) -> list[Cycle]:
     table, found = columns.collectives(trace), columns.finalizations(trace)
     mine = np.flatnonzero(found.span.thread == steps.thread[0])
     mine = mine[np.argsort(found.span.begin_ns[mine], kind="stable")]
-    row = np.searchsorted(steps.begin_ns, found.span.begin_ns[mine], side="right") - 1
-    inside = (row >= 0) & (found.span.begin_ns[mine] < steps.end_ns[np.maximum(row, 0)])
-    step = np.where(inside, steps.index[np.maximum(row, 0)], -1)
+    row = row_containing(steps.begin_ns, steps.end_ns, found.span.begin_ns[mine])
+    step = np.append(steps.index, -1)[row]
     cpu = cpu_times(trace)
     phases = columns.phases(trace)
     backward = phases.begin_ns[phases.key == Phase.BACKWARD]
@@ -103,10 +103,9 @@ def other_calls(trace: Trace, measured_steps: Ints) -> tuple[OtherCall, ...]:
     waits = exposures_of(trace)
     rows = np.unique(waits.collective[(waits.graph_task < 0) & (waits.collective >= 0)])
     rows = rows[(table.graph_task[rows] < 0) & ~np.isin(table.op[rows], POINT_TO_POINT)]
-    at = np.searchsorted(steps.begin_ns, table.issue_ns[rows], side="right") - 1
-    inside = (at >= 0) & (table.issue_ns[rows] < steps.end_ns[np.maximum(at, 0)])
-    inside &= np.isin(steps.index[np.maximum(at, 0)], measured_steps)
-    rows = rows[inside]
+    at = row_containing(steps.begin_ns, steps.end_ns, table.issue_ns[rows])
+    rows, at = rows[at >= 0], at[at >= 0]
+    rows = rows[np.isin(steps.index[at], measured_steps)]
     size = np.maximum(table.bytes_in[rows], table.bytes_out[rows])
     kinds = sorted(set(zip(table.op[rows].tolist(), size.tolist(), strict=True)))
     return tuple(

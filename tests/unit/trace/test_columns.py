@@ -284,16 +284,6 @@ def test_a_report_makes_each_table_once_per_rank_and_matches_once(tmp_path: Path
     assert calls_of(profile, matching.__file__)["match"] == 1
 
 
-@pytest.mark.parametrize(
-    ("op_id", "keys", "rows"),
-    [([3, 1, 9, 0], [1, 3, 1], [1, 0, -1, -1]), ([3], [], [-1]), ([], [3], [])],
-)
-def test_the_row_of_an_operation_is_its_first(
-    op_id: list[int], keys: list[int], rows: list[int]
-) -> None:
-    assert columns.row_of(np.array(op_id, int), np.array(keys, int)).tolist() == rows
-
-
 def test_a_trace_with_more_records_has_tables_of_its_own() -> None:
     rank = Rank()
     rank.step(0, MS)
