@@ -19,6 +19,7 @@ from commprof.errors import TraceError
 from commprof.invocation import quoted
 from commprof.recordings.flight_recorder_files import dump_files
 from commprof.text import named_ranks, printable
+from commprof.trace.schema import ELEMENT_BYTES
 
 #: Largest size of a tensor in bytes; a damaged dump may contain larger ones.
 _LARGEST_SIZE = 1 << 63
@@ -31,13 +32,6 @@ _OPS = {
     "allgather": "all_gather",
     "_reduce_scatter_base": "reduce_scatter_tensor",
     "all_to_allv": "all_to_all_single",
-}
-_SIZES = {
-    **dict.fromkeys(("Byte", "Char", "Bool", "Float8_e4m3fn", "Float8_e5m2"), 1),
-    **dict.fromkeys(("Half", "BFloat16", "Short"), 2),
-    **dict.fromkeys(("Float", "Int"), 4),
-    **dict.fromkeys(("Double", "Long", "ComplexFloat"), 8),
-    "ComplexDouble": 16,
 }
 
 
@@ -332,7 +326,7 @@ def _bytes(sizes: Any, dtypes: Any) -> int:
         return -1
     total = 0
     for dims, dtype in zip(sizes, dtypes, strict=False):
-        size = _SIZES.get(str(dtype)[:40], -1)
+        size = ELEMENT_BYTES.get(str(dtype)[:40], -1)
         if size < 0 or not isinstance(dims, list):
             return -1
         for dim in dims:

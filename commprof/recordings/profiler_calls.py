@@ -19,19 +19,17 @@ import numpy.typing as npt
 
 from commprof.recordings.profiler_events import Event, ProfilerEvents
 from commprof.trace.documents import MOST_RANKS
-from commprof.trace.schema import NO_SEQ, OPS
+from commprof.trace.schema import ELEMENT_BYTES, NO_SEQ, OPS
 
 Ints = npt.NDArray[np.int64]
 
 _MOST_BYTES: Final = 2**62
-#: Bytes of an element, by the names of c10d's metadata and of the profiler's input types.
+#: Bytes of an element, by the names of c10d's metadata and, as C++ has them, of the profiler's
+#: input types.
 _ELEMENT_BYTES: Final = {
-    **dict.fromkeys(("float", "int", "c10::complex<at::half>"), 4),
-    **dict.fromkeys(("double", "long", "long int", "c10::complex<float>"), 8),
-    **dict.fromkeys(("half", "bfloat16", "c10::half", "c10::bfloat16", "short"), 2),
-    **dict.fromkeys(("byte", "char", "signed char", "unsigned char", "bool"), 1),
-    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"), 1),
-    "c10::complex<double>": 16,
+    **{name.lower(): size for name, size in ELEMENT_BYTES.items()},
+    **{"signed char": 1, "unsigned char": 1, "c10::half": 2, "c10::bfloat16": 2, "long int": 8},
+    **{"c10::complex<at::half>": 4, "c10::complex<float>": 8, "c10::complex<double>": 16},
 }
 #: Letters in an operation's name, and c10d's name of it; longer matches come first.
 _OPS_BY_WORD: Final = (

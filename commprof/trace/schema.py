@@ -97,6 +97,16 @@ RING_TAIL_OFFSET: Final = 128
 RING_DROPPED_OFFSET: Final = 192
 
 
+#: Bytes of an element, by the names of torch's types (``c10::ScalarType``).
+ELEMENT_BYTES: Final = {
+    **dict.fromkeys(("Byte", "Char", "Bool"), 1),
+    **dict.fromkeys(("Float8_e4m3fn", "Float8_e5m2", "Float8_e4m3fnuz", "Float8_e5m2fnuz"), 1),
+    **dict.fromkeys(("Half", "BFloat16", "Short", "UInt16"), 2),
+    **dict.fromkeys(("Float", "Int", "UInt32", "ComplexHalf"), 4),
+    **dict.fromkeys(("Double", "Long", "UInt64", "ComplexFloat"), 8),
+    "ComplexDouble": 16,
+}
+
 #: Kinds whose ``value`` is a time on the same clock as ``timestamp_ns``.
 TIME_IN_VALUE: Final = (
     Kind.PHASE,

@@ -37,7 +37,7 @@ from commprof.predict.sharded.cycles import Event, RankCycle, rank_cycles
 from commprof.trace import columns
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
-from commprof.trace.schema import OPS, Phase, op_name
+from commprof.trace.schema import ELEMENT_BYTES, OPS, Phase, op_name
 from commprof.trace.stretches import covered
 
 
@@ -117,7 +117,6 @@ Floats = npt.NDArray[np.float64]
 #: Ranks that take part in a collective: all, those of one copy of the model, or those that hold the
 #: same part of the model.
 ALL, SHARD, REPLICATE = "all", "shard", "replicate"
-_ITEM_BYTES = {"Half": 2, "BFloat16": 2, "Float": 4, "Double": 8}
 _SHARDING = tuple(map(OPS.index, ("all_gather_into_tensor", "reduce_scatter_tensor")))
 
 
@@ -359,7 +358,7 @@ def _calls(seen: MeasuredWorld, row: Sequence[RankCycle]) -> tuple[Call, ...]:
             canonical(op_name(int(op[n]))),
             float(size[n]),
             _among(members[n]),
-            _ITEM_BYTES.get(names[int(dtype[n])] if int(dtype[n]) < len(names) else "", 0),
+            ELEMENT_BYTES.get(names[int(dtype[n])] if int(dtype[n]) < len(names) else "", 0),
             bool(task[n] >= 0),
         )
         for n in range(len(first))
