@@ -8,8 +8,9 @@ phase, by 10 to 80 % of a step, so that the mean step is up to 40 % longer. The 
 mean step if that rank were as fast as the other. The truth is the mean of the steps without the
 delay, from the same trace; a step right after a late one is left out, as it may begin late, and so
 are stalled steps, which the report leaves out too. 50 delays, and 10 jobs without one as control,
-whose error is the noise of the comparison. Jobs in the results file are not repeated. Prints a line
-each; ends with 1 where a demand is not met.
+whose error is the noise of the comparison. Jobs in the results file are not repeated. On a machine
+with many cores, ``taskset -c 2,3 ... --part 1/6`` runs every sixth job; the files of all parts make
+one. Prints a line each; ends with 1 where a demand is not met.
 """
 
 from __future__ import annotations
@@ -43,11 +44,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=Path, help="one JSON line per job; jobs in it are kept")
     parser.add_argument("--minutes", type=float, default=12, help="start no batch after that")
+    parser.add_argument("--part", default="0/1", help="K/N: jobs K, K + N, K + 2 N, ...")
     args = parser.parse_args()
+    first, every = map(int, args.part.split("/"))
     end = time.monotonic() + 60 * args.minutes
     rows, kept = read_rows(args.results), Lines(args.results)
     done = {row["seed"] for row in rows}
-    seeds = [seed for seed in range(DELAYS + CONTROLS) if seed not in done]
+    seeds = [seed for seed in range(first, DELAYS + CONTROLS, every) if seed not in done]
     step_ms = _run([_job(0, 0.0)])[0]["step_ms"] if seeds else 0.0
     for at in range(0, len(seeds), _BATCH):
         if time.monotonic() > end:
