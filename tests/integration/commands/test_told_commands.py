@@ -189,7 +189,7 @@ def test_what_an_output_tells_to_type_is_taken(
     if words[0] == "run":
         new = ["RUN_NEW" if word == "RUN_WITH_HOOK" else word for word in words[1:]]
         words = [words[0], "--dry-run", *new]
-    if words[0] == "microbench":
+    if words[0] in ("microbench", "check"):
         make_parser().parse_args(["all_reduce" if word == "OP" else word for word in words])
     else:
         assert ended(words) == 0, capfd.readouterr().err
