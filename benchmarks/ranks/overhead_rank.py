@@ -2,8 +2,8 @@
 
 ``overhead_rank.py serve SOCKET`` imports torch, and never commprof, and forks a rank for each line
 of JSON on its standard input. Such a rank tells that socket when it is warm, and then runs as many
-steps as each request names. ``overhead_rank.py collectives ROUNDS BACKEND`` prints times as
-JSON, of calls on two ranks of the fake backend, which does nothing, or on one rank of another.
+steps as each request names. ``overhead_rank.py collectives ROUNDS [BACKEND]`` prints times
+as JSON, of calls on two ranks of the fake backend, which does nothing, or on one rank of another.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _PR_SET_PDEATHSIG = 1
 _USER_ONLY = 1 << 5 | 1 << 6  # exclude_kernel, exclude_hv
 
 
-def collectives(rounds: int, backend: str) -> dict[str, dict[str, list[float]]]:
+def collectives(rounds: int, backend: str = "fake") -> dict[str, dict[str, list[float]]]:
     """Returns microseconds per call of a backend by mode and round."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -162,7 +162,7 @@ def main() -> None:
     """Runs the part that the command line names."""
     if sys.argv[1] == "collectives":
         torch.set_num_threads(1)
-        print(json.dumps(collectives(int(sys.argv[2]), sys.argv[3])))
+        print(json.dumps(collectives(int(sys.argv[2]), *sys.argv[3:])))
     else:
         serve(sys.argv[2])
 

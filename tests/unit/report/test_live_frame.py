@@ -119,15 +119,18 @@ def test_top_of_a_directory_without_a_run(
 
 
 def test_top_in_a_pipe_says_once_what_it_waits_for(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "commprof", "top", str(tmp_path), "--refresh", "0.1"]
+    watched, made = tmp_path / "run", tmp_path / "made"
+    watched.mkdir()
+    command = [sys.executable, "-m", "commprof", "top", str(watched), "--refresh", "0.1"]
     env = {**os.environ, "COLUMNS": "300"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == f"no rank records in {tmp_path} yet; waiting\n"
+        assert process.stdout.readline() == f"no rank records in {watched} yet; waiting\n"
         time.sleep(1)
-        run = GrowingRun(tmp_path / "world_2", ranks_of(2, 20))
+        run = GrowingRun(made, ranks_of(2, 20))
         run.begin()
         run.until(1_500 * MS)
+        made.rename(watched / "world_2")  # both ranks at once
         lines = [process.stdout.readline() for _ in range(2)]
         process.terminate()
     assert lines[0] == "\n"
