@@ -127,14 +127,14 @@ def _kernels_apart(ours: Path, theirs: Path) -> str:
         for event in events
         if event.get("cat") == "kernel" and event["name"].startswith("nccl")
     )
-    their_start, length = np.array(kernels).T
     moved = on_device_timeline(read_trace(ours))
     table = columns.collectives(moved)
+    if len(table) != len(kernels):
+        return f"{len(table)} collectives, but {len(kernels)} kernels"
+    their_start, length = np.array(kernels).T
     order = np.argsort(table.end_ns)
     start_us = start_times(moved, table)[order] / 1e3
     end_us = table.end_ns[order] / 1e3
-    if len(end_us) != len(kernels):
-        return f"{len(end_us)} collectives, but {len(kernels)} kernels"
     end_apart = end_us - (their_start + length)
     end_apart -= np.median(end_apart)
     length_apart = (end_us - start_us) - length

@@ -7,8 +7,8 @@ As overhead.py does on gloo: each mode is a process of its own, and the modes ta
 ends when the GPU is done, so what recording adds to the host's work is not hidden behind the GPU's.
 On one rank NCCL's all-reduce is a copy at most; ProcessGroupNCCL makes streams wait and records
 events as it does for more. Prints ratios to plain processes with 95 % intervals, and microseconds
-that recording adds to a call. Exits with 1 if recording takes longer than torch.profiler. The file
-has all times after each generation of processes.
+that recording adds to a call. Exits with 1 if a step or a call takes longer with recording than
+with torch.profiler. The file has all times after each generation of processes.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tabulate import tabulate
 
 from benchmarks.judging.demands import Demand, judged
@@ -29,6 +30,7 @@ from benchmarks.own_cost.overhead import (
     CONTROL,
     PROFILER,
     RECORDED,
+    WATCHED,
     call_times,
     fork_server,
     generation,
@@ -84,7 +86,7 @@ def _generations(results: dict[str, Any], end_s: float, file: Path | None) -> No
 
 
 def demands(results: dict[str, Any]) -> list[Demand]:
-    """Asks that recording costs less wall and CPU time than torch.profiler."""
+    """Asks that recording takes less time than torch.profiler, in steps and calls."""
     found = []
     for size in (size for size in SIZES if size in results):
         for clock in CLOCKS:
@@ -95,6 +97,12 @@ def demands(results: dict[str, Any]) -> list[Demand]:
                 what = f"step of the {size} model on a GPU: {CLOCKS[clock]} below torch.profiler's"
                 figure = f"{most:.4f} at most, torch.profiler {values[PROFILER]:.4f}"
                 found.append(Demand(what, figure, "below", most < values[PROFILER]))
+    for call, times in results.get("collectives", {}).items():
+        us = {mode: float(np.median(times[mode])) for mode in (*WATCHED, PROFILER)}
+        figure = ", ".join(f"{mode} {value:.1f} us" for mode, value in us.items())
+        most = max(us[mode] for mode in WATCHED)
+        what = f"{call} on NCCL below torch.profiler's"
+        found.append(Demand(what, figure, "below", most < us[PROFILER]))
     return found
 
 

@@ -67,7 +67,7 @@ def next_step(
     own_work = words[own_part]
     if world.world_size < 2:
         return NextStep("", "")
-    if is_unseen(context, world):
+    if is_unseen(context, world, step):
         return NextStep(*see_it(context, world))
     late = rank_to_look_at(context, world, step)
     # Small calls keep waking threads of the ranks themselves, which then wait for cores.

@@ -40,7 +40,9 @@ def analyse_in_detail(directory: Path) -> tuple[RunResult, tuple[WorldDetail, ..
     backends: set[str] = set()
     for world_size in context["world_sizes"]:
         run = read_world(directory, world_size)
-        backends |= {trace.metadata.get("backend", "") for trace in run.traces.values()} - {""}
+        backends |= {
+            group.backend for trace in run.traces.values() for group in trace.groups.values()
+        }
         attempts += attempts_of(run)
         shared = shared or in_turns(run)
         summary = analyse_summaries(run)

@@ -11,17 +11,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from commprof import invocation
+from commprof.analysis.step.mean_step import WORTH_A_LOOK, MeanStep
 from commprof.analysis.world import WorldResult
 
 
-def is_unseen(context: Mapping[str, Any], world: WorldResult) -> bool:
-    """True if several ranks communicate, but the capture saw none of their waiting.
+def is_unseen(context: Mapping[str, Any], world: WorldResult, step: MeanStep) -> bool:
+    """True if several ranks communicate, but the capture saw next to none of their waiting.
 
     Args:
         context: context of the run, as in ``run.json``.
         world: the world size in question.
+        step: its mean step.
     """
-    return world.world_size > 1 and (_without_module(context, world) or _without_device(world))
+    if world.world_size < 2 or step.exposed_ms >= WORTH_A_LOOK * step.step_ms:
+        return False
+    return _without_module(context, world) or _without_device(world)
 
 
 def see_it(context: Mapping[str, Any], world: WorldResult) -> tuple[str, str]:
@@ -32,10 +36,16 @@ def see_it(context: Mapping[str, Any], world: WorldResult) -> tuple[str, str]:
             "communication of this job is not seen. This command says what is missing:",
             invocation.command("check"),
         )
-    why = world.no_device_times or "the recording does not say why"
+    if world.no_device_times:
+        return (
+            "First make device events available, and repeat the run: without them nobody knows "
+            f"how long the GPUs waited for collectives. Reason: {world.no_device_times}.",
+            "",
+        )
     return (
-        "First make device events available, and repeat the run: without them nobody knows how "
-        f"long the GPUs waited for collectives. They are missing for this reason: {why}.",
+        "First record steps whose collectives run outside of CUDA graphs: how long the GPUs waited "
+        "was not measured for any collective of this run. All were captured into a graph, or their "
+        "device events were lost.",
         "",
     )
 

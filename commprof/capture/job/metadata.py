@@ -21,6 +21,19 @@ from commprof.trace.run.endings import restart_count
 from commprof.trace.run.processes import link_of, text_of
 
 
+def _backend() -> str:
+    """Name of the default group's backend for the accelerator, or for the CPU where none is."""
+    if not dist.is_initialized():
+        return ""
+    name = str(dist.get_backend())
+    if name != "undefined" and ":" not in name:
+        return name
+    by_device = dict(each.split(":", 1) for each in dist.get_backend_config().split(","))
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    wanted = "cpu" if accelerator is None else accelerator.type
+    return by_device.get(wanted) or by_device.get("cpu", name)
+
+
 def rank_and_world_size() -> tuple[int, int]:
     """Returns global rank and world size, from the process group or the launcher's environment.
 
@@ -90,7 +103,7 @@ def trace_metadata(ring_prefix: str, extra: dict[str, Any]) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "commprof": __version__,
-        "backend": dist.get_backend() if dist.is_initialized() else "",
+        "backend": _backend(),
         "threads": torch.get_num_threads(),
         "capture": "python" if native is None else "native",
         "machine": machine(),

@@ -358,7 +358,7 @@ def _calls(seen: MeasuredWorld, row: Sequence[RankCycle]) -> tuple[Call, ...]:
             canonical(op_name(int(op[n]))),
             float(size[n]),
             _among(members[n]),
-            ELEMENT_BYTES.get(names[int(dtype[n])] if int(dtype[n]) < len(names) else "", 0),
+            _item_bytes(names[int(dtype[n])] if int(dtype[n]) < len(names) else ""),
             bool(task[n] >= 0),
         )
         for n in range(len(first))
@@ -371,6 +371,11 @@ def _members(seen: MeasuredWorld, row: Sequence[RankCycle], number: int) -> list
     for rank, cycle in enumerate(row):
         groups.setdefault(int(seen.matching.group[cycle.rows[number]]), []).append(rank)
     return [*groups.values()]
+
+
+def _item_bytes(dtype: str) -> int:
+    """Bytes of a parameter; 0 for bytes, as which FSDP2 gathers parameters of several types."""
+    return 0 if dtype == "Byte" else ELEMENT_BYTES.get(dtype, 0)
 
 
 def _among(groups: Sequence[Sequence[int]]) -> str:

@@ -118,6 +118,8 @@ void ModeSwitch::writeFile(Mode mode) noexcept {
     if (std::fclose(file) == 0 &&
         std::rename(partial.c_str(), path_.c_str()) == 0) {
       changed(); // and known
+    } else {
+      std::remove(partial.c_str());
     }
   } catch (const std::exception&) {
   }

@@ -44,7 +44,7 @@ bool cudaTellsCapture(c10::DeviceType type) noexcept {
       cuda().is_capturing != nullptr && cuda().take_last_error != nullptr;
 }
 
-bool isCapturedByCuda(c10::Stream stream) noexcept {
+bool isCapturedByCuda(c10::Stream stream) {
   int status = 0;
   if (cuda().is_capturing(cuda().handle_of(&stream), &status) != 0) {
     cuda().take_last_error(); // torch would find it after a kernel's launch

@@ -10,7 +10,8 @@ namespace commprof {
 bool cudaTellsCapture(c10::DeviceType type) noexcept;
 
 // True, too, if CUDA refuses the question, as while another thread captures.
-// For devices of which `cudaTellsCapture` is true.
-bool isCapturedByCuda(c10::Stream stream) noexcept;
+// For devices of which `cudaTellsCapture` is true. Throws c10::Error for a
+// stream that is none.
+bool isCapturedByCuda(c10::Stream stream);
 
 } // namespace commprof

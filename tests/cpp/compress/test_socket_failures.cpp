@@ -315,16 +315,25 @@ void checkMissing() {
             kPatience);
       }),
       "no connection with rank 0: connect to 127.0.0.1 port "));
-  CHECK(contains(
-      reasonOf([&] {
-        only.connect(
-            1,
-            std::vector<std::string>{"127.0.0.1 99", only.endpoint()},
-            {0, 1},
-            milliseconds(100),
-            kPatience);
-      }),
-      "'127.0.0.1 99' is no endpoint"));
+  const std::string secret = nobody.substr(nobody.rfind(' '));
+  for (const std::string& wrong :
+       {std::string("127.0.0.1 99"),
+        "127.0.0.1 99" + secret + "0",
+        "127.0.0.1 65536" + secret,
+        "127.0.0.1 12x" + secret,
+        "127.0.0.1 " + secret,
+        "127.0.0.1" + secret}) {
+    CHECK(contains(
+        reasonOf([&] {
+          only.connect(
+              1,
+              std::vector<std::string>{wrong, only.endpoint()},
+              {0, 1},
+              milliseconds(100),
+              kPatience);
+        }),
+        "'" + wrong + "' is no endpoint"));
+  }
   CHECK_THROWS(std::invalid_argument, Listener("no.address"));
   CHECK_THROWS(std::system_error, Listener("192.0.2.1")); // not of this host
 }

@@ -202,7 +202,7 @@ class Rank:
     def write(self, path: Path) -> None:
         """Writes the trace to a file."""
         groups = [
-            trace_bytes.group(id, name=name, rank=self.rank, size=size)
+            trace_bytes.group(id, name=name, rank=self.rank, size=size, backend=self.backend)
             for id, (name, size) in self.groups.items()
         ]
         blocks = [trace_bytes.document(trace_bytes.GROUP_BLOCK, group) for group in groups]

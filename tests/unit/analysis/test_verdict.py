@@ -49,8 +49,8 @@ def test_the_largest_part_binds(measured: dict[str, float], part: str) -> None:
         ("native", {}, ""),
         ("native", {"device_collectives": 4, "device_timed": 4}, ""),
         ("python", {}, "C++ module"),
-        ("native", {"device_collectives": 4, "no_device_times": "no driver"}, "reason: no driver."),
-        ("native", {"device_collectives": 4}, "device events"),
+        ("native", {"device_collectives": 4, "no_device_times": "no driver"}, "Reason: no driver."),
+        ("native", {"device_collectives": 4}, "captured into a graph"),
     ],
 )
 def test_communication_that_the_capture_cannot_see_is_not_called_none(
@@ -68,6 +68,14 @@ def test_communication_that_the_capture_cannot_see_is_not_called_none(
     told = dict(facts(made))["Exposed communication"]
     assert told == ("not known: the capture saw none of it." if missing else "none.")
     assert made.command.endswith("check") == (capture == "python")
+
+
+def test_waiting_that_the_host_saw_is_not_called_unseen() -> None:
+    """As with TORCH_NCCL_BLOCKING_WAIT=1, or of another group on gloo."""
+    result = run_result(world(2, device_collectives=4))
+    found = verdict(result, [detail(2, backward=30, exposed=40, wait=math.nan, wire=math.nan)])
+    assert found is not None
+    assert "bound by communication: 40.0%" in found.headline
 
 
 def test_communication_is_one_part_and_its_own_parts_stand_beside_it() -> None:

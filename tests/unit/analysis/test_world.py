@@ -395,6 +395,6 @@ def test_a_script_s_backend_is_the_one_that_its_ranks_used(
     """In run.json a script's is the one that a workload would have used."""
     ranks = [rank_of(rank, 2, 5) for rank in range(2)]
     for rank in ranks:
-        rank.metadata["backend"] = "nccl"
+        rank.backend = "nccl"
     write_run(tmp_path, ranks, world_sizes=[2], **script)
     assert analyse_run(tmp_path).context["backend"] == shown
