@@ -44,6 +44,11 @@ def in_ms(value: float) -> str:
     return f"{value:.0f} ms" if abs(value) >= 100 else f"{value:.3g} ms"
 
 
+def in_micros(value: float) -> str:
+    """Formats microseconds for a sentence, in milliseconds from 1000 on."""
+    return in_ms(value / 1000) if abs(value) >= 1000 else f"{value:.3g} µs"
+
+
 def in_seconds(ms: float) -> str:
     """Formats milliseconds as seconds for a sentence."""
     return f"{ms / 1000:.3g} s"

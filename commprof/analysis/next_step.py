@@ -111,7 +111,7 @@ def next_step(
     cap_mb = cap_to_try_mb(world, step, exchange.serial)
     trial = _with(_first(exchange, cap_mb), _trial(context, world.world_size, cap_mb))
     if world.sharding is not None:
-        trial = _predicted(world.sharding)
+        trial = _predicted(world.sharding, on_device=world.device_timed > 0)
     if not step.split_ms or step.split_ms["waiting"] <= step.exposed_ms / 2:
         return trial
     balance = (
@@ -123,7 +123,7 @@ def next_step(
     return NextStep(f"{balance} {trial.advice}", trial.command)
 
 
-def _predicted(found: Sharding) -> NextStep:
+def _predicted(found: Sharding, on_device: bool) -> NextStep:
     """Returns advice to predict a change to the sharded collectives that cost the step most."""
     changes = {
         FORWARD: ("gathering parameters in bf16", ("--gather-dtype", "bf16")),
@@ -135,6 +135,8 @@ def _predicted(found: Sharding) -> NextStep:
         SUM: ("reducing gradients in bf16", ("--reduce-dtype", "bf16")),
     }
     change, options = changes[found.most.part]
+    if on_device:  # streams issue and wait in another order on each rank: no step can be replayed
+        return NextStep(f"The longest waits are for {found.most.part}. Try {change}.", "")
     return NextStep(
         f"The longest waits are for {found.most.part}. To predict the effect of {change}, type:",
         invocation.command("predict", invocation.quoted(found.directory), *options),
@@ -213,6 +215,8 @@ def _find_out(world: WorldResult, late: LateRank) -> str:
             "job scheduler, a frozen cgroup, steal time)"
         )
     phase = f" in its {late.phase} phase" if late.phase else ""
+    if late.phase == "other":
+        phase = " in code outside of forward, backward and optimizer"
     return f"First find out what delays rank {late.rank}{phase}"
 
 

@@ -170,7 +170,11 @@ def _about_causes(world: WorldResult) -> list[str]:
     found = []
     name, costs = counted(world.world_size, "rank"), world.wait_costs[:_MOST_CAUSES]
     if sum(cost.wait_ms for cost in world.wait_costs) >= _MUCH_WAITING * world.parts.step_ms:
-        told = [f"rank {cost.rank} ({cost.cause}) {cost.share:.0%}" for cost in costs]
+        told = [
+            f"rank {cost.rank} ({cost.cause}) {cost.share:.0%}"
+            for cost in costs
+            if round(cost.share, 2) > 0
+        ]
         found.append(f"Waiting at {name} was caused mostly by {listed(told)}.")
     held_up = world.longer_phase
     if held_up is not None:
@@ -205,7 +209,7 @@ def _about_world(world: WorldResult) -> list[str]:
     if world.foreign and world.clock_error_us > 0:
         found.append(
             f"Ranks' clocks were compared at {name} using the ends of their collectives: offsets "
-            f"are known to ±{_micros(world.clock_error_us)} µs. In each exposed stretch of "
+            f"are known to ±{_bound(world.clock_error_us)}. In each exposed stretch of "
             "communication, the split into waiting and transfer may be off by twice that."
         )
     elif world.foreign:
@@ -218,7 +222,7 @@ def _about_world(world: WorldResult) -> list[str]:
     elif world.clock_error_us > 0:
         found.append(
             f"Ranks' clocks were compared over the network at {name}: offsets are known to "
-            f"±{_micros(world.clock_error_us)} µs. In each exposed stretch of "
+            f"±{_bound(world.clock_error_us)}. In each exposed stretch of "
             "communication, the split into waiting and transfer may be off by twice that."
         )
     if world.gloo_threads_assumed:
@@ -353,9 +357,11 @@ def _work_per_sample(world: WorldResult) -> float:
     return own * world.measured_steps / samples if own > 0 and samples else math.nan
 
 
-def _micros(value_us: float) -> str:
-    """Formats a bound in microseconds, rounded up so that it remains a bound; "-" if unknown."""
-    return "-" if math.isnan(value_us) else f"{math.ceil(value_us)}"
+def _bound(value_us: float) -> str:
+    """Formats a bound, rounded up so that it remains a bound; "-" if unknown."""
+    if math.isnan(value_us):
+        return "-"
+    return f"{math.ceil(value_us)} µs" if value_us < 1000 else f"{math.ceil(value_us / 1000)} ms"
 
 
 def _percent(ratio: float) -> str:
@@ -370,7 +376,7 @@ def _about_devices(world: WorldResult, name: str) -> str:
     if world.device_timed:
         text += (
             "Steps, phases and exposed time are those of its compute stream, timed by device "
-            f"events: moments are known to ±{_micros(world.device_clock_error_us)} µs on the "
+            f"events: moments are known to ±{_bound(world.device_clock_error_us)} on the "
             "host's clock, durations more exactly. "
         )
     if untimed:

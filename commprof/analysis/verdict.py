@@ -247,7 +247,8 @@ def _communication(world: WorldResult, step: MeanStep) -> list[str]:
     if not step.exposed_ms > 0:
         return ["There is only one rank, so nothing to communicate."] * (world.world_size == 1)
     share = f"{step.share('communication'):.1%}"
-    text = f"The training thread waits for communication during {share} of the mean step"
+    whose = "The GPU's computing stream" if world.device_timed else "The training thread"
+    text = f"{whose} waits for communication during {share} of the mean step"
     if any(rank.kernels is not None for rank in world.ranks):
         text = f"Only communication kernels run during {share} of the mean step"
     if step.split_ms:

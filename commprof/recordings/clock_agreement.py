@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from commprof.text import counted
+from commprof.text import counted, in_micros
 from commprof.trace import columns, schema
 from commprof.trace.reader import Trace
 from commprof.trace.schema import OPS, Kind
@@ -74,12 +74,13 @@ def with_compared_clocks(traces: Sequence[Trace]) -> tuple[list[Trace], str]:
     most = ns_to_us(float(np.abs(offset).max()))
     said = (
         f"the ends of {counted(len(disagreement), 'collective')} agree across ranks within "
-        f"{typical:.3g} µs after correcting the clocks by up to {most:.3g} µs"
+        f"{in_micros(typical)} after correcting the clocks by up to {in_micros(most)}"
     )
     if disagreement.sum() > _MOST_SHARE * ends.longest_ns.sum():
         return list(traces), (
-            f"{said}: too much to separate waiting from transfer, so neither is shown. Either a "
-            "clock jumped, or the ranks recorded different collectives"
+            f"{said}: too much to separate waiting from transfer, so neither is shown. A "
+            "clock jumped, the ranks recorded different collectives, or they end collectives at "
+            "different times, as ranks do that share a GPU"
         )
     return [
         _with_records(trace, at, offset[:, i], error[:, i]) for i, trace in enumerate(traces)

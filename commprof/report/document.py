@@ -47,9 +47,9 @@ _MOST_ROWS = 24
 
 _TIMELINE = """\
 The time of each collective on each rank. early: from this rank's issue until the last rank's issue;
-queue: then until gloo runs it on this rank; wait: then until it runs on the last rank; transfer:
-then until completion. The table of the collectives divides the same time differently: its queue is
-all of the time from the issue to the start on the same rank."""
+queue: then until the backend runs it on this rank; wait: then until it runs on the last rank;
+transfer: then until completion. The table of the collectives divides the same time differently: its
+queue is all of the time from the issue to the start on the same rank."""
 
 
 @dataclass(frozen=True)

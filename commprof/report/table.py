@@ -41,6 +41,12 @@ data + forward + backward + exposed + optimizer + other = step;  exposed = wait 
 exposed: the training thread waited for communication; wait: until the last rank had arrived;
 transfer: after that. hidden: communication in flight while the training thread worked."""
 
+#: Legend for collectives of a GPU, whose stream the times are of.
+DEVICE_LEGEND = """\
+Mean step in ms over ranks and steps, on the GPU's computing stream, timed by device events:
+data + forward + backward + exposed + optimizer + other = step;  exposed = wait + transfer.
+exposed: the stream stood still for communication; wait: until the last rank had arrived; transfer:
+after that. hidden: communication in flight while the stream worked or was idle."""
 
 #: Legend for recordings of other profilers, whose times are from their own clocks.
 RECORDING_LEGEND = """\
@@ -53,7 +59,9 @@ kernels ran, and other is the time in which none of these kernels ran."""
 
 def parts_legend(worlds: Sequence[WorldResult]) -> str:
     """Returns the legend of the table of mean steps."""
-    return RECORDING_LEGEND if any(world.foreign for world in worlds) else PARTS_LEGEND
+    if any(world.foreign for world in worlds):
+        return RECORDING_LEGEND
+    return DEVICE_LEGEND if any(world.device_timed for world in worlds) else PARTS_LEGEND
 
 
 def render(

@@ -44,7 +44,8 @@ began), ``kind`` and ``thread``; the other fields are 0:
     device_step      a stream came to a step boundary: ``op_id``, ``aux`` and ``seq`` as of a
                      step, ``bytes_in`` its time on the host
     device_clock     a device's clock was compared with the host's: ``aux`` device, ``value`` its
-                     time in ns, ``bytes_in`` bound on the error of ``timestamp_ns``
+                     time in ns, ``bytes_in`` bound on the error of ``timestamp_ns``,
+                     ``bytes_out`` largest bound of the times placed since the one before
     span             a piece of a compressor thread's work on a bucket: ``op_id`` of the bucket,
                      ``aux`` stage, ``value`` end
     compression      a compressed bucket is done: ``op_id`` of the bucket, ``aux`` index,

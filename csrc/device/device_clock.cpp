@@ -67,6 +67,7 @@ namespace {
 
 // An event on an idle stream is seen to be done some 10 us later.
 constexpr uint64_t kLongestAskNs = 50'000;
+constexpr uint64_t kNarrowNs = 2 * kLongestAskNs;
 constexpr int kAsks = 3; // the quickest answer counts
 
 uint64_t width(const ClockAnchor& anchor) {
@@ -81,7 +82,7 @@ ClockKeeper::ClockKeeper(Device& device)
       asked_(device.newEvent()),
       reference_(device.newEvent()) {}
 
-std::optional<ClockAnchor> ClockKeeper::keep() {
+std::optional<ClockAnchor> ClockKeeper::keep(bool hurried) {
   const uint64_t now_ns = nowNs();
   if (now_ns < next_ns_) {
     return std::nullopt;
@@ -95,6 +96,16 @@ std::optional<ClockAnchor> ClockKeeper::keep() {
     if (!best || width(*anchor) < width(*best)) {
       best = anchor;
     }
+  }
+  if (!known()) {
+    first_ns_ = first_ns_ == 0 ? now_ns : first_ns_;
+    if (best && (!first_ || width(*best) < width(*first_))) {
+      first_ = best;
+    }
+    const bool enough = first_ &&
+        (hurried || width(*first_) <= kNarrowNs ||
+         now_ns - first_ns_ >= kPatienceNs);
+    best = enough ? std::exchange(first_, std::nullopt) : std::nullopt;
   }
   if (best) {
     next_ns_ = now_ns + kEveryNs;

@@ -54,13 +54,16 @@ class DeviceClock {
 class ClockKeeper {
  public:
   static constexpr uint64_t kEveryNs = 1'000'000'000;
+  static constexpr uint64_t kPatienceNs = 1'000'000'000;
 
   explicit ClockKeeper(Device& device);
 
   // Compares if it is time to: some 50 us of the caller's time once a second. A
-  // busy device is not waited for; later calls see when it has answered.
-  // Returns the anchor if one was added.
-  std::optional<ClockAnchor> keep();
+  // busy device is not waited for; later calls see when it has answered. The
+  // first anchor places all times until the next one, and times must not jump:
+  // up to kPatienceNs a narrow one is waited for, unless the caller is
+  // `hurried`. Returns the anchor if one was added.
+  std::optional<ClockAnchor> keep(bool hurried = false);
 
   bool known() const noexcept {
     return clock_.known();
@@ -80,6 +83,8 @@ class ClockKeeper {
   std::unique_ptr<Device::Event> asked_;
   uint64_t asked_ns_ = 0; // 0: no answer is awaited
   uint64_t next_ns_ = 0;
+  std::optional<ClockAnchor> first_; // the narrowest so far, until one is known
+  uint64_t first_ns_ = 0; // when that was asked for
   // The last event that answered: the times of others count from it.
   std::unique_ptr<Device::Event> reference_;
   int64_t reference_ns_ = 0;

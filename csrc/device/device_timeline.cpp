@@ -172,7 +172,12 @@ bool DeviceTimeline::idle(int64_t stream) noexcept {
       });
 }
 
-void DeviceTimeline::poll(bool shielded) noexcept {
+bool DeviceTimeline::halfTaken() noexcept {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return free_marks_.size() < kMaxMarks / 2;
+}
+
+void DeviceTimeline::poll(bool shielded, bool hurried) noexcept {
   const std::unique_lock<std::mutex> polling(poll_mutex_, std::try_to_lock);
   if (!polling) {
     return;
@@ -182,7 +187,7 @@ void DeviceTimeline::poll(bool shielded) noexcept {
     if (!shielded && device_->capturing(device_->currentStream())) {
       return;
     }
-    if (const auto anchor = clock_.keep()) {
+    if (const auto anchor = clock_.keep(hurried || halfTaken())) {
       write(*anchor);
     }
     if (!clock_.known()) {
@@ -225,7 +230,9 @@ bool DeviceTimeline::resolveFirst(Queue& queue) {
 
 void DeviceTimeline::write(const Pending& done) {
   const Device::Event& end = *events_[done.end];
-  const uint64_t end_host_ns = clock_.toHost(end).time_ns;
+  const HostTime end_host = clock_.toHost(end);
+  const uint64_t end_host_ns = end_host.time_ns;
+  largest_error_ns_ = std::max(largest_error_ns_, end_host.error_ns);
   Record record = done.record;
   record.timestamp_ns = end_host_ns;
   if (done.begin != kNoMark) {
@@ -265,6 +272,7 @@ void DeviceTimeline::write(const ClockAnchor& anchor) {
   record.aux = index_;
   record.timestamp_ns = anchor.earliest_ns + width_ns / 2;
   record.bytes_in = (width_ns + 1) / 2;
+  record.bytes_out = std::exchange(largest_error_ns_, 0);
   record.value = uint64_t(anchor.device_ns);
   sink_(record);
 }
@@ -272,7 +280,7 @@ void DeviceTimeline::write(const ClockAnchor& anchor) {
 size_t DeviceTimeline::drain(uint64_t limit_ns, bool shielded) noexcept {
   const uint64_t until_ns = nowNs() + limit_ns;
   for (;;) {
-    poll(shielded);
+    poll(shielded, /*hurried=*/true);
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       if (pending_count_ == 0 || nowNs() >= until_ns) {

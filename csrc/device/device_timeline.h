@@ -63,8 +63,9 @@ class DeviceTimeline {
   // Writes the records whose marks the device has passed. Asking for an event
   // while another thread captures a graph breaks that capture, unless the
   // calling thread is `shielded` (see device_poller.h). Does nothing while
-  // this thread captures one, or another one polls.
-  void poll(bool shielded = false) noexcept;
+  // this thread captures one, or another one polls. `hurried`: see
+  // ClockKeeper::keep; so it is, too, if half of the marks are taken.
+  void poll(bool shielded = false, bool hurried = false) noexcept;
   // Where collectives are issued and at steps: for devices that no shielded
   // thread of our own polls.
   void pollUnlessElsewhere() noexcept {
@@ -110,6 +111,7 @@ class DeviceTimeline {
   void put(const Record& record, Mark begin, Mark end, bool ends) noexcept;
   Queue* queueLocked(int64_t stream) noexcept;
   void dropLocked(uint32_t pending) noexcept;
+  bool halfTaken() noexcept;
   bool resolveFirst(Queue& queue);
   void write(const Pending& done);
   void write(const ClockAnchor& anchor);
@@ -119,8 +121,9 @@ class DeviceTimeline {
   const Sink sink_;
   std::atomic<bool> polled_elsewhere_{false};
 
-  std::mutex poll_mutex_; // the clock; taken before mutex_
+  std::mutex poll_mutex_; // the next two; taken before mutex_
   ClockKeeper clock_;
+  uint64_t largest_error_ns_ = 0; // of times since the last anchor
 
   // An event belongs to who holds its mark, else to the free list.
   std::array<std::unique_ptr<Device::Event>, kMaxMarks> events_;

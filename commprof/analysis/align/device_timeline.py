@@ -27,8 +27,8 @@ def on_device_timeline(trace: Trace) -> Trace:
     """Returns the trace with times from its device events; the same trace if it has none.
 
     Collectives of CPU tensors, and records before the first event, keep the host's times. Left
-    out are waits of the host, which delay no stream; waits of streams other than the computing
-    one; and steps and phases whose events were lost.
+    out are waits and run delay of the host, which need not delay a stream; waits of streams other
+    than the computing one; and steps and phases whose events were lost.
     """
     records = trace.records
     timed = np.isin(records["kind"], (Kind.DEVICE_READY, Kind.DEVICE_WAIT))
@@ -56,9 +56,16 @@ def timed_collectives(trace: Trace) -> int:
 
 
 def clock_error_ns(trace: Trace) -> float:
-    """Largest error bound of device times against the host's clock; NaN without anchors."""
+    """Largest error bound of device times against the host's clock; NaN without anchors.
+
+    An anchor has the bound of the times that were placed since the one before it. Without these
+    (older traces, one anchor) the widest anchor bounds them, which then may be far too much.
+    """
     anchors = _of_kind(trace.records, Kind.DEVICE_CLOCK)
-    return float(anchors["bytes_in"].max()) if len(anchors) else float("nan")
+    if len(anchors) == 0:
+        return float("nan")
+    used = anchors["bytes_out"].max()
+    return float(max(used, anchors["bytes_in"].min()) if used else anchors["bytes_in"].max())
 
 
 _REWRITTEN = (
@@ -77,7 +84,7 @@ _REWRITTEN = (
 
 
 def _other_kinds(records: Records) -> Records:
-    return records[~np.isin(records["kind"], _REWRITTEN)]
+    return records[~np.isin(records["kind"], (*_REWRITTEN, Kind.RUN_DELAY))]
 
 
 def _of_kind(records: Records, kind: Kind) -> Records:
@@ -115,6 +122,7 @@ def _issues(records: Records) -> Records:
     """Returns the issues, each timed by the stream's mark before the call.
 
     An operation in the caller's own stream is recorded as a wait; its mark is the wait's begin.
+    What autograd's thread issues in backward belongs to the training thread: both feed one stream.
     """
     issues = _of_kind(records, Kind.ISSUE).copy()
     ready = _of_kind(records, Kind.DEVICE_READY)
@@ -127,6 +135,8 @@ def _issues(records: Records) -> Records:
         ready_at.get(op_id, time_of.get((op_id, host_ns), host_ns))
         for op_id, host_ns in _numbers(issues, "op_id", "timestamp_ns")
     ]
+    on_device = (issues["flags"] & schema.FLAG_DEVICE_ASYNC) != 0
+    issues["thread"][on_device & (issues["value"] > 0)] = _training_thread(records)
     return issues
 
 

@@ -270,7 +270,10 @@ def _in_its_rank(
     return (
         _measured(steps, measured_steps, table.issue_ns),
         exposed.astype(np.float64),
-        _phase_at(trace, thread, table.issue_ns),
+        # A stream of its own may be ready for a collective of backward before backward begins.
+        np.where(
+            table.graph_task >= 0, int(Phase.BACKWARD), _phase_at(trace, thread, table.issue_ns)
+        ),
         columns.stacks(trace, table.op_id),
     )
 

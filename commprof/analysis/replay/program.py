@@ -177,13 +177,17 @@ def _program(
     inside = (done_ns >= begin_ns) & (done_ns < until_ns)
     done, done_ns = done[inside], done_ns[inside]
     place = np.searchsorted(replayed, steps.index)
+    # A stream may wait for a collective before another stream is ready for it.
+    issue_ns = table.issue_ns.copy()
+    np.minimum.at(issue_ns, row[row >= 0], exposed.begin_ns[waits][row >= 0])
     events = [
-        (table.issue_ns[issued], ISSUE, offset + issued, np.zeros(len(issued))),
+        (issue_ns[issued], ISSUE, offset + issued, np.zeros(len(issued))),
         (
             exposed.begin_ns[waits][known],
             WAIT,
             offset + row[known],
-            (went_on - end_ns)[known],
+            # A wait may begin after its collective was done, on a device above all.
+            (went_on - np.maximum(end_ns, exposed.begin_ns[waits]))[known],
         ),
         (done_ns, WAIT, offset + done, np.zeros(len(done))),
         (

@@ -11,8 +11,9 @@ import numpy as np
 from commprof.analysis.align.measured import MeasuredWorld, slowest_ns
 from commprof.analysis.step.breakdown import Floats
 from commprof.analysis.timeline.drawn_timeline import Timeline, timeline
-from commprof.trace.columns import Ints
+from commprof.trace.columns import Ints, of_kind
 from commprof.trace.run.run_directory import WorldRun
+from commprof.trace.schema import Kind
 from commprof.units import NS_PER_MS
 
 #: Names of ``WorldDetail.parts_ms``. The parts before "wait" add up to "step"; wait and wire are
@@ -45,7 +46,7 @@ class WorldDetail:
     #: Samples of all ranks in one epoch; NaN if no whole epoch was trained or counted.
     epoch_samples: float
     #: Fraction of the ranks' time outside of waiting in which they could run and had no core; 0
-    #: if it was not measured.
+    #: if the kernel does not count it, NaN for recordings of others and on GPUs.
     no_core_share: float = 0.0
 
 
@@ -71,6 +72,10 @@ def world_detail(run: WorldRun, seen: MeasuredWorld) -> WorldDetail:
 
 
 def _no_core_share(seen: MeasuredWorld) -> float:
+    if any(of_kind(trace.records, Kind.DEVICE_CLOCK).size for trace in seen.traces) or any(
+        trace.kernels is not None for trace in seen.traces
+    ):
+        return math.nan  # not recorded by others; a host's delay need not delay its GPU
     work = sum(float(part.work_ns.sum()) for part in seen.measured)
     delay = sum(float(part.run_delay_ns.sum()) for part in seen.measured)
     return delay / work if work > 0 else 0.0

@@ -248,7 +248,8 @@ def _steps(
     if len(rows) < LEAST_STEPS:
         raise CommprofError(
             f"only {len(rows)} steps waited for their collectives in the same order on all ranks; "
-            f"a prediction needs {LEAST_STEPS}: record more steps"
+            f"a prediction needs {LEAST_STEPS}: record more steps (of a GPU's streams, which wait "
+            "in an order of their own on each rank, none may be the same)"
         )
     # [steps, ranks, (own, update, extra), events]
     values = np.array([ordered[n] for n in kept], dtype=np.float64)

@@ -106,7 +106,8 @@ def _about_step(world: WorldComparison) -> str:
 def _about_load(world: WorldComparison) -> str:
     if world.step.significant or not world.is_busy:
         return ""
-    a, b = (f"{share:.0%}" for share in world.no_core_share)
+    shares = world.no_core_share
+    a, b = ("an unknown part" if math.isnan(share) else f"{share:.0%}" for share in shares)
     return (
         f" The ranks had no core for {a} of their own time in A and {b} in B, so changes of parts "
         "and collectives cannot be distinguished from other load."

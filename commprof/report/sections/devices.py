@@ -9,11 +9,21 @@ from commprof.analysis.world import WorldResult
 from commprof.report.tabulated import Grid, three_digits
 
 LEGEND = """\
-From NVML, once a second. busy: share of the time in which any kernel ran; an NCCL kernel that waits
-for another rank counts as running. SM clock and power: means. memory: largest use by all processes.
-limited: reasons for which the driver reduced the clock, with their shares of the samples."""
+From NVML, once a second. busy: share of the time in which any kernel ran, the mean of the samples;
+an NCCL kernel that waits for another rank counts as running. SM clock and power: means. memory:
+largest use by all processes. limited: reasons for which the driver reduced the clock, with their
+shares of the samples."""
 
-_HEADERS = ("rank", "busy %", "SM clock\nMHz", "\nleast", "power W", "memory\nMB", "limited")
+_HEADERS = (
+    "rank",
+    "samples",
+    "busy %",
+    "SM clock\nMHz",
+    "\nleast",
+    "power W",
+    "memory\nMB",
+    "limited",
+)
 
 
 def grid(worlds: Sequence[WorldResult]) -> Grid | None:
@@ -33,7 +43,7 @@ def _cells(rank: int, device: DeviceTelemetry) -> tuple[str, ...]:
     )
     limits = [f"{name} {share:.0%}" for name, share in device.limited.items() if share > 0]
     limited = ", ".join(limits) or ("no" if device.limited else "-")
-    return (str(rank), *map(three_digits, values), limited)
+    return (str(rank), str(device.samples), *map(three_digits, values), limited)
 
 
 KERNEL_TITLE = "Kernels of each rank"
