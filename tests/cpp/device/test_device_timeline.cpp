@@ -3,6 +3,7 @@
 #include "device/device_timeline.h"
 
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <map>
 #include <mutex>
@@ -150,7 +151,7 @@ void aStretchIsTheWaiting(double drift) {
   const double stall_ns = device.wait(1, end_ns);
   timeline.stretch(record(Kind::kDeviceWait, 7), begin, timeline.mark(1));
 
-  timeline.poll();
+  timeline.poll(false, /*hurried=*/true);
   CHECK_EQ(setup.clocks.size(), 1u);
   CHECK_EQ(setup.clocks.at(0).aux, 3u);
   CHECK(setup.records.size() <= 1); // what is not done is not there yet
@@ -177,6 +178,28 @@ void aStretchIsTheWaiting(double drift) {
         CHECK(std::abs(length_ns - stall_ns / (1.0 + drift)) < 12100);
     }
   }
+}
+
+// Times are placed by the first comparison until the next one, and would jump
+// then: one whose answer came late is not taken, except in a hurry.
+void theFirstComparisonIsNarrow() {
+  Setup setup;
+  DeviceTimeline& timeline = *setup.timeline;
+  constexpr int64_t kKeepers = 100; // the first stream that was made
+  timeline.moment(record(Kind::kEnd, 1), timeline.mark(1));
+  for (int i = 0; i < 3; ++i) {
+    setup.device->run(kKeepers, 2 * kMs);
+    timeline.poll();
+    std::this_thread::sleep_for(std::chrono::milliseconds(3));
+  }
+  CHECK_EQ(setup.clocks.size(), 0u);
+  CHECK_EQ(setup.records.size(), 0u);
+  setup.device->run(kKeepers, 1e12);
+  timeline.poll(false, /*hurried=*/true);
+  CHECK_EQ(setup.clocks.size(), 1u);
+  CHECK(setup.clocks.at(0).bytes_in >= 1'000'000u);
+  CHECK_EQ(setup.clocks.at(0).bytes_out, 0u);
+  CHECK_EQ(setup.records.size(), 1u);
 }
 
 // A stream that is far behind holds up no other one.
@@ -300,6 +323,7 @@ void threadsShareIt() {
 int main() {
   aStretchIsTheWaiting(0.0);
   aStretchIsTheWaiting(300e-6);
+  theFirstComparisonIsNarrow();
   streamsAreResolvedApart();
   aCapturedStreamIsLeftAlone();
   memoryIsBounded();
