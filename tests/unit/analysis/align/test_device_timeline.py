@@ -13,7 +13,9 @@ from commprof.analysis.align.device_timeline import (
     on_device_timeline,
     timed_collectives,
 )
+from commprof.analysis.align.measured import measured_world
 from commprof.analysis.collectives.calls import start_times
+from commprof.analysis.replay.gains import gains
 from commprof.analysis.step.breakdown import breakdown
 from commprof.analysis.step.exposure import exposures_of
 from commprof.trace import columns, schema
@@ -211,3 +213,68 @@ def test_the_world_is_on_the_devices_timeline() -> None:
     assert result.device_clock_error_us == 7.0
     assert result.step_median_ms == 0.001
     assert result.parts.exposed_ms == 0.00025
+
+
+def test_the_clock_s_bound_is_that_of_the_times_that_were_placed() -> None:
+    """A poor comparison is not used once there is a good one."""
+    rank = two_steps()
+    for at, bound, used in ((1000, 8, 0), (2000, 90_000, 12), (3000, 7, 11)):
+        rank._add(Kind.DEVICE_CLOCK, at, bytes_in=bound, bytes_out=used)
+    assert clock_error_ns(rank.trace()) == 12
+    old = two_steps()
+    for at, bound in ((1000, 8), (2000, 90_000)):
+        old._add(Kind.DEVICE_CLOCK, at, bytes_in=bound)
+    assert clock_error_ns(old.trace()) == 90_000
+
+
+def test_what_autograd_s_thread_issues_is_the_training_threads() -> None:
+    rank = two_steps()
+    rank.device_collective(2, 60, (3500, 3600), thread=THREAD + 2, graph_task=4)
+    rank.device_collective(3, 61, (3600, 3700), thread=THREAD + 3)
+    rank.collective(4, 62, 63, thread=THREAD + 2, graph_task=4)  # of CPU tensors
+    _, table = moved(rank)
+    by_seq = dict(zip(table.seq.tolist(), table.thread.tolist(), strict=True))
+    assert [by_seq[seq] for seq in (2, 3, 4)] == [THREAD, THREAD + 3, THREAD + 2]
+
+
+def test_delay_of_the_host_is_not_the_streams() -> None:
+    rank = two_steps()
+    rank.no_core(2100, 2300, delay=150)
+    trace, table = moved(rank)
+    assert not breakdown(trace, table, None, 1).run_delay_ns.any()
+
+
+def test_a_collective_of_backward_is_backwards_whenever_its_stream_was_ready() -> None:
+    rank = two_steps()
+    for step in range(2):
+        at = (2100 + 1000 * step, 2400 + 1000 * step)  # in forward
+        rank.device_collective(2 + step, 60 + step, at, graph_task=4, bytes=128)
+    result = analyse_world(world_run([rank]))
+    assert result is not None
+    assert [row.phases for row in result.collectives] == [(("backward", 1),)] * 2
+
+
+def test_a_wait_for_what_was_done_holds_up_no_replayed_step() -> None:
+    """Rank 0 works for 900 us of 1000, rank 1 for 100; then both add something up."""
+    ranks = [DeviceRank(rank, 2) for rank in range(2)]
+    us = 1000
+    for step in range(20):
+        host, device = 1 + 50 * step, 10_000_000 + 1000 * us * step
+        for rank in ranks:
+            until = device + (900 if rank.rank == 0 else 100) * us
+            rank.device_step(host, host + 50, (device, device + 1000 * us))
+            rank.device_phase(Phase.FORWARD, host + 1, host + 10, (device, until))
+            early = (device + 10 * us, device + 90 * us)
+            op = rank.device_collective(2 * step, host + 2, early, bytes=64)
+            rank.device_wait(op, host + 11, (until, until))
+            late = rank.device_collective(
+                2 * step + 1, host + 12, (until, device + 950 * us), bytes=64
+            )
+            rank.device_wait(late, host + 13, (until, device + 950 * us))
+    seen = measured_world(world_run(ranks))
+    assert seen is not None
+    result = gains(seen)
+    assert result is not None
+    assert result.step_ms == pytest.approx(1.0, rel=0.01)
+    (faster,) = [each for each in result.gains if (each.change, each.rank) == ("rank", 0)]
+    assert faster.step_ms == pytest.approx(0.2, rel=0.05)
