@@ -379,6 +379,8 @@ def _about_devices(world: WorldResult, name: str) -> str:
             f"events: moments are known to ±{_bound(world.device_clock_error_us)} on the "
             "host's clock, durations more exactly. "
         )
+        if world.world_size > 1:
+            text += "The split of each exposed stretch may be off by twice that. "
     if untimed:
         whose = f"For {untimed} of them" if world.device_timed else "For all of them"
         why = f" ({world.no_device_times})" if world.no_device_times else ""

@@ -284,7 +284,7 @@ def _late_rank(seen: MeasuredWorld, result: WorldResult) -> dict[str, Any]:
     caused = np.sum([part.caused_ns for part in parts], axis=0)
     waited_for = of_ranks(caused)
     find = late_rank_of_few_steps if result.foreign and few_steps(waited_for) else find_late_rank
-    late = find(waited_for, step_ns, us_to_ns(seen.clock_error_us))
+    late = find(waited_for, step_ns, us_to_ns(_between_ranks_us(seen)))
     if late is not None and find is find_late_rank:
         late = with_cause(late, caused)
     slow = find_slow_rank(np.stack([part.by_origin_ns for part in parts]), step_ns)
@@ -398,6 +398,12 @@ def _samples_per_step(run: WorldRun, steps: list[int]) -> tuple[float, float]:
         sum(result["step_samples"][step] for result in run.results.values()) for step in steps
     ]
     return float(min(totals)), float(max(totals))
+
+
+def _between_ranks_us(seen: MeasuredWorld) -> float:
+    """Largest error of a time of one rank against one of another, their devices' included."""
+    on_devices = 2 * _device_clock_error_us(seen.recorded)
+    return seen.clock_error_us + (0.0 if math.isnan(on_devices) else on_devices)
 
 
 def _device_clock_error_us(traces: list[Trace]) -> float:
