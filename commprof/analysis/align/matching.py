@@ -83,11 +83,14 @@ class Matching:
         return np.where(row < 0, 0, times_ns[row]), np.where(row < 0, -1, self.rank[row])
 
     def last_row(self, times_ns: Ints) -> Ints:
-        """Per row: the row with the largest time of its collective; -1 if incomplete."""
+        """Per row: the row with the largest time of its collective; -1 if incomplete.
+
+        Of equal times the lowest rank counts, as in always-on mode.
+        """
         if len(times_ns) == 0:
             return np.empty(0, dtype=np.int64)
         # Ordered by collective, then time: the last row of each collective has the latest.
-        order = np.lexsort((times_ns, self.member))
+        order = np.lexsort((-self.rank, times_ns, self.member))
         last = order[np.flatnonzero(np.diff(self.member[order], append=-1) != 0)]
         return np.where(self.complete, last, -1)[self.member].astype(np.int64)
 

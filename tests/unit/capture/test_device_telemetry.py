@@ -82,8 +82,8 @@ def test_what_the_driver_says_reaches_the_table(
     shown = grid([world(1, ranks=(rank(device=found),))])
     assert shown is not None
     ((row),) = shown.rows
-    assert row[1] == "50"
-    assert row[4:] == ("350", "40000", "power 100%, temperature 100%")
+    assert row[2] == "50"
+    assert row[5:] == ("350", "40000", "power 100%, temperature 100%")
 
 
 def refused(*_: Any) -> Any:
@@ -101,7 +101,7 @@ def test_what_the_driver_does_not_say_is_left_out(
     assert found.power_w == 350
     shown = grid([world(1, ranks=(rank(device=found),))])
     assert shown is not None
-    assert (shown.rows[0][1], shown.rows[0][-1]) == ("-", "-")
+    assert (shown.rows[0][2], shown.rows[0][-1]) == ("-", "-")
 
 
 @pytest.mark.parametrize("nvml", [None, stand_in(nvmlInit=refused)])

@@ -19,6 +19,7 @@ from commprof.analysis.align.matching import (
     match,
     needed_ranks,
 )
+from commprof.analysis.late.arrivals import match_arrivals
 from commprof.trace import columns
 from commprof.trace.schema import OPS, Kind
 from tests.support.builders.traces import MS, THREAD, Rank
@@ -212,3 +213,15 @@ def test_ddps_log_says_whether_another_all_reduce_is_among_them(
     rank = Rank(cross_check_sources={"begin_monotonic_ns": 2**62, "ddp_logs": [log]})
     one_pass(rank, 8, 4)
     assert numbers(rank) == expected
+
+
+def test_of_ranks_that_come_at_the_same_time_the_lowest_counts() -> None:
+    """As in always-on mode: two ranks of hundreds of collectives came in the same nanosecond."""
+    traces = []
+    for number in range(3):
+        rank = Rank(number, 3)
+        rank.collective(0, 100 if number else 90, 200)
+        traces.append(rank.trace())
+    tables = [columns.collectives(trace) for trace in traces]
+    found = match_arrivals(match(traces, tables), traces, tables)
+    assert [each.late_rank.tolist() for each in found] == [[1]] * 3
