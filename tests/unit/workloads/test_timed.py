@@ -200,7 +200,7 @@ def test_a_stopped_rank_is_late_in_forward() -> None:
     # Not this process: a shell would take it for stopped by its user.
     code = (
         "import json; from tests.unit.workloads.test_timed import run; "
-        f"print(json.dumps(run({spec!r}, 4, 1)[1]))"
+        f"print(json.dumps(run({spec!r}, 6, 1)[1]))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.PIPE
@@ -208,7 +208,8 @@ def test_a_stopped_rank_is_late_in_forward() -> None:
     late = json.loads(done.stdout)
     _, punctual = run(spec, steps=4, rank=0)
 
-    assert [value >= 60 * MS for value in late["forward_ns"]] == [False, True] * 2
+    # In a new process with torch 2.11 the first step takes 60 ms by itself.
+    assert [value >= 60 * MS for value in late["forward_ns"][2:]] == [False, True] * 2
     assert all(value >= 1 * MS for value in punctual["forward_ns"])
 
 
