@@ -31,6 +31,8 @@ from benchmarks.own_cost.overhead import (
     PROFILER,
     RECORDED,
     WATCHED,
+    add,
+    below_profiler,
     call_times,
     fork_server,
     generation,
@@ -76,10 +78,7 @@ def _generations(results: dict[str, Any], end_s: float, file: Path | None) -> No
         while done < LEAST_GENERATIONS or time.monotonic() < end_s:
             for size, kept in results.items():
                 begin_s = time.monotonic()
-                one = generation(server, size, 1, MODES, ROUNDS, STEPS, order)
-                for mode, clocks in one.items():
-                    for clock, values in clocks.items():
-                        kept.setdefault(mode, {}).setdefault(clock, []).append(values)
+                add(kept, generation(server, size, 1, MODES, ROUNDS, STEPS, order))
                 write_json(file, results)
                 print(f"{size}: {time.monotonic() - begin_s:.0f} s", file=sys.stderr, flush=True)
             done += 1
@@ -90,13 +89,8 @@ def demands(results: dict[str, Any]) -> list[Demand]:
     found = []
     for size in (size for size in SIZES if size in results):
         for clock in CLOCKS:
-            known = {mode: ratio(results[size], mode, clock) for mode in (*RECORDED, PROFILER)}
-            values = {mode: of_mode.value for mode, of_mode in known.items() if of_mode}
-            if PROFILER in values:
-                most = max(value for mode, value in values.items() if mode != PROFILER)
-                what = f"step of the {size} model on a GPU: {CLOCKS[clock]} below torch.profiler's"
-                figure = f"{most:.4f} at most, torch.profiler {values[PROFILER]:.4f}"
-                found.append(Demand(what, figure, "below", most < values[PROFILER]))
+            ratios = {mode: ratio(results[size], mode, clock) for mode in (*RECORDED, PROFILER)}
+            found += below_profiler(f"step of the {size} model on a GPU", clock, ratios)
     for call, times in results.get("collectives", {}).items():
         us = {mode: float(np.median(times[mode])) for mode in (*WATCHED, PROFILER)}
         figure = ", ".join(f"{mode} {value:.1f} us" for mode, value in us.items())

@@ -125,10 +125,7 @@ def generations(end_s: float) -> dict[str, Cell]:
             for size, ranks in _cells():
                 steps, *rounds = SIZES[size]
                 kept = cells[cell_name(size, ranks)]
-                one = generation(server, size, ranks, MODES, rounds[ranks - 1], steps, order)
-                for mode, clocks in one.items():
-                    for clock, values in clocks.items():
-                        kept.setdefault(mode, {}).setdefault(clock, []).append(values)
+                add(kept, generation(server, size, ranks, MODES, rounds[ranks - 1], steps, order))
             longest_s = max(longest_s, time.monotonic() - begin_s)
             print(f"a generation of all took {time.monotonic() - begin_s:.0f} s", file=sys.stderr)
     return cells
@@ -136,6 +133,13 @@ def generations(end_s: float) -> dict[str, Cell]:
 
 def _cells() -> list[tuple[str, int]]:
     return [(size, ranks) for ranks in RANKS for size in SIZES]
+
+
+def add(kept: Cell, one: dict[str, dict[str, list[float]]]) -> None:
+    """Adds a generation to those of the same model and number of ranks."""
+    for mode, clocks in one.items():
+        for clock, values in clocks.items():
+            kept.setdefault(mode, {}).setdefault(clock, []).append(values)
 
 
 def cell_name(size: str, ranks: int) -> str:
@@ -311,13 +315,19 @@ def step_demands(results: dict[str, Any]) -> list[Demand]:
                 if of_mode is not None:
                     what = f"{where}, {mode}: {CLOCKS[clock]} / that without commprof"
                     found.append(_demand(what, clock, mode, of_mode))
-            known = {mode: of_mode.value for mode, of_mode in ratios.items() if of_mode}
-            if PROFILER in known:
-                most = max(value for mode, value in known.items() if mode != PROFILER)
-                what = f"{where}, all recording modes: {CLOCKS[clock]} below torch.profiler's"
-                figure = f"{most:.4f} at most, torch.profiler {known[PROFILER]:.4f}"
-                found.append(Demand(what, figure, "below", most < known[PROFILER]))
+            found += below_profiler(f"{where}, all recording modes", clock, ratios)
     return found
+
+
+def below_profiler(where: str, clock: str, ratios: dict[str, Interval | None]) -> list[Demand]:
+    """A demand on the ratios of all modes, if torch.profiler's is known."""
+    known = {mode: of_mode.value for mode, of_mode in ratios.items() if of_mode}
+    if PROFILER not in known:
+        return []
+    most = max(value for mode, value in known.items() if mode != PROFILER)
+    what = f"{where}: {CLOCKS[clock]} below torch.profiler's"
+    figure = f"{most:.4f} at most, torch.profiler {known[PROFILER]:.4f}"
+    return [Demand(what, figure, "below", most < known[PROFILER])]
 
 
 def _demand(what: str, clock: str, mode: str, found: Interval) -> Demand:

@@ -10,7 +10,7 @@ from typing import Any
 from commprof import invocation
 from commprof.analysis.collectives.exchange import Exchange, cap_to_try_mb, way
 from commprof.analysis.collectives.sharding import BACKWARD, FORWARD, SCATTER, SUM, Sharding
-from commprof.analysis.collectives.unseen import is_unseen, see_it
+from commprof.analysis.collectives.unseen import how_to_see_it, is_unseen
 from commprof.analysis.late.stragglers import LateRank
 from commprof.analysis.run_command import taken_apart
 from commprof.analysis.step.cores import crowded, lacked_cores, no_core_share
@@ -68,7 +68,7 @@ def next_step(
     if world.world_size < 2:
         return NextStep("", "")
     if is_unseen(context, world, step):
-        return NextStep(*see_it(context, world))
+        return NextStep(*how_to_see_it(context, world))
     late = rank_to_look_at(context, world, step)
     # Small calls keep waking threads of the ranks themselves, which then wait for cores.
     if late is None and exchange.small_calls is None and lacked_cores(world):

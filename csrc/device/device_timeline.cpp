@@ -187,7 +187,8 @@ void DeviceTimeline::poll(bool shielded, bool hurried) noexcept {
     if (!shielded && device_->capturing(device_->currentStream())) {
       return;
     }
-    if (const auto anchor = clock_.keep(hurried || halfTaken())) {
+    const bool soon = hurried || (!clock_.known() && halfTaken());
+    if (const auto anchor = clock_.keep(soon)) {
       write(*anchor);
     }
     if (!clock_.known()) {

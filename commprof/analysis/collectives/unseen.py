@@ -1,4 +1,4 @@
-"""What a run's capture lacked to see communication; no evidence that ranks wait for nothing.
+"""Whether a run's capture could see communication: else it does not follow that nobody waits.
 
 The capture in pure Python sees the collectives of DDP's hook alone, so a script without this hook
 has steps and phases, and no collective. On a GPU a host sees that collectives are issued; only
@@ -28,7 +28,7 @@ def is_unseen(context: Mapping[str, Any], world: WorldResult, step: MeanStep) ->
     return _without_module(context, world) or _without_device(world)
 
 
-def see_it(context: Mapping[str, Any], world: WorldResult) -> tuple[str, str]:
+def how_to_see_it(context: Mapping[str, Any], world: WorldResult) -> tuple[str, str]:
     """Returns advice on how to see what ``is_unseen``, and a command for it."""
     if _without_module(context, world):
         return (
