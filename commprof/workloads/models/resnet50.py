@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from commprof.errors import UsageError
+from commprof.workloads.counting import count_parameters
 from commprof.workloads.models.images import SYNTHETIC, Images, open_images
 from commprof.workloads.spec import OptimizerPlan, Shard, Trainee, step_decay
 from commprof.workloads.trainees import DataTrainee, passes_per_epoch
@@ -135,10 +136,7 @@ class Resnet50:
     @property
     def parameter_count(self) -> int:
         """Exact number of trainable parameters, counted without allocating them."""
-        with torch.device("meta"):
-            model = _Model(self.options.classes)
-        count: int = sum(parameter.numel() for parameter in model.parameters())
-        return count
+        return count_parameters(lambda: _Model(self.options.classes))
 
     def describe(self) -> str:
         """Describes parameters and data. Raises UsageError if a package is missing."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from commprof.errors import UsageError
+from commprof.workloads.counting import count_parameters
 from commprof.workloads.spec import OptimizerPlan, Shard, Trainee, cosine
 from commprof.workloads.trainees import DataTrainee, passes_per_epoch, random_tokens
 
@@ -68,13 +69,6 @@ class _Model(nn.Module):
         return logits
 
 
-def _count_parameters(options: TransformerOptions) -> int:
-    with torch.device("meta"):
-        model = _Model(options)
-    count: int = sum(parameter.numel() for parameter in model.parameters())
-    return count
-
-
 class Transformer:
     """Workload of a small language model, with the sizes in TransformerOptions."""
 
@@ -90,7 +84,7 @@ class Transformer:
     @property
     def parameter_count(self) -> int:
         """Exact number of trainable parameters, counted without allocating them."""
-        return _count_parameters(self.options)
+        return count_parameters(lambda: _Model(self.options))
 
     def describe(self) -> str:
         """Describes sizes and exact parameter count."""
