@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,15 @@ def trained(directory: Path, cases: tuple[str, ...], *recorded: str) -> dict[str
     return found
 
 
+def breaks(counts: dict[str, Any]) -> Counter[str]:
+    """Of both kinds: a frame that goes on behind the break, and one that is not compiled.
+
+    With Python 3.13 the compiler chooses the second for an optimizer that has hooks.
+    """
+    kinds = ("graph_break", "unimplemented")
+    return sum((Counter(counts["during"][kind]) for kind in kinds), Counter())
+
+
 def both(directory: Path, *cases: str) -> dict[str, Any]:
     """What plain training shows, once it is seen that recorded training shows the same."""
     plain, recorded = trained(directory, cases), trained(directory, cases, "yes")
@@ -33,8 +43,9 @@ def both(directory: Path, *cases: str) -> dict[str, Any]:
             continue
         assert expected["during"] == expected["after"]  # all was compiled in the first steps
         assert expected["during"]["stats"]["unique_graphs"] >= 1
-        for kind in ("stats", "graph_break", "unimplemented", "recompiles"):
+        for kind in ("stats", "recompiles"):
             assert found["during"][kind] == expected["during"][kind], case
+        assert breaks(found) == breaks(expected), case
         assert found["during"]["frames"]["total"] <= expected["during"]["frames"]["total"]
         assert found["after"] == found["during"]  # nothing compiles again when recording ends
         assert found["parameters"] == expected["parameters"], case

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import importlib.machinery
 import io
 import multiprocessing.process
@@ -11,6 +12,7 @@ import os
 import runpy
 import sys
 import types
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -45,6 +47,20 @@ def take_over(environment: Mapping[str, str], directory: str) -> None:
     # The directory in which multiprocessing looks for a main script with a relative path.
     multiprocessing.process.ORIGINAL_DIR = directory  # type: ignore[attr-defined]
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
+
+
+def freeze() -> None:
+    """Makes a child's end cheaper: 0.3 s of work on what was imported before are left out.
+
+    Python ends as ever, and what a child imports and makes by itself is cleared as ever.
+    """
+    gc.freeze()
+    for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
+        finalizer.atexit = False
+    libc = ctypes.CDLL(None)
+    # Instead of the destructors of loaded libraries. The last that is registered runs first.
+    libc.on_exit(libc._exit, None)
+    libc.__cxa_atexit(libc.fflush, None, None)
 
 
 def keep_reducers() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import array
 import atexit
-import gc
 import json
 import os
 import re
@@ -178,7 +177,7 @@ def _serve(path: str, life: int) -> dict[str, Any]:
     import torch.nn.parallel  # noqa: F401
 
     becoming.keep_reducers()
-    gc.freeze()
+    becoming.freeze()
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen(64)

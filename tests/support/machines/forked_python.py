@@ -21,7 +21,7 @@ import torch.distributed
 import torch.nn.parallel
 import torch.optim
 
-from tests.support.machines.becoming import keep_reducers
+from tests.support.machines.becoming import freeze, keep_reducers
 
 _CLONE_NEWNET = 0x40000000
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -73,6 +73,7 @@ def _become(request: dict[str, Any]) -> None:
 
 
 keep_reducers()
+freeze()
 _request = _serve()
 _become(_request)
 if _request["module"]:

@@ -193,6 +193,7 @@ class Called:
         return x + 1
 
 
+@pytest.mark.filterwarnings("ignore:Guards may run slower:RuntimeWarning")  # Python 3.13.0
 def test_a_compiler_traces_no_phase_and_nothing_compiles_again_at_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
