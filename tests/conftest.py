@@ -20,6 +20,9 @@ from tests.support.machines.programs.programs import how_to_run, missing
 _TRIES_AGAIN = 2
 _DESELECTED = pytest.StashKey[list[pytest.Item]]()
 
+# Hundreds of processes import the same modules: compiling commprof takes each of them 0.5 s.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # As in an environment that is activated: commands are printed as `commprof ...`.
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 

@@ -84,10 +84,9 @@ def check_memory(
     available = _available_bytes(meminfo)
     if available is None or plan.backend == "nccl":
         return
-    hooks = any(op.startswith(HOOK_PREFIX) for op in plan.ops)
     ranks, size = max(plan.world_sizes), max(plan.sizes_bytes)
     ranks = ranks if launched_here is None else min(ranks, launched_here)
-    needed = size * ranks * (_HOOK_BUFFERS if hooks else _BUFFERS)
+    needed = size * ranks * (_HOOK_BUFFERS if plan.has_hooks() else _BUFFERS)
     needed += ranks * _PROCESS_BYTES if launched_here is None else 0
     if needed > available:
         raise UsageError(
@@ -190,6 +189,10 @@ class Plan:
     def rounds(self) -> int:
         """Number of passes over the sizes, each on a new process group."""
         return min(self.iterations or MOST_ROUNDS, MOST_ROUNDS)
+
+    def has_hooks(self) -> bool:
+        """Whether a compressor is measured, on a DDP model."""
+        return any(op.startswith(HOOK_PREFIX) for op in self.ops)
 
     def total_rounds(self) -> int:
         """Number of rounds of all sweeps."""

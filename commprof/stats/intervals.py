@@ -236,6 +236,7 @@ def _resampled_medians(values: Floats, random: np.random.Generator) -> Floats:
     return np.asarray(np.median(values[rows], axis=1), dtype=np.float64)
 
 
+@lru_cache
 def student_t_quantile(probability: float, degrees: int) -> float:
     """Returns a quantile of Student's t distribution, by bisection on its integrated density.
 

@@ -71,7 +71,6 @@ class Lora:
     name: ClassVar[str] = "lora"
     options_type: ClassVar[type[Any]] = LoraOptions
     build_imports: ClassVar[tuple[str, ...]] = (
-        "torch._dynamo",
         "transformers.models.mistral.modeling_mistral",
         "peft",
     )

@@ -46,7 +46,7 @@ class Mlp:
 
     name: ClassVar[str] = "mlp"
     options_type: ClassVar[type[Any]] = MlpOptions
-    build_imports: ClassVar[tuple[str, ...]] = ("torch._dynamo",)  # the first torch.optim optimizer
+    build_imports: ClassVar[tuple[str, ...]] = ()
     default_batch_size: ClassVar[int] = 64
     split_dependence: ClassVar[str] = ""
 

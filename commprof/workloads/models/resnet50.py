@@ -119,7 +119,7 @@ class Resnet50:
 
     name: ClassVar[str] = "resnet50"
     options_type: ClassVar[type[Any]] = ResnetOptions
-    build_imports: ClassVar[tuple[str, ...]] = ("torch._dynamo",)  # the first torch.optim optimizer
+    build_imports: ClassVar[tuple[str, ...]] = ()
     default_batch_size: ClassVar[int] = 16
     split_dependence: ClassVar[str] = (
         "batch norm normalises each rank's part of the batch by itself"

@@ -74,7 +74,7 @@ class Transformer:
 
     name: ClassVar[str] = "transformer"
     options_type: ClassVar[type[Any]] = TransformerOptions
-    build_imports: ClassVar[tuple[str, ...]] = ("torch._dynamo",)  # the first torch.optim optimizer
+    build_imports: ClassVar[tuple[str, ...]] = ()
     default_batch_size: ClassVar[int] = 16
     split_dependence: ClassVar[str] = ""
 
