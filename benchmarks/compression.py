@@ -147,7 +147,7 @@ def _powersgd(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _accuracy(args: argparse.Namespace) -> dict[str, Any]:
-    result = _ranks(8, "accuracy", rounds=1)
+    result = _ranks(8, "accuracy", forked=True, rounds=1)
     print("Relative L2 error against the fp64 mean of 8 ranks' real gradients")
     print(tabulate(sorted(result["errors"].items()), headers=("hook", "error"), floatfmt=".2e"))
     print(f"buckets equal on all ranks, bit for bit: {result['identical']}")
@@ -156,7 +156,8 @@ def _accuracy(args: argparse.Namespace) -> dict[str, Any]:
 
 def _training(args: argparse.Namespace) -> dict[str, Any]:
     """Prints the mean loss of the last 20 steps per seed, and plain DDP's spread over seeds."""
-    result = _ranks(2, "training", names=TRAINED, seeds=3, steps=args.steps)
+    told = {"names": TRAINED, "seeds": 3, "steps": args.steps}
+    result = _ranks(2, "training", forked=True, **told)
     ends = {name: np.array(curves)[:, -20:].mean(axis=1) for name, curves in result.items()}
     rows = []
     for name, end in ends.items():
@@ -176,8 +177,8 @@ def _two_ranks(rate: str, part: str, **arguments: Any) -> Any:
     return on_hosts(RANK_SCRIPT, 2, 1, rate, told)
 
 
-def _ranks(count: int, part: str, **arguments: Any) -> Any:
-    return on_this_host(RANK_SCRIPT, count, {"part": part, **arguments})
+def _ranks(count: int, part: str, *, forked: bool = False, **arguments: Any) -> Any:
+    return on_this_host(RANK_SCRIPT, count, {"part": part, **arguments}, forked=forked)
 
 
 def _numbers(text: str) -> list[float]:

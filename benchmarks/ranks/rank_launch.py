@@ -7,10 +7,12 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.support.machines import netns
+from tests.support.machines.fork_server import Forked
 
 #: Burst that an idle link passes at once, by rate: tc's token bucket needs more if it fills faster.
 BURSTS = {"1gbit": "128kb", "10gbit": "1mb"}
@@ -19,21 +21,30 @@ BURSTS = {"1gbit": "128kb", "10gbit": "1mb"}
 CONGESTION = "reno"
 
 
-def on_this_host(script: Path, count: int, arguments: dict[str, Any]) -> Any:
-    """Runs ``count`` ranks of a script with a JSON argument; returns rank 0's last JSON line."""
+def on_this_host(
+    script: Path, count: int, arguments: dict[str, Any], *, forked: bool = False
+) -> Any:
+    """Runs ``count`` ranks of a script with a JSON argument; returns rank 0's last JSON line.
+
+    forked: ranks are forks of a Python that has imported torch, for parts that take no times.
+    """
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
     common = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    words = [str(script), json.dumps(arguments)]
+    environments = [{**os.environ, **common, **_rank(rank, count)} for rank in range(count)]
+    if forked:
+        return _result([Forked(words, environment) for environment in environments])
     processes = [
         subprocess.Popen(
-            [sys.executable, str(script), json.dumps(arguments)],
-            env={**os.environ, **common, **_rank(rank, count)},
+            [sys.executable, *words],
+            env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for rank in range(count)
+        for environment in environments
     ]
     return _result(processes)
 
@@ -70,7 +81,7 @@ def _rank(rank: int, size: int) -> dict[str, str]:
     }
 
 
-def _result(processes: list[subprocess.Popen[str]]) -> Any:
+def _result(processes: Sequence[subprocess.Popen[str] | Forked]) -> Any:
     outputs = [process.communicate()[0] for process in processes]
     for process, output in zip(processes, outputs, strict=True):
         if process.returncode:
