@@ -21,6 +21,7 @@ from commprof.errors import RankFailedError, UsageError
 from commprof.launch.elastic import launch, stop_fork_server
 from commprof.launch.job import Job
 from commprof.launch.rendezvous import Rendezvous
+from tests.support.machines.commands import call, finish, fork
 
 MS = 1_000_000
 ENDLESS = "timed:layers=1,gradient_mb=0.1"
@@ -240,22 +241,20 @@ def test_ranks_start_from_an_environment_alone(tmp_path: Path) -> None:
     job = Job(ENDLESS, 2, tmp_path / "w2", steps=2)
     job.directory.mkdir()
     job.save(tmp_path / "job.json")
-    command = [sys.executable, "-m", "commprof.launch.worker", str(tmp_path / "job.json")]
+    command = ("-m", "commprof.launch.worker", str(tmp_path / "job.json"))
     rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
-    processes = [
-        subprocess.Popen(command, env={**os.environ, **rendezvous, "RANK": str(rank)})
-        for rank in range(2)
-    ]
+    ranks = [fork(*command, spare_count=0, **rendezvous, RANK=str(rank)) for rank in range(2)]
 
-    assert [process.wait(60) for process in processes] == [0, 0]
+    assert [finish(rank).returncode for rank in ranks] == [0, 0]
     assert [len(rank["step_ns"]) for rank in results(job)] == [2, 2]
 
 
-def test_a_rank_without_its_environment_says_what_it_needs(tmp_path: Path) -> None:
+def test_a_rank_without_its_environment_says_what_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Job(ENDLESS, 2, tmp_path).save(tmp_path / "job.json")
-    command = [sys.executable, "-m", "commprof.launch.worker", str(tmp_path / "job.json")]
-    environment = {key: value for key, value in os.environ.items() if key != "RANK"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    monkeypatch.delenv("RANK", raising=False)
+    done = call("-m", "commprof.launch.worker", str(tmp_path / "job.json"))
 
     assert done.returncode == UsageError.exit_code
     assert done.stderr.startswith("commprof: RANK and WORLD_SIZE must be")

@@ -13,7 +13,10 @@ from tests.support.machines.fork_server import Forked
 #: Environment in which a command can print any character.
 RUN = ("-m", "commprof.run", "--all")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-_TRAINING = ("commprof.run", "commprof.microbench", "commprof.wrap", "torch.distributed.run")
+_TRAINING = (
+    *("commprof.run", "commprof.microbench", "commprof.wrap", "commprof.launch.worker"),
+    "torch.distributed.run",
+)
 
 
 def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from commprof.checks import run as health
 from commprof.errors import CommprofError, UsageError
 from commprof.trace.run.endings import restart_count
 from commprof.trace.schema import MODES
-from tests.support.machines.commands import without_gloo
+from tests.support.machines.commands import finish, fork, without_gloo
 
 READ: dict[str, Callable[[], object]] = {
     **{
@@ -158,13 +156,7 @@ def test_kernels_settings_are_refused_before_anything_is_recorded(
     # A process each, for the kernels keep the first answer.
     for value, accepted in (("nonsense", False), ("", True)):
         run = tmp_path / (value or "empty")
-        done = subprocess.run(
-            [sys.executable, "-c", _RECORD, str(run)],
-            env=os.environ | {name: value},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        done = finish(fork("-c", _RECORD, str(run), spare_count=0, **{name: value}))
         assert (done.returncode == 0) == accepted, done.stderr
         assert bool(list(run.glob("*.trace"))) == accepted
         if not accepted:
@@ -203,13 +195,8 @@ print("trained")
 def test_a_job_trains_and_records_nothing_where_it_cannot_do_as_asked(
     name: str, value: str, said: str, tmp_path: Path
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _JOB, str(tmp_path / "out")],
-        env=os.environ | {name: value, "RANK": "0", "WORLD_SIZE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    of_rank = {name: value, "RANK": "0", "WORLD_SIZE": "1"}
+    done = finish(fork("-c", _JOB, str(tmp_path / "out"), spare_count=0, **of_rank))
     assert (done.returncode, without_gloo(done.stdout)) == (0, "trained\n"), done.stderr
     (line,) = [one for one in done.stderr.splitlines() if one.startswith("commprof: ")]
     assert line.startswith(f"commprof: {said}")
