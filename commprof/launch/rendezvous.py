@@ -71,6 +71,8 @@ class Rendezvous:
         if self.nodes == 1:
             return {
                 **common,
+                # Else it is the machine's name: torch waits for minutes if that has no address.
+                "local_addr": "localhost",
                 "run_id": f"commprof-{os.getpid()}",
                 "rdzv_backend": "c10d",
                 "rdzv_endpoint": self.endpoint or "localhost:0",

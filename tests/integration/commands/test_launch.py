@@ -268,6 +268,26 @@ def test_an_endpoint_of_ones_own_is_used(tmp_path: Path) -> None:
     assert len(results(job)) == 2
 
 
+_ON_AN_UNKNOWN_HOST = f"""
+import ctypes, socket, sys
+from pathlib import Path
+from commprof.launch.elastic import launch
+from commprof.launch.job import Job
+
+CLONE_NEWUTS = 0x4000000
+assert ctypes.CDLL(None).unshare(CLONE_NEWUTS) == 0
+socket.sethostname("nowhere.invalid")
+launch(Job({ENDLESS!r}, 2, Path(sys.argv[1]), steps=1), Path(sys.argv[1]) / "logs")
+"""
+
+
+@pytest.mark.needs_netns
+def test_the_machine_s_own_name_needs_no_address(tmp_path: Path) -> None:
+    done = finish(fork("-c", _ON_AN_UNKNOWN_HOST, str(tmp_path / "w2")))
+    assert done.returncode == 0, done.stderr
+    assert len(list(tmp_path.rglob("rank_?.json"))) == 2
+
+
 def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path) -> None:
     job = Job(ENDLESS, 2, tmp_path / "w2", steps=1)
     with socket.create_server(("127.0.0.1", 0)) as server:
