@@ -69,7 +69,7 @@ def _as_rank() -> tuple[Outcome, ...]:
 def _launched(ranks: int) -> tuple[Outcome, ...]:
     with ends_at_once():
         from commprof.checks.run import read_outcomes, run_rank
-        from commprof.launch.elastic import OF_TRAINING, launch_function, stop_fork_server
+        from commprof.launch.elastic import TRAINING_IMPORTS, launch_function, stop_fork_server
 
     with tempfile.TemporaryDirectory(prefix="commprof-check-") as directory:
         result = Path(directory) / "outcomes.json"
@@ -80,7 +80,7 @@ def _launched(ranks: int) -> tuple[Outcome, ...]:
                 ranks,
                 Path(directory) / "logs",
                 threads_per_rank=omp_threads(os.environ.get("OMP_NUM_THREADS")) or 1,
-                imports=(OF_TRAINING, "commprof.checks.run"),
+                imports=("commprof.checks.run", *TRAINING_IMPORTS),
             )
         finally:
             stop_fork_server()

@@ -222,7 +222,7 @@ def _check_backend(backend: str, local_ranks: int) -> None:
 
 def _launch(plan: Plan, directory: Path) -> None:
     with ends_at_once():
-        from commprof.launch.elastic import OF_TRAINING, launch_function, stop_fork_server
+        from commprof.launch.elastic import TRAINING_IMPORTS, launch_function, stop_fork_server
         from commprof.launch.progress import ProgressLine
         from commprof.microbench.rank import run_bench_rank
 
@@ -236,7 +236,10 @@ def _launch(plan: Plan, directory: Path) -> None:
                 str(path),
                 ranks,
                 directory / "logs",
-                imports=("commprof.microbench.rank", *([OF_TRAINING] if plan.has_hooks() else ())),
+                imports=(
+                    "commprof.microbench.rank",
+                    *(TRAINING_IMPORTS if plan.has_hooks() else ()),
+                ),
             )
     finally:
         stop_fork_server()

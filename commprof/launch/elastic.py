@@ -35,8 +35,8 @@ LAUNCHER_LOG = "launcher.log"
 """File in the log directory with the warnings of torch's launcher."""
 
 _PRELOAD = ("commprof.launch.quiet_start", "torch", "commprof.launch.worker")
-OF_TRAINING = "torch._dynamo"
-"""Module that the first DDP model and the first optimizer import, for seconds."""
+TRAINING_IMPORTS = ("torch._dynamo",)
+"""Slow modules that the first DDP model and the first optimizer import."""
 
 _SHUTDOWN_TIMEOUT_S = 5  # then a rank that ignores the signal is killed
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -84,7 +84,7 @@ def launch(
             job.world_size,
             log_dir,
             threads_per_rank=job.threads_per_rank,
-            imports=(OF_TRAINING, *plan.workload.build_imports),
+            imports=(*TRAINING_IMPORTS, *plan.workload.build_imports),
             more_arguments=(cpu_sets,),
             rendezvous=rendezvous,
             attempt=attempt,

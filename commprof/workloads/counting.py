@@ -20,7 +20,7 @@ def count_parameters(make: Callable[[], nn.Module]) -> int:
 class _WithoutValues(TorchFunctionMode):
     """Leaves out what only sets values.
 
-    On the meta device torch does it in Python that imports torch._dynamo: 2 s more for a launcher.
+    On the meta device torch does that in Python, which imports torch._dynamo for seconds.
     """
 
     def __torch_function__(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,13 @@ def trained(directory: Path, cases: tuple[str, ...], *recorded: str) -> dict[str
     return found
 
 
-def breaks(counts: dict[str, Any]) -> Counter[str]:
-    """Of both kinds: a frame that goes on behind the break, and one that is not compiled.
+def breaks(counts: dict[str, Any]) -> list[Counter[str]]:
+    """Breaks after which a frame goes on, and those for which it is not compiled.
 
-    With Python 3.13 the compiler chooses the second for an optimizer that has hooks.
+    Together from Python 3.13 on, where the compiler chooses the second for an optimizer with hooks.
     """
-    kinds = ("graph_break", "unimplemented")
-    return sum((Counter(counts["during"][kind]) for kind in kinds), Counter())
+    kinds = [Counter(counts["during"][kind]) for kind in ("graph_break", "unimplemented")]
+    return [kinds[0] + kinds[1]] if sys.version_info >= (3, 13) else kinds
 
 
 def both(directory: Path, *cases: str) -> dict[str, Any]:

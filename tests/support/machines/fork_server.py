@@ -2,7 +2,8 @@
 
 ``Forked(words, environment)`` acts as ``python WORDS`` would. Each test process has one server,
 which ends with it. A forked process lacks some properties of a new process (LD_PRELOAD, PYTHON*
-variables, its own command line in ``/proc``): tests of these start Python.
+variables, its own command line in ``/proc``, destructors of torch's libraries): tests of these
+start Python.
 """
 
 from __future__ import annotations
