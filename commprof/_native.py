@@ -40,7 +40,7 @@ def module_name(torch_version: str) -> str:
 
 
 def built_for(file_names: Iterable[str]) -> list[str]:
-    """Lists the torch versions, such as `2.13`, of the files that are modules for this Python."""
+    """Lists torch versions, such as `2.13`, whose modules for this Python are among the files."""
     suffixes = "|".join(map(re.escape, importlib.machinery.EXTENSION_SUFFIXES))
     pattern = re.compile(rf"_torch(\d)(\d+)(?:{suffixes})")
     found = {(int(m[1]), int(m[2])) for name in file_names if (m := pattern.fullmatch(name))}

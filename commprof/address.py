@@ -56,7 +56,7 @@ def interface_address(name: str) -> str:
     """Returns the IPv4 address of a network interface.
 
     Raises:
-        OSError: the interface has none.
+        OSError: the interface has no IPv4 address.
     """
     request = struct.pack("256s", name.encode()[:15])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

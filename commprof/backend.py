@@ -25,8 +25,9 @@ from torch.distributed import ProcessGroupGloo
 from commprof import _native, variables
 from commprof.errors import CommprofError
 
-#: Size of a slot; each rank has two. Between two barriers the ranks move one block of this size:
-#: large enough that a barrier costs little, small enough to stay in the second-level cache.
+#: Size of a slot in shared memory; each rank has two slots. Between two barriers the ranks move one
+#: block of this size: large enough that a barrier costs little, small enough to stay in the
+#: second-level cache.
 SLOT_BYTES = 1 << 20
 
 
@@ -47,7 +48,7 @@ class Hosts:
 
     @property
     def number(self) -> int:
-        """Number of this rank's host."""
+        """Index of this rank's host in ``groups``."""
         return next(i for i, ranks in enumerate(self.groups) if self.rank in ranks)
 
     @property
@@ -57,7 +58,7 @@ class Hosts:
 
     @property
     def owners(self) -> int:
-        """Ranks on the smallest host: so many ranks of each host have a peer on every host."""
+        """Rank count of the smallest host; every host has the local ranks below this number."""
         return min(map(len, self.groups))
 
     @property
@@ -74,7 +75,7 @@ def find_hosts(store: Any, rank: int, size: int) -> Hosts:
 
 
 def make_team(store: Any, hosts: Hosts, ranks: list[int], timeout: timedelta) -> Any:
-    """Joins this host's ranks in shared memory; None, with a warning, if any host has no room.
+    """Connects this host's ranks by shared memory; warns and returns None if any host cannot.
 
     Args:
         store: the group's store; all ranks of the group call this function.
@@ -124,8 +125,8 @@ def make_team(store: Any, hosts: Hosts, ranks: list[int], timeout: timedelta) ->
 def _create(options: Any, _: Any) -> Any:
     """Makes the backend of one group, for ``init_process_group`` and ``new_group``.
 
-    Returns gloo alone if no two ranks are on one host, and, with a warning, if they cannot share
-    memory. All ranks decide alike.
+    Returns plain gloo if no two ranks are on one host, or, with a warning, if ranks of one host
+    cannot share memory. All ranks decide alike.
     """
     native = _native.native
     if native is None:

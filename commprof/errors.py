@@ -15,7 +15,7 @@ class CommprofError(Exception):
 
 
 class UsageError(CommprofError):
-    """A value cannot be used. The message names the value, the allowed set and the next step."""
+    """A value cannot be used. The message names it, the allowed values and what to do next."""
 
     exit_code = 2
 
@@ -58,7 +58,7 @@ class RankFailedError(CommprofError):
 
 
 def ending_of_process(exit_code: int) -> str:
-    """Describes how a process ended; the exit code is minus the number of a signal, if negative."""
+    """Describes how a process ended; a negative exit code is minus the number of a signal."""
     if exit_code >= 0:
         return f"its process ended with exit code {exit_code}"
     try:

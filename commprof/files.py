@@ -1,4 +1,4 @@
-"""Reads files of any origin with a size limit and checks; writes files whole or not at all."""
+"""Reads untrusted files, limiting their size and checking their content; writes atomically."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from typing import (
     get_type_hints,
 )
 
-#: Largest JSON document that is read; commprof's own of a run of 1000 ranks has a few MB.
+#: Size of the largest JSON file that is read; commprof's own, of a run of 1000 ranks, has a few MB.
 _MOST_JSON_BYTES = 256 << 20
 _MEMINFO = Path("/proc/meminfo")
 
@@ -162,7 +162,7 @@ def checked(value: object, shape: Shape, where: str = "") -> Any:
     """Checks a JSON value against ``shape`` and converts it; ``where`` is its dotted name.
 
     Raises:
-        ValueError: a key is missing or a value is wrong; the message names both and the shape.
+        ValueError: a key is missing or a value is wrong; the message gives its dotted name.
     """
     if isinstance(shape, dict):
         given: Mapping[str, Any] = _of_type(value, dict, where)

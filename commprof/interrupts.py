@@ -1,4 +1,4 @@
-"""Entry of the commands, and contexts in which Ctrl-C ends the process without an exception.
+"""Entry point of the commands, and control over what Ctrl-C does to the process.
 
 Imports no module that takes long to load.
 """

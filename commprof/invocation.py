@@ -1,4 +1,4 @@
-"""Command lines of commprof and pip as they must be typed in this environment, to be copied."""
+"""Command lines of commprof and pip that a user can copy and run in this environment."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import shutil
 import sys
 from pathlib import Path
 
-#: Distribution of each module whose name differs from it.
+#: By module: name of the distribution that provides it, where the two names differ.
 _DISTRIBUTIONS = {"yaml": "PyYAML", "sklearn": "scikit-learn", "PIL": "pillow"}
 
 
 def command(*words: str, anywhere: bool = False) -> str:
     """Returns ``commprof WORDS`` as it is typed in this environment.
 
-    The program is its plain name if the shell finds this environment's; else its path; else, if
-    commprof is not installed, ``python -m commprof``.
+    The program is written as its plain name if that name makes the shell run this environment's
+    program; else as its path; else, if commprof is not installed, as ``python -m commprof``.
 
     Args:
         words: arguments, already quoted for a shell.

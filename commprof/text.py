@@ -1,4 +1,4 @@
-"""Parts of sentences: counts, lists, and text of unknown origin made safe to print and wrapped."""
+"""Formats counts, lists and times for sentences; makes untrusted text printable, and wraps it."""
 
 from __future__ import annotations
 

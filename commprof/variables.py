@@ -37,7 +37,7 @@ class Variable(str):
         return made
 
     def value(self, environment: Mapping[str, str] | None = None) -> Any:
-        """Returns the variable's value in an environment; None: that of this process.
+        """Returns the variable's value in ``environment``, or in this process's if that is None.
 
         Raises:
             ValueError: the value is not allowed; the message names it and the allowed values.
@@ -70,7 +70,7 @@ def table() -> Iterator[Variable]:
 
 
 def _choice(name: str, meaning: str, *words: str, default: str | None = None) -> Variable:
-    """Makes a variable that holds one of the words; the first is the default if none is given."""
+    """Makes a variable that allows only ``words``; if ``default`` is None, it is the first word."""
     default = words[0] if default is None else default
     return Variable(name, meaning, ", ".join(words), lambda text: words[words.index(text)], default)
 

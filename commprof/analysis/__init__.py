@@ -1,1 +1,1 @@
-"""Columns in, frozen results out: pure functions, no torch, no drawing."""
+"""Computes figures from tables of records, in pure functions without torch and without drawing."""

@@ -1,4 +1,4 @@
-"""Figures of a run's card: the bound of the step and the next command, for one screen.
+"""Figures of a run's card, its summary on one screen: what bounds the step, and what to do next.
 
 All times are those of the world size that the verdict judges, as means over its ranks and over the
 steps that did not stall. The card holds only the caveats that can change the verdict.
@@ -65,7 +65,7 @@ class CardLink:
     step_bytes: float
     #: Rate of one host's outgoing link while a collective was in flight.
     in_flight_gbit_per_s: float
-    #: Interfaces of every host that carried nearly nothing and are rated no slower.
+    #: Interfaces that every host has, that carried nearly nothing and are rated at least as fast.
     idle: tuple[str, ...]
 
 
@@ -125,7 +125,7 @@ class Card:
 def card(
     result: RunResult, details: Sequence[WorldDetail], verdict: Verdict | None, directory: Path
 ) -> Card | None:
-    """Returns the card of a run; None without figures, or if a trial's candidates alternated.
+    """Returns the card of a run; None if it has no figures, or a trial's candidates alternated.
 
     Args:
         result: figures of the run.
@@ -203,7 +203,7 @@ def _link(links: HostLinks | None) -> CardLink | None:
 
 
 def _look(run: str, late: CardRank | None) -> str:
-    """Returns the command that shows more of the run, if no command can measure a change."""
+    """Returns the command that shows more of the run, for use if the advice names no command."""
     more = ("--format", "html") if late is not None else ("--all",)
     return invocation.command("report", run, *more)
 

@@ -1,15 +1,16 @@
 """Comparison of two recorded runs: the figures that changed, and which changes exceed chance.
 
 The measured steps of each world size that both runs have are compared. A figure counts as changed
-if the rank test over the steps (``step_test``) gives less than 5 % and the 95 % interval of the
-ratio of medians excludes 1. Both count correlated steps as fewer; if the steps are worth too few,
-there is no p-value. The p-value of the step, the main question, is corrected for the number of
-world sizes only; parts and collectives, which show where a change is, are corrected for their
-number within a world size. The test distinguishes two runs, not two programs: anything
-else that changed on the machine between the runs is included. If the ranks of a run lacked cores,
-the other load on the machine changes from run to run but hardly within a run, so no test over its
-steps can know by how much: the step then counts as changed only if the step without run delay
-changed too, and a part or a collective only if the step did.
+if the rank test over the steps (``step_test``) gives p < 5 % and the 95 % interval of the ratio of
+medians excludes 1. Test and interval count correlated steps as a smaller number of independent
+steps; if that number is too small, there is no p-value. The p-value of the step, the main question,
+is corrected for the number of world sizes only. The p-values of parts and collectives, which show
+where a change is, are corrected for the number of parts and collectives within a world size. The
+test distinguishes two runs, not two programs: anything else that changed on the machine between the
+runs is included. If the ranks of a run lacked cores, the other load on the machine changes from run
+to run but hardly within a run, so no test over a run's steps can tell by how much: the step then
+counts as changed only if the step without run delay changed too, and a part or a collective only if
+the step did.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ from commprof.stats.rank_tests import (
 )
 from commprof.units import NS_PER_MS
 
-#: A kind of call, and the bucket or ``NO_BUCKET``.
+#: A kind of call, and its bucket's number or ``NO_BUCKET``.
 _Kind: TypeAlias = "tuple[CallKind, int]"
-#: A longer run is thinned out evenly, so that the bootstrap stays cheap.
+#: Most steps that count; a longer run is thinned out evenly, so that the bootstrap stays cheap.
 _MOST_STEPS = 1000
 #: Largest number of kinds of calls that are compared.
 _MOST_KINDS = 24
@@ -61,9 +62,11 @@ class Change:
     name: str
     a_ms: float
     b_ms: float
-    #: B divided by A; NaN if a run lacks the figure, or if A's is 0. No bounds without a p-value.
+    #: B divided by A; NaN if a run lacks the figure, or if A's is 0. Without a p-value, the bounds
+    #: are NaN.
     ratio: Interval
-    #: Corrected as described above; NaN if a run lacks the figure, or has too few steps.
+    #: Corrected for the number of comparisons, see this module's docstring; NaN if a run lacks the
+    #: figure, or has too few steps.
     p_value: float
 
     @property
@@ -85,7 +88,7 @@ class WorldComparison:
     no_core_share: tuple[float, float]
     #: "step" first, then its parts in the order of ``detail.PARTS``.
     parts: tuple[Change, ...]
-    #: The step without time in which ranks could run and had no core, mean over ranks.
+    #: Step time less run delay, see ``WorldDetail.with_cores_ms``; mean over ranks.
     with_cores: Change
     #: Mean time in flight of each kind of call, the longest first.
     collectives: tuple[Change, ...]
@@ -128,7 +131,7 @@ class RunComparison:
     settings: tuple[Setting, ...]
 
     def slower_by_more_than(self, share: float) -> tuple[WorldComparison, ...]:
-        """World sizes whose step is significantly, and by more than this share, longer in B."""
+        """Returns the world sizes whose step is significantly longer in B, by over ``share``."""
         return tuple(
             world
             for world in self.worlds
@@ -241,7 +244,7 @@ def _knows_buckets(timeline: Timeline) -> bool:
 
 
 def _by_kind(timeline: Timeline, numbered: bool) -> dict[_Kind, Floats]:
-    """Returns the mean time in flight of each kind of call, in ms, per step with such calls.
+    """Returns, by kind of call, the mean time in flight in ms for each step with such calls.
 
     Only the kinds with the most time in flight are returned.
 
@@ -297,7 +300,7 @@ def _settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[Setting, ...]
 
 
 def _flat(context: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Flattens ``{"machine": {"a": 1}}`` to ``{"machine.a": "1"}``, leaving out non-settings."""
+    """Flattens ``{"machine": {"a": 1}}`` to ``{"machine.a": "1"}``, without ``_NO_SETTINGS``."""
     found: dict[str, str] = {}
     for key, value in context.items():
         if f"{prefix}{key}" in _NO_SETTINGS:

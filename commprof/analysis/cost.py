@@ -18,7 +18,8 @@ from commprof.analysis.world import WorldResult
 from commprof.stats.intervals import Interval, mean_interval, percentile_interval, resampled_means
 
 UNITS = ("node", "rank")
-#: Epoch lengths that differ by less count as equal: samplers pad to equal batches on all ranks.
+#: Largest relative difference between epoch lengths that count as equal: samplers pad an epoch to
+#: equal batches on all ranks.
 _PADDING = 0.05
 
 
@@ -137,7 +138,7 @@ def _billed(world: WorldResult, unit: str) -> int | None:
 def _told_apart(
     rows: Sequence[CostRow], details: Sequence[WorldDetail], cheapest: int, other: int
 ) -> bool:
-    """True if the 95 % interval of the ratio of the two costs is above 1."""
+    """True if the 95 % interval of the ratio of the costs, other / cheapest, is above 1."""
     means = [
         rows[i].cost_per_1000_samples.value
         * resampled_means(details[i].slowest_ms, seed=i)

@@ -20,7 +20,8 @@ from commprof.analysis.world import WorldResult
 from commprof.text import listed
 from commprof.units import ns_to_ms
 
-#: Data, optimizer or other code comes first if it takes so many times as long as communication.
+#: The advice is about data, optimizer or other code if that takes at least this many times as long
+#: as communication.
 _FAR_LARGER = 2.0
 
 #: Candidates of the trial that is proposed.
@@ -162,7 +163,7 @@ def _with(first: str, trial: NextStep) -> NextStep:
 def rank_to_look_at(
     context: Mapping[str, Any], world: WorldResult, step: MeanStep
 ) -> LateRank | None:
-    """Returns the late rank if looking at this rank comes first; else None."""
+    """Returns the late rank if it is the first thing to look at; else None."""
     late = world.late_rank
     if late is None or late_share(late, step) < WORTH_A_LOOK:
         return None
@@ -230,8 +231,9 @@ def _give_cores(context: Mapping[str, Any], world: WorldResult) -> str:
 
 
 def trial_command(context: Mapping[str, Any], world_size: int, cap_mb: int | None) -> str:
-    """Returns the run's command as a trial; N stands for the number of each of several machines.
+    """Returns the command that repeats the run as a trial; empty if there is none.
 
+    For a run on several machines, N stands for a machine's number and NEW for a new directory.
     ``cap_mb`` is the bucket size of a further candidate; None to leave this candidate out.
 
     The command is empty if the context is not of a ``commprof run``, if a trial cannot use its

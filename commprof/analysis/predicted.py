@@ -54,7 +54,7 @@ class PredictedPoint:
     #: Settings that differ from the recording: names and values of fields of
     #: ``predict.replay.scenario.Scenario``; empty for none.
     setting: tuple[tuple[str, Any], ...]
-    #: Interval from that of the step, which includes the model's held-out errors.
+    #: The interval follows from the step's, which includes the model's held-out error.
     samples_per_s: Interval
     #: Reasons why the prediction lies outside of the measured range; empty inside.
     outside: tuple[str, ...]
@@ -70,7 +70,7 @@ class Predictions:
 
 
 def read_predictions(path: Path) -> Predictions:
-    """Reads a file of predictions; answers without samples/s are left out.
+    """Reads a file of predictions; predictions without samples per second are left out.
 
     Raises:
         CommprofError: the file holds no predictions, or has another schema version.
@@ -108,7 +108,8 @@ class BestPrediction:
     setting: str
     #: Options of ``commprof run`` that choose the setting, by their names.
     options: Mapping[str, str]
-    #: Median step of the slowest rank, with the interval or, if nothing was held out, the range.
+    #: Median step of the slowest rank, with its interval or, if nothing was held out, the range of
+    #: sampling and fit alone.
     step_ms: Interval
     #: True if ``step_ms`` includes the model's held-out error.
     is_interval: bool

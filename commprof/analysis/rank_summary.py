@@ -20,7 +20,7 @@ from commprof.units import ns_to_ms, ns_to_s
 
 @dataclass(frozen=True)
 class StepParts:
-    """Mean step in milliseconds; the parts in the first group add up to ``step_ms``."""
+    """Mean step in milliseconds; the fields before ``step_ms`` add up to it."""
 
     data_ms: float
     forward_ms: float
@@ -29,13 +29,13 @@ class StepParts:
     optimizer_ms: float
     other_ms: float
     step_ms: float
-    #: Parts of ``exposed_ms``; NaN if no last arrival is known.
+    #: Parts of ``exposed_ms`` before and after the last rank arrived; NaN if that is never known.
     wait_ms: float
     wire_ms: float
     #: The rest of ``exposed_ms``: time of operations whose last arrival is not known.
     unsplit_ms: float
-    #: Part of ``exposed_ms``: DDP's finalisation could have run but had no core. Mean of the
-    #: steps in which capture read it; NaN if there are none.
+    #: Part of ``exposed_ms`` in which DDP's finalisation was ready to run but had no core. Mean
+    #: over the steps in which capture read this time; NaN if there are none.
     no_core_ms: float
     #: Communication in flight while the training thread worked; not part of the sum.
     hidden_ms: float
@@ -136,7 +136,11 @@ def _step_parts(part: Breakdown) -> StepParts:
 
 
 def mean_parts(parts: list[StepParts]) -> StepParts:
-    """Returns the mean over ranks; each part is averaged over the ranks for which it is known."""
+    """Returns the mean of each part over the ranks.
+
+    Unknown waiting and transfer count as 0, see :func:`mean_of_known`; ``no_core_ms`` is the mean
+    over the ranks for which it is known.
+    """
     means = {f.name: float(np.mean([getattr(p, f.name) for p in parts])) for f in fields(StepParts)}
     exposed = np.array([p.exposed_ms for p in parts])
     for name in ("wait_ms", "wire_ms"):

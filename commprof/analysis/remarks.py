@@ -22,7 +22,7 @@ from commprof.units import ns_to_ms
 
 #: Fewer measured steps than this say little about spread.
 FEW_STEPS = 10
-#: Fraction of the step from which the causes of waiting are named, and how many of them.
+#: Fraction of the step that waiting must take for its causes to be named, and most causes named.
 _MUCH_WAITING, _MOST_CAUSES = 0.05, 3
 #: Interquartile range divided by the median above which a run is called noisy.
 _NOISY = 0.15
@@ -40,8 +40,8 @@ def remarks(
 ) -> tuple[str, ...]:
     """Returns all remarks on a run, the most important first.
 
-    in_turns: candidates of a trial alternated in the steps; remarks on steps are left out then,
-    because the steps differ by candidate.
+    in_turns: True if the candidate settings of a trial took turns from step to step; remarks on
+    steps are then left out, because the settings differ between steps.
     """
     found = loss_remarks(context, worlds)
     found += _oversubscription(context, worlds)
@@ -166,7 +166,7 @@ def _about_steps(world: WorldResult) -> list[str]:
 
 
 def _about_causes(world: WorldResult) -> list[str]:
-    """Returns remarks on the ranks that caused most waiting, and on a phase the kernel delayed."""
+    """Returns remarks on the ranks that caused most waiting, and on a phase longer on one rank."""
     found = []
     name, costs = counted(world.world_size, "rank"), world.wait_costs[:_MOST_CAUSES]
     if sum(cost.wait_ms for cost in world.wait_costs) >= _MUCH_WAITING * world.parts.step_ms:
@@ -186,7 +186,7 @@ def _about_causes(world: WorldResult) -> list[str]:
 
 
 def _what_held_up(phase: LongerPhase) -> list[str]:
-    """Returns the kernel's counts beyond the other ranks' as parts of a sentence."""
+    """Returns parts of a sentence: what the kernel counted on this rank beyond the other ranks."""
     found = []
     if phase.throttled_ms >= phase.no_core_ms / 2 > 0:
         found.append(f"for {phase.throttled_ms:.3g} ms of this its cgroup throttled it")

@@ -63,7 +63,7 @@ def analyse_in_detail(directory: Path) -> tuple[RunResult, tuple[WorldDetail, ..
             reason = f"{reason.rstrip('.')}. {_MARK_STEPS}"
         if reason:
             failures.append((world_size, _with_problems(reason, run, world)))
-    if "script" in context and backends:  # run.json has what workloads would use
+    if "script" in context and backends:  # run.json names what a built-in workload would use
         context = {**context, "backend": ", ".join(sorted(backends))}
     scaling = scale(worlds)
     pooled = pool_overhead(worlds)

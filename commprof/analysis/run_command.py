@@ -53,7 +53,7 @@ class RunCommand:
         return invocation.command("run", *self._quoted)
 
     def typed_in(self, directory: str) -> str:
-        """Returns the command with a ``cd`` to ``directory`` in front, unless already there."""
+        """Returns the command behind a ``cd``, unless ``directory`` is current or missing."""
         if directory in ("", os.getcwd()) or not os.path.isdir(directory):
             return self.text
         command = invocation.command("run", *self._quoted, anywhere=True)
@@ -89,7 +89,7 @@ def taken_apart(command: str, script: Sequence[str] = ()) -> RunCommand | None:
 def _replaced(
     options: Sequence[str], names: Collection[str], words: Sequence[str]
 ) -> tuple[str, ...]:
-    """Returns options with ``words`` in place of the first named one, and without the rest."""
+    """Returns options with ``words`` in place of the first of ``names``; the others are removed."""
     kept: list[str] = []
     skip, rest = False, list(words)
     for word in options:

@@ -35,7 +35,7 @@ class RunResult:
     context: Mapping[str, Any]
     worlds: tuple[WorldResult, ...]
     scaling: tuple[Scaling, ...]
-    #: commprof's own cost over all world sizes; None without an overhead block.
+    #: commprof's own cost over all world sizes; None if the run did not measure it.
     overhead: Overhead | None
     #: Requested world sizes without figures, with the reason.
     failures: tuple[tuple[int, str], ...]

@@ -47,7 +47,7 @@ class StrategyRow:
     efficiency: float
     #: Median step of the slowest rank.
     step_median_ms: float
-    #: Interquartile range divided by the median: smaller differences mean nothing.
+    #: Interquartile range of the step divided by its median: smaller differences may be noise.
     step_spread: float
     #: Mean over ranks and steps.
     exposed_ms: float

@@ -2,9 +2,9 @@
 
 Communication that the training thread waits for is one part of the mean step, next to compute,
 data, optimizer and other. The step is bound by the largest part if this part is the largest in at
-least 95 % of bootstrap samples of the steps; otherwise the two largest are named. A late rank that
-the others wait for a long time comes first, whatever part is the largest. The verdict promises no
-gain: a change has to be tried, and the verdict ends with the command that tries it.
+least 95 % of bootstrap samples of the steps; otherwise the two largest are named. If the other
+ranks wait long for a late rank, this rank is named first, whatever part is the largest. The verdict
+promises no gain: a change has to be tried, and the verdict ends with the command that tries it.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from commprof.stats.intervals import resampled_means
 from commprof.text import counted, in_ms, in_seconds, listed
 from commprof.units import ns_to_ms
 
-#: Fraction of bootstrap samples in which the largest part must be the largest to be named.
+#: A part bounds the step if it is the largest in at least this fraction of bootstrap resamples.
 _TOLD_APART = 0.95
 #: Ratio of the second largest to the largest part from which the two are called about equal.
 _ABOUT_EQUAL = 0.8
-#: Growth by a smaller fraction of the step is not mentioned, nor is a smaller part of the growth.
+#: Smallest fraction that is mentioned: growth of the step, a part of this growth, communication.
 _WORTH_A_WORD = 0.03
 #: Largest fraction of exposed time that may be unsplit if the verdict is that no rank stands out.
 MOST_UNSPLIT = 0.1
@@ -74,7 +74,7 @@ class Binding:
 class Verdict:
     """The verdict on a run; its sentences are about one world size."""
 
-    #: The largest world size of two ranks or more that had a core each, or else the largest.
+    #: The largest world size above 1 with a core for each thread; if there is none, the largest.
     world_size: int
     bindings: tuple[Binding, ...]
     #: One or two sentences on the first thing to act on.
@@ -142,7 +142,7 @@ def _against_prediction(context: Mapping[str, Any], world: WorldResult) -> str:
 
 
 def _held_up(world: WorldResult, step: MeanStep) -> str:
-    """Returns a sentence on the late rank, if another action comes first."""
+    """Returns a sentence on a late rank that the headline does not name; empty if none is late."""
     late = world.late_rank
     if late is None:
         return ""
@@ -222,7 +222,7 @@ def _stalled(world: WorldResult) -> list[str]:
 def _cores(
     context: Mapping[str, Any], worlds: Sequence[WorldResult], world: WorldResult
 ) -> list[str]:
-    """Returns sentences on why this world size is judged, and on its waiting for cores."""
+    """Returns sentences on why the verdict is about this world size, and on waits for cores."""
     found = []
     larger = [w.world_size for w in worlds if w.world_size > world.world_size]
     if larger:
@@ -313,7 +313,7 @@ def nobody_is_late(world: WorldResult) -> bool:
 
 
 def _growth(result: RunResult, steps: Sequence[MeanStep], place: int) -> list[str]:
-    """Returns a sentence on throughput at the judged world size, and the parts of its loss."""
+    """Returns sentences on the throughput's growth, and the parts that take longer than ideal."""
     worlds, scale = result.worlds, result.scaling[place]
     first = min(range(len(worlds)), key=lambda i: worlds[i].world_size)
     base, world = worlds[first], worlds[place]
@@ -343,7 +343,7 @@ def _growth(result: RunResult, steps: Sequence[MeanStep], place: int) -> list[st
 
 
 def _apart(*steps: MeanStep) -> list[dict[str, float]]:
-    """Returns the parts of each step; communication is split if it is in all of them."""
+    """Returns each mean step's parts, with communication split if each step's split is known."""
     if not all(step.split_ms for step in steps):
         return [dict(step.parts_ms) for step in steps]
     whole = [name for name in PARTS if name != "communication"]

@@ -64,7 +64,7 @@ from commprof.units import ms_to_ns, ns_to_ms, ns_to_us, us_to_ns
 
 @dataclass(frozen=True)
 class Repeats:
-    """Backward passes, updates and DDP exchanges in a rank's median step; 0 if not recorded."""
+    """Median number per step of backward passes, updates and DDP exchanges; 0 if not recorded."""
 
     backward_passes: int = 0
     updates: int = 0
@@ -113,7 +113,7 @@ class WorldResult:
     steps: int
     warmup_steps: int
     #: Samples of all ranks divided by the time of the slowest of ``ranks``, in measured steps. NaN
-    #: if the samples of a rank were not counted, as without its trace and its account.
+    #: if the samples of a rank are unknown, for example if it left neither a trace nor an account.
     samples_per_s: float
     #: Fewest and most samples of a step, over all ranks; NaN without the loop's account.
     samples_per_step: tuple[float, float]
@@ -135,8 +135,9 @@ class WorldResult:
     records_per_step: float
     #: Cost of one record, measured in rank 0 at the end of the run.
     record_cost_ns: float
-    #: Steps of the overhead block: label, wall time of the slowest rank and CPU time of all ranks'
-    #: training threads, in ns; the latter is NaN if a rank did not report it.
+    #: Steps after training that measure commprof's cost: label (see ``overhead.Samples``), wall
+    #: time of the slowest rank and CPU time of all ranks' training threads, in ns; the CPU time is
+    #: NaN if a rank did not report it.
     overhead_samples: tuple[tuple[str, float, float], ...]
     missing_ranks: tuple[int, ...]
     dropped_records: int
@@ -161,13 +162,13 @@ class WorldResult:
     repeats: Repeats = field(default_factory=Repeats)
     #: Source of the sample counts: the training "loop", the "dataloader", or "" for none.
     samples_source: str = "loop"
-    #: True if a trace does not record a gloo group's number of threads, so torch's default counts.
+    #: True if a trace lacks a gloo group's number of threads, so that torch's default is assumed.
     gloo_threads_assumed: bool = False
     #: Number of ``device_collectives`` whose completion or waiting a device event timed.
     device_timed: int = 0
     #: Reason why capture recorded no device times; "" if it did, or there was no device.
     no_device_times: str = ""
-    #: Bound on the error of device times against the host's clock at an anchor; NaN without any.
+    #: Bound on the error of device times against the host's clock; NaN if they were not compared.
     device_clock_error_us: float = math.nan
     #: Mean loss over all ranks' samples per trained step, and the number of these samples; empty
     #: without the account of every rank.
@@ -226,9 +227,9 @@ class WorldResult:
 def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
     """Computes the figures of one world size.
 
-    Losses and commprof's own cost come from the training loop's account of each rank. Without
-    this account (in a user's own loop, or if a rank was killed) they are NaN, and samples are
-    counted from the batches that DataLoaders returned.
+    Losses and commprof's own cost come from the account that the built-in training loop writes on
+    each rank (``rank_N.json``). Without this account (in a user's own loop, or if a rank was
+    killed) they are NaN, and samples are counted from the batches that DataLoaders returned.
     """
     traces, tables, measured = seen.traces, seen.tables, seen.measured
     observed = [Observed(*x) for x in zip(traces, tables, measured, strict=True)]
@@ -369,7 +370,7 @@ def _samples_source(run: WorldRun, ranks: tuple[RankSummary, ...]) -> str:
 
 
 def _overhead_samples(run: WorldRun) -> tuple[tuple[str, float, float], ...]:
-    """Returns ``WorldResult.overhead_samples``; all ranks switch in the same steps."""
+    """Returns ``WorldResult.overhead_samples``; all ranks switch capture in the same steps."""
     if len(run.results) < run.world_size:
         return ()
     found = []
@@ -401,7 +402,7 @@ def _samples_per_step(run: WorldRun, steps: list[int]) -> tuple[float, float]:
 
 
 def _between_ranks_us(seen: MeasuredWorld) -> float:
-    """Largest error of a time of one rank against one of another, their devices' included."""
+    """Bound, in µs, on the error of a time difference between two ranks, device clocks included."""
     on_devices = 2 * _device_clock_error_us(seen.recorded)
     return seen.clock_error_us + (0.0 if math.isnan(on_devices) else on_devices)
 

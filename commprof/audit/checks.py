@@ -90,7 +90,7 @@ def words(name: str) -> str:
 
 
 def best_reading(readings: Iterable[list[Check]]) -> list[Check]:
-    """Chooses the interpretation of an ambiguous header with which most rows are consistent.
+    """Chooses the interpretation of an ambiguous header that is consistent with most rows.
 
     The first one wins a tie.
     """

@@ -45,7 +45,7 @@ class Series:
         """Returns the row that the others are compared with, or None.
 
         It is the row of the smallest world size, if it states ``value`` for the quantity, or if it
-        states none and is a single rank.
+        does not state the quantity and its world size is 1.
         """
         first = next((row for row in self.rows if row.ranks), None)
         if first is None:
@@ -90,7 +90,7 @@ class Document:
     techniques: tuple[tuple[Technique, ...], ...] = ()
 
     def fact(self, *names: str) -> Figure | None:
-        """Returns the first fact under one of these names; None without any."""
+        """Returns the first fact under one of these names; None if there is none."""
         return next((self.facts[name][0] for name in names if self.facts.get(name)), None)
 
 

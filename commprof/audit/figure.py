@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 #: Relative difference allowed between numbers printed in full: the last bits of a double.
 _BITS = 1e-9
-#: Digits of a whole number that count even if they are zeros; later zeros may be padding. Fewer
-#: digits count in numbers marked as approximate.
+#: Number of leading digits of a whole number that are significant even if they are zeros; later
+#: zeros may be padding. Numbers marked as approximate have fewer.
 _DIGITS = 3
 _ROUGH_DIGITS = 2
 

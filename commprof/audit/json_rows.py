@@ -39,7 +39,7 @@ def json_rows(value: Any, where: str = "") -> list[Row]:
 
 
 def json_facts(value: Any) -> Row | None:
-    """Reads figures outside of any world size, as a row; None without any."""
+    """Reads figures outside of any world size, as a row; None if there are none."""
     if not isinstance(value, dict) or _ranks(value):
         return None
     figures, quantities = _figures(value, "")
@@ -49,7 +49,8 @@ def json_facts(value: Any) -> Row | None:
 def _rows(value: Any, path: str) -> list[Row]:
     """Makes rows of the innermost objects that have a world size and figures.
 
-    Objects that describe the same row as the object around them count only if that one has no row.
+    An object that describes the same row as the object around it counts only if the outer object
+    gives no row.
     """
     if isinstance(value, list):
         return [row for at, item in enumerate(value) for row in _rows(item, f"{path}[{at}]")]
@@ -68,7 +69,7 @@ def _rows(value: Any, path: str) -> list[Row]:
 
 
 def _is_part(key: str, item: Any) -> bool:
-    """True for the parts of a row: its settings and summaries, and its epochs and ranks."""
+    """True if the item belongs to its object's row: settings, a summary, epochs or ranks."""
     if isinstance(item, list):
         return _LISTED.match(key) is not None
     return _OWN.search(bare(key)) is not None or _NUMBERED.match(key) is not None

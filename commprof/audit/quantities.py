@@ -106,10 +106,10 @@ def classify(header: str) -> Quantity | None:
 
 
 def unambiguous(quantities: Sequence[Quantity | None]) -> list[Quantity | None]:
-    """Replaces quantities that several columns of a table have by None: they compare variants.
+    """Replaces each quantity that several columns share by None: such columns compare variants.
 
-    If throughput or a time is among them, so are speed-up and efficiency: these then are ratios
-    between such columns, not between rows.
+    If throughput or a time is such a quantity, speed-up and efficiency are replaced too: they are
+    then ratios between the variants' columns, not between rows.
     """
     names = [quantity.name for quantity in quantities if quantity is not None]
     several = {name for name in names if names.count(name) > 1}
@@ -119,7 +119,7 @@ def unambiguous(quantities: Sequence[Quantity | None]) -> list[Quantity | None]:
 
 
 def ranks_column(headers: Sequence[str]) -> int | None:
-    """Finds the column that holds the world sizes; None without any."""
+    """Returns the index of the column that holds the world sizes; None if there is none."""
     for pattern in _RANKS:
         for column, header in enumerate(headers):
             if pattern.match(bare(header)):

@@ -89,7 +89,7 @@ def facts(lines: Sequence[str]) -> list[tuple[str, Figure]]:
 
 
 def stated_price(lines: Sequence[str]) -> tuple[Figure, bool] | None:
-    """Finds the first price per hour in the text; also returns True if it is per rank."""
+    """Returns the first price per hour, and whether it is per rank; None if there is none."""
     for number, line in enumerate(lines, start=1):
         found = hourly_price(line, f"line {number}")
         if found:
@@ -113,7 +113,7 @@ def _facts_of_line(line: str, where: str) -> list[tuple[str, Figure]]:
 
 
 def _is_of_all(key: str) -> bool:
-    """True unless the key names an overhead other than that of communication."""
+    """False if the key names an overhead of another kind than communication, else True."""
     text = key.lower()
     return "overhead" not in text or bool(
         re.fullmatch(
@@ -194,7 +194,7 @@ def _document(
 
 
 def _fenced(lines: Sequence[str]) -> list[tuple[int, str]]:
-    """Returns the fenced blocks that begin like JSON, with the number of their first lines."""
+    """Returns the fenced blocks that begin like JSON, each with its first line's number."""
     blocks: list[tuple[int, str]] = []
     begin = -1
     for number, line in enumerate(lines):
@@ -207,7 +207,7 @@ def _fenced(lines: Sequence[str]) -> list[tuple[int, str]]:
 
 
 def _rows_of_block(line: int, block: str) -> list[Row]:
-    """Returns the rows of a fenced block; empty if it is not JSON, as it may show a format."""
+    """Returns the rows of a fenced block; empty if it is not JSON, such as a format's sketch."""
     try:
         return json_rows(load(block), f"JSON of line {line}, ")
     except ValueError:

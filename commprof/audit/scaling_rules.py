@@ -28,7 +28,7 @@ def speedup_from_rates(document: Document) -> Iterator[Check]:
 
 
 def speedup_from_times(document: Document) -> Iterator[Check]:
-    """Checks that speed-up is the base's time divided by the time, for the same amount of work."""
+    """Checks that speed-up is the base's time divided by the row's, for equal amounts of work."""
     for series in document.series:
         base = series.base("speedup", 1.0)
         for name in ("epoch_s", "duration"):
@@ -142,7 +142,7 @@ def _efficiency_of_rates(series: Series, row: Row) -> Iterator[Check]:
 
 
 def _speedup(series: Series, row: Row) -> tuple[Row, Quote] | None:
-    """Returns the base of a row and the row's stated or implied speed-up; None without one."""
+    """Returns a row's base and its stated or implied speed-up; None if either is missing."""
     base = series.base("speedup", 1.0)
     if base is None or base is row or base.ranks >= row.ranks:
         return None
@@ -185,7 +185,7 @@ def cost_total(document: Document) -> Iterator[Check]:
 
 
 def cost_per_unit(document: Document) -> Iterator[Check]:
-    """Checks that cost per sample or epoch is the cost divided by their number."""
+    """Checks that cost per sample or epoch is the cost divided by the samples or epochs."""
     for series in document.series:
         for row in series.rows:
             if not row.ranks or not has(row, "cost", "unit_cost"):
@@ -203,7 +203,7 @@ def cost_per_unit(document: Document) -> Iterator[Check]:
 
 
 def cost_efficiency(document: Document) -> Iterator[Check]:
-    """Checks that cost efficiency is the base's cost divided by the cost."""
+    """Checks that cost efficiency is the base's cost divided by the row's cost."""
     for series in document.series:
         base = series.base("cost_efficiency", 1.0)
         for row in series.rows:

@@ -77,7 +77,7 @@ def csv_table(text: str) -> Table | None:
 
 
 def rows_of(table: Table) -> list[Row]:
-    """Returns the rows of a table, by world sizes in its rows or columns; empty without any."""
+    """Returns the rows of a table whose rows or columns name world sizes; empty if none do."""
     column = ranks_column(table.headers)
     if column is not None:
         quantities = unambiguous(
@@ -140,9 +140,9 @@ def _row(
 
 
 def _epochs(names: Sequence[str]) -> list[tuple[int, str]]:
-    """Returns places and units of the names "Epoch 1 (s)", "Epoch 2 (s)", ...; empty if not all.
+    """Returns indices and units of the names "Epoch 1 (s)", "Epoch 2 (s)", and so on.
 
-    A mean is meaningful only over all epochs from the first one on.
+    Empty if an epoch is missing: a mean is meaningful only over all epochs from the first one on.
     """
     found = {}
     for place, name in enumerate(names):
@@ -201,7 +201,7 @@ def _rows_of_columns(table: Table) -> list[Row]:
 
 
 def with_shares(rows: list[Row]) -> list[Row]:
-    """Converts efficiencies to shares of 1, also if only their size shows that they are in %."""
+    """Converts efficiencies without a unit to shares of 1, if their size shows they are in %."""
     stated = [
         row.figures["efficiency"].span.value
         for row in rows

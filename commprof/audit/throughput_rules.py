@@ -38,10 +38,10 @@ def from_work(document: Document) -> Iterator[Check]:
 
 
 def works_of(series: Series, document: Document) -> dict[int, Work]:
-    """Returns the samples of the measured time, by world size.
+    """Returns the samples processed in the measured time, by world size.
 
     They come from the batches, or else from the samples that a row states. If a header leaves open
-    whether it is per rank or per epoch, the interpretation is used with which most rows agree.
+    whether it is per rank or per epoch, the interpretation that agrees with most rows is used.
     """
     rows = [row for row in series.rows if row.ranks and has(row, "duration")]
     batches = [
@@ -159,7 +159,7 @@ def warmup_inside(document: Document) -> Iterator[Check]:
 
 
 def ranks_in_turn(document: Document) -> Iterator[Check]:
-    """Checks that the elapsed time is not the sum of the ranks' times, as if run in turn."""
+    """Checks that the elapsed time is not the sum over the ranks, as if they had run in turn."""
     for row in _rows(document):
         if len(row.rank_times) < 2 or not has(row, "elapsed"):
             continue
@@ -227,7 +227,7 @@ def parts_of_step(document: Document) -> Iterator[Check]:
 def _first_is_in(row: Row, later: Span) -> str:
     """Names the figure that includes the first epoch's time; empty if none does.
 
-    later: mean of the later epochs. A stated time per epoch that agrees with it excludes the first.
+    later: mean of the later epochs; a time per epoch that agrees with it excludes the first epoch.
     """
     total = _sum(row.epoch_times)
     if has(row, "duration") and row.figures["duration"].span.meets(total):

@@ -1,7 +1,8 @@
 """``commprof.attach(ddp)``: times a DDP model's gradient buckets, and runs hooks or compressors.
 
 With a communication hook, DDP divides its gradients in a separate pass, which takes 1 to 3 % of a
-step. So commprof registers its hook only if something is to run inside it, and not to observe.
+step. So commprof registers its hook only if something is to run inside it; wherever possible, it
+observes buckets without a hook.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ _HELD = "_commprof_attachment"
 
 
 class Attachment:
-    """commprof's hook in one DDP model. DDP never removes it; the hook inside can be replaced."""
+    """commprof's observer or hook in one DDP model.
+
+    DDP never removes commprof's hook; the hook that runs inside it can be replaced.
+    """
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         """Observes the model's buckets if possible, else registers a hook; see :func:`attach`."""
@@ -91,17 +95,17 @@ class Attachment:
         return bool(self._ddp._comm_hooks)
 
     def use_bucket_hook(self, bucket_hook: Any) -> None:
-        """Switches to the hook of another reducer, made by ``bucket_hook_of``.
+        """Switches to commprof's hook in another reducer, made by ``bucket_hook_of``.
 
-        Call it between steps and while no compressor is inside; the new hook keeps its own inner
-        hook.
+        Call it between steps and while no compressor is inside. The hook that was running inside
+        ``bucket_hook`` stays there.
         """
         assert self._compressor is None
         bucket_hook.recording = self.bucket_hook.recording
         self._buckets = bucket_hook
 
     def set_hook(self, hook: Hook | Compressor | None, state: Any = None) -> None:
-        """Replaces the hook inside; None is DDP's own mean all-reduce.
+        """Replaces the hook inside commprof's hook; None is DDP's own mean all-reduce.
 
         Call it between steps and on every rank at the same step. A compressor that is replaced
         loses its residuals; to keep them, call ``state_dict()`` before and ``load_state_dict()``
@@ -109,7 +113,7 @@ class Attachment:
 
         Raises:
             CommprofError: the ranks do not agree on the compressor, or it works in another model;
-                or the state loaded into it does not fit, and then no compressor is inside
+                or the state loaded into it does not fit, and then :attr:`compressor` is None
                 afterwards.
         """
         if isinstance(hook, Compressor):
@@ -185,10 +189,10 @@ class Attachment:
 
 
 class _Held:
-    """Holder of an attachment in an attribute of its model, so that it lives as long.
+    """Holds an attachment in an attribute of its model, so that it lives as long as the model.
 
-    It is copied and pickled as None: a copy of the model has no hook, and where a pickled model is
-    loaded commprof may not be installed.
+    The holder is copied and pickled as None: a copy of the model has no hook, and where a
+    pickled model is loaded commprof may not be installed.
     """
 
     def __init__(self, attachment: Attachment) -> None:
@@ -263,9 +267,9 @@ def attach(
 
     Collectives are recorded without this. Attach a model to record each bucket's index and
     signature, or to run a compressor in it.
-    If ``hook`` is None and the native module is there, no hook is registered, and DDP works as it
-    does alone. With a hook, DDP no longer divides while it copies, which takes one more pass over
-    the gradients.
+    If ``hook`` is None and the native module is there, no hook is registered, and DDP works as
+    without commprof. With a hook, DDP no longer divides while it copies: dividing takes one more
+    pass over the gradients.
 
     Args:
         ddp: the model, before its first backward pass.
@@ -299,7 +303,7 @@ def attach(
 def _observed(ddp: DistributedDataParallel) -> Any:
     """Returns an observer of the model's buckets that needs no hook; None if that cannot work."""
     native = _native.native
-    # An option of torch 2.15: buckets are freed before the end of the pass, when they are read.
+    # An option of torch 2.15: buckets are freed before the pass ends, but are read only then.
     gone = getattr(ddp, "lazy_bucket_allocation", False)
     return None if native is None or gone else native.ObservedBuckets(ddp.reducer)
 

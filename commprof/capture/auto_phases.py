@@ -2,7 +2,7 @@
 
 Data is ``DataLoader.__next__``, forward is the call of a DDP model or of a module that
 ``fully_shard`` was applied to, backward is ``Tensor.backward`` or ``torch.autograd.backward``, and
-the optimizer is any ``torch.optim.Optimizer.step`` without its closure, or the ``GradScaler.step``
+the optimizer is any ``torch.optim.Optimizer.step`` except its closure, or the ``GradScaler.step``
 around it. A loss computed after the model's call counts as other.
 """
 
@@ -40,7 +40,7 @@ class AutoPhases:
             finder: is notified of updates and backward passes, which may end a step.
         """
         self._markers = markers
-        for marker in markers.values():  # matters for those of the Python recorder
+        for marker in markers.values():  # only the Python recorder's markers can be compiled
             uncompiled(marker.begin, callees=True)
             uncompiled(marker.end, callees=True)
         self._finder = finder
@@ -62,7 +62,7 @@ class AutoPhases:
         self.look()
 
     def look(self) -> None:
-        """Marks FSDP2's models if the script has imported FSDP2 since; call it after each step."""
+        """Marks FSDP2's models once the script has imported FSDP2; call it after each step."""
         if self._sharded.pending:
             self._sharded.look()
 
@@ -148,7 +148,7 @@ class AutoPhases:
 
 
 def _scaling(finder: StepFinder) -> Callable[..., AbstractContextManager[None]]:
-    """Makes the context for ``GradScaler.step(self, optimizer, ...)`` from its arguments."""
+    """Returns a function that makes the context for ``GradScaler.step(self, optimizer, ...)``."""
 
     def around(_: Any, optimizer: Any = None, *__: Any, **___: Any) -> Any:
         return finder.scaling(optimizer)
@@ -156,7 +156,7 @@ def _scaling(finder: StepFinder) -> Callable[..., AbstractContextManager[None]]:
     return around
 
 
-#: Most tensors and containers of a batch that are inspected; a batch with more is not counted.
+#: A batch with more tensors and containers than this is not inspected to the end, nor counted.
 _MOST_ITEMS = 256
 
 
@@ -183,7 +183,7 @@ def samples_read(iterator: Any, batch: Any) -> int:
 
 
 def _common_length(batch: Any) -> int | None:
-    """Returns dimension 0 of all tensors in nested containers; None if they differ."""
+    """Returns the common length of a batch's tensors in dimension 0; None if there is none."""
     length: int | None = None
     items = [batch]
     for _ in range(_MOST_ITEMS):
@@ -240,7 +240,7 @@ _CLASS = "FSDPModule"
 
 
 class ShardedForward:
-    """Marks FSDP2's forward and backward once the script has imported FSDP2."""
+    """Marks the forward passes of FSDP2's modules once the script has imported FSDP2."""
 
     def __init__(self, marker: Marker, patches: Patches) -> None:
         """``marker`` marks the phase; ``patches`` undoes the replacements."""
@@ -250,7 +250,7 @@ class ShardedForward:
         self.pending = True
 
     def look(self) -> None:
-        """Starts marking if FSDP2 has been imported; does nothing if torch lacks the class."""
+        """Starts marking if FSDP2 has been imported; does nothing if torch lacks ``FSDPModule``."""
         owner = getattr(sys.modules.get(_PACKAGE), _CLASS, None)
         if owner is None:
             return
@@ -263,7 +263,7 @@ class ShardedForward:
 
 
 def _marked(owner: type, marker: Marker) -> Any:
-    """Makes ``__call__`` for ``owner``, which comes before the module's own class in its MRO."""
+    """Makes ``owner``'s ``__call__``: it marks the phase around the MRO's next ``__call__``."""
 
     def call(module: Any, *args: Any, **kwargs: Any) -> Any:
         inherited = super(owner, module).__call__  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
-"""Counts of other sources during capture: the kernel's per network interface, and DDP's own log.
+"""Figures from other sources during capture: the kernel's bytes per interface, and DDP's own log.
 
-They are written to the trace, so that a report can compare them with commprof's records.
+The figures are written to the trace, so that a report can compare them with commprof's records.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DDP_KEYS = (
 )
 #: DDP samples its first iterations, and then one of every so many.
 _FIRST_ITERATIONS, _SAMPLE_EVERY = 10, 100
-#: Most models whose logs are kept. A report compares the log of a single model.
+#: Maximum number of models whose logs are kept. A report compares the log of a single model.
 _MOST_MODELS = 32
 
 
@@ -47,8 +47,8 @@ class _Called:
     def iterate(self, model: DistributedDataParallel) -> None:
         """Counts a forward pass, and reads DDP's log if the pass may have updated it.
 
-        The model may be gone when capture stops, such as a model made in a function, or one of
-        several in a cross-validation.
+        Reading it when capture stops may be too late: a model made in a function, or one of several
+        in a cross-validation, may be gone by then.
         """
         if self.iterations <= _FIRST_ITERATIONS or self.iterations % _SAMPLE_EVERY == 0:
             self.read(model)
@@ -125,7 +125,7 @@ class CrossCheckSources:
         recorder.add_metadata(json.dumps({"cross_check_sources": closing}))
 
     def _note(self, model: DistributedDataParallel) -> None:
-        """Notes the call of a model, unless in evaluation, which DDP's log does not count."""
+        """Notes a model's forward pass, except in evaluation, which DDP's log does not count."""
         if not (model.training and torch.is_grad_enabled()):
             return
         called = self._models.get(model)
@@ -193,7 +193,7 @@ def _log_now(model: DistributedDataParallel) -> dict[str, Any] | None:
 
 
 def _own_exchange(model: DistributedDataParallel, log: dict[str, Any]) -> str:
-    """Names what exchanges the gradients instead of DDP; empty if DDP all-reduces its buckets."""
+    """Returns the name of what replaces DDP's all-reduce of its buckets; empty if nothing does."""
     if hook := log.get("comm_hook"):
         return f"the communication hook {hook}"
     if getattr(model, "mixed_precision", None) is not None:

@@ -22,7 +22,7 @@ from commprof.capture.recorder import Recorder
 _PERIOD_S = 1.0
 #: Number of samples between two writes to the trace.
 _NOTE_EVERY = 30
-#: NVML's nvmlClocksEventReason bits of reasons for a slower clock than the load asks for.
+#: NVML's nvmlClocksEventReason bits that stand for a slower clock than the load asks for.
 LIMITS = {
     "power": 0x4 | 0x80,  # SwPowerCap, HwPowerBrakeSlowdown
     "temperature": 0x20 | 0x40,  # SwThermalSlowdown, HwThermalSlowdown
@@ -92,10 +92,10 @@ class DeviceTelemetry:
 
 
 class Samples:
-    """Sums of the samples so far, of bounded size."""
+    """Running statistics of the samples, in memory that does not grow with their number."""
 
     def __init__(self, uuid: str, questions: dict[str, Callable[[], float]]) -> None:
-        """``questions``: the function that reads each figure, by the figure's name."""
+        """``questions``: maps each figure's name to the function that reads the figure."""
         self.count = 0
         self._uuid = uuid
         self._questions = questions
@@ -145,7 +145,7 @@ class Samples:
 
 
 def _questions(nvml: ModuleType, device: Any) -> dict[str, Callable[[], float]]:
-    """Returns the function that reads each figure; the figure's name holds its unit."""
+    """Maps each figure's name, which holds the unit, to the function that reads the figure."""
     reasons = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None) or getattr(
         nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", None
     )

@@ -14,7 +14,7 @@ _exit_line = ""
 
 
 class _Call(NamedTuple):
-    """A call of ``sys.exit``: its error line, and the position of the script's outermost frame."""
+    """A call of ``sys.exit``: error line, outermost frame, and that frame's instruction then."""
 
     line: str
     outermost: FrameType
@@ -27,9 +27,9 @@ _last_call: _Call | None = None
 def watch_exits() -> None:
     """Wraps ``sys.exit`` to note its argument, which the interpreter hides from exit handlers.
 
-    An exit that the script catches is distinguished from one that ends it by the outermost frame,
-    which runs on after the former. For ``raise SystemExit`` the C++ module notes the exit code
-    later.
+    If the script catches the exit, its outermost frame goes on to another instruction; by that
+    :func:`unhandled` knows to ignore the argument. For ``raise SystemExit`` the C++ module notes
+    the exit code later.
     """
     original = sys.exit
     if hasattr(original, "__wrapped__"):

@@ -1,8 +1,8 @@
 """Norms of this rank's own gradients, measured every so many steps for the live metrics.
 
 In a measured step, a hook of each parameter computes the L2 norm of its gradient as soon as it is
-accumulated, which is before DDP exchanges it. Between these steps there are no hooks. The newest
-figures are kept in a small file next to the trace, with the training time that measuring took.
+accumulated, which is before DDP exchanges it. In other steps there are no hooks. A small file next
+to the trace holds the newest figures and the training time that measuring has cost so far.
 
 If measuring fails, it ends with a line on stderr, and training goes on.
 
@@ -45,7 +45,7 @@ class GradientNorms:
         self._failed = False
 
     def install(self, path: Path) -> None:
-        """Starts counting updates if norms are asked for; the first measured step is the second.
+        """Starts counting updates if norms are asked for; the second step is the first measured.
 
         Args:
             path: file for the newest figures; if it cannot be written, no figures are kept.
@@ -101,7 +101,7 @@ class GradientNorms:
                     self._hooks.append(hook)
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
-        """Measures a complete gradient; of several backward passes the last one counts."""
+        """Computes a gradient's norm; later backward passes of the step overwrite it."""
         if self._failed:
             return
         try:
@@ -142,7 +142,7 @@ class GradientNorms:
         self._norms.clear()
 
     def _write(self, figures: dict[str, float]) -> None:
-        """Overwrites the file with text of fixed length: a reader finds the old or the new one."""
+        """Overwrites the file with text of fixed length: a reader finds the old or the new text."""
         finite = {
             key: value if abs(value) < float("inf") else None for key, value in figures.items()
         }

@@ -234,14 +234,14 @@ class Profiler:
                 )
 
     def _note_ending(self, error: str) -> None:
-        """Writes how the process ends; a later trace without an error then clears that."""
+        """Writes the error that ended the capture; if none did, clears that of an earlier one."""
         global _ending_noted
         if error or _ending_noted:
             self._recorder.add_metadata(json.dumps({"ending": {"error": error}}))
             _ending_noted = bool(error)
 
     def _note_gloo_threads(self) -> None:
-        """Writes gloo's thread counts at the start, and at the end again for groups made since."""
+        """Writes gloo's thread counts at the start, and again at the end for groups made since."""
         known = {**self._gloo_threads, **gloo_threads()}
         if known != self._gloo_threads:
             self._gloo_threads = known
@@ -357,8 +357,8 @@ def profile(
     Args:
         directory: directory of the trace; made if missing. All ranks of a job may share it.
         metadata: further keys for the trace's header, of any values that JSON can hold.
-        find_steps: end a step at each update of the leading optimizer, and each that
-            GradScaler skips (see ``step_finder.py``), until :meth:`Profiler.step` is called.
+        find_steps: end a step at each update of the leading optimizer, also if GradScaler
+            skips the update (see ``step_finder.py``), until :meth:`Profiler.step` is called.
         mode: "full" keeps every record, "always-on" histograms of bounded size, "off" nothing
             until recording is switched on (see ``docs/monitoring.md``). None: the environment's
             COMMPROF_MODE, or "full" if that is unset.

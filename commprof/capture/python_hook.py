@@ -14,10 +14,10 @@ from commprof.trace.schema import Kind
 
 
 class PythonBucketHook:
-    """Records buckets, their all-reduce and the finalisation window from Python."""
+    """Records buckets, their all-reduces, and when DDP finalises each backward pass."""
 
     def __init__(self, recorder: Any, group: dist.ProcessGroup) -> None:
-        """``recorder`` is a ``PythonRecorder``; ``group`` is the model's."""
+        """``recorder`` is a ``PythonRecorder``; ``group`` is the model's process group."""
         self.recording = True
         self._recorder = recorder
         self._group = group
@@ -28,14 +28,14 @@ class PythonBucketHook:
 
     @classmethod
     def attach(cls, ddp: Any, recorder: Any, hook: Any, state: Any) -> PythonBucketHook:
-        """Registers the hook with ``ddp``."""
+        """Registers a new hook of this class with ``ddp`` and returns it; it calls ``hook``."""
         self = cls(recorder, ddp.process_group)
         self.set_hook(hook, state)
         dist._register_comm_hook(ddp.reducer, None, self._run)
         return self
 
     def set_hook(self, hook: Any, state: Any) -> None:
-        """Replaces the hook inside; None is a mean all-reduce."""
+        """Sets the inner hook, which this one calls; None stands for a mean all-reduce."""
         self._inner = None if hook is None else (hook, state)
 
     def _run(self, _: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -87,12 +87,12 @@ class PythonBucketHook:
     def _exchange(
         self, bucket: dist.GradBucket, completed: Callable[[], None] | None
     ) -> torch.futures.Future[torch.Tensor]:
-        """Runs the hook inside; ``completed`` is called at its end."""
+        """Runs the inner hook or a mean all-reduce; calls ``completed`` when that is done."""
         if self._inner is not None:
             hook, state = self._inner
             result: torch.futures.Future[torch.Tensor] = hook(state, bucket)
             if completed is not None:
-                # Recorded late by the time it takes to get the GIL, so that DDP need not wait.
+                # The end is recorded late, by the time it takes to get the GIL: DDP need not wait.
                 result.add_done_callback(lambda _: completed())
             return result
         buffer = bucket.buffer().mul_(1.0 / self._world_size)
@@ -108,10 +108,10 @@ class PythonBucketHook:
         return mean
 
     def _bracket_finalize(self) -> int:
-        """Records the finalisation window, as ``csrc/torch/capture/ddp/finalize.h`` does.
+        """Records when DDP finalises the pass, as ``csrc/torch/capture/ddp/finalize.h`` does.
 
         Returns:
-            The graph task of the backward pass; -1 outside of one.
+            The id of the backward pass (autograd's graph task); -1 outside of one.
         """
         graph_task: int = torch._C._current_graph_task_id()
         if graph_task in (-1, self._graph_task):

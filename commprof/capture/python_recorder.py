@@ -1,7 +1,7 @@
-"""Recorder in pure Python: writes the same trace, without the records that need native code.
+"""Recorder in pure Python: the same trace format, without the records that need native code.
 
 It records phases, steps and the buckets of attached DDP models, but no other collectives and no
-single waits. A process that is killed loses the records since the last flush, 200 ms at most.
+individual waits. A process that is killed loses the records since the last flush, 200 ms at most.
 
 Its phase markers follow the rules of ``csrc/core/phase_marker.h``.
 """
@@ -32,19 +32,19 @@ class OpenMarker(threading.local):
     """The outermost open marker of each thread."""
 
     marker: PythonMarker | None = None
-    #: Nesting depth of the marker inside itself.
+    #: How often the marker is open now: it may be nested in itself.
     depth = 0
     begin_ns = 0
     samples = 0
 
 
 class PythonMarker:
-    """Marks one phase; ``done(phase, begin_ns, end_ns, samples)`` is called for the outermost."""
+    """Marks one phase; if it is the outermost, calls ``done(phase, begin_ns, end_ns, samples)``."""
 
     def __init__(
         self, phase: int, open_marker: OpenMarker, done: Callable[[int, int, int, int], None]
     ) -> None:
-        """Markers that share ``open_marker`` nest in each other."""
+        """Makes a marker; phases count as nested if their markers share ``open_marker``."""
         self._phase = phase
         self._open = open_marker
         self._done = done
@@ -79,7 +79,7 @@ class PythonMarker:
         self.end()
 
 
-#: Most records kept between two flushes.
+#: Maximum number of records kept between two flushes.
 _CAPACITY = 1 << 18
 
 
@@ -244,7 +244,7 @@ class PythonRecorder:
         self._pending.append(tuple(fields.get(name, 0) for name in _FIELDS))
 
     def record_finalize(self, kind: Kind, graph_task: int) -> None:
-        """Records one edge of the finalisation window, without run delay."""
+        """Records begin or end (``kind``) of DDP's finalisation, without the wait for a core."""
         if self._enabled:
             cpu_ns = time.thread_time_ns()
             self.record(kind, self.now_ns(), op_id=graph_task, value=cpu_ns)
@@ -254,7 +254,7 @@ class PythonRecorder:
         return next(self._ids)
 
     def next_seq(self, group_id: int) -> int:
-        """Returns the group's next collective number; call it even while recording is off."""
+        """Returns the group's next collective sequence number; call it even if recording is off."""
         seq = self._seq.get(group_id, 0)
         self._seq[group_id] = seq + 1
         return seq

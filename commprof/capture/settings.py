@@ -19,7 +19,7 @@ _READ_ELSEWHERE = (variables.DEVICE_EVENTS, variables.NATIVE)
 
 
 def _of(variable: Variable) -> Any:
-    """Makes a field that holds the variable's value."""
+    """Makes a dataclass field for an environment variable, with the variable's default."""
     return field(default=variable.default, metadata={"variable": variable})
 
 
@@ -80,7 +80,7 @@ class RankSettings:
 
 
 def mode_code(mode: str | None) -> int:
-    """Returns the position of ``mode`` in ``schema.MODES``; None: of the environment's mode.
+    """Returns the position of ``mode`` in ``schema.MODES``; None stands for the environment's mode.
 
     Raises:
         UsageError: there is no such mode.
@@ -96,10 +96,10 @@ def mode_code(mode: str | None) -> int:
 
 
 def check_kernels() -> None:
-    """Checks the compression kernels' variables at the start, not in the middle of training.
+    """Checks the environment variables of the compression kernels before training uses them.
 
     Raises:
-        UsageError: one of the kernels' variables has a value that is not valid.
+        UsageError: one of these variables has a value that is not valid.
     """
     from commprof import _native  # imports torch
 
@@ -118,7 +118,7 @@ CONTROL_FILE = "control"
 def control_path(directory: Path) -> Path:
     """Returns the path of the file that switches the mode of all ranks recording to ``directory``.
 
-    If ``commprof run`` made a directory for each world size, they share one file.
+    If ``commprof run`` made a directory for each world size, these directories share one file.
     """
     in_run = directory.name.startswith("world_") and (directory.parent / "run.json").exists()
     return (directory.parent if in_run else directory) / CONTROL_FILE

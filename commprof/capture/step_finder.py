@@ -127,7 +127,7 @@ class _Turns:
         if self._leading is None or key in self._others:
             self._lead(key, optimizer, parameter)
             return True
-        # Not seen in several iterations: presumably its own turn begins.
+        # This optimizer did not update in the last iterations: presumably its own turn begins.
         ends = self._alone > 1 and not self._others and key not in self._companions
         self._others.add(key)
         return ends
@@ -141,7 +141,7 @@ class _Turns:
 
 
 def _first_parameter(optimizer: Any) -> Any:
-    """Returns the first parameter that an optimizer now updates; itself if that is not known."""
+    """Returns the current first parameter of an optimizer; the optimizer itself if it has none."""
     for group in getattr(optimizer, "param_groups", ()):
         for parameter in group["params"]:
             return parameter

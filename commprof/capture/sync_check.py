@@ -31,16 +31,16 @@ _PREFIX = "commprof/sync"
 #: How long rank 0 waits for the last hashes of the other ranks when capture ends.
 _LAST_S = 1.0
 _POLL_S = 0.01
-#: Most checks that wait to be compared: a rank that never answers must not pile them up.
+#: Maximum number of checks that wait for hashes: they must not pile up if a rank sends none.
 _MOST_PENDING = 64
 _STORE_ERRORS = (RuntimeError, OSError, ValueError, KeyError)
 
 
 def parameters_digest(models: Sequence[nn.Module]) -> str:
-    """Hashes all parameters in order with BLAKE2b: equal on two ranks only if the bits are.
+    """Returns a BLAKE2b hash of all parameters in order, equal on two ranks only if all bits are.
 
-    Buffers are left out: DDP broadcasts rank 0's before each forward pass, and after it they
-    differ. Parameters on a device are copied to the host.
+    Buffers are left out: DDP broadcasts rank 0's buffers before each forward pass, which may change
+    them on each rank. Parameters on a device are copied to the host.
     """
     digest = hashlib.blake2b(digest_size=16)
     for model in models:
@@ -63,8 +63,8 @@ class SyncCheck:
         self._pending: deque[int] = deque(maxlen=_MOST_PENDING)
         #: Number of checks that rank 0 has compared.
         self.checks = 0
-        #: Ranks whose bits differ from most ranks', and the step after which the first check found
-        #: a difference.
+        #: Ranks whose models differ from those of most ranks, and the step after which a check
+        #: first found a difference.
         self.different: tuple[int, ...] = ()
         self.first_step = 0
 
@@ -89,7 +89,7 @@ class SyncCheck:
             self._pending.append(step)
 
     def capture_ends(self) -> None:
-        """Compares the remaining checks on rank 0, and writes its findings into the trace."""
+        """On rank 0, compares the hashes still to compare, and writes the findings to the trace."""
         if self._rank != 0:
             return
         until = time.monotonic() + _LAST_S
@@ -164,7 +164,7 @@ def check_models(profiler: Profiler, every: int, models: Sequence[nn.Module] = (
 
 
 def _add(check: SyncCheck, model: nn.Module, world_size: int) -> None:
-    """Adds a DDP model of all ranks; models of fewer ranks may differ from each other."""
+    """Adds a DDP model if its group has all ranks; models of smaller groups may differ."""
     if (
         isinstance(model, DistributedDataParallel)
         and dist.get_world_size(model.process_group) == world_size

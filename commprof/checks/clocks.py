@@ -18,7 +18,7 @@ _APART_MS = 10.0
 
 
 def measure(ranks: Ranks) -> tuple[str, float, float]:
-    """Measures rank 0's wall clock less this host's, and the bound of the error, in ms.
+    """Returns this host, rank 0's wall clock minus this host's, and a bound of its error, in ms.
 
     Cristian's method: the fastest of several queries counts, and its error is at most half of its
     round trip.
@@ -43,7 +43,7 @@ def measure(ranks: Ranks) -> tuple[str, float, float]:
 
 
 def judge(values: Sequence[tuple[str, float, float]]) -> Outcome:
-    """Warns if a clock differs from rank 0's by more than ``_APART_MS``, beyond the error."""
+    """Warns if a clock differs from rank 0's by more than ``_APART_MS`` plus the error bound."""
     if len({host for host, _, _ in values}) == 1:
         return Outcome(NAME, SKIP, "all ranks are on one host")
     apart = {

@@ -18,7 +18,7 @@ def measure(ranks: Ranks) -> tuple[str, dict[str, int]]:
 
 
 def speeds(directory: Path) -> dict[str, int]:
-    """Returns the speeds by interface, without loopback."""
+    """Returns the speed in Mbit/s of each interface that is up, except loopback; 0 if unknown."""
     found = {}
     for path in sorted(directory.glob("*")):
         try:

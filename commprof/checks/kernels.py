@@ -13,14 +13,14 @@ NAME = "kernels"
 
 
 def measure(ranks: Ranks) -> tuple[str, str]:
-    """Reads the host's processor and kernel level; empty without the C++ module."""
+    """Returns the host, and a text of instruction set and CPU type, empty without C++ module."""
     native = _native.native
     level = "" if native is None else f"{native.simd_level()} on {platform.machine()}"
     return ranks.host, level
 
 
 def judge(values: Sequence[tuple[str, str]]) -> Outcome:
-    """Warns if the hosts' kernels differ: results are bit-identical, but speeds are not."""
+    """Warns if hosts use different instructions: results are bit-identical, but speeds differ."""
     levels = {host: level for host, level in sorted(per_host(values).items()) if level}
     if not levels:
         return Outcome(NAME, SKIP, "no C++ module: the compressors' kernels are not available")

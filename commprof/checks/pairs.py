@@ -14,12 +14,14 @@ from commprof.analysis.checks.outcome import PASS, SKIP, WARN, Outcome, far_off
 from commprof.checks.ranks import Ranks
 
 NAME = "pairs"
-#: Largest job in which all pairs are measured; else only ranks at distances 1, 2, 4, ...
+#: Largest world size at which all pairs of ranks are measured; above it, only pairs of ranks that
+#: are 1, 2, 4, ... apart.
 _ALL_PAIRS = 16
 _PINGS = 30
 _BLOCKS = 4
 _BLOCK_BYTES = 4_000_000
-#: A link is named if it is this many times worse than the median; latency also by this much.
+#: A link is named if it is this many times worse than the median; for its latency, only if that
+#: also exceeds the median by this many microseconds.
 _WORSE = 3.0
 _WORSE_US = 50.0
 
@@ -51,7 +53,7 @@ def pairs_of(world_size: int) -> list[tuple[int, int]]:
 
 
 def measure(ranks: Ranks) -> list[Link]:
-    """Measures all pairs, one at a time; returns the links of which this rank is the first."""
+    """Measures all pairs, one at a time; returns the links whose ``first`` is this rank."""
     links = []
     small, large = torch.zeros(1, dtype=torch.int64), torch.zeros(_BLOCK_BYTES, dtype=torch.uint8)
     for first, second in pairs_of(ranks.world_size):

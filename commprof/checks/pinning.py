@@ -1,4 +1,4 @@
-"""Checks that the ranks of a host have enough cores and do not share only some of them."""
+"""Checks that a host has a core for each thread, and that two ranks share all cores or none."""
 
 from __future__ import annotations
 

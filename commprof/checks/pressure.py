@@ -12,16 +12,17 @@ from commprof.checks.ranks import Ranks
 
 NAME = "pressure"
 _PROC = Path("/proc")
-#: Limits in percent of the last 10 s: a task waited for a core; all tasks waited for memory.
+#: Limits, in percent of the last 10 s, of the time in which some task waited for a core, and of the
+#: time in which all tasks waited for memory.
 _CPU_PERCENT = 20.0
 _MEMORY_PERCENT = 1.0
-#: Limits of the available memory, as a share of all memory.
+#: Available share of all memory below which the check warns, and below which it fails.
 _LITTLE, _TOO_LITTLE = 0.10, 0.02
 
 
 @dataclass(frozen=True)
 class Load:
-    """CPU and memory pressure of one host; None if its kernel does not report it."""
+    """CPU and memory pressure of one host; figures that its kernel does not report are None."""
 
     #: Percent of the last 10 s in which some task waited for a core (PSI's cpu some avg10).
     cpu_percent: float | None

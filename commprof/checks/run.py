@@ -34,7 +34,7 @@ from commprof.files import replace_file
 
 
 class Check(Protocol):
-    """Interface of the module of a health check."""
+    """Interface that the module of each health check provides."""
 
     NAME: str
 
@@ -65,8 +65,8 @@ CHECKS: tuple[Check, ...] = (
 def run_checks(checks: Sequence[Check] = CHECKS) -> tuple[Outcome, ...]:
     """Runs checks in a job that torchrun has set up; every rank returns the same outcomes.
 
-    A check fails if it breaks the process group because a rank dies or does not answer; the checks
-    after it are not run.
+    If a rank dies or does not answer, which breaks the process group, the current check fails and
+    the checks after it are not run.
 
     Raises:
         UsageError: COMMPROF_CHECK_TIMEOUT_S is not a number of seconds.

@@ -1,4 +1,4 @@
-"""Checks that /dev/shm has room for DataLoader workers and for commprof's rings."""
+"""Checks that /dev/shm has room for DataLoader workers and for commprof's ring buffers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from commprof.analysis.checks.outcome import FAIL, PASS, SKIP, WARN, Outcome, pe
 from commprof.checks.ranks import Ranks
 
 NAME = "/dev/shm"
-#: Bytes that the rings of a rank's threads need.
+#: Bytes that the ring buffers of a rank's threads need.
 _NEEDED_BYTES = 16_000_000
 #: Containers get 64 MB by default; batches of DataLoader workers may need gigabytes.
 _COMFORTABLE_BYTES = 1_000_000_000
@@ -25,7 +25,7 @@ def measure(ranks: Ranks) -> tuple[str, tuple[int, int]]:
 
 
 def judge(values: Sequence[tuple[str, tuple[int, int]]]) -> Outcome:
-    """Fails if the rings of a host's ranks do not fit, warns if batches may not fit."""
+    """Fails if the ring buffers of a host's ranks do not fit; warns if batches may not fit."""
     ranks_of = {host: sum(name == host for name, _ in values) for host, _ in values}
     status, figures = PASS, []
     for host, (free, size) in sorted(per_host(values).items()):

@@ -51,8 +51,8 @@ class Command(Protocol):
         """Runs the command; returns the exit code."""
 
 
-#: Line in the list of commands, by the command's name as typed. ``launch-files`` is the class
-#: ``LaunchFilesCommand`` in the file ``launch_files.py``.
+#: Help line of each command, by the command's name as typed. A name such as ``launch-files`` stands
+#: for the class ``LaunchFilesCommand`` in the file ``launch_files.py``.
 COMMANDS = {
     "run": "train at several world sizes and report each",
     "env": "record a job that something else launches",
@@ -125,7 +125,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main_of(command_name: str) -> int:
-    """Main function of an entry point for one command, such as ``python -m commprof.run``."""
+    """Runs one command, for modules such as ``python -m commprof.run``; returns the exit code."""
     parser = _CommandParser(
         prog=f"commprof {command_name}", formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -162,7 +162,7 @@ def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
 
 
 def _missing(package: str) -> str:
-    """Message for a missing package: another Python, or an incomplete installation."""
+    """Returns the message for a missing package: install it, or use another Python."""
     return (
         f"the package {package} is not installed for {sys.executable}: {invocation.pip(package)}, "
         "or use the Python that commprof was installed for"

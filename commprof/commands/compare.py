@@ -119,7 +119,7 @@ def _compare_runs(a: Path, b: Path, fail_above: float | None, shown_as: str) -> 
 
 
 def _check_one_run(run: Path) -> None:
-    """Raises UsageError if the directory holds a trial or the runs of several strategies."""
+    """Raises UsageError if the directory holds a ``--trial`` run, or runs of several strategies."""
     if places := strategy_directories(run):
         raise UsageError(
             f"{invocation.quoted(run)} holds the runs of several strategies; compare one of them: "

@@ -260,7 +260,7 @@ def _run_as_rank(args: argparse.Namespace, rank: int, world_size: int) -> int:
     from commprof.microbench.rank import run_plan
 
     with tempfile.TemporaryDirectory(prefix="commprof-microbench-") as directory:
-        # In the file of --json from the start, so that rows survive a rank 0 that is killed.
+        # Rows go to the file of --json from the start, so that they survive if rank 0 is killed.
         result = json_file or Path(directory) / "result.json"
         if json_file is not None:
             json_file.write_text("")  # removes the rows of an older result

@@ -141,7 +141,7 @@ Comma-separated lists are combined, each value with each. See docs/prediction.md
 
 
 def _model(base: Recorded, profile: MachineProfile, recorded: list[Recorded]) -> Model:
-    """Returns the model that replays the recorded steps."""
+    """Returns the model that predicts by replaying the recorded steps, sharded or not."""
     steps = base.schedule
     if isinstance(steps, ShardedSteps):
         return ShardedReplay(steps, profile)
@@ -233,7 +233,7 @@ def _scenarios(args: argparse.Namespace, recorded_world_size: int) -> list[Scena
 
 
 def _sharding(args: argparse.Namespace) -> dict[str, list[Any]]:
-    """Returns the values asked for sharded steps, by field of ``Scenario``."""
+    """Returns the values of the options for FSDP2 and HSDP, by the ``Scenario`` field's name."""
     switch = {"on": True, "off": False}
     again = listed("--reshard-after-forward", args.reshard_after_forward, _one_of(switch), None)
     dtype = _one_of(DTYPE_BYTES)
@@ -248,7 +248,7 @@ def _sharding(args: argparse.Namespace) -> dict[str, list[Any]]:
 
 
 def _one_of(allowed: Iterable[str]) -> Callable[[str, str], str | None]:
-    """Returns a reader that accepts the given words only."""
+    """Returns a function that reads an option's value and accepts the allowed words only."""
     words = [*allowed]
 
     def read(option: str, text: str) -> str | None:
@@ -276,7 +276,7 @@ def _hook_words(text: str) -> list[str]:
 
 
 def _hook(word: str) -> str:
-    """Returns the hook; empty for ``none``. The compressor ``none`` is written as ``none:``."""
+    """Reads a word of --hook: ``none`` gives "" (no hook), ``none:`` the compressor ``none``."""
     return "" if word.strip() == "none" else word.strip().rstrip(":")
 
 

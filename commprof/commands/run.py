@@ -75,7 +75,7 @@ class RunCommand:
         check_samples(args)
         beside = partial(watched, threshold=watch_threshold_of(args), samples=bool(args.samples))
         targets = checked_targets(args, world_sizes)
-        # The ports of the targets before are not used again.
+        # On several machines, each target uses other ports than the targets before it.
         turns = [rendezvous.turn(index * len(world_sizes)) for index in range(len(targets))]
         descriptions = [
             target.check(world_sizes, there) for target, there in zip(targets, turns, strict=True)
@@ -127,7 +127,7 @@ class RunCommand:
 
 
 def _stop_fork_server() -> None:
-    """Stops the fork server, unless an interrupt came before its module was imported."""
+    """Stops the fork server; does nothing if the module that starts it was never imported."""
     elastic = sys.modules.get("commprof.launch.elastic")
     if elastic is not None:
         elastic.stop_fork_server()
@@ -166,9 +166,10 @@ def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
 def _of_slurm(
     variables: Mapping[str, str], given: int | None, endpoint: str | None
 ) -> tuple[int, int]:
-    """Returns the number of machines, and this machine's, in a Slurm step of one task per node.
+    """Returns the number of machines, and this machine's number, from Slurm's variables.
 
-    Elsewhere returns 1 and 0: one machine.
+    Outside a Slurm step of one task per node, these are 1 and 0: a single machine. Raises
+    UsageError if this is one of several tasks that would each start all ranks.
 
     Args:
         variables: the environment.

@@ -117,7 +117,7 @@ def _watch(observer: Observer, run: str, refresh_s: float, screen: Live | None) 
 
 
 def _lines(observer: Observer, run: str) -> tuple[list[str], bool]:
-    """Returns the lines of a frame, and True if the job has ended."""
+    """Returns the lines to show now, and True if the job has ended."""
     width = shutil.get_terminal_size((100, 24)).columns
     state = observer.look()
     if state is None:
@@ -126,7 +126,7 @@ def _lines(observer: Observer, run: str) -> tuple[list[str], bool]:
 
 
 def _left(seconds: float, interactive: bool) -> bool:
-    """Waits; returns True as soon as q is typed."""
+    """Waits for some seconds; returns True as soon as q is typed, else False at the end."""
     if not interactive:
         time.sleep(seconds)
         return False
@@ -141,7 +141,7 @@ def _left(seconds: float, interactive: bool) -> bool:
 
 @contextmanager
 def _screen() -> Iterator[Live | None]:
-    """Yields a separate screen of the terminal, which is restored afterwards; else None."""
+    """Yields the terminal's alternate screen; None if there is no terminal, or only a dumb one."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
         yield None
         return

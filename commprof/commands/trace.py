@@ -146,7 +146,7 @@ def _world(run: Path, wanted: int | None) -> tuple[int, Mapping[int, Path | Trac
 
 
 def _events(view: Overview, merged: list[TorchTrace]) -> Iterator[str]:
-    """Yields the events rank by rank, reading one trace at a time; then those of merged traces."""
+    """Yields the ranks' events, reading one trace at a time, then the ``merged`` traces' events."""
     for index, rank in enumerate(view.ranks):
         timeline = rank_timeline(view, index)
         yield from chrome_trace.rank_events(timeline, view.window.begin_ns, sort_index(rank))
@@ -184,7 +184,7 @@ def _warnings(view: Overview, missing: list[int]) -> list[str]:
 
 @contextmanager
 def _written(path: Path) -> Iterator[TextIO]:
-    """Opens a file for writing, compressed if named ``.gz``; it appears when it is complete."""
+    """Opens a file for writing, compressed if named ``.gz``; the file appears once complete."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with (

@@ -5,7 +5,7 @@ Common arguments:
 
 - ``feedback``: error feedback: keep the part of a gradient that was not sent and add it to the next
   step's gradients; None: the scheme's default (on for int4, topk and powersgd).
-- ``start_step``: the first step with compression; earlier steps use plain means.
+- ``start_step``: the first step with compression; earlier steps send uncompressed gradients.
 - ``measure_every``: number of steps between two steps whose bucket errors are recorded; 0: never.
 
 All functions raise UsageError for a value out of range; the message names the allowed range.
@@ -38,7 +38,7 @@ def none(*, measure_every: int = 0) -> Compressor:
 def fp16(
     *, feedback: bool | None = None, start_step: int = 0, measure_every: int = 0
 ) -> Compressor:
-    """Makes a compressor to binary16 with a power-of-two scale per rank and bucket.
+    """Makes a compressor that sends float16, with a power-of-two scale per rank and bucket.
 
     Sums are in fp32 and rounded once.
     """
@@ -48,14 +48,14 @@ def fp16(
 def bf16(
     *, feedback: bool | None = None, start_step: int = 0, measure_every: int = 0
 ) -> Compressor:
-    """Makes a compressor to bfloat16; sums are in fp32 and rounded once."""
+    """Makes a compressor that sends bfloat16; sums are in fp32 and rounded once."""
     return _make("bf16", {}, feedback, start_step, measure_every)
 
 
 def int8(
     *, feedback: bool | None = None, start_step: int = 0, measure_every: int = 0
 ) -> Compressor:
-    """Makes a compressor to 8-bit integers with one scale per 128 values.
+    """Makes a compressor that sends 8-bit integers, with one scale per 128 values.
 
     Sums are in fp32 and rounded once.
     """
@@ -65,7 +65,7 @@ def int8(
 def int4(
     *, feedback: bool | None = None, start_step: int = 0, measure_every: int = 0
 ) -> Compressor:
-    """Makes a compressor to 4-bit integers with one scale per 64 values.
+    """Makes a compressor that sends 4-bit integers, with one scale per 64 values.
 
     Sums are in fp32 and rounded once.
     """

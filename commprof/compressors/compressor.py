@@ -1,4 +1,4 @@
-"""Compressors: a scheme with its options, and after attaching, the state as a dict."""
+"""Compressor: a scheme and its options; once attached to a model, also its state as a dict."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def checked(name: str, options: Mapping[str, float | bool | None]) -> dict[str, 
 
     Raises:
         UsageError: there is no such scheme or option, or a value is out of range; the message
-            names it and the allowed ones.
+            names what is wrong and what is allowed.
     """
     scheme = SCHEMES.get(name)
     if scheme is None:
@@ -97,9 +97,9 @@ def _number(scheme: str, option: Option, value: object) -> float:
 
 
 class Compressor:
-    """Replacement of DDP's mean all-reduce in one model.
+    """Replacement for DDP's mean all-reduce in one model.
 
-    Made by functions such as ``commprof.compressors.topk(0.01)``; works after
+    Made by functions such as ``commprof.compressors.topk(0.01)``; takes effect with
     ``commprof.attach(ddp, hook=compressor)`` or ``set_hook(compressor)``.
     All ranks must use the same scheme and options.
     """
@@ -159,7 +159,7 @@ class Compressor:
             )
 
     def bind(self, running: Running) -> None:
-        """Called when the compressor starts to work in a model."""
+        """Takes a model's engine, and puts into it the state that was loaded before, if any."""
         self.require_free()
         if self._loaded is not None:
             _restore(running, self, self._loaded)
@@ -167,7 +167,7 @@ class Compressor:
         self._running = running
 
     def unbind(self) -> None:
-        """Called when another hook replaces the compressor, whose state is then lost."""
+        """Gives up the engine and its state; called when another hook replaces the compressor."""
         self._running = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -273,7 +273,7 @@ def parse(text: str) -> Compressor:
 
 #: Version of the state's format; states of other versions are refused.
 VERSION = 1
-#: Stands for every rank, and for any world size.
+#: Rank and world size in a merged state, which every rank of a job of any size may load.
 ANY = -1
 
 

@@ -29,7 +29,7 @@ class Connections:
 
         Args:
             group: a group for CPU tensors; all its ranks call the methods of this class together.
-            names: number of each rank in messages.
+            names: for each rank of the group, the number that warnings and errors print.
             timeout: time without progress after which a rank counts as gone.
         """
         self._group = group
@@ -39,9 +39,10 @@ class Connections:
         self._state = "new"
 
     def mesh(self) -> Any:
-        """Returns a ``Mesh`` between the ranks; None on all ranks, with a warning, if impossible.
+        """Returns a ``Mesh`` between the ranks; None on all ranks if they cannot connect.
 
-        Returns the same mesh again as long as it works on all ranks.
+        Warns if they cannot, unless ``COMMPROF_SOCKETS`` is off. Returns the same mesh again as
+        long as it works on all ranks.
         """
         if self._mesh is not None and not self._mesh.usable:
             self._mesh, self._state = None, "broken"
@@ -98,20 +99,20 @@ class Connections:
 
 @dataclass(frozen=True)
 class Exchange:
-    """The groups and connections that one compressor's messages use."""
+    """The group, shared memory and connections through which one compressor exchanges gradients."""
 
     group: dist.ProcessGroup | None
-    """Ranks that exchange with this one; None if only other ranks of this host exchange."""
+    """Ranks that exchange with this one; None if other ranks of this host exchange in its place."""
     team: Any = None
     """This host's ranks, which add up their gradients first; None if all ranks exchange."""
     owners: int = 0
-    """Number of ranks of each host that exchange; 0 without a team."""
+    """Number of ranks on each host that exchange with other hosts; 0 without a team."""
     hosts: int = 0
     """Number of the model's hosts; 0 without a team."""
     compresses: bool = True
     """False if shared memory reaches all ranks, so that plain sums are better."""
     mesh: Any = None
-    """Connections of the group's ranks for all but all-reduces; None if the group is used."""
+    """Connections that carry all but all-reduces; None if ``group`` carries these too."""
 
 
 class Groups:
@@ -134,7 +135,7 @@ class Groups:
         return self._group("gloo")
 
     def way(self, compressor: Compressor) -> Exchange:
-        """Chooses the exchange of a compressor's messages; a collective call."""
+        """Chooses how a compressor exchanges gradients; all ranks must call this together."""
         if compressor.scheme == "hierarchical":
             return Exchange(self._group("commprof"))
         if compressor.options.get("hierarchical"):
@@ -179,9 +180,10 @@ class Groups:
         )
 
     def _way_between_hosts(self) -> Exchange:
-        """Chooses the exchange of a hierarchical compressor; a collective call.
+        """Chooses how a hierarchical compressor exchanges; all ranks must call this together.
 
-        Ranks in the same position on their hosts exchange; on a single host plain sums are used.
+        Ranks at the same position on different hosts exchange; on a single host all ranks add up
+        fp32 gradients through shared memory.
         """
         from commprof import backend
 

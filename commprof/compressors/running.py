@@ -22,7 +22,7 @@ from commprof.errors import CommprofError
 #: State of an engine: parameter number, kind and values of each item.
 StateItems = list[tuple[int, str, Any]]
 
-#: How long the interpreter's exit waits for a bucket that is being exchanged.
+#: How long stopping an engine, at exit or before, waits for a bucket that is being exchanged.
 _PATIENCE_S = 1.0
 
 
@@ -41,7 +41,7 @@ class Engine(Protocol):
         """Multiplies the residuals by the factor by which the loss scale changed."""
 
     def step_skipped(self) -> None:
-        """Called when the last step was not applied."""
+        """Adds the values sent in the last step, which was not applied, back to the residuals."""
 
     def stop(self, patience_s: float) -> None:
         """Ends the engine's thread, if it has one."""
@@ -153,7 +153,7 @@ def _refuse(what: str, rank: int, found: Sequence[str]) -> NoReturn:
 
 
 def _stop_at_exit(engine: Any) -> None:
-    """Stops the engine's thread and sockets before the interpreter ends, if it still exists."""
+    """Registers an exit handler that stops the engine's thread and sockets if it still exists."""
     reference = weakref.ref(engine)
 
     def stop() -> None:

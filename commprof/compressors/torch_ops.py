@@ -1,8 +1,8 @@
 """Compressors as torch operations: for gradients on a GPU, or if the native module is missing.
 
-They are fewer than the native ones, and not equal to those bit for bit. Every rank gets all ranks'
-encodings and sums them in rank order, so all ranks have the same bits. No callback of a future
-waits: with several buckets in flight gloo's threads would deadlock.
+There are fewer schemes than in the native module, and results need not match it bit for bit.
+Every rank gets all ranks' encodings and sums them in rank order, so all ranks have the same bits.
+No callback of a future blocks: with several buckets in flight gloo's threads would deadlock.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from commprof.compressors.compressor import SCHEMES, Compressor
 from commprof.errors import CommprofError
 
 Tensor = Any  # torch.Tensor; torch is not followed by the type checker
-#: Encodes a bucket for sending; adds one rank's encoding to the sum.
+#: ``Encode`` encodes a bucket for sending; ``Decode`` adds one rank's encoding to the sum.
 Encode = Callable[[Tensor], "tuple[Tensor, ...]"]
 Decode = Callable[["tuple[Tensor, ...]", Tensor], None]
 
@@ -57,7 +57,7 @@ def add_int8(payload: tuple[Tensor, ...], total: Tensor) -> None:
 
 
 def encode_topk(ratio: float) -> Encode:
-    """Makes an encoder of the largest values and their int32 indices."""
+    """Makes an encoder that keeps the largest values, ``ratio`` of all, and their int32 indices."""
 
     def encode(x: Tensor) -> tuple[Tensor, ...]:
         count = max(1, round(ratio * x.numel()))
@@ -90,7 +90,7 @@ def _scheme(compressor: Compressor) -> tuple[Encode, Decode]:
     return _SCHEMES[compressor.scheme](compressor.options.get("ratio", 0.01))
 
 
-#: By scheme's name: makes encoder and decoder for a ratio.
+#: By scheme name: the function that makes the encoder and the decoder, given topk's ratio.
 _SCHEMES: dict[str, Callable[[float], tuple[Encode, Decode]]] = {
     "none": lambda _: (encode_cast(torch.float32), add_cast),
     "fp16": lambda _: (encode_cast(torch.float16), add_cast),
@@ -104,7 +104,7 @@ class TorchOps:
     """DDP communication hook that compresses with torch operations."""
 
     def __init__(self, group: Any, parameters: list[Any], compressor: Compressor) -> None:
-        """Makes the hook of a model's group and parameters, in their order.
+        """Makes the hook for a model's process group and its parameters, in the model's order.
 
         Raises:
             CommprofError: the scheme is not available as torch operations.
@@ -156,9 +156,10 @@ class TorchOps:
     def _encoded(
         self, buffer: Tensor, parameters: list[Any]
     ) -> tuple[tuple[Tensor, ...], Callable[[Tensor], None]]:
-        """Encodes a bucket; returns also a function that updates the residuals.
+        """Returns the encoding of a bucket, and a function that updates the residuals.
 
-        Call that with True or False, as a tensor, once it is known if all ranks' values are finite.
+        Call the function once all ranks' encodings are known. Its argument is a boolean tensor:
+        True if the values of all ranks are finite.
         """
         if not self._feedback:
             return self._encode(buffer), lambda _: None
@@ -205,7 +206,7 @@ class TorchOps:
             kept.mul_(factor)
 
     def step_skipped(self) -> None:
-        """Adds the values that were sent back to the residuals."""
+        """Adds the values sent in the last step back to the residuals."""
         for number, sent in self._sent.items():
             self._residuals[number] = self._residuals[number] + sent
         self._sent.clear()

@@ -43,7 +43,7 @@ def run_attempts(start: Callable[[int], None], directory: Path, max_restarts: in
 
 
 class _Log:
-    """Keeps `endings.json` up to date; an error while writing costs a line on stderr only."""
+    """Keeps `endings.json` up to date; an error while writing is only reported on stderr."""
 
     def __init__(self, directory: Path) -> None:
         from commprof.capture.job.metadata import machine  # kept out of the fork server's preload
@@ -78,7 +78,7 @@ class _Log:
 
 
 def _oom_kills() -> int:
-    """Number of processes of this cgroup that the kernel killed for memory; 0 if unknown."""
+    """Number of processes of this cgroup that the OOM killer has killed so far; 0 if unknown."""
     try:
         lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
     except (OSError, ValueError):

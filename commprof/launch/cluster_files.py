@@ -21,7 +21,7 @@ _NO_STRINGS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 
 
 def yaml_text(value: object, indent: str = "") -> str:
-    """Writes dictionaries, lists and scalars as YAML, one per line.
+    """Returns a dictionary or list as YAML text, with one key or list item per line.
 
     Strings other than plain words are written as JSON, which YAML reads the same way.
     """
@@ -300,7 +300,7 @@ def _command(job: ClusterJob) -> list[str]:
 
 
 def _recorded_into(job: ClusterJob, directory: str) -> dict[str, str]:
-    """Returns the variable that names the directory; none for commprof run, which has --output."""
+    """Returns the variable for the traces' directory; none for commprof run, which has --output."""
     return {} if job.is_workload else {variables.OUT: directory}
 
 

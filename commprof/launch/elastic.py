@@ -59,7 +59,7 @@ def launch(
     """Run all ranks of the job and return when they are done.
 
     log_dir: directory for `rank_R.out`, `rank_R.err`, the launcher's warnings, and a failed rank's
-    `rank_R.error.json`. rendezvous: of the launchers of all machines. cpu_sets: CPUs of this
+    `rank_R.error.json`. rendezvous: that of all machines' launchers. cpu_sets: CPUs of this
     machine's ranks, as in `Pinning.text`. attempt: number of the attempt in `run_attempts`; from 1
     on it is part of these files' names. The processes share one fork server, which stays for the
     next job (so that torch is imported once) until `stop_fork_server`, this process's end, or a
@@ -105,8 +105,8 @@ def launch_function(
 ) -> None:
     """Call a module's function in every rank, and return when all ranks have returned.
 
-    log_dir: as for `launch`, as are the fork server and the exceptions. imports: modules that the
-    fork server imports in addition to torch. more_arguments: further arguments of the function.
+    log_dir, fork server and exceptions: as for `launch`. imports: modules that the fork server
+    imports in addition to torch. more_arguments: arguments of the function after `argument`.
     """
     log_dir.mkdir(parents=True, exist_ok=True)
     config = _config(world_size, _FlatLogs(log_dir, attempt=attempt), rendezvous)
@@ -125,7 +125,7 @@ def launch_script(
     rendezvous: Rendezvous = ALONE,
     attempt: int = 0,
 ) -> None:
-    """Run a Python script or module in every rank, as torchrun would, and return at its end.
+    """Run a Python script or module in every rank, as torchrun would; return when all have ended.
 
     command: arguments of `python`. log_dir: directory for the launcher's warnings and a failed
     rank's `rank_R.error.json`; the ranks print where this process prints. environment: variables
@@ -197,7 +197,7 @@ def _config(world_size: int, logs: LogsSpecs, rendezvous: Rendezvous) -> LaunchC
 
 
 def _shutdown_timeout() -> dict[str, int]:
-    """Options of ``LaunchConfig`` for the timeout; before torch 2.12, changes torch's default."""
+    """Returns the timeout for ``LaunchConfig``; before torch 2.12, changes torch's default."""
     if any(field.name == "shutdown_timeout" for field in dataclasses.fields(LaunchConfig)):
         return {"shutdown_timeout": _SHUTDOWN_TIMEOUT_S}
     PContext.close.__defaults__ = (None, _SHUTDOWN_TIMEOUT_S)  # death_sig, timeout
@@ -244,7 +244,7 @@ def _rank_failed(error: ChildFailedError, log_dir: Path, attempt: int) -> RankFa
 
 
 def check_backend(backend: str, local_ranks: int) -> None:
-    """Raise UsageError for a backend that cannot run so many ranks on this host, or at all."""
+    """Raise UsageError if this host lacks the backend, or GPUs for ``local_ranks`` NCCL ranks."""
     available = [name for name in ("gloo", "nccl", "mpi", "ucc") if dist.is_backend_available(name)]
     if "nccl" in available and not torch.cuda.is_available():
         available.remove("nccl")
@@ -264,7 +264,7 @@ def check_backend(backend: str, local_ranks: int) -> None:
 
 @contextmanager
 def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Sets variables for the ranks, and for the fork server, whose torch reads some only once."""
+    """Sets variables for the ranks, and for the fork server: its torch reads some only once."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

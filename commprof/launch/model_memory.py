@@ -24,7 +24,7 @@ class ModelMemory:
     """Memory of one rank's model, in bytes."""
 
     weights: int
-    """Parameters and buffers; if sharded, this rank's part and the largest unit, gathered."""
+    """Parameters and buffers; if sharded, this rank's shard plus the largest gathered unit."""
     gradients: int
     optimizer_state: int | None
     """None for an optimizer whose state size commprof does not know."""
@@ -54,7 +54,7 @@ class ModelMemory:
         )
 
     def shortage(self, local_ranks: int, available: int) -> str:
-        """Describes the memory that a host lacks for so many ranks; empty if it has enough.
+        """Describes the memory that a host lacks for ``local_ranks`` ranks; empty if it has enough.
 
         available: free bytes of the host.
         """
@@ -102,7 +102,7 @@ def model_memory(job: Job, local_ranks: int | None = None) -> ModelMemory:
 
 
 def _moments(trainee: Trainee) -> int | None:
-    """Number of values that the optimizer keeps per trained parameter; None if unknown."""
+    """Number of values that the optimizer keeps per trained scalar; None if unknown."""
     updates = trainee.updates()
     if not isinstance(updates, OptimizerPlan):
         return 0

@@ -39,7 +39,7 @@ class Pinning:
 
     @property
     def text(self) -> str:
-        """CPU lists by local rank as ranks read them, e.g. ``0-1/2-3``; empty for "none"."""
+        """The ranks' CPU lists as text for `pin_this_process`: ``0-1/2-3``; empty for "none"."""
         return _BETWEEN.join(map(format_cpu_list, self.sets))
 
 
@@ -121,7 +121,7 @@ def _by_node(topology: Topology) -> list[list[Core]]:
 
 
 def _spread(groups: Sequence[list[Core]], ranks: int) -> list[tuple[list[Core], int]]:
-    """Returns the number of consecutive ranks for each group, in proportion to its cores."""
+    """Pairs each group of cores with its number of ranks, in proportion to its number of cores."""
     total = sum(map(len, groups))
     counts = [0] * len(groups)
     for rank in range(ranks):
@@ -134,13 +134,13 @@ def _spread(groups: Sequence[list[Core]], ranks: int) -> list[tuple[list[Core], 
 
 
 def _deal(cores: Sequence[Core], ranks: int) -> list[tuple[int, ...]]:
-    """Assigns whole cores to each rank; hyper-threads if cores are too few; else shared CPUs."""
+    """Returns each rank's CPUs: whole cores if they suffice, else hyper-threads or shared CPUs."""
     if ranks <= len(cores):
         share = len(cores) // ranks
         parts = [cores[i * share : (i + 1) * share] for i in range(ranks)]
         return [tuple(cpu for core in part for cpu in core.cpus) for part in parts]
     deepest = max(len(core.cpus) for core in cores)
-    # First the first hyper-thread of every core: so ranks share a core only if there are too few.
+    # The first hyper-thread of every core comes first: ranks share a core only if they must.
     cpus = [core.cpus[i] for i in range(deepest) for core in cores if i < len(core.cpus)]
     share = max(1, len(cpus) // ranks)
     return [tuple(cpus[(i * share + j) % len(cpus)] for j in range(share)) for i in range(ranks)]
@@ -153,14 +153,15 @@ def _equal(sets: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
 
 
 AUTO = "auto"
-"""An equal part of the host's cores for each rank of the largest world size."""
+"""Value of ``--threads-per-rank``: a rank's equal part of its host's cores at the largest world
+size."""
 
 _OPTION = "--threads-per-rank"
 
 
 @dataclass(frozen=True)
 class Threads:
-    """Intra-op threads per rank, the same at every world size so that world sizes compare."""
+    """Intra-op threads per rank, the same at all world sizes, so that these can be compared."""
 
     count: int
     source: str
@@ -170,7 +171,7 @@ class Threads:
 def choose_threads(
     asked: str | None, omp_num_threads: str | None, topology: Topology, largest: Pinning, ranks: int
 ) -> Threads:
-    """Chooses the option's value, else OMP_NUM_THREADS, else 1, as torchrun does.
+    """Chooses a rank's threads: as the option says, else OMP_NUM_THREADS, else 1 as torchrun does.
 
     Args:
         asked: a whole number, "auto", or None.
@@ -199,7 +200,7 @@ def choose_threads(
 def omp_threads(omp_num_threads: str | None, more: str = "; unset it") -> int | None:
     """Returns the threads that OMP_NUM_THREADS asks for; None if it is not set or empty.
 
-    OpenMP allows a list by nesting level, of which the first number is used.
+    OpenMP allows a list with a number for each nesting level; the first number is used.
 
     Args:
         omp_num_threads: the environment variable.

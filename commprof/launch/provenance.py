@@ -1,4 +1,4 @@
-"""Environment, versions and git state of a run, which a repetition needs besides the options.
+"""Environment, versions and git state of a run: what repeating it needs besides the options.
 
 No function of this module fails a run: a fact that cannot be found out is reported as unknown.
 """
@@ -19,7 +19,7 @@ from commprof.files import replace_file
 PATCH_FILE = "changes.patch"
 """File in the run directory: changes of tracked files since the commit, for ``git apply``."""
 PATCH_LIMIT_BYTES = 1024 * 1024
-"""Length at which the file is cut off."""
+"""Size at which the patch file is cut off."""
 
 #: Variables that influence torch, its backends and commprof. Other variables may be secrets.
 _NAMES = (
@@ -30,7 +30,8 @@ _PREFIXES = (
     *("COMMPROF_", "GLOO_", "GOMP_", "KMP_", "MKL_", "NCCL_", "OMP_", "OPENBLAS_"),
     *("PYTORCH_", "TORCH_", "UCX_"),
 )
-#: Names that are left out even so; values that contain user:password@ are left out too.
+#: Variables that are left out although the names above include them: those whose name matches the
+#: first pattern, or whose value contains //user:password@.
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|COOKIE|(^|_)(API|ACCESS)?_?KEY(_|$)")
 _SECRET_VALUE = re.compile(r"//[^/\s]*:[^/\s]*@")
 
@@ -50,7 +51,7 @@ _UNKNOWN = "unknown"
 
 
 def environment(variables: dict[str, str] | None = None) -> dict[str, str]:
-    """Returns the variables that matter for a repetition, according to an allow-list.
+    """Returns the environment variables that repeating a run may need, from an allow-list.
 
     Args:
         variables: variables to choose from; None: those of this process.

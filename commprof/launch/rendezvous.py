@@ -10,7 +10,7 @@ from typing import Any
 
 from commprof.errors import UsageError
 
-_TIMEOUT_S = 900  # for the other machines' launchers to come
+_TIMEOUT_S = 900  # in which the launchers of all machines must join
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Rendezvous:
         return self.node_rank == 0
 
     def check(self, world_size: int) -> None:
-        """Raises UsageError if the ranks do not divide, or the endpoint cannot be opened."""
+        """Raises UsageError if ranks do not divide among machines, or the port cannot be opened."""
         if world_size % self.nodes:
             raise UsageError(
                 f"{world_size} ranks do not divide among {self.nodes} machines; give multiples of "
@@ -55,7 +55,10 @@ class Rendezvous:
                 _check_free(host, port, self.nodes)
 
     def turn(self, number: int) -> Rendezvous:
-        """Returns the rendezvous of a sweep's world size; several machines need another port."""
+        """Returns the rendezvous for the sweep's launch ``number``, from 0.
+
+        With several machines, each launch uses another port.
+        """
         if self.nodes == 1 or self.endpoint is None:
             return self
         host, port = endpoint_parts(self.endpoint)
@@ -71,7 +74,7 @@ class Rendezvous:
         if self.nodes == 1:
             return {
                 **common,
-                # Else it is the machine's name: torch waits for minutes if that has no address.
+                # The default is the host's name, and torch waits minutes if it has no address.
                 "local_addr": "localhost",
                 "run_id": f"commprof-{os.getpid()}",
                 "rdzv_backend": "c10d",

@@ -123,7 +123,7 @@ def _nodes(root: Path) -> Iterator[tuple[int, tuple[int, ...]]]:
 
 
 def _siblings(root: Path, cpu: int) -> tuple[int, ...]:
-    """Returns the hyper-threads of a CPU's core; kernels before 5.3 have the second file."""
+    """Returns the hyper-threads of a CPU's core; kernels before 5.3 lack ``core_cpus_list``."""
     folder = root / _CPUS / f"cpu{cpu}" / "topology"
     return _cpu_list(folder / "core_cpus_list") or _cpu_list(folder / "thread_siblings_list")
 
@@ -144,7 +144,7 @@ def _quota(root: Path) -> float | None:
 
 
 def _ancestors(mount: Path, controllers: str, group: str) -> Iterator[Path]:
-    """Yields the group's folder and its parents; a container often has only the topmost."""
+    """Yields the cgroup's folder and its parents; in a container often only the topmost exists."""
     mounts = [mount, mount / "unified"] if not controllers else []
     if "cpu" in controllers.split(","):
         mounts = [mount / "cpu", mount / controllers]
@@ -161,7 +161,7 @@ def _quota_v2(folder: Path) -> float | None:
 
 
 def _quota_v1(folder: Path) -> float | None:
-    """Reads the quota of cgroup v1 from two files; the file has -1 if unlimited."""
+    """Reads the quota of cgroup v1 from two files, in microseconds; a quota of -1 is no limit."""
     words = [*_words(folder / "cpu.cfs_quota_us"), *_words(folder / "cpu.cfs_period_us")]
     return _ratio(*words) if len(words) == 2 else None
 

@@ -1,7 +1,7 @@
 """A rank that torchrun or srun started: its number, and the message of rank 0 to the other ranks.
 
-``commprof run`` then starts no ranks: each process trains its part of the one world size. Rank 0
-tells the other ranks, through the rendezvous' store, where the job file is.
+``commprof run`` then starts no ranks: each process is one rank, and only their world size is
+trained. Rank 0 tells the other ranks, through the rendezvous' store, where the job file is.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SEEN_WITHIN_S = 60.0
 _KEY = "job"
 _SCONTROL_TIMEOUT_S = 30
 
-#: Default ports for srun's ranks, chosen by job and step, below the range of client ports.
+#: Default ports for srun's ranks, chosen by Slurm job and job step, below Linux's ephemeral ports.
 _FIRST_PORT, _PORTS = 20_000, 10_000
 _STEPS_PER_JOB = 16
 
@@ -70,8 +70,8 @@ def given_rank(
 ) -> LaunchedRank | None:
     """Returns the rank that a launcher gave this process; None if no launcher did.
 
-    Also None for srun with one task per node, and for a task with ``--nnodes``: ``commprof run``
-    starts the ranks of the task's machine itself.
+    Also None for srun with one task per node, and for srun's tasks with ``--nnodes``: there
+    ``commprof run`` starts the ranks of the task's machine itself.
 
     Args:
         variables: the environment.
@@ -215,6 +215,6 @@ def await_file(path: Path, given: LaunchedRank, patience_s: float = _SEEN_WITHIN
 
 
 def number_of(variables: Mapping[str, str], *names: str, default: int = 1) -> int:
-    """Returns the number in the first variable that is set; the default if it is not a number."""
+    """Returns the first set variable's number; ``default`` if none is set or it has no number."""
     value = next((variables[name] for name in names if name in variables), "")
     return int(value) if value.isdecimal() else default

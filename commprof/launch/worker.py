@@ -58,8 +58,8 @@ def run_rank(job_path: str, cpu_sets: str = "") -> None:
 def guarded(work: Callable[[], None]) -> None:
     """Runs a rank's work and reports a failure in the form that the launcher expects.
 
-    Prints the traceback of an exception on stderr and raises it again. If the exception seems to
-    follow from another rank's end, first pauses, so that the launcher notices that rank first.
+    Prints the traceback of an exception on stderr and raises the exception again. If another rank's
+    end seems to have caused it, first pauses, so that the launcher notices the other rank first.
     """
     _end_with_the_launcher()
     try:
@@ -222,14 +222,14 @@ def _train(
 
 
 def _lot() -> str:
-    """Returns a text for drawing lots, the same on all ranks of a launch, new in each launch."""
+    """Returns a seed for random draws: the same on all ranks of a launch, new in each launch."""
     from commprof.capture.job.metadata import elastic_run_id
 
     return f"{elastic_run_id()} {os.environ['MASTER_PORT']}"
 
 
 def _measured(result: LoopResult, plan: Plan, trainee: Trainee) -> dict[str, Any]:
-    """Returns the measured part of the result; ``truth`` is without the overhead block."""
+    """Returns the measured part of the result; ``truth`` does not cover the overhead block."""
     # With accumulation a workload's phases are those of backward passes, not of steps.
     truth = trainee.truth() if plan.options.accumulate == 1 else None
     return {
@@ -248,8 +248,8 @@ def _measured(result: LoopResult, plan: Plan, trainee: Trainee) -> dict[str, Any
 def _exchanged(job: Job, plan: Plan, training: Training) -> dict[str, Any]:
     """Returns the bytes that the strategy must exchange per step, and a checksum of the weights.
 
-    expected: None with a compressor, which exchanges other bytes. weights_crc32: equal on all
-    ranks; None if no rank has all weights.
+    Key ``expected``: the bytes; None with a compressor, which changes their number. Key
+    ``weights_crc32``: the checksum, equal on all ranks; None if no rank has all weights.
     """
     weights = None
     if plan.strategy.replicated:
@@ -276,12 +276,12 @@ def _end_with_the_launcher() -> None:
 
 
 def _is_from_a_peer(error: Exception) -> bool:
-    """True if an error is of a failed collective, mostly because a peer has ended."""
+    """True if the error is that of a failed collective, mostly because another rank has ended."""
     return isinstance(error, dist.DistError) or "gloo" in str(error)
 
 
 def main() -> None:
-    """Run the rank given by the environment, of the job file in argv."""
+    """Runs the rank that the environment names, of the job whose file argv names."""
     if len(sys.argv) != 2:
         sys.exit(f"usage: {invocation.module('commprof.launch.worker')} JOB.json")
     try:
@@ -312,12 +312,12 @@ class PeakMemory:
     """Measures peak memory from `start()` on; to be created before the model."""
 
     def __init__(self, device: str) -> None:
-        """Notes the memory in use; device: the model's, as torch names it."""
+        """Notes the memory in use; ``device`` is the model's device, such as ``cuda:0``."""
         self._cuda = device if torch.device(device).type == "cuda" else None
         self._before_bytes = _resident("VmRSS")
 
     def start(self) -> None:
-        """Starts measuring, after freed memory of the model's creation is given back."""
+        """Gives memory that creating the model has freed back to Linux, then starts measuring."""
         libc = ctypes.CDLL(None)
         if hasattr(libc, "malloc_trim"):  # glibc's own
             libc.malloc_trim(0)

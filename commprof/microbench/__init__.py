@@ -1,1 +1,1 @@
-"""Microbenchmark that measures collectives alone, in the terms of nccl-tests, on any backend."""
+"""Microbenchmark of collectives without training, in the terms of nccl-tests, on any backend."""

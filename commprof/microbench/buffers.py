@@ -1,11 +1,11 @@
 """Buffers of a rank for one operation and size, and data with a known result.
 
-In place, the input and output buffers share memory as in NCCL.
+In an in-place call, the input and output buffers share memory, as in NCCL.
 
-Element i of rank r depends only on (i + r) mod m, with a small prime m, and so does every result:
-both are tables of m values, repeated. A block in the wrong place, from the wrong rank or added
-twice is detected, since m divides no block length that sweeps use. Values are whole and small
-enough that every sum is exact in every type.
+Element i of rank r's input depends only on (i + r) mod m, with a small prime m. Each block of an
+input or a result is therefore a table of m values, repeated. A block in the wrong place, from the
+wrong rank or added twice is detected, unless m divides the block length, or the number of blocks or
+ranks by which it is off. Values are whole numbers, so small that every sum is exact in every type.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TORCH_DTYPES = {
 
 
 class Pattern:
-    """Values for the buffers of one operation, on the CPU."""
+    """Known inputs of one operation and the outputs that must result, as tensors on the CPU."""
 
     def __init__(self, op: str, redop: str, dtype: str, world_size: int) -> None:
         """Raises UsageError if sums over the ranks are not exact in the type."""
@@ -45,7 +45,7 @@ class Pattern:
         self._modulus = pattern_modulus(op, redop, dtype, world_size)
 
     def given(self, rank: int, elements: int, first: int = 0) -> Tensor:
-        """Returns a rank's input, from element `first` on."""
+        """Returns `elements` elements of a rank's input, from element `first` on."""
         table = [self._value(rank, index) for index in range(self._modulus)]
         return self._repeated(table, first, elements)
 
@@ -68,14 +68,14 @@ class Pattern:
         return self.given((rank - 1) % self._world_size, count)
 
     def wrong(self, result: Tensor, expected: Tensor | None) -> int:
-        """Counts elements that differ. A mean may differ by the rounding of its division."""
+        """Counts wrong elements of a result. A mean may differ by the rounding of its division."""
         if expected is None:
             return 0
         got = result.to("cpu")
         if self._redop != "avg":
             return int((got != expected).sum())
         off = (got.double() - expected.double()).abs()
-        # Whole numbers have no rounding: if a backend has such a mean at all, it is exact.
+        # Integer types get no tolerance: if a backend can average them at all, the mean is exact.
         eps = torch.finfo(self._dtype).eps if self._dtype.is_floating_point else 0.0
         allowed = 2 * eps * expected.double().abs()
         return int((~(off <= allowed)).sum())

@@ -27,7 +27,7 @@ _REDOPS = {
 
 @dataclass(frozen=True)
 class Side:
-    """One rank's side of a process group."""
+    """The process group to measure, this rank's number in it, and the device of its tensors."""
 
     group: Any
     """The group to measure."""
@@ -44,7 +44,7 @@ def no_meeting() -> None:
 
 
 def make_call(op: str, side: Side, buffers: Buffers, redop: str) -> Call:
-    """Makes a call that issues the operation and waits for its result, on a device too."""
+    """Makes a call that issues the operation and waits for its end (on a GPU: for an idle GPU)."""
     start = make_start(op, side, buffers, redop)
     if side.device != "cpu":
 
@@ -61,7 +61,7 @@ def make_call(op: str, side: Side, buffers: Buffers, redop: str) -> Call:
 
 
 def make_start(op: str, side: Side, buffers: Buffers, redop: str, is_async: bool = False) -> Any:
-    """Makes a call that issues the operation and returns its works, for `finish`."""
+    """Makes a call that issues the operation and returns its c10d Work or Works, for `finish`."""
     return _STARTS[op](side, buffers, _REDOPS[redop], is_async)
 
 
@@ -85,7 +85,7 @@ def _options(kind: Any, is_async: bool, **values: Any) -> Any:
 
 
 def _with_copy(buffers: Buffers, copies: bool, start: Callable[[], Any]) -> Callable[[], Any]:
-    """Copies the input first, if the operation works in place and there are two buffers."""
+    """Returns `start`, preceded by a copy of input to output if `copies` and not in place."""
     source, target = buffers.source, buffers.target
     if source is target or not copies:
         return start

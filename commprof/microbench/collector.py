@@ -1,4 +1,4 @@
-"""Measures one rank's rounds over all sizes; rank 0 writes all ranks' rows to the result file."""
+"""Measures one rank's rounds (passes over all sizes); rank 0 writes all ranks' rows to a file."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from commprof.microbench.plan import Plan, Sweep
 
 @dataclass(frozen=True)
 class Cell:
-    """Samples of one row, rank and round."""
+    """Samples that one rank took for one row (size and placement) in one round."""
 
     count: int
     """Elements, see `Sweep.counts`."""
@@ -57,7 +57,7 @@ class Cell:
 
 @dataclass
 class SweepRun:
-    """One rank's part in all rounds of a sweep; the first round decides the numbers of calls."""
+    """One rank's part in a sweep; its first round sets how many calls each row gets per round."""
 
     plan: Plan
     sweep: Sweep
@@ -67,7 +67,10 @@ class SweepRun:
     _hooks: dict[int, HookBench] = field(default_factory=dict)
 
     def round(self, turn: int, side: Side, meet: Call) -> Iterator[Cell]:
-        """Measures every size once. `meet` is the barrier before each sample."""
+        """Measures round `turn`; yields the samples of each size and placement.
+
+        `meet` is the barrier before each sample.
+        """
         for count in self.sweep.counts:
             for placement in operation(self.sweep.op).placements:
                 if self.sweep.op.startswith(HOOK_PREFIX):
@@ -108,7 +111,7 @@ class SweepRun:
         return TimedCall(call), count_wrong(plan, op, count, side, buffers, call)
 
     def _hook_call(self, count: int, turn: int, side: Side) -> tuple[TimedCall, int | None]:
-        """Makes a model per size for all rounds, because its hook has its own process group."""
+        """Keeps a model per size for all rounds, because its hook has its own process group."""
         wrong = None
         if count not in self._hooks:
             hook = self.sweep.op.removeprefix(HOOK_PREFIX)
@@ -130,7 +133,7 @@ _WRITE_EVERY_S = 2.0  # a long sweep's file takes a tenth of a second
 
 @dataclass
 class _Rounds:
-    """Samples of one row so far."""
+    """Samples of one row from the rounds so far."""
 
     durations: list[Floats] = field(default_factory=list)
     skews: list[Floats] = field(default_factory=list)
@@ -138,7 +141,7 @@ class _Rounds:
 
 
 class Collector:
-    """Gathers rounds and keeps the result file up to date, so that a failure loses one round."""
+    """Collects all ranks' rounds and rewrites the result file often, so a failure loses little."""
 
     def __init__(self, plan: Plan, context: dict[str, Any]) -> None:
         """Starts without rows; `context` is that of `SweepResult`."""
@@ -149,7 +152,10 @@ class Collector:
         self._written = 0.0
 
     def add(self, sweep: Sweep, ranks: Sequence[Sequence[Cell]], one_clock: bool) -> None:
-        """Adds one round of a sweep: the cells of every rank, in the same order."""
+        """Adds cells of one round, in the same order for each rank.
+
+        `one_clock`: True if all ranks share a clock.
+        """
         for cells in zip(*ranks, strict=True):
             key = self._key(sweep, cells[0].count, cells[0].placement)
             rounds = self._rounds.setdefault(key, _Rounds())
@@ -202,7 +208,10 @@ class Collector:
 
 
 def _overlap_row(key: RowKey, cells: Sequence[OverlapCell]) -> OverlapRow:
-    """Returns medians of the samples' times on the rank with the largest t_ovrl, as in IMB."""
+    """Returns the medians over the samples, as in IMB.
+
+    A sample counts with the times of the rank whose overlapped time (t_ovrl) is the largest.
+    """
     slowest = np.argmax([cell.overlapped_us for cell in cells], axis=0)
 
     def of_slowest(name: str) -> Floats:

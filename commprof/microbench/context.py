@@ -30,7 +30,7 @@ def _arguments() -> list[str]:
 
 
 def context(plan: Plan, clocks: int) -> dict[str, Any]:
-    """Describes machine, versions and method; `clocks` is the number of clocks of the ranks."""
+    """Describes machine, versions and method; `clocks` counts the ranks' distinct clocks."""
     return {
         "timestamp": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join(["commprof", "microbench", *_arguments()]),
@@ -80,7 +80,7 @@ def _numa_nodes() -> int:
 
 
 def git_commit() -> str:
-    """Returns the commit of the current directory, with "-dirty" if changed; empty without one."""
+    """Returns the current directory's git commit, with "-dirty" if changed; empty outside git."""
     try:
         done = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude", "*"],

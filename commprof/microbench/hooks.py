@@ -1,4 +1,4 @@
-"""Measures one DDP bucket through a compressor, from gradient to mean.
+"""Measures a compressor on one DDP bucket, from the rank's gradient to the mean over ranks.
 
 The compressor is attached to a DDP model as in training. The model has one matrix with a given
 gradient, so a backward pass is DDP's copy into its bucket, the hook, and nothing else.
@@ -23,7 +23,7 @@ Tensor = Any  # torch is not followed by the type checker
 _GRADIENTS = 3  # used in turn, so that error feedback does not see the same gradient again
 _MOST_COLUMNS = 1024
 _BUCKET_CAP_MB = 1 << 20  # one bucket, whatever the size
-#: Relative error allowed for values that every scheme can represent, except for int8's scales.
+#: Relative error allowed: every scheme can represent the values, but int8's scales are rounded.
 _TOLERANCE = 5e-3
 
 
@@ -63,7 +63,7 @@ class HookBench:
     """Gradients, which are used in turn."""
 
     def timed(self) -> TimedCall:
-        """Makes a timed backward pass, which first drops the previous gradients untimed."""
+        """Makes a backward pass to time; its untimed preparation drops the previous gradient."""
         turn = 0
 
         def call() -> None:
@@ -96,7 +96,7 @@ class HookBench:
 
 
 def make_hook_bench(hook: str, group: Any, count: int, rank: int, device: str) -> HookBench:
-    """Makes a bench; all ranks of the group call this. `count` is the gradient's elements.
+    """Makes a hook's bench for a gradient of `count` elements; all ranks of the group call this.
 
     Raises UsageError for a hook that `compressors.parse` does not accept.
     """
@@ -117,12 +117,12 @@ def make_hook_bench(hook: str, group: Any, count: int, rank: int, device: str) -
 
 
 def _scales(count: int) -> Tensor:
-    """Returns scales from 1e-5 to 1e-2 in 12 steps, the range over a model's layers."""
+    """Returns a factor per element: 12 blocks from 1e-5 to 1e-2, as a model's layers differ."""
     return torch.logspace(-5, -2, 12).repeat_interleave(-(-count // 12))[:count]
 
 
 def _lossless(like: Tensor, ratio: float) -> Tensor:
-    """Returns plus and minus 1 as a product of two vectors; 0 beyond the share ``ratio``."""
+    """Returns an outer product of vectors of 1 and -1; 0 after the first ``ratio`` of elements."""
     rows = torch.where(torch.arange(like.shape[0]) % 3 == 0, -1.0, 1.0)
     columns = torch.where(torch.arange(like.shape[1]) % 5 == 0, -1.0, 1.0)
     pattern = torch.outer(rows, columns).flatten()

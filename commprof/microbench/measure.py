@@ -40,7 +40,7 @@ from commprof.microbench.plan import Plan
 from commprof.units import NS_PER_MS
 
 _BUDGET_NS = 200 * NS_PER_MS  # per row, over all rounds
-_LEAST, _MOST = 20, 400  # default of nccl-tests; enough for a p99, and for the result file's size
+_LEAST, _MOST = 20, 400  # nccl-tests' default; enough for a p99, and the result file stays small
 _WARMUP_NS = 5 * NS_PER_MS  # per round
 _MOST_WARMUP = 5
 
@@ -49,7 +49,7 @@ WARMUP_RULE = "1 to 5 calls per size and round, as many as fit into 5 ms"
 
 
 def samples_per_round(call_ns: float, rounds: int, asked: int | None) -> tuple[int, ...]:
-    """Number of samples in each round for calls of this length; ``asked`` is the total of -n."""
+    """Number of samples in each round if a call takes ``call_ns``; ``asked`` is -n, their total."""
     wanted = asked or min(max(int(_BUDGET_NS / call_ns), _LEAST), _MOST)
     if asked is None:
         wanted = -(-wanted // rounds) * rounds
@@ -170,7 +170,7 @@ class OverlapCell:
 
 
 class Compute:
-    """Compute load for one core, in units of a few microseconds that fit the L1 cache."""
+    """Compute load for one core, in units of a few microseconds; its data (40 kB) fit the cache."""
 
     def __init__(self) -> None:
         """Measures how long a unit takes in this process."""
@@ -225,7 +225,7 @@ def _sample(
     units: int,
     meet: Call,
 ) -> tuple[int, int, int, int]:
-    """Returns times in ns: collective, compute, compute under the collective, both together."""
+    """Returns ns of collective alone, compute alone, compute during a collective, and of both."""
     now = time.monotonic_ns
     meet()
     begin = now()

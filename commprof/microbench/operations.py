@@ -1,4 +1,4 @@
-"""Collectives that a sweep can measure, one line each, with their properties in nccl-tests.
+"""Operations that a sweep can measure, with their properties as in nccl-tests.
 
 ``count`` is the number of elements as in NCCL's calls: of the whole buffer if every rank holds all
 of it, of one rank's part if each rank holds a part. ``size`` is the bytes of the larger of a rank's
@@ -54,7 +54,7 @@ class Operation:
     name: str
     """Name in c10d."""
     bus_op: str
-    """Name in the rules for busbw."""
+    """Name of the operation in `traffic.bus_factor`, for busbw."""
     input_parts: bool = False
     """True if the input holds a part of `count` elements for each rank."""
     output_parts: bool = False
@@ -100,13 +100,13 @@ _ALL = (
 )
 OPERATIONS = {operation.name: operation for operation in _ALL}
 
-#: Prefix of the hook's name in `op`, for a DDP bucket through a communication hook.
+#: Prefix of an `op` that is a DDP bucket through a communication hook; the hook's name follows.
 HOOK_PREFIX = "hook:"
 HOOK = Operation("hook", "all_reduce", placements=(IN_PLACE,))
 
 
 def operation(name: str) -> Operation:
-    """Finds the operation of a row's `op`, a hook's included. Raises UsageError if unknown."""
+    """Finds an operation by the `op` of a result row, hooks too. Raises UsageError if unknown."""
     if name.startswith(HOOK_PREFIX):
         return HOOK
     if name not in OPERATIONS:
@@ -115,7 +115,7 @@ def operation(name: str) -> Operation:
 
 
 def pattern_modulus(op: str, redop: str, dtype: str, world_size: int) -> int:
-    """Returns the period of the verified data, in elements: a small prime.
+    """Returns the period, in elements, of the data that calls are checked with: a prime.
 
     Raises UsageError if sums of such data over the ranks are not exact in the type.
     """
@@ -138,7 +138,7 @@ def _is_prime(number: int) -> bool:
 
 
 def dtype_name(text: str) -> str:
-    """Converts a type's name in torch or nccl-tests to nccl-tests' name. Raises UsageError."""
+    """Returns nccl-tests' name of a type, given that name or torch's. UsageError if unknown."""
     name = _ALIASES.get(text, text)
     if name not in DTYPES:
         raise UsageError(f"unknown type {text!r} (allowed: {', '.join(DTYPES)})")

@@ -1,4 +1,4 @@
-"""Plan of a sweep, a file that every rank reads: message sizes, and the memory they need."""
+"""Plan of one command's sweeps, which every rank reads from a file; sizes, and memory needed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_SIZES = 1000
 
 
 def parse_size(text: str, option: str) -> int:
-    """Reads bytes such as ``8``, ``64K``, ``128M`` or ``1G``.
+    """Parses a size in bytes such as ``8``, ``64K``, ``128M`` or ``1G``.
 
     Raises UsageError for anything else, naming the option.
     """
@@ -66,7 +66,8 @@ def ladder(
 
 #: Memory per rank in units of one size: two buffers, the expected result, and the comparison.
 _BUFFERS = 5
-#: The same for a hook: model, gradient, bucket, three given gradients and codec, for all sizes.
+#: The same for a hook: model, gradient, bucket, three given gradients and codec; these exist for
+#: all sizes at once.
 _HOOK_BUFFERS = 16
 #: Private memory of a rank's process that imported torch and joined a gloo group, as measured in
 #: /proc/self/smaps_rollup with torch 2.13 for CPUs (147 MB; with shared pages 225).
@@ -108,7 +109,7 @@ SYNCS = ("barrier", "none")
 """Choices of `Plan.sync`."""
 
 MOST_ROUNDS = 10
-"""Most passes over the sizes. An exact rank test of 10 against 10 can reach p = 1.1e-5."""
+"""Most passes over the sizes. An exact Mann-Whitney test of 10 against 10 can reach p = 1.1e-5."""
 
 
 @dataclass(frozen=True)
@@ -187,11 +188,11 @@ class Plan:
 
     @property
     def rounds(self) -> int:
-        """Number of passes over the sizes, each on a new process group."""
+        """Number of passes over all sizes, each in a new process group (hooks keep one group)."""
         return min(self.iterations or MOST_ROUNDS, MOST_ROUNDS)
 
     def has_hooks(self) -> bool:
-        """Whether a compressor is measured, on a DDP model."""
+        """True if a compressor is measured, as the communication hook of a DDP model."""
         return any(op.startswith(HOOK_PREFIX) for op in self.ops)
 
     def total_rounds(self) -> int:
@@ -229,11 +230,11 @@ class Sweep:
     op: str
     """An operation's name, or a hook's as ``hook:fp16``."""
     world_size: int
-    """Ranks."""
+    """Number of ranks."""
     counts: tuple[int, ...]
-    """Elements, as the operation counts them, smallest first."""
+    """Numbers of elements, as `Operation.count` returns them, smallest first."""
 
     @property
     def cells(self) -> int:
-        """Number of rows in a round: sizes times placements."""
+        """Number of result rows per round: sizes times placements (out of place, in place)."""
         return len(self.counts) * len(operation(self.op).placements)

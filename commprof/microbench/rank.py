@@ -1,4 +1,4 @@
-"""Runs one rank of all sweeps of a plan, each in a group of the job's first ranks."""
+"""Runs one rank's part of all sweeps of a plan, each in a group of the job's first ranks."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ from commprof.microbench.plan import Plan, Sweep
 
 
 def run_bench_rank(plan_path: str) -> None:
-    """Runs this process's rank of the plan in a file; called by the launcher."""
+    """Runs this rank's part of the plan in file ``plan_path``; the launcher calls this."""
     path = Path(plan_path)
     guarded(lambda: run_plan(Plan.load(path), path.parent))
 
 
 def run_plan(plan: Plan, progress_directory: Path | None = None) -> None:
-    """Runs all sweeps on the ranks of the environment, which may be more than needed.
+    """Runs this rank's part of all sweeps; the job may have more ranks than the sweeps need.
 
-    Rank 0 writes its progress to ``progress_directory`` if that is not None.
+    The environment gives rank and world size. Rank 0 writes its progress to
+    ``progress_directory`` if that is not None.
     """
     torch.set_num_threads(1)
     if plan.backend == "commprof":
@@ -50,7 +51,7 @@ def run_plan(plan: Plan, progress_directory: Path | None = None) -> None:
 
 
 class _Runner:
-    """Runs sweeps, and keeps their control groups and rows."""
+    """Runs sweeps; keeps the gloo groups that control them, and on rank 0 the result rows."""
 
     def __init__(self, plan: Plan, clocks: list[Any], progress_directory: Path | None) -> None:
         self._plan = plan
@@ -102,7 +103,7 @@ class _Runner:
             self._collector.add(sweep, ranks[: sweep.world_size], one_clock)
 
     def close(self) -> None:
-        """Ends the progress file."""
+        """Closes the progress file."""
         if self._progress is not None:
             self._progress.close()
 
@@ -158,7 +159,7 @@ class _Runner:
 
 
 def _device(backend: str) -> str:
-    """Returns the CPU, or under NCCL this rank's own GPU of its host."""
+    """Returns the device of this rank's buffers: with NCCL a GPU of its own, else the CPU."""
     if backend != "nccl":
         return "cpu"
     device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"

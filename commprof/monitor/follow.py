@@ -55,9 +55,9 @@ class TraceTail:
 
         Args:
             path: the trace.
-            recent_bytes: of the records that the file holds at the first poll, read only those in
-                this many bytes before its end; None reads all. Metadata, groups and summaries are
-                always read.
+            recent_bytes: skip records that are more than this many bytes before the end of the
+                file, as it is at the first poll; None skips none. Metadata, groups and summaries
+                are always read.
         """
         self.path = path
         #: Sentences about parts that could not be read; at most the first ``_MOST_PROBLEMS``.
@@ -108,7 +108,7 @@ class TraceTail:
 
     @property
     def dropped(self) -> int:
-        """Number of records lost so far, according to the trace and, while open, its rings."""
+        """Number of records lost so far, from the trace and, until it ends, the rank's rings."""
         summary = self._content.summary
         told = max(self._content.dropped, summary.dropped if summary is not None else 0)
         if self.ended or self.metadata is None:
@@ -208,7 +208,7 @@ class TraceTail:
                 self._take(Block(BlockType.SUMMARY, memoryview(payload)))
 
     def _read_blocks(self) -> bool:
-        """Reads up to the last complete block; False if one poll is not enough for it."""
+        """Reads up to the last complete block; False if the poll's byte limit ends it earlier."""
         while not self._broken and self._budget > 0:
             header = os.pread(self._fd, schema.BLOCK_HEADER.size, self._at)
             if len(header) < schema.BLOCK_HEADER.size or not any(header):
@@ -282,7 +282,7 @@ class TraceTail:
     def _doubt(self, problem: str, end: int | None) -> bool:
         """Counts failed reads of a block; after a few, gives it up and returns True to skip it.
 
-        Without ``end``, the place to go on from, reading of the file stops instead.
+        ``end`` is the offset to go on from; if it is None, reading of the file stops instead.
         """
         self._retries += 1
         if self._retries <= _RETRIES:

@@ -107,7 +107,7 @@ class Monitor:
 
     def close(self) -> None:
         """Closes all outputs and files."""
-        # The file goes before the address is free, so that no later monitor can have written it.
+        # Remove the file while the address is taken, so that no later monitor can have written it.
         with suppress(OSError):
             if address_file(self._run).read_bytes() == self._address:
                 address_file(self._run).unlink()
@@ -152,7 +152,7 @@ class Monitor:
         return outputs
 
     def _listen(self, address: str) -> socket.socket:
-        """Listens on ``address``; waits if the monitor of the job's last attempt still does."""
+        """Listens on ``address``; waits while the monitor of an earlier attempt still uses it."""
         until = time.monotonic() + (_PATIENCE_S if self._pid else 0.0)
         while True:
             try:

@@ -43,7 +43,7 @@ _MOST_INTERFACES: Final = 64
 
 
 def rank_process(here: Here, metadata: dict[str, Any]) -> tuple[ProcessState | None, bool | None]:
-    """Returns the state of a rank's process, and True if it lives; None for what is unknown."""
+    """Returns a rank's process (None if dead or unknown) and whether it lives (None if unknown)."""
     state, found = here.find(metadata)
     if found is None:
         return None, None if state is State.UNKNOWN else False
@@ -79,7 +79,7 @@ def own_process() -> tuple[float, int]:
 
 
 def _helpers_cpu_s(directory: Path) -> float:
-    """CPU time of commprof's own threads in the process whose procfs directory this is."""
+    """CPU time of commprof's own threads in a process; ``directory`` is its procfs directory."""
     nanoseconds = 0
     try:
         threads = list((directory / "task").iterdir())
@@ -101,10 +101,10 @@ def _interfaces(text: str) -> dict[str, tuple[int, int]]:
     return found
 
 
-#: Bytes before the end of a trace, when it is opened, from which records are read.
+#: When a trace is opened, only the records in this many bytes before its end are read.
 _RECENT_BYTES: Final = 16 << 20
 _MOST_PROBLEMS: Final = 20
-#: How long to wait for all ranks' traces before steps of the ranks found are counted.
+#: How long to wait for all ranks' traces before steps are counted with the ranks found so far.
 PATIENCE_S: Final = 5.0
 
 
@@ -129,7 +129,7 @@ class Observer:
             nested: True to look for jobs in the subdirectories of ``run`` too.
             patience_s: how long to wait for ranks whose traces do not exist yet.
             only_rank: the one rank to follow; None to follow all.
-            settled_ns: records older than the newest one by this are taken to be complete.
+            settled_ns: records this much older than a rank's newest one are taken to be complete.
         """
         self._run = run
         self._profile = profile
@@ -277,7 +277,7 @@ def _failed(tail: TraceTail) -> bool:
 
 
 def _since_step_s(rank: int, tail: TraceTail, world: FollowedTraces, here: Here) -> float:
-    """Seconds since a rank's last step; NaN on another clock, without records, or at its end."""
+    """Seconds since a rank's last step; NaN in always-on mode, if it ended, or on another clock."""
     metadata = metadata_of(tail)
     if not here.shares_clock(metadata) or tail.summary is not None or tail.ended:
         return math.nan
@@ -388,7 +388,7 @@ class FollowedTraces:
 
 
 def metadata_of(tail: TraceTail) -> dict[str, Any]:
-    """Metadata of a tail whose metadata was read, such as the tails of ``JobTail``."""
+    """Returns a tail's metadata, which all tails in ``JobTail.tails`` have read."""
     assert tail.metadata is not None
     return tail.metadata
 

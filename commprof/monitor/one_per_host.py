@@ -12,19 +12,21 @@ from typing import IO, Final, TypeAlias
 
 Output: TypeAlias = "int | IO[bytes] | None"
 
-#: Variable of a rank's number on its host, set for each process by itself.
+#: Environment variable of a rank's number on its host, which launchers set for each process.
 _OWN: Final = "LOCAL_RANK"
 #: Time limit of the shell that starts a detached process and ends.
 _PATIENCE_S: Final = 5.0
-#: The same of Slurm and Open MPI, which processes that a task starts (mp.spawn) inherit.
+#: Like ``_OWN``, but set by Slurm and Open MPI per task: the processes that a task starts, as
+#: mp.spawn does, all inherit its value.
 _OF_TASK: Final = ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
 
 
 def is_chosen(job: Path, what: str) -> bool:
-    """True if this rank starts the process of its host; true in one rank per host at most.
+    """True if this rank starts its host's helper process; true for at most one rank per host.
 
-    That is the rank whose ``LOCAL_RANK`` is 0. Without ``LOCAL_RANK``, the ranks that Slurm or Open
-    MPI do not number above 0 race for a lock file in the job's directory; its creator is chosen.
+    That is the rank whose ``LOCAL_RANK`` is 0. Without ``LOCAL_RANK``, the rank that first creates
+    a lock file in the job's directory is chosen; tasks that Slurm or Open MPI number above 0 on
+    their host do not try.
 
     Args:
         job: a directory that belongs to this job alone.

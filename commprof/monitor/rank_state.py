@@ -26,7 +26,7 @@ _TAKEN = [
     *(Kind.FINALIZE_BEGIN, Kind.FINALIZE_END),
 ]
 _ALL_REDUCE = OPS.index("all_reduce")
-#: Operations whose completion gloo does not report; waits that do not block are not recorded.
+#: Operations whose completion gloo does not report: it is known only if a wait for it blocked.
 _SILENT = {
     *POINT_TO_POINT,
     *(code for code, name in enumerate(OPS) if name.startswith("reduce_scatter")),
@@ -47,7 +47,7 @@ class RankState:
     step_begin_ns: int = 0
     #: Steps that were seen to end.
     steps_ended: int = 0
-    #: Lengths of the steps that ended in the last :meth:`take`; without the job's first step.
+    #: Durations of the steps that ended in the last :meth:`take`, without the first step seen.
     new_step_ns: list[int] = field(default_factory=list)
     #: The newest time in any record.
     last_ns: int = 0
@@ -55,7 +55,8 @@ class RankState:
     pending: dict[int, Operation] = field(default_factory=dict)
     #: Sequence number of the rank's next collective, by the group's name.
     next_seq: dict[str, int] = field(default_factory=dict)
-    #: Number of the next message, by group's name, "send" or "recv", and peer in the group.
+    #: Sequence number of the rank's next point-to-point message, by the group's name, "send" or
+    #: "recv", and the peer's rank in the group.
     next_message: dict[tuple[str, str, int], int] = field(default_factory=dict)
     #: Groups by name.
     groups: dict[str, Group] = field(default_factory=dict)
@@ -170,7 +171,7 @@ class RankState:
         )
 
     def _bucket(self, row: dict[str, int]) -> int:
-        """Counts the all-reduces of one backward pass: DDP launches its buckets in order."""
+        """Returns the bucket's index by counting all-reduces: DDP launches buckets in order."""
         if row["value"] != self._graph_task:
             self._graph_task, self._buckets = row["value"], 0
         self._buckets += 1

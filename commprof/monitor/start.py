@@ -23,7 +23,7 @@ LOG_FILE: Final = "monitor.log"
 
 
 def check_settings(settings: Settings) -> None:
-    """Raises now for settings with which the monitor would fail later.
+    """Checks the settings now, so that the monitor does not fail later.
 
     Raises:
         CommprofError: the address cannot be listened on, or the profile cannot be used.

@@ -43,7 +43,7 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class OperationState:
-    """Recent calls of one kind of operation on one rank."""
+    """Calls of one kind of operation on one rank: totals, and times of the recent calls."""
 
     #: Calls issued in the steps counted, and the sum of their sizes, as nccl-tests counts size.
     calls: int
@@ -51,7 +51,7 @@ class OperationState:
     #: Calls whose completion was seen, and the sum of their times from issue to completion.
     timed_calls: int
     timed_s: float
-    #: Mean and percentiles of the recent times; NaN without any.
+    #: Mean and percentiles of the recent times; NaN if there are none.
     recent_mean_s: float = math.nan
     recent_p50_s: float = math.nan
     recent_p99_s: float = math.nan
@@ -115,7 +115,8 @@ class RankState:
     status: str
     #: Last complete step; -1 before the first.
     step: int
-    #: Time since the last step's end, or since capture began; NaN if not on this host's clock.
+    #: Time since the last step's end, or since capture began; NaN if on another host's clock, in
+    #: always-on mode, or if the rank has ended.
     since_step_s: float
     #: Sums of all steps and means of the recent ones; None before the first step.
     total: StepTimes | None

@@ -118,14 +118,17 @@ def _ends(traces: Sequence[Trace]) -> Ends:
 
 @dataclass(frozen=True)
 class _Offsets:
-    """Offset of each rank: the first rank's clock less its own, with the spread of that."""
+    """Offset of each rank: the first rank's clock less this rank's, with the offset's spread."""
 
     offset_ns: Ints
     error_ns: Ints
 
 
 def _offset(end_ns: Ints, reached: Sequence[tuple[int, int]]) -> _Offsets:
-    """Returns the offsets, each from the collectives that a rank shares with its parent."""
+    """Returns the offsets, each from the collectives that a rank shares with its parent.
+
+    See :func:`_tree` for the pairs of rank and parent in ``reached``.
+    """
     offset, error = np.zeros((2, end_ns.shape[1]), dtype=np.int64)
     for rank, parent in reached:
         shared = end_ns[(end_ns[:, rank] > 0) & (end_ns[:, parent] > 0)]
@@ -140,7 +143,7 @@ def _offset(end_ns: Ints, reached: Sequence[tuple[int, int]]) -> _Offsets:
 def _in_windows(end_ns: Ints, reached: Sequence[tuple[int, int]]) -> tuple[Ints, list[_Offsets]]:
     """Returns the middles of windows of time, and the offsets in each.
 
-    There is one window if a rank would share no collective with its parent in some window.
+    If a rank shares no collective with its parent in some window, one window spans all time.
 
     Args:
         end_ns: ends, on clocks that agree except for drift.
@@ -161,9 +164,10 @@ def _in_windows(end_ns: Ints, reached: Sequence[tuple[int, int]]) -> tuple[Ints,
 
 
 def _tree(present: npt.NDArray[np.bool_]) -> list[tuple[int, int]] | None:
-    """Pairs each rank but the first with a parent: an earlier one that shares most collectives.
+    """Pairs each rank but the first with a parent, the rank with which it shares most collectives.
 
-    None if some ranks share no collective with the others.
+    A parent is the first rank or one that is paired already (Prim's algorithm). None if some ranks
+    share no collective with the others.
     """
     shared = present.astype(np.int64).T @ present.astype(np.int64)
     inside, found = [0], []

@@ -48,7 +48,7 @@ class Unpacked(io.RawIOBase):
             OSError: the data unpack to too much, or are damaged from the beginning.
         """
         try:
-            data = self._stream.read1(len(buffer))  # read would lose the data before a damage
+            data = self._stream.read1(len(buffer))  # read() would lose data before damage
         except _ERRORS as error:
             if self._given == 0:
                 raise OSError(f"its compressed data is damaged or cut off ({error})") from None

@@ -1,9 +1,10 @@
 """Dumps of c10d's Flight Recorder: operations that each rank scheduled, started and completed.
 
 Versions 2.x are read, pickled or JSON, with all entries or only the active ones. A dump of active
-entries has no entries of completed operations, only their last number in ``pg_status``. gloo keeps
-no state, so an entry that it has retired is complete. NCCL numbers messages per rank and group, so
-messages of two ranks are matched in the order in which they are pending.
+entries has no entries of completed operations, only their last sequence number in ``pg_status``.
+gloo does not update an entry's state, so a retired entry counts as complete. NCCL numbers
+point-to-point messages on each rank and in each group separately, so a send and its receive are
+matched by their order among the pending messages, not by number.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ class Entry:
     group: str
     #: "nccl", "gloo", ...
     backend: str
-    #: c10d's public name; "send" or "recv" for a message.
+    #: c10d's public name; "send" or "recv" for a point-to-point message.
     op: str
     is_message: bool
-    #: Number in the group; for a message, this rank's own number.
+    #: Sequence number in the group; messages are numbered by each rank on its own.
     seq: int
     #: Other rank of a message, as its rank in the group; -1 for a collective.
     peer: int
@@ -68,9 +69,9 @@ class Dump:
     members: Mapping[str, tuple[int, ...]]
     descriptions: Mapping[str, str]
     entries: tuple[Entry, ...]
-    #: Number of the last collective or message that the rank issued, by the group's name.
+    #: Sequence number of the last operation that the rank issued, by the group's name.
     last_enqueued: Mapping[str, int]
-    #: Number of the last one that the rank knows to have completed, by the group's name.
+    #: Sequence number of the last operation known to have completed, by the group's name.
     last_completed: Mapping[str, int]
     #: True if ``pg_status`` has a pending operation in a group that cannot be identified.
     unknown_pending: bool = False
@@ -161,7 +162,7 @@ def _with_pending_by_status(dump: Dump) -> Dump:
 
 
 def members_of(dumps: Sequence[Dump]) -> dict[str, tuple[int, ...]]:
-    """Returns the global ranks by group's name; if no dump lists them, the ranks that used it."""
+    """Returns global ranks by group name; if no dump lists a group's, the ranks that used it."""
     members: dict[str, tuple[int, ...]] = {}
     for dump in dumps:
         members.update(dump.members)
@@ -206,10 +207,10 @@ def _dump(rank: int, value: Any) -> Dump:
 
 
 def _launches(entries: Sequence[Entry]) -> list[Entry]:
-    """Gives the entries of a joint launch the state of the launch.
+    """Gives the entries of a coalesced launch the state of the launch.
 
-    Operations that are launched together share a number; their state is in an entry named
-    "coalesced". If that entry is missing, the launch had completed and was left out.
+    Operations that are launched together share a sequence number; their state is in an entry named
+    "coalesced". A missing "coalesced" entry was left out because the launch had completed.
     """
     together: dict[tuple[str, bool, int], list[Entry]] = defaultdict(list)
     for entry in entries:
@@ -242,7 +243,7 @@ def _is_behind(status: Any) -> bool:
 
 
 def _ranks(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Returns the global ranks of a group, in its order; dumps hold a list or its text."""
+    """Returns a group's global ranks in the group's order, from a list or a list as text."""
     text = str(config.get("ranks", ""))[: 1 << 20]
     return tuple(int(number) for number in re.findall(r"\d{1,7}", text))
 
@@ -250,10 +251,11 @@ def _ranks(config: Mapping[str, Any]) -> tuple[int, ...]:
 def _in_status(
     key: str, status: Mapping[str, Any], ids: Mapping[int, str], names: Sequence[str]
 ) -> dict[str, int]:
-    """Returns a number of ``pg_status`` by group name; the status has the rank's own group ids.
+    """Returns the value of ``key`` in ``pg_status`` by group name.
 
-    Entries connect ids and names. Groups without an entry are matched by order, as ids and numeric
-    names both count in the order of creation, if that agrees with all entries.
+    The keys of ``pg_status`` are this rank's own group ids; an entry tells which name an id has. A
+    group without an entry is matched by order, if that agrees with all entries: ids and numeric
+    names both count groups in the order of creation.
     """
     numbers = sorted(int(key) for key in status if key.isdecimal())
     known = dict(ids)
@@ -311,7 +313,7 @@ def _entry(value: Any) -> tuple[Entry, int]:
 
 
 def _state_of(value: Mapping[str, Any]) -> str:
-    """Returns the state of an entry without one: completed if retired or seen to complete."""
+    """Returns the state of an entry that states none: completed if retired or seen to complete."""
     if value.get("retired") or value.get("time_discovered_completed_ns"):
         return "completed"
     return "scheduled"

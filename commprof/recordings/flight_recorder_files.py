@@ -98,7 +98,7 @@ def dump_files(path: Path) -> tuple[list[DumpFile], list[str]]:
 
 
 def is_flight_recorder(path: Path) -> bool:
-    """True if a path is a dump, or a folder or archive with at least one."""
+    """True if a path is a Flight Recorder dump, or a folder or archive with at least one dump."""
 
     def first(head: bytes) -> bool:
         if _is_dump(head) or _OF_TORCH_PROFILER in head:

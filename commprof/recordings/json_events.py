@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 _PIECE_BYTES = 1 << 20
-#: Largest event, and largest value next to the events; a file with more is not a trace.
+#: Most characters of an event or of another top-level value; a file with longer ones is no trace.
 _MOST_VALUE_CHARS = 16 << 20
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[\s,:]*")
@@ -45,7 +45,7 @@ class EventReader:
     _decode: Any = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
 
     def events(self) -> Iterator[list[Any]]:
-        """Yields the events in lists; at a damage it stops and sets ``problem``.
+        """Yields the events in lists; stops and sets ``problem`` where the text is damaged.
 
         Raises:
             DamagedError: the file is not a trace at all.
@@ -94,7 +94,7 @@ class EventReader:
             yield [self._value()]
 
     def _whole_events(self) -> list[Any]:
-        """Returns the values that are complete in the text; empty at the end of the array."""
+        """Returns the next values that are complete in the text read so far; empty if none is."""
         found = self._many_events()
         text, at, decode, skip = self._text, self._at, _DECODER.raw_decode, _SPACE.match
         try:
@@ -114,10 +114,10 @@ class EventReader:
         return found
 
     def _many_events(self) -> list[Any]:
-        """Returns the values before the last event that begins in the text, decoded at once.
+        """Returns the values before the last event that begins in the text, decoded all at once.
 
-        This needs half the time of single values. Empty if they are not a list of complete values,
-        as at the end of the array or before a damage.
+        This needs half the time of decoding value by value. Empty if the text is not a list of
+        complete values, as at the end of the array or where it is damaged.
         """
         match = _SPACE.match(self._text, self._at)
         begin = match.end() if match else self._at
@@ -166,7 +166,7 @@ class EventReader:
         return self._text[self._at : self._at + 1]
 
     def _fill(self) -> None:
-        """Drops the text already decoded and reads at least as much as is left of the rest."""
+        """Drops the decoded text and reads on, by at least the length of the text that is left."""
         if self._ended:
             return
         left = self._text[self._at :]

@@ -47,7 +47,7 @@ _OPS = {
 
 @dataclass(frozen=True)
 class NcclTestsRow:
-    """One line of nccl-tests' table, in place or out of place."""
+    """One result in a line of nccl-tests' table: the one in place or the one out of place."""
 
     size_bytes: int
     count: int

@@ -1,4 +1,4 @@
-"""Reader of a job's recording from the traces that torch.profiler wrote of its ranks."""
+"""Reads a job's recording: the traces that torch.profiler wrote on its ranks."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ from commprof.trace.schema import NO_SEQ
 
 @dataclass(frozen=True)
 class Recording:
-    """One world size from torch.profiler's files, with the data that a run directory has."""
+    """One job's torch.profiler recording, converted to the data of one recorded world size."""
 
-    #: Content of ``run.json``, as far as the files have it.
+    #: Content of ``run.json``, as far as it is known from the files.
     context: dict[str, Any]
     world_size: int
     #: Traces by rank.
@@ -50,9 +50,9 @@ class Recording:
     problems: tuple[str, ...]
 
 
-#: Keys of which one is in the first bytes of every trace of torch.profiler.
+#: At least one of these keys is in the first bytes of every torch.profiler trace.
 _MARKS: Final = (b'"traceEvents"', b'"deviceProperties"', b'"distributedInfo"')
-#: Keys that are all in the first bytes of a trace that is an array of events.
+#: All of these keys are in the first bytes of a trace that is a bare array of events.
 _MARKS_OF_EVENTS: Final = (b'"ph"', b'"ts"', b'"cat"')
 #: Text in the first bytes of files of ``commprof trace``.
 _OUR_TIMELINE: Final = b'"otherData":{"commprof"'
@@ -60,14 +60,14 @@ _OUR_TIMELINE: Final = b'"otherData":{"commprof"'
 _FEW: Final = 8
 #: First sequence number given to collectives that have no recorded number.
 _FIRST_SEQ: Final = 1 << 24
-#: Operations that other ranks of the group may not issue.
+#: Operations that need not be issued by all ranks of the group: point-to-point and unknown ones.
 _OF_FEW: Final = ("send", "recv", "recv_any_source", "other")
 #: Sequence numbers reserved for each window of a recording.
 _OF_WINDOW: Final = 1 << 19
 
 
 def looks_like_trace(head: bytes) -> bool:
-    """True if a file that begins like this is a trace of torch.profiler."""
+    """True if a file with these first bytes is a trace of torch.profiler."""
     begin = head.lstrip()[:1]
     is_one = begin == b"{" and any(mark in head for mark in _MARKS)
     is_array = begin == b"[" and all(mark in head for mark in _MARKS_OF_EVENTS)
@@ -158,10 +158,11 @@ def _one_job(path: Path, found: Sequence[RankRecording]) -> None:
 
 
 def _of_all_processes(found: list[RankRecording]) -> tuple[list[RankRecording], list[str]]:
-    """Numbers the ranks anew if several processes recorded the same rank at the same time.
+    """Renumbers the ranks if several processes recorded the same rank at the same time.
 
-    A rank that a file states may be wrong, so that the number in the file's name counts. Names may
-    number the ranks of one host only, so that ranks are numbered in the order of names instead.
+    The rank stated in a file may be wrong, so the number in the file's name is tried first. If a
+    name has no number, or the numbers clash too (names may count each host's ranks), ranks follow
+    the order of the names.
     """
     if not _clash(found):
         return found, []
@@ -215,12 +216,13 @@ def _by_rank(found: Sequence[RankRecording]) -> tuple[dict[int, RankRecording], 
 
 
 def _numbers(by_rank: dict[int, RankRecording]) -> tuple[dict[int, list[int]], list[str]]:
-    """Returns each call's number in its group, by rank: the recorded one, else a counter.
+    """Returns each call's sequence number in its group, by rank; also returns caveats.
 
-    The recorded numbers of a group count if every rank that uses the group has them. Messages and
-    unknown operations have no number, as ranks may have different ones. The counter starts at the
-    first step that all ranks recorded, so that a rank that was recorded earlier has the same
-    numbers; it starts anew in every window.
+    The recorded numbers of a group are used if they are complete and distinct on every rank; else
+    calls are counted. Point-to-point and unknown operations get no number, because ranks may issue
+    different ones. The count starts at the first step that all ranks recorded, so that a rank
+    whose recording begins earlier gets the same numbers; it starts anew in each of a rank's
+    recordings that were joined.
     """
     marked = [each.steps for each in by_rank.values()]
     first_step = max((int(steps.number[0]) for steps in marked if len(steps.number)), default=0)

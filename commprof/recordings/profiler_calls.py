@@ -24,14 +24,15 @@ from commprof.trace.schema import ELEMENT_BYTES, NO_SEQ, OPS
 Ints = npt.NDArray[np.int64]
 
 _MOST_BYTES: Final = 2**62
-#: Bytes of an element, by the names of c10d's metadata and, as C++ has them, of the profiler's
-#: input types.
+#: Bytes of an element by type name: the names in c10d's metadata, and the C++ names in the
+#: profiler's input types.
 _ELEMENT_BYTES: Final = {
     **{name.lower(): size for name, size in ELEMENT_BYTES.items()},
     **{"signed char": 1, "unsigned char": 1, "c10::half": 2, "c10::bfloat16": 2, "long int": 8},
     **{"c10::complex<at::half>": 4, "c10::complex<float>": 8, "c10::complex<double>": 16},
 }
-#: Letters in an operation's name, and c10d's name of it; longer matches come first.
+#: Word in the letters of a name, and c10d's name of the operation. The first match counts, so a
+#: word that contains another comes before it.
 _OPS_BY_WORD: Final = (
     ("allreducecoalesced", "all_reduce_coalesced"),
     ("allreduce", "all_reduce"),
@@ -63,7 +64,7 @@ _OPS_BY_WORD: Final = (
 _FORMS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 #: Operations with a root.
 _ROOTED: Final = ("broadcast", "reduce", "gather", "scatter")
-#: Most nested ranges searched; c10d's nest three or four deep.
+#: Most nested ranges that are searched; c10d's ranges nest three or four deep.
 _DEEPEST: Final = 64
 _C10D_RANGE = re.compile(r"(?:nccl|gloo|mpi|ucc|xccl|ccl):")
 _NO_LETTER = re.compile(r"[^a-z]")
@@ -71,7 +72,7 @@ _NO_LETTER = re.compile(r"[^a-z]")
 
 @dataclass(frozen=True)
 class Call:
-    """One collective or message of a rank; times in ns."""
+    """One collective or point-to-point message of a rank; times in ns."""
 
     op: str
     #: Name and description of the process group; empty if the recording has none.
@@ -81,7 +82,7 @@ class Call:
     group_size: int
     #: Global ranks of the group; empty if not known.
     group_ranks: tuple[int, ...]
-    #: Number of the call in the group; -1 if the recording has none.
+    #: Sequence number of the call in the group; -1 if the recording has none.
     seq: int
     #: Root, source or destination, as rank in the group.
     peer: int
@@ -89,7 +90,7 @@ class Call:
     #: Number of elements of the input.
     elements: int
     bytes_in: int
-    #: -1 if it follows from the group's size, which is not known.
+    #: -1 if the size of the group, which determines the output's size, is not known.
     bytes_out: int
     #: Time of the launch on the host; for gloo, the begin of c10d's operator.
     launch_ns: int
@@ -98,7 +99,7 @@ class Call:
     begin_ns: int
     end_ns: int
     device: int
-    #: True if only the kernel's name indicates the operation, if anything does.
+    #: True if the operation is derived from the kernel's name alone; ``op`` may be "other".
     guessed: bool
 
 
@@ -122,9 +123,10 @@ def device_calls(events: ProfilerEvents, device: int, world_size: int) -> list[C
 def host_calls(events: ProfilerEvents, world_size: int) -> list[Call]:
     """Returns the communication on the host (gloo), in order of issue.
 
-    c10d's operators have the time of issue and the form of each call. They are matched with the
-    ranges of the threads that ran the calls if both are equal in number and order per operation;
-    else the begin of the range counts as the issue. Threads may begin calls out of order.
+    c10d's operators tell when each call was issued, and in which form; the ranges of gloo's threads
+    tell when it ran. Operators and ranges of an operation are paired in order if they are equally
+    many and no range begins before its operator; else the begin of the range counts as the issue.
+    Threads may begin calls out of order.
     """
     ran: dict[str, list[Event]] = {}
     for event in sorted(events.ranges, key=lambda e: (e.begin_ns, e.end_ns)):
@@ -190,7 +192,7 @@ def _begin(event: Event) -> int:
 
 
 def _by_metadata(issued: Event) -> Event:
-    """Renames an operator of c10d that serves all operations to the collective it names."""
+    """Renames c10d's generic operator, ``record_param_comms``, to the collective that it names."""
     name = issued.arguments.get("Collective name")
     return replace(issued, name=name) if isinstance(name, str) else issued
 
@@ -212,9 +214,11 @@ class _RangesByThread:
         }
 
     def launching(self, kernel: Event, thread: int, time_ns: int) -> Event | None:
-        """Finds the innermost range around a launch that names an operation, else by External id.
+        """Finds the range that names a launch's operation; None if there is none.
 
-        Its arguments are completed by those of the ranges around it. None if there is no range.
+        This is the innermost range around the launch that names an operation; arguments that it
+        lacks are taken from other ranges around the launch. If no range around the launch names an
+        operation, it is the range with the kernel's External id.
         """
         nothing = np.zeros(0, np.int64), list[Event](), list[int]()
         begins, found, parents = self._of.get(thread, nothing)
@@ -236,14 +240,14 @@ class _RangesByThread:
         return replace(best, arguments=told | best.arguments)
 
     def _numbered_as(self, kernel: Event) -> Event | None:
-        """Finds the range with a kernel's External id; None if that is only its launch's number."""
+        """Finds the range with a kernel's External id, if it is not the launch's; else None."""
         number = _number(kernel)
         found = self._by_number.get(number) if number != kernel.correlation else None
         return found if found is not None and found.begin_ns <= kernel.begin_ns else None
 
 
 def _parents(ordered: Sequence[Event]) -> list[int]:
-    """Returns, for each range, the row of the last earlier one still open; -1 without one."""
+    """Returns, for each range, the row of the last earlier range still open; -1 if none is."""
     parents, around = [], list[int]()
     for row, event in enumerate(ordered):
         while around and ordered[around[-1]].end_ns < event.begin_ns:
@@ -309,10 +313,11 @@ def _described(name: str, args: dict[str, Any], world_size: int) -> Call:
 
 
 def _peer(op: str, args: dict[str, Any], ranks: Sequence[int]) -> int:
-    """Returns the rank in the group of a root or a message's peer; 0 if it is not recorded.
+    """Returns the root's or the message peer's rank in the group; 0 if it is not recorded.
 
-    The recorded rank of a peer is global or already the group's. That of a root is the group's; in
-    other operations, such as an all-gather that consists of broadcasts, it is the own rank.
+    "Src Rank" and "Dst Rank" are global ranks or ranks in the group. "Rank" is the root's rank in
+    the group, but the calling rank if the metadata names another collective, as for an all-gather
+    that consists of broadcasts.
     """
     if op in _ROOTED:
         named = operation(str(args.get("Collective name", "")))

@@ -1,4 +1,4 @@
-"""Events kept from one torch.profiler trace: unnamed ones as columns, and a few named ones."""
+"""Events kept from one torch.profiler trace: most as columns without names, a few with names."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class ProfilerEvents:
     #: All other kernels, and copies within a device, tagged with the correlation id.
     kernels: Intervals = field(default_factory=Intervals)
     copies: Intervals = field(default_factory=Intervals)
-    #: Host operators of backward passes, and others except c10d's, tagged with the thread.
+    #: Host operators, tagged with the thread: of backward passes, and all others except c10d's.
     backward: Intervals = field(default_factory=Intervals)
     operators: Intervals = field(default_factory=Intervals)
     #: Begins of DDP's copies of buckets into gradients.
@@ -111,7 +111,7 @@ class ProfilerEvents:
     launching_thread: array[int] = field(default_factory=lambda: array("q"))
     launched: array[int] = field(default_factory=lambda: array("q"))
     graph_launches: int = 0
-    #: Number of kernels that communicate between ranks without recorded details, and a name.
+    #: Number of kernels that communicate between ranks without recorded details; the first's name.
     unreadable: int = 0
     unreadable_name: str = ""
     #: Number of events without usable times.
@@ -124,12 +124,12 @@ Taker = Callable[[dict[str, Any], str, int, int, dict[str, Any], ProfilerEvents]
 
 
 def is_communication(kernel_name: str) -> bool:
-    """True if the name is that of a kernel of a library for collectives."""
+    """True if the name is that of a communication kernel, such as one of NCCL."""
     return _COMMUNICATION.search(kernel_name) is not None
 
 
 def read_events(stream: BinaryIO) -> ProfilerEvents:
-    """Reads one trace to its end, or up to a damage.
+    """Reads one trace to its end, or to the place where it is damaged.
 
     Raises:
         ValueError: the file is not a trace at all.

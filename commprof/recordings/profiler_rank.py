@@ -1,4 +1,4 @@
-"""Converts one torch.profiler trace to the trace that commprof would have written of the rank.
+"""Converts one torch.profiler trace to the trace that commprof's capture would have written.
 
 A communication kernel counts as issued when it begins, because its rank has then arrived, and as
 complete when it ends. The training thread counts as waiting while such a kernel runs and no other
@@ -44,11 +44,11 @@ _RANK_IN_NAME = re.compile(
 )
 #: File names of torch's handler for TensorBoard: host, process and time, without a rank.
 _PROCESS_IN_NAME = re.compile(r"_\d+\.\d{9,}\.pt\.trace\.json")
-#: Host ranges that count as work, including Python between the operators.
+#: Host ranges that count as work as a whole, including the Python code between their operators.
 _WORKS: Final = re.compile(r"\.forward|Optimizer\.step")
-#: Share of the communication outside of steps from which on it is reported.
+#: Largest share of the communication that may be outside of steps without a caveat.
 _WORTH_A_WORD: Final = 0.01
-#: Longest time that a thread may run on before the range of its awaited collective ends.
+#: Longest time by which a collective's range may end after the thread that waited for it went on.
 _CLOSED_LATE_NS: Final = 100_000
 
 
@@ -65,7 +65,7 @@ class RankRecording:
     #: Device whose kernels count; None if only the host was recorded.
     device: int | None
     work: Intervals
-    #: True if the rank comes from the file's name, which may number the ranks of one host.
+    #: True if the rank comes from the file's name, where it may be the rank within one host.
     by_name: bool = False
     problems: list[str] = field(default_factory=list)
     #: Begins of the windows that were joined; empty for a single file.
@@ -102,8 +102,8 @@ def trace_of(found: RankRecording, rank: int, world_size: int, seqs: Sequence[in
     Args:
         found: the rank's recording.
         rank: the rank's number in the job.
-        world_size: the job's.
-        seqs: each call's number in its group, the same on all ranks.
+        world_size: number of ranks of the job.
+        seqs: sequence number of each call in its group, the same on all ranks.
     """
     groups, of_call = _groups(found.calls, rank, found.events.head)
     dtypes = sorted({call.dtype for call in found.calls})
@@ -140,7 +140,7 @@ def trace_of(found: RankRecording, rank: int, world_size: int, seqs: Sequence[in
 
 
 def _device(events: ProfilerEvents) -> int | None:
-    """Returns the device with most communication kernels, else most kernels; None without any."""
+    """Returns the device with most communication kernels, else most kernels; None if none ran."""
     on = Counter(event.device for event in events.communication)
     if not on:
         on = Counter(events.kernels.device)
@@ -193,9 +193,10 @@ def _with_unawaited(
     """Adds to the work the time between operators in which the thread waits for no collective.
 
     A thread that waits for a collective goes on when the collective is complete. Hence the time
-    from the last completion to the next operator, or all of the gap without a completion, is spent
-    in Python or without a core. If DDP goes on to copy a bucket back, it has waited for the bucket,
-    even if gloo's thread closes its range milliseconds later, when it gets a core again.
+    from the last completion to the next operator is spent in Python or without a core, as is the
+    whole gap if no collective completes in it. If DDP then copies a bucket back, it has waited for
+    the bucket, even if gloo's thread closes the collective's range milliseconds later, when that
+    thread gets a core again.
     """
     ends = np.sort(np.array([call.end_ns for call in calls], dtype=np.int64))
     since, until = work.end_ns[:-1], work.begin_ns[1:]
@@ -258,7 +259,7 @@ def _completions(found: RankRecording, calls: Records) -> Records:
 
 
 def _waits(calls: Records, found: RankRecording, others: Stretches, thread: int) -> Records:
-    """Makes waits of the communication that no other work overlapped, split at step boundaries."""
+    """Makes wait records: communication that no other work overlapped, split at step boundaries."""
     ends = np.array([call.end_ns for call in found.calls], dtype=np.int64)
     row, alone = each_once(calls["timestamp_ns"].astype(np.int64), ends)
     part, alone = rows_within(alone, gaps(others))
@@ -389,7 +390,7 @@ def _problems(
 
 
 def _outside_steps(calls: Sequence[Call], steps: FoundSteps) -> list[str]:
-    """Returns a caveat about communication outside of complete steps, if it is from 1 % on."""
+    """Returns a caveat if more than 1 % of the communication is outside of complete steps."""
     if not calls:
         return []
     alone = stretches(
@@ -407,7 +408,11 @@ def _outside_steps(calls: Sequence[Call], steps: FoundSteps) -> list[str]:
 
 
 def rank_in_name(name: str) -> int | None:
-    """Returns the number after "rank" or the like in a file's or folder's name, or a short one."""
+    """Returns the rank in a file's name, or in its folder's name; None if there is none.
+
+    The rank is the number after "rank", "worker", "trainer" or "gpu"; else a number of at most four
+    digits before a dot in the file's name.
+    """
     file = Path(name)
     words = [
         match for part in (file.name, file.parent.name) for match in _RANK_IN_NAME.finditer(part)

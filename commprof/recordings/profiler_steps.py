@@ -35,7 +35,7 @@ _BACKWARD = re.compile(r"#* ?backward|PP:\d+[BIW]\d|FSDP::(?:pre_|post_|root_pos
 #: Ranges with which FSDP2 marks the begin and the end of a module's forward pass.
 _FSDP_BEGINS, _FSDP_ENDS = ("FSDP::root_pre_forward", "FSDP::pre_forward"), "FSDP::post_forward"
 _DATA = re.compile(r"enumerate\(DataLoader\)")
-#: Longest step, in calls, that is tried for a recording without ranges of steps.
+#: Most calls per step that are tried for a recording in which no step is marked.
 _LONGEST_PERIOD: Final = 5000
 #: Share of the calls that must equal those of the step before.
 _REPEATED: Final = 0.95
@@ -79,7 +79,7 @@ def find_steps(events: ProfilerEvents, calls: Sequence[Call], busy: Stretches) -
 
 
 def _of_one_thread(marked: Sequence[Event]) -> list[Event]:
-    """Returns the step marks of one thread, in order; others, and duplicates, are dropped."""
+    """Returns the step marks of the thread with most marks, in order, without duplicates."""
     threads = Counter(event.thread for event in marked)
     most = max(threads, key=lambda thread: threads[thread], default=0)
     found: list[Event] = []
@@ -111,7 +111,7 @@ def _between(moments: Sequence[int], said: str) -> FoundSteps:
 
 
 def _period(calls: Sequence[tuple[str, str, int]]) -> int:
-    """Returns the shortest period with which calls repeat, at least twice; 0 without one."""
+    """Returns the length of the sequence of calls that occurs three times or more; else 0."""
     _, codes = np.unique([repr(call) for call in calls], return_inverse=True)
     codes = codes.reshape(-1)
     for period in range(1, min(_LONGEST_PERIOD, len(codes) // 3) + 1):
@@ -174,8 +174,8 @@ def find_phases(
 ) -> tuple[Ints, Stretches]:
     """Returns phases and their times, from the work between collectives.
 
-    A phase lasts from its first kernel to its last one before a kernel of another phase. The launch
-    of a kernel, time and thread, decides on its phase; for work of the host, the time it ran.
+    A phase lasts from its first kernel to its last one before a kernel of another phase. The phase
+    of a kernel follows from the time and thread of its launch, that of an operator from its own.
 
     Args:
         events: the trace's events.
@@ -277,7 +277,7 @@ def pass_records(
     device: int | None,
     thread: int,
 ) -> Records | None:
-    """Makes the records of backward passes that capture would have; None without buckets."""
+    """Makes the backward-pass records that capture would have written; None without DDP buckets."""
     rows, step = bucket_rows(events, calls, steps)
     if len(rows) == 0:
         return None

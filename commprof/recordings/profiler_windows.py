@@ -15,7 +15,7 @@ from commprof.recordings.profiler_events import Event, ProfilerEvents
 from commprof.recordings.profiler_rank import RankRecording, recorded_rank
 from commprof.text import counted, named_ranks
 
-#: Offset between the launch numbers of windows, as numbers start anew in every process.
+#: Offset between the correlation ids of windows, as ids start anew in every process.
 _APART: Final = 1 << 48
 MOST_WINDOWS: Final = 1 << 12
 _END_OF_TIME: Final = 1 << 62
@@ -30,7 +30,7 @@ def overlap(first: RankRecording, second: RankRecording) -> bool:
 
 
 def of_one_process(first: RankRecording, second: RankRecording) -> bool:
-    """True if most calls in the time common to both recordings are equal to the ns.
+    """True if one process made both recordings: most calls in their common time agree to the ns.
 
     Without calls in that time, the recordings must have a step that begins at the same ns.
     """
@@ -51,8 +51,9 @@ def one_a_rank(
 ) -> tuple[dict[int, RankRecording], list[str]]:
     """Chooses or joins one recording per rank; also returns sentences on what was left out.
 
-    Windows that begin with the same step on all ranks are joined if the step numbers continue from
-    each window to the next; else only the last one is used, as if the job had been run again.
+    A window is one of several recordings of a rank. Windows that begin with the same step on all
+    ranks are joined if step numbers increase from each window to the next; else only each rank's
+    last window is used, as if the job had been run again.
 
     Args:
         recordings: recordings by rank, in order of their begins.
@@ -99,7 +100,10 @@ def _distinct(found: Sequence[RankRecording]) -> list[RankRecording]:
 
 
 def _common(windows: Mapping[int, Sequence[RankRecording]]) -> set[int]:
-    """Returns the first steps of windows that all ranks have; empty if they cannot be joined."""
+    """Returns the step numbers at which a window begins on all ranks.
+
+    Empty if the windows cannot be joined.
+    """
     firsts = [[int(each.steps.number[0]) for each in found] for found in windows.values()]
     marked = all(not each.steps.said for found in windows.values() for each in found)
     rising = all(one < other for each in firsts for one, other in itertools.pairwise(each))
@@ -119,7 +123,7 @@ def _as_one(rank: int, windows: Sequence[RankRecording]) -> RankRecording:
 
 
 def _add(whole: ProfilerEvents, part: ProfilerEvents, apart: int, since: int, until: int) -> None:
-    """Adds the events that begin in a span of time; launch numbers are increased by ``apart``."""
+    """Adds the events that begin in a span of time; correlation ids are increased by ``apart``."""
     for name in ("communication", "ranges", "issued"):
         kept: list[Event] = getattr(whole, name)
         for event in getattr(part, name):

@@ -14,7 +14,7 @@ _MOST_LOOKED_AT = 100
 
 
 class _FoundError(Exception):
-    """Ends the search."""
+    """Raised to end the search of files as soon as a trace is found."""
 
 
 def is_recording_file(path: Path) -> bool:

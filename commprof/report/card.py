@@ -22,7 +22,7 @@ _LOOKS = {
 }
 #: Largest number of world sizes on the card; the largest world sizes are kept.
 _SIZES = 7
-#: Fraction of the step from which a part has its figures on the card.
+#: Smallest fraction of the step for which the card shows a part's figures.
 _SHOWN = 0.0005
 #: Most lines of a command; for a longer command the card refers to the full report.
 _COMMAND_LINES = 5
@@ -69,7 +69,7 @@ def _painted(text: str, background: str) -> str:
 
 
 def _legend(parts: Sequence[CardPart]) -> list[str]:
-    """Returns letter, name and figures of each part that took time, without breaking an item."""
+    """Lists letter, name and figures of each part that took time; lines end only between parts."""
     return whole(f"{_LOOKS[part.name][0]} {text}" for part, text in said_parts(parts))
 
 

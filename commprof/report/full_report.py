@@ -39,7 +39,7 @@ class FullReport:
 
 @dataclass(frozen=True)
 class ComparedStrategies:
-    """Runs of one workload, each with another strategy."""
+    """Runs of one workload, each with a different strategy."""
 
     reports: tuple[FullReport, ...]
     #: Sorted by world size, then in the order of ``reports``.

@@ -28,7 +28,7 @@ def command_lines(command: str) -> list[str]:
 
 
 def _pieces(word: str, width: int) -> list[str]:
-    """Cuts a word that is too long after commas; a quoted word stays whole."""
+    """Cuts a word of more than ``width`` characters after commas; a quoted word stays whole."""
     if len(word) <= width or "'" in word or '"' in word:
         return [word]
     pieces = [""]
@@ -77,7 +77,8 @@ def table_lines(grid: Grid, columns: Collection[str], space: int, noun: str) -> 
 
     Args:
         grid: the table.
-        columns: first lines of the headers to show; the last columns are dropped if too wide.
+        columns: columns to show, by the first lines of their headers; if the table is too wide,
+            the last ones are dropped.
         space: number of lines; no lines are returned if not even one row fits.
         noun: name of a row, such as "candidate".
     """

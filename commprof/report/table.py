@@ -41,7 +41,7 @@ data + forward + backward + exposed + optimizer + other = step;  exposed = wait 
 exposed: the training thread waited for communication; wait: until the last rank had arrived;
 transfer: after that. hidden: communication in flight while the training thread worked."""
 
-#: Legend for collectives of a GPU, whose stream the times are of.
+#: Legend for collectives on GPUs, where the times are those of the GPU's computing stream.
 DEVICE_LEGEND = """\
 Mean step in ms over ranks and steps, on the GPU's computing stream, timed by device events:
 data + forward + backward + exposed + optimizer + other = step;  exposed = wait + transfer.

@@ -38,9 +38,9 @@ def tabulated(
         headers: headers of at most two lines; a header that begins with a line break continues
             the previous one.
         left: indices of the columns that are text.
-        width: a wider table is split into several, one below the other, that begin with the same
-            columns: the first one and the text. Only a column that has no room next to these is
-            wider. None leaves the table as wide as it is.
+        width: most characters of a line. A wider table is split into several, one below the other,
+            that all begin with the first column and the text columns; a line is longer only if a
+            column has no room next to these. None leaves the table as wide as it is.
     """
     return "\n\n".join(
         _drawn(
@@ -79,7 +79,7 @@ def _lines(cell: Any) -> list[str]:
 def _panels(
     widths: Sequence[int], headers: Sequence[str], left: Sequence[int], width: int | None
 ) -> list[list[int]]:
-    """Returns the columns of each table: every column in one of them, the key columns in each."""
+    """Returns each table's columns: every table has the ``_keys``, each other column is in one."""
     every = [*range(len(widths))]
     if width is None or _total(widths, every) <= width:
         return [every]

@@ -101,7 +101,7 @@ def _without_break_even(trial: TrialResult) -> list[str]:
 
 
 def candidates_grid(trial: TrialResult) -> Grid:
-    """Makes a table with a row per candidate, without the columns that no candidate has."""
+    """Makes a table with a row per candidate, without the columns that hold only "-"."""
     rows = [_row(one) for one in trial.candidates]
     kept = [i for i in range(len(_HEADERS)) if i == 0 or any(row[i] != "-" for row in rows)]
     return Grid([[row[i] for i in kept] for row in rows], [_HEADERS[i] for i in kept], [0])
@@ -149,7 +149,7 @@ def _bound(value: float) -> str:
 
 
 def overhead_grid(trial: TrialResult) -> Grid | None:
-    """Makes a table of techniques alone and combined; None without a measurable overhead."""
+    """Makes a table of single and combined techniques; None without a measurable overhead."""
     shown = [one for one in trial.candidates if one.overhead_reduction is not None]
     if not shown:
         return None
@@ -227,7 +227,7 @@ _INTERVALS = ("ratio", "joint_ratio", "loss_effect", "overhead_reduction")
 
 
 def candidate_rows(trial: TrialResult) -> Iterator[dict[str, Any]]:
-    """Yields a row per candidate, in planned order; bounds have names in ``_low`` and ``_high``."""
+    """Yields a row per candidate, in planned order; bounds are named ``*_low`` and ``*_high``."""
     for one in trial.candidates:
         yield {
             "world_size": trial.world_size,

@@ -40,7 +40,7 @@ _RESAMPLES = 2000
 _ROUND_RESAMPLES = 10_000
 _ROUND_SEED = 20261101
 _SEED = 20240501
-#: Smallest number of values whose means of all pairs can leave out 2.5 % at either end.
+#: Smallest number of values for which the signed-rank test's interval can reach 95 %.
 _LEAST_RANKED = 6
 #: Largest number of values for which all assignments of signs are counted.
 _COUNTED = 50
@@ -68,7 +68,7 @@ def ratio_of_medians(above: Floats, below: Floats, independent_share: float = 1.
         above: values of the numerator.
         below: values of the denominator.
         independent_share: number of independent values that one value is worth if neighbours are
-            alike; the interval is widened by the root of its inverse, on a logarithmic scale.
+            correlated; the interval is widened by the root of its inverse, on a logarithmic scale.
 
     Raises:
         ValueError: one of the samples is empty.
@@ -118,9 +118,9 @@ def signed_rank_ratio(above: Floats, below: Floats) -> Interval:
     """Like ``paired_ratio``, with the 95 % interval of Wilcoxon's signed-rank test.
 
     The interval keeps its level for any pairs whose two values are exchangeable, whatever rhythm
-    or correlation they have in time, and a burst of long steps does not widen it, as it widens
-    Student's. Ranks allow only certain levels: the bounds are interpolated between those of the
-    two levels next to 95 %. Fewer than 6 pairs cannot reach 95 %, and get Student's interval.
+    or correlation they have in time. A burst of long steps widens Student's interval, but not this
+    one. Ranks allow only certain levels: the bounds are interpolated between those of the two
+    levels next to 95 %. Fewer than 6 pairs cannot reach 95 %, and get Student's interval.
     """
     if len(above) < _LEAST_RANKED:
         return paired_ratio(above, below)
@@ -134,9 +134,10 @@ def signed_rank_ratio(above: Floats, below: Floats) -> Interval:
 
 
 def _signed_ranks_outside(n: int) -> tuple[int, float]:
-    """Returns the number of pairs' means outside of the interval at either end, and a fraction.
+    """Returns how many Walsh averages lie outside of the interval at either end, and a fraction.
 
-    The fraction is the part of the way to the next mean that lies outside, too. Hollander and
+    Walsh averages are the means of all pairs, including each value with itself. At either end, the
+    bound lies this fraction of the way from the next average to the one after it. Hollander and
     Wolfe, Nonparametric Statistical Methods (1973), section 3.3; for more than 50 values, by the
     normal approximation.
     """
@@ -169,8 +170,8 @@ def student_interval(value: float, values: Floats, confidence: float) -> Interva
     """Returns Student's interval around an estimate of the values' center.
 
     Percentiles of resamples cannot leave the range of the values, and so miss the truth far more
-    often than stated if there are only 3 or 4 values. For the Hodges-Lehmann estimate the mean's
-    error is right for normal values, and too large if some are disturbed.
+    often than stated if there are only 3 or 4 values. The standard error is the mean's: for the
+    Hodges-Lehmann estimate it is right for normal values, too large if some values are disturbed.
     """
     t = student_t_quantile((1 + confidence) / 2, len(values) - 1)
     half = t * float(values.std(ddof=1)) / math.sqrt(len(values))
@@ -214,11 +215,11 @@ def interval_of(value: float, drawn: Floats, count: int, confidence: float) -> I
     """Returns the interval of a figure from its resampled statistics.
 
     It is for figures without a simple standard error. Plain percentiles are too narrow for few
-    values: they miss the factor n / (n - 1) of the variance and Student's tails. The tail is
-    therefore ``Phi(-sqrt(n / (n - 1)) * t)``, with t Student's quantile for n - 1 degrees of
-    freedom (Hesterberg, What Teachers Should Know About the Bootstrap, The American Statistician
-    69:4, 2015). Percentiles cannot leave the values' range either, so the interval reaches at least
-    t standard errors of the resamples, with the same factor, if all resamples are finite.
+    values: they miss the factor n / (n - 1) of the variance and Student's tails. The probability of
+    a tail is therefore ``Phi(-sqrt(n / (n - 1)) * t)``, with t Student's quantile for n - 1 degrees
+    of freedom (Hesterberg, What Teachers Should Know About the Bootstrap, The American Statistician
+    69:4, 2015). Percentiles cannot leave the values' range either: if all resamples are finite, the
+    interval reaches at least ``sqrt(n / (n - 1)) * t`` of their standard deviations to each side.
     """
     t = student_t_quantile((1 + confidence) / 2, count - 1)
     widened = math.sqrt(count / (count - 1))

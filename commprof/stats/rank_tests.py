@@ -3,9 +3,9 @@
 The rank test decides whether two samples come from one distribution.
 
 Mann and Whitney, "On a Test of Whether one of Two Random Variables is Stochastically Larger than
-the Other", Ann. Math. Statist. 18 (1947) 50-60. Exact for small samples, ties included, by counting
-all ways to draw the first sample's ranks; for larger samples by the normal approximation with the
-correction for ties and continuity (Lehmann, Nonparametrics, 1975, section 1.4).
+the Other", Ann. Math. Statist. 18 (1947) 50-60. The p-value of small samples is exact, also with
+ties: all ways to draw the first sample's ranks are counted. For larger samples it is the normal
+approximation, corrected for ties and continuity (Lehmann, Nonparametrics, 1975, section 1.4).
 
 Neighbours in time may be correlated. n values whose lag-1 correlation is r determine their mean as
 well as n (1 - r) / (1 + r) independent values (Bayley and Hammersley, "The Effective Number of
@@ -114,7 +114,7 @@ def midranks(values: Floats) -> Floats:
 
 
 def _exact(ranks: Floats, n: int) -> float:
-    """Returns the fraction of all choices of n ranks whose sum is at least as far from its mean."""
+    """Exact two-sided p-value of the first n ranks' sum, by counting all choices of n ranks."""
     doubled = np.rint(2 * ranks).astype(np.int64)  # midranks are halves
     total = int(doubled.sum())
     ways = np.zeros((n + 1, total + 1))
@@ -145,7 +145,7 @@ def _beyond(away: float, variance: float) -> float:
 
 
 def two_sided(deviate: float) -> float:
-    """Returns the probability that a standard normal value is as far from 0, on either side."""
+    """Probability that a standard normal value is at least as far from 0 as ``deviate``."""
     return math.erfc(abs(deviate) / math.sqrt(2))
 
 

@@ -90,7 +90,7 @@ def _read_file_header(path: Path, data: bytes) -> tuple[int, int]:
 
 
 def _payload_bytes(data: bytes, at: int) -> tuple[int, str]:
-    """Returns the payload's length of the block at ``at``, or why there is no complete block."""
+    """Returns the payload length of the block at ``at``, and ""; or 0, and what is wrong."""
     header = data[at : at + schema.BLOCK_HEADER.size]
     # The writer writes a block's header last; until then the file has a hole there.
     if len(header) < schema.BLOCK_HEADER.size or not any(header):

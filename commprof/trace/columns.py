@@ -32,8 +32,8 @@ class Collectives:
     #: Code of the operation; ``schema.OPS`` names it.
     op: Ints
     group: Ints
-    #: Number of the collective in its group, equal on all ranks for the same collective. For a
-    #: message, its number between its two ranks, or ``schema.NO_SEQ`` if not known.
+    #: Sequence number of the collective in its group, equal on all ranks. For a point-to-point
+    #: message, its sequence number between its two ranks, or ``schema.NO_SEQ`` if not known.
     seq: Ints
     #: Rank in the group of the root, source or destination; 0 if the operation has none.
     peer: Ints
@@ -80,7 +80,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Spans:
-    """Intervals of threads' time, such as phases, waits or finalisation windows."""
+    """Intervals of threads' time, such as phases, waits or DDP's finalisations."""
 
     #: Phase code, operation id, or graph task id; see the function that makes the table.
     key: Ints
@@ -112,7 +112,7 @@ class Buckets:
     op_id: Ints
     group: Ints
     #: Equal on all ranks for the same bucket: the number of buckets that the model's hook had
-    #: before, or without a hook the number of the bucket's all-reduce in the group.
+    #: before, or without a hook the sequence number of the bucket's all-reduce in the group.
     seq: Ints
     index: Ints
     #: Hash of the shapes of the bucket's parameters.
@@ -189,10 +189,10 @@ def collectives(trace: Trace) -> Collectives:
 
 @once_per_trace
 def steps(trace: Trace) -> Steps:
-    """Returns the complete steps: each boundary that ends a step, joined with the one before.
+    """Returns the complete steps, each from the boundary that ends it and the boundary before.
 
-    A step whose first boundary is not in the trace, because a full ring dropped it, is left out:
-    it would seem to begin with the step before. ``step_marks`` finds the boundaries.
+    A step is left out if a full ring dropped the boundary at its begin: the boundary before is then
+    the begin of the previous step. ``step_marks`` finds the boundaries.
     """
     marks = step_marks(trace.records)
     begun = marks.step + marks.ends  # index of the step that begins at each boundary
@@ -232,7 +232,7 @@ def pauses(trace: Trace) -> Spans:
 
 @once_per_trace
 def run_delays(trace: Trace) -> Spans:
-    """Returns intervals in which threads lacked a core; ``key`` is for how long, in ns."""
+    """Returns intervals in which threads lacked a core; ``key``: ns without a core in each."""
     records = of_kind(trace.records, Kind.RUN_DELAY)
     return _spans(records, ints(records["bytes_in"]))
 
@@ -240,8 +240,9 @@ def run_delays(trace: Trace) -> Spans:
 def helpers_cpu(trace: Trace) -> Spans:
     """Returns the intervals of ``run_delays``; ``key`` is the CPU time of helper threads, in ns.
 
-    Helpers, such as the backend's threads, are all threads of the process but the interval's own. 0
-    unless the rank is known to have one intra-op thread, because others' time is its own work.
+    Helpers, such as the backend's threads, are all threads of the process but the interval's own.
+    ``key`` is 0 unless the rank is known to have a single intra-op thread, because the time of
+    further intra-op threads is the rank's own work.
     """
     records = of_kind(trace.records, Kind.RUN_DELAY)
     alone = trace.metadata.get("threads") == 1
@@ -249,10 +250,10 @@ def helpers_cpu(trace: Trace) -> Spans:
 
 
 def own_run_delays(trace: Trace) -> Spans:
-    """Returns the intervals of ``run_delays``; ``key`` is the part due to helper threads, in ns.
+    """Returns the intervals of ``run_delays``; ``key``: ns without a core due to helper threads.
 
-    These can have kept the thread from a core for no longer than their own CPU time. The part is an
-    upper bound, because they may have run on another core.
+    Helper threads can keep a thread from a core for no longer than their own CPU time. ``key`` is
+    an upper bound, because they may have run on another core.
     """
     found = run_delays(trace)
     return replace(found, key=np.minimum(found.key, helpers_cpu(trace).key))

@@ -251,10 +251,10 @@ def salvage(path: Path) -> int:
 
 
 def salvage_dead(directory: Path) -> None:
-    """Salvages the traces in a run directory whose processes left rings and are gone.
+    """Salvages each trace in a run directory if its process is gone and left ring files.
 
-    That a process is gone is known only on the same machine, before a reboot, and in the same PID
-    namespace. A trace is skipped if that is not known, or if its files cannot be written.
+    Whether a process is gone can be known only on its machine, before a reboot, and in its PID
+    namespace. A trace is skipped if this is not known, or if its files cannot be written.
     """
     for path in sorted([*directory.glob("rank_*.trace"), *directory.glob("world_*/rank_*.trace")]):
         try:
@@ -268,7 +268,7 @@ def salvage_dead(directory: Path) -> None:
 
 
 def _append(path: Path, end: int, blocks: bytes) -> None:
-    """Appends blocks after the last complete block; on failure the file ends there."""
+    """Appends blocks after the last complete block, which ends the file if this fails."""
     with path.open("r+b", buffering=0) as file:
         file.truncate(end)
         file.seek(end)

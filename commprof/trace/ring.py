@@ -83,7 +83,7 @@ def remove_rings(ring_prefix: str, session: int) -> None:
         try:
             with open_regular(path) as file:
                 header = file.read(schema.RING_HEADER_BYTES)
-            # The process died while it made a file without a header.
+            # Without a header: the process died while it made the file.
             if not any(header) or _session(header) == session:
                 path.unlink()
         except OSError:
@@ -112,7 +112,7 @@ def write_owner(ring_prefix: str, trace_path: Path, session: int, metadata: Any)
 
 
 def remove_orphans(memory: Path = _MEMORY) -> int:
-    """Removes this user's rings whose process and trace are both gone, so that nobody reads them.
+    """Removes this user's rings that nobody will read: their process and trace are both gone.
 
     Rings whose trace still exists are kept for ``salvage``.
 

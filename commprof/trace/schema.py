@@ -1,7 +1,7 @@
 """The trace format in Python: layouts, codes and names.
 
-The codes are made from the C++ headers (``codes.py``). A trace carries the tables it was
-written with, and the reader uses those.
+The codes are made from the C++ headers (``codes.py``). A trace carries the tables that it was
+written with; codes are only ever appended, so the codes here are right for older traces too.
 
 Kinds of records, and the fields that each uses besides ``timestamp_ns`` (when it happened, or
 began), ``kind`` and ``thread``; the other fields are 0:
@@ -9,18 +9,18 @@ began), ``kind`` and ``thread``; the other fields are 0:
     none             no record
     step             ``op_id`` step; ``aux`` 1 if that step ends here, 0 if it only begins; ``seq``
                      who placed the boundary (STEP_*)
-    phase            ``aux`` phase, the outermost declared; ``value`` end; ``seq`` samples of the
-                     batches that DataLoaders returned in it, or SAMPLES_UNKNOWN
+    phase            ``aux`` phase (of nested phases the outermost); ``value`` end; ``seq`` samples
+                     of the batches that DataLoaders returned in it, or SAMPLES_UNKNOWN
     issue            an operation was handed to its process group: ``op_id``, ``op``, ``dtype``,
                      ``reduce_op``, ``group``, ``aux`` root or peer rank, ``bytes_in``,
-                     ``bytes_out``, ``flags``; ``seq`` the group's collective number, equal on all
-                     ranks, or a message's number between its two ranks, or NO_SEQ; ``value``
-                     autograd graph task + 1 of the backward pass that issued it, or that made
-                     the bucket on a compressor's thread, 0 outside of backward passes
+                     ``bytes_out``, ``flags``; ``seq`` sequence number in the group, equal on all
+                     ranks (of a point-to-point message: number between its two ranks, or NO_SEQ);
+                     ``value`` autograd graph task + 1 of the backward pass that issued it, or whose
+                     bucket a compressor's thread sends with it; 0 outside of backward passes
     end              the operation completed: ``op_id``, ``op``, ``flags``
     wait             a thread was blocked in ``Work.wait`` or a collective's future, for 1 us at
-                     least, or for any time if no other record has the operation's end (messages
-                     and reduce-scatters of gloo): ``op_id``, ``op``, ``value`` end
+                     least, or for any time if no other record has the operation's end (gloo's
+                     point-to-point and reduce-scatter): ``op_id``, ``op``, ``value`` end
     finalize_begin   DDP begins to wait for its buckets: ``op_id`` graph task; ``value`` CPU time
                      of the thread in ns; with the flag run_delay_read ``bytes_in`` its run delay
     finalize_end     DDP has all of its buckets: as finalize_begin
@@ -45,7 +45,7 @@ began), ``kind`` and ``thread``; the other fields are 0:
                      step, ``bytes_in`` its time on the host
     device_clock     a device's clock was compared with the host's: ``aux`` device, ``value`` its
                      time in ns, ``bytes_in`` bound on the error of ``timestamp_ns``,
-                     ``bytes_out`` largest bound of the times placed since the one before
+                     ``bytes_out`` largest error bound of times converted since the previous record
     span             a piece of a compressor thread's work on a bucket: ``op_id`` of the bucket,
                      ``aux`` stage, ``value`` end
     compression      a compressed bucket is done: ``op_id`` of the bucket, ``aux`` index,
@@ -59,13 +59,13 @@ began), ``kind`` and ``thread``; the other fields are 0:
     pause            no thread of the process ran, for 1 ms at least: ``value`` end
     run_delay        the thread was ready to run and had no core for ``bytes_in`` ns, according to
                      the kernel's counter, read at the ends of its phases: ``value`` end,
-                     ``bytes_out`` CPU time of the process's other threads, which includes the
-                     time between two clock readings; no record if both are 0
+                     ``bytes_out`` CPU time of the process's other threads, inexact by the
+                     time between two clock readings; no record if both fields are 0
     host_counts      the kernel's counts for a thread that lacked a core or had many page faults:
                      ``value`` end, ``aux`` involuntary switches, ``seq`` minor and ``op_id`` major
-                     page faults; ``bytes_in`` ns for which its cgroup was throttled since the last
-                     reading, read if it lacked a core; ``bytes_out`` ns for which tasks of the host
-                     were stalled for memory, read if it had major faults
+                     page faults; ``bytes_in``, if the thread lacked a core, ns for which its cgroup
+                     was throttled since this was last read; ``bytes_out``, if it had major faults,
+                     ns for which tasks of the host were stalled for memory
 
 Times of the kinds ``device_...``, and of an end with the flag device_time, are a device's, moved to
 ``CLOCK_MONOTONIC``. Any thread may write such a record after the device has passed the event;

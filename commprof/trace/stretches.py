@@ -50,7 +50,7 @@ def each_once(begin_ns: Ints, end_ns: Ints) -> tuple[Ints, Stretches]:
 
 
 def rows_within(some: Stretches, others: Stretches) -> tuple[Ints, Stretches]:
-    """Returns the intersection of two sets of intervals, with each piece's row in the first."""
+    """Intersects two sets of intervals; returns each piece's row in ``some``, and the pieces."""
     first = np.searchsorted(others.end_ns, some.begin_ns, side="right")
     last = np.searchsorted(others.begin_ns, some.end_ns, side="left")
     count = np.maximum(0, last - first)

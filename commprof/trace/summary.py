@@ -1,10 +1,12 @@
 """The summary block of a trace, which always-on mode keeps instead of records.
 
-It is a JSON object, followed by spaces. Its keys are the fields of :class:`Summary`, except
-``arrivals`` (``known``, ``unknown``, ``without_place``, ``unsplit_steps``) and ``paused``. A
-histogram is an object of ``count``, ``sum``, ``min``, ``max`` and ``buckets``: for each bucket that
-is not empty, its distance from the one before, and its count. At most 256 operations are kept; the
-rarest others are added up in the operation whose ``op`` and ``group`` are 0.
+It is a JSON object, followed by spaces. Its keys are the fields of :class:`Summary`, with two
+exceptions: the object ``arrivals`` holds ``known``, ``unknown``, ``without_place`` and
+``unsplit_steps``, and ``paused`` holds ``paused_ns``. A histogram is an object of ``count``,
+``sum``, ``min``, ``max`` and ``buckets``: for each bucket that is not empty, its distance from the
+one before, and its count. At most 255 combinations of operation, group and size class are kept;
+further ones, and the rarest if the block gets too long, are added up in an entry whose ``op`` and
+``group`` are 0.
 
 This module also computes quantiles, means and sums of these histograms. The buckets are those of
 ``csrc/always_on/summary/histogram.h`` (HdrHistogram's): 64 of equal width for each power of two. A
@@ -54,7 +56,8 @@ class OperationSummary:
     #: Code of the operation, and ``id`` of the group; both 0 for the sum of all others.
     op: int
     group: int
-    #: Number n of bits of the message's size: 0 for no bytes, else 2**(n-1) to 2**n - 1 bytes.
+    #: Number n of bits of the larger of input and output size: 0 for no bytes, else for 2**(n-1) to
+    #: 2**n - 1 bytes.
     size_class: int
     #: Number of operations issued.
     count: int
@@ -68,19 +71,19 @@ class OperationSummary:
     duration: Histogram
     #: Times in ``Work.wait`` of the waits that blocked.
     wait: Histogram
-    #: Times from issue to the last rank's issue, and from there to completion, of the operations
-    #: whose last issue became known.
+    #: Times from this rank's issue to the issue by the rank that came last, and from there to
+    #: completion, of the operations for which that rank became known.
     until_last: Histogram
     wire: Histogram
 
 
 @dataclass(frozen=True)
 class LastRank:
-    """Operations for which this rank needed another rank, and which that rank issued last."""
+    """Operations for which one other rank was the last of all needed ranks to issue them."""
 
     #: Global rank of the other rank.
     rank: int
-    #: Number of operations that it issued last.
+    #: Number of operations that the other rank issued last.
     count: int
     #: Sum over these operations of the time from this rank's issue to the other's.
     wait_ns: int
@@ -88,7 +91,7 @@ class LastRank:
 
 @dataclass(frozen=True)
 class WaitedFor:
-    """Waiting time of the training thread, by block of time and by the rank waited for."""
+    """Waiting time of the training thread, per interval of ``block_ns`` and rank waited for."""
 
     #: Length of a block; block 0 begins at time 0 of the clock.
     block_ns: int
@@ -132,15 +135,17 @@ class Summary:
     exposed: Histogram
     #: By ``schema.Phase``: time per step without the exposed time in the phase.
     phases: tuple[Histogram, ...]
-    #: Number of operations whose last rank became known, of operations whose last rank did not,
-    #: and of steps whose waiting could therefore not be split.
+    #: Number of operations for which the rank that came last became known, of operations for which
+    #: it did not, and of steps whose waiting could therefore not be split.
     arrivals_known: int
     arrivals_unknown: int
     unsplit_steps: int
-    #: Bound on the error of arrivals on this rank's clock, of each known collective between hosts.
+    #: Bound on the clock error of the last arrival, for each collective between hosts of which that
+    #: arrival is known.
     arrival_clock_error: Histogram
     hosts: HostLinks
-    #: Exposed time before and after the deciding arrival, of each other step but the first.
+    #: Exposed time before and after the arrival that ended the waiting, of each step but the first
+    #: and those in ``unsplit_steps``.
     exposed_wait: Histogram
     exposed_wire: Histogram
     last: tuple[LastRank, ...]
@@ -203,7 +208,7 @@ OPERATION_COUNTERS = ("op", "group", "size_class", "count", "bytes", "failed", "
 
 
 def _paused(value: dict[str, Any]) -> tuple[int, ...]:
-    """Reads one number per phase; 0 in older summaries."""
+    """Reads the paused time of each phase, in ns; 0 in summaries of older versions."""
     found = value.get("paused", [0] * len(schema.PHASES))
     if not isinstance(found, list) or len(found) != len(schema.PHASES):
         raise ValueError(f"paused is not a list of {len(schema.PHASES)} numbers")
@@ -243,7 +248,7 @@ def _last(value: object) -> LastRank:
 
 
 def _waited_for(value: object) -> WaitedFor:
-    """Reads the cells, whose block, rank and waiting time follow each other in one list."""
+    """Reads the waiting times from a flat list: block, rank and time in ns of each cell."""
     cells = _list(value, "cells")
     block_ns = _whole(value, "block_ns")
     if len(cells) % 3 or not all(_is_whole(number) for number in cells) or block_ns == 0:
@@ -294,7 +299,7 @@ _LARGEST_NS = 2**42 - 1
 
 
 def histogram_of(values_ns: Sequence[int]) -> Histogram:
-    """Makes a histogram of whole numbers from 0 to 2**63 - 1, with the buckets of the C++ one."""
+    """Makes a histogram of whole numbers from 0 to 2**63 - 1, with the same buckets as in C++."""
     values = np.asarray(values_ns, dtype=np.int64)
     buckets, counts = np.unique(_bucket_of(values), return_counts=True)
     return Histogram(
@@ -325,7 +330,7 @@ def merged_histogram(histograms: Iterable[Histogram]) -> Histogram:
 
 
 def quantile_ns(histogram: Histogram, q: float) -> float:
-    """Returns the value of rank ``ceil(q * count)`` in ns, q from 0 to 1; NaN if empty."""
+    """Returns the ``ceil(q * count)``-th smallest value in ns, q from 0 to 1; NaN if empty."""
     if histogram.count == 0:
         return math.nan
     rank = max(1, math.ceil(q * histogram.count))

@@ -1,1 +1,1 @@
-"""Trials: candidates, schedule, result and verdict. Loads torch in ``live`` only."""
+"""Trials: settings of a job, compared on the job's own steps. Only ``live`` imports torch."""

@@ -40,7 +40,8 @@ from commprof.units import NS_PER_MS, ns_to_ms
 Floats = npt.NDArray[np.float64]
 
 PARTS = ("data", "forward", "backward", "exposed", "optimizer", "other")
-#: Figures per step of one rank: times in ns, bytes, and from ``relative_error`` on plain numbers.
+#: Figures per step of one rank: times in ns; ``compressed_wire`` and ``plain_ring`` in bytes; from
+#: ``relative_error`` on numbers without a unit.
 _COLUMNS = (
     *("wall", *PARTS, "hidden", *STAGES, "compressed_wire", "plain_ring"),
     *("relative_error", "cosine", "loss"),
@@ -58,8 +59,8 @@ _WHOLE_BLOCK = ("relative_error", "cosine", "loss")
 class Figures:
     """Figures per block, ``[candidate, round]``, of rounds in which every block is complete."""
 
-    #: Median measured step on the candidate's slowest rank over all rounds. The slowest rank of
-    #: each round would change by chance, and its median would be too long.
+    #: Median of a block's measured steps on the rank that is slowest with this candidate over all
+    #: rounds. A slowest rank chosen per round would change by chance, and its median be too long.
     step_ns: Floats
     #: Median step in the second half of a block's measured steps divided by that in the first half,
     #: each step on its slowest rank; NaN in blocks of fewer than 4 measured steps.
@@ -82,7 +83,7 @@ def figures(
         traces: traces of all ranks.
         schedule: schedule that the ranks followed.
         first_step: number of the trial's first step in the traces.
-        is_sharded: True if FSDP2 models took part; then all collectives count.
+        is_sharded: True if FSDP2 models took part; then their collectives add to the bytes sent.
     """
     tables = [_steps_of(trace, schedule.steps, first_step, is_sharded) for trace in traces]
     shape = (schedule.candidates, schedule.rounds)
@@ -117,7 +118,7 @@ def _later_over_earlier(step_ns: Floats) -> float:
 
 
 def _of_slowest(medians_ns: Floats) -> Floats:
-    """Reduces ``[candidate, round, rank]`` to the slowest rank, see ``Figures.step_ns``."""
+    """Picks the slowest rank out of ``[candidate, round, rank]``, see ``Figures.step_ns``."""
     if not medians_ns.shape[1]:
         return medians_ns[:, :, 0]
     slowest = np.median(medians_ns, axis=1).argmax(axis=1)
@@ -125,16 +126,16 @@ def _of_slowest(medians_ns: Floats) -> Floats:
 
 
 def no_figures(schedule: Schedule) -> Figures:
-    """Returns the figures of a trial without a complete round."""
+    """Returns empty figures, for a trial without a complete round."""
     none = np.zeros((schedule.candidates, 0))
     return Figures(none, none, dict.fromkeys(_COLUMNS, none))
 
 
 def _over_block(name: str, rows: Floats) -> float:
-    """Computes a block's figure from ``[rank, step]``: median over steps, mean over ranks.
+    """Computes one figure of a block from ``[rank, step]``: median over steps, mean over ranks.
 
-    The first loss of a block is left out: it precedes the candidate's first update. Errors are
-    measured in few steps, and known for these only.
+    Losses and errors are averaged instead. A block's first loss is left out, because it precedes
+    the candidate's first update; errors are averaged over the few steps that measured them.
     """
     if name == "loss":
         rows = rows[:, 1:]
@@ -173,7 +174,7 @@ def _losses(metadata: dict[str, Any], count: int) -> list[float]:
 def _add_bytes(
     trace: Trace, table: dict[str, Floats], steps: columns.Steps, first_step: int
 ) -> None:
-    """Adds figures of buckets and compressors, summed by the step in which the bucket was ready."""
+    """Adds bytes, compressor times and errors to the step in which each bucket was ready."""
     count = len(table["wall"])
     buckets, done = columns.buckets(trace), compressions(trace)
     bucket_step = _trial_step(steps, buckets.ready_ns, first_step, count)
@@ -216,7 +217,7 @@ def _sharded_bytes(
 
 
 def _trial_step(steps: columns.Steps, time_ns: Ints, first_step: int, count: int) -> Ints:
-    """Returns the trial's step at each time; -1 outside the trial."""
+    """Returns the step, counted from the trial's first, at each time; -1 outside the trial."""
     row = row_containing(steps.begin_ns, steps.end_ns, time_ns)
     step = np.append(steps.index, -1)[row] - first_step
     return np.where((row >= 0) & (step >= 0) & (step < count), step, -1).astype(np.int64)
@@ -234,9 +235,10 @@ _BITS = 8.0
 
 
 def analyse_world_trial(run: WorldRun, context: Mapping[str, Any]) -> TrialResult:
-    """Returns the result of the trial that began in one world size.
+    """Returns the result of a trial from the traces of the world size in which it ran.
 
-    If a rank's trace is missing there are no rounds, because a step is that of the slowest rank.
+    If a rank's trace is missing, the result has no rounds, because step times are those of the
+    slowest rank, which may be the missing one.
 
     Args:
         run: traces of the ranks.
@@ -354,7 +356,7 @@ def _break_even(
 
 
 def _loss_effect(own: Mapping[str, Floats], baseline: Mapping[str, Floats]) -> Interval | None:
-    """Returns the relative change of the loss, which does not depend on the loss's scale."""
+    """Returns the change of the loss relative to the baseline's; None if that is unknown or 0."""
     plain = baseline["loss"]
     if not np.isfinite(plain).all() or (plain == 0).any():
         return None
@@ -362,7 +364,7 @@ def _loss_effect(own: Mapping[str, Floats], baseline: Mapping[str, Floats]) -> I
 
 
 def _overhead_reduction(step: Floats, plain: Floats, floor: Floats | None) -> Interval | None:
-    """Returns ``1 - (step - noop's) / (none's - noop's)``, from medians over rounds."""
+    """Returns the saved share of the overhead, ``median(plain - floor)``; None if unknown."""
     count = len(step)
     if floor is None or count < MIN_ROUNDS:
         return None

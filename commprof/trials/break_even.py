@@ -57,12 +57,14 @@ def break_even(costs: Costs) -> BreakEven | None:
 
 
 def no_break_even(one: Candidate, rounds: int, told: bool) -> NoBreakEven | None:
-    """Returns why a candidate has no break-even bandwidth; ``None`` for roles and FSDP2 settings.
+    """Returns why a candidate has no break-even bandwidth.
+
+    Returns None for ``none``, ``none again``, ``noop`` and candidates with settings of FSDP2.
 
     Args:
         one: a candidate without a break-even bandwidth.
         rounds: number of complete rounds.
-        told: True if its compressor recorded bytes and times.
+        told: True if the candidate's compressor recorded bytes and times.
     """
     if one in ROLES or one.sharding.count:
         return None
@@ -95,12 +97,12 @@ def bandwidth(
     slowdown_ns: Floats,
     hidden_ns: Floats,
 ) -> Floats:
-    """Returns the smaller of two bandwidths in Gbit/s (bits per ns).
+    """Returns the break-even bandwidth in Gbit/s (bits per ns): the smaller of two bounds.
 
     These are ``8 saved / (coding + slowdown)`` and ``8 plain / (hidden + slowdown)``. Above the
-    former the saved bytes do not make up for the work; above the latter the exchange without a
-    compressor has next to nothing exposed that could be saved. The result is 0 if the candidate
-    never pays, and infinite if it always pays.
+    first, the saved bytes do not make up for the time added; above the second, the baseline waits
+    for communication for less time than the slowdown adds. The result is 0 if the candidate never
+    pays, and infinite if it always pays.
     """
     slow = np.maximum(slowdown_ns, 0.0)
     saved = _BITS * np.maximum(plain_bytes - wire_bytes, 0.0)

@@ -21,10 +21,10 @@ from commprof.trials.sharding import (
 BASELINE = "none"
 #: The baseline under another name; differs from the baseline only by chance.
 CONTROL = "none again"
-#: Exchanges nothing: the most that any work on communication can win.
+#: A candidate that exchanges nothing: its gain is the most that faster communication can win.
 HEADROOM = "noop"
 
-#: Compressors that send fp32 means.
+#: Compressors that lose nothing: their result is the fp32 mean.
 _LOSSLESS = (BASELINE, "hierarchical")
 
 BUCKET_CAP, FIRST_BUCKET = "bucket-cap", "first-bucket"
@@ -40,7 +40,7 @@ _CAPS_MB = (0.001, 10_000.0)
 
 @dataclass(frozen=True)
 class NamedHook:
-    """An exchange that a candidate can name; only the ranks load its code."""
+    """A communication hook that a candidate can name; only the ranks import the hook's code."""
 
     name: str
     meaning: str
@@ -49,7 +49,7 @@ class NamedHook:
     make: str
     #: True if gradients have the same bits as with DDP's own mean.
     exact: bool
-    #: True if it sends exactly a ring all-reduce in fp32 of each bucket.
+    #: True if the hook sends as many bytes as a ring all-reduce of each bucket in fp32.
     rings: bool
 
 
@@ -78,7 +78,7 @@ class Buckets:
 
     @property
     def recuts(self) -> bool:
-        """True if gradients are divided into buckets differently than in the model's own."""
+        """True if gradients are divided into other buckets than with the model's own caps."""
         return self.cap_mb is not None or self.first_mb is not None
 
     @property
@@ -91,7 +91,7 @@ class Buckets:
 
     @property
     def code(self) -> str:
-        """Code for the script, for settings that no option of commprof applies."""
+        """Code that applies the settings in the script; empty if commprof's options can do so."""
         words = []
         if self.first_mb is not None:
             rest = "the model's own cap" if self.cap_mb is None else f"{self.cap_mb:g}"
@@ -141,16 +141,17 @@ class Candidate:
 
     @property
     def link_only(self) -> bool:
-        """True if all sent bytes cross the link, so that a bandwidth follows from them."""
+        """True if all bytes sent are known to cross the network, as break-even figures assume."""
         if self.hook:
             return HOOKS[self.hook].rings
         return "hierarchical" not in self.compressor
 
     @property
     def barred(self) -> str:
-        """Reason why the candidate is never recommended; empty if an option applies it.
+        """Reason why the candidate is never recommended; empty if it can be.
 
-        ``commprof run --hook`` and COMMPROF_HOOK accept compressors only.
+        No option applies a hook of HOOKS: ``commprof run --hook`` and COMMPROF_HOOK accept
+        compressors only.
         """
         if not self.hook:
             return ""

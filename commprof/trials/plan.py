@@ -21,7 +21,7 @@ from commprof.trials.candidates import (
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive steps with one candidate; steps count from 0 at the trial's begin."""
+    """Consecutive steps with one candidate; steps count from 0 at the trial's start."""
 
     round: int
     #: Index of the candidate in ``Plan.everyone``.
@@ -77,22 +77,22 @@ SETTLE_STEPS = 3
 class Plan:
     """A trial's candidates, rounds and block lengths, as ``parse_trial`` reads them."""
 
-    #: Named candidates, without none, none again and noop.
+    #: Candidates that the user named, without ``none``, ``none again`` and ``noop``.
     candidates: tuple[Candidate, ...]
     #: Number of rounds, each with one block per candidate.
     rounds: int = 8
     #: Measured steps of a block.
     block: int = 6
-    #: Steps after a switch that are left out.
+    #: Steps after each switch of candidates, before the measured steps.
     warmup: int = 2
-    #: Seed of the order.
+    #: Seed from which the order of the blocks is drawn.
     shuffle: int = 0
-    #: 1 if noop takes part, to measure the best possible gain; else 0.
+    #: 1 if ``noop`` takes part, to measure the best possible gain; else 0.
     headroom: int = 1
 
     @property
     def everyone(self) -> tuple[Candidate, ...]:
-        """All candidates that take turns: none, none again, noop, and the named candidates."""
+        """All candidates: ``none``, ``none again``, ``noop`` if wanted, and the named ones."""
         roles = ROLES if self.headroom else ROLES[:-1]
         return (*roles, *self.candidates)
 
@@ -150,7 +150,7 @@ def parse_trial(text: str) -> Plan:
             items.append(word)
         else:
             items[-1] += f",{word}"
-    # none, none again and noop, which take part in any case, may be listed as well.
+    # "none", "none again" and "noop" may be listed too, but Plan.everyone adds them itself.
     listed = [item for item in items if item not in (BASELINE, CONTROL, HEADROOM)]
     candidates = tuple(dict.fromkeys(parse_candidate(item) for item in listed))
     if not items:

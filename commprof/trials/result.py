@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from commprof.stats.intervals import Interval
 
-#: Share of a step by which the halves of a settled block may differ.
+#: Fraction by which a settled block's step time may be shorter in its second half than its first.
 _SETTLED = 0.02
 
 
@@ -34,8 +34,8 @@ class NoBreakEven:
 class CandidateResult:
     """Figures of one candidate over all complete rounds.
 
-    A figure is the median over the rounds' blocks. The figure of a block is the median over its
-    measured steps, averaged over the ranks.
+    Unless stated otherwise, a figure is the median over the rounds' blocks. The figure of a block
+    is the median over its measured steps, averaged over the ranks.
     """
 
     label: str
@@ -47,13 +47,15 @@ class CandidateResult:
     exact: bool
     #: True if gradients change by more than the order of summation, even if not measured.
     compresses: bool
-    #: Typical block (``center`` of the logarithms in ``stats.intervals``), on the slowest rank.
+    #: Typical step on the slowest rank: Hodges-Lehmann estimate of the logarithm over rounds, see
+    #: ``stats.intervals.center``.
     step_ms: float
     #: ``step_ms`` with its 95 % interval; None if rounds are too few.
     step_ms_interval: Interval | None
     #: Step divided by the baseline's, paired by round, at 95 %; None for the baseline itself.
     ratio: Interval | None
-    #: ``ratio`` at a level at which the intervals of all candidates hold together (Bonferroni).
+    #: ``ratio`` with a wider interval, at the joint level: so high that the intervals of all
+    #: candidates together hold at 95 % (Bonferroni).
     joint_ratio: Interval | None
     #: Time that the training thread waited for communication.
     exposed_ms: float
@@ -65,9 +67,9 @@ class CandidateResult:
     decode_ms: float
     #: Bytes that a rank sends per step; NaN if unknown.
     wire_bytes: float
-    #: Error and cosine of the sent values, compared with the values to send, in the first step of
-    #: each block; means over buckets weighted by size. NaN if not measured, as without a
-    #: compressor.
+    #: Relative error and cosine similarity of the values sent, compared with the values to send,
+    #: in the first step of each block; means over buckets weighted by size. NaN if not measured,
+    #: as without a compressor.
     relative_error: float
     cosine: float
     #: Difference of the block's loss from the baseline's, divided by the latter; None if unknown.
@@ -77,7 +79,7 @@ class CandidateResult:
     break_even: BreakEven | None
     #: Reason for a missing break-even; None for the first three roles and settings of FSDP2.
     no_break_even: NoBreakEven | None = None
-    #: Reason why the candidate is never recommended; empty if an option applies it.
+    #: Reason why the candidate is never recommended; empty if it can be.
     barred: str = ""
     #: Most bytes of gathered parameters that a rank holds in addition to the baseline's.
     held_bytes: float = 0.0
@@ -94,7 +96,7 @@ class CandidateResult:
 
     @property
     def gain(self) -> Interval | None:
-        """Share of the step that the candidate saves, at the joint confidence level."""
+        """Share of the step that the candidate saves, with the interval of ``joint_ratio``."""
         return less(self.joint_ratio)
 
 
@@ -110,13 +112,13 @@ class StepShare:
 class Verdict:
     """Recommendation after a trial."""
 
-    #: "none": change nothing; "not-the-bottleneck"; "use": apply ``choice``; "unknown": rounds are
-    #: too few or too noisy.
+    #: "none": change nothing; "not-the-bottleneck": faster communication could win too little;
+    #: "use": apply ``choice``; "unknown": rounds are too few or too noisy.
     answer: str
     #: Label of the recommended candidate; empty unless ``answer`` is "use".
     choice: str
-    #: Share of the step that ``choice`` saves, at the joint level; noop's, at 95 %, if the answer
-    #: rests on noop; else None.
+    #: Share of the step that ``choice`` saves, at the joint level; if ``noop`` alone decided the
+    #: answer, the share that ``noop`` saves, at 95 %; else None.
     gain: Interval | None
     #: Sentences for the reader, the most important first.
     sentences: tuple[str, ...]
@@ -140,23 +142,24 @@ class TrialResult:
     #: Measured steps of a block, and warm-up steps before them.
     block_steps: int
     warmup_steps: int
-    #: In the order of the plan.
+    #: Results of all candidates, in the order of ``Plan.everyone``.
     candidates: tuple[CandidateResult, ...]
     #: Parts of the baseline's step, the largest first.
     parts: tuple[StepShare, ...]
-    #: Average rate on the link while the baseline communicated; NaN if unknown.
+    #: Average rate at which a rank sent while the baseline's communication was in flight; NaN if
+    #: unknown.
     link_gbit_per_s: float
     #: Candidates that could not take part, with the reason.
     left_out: tuple[tuple[str, str], ...]
     verdict: Verdict
 
     def of_role(self, role: str) -> CandidateResult:
-        """Returns the candidate of a role that occurs once."""
+        """Returns the result of the one candidate with this role: baseline, control or headroom."""
         return next(one for one in self.candidates if one.role == role)
 
 
 def less(ratio: Interval | None) -> Interval | None:
-    """Returns the saved share: 1 minus the ratio."""
+    """Returns the share saved, 1 minus the ratio, with its interval; None without a ratio."""
     if ratio is None:
         return None
     return Interval(1 - ratio.value, 1 - ratio.high, 1 - ratio.low)

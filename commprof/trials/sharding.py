@@ -12,11 +12,11 @@ from commprof.errors import UsageError
 
 RESHARD, PREFETCH, REDUCE_DTYPE = "reshard-after-forward", "prefetch", "reduce-dtype"
 _BOOLEANS = {"true": True, "false": False}
-#: Typed name -> torch's name.
+#: Name of a type on the command line -> its name in torch.
 DTYPES: Mapping[str, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _MOST_PREFETCHED = 64
 
-#: Typed form of each setting, and its meaning.
+#: Form of each setting on the command line, and its meaning.
 TECHNIQUES = (
     (
         f"{RESHARD}=true|false",
@@ -63,7 +63,7 @@ class Sharding:
 
     @property
     def code(self) -> str:
-        """Code for the script that applies the settings."""
+        """Code that applies the settings in the training script."""
         found = []
         if self.reshard is not None:
             found.append(f"model.set_reshard_after_forward({self.reshard})")
@@ -87,10 +87,11 @@ def is_sharding(word: str) -> bool:
 
 
 def with_word(setting: Sharding, word: str, text: str) -> Sharding:
-    """Adds the setting in ``word`` to ``setting``; ``text`` is the candidate, for messages.
+    """Returns ``setting`` with the setting in ``word`` added; error messages quote ``text``.
 
     Raises:
-        UsageError: a value is out of range, or a setting is named twice or cannot change live.
+        UsageError: a value is out of range, or a setting is named twice or fixed once training
+            has begun.
     """
     name, _, value = word.partition("=")
     if name in _FIXED:

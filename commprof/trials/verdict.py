@@ -49,11 +49,11 @@ def judge(
     """Reaches the verdict on a trial.
 
     Args:
-        candidates: candidates of the plan, without the three roles.
-        results: results of all candidates, with the three roles.
+        candidates: candidates of the plan, without ``none``, ``none again`` and ``noop``.
+        results: results of all candidates, including these three.
         step_ns: ``[candidate, round]``, in the order of ``results``.
         parts: parts of the baseline's step, the largest first.
-        setting: command of the trial, for the command that applies the choice.
+        setting: command that started the trial; the command that applies the choice is made of it.
     """
     rounds = int(step_ns.shape[1])
     if rounds < MIN_ROUNDS:
@@ -105,8 +105,8 @@ def incomplete(missing: Sequence[int]) -> Verdict:
 def apply(candidate: Candidate, setting: Setting) -> str:
     """Returns the command or code that applies a candidate; empty if nothing applies it.
 
-    Without ``commprof run`` it names both, because a trace does not contain whether ``commprof
-    env`` or the script itself began the trial.
+    If the job was not started by ``commprof run``, the text gives both a command and code, because
+    a trace does not say whether ``commprof env`` or the script itself began the trial.
     """
     if candidate.barred:
         return ""
@@ -124,7 +124,7 @@ def apply(candidate: Candidate, setting: Setting) -> str:
 
 
 def _in_script(candidate: Candidate) -> str:
-    """Returns code for where the script makes DDP, for settings without an option."""
+    """Returns code to put where the script makes its DDP model, for settings without an option."""
     hook = _in_code(candidate.compressor, "")
     return "; and ".join(filter(None, (f"in the script: {candidate.buckets.code}", hook)))
 
@@ -139,7 +139,7 @@ def _applied_sharding(sharding: Sharding, setting: Setting) -> str:
 
 
 def _under_env(coded: str, cap_mb: str) -> str:
-    """Returns the job with these variables instead of the trial's; COMMAND starts the job."""
+    """Returns a ``commprof env`` command with these settings, no trial, and COMMAND for the job."""
     given = ((variables.HOOK, coded), (variables.BUCKET_CAP_MB, cap_mb))
     words = [f"{name}={shlex.quote(value)}" for name, value in given if value]
     words += [f"{variables.TRIAL}=", invocation.command("env", "--output", "DIR", "--", "COMMAND")]
@@ -212,7 +212,7 @@ def _own_work(parts: Sequence[StepShare]) -> str:
 
 
 def _chance(results: Sequence[CandidateResult]) -> float:
-    """Returns the absolute log ratio of none again to none: the difference due to chance."""
+    """Returns the absolute log ratio of ``none again`` to ``none``: a difference due to chance."""
     control = next(one for one in results if one.role == "control")
     assert control.ratio is not None
     return abs(math.log(control.ratio.value))
@@ -236,7 +236,7 @@ def _tied(
 
 
 def _damage(one: CandidateResult) -> tuple[float, float]:
-    """Returns a sort key: error of the gradients, infinite if unmeasured; then the step."""
+    """Sort key: gradient error (0 if uncompressed, infinite if unmeasured), then the step time."""
     error = one.relative_error
     if math.isnan(error):
         error = math.inf if one.compresses else 0.0

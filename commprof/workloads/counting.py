@@ -1,4 +1,4 @@
-"""The number of a model's parameters, in milliseconds and without memory for them."""
+"""Counts a model's parameters within milliseconds and without allocating them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch.overrides import TorchFunctionMode
 
 
 def count_parameters(make: Callable[[], nn.Module]) -> int:
-    """Returns how many numbers the parameters of the made model hold, on torch's meta device."""
+    """Returns the number of parameter elements of ``make()``, called on torch's meta device."""
     with torch.device("meta"), _WithoutValues():
         model = make()
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 class _WithoutValues(TorchFunctionMode):
-    """Leaves out what only sets values.
+    """Skips the torch functions that only set values, such as those of torch.nn.init.
 
-    On the meta device torch does that in Python, which imports torch._dynamo for seconds.
+    On the meta device torch runs them in Python, which imports torch._dynamo and takes seconds.
     """
 
     def __torch_function__(

@@ -29,7 +29,7 @@ class Trained(Protocol):
         ...
 
     def synchronised(self, last: bool) -> AbstractContextManager[object]:
-        """Context of a batch's forward and backward pass; `last`: the update's last batch."""
+        """Returns the context of a forward and backward pass; `last`: the update's last pass."""
         ...
 
     def forward(self, batch: Batch) -> Tensor:
@@ -63,7 +63,7 @@ class StepRecorder(Protocol):
 
 @dataclass(frozen=True)
 class LabelledStep:
-    """One step of the overhead block."""
+    """One step of the overhead block: steps after training that measure the cost of capture."""
 
     label: str
     """State of capture, as in `overhead_states`."""
@@ -75,7 +75,7 @@ class LabelledStep:
 
 @dataclass(frozen=True)
 class LoopResult:
-    """Times and losses that one rank measured in its own training, without the capture."""
+    """Times and losses that the loop of one rank measured itself, independently of the capture."""
 
     step_ns: list[int]
     """Wall time of each step: its phases, reading the loss, and the recorder's step()."""
@@ -84,7 +84,7 @@ class LoopResult:
     step_samples: list[int]
     """Samples of each step on this rank; DistributedSampler's padding counts as samples."""
     duration_ns: int
-    """Time from the begin of the first step to the end of the last, without the overhead block."""
+    """Time from the start of the first step to the end of the last, without the overhead block."""
     overhead: list[LabelledStep]
     """Steps of the overhead block, in order; empty if there was none."""
 
@@ -100,9 +100,9 @@ class LoopResult:
 
 
 def planned_steps(steps_per_epoch: int, steps: int | None, epochs: int | None) -> int:
-    """Returns the steps to train: `steps`, else those of `epochs`, else 2 epochs or 12 steps.
+    """Returns the number of steps to train: `steps`, else that of `epochs`, else a default.
 
-    Of the last two, the larger number.
+    The default is 2 epochs, but at least 12 steps.
     """
     if steps is not None:
         return steps
@@ -116,8 +116,7 @@ def overhead_states(steps: int, lot: str) -> list[str]:
 
     The ratio of on to off steps is the cost of capture. The ratio of off_a to off_b, two names for
     the same state, shows how far such a ratio differs from 1 by chance. The order within a pair is
-    drawn by lot, because step times may follow any rhythm: so the drawn states are as likely as
-    those with on and off exchanged, whatever the times are.
+    drawn at random: whatever rhythm the step times follow, on-off is as likely as off-on.
 
     lot: seed of the draw, the same on all ranks.
     """
@@ -138,10 +137,10 @@ def train(
     lot: str = "",
     on_step: Callable[[int], None] | None = None,
 ) -> LoopResult:
-    """Train `steps` steps, over as many epochs as needed, then the overhead block.
+    """Trains `steps` steps, over as many epochs as needed, then runs the overhead block.
 
-    overhead_steps: further steps of the same work with capture on and off, on every rank at the
-    same step, with batches of equal size; capture is on afterwards. lot: see `overhead_states`.
+    overhead_steps: further steps of the same work, with batches of equal size, for which capture
+    is switched on or off on all ranks alike; it is on afterwards. lot: see `overhead_states`.
     on_step: called between steps, untimed, with the number of steps done.
     """
     runner = _Steps(training, recorder)

@@ -188,19 +188,19 @@ class Trainee(Protocol):
         ...
 
     def forward(self, model: nn.Module, batch: Any) -> Tensor:
-        """Returns the batch's mean loss, computed by `model`, the wrapped module: forward phase."""
+        """Runs the forward phase on `model`, the wrapped module; returns the batch's mean loss."""
         ...
 
     def backward(self, loss: Tensor) -> None:
-        """Computes the gradients, and waits for their exchange if there is one: backward phase."""
+        """Runs the backward phase: computes gradients, and waits for their exchange if any."""
         ...
 
     def updates(self) -> OptimizerPlan | Callable[[], None]:
-        """Returns an optimizer, or a function that is the optimizer phase."""
+        """Returns the plan of an optimizer, or a function that runs the whole optimizer phase."""
         ...
 
     def truth(self) -> dict[str, list[int]] | None:
-        """Returns phase lengths that the workload knows without capture, ns per step, or None."""
+        """Returns the phase times per step, in ns, that the workload itself knows; else None."""
         ...
 
 
@@ -216,7 +216,7 @@ class Workload(Protocol):
     default_batch_size: ClassVar[int]
     """Batch size (of a rank in weak scaling, global in strong) when the user gives none."""
     split_dependence: ClassVar[str]
-    """Reason why the loss depends on the split of a global batch; empty if it does not."""
+    """Reason why the loss depends on how ranks split a global batch; empty if it does not."""
 
     def __init__(self, options: Any) -> None: ...
 
@@ -234,7 +234,7 @@ class Workload(Protocol):
         ...
 
     def steps_per_epoch(self, world_size: int, per_rank_batch: int) -> int:
-        """Returns the backward passes that a rank needs to go through its part of the data."""
+        """Returns the number of backward passes that a rank needs for its part of the data."""
         ...
 
     def build(self, shard: Shard) -> Trainee:

@@ -17,7 +17,7 @@ from commprof.workloads.spec import Shard
 
 
 def passes_per_epoch(samples: int, world_size: int, per_rank_batch: int) -> int:
-    """Returns a rank's backward passes per epoch; DistributedSampler pads to equal numbers."""
+    """Returns the number of backward passes of each rank per epoch (DistributedSampler pads)."""
     return math.ceil(math.ceil(samples / world_size) / per_rank_batch)
 
 
@@ -28,7 +28,7 @@ class DataBatch:
     inputs: Tensor
     """Samples along the first dimension, of any shape."""
     targets: Tensor
-    """Classes: shape (samples), or (samples, sequence) for each token's next one."""
+    """Classes, shape (samples), or each token's next token, shape (samples, sequence)."""
 
     @property
     def samples(self) -> int:
@@ -44,7 +44,7 @@ class DataTrainee:
     """
 
     def __init__(self, data: TensorDataset, shard: Shard) -> None:
-        """Creates the sampler and loader of this rank's part of `data`, equal on all ranks."""
+        """Creates sampler and loader of this rank's part of `data`, which is equal on all ranks."""
         self._sampler: DistributedSampler[tuple[Tensor, ...]] = DistributedSampler(
             data, shard.world_size, shard.rank, shuffle=True, seed=shard.seed
         )
@@ -62,7 +62,7 @@ class DataTrainee:
             yield DataBatch(inputs.to(self._device), targets.to(self._device))
 
     def forward(self, model: nn.Module, batch: DataBatch) -> Tensor:
-        """Computes the mean cross entropy of the model's logits, in fp32 at least."""
+        """Computes the mean cross entropy of the model's logits, in fp32."""
         logits = self.logits(model, batch.inputs)
         return functional.cross_entropy(
             logits.float().reshape(-1, logits.shape[-1]), batch.targets.reshape(-1)

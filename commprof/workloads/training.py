@@ -63,7 +63,7 @@ class Training:
             yield group
 
     def synchronised(self, last: bool) -> AbstractContextManager[object]:
-        """Context of a pass; gradients are exchanged in the last pass of an update."""
+        """Returns the context of a pass; gradients are exchanged in the last pass of an update."""
         return self._strategy.synchronised(self.model, last)
 
     def forward(self, batch: Any) -> Tensor:

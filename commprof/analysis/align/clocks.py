@@ -34,9 +34,10 @@ _MOST_DRIFT = 500e-6
 
 @dataclass(frozen=True)
 class ClockMap:
-    """Map of a clock to rank 0's: straight lines between comparisons, the mean drift outside.
+    """Map from one clock to rank 0's clock, from comparisons of the two at known times.
 
-    A map without comparisons says that both are the same clock.
+    The offset is interpolated between comparisons; before the first and after the last it changes
+    at ``rate``. A map without comparisons says that both are the same clock.
     """
 
     #: Times of the comparisons on this clock, ascending.
@@ -70,9 +71,9 @@ class ClockMap:
     def error(self, own_ns: Ints) -> Floats:
         """Bound on the error of :meth:`to_common` at times of this clock, in ns.
 
-        Between two comparisons: their bounds, interpolated, plus wander times the distance to
-        the nearer one. Outside: the bound of the nearest, plus (the drift's error bound plus
-        wander) times the distance.
+        Between two comparisons: their bounds, interpolated, plus ``wander`` times the distance
+        to the nearer one. Before the first or after the last: the bound of this comparison, plus
+        (``rate_error`` + ``wander``) times the distance to it.
         """
         if self.is_same_clock:
             return np.zeros(len(own_ns))
@@ -107,7 +108,8 @@ def fit(at_ns: Ints, offset_ns: Ints, error_ns: Ints) -> ClockMap:
     length = np.diff(at).astype(np.float64)
     rates = np.diff(offset) / length
     unsure = (error[1:] + error[:-1]) / length
-    # Each line's true drift lies in rates +- unsure; if these do not overlap, the drift changed.
+    # The true drift between two comparisons lies in rates +- unsure; if these ranges do not
+    # overlap, the drift changed.
     wander = max(0.0, float((rates - unsure).max() - (rates + unsure).min()))
     span = float(at[-1] - at[0])
     rate, rate_error = float(offset[-1] - offset[0]) / span, float(error[-1] + error[0]) / span
@@ -119,7 +121,9 @@ def fit(at_ns: Ints, offset_ns: Ints, error_ns: Ints) -> ClockMap:
 def _chosen(at_ns: Ints, error_ns: Ints) -> Ints:
     """Returns the rows of the comparisons to fit a map to, sorted by time.
 
-    From the smallest error on, a comparison is added unless those added bound its offset better.
+    Comparisons are tried in order of their error, the smallest first. A comparison is left out
+    if it is close to a chosen one, or if the chosen ones bound the offset at its time
+    ``_DISTURBED`` times more tightly than it does.
     """
     kept: list[tuple[int, int]] = []
     errors = error_ns.tolist()
@@ -131,7 +135,7 @@ def _chosen(at_ns: Ints, error_ns: Ints) -> Ints:
 
 
 def _told(kept: Sequence[tuple[int, int]], errors: Sequence[int], time_ns: int) -> float:
-    """Returns the bound, in ns, that the kept comparisons give for the offset at a time.
+    """Returns a bound, in ns, on the offset's error at a time, from the kept comparisons.
 
     ``kept`` holds (time, row) pairs. The bound is infinite if ``kept`` is empty. It is negative
     close to a kept comparison, so that no second comparison is kept next to it.
@@ -197,10 +201,10 @@ def on_common_clock(traces: Sequence[Trace], clocks: Sequence[ClockMap]) -> list
 
 
 def clock_error_us(clocks: Sequence[ClockMap] | None, traces: Sequence[Trace]) -> float:
-    """Returns the largest error bound, in µs, of a rank's clock at an issue of a collective.
+    """Returns the largest bound, in µs, on a clock's error when its rank issues a collective.
 
-    The error is against rank 0's clock; ``traces`` have the ranks' own times. 0 if all ranks
-    share one clock; NaN if clocks cannot be compared.
+    The error is against rank 0's clock; ``traces`` hold times on each rank's own clock. 0 if all
+    ranks share one clock; NaN if clocks cannot be compared.
     """
     if clocks is None:
         return math.nan

@@ -26,9 +26,9 @@ Ints = npt.NDArray[np.int64]
 def on_device_timeline(trace: Trace) -> Trace:
     """Returns the trace with times from its device events; the same trace if it has none.
 
-    Collectives of CPU tensors, and records before the first event, keep the host's times. Left
-    out are waits and run delay of the host, which need not delay a stream; waits of streams other
-    than the computing one; and steps and phases whose events were lost.
+    Collectives of CPU tensors, and records before the first event, keep the host's times. The
+    result lacks the host's waits and run delay, which need not delay a stream; the waits of
+    streams other than the computing one; and steps and phases whose events were lost.
     """
     records = trace.records
     timed = np.isin(records["kind"], (Kind.DEVICE_READY, Kind.DEVICE_WAIT))
@@ -56,10 +56,11 @@ def timed_collectives(trace: Trace) -> int:
 
 
 def clock_error_ns(trace: Trace) -> float:
-    """Largest error bound of device times against the host's clock; NaN without anchors.
+    """Largest error bound, in ns, of device times against the host's clock; NaN without anchors.
 
-    An anchor has the bound of the times that were placed since the one before it. Without these
-    (older traces, one anchor) the widest anchor bounds them, which then may be far too much.
+    An anchor is a comparison of the two clocks. It records the largest bound of the device times
+    that were converted since the previous anchor. If no anchor has such a bound (older traces, or a
+    single anchor), the largest bound of the anchors themselves is used: it may be far too large.
     """
     anchors = _of_kind(trace.records, Kind.DEVICE_CLOCK)
     if len(anchors) == 0:
@@ -104,7 +105,7 @@ class _Stream(NamedTuple):
 
 
 def _computing_stream(records: Records) -> _Stream:
-    """Returns the computing stream: that with the most phases; without phases, the most waits."""
+    """Returns the stream with the most phases, or if there are no phases, with the most waits."""
     for kind in (Kind.DEVICE_PHASE, Kind.DEVICE_WAIT):
         stretches = _of_kind(records, kind)
         streams, times = np.unique(stretches[["seq", "bytes_out"]], return_counts=True)
@@ -119,10 +120,11 @@ def _training_thread(records: Records) -> int:
 
 
 def _issues(records: Records) -> Records:
-    """Returns the issues, each timed by the stream's mark before the call.
+    """Returns the issues, each at the time when the issuing stream was ready for the operation.
 
-    An operation in the caller's own stream is recorded as a wait; its mark is the wait's begin.
-    What autograd's thread issues in backward belongs to the training thread: both feed one stream.
+    An operation in the caller's own stream is recorded as a wait; it counts as issued when that
+    wait begins. Operations that autograd's thread issues in backward are attributed to the training
+    thread, because both threads feed one stream.
     """
     issues = _of_kind(records, Kind.ISSUE).copy()
     ready = _of_kind(records, Kind.DEVICE_READY)
@@ -141,7 +143,11 @@ def _issues(records: Records) -> Records:
 
 
 def _boundaries(records: Records) -> Records:
-    """Returns the step boundaries; one that only begins a step may lie before the first event."""
+    """Returns the step boundaries at device times, without ends of steps whose event was lost.
+
+    A boundary that begins a step and ends none is kept even without an event, because it may lie
+    before the first event.
+    """
     steps = _of_kind(records, Kind.STEP).copy()
     marks = _of_kind(records, Kind.DEVICE_STEP)
     row = _same_moment(marks, steps)
@@ -170,7 +176,7 @@ def _waits(records: Records, stream: _Stream) -> Records:
 
 
 def _finalizations(records: Records, stream: _Stream) -> Records:
-    """Returns DDP's finalisations, with the stream's copying time in place of CPU time."""
+    """Returns DDP's finalisations, whose CPU time is replaced by the stream's time of copying."""
     found = stream.of(_of_kind(records, Kind.DEVICE_FINALIZE))
     issues = _of_kind(records, Kind.ISSUE)
     end_of = {
@@ -195,15 +201,16 @@ def _finalizations(records: Records, stream: _Stream) -> Records:
 
 
 def copying_ns(window_ns: int, buckets: list[tuple[int, int]]) -> float:
-    """Time of a finalisation in which the stream copied buckets instead of waiting.
+    """Returns the part of a finalisation, in ns, in which the stream copied and did not wait.
 
-    DDP's loop waits for a bucket, copies it, and goes on to the next. At c ns per byte it ends at
-    the largest of ``end_i + c * (bytes of bucket i and all after it)`` and ``c * (all bytes)``; c
-    is chosen so that this is the end of the window.
+    DDP's loop waits for a bucket, copies it, and goes on to the next. If it copies at c ns per
+    byte, it ends at the largest of ``c * (all bytes)`` and, for each bucket i,
+    ``end_i + c * (bytes of bucket i and all after it)``. c is chosen so that the loop ends at
+    ``window_ns``.
 
     Args:
         window_ns: length of the finalisation.
-        buckets: completion since the begin of the window, and bytes, of each bucket in order.
+        buckets: per bucket, in order: its completion in ns since the window began, and its bytes.
     """
     left = float(sum(size for _, size in buckets))
     if left == 0:
@@ -223,7 +230,7 @@ def _numbers(records: Records, *names: str) -> Iterator[tuple[int, ...]]:
 
 
 def _same_moment(marks: Records, host: Records) -> Ints:
-    """Returns, for each host record, the row of the mark made with it; -1 if there is none."""
+    """Returns, per host record, the row of the mark with the same thread and time; -1 if none."""
     row_of = {key: row for row, key in enumerate(_numbers(marks, "thread", "bytes_in"))}
     wanted = _numbers(host, "thread", "timestamp_ns")
     return np.array([row_of.get(key, -1) for key in wanted], dtype=np.int64)

@@ -59,10 +59,10 @@ def host_of(trace: Trace) -> tuple[str, str]:
 
 
 def header_share(trace: Trace, interface: str) -> float:
-    """Headers as a fraction of the payload of segments that fill the MTU; NaN if it is unknown.
+    """Returns header bytes per payload byte of segments that fill the MTU; NaN without an MTU.
 
-    Headers have 66 bytes: Ethernet 14, IPv4 20, TCP 20, TCP timestamps 12; all but Ethernet's lie
-    within the MTU. The result is 4.6 % at an MTU of 1500 bytes, 0.7 % at 9000.
+    A segment has 66 bytes of headers: Ethernet 14, IPv4 20, TCP 20, TCP timestamps 12. The MTU
+    counts all of them but Ethernet's. The result is 4.6 % at an MTU of 1500 bytes, 0.7 % at 9000.
     """
     found = cross_check_sources(trace).get("mtu_bytes")
     mtu = found.get(interface) if isinstance(found, dict) else None
@@ -74,7 +74,8 @@ def header_share(trace: Trace, interface: str) -> float:
 def idle_interfaces(trace: Trace, used: str | None) -> set[str]:
     """Interfaces of the host that carried nearly nothing and are rated no slower than ``used``.
 
-    Only interfaces with an address of their own count; those of unknown rate are included.
+    Interfaces without an IPv4 address, and bridges, are left out. An interface is included if its
+    rate, or that of ``used``, is unknown.
     """
     sent, rated = sent_by_interface(trace), cross_check_sources(trace).get("rated_mbit_per_s")
     if used is None or not isinstance(rated, dict):

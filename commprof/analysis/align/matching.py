@@ -1,18 +1,19 @@
 """Matches the ranks' rows of one collective, and finds the ranks that each rank waits for in it.
 
-A rank waits for all ranks of the group, or for fewer in messages and in collectives with a root.
-gloo's sender waits until its receiver has arrived, and the receiver for the sender; with ranks
-0.15 s late this holds for 4 B, 4 kB, 256 kB and 16 MB alike. A gloo broadcast goes down a binomial
-tree of such messages: a rank waits for the root, for the ranks between the root and itself, and for
-the ranks that it sends to, so a late leaf delays only the rank that sends to it. gather and
-scatter are messages between the root and each other rank. A reduce is a ring, as an all-reduce is.
-(gloo/broadcast.cc, gather.cc, scatter.cc and reduce.cc; a test compares this with delayed ranks of
-a real group.) NCCL uses a ring or a tree of unknown shape for a broadcast or reduce: all ranks of
-NCCL's kernels, and of operations of other backends, are assumed to wait for each other.
+A rank waits for all ranks of the group, except in point-to-point messages and in collectives with a
+root, where it may wait for fewer. In gloo a sender waits until its receiver has arrived, and the
+receiver for the sender; with ranks 0.15 s late this holds for messages of 4 B, 4 kB, 256 kB and
+16 MB alike. A gloo broadcast goes down a binomial tree of such messages: a rank waits for the root,
+for the ranks between the root and itself, and for the ranks that it sends to, so a late leaf delays
+only the rank that sends to it. gather and scatter are messages between the root and each other
+rank. A reduce is a ring, as an all-reduce is. (gloo/broadcast.cc, gather.cc, scatter.cc and
+reduce.cc; a test compares this with delayed ranks of a real group.) NCCL uses a ring or a tree of
+unknown shape for a broadcast or reduce. So with every backend but gloo, all ranks of a broadcast or
+reduce are assumed to wait for each other.
 
 In messages and rooted collectives a rank may be done before other ranks arrive, for example if the
-backend buffers its message or its part of gloo's ring is empty; those ranks did not delay it. In
-every other collective no rank can be done before all have arrived.
+backend buffers its message or its part of gloo's ring is empty; the other ranks did not delay it
+then. In every other collective no rank can be done before all have arrived.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _ALL_REDUCE = OPS.index("all_reduce")
 
 @dataclass(frozen=True)
 class Matching:
-    """Rows of all ranks' tables in one sequence, grouped by the collective that they belong to."""
+    """Rows of all ranks' tables, concatenated, and the collective that each row belongs to."""
 
     #: Number of the collective that each row belongs to.
     member: Ints
@@ -70,9 +71,9 @@ class Matching:
         return np.split(values, np.cumsum(self.lengths)[:-1])
 
     def latest(self, times_ns: Ints) -> tuple[Ints, Ints]:
-        """Per row: the largest time within its collective, and the rank of that time.
+        """Per row: the largest of the times in its collective, and the rank that has this time.
 
-        0 and -1 if the collective is not complete.
+        They are 0 and -1 if the collective is not complete.
         """
         return self.at(times_ns, self.last_row(times_ns))
 
@@ -83,9 +84,9 @@ class Matching:
         return np.where(row < 0, 0, times_ns[row]), np.where(row < 0, -1, self.rank[row])
 
     def last_row(self, times_ns: Ints) -> Ints:
-        """Per row: the row with the largest time of its collective; -1 if incomplete.
+        """Per row: the row of its collective with the largest time; -1 if incomplete.
 
-        Of equal times the lowest rank counts, as in always-on mode.
+        If several ranks have this time, the row of the lowest rank counts, as in always-on mode.
         """
         if len(times_ns) == 0:
             return np.empty(0, dtype=np.int64)
@@ -98,10 +99,11 @@ class Matching:
 def match(traces: Sequence[Trace], tables: Sequence[Collectives]) -> Matching:
     """Groups the rows of all ranks into collectives by group name and sequence number.
 
-    A collective is complete if as many ranks as the group has issued the same operation under the
-    same number, each exactly once. A send and a recv are one message if both ends give the same
-    number and size. Messages received with or after ``recv_any_source`` have no number; in
-    recordings of other profilers, no message and no unknown kernel has one.
+    A collective is complete if all ranks of its group issued the same operation under the same
+    sequence number, each exactly once. A send and a recv are one message if both have the same
+    sequence number and size in bytes. Rows without a sequence number are not matched: messages
+    received with or after ``recv_any_source`` and, in recordings of other profilers, all messages
+    and unknown kernels.
     """
     groups: dict[tuple[str, int], tuple[int, Group]] = {}
     columns = [_keys(trace, table, groups) for trace, table in zip(traces, tables, strict=True)]
@@ -126,7 +128,7 @@ def matched(
 
 
 def rank_in_group(trace: Trace, table: Collectives) -> Ints:
-    """Per row: this rank's number within the row's group; 0 if the group is not described."""
+    """Per row: this process's rank in the row's group; 0 if the group is not described."""
     own = np.zeros(len(table), dtype=np.int64)
     for group in trace.groups.values():
         own[table.group == group.id] = group.rank
@@ -136,7 +138,7 @@ def rank_in_group(trace: Trace, table: Collectives) -> Ints:
 def _keys(
     trace: Trace, table: Collectives, groups: dict[tuple[str, int], tuple[int, Group]]
 ) -> tuple[Ints, Ints]:
-    """Per row: the key of its collective, and the number of ranks that issue it; 0 if unmatched.
+    """Per row: the key of its collective, and how many ranks issue it; 0 if it cannot be matched.
 
     Ranks number their groups independently, but share the names. Groups that reuse a name (the
     default group after ``destroy_process_group``) are distinguished by their order.
@@ -176,7 +178,7 @@ _PAIRS = 1 << 22
 def last_awaited(
     matching: Matching, traces: Sequence[Trace], tables: Sequence[Collectives], times_ns: Ints
 ) -> Ints:
-    """Per row: the row that its rank waited for last; the row itself if it arrived last.
+    """Per row: the latest row that its rank had to wait for; the row itself if none was later.
 
     Args:
         matching: matching of ``tables``.
@@ -197,13 +199,14 @@ def last_awaited(
 def held_up_by(
     matching: Matching, traces: Sequence[Trace], tables: Sequence[Collectives], times_ns: Ints
 ) -> Iterator[tuple[Ints, Mask]]:
-    """Finds which ranks delayed which in complete operations that let some ranks finish early.
+    """Finds the ranks that delayed each rank, in complete operations of the kinds ``SOME_WAIT``.
 
     Args as for :func:`last_awaited`.
 
     Yields:
         Rows ``[operation, rank]``, and a mask ``[operation, rank, other]``: True if the rank
-        needed the other, which arrived before the rank was done; or if both are the same rank.
+        needed the other rank, and that rank arrived before this one was done; True also if both
+        are the same rank.
     """
     op, end_ns, root = (
         np.concatenate([getattr(table, name) for table in tables])
@@ -267,7 +270,7 @@ def needed_ranks(op: int, root: int, size: int, is_gloo: bool) -> Mask:
 
 
 def _parents(size: int) -> list[int]:
-    """Per place in the binomial tree: its parent, which is the place without its highest bit."""
+    """Parent of each node in the binomial tree: the node's number without its highest bit."""
     return [place ^ (1 << (place.bit_length() - 1)) if place else 0 for place in range(size)]
 
 
@@ -278,7 +281,7 @@ def bucket_numbers(trace: Trace, table: Collectives) -> Ints:
     compressor's thread while it works on a bucket, belong to that bucket. Without the hook, the
     order of DDP's all-reduces gives the index: within one backward pass DDP launches its buckets
     in the order of their numbers, and waits for all of them at the end. If another all-reduce may
-    be among them (of SyncBatchNorm, say, or of a second DDP model), none of that pass has a number.
+    be among them (of SyncBatchNorm, say, or of a second DDP model), none of the pass gets an index.
 
     Args:
         trace: as it was recorded, on the host's clock.
@@ -308,7 +311,10 @@ def _by_hook(trace: Trace, hooked: Buckets) -> tuple[Ints, Ints]:
 
 
 def _within(at: Ints, thread: Ints, begin: Ints, end: Ints, of_thread: Ints, number: Ints) -> Ints:
-    """Per time: number of the interval that contains it; intervals of a thread do not overlap."""
+    """Per time: ``number`` of the interval of its thread that contains it, or ``NO_BUCKET``.
+
+    The intervals of one thread must not overlap.
+    """
     result = np.full(len(at), NO_BUCKET, dtype=np.int64)
     for each in np.unique(of_thread).tolist():
         mine = np.flatnonzero(of_thread == each)

@@ -56,7 +56,7 @@ def samples_read(trace: Trace, step: Ints) -> float:
 
 
 def median_per_step(steps: Steps, measured: Ints, begin_ns: Ints) -> int:
-    """Returns the median number of these times in the given steps; 0 if there is no such step."""
+    """Returns the median number of ``begin_ns`` in a step of ``measured``; 0 without such steps."""
     chosen = np.isin(steps.index, measured)
     if not chosen.any():
         return 0
@@ -78,7 +78,7 @@ _LONGER = 1.1
 
 
 def count_warmup(wall_ns: npt.NDArray[np.float64], signatures: npt.NDArray[np.uint64]) -> int:
-    """Number of leading steps to leave out: at least one, at most half of them.
+    """Number of leading steps to leave out: one to half of them; 0 if there are fewer than two.
 
     The first step is always warm-up: it allocates memory, and DDP rebuilds its buckets after it.
     Later steps are warm-up as long as their collectives differ from those of every step of the
@@ -228,7 +228,7 @@ def slowest_ns(parts: list[Breakdown]) -> Floats:
 
 
 def _trained_steps(trace: Trace) -> int:
-    """Number of steps before the built-in loop's overhead block; no limit for other loops."""
+    """Number of steps before the built-in loop measures overhead; ``sys.maxsize`` for scripts."""
     job = trace.metadata.get("job")
     steps = job.get("steps") if isinstance(job, dict) else None
     return steps if isinstance(steps, int) else sys.maxsize
@@ -248,8 +248,8 @@ def merged_steps(trace: Trace, steps: Steps) -> Ints:
     """Indices of detected steps that hold several iterations in one.
 
     Such a step holds m >= 2 times the usual number of backward passes that communicated, and
-    fewer than m times the usual number of updates. The usual number is that of more than half of
-    all steps; the result is empty if there is no such number.
+    fewer than m times the usual number of updates. A number is usual if more than half of all
+    steps have it; the result is empty if no number is usual.
     """
     none = np.empty(0, dtype=np.int64)
     if steps.source != UPDATE or len(steps) == 0:

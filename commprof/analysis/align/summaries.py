@@ -32,7 +32,7 @@ from commprof.trace.summary import (
 )
 from commprof.units import ns_to_ms, ns_to_s, ns_to_us
 
-#: The late rank is named if one origin explains this fraction of its excess of own work.
+#: The late rank is named if one phase, or pauses, make up this fraction of its excess of own work.
 _MOST = 0.5
 
 
@@ -68,7 +68,7 @@ class SummaryLateRank:
 
 
 def last_rows(summaries: Sequence[Summary]) -> tuple[LastRow, ...]:
-    """Returns one row per rank that was ever the last, sorted by cost, largest first."""
+    """Returns one row per rank that arrived last at some operation; the most costly rank first."""
     count: dict[int, int] = {}
     wait_ns: dict[int, int] = {}
     for summary in summaries:
@@ -83,8 +83,9 @@ def last_rows(summaries: Sequence[Summary]) -> tuple[LastRow, ...]:
 def late_rank(traces: Sequence[Trace], summaries: Sequence[Summary]) -> SummaryLateRank | None:
     """Finds the rank that the others wait for, as :func:`stragglers.find_late_rank` does.
 
-    None if neither a phase nor pauses explain most of the rank's excess of own work, if a rank
-    left no summary, or if times of several hosts cannot be compared.
+    None if there is no such rank, if a rank left no summary, if times of several hosts cannot be
+    compared, or if neither one phase nor pauses make up most of the time by which the rank's own
+    work is longer than the others'.
     """
     ranks = [trace.rank for trace in traces]
     steps = min(summary.steps.count for summary in summaries)
@@ -117,14 +118,18 @@ def late_rank(traces: Sequence[Trace], summaries: Sequence[Summary]) -> SummaryL
 
 
 def _times_compare(traces: Sequence[Trace], summaries: Sequence[Summary]) -> bool:
-    """True if all blocks are on one clock: a shared one, or rank 0's if hosts know the offset."""
+    """True if the ranks' arrivals can be compared: on a clock that all share, or on rank 0's.
+
+    To use rank 0's clock, each host must know the offset of its own clock to it, and have received
+    arrivals from other hosts.
+    """
     return clocks_are_shared(traces) or all(s.hosts.clock and s.hosts.heard for s in summaries)
 
 
 def _waited_for(summaries: Sequence[Summary]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """Returns waiting as ``[block, rank]``, summed over the waiting ranks.
+    """Returns waiting as ``[block of time, rank waited for]``, summed over the waiting ranks.
 
-    Blocks are as long as the longest of any summary.
+    All blocks are as long as the longest block of any summary.
     """
     block_ns = max(summary.waited_for.block_ns for summary in summaries)
     blocks, culprits, waited = [], [], []
@@ -142,9 +147,10 @@ def _waited_for(summaries: Sequence[Summary]) -> np.ndarray[tuple[int, int], np.
 
 
 def _slow_phase(rank: int, summaries: Sequence[Summary]) -> tuple[str, float]:
-    """Returns the origin of a rank's largest excess of own work, and its part of all excess.
+    """Returns the origin with a rank's largest excess, and its fraction of all the rank's excess.
 
-    Excess is the rank's mean less the other ranks' median. The part is 0 if there is no excess.
+    The excess of an origin is the rank's mean own work in it less the median of the other ranks,
+    or 0 if that is negative. The fraction is 0 if there is no excess.
     """
     means = np.array([_mean_by_origin(summary) for summary in summaries])
     excess = np.maximum(0, means[rank] - np.median(np.delete(means, rank, axis=0), axis=0))
@@ -185,7 +191,7 @@ class OperationRow:
     op: str
     #: Name of the process group, the same on all ranks; empty for "other".
     group: str
-    #: The message's size is below this, and at least half of it; 0 if it has no size.
+    #: Size class: sizes in bytes are below this, and at least half of it; 0 for no bytes.
     below_bytes: int
     #: Number of operations that all ranks issued.
     count: int
@@ -197,12 +203,13 @@ class OperationRow:
     duration: Quantiles
     #: Length of the waits that blocked.
     wait: Quantiles
-    #: For collectives whose last rank is known: from issue to that rank's issue, and from there
-    #: to completion. With gloo, ``wire`` includes the time in gloo's queue.
+    #: For collectives whose last arrival is known: from issue to the last rank's issue, and from
+    #: there to completion. With gloo, ``wire`` includes the time in gloo's queue.
     until_last: Quantiles
     wire: Quantiles
-    #: Mean size divided by mean wire time of these collectives, and that times the bus factor; NaN
-    #: without any, and for gather and scatter, whose size a summary does not keep.
+    #: nccl-tests' algorithm bandwidth, the mean size divided by the mean wire time of these
+    #: collectives, and bus bandwidth, the same times the bus factor; NaN if there are none, and for
+    #: gather and scatter, whose size a summary does not keep.
     algbw_gb_per_s: float
     busbw_gb_per_s: float
 
@@ -236,12 +243,12 @@ class SummaryResult:
     #: which that is known; NaN without any.
     exposed_wait_ms: float
     exposed_wire_ms: float
-    #: Steps, and collectives, for which that arrival is not known.
+    #: Number of steps whose deciding arrival, and of collectives whose last arrival, is not known.
     unsplit_steps: int
     arrivals_unknown: int
     #: Those in ``arrivals_unknown`` whose group had no place, or no room, in the shared memory.
     arrivals_without_place: int
-    #: Collectives whose last rank is known, counted by each rank.
+    #: Number of collectives whose last arrival is known, summed over the ranks.
     arrivals_known: int
     #: Number of hosts with ranks; the ranks of a host share memory and a clock.
     machines: int

@@ -109,8 +109,9 @@ def _mean(values: npt.NDArray[Any]) -> float:
 def _gradient_bytes(rank: Observed, buckets: Buckets, group: str | None) -> float:
     """Returns the bytes that a backward pass of a measured step all-reduced, median over passes.
 
-    With commprof's DDP hook these are the bytes handed to the hook: the hook inside it may send
-    less, or more often. A pass that synchronises nothing, as in ``no_sync``, does not count.
+    With commprof's DDP hook these are the bytes that DDP hands to it: a hook inside it may send
+    fewer bytes, or in several operations. A pass that synchronises nothing, as in ``no_sync``, does
+    not count.
     """
     if len(buckets):
         task = backward_of(buckets, columns.finalizations(rank.trace))
@@ -142,14 +143,16 @@ def _network(run: WorldRun, ranks: Sequence[Observed]) -> CrossCheck:
     return network_check(run.world_size, traces, payload)
 
 
-#: Relative difference that counts as agreement: the formulas lack a clipping norm's few bytes.
+#: Largest relative difference that counts as agreement: the formulas leave out the few bytes of the
+#: norm that gradient clipping all-reduces.
 _SAME = 0.001
 
 
 def theory_checks(run: WorldRun, ranks: Sequence[Observed]) -> list[CrossCheck]:
-    """Checks each operation that the built-in strategy must issue, on the rank furthest off.
+    """Checks each operation's bytes per step against a formula, on the rank that differs most.
 
-    Empty for a user's script, and if a compressor sends other data.
+    The formula is that of the training strategy. The result is empty for a user's script, and if a
+    compressor sends other data.
     """
     found = [(rank, run.results.get(rank.trace.rank, {}).get("expected")) for rank in ranks]
     known = [(rank, expected) for rank, expected in found if expected]
@@ -173,7 +176,10 @@ def _check(op: str, ranks: Sequence[tuple[Observed, Sequence[Mapping[str, Any]]]
 
 
 def _bytes_per_step(rank: Observed, op: str) -> float:
-    """Returns the median bytes per measured step; sizes are as in the table of collectives."""
+    """Returns the median, over measured steps, of the bytes of all calls of ``op`` in a step.
+
+    Sizes are those of :func:`sizes_bytes`; in a gather or scatter, of one rank's part.
+    """
     steps, table = columns.steps(rank.trace), rank.table
     if len(rank.measured.step) == 0:
         return math.nan
@@ -197,7 +203,7 @@ def summary_checks(run: WorldRun, found: Found) -> tuple[CrossCheck, ...]:
 
     Args:
         run: the traces and results of one world size.
-        found: those of its traces that hold a summary.
+        found: the traces of ``run`` that hold a summary, each with this summary.
     """
     traces = [trace for trace, _ in found]
     payload = [all_sent_bytes(trace) for trace in traces]
@@ -225,7 +231,7 @@ def _summarised_phases(found: Found) -> CrossCheck:
 def _summarised_loop_clock(run: WorldRun, found: Found) -> CrossCheck:
     """Compares the steps with the loop's own clock, on the rank that differs most.
 
-    Only ranks count whose summary covers all steps but the first.
+    A rank counts only if its summary covers all steps but the first.
     """
     clocks, counts = [], []
     for trace, summary in found:

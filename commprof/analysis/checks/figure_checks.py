@@ -56,7 +56,7 @@ class CrossCheck:
 def compared(
     name: str, what: str, unit: str, ours: float, other: float, tolerance: float | None, note: str
 ) -> CrossCheck:
-    """Returns the check of two figures, which agree within ``tolerance`` times ours."""
+    """Returns a check of two figures; they agree if they differ by up to ``tolerance * ours``."""
     agrees = None
     if tolerance is not None and not math.isnan(ours) and not math.isnan(other):
         agrees = abs(other - ours) <= tolerance * ours
@@ -86,8 +86,8 @@ class OfRank:
 
     #: Bytes of gradients per backward pass.
     gradient_bytes: float
-    #: True if ``gradient_bytes`` counts the buckets that commprof's DDP hook saw, before the hook
-    #: inside it changes what is sent.
+    #: True if ``gradient_bytes`` counts the buckets that commprof's DDP hook saw, before a hook
+    #: that it wraps changes what is sent.
     buckets_seen: bool
     backward_ns: float
     exposed_ns: float
@@ -174,12 +174,14 @@ _SENT_BYTES = "bytes sent by the network interface"
 def network_check(
     world_size: int, traces: Sequence[Trace], payload_bytes: Sequence[float], note: str = TRAFFIC
 ) -> CrossCheck:
-    """Compares payload with the interfaces' counters; more than the payload still agrees.
+    """Compares payload with the interfaces' counters, which may include other traffic.
+
+    If the counters exceed the payload by more than ``SAME_BYTES``, the check stays undecided.
 
     Args:
         world_size: ranks of the job, each of which must have left a trace.
         traces: traces of the ranks.
-        payload_bytes: bytes that each rank must send at least, in the same order; NaN if unknown.
+        payload_bytes: least bytes that the rank of each trace must send; NaN if unknown.
         note: how the definitions of the two figures differ.
     """
     if len(traces) < world_size:
@@ -210,7 +212,7 @@ def network_check(
 
 
 def _interfaces_used(sent: Mapping[str, int], hosts: int, ranks_here: int) -> list[str]:
-    """Returns the interfaces that a host's ranks use: ``lo`` within, the busiest one to others."""
+    """Returns the interfaces in use: ``lo`` within a host, the busiest other one between hosts."""
     used = [LOOPBACK] if ranks_here > 1 and LOOPBACK in sent else []
     outward = outward_interface(sent)
     if hosts > 1 and outward is not None:

@@ -6,8 +6,9 @@ runs the oldest collective to its end before it begins another. Hence with n thr
 
     start_k = max(issue_k, n-th largest end among the collectives issued before k)
 
-per group and rank: until that time all threads were busy. Starts are not measured but follow from
-issue and end, which are. Messages (send, recv) and ``monitored_barrier`` pass no queue.
+per group and rank: until that time all threads were busy. So starts are not measured, but derived
+from issue and end, which are measured. Point-to-point messages (send, recv) and
+``monitored_barrier`` do not pass through the queue.
 
 On a device the collectives of a group follow each other on one stream, as with a single thread.
 This applies to groups with a collective whose completion was timed by a device event.
@@ -38,7 +39,7 @@ DEFAULT_GLOO_THREADS = 2
 DEVICE_STREAMS = 1
 
 _UNQUEUED = (*POINT_TO_POINT, OPS.index("monitored_barrier"))
-#: Larger values in a trace are not a number of threads.
+#: Largest number of threads that is accepted from a trace.
 _MOST_THREADS = 1 << 16
 _NEVER = np.iinfo(np.int64).max
 
@@ -145,7 +146,7 @@ class Calls:
     wire_ns: Floats
     #: Time for which the call blocked the training thread.
     exposed_ns: Floats
-    #: From the last rank's start to the last rank's completion; the same on all ranks.
+    #: From the last start on any rank to the last completion on any rank; the same on all ranks.
     transfer_ns: Floats
     #: True if the call ended with an error.
     failed: npt.NDArray[np.bool_]
@@ -172,7 +173,7 @@ def calls_of(
         matching: matching of ``tables``.
         traces: traces of the ranks.
         tables: collectives of each trace.
-        measured_steps: numbers of the measured steps.
+        measured_steps: numbers of the measured steps; None for the whole recording.
         clocks_shared: True if the traces' times are on one clock; otherwise wait, wire and
             transfer are unknown.
     """
@@ -241,9 +242,10 @@ class _Times:
 
 
 def _apart(matching: Matching, times: _Times, awaited: Ints) -> tuple[Floats, Floats, Floats]:
-    """Wait, wire and transfer of each row, given the row whose start each row waited for.
+    """Returns the wait, wire and transfer time of each row.
 
-    A message is complete when its receiver has it.
+    ``awaited``: result of :func:`last_awaited` for the rows' starts. A point-to-point message is
+    complete when its receiver has it.
     """
     needed, _ = matching.at(times.start, awaited)
     started, _ = matching.latest(times.start)
@@ -270,7 +272,7 @@ def _in_its_rank(
     return (
         _measured(steps, measured_steps, table.issue_ns),
         exposed.astype(np.float64),
-        # A stream of its own may be ready for a collective of backward before backward begins.
+        # On a device, a stream may be ready for a collective of backward before backward begins.
         np.where(
             table.graph_task >= 0, int(Phase.BACKWARD), _phase_at(trace, thread, table.issue_ns)
         ),

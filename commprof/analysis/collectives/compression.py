@@ -45,14 +45,14 @@ class CompressionRow:
     decode_ms: float
     #: From the bucket's gradients being ready to their mean being ready.
     done_ms: float
-    #: Mean bytes per call: of this rank's encoded gradients, and sent to other ranks.
+    #: Mean bytes per call: of a rank's encoded gradients, and of what it sends to other ranks.
     payload_bytes: float
     wire_bytes: float
     #: Bytes that a ring all-reduce in fp32 sends, divided by ``wire_bytes``; NaN on one rank.
     ratio: float
-    #: Means over the calls that were measured, NaN without any: L2 norm of the error divided by
-    #: that of the input to encode, cosine between the input and what was sent, and norm of the
-    #: residual divided by the gradient's.
+    #: Means over the calls whose error was measured; NaN if there are none: L2 norm of the error
+    #: divided by that of the encoder's input, cosine between this input and what was sent, and norm
+    #: of the residual divided by that of the gradient.
     relative_error: float
     cosine: float
     residual_ratio: float
@@ -70,7 +70,7 @@ class _Calls:
     scheme: npt.NDArray[np.str_]
     bucket: Ints
     size: Ints
-    #: Queue, the stages, and done.
+    #: ``[time, call]``: queue, the stages of ``STAGES``, and done.
     times_ns: Ints
     payload: Ints
     wire: Ints

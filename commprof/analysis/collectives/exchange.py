@@ -17,8 +17,9 @@ _SMALL_BYTES: Final = 2**17
 _MANY: Final = 16
 #: ... and if they hold at least this share of the exposed time.
 _MOST: Final = 0.5
-#: DDP's default cap, to try if buckets were cut smaller; and two far smaller caps, with which the
-#: first gradients are sent earlier, and the last bucket, which no compute can hide, is short.
+#: Values of ``bucket_cap_mb`` to try: DDP's default, if calls are small; and two far smaller ones,
+#: with which the first gradients are sent earlier, and the last bucket, which no compute can hide,
+#: is short.
 _LARGER_MB, _SMALLER_MB, _SMALLEST_MB = 25, 5, 1
 
 
@@ -34,7 +35,7 @@ class SmallCalls:
 
 
 def small_calls(world: WorldResult, step: MeanStep) -> SmallCalls | None:
-    """Finds many small calls that hold much of the exposed time; None if there are none."""
+    """Returns the small calls if they are many and hold much of the exposed time; else None."""
     known = [row for row in world.collectives if row.sizes_known]
     rows = [row for row in known if row.total_bytes < _SMALL_BYTES * row.calls]
     number = sum(row.calls_per_step for row in rows)
@@ -49,10 +50,10 @@ def small_calls(world: WorldResult, step: MeanStep) -> SmallCalls | None:
 
 
 def cap_to_try_mb(world: WorldResult, step: MeanStep, serial: bool = False) -> int | None:
-    """Chooses a ``bucket_cap_mb`` to compare with the job's own: a larger one for small calls.
+    """Chooses a ``bucket_cap_mb`` to compare with the job's: larger for small calls, else smaller.
 
-    None if no all-reduce is larger than the smaller cap, which would then change nothing. A still
-    smaller cap may be chosen if ``serial``, for an exchange that overlaps nothing.
+    None if no all-reduce is larger than the smaller cap: this cap would change nothing. ``serial``
+    is True if the exchange overlaps hardly any work; an even smaller cap may then be chosen.
     """
     if small_calls(world, step) is not None:
         return _LARGER_MB
@@ -62,7 +63,7 @@ def cap_to_try_mb(world: WorldResult, step: MeanStep, serial: bool = False) -> i
     return next((cap for cap in caps if largest_bytes > cap * 2**20), None)
 
 
-#: An exchange that hides less than this fraction of what backward could hide counts as serial.
+#: An exchange is serial if work hides less than this fraction of what backward could hide of it.
 _OVERLAPS: Final = 0.2
 
 

@@ -31,15 +31,16 @@ from commprof.trace import columns
 from commprof.trace.lookup import row_containing
 from commprof.units import ns_to_s
 
-#: Largest relative difference of counters that agree, besides headers and acknowledgements.
+#: Largest relative difference at which counted and recorded bytes agree, beyond headers and
+#: acknowledgements.
 SAME_LINK_BYTES = 0.02
-#: Acknowledgements as a fraction of headers: one without data per two segments received.
+#: TCP acknowledgements as a fraction of headers: one without data per two segments received.
 _ACKNOWLEDGED = 0.5
 
 
 @dataclass(frozen=True)
 class HostLinks:
-    """The links of one world size; figures per host are means over the hosts."""
+    """Use of the links between hosts at one world size; figures per host are means over hosts."""
 
     #: Number of hosts that had ranks.
     hosts: int
@@ -47,7 +48,7 @@ class HostLinks:
     interfaces: tuple[str, ...]
     #: Bytes sent per host and measured step.
     step_bytes: float
-    #: Rate of one host's outgoing link while any of its collectives was in flight, with waiting.
+    #: Rate of one host's outgoing link while it had a collective in flight, waiting included.
     in_flight_gbit_per_s: float
     #: Rate of one host's outgoing link over the whole step.
     step_gbit_per_s: float
@@ -59,12 +60,12 @@ class HostLinks:
     #: Largest ``header_share`` of the interfaces; NaN if unknown. An interface with offload, which
     #: accepts more than a segment at once, may count fewer headers.
     header_share: float = math.nan
-    #: Interfaces that every host has, that carried nearly nothing and are rated no slower.
+    #: Interfaces of every host that carried nearly nothing, rated no slower than the one in use.
     idle: tuple[str, ...] = ()
 
     @property
     def difference(self) -> float:
-        """Relative difference: counted divided by recorded bytes, less 1; NaN without both."""
+        """Relative difference: counted divided by recorded bytes, less 1; NaN if unknown."""
         if self.recorded_bytes > 0:
             return self.counted_bytes / self.recorded_bytes - 1
         return math.nan
@@ -73,7 +74,8 @@ class HostLinks:
     def agrees(self) -> bool | None:
         """True if headers, acknowledgements and 2 % of other traffic explain the difference.
 
-        None without both figures, and if more was counted and the header share is unknown.
+        None if the difference is unknown, or if the interfaces counted more bytes than the records
+        have and the header share is unknown.
         """
         if math.isnan(self.difference):
             return None

@@ -3,9 +3,9 @@
 The parts are named as in Horovod's timeline (docs/timeline.rst of horovod/horovod:
 NEGOTIATE_ALLREDUCE, QUEUE, WAIT_FOR_DATA, the operation):
 
-    negotiate: from this rank's issue until the last rank's issue: not all ranks are ready
+    negotiate: from this rank's issue until the last rank has issued: not all ranks are ready
     queue:     then, until gloo begins to run the collective on this rank
-    wait:      then, until the collective runs on the last rank
+    wait:      then, until the last rank has begun to run the collective
     wire:      then, until the collective completes on this rank
 
 c10d does not negotiate: an early rank waits inside the collective. Horovod's wait is for data that
@@ -93,7 +93,7 @@ def in_flight_ns(
 
 #: A dataclass of columns.
 Table = TypeVar("Table", bound=Any)
-#: ``negotiate_ns`` if the time in flight cannot be split: all of it is in ``wire_ns``.
+#: Value of ``negotiate_ns`` if the time in flight cannot be split: ``wire_ns`` then is all of it.
 UNSPLIT = -1
 
 
@@ -113,7 +113,7 @@ class InFlightIntervals:
     """Collectives of one rank, in order of issue."""
 
     step: Ints
-    #: Number in ``Timeline.kinds``.
+    #: Index into ``Timeline.kinds``.
     kind: Ints
     #: Number of the collective, the same on all ranks.
     collective: Ints

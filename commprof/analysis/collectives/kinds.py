@@ -28,7 +28,7 @@ _NOT_THE_CALLER = ("/site-packages/torch/", "/dist-packages/torch/", "/commprof/
 
 @dataclass(frozen=True)
 class Spread:
-    """Quantiles over the calls for which a figure is known; NaN without any."""
+    """Quantiles over the calls for which a figure is known; NaN if there are none."""
 
     median_ms: float
     p95_ms: float
@@ -54,7 +54,7 @@ class CollectiveRow:
     calls: int
     #: Calls that ended with an error; they count in ``exposed_ms`` and in no other time.
     failed: int
-    #: Calls per step of a rank that made any.
+    #: Calls per step and rank, over the ranks that made such calls.
     calls_per_step: float
     #: Sum of the sizes over all calls of all ranks.
     total_bytes: int
@@ -66,13 +66,14 @@ class CollectiveRow:
     duration: Spread
     #: Issue to start: in gloo's queue, or behind other work on a device.
     queue: Spread
-    #: Start to the last rank's start.
+    #: Start to the start on the last of the ranks that the call waits for.
     wait: Spread
-    #: The last rank's start to completion.
+    #: The start on that last rank to completion on this rank.
     wire: Spread
     #: Time for which these calls blocked the training thread; mean per step over all ranks.
     exposed_ms: float
-    #: Median over the calls of size / (last completion - last start), and times the bus factor.
+    #: Median over the calls of size / (last completion - last start); busbw is algbw times the bus
+    #: factor.
     algbw_gb_per_s: float
     busbw_gb_per_s: float
     #: False for kernels whose size and type the recording does not give; their sizes are 0.
@@ -152,7 +153,7 @@ def _reduces(op: Ints) -> Ints:
 
 
 def _size_classes(kinds: Ints, size: Ints) -> Ints:
-    """Returns each size, or minus the exponent of its power of two if a kind has too many sizes."""
+    """Returns each size; for a kind with too many sizes, -e where 2^(e-1) <= size < 2^e."""
     classes = size.copy()
     _, kind = np.unique(kinds, axis=0, return_inverse=True)
     kind = kind.reshape(-1)

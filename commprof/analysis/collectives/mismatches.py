@@ -74,7 +74,7 @@ class Mismatch:
     #: c10d's name of the group.
     group: str
     seq: int
-    #: Each collective with the global ranks that issued it, that of the most ranks first.
+    #: Each collective with the global ranks that issued it, the most common collective first.
     issued: tuple[tuple[Issued, tuple[int, ...]], ...]
     #: Each rank and the time of its issue, on the rank's own clock; sorted by rank.
     issue_ns: tuple[tuple[int, int], ...]
@@ -189,9 +189,9 @@ class MismatchFinder:
 def find_mismatches(
     traces: Sequence[Trace], tables: Sequence[Collectives]
 ) -> tuple[tuple[Mismatch, ...], int]:
-    """Finds the first mismatch of each group in whole traces, and counts them all.
+    """Finds the first mismatch of each group in whole traces, and counts all mismatches.
 
-    traces, tables: as ``measured_world`` has them, with one entry per rank.
+    traces, tables: as in ``MeasuredWorld``, with one entry per rank.
     """
     if not traces:
         return (), 0
@@ -222,7 +222,7 @@ def find_mismatches(
 def _keys(
     trace: Trace, table: Collectives, names: dict[tuple[str, int], int]
 ) -> tuple[Ints, npt.NDArray[np.uint64], Ints]:
-    """Per collective: key of group and number, hash of the fields that must agree, and row.
+    """Per collective: key (group, sequence number), hash of the fields that must agree, and row.
 
     Groups that reuse a name, after ``destroy_process_group``, are distinguished by their order.
     """
@@ -276,7 +276,7 @@ def issue_rows(records: Records) -> Iterator[dict[str, int]]:
 
 
 def mismatch_of(group: str, seq: int, members: Mapping[int, tuple[Issued, int]]) -> Mismatch:
-    """Makes a mismatch of the collectives that ranks issued under one sequence number."""
+    """Makes a ``Mismatch`` from the collectives that ranks issued under one sequence number."""
     by_value: dict[Issued, list[int]] = {}
     for rank, (issued, _) in sorted(members.items()):
         by_value.setdefault(issued, []).append(rank)

@@ -1,8 +1,9 @@
 """Exposed time of FSDP2's collectives, by kind, pass and group of parameters.
 
 Groups are numbered from 1 in the order in which forward gathers them. Backward goes through them in
-reverse: it gathers again those that were resharded, which are the last ones, and reduce-scatters
-the gradients of each; under HSDP an all-reduce between the copies of the model follows.
+reverse: it gathers again the groups that were resharded after forward (taken to be the last ones),
+and reduce-scatters the gradients of each group; under HSDP an all-reduce between the copies of the
+model follows.
 """
 
 from __future__ import annotations

@@ -130,8 +130,8 @@ def all_sent_bytes(trace: Trace, table: Collectives | None = None) -> float:
 def summarised_sent_bytes(trace: Trace, summary: Summary) -> float:
     """Bytes sent by all operations of a summary; NaN if a part is unknown.
 
-    A summary keeps the larger of input and output, which does not give the part of a gather's or
-    a scatter's root.
+    A summary keeps only the larger of input and output, from which the size of one rank's part in
+    a gather or scatter cannot be told.
     """
     sizes = {group.id: group.size for group in trace.groups.values()}
     total = 0.0
@@ -192,13 +192,17 @@ def sent_to_other_hosts(trace: Trace, table: Collectives, hosts: Sequence[object
 
 
 def _each(of: Callable[[int], float], peers: npt.NDArray[np.int64]) -> Floats:
-    """Returns the factor of every row, computed once for each peer."""
+    """Returns ``of(peer)`` for the peer of every row, computed once per distinct peer."""
     known = {peer: of(peer) for peer in np.unique(peers).tolist()}
     return np.array([known[peer] for peer in peers.tolist()], dtype=np.float64)
 
 
 class _Factors:
-    """Bytes sent to other hosts divided by an operation's size; peer: its root or destination."""
+    """Bytes that one rank sends to other hosts, as multiples of an operation's bytes.
+
+    Each method returns the multiple for one way to send; ``peer``: the root or destination. The
+    operation's bytes are those of its input, or for a scatter, of its output.
+    """
 
     def __init__(self, me: int, away: npt.NDArray[np.bool_]) -> None:
         self._me, self._away, self._n = me, away, len(away)

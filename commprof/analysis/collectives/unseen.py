@@ -1,7 +1,7 @@
-"""Whether a run's capture could see communication: else it does not follow that nobody waits.
+"""Tells whether capture could see communication; if not, a lack of waiting proves nothing.
 
 The capture in pure Python sees the collectives of DDP's hook alone, so a script without this hook
-has steps and phases, and no collective. On a GPU a host sees that collectives are issued; only
+has steps and phases, but no collective. On a GPU a host sees that collectives are issued; only
 device events tell how long a stream waits for them.
 """
 
@@ -29,7 +29,7 @@ def is_unseen(context: Mapping[str, Any], world: WorldResult, step: MeanStep) ->
 
 
 def how_to_see_it(context: Mapping[str, Any], world: WorldResult) -> tuple[str, str]:
-    """Returns advice on how to see what ``is_unseen``, and a command for it."""
+    """Returns advice on how to capture unseen communication, and a command (may be empty)."""
     if _without_module(context, world):
         return (
             "First make commprof's C++ module available, and repeat the run: without it the "

@@ -1,8 +1,9 @@
 """Arrival times of all ranks at their common collectives and gradient buckets, and who came last.
 
-At the end of a collective that all of its ranks wait for, these ranks are side by side: none of
-them has gone past the place where it waits, and those that waited are at it. For a message or a
-collective with a root, this holds for a rank that waited and the rank that it waited for.
+At the end of a collective in which every rank waits for all ranks, these ranks are side by side: no
+rank has gone past the place where it waits for the collective, and the ranks that waited are still
+there. For a point-to-point message or a collective with a root, this holds only for a rank that
+waited and the rank that it waited for.
 """
 
 from __future__ import annotations
@@ -123,9 +124,9 @@ def bucket_arrivals(traces: Sequence[Trace], first_number: int) -> list[BucketAr
 
 
 def _bucket_keys(trace: Trace, table: Buckets, names: dict[str, int]) -> tuple[Ints, Ints]:
-    """Returns a key for each row's bucket, equal on all ranks, and the group's size; 0 for none.
+    """Returns each bucket's key, the same on all ranks, and its group's size (0 if unknown).
 
-    Equal buckets of equal models are distinguished by their order, which counts only if all ranks
+    Equal buckets of equal models are distinguished by their order; they match only if all ranks
     have the same number of them.
     """
     groups = {
@@ -183,7 +184,7 @@ class SharedCalls:
         arrivals: Sequence[Arrivals],
         exposed: Sequence[Exposures],
     ) -> None:
-        """All lists have one entry per rank."""
+        """All lists have one entry per rank; ``place`` in the methods is an index into them."""
         self._ranks = [_seen(*each) for each in zip(tables, arrivals, exposed, strict=True)]
         self._met: dict[frozenset[int], list[Ints]] = {}
         self._synchronised: dict[frozenset[int], Ints] = {}
@@ -200,7 +201,7 @@ class SharedCalls:
 
     @cached_property
     def some_wait(self) -> npt.NDArray[np.bool_]:
-        """Mask of the calls in which not all ranks wait for all."""
+        """Mask by call number: True if some rank need not wait for all ranks of the call."""
         chosen = np.zeros(self.count, dtype=np.bool_)
         for rank in self._ranks:
             chosen[rank.some_wait] = True
@@ -211,10 +212,10 @@ class SharedCalls:
         self._met.setdefault(frozenset((place, other)), []).append(moments_ns)
 
     def synchronised_ns(self, place: int, other: int) -> Ints:
-        """Returns the moments, in order, at which these two ranks had waited for each other.
+        """Returns the moments, in order, at which these two ranks were side by side.
 
-        They are the ends of collectives in which all ranks wait for all and that the training
-        thread of any rank waited for, and the moments passed to ``met``.
+        They are the moments passed to ``met``, and the ends of those collectives of both ranks in
+        which all ranks wait for each other and that the training thread of any rank waited for.
         """
         pair = frozenset((place, other))
         if pair in self._met:
@@ -231,7 +232,7 @@ class SharedCalls:
 
     @cached_property
     def _moments(self) -> list[dict[int, Ints]]:
-        """Ends of each rank's synchronising calls, by a key of the set of ranks in each call."""
+        """Per rank: ends of its synchronising calls, by a key for the set of ranks in the call."""
         salt = np.random.default_rng(_SEED).integers(2**63, size=len(self._ranks), dtype=np.uint64)
         key = np.zeros(self.count, dtype=np.uint64)
         end_ns = np.zeros(self.count, dtype=np.int64)
@@ -253,7 +254,7 @@ class SharedCalls:
 
 
 def last_before(moments_ns: Ints, before_ns: Ints) -> Ints:
-    """Returns the last of the sorted moments that is not after each time; 0 if there is none."""
+    """Returns, per time in ``before_ns``, the last of the sorted moments up to it; 0 if none."""
     at = np.searchsorted(moments_ns, before_ns, side="right")
     return np.concatenate(([0], moments_ns))[at]
 

@@ -26,11 +26,11 @@ class Attempt:
     ranks: int
     #: Number of steps that all of these ranks completed.
     steps: int
-    #: Time from the begin of the first step to the last record of any rank; NaN without a record.
+    #: Time from the first record to the last record of any rank; NaN without a record.
     duration_s: float
     #: Time from the end of the last complete step (or the begin of the first attempt, if it has
     #: none) to the next attempt with steps: restart, start-up, the step that was cut off, and
-    #: attempts without steps in between. NaN for these, and if no later attempt has steps.
+    #: attempts without steps in between. NaN for the latter, and if no later attempt has steps.
     lost_s: float
     #: Reason for the end, in words; empty for an attempt that finished.
     ending: str
@@ -128,7 +128,7 @@ def _readable(paths: Mapping[int, Path]) -> list[Trace]:
 
 
 def _offset(trace: Trace) -> int:
-    """Returns wall clock minus CLOCK_MONOTONIC, since attempts may run on different machines."""
+    """Returns wall clock minus CLOCK_MONOTONIC in ns: only wall clocks compare across machines."""
     clock = trace.metadata["clock"]
     return int(clock["realtime_ns"]) - int(clock["monotonic_ns"])
 

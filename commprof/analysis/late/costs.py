@@ -15,10 +15,10 @@ from commprof.trace import columns
 from commprof.trace.schema import PHASES
 from commprof.units import ns_to_ms
 
-#: Work that takes a rank longer is reported if it is longer by this fraction of the step.
+#: Work of a rank is reported as longer if the excess is at least this fraction of the step.
 LEAST_SHARE = 0.01
-#: A longer phase is reported if it lacked a core for as long, or had page faults: one from disk per
-#: step, or so many others per ms.
+#: Minor page faults per ms of excess that explain a longer phase. One major page fault per step, or
+#: a lack of cores for ``LEAST_SHARE`` of the step, also explains it.
 _FAULTS_PER_MS = 500.0
 
 Floats = npt.NDArray[np.float64]
@@ -26,7 +26,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class WaitCost:
-    """Waiting that began at one rank for one cause."""
+    """Waiting caused by one rank, for one reason."""
 
     #: Global rank where the waiting began.
     rank: int
@@ -66,7 +66,7 @@ class LongerPhase:
 
 
 def wait_costs(parts: Sequence[Breakdown]) -> tuple[WaitCost, ...]:
-    """Returns all waiting in these steps by the rank and cause it began with, the most first."""
+    """Splits all waiting in these steps by causing rank and cause, the largest part first."""
     caused = np.sum([part.caused_ns.sum(axis=0) for part in parts], axis=0)
     steps, total = len(parts[0].step), float(caused.sum())
     cells = np.argwhere(caused > 0)

@@ -64,18 +64,18 @@ class Chain:
 
 @dataclass(frozen=True)
 class GroupProgress:
-    """Numbers of the collectives that the ranks of one group scheduled, started and completed."""
+    """Last collectives (sequence numbers) that a group's ranks scheduled, started and completed."""
 
     group: str
     description: str
     #: Ranks of the group that the dumps name.
     ranks: tuple[int, ...]
-    #: The last number by rank, without ranks whose number is unknown or that left no dump.
+    #: Last sequence number by rank, without ranks whose number is unknown or that left no dump.
     scheduled: Mapping[int, int]
     #: Only if the backend records starts.
     started: Mapping[int, int]
     completed: Mapping[int, int]
-    #: Number of messages that had not completed.
+    #: Number of point-to-point messages that had not completed.
     pending_messages: int
 
     @property
@@ -143,7 +143,7 @@ class Diagnosis:
 
 
 class _Words:
-    """Names of operations and of the ranks at their ends."""
+    """Puts groups and operations into words, with the job's descriptions and global ranks."""
 
     def __init__(self, dumps: Sequence[Dump], members: Mapping[str, tuple[int, ...]]) -> None:
         self._members = members
@@ -203,7 +203,7 @@ def diagnosis(path: Path) -> Diagnosis:
 
 
 def _oldest_of_all(states: Sequence[DumpedRank], words: _Words) -> tuple[str, ...]:
-    """Returns the collectives that are the oldest pending operation of all their ranks."""
+    """Describes the collectives that are the oldest pending operation of all ranks they block."""
     first = {
         state.rank: min(state.pending.values(), key=lambda one: one.issue_ns)
         for state in states

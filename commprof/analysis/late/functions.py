@@ -1,12 +1,12 @@
 """Functions that take a late rank longer than the others, from py-spy's samples of each rank.
 
 ``rank_N.samples.txt`` next to the traces holds collapsed stacks, ``FRAME;FRAME COUNT`` with the
-outermost frame first. A sample counts for its innermost frame alone, the function's own time, so
-that recursion counts once; functions of the same name and file count together. Waiting for
-collectives counts for no function: samples within ``torch.distributed`` are left out, and the
-time that DDP waited according to the rank's trace is subtracted from the backward engine's. If
-ranks lack cores, so does py-spy, which then samples only while it has a core: differences smaller
-than the run delay of a rank are not reported.
+outermost frame first. A sample counts only for the function of its innermost frame, so that a
+function has its own time without its callees; functions of the same name and file count together.
+Waiting for collectives counts for no function: samples within ``torch.distributed`` are left out,
+and the time that DDP waited, according to the rank's trace, is subtracted from the time of the
+backward engine. If ranks lack cores, so does py-spy, which then samples only while it has a core:
+differences smaller than the run delay of a rank are not reported.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from commprof.units import ns_to_ms
 
 #: Largest number of functions that are reported.
 _MOST: Final = 5
-#: Number of standard errors of its share by which a function must have grown.
+#: Number of standard errors by which a function's time must exceed that on the other ranks.
 _ERRORS: Final = 3.0
 _MOST_BYTES: Final = 256 << 20
 #: Frame of a thread: the outermost one, or the next after that of a process.
@@ -68,8 +68,8 @@ class GrownFunctions:
     #: Sorted by growth, the largest first; each grew by at least ``least_ms``, and by more than
     #: sampling noise.
     functions: tuple[GrownFunction, ...]
-    #: The largest mean run delay of these ranks per step, and at least 1 % of the step; NaN if the
-    #: ranks are not compared.
+    #: Least growth that is reported: the largest mean run delay of these ranks per step, and at
+    #: least 1 % of the step; NaN if the ranks are not compared.
     least_ms: float
     #: Reason why the ranks are not compared, in words; "" if they are.
     problem: str
@@ -99,7 +99,7 @@ def samples_path(directory: Path, rank: int, attempt: int) -> Path:
 
 
 def grown_functions(rank: int, run: WorldRun, seen: MeasuredWorld) -> GrownFunctions | None:
-    """Finds the functions that take this rank longer; None if no rank was sampled."""
+    """Finds the functions that take longer on this rank; None if no rank was sampled."""
     paths = [samples_path(run.directory, each, run.attempt) for each in seen.ranks]
     sampled = [i for i, path in enumerate(paths) if path.exists()]
     if not sampled:
@@ -147,7 +147,7 @@ def read_samples(path: Path, thread: int, is_main: bool) -> Samples:
     Args:
         path: output of ``py-spy record --format raw --threads --idle``.
         thread: the kernel's id of the training thread.
-        is_main: True if this is the main thread, which is then used if py-spy saw other ids.
+        is_main: True if this is the main thread: its name is then used if py-spy saw other ids.
 
     Raises:
         CommprofError: the file cannot be read, or holds no sample of the thread.

@@ -1,7 +1,8 @@
-"""Lines of the script between which a late rank's phases take longer than the other ranks'.
+"""Pairs of lines of the script between which a late rank works longer than the other ranks.
 
 If stacks were recorded, every operation has the line that issued it. The training thread's own
-work from one issue to the next, without waiting, pauses and run delay, belongs to the two lines.
+work from one issue to the next, without waiting, pauses and run delay, is attributed to the pair of
+lines that issued the two operations.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ class LongerLines:
 
 
 def longer_lines(rank: int, seen: MeasuredWorld) -> tuple[LongerLines, ...]:
-    """Finds the lines in which this rank's phases take longer; empty unless all ranks have stacks.
+    """Finds line pairs between which this rank works longer; empty unless all ranks have stacks.
 
-    They are sorted by the extra time of the phase, the longest first.
+    They are sorted by the extra time of their phase, the longest first.
     """
     if len(seen.ranks) < 2 or not all(trace.stacks for trace in seen.traces):
         return ()
@@ -138,8 +139,8 @@ def _work(trace: Trace, table: Collectives, index: Ints) -> dict[_Cell, float]:
 def _issues(trace: Trace, table: Collectives, thread: int) -> tuple[list[str], Ints, Ints]:
     """Returns the names of the lines, and for each issue the index of its line and its time.
 
-    Issues of unknown lines are left out, and issues of other threads outside of backward passes,
-    because they do not show where the training thread is.
+    Issues whose line is unknown are left out. So are issues of other threads outside of backward
+    passes: they do not show where the training thread is.
     """
     lines = {number: caller(frames) for number, frames in trace.stacks.items()}
     names = ["", *sorted(set(lines.values()) - {""})]

@@ -1,18 +1,19 @@
 """Origins of every wait: the rank where it began, and the activity of that rank at the time.
 
 If rank 2 waits for rank 1, and rank 1 came late because it had waited for rank 0, the cause is
-rank 0. Consider the time since two ranks were last side by side: the waiting rank needs less time
-until it stands still than the late rank until it arrives, and the difference is the wait. Both
-spend this time waiting for third ranks, in phases of their work, in pauses of their process, and
-in transfers. The part of the wait that the late rank passes on from third ranks is
+rank 0. Consider the time since two ranks were last side by side (see :mod:`arrivals`): the waiting
+rank needs less time until it stands still than the late rank until it arrives, and the difference
+is the wait. Both ranks spend this time waiting for third ranks, in phases of their work, in pauses
+of their process, and in transfers. The late rank passes on from third ranks this part of the wait:
 
-    max(0, waiting_late - waiting_other) / (the same + max(0, own_late - own_other))
+    w / (w + o), w = max(0, waiting_late - waiting_other), o = max(0, own_late - own_other)
 
-where "own" is everything but the waiting. This part is distributed over the waits of the late rank
-in that time, which are traced back in turn; the rest is distributed over the phases, pauses and
-transfers that took the late rank longer than the other, in proportion to the extra time. So the
-causes of every wait add up to the wait exactly. If no moment is known at which the two ranks were
-side by side, the wait is attributed to the late rank, with an unknown cause.
+where "other" is the rank that waits, "waiting" is the time that a rank waits for third ranks, and
+"own" is the rest of its time. This part is distributed over the waits of the late rank in that
+time, which are traced back in turn; the rest is distributed over the phases, pauses and transfers
+that took the late rank longer than the other, in proportion to the extra time. So the causes of
+every wait add up to the wait exactly. If no moment is known at which the two ranks were side by
+side, the wait is attributed to the late rank, with an unknown cause.
 
 (Delay costs of Boehme et al., "Identifying the Root Causes of Wait States in Large-Scale Parallel
 Applications", ACM TOPC 3:2, with stretches of time instead of call paths.)
@@ -58,7 +59,7 @@ class _Waits:
     row: Ints
     #: Index of the rank that was waited for.
     late: Ints
-    #: Begin of the late rank's time that explains the wait, up to its arrival; 0 if unknown.
+    #: The late rank's time from here to ``arrived_ns`` explains the wait; 0 if unknown.
     begin_ns: Ints
     arrived_ns: Ints
     wait_ns: Floats
@@ -141,7 +142,10 @@ def _waits(ranks: Sequence[int], times: Sequence[RankTime], shared: SharedCalls)
 
 
 def _of_rank(place: int, time: RankTime, places: dict[int, int]) -> tuple[Ints | Floats, ...]:
-    """Returns columns of a rank's waits: place, row, late place, number, end, stop, length."""
+    """Returns columns of a rank's waits: place, row, late, number, end_ns, stood_ns, wait_ns.
+
+    ``place``, ``row``, ``late`` and ``wait_ns`` are as in ``_Waits``.
+    """
     rows = np.flatnonzero((time.wait_ns > 0) & (time.waiting.culprit >= 0))
     late = [places[rank] for rank in time.waiting.culprit[rows].tolist()]
     return (
@@ -158,7 +162,7 @@ def _of_rank(place: int, time: RankTime, places: dict[int, int]) -> tuple[Ints |
 def _windows(
     place: Ints, late: Ints, number: Ints, stood_ns: Ints, shared: SharedCalls
 ) -> tuple[Ints, Ints]:
-    """Returns for each wait the late rank's arrival and the begin of the comparison, or 0."""
+    """Returns, per wait, ``arrived_ns`` and ``begin_ns`` as in ``_Waits``; 0 if unknown."""
     arrived_ns, begin_ns = np.zeros_like(place), np.zeros_like(place)
     order = np.lexsort((late, place))
     apart = (np.diff(place[order]) != 0) | (np.diff(late[order]) != 0)

@@ -35,7 +35,7 @@ class RankTime:
     """Time of one rank: its waits, and its activities between any two moments."""
 
     def __init__(self, trace: Trace, exposed: Exposures, waiting: Waiting) -> None:
-        """Prepares the time of a rank; ``exposed`` and ``waiting`` belong to this trace."""
+        """Prepares one rank's time; ``exposed``: waits of this trace; ``waiting``: their split."""
         self.waiting = waiting
         #: Wait per exposure; 0 if unknown.
         self.wait_ns: Floats = np.nan_to_num(waiting.wait_ns, nan=0.0)
@@ -61,7 +61,7 @@ class RankTime:
 
     @cached_property
     def stood_ns(self) -> Ints:
-        """Time at which the thread stopped for each exposure; in a finalisation, the first stop."""
+        """Per exposure: when the thread stopped; for all of a finalisation, its first stop."""
         task, result = self._exposed.graph_task, self.begin_ns.copy()
         _, first, same = np.unique(task, return_index=True, return_inverse=True)
         return np.where(task >= 0, result[first][same.reshape(-1)], result) if len(task) else result
@@ -82,7 +82,7 @@ class RankTime:
         return np.maximum.accumulate(self.end_ns)
 
     def spent(self, begin_ns: Ints, end_ns: Ints) -> Floats:
-        """Returns the time per window and cause, as ``[window, cause]``; waiting comes last."""
+        """Returns each window's time by activity, as ``[window, cause]``; waiting comes last."""
         exposed, (first, last) = self._exposed, self._phase_at
         spent = np.zeros((len(begin_ns), WAITING + 1))
         inside = np.maximum(0, np.searchsorted(first, exposed.begin_ns, side="right") - 1)
@@ -121,5 +121,5 @@ class RankTime:
 
 
 def _length(some: Stretches, begin_ns: Ints, end_ns: Ints) -> Floats:
-    """Returns the length of each window that the stretches cover."""
+    """Returns how much of each window the stretches cover, in ns."""
     return covered(some.begin_ns, some.end_ns, None, begin_ns, end_ns)

@@ -5,10 +5,10 @@ has not issued it: all ranks of the group, or fewer if the operation has a root,
 :mod:`commprof.analysis.align.matching`. Following these waits leads to ranks that wait for no other
 rank: these did not arrive. If the waits form a circle, ranks issued the operations of several
 groups in different orders. A rank with a pending collective that other ranks have completed is
-behind them: since the collective completed on the other ranks, every rank had arrived, and no other
-rank delays it. The same applies to a collective that all have issued, and that runs on the devices
-of other ranks but not on this rank's. Only the oldest pending operation of a rank decides whether
-the rank is behind.
+behind them: since the collective completed on the other ranks, every rank had arrived, so no other
+rank delays this one. The same applies to a collective that all ranks have issued, and that runs on
+the devices of other ranks but not on this rank's. Only the oldest pending operation of a rank
+decides whether the rank is behind.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Operation:
     """An operation that a rank handed to its process group."""
 
     op: str
-    #: c10d's name of the group; if the trace does not name it, the rank's own number, as text.
+    #: c10d's name of the group; if the trace lacks it, "number N", by the trace's own numbering.
     group: str
-    #: Number of the collective in its group, or of the message between two ranks; -1 if unknown.
+    #: Sequence number of a collective in its group, or of a message between two ranks; -1: unknown.
     seq: int
-    #: Other end of a message, as rank in the group; -1 for a collective.
+    #: Other end of a point-to-point message, as rank in the group; -1 for a collective.
     peer: int
     bytes_in: int
     bytes_out: int
@@ -74,11 +74,11 @@ class Standing(Protocol):
 
     @property
     def next_seq(self) -> Mapping[str, int]:
-        """Number of the rank's next collective, by the group's name."""
+        """Sequence number of the rank's next collective, by the group's name."""
 
     @property
     def next_message(self) -> Mapping[tuple[str, str, int], int]:
-        """Number of the rank's next message, by group's name, "send" or "recv", and peer."""
+        """Number of the next point-to-point message, by group, "send" or "recv", and peer."""
 
     @property
     def groups(self) -> Mapping[str, Group]:
@@ -103,7 +103,7 @@ class Cause:
 
 
 def waits_of(state: Standing, states: Sequence[Standing]) -> Waits:
-    """Lists a rank's pending operations that other ranks have not issued, oldest first."""
+    """Lists the operations in which a rank waits for others, with these ranks; oldest first."""
     result = []
     for operation in _oldest_first(state):
         absent = tuple(
@@ -117,7 +117,7 @@ def waits_of(state: Standing, states: Sequence[Standing]) -> Waits:
 
 
 def find_cause(states: Sequence[Standing], waits: Mapping[int, Waits]) -> Cause:
-    """Finds the ranks that the others wait for; ``waits`` holds ``waits_of`` each state."""
+    """Finds the ranks that the others wait for; ``waits``: result of ``waits_of``, by rank."""
     behind = {
         state.rank: operation
         for state in states
@@ -142,7 +142,8 @@ def chain_to(
 ) -> list[tuple[int, Operation]]:
     """Finds the shortest chain of waits from a rank to one of ``ranks``, with its operations.
 
-    A rank of ``ranks`` is missing from the operation of the last entry. Empty if there is no chain.
+    Each entry is a rank and the operation in which it waits: for the next entry's rank, and in the
+    last entry for a rank of ``ranks``. Empty if there is no chain.
     """
     ways: dict[int, list[tuple[int, Operation]]] = {rank: []}
     queue = [rank]
@@ -182,7 +183,7 @@ def _misses(other: Standing, operation: Operation, issuer: Standing) -> bool:
 
 
 def _is_needed(rank: int, operation: Operation, own: Group | None) -> bool:
-    """True if the issuer, whose entry of the group is ``own``, needs this rank of the group."""
+    """True if the issuer needs this rank of the group; ``own``: the issuer's own ``Group``."""
     if own is None or operation.root < 0 or not max(rank, own.rank) < own.size:
         return True
     code, is_gloo = OPS.index(operation.op), own.backend == "gloo"

@@ -1,9 +1,9 @@
-"""Late rank: the single rank that the others wait for, if it causes more waiting than chance.
+"""Finds the late rank: the one rank that the others wait for more than chance explains.
 
-Waiting shows which rank came last, and so also which rank the host kept from running: on a busy
-host every rank is late in turn, and a rank that is always a little late decides few of the waits.
-Such a rank is recognised by its own work: in one phase it takes longer than the median of the
-others in nearly every step, while delays by the host come and go.
+Waiting shows which rank came last, be it for its own work or because the host kept it from running:
+on a busy host every rank is late in turn, and a rank that is always a little late is the last one
+in few of the steps. Such a rank is recognised by its own work: in one phase it takes longer than
+the median of the others in nearly every step, while delays by the host come and go.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OF_STEPS = 0.75
 #: ... by this fraction of the step. All of its work must do so in half of the steps, so that no
 #: other phase makes up for it.
 _OF_STEP = 0.02
-#: If several ranks are slow, one is named if its excess is so many times the next largest one.
+#: If several ranks are slow, the slowest is named if its excess is so many times the next largest.
 _CLEARLY = 2.0
 _SIGNIFICANCE = 0.01
 #: A cause is named if it explains at least this fraction of the waiting that a rank caused.
@@ -36,11 +36,11 @@ _MOST = 0.5
 class SlowRank:
     """A rank whose own work takes longer than the others'."""
 
-    #: From :func:`find_slow_rank`, the position among the ranks that are compared.
+    #: Global rank; in the result of :func:`find_slow_rank`, position among the compared ranks.
     rank: int
     #: One of ``exposure.ORIGINS``: the phase in which the rank exceeds the others most.
     phase: str
-    #: Time by which the phase at least exceeds the others' median in three of four steps.
+    #: Least time by which the phase exceeds the others' median in three of four steps.
     excess_ns: float
     #: Sign test: probability of as many steps beyond the others' median by chance, for any rank and
     #: phase; correlated steps count as fewer.
@@ -73,7 +73,7 @@ def find_slow_rank(work_ns: Floats, step_ns: float) -> SlowRank | None:
 
 
 def beyond_the_others(work_ns: Floats) -> Floats:
-    """Returns each rank's values, along the first axis, less the median of the others."""
+    """Returns each rank's values less the median of the other ranks; the first axis is the rank."""
     return np.stack(
         [
             work_ns[rank] - np.median(np.delete(work_ns, rank, axis=0), axis=0)
@@ -83,10 +83,11 @@ def beyond_the_others(work_ns: Floats) -> Floats:
 
 
 def _sign_test(beyond_ns: Floats, most_ns: float) -> float:
-    """Returns the probability of as many values above 0 by chance.
+    """Returns the probability that at least as many values are above 0 by chance.
 
-    Correlated neighbours count as fewer, see :mod:`commprof.stats.rank_tests`. For the correlation
-    each value counts up to ``most_ns``, so that values always far above 0 have none.
+    Correlated neighbours count as fewer, see :mod:`commprof.stats.rank_tests`. To estimate the
+    correlation, values are clipped to ±``most_ns``: values that are always far above 0 then have
+    no correlation.
     """
     share = worth(lag_one(np.clip(beyond_ns, -most_ns, most_ns)))
     return _chance_of_heads(int((beyond_ns > 0).sum() * share), int(len(beyond_ns) * share))
@@ -134,8 +135,8 @@ class LateRank:
     #: Fraction of the waiting that ``phase`` explains, or if ``phase`` is None, the cause that
     #: explains most; NaN if unknown, or if the rank is named for its own work.
     phase_share: float = math.nan
-    #: If the rank is named for its own work: time by which ``phase`` at least exceeds the median
-    #: of the others in three of four steps; else NaN.
+    #: If the rank is named for its own work: least time by which ``phase`` exceeds the median of
+    #: the others in three of four steps; else NaN.
     slower_ms: float = math.nan
 
 
@@ -161,11 +162,11 @@ def find_late_rank(
             waiting than that. With NaN no rank is named.
 
     The rank that caused the most waiting is named if its share and its cost are material
-    and a permutation test (ranks relabelled within each step) gives a probability below 1 % of
-    so much concentration by chance; below 0.1 % if the rank is late in less than half of the
-    steps. If the rank is late for many consecutive steps and then no more, like a rank whose core
-    another process uses for a while, as many neighbouring steps are relabelled together as are
-    correlated (Bayley and Hammersley 1946).
+    and chance rarely concentrates as much waiting on one rank: according to a permutation test
+    (ranks relabelled within each step), with a probability of at most 1 %, or 0.1 % if the rank is
+    late in less than half of the steps. Correlated neighbouring steps are relabelled together
+    (Bayley and Hammersley 1946): a rank may be late for many consecutive steps and then no more,
+    for example while another process uses its core.
     """
     rank = _most_waited_for(waited_for_ns, step_ns, clock_error_ns)
     if rank is None:
@@ -228,8 +229,8 @@ def late_by_own_work(
         waited_for_ns: as in :func:`find_late_rank`.
         step_ns: median step.
 
-    If no cause explains half of the waiting, the host delayed the rank and not its own work; the
-    rank is then named only if its own work takes longer too. A slow rank that the others' waiting
+    If no cause explains half of the waiting, the rank was delayed by its host, not by its own work;
+    it is then named only if its own work takes longer too. A slow rank that the others' waiting
     does not show, because the host delays ranks in turn, is named for its work.
     """
     if late is not None and (late.phase is not None or math.isnan(late.phase_share)):
@@ -288,9 +289,9 @@ def _late_rank(
 def _steps_alike(waited_for_ns: npt.NDArray[np.float64], rank: int, late_ns: float) -> int:
     """Returns the number of consecutive steps that are worth one independent step.
 
-    The number follows from the lag-1 correlation of the rank's lateness beyond the others', which
-    counts up to ``late_ns`` per step: for a rank that is late in all steps it is constant, so
-    without correlation.
+    The number follows from the lag-1 correlation of a difference: the rank's lateness less the
+    lateness of the latest other rank. The difference is clipped to ±``late_ns`` per step, so that
+    it is constant, hence without correlation, for a rank that is late in all steps.
     """
     others = np.delete(waited_for_ns, rank, axis=1).max(axis=1)
     clipped = np.clip(waited_for_ns[:, rank] - others, -late_ns, late_ns)
@@ -298,9 +299,9 @@ def _steps_alike(waited_for_ns: npt.NDArray[np.float64], rank: int, late_ns: flo
 
 
 def _blocks(waited_for_ns: npt.NDArray[np.float64], alike: int) -> npt.NDArray[np.float64]:
-    """Sums over at least ``alike`` neighbouring steps, so that at most ``_BLOCKS`` rows remain.
+    """Sums blocks of about ``alike`` neighbouring steps, or more to get at most ``_BLOCKS`` rows.
 
-    If each step's labels are exchangeable, so are the labels of whole blocks.
+    If ranks are exchangeable within each step, they are exchangeable within whole blocks too.
     """
     steps = len(waited_for_ns)
     count = min(_BLOCKS, math.ceil(steps / alike))
@@ -309,7 +310,7 @@ def _blocks(waited_for_ns: npt.NDArray[np.float64], alike: int) -> npt.NDArray[n
 
 
 def _chance(waited_for_ns: npt.NDArray[np.float64], most_ns: float) -> float:
-    """Returns the fraction of relabellings within rows that concentrate as much on one rank."""
+    """Returns the fraction of relabellings within rows that give some rank ``most_ns`` or more."""
     random = np.random.default_rng(_SEED)
     exceeded = 0
     for _ in range(_PERMUTATIONS):

@@ -1,14 +1,16 @@
 """Replays the recorded programs of all ranks, which wait for each other in collectives.
 
-A collective begins on a rank when the ranks that it needs have issued it and the previous
-collective in its group is complete, and lasts as long as recorded. A waiting rank continues after
-the collective is complete, with the recorded delay. With the recorded own times every event happens
-when it was recorded; a test verifies this.
+A collective begins on a rank once the ranks that it needs have issued it and the previous
+collective in its group is complete; it then takes its recorded time. A rank that waits for the
+collective continues after its completion, with the recorded delay. If neither own times (see
+:mod:`commprof.analysis.replay.program`) nor transfers are changed, every event happens when it was
+recorded; a test verifies this.
 
-Collectives are served in order of issue by ``workers`` threads over one link. A collective uses the
-link for its ``wire`` time and completes ``latency`` later; meanwhile others use the link. If two
-really shared the link, their ends would be closer together than in this model, with the same last
-end: ``benchmarks/judging/simulate.py`` follows each segment, and a test compares the two.
+A :class:`Line` models one link: ``workers`` threads serve the collectives in order of issue. A
+collective uses the link for its ``wire`` time and completes ``latency`` later; during the latency
+the next collective uses the link. Two collectives that share a real link end closer together than
+in this model, but the later of them ends at the same time: ``benchmarks/judging/simulate.py``
+follows each segment, and a test compares it with this model.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ Time = Any
 
 @dataclass(frozen=True)
 class Condition:
-    """Collectives that begin once other collectives are issued, as row numbers over all ranks."""
+    """The rows ``opens`` can begin once the rows ``needed`` are issued, numbered over all ranks."""
 
     #: Rows that must be issued first.
     needed: tuple[int, ...]
@@ -79,15 +81,15 @@ class Calls:
     #: Previous row in the group on the same rank, which must be complete; -1 for none.
     before: list[int]
     issue_ns: Ints
-    #: Time from the condition, or from the completion of the previous row, to completion.
+    #: Time to completion, from when the condition holds and the previous row is complete.
     transfer_ns: Floats
     end_ns: Ints
     #: True if issued before the first or after the last replayed step: times are as recorded.
     outside: Mask
     #: Process group, as in ``Matching``.
     group: Ints
-    #: Time to completion after ``transfer_ns``, the time on the link, if collectives are queued in
-    #: a ``Line``; None if each begins as soon as the previous one is complete.
+    #: If collectives are queued in a ``Line``: time from the end of ``transfer_ns``, which is then
+    #: the time on the link, to completion. None if each begins once the previous one is complete.
     latency_ns: Floats | None = None
     #: Number of collectives that run at a time in each ``Line``.
     workers: int = 1
@@ -142,7 +144,7 @@ def _conditions(seen: MeasuredWorld, issue: Ints) -> Iterator[Condition]:
 
 
 def _before(seen: MeasuredWorld, op: Ints, end: Ints) -> Ints:
-    """Returns the previous row of each row in its group and rank; -1 if a later one overtook it."""
+    """Returns each row's predecessor in its group and rank; -1 if none, or if that ended later."""
     before = np.full(len(op), -1, dtype=np.int64)
     rank = np.repeat(np.arange(len(seen.tables)), seen.matching.lengths)
     rows = np.flatnonzero(~np.isin(op, POINT_TO_POINT))
@@ -163,7 +165,7 @@ def replay(
     own_ns: Sequence[Floats] | None = None,
     free: Mask | None = None,
 ) -> Floats | None:
-    """Returns the wall time of each step, mean over ranks; None if ranks wait forever.
+    """Returns the wall time of each step, mean over ranks; None if the replayed ranks deadlock.
 
     Args:
         ranks: programs of all ranks.
@@ -192,11 +194,11 @@ class DrawnSteps:
 
 
 def replay_drawn(ranks: Sequence[Program], known: Calls, steps: int) -> DrawnSteps:
-    """Replays many drawn steps at once.
+    """Replays many steps at once; the times of each step were drawn at random and form a column.
 
     Args:
-        ranks: programs of all ranks, with a row per event and a column per drawn step in
-            ``own_ns`` and ``extra_ns``; the last event of each is the end of its step, MARK 1.
+        ranks: programs of all ranks for one step; ``own_ns`` and ``extra_ns`` have a row per event
+            and a column per drawn step. Each program's last event is the step's end: MARK, row 1.
         known: collectives of all ranks, with a column per drawn step in ``transfer_ns``.
         steps: number of drawn steps.
 
@@ -225,7 +227,7 @@ class _Run:
     ) -> None:
         """Prepares a replay; collectives issued outside of the steps keep their recorded times.
 
-        ``drawn`` is the number of steps replayed at once; 0 if times are numbers.
+        ``drawn`` is the number of drawn steps, replayed at once; 0 if each time is one number.
         """
         self._later: Callable[[Time, Time], Time] = np.maximum if drawn else max
         self._known = known
@@ -333,7 +335,7 @@ class _Run:
         self._completed.append(row)
 
     def _settle(self) -> None:
-        """Handles all consequences of completed rows: queued rows, chained rows, waiting ranks."""
+        """Begins rows queued behind completed rows, issues chained rows and wakes waiting ranks."""
         while self._completed:
             row = self._completed.pop()
             end: Time = self._end[row]
@@ -345,12 +347,12 @@ class _Run:
 
 
 def _each(values: Floats) -> list[Time]:
-    """Returns one time per row: a number, or an array over all drawn steps."""
+    """Returns a list with one time per row: a number, or an array with a value per drawn step."""
     return values.tolist() if values.ndim == 1 else list(values)
 
 
 def _lines(known: Calls, drawn: int) -> list[Line]:
-    """Returns the queue of each row: the queue of the previous row, or else a new one."""
+    """Returns the queue of each row; a row joins its predecessor's queue, or gets a new one."""
     found: list[Line] = []
     for before in known.before:
         found.append(found[before] if before >= 0 else Line(drawn, known.workers))

@@ -1,12 +1,12 @@
-"""Gains of a step if a rank or phase were as fast as the others', or if transfers took no time.
+"""Step time saved if a rank or phase were as fast as the others', or if transfers took no time.
 
 Each gain is a replay of the recorded steps (:mod:`commprof.analysis.replay.engine`) with one
 change. A rank "as fast as the others" has the other ranks' own times in each phase: its longest
 becomes their longest, its median their median, and so on, so that it keeps its own order of long
-and short steps. Phases in which the rank is faster change too: a rank that keeps those, and of the
-others' times takes the shorter ones alone, would be faster than the others. The rank keeps its run
-delay due to its own process: gloo's threads exchange the buckets of the last rank while this rank
-still computes, and those of the other ranks while they wait.
+and short steps. Phases in which the rank is faster than the others change too: if only its slower
+phases changed, the rank would become faster than the others. The rank keeps the run delay that its
+own process causes: on the rank that arrives last, gloo's threads exchange buckets while the rank
+still computes; on the other ranks, while they wait.
 
 The efficiencies are those of POP (Performance Optimisation and Productivity, "POP Standard Metrics
 for Parallel Performance Analysis"): parallel = load balance x serialisation x transfer.
@@ -32,7 +32,7 @@ from commprof.units import ns_to_ms
 
 Floats = npt.NDArray[np.float64]
 
-#: Number of ranks that are tried, those with the most own time, and of groups, the most used.
+#: Most ranks that are tried, those with the most own time; and most groups, those used most.
 _MOST_RANKS = 3
 _MOST_GROUPS = 3
 #: A rank or phase is tried if it would save at least this fraction of the own time.
@@ -66,9 +66,9 @@ class Gains:
     gains: tuple[Gain, ...]
     #: Mean own time of the ranks, divided by the largest.
     load_balance: float
-    #: Largest own time, divided by the step if transfers took no time.
+    #: Largest own time, divided by what the step would take if transfers took no time.
     serialisation: float
-    #: Step if transfers took no time, divided by the step.
+    #: What the step would take if transfers took no time, divided by the step.
     transfer: float
 
 
@@ -131,7 +131,7 @@ class _Replays:
         Args:
             ranks: the programs.
             known: the recorded calls.
-            kept_ns: ``[step, phase]`` per rank: own time that a rank as fast as the others keeps.
+            kept_ns: ``[step, phase]`` per rank: run delay that its own process may have caused.
             counted: mask of the steps that did not stall.
         """
         self.ranks, self.known, self.counted = ranks, known, counted
@@ -145,7 +145,7 @@ class _Replays:
         own_ns: Sequence[Floats] | None = None,
         free: npt.NDArray[np.bool_] | None = None,
     ) -> Floats | None:
-        """Replays with these own times per rank, ``[step, phase]``, and free transfers."""
+        """Replays the steps with other own times, ``[step, phase]`` per rank, or free transfers."""
         moved = None
         if own_ns is not None:
             moved = [rank.with_own(own) for rank, own in zip(self.ranks, own_ns, strict=True)]
@@ -183,9 +183,9 @@ class _Replays:
         return self.step_ns([*self.own_ns[:place], own_ns, *self.own_ns[place + 1 :]])
 
     def _as_others(self, place: int) -> Floats:
-        """Returns a rank's own time ``[step, phase]`` if it were as fast as the others'.
+        """Returns a rank's own time ``[step, phase]`` as if the rank were as fast as the others.
 
-        Steps that do not count stay as recorded.
+        Steps that stalled keep their recorded times.
         """
         own = np.stack(self.own_ns)[:, self.counted]
         kept = np.stack(self.kept_ns)[:, self.counted]
@@ -201,7 +201,7 @@ class _Replays:
 
 
 def _in_place_of(mine: Floats, others: Floats) -> Floats:
-    """Returns for each column of ``mine`` the others' values of the same quantiles."""
+    """Replaces each value in a column of ``mine`` by the same quantile of the others' column."""
     order = np.argsort(np.argsort(mine, axis=0, kind="stable"), axis=0)
     quantile = (np.arange(len(mine)) + 0.5) / len(mine)
     found: Floats = np.take_along_axis(np.quantile(others, quantile, axis=0), order, axis=0)

@@ -72,7 +72,7 @@ class Program:
         return table
 
     def with_own(self, wanted_ns: Floats) -> Floats:
-        """Returns ``own_ns`` if each phase of each step took as long as ``wanted_ns[step, phase]``.
+        """Returns ``own_ns``, changed so that each phase takes ``wanted_ns[step, phase]``.
 
         A phase without own time keeps none, since its time could not be placed among the events.
         """
@@ -228,8 +228,8 @@ def _chained(
 ) -> tuple[Ints, Ints]:
     """Returns the rows that other threads issued while the training thread stood still.
 
-    Each comes with the row that it follows: the last row of its group that was complete before,
-    as a hook's second all-reduce follows its first.
+    Also returns the row that each of them follows: the last row of its group that was complete
+    before its issue, such as a hook's first all-reduce before the second one.
     """
     others = issued[table.thread[issued] != thread]
     at = np.searchsorted(exposed.begin_ns, table.issue_ns[others], side="right") - 1
@@ -249,8 +249,9 @@ def _chained(
 def _found_complete(
     table: Collectives, exposed: Exposures, finalizations: Finalizations, thread: int
 ) -> tuple[Ints, Ints]:
-    """Returns the buckets that a finalisation found complete, and the latest time of each.
+    """Returns the buckets that a DDP finalisation had without waiting, and the time of each.
 
+    The time is the bucket's completion, clipped to the begin and end of the finalisation.
     FSDP2 waits for its collectives within backward, so its passes have no finalisation.
     """
     span = finalizations.span

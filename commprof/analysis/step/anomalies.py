@@ -4,10 +4,11 @@ The same code follows a running job and reads a finished one, a step at a time. 
 changes of level in a series that comes one value at a time, such as the time of each step. It is
 Page's cumulative sum (E. S. Page, "Continuous inspection schemes", Biometrika 41, 1954), on values
 made robust before they are added, as in J. M. Lucas and R. B. Crosier, "Robust CUSUM"
-(Communications in Statistics 11, 1982): each value, less the reference's median, is counted in the
-reference's robust standard deviations (1.4826 x the median absolute deviation) and cut at +-CUT.
-So a step of a minute counts no more than a step that is a little late, and only a lasting change
-adds up::
+(Communications in Statistics 11, 1982). The reference is the ``REFERENCE`` values from which the
+current level was learnt. z_i is the distance of a later value from the reference's median, in the
+reference's robust standard deviations (1.4826 x the median absolute deviation); cut() limits it to
++-CUT. So a step that takes a minute counts no more than a step that is a little late, and only a
+lasting change adds up::
 
     up_i   = max(0, up_(i-1)   + cut(z_i) - SLACK),     a change up   if up_i   > LIMIT
     down_i = max(0, down_(i-1) - cut(z_i) - SLACK),     a change down if down_i > LIMIT
@@ -42,13 +43,13 @@ REFERENCE = 40
 CUT = 3.0
 #: Robust standard deviations that a value must exceed to add to the sum.
 SLACK = 1.0
-#: Sum at which the level has changed: 8 values in a row beyond the cut, or more nearer values.
+#: Sum at which the level has changed: 8 values in a row beyond the cut, or more that are nearer.
 LIMIT = 15.0
 #: Fraction of the level by which the medians must differ.
 SMALLEST_CHANGE = 0.1
 #: Smallest spread, as a fraction of the level: timers and schedulers have a limited resolution.
 _SMALLEST_SPREAD = 0.01
-#: Values for which a sum may stay above 0 without a change.
+#: Largest number of values in a row for which a sum may stay above 0 without a change.
 _LONGEST = 4 * REFERENCE
 
 
@@ -84,7 +85,7 @@ class ChangeDetector:
         self._since: list[list[float]] = [[], []]
 
     def add(self, value: float) -> Change | None:
-        """Adds the next value; returns the change that it makes certain, if any."""
+        """Adds the next value; returns the change that became certain with it, else None."""
         self._count += 1
         if len(self._reference) < REFERENCE:
             self._reference.append(value)
@@ -130,7 +131,7 @@ class ChangeDetector:
         return None
 
     def _restart(self, known: list[float]) -> None:
-        """Learns the level anew, starting from the values that are known of it."""
+        """Learns the level anew, beginning with ``known``, the values since it began to change."""
         self._reference = known[-REFERENCE:]
         self._sums = [0.0, 0.0]
         self._since = [[], []]
@@ -145,7 +146,7 @@ _BITS_PER_BYTE = 8
 _KEPT_STEPS = 6 * REFERENCE
 #: Number of values in a row whose median decides that the former level is back.
 _BACK = 8
-#: Most anomalies of each kind and rank; an unstable job would fill the report.
+#: Most anomalies that are reported per kind and rank: an unstable job would fill the report.
 _MOST_EACH = 20
 
 STEP, COMPUTE, BANDWIDTH = "step time", "own work", "bandwidth"
@@ -219,7 +220,7 @@ class AnomalyFinder:
         self._told: dict[tuple[str, int], int] = {}
 
     def add(self, figures: StepFigures) -> list[Anomaly]:
-        """Adds the next step; returns the anomalies that it makes certain."""
+        """Adds the next step; returns the anomalies that became certain with it."""
         found: list[Anomaly] = []
         for key, value in _values(figures).items():
             found += self._follow(key, value, figures)
@@ -240,7 +241,7 @@ class AnomalyFinder:
 
 
 def find_anomalies(seen: MeasuredWorld) -> tuple[Anomaly, ...]:
-    """Finds anomalies in the measured steps of a finished run; a change and its end are one."""
+    """Finds anomalies in a finished run; a change and the return from it count as one anomaly."""
     finder, figures = AnomalyFinder(), list(_figures(seen))
     told: dict[tuple[str, int], list[Anomaly]] = {}
     for found in (one for each in figures for one in finder.add(each)):
@@ -276,7 +277,7 @@ def _is_return(found: Anomaly, former: Anomaly) -> bool:
 
 
 def _values(figures: StepFigures) -> dict[tuple[str, int], float]:
-    """Returns the figures of a step to look for changes in, by kind and rank."""
+    """Returns the figures of a step that are watched for changes, by kind and rank."""
     series = {(STEP, -1): figures.wall_ms, (BANDWIDTH, -1): figures.gbit_per_s}
     series |= {(COMPUTE, rank): float(sum(work)) for rank, work in figures.work_ms.items()}
     # A level of 0 has no ratio, and a rank that does nothing cannot be slow.

@@ -81,13 +81,13 @@ class Breakdown:
 
     @property
     def waited_for_ns(self) -> Floats:
-        """Waiting as ``[step, rank]``, attributed to the rank where it began."""
+        """This rank's waiting as ``[step, rank]``, by the rank that first caused it."""
         total: Floats = self.caused_ns.sum(axis=2)
         return total
 
     @property
     def with_cores_ns(self) -> Floats:
-        """Step time without run delay, of the rank itself and of the ranks that it waited for."""
+        """Step time less the run delay of this rank and of the ranks that it waited for."""
         waited = self.caused_ns[:, :, CAUSES.index(NO_CORE)].sum(axis=1)
         left: Floats = self.wall_ns - self.run_delay_ns.sum(axis=1) - waited
         return left
@@ -99,10 +99,10 @@ class Breakdown:
 
     @property
     def by_origin_ns(self) -> Floats:
-        """Lateness as ``[origin, step]`` in the order of ``exposure.ORIGINS``, without run delay.
+        """Own work and pauses as ``[origin, step]``, in the order of ``exposure.ORIGINS``.
 
-        Run delay is caused by whatever else runs on a rank's cores, so it is not the rank's own
-        work.
+        Run delay is left out: whatever else runs on a rank's cores causes it, so it is not the
+        rank's own work.
         """
         paused = self.paused_ns.T
         work = self.work_ns - paused - self.run_delay_ns.T
@@ -137,7 +137,7 @@ def breakdown(
         table: the rank's collectives.
         arrivals: arrivals of these collectives; None if the ranks' clocks cannot be compared.
         world_size: number of ranks, the width of ``caused_ns``.
-        origins: origins of the rank's waits; None if each began at the rank waited for.
+        origins: first causes of the rank's waits; None attributes each to the rank waited for.
     """
     steps = columns.steps(trace)
     thread = int(steps.thread[0]) if len(steps) else 0
@@ -194,8 +194,8 @@ def breakdown(
 def mean_of_known(part: Floats, exposed: Floats) -> float:
     """Mean of a part of exposed time, with unknown rows counted as 0.
 
-    That keeps ``exposed = wait + wire + unsplit``. NaN if no row is known that has exposed time,
-    or if there are no rows.
+    That keeps ``exposed = wait + wire + unsplit``. NaN if the part is unknown in all rows with
+    exposed time, or if there are no rows.
     """
     if len(part) == 0 or (np.isnan(part[exposed > 0]).all() and (exposed > 0).any()):
         return float("nan")
@@ -229,7 +229,7 @@ def _exposed_by_phase(
 ) -> Floats:
     """Returns ``[step, phase]``: waiting inside each phase; a wait across phases is divided.
 
-    Waiting outside of all phases is not counted, which leaves it to OTHER.
+    Waiting outside of all phases is in no column.
     """
     step = _step_of(steps, phases.begin_ns)
     mine = (phases.thread == thread) & (step >= 0)
@@ -278,7 +278,7 @@ def _by_phase(steps: Steps, phases: Spans, counted: Spread, thread: int) -> Floa
 
 
 def _by_origin(steps: Steps, exposed_step: Ints, origins: Origins, world_size: int) -> Floats:
-    """Returns ``[step, rank, cause]``: waiting per step, by rank and cause where it began."""
+    """Returns ``[step, rank, cause]``: waiting by its first cause and the rank of this cause."""
     caused = np.zeros((len(steps), world_size, len(CAUSES)))
     step = exposed_step[origins.exposure]
     named = (step >= 0) & (origins.rank >= 0) & (origins.rank < world_size)

@@ -53,10 +53,10 @@ def lacked_cores(world: WorldResult) -> bool:
 
 
 def judged_place(context: Mapping[str, Any], worlds: Sequence[WorldResult]) -> int:
-    """Position of the world size that a verdict is about.
+    """Position in ``worlds`` of the world size that a verdict is about.
 
-    That is the largest world size of two ranks or more that have a core for each thread; the
-    largest of all if there is none.
+    That is the largest world size above 1 with a core for each thread; if there is none, the
+    largest world size of all.
     """
     places = range(len(worlds))
     roomy = [i for i in places if worlds[i].world_size > 1 and not crowded(context, worlds[i])]

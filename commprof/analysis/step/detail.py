@@ -46,7 +46,7 @@ class WorldDetail:
     #: Samples of all ranks in one epoch; NaN if no whole epoch was trained or counted.
     epoch_samples: float
     #: Fraction of the ranks' time outside of waiting in which they could run and had no core; 0
-    #: if the kernel does not count it, NaN for recordings of others and on GPUs.
+    #: if the kernel does not count it, NaN on GPUs and for recordings of other profilers.
     no_core_share: float = 0.0
 
 
@@ -75,7 +75,7 @@ def _no_core_share(seen: MeasuredWorld) -> float:
     if any(of_kind(trace.records, Kind.DEVICE_CLOCK).size for trace in seen.traces) or any(
         trace.kernels is not None for trace in seen.traces
     ):
-        return math.nan  # not recorded by others; a host's delay need not delay its GPU
+        return math.nan  # other profilers do not record it; a host's delay need not delay its GPU
     work = sum(float(part.work_ns.sum()) for part in seen.measured)
     delay = sum(float(part.run_delay_ns.sum()) for part in seen.measured)
     return delay / work if work > 0 else 0.0

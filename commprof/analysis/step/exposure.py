@@ -1,8 +1,8 @@
 """Intervals in which the training thread waited for communication, with the collective waited for.
 
-Also finds pauses of a rank's process and counts of the kernel, and names the possible causes of a
-rank's lateness. A pause while the thread waits for communication counts as waiting: the remaining
-pauses are time in which the training thread would have worked.
+Also finds pauses of a rank's process and the kernel's counts for its training thread, and names the
+possible causes of a rank's lateness. A pause while the thread waits for communication counts as
+waiting: the remaining pauses are time in which the training thread would have worked.
 """
 
 from __future__ import annotations
@@ -133,9 +133,9 @@ def _in_finalizations(
 def _awaited_by(table: Collectives, span: Spans, thread: int) -> Ints:
     """Backward pass that waits for each collective; -1 if none does.
 
-    A pass waits for the collectives that it issued, and for those that a hook issues when an
-    earlier collective of the pass is done, as torch's PowerSGD hook does: in a callback on another
-    thread, in the same group, until the finalisation has all buckets.
+    A pass waits for the collectives that it issued. It also waits for collectives that a hook
+    issues in a callback once an earlier collective of the pass is complete, as torch's PowerSGD
+    hook does. They are on another thread, in a group of the pass, before its finalisation ends.
     """
     task = table.graph_task.copy()
     issued = np.flatnonzero(task >= 0)
@@ -159,9 +159,9 @@ def _share(
 ) -> Iterator[_Row]:
     """Divides ``blocked_ns`` of one finalisation among its buckets.
 
-    The replay's loop is: wait for the bucket's end, copy it, go on to the next. With
-    ``copied`` bytes before a bucket it waits until ``end - speed * copied`` on a clock that
-    stands still while it copies, and not at all if that clock is past it already.
+    The replayed loop waits for the end of a bucket, copies the bucket and goes on to the next.
+    Its clock stands still while it copies: with ``copied`` bytes before a bucket, it waits until
+    ``end - speed * copied``, and not at all if its clock is past this time already.
     """
     begin_ns, end_ns = window
     # The bucket is copied, but not what a hook sends for it in a callback.
@@ -185,10 +185,10 @@ def _share(
 
 
 def _copy_ns_per_byte(end_ns: Ints, copied: Floats, blocked_ns: int, slowest: float) -> float:
-    """Copy speed at which the replay waits for ``blocked_ns``; between 0 and ``slowest``.
+    """Copy speed, in ns per byte, at which the replay waits for ``blocked_ns``; 0 to ``slowest``.
 
-    The replay's waiting is the largest of ``end - speed * copied``. ``slowest`` is the
-    speed at which copying takes the whole finalisation.
+    The replay waits for the largest ``end - speed * copied`` of all buckets, in total.
+    ``slowest`` is the speed at which copying takes the whole finalisation.
     """
     early = end_ns - blocked_ns
     limits = [
@@ -205,9 +205,9 @@ HOST_PAUSE: Final = "host pause"
 ORIGINS: Final = (*PHASES, HOST_PAUSE)
 #: The training thread could run and had no core.
 NO_CORE: Final = "no core"
-#: The rank transferred data of other collectives, or waited in one of unknown last arrival.
+#: The rank transferred data of other collectives, or waited in one whose last arrival is unknown.
 TRANSFER: Final = "transfer"
-#: No earlier moment is known at which the two ranks were together.
+#: No earlier moment is known at which the waiting rank and the late rank were synchronised.
 UNKNOWN: Final = "unknown"
 #: Possible causes of waiting, on the rank where it began.
 CAUSES: Final = (*ORIGINS, NO_CORE, TRANSFER, UNKNOWN)
@@ -225,14 +225,14 @@ def pauses(trace: Trace, exposed: Exposures) -> Stretches:
 
 @dataclass(frozen=True)
 class Spread:
-    """Counts of the kernel for intervals of a training thread outside of its waiting."""
+    """A count of the kernel for a training thread, by interval in which it did not wait."""
 
     at: Stretches
     #: Count within each interval.
     amount: Floats
 
     def within(self, others: Stretches) -> Spread:
-        """Returns the counts within ``others`` only."""
+        """Returns the counts inside the intervals ``others`` only."""
         row, at = rows_within(self.at, others)
         rate = self.amount / np.maximum(1, self.at.length_ns)
         return Spread(at, rate[row] * at.length_ns)
@@ -248,7 +248,7 @@ def run_delay(trace: Trace, exposed: Exposures, thread: int) -> Spread:
 
 
 def own_run_delay(trace: Trace, exposed: Exposures, thread: int) -> Spread:
-    """Returns the part of ``run_delay`` that helper threads of the process explain, at most."""
+    """Returns the largest part of ``run_delay`` that helper threads can have caused."""
     return _delays(*_outside_of_waiting(trace, exposed, thread, columns.own_run_delays(trace)))
 
 
@@ -272,10 +272,14 @@ def host_counts(trace: Trace, exposed: Exposures, thread: int) -> dict[str, Spre
 def _outside_of_waiting(
     trace: Trace, exposed: Exposures, thread: int, found: Spans
 ) -> tuple[Ints, Ints, Stretches]:
-    """Returns intervals outside of waiting and pauses, each with its reading, and all readings.
+    """Cuts waiting and pauses out of the times that the readings ``found`` cover.
 
     A reading covers the time since the one before. A thread that waits for communication does not
     ask for a core, so a reading is spread over the rest of this time.
+
+    Returns:
+        Row of its reading for each interval that is left; amount of each reading; the intervals
+        that are left.
     """
     mine = found.thread == thread
     order = np.argsort(found.begin_ns[mine], kind="stable")

@@ -1,7 +1,7 @@
 """The mean step of one world size and its parts, without steps that stalled.
 
-A step that hung for seconds can dominate a mean. It tells what happened once and not what bounds a
-step, so it is left out of the mean step, and named.
+A step that hung for seconds can dominate a mean. It shows what happened once and not what usually
+bounds a step, so it is left out of the mean step and reported separately.
 """
 
 from __future__ import annotations

@@ -4,12 +4,13 @@ It is computed from two clocks: the CPU time of all ranks' training threads, whi
 and waiting lengthen little, and the slowest rank's wall time. A result counts only if its interval
 is narrow enough.
 
-Steps drift and resemble their neighbours, so medians over all steps of a kind differ by more than
-the steps' own spread suggests. Therefore neighbours are compared: each step with capture on with
-the adjacent step with capture off, and each "off" step with the next one. The training loop draws
-by lot which of two comes first (``overhead_states``): with signed ranks, the interval then keeps
-its level whatever rhythm or trend the steps have. A fixed order does not: in a model whose steps
-repeat themselves every eighth time the intervals held in 84 % of cases.
+Steps drift and resemble their neighbours, so medians over all "on" and all "off" steps differ by
+more than the steps' own spread suggests. Therefore pairs of neighbours are compared: a step with
+capture on and one with capture off; as a control, the "off" steps of two successive pairs. The
+training loop draws at random which step of a pair comes first (``overhead_states``): the interval
+of the signed-rank test then keeps its confidence level whatever rhythm or trend the steps have.
+With a fixed order it does not: in a model whose steps repeat with a period of eight, 84 % of the
+intervals held the true value.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ Samples = Sequence[tuple[str, float, float]]
 Timed = Sequence[tuple[str, float]]
 
 _LEAST_PAIRS = 2
-#: Farthest that a conclusive interval reaches to either side. The cost of recording is far below
-#: this, so a wider interval does not show whether recording cost anything.
+#: Largest distance from a conclusive interval's value to either bound. The cost of recording is far
+#: below this, so a wider interval does not show whether recording cost anything.
 MOST_REACH = 0.02
 
 
@@ -108,7 +109,7 @@ def _off(samples: Timed) -> Timed:
 
 
 def _pairs(samples: Timed, above: str) -> list[tuple[float, float]]:
-    """Pairs neighbours of which one has the label ``above``; its time comes first in the pair."""
+    """Returns time pairs of adjacent steps: first the step labelled ``above``, then the other."""
     return [
         (first[1], second[1]) if first[0] == above else (second[1], first[1])
         for first, second in zip(samples[::2], samples[1::2], strict=False)

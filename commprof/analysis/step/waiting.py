@@ -8,8 +8,9 @@ back that was not delayed by the wire is the one that all ranks waited for. Expo
 last arrival is waiting; from then on the wire was busy without a pause, and ranks that arrived late
 meanwhile cost nothing.
 
-If commprof's DDP hook saw the buckets, the arrival of their gradients counts: collectives that a
-hook inside it issues for a bucket, such as a compressor's messages, are part of the wire.
+If commprof's DDP hook saw the buckets, a rank arrives when a bucket's gradients are ready. All
+collectives and messages that another hook or a compressor, running inside commprof's hook, issues
+for the bucket then count as time on the wire.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def not_split(exposed: Exposures) -> Waiting:
     return Waiting(np.full(len(exposed), np.nan), unknown, unknown)
 
 
-#: Last arrival, late rank, number.
+#: Time of the last arrival, rank that arrived last, number of the collective or bucket.
 _Arrival = tuple[int, int, int]
 _UNKNOWN: _Arrival = (0, -1, -1)
 
@@ -111,7 +112,7 @@ def _of_collectives(table: Collectives, arrivals: Arrivals) -> _Exchanged:
 def _of_buckets(buckets: BucketArrivals) -> _Exchanged:
     """Returns the buckets with a known end.
 
-    A device's buckets have none; the collectives on its stream give more detail.
+    Buckets on a device have no known end; the collectives on the device's stream are used instead.
     """
     rows = np.flatnonzero((buckets.graph_task >= 0) & (buckets.end_ns > 0))
     return _Exchanged(

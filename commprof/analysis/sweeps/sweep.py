@@ -65,7 +65,7 @@ class RowKey:
     size_bytes: int
     """Bytes of the larger of a rank's two buffers."""
     count: int
-    """Elements in the sense of NCCL's calls."""
+    """Number of elements, as NCCL's calls count them."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def overlap_share(pure_us: float, compute_us: float, overlapped_us: float) -> fl
     """Fraction of the shorter of communication and compute that the longer hides, from 0 to 1.
 
     ``max(0, min(1, (t_pure + t_CPU - t_ovrl) / min(t_pure, t_CPU)))``: Intel MPI Benchmarks User
-    Guide, IMB-NBC, "Measuring Communication and Computation Overlap". t_CPU is that of the compute
-    while the collective is in flight, and all three are from the rank with the largest t_ovrl.
+    Guide, IMB-NBC, "Measuring Communication and Computation Overlap". t_CPU is the duration of the
+    compute while the collective is in flight; all times are from the rank with the largest t_ovrl.
     """
     return max(0.0, min(1.0, (pure_us + compute_us - overlapped_us) / min(pure_us, compute_us)))

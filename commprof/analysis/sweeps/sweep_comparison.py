@@ -32,7 +32,7 @@ class RowComparison:
     ratio: float
     """Second time divided by the first: above 1 the second is slower."""
     p_value: float
-    """p-value of the rank test of the rounds' medians, with `SweepComparison.correlation`."""
+    """p-value of a rank test of the rounds' medians, corrected for the rounds' correlation."""
     corrected_p: float
     """p-value corrected for the number of rows by Holm's rule."""
     verdict: str
@@ -57,7 +57,7 @@ class SweepComparison:
     """Sentences on the limits of the conclusion."""
 
     def slower_than(self, limit: float) -> tuple[RowComparison, ...]:
-        """Rows that are slower beyond noise and by more than a fraction, 0.05 for 5 %."""
+        """Rows that are slower beyond noise and by more than ``limit``, where 0.05 is 5 %."""
         return tuple(row for row in self.rows if row.verdict == "slower" and row.ratio > 1 + limit)
 
 
@@ -96,8 +96,8 @@ def compare_sweeps(first: SweepResult, second: SweepResult) -> SweepComparison:
 def round_medians(row: SweepRow) -> list[float]:
     """Medians of the rounds, which the test compares.
 
-    Neighbouring samples resemble each other, so they are worth fewer independent ones; rounds are
-    separated in time, each with a process group and buffers of its own.
+    Neighbouring samples resemble each other, so they tell less than as many independent samples;
+    rounds are separated in time, and each has a process group and buffers of its own.
     """
     ends = np.cumsum(row.round_iterations)
     samples = np.array(row.samples_us)
@@ -105,7 +105,7 @@ def round_medians(row: SweepRow) -> list[float]:
 
 
 def drift(series: list[list[float]]) -> float:
-    """Lag-one correlation of the logarithms within the series, pooled over all of them.
+    """Lag-one correlation of the logarithms of each series, averaged over the series.
 
     The estimate from n values is low by about 1 / n (Marriott and Pope, Biometrika 41 (1954)
     390-402), which is corrected. 0 if no series has three values and some spread.

@@ -42,7 +42,7 @@ def read_nccl_tests_sweep(path: Path) -> SweepResult:
 
 
 def _row(log: NcclTestsLog, row: NcclTestsRow) -> SweepRow:
-    """Makes a row from its mean time, or from its single iterations as one round."""
+    """Makes a row of one round from the times of all iterations, or else from the mean time."""
     samples = np.array(row.samples_us or (row.time_us,))
     time_us = float(np.median(samples))
     algbw = row.size_bytes / (time_us * 1e3)

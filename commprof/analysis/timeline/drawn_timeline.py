@@ -28,7 +28,7 @@ Columns = TypeVar("Columns", "Stretches", "InFlightIntervals")
 class Stretches:
     """Intervals of the training thread's time."""
 
-    #: Row of the step among the measured steps.
+    #: Index of the step among the timeline's steps.
     step: Ints
     #: Phase code, or 0.
     code: Ints
@@ -70,7 +70,7 @@ class Timeline:
         return int(self._by_step().sum())
 
     def middle(self, most_spans: int) -> Timeline:
-        """Cuts the timeline to steps around its middle with at most so many spans, or to one."""
+        """Keeps steps around the middle, at least one, with at most ``most_spans`` spans."""
         count, by_step = len(self.steps), self._by_step()
         if int(by_step.sum()) <= most_spans or count == 0:
             return self
@@ -177,7 +177,7 @@ def _parts(rank: RankTimeline) -> tuple[Stretches | InFlightIntervals, ...]:
 
 
 class _Cut(Protocol):
-    """Function that cuts each part of a rank to the same steps."""
+    """Function that keeps some rows of a part of a timeline, and the part's type."""
 
     def __call__(self, part: Columns, /) -> Columns: ...
 

@@ -52,7 +52,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Flows:
-    """Arrows from the last rank to the waiting ranks, aligned with one rank's ``Collectives``."""
+    """Arrows from the rank that arrived last to the waiting ranks, per row of ``Collectives``."""
 
     #: Number of the arrow that ends in this row, -1 if none does, and the last arrival: until then
     #: this rank waited, from then on the collective was on the wire.
@@ -65,7 +65,7 @@ class Flows:
 
 @dataclass(frozen=True)
 class Overview:
-    """Data on all ranks of a world size that a rank's timeline needs; aligned with ``sources``."""
+    """Data on all ranks that the timeline of each rank needs, in the order of ``sources``."""
 
     sources: tuple[Path | Trace, ...]
     ranks: tuple[int, ...]
@@ -148,7 +148,7 @@ def _aligned_by(clocks: list[ClockMap] | None) -> str:
 
 
 def _by_wall_clock(own: Mapping[str, Any], first: Mapping[str, Any]) -> ClockMap:
-    """Maps a clock by a constant offset, from both clocks' wall time when capture began."""
+    """Maps a rank's clock to the first rank's, by the wall time of both when capture began."""
     offset = _unix_offset_ns(own) - _unix_offset_ns(first)
     at = np.array([own["clock"]["monotonic_ns"]], dtype=np.int64)
     return ClockMap(at, np.array([offset], dtype=np.int64), np.zeros(1), 0.0, 0.0, 0.0)
@@ -240,10 +240,11 @@ def _matched(
 def _arrows(
     source: Ints, receives: npt.NDArray[np.bool_], sends: npt.NDArray[np.bool_]
 ) -> tuple[Ints, Ints, Ints]:
-    """Numbers the arrows, from row ``source`` to each receiving row.
+    """Numbers the arrows; each goes to a receiving row from the row that ``source`` gives for it.
 
-    Returns the arrow that ends in each row, -1 if none does; the position in the third array at
-    which the arrows of each row start; and the arrows, sorted by the row that they begin in.
+    Returns three arrays: for each row, the arrow that ends in it, or -1; for each row, the position
+    in the third array of the first arrow that begins in it; all arrows, sorted by the row that they
+    begin in.
     """
     ends = np.flatnonzero(receives & sends[source])
     received = np.full(len(source), -1, dtype=np.int64)

@@ -136,7 +136,7 @@ def _pauses(trace: Trace) -> Track:
 
 
 def _waits(trace: Trace, table: Collectives) -> list[Track]:
-    """Makes tracks of other threads in Work.wait; the training thread's are in exposed time."""
+    """Makes a Work.wait track per thread except the training one, whose waits are exposed time."""
     steps = columns.steps(trace)
     training = int(steps.thread[0]) if len(steps) else 0
     ops = dict(zip(table.op_id.tolist(), _op_names(trace, table), strict=True))
@@ -193,7 +193,7 @@ def _buckets(trace: Trace) -> Track:
 
 
 def _compressor(trace: Trace) -> list[Track]:
-    """Makes tracks of the stages of work of compressors' threads."""
+    """Makes a track per compressor thread, with the stages of its work."""
     records = of_kind(trace.records, Kind.SPAN)
     spans = Spans(
         key=np.arange(len(records)),
@@ -241,7 +241,7 @@ def _chosen(column: Column, rows: Ints) -> Column:
 
 
 def _chosen_flows(flows: Flows, rows: Ints) -> Flows:
-    """Selects rows; ``overview`` gives no arrows to rows outside of the window."""
+    """Returns the arrows of these rows; rows outside of the window have none, see ``overview``."""
     first = np.concatenate((flows.first[rows], flows.first[-1:]))
     return Flows(flows.received[rows], flows.wire_ns[rows], first, flows.sent)
 

@@ -4,10 +4,11 @@ Traces are read event by event. The text of a trace is held in memory, its event
 of some hundred megabytes would be several gigabytes of Python objects.
 
 torch.profiler writes Unix time, commprof ``CLOCK_MONOTONIC``. The trace of each rank holds both
-clocks, read one right after the other when capture began. Their difference moves torch's times
-onto the rank's monotonic clock; from there they go to rank 0's as all times of that rank do. So the
-two agree as well as the wall clock kept its rate since capture began: NTP slews it by 500 ppm at
-most, and a step of the wall clock shifts all events of torch.profiler.
+clocks, read one right after the other when capture began. Their difference converts torch's times
+to the rank's monotonic clock; they are then converted to rank 0's clock like all times of that
+rank. So the times of the two profilers differ by as much as the wall clock has drifted since
+capture began: NTP slews it by 500 ppm at most, and a jump of the wall clock shifts all events of
+torch.profiler.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class TorchTrace:
     base_ns: int
     #: Rank in ``distributedInfo``; None if no process group existed when the trace was written.
     rank: int | None
-    #: Process ids of the events that are numbers, of the operating system or of a device.
+    #: Process ids of the events, if they are numbers: of the operating system or of a device.
     pids: frozenset[int]
     #: Begin of the first event, in µs since ``base_ns``.
     first_us: float
@@ -126,7 +127,7 @@ class _Seen:
 
 
 def _head(text: str, path: Path) -> tuple[dict[str, Any], int | None, _Seen]:
-    """Returns all top-level values but the events, the events' position, and figures over them."""
+    """Returns top-level values except events, the position of the events, and their ``_Seen``."""
     head: dict[str, Any] = {}
     events_at, seen = None, _Seen()
     at = _skip(text, 0)

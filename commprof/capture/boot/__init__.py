@@ -40,9 +40,9 @@ def environment(directory: Path) -> dict[str, str]:
 
 
 def pin() -> None:
-    """Restricts this rank to its CPUs, before libraries start threads.
+    """Restricts this rank to the CPUs in ``COMMPROF_CPUS``, before libraries start threads.
 
-    Only once: processes that this one starts may choose their own CPUs.
+    Removes the variable, so that processes that this one starts may choose their own CPUs.
     """
     parts = os.environ.pop(CPUS_VARIABLE, "").split("/")
     local_rank = os.environ.get("LOCAL_RANK", "")
@@ -75,7 +75,7 @@ def arm(directory: str) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Import hook that finds one module as the others would, once, and calls ``then`` with it."""
+    """One-time import hook: lets other finders load one module, then calls ``then`` with it."""
 
     def __init__(self, then: Callable[[ModuleType], None]) -> None:
         self._then = then

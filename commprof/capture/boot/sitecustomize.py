@@ -1,4 +1,4 @@
-"""Prepares capture in every Python of a job; runs the ``sitecustomize`` that it shadows first."""
+"""Prepares capture in every Python of a job, after running the ``sitecustomize`` it shadows."""
 
 import os
 import sys
@@ -29,7 +29,7 @@ def _run_shadowed() -> None:
 
 
 def _arm(directory: str) -> None:
-    """Loads the package of this file under another name, as ``commprof`` may not be importable."""
+    """Prepares capture: loads ``__init__.py`` by path, as ``commprof`` may not be importable."""
     import importlib.util
 
     path = os.path.join(_HERE, "__init__.py")

@@ -15,7 +15,7 @@ from commprof.capture.job.job_directory import agree
 from commprof.capture.profiler import Profiler, active, profile
 from commprof.errors import CommprofError
 
-#: Default directory of traces, as of ``commprof.wrap``.
+#: Default directory of traces, the same as that of ``commprof.wrap``.
 DIRECTORY = "commprof-trace"
 
 
@@ -27,7 +27,7 @@ class Recording:
     """
 
     def __init__(self, directory: str | Path) -> None:
-        """``directory``: directory of all ranks' traces; a further job gets ``job_2`` in it."""
+        """``directory``: directory of all ranks' traces; a second job writes to ``job_2`` in it."""
         self._directory = Path(directory)
         self._own: Profiler | None = None
 

@@ -40,7 +40,7 @@ class CommprofCallback(_Callback):
     """
 
     def __init__(self, directory: str | Path = DIRECTORY) -> None:
-        """``directory``: directory of all ranks' traces; a further job gets ``job_2`` in it."""
+        """``directory``: directory of all ranks' traces; a second job writes to ``job_2`` in it."""
         self._recording = Recording(directory)
         self._updates = 0
 
@@ -52,7 +52,7 @@ class CommprofCallback(_Callback):
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Ends a step after the last batch before an update."""
+        """Ends a step if this batch ended in an optimizer update."""
         if trainer.global_step != self._updates:
             self._updates = trainer.global_step
             self._recording.step()

@@ -23,13 +23,13 @@ except ModuleNotFoundError as error:
 class CommprofCallback(TrainerCallback):
     """Records the communication of ``Trainer.train``, with one step per update.
 
-    ``trainer.add_callback(CommprofCallback(trainer))``: a callback is not given the wrapped model,
-    so it gets it from the trainer. Evaluation and checkpoints between two updates belong to the
-    step that follows. Each time the trainer logs, figures are logged under ``commprof/...``.
+    ``trainer.add_callback(CommprofCallback(trainer))``: callbacks are not given the wrapped model,
+    so this one takes it from the trainer. Evaluation and checkpoints between two updates belong to
+    the step that follows. Each time the trainer logs, figures are logged under ``commprof/...``.
     """
 
     def __init__(self, trainer: Any, directory: str | Path = DIRECTORY) -> None:
-        """``directory``: directory of all ranks' traces; a further job gets ``job_2`` in it."""
+        """``directory``: directory of all ranks' traces; a second job writes to ``job_2`` in it."""
         self._trainer = trainer
         self._recording = Recording(directory)
         self._logging = False

@@ -1,4 +1,4 @@
-"""Chooses the directory of a job's traces, and the place of its rings.
+"""Chooses the directory of a job's traces, and the place of its ring buffers ("rings").
 
 Several jobs may write into one directory. Each job has a directory of its own: the one that was
 asked for, or ``job_2``, ``job_3`` and so on within it. Rank 0 chooses the first that is free and
@@ -33,12 +33,14 @@ _taken: set[Path] = set()
 
 
 def trace_name(rank: int) -> str:
-    """Returns the file name of this process's trace, which names the elastic restart, if any."""
+    """Returns the file name of a rank's trace; it has the attempt's number after a restart."""
     return stem_of(rank, restart_count()) + ".trace"
 
 
 def agree(directory: Path) -> Path:
-    """Agrees on this job's directory; call it on all ranks after ``init_process_group``.
+    """Agrees with the other ranks on the job's directory, and returns it.
+
+    Call it on all ranks after ``init_process_group``.
 
     Raises:
         CommprofError: rank 0 cannot make a trace in the directory.
@@ -71,7 +73,7 @@ def _store() -> Any:
 
 
 def _take(directory: Path, rank: int) -> str:
-    """Makes this rank's trace in the first directory without a job; returns that one's name."""
+    """Makes this rank's trace in the first directory free of jobs; returns the directory's name."""
     restarted = trace_name(rank) != f"rank_{rank}.trace"
     names = ["", *(f"job_{number}" for number in range(2, _MOST_JOBS))]
     if restarted:  # next to the traces of the attempt before
@@ -92,7 +94,7 @@ def _take(directory: Path, rank: int) -> str:
 
 
 def _of_this_job(directory: Path, names: list[str], rank: int) -> list[str]:
-    """Returns the last directory with traces of this elastic job, else the last with any."""
+    """Lists at most one name: the last with a trace of this elastic job, else of any job."""
     found = [name for name in names if (directory / name / f"rank_{rank}.trace").exists()]
     own = []
     for name in found:
@@ -103,7 +105,7 @@ def _of_this_job(directory: Path, names: list[str], rank: int) -> list[str]:
 
 
 def claim(path: Path) -> None:
-    """Creates an empty file, which must not exist yet.
+    """Creates an empty trace file, which must not exist yet unless ``agree`` made it.
 
     Raises:
         CommprofError: the file exists or cannot be made.
@@ -131,7 +133,7 @@ _MEMORY = Path("/dev/shm")
 def ring_prefix() -> str:
     """Returns the path prefix of the ring files in ``/dev/shm``.
 
-    Empty if that is not usable: the rings then lie in the process's own memory and die with it.
+    Empty if ``/dev/shm`` is not usable: rings then lie in the process's memory and die with it.
     """
     name = f"commprof-{os.getuid()}-{os.getpid()}-{secrets.token_hex(4)}-"
     in_memory = os.path.ismount(_MEMORY.resolve()) and os.access(_MEMORY, os.W_OK)
@@ -139,7 +141,7 @@ def ring_prefix() -> str:
 
 
 def own_rings(prefix: str, path: Path, session: int, metadata: dict[str, Any]) -> None:
-    """Writes the rings' owner file, and removes rings that earlier jobs left behind."""
+    """Writes a file that says whose the rings are; removes rings that earlier jobs left behind."""
     if metadata["capture"] != "native" or not prefix:
         return
     with suppress(OSError):

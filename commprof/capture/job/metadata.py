@@ -22,7 +22,7 @@ from commprof.trace.run.processes import link_of, text_of
 
 
 def _backend() -> str:
-    """Name of the default group's backend for the accelerator, or for the CPU where none is."""
+    """Name of the default group's backend for the accelerator, or for the CPU if there is none."""
     if not dist.is_initialized():
         return ""
     name = str(dist.get_backend())
@@ -57,7 +57,7 @@ def elastic_run_id() -> str:
 
 
 def clock_identity() -> list[str]:
-    """Returns boot and time namespace: if both are equal, processes share CLOCK_MONOTONIC.
+    """Returns boot id and time namespace; processes in which both are equal share CLOCK_MONOTONIC.
 
     Each is empty if not known.
     """

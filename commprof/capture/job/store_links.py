@@ -1,8 +1,9 @@
-"""Agreements of the ranks through the default group's store: clock comparison, shared arrivals.
+"""Connects ranks through the default group's store, to compare clocks and to share arrivals.
 
-No collective is issued for them. Capture may start before that group exists, so each capture tries
-when it starts and at the end of each step. The native module compares clocks on threads of its own:
-rank 0 writes the address at which it answers into the store, and the other ranks read it.
+Arrivals are the times at which ranks issued each collective. No collective is issued to connect.
+Capture may start before the default group exists, so each capture tries when it starts, and then at
+the ends of steps. The native module compares clocks on threads of its own: rank 0 writes the
+address at which it answers into the store, and the other ranks read it.
 """
 
 from __future__ import annotations
@@ -21,26 +22,27 @@ from commprof import _native
 from commprof.address import own_address
 from commprof.capture.job.metadata import clock_identity
 
-#: How long the start of capture waits for the other rank's entry in the store.
+#: How long the start of capture waits for another rank's entry in the store.
 _WAIT_S = 0.5
 _POLL_S = 0.01
-#: Later each try costs one exchange with the store: least time between two tries, and most tries.
+#: Least time between two tries at the ends of steps, and the largest number of them: each costs an
+#: exchange with the store.
 _LATER_S = 0.1
 _LOOKS = 100
 
 
 class StoreLink(ABC):
-    """An agreement of a capture with other ranks through the store; its methods never raise."""
+    """A connection to other ranks, made through the store; start() and look() never raise."""
 
     def __init__(self, pending: bool) -> None:
-        """``pending``: True if there is anything to agree on."""
-        #: True until the ranks have agreed, or trying is given up; see :meth:`look`.
+        """``pending``: True if this rank should try to connect."""
+        #: True until this rank need not try to connect any more; see :meth:`look`.
         self.pending = pending
         self._looks = 0
         self._not_before = 0.0
 
     def start(self) -> None:
-        """Tries to agree, for at most half a second."""
+        """Tries to connect, for at most half a second."""
         until = time.monotonic() + _WAIT_S
         while self.pending and dist.is_initialized() and time.monotonic() < until:
             self._look()
@@ -48,7 +50,7 @@ class StoreLink(ABC):
                 time.sleep(_POLL_S)
 
     def look(self) -> None:
-        """Tries again if the group or the other rank was missing; call it while ``pending``."""
+        """Tries to connect again, as group or ranks were missing; call it while ``pending``."""
         now = time.monotonic()
         if now < self._not_before or not dist.is_initialized():
             return
@@ -60,7 +62,7 @@ class StoreLink(ABC):
 
     @abstractmethod
     def agreed(self) -> bool:
-        """Tries once; returns True if all ranks have agreed."""
+        """Tries once to connect; returns True if this rank need not try again."""
 
     def _look(self) -> None:
         try:
@@ -117,7 +119,7 @@ class ClockLink(StoreLink):
 
 
 def _open_clock_server(store: Any, world_size: int) -> dict[str, Any]:
-    """Starts rank 0's clock server and describes it; port 0 if it fails, so that ranks give up."""
+    """Starts rank 0's clock server; returns how to reach it, with port 0 if it did not start."""
     server = {"address": "", "port": 0, "token": 0, "clock": clock_identity()}
     try:
         address = own_address(store)
@@ -144,11 +146,11 @@ class ArrivalLink(StoreLink):
     """Connects this rank with the other ranks to share arrivals in always-on mode."""
 
     def __init__(self) -> None:
-        """Has nothing to agree on if the native module is missing."""
+        """Makes a link; not pending if the native module, which shares arrivals, is missing."""
         super().__init__(_native.native is not None)
 
     def agreed(self) -> bool:
-        """Tries once to connect to the other ranks; returns True if all are connected."""
+        """Tries once to connect to the other ranks; returns True if no other try is needed."""
         native, group = _native.native, dist.group.WORLD
         if native is None or dist.get_world_size() == 1:
             return True
@@ -164,9 +166,10 @@ class ArrivalLink(StoreLink):
 
 
 class _BoardRendezvous:
-    """Rendezvous of a process group's ranks at the boards of arrivals; it outlives a capture.
+    """Connects a process group's ranks to their host's board of arrivals, and hosts to each other.
 
-    It keeps neither the group nor its store alive: a store's server that outlives
+    A board is memory that the ranks of a host share. The rendezvous outlives a capture, but keeps
+    neither the group nor its store alive: a store's server that outlives
     ``destroy_process_group`` would serve this group's entries to the next group.
     """
 
@@ -178,12 +181,13 @@ class _BoardRendezvous:
         self._host_prefix = "commprof_arrivals/" + "/".join(identity)
         self._is_first: bool | None = None
         self._has_board = False
-        #: Highest number of the hosts that this rank knows, and the number of its own host.
+        #: How many hosts this rank has read from the store (numbered from 1), and the number of its
+        #: own host; 0 if this rank does not connect its host to the others.
         self._known_hosts = 0
         self._number = 0
 
     def agreed(self) -> bool:
-        """Tries once; returns True if all ranks are connected, or cannot be."""
+        """Tries once to connect; returns True if no other try is needed, or none can succeed."""
         if not self._has_identity:
             return True
         job = default_store("commprof_arrivals")
@@ -211,7 +215,7 @@ class _BoardRendezvous:
         return True
 
     def _begin_to_carry(self, job: Any) -> int:
-        """Opens this host to the others; returns its number, or 0 if it cannot be reached."""
+        """Starts sharing arrivals with other hosts; returns this host's number, 0 on failure."""
         number = int(job.add("hosts", 1))
         here = {"address": "", "port": 0, "token": secrets.randbits(63) | 1}
         try:
@@ -224,7 +228,7 @@ class _BoardRendezvous:
         return number if here["port"] else 0
 
     def _meet_hosts(self, job: Any) -> bool:
-        """Connects to hosts that have come since; returns True if all ranks of the job have."""
+        """Connects to hosts that are new in the store; returns True if all ranks have connected."""
         all_came = int(job.add("ranks", 0)) >= dist.get_world_size()
         hosts = int(job.add("hosts", 0))
         while self._known_hosts < hosts:
@@ -244,7 +248,7 @@ os.register_at_fork(after_in_child=_meetings.clear)
 
 
 def _make_board(native: Any) -> dict[str, Any]:
-    """Makes this host's board of arrivals and returns its place; token 0 if that fails."""
+    """Makes this host's board of arrivals; returns its path and its token (0 if that fails)."""
     token = secrets.randbits(63) | 1
     try:
         descriptor = native.arrivals_create(token, dist.get_rank())

@@ -71,7 +71,7 @@ def cap_every_model(cap_mb: float) -> None:
 
 
 def _named(signature: inspect.Signature, *args: Any, **kwargs: Any) -> str:
-    """Returns the cap among DDP's arguments as text; empty if none is set or they are wrong."""
+    """Returns the bucket cap that DDP's arguments set, as text; empty if none or if not valid."""
     try:
         given = signature.bind(*args, **kwargs).arguments
     except TypeError:

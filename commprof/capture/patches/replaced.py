@@ -14,7 +14,7 @@ _left: dict[int, tuple[Any, Any]] = {}
 
 
 class Patches:
-    """Functions that were replaced, until :meth:`remove`."""
+    """Replacements of functions, in place until :meth:`remove` is called."""
 
     def __init__(self) -> None:
         """Makes the list of patches; nothing is replaced yet."""
@@ -39,10 +39,11 @@ class Patches:
         self._undo.append(undo)
 
     def replace_for_compilers(self, owner: Any, name: str, replacement: Any) -> None:
-        """Replaces ``owner.name``; restores it only if that does not make code compile again.
+        """Replaces ``owner.name``; the replacement stays if torch.compile has compiled anything.
 
-        So the replacement must call the original alone after :meth:`remove`, and while a compiler
-        traces it. A later capture replaces it by its own.
+        Restoring the original would then make torch.compile recompile. So after :meth:`remove`, and
+        while a compiler traces it, the replacement must only call the original. A later capture
+        puts its own replacement in its place.
         """
         before = original_of(vars(owner).get(name))
         if before is None:
@@ -63,7 +64,7 @@ class Patches:
         self._undo.append(undo)
 
     def on_remove_for_compilers(self, undo: Callable[[], None]) -> None:
-        """Registers ``undo`` for :meth:`remove`, skipped if it would make code compile again."""
+        """Registers ``undo`` for :meth:`remove`, to be skipped if torch.compile would recompile."""
         self._undo.append(lambda: None if _has_compiled() else undo())
 
     def remove(self) -> None:
@@ -100,8 +101,8 @@ def _has_compiled() -> bool:
 def uncompiled(function: Any, callees: bool = False) -> Any:
     """Marks a function so that ``torch.compile`` does not compile its frame, and returns it.
 
-    A compiler that traces a caller still traces the function. It must then only call the original,
-    which it knows from ``torch.compiler.is_compiling()``.
+    A compiler that traces a caller of the function still traces the function too. Meanwhile
+    ``torch.compiler.is_compiling()`` is true, and the function must only call what it replaces.
 
     Args:
         function: any function; one that is not written in Python is never compiled.

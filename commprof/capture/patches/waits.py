@@ -2,21 +2,23 @@
 
 ``work.get_future().wait()`` and ``torch.futures.wait_all``: the native module times a Work's
 ``wait``, but the future inside is torch's own, which C++ cannot distinguish from other futures. So
-the future's Python methods report who waits. Their results and exceptions stay the same.
+the future's Python methods report the waits. Their results and exceptions stay the same.
 
 ``stream.wait_event`` and ``stream.wait_stream``: the native module marks a device's stream where a
 ``Work`` makes it wait. FSDP2 issues its collectives on streams of its own, records an event after
 them, and makes the computing stream wait for that event, without a Work. So the events' Python
-methods report it. An event recorded on a stream after a collective stands for that collective,
-once; other events are ignored.
+methods report that wait. An event that is recorded on a stream after a collective stands for that
+collective, unless a stream's wait for the collective was already reported; other events are
+ignored.
 
 While capture runs, scripts get a Work of the native module, which times waits, instead of the
 backend's. All of c10d's methods go through it; any other attribute is looked up in the backend's
 Work inside.
 
-``dist.batch_isend_irecv`` and ``dist._coalescing_manager``: each of the calls passes the
+``dist.batch_isend_irecv`` and ``dist._coalescing_manager``: each operation inside passes the
 dispatcher, but none has a Work to wait for: NCCL returns one Work for all of them at the end, and
-not through the dispatcher. So the group's methods report where a coalesced call begins and ends.
+not through the dispatcher. So the process group's methods report where a coalesced call begins and
+ends.
 """
 
 from __future__ import annotations
@@ -103,10 +105,11 @@ class StreamWaits:
         self._patches = Patches()
 
     def install(self, event: type[Any] | None = None) -> None:
-        """Installs the replacements; does nothing without the native module or such events.
+        """Installs the replacements; does nothing without the native module or an event class.
 
         Args:
-            event: the class of events; None: CUDA's, through which its streams wait too.
+            event: the event class to patch; None: ``torch.cuda.Event``, whose methods CUDA's
+                streams call in ``wait_event`` and ``wait_stream``.
         """
         native = _native.native
         if event is None and torch.backends.cuda.is_built():
@@ -151,7 +154,7 @@ def _timed_event_wait(original: Callable[..., Any], native: Any) -> Any:
 
 
 def show_inner_attributes() -> None:
-    """Makes the attributes of the backend's inner Work reachable, even after capture stopped."""
+    """Gives the native module's Work the attributes of the Work inside it, even after capture."""
     native = _native.native
     if native is None or "__getattr__" in vars(dist.Work):
         return
@@ -178,7 +181,7 @@ class Coalescing:
         self._patches = Patches()
 
     def install(self) -> None:
-        """Installs the replacements; does nothing without the native module or such methods."""
+        """Installs the replacements; does nothing if native module or methods are missing."""
         native, group = _native.native, dist.ProcessGroup
         start, end = getattr(group, _START, None), getattr(group, _END, None)
         if native is None or start is None or end is None:

@@ -1,8 +1,8 @@
 """``--config FILE``: options of a command from a YAML file; the command line overrides them.
 
 A key is an option's name without its leading dashes; the command's parser defines the keys and
-their types. Values are read from the file's scalars as they are written, so that only plain types
-result, whatever tags the file uses, and `mode: off` is the word `off`, not False.
+their types. A value is the text of a YAML scalar, converted as on the command line: `mode: off` is
+the word `off`, not False, and no YAML tag can construct a Python object.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _dest_key(action: argparse.Action) -> str:
 
 
 def _keys(actions: list[argparse.Action]) -> dict[str, argparse.Action]:
-    """Returns the parser's actions by option name, and by argument name."""
+    """Maps the option names and the argument names that a file may use to the parser's actions."""
     taken = [action for action in actions if action.dest not in _NOT_IN_FILES]
     return {_dest_key(a): a for a in taken} | {key_of(a): a for a in taken}
 
@@ -182,7 +182,7 @@ def _noun(action: argparse.Action) -> str:
 def _spec(where: str, node: Node) -> str:
     """Returns ``{timed: {backward_ms: [10, 5]}}`` as ``timed:backward_ms=10/5``; joins lists."""
     if node.id == "sequence":
-        # No list within a list: a list that contains itself would not end.
+        # No list within a list: one that contains itself, by a YAML alias, would have no end.
         items = [item if item.id == "mapping" else _text(where, item) for item in node.value]
         return ",".join(item if isinstance(item, str) else _spec(where, item) for item in items)
     words = []
@@ -228,7 +228,7 @@ def _kind(node: Node) -> str:
 def merged(
     given: argparse.Namespace, values: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Returns the file's options that the command line leaves valid, and the script's arguments.
+    """Returns the file's options that the command line does not rule out, and the script's args.
 
     Args:
         given: arguments of the command line alone; None for options not given.

@@ -15,7 +15,7 @@ from commprof.workloads.spec import allowed
 
 
 def _typed(prog: str) -> str:
-    """Returns a parser's program name as this environment types it."""
+    """Returns a parser's program name as a user must type it in this environment."""
     name, _, rest = prog.partition(" ")
     return invocation.command(*rest.split()) if name == "commprof" else prog
 
@@ -42,10 +42,10 @@ class Parser(argparse.ArgumentParser):
     _few: tuple[str, frozenset[str]] | None = None
 
     def shorten_help(self, description: str, options: Collection[str]) -> None:
-        """Makes ``--help`` short.
+        """Makes ``--help`` show only some options, and adds ``--help-all``, which shows all.
 
         Args:
-            description: description that replaces the whole one.
+            description: description for the short help.
             options: options to show, by argument name.
         """
         self._few = description, frozenset(options)
@@ -82,7 +82,8 @@ class Parser(argparse.ArgumentParser):
     ) -> tuple[Any, list[str]]:
         """Parses twice if ``--config`` names a file: its values are the second pass's defaults.
 
-        An unrecognized argument is an error already in this method, which knows similar options.
+        An unrecognized argument is already an error here, where the message can name the option of
+        this command that is most similar.
         """
         parsed, rest = super().parse_known_args(args, namespace)
         if rest:

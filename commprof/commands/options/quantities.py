@@ -18,18 +18,18 @@ _NUMBER_AND_UNIT = re.compile(r"([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([a-zA-Z
 
 
 def rate(option: str, text: str) -> float:
-    """Reads bytes per second: ``100Gbps`` (bits) or ``12.5GB/s`` (bytes); else UsageError."""
+    """Reads ``100Gbps`` (bits) or ``12.5GB/s`` (bytes) as bytes per second; else UsageError."""
     units = {name: factor / 8 for name, factor in _BITS_PER_S.items()} | _BYTES_PER_S
     return _with_unit(option, text, units, "such as 25Gbps, 100Mbps (bits) or 3GB/s (bytes)")
 
 
 def duration(option: str, text: str) -> float:
-    """Reads seconds: ``20us`` or ``1.5ms``; else UsageError."""
+    """Reads a time such as ``20us`` or ``1.5ms``, in seconds; else UsageError."""
     return _with_unit(option, text, _SECONDS, "such as 20us or 1.5ms")
 
 
 def number(option: str, text: str, least: float) -> float:
-    """Reads a finite number; else UsageError."""
+    """Reads a finite number of ``least`` or more; else UsageError."""
     try:
         value = float(text)
     except ValueError:
@@ -51,7 +51,7 @@ def whole(option: str, text: str) -> int:
 def listed(
     option: str, text: str | None, read: Callable[[str, str], _Value], missing: _Value
 ) -> list[_Value]:
-    """Reads a comma-separated list; returns ``missing`` alone if the option is not given."""
+    """Reads a comma-separated list; returns ``[missing]`` if the option is not given."""
     if text is None:
         return [missing]
     words = [word.strip() for word in text.split(",") if word.strip()]

@@ -8,12 +8,12 @@ import sys
 
 
 def prose_width() -> int:
-    """Columns that prose is wrapped to: the terminal's, or COLUMNS, or 100."""
+    """Width in characters to which prose is wrapped: COLUMNS, else the terminal's, else 100."""
     return shutil.get_terminal_size((100, 24)).columns
 
 
 def table_width() -> int | None:
-    """Columns that tables are split to; None in files and pipes, where a table stays one table."""
+    """Width in characters at which tables are split; None in files and pipes: no table is split."""
     return prose_width() if sys.stdout.isatty() else None
 
 

@@ -1,4 +1,4 @@
-"""The command that tries a predicted setting: options of ``commprof run``, and changes in words."""
+"""The ``commprof run`` command that tries a predicted setting, and changes that a script needs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from commprof.predict.replay.scenario import Scenario
 from commprof.trials.sharding import DTYPES, NO_SHARDING, parse_sharding
 
 _MIB = float(1 << 20)
-#: Bucket caps for DDP that give each gradient a bucket of its own, and a single bucket.
+#: DDP bucket caps: one that gives each gradient its own bucket, and one that makes a single bucket.
 _NO_BUCKET_MIB, _ONE_BUCKET_MIB = 1e-6, 10_000.0
 #: Options of ``commprof run`` that the command for trying a setting replaces or leaves out.
 _REPLACED = ("--output", "--json", "--world-sizes", "--nproc", "--check-prediction", "--trial")
@@ -41,13 +41,13 @@ def tried(
         scenario: the predicted scenario.
         context: ``run.json`` of the run that the prediction is based on.
         run: that run's directory.
-        shard_ranks: its ranks per copy of the model; None if that are all ranks.
+        shard_ranks: that run's ranks per copy of the model; None if all ranks share one copy.
     """
     strategy = str(context.get("strategy", "fsdp")) if "workload" in context else ""
     command = taken_apart(str(context.get("command", "")), tuple(context.get("script", ())))
     recorded = "" if command is None else command.value("--fsdp")
     if shard_ranks is not None and scenario.shard_ranks is None and strategy:
-        # Without the option, HSDP chooses a shape for other ranks that was not predicted.
+        # Without the option, HSDP may choose another group size than the one that was predicted.
         scenario = dataclasses.replace(scenario, shard_ranks=shard_ranks)
     options, in_script = _settings(scenario, strategy, recorded)
     words = ["--check-prediction", str(run), "--world-sizes", str(scenario.world_size)]
@@ -62,11 +62,11 @@ def tried(
 
 
 def _settings(scenario: Scenario, strategy: str, recorded: str) -> tuple[dict[str, str], list[str]]:
-    """Returns options and changes to the script.
+    """Returns options of ``commprof run``, and changes to the script that no option makes.
 
     Args:
         scenario: the predicted scenario.
-        strategy: the workload's; empty for a script.
+        strategy: strategy of the built-in workload; empty for a script.
         recorded: value of ``--fsdp`` in the run; empty if it was not given.
     """
     options: dict[str, str] = {}
@@ -90,7 +90,7 @@ def _settings(scenario: Scenario, strategy: str, recorded: str) -> tuple[dict[st
 
 
 def _workload_options(scenario: Scenario, strategy: str) -> dict[str, str]:
-    """Returns the options that a built-in workload of this strategy has for its sharding."""
+    """Returns a built-in workload's options for sharding, accumulation and precision."""
     options = {}
     shard, blocks = scenario.shard_ranks, scenario.wrap_blocks or 1
     if shard is not None or blocks > 1:
@@ -103,7 +103,7 @@ def _workload_options(scenario: Scenario, strategy: str) -> dict[str, str]:
 
 
 def _wrapping(scenario: Scenario) -> list[str]:
-    """Returns the changes of a script's own sharding and types, in its words."""
+    """Returns a script's changes for sharding, accumulation and precision, in code or words."""
     found = []
     shard, blocks, passes = scenario.shard_ranks, scenario.wrap_blocks, scenario.accumulate
     if shard is not None:
@@ -123,7 +123,7 @@ def _wrapping(scenario: Scenario) -> list[str]:
 
 
 def _strategy(recorded: str, world_size: int, shard_ranks: int | None, blocks: int) -> str:
-    """Returns the value of ``--strategy`` with other groups or ``blocks`` times larger units."""
+    """Returns ``--strategy`` for groups of ``shard_ranks`` and units ``blocks`` times as large."""
     name, _, given = recorded.partition(":")
     options = dict(each.split("=", 1) for each in given.split(",") if each)
     if shard_ranks is not None:

@@ -46,7 +46,7 @@ def checked_targets(args: argparse.Namespace, world_sizes: list[int]) -> list[Ta
 
 
 def _settings(args: argparse.Namespace) -> RankSettings:
-    """Returns the ranks' settings from the environment, with the changes of the options."""
+    """Returns the ranks' settings: those of the environment, overridden by the given options."""
     given = RankSettings.from_environment()
     if args.gradient_norms is not None and args.gradient_norms < 0:
         raise UsageError(
@@ -115,7 +115,7 @@ def _check_trial(args: argparse.Namespace, world_sizes: list[int]) -> None:
 
 
 def _check_trial_of(plan: Plan, strategy: str) -> None:
-    """Refuses candidates that a built-in workload cannot have with this strategy."""
+    """Refuses a trial whose candidates do not fit the strategy of a built-in workload."""
     takes = {"ddp": False, **dict.fromkeys(SHARDED_STRATEGIES, True)}
     name = strategy.partition(":")[0]
     if name not in takes:
@@ -146,7 +146,7 @@ def _check_fsdp(args: argparse.Namespace) -> None:
 
 
 def _predicted(args: argparse.Namespace, world_sizes: list[int]) -> BestPrediction | None:
-    """Returns the prediction to compare this run with; refuses a run with another setting."""
+    """Returns the prediction to check, or None; refuses settings other than the predicted ones."""
     if args.check_prediction is None:
         return None
     found = read_best(args.check_prediction / PREDICTIONS_FILE)

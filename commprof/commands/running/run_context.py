@@ -84,12 +84,12 @@ def save_config(directory: Path, args: argparse.Namespace, world_sizes: Sequence
         f"#   {repeating_command(directory / CONFIG_FILE, 1)}\n"
     )
     text += yaml_text(effective_options(args, world_sizes))
-    # A path may not be UTF-8; the options hold such bytes as escapes already.
+    # The path in the comment may not be UTF-8; in the options, such bytes are escaped already.
     replace_file(directory / CONFIG_FILE, text.encode(errors="backslashreplace"))
 
 
 def effective_options(args: argparse.Namespace, world_sizes: Sequence[int]) -> dict[str, Any]:
-    """Returns all options by their key in a configuration file, with the workload's defaults."""
+    """Returns the options' final values, workload defaults included, by configuration-file key."""
     defaults = {} if args.script else WORKLOAD_DEFAULTS
     given = {
         name: value

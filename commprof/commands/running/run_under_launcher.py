@@ -1,4 +1,4 @@
-"""``torchrun ... -m commprof.run``, or under ``srun``: this process is one rank of a workload.
+"""``commprof run`` under torchrun or srun: this process is one rank of a built-in workload.
 
 Rank 0 checks the options, writes the job file and reports; the other ranks train that job.
 """
@@ -174,9 +174,9 @@ def _fill_in(args: argparse.Namespace, given: LaunchedRank) -> None:
 
 
 def _train(job: Path) -> tuple[int, str]:
-    """Trains this process's rank; returns its exit code, and the line of an error, already printed.
+    """Trains this process's rank; returns its exit code, and its error in one line.
 
-    The line is empty if there was no error.
+    The line is empty if there was no error. The error has already been printed.
     """
     from torch.distributed.elastic.multiprocessing.errors import record
 

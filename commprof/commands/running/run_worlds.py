@@ -43,7 +43,7 @@ def subjects_of(args: argparse.Namespace) -> list[Target]:
 
 
 def places_of(directory: Path, targets: Sequence[Target]) -> list[Path]:
-    """Returns each target's directory: the run directory, or one in it per strategy."""
+    """Returns each target's directory: the run directory for a single one, else a subdirectory."""
     if len(targets) == 1:
         return [directory]
     return [directory / re.sub(r"[^A-Za-z0-9]+", "-", target.strategy) for target in targets]
@@ -57,9 +57,10 @@ def run_world_sizes(
     context: dict[str, Any],
     beside: Callable[[Path], AbstractContextManager[None]],
 ) -> int:
-    """Runs one world size after another, up to the first that fails; returns its exit code.
+    """Runs the world sizes in order, up to the first that fails; returns the last exit code.
 
-    beside: context that runs during each world size, given that world size's directory.
+    context: content of ``run.json``. beside: given a world size's directory, returns the context
+    manager that is entered while that world size runs.
     """
     directory.mkdir(exist_ok=True)
     if rendezvous.is_first:

@@ -41,9 +41,9 @@ class Target(Protocol):
     strategy: str
 
     def check(self, world_sizes: list[int], rendezvous: Rendezvous) -> str:
-        """Describes what will run, for the report's heading.
+        """Checks the target; returns a description of what will run, for the report's heading.
 
-        rendezvous: of the first world size; each of the others has a turn of its own.
+        rendezvous: for the first world size; ``rendezvous.turn(i)`` is for the one at index i.
 
         Raises:
             UsageError: the target cannot run with these options.
@@ -95,7 +95,7 @@ class WorkloadTarget:
         return workload.describe()
 
     def refuse(self, world_sizes: list[int]) -> None:
-        """Raises UsageError for a job that no machine could run, whatever this machine has."""
+        """Raises UsageError for a job that no machine could run; does not check this machine."""
         for size in world_sizes:
             self._job(size, Path("unused")).plan()
 
@@ -177,7 +177,7 @@ class WorkloadTarget:
         )
 
     def _steps(self) -> int | None:
-        """Returns --steps; a trial without --steps and --epochs has the steps that it needs."""
+        """Returns --steps; for a trial without --steps and --epochs, the steps that it needs."""
         steps: int | None = self._args.steps
         if not self._args.trial or steps is not None or self._args.epochs is not None:
             return steps
@@ -259,19 +259,19 @@ class ScriptTarget:
         return environment
 
     def exit_code(self, error: RankFailedError) -> int:
-        """The script's own exit code; 128 + number if a signal ended it, as in a shell."""
+        """The script's exit code; as in a shell, 128 + signal number if a signal ended it."""
         code = error.process_exit_code
         return code if code >= 0 else 128 - code
 
 
 def _module_exists(name: str) -> bool:
-    """True if the ranks will find the module; of ``package.module`` only looks for the package."""
+    """True if the ranks will find the module; of ``package.module``, only ``package`` is tested."""
     path = [os.getcwd(), *sys.path]
     return importlib.machinery.PathFinder.find_spec(name.partition(".")[0], path) is not None
 
 
 def _elastic() -> ModuleType:
-    """Returns the module commprof.launch.elastic, whose first import takes seconds for torch."""
+    """Imports and returns commprof.launch.elastic; loading torch with it can take seconds."""
     with ends_at_once():
         from commprof.launch import elastic
 
@@ -316,7 +316,7 @@ WORKLOAD_DEFAULTS: dict[str, Any] = {
     "seed": 0,
     "overhead_steps": 16,
 }
-"""Values for built-in workloads of options of ``commprof run`` that are not given."""
+"""Defaults of ``commprof run``'s options for built-in workloads, by argument name."""
 
 _WORKLOAD_OPTIONS = (
     "workload",

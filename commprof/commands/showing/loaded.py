@@ -22,7 +22,7 @@ from commprof.trials.found import analyse_trial
 
 
 class LoadedRun:
-    """A run as ``commprof report`` analyses it; a notebook displays the card."""
+    """A run as ``commprof report`` analyses it; a notebook displays the report's first screen."""
 
     def __init__(self, directory: Path) -> None:
         """Analyses the run in a directory; see ``load``."""
@@ -72,7 +72,7 @@ class LoadedRun:
         return rows(self._report, name, self._trial)
 
     def __repr__(self) -> str:
-        """Returns the card as text."""
+        """Returns the report's first screen as text, or a short description if it has none."""
         if self._report.card is None:
             return f"LoadedRun({self.result.context['description']!r})"
         return screen.render(self._report.card)
@@ -92,7 +92,7 @@ def load(run: str | Path) -> LoadedRun:
     """Reads a run directory, or a recording of another profiler, as ``commprof report`` does.
 
     Args:
-        run: its path.
+        run: path of the run directory or recording.
 
     Raises:
         CommprofError: the path is neither, or holds several strategies; name the directory of one.

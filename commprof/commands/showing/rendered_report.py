@@ -28,10 +28,10 @@ class RenderedReport(Protocol):
     """An analysed run, ready to be shown as a card, as text or as JSON."""
 
     def card(self, colour: bool = False) -> str:
-        """Returns the first screen, plain or for a terminal; empty if there is no card."""
+        """Returns the first screen, in colour if ``colour`` is True; empty if there is no card."""
 
     def text(self, width: int, tables: int | None = None) -> str:
-        """Returns the report as text: prose wrapped to ``width``, tables split to ``tables``."""
+        """Returns the report as text; widths: ``width`` of prose, ``tables`` of tables or None."""
 
     def json(self, cost: Cost | None = None) -> str:
         """Returns the report as one JSON document."""

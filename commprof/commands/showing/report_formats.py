@@ -37,7 +37,7 @@ _PAGES = ("html", "markdown")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options for rows, predictions and cost."""
+    """Adds ``--rows``, ``--predictions``, and the options for the cost of a run."""
     _add_predictions(parser)
     parser.add_argument(
         "--rows",

@@ -106,7 +106,7 @@ class RecentSteps:
 
     @property
     def late(self) -> Late | None:
-        """The late rank according to the report's rules; None without one."""
+        """The rank that other ranks wait for, by the report's rules; None if no rank is late."""
         found = self._late
         if found is None:
             return None
@@ -150,7 +150,7 @@ class RecentOperations:
     """Recent calls of all followed ranks, by operation."""
 
     def __init__(self, curves: dict[str, CostCurve] | None = None) -> None:
-        """``curves``: cost curves of a machine profile's link by operation; None without one."""
+        """Starts empty; ``curves`` are a machine profile's cost curves by operation, or None."""
         self._curves = curves or {}
         self._found: dict[tuple[int, str], _Operation] = {}
         #: Bytes on the bus, transfer time and the profile's time (ns) per call, by operation.
@@ -178,7 +178,7 @@ class RecentOperations:
         return {op: _state(found) for (of, op), found in self._found.items() if of == rank}
 
     def bandwidth(self) -> dict[str, Bandwidth]:
-        """Bandwidth by operation; only operations whose transfers all of their ranks recorded."""
+        """Bandwidth by operation, where all ranks of the group recorded the transfers."""
         result = {}
         for op, transfers in self._transfers.items():
             moved, took_ns, expected_ns = np.sum(transfers, axis=0).tolist()

@@ -1,8 +1,8 @@
 """Steps of a running job: each is analysed once, as soon as all ranks have completed it.
 
 The analysis is that of the report (:mod:`commprof.analysis.align.measured`), applied to the records
-of the new steps. A step counts only when all its records must have arrived: records of different
-threads arrive up to a flush interval apart.
+of the new steps. A step counts only when all its records are sure to have arrived: records of
+different threads arrive up to a flush interval (0.2 s) apart.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
 from commprof.trace.schema import Kind, Records
 
-#: Two flush intervals: a rank's records older than its newest one by this are complete.
+#: Two flush intervals: records this much older than a rank's newest one have all arrived.
 SETTLED_NS = 400_000_000
 #: A rank without new records for so long has flushed all that it had.
 _IDLE_S = 1.0
 _ALL_NS = 2**62
-#: Most records of a rank (16 MiB) kept for other ranks or a step's end; the oldest are dropped.
+#: Most records of a rank (16 MiB) kept until other ranks catch up or the step ends; the oldest are
+#: dropped.
 _MOST_RECORDS = 1 << 18
 _MOST_CLOCKS = 256
 #: Backward passes without a step mark after which a loop counts as unmarked.
@@ -59,13 +60,13 @@ class StepFollower:
         """Starts without records.
 
         Args:
-            world_size: the job's, also if not all of its ranks can be followed.
-            settled_ns: a rank's records older than its newest one by this are complete.
+            world_size: number of ranks of the job, also of those that cannot be followed.
+            settled_ns: records this much older than a rank's newest one are taken to be complete.
         """
         self._world_size = world_size
         self._settled_ns = settled_ns
         self._pending: dict[int, _Pending] = {}
-        #: Last step returned, and the offset of step numbers found in the pending records.
+        #: Last step returned, and the offset to add to step numbers in the pending records.
         self._done = -1
         self._base = 0
         #: Number of records left out because a rank was too far ahead of another.
@@ -77,7 +78,7 @@ class StepFollower:
         return self._done
 
     def add(self, rank: int, records: Records) -> None:
-        """Adds the records that a tail's poll returned."""
+        """Adds the rank's new records, as ``TraceTail.poll`` returned them."""
         self._pending.setdefault(rank, _Pending()).add(records)
 
     def advance(self, tails: Mapping[int, TraceTail]) -> NewSteps | None:
@@ -149,7 +150,7 @@ class _Pending:
             self._clocks = np.concatenate([self._clocks, clocks])[-_MOST_CLOCKS:]
 
     def records(self) -> Records:
-        """All records sorted by time, with the earlier clock comparisons, without duplicates."""
+        """Kept records and all recent clock comparisons, each once, sorted by time."""
         joined = np.concatenate(self._batches) if self._batches else _NO_RECORDS
         joined = joined[joined["kind"] != Kind.CLOCK]
         joined = joined[np.argsort(joined["timestamp_ns"], kind="stable")]
@@ -158,7 +159,7 @@ class _Pending:
         return joined[np.argsort(joined["timestamp_ns"], kind="stable")]
 
     def settled_ns(self, ended: bool, age_ns: int) -> int:
-        """Time up to which the records are complete; unlimited if none arrived for a while."""
+        """Time up to which all records have arrived; unlimited if the trace ended or is idle."""
         settled = ended or time.monotonic() - self._grew_s > _IDLE_S
         records = self._batches[0]
         if len(records) == 0:
@@ -176,7 +177,7 @@ class _Pending:
         return count - _MOST_RECORDS // 2
 
     def forget(self, before_ns: int, thread: int, unmarked: bool) -> None:
-        """Drops records before ``before_ns``; if ``unmarked``, sets the only step mark there."""
+        """Drops records before ``before_ns``; if ``unmarked``, marks a step only there."""
         records = self._batches[0]
         kept = records[records["timestamp_ns"] >= before_ns]
         if unmarked:
@@ -187,7 +188,7 @@ class _Pending:
 
 
 def _trace(tail: TraceTail, records: Records) -> Trace:
-    """Returns the trace as the reader does, with these records only."""
+    """Returns a trace such as ``commprof.trace.reader`` makes, but with these records only."""
     assert tail.metadata is not None
     return Trace(
         path=tail.path,

@@ -47,7 +47,7 @@ class Summaries:
         if self._kept and summary.sequence <= self._kept[-1].sequence:
             return
         if self._kept and summary.steps.count < self._kept[-1].steps.count:
-            self._kept.clear()  # the steps before were guesses: the loop does mark its steps
+            self._kept.clear()  # earlier steps were guesses: the loop does mark its steps
         if len(self._kept) > 1 and self._kept[-1].end_ns < self._kept[-2].end_ns + _APART_NS:
             self._kept.pop()
         self._kept.append(summary)
@@ -100,7 +100,7 @@ class Summaries:
 
     @property
     def newest(self) -> Summary | None:
-        """The newest summary, which holds the totals; None without any."""
+        """The newest summary, which holds the totals; None if there is none."""
         return self._kept[-1] if self._kept else None
 
     def _ends(self) -> tuple[Summary | None, Summary | None]:
@@ -117,7 +117,7 @@ def late_by_summaries(traces: Sequence[Trace], summaries: Sequence[Summary]) -> 
 
 
 def difference(newer: Histogram, older: Histogram) -> Histogram:
-    """Returns what a histogram gained since an earlier one; least and most remain the newer's."""
+    """Returns the histogram of values added since ``older``; its min and max are ``newer``'s."""
     counts = np.zeros(int(newer.buckets[-1]) + 1 if newer.count else 0, dtype=np.int64)
     counts[newer.buckets] = newer.counts
     inside = older.buckets < len(counts)

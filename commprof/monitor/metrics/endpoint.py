@@ -2,8 +2,8 @@
 
 The text of a state is made by its first scrape, so a state that nobody scrapes costs nothing. One
 thread serves all connections. Each connection has a deadline, a limit on the request's size and
-no second request: a slow or malformed client occupies one of 16 places for a few seconds. Only the
-metrics are served.
+no second request: a slow or malformed client occupies one of 16 connections for a few seconds. Only
+the metrics are served.
 
 The server of ``prometheus_client`` is not used: it starts a thread for every connection and sets no
 deadline, so that 100 clients that send half a request would hold 100 threads during training.
@@ -108,7 +108,7 @@ class Endpoint:
         return str(host), int(port)
 
     def show(self, text: Callable[[], bytes]) -> None:
-        """Sets the function that makes the text for the next requests; called at most once."""
+        """Sets the function that makes the text for the next requests; its result is cached."""
         self._text = functools.cache(text)
 
     def close(self) -> None:

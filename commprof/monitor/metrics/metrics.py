@@ -1,8 +1,8 @@
 """The list of live metrics: name, unit and meaning of every figure that the outputs show.
 
 Names follow Prometheus's conventions: base units, counters end in ``_total``. Labels are rank,
-operation, part of a step, network interface and the like, never a step: their number is bounded
-by the job's shape.
+operation, part of a step, network interface and the like, never the number of a step: so the job's
+shape bounds how many label values there are.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Outputs of the metrics: each gets every state that the monitor reads.
+"""Outputs of the live metrics: each gets every state that the monitor reads.
 
-The failure of an output is logged once, and the next state is written again: a full disk may empty.
+A failing output is logged once and still gets the next state, as a full disk may get free space.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class TextFile:
 
 
 class JsonLines:
-    """Output of a JSON line per state with new steps: time, step and recent figures."""
+    """Output to a file: for each state with new steps a JSON line with time, step and figures."""
 
     def __init__(self, path: Path) -> None:
         """Sets the file to append lines to."""
@@ -135,7 +135,7 @@ def step_of(state: JobState) -> int:
 
 
 def write_to(output: Output, state: JobState, complain: Callable[[str], None]) -> None:
-    """Writes a state to an output; never raises."""
+    """Writes a state to an output; an OSError goes to ``complain`` and is not raised."""
     try:
         output.write(state)
     except OSError as error:
@@ -143,7 +143,7 @@ def write_to(output: Output, state: JobState, complain: Callable[[str], None]) -
 
 
 def exposition(samples: Iterable[Sample]) -> bytes:
-    """Returns the samples, which are grouped by metric, in Prometheus's text format."""
+    """Returns samples in Prometheus's text format; the samples of one metric must be adjacent."""
     from prometheus_client import generate_latest
     from prometheus_client.registry import Collector
 
@@ -155,7 +155,7 @@ def exposition(samples: Iterable[Sample]) -> bytes:
 
 
 def _families(samples: Iterable[Sample]) -> Iterator[Metric]:
-    """Yields the client library's form of each metric."""
+    """Yields each metric as an object of ``prometheus_client``."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     for metric, group in groupby(samples, key=attrgetter("metric")):

@@ -40,7 +40,7 @@ class EventFile:
         self._append(_event(time_s, _text(3, "brain.Event:2")))
 
     def add(self, time_s: float, step: int, scalars: Mapping[str, float]) -> None:
-        """Appends one event with all of these scalars at ``step``.
+        """Appends one event at ``step`` with all finite values of ``scalars``.
 
         Raises:
             OSError: the event cannot be written.
@@ -59,7 +59,7 @@ class EventFile:
 
     def _append(self, event: bytes) -> None:
         """Appends a whole frame or nothing: readers stop at half a frame."""
-        # After a frame that was truncated, the position is behind the end of the file.
+        # After a frame was truncated away, the position is beyond the end of the file.
         before, frame = self._file.seek(0, os.SEEK_END), _frame(event)
         try:
             if self._file.write(frame) != len(frame):

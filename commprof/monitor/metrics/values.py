@@ -1,7 +1,7 @@
 """Functions that read the values of the live metrics from a :class:`JobState`.
 
-Each is, or returns, the ``values`` of a :class:`commprof.monitor.metrics.metrics.Metric`: a
-function from a job's state to the label values and the value of each sample.
+Most of them are, or make, the ``values`` of a :class:`commprof.monitor.metrics.metrics.Metric`: a
+function that takes a job's state and yields the labels and the value of each sample.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Of: TypeAlias = Callable[[JobState], Values]
 
 
 def ranks(value: Callable[[RankState], float | None]) -> Of:
-    """Source of a value of each of this host's ranks; each host's monitor shows its own ranks."""
+    """Makes ``values`` with a sample for each local rank: a monitor shows only its host's ranks."""
 
     def values(state: JobState) -> Values:
         for rank in local(state):
@@ -35,17 +35,17 @@ def local(state: JobState) -> Iterator[RankState]:
 
 
 def total(name: str) -> Of:
-    """Source of a field of the times over all steps counted."""
+    """Makes ``values`` that read the field ``name`` of each local rank's total times."""
     return ranks(lambda rank: getattr(rank.total, name) if rank.total else None)
 
 
 def recent(name: str) -> Of:
-    """Source of a field of the mean of the recent steps."""
+    """Makes ``values`` that read the field ``name`` of each local rank's recent mean times."""
     return ranks(lambda rank: getattr(rank.recent, name) if rank.recent else None)
 
 
 def phases(chosen: str) -> Of:
-    """Source of the times of the parts of a step."""
+    """Makes ``values`` of the times of the step's parts; ``chosen`` is "total" or "recent"."""
 
     def values(state: JobState) -> Values:
         for rank in local(state):
@@ -57,7 +57,7 @@ def phases(chosen: str) -> Of:
 
 
 def exposed(chosen: str) -> Of:
-    """Source of the exposed time, split into wait, wire and unsplit."""
+    """Makes ``values`` of exposed time by wait, wire, unsplit; ``chosen``: "total" or "recent"."""
 
     def values(state: JobState) -> Values:
         for rank in local(state):
@@ -69,7 +69,7 @@ def exposed(chosen: str) -> Of:
 
 
 def operations(name: str) -> Of:
-    """Source of a field of the rank's figures for each operation."""
+    """Makes ``values`` that read the field ``name`` of each operation on each local rank."""
 
     def values(state: JobState) -> Values:
         for rank in local(state):
@@ -80,7 +80,7 @@ def operations(name: str) -> Of:
 
 
 def bandwidth(name: str) -> Of:
-    """Source of a field of the bandwidth of each operation, across all ranks."""
+    """Makes ``values`` that read the field ``name`` of each operation's bandwidth in the job."""
 
     def values(state: JobState) -> Values:
         for op, found in state.bandwidth.items() if tells_of_job(state) else ():
@@ -106,7 +106,7 @@ def late(state: JobState) -> Values:
 
 
 def late_wait(state: JobState) -> Values:
-    """Yields the waiting that the late rank causes, if there is one."""
+    """Yields the waiting that the late rank causes; nothing if no rank is late."""
     if state.late is not None and tells_of_job(state):
         yield {"rank": str(state.late.rank)}, state.late.wait_s
 
@@ -134,7 +134,7 @@ def failed(state: JobState) -> Values:
 
 
 def host(name: str) -> Of:
-    """Source of a field of this host."""
+    """Makes ``values`` that read the field ``name`` of this host's state."""
 
     def values(state: JobState) -> Values:
         if state.host is not None:
@@ -158,7 +158,7 @@ def network(state: JobState) -> Values:
 
 
 def monitor(name: str) -> Of:
-    """Source of a field of the monitor itself."""
+    """Makes ``values`` that read the field ``name`` of the monitor's own state."""
     return lambda state: iter([({}, float(getattr(state.monitor, name)))])
 
 
@@ -168,10 +168,10 @@ def problems(state: JobState) -> Values:
 
 
 def process(name: str) -> Of:
-    """Source of a field of each rank's process on this host."""
+    """Makes ``values`` that read the field ``name`` of each local rank's process."""
     return ranks(lambda rank: getattr(rank.process, name) if rank.process else None)
 
 
 def gradients(name: str) -> Of:
-    """Source of a field of each rank's gradient norms, if it measures them."""
+    """Makes ``values`` that read the field ``name`` of each local rank's gradient norms, if any."""
     return ranks(lambda rank: getattr(rank.gradients, name) if rank.gradients else None)

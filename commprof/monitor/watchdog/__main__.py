@@ -22,7 +22,7 @@ started by hand for a running job, and ended at any time without effect on the j
 
 
 def main() -> int:
-    """Watches until the job or the launcher ends; returns the exit code."""
+    """Watches until this host's ranks, and the launcher if named, ended; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog=invocation.module("commprof.monitor.watchdog"),
         description=_DESCRIPTION,
@@ -64,7 +64,7 @@ def main() -> int:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """Ends the loop, and py-spy with it, in an orderly way."""
+    """Handles SIGTERM: ends the loop, and py-spy with it, in an orderly way."""
     raise SystemExit(0)
 
 

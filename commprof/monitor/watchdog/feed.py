@@ -17,7 +17,7 @@ from commprof.trace.ring import RingTail
 from commprof.trace.run.processes import PROC, Here, stat_of, text_of
 from commprof.trace.schema import Records
 
-#: Successive looks that must find a process asleep in the kernel, as in every page fault.
+#: Looks in a row that must find state D before it is reported: page faults cause it briefly.
 _LOOKS = 4
 _SENTENCES = {
     "stopped": "is stopped (SIGSTOP or a job control signal); kill -CONT {pid} resumes it",

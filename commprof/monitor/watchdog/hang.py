@@ -38,12 +38,12 @@ class Process:
 
 @dataclass(frozen=True)
 class Accused:
-    """A rank that the others wait for."""
+    """A rank that other ranks wait for."""
 
     rank: int
     #: The reason, as a sentence.
     why: str
-    #: True if the rank arrived and has not completed an operation that other ranks have.
+    #: True if the rank arrived at an operation but has not completed it, as other ranks have.
     behind: bool = False
 
 
@@ -110,11 +110,11 @@ def find_hang(
     now_ns: int,
     unseen: Sequence[int] = (),
 ) -> Hang | None:
-    """Finds a hang: a step or collective that has taken longer than the limit.
+    """Finds a hang: a step or collective that has taken longer than the limit; None if none has.
 
     Args:
         states: states of the ranks whose records can be followed.
-        processes: processes of this host's ranks, whose times alone are comparable with now_ns.
+        processes: processes of this host's ranks; only their times are comparable with now_ns.
         limit_ns: the limit, see ``thresholds``.
         now_ns: the time, on the records' clock.
         unseen: ranks whose records cannot be followed from this host.
@@ -150,7 +150,7 @@ def _age_ns(state: RankState, edges: Waits, now_ns: int) -> int:
     """Returns the age of a rank's step or oldest pending operation; 0 if nothing is under way."""
     if state.closed:
         return 0
-    # Operations without a recorded completion surely pend only while some rank is absent.
+    # Operations whose completion is not recorded are known to pend only while a rank is absent.
     begins = [one.issue_ns for one in state.pending.values() if not one.silent]
     begins += [operation.issue_ns for operation, _ in edges]
     # Before the end of the first step, the script may be setting up, or not mark steps at all.

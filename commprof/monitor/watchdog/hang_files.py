@@ -95,7 +95,7 @@ def now_text() -> str:
 
 
 def _claim(directory: Path) -> int:
-    """Reserves the first number without a file, as other hosts write too; 0 if none can be."""
+    """Reserves the first free number, as other hosts take numbers too; 0 if that fails."""
     for number in range(1, _MOST_HANGS):
         with suppress(OSError):
             path = directory / f"hang_{number}.json"

@@ -1,4 +1,4 @@
-"""Stacks of another process, single or sampled, which the program py-spy reads."""
+"""Stacks of another process, which the program py-spy reads once or samples regularly."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def find_py_spy() -> str | None:
 def dump(pid: int) -> Dump:
     """Reads the current Python stacks of a process.
 
-    py-spy only reads the process's memory and does not stop it, so it may already be stopped.
+    This also works if the process is stopped: py-spy only reads its memory and does not stop it.
     """
     program = find_py_spy()
     if program is None:
@@ -114,7 +114,7 @@ class NativeDump:
 
 
 class Sampler:
-    """A run of py-spy that samples a process's stacks, and writes them when it or py-spy ends.
+    """A py-spy that samples a process's stacks and writes them when that process or py-spy ends.
 
     py-spy only reads the process's memory and does not stop it: if a stack changes meanwhile, the
     sample is lost or wrong.

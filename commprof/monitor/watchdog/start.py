@@ -27,7 +27,7 @@ def watched(directory: Path, threshold: str | None, samples: bool = False) -> It
     """Runs a watchdog for the ranks that record into ``directory`` while the context is open.
 
     threshold: ``auto`` or seconds, as for ``--watchdog``; None to report no hangs.
-    samples: True to sample the ranks with py-spy. Without threshold and samples none is started.
+    samples: True to sample the ranks with py-spy. Without threshold and samples, no watchdog runs.
 
     If the watchdog cannot be started, a line on stderr gives the reason.
     """
@@ -92,7 +92,7 @@ _PR_SET_PTRACER = 0x59616D61
 def allow_tracer(pid: int | None) -> None:
     """Allows the launcher's descendants, and no other process, to read this rank's stacks.
 
-    pid: process id of the launcher; None if it named none.
+    pid: process id of the launcher; None if it is not known, and nothing is done.
 
     With ``kernel.yama.ptrace_scope`` 1 only ancestors may read a process, and the watchdog is a
     sibling of the ranks. With other settings the call has no effect.

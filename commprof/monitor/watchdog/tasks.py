@@ -1,4 +1,4 @@
-"""Tasks of the watchdog, one class each: hangs, ranks out of step, anomalies, samples."""
+"""Tasks of the watchdog, one class each: hangs, mismatched collectives, anomalies, samples."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class SampleTask:
     """Runs py-spy to sample the stacks of this host's ranks, each from its first step on."""
 
     def __init__(self, directory: Path, log: Log) -> None:
-        """Has the samples written into ``directory``."""
+        """Sets the directory for the files of samples, and the log for failures."""
         self._directory = directory
         self._log = log
         self._samplers: dict[int, py_spy.Sampler] = {}
@@ -244,7 +244,7 @@ class AnomalyTask:
         self._finder = AnomalyFinder()
 
     def look(self, feeds: Sequence[RankFeed], now_ns: int) -> None:
-        """Checks the steps that all ranks of this host have completed for a change of level."""
+        """Looks for lasting changes in the steps that all ranks of this host have completed."""
         # Other hosts have other clocks, and watchdogs for their own ranks.
         here = [feed for feed in feeds if feed.state is not None and feed.process is not None]
         for feed in here:

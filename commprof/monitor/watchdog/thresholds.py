@@ -33,7 +33,7 @@ def parse_threshold(text: str, given_as: str = "") -> float | None:
 
     Args:
         text: the value to parse.
-        given_as: how the user gave the value, for the error; by default, as ``--watchdog``.
+        given_as: what an error calls the value; by default, ``--watchdog`` and the value.
 
     Raises:
         UsageError: the value is neither ``auto`` nor a number of seconds above 0.
@@ -68,7 +68,7 @@ class Threshold:
 
     @property
     def limit_ns(self) -> int:
-        """The limit beyond which a step, or a collective since its issue, counts as hung."""
+        """Time in ns from a step's begin or a collective's issue until it counts as hung."""
         if self._fixed_s is not None:
             return int(self._fixed_s * _NS_PER_S)
         if len(self._recent_ns) < _LEARN_STEPS:

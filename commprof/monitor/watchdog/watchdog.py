@@ -25,8 +25,9 @@ LOOK_S = 0.5
 _SEARCH_EVERY = 4
 #: A watchdog without a launcher ends if it sees no rank of this host for so long.
 _PATIENCE_S = 600.0
-#: How long it goes on after the last rank's end. It must be short: an elastic restart starts its
-#: own watchdog, and a reader of the ranks' output waits until all its writers have ended.
+#: How long such a watchdog goes on after the last rank's end. This must be short: an elastic
+#: restart starts its own watchdog, and a reader of the ranks' output waits until all its writers
+#: have ended.
 _GRACE_S = 0.6
 
 
@@ -104,11 +105,11 @@ def watch(
     """Watches the jobs that record into a directory until they are over.
 
     Args:
-        directory: the directory of the traces, which may not exist yet; jobs in its ``job_N`` too.
+        directory: directory of traces, watched with its ``job_N``; it may not exist yet.
         threshold_s: the hang threshold; None to learn it from the run.
-        parent: process id of the launcher, with which the watchdog ends; None without one.
+        parent: process id of the launcher; watching goes on while it lives. None without one.
         quiet: True to write nothing to stderr.
-        tells: True to report hangs, ranks out of step and changes of level.
+        tells: True to report hangs, mismatched collectives and lasting changes of speed.
         samples: True to sample the ranks' stacks with py-spy.
     """
 
@@ -143,7 +144,7 @@ def watch(
 def _search(
     directory: Path, jobs: dict[Path, Job], tasks: Callable[[Path], list[WatchTask]]
 ) -> None:
-    """Adds the directories that hold traces, ``directory`` and its ``job_N``, to ``jobs``."""
+    """Adds ``directory`` and its ``job_N`` to ``jobs`` if they hold traces; opens new traces."""
     for place in (directory, *sorted(directory.glob("job_*"))):
         if place not in jobs and any(place.glob("rank_*.trace")):
             jobs[place] = Job(place, tasks)

@@ -23,7 +23,7 @@ from commprof.predict.sharded.steps import ShardedSteps
 
 
 def curves_of(recorded: Sequence[RecordedSteps]) -> dict[str, CostCurve]:
-    """Fits a curve per operation to the runs without a compressor, over links of one class."""
+    """Fits a curve per operation to runs over links of one class; skips runs with a compressor."""
     plain = [each for each in recorded if each.world_size > 1 and not each.hook]
     sharded = [each for each in plain if isinstance(each, ShardedSteps)]
     replicated = [each for each in plain if isinstance(each, Schedule)]
@@ -40,12 +40,13 @@ def build_profile(
 ) -> tuple[MachineProfile, list[str]]:
     """Fits a machine profile; also returns descriptions of the data that it left out.
 
-    A link class uses the points of microbenchmarks if there are any. Otherwise all-reduce is
-    calibrated on the recorded steps, and the collectives of sharded steps are fitted to them.
+    The curves of a link class (same host or other host) are fitted to microbenchmarks if there are
+    any. Otherwise all-reduce is calibrated on recorded DDP steps, and the collectives of sharded
+    steps are fitted to their recorded calls.
 
     Args:
         measurements: files of microbenchmarks.
-        recorded: world sizes of runs; runs with a compressor give its cost.
+        recorded: recorded runs, one entry per world size; a run with a compressor gives its cost.
         sources: names of all files and runs, for the profile.
         bandwidth_bytes_per_s: the link's own rate, if the user states it.
         latency_s: the link's one-way latency, if the user states it.
@@ -91,7 +92,7 @@ def _of_one_backend(
     recorded: Sequence[Recorded],
     left_out: list[str],
 ) -> dict[str, CostCurve]:
-    """Chooses a curve per operation: the recorded runs' backend's, else gloo's, else any.
+    """Chooses a curve per operation: of the recorded runs' backend, else of gloo, else of another.
 
     Curves of other backends are named in ``left_out``.
     """

@@ -1,13 +1,13 @@
-"""Fits a link's latency and rate to the bucket ends of training steps.
+"""Fits a link's latency and rate to the bucket ends (completion times) of training steps.
 
-In a step buckets overlap, so no single duration gives the link's rate. The fit chooses the latency
-and rate with which the replayed exchange of the recorded steps has the least mean absolute
-difference from the recorded ends. A step of the ring takes
+Buckets of a training step overlap, so no single duration gives the link's rate. The fit replays the
+exchange of the recorded steps, and chooses the latency and rate with which the replayed bucket ends
+have the least mean absolute difference from the recorded ones. A ring step that sends x bytes takes
 
     t(x) = max(beta x, alpha + beta x / 2)
 
-because gloo has two segments of a rank's share in flight: one travels while the rank waits for the
-other.
+with latency alpha and beta seconds per byte, because gloo has two segments of a rank's share in
+flight: one travels while the rank waits for the other.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from commprof.predict.replay.schedule import Schedule
 from commprof.stats.intervals import percentile_interval
 
 _Loss = Callable[[float, float], float]
-#: Latency of a step in seconds, and seconds per byte.
+#: Latency of a ring step in seconds, and seconds per byte.
 Parameters = tuple[float, float]
 
 _REPLICATES = 20
 _SEED = 20240501
-#: Values per side of each search grid.
+#: Number of latencies, and of rates, in each grid of ``_refined``.
 _GRID = 5
 _MOST_GRIDS = 60
 
@@ -39,7 +39,7 @@ def calibrate(schedules: Sequence[Schedule]) -> CostCurve:
     """Fits one curve to the all-reduces of runs over links of one class.
 
     Raises:
-        CommprofError: no run has 2 ranks or more and no compressor.
+        CommprofError: there is no run of 2 ranks or more without a compressor.
     """
     usable = [each for each in schedules if each.world_size > 1 and not each.hook]
     if not usable:
@@ -58,7 +58,7 @@ def calibrate(schedules: Sequence[Schedule]) -> CostCurve:
 
 
 def ring_pieces(alpha_s: float, beta_s_per_byte: float) -> tuple[tuple[float, float, float], ...]:
-    """Pieces of ``max(beta x, alpha + beta x / 2)`` as (begin, alpha, beta)."""
+    """Returns (begin in bytes, alpha, beta) of each line of ``max(beta x, alpha + beta x / 2)``."""
     if alpha_s <= 0:
         return ((0.0, 0.0, beta_s_per_byte),)
     return (
@@ -68,9 +68,9 @@ def ring_pieces(alpha_s: float, beta_s_per_byte: float) -> tuple[tuple[float, fl
 
 
 def _loss(schedules: Sequence[Schedule], random: np.random.Generator | None = None) -> _Loss:
-    """Returns the mean absolute error of replayed ends divided by the step, as a function.
+    """Returns the function of (alpha, beta) to minimise: the mean error of replayed bucket ends.
 
-    With ``random``, the steps are resampled.
+    The absolute error is divided by the median step. With ``random``, the steps are resampled.
     """
     parts = []
     for schedule in schedules:
@@ -100,7 +100,7 @@ def _best_of_grid(loss: _Loss) -> Parameters:
 
 
 def _refined(loss: _Loss, start: Parameters, factor: float, until: float) -> Parameters:
-    """Searches ever finer grids around the best point, down to a spacing of ``until``."""
+    """Searches grids around the best point; their reach, ``factor``, shrinks to ``until``."""
     best = start
     for _ in range(_MOST_GRIDS):
         if factor <= until:

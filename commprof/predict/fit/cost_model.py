@@ -4,10 +4,11 @@
     t(x) = alpha + beta * x                 on each piece of x
 
 ``steps`` and ``sent`` are the algorithm's (``algorithms.py``), so one curve holds for all numbers
-of ranks. alpha is the latency of a step, beta seconds per byte of a step, sums included: of an
-operation that adds up, beta = wire + gamma * reduced / sent with gamma seconds per byte added
-(Hockney's model with Thakur's reduction term). Pieces begin where the protocol changes. A curve
-may have knots: between knots, t(x) is interpolated from the two next to x.
+of ranks. alpha is the latency of a step in seconds, beta the seconds per byte of a step. In an
+operation that reduces, beta = wire + gamma * reduced / sent, with wire the seconds to send a byte
+and gamma the seconds to add one up (Hockney's model with Thakur's reduction term). Pieces begin
+where the protocol changes. A curve may have knots, pairs of x and t(x): between them t(x) is
+interpolated from the two next to x.
 
 NCCL changes protocol, algorithm and number of channels with size, at sizes that no measurement
 names, so a few lines fit poorly. If sizes are dense, interpolation between neighbours is more
@@ -35,8 +36,9 @@ Floats = npt.NDArray[np.float64]
 #: Bytes per step, and seconds per step.
 Knot = tuple[float, float]
 
-#: Neighbours further apart than this factor are not interpolated. Sizes that double are dense even
-#: if one of them is left out. Guesses at a size lack that size too, so their limit is wider.
+#: No time is interpolated between neighbours further apart than this factor. Sizes that double are
+#: dense enough even if one of them is left out. ``knots_through`` guesses each size's time without
+#: this size too, so its limit is wider.
 DENSE: Final = 5.0
 _DENSE_FOR_GUESSES: Final = 10.0
 
@@ -93,7 +95,7 @@ LINKS = (SAME_HOST, OTHER_HOST)
 
 @dataclass(frozen=True)
 class Piece:
-    """A range of step sizes on which time is linear."""
+    """A range of bytes per step of an algorithm in which the step's time is linear in the bytes."""
 
     #: Lower end in bytes per step; the piece extends to the lower end of the next one.
     low_bytes: float
@@ -157,12 +159,12 @@ class CostCurve:
         return self._line_s(step_bytes) if math.isnan(time_s) else time_s
 
     def time_s(self, size_bytes: float, ranks: int, op: str | None = None) -> float:
-        """Time of a collective on an idle link; ``op`` may name another operation on that link."""
+        """Time of the operation, or of ``op`` with the same costs per step, on an idle link."""
         done = work(canonical(op or self.op), ranks, self.backend)
         return done.steps * self.step_s(done.step_bytes(size_bytes)) if done.steps else 0.0
 
     def wire_s(self, size_bytes: float, ranks: int) -> float:
-        """Part of ``time_s`` that occupies the link; other collectives may use the rest."""
+        """Part of ``time_s`` that occupies the link; in the rest others may use the link."""
         done = work(self.op, ranks, self.backend)
         per_byte = self.pieces[-1].beta_s_per_byte
         return min(self.time_s(size_bytes, ranks), done.sent * size_bytes * per_byte)
@@ -183,16 +185,17 @@ class CostCurve:
         return found
 
     def replicate(self, number: int) -> CostCurve:
-        """Returns the curve with the parameters of replicate ``number`` modulo their count."""
+        """Returns the curve with parameters of bootstrap replicate ``number``, modulo the count."""
         if not self.replicates:
             return self
         drawn = self.replicates[number % len(self.replicates)]
         return self._with([(alpha, beta) for alpha, beta in drawn])
 
     def changed(self, alpha: Callable[[float], float], beta: Callable[[float], float]) -> CostCurve:
-        """Returns the curve on another link: each beta and each alpha above 0 is converted.
+        """Returns the curve of another link: ``alpha`` converts alphas above 0, ``beta`` all betas.
 
-        A piece begins where latency and rate balance, at a size proportional to alpha / beta.
+        A piece begins where latency and rate balance, at a size proportional to alpha / beta, so
+        the begins of pieces change with this ratio.
         """
 
         def both(alpha_s: float, beta_s: float) -> tuple[float, float]:

@@ -32,7 +32,7 @@ class _Data:
     ranks: Floats
     size_bytes: Floats
     steps: Floats
-    #: Bytes per step, and seconds per step.
+    #: Bytes and seconds per step of the algorithm.
     x: Floats
     y: Floats
     #: Relative standard error of y.
@@ -45,8 +45,8 @@ class _Data:
 def fit_curves(points: Sequence[Point]) -> tuple[list[CostCurve], list[str]]:
     """Fits a curve per operation and backend over all world sizes; also returns what is left out.
 
-    gamma is separated from the time on the wire if an all-gather was measured besides an
-    all-reduce: both send through the same links, but only the all-reduce adds up.
+    gamma, the time to add up a byte, is separated from the time on the wire if an all-gather was
+    measured besides an all-reduce: both send over the same links, but only all-reduce adds up.
 
     An operation that was measured at too few sizes to separate latency from rate is left out.
     """
@@ -112,7 +112,7 @@ def _columns(op: str, backend: str, points: Sequence[Point]) -> _Data:
 
 
 def _barrier(backend: str, data: _Data) -> CostCurve:
-    """Fits the curve of a barrier, which has latency alone."""
+    """Fits the curve of a barrier: only a latency, as a barrier moves no data."""
     alpha = float(np.median(data.y))
     residual = alpha / data.y - 1
     return CostCurve(
@@ -199,7 +199,7 @@ class _LeftOut:
 
     @property
     def held_out(self) -> HeldOut:
-        """Held-out errors; each point uses lines or knots, as is better at all other points."""
+        """Held-out errors; a point uses lines or knots, whichever fit all other points better."""
         lines, knots = np.abs(self.by_lines), np.abs(self.by_knots)
         chosen = _are_knots_better(knots.sum() - knots, lines.sum() - lines)
         found = np.where(chosen, knots, lines)
@@ -207,10 +207,10 @@ class _LeftOut:
 
 
 def _are_knots_better(knots: Floats | np.float64, lines: Floats | np.float64) -> Any:
-    """True if knots have the smaller sum of errors, or one up to a tenth larger.
+    """True if the sum of errors of knots is less than 1.1 times that of lines.
 
-    Without this tolerance the choice between equals would depend on which point is left out of the
-    sums. If lines are right and all errors are noise, knots have errors a fifth larger.
+    Without this tolerance the choice between equally good fits would depend on which point the sums
+    leave out. If lines are right and all errors are noise, knots have errors a fifth larger.
     """
     return knots < _ALMOST * lines
 
@@ -249,14 +249,14 @@ def _rows(data: _Data, chosen: npt.NDArray[np.bool_]) -> _Data:
 
 
 def _knots(data: _Data) -> tuple[Knot, ...]:
-    """Returns the knots; empty for several numbers of ranks, which share a curve less exactly."""
+    """Returns the knots; empty for several world sizes, which follow one curve less exactly."""
     if len(np.unique(data.ranks)) > 1:
         return ()
     return knots_through(data.x, data.y, data.error)
 
 
 def _either(knots: Sequence[Knot], lines: Floats, x: Floats) -> Floats:
-    """Returns times interpolated between knots, or the times of lines if no knots are near."""
+    """Returns times at ``x``: interpolated between knots, or ``lines`` where no knots are near."""
     found = np.array([between(knots, each) for each in x.tolist()])
     return np.where(np.isnan(found), lines, found)
 

@@ -1,4 +1,4 @@
-"""Error of the model: predicts recorded steps from the steps of another setting."""
+"""Errors of the model, found by predicting recorded steps from the steps of another setting."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from commprof.predict.sharded.steps import ShardedSteps, passes_of
 from commprof.stats.intervals import student_t_quantile
 from commprof.text import counted
 
-#: Root mean square error of predictions of random jobs, from
-#: benchmarks/results/predictions/predict_intervals.jsonl, and the number of points it counts for.
+#: Root mean square error of predictions of random jobs, and as how many errors ``margin_of`` counts
+#: it; from benchmarks/results/predictions/predict_intervals.jsonl.
 _TYPICAL, _WEIGHT = 0.04, 2
 #: Fields of ``Check`` with answers that need no model.
 TRIVIAL = ("as_is_s", "perfect_overlap_s")
@@ -41,8 +41,8 @@ class Check:
     world_size: int
     measured_s: float
     predicted_s: float
-    #: False for the run that the replay was made from, and if the costs were fitted to this run
-    #: too: then the check only shows how well the model reproduces its own input.
+    #: False if the replay was made from the recorded run, or its costs were fitted to this run too:
+    #: then the check only shows how well the model reproduces its own input.
     held_out: bool
     #: Step times of ideal models: no overlap, and perfect overlap.
     no_overlap_s: float
@@ -67,7 +67,7 @@ class ModelError:
     mean: float
     worst: float
     points: int
-    #: Share by which the interval of another step is widened, see ``margin_of``.
+    #: Share by which the interval of a predicted step time is widened, see ``margin_of``.
     margin: float
     #: The better of the ``TRIVIAL`` answers on the same checks, and its mean error.
     trivial: str = ""
@@ -80,7 +80,7 @@ class ModelError:
 
 
 def check(replay: Model, recorded: RecordedSteps, name: str, is_fitted: bool = False) -> Check:
-    """Predicts a recorded setting on the same link with the same caps, and compares the two.
+    """Compares a recorded setting with its prediction, made with link and bucket cap unchanged.
 
     Args:
         replay: model made from another run, or from this one.
@@ -115,7 +115,7 @@ def check(replay: Model, recorded: RecordedSteps, name: str, is_fitted: bool = F
 
 
 def _check_kind(replay: Model, recorded: RecordedSteps) -> None:
-    """Raises ``CommprofError`` if no scenario of the replay is that of the recorded steps."""
+    """Raises ``CommprofError`` if no scenario of the replay can describe the recorded steps."""
     kinds = [isinstance(each, ShardedSteps) for each in (replay.schedule, recorded)]
     if kinds[0] != kinds[1]:
         raise CommprofError(
@@ -137,8 +137,8 @@ def checks(
     """Makes all possible checks, the replay's own run first; also returns why others failed.
 
     The influence of a checked run on the replay is removed first: a cost that was fitted to this
-    run is refitted to the replay's own run alone, and the run is left out of the fit of compute
-    to the batch. If that is not possible, the check is marked as not held out.
+    run is refitted to the replay's own run alone, and the checked run is left out of the fit of
+    compute time to batch size. If that is not possible, the check is marked as not held out.
 
     Args:
         replay: the model to check.
@@ -165,7 +165,7 @@ def checks(
 
 
 def _fitted_alone(replay: Model) -> MachineProfile:
-    """Returns the profile with costs from runs refitted to the replay's own run alone."""
+    """Returns the profile; costs that came from runs are refitted to the replay's own run."""
     schedule, profile = replay.schedule, replay.profile
     link = profile.links.get(schedule.link)
     if link is None or not _from_runs(profile, schedule):
@@ -185,7 +185,7 @@ def _from_runs(profile: MachineProfile, schedule: RecordedSteps) -> bool:
 
 
 def _is_fitted(profile: MachineProfile, alone: MachineProfile, schedule: RecordedSteps) -> bool:
-    """True if a run that the profile was fitted to still influences ``alone``."""
+    """True if the checked run may still influence ``alone``, the profile refitted without it."""
     if schedule.hook:
         return True
     link = profile.links.get(schedule.link)
@@ -193,7 +193,7 @@ def _is_fitted(profile: MachineProfile, alone: MachineProfile, schedule: Recorde
 
 
 def _without(replay: Model, checked: RecordedSteps, recorded: Sequence[Recorded]) -> Model:
-    """Returns the replay with its fit of compute to batch size made without the checked run."""
+    """Returns the replay, with compute time refitted to batch size without the checked run."""
     rest = [each for each in recorded if each.schedule is not checked]
     if not isinstance(replay, Replay) or replay.compute_by_batch is None:
         return replay

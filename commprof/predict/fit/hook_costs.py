@@ -1,15 +1,16 @@
 """Cost of a compressor per bucket: processor time by stage, bytes on the wire, fixed overhead.
 
 A compressor's only thread processes one bucket after another. With C the processor time of a
-bucket, W its time on the wire and p the pieces in which it is sent, C and W overlap except for the
-first piece:
+bucket, W its time on the wire and p the number of pieces in which it is sent, C and W overlap
+except for the first piece:
 
     time = overhead + max(C, W) + min(C, W) / p
 
 If the ranks of a host add up first (``hierarchical``, ``int8:hierarchical=1``), there are two
-levels. Within a host C = beta * size with the overhead as its alpha; both are fitted by replaying
-recorded steps, because the stages' own times include waiting for the host's other ranks. Between H
-hosts W follows from the link's own alpha and beta for H peers that send a host's bytes each.
+levels. Within a host, C = beta * size, and the overhead is the latency. This beta and latency are
+fitted by replaying recorded steps, because the stages' own times include waiting for the host's
+other ranks. Between H hosts, W follows from the alpha and beta of the link between hosts, for H
+peers of which each sends the bytes of one host.
 """
 
 from __future__ import annotations
@@ -60,10 +61,11 @@ class HookFigures:
 
 @dataclass(frozen=True)
 class HookCost:
-    """Cost of a compressor, fitted on one recorded run; lines are (s, s per byte of fp32)."""
+    """Cost of a compressor, fitted on one recorded run."""
 
     label: str
     exchange: str
+    #: Processor time of each stage as a straight line: (fixed s, s per byte of fp32).
     encode: Line
     reduce: Line
     decode: Line
@@ -101,7 +103,7 @@ class HookCost:
     replicates: tuple[HookFigures, ...] = ()
 
     def replicate(self, number: int) -> HookCost:
-        """Returns the cost with the figures of replicate ``number`` modulo their count."""
+        """Returns the cost with one replicate's figures; numbers beyond the last begin again."""
         if not self.replicates:
             return self
         drawn = self.replicates[number % len(self.replicates)]
@@ -114,14 +116,14 @@ class HookCost:
         )
 
     def peers(self, ranks: int, ranks_per_host: int) -> int:
-        """Number of peers that exchange: the ``ranks`` argument of the methods below."""
+        """Number of peers that exchange buckets: hosts if ``between_hosts``, else ranks."""
         return max(1, math.ceil(ranks / ranks_per_host)) if self.between_hosts else ranks
 
     def link_sharing(self, ranks: int, ranks_per_host: int) -> float:
         """Load of a host's link, as a multiple of one rank's ``sent_bytes``.
 
-        Only messages to other hosts cross the link, and those of all ranks of the host do. A ring
-        enters and leaves each host once.
+        The link carries the messages that all ranks of the host send to other hosts. A ring enters
+        and leaves each host only once.
         """
         everyone = self.exchange in (TWO_PHASE, GATHER) and not self.between_hosts
         if not everyone or ranks_per_host >= ranks:

@@ -1,9 +1,10 @@
 """Fits a compressor's cost to recorded runs: to its stages' times, and to the ends of buckets.
 
-The stages' lines are fitted to the times of each bucket. The overhead is the one with which the
-replay of the recorded steps misses their ends least. Intervals come from bootstrap replicates:
-buckets and steps are resampled, and the overhead is refitted from fewer values, with the link's
-replicate of the same number, so that errors of link and overhead offset each other.
+A straight line per stage is fitted to the buckets' times. The overhead is chosen so that buckets,
+if the recorded steps are replayed, end as close as possible to their recorded ends. Intervals come
+from bootstrap replicates: buckets and steps are resampled, and the overhead is chosen again from
+fewer values, with the link's bootstrap replicate of the same number, so that errors of link and
+overhead offset each other.
 """
 
 from __future__ import annotations
@@ -60,10 +61,10 @@ def fit_hook(
         rows: times of the runs' compressed buckets.
         schedules: schedules of the same runs; the overhead is fitted to their bucket ends.
         curve: cost of an all-reduce on the runs' link.
-        plain: runs without a hook; those with the same buckets show the slowdown of compute.
+        plain: runs without a hook; a run with the same buckets shows how the hook slows compute.
 
     Raises:
-        CommprofError: no bucket of 2 ranks or more was compressed, or the scheme is unknown.
+        CommprofError: the runs have 1 rank or compressed no bucket, or the scheme is unknown.
     """
     name = label.partition(":")[0]
     mine = [row for row in rows if row.payload_bytes > 0]
@@ -122,7 +123,7 @@ def _line(size: npt.NDArray[np.float64], times_ms: Sequence[float]) -> Line:
 
 
 def _two_levels(bare: HookCost, schedules: Sequence[Schedule], curve: CostCurve) -> HookCost:
-    """Fits latency and time per byte within a host, so as to miss the recorded ends least."""
+    """Fits latency and time per byte within a host, for the least error of bucket ends."""
     per_host = max(1, round(schedules[0].placement.ranks_per_host))
     hosts = max(1, math.ceil(bare.ranks / per_host))
     if hosts == 1 and bare.exchange != HIERARCHICAL:
@@ -136,7 +137,7 @@ def _two_levels(bare: HookCost, schedules: Sequence[Schedule], curve: CostCurve)
         encode=nothing,
         reduce=nothing,
         decode=nothing,
-        # The backend records a rank's whole bucket, other schemes a rank's part of its host's.
+        # The backend records the whole bucket, other schemes only the rank's part of the bucket.
         payload_ratio=1.0 if bare.exchange == HIERARCHICAL else bare.payload_ratio * per_host,
         ranks=hosts,
         between_hosts=True,
@@ -163,7 +164,7 @@ def _with_level(
     schedules: Sequence[Schedule],
     curve: CostCurve,
 ) -> HookCost:
-    """Chooses latency and time per byte within a host to miss the recorded ends least.
+    """Chooses latency and time per byte within a host, for the least error of bucket ends.
 
     Tries the given values and 0.
     """
@@ -181,13 +182,13 @@ def _with_overhead(
     schedules: Sequence[Schedule],
     curve: CostCurve,
 ) -> HookCost:
-    """Chooses, from these values and 0, the overhead that misses the recorded ends least."""
+    """Chooses, from these values and 0, the overhead with the least error of bucket ends."""
     tried = (dataclasses.replace(cost, overhead_s=each) for each in (0.0, *overheads_s.tolist()))
     return min(tried, key=lambda each: _miss(each, schedules, curve))
 
 
 def _compute_s_per_byte(hooked: Sequence[Schedule], plain: Sequence[Schedule]) -> float:
-    """Returns the median slowdown over pairs of runs that differ in the hook alone."""
+    """Returns the median slowdown of compute per gradient byte; NaN without a similar plain run."""
     found = [
         (_own_s(one) - _own_s(other)) / one.gradient_bytes
         for one in hooked
@@ -203,7 +204,10 @@ def _own_s(schedule: Schedule) -> float:
 
 
 def _miss(cost: HookCost, schedules: Sequence[Schedule], curve: CostCurve) -> float:
-    """Returns the mean absolute error of replayed ends divided by the step, summed over runs."""
+    """Returns the mean absolute error of replayed bucket ends, as a share of the median step.
+
+    The shares of several runs are added up.
+    """
     total = 0.0
     for schedule in schedules:
         sizes = schedule.bucket_bytes.tolist()
@@ -271,7 +275,7 @@ def _redrawn_rows(
 ) -> list[CompressionRow]:
     """Resamples rows with replacement, with two sizes if possible, because a line needs two.
 
-    Returns too few rows unchanged.
+    Fewer rows than ``_LEAST_BUCKETS`` are returned unchanged.
     """
     if len(rows) < _LEAST_BUCKETS:
         return list(rows)

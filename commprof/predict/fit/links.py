@@ -1,4 +1,4 @@
-"""Cost of a collective in a scenario: the links that its ring crosses, and their changes."""
+"""Cost of a collective on a scenario's links, which may have another rate or latency."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ScenarioLink:
     hierarchical: bool
     outside: tuple[str, ...]
     remarks: tuple[str, ...]
-    #: Time of one message over the slowest link, with a core per rank; NaN without a link.
+    #: Latency of one message over the slowest link, with a core per rank; NaN if unknown.
     message_s: float = math.nan
 
     @property
@@ -89,7 +89,7 @@ def scenario_link(
 
     Raises:
         CommprofError: a link that the ring crosses was not measured, or the profile lacks the rate
-            or latency that the scenario changes; names the next step.
+            or latency that the scenario changes; the message says what to do.
     """
     per_host = max(1, round(min(placement.ranks_per_host, scenario.world_size)))
     several = scenario.world_size > per_host
@@ -138,7 +138,10 @@ def _message_s(profile: MachineProfile, scenario: Scenario, several: bool, op: s
 
 
 def _inner(profile: MachineProfile, placement: Placement, op: str) -> CostCurve | None:
-    """Returns the cost within a host, which is processor time: crowded cores stretch it."""
+    """Returns the cost within a host; None if unknown.
+
+    It counts as CPU time, so it grows in proportion to the ranks per core.
+    """
     curve = _curve(profile.links.get(SAME_HOST), op)
     if curve is None:
         return None
@@ -223,7 +226,7 @@ def _stated(
     outside: list[str],
     remarks: list[str],
 ) -> CostCurve:
-    """Returns the cost from the user's rate and latency, and the hosts' own cost on one host."""
+    """Returns the cost between hosts, from the stated rate and latency and the cost on one host."""
     curve = _curve(profile.links.get(SAME_HOST), op)
     rate, latency_s = scenario.bandwidth_bytes_per_s, scenario.latency_s
     if curve is None or math.isnan(rate) or math.isnan(latency_s):
@@ -248,14 +251,14 @@ def _crowding_factor(curve: CostCurve, placement: Placement) -> float:
 
 
 def _latency_factor(curve: CostCurve, placement: Placement) -> float:
-    """Returns the factor of latency between hosts: a rank's helper waits while others compute."""
+    """Returns the factor of latency between hosts due to helper threads that wait for a core."""
     measured = 1.0 if math.isnan(curve.ranks_per_core) else max(1.0, curve.ranks_per_core)
     wanted = placement.busy_share
     return max(1.0, placement.ranks_per_core * wanted) / max(1.0, measured * wanted)
 
 
 def _curve(link: LinkProfile | None, op: str) -> CostCurve | None:
-    """Returns the curve of the operation; else that of all-reduce or reduce-scatter."""
+    """Returns the curve of the operation, else of all-reduce, else of reduce-scatter; else None."""
     if link is None:
         return None
     found = (link.curves.get(name) for name in (op, "all_reduce", "reduce_scatter"))

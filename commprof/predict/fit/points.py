@@ -45,7 +45,7 @@ class Point:
 
 @dataclass(frozen=True)
 class _Row:
-    """Fields of a row of the file that are used."""
+    """One row of a file of measurements, with the fields that are used."""
 
     op: str
     world_size: int
@@ -155,7 +155,7 @@ def _of_nccl_tests(path: Path) -> Measurement:
 
 
 def _error(point: Point, in_place_s: float | None) -> float:
-    """Relative error of the calls' median; else difference from the in-place time, else 0."""
+    """Relative standard error of the median; else difference from the in-place time; else 0."""
     if len(point.samples_s) > 1:
         spread_s = robust_deviation(point.samples_s)
         return _OF_A_MEDIAN * spread_s / math.sqrt(len(point.samples_s)) / point.time_s
@@ -175,7 +175,7 @@ def _spread(context: _Context, most_ranks: int) -> _Spread:
 
 
 def _left_out(path: Path, rows: Sequence[_Row]) -> Iterator[str]:
-    """Describes unused rows that a user may miss: hooks, and wrong data."""
+    """Describes the unused rows that a user should know of: hooks, and wrong data."""
     hooks = sorted({row.op for row in rows if row.op.startswith("hook:")})
     if hooks:
         yield (

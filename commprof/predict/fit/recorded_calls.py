@@ -56,9 +56,10 @@ def _measurement(run: WorldRun) -> Measurement:
 
 
 def _points(traces: Sequence[Trace], hosts: int) -> Iterator[Point]:
-    """A point per operation, group size and size: from the last rank's issue to the last end.
+    """Yields a point per operation, number of ranks and size in bytes.
 
-    Only calls count that all ranks of the group made while they had no other call in flight.
+    A call takes from its issue on the last rank to its end on the last rank; a point has the median
+    over its calls. Calls that overlapped another call on any of their ranks are left out.
     """
     tables = [columns.collectives(trace) for trace in traces]
     matching = match(traces, tables)

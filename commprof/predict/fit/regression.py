@@ -1,8 +1,8 @@
 """Fits robust lines through measured times, in one piece or several.
 
-A line is fitted to ``(a + b x - y) / y`` with Huber's M-estimator (iteratively reweighted least
-squares, k = 1.345 robust standard deviations), with a and b not below 0. Schwarz's criterion (BIC)
-decides the number of pieces.
+A line ``a + b x``, with a and b not below 0, has the least relative residuals ``(a + b x - y) / y``
+by Huber's M-estimator (iteratively reweighted least squares, k = 1.345 robust standard deviations).
+Schwarz's criterion (BIC) decides the number of pieces.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _weighted_lines(x: Floats, y: Floats, weight: Floats) -> Floats:
     ok = determinant > 1e-12 * pp * qq
     by = np.where(ok, determinant, 1.0)
     free = np.stack([(sp * qq - sq * pq) / by, (sq * pp - sp * pq) / by], axis=1)
-    # On the edge: the better of the two lines with one parameter.
+    # If a or b would be negative, or is undetermined: the better line with one of them alone.
     none = np.zeros(len(weight))
     only_b = np.stack([none, np.divide(sq, qq, out=none.copy(), where=qq > 0)], axis=1)
     only_a = np.stack([sp / pp, none], axis=1)
@@ -131,7 +131,7 @@ def _weighted_lines(x: Floats, y: Floats, weight: Floats) -> Floats:
 
 
 def _segment_costs(x: Floats, y: Floats, values: Floats) -> dict[tuple[int, int], float]:
-    """Sums the absolute relative residuals of a line on ``values[i:j]``, for all allowed i, j."""
+    """Returns, by (i, j), the sum of absolute relative residuals of a line on ``values[i:j]``."""
     pairs = [
         (i, j) for i in range(len(values)) for j in range(i + LEAST_PER_PIECE, len(values) + 1)
     ]

@@ -1,7 +1,7 @@
-"""Replays DDP steps with the replay engine, or the exchange of their buckets alone.
+"""Replays DDP steps, or only the exchange of their buckets, with the replay engine.
 
-All ranks of a step are replayed as one: the exchange of a bucket starts when the last rank has the
-bucket, so the replay needs only the latest time of each event.
+All ranks of a step are replayed as one: the exchange of a bucket starts when the bucket is ready on
+all ranks, so the replay needs only the latest time of each event.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ def exchange(ready_s: Floats, wire_s: Floats, latency_s: Floats, workers: int) -
     """Computes when each bucket is complete.
 
     Args:
-        ready_s: [steps, buckets] in order of issue: when the last rank has the bucket.
+        ready_s: [steps, buckets] in order of issue: when the bucket is ready on all ranks.
         wire_s: [buckets] or [steps, buckets]: time on the link.
-        latency_s: of the same shape: further time until the end.
+        latency_s: of the same shape: further time until the bucket is complete.
         workers: number of all-reduces that run at a time.
     """
     steps, buckets = ready_s.shape
@@ -41,15 +41,15 @@ def replay_ddp(
     copy_s: Floats,
     workers: int,
 ) -> tuple[Floats, Floats]:
-    """Computes the end of DDP's finalisation in each step, and how long it waited.
+    """Computes the end of DDP's finalisation in each step, and how long DDP waited in it.
 
     After backward DDP waits for a bucket, copies it back, and continues with the next one.
 
     Args:
-        ready_s: [steps, buckets]: when the last rank has the bucket.
-        backward_end_s: [steps]: end of backward on the last rank.
+        ready_s: [steps, buckets]: when the bucket is ready on all ranks.
+        backward_end_s: [steps]: when all ranks have ended backward.
         wire_s: [buckets]: time on the link.
-        latency_s: [buckets]: further time until the end.
+        latency_s: [buckets]: further time until the bucket is complete.
         copy_s: [buckets]: time to copy the bucket back.
         workers: number of all-reduces that run at a time; 0 if nothing is exchanged.
     """

@@ -37,14 +37,17 @@ class Model(ABC):
         """Predicts a scenario, with the interval due to sampling and the fit.
 
         Raises:
-            CommprofError: something that the answer depends on was not measured; names the next
-                step.
+            CommprofError: something that the answer depends on was not measured; the message says
+                what to do.
         """
         return self.sampled(scenario)[0]
 
     @abstractmethod
     def sampled(self, scenario: Scenario) -> tuple[Prediction, npt.NDArray[np.float64]]:
-        """Predicts a scenario and its step time per replicate; all scenarios share the draws."""
+        """Predicts a scenario; also returns its step time in s in each bootstrap replicate.
+
+        All scenarios use the same random seed, so that their replicates can be compared.
+        """
 
 
 class Medians(NamedTuple):

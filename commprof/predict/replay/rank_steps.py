@@ -44,7 +44,7 @@ class Cycle:
 
 @dataclass(frozen=True)
 class OtherCall:
-    """Collectives other than the gradients', for which the training thread waits."""
+    """Collectives of one kind, other than the gradients', for which the training thread waits."""
 
     op: str
     size_bytes: int
@@ -52,7 +52,7 @@ class OtherCall:
 
 
 def cycles(trace: Trace, measured_steps: Ints) -> list[Cycle]:
-    """Finds measured steps with exactly one finalisation, right after a step with one."""
+    """Finds the measured steps with exactly one finalisation, if the step before has one too."""
     steps = columns.steps(trace)
     if len(steps) == 0:
         return []
@@ -98,7 +98,7 @@ def cycles(trace: Trace, measured_steps: Ints) -> list[Cycle]:
 
 
 def other_calls(trace: Trace, measured_steps: Ints) -> tuple[OtherCall, ...]:
-    """Collects other collectives that the training thread waited for, by operation and size."""
+    """Collects, by operation and size, the awaited collectives other than the gradients'."""
     table, steps = columns.collectives(trace), columns.steps(trace)
     waits = exposures_of(trace)
     rows = np.unique(waits.collective[(waits.graph_task < 0) & (waits.collective >= 0)])

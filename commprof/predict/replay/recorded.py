@@ -106,9 +106,11 @@ def base_of(
 ) -> Recorded:
     """Chooses the world size to replay: the given one, else the largest with cores for all ranks.
 
+    If all world sizes of 2 ranks or more lack cores, the smallest of them is chosen.
+
     Raises:
-        CommprofError: no world size of 2 ranks or more, or not the given one, can be replayed. The
-            message includes ``refused``, the reasons why others were left out.
+        CommprofError: the given world size cannot be replayed; if none is given, no world size of
+            2 ranks or more can. The message includes ``refused``: why some were left out.
     """
     usable = [each for each in recorded if each.schedule.world_size > 1]
     if world_size is not None:
@@ -129,9 +131,9 @@ def base_of(
 
 
 def compute_by_batch(recorded: Sequence[Recorded], base: RecordedSteps) -> Line | None:
-    """Fits a rank's own step time to its samples; None if there is only one batch size.
+    """Fits a line: seconds of a rank's own work in a step over its samples in the step.
 
-    Uses the world sizes whose ranks share cores as in the base.
+    Uses the world sizes whose ranks share cores as in the base; None if they have one batch size.
     """
     alike = _alike(recorded, base)
     batch = np.array([each.batch.per_rank for each in alike])

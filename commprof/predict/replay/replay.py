@@ -25,9 +25,9 @@ _MOST_VALUES = 4_000_000
 class DrawnSteps:
     """Drawn steps of all ranks together, in seconds since the ranks last synchronised."""
 
-    #: [steps, buckets]: when the last rank has the bucket.
+    #: [steps, buckets]: when the bucket is ready on all ranks.
     ready_s: Floats
-    #: [steps]: begin of DDP's finalisation on the last rank, and its mean over ranks.
+    #: [steps]: begin of DDP's finalisation on the latest rank, and its mean over ranks.
     backward_end_s: Floats
     mean_backward_end_s: Floats
 
@@ -41,7 +41,7 @@ def draw_steps(
 ) -> DrawnSteps:
     """Draws steps of more ranks than were recorded from the recorded ranks' steps.
 
-    A collective starts with its last rank, so a step of P ranks has the latest of their times.
+    A collective starts when all ranks are ready, so only the latest time of all ranks counts.
     Ranks are drawn in blocks, each with all recorded ranks of one recorded step, so that ranks that
     were late together, because their host was busy, stay together. The latest of many draws cannot
     be later than the latest recorded: with far more blocks than recorded steps, waiting is
@@ -81,14 +81,14 @@ class Replay(Model):
     """A model that replays a recorded DDP schedule with fitted costs."""
 
     schedule: Schedule
-    #: Seconds of a rank's own step as a line in samples per rank; None if only one batch size was
-    #: recorded.
+    #: Seconds of a rank's own work in a step, as a straight line in samples per rank; None if only
+    #: one batch size was recorded.
     compute_by_batch: Line | None = None
     #: Smallest and largest samples per rank to which this line was fitted.
     batches: tuple[float, float] = (0.0, math.inf)
 
     def sampled(self, scenario: Scenario) -> tuple[Prediction, Floats]:
-        """Predicts a scenario and its step time per replicate; all scenarios share the draws."""
+        """Predicts a scenario; also returns its step times, see :meth:`Model.sampled`."""
         if scenario.changes_sharding:
             raise CommprofError(
                 "options of sharding (--wrap-blocks, --reshard-after-forward, --gather-dtype, "
@@ -213,7 +213,10 @@ def _sent_bytes(setting: Setting) -> float:
 
 
 def _hiding(setting: Setting, sent: float) -> float:
-    """Returns the bytes sent of all buckets but the last, per second from first to last ready."""
+    """Returns the rate, in bytes/s, at which all buckets but the last are hidden.
+
+    NaN for one bucket, or if all buckets become ready at the same time.
+    """
     ready = np.median(setting.ready_s.max(axis=1), axis=0)
     if len(ready) < 2 or ready[-1] <= ready[0]:
         return math.nan

@@ -62,7 +62,7 @@ class Placement:
         return max(1.0, self.threads_per_core)
 
     def crowding(self) -> float:
-        """Returns wanted divided by available processor time; 1 if there is enough.
+        """Returns the processor time that ranks want, divided by the cores' time; at least 1.
 
         If ``busy`` is unknown, all threads are supposed to compute all the time.
         """
@@ -128,18 +128,19 @@ class Schedule(RecordedSteps):
     backward_begin_s: Floats
     #: [steps, ranks]: when DDP begins to wait.
     backward_end_s: Floats
-    #: [steps, buckets]: end of the exchange on the last rank.
+    #: [steps, buckets]: when the exchange is complete on all ranks.
     end_s: Floats
     #: Time of DDP's copy back out of a bucket.
     copy_s_per_byte: float
-    #: [steps, ranks]: time that the thread waits for other calls; and these calls.
+    #: [steps, ranks]: time that the training thread waits for collectives other than the
+    #: gradients'; and these collectives.
     other_wait_s: Floats
     other_calls: tuple[OtherCall, ...]
     #: Number of all-reduces that run at a time.
     workers: int
     #: DDP's log of the model; empty if the trace has none.
     ddp_log: Mapping[str, Any]
-    #: DDP models that the job called, as far as recorded; their buckets form one sequence.
+    #: Number of DDP models called, as far as recorded; their buckets form one sequence.
     models: int = 1
 
     @property
@@ -149,10 +150,10 @@ class Schedule(RecordedSteps):
 
 
 def checked_name(run: WorldRun) -> str:
-    """Returns a run's name for messages.
+    """Returns a run's name for error messages.
 
     Raises:
-        CommprofError: a rank is missing, or candidates of a trial shared the steps.
+        CommprofError: a rank is missing, or a trial switched settings between the steps.
     """
     name = f"{run.directory} ({run.world_size} ranks)"
     missing = [rank for rank in range(run.world_size) if rank not in run.traces]
@@ -172,8 +173,8 @@ def read_schedule(run: WorldRun) -> Schedule:
     """Reads the schedule of one world size.
 
     Raises:
-        CommprofError: a rank is missing, candidates of a trial shared the steps, or too few steps
-            can be replayed: those with one synchronised backward pass of DistributedDataParallel.
+        CommprofError: a rank is missing, a trial switched settings between the steps, or too few
+            steps have exactly one synchronised backward pass of DistributedDataParallel.
     """
     name = checked_name(run)
     recorded = [on_device_timeline(with_passes(run.traces[rank])) for rank in range(run.world_size)]
@@ -245,9 +246,9 @@ def _ended(row: Sequence[Cycle]) -> bool:
 
 
 def _relative(common: Sequence[Sequence[Cycle]], common_clock: bool) -> dict[str, Floats]:
-    """Returns the cycles' times, relative to when all ranks last had all buckets.
+    """Returns the cycles' times, counted from when all ranks ended the previous finalisation.
 
-    Without a common clock, a rank's times count from when this rank had its buckets.
+    Without a common clock, each rank's times count from its own end of that finalisation.
     """
     begin = np.array([[cycle.begin_ns for cycle in row] for row in common])
     if common_clock:
@@ -327,7 +328,7 @@ def hook_label(trace: Trace) -> str:
 
 
 def batch_of(traces: Sequence[Trace], measured: Ints) -> Batch:
-    """Returns the samples recorded by the job, or the average that a script's DataLoaders gave."""
+    """Returns the samples per step that the job recorded, else the mean from its DataLoaders."""
     job = traces[0].metadata.get("job", {})
     passes = int(job.get("training", {}).get("accumulate", 1))
     per_rank = float(job.get("per_rank_batch", 0)) * passes

@@ -1,4 +1,4 @@
-"""Computes everything that a scenario changes of the recorded run.
+"""Computes everything that a scenario changes in the recorded run.
 
 DDP fills buckets in the order in which gradients became ready in its first step, and closes a
 bucket as soon as it holds the cap or more (``compute_bucket_assignment_by_size`` in torch's
@@ -48,7 +48,7 @@ class Parameters:
 
 
 def parameters_of(schedule: Schedule) -> Parameters:
-    """Returns the parameters in DDP's log if the trace has it; else equal parts of buckets."""
+    """Returns the parameters in DDP's log; if it lacks them, equal parts of each bucket."""
     log = schedule.ddp_log
     sizes, groups = log.get("parameter_bytes"), log.get("rebuilt_per_bucket_param_indices")
     if isinstance(sizes, list) and isinstance(groups, str):
@@ -113,7 +113,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Setting:
-    """A scenario, with all figures that it changes of the recorded run."""
+    """A scenario, with the recorded run's figures converted to it."""
 
     scenario: Scenario
     link: ScenarioLink
@@ -139,7 +139,7 @@ class Setting:
         )
 
     def bucket_times(self) -> tuple[Floats, Floats]:
-        """Returns the time of each bucket alone, and its part on the wire."""
+        """Returns the time to exchange each bucket alone, and the part of it on the wire."""
         ranks, sizes = self.scenario.world_size, self.bucket_bytes.tolist()
         if ranks == 1:
             return np.zeros(len(sizes)), np.zeros(len(sizes))
@@ -175,17 +175,19 @@ def make_setting(
     scenario: Scenario,
     batches: tuple[float, float] = (0.0, math.inf),
 ) -> Setting:
-    """Computes everything that a scenario changes of the recorded run.
+    """Computes everything that a scenario changes in the recorded run.
 
     Args:
         schedule: the recorded steps.
         profile: fitted costs.
-        compute_by_batch: seconds of a rank's own step as a line in its samples; None if unknown.
+        compute_by_batch: seconds of a rank's own work in a step, as a straight line in its samples;
+            None if unknown.
         scenario: the setting to predict.
         batches: smallest and largest samples per rank to which ``compute_by_batch`` was fitted.
 
     Raises:
-        CommprofError: something that the answer depends on was not measured; names the next step.
+        CommprofError: something that the answer depends on was not measured; the message says what
+            to do.
     """
     if scenario.world_size < 1:
         raise CommprofError(
@@ -306,7 +308,10 @@ def _hook_later_s(hook: HookCost, link: ScenarioLink) -> float:
 
 
 def _batch_factor(schedule: Schedule, compute_by_batch: Line | None, scenario: Scenario) -> float:
-    """Returns the factor of a rank's own work with its share of a fixed global batch."""
+    """Returns the factor by which a rank's own work changes with its samples.
+
+    A rank's samples change only if the ranks share a fixed global batch (strong scaling).
+    """
     if scenario.scaling != STRONG or scenario.world_size == schedule.world_size:
         return 1.0
     if not schedule.batch.per_rank or compute_by_batch is None:

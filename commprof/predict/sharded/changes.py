@@ -68,10 +68,11 @@ class Change:
 
 
 def change(steps: ShardedSteps, scenario: Scenario) -> Change:
-    """Changes the recorded step as a scenario asks for.
+    """Changes the recorded step as a scenario asks.
 
     Raises:
-        CommprofError: the recorded step does not determine the changed one; names the next step.
+        CommprofError: the recorded step does not determine the changed one; the message says what
+            to do.
     """
     shard = _shard_ranks(steps, scenario)
     remarks: list[str] = []
@@ -102,7 +103,7 @@ def change(steps: ShardedSteps, scenario: Scenario) -> Change:
 
 
 def _accumulated(steps: ShardedSteps, once: Change, passes: int | None) -> Change:
-    """Repeats forward and backward; parameters are gathered in each pass, the rest in the last."""
+    """Repeats forward and backward: all-gathers in each pass, other collectives in the last."""
     if passes is None or passes == steps.passes:
         return replace(once, passes=steps.passes)
     if steps.passes > 1:
@@ -198,7 +199,11 @@ def _units(steps: ShardedSteps, scenario: Scenario, remarks: list[str]) -> Wrapp
 
 
 def _shard_ranks(steps: ShardedSteps, scenario: Scenario) -> int:
-    """Returns the number of ranks per copy of the model: as asked for, else all or as recorded."""
+    """Returns the number of ranks per copy of the model.
+
+    If the scenario does not set it, all ranks share one copy if they did so in the recording;
+    otherwise the recorded number is kept.
+    """
     ranks = scenario.world_size
     if ranks < 2:
         raise CommprofError(

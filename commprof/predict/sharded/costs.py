@@ -1,12 +1,13 @@
 """Computes the time of a collective in a scenario from its time in the recorded run.
 
-The fitted costs give the difference. Time beyond the fitted cost is kept as recorded, because a
-busy host, or a buffer that absorbed the first bytes, does not depend on the link's rate.
-
-A collective's transfer is the time from when it could begin to its end. Its median over steps and
-ranks, per operation, size and number of ranks, is a point; a line through an operation's points is
-its curve. If all steps have one size, latency cannot be separated from rate, and all time counts as
+The recorded time changes by the difference of the two fitted costs. What exceeds the fitted cost is
+kept, because a busy host, or a buffer that absorbed the first bytes, does not depend on the link's
 rate.
+
+A collective's transfer is the time from when it could begin to its end. Each collective of a
+training step gives a point: its mean transfer over the ranks, as the median over training steps. A
+straight line through an operation's points is its curve. If all points have one size, latency
+cannot be separated from rate, and all time is attributed to the rate.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class _Cost:
     ranks: int
 
     def time_s(self, number: int | None) -> float:
-        """Returns the time; with a number, the time with that replicate's parameters."""
+        """Returns the time; if ``number`` is given, with that bootstrap replicate's costs."""
         link = self.link if number is None else self.link.replicate(number)
         return link.time_s(self.size_bytes, self.ranks, self.op)
 
@@ -56,7 +57,7 @@ class Factors:
     remarks: tuple[str, ...]
 
     def costs(self, number: int | None = None) -> Costs:
-        """Returns the costs as numbers; with a number, those of that bootstrap replicate."""
+        """Returns the costs in ns; if ``number`` is given, of that bootstrap replicate."""
         found = [None if pair is None else [c.time_s(number) for c in pair] for pair in self.pairs]
         there, here = np.array([[0.0, 0.0] if each is None else each for each in found]).T * 1e9
         known = np.array([each is not None for each in found]) & (here > 0)
@@ -77,7 +78,7 @@ class Costs:
     other: Mask
 
     def of(self, transfer_ns: Floats) -> Floats:
-        """Converts recorded transfers to the scenario's, as ``[collective, drawn step]``."""
+        """Converts recorded times, ``[collective, drawn step]``, to times in the scenario."""
         there, here = self.there_ns[:, np.newaxis], self.here_ns[:, np.newaxis]
         known, other = self.known[:, np.newaxis], self.other[:, np.newaxis]
         scaled = transfer_ns * np.divide(there, here, out=np.ones_like(there), where=known)
@@ -98,7 +99,8 @@ def factors(
     """Finds the costs of each collective of a changed step.
 
     Raises:
-        CommprofError: a link that a collective crosses was not measured; names the next step.
+        CommprofError: a link that a collective crosses was not measured; the message says what to
+            do.
     """
     if scenario.changes_link:
         scenario_link(profile, scenario, placement)  # raises if the ranks cross no such link
@@ -151,7 +153,10 @@ def _link(
     each: ChangedCall,
     shard_ranks: int,
 ) -> ScenarioLink:
-    """Returns the links that one group's ring crosses; ranks of one copy are neighbours."""
+    """Returns the links that a group's ring crosses.
+
+    The ranks that share a copy of the model are supposed to have consecutive numbers.
+    """
     per_host = placement.ranks_per_host
     if each.call.among not in (ALL, SHARD):
         per_host = max(1.0, per_host // shard_ranks)
@@ -170,7 +175,7 @@ def _outside(link: ScenarioLink, each: ChangedCall) -> Sequence[str]:
 
 _REPLICATES = 20
 _SEED = 20240501
-#: Step sizes within this factor count as one size.
+#: Sizes of an algorithm's step within this factor count as one size.
 _APART = 1.2
 
 

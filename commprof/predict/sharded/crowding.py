@@ -1,13 +1,13 @@
 """Time that sharded steps take longer, or shorter, if another number of ranks shares a core.
 
-A core and its ranks are a closed queueing network: a rank wants the core for the processor time of
-its step, that of the training thread and of the helper threads that exchange, and otherwise sleeps
-or waits for the link. The ranks of a core are as many customers of one server; their time there is
-computed by mean value analysis (Reiser and Lavenberg, "Mean-Value Analysis of Closed Multichain
-Queueing Networks", JACM 27:2, 1980).
+A core and its ranks are a closed queueing network, with the core as the server and the ranks as its
+customers. In each step a rank wants the core for the processor time of its training thread and of
+the helper threads that exchange; otherwise it sleeps or waits for the link. A rank's time at the
+core is computed by mean value analysis (Reiser and Lavenberg, "Mean-Value Analysis of Closed
+Multichain Queueing Networks", JACM 27:2, 1980).
 
-An exchange costs processor time per message and per byte; one recording does not tell them apart.
-On other ranks, its cost is supposed to change with the geometric mean of messages and bytes.
+An exchange costs processor time per message and per byte, which one recording cannot separate. With
+another number of ranks, its cost is supposed to follow the geometric mean of messages and bytes.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def crowding(
         steps: the recorded steps.
         changed: the scenario's step.
         placement: the scenario's ranks and cores.
-        step_ns: the scenario's step without the effect.
-        own_ns: its own time without the effect.
+        step_ns: length of the scenario's step without the effect.
+        own_ns: part of this step in which a rank does not wait for communication.
     """
     here = steps.placement
     if math.isnan(here.busy):
@@ -55,7 +55,7 @@ def crowding(
     modelled = [
         stretch(each.threads_per_core, wanted_ns, elsewhere_ns) for each in (here, placement)
     ]
-    # Where threads lacked cores for longer than by sharing them, they do so in the scenario too.
+    # If threads lacked cores for more than their sharing explains, they do in the scenario too.
     after = max(1.0, before + modelled[1] - modelled[0])
     longer_ns = wanted_ns * (after - before)
     if longer_ns < 0:
@@ -64,9 +64,10 @@ def crowding(
 
 
 def costed(steps: ShardedSteps, placement: Placement) -> Placement:
-    """Returns the placement for fitted costs, without the effect that ``crowding`` gives.
+    """Returns the placement for which the fitted costs of collectives are computed.
 
-    It has as many ranks per core as recorded, unless the exchanges' processor time is unknown.
+    It has as many ranks per core as recorded, because ``crowding`` already adds the effect of other
+    numbers. If the CPU time of helpers or ranks is unknown, the placement is returned unchanged.
     """
     here = steps.placement
     if not steps.helpers_ns or math.isnan(here.busy):
@@ -76,7 +77,7 @@ def costed(steps: ShardedSteps, placement: Placement) -> Placement:
 
 
 def stretch(sharing: float, wanted: float, elsewhere: float) -> float:
-    """Returns the time at a core divided by the time wanted of it.
+    """Returns a rank's time at a core, queueing included, divided by the processor time it wants.
 
     Args:
         sharing: threads that share the core; between whole numbers the result is interpolated.

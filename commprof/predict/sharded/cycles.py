@@ -1,8 +1,9 @@
-"""Cycles of one rank's recorded steps: its issues and waits, with their own times.
+"""Cycles of one rank's recorded steps: its issues and waits, each with the own time before it.
 
 A cycle extends from when the rank continues after the last wait of one step to when it continues
 after the last wait of the next one. In between it issues collectives and waits for them in the same
-order in every step, because the program is the same.
+order in every step, because the program is the same. A rank's own time runs while its training
+thread does not stand still for communication.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ Event = tuple[int, int]
 class RankCycle:
     """One step of one rank; times in ns."""
 
-    #: Place among the replayed steps.
+    #: Index among the replayed steps.
     step: int
     #: When the rank continued after the last wait of the previous step, and of this one.
     begin_ns: float
     end_ns: float
-    #: Rows over all ranks of the collectives that it issued, in order.
+    #: Collectives that the rank issued, in order, as row numbers over all ranks.
     rows: tuple[int, ...]
     #: Issues and waits in order, with at most one wait per collective.
     events: tuple[Event, ...]

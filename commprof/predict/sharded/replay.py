@@ -38,7 +38,7 @@ class ShardedReplay(Model):
     schedule: ShardedSteps
 
     def sampled(self, scenario: Scenario) -> tuple[Prediction, Floats]:
-        """Predicts a scenario and its step time per replicate; all scenarios share the draws."""
+        """Predicts a scenario; also returns its step times, see :meth:`Model.sampled`."""
         _refuse(self.schedule, scenario)
         placement = self.schedule.placement.changed(scenario)
         changed = change(self.schedule, scenario)
@@ -64,7 +64,7 @@ class ShardedReplay(Model):
         costs: Costs,
         random: np.random.Generator,
     ) -> tuple[World, list[str], Ints]:
-        """Returns the changed step on its cores, remarks on it, and drawn steps."""
+        """Returns the scenario's world, its parts outside the measured range, and drawn steps."""
         recorded, outside = self.schedule.placement, []
         # The optimizer updates this rank's part of the parameters.
         update = self.schedule.shard_ranks / changed.shard_ranks

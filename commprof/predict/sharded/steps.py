@@ -1,7 +1,7 @@
 """Measured steps of a run of FSDP2, HSDP or ZeRO stage 1, in the form that a replay needs.
 
-A wait that finds its collective complete may be too short to be recorded. Other steps or ranks
-recorded this wait, so a missing wait is placed at its usual position between the events around it.
+A wait for a collective that is already complete may be too short to be recorded. Other steps or
+ranks show where the wait belongs: it is placed at its usual position between the events around it.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ def _places(events: Sequence[Event], order: Sequence[Event]) -> npt.NDArray[np.i
 
 
 def in_usual_order(found: RankCycle, events: Sequence[Event]) -> Floats | None:
-    """Returns own time, update and extra in the usual order, ``[3, events]``; NaN if missing.
+    """Returns a cycle's ``own_ns``, ``update_ns`` and ``extra_ns``, as ``[3, usual events]``.
 
-    Returns None if the cycle's events are in another order.
+    NaN for events that the cycle lacks; None if its events are in another order.
     """
     at = _places(found.events, events)
     if at is None:
@@ -138,15 +138,15 @@ class Call:
 
 @dataclass(frozen=True)
 class ShardedSteps(RecordedSteps):
-    """Recorded sharded steps; times in ns since the ranks last synchronised, when a step begins."""
+    """Recorded sharded steps; times in ns since the step's begin, when the ranks synchronised."""
 
     calls: tuple[Call, ...]
-    #: Issues and waits, in the order of every rank.
+    #: Issues and waits, in the order that all ranks have in common.
     events: tuple[Event, ...]
     #: [steps, ranks, events]: own time since the rank continued, and the optimizer's part of it.
     own_ns: Floats
     update_ns: Floats
-    #: [steps, ranks]: own time of forward and backward, with the data.
+    #: [steps, ranks]: own time outside of the optimizer: data, forward and backward.
     pass_ns: Floats
     #: [steps, ranks, events]: as in ``RankCycle``.
     extra_ns: Floats
@@ -155,7 +155,7 @@ class ShardedSteps(RecordedSteps):
     #: Ranks that share one copy of the model.
     shard_ranks: int
     #: Processor time that training threads wanted, divided by the time they got; above 1 if cores
-    #: were short, NaN if unknown. If known, ``placement.busy`` is of the time that they wanted.
+    #: were short, NaN if unknown. If known, ``placement.busy`` counts the time that they wanted.
     lacked: float = float("nan")
     #: Backward passes of a step.
     passes: int = 1
@@ -195,8 +195,8 @@ def read_sharded(run: WorldRun) -> ShardedSteps:
     """Reads the sharded steps of one world size.
 
     Raises:
-        CommprofError: ranks or a common clock are missing, candidates of a trial shared the steps,
-            or too few steps are alike.
+        CommprofError: ranks or a common clock are missing, a trial switched settings between the
+            steps, or too few steps are alike.
     """
     name = checked_name(run)
     seen = measured_world(run)
@@ -300,10 +300,11 @@ def _helpers_ns(seen: MeasuredWorld) -> float:
 
 
 def _processor_time(seen: MeasuredWorld) -> tuple[float, float]:
-    """Returns processor time that training threads wanted, as a share of own time and of time got.
+    """Returns two ratios: wanted CPU time / time without waits, and wanted / used CPU time.
 
-    A thread wanted its CPU time plus its run delay, from the end of one backward pass to the end of
-    the next, if both were recorded. Medians over steps and ranks; NaN if none were recorded.
+    A training thread wanted the CPU time that it used plus its run delay. Both ratios are medians
+    over ranks and over the intervals between ends of backward passes. NaN if CPU times were not
+    recorded; the second ratio also without run delays.
     """
     found = []
     for trace in seen.traces:
@@ -327,9 +328,10 @@ def _processor_time(seen: MeasuredWorld) -> tuple[float, float]:
 
 
 def _transfers(seen: MeasuredWorld, known: Calls, rows: list[list[RankCycle]]) -> Floats:
-    """Returns the engine's transfers, without the time that earlier collectives of the group took.
+    """Returns the replay engine's transfer times, counted from the end of earlier collectives.
 
-    A collective that overtook another is supposed to end with it, as on a link that both share.
+    Only collectives of the same group count. A collective that ended before an earlier one gets 0:
+    they are supposed to share a link and to end together.
     """
     transfer, end = known.transfer_ns, known.end_ns
     group = seen.matching.group
@@ -375,7 +377,7 @@ def _members(seen: MeasuredWorld, row: Sequence[RankCycle], number: int) -> list
 
 
 def _item_bytes(dtype: str) -> int:
-    """Bytes of a parameter; 0 for bytes, as which FSDP2 gathers parameters of several types."""
+    """Bytes of an element; 0 for ``Byte``, because FSDP2 gathers mixed types as bytes."""
     return 0 if dtype == "Byte" else ELEMENT_BYTES.get(dtype, 0)
 
 

@@ -27,7 +27,7 @@ class World:
     world_size: int
     #: Factor of the optimizer's own time.
     update: float
-    #: Effect of cores that another number of ranks shares.
+    #: Effect of more or fewer ranks per core than recorded.
     crowding: Crowding = field(default_factory=Crowding)
 
     def draw(self, count: int, random: np.random.Generator, rows: Ints | None = None) -> Ints:
@@ -54,13 +54,13 @@ class World:
         return float(np.median(np.mean(each, axis=0)))
 
     def own_ns(self, drawn: Ints) -> Floats:
-        """Returns the own time of each whole step, as ``[rank, drawn step]``."""
+        """Returns each step's time without waits for communication: ``[rank, drawn step]``."""
         ranks = [self._of(rank, drawn) for rank in range(self.world_size)]
         whole = [self._own(at)[:, -1] + self._more_passes(at) for at in ranks]
         return np.stack(whole) + self.crowding.longer_ns
 
     def _of(self, rank: int, drawn: Ints) -> tuple[Ints, int]:
-        """Returns the recorded step for each drawn step, and the recorded rank."""
+        """Returns a rank's sources: a recorded step per drawn step, and a recorded rank."""
         return drawn[:, rank // self.steps.world_size], rank % self.steps.world_size
 
     def _own(self, at: tuple[Ints, int]) -> Floats:
@@ -70,7 +70,7 @@ class World:
         return result
 
     def _more_passes(self, at: tuple[Ints, int]) -> Floats:
-        """Returns the own time of the passes that the recorded step does not have."""
+        """Returns the own time of forward and backward passes added to a recorded step."""
         added = self.change.passes - self.steps.passes
         return added * self._pass_ns(at)
 

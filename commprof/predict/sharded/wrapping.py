@@ -19,9 +19,9 @@ from commprof.predict.sharded.steps import REPLICATE, Call, ShardedSteps
 
 @dataclass
 class Wrapped:
-    """Changes of the recorded collectives, by number, under another wrapping of blocks."""
+    """Changes to the recorded collectives, by index, if blocks are wrapped differently."""
 
-    #: Collectives of a unit's other blocks, which disappear.
+    #: Collectives that disappear, because another one carries their whole unit.
     dropped: set[int] = field(default_factory=set)
     #: Collectives that carry a whole unit.
     calls: dict[int, Call] = field(default_factory=dict)

@@ -23,9 +23,9 @@ from commprof.predict.what_if.optimize import Candidate, Search, optimize, short
 class AmdahlFit:
     """Amdahl's law fitted to measured throughput: one parameter, and its residuals.
 
-    speed-up(n) = 1 / ((1 - p) + p / n) over one rank (Amdahl, AFIPS 1967): ``1 / speed-up`` is a
-    line in ``1 / n`` through 1 at one rank, and is fitted by least squares as such. Under weak
-    scaling the law is applied to samples per second: the work is the time per sample.
+    speed-up(n) = 1 / ((1 - p) + p / n) over one rank (Amdahl, AFIPS 1967). Hence ``1 / speed-up``
+    is a straight line in ``1 / n`` that is 1 at one rank; this line is fitted by least squares.
+    Under weak scaling the law is applied to samples per second: the work is the time per sample.
     """
 
     #: Share of the work that is divided among ranks, from 0 to 1.
@@ -133,7 +133,8 @@ class Answers:
     notes: tuple[str, ...]
     #: True if parameters, gradients or optimizer state are sharded.
     is_sharded: bool = False
-    #: Setting with the shortest step; None if none is changed, or the recorded one is no answer.
+    #: Changed setting with the shortest step; None if no scenario changes a setting, or the
+    #: recorded setting cannot be predicted.
     best: Best | None = None
 
 

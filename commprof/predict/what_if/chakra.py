@@ -3,8 +3,9 @@
 Each rank's file is a sequence of protobuf messages, each preceded by its length: one
 ``GlobalMetadata``, then the ``Node`` messages, as ``chakra/schema/protobuf/et_def.proto`` defines
 and ASTRA-sim reads them. A step becomes a chain of compute nodes, cut where a bucket became ready,
-and a collective node per bucket that depends on its cut; the next step's first node depends on all
-of them. The simulator itself decides which communication is hidden.
+and a collective node per bucket, which depends on the compute node before its cut. The next step's
+first node depends on this step's last compute node and collectives. The simulator itself decides
+which communication is hidden.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from commprof.predict.replay.schedule import hook_label, measured_steps
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
 
-#: The schema's own version string in traces that its tools write.
+#: Version of the schema, as Chakra's own tools write it into traces.
 SCHEMA_VERSION = "0.0.4"
 COMP_NODE, COMM_COLL_NODE = 4, 7  # enum NodeType
 ALL_REDUCE = 0  # enum CollectiveCommType
@@ -83,7 +84,10 @@ def export(run: WorldRun, directory: Path) -> list[Path]:
 
 
 def _common(traces: Sequence[Trace]) -> list[list[Cycle]]:
-    """Returns by rank the steps measured on all ranks; a simulator would wait on any other."""
+    """Returns for each rank the steps that all ranks measured, with equal buckets.
+
+    In other steps a simulator would wait for a rank forever.
+    """
     measured = measured_steps(traces)
     by_rank = [{cycle.step: cycle for cycle in cycles(trace, measured)} for trace in traces]
     steps = sorted(set(by_rank[0]).intersection(*by_rank[1:]))
@@ -205,7 +209,7 @@ def _key(field_number: int, wire_type: int) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    """Encodes a number in base 128, lowest group first; negative numbers as 64 bits."""
+    """Encodes an integer in groups of 7 bits, lowest first; a negative one as 64 bits."""
     value &= (1 << 64) - 1
     groups = bytearray()
     while value > 0x7F:

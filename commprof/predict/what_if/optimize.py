@@ -25,19 +25,19 @@ CAPS_BYTES = (*(float(n << 20) for n in (1, 2, 5, 10, 25, 50, 100)), math.inf)
 
 @dataclass(frozen=True)
 class Candidate:
-    """A setting compared with the scenario as it is."""
+    """A setting compared with the unchanged scenario."""
 
     prediction: Prediction
     #: Time saved as a fraction of the unchanged step, with its interval; negative if slower.
     gain: float
     gain_low: float
     gain_high: float
-    #: Share of the replicates in which the candidate is faster.
+    #: Share of the bootstrap replicates in which the candidate is faster.
     certainty: float
-    #: Share of the replicates in which the gain exceeds the model's worst held-out error; NaN if
-    #: this error is unknown.
+    #: Share of the bootstrap replicates in which the gain exceeds the model's worst held-out error;
+    #: NaN if this error is unknown.
     certainty_beyond_error: float
-    #: True if the whole interval of the gain exceeds this error; None if it is unknown.
+    #: True if the gain's whole interval exceeds the worst held-out error; None if that is unknown.
     is_gain: bool | None
 
 
@@ -48,7 +48,7 @@ class Refused:
     #: Bucket cap and compressor, as in a scenario.
     bucket_cap_bytes: float
     hook: str | None
-    #: Error message, with the next step.
+    #: Error message, which says what to do.
     reason: str
 
 
@@ -73,7 +73,8 @@ def optimize(
 ) -> Search:
     """Predicts all settings, and the certainty of their gains.
 
-    Gains are computed replicate by replicate, with the same draws on both sides.
+    A gain is computed in each bootstrap replicate, with the same random steps for the setting and
+    for the unchanged scenario.
 
     Args:
         replay: model of the recorded step.
@@ -124,8 +125,8 @@ def shortest(
     """Finds the scenario with the shortest step among those that change a setting.
 
     A step of several backward passes counts by its time per pass, hence per sample. Considers only
-    scenarios with the first one's ranks and link. Returns None if none of these changes a setting,
-    or the recorded setting cannot be predicted there.
+    scenarios with the same ranks and link as the first one. Returns None if none of them changes a
+    setting, or if the recorded setting cannot be predicted with these ranks and this link.
     """
     before = scenarios[0].as_recorded
     # Compared as text, because NaN differs from itself.

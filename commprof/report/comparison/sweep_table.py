@@ -93,7 +93,7 @@ def _title(key: RowKey) -> str:
 
 
 def _by_size(rows: Sequence[SweepRow]) -> list[tuple[RowKey, list[SweepRow | None]]]:
-    """Returns for each size a key and the rows of both placements; None for a missing row."""
+    """Returns per size a row's key, and the rows out of place and in place (None if missing)."""
     sizes: dict[tuple[int, int], dict[str, SweepRow]] = {}
     for row in rows:
         sizes.setdefault((row.key.size_bytes, row.key.count), {})[row.key.placement] = row
@@ -201,7 +201,7 @@ two equal results show any difference with a probability of at most {alpha:.0%}.
 
 
 def render_compared(comparison: SweepComparison, tables: int | None = None) -> str:
-    """Renders two sweeps compared: rows, other differences, and a summary."""
+    """Renders a comparison of two sweeps: rows, other differences, and a summary."""
     rows = comparison.rows
     blocks = [tabulated([_cells(row) for row in rows], _HEADERS, _LEFT, tables)]
     number = "1 row" if len(rows) == 1 else f"{len(rows)} rows"

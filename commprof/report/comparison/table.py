@@ -31,7 +31,7 @@ _LONGEST, _BEFORE = 60, 12
 def render(
     result: RunComparison, fail_above: float | None, width: int, tables: int | None = None
 ) -> str:
-    """Renders two runs compared: prose wrapped to ``width``, tables split to ``tables``."""
+    """Renders a comparison of two runs: prose wrapped to ``width``, tables split to ``tables``."""
     blocks = ["\n".join(printable(line) for line in (f"A: {result.a}", f"B: {result.b}"))]
     for world in result.worlds:
         table = tabulated(*comparison_grid(world), width=tables)
@@ -139,7 +139,7 @@ def _steps(world: WorldComparison) -> str:
 
 
 def _differing(a: str, b: str) -> tuple[str, str]:
-    """Shortens two values to the place where they begin to differ."""
+    """Shortens two values, if too long, to the part around the place where they begin to differ."""
     a, b = printable(a), printable(b)
     same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
     begin = max(0, same - _BEFORE) if max(len(a), len(b)) > _LONGEST else 0
@@ -148,21 +148,22 @@ def _differing(a: str, b: str) -> tuple[str, str]:
     return first, second
 
 
-#: Raised when a field changes its meaning or goes away, not when one is added.
+#: Incremented when a field changes its meaning or goes away, not when one is added.
 SCHEMA_VERSION = 1
 
 
 def render_json(result: RunComparison, fail_above: float | None) -> str:
     """Renders a comparison as indented JSON; figures that do not exist are null.
 
-    ``a`` and ``b`` name the runs; ``worlds`` has an object per world size of both, ``only_a`` and
-    ``only_b`` are world sizes with figures in one run only, ``settings`` are those that differ,
-    ``fail_above`` is the given fraction or null, and ``slower`` the world sizes that exceed it.
-    Each of ``worlds`` has ``num_processes``, ``steps`` (measured in A and in B),
-    ``effective_steps`` (independent steps that they are worth), ``no_core_share`` (fraction of
-    the ranks' time outside of waiting without a core, in each run), and ``with_cores`` (the step
-    less that time), ``parts`` and ``collectives`` with ``name``, ``a_ms``, ``b_ms``, ``ratio``
-    (``value``, ``low``, ``high``; null if unknown), ``p_value`` and ``significant``.
+    ``a`` and ``b`` name the runs; ``worlds`` has an object per world size that both runs have,
+    ``only_a`` and ``only_b`` are world sizes with figures in one run only, ``settings`` are those
+    that differ, ``fail_above`` is the given fraction or null, and ``slower`` the world sizes that
+    exceed it. Each of ``worlds`` has ``num_processes``, ``steps`` (measured in A and in B),
+    ``effective_steps`` (how many independent steps these are worth), and ``no_core_share`` (the
+    fraction of the ranks' time, without waiting, in which they had no core, in A and in B). It
+    also has the changes ``with_cores`` (of the step less the time without a core), ``parts`` and
+    ``collectives``; each change has ``name``, ``a_ms``, ``b_ms``, ``ratio`` (``value``, ``low``,
+    ``high``; null if unknown), ``p_value`` and ``significant``.
     """
     slower = () if fail_above is None else result.slower_by_more_than(fail_above)
     value = {

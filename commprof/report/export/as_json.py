@@ -28,7 +28,7 @@ from commprof.files import plain
 from commprof.report.trial import trial_dict
 from commprof.trials.result import TrialResult
 
-#: Raised when a field changes its meaning or goes away, not when one is added.
+#: Incremented when a field changes its meaning or goes away, not when one is added.
 SCHEMA_VERSION = 1
 #: JSON Schema of the files that ``render`` writes.
 SCHEMA_FILE: Final = Path(__file__).with_name("run.schema.json")

@@ -108,10 +108,10 @@ def _members(name: str, column: Column) -> list[str]:
 
 
 def _arrows(track: Track, rows: slice, pid: int, tids: list[int], origin_ns: int) -> Iterator[str]:
-    """Yields arrows from the last rank to the transfers of the other ranks.
+    """Yields one rank's ends of the arrows that lead from the last rank to the waiting ranks.
 
-    The transfer is a separate slice within the collective's slice: Perfetto reverses an arrow that
-    leads to a slice that began before the arrow's origin, as the whole collective did.
+    An arrow leads to a slice "transfer", from the last arrival to the collective's end. Perfetto
+    would reverse an arrow to the slice of the whole collective, which began before the arrow.
     """
     flows = track.flows
     assert flows is not None

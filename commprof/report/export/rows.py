@@ -159,7 +159,10 @@ def _collective(kind: CollectiveRow) -> Row:
 
 
 def _parts(parts: StepParts) -> Row:
-    """Returns the parts, with the step renamed since ``step_..._ms`` is the slowest rank's."""
+    """Returns the parts as columns, and the step as ``mean_step_ms``.
+
+    The prefix distinguishes it from the columns ``step_..._ms``, which are the slowest rank's.
+    """
     named = dataclasses.asdict(parts)
     return {"mean_step_ms": named.pop("step_ms"), **named}
 

@@ -1,6 +1,7 @@
 """Figures that the page's scripts draw, as JSON.
 
-Times of the timeline are whole microseconds. Columns of ascending values hold differences.
+Times of the timeline are whole microseconds. Its columns ``begin``, ``issue``, ``step`` and
+``collective`` hold the difference of each value from the one before.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ def as_dict(
     Args:
         reports: report of one run, or of one run for each strategy.
         trial: the run's trial, if there was one.
-        most_bytes: largest size as text. Timelines are cut to it, down to a span of each kind and
-            rank.
+        most_bytes: most bytes of the data as text. Timelines are cut for it, but keep at least a
+            span of each kind and rank.
     """
     details = [detail for report in reports for detail in report.details]
     worlds = [
@@ -98,7 +99,7 @@ def _world(name: str, detail: WorldDetail, world: WorldResult, scale: Scaling) -
 
 
 def _samples_per_s_range(detail: WorldDetail, world: WorldResult) -> list[float]:
-    """Returns the 95 % interval of samples/s, from that of the slowest rank's mean step."""
+    """Returns the 95 % interval of samples/s, from the interval of the slowest rank's mean step."""
     if len(detail.slowest_ms) == 0:
         return [math.nan, math.nan]
     step = mean_interval(detail.slowest_ms)
@@ -121,7 +122,7 @@ def _trial(trial: TrialResult | None) -> list[dict[str, Any]]:
 
 
 def _baseline(trial: TrialResult | None) -> list[dict[str, Any]]:
-    """Returns the parts of the baseline's step, like a world size's mean; the step is their sum."""
+    """Returns the baseline's parts in the form of a world size's mean; the step is their sum."""
     if trial is None or not trial.parts:
         return []
     baseline = trial.of_role("baseline")
@@ -135,7 +136,7 @@ def _baseline(trial: TrialResult | None) -> list[dict[str, Any]]:
 def _predicted(predictions: Predictions | None) -> list[dict[str, Any]]:
     """Returns a curve per setting, with its points sorted by ranks.
 
-    "checked" is true if their bounds include the model's own error.
+    "checked" is true if the points' bounds include the model's own error.
     """
     checked = predictions is not None and predictions.worst_error is not None
     points = () if predictions is None else predictions.points
@@ -178,7 +179,7 @@ def _steps(detail: WorldDetail) -> dict[str, Any]:
 
 
 def _fitted(timelines: Sequence[Timeline], most_bytes: int) -> list[dict[str, Any]]:
-    """Returns the timelines' data, cut to equal sizes in bytes; unused bytes go to larger ones."""
+    """Cuts timelines' data to equal numbers of bytes; unused bytes go to larger timelines."""
     cut = _fewer(timelines)
     fitted = [_timeline(each) for each in cut]
     sizes = [len(_text(each)) for each in fitted]
@@ -195,12 +196,14 @@ def _fitted(timelines: Sequence[Timeline], most_bytes: int) -> list[dict[str, An
 def _shorter(
     drawn: Timeline, spans: int, size_bytes: int, most_bytes: int
 ) -> tuple[dict[str, Any], int]:
-    """Returns the data of a timeline's middle that fits, or the least there can be, and its size.
+    """Returns the data of as many middle steps of a timeline as fit, and its size in bytes.
+
+    If not even the shortest cut fits, its data is returned.
 
     Args:
         drawn: the whole timeline.
-        spans: number of spans of a middle that is too large.
-        size_bytes: size of that middle.
+        spans: number of spans of a cut that is too large.
+        size_bytes: size of that cut.
         most_bytes: largest size of the result.
     """
     while True:

@@ -86,7 +86,7 @@ def render_strategies(compared: ComparedStrategies) -> str:
 
 
 def _page(context: Mapping[str, Any], parts: Sequence[Section], data: Callable[[int], str]) -> str:
-    """Renders a page; ``data`` returns the figures in at most as many bytes as it is given."""
+    """Renders a page; ``data(most_bytes)`` returns the figures in at most ``most_bytes``."""
     style, script = Markup(_joined("page.css", "charts.css")), _joined(*SCRIPTS)
     text = rendered(
         "page.html",

@@ -1,23 +1,29 @@
 """Predictions as JSON; times in seconds, sizes in bytes, NaN as null, an infinite cap as "inf".
 
 ``predicted_from`` and ``costs`` name the replayed run and the source of the costs; ``left_out``
-lists refused scenarios. ``answers``, one per scenario, have ``prediction``, ``interval_s``,
-``samples_per_s`` and ``efficiency`` with intervals, ``cost``, ``epoch_sent_bytes``, and with
-``--optimize`` also ``candidates`` (``gain`` with bounds as fractions of the step, ``certainty``,
+lists refused scenarios; ``notes`` are sentences.
+
+``answers``, one per scenario, have ``prediction``, ``interval_s``, ``samples_per_s`` and
+``efficiency`` with intervals, ``cost``, ``epoch_sent_bytes``, and with ``--optimize`` also
+``candidates`` (``gain`` with bounds as fractions of the step, ``certainty``,
 ``certainty_beyond_error``, ``is_gain``) and ``search`` (the settings that were combined,
 ``refused`` with reasons). ``prediction.waiting`` has ``wait_s``, ``wire_s``, ``exposed_s`` and
-``hidden_s`` with intervals that exclude the held-out error. ``checks`` compares recorded settings
-with the model; ``error`` has the model's ``mean``, ``worst``, ``points`` and ``margin`` on
-held-out settings, and ``is_skilled``, false if the model misses more than half of
-``trivial_mean``, the mean error of the better ``trivial`` answer (``as_is_s``,
-``perfect_overlap_s``); ``is_sharded`` is true for FSDP2, HSDP and ZeRO stage 1, the only scenarios
-with ``accumulate``, ``gather_dtype``, ``reduce_dtype``, ``reshard_after_forward``,
-``shard_ranks`` and ``wrap_blocks``; ``interval_holds_held_out_error`` is false if ``interval_s`` is
-the range of sampling and fit alone. ``best`` is the shortest step, per backward pass, among answers
-that change a setting, or null:
-a ``candidate`` as in ``candidates``, its ``interval_s``, ``setting`` in words, ``options`` of
-``commprof run`` that set it, ``in_script`` for changes that no option makes, and the ``command``
-that tries it. ``amdahl`` has ``residuals`` and ``limit``, null for none; ``notes`` are sentences.
+``hidden_s`` with intervals that exclude the held-out error. ``interval_holds_held_out_error`` is
+false if ``interval_s`` excludes it, too, and covers only the errors of sampling and fit.
+
+``checks`` compares recorded settings with the model. ``error`` has the model's ``mean``,
+``worst``, ``points`` and ``margin`` on held-out settings; ``trivial``, the better of two answers
+that need no model (``as_is_s``, ``perfect_overlap_s``), with its mean error ``trivial_mean``; and
+``is_skilled``, false if ``mean`` is more than half of ``trivial_mean``.
+
+``is_sharded`` is true for FSDP2, HSDP and ZeRO stage 1, the only scenarios with ``accumulate``,
+``gather_dtype``, ``reduce_dtype``, ``reshard_after_forward``, ``shard_ranks``, ``wrap_blocks``.
+
+``best`` describes the changed setting with the shortest step per backward pass; it is null if there
+is none. It has the setting as a ``candidate``, like those in ``candidates``, and in words as
+``setting``; its ``interval_s``; ``options`` of ``commprof run`` that set it; ``in_script``, the
+changes that no option makes; and the ``command`` that tries it. ``amdahl``, null without a fit, has
+``residuals``, and ``limit``, null if the speed-up has no limit.
 """
 
 from __future__ import annotations
@@ -42,7 +48,7 @@ def render(
     refused: Sequence[str],
     tried: Mapping[str, Any] | None = None,
 ) -> str:
-    """Renders all fields of the answers as JSON; ``tried`` holds the way to try the best answer."""
+    """Renders all fields of the answers as JSON; ``tried`` says how to try the best answer."""
     best = answers.best and {
         **dataclasses.asdict(answers.best),
         "setting": setting_words(answers.best.candidate.prediction.scenario),

@@ -25,7 +25,7 @@ def scenario_cells(scenario: Scenario) -> tuple[str, ...]:
 
 
 def sharded_cells(scenario: Scenario) -> tuple[str, ...]:
-    """Returns the cells of a sharded scenario: ranks, link, sharding, passes and types."""
+    """Returns the cells of a sharded scenario: ranks, link, sharding, backward passes, dtypes."""
     again = scenario.reshard_after_forward
     return (
         *scenario_cells(scenario)[:3],
@@ -38,14 +38,14 @@ def sharded_cells(scenario: Scenario) -> tuple[str, ...]:
 
 
 def cap_mib(cap_bytes: float) -> str:
-    """Formats a bucket cap in MiB: NaN means as recorded, infinity one bucket."""
+    """Formats a bucket cap in MiB; NaN means the recorded cap, infinity means one bucket."""
     if math.isnan(cap_bytes):
         return AS_RUN
     return "all" if math.isinf(cap_bytes) else f"{cap_bytes / (1 << 20):.3g}"
 
 
 def hook_words(hook: str | None) -> str:
-    """Returns the name of a hook: ``None`` means as recorded, an empty name DDP's own mean."""
+    """Returns words for a DDP communication hook; None means the recorded hook, "" no hook."""
     return AS_RUN if hook is None else printable(hook) or "none"
 
 
@@ -77,19 +77,19 @@ def change_words(name: str, value: Any) -> str:
 
 
 def optional(value: float, factor: float) -> str:
-    """Formats a value times ``factor``; NaN means as recorded."""
+    """Formats a value times ``factor``; NaN means the recorded value."""
     return AS_RUN if math.isnan(value) else f"{value * factor:.3g}"
 
 
 def within(found: Estimate, text: Callable[[float], str], checked: bool = True) -> str:
-    """Formats an estimate with its interval, in parentheses without the model's own error."""
+    """Formats an estimate with its interval as formatted by ``bracketed``; NaN has no interval."""
     if math.isnan(found.value):
         return text(found.value)
     return f"{text(found.value)} {bracketed(text(found.low), text(found.high), checked)}"
 
 
 def bracketed(low: str, high: str, checked: bool) -> str:
-    """Formats an interval in brackets, or in parentheses if it is of sampling and fit alone."""
+    """Formats an interval in brackets, or in parentheses if it excludes the model's own error."""
     return f"[{low}, {high}]" if checked else f"({low} to {high})"
 
 

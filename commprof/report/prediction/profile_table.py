@@ -25,7 +25,7 @@ misses held-out times by less than lines do. Residual and held out are those of 
 
 _NOT_KNOWN = (math.nan, math.nan)
 _UNKNOWN = HookFigures(_NOT_KNOWN, _NOT_KNOWN, _NOT_KNOWN, math.nan)
-#: Largest error of a replay of the fitted run, as a fraction of the step, without a warning.
+#: Largest error of a replay of the fitted run, as a fraction of the step, that gives no warning.
 _NOISY = 0.05
 #: Most characters of a name that are shown.
 _MOST_NAME = 60
@@ -111,7 +111,7 @@ def _link(name: str, link: LinkProfile) -> str:
 
 
 def _rows(curve: CostCurve) -> Iterator[tuple[str, ...]]:
-    """Yields a row per piece; figures of the whole curve are in the first row."""
+    """Yields a row per piece of a curve; figures of the whole curve are in the first row."""
     low, high = curve.step_bytes
     ends = [*(piece.low_bytes for piece in curve.pieces[1:]), math.inf]
     shown = [

@@ -29,7 +29,7 @@ _HEADERS = (
 def render(
     search: Search, ranks: int, error: ModelError | None, width: int, tables: int | None = None
 ) -> str:
-    """Renders the best settings, then the certainty of their gains.
+    """Renders a table of the best settings, a verdict, and what was compared and what was not.
 
     Args:
         search: search of one scenario.

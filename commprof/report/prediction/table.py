@@ -55,7 +55,7 @@ def render(
     width: int,
     tables: int | None = None,
 ) -> str:
-    """Renders the answers, the model's error, and notes; widths are as in ``tabulated``."""
+    """Renders answers, error and notes: prose wrapped to ``width``, tables split to ``tables``."""
     checked = answers.error is not None
     rows = [_cells(each, answers) for each in answers.answers]
     parts = [

@@ -26,7 +26,7 @@ _LONGEST_RANKS = 20
 Shown = WorldResult | SteplessCollectives
 #: A phase with at least this fraction of a row's calls is named without the fraction.
 _NEARLY_ALL = 0.995
-#: Least fraction of the exposed time outside of all rows that is mentioned.
+#: Largest fraction of the exposed time that may be in no row without a note.
 _WORTH_A_LINE = 0.02
 
 _CALLS = "calls\n/step"

@@ -1,4 +1,4 @@
-"""Table of the time that each step would save with one change."""
+"""Table of how much each single change would shorten a step."""
 
 from __future__ import annotations
 

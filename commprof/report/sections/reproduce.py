@@ -15,7 +15,7 @@ _SHORT = 10
 
 
 def repeating_command(config: Path, nodes: int, directory: str = "") -> str:
-    """Returns the command that repeats a run; on several machines with NEW and N to fill in.
+    """Returns the command that repeats a run; for several machines, users must fill in NEW and N.
 
     Args:
         config: configuration file that the run wrote.
@@ -29,7 +29,7 @@ def repeating_command(config: Path, nodes: int, directory: str = "") -> str:
 
 
 def reproduce_line(config: Path, context: Mapping[str, Any]) -> str:
-    """Returns the command and the state of the code; empty if not started by ``commprof run``.
+    """Returns the command and the code's state; empty if ``commprof run`` did not start the run.
 
     Args:
         config: configuration file that the run wrote.

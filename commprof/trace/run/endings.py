@@ -61,7 +61,7 @@ def restart_count() -> int:
     """Returns how often this process's launcher has restarted its ranks.
 
     Raises:
-        UsageError: torchrun's variable for that does not hold a number.
+        UsageError: torchrun's variable TORCHELASTIC_RESTART_COUNT does not hold a number.
     """
     text = os.environ.get(_RESTARTS) or "0"
     if not re.fullmatch(r"[0-9]{1,9}", text):
@@ -81,11 +81,11 @@ class LaunchedAttempt:
     attempt: int
     #: CLOCK_MONOTONIC of the launcher's machine before the ranks were started.
     begin_ns: int
-    #: The same clock after the last rank was gone; 0 if ranks run, or the launcher was killed.
+    #: The same clock after all ranks were gone; 0 if ranks run, or the launcher was killed.
     end_ns: int
     #: Exit code of each rank that failed, or minus the number of the signal that ended it.
     exit_codes: Mapping[int, int]
-    #: Number of processes that the kernel killed for memory in the launcher's cgroup meanwhile.
+    #: Number of processes in the launcher's cgroup that the kernel's OOM killer ended meanwhile.
     oom_kills: int
 
     @property

@@ -1,7 +1,8 @@
 """State of the process that wrote a trace, as far as /proc shows it to this process (proc(5)).
 
-Any file may be missing. A process is the one that a trace names only on the same host, without a
-reboot since, in the same PID namespace, and if it began before the trace: process ids are reused.
+Any file may be missing. Process ids are reused: a process with the trace's id is the one that wrote
+it only on the same host, without a reboot since, in the same PID namespace, and if the process
+began before the trace.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def stat_of(pid: int | str, proc: Path = PROC) -> Stat | None:
 
 
 def identity(pid: int) -> str:
-    """Returns a text that differs for a later process with this id; empty if gone or hidden."""
+    """Returns a text that tells processes with the same id apart; empty if gone or hidden."""
     try:
         found = stat_of(pid)
     except OSError:
@@ -115,7 +116,7 @@ class Here:
 
 
 def state_of(metadata: Mapping[str, Any]) -> State:
-    """Returns the state of the process that metadata name: ``pid``, ``machine``, ``clock``."""
+    """Returns the state of the process named by ``pid``, ``machine`` and ``clock`` of metadata."""
     return Here().find(metadata)[0]
 
 

@@ -69,7 +69,7 @@ RUN_FILE = "run.json"
 CONFIG_FILE = "config.yaml"
 #: Last answers of ``commprof predict``, for the run's page.
 PREDICTIONS_FILE = "predictions.json"
-#: Inputs that every command accepts that reads a run.
+#: Inputs accepted by every command that reads a run.
 _GIVE = (
     "give a directory that commprof recorded into, or traces of torch.profiler (a file, a folder "
     "or an archive); commprof report also reads Flight Recorder dumps"
@@ -80,7 +80,7 @@ STRATEGIES = "strategies"
 
 @dataclass(frozen=True)
 class WorldRun:
-    """Files of one world size of a run; ranks without files are missing from both maps."""
+    """Files of one world size of a run; a rank without a file is missing from its map."""
 
     world_size: int
     directory: Path
@@ -244,7 +244,7 @@ def other_jobs(run: Path) -> list[Path]:
 
 
 def _context_of_traces(run: Path) -> dict[str, Any]:
-    """Makes those keys of ``run.json`` that traces contain."""
+    """Makes the content of a ``run.json``, as far as traces contain it."""
     paths = list(last_attempt(run).values())
     if not paths and (jobs := other_jobs(run)):
         raise CommprofError(
@@ -284,7 +284,7 @@ def _context_of_traces(run: Path) -> dict[str, Any]:
 
 
 def _readable(paths: list[Path]) -> dict[Path, dict[str, Any]]:
-    """Reads the metadata of the readable traces; the report names problems of the others.
+    """Reads the metadata of the readable traces; the report says why other traces are unreadable.
 
     Raises:
         TraceError, OSError: no trace can be read.

@@ -26,8 +26,8 @@ def trial(
     """Starts a trial: candidates take turns on the steps that follow.
 
     ``commprof report`` shows the result. Call this on all ranks at the same step, inside ``with
-    commprof.profile(...)``, before the models' first backward pass. Blocks of candidates that
-    change gradients are undone at their end; ``docs/trials.md`` lists the state that is restored.
+    commprof.profile(...)``, before the models' first backward pass. After the turn of a candidate
+    that changes gradients, its steps are undone; ``docs/trials.md`` lists the restored state.
 
     Args:
         models: DDP models, or their attachments from ``attach``; or FSDP2 models, each as the

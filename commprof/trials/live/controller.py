@@ -46,7 +46,7 @@ class Trial:
             )
         self._plan = plan
         self._state = state
-        # Scripts destroy the process group before they end.
+        # Asked now, because scripts destroy the process group before they end.
         self._rank, _ = rank_and_world_size()
         self._own_hooks = 0
         self._models: list[Model] = []
@@ -70,7 +70,7 @@ class Trial:
     def add(self, model: Attachment | nn.Module) -> None:
         """Adds an attached DDP model or an FSDP2 model to the trial.
 
-        A model that comes after the trial's begin takes no part.
+        A model that is added after the trial has begun takes no part.
         """
         if self._schedule is not None:
             self._say("a model was made after the trial began and takes no part in it")
@@ -81,7 +81,7 @@ class Trial:
             self._order.watch()
 
     def find_sharded(self) -> None:
-        """Requests that FSDP2 models which run a step before the trial begins are added."""
+        """Makes the trial find FSDP2 models itself: those that run in a step before it begins."""
         self._finds_sharded = True
 
     def step_ended(self, step: int) -> None:
@@ -130,7 +130,7 @@ class Trial:
         self._finish()
 
     def _no_trial(self) -> dict[str, Any]:
-        """Returns the reason why the trial did not begin, as the end of a sentence."""
+        """Returns metadata that says why the trial did not begin, as the end of a sentence."""
         if self._own_hooks:
             reason = "every DDP model has a communication hook of its own"
         elif not self._models:
@@ -176,7 +176,7 @@ class Trial:
         )
 
     def _impossible(self) -> dict[str, str]:
-        """Returns why models rule candidates out, by label; equal on all ranks."""
+        """Returns the candidates that a model cannot have: label -> reason, equal on all ranks."""
         found = {}
         for one in self._plan.candidates:
             meant = [model for model in self._models if model.is_for(one)]
@@ -206,7 +206,7 @@ class Trial:
                 model.enter(candidate, self._plan.warmup + self._plan.block)
 
     def _leave(self) -> None:
-        """Restores the models' own settings, and the state before a block that changed it."""
+        """Restores the models' own settings, and the training state if the block saved it."""
         for model in self._models:
             model.leave()
         if self._snapshot is not None:
@@ -268,14 +268,14 @@ class Losses:
         self._step = []
 
     def values(self) -> list[float | None]:
-        """Returns the loss per step of the trial; None if no scalar was differentiated."""
+        """Returns the trial's losses, one per step; None for steps without a finite scalar loss."""
         sums = [sum(map(float, losses)) if losses else None for losses in self._steps]
         # JSON has no NaN; besides, a loss that is not finite cannot be compared.
         return [x if x is not None and math.isfinite(x) else None for x in sums]
 
 
 def try_every_model(candidates: str, profiler: Profiler) -> None:
-    """Adds every later DDP model, and every FSDP2 model, to one trial.
+    """Starts one trial of every DDP model made from now on and every FSDP2 model.
 
     Args:
         candidates: the plan, as ``commprof.trials.plan.parse_trial`` reads it.

@@ -1,8 +1,8 @@
 """Switches settings of an FSDP2 model between steps, and restores them.
 
 FSDP2 keeps its settings in one state per ``fully_shard`` call and in that state's groups of
-parameters, and reads them in every step. A switch sets attributes, and the way back sets their
-former values: no parameters are gathered, sharded or sent.
+parameters, and reads them in every step. A switch only sets attributes, and restoring sets their
+former values again: no parameters are gathered, sharded or sent.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from commprof.trials.sharding import (
 
 _IMPLEMENTATION = "torch.distributed.fsdp._fully_shard._fully_shard"
 _GROUP_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
-#: Attribute of a parameter from torch 2.15 on, whose gradients need not have the gathered type.
+#: Attribute of FSDP2's parameters from torch 2.15 on: type of the unsharded gradients, which need
+#: not be the type of the gathered parameters.
 _GRADIENTS_IN = "unsharded_grad_dtype"
 
 
@@ -67,7 +68,7 @@ class ShardedModel:
     """One FSDP2 model that takes part in a trial, or gets a setting permanently."""
 
     def __init__(self, root: nn.Module, order: GatherOrder) -> None:
-        """Accepts the outermost module, after ``fully_shard``, and the order of all models."""
+        """Accepts the outermost module, after ``fully_shard``, and all models' gather order."""
         self._states = states_of(root)
         self._groups = [group for state in self._states for group in _groups_of(state)]
         self._order = order
@@ -85,7 +86,7 @@ class ShardedModel:
 
     @property
     def has_own_hook(self) -> bool:
-        """False, because hooks of FSDP2 do not exclude those of commprof."""
+        """Always False: an FSDP2 model takes part in a trial even if the script gave it hooks."""
         return False
 
     @property
@@ -94,7 +95,7 @@ class ShardedModel:
         return int(self._groups[0].mesh_info.shard_process_group.size()) if self._groups else 1
 
     def is_for(self, candidate: Candidate) -> bool:
-        """True if a candidate sets anything for FSDP2 models, or always takes part."""
+        """True for candidates with settings of FSDP2, ``none``, ``none again`` and ``noop``."""
         return bool(candidate.sharding.count) or candidate in ROLES
 
     def impossible(self, candidate: Candidate) -> str:
@@ -119,7 +120,7 @@ class ShardedModel:
         return ""
 
     def held_bytes(self, setting: Sharding) -> float:
-        """Returns the most bytes of gathered parameters that a rank holds beyond the baseline's."""
+        """Returns the most bytes by which a rank's gathered parameters exceed the baseline's."""
         found = 0.0
         if setting.reshard is False:
             found += sum(_bytes(one) for one in self._groups if one.post_forward_mesh_info)
@@ -152,7 +153,7 @@ class ShardedModel:
             self._undo.pop()()
 
     def close(self) -> None:
-        """Ends the model's part in the trial; ``leave`` has restored everything."""
+        """Does nothing: ``leave``, which is called before, has restored everything."""
 
     def _put(self, owner: Any, name: str, value: Any) -> None:
         before = getattr(owner, name)
@@ -200,7 +201,7 @@ def _fsdp_mesh(hsdp: Any) -> Any:
 
 
 def _reshards(group: Any) -> bool | None:
-    """True if the group reshards after forward; None if it does so among fewer ranks."""
+    """True if the group reshards after forward to all its ranks, None if to fewer, else False."""
     after = group.post_forward_mesh_info
     return after is group.mesh_info if after in (None, group.mesh_info) else None
 
@@ -211,12 +212,12 @@ def _dtype(setting: Sharding) -> torch.dtype:
 
 
 def _owners_of_policy(group: Any) -> list[Any]:
-    """Returns the objects with a policy: the group, or from torch 2.15 on its parameters."""
+    """Returns the holders of ``mp_policy``: the group, or from torch 2.15 on its parameters."""
     return [group] if hasattr(group, "mp_policy") else list(group.fsdp_params)
 
 
 def _follow_policy(group: Any) -> None:
-    """Sets the types of gradients and messages as if the policy had applied from the start."""
+    """Derives the types of gradients and sent values again, from the present ``mp_policy``."""
     group._init_mp_dtypes()
     for one in group.fsdp_params:
         whole = getattr(one, "_unsharded_param", None)
@@ -225,7 +226,7 @@ def _follow_policy(group: Any) -> None:
 
 
 def _reduced_in(group: Any) -> torch.dtype | None:
-    """Returns the type in which a group's gradients are reduced; None if none are trained."""
+    """Returns the type in which a group reduces gradients; None if its parameters are frozen."""
     trained = [one for one in group.fsdp_params if one.sharded_param.requires_grad]
     if not trained:
         return None
@@ -249,17 +250,17 @@ class GatherOrder:
     """The order in which all FSDP2 models of this process gather parameters in a step."""
 
     def __init__(self) -> None:
-        """Records nothing before ``watch``."""
+        """Creates an empty order; ``watch`` starts recording."""
         self._patches = Patches()
         self.is_watching = False
         self._seen: dict[str, dict[int, Any]] = {"pre_forward": {}, "pre_backward": {}}
 
     def forward(self, states: Sequence[Any]) -> list[Any]:
-        """Returns the order of these states in forward."""
+        """Returns those of ``states`` that ran in forward, in the order in which they gather."""
         return self._sorted("pre_forward", states)
 
     def backward(self, states: Sequence[Any]) -> list[Any]:
-        """Returns the order of these states in backward."""
+        """Returns those of ``states`` that ran in backward, in the order in which they gather."""
         return self._sorted("pre_backward", states)
 
     def watch(self) -> None:
@@ -296,13 +297,13 @@ class GatherOrder:
 
 
 class _Own:
-    """Replacement of one of FSDP2's exchanges, with the same buffers."""
+    """Stand-in for one of FSDP2's collectives: sends nothing, and uses the same buffers."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
 
     def allocate(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Allocates a buffer as the replaced exchange does."""
+        """Allocates a buffer as the replaced collective does."""
         found: torch.Tensor = self._inner.allocate(*args, **kwargs)
         return found
 
@@ -343,7 +344,7 @@ def set_every_model(text: str, profiler: Profiler) -> None:
 
 
 class _Setter:
-    """Listener to the ends of steps that applies a setting once."""
+    """Listener that applies a setting once, at the end of a step."""
 
     def __init__(self, candidate: Candidate) -> None:
         self._candidate = candidate

@@ -26,7 +26,7 @@ class Trainables:
     """
 
     def __init__(self, further: Sequence[Any] = ()) -> None:
-        """Finds the objects; ``further`` have ``state_dict`` and ``load_state_dict`` too."""
+        """Finds the objects; ``further``: others with ``state_dict`` and ``load_state_dict``."""
         found = alive((nn.Module, Optimizer, LRScheduler, GradScaler))
         self.modules = [one for one in found if isinstance(one, nn.Module)]
         self.optimizers = [one for one in found if isinstance(one, Optimizer)]
@@ -117,7 +117,7 @@ class _OptimizerState:
 
 
 class _Generators:
-    """The random generators that a script can reach without making its own."""
+    """State of the global random generators of torch (CPU and CUDA), Python and NumPy."""
 
     def __init__(self) -> None:
         self._torch = torch.get_rng_state()
@@ -144,7 +144,7 @@ def _refill(values: dict[Any, Any], kept: dict[Any, tuple[Any, Any]], stay: Iter
 
 
 def _put_back(original: Any, copied: Any) -> Any:
-    """Restores a tensor in place, as other objects may hold it; returns the copy otherwise."""
+    """Returns a tensor restored in place, as others may hold it; for other values, the copy."""
     if isinstance(original, torch.Tensor) and original.shape == copied.shape:
         original.copy_(copied)
         return original

@@ -30,7 +30,7 @@ Hook = Callable[[Any, Any], Any]
 
 
 def make(name: str, ddp: DistributedDataParallel) -> Hook:
-    """Makes the named exchange of ``HOOKS`` for one model and block; call it on all ranks."""
+    """Makes the hook ``HOOKS[name]`` for one model and one block of steps; call it on all ranks."""
     module, _, function = HOOKS[name].make.partition(":")
     hook: Hook = getattr(importlib.import_module(module), function)(ddp)
     return hook
@@ -44,12 +44,12 @@ def noop(_: object, bucket: dist.GradBucket) -> Future[torch.Tensor]:
 
 
 def no_overlap(ddp: DistributedDataParallel) -> Hook:
-    """A hook that starts DDP's means only when the last bucket is ready; the same bits."""
+    """Returns a hook that averages as DDP does, bit for bit, but once all buckets are ready."""
     return _Held(ddp.process_group).hook
 
 
 class _Held:
-    """Buckets of one backward pass that wait for the last one."""
+    """Buckets of one backward pass that wait until the pass's last bucket is ready."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -120,9 +120,9 @@ class Bucketings:
     def use(self, buckets: Buckets) -> None:
         """Switches to these buckets.
 
-        Call it between steps, on all ranks at the same step, while the hook does nothing but the
-        mean all-reduce. As after the making of DDP, the first step with new buckets exchanges a
-        single bucket, and the next step cuts them.
+        Call it between steps, on all ranks at the same step, while the model's exchange is the
+        plain mean all-reduce. As in a new DDP model, the first step with new buckets exchanges all
+        gradients in a single bucket, and the next step cuts the buckets.
         """
         if buckets not in self._made:
             self._made[buckets] = self._make(buckets)
@@ -212,7 +212,7 @@ class ReplicatedModel:
         return int(self._ddp.process_group.size())
 
     def is_for(self, candidate: Candidate) -> bool:
-        """True if a candidate sets anything for DDP models."""
+        """True if the candidate has no settings of FSDP2."""
         return not candidate.sharding.count
 
     def impossible(self, candidate: Candidate) -> str:
@@ -245,7 +245,7 @@ class ReplicatedModel:
             self._sync_buffers(False)
 
     def leave(self) -> None:
-        """Returns to DDP's own mean and buckets."""
+        """Returns to the model's own buckets, and to DDP's mean or the script's own hook."""
         self.attachment.set_hook(None)
         self._sync_buffers(True)
         self._bucketings.use(OWN_BUCKETS)
@@ -270,7 +270,7 @@ class ReplicatedModel:
 
 
 def _compressor(text: str, length: int) -> Compressor:
-    """Makes a compressor without residuals that measures its error in the first step only."""
+    """Makes a new compressor, without residuals; by default it measures the first step's error."""
     made = parse(text)
     if made.measure_every == 0:
         separator = "," if ":" in text else ":"

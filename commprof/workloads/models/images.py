@@ -46,9 +46,10 @@ class Images(Protocol):
 
 
 def open_images(data: str, count: int, classes: int, size: int) -> Images:
-    """Returns the images that an option names.
+    """Returns the source of images that the option `data` names.
 
-    data: SYNTHETIC, DIGITS, an .npz file, or a folder. count, classes, size: of synthetic images.
+    data: SYNTHETIC, DIGITS, an .npz file, or a folder.
+    count, classes, size: number, number of classes, and height (= width) of synthetic images.
     Raises UsageError if the images cannot be read, or have more than `classes` classes.
     """
     images: Images
@@ -197,7 +198,7 @@ def _read(file: Path) -> npt.NDArray[Any]:
 
 
 def _tensors(images: list[npt.NDArray[Any]], size: int) -> Tensor:
-    """Stacks images, height x width[ x channels]; divides whole numbers by 255, not others."""
+    """Stacks images of height x width[ x channels]; divides integer pixels by 255, not floats."""
     found = []
     for image in images:
         scale = 255.0 if np.issubdtype(image.dtype, np.integer) else 1.0

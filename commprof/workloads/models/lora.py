@@ -1,7 +1,7 @@
 """Workload `lora`: low-rank adapters (Hu et al. 2021, arXiv 2106.09685) on a Mistral model.
 
-Architecture from transformers, adapters from peft, random weights. Only adapters are trained and
-synchronised, which are few bytes.
+Architecture from transformers, adapters from peft, random weights. Only the adapters are trained,
+so the gradients that ranks exchange are few bytes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LoraOptions:
     size: str = field(default="tiny", metadata={"choices": tuple(_SIZES)})
     """Shape of the Mistral model: tiny, small, or 7b for Mistral-7B's own."""
     rank: int = field(default=16, metadata={"minimum": 1})
-    """Rank of the adapters; their alpha is twice that."""
+    """Matrix rank of the adapters; their alpha is twice that."""
     targets: str = field(default="attention", metadata={"choices": tuple(_TARGETS)})
     """Linear modules with adapters: those of attention, or all of a layer."""
     base: str = field(default="fp32", metadata={"choices": tuple(_MADE_BYTES)})
@@ -106,21 +106,21 @@ class Lora:
         )
 
     def refused(self) -> Mapping[str, str]:
-        """Refuses strategies that shard parameters, for 4-bit weights."""
+        """Refuses strategies that shard parameters if the base model's weights have 4 bits."""
         if self.options.base != "4bit":
             return {}
         reason = "packed 4-bit weights cannot be sharded; use base=bf16"
         return {"fsdp": reason, "hsdp": reason}
 
     def steps_per_epoch(self, world_size: int, per_rank_batch: int) -> int:
-        """Returns the backward passes of a rank over its part of the data."""
+        """Returns the number of backward passes that a rank needs for its part of the data."""
         return passes_per_epoch(self.options.samples, world_size, per_rank_batch)
 
     def build(self, shard: Shard) -> Trainee:
         """Builds model and data of one rank.
 
-        Raises UsageError if the host, or the GPU, has too little memory; torch's meta device needs
-        none.
+        Raises UsageError if the host, or the GPU, has too little memory; torch's meta device, which
+        holds no values, needs none.
         """
         self._check_memory(shard)
         return _LoraTrainee(self.options, shard)

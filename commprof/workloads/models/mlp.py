@@ -20,7 +20,7 @@ class MlpOptions:
     """Sizes of the model and of its data."""
 
     inputs: int = field(default=256, metadata={"minimum": 1})
-    """Numbers per sample."""
+    """Input features per sample."""
     width: int = field(default=512, metadata={"minimum": 1})
     """Units of each hidden layer."""
     layers: int = field(default=4, metadata={"minimum": 1})
@@ -74,7 +74,7 @@ class Mlp:
         return {}
 
     def steps_per_epoch(self, world_size: int, per_rank_batch: int) -> int:
-        """Returns the backward passes of a rank over its part of the data."""
+        """Returns the number of backward passes that a rank needs for its part of the data."""
         return passes_per_epoch(self.options.samples, world_size, per_rank_batch)
 
     def build(self, shard: Shard) -> Trainee:

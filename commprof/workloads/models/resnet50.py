@@ -45,8 +45,9 @@ class ResnetOptions:
 class _BatchNorm(nn.BatchNorm2d):
     """Batch norm with weights and statistics in fp32, as under torch.autocast.
 
-    FSDP gathers the weights in 16 bits and leaves the running statistics in fp32. Torch refuses
-    such a mixture, and with 16 bits throughout would round each batch's mean and deviation too.
+    FSDP gathers the weights in 16 bits and leaves the running statistics in fp32. Torch's batch
+    norm refuses this mixture; with all of them in 16 bits, it would round each batch's mean and
+    deviation too.
     """
 
     def forward(self, features: Tensor) -> Tensor:
@@ -152,7 +153,7 @@ class Resnet50:
         return {}
 
     def steps_per_epoch(self, world_size: int, per_rank_batch: int) -> int:
-        """Returns the backward passes of a rank over its part of the data.
+        """Returns the number of backward passes that a rank needs for its part of the data.
 
         Raises UsageError if a pass would have one image, on which batch norm of the last stage
         cannot train.
@@ -161,7 +162,7 @@ class Resnet50:
         return passes_per_epoch(self._images.count, world_size, per_rank_batch)
 
     def _check_batches(self, world_size: int, per_rank_batch: int) -> None:
-        """Raises UsageError if a batch's last stage has one value per channel: no deviation."""
+        """Raises UsageError if a batch leaves batch norm one value per channel: no variance."""
         if self.options.image > _SHRINKS:
             return
         here = -(-self._images.count // world_size)

@@ -1,4 +1,4 @@
-"""Program that stops its parent process for each number of nanoseconds read on standard input.
+"""Program that stops its parent process for as many ns as each line of standard input says.
 
 Ends with its parent. Run as a script by its path: it imports only the standard library, so that it
 starts quickly.

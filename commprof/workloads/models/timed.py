@@ -1,6 +1,6 @@
 """Workload `timed`: phases of known length and gradients of known size, for tests to compare with.
 
-Every phase sleeps until absolute deadlines (its start plus the cumulated lengths), on the capture's
+Every phase sleeps until absolute deadlines (its start plus the lengths so far), on the capture's
 clock (CLOCK_MONOTONIC). So the next deadline absorbs a late wake-up, the cost of producing a
 gradient and DDP's copy of the gradient into a bucket, which would otherwise add up. A sharded layer
 (FSDP2) sleeps for its length instead: a deadline would absorb the wait for its parameters.
@@ -157,7 +157,7 @@ class TimedOptions:
 
 
 class Timed:
-    """Workload of layers that sleep, as TimedOptions says; samples exist only by number."""
+    """Workload of layers that sleep, as TimedOptions says; a batch is only a number of samples."""
 
     name: ClassVar[str] = "timed"
     options_type: ClassVar[type[Any]] = TimedOptions
@@ -224,7 +224,8 @@ class _TimedFunction(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
         layer: _Layer = ctx.layer
         if layer.begins_backward:
-            # Queued before DDP's finalisation, so that it runs between the last layer and that.
+            # Queued before DDP's finalisation, so that the stamp is made before that but after the
+            # last layer.
             Variable._execution_engine.queue_callback(layer.pacer.stamp)
         gradient = layer.fresh_gradient()
         layer.pacer.wait(layer.backward_ns)
@@ -244,9 +245,9 @@ class _Layer(nn.Module):
         self.begins_backward = False
 
     def fresh_gradient(self) -> Tensor | None:
-        """Returns a new tensor over kept memory, which autograd may use as `.grad` without copying.
+        """Returns a new tensor on reused memory; autograd may use it as `.grad` without copying.
 
-        So no page is faulted. Nothing writes to that memory: DDP copies it into a bucket, and
+        Reused memory causes no page faults. Nothing writes to it: DDP copies it into a bucket, and
         replaces `.grad` by a view of the bucket.
         """
         return None if self.weight is None else self._gradient.detach()
@@ -260,7 +261,7 @@ class _Model(nn.Module):
     """The layers in forward order, after an extra layer without parameters.
 
     The extra layer is the last in backward: its deadline absorbs DDP's copy of the last gradient
-    if the other layers leave time, and its return is the end of backward's own work.
+    if the other layers leave time. When it returns, only DDP's wait for communication is left.
     """
 
     def __init__(self, options: TimedOptions, pacer: Pacer, draw: _Draw) -> None:
@@ -345,10 +346,10 @@ class _TimedTrainee:
         self._end_phase("optimizer", self._options.optimizer_ms)
 
     def truth(self) -> dict[str, list[int]] | None:
-        """Returns begin and length of each phase by this workload's stamps, on the capture's clock.
+        """Returns each phase's start and length per step, stamped here on the capture's clock.
 
         Backward ends where DDP begins to wait. On a busy machine a step may be delayed between
-        the end of one phase and the begin of the next; no stamp attributes the delay to either.
+        the end of one phase and the start of the next; no stamp attributes the delay to either.
         """
         return self._truth
 
@@ -389,14 +390,14 @@ class Pacer:
         self.absorbs = True
 
     def start(self, delay_ns: int = 0) -> None:
-        """Starts a phase now, with its first deadline."""
+        """Starts a phase now; the first `wait` counts from `delay_ns` later."""
         self._started_ns = time.monotonic_ns()
         self._due_ns = self._started_ns + delay_ns
 
     def wait(self, duration_ns: int) -> None:
-        """Sleeps until `duration_ns` after the last deadline; returns at once if that has passed.
+        """Sleeps until `duration_ns` after the previous deadline, or not at all if that is past.
 
-        If `absorbs` is False, sleeps until `duration_ns` after now or the deadline, the later one.
+        If `absorbs` is False, sleeps until `duration_ns` after the later of now and that deadline.
         """
         begin_ns = self._due_ns if self.absorbs else max(self._due_ns, time.monotonic_ns())
         self._due_ns = begin_ns + duration_ns

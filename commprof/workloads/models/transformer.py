@@ -101,7 +101,7 @@ class Transformer:
         return {}
 
     def steps_per_epoch(self, world_size: int, per_rank_batch: int) -> int:
-        """Returns the backward passes of a rank over its part of the data."""
+        """Returns the number of backward passes that a rank needs for its part of the data."""
         return passes_per_epoch(self.options.samples, world_size, per_rank_batch)
 
     def build(self, shard: Shard) -> Trainee:

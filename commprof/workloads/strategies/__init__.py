@@ -49,7 +49,7 @@ class Strategy(Protocol):
     def expected(
         self, trainee: Trainee, options: TrainingOptions, world_size: int
     ) -> tuple[Expected, ...]:
-        """Returns the calls that a step must make, one row per operation, for a bare model."""
+        """Returns a step's expected collectives, one row per operation, before `wrap` is called."""
         ...
 
     def wrap(self, trainee: Trainee, options: TrainingOptions, shard: Shard) -> nn.Module:
@@ -61,7 +61,7 @@ class Strategy(Protocol):
         ...
 
     def synchronised(self, model: nn.Module, last: bool) -> AbstractContextManager[object]:
-        """Context of one forward and backward pass; only the last one exchanges gradients."""
+        """Returns the context of a forward and backward pass; gradients are exchanged if `last`."""
         ...
 
     def autocast(self, options: TrainingOptions, device: str) -> AbstractContextManager[object]:

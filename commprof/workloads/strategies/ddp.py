@@ -68,6 +68,6 @@ class Ddp:
     def expected(
         self, trainee: Trainee, options: TrainingOptions, world_size: int
     ) -> tuple[theory.Expected, ...]:
-        """Expects the gradients, and the buffers if the model has some."""
+        """Expects all-reduces of the gradients, and broadcasts of the buffers if there are any."""
         rows = [theory.all_reduced_gradients(trainee.model)]
         return theory.together([*rows, *theory.broadcast_buffers(trainee.model)])

@@ -87,11 +87,11 @@ class Fsdp:
         return plan.kind(theory.trained(model), **plan.options)
 
     def synchronised(self, model: Any, last: bool) -> AbstractContextManager[object]:
-        """Keeps gradients whole until the last pass, which reduce-scatters their sum.
+        """Keeps gradients unsharded until the last pass, which reduce-scatters their sum.
 
         `set_is_last_backward` stays True: False is for several forwards before their backwards.
-        Between accumulated passes it would keep one pass's order of blocks for the next pass, which
-        would then gather a block in vain.
+        Between accumulated passes, False would carry the order of blocks over from one pass to the
+        next, which would then gather a block in vain.
         """
         model.set_requires_gradient_sync(last)
         return nullcontext()
@@ -137,9 +137,9 @@ def _precision(
 
 
 def _prefetch(model: Any, units: Sequence[Sequence[Any]], device: str) -> None:
-    """Makes a CPU gather the next unit during compute; torch would gather in the training thread.
+    """Makes FSDP2 on a CPU gather the next unit during compute, not in the training thread.
 
-    On a GPU, streams overlap the two already.
+    On a GPU, torch's streams already overlap gathering and compute.
     """
     if torch.device(device).type != "cpu":
         return

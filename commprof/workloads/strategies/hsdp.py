@@ -28,7 +28,7 @@ class Hsdp(Fsdp):
     options_type: ClassVar[type[Any]] = HsdpOptions
 
     def check(self, world_size: int) -> None:
-        """Raises UsageError for ranks that do not divide into groups of one size."""
+        """Raises UsageError if the ranks do not divide into groups of the chosen size."""
         shard = self.options.shard
         if 0 < shard < world_size and world_size % shard:
             fitting = [n for n in range(1, world_size + 1) if world_size % n == 0]

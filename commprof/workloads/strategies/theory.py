@@ -33,7 +33,7 @@ def all_reduced_gradients(model: nn.Module) -> Expected:
 
 
 def broadcast_buffers(model: nn.Module) -> tuple[Expected, ...]:
-    """DDP's broadcasts: rank 0's buffers, before the forward after each synchronised backward."""
+    """DDP's broadcasts: rank 0's buffers, before the first forward of each step."""
     size = _bytes(model.buffers())
     return (Expected("broadcast", size, "buffers"),) if size else ()
 
@@ -90,7 +90,7 @@ def sharded(
 
 
 def together(rows: Iterable[Expected]) -> tuple[Expected, ...]:
-    """Joins the rows of each operation to one row."""
+    """Joins the rows of each operation into one row, with the sum of their sizes."""
     by_op: dict[str, list[Expected]] = {}
     for row in rows:
         by_op.setdefault(row.op, []).append(row)
@@ -101,7 +101,7 @@ def together(rows: Iterable[Expected]) -> tuple[Expected, ...]:
 
 
 def trained(model: nn.Module) -> list[Tensor]:
-    """Parameters that have gradients."""
+    """Returns the parameters that require gradients."""
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
@@ -112,7 +112,7 @@ def padded_count(parameter: Tensor, ranks: int) -> int:
 
 
 def _gradient_bytes(parameter: Tensor, gather_bytes: int | None) -> int:
-    """Bytes of one gradient element when reduced: 4 if computation has a smaller type."""
+    """Bytes of one gradient element when reduced: 4 (fp32) if computed in a smaller type."""
     return parameter.element_size() if gather_bytes is None else 4
 
 
