@@ -7,7 +7,7 @@
 
 One thread per rank. More ranks than cores measure how ranks share cores, on both sides of a ratio.
 `hosts` makes hosts out of network namespaces, which needs root; their links use Reno (see
-rank_launch.py). `faults` builds the core's test. With --json FILE each part writes its figures to
+rank_launch.py). `faults` builds the core's tests. With --json FILE each part writes its figures to
 FILE, which keeps those of the other parts. The exit code is 1 if a demand on a part is not met, or
 a point was not measured.
 """
@@ -30,7 +30,6 @@ from benchmarks.judging.medians import median_interval, ratio_interval, ratio_of
 from benchmarks.judging.results_file import read_parts, write_part
 from benchmarks.ranks.rank_launch import on_hosts, on_this_host
 
-ROOT = Path(__file__).parents[1]
 RANK_SCRIPT = Path(__file__).parent / "ranks" / "shared_memory_rank.py"
 SIZES = (4096, 1_000_000, 25_000_000, 100_000_000)
 RANKS = (2, 4, 8)
@@ -199,11 +198,9 @@ def hosts_demands(figures: dict[str, Any]) -> list[Demand]:
 
 def _faults(args: argparse.Namespace) -> dict[str, Any]:
     """Kills and stops ranks at random moments, in the core's own test."""
-    build = ROOT / "build" / "faults"
-    switches = ["-G", "Ninja", "-DCOMMPROF_TESTS=ON"]
-    subprocess.run(["cmake", "-S", ROOT, "-B", build, *switches], check=True, capture_output=True)
-    subprocess.run(["cmake", "--build", build, "--target", "test_shm_failure"], check=True)
-    done = subprocess.run([build / "test_shm_failure", str(args.tries)], check=False)
+    from tests.support.machines.core_tests import build
+
+    done = subprocess.run([build("") / "test_shm_failure", str(args.tries)], check=False)
     return {"tries": args.tries, "failed": done.returncode}
 
 

@@ -64,8 +64,9 @@ def main() -> int:
         directory.mkdir(parents=True, exist_ok=True)
         done = {}
         for minor in args.minors:
-            done[minor] = Environment(directory / f"torch-{minor}", minor).measured(args.python)
-            write_part(args.json, name(done[minor]), done[minor])
+            environment = Environment(directory / f"torch-{minor}", minor)
+            done[minor] = environment.measured(args.python)
+            write_part(args.json, name(done[minor]), done[minor], git_commit=environment.commit)
             if not args.keep:
                 shutil.rmtree(directory / f"torch-{minor}")
     parts = {name(figures): figures for figures in done.values()}
@@ -79,6 +80,8 @@ class Environment:
     def __init__(self, directory: Path, minor: str) -> None:
         """Makes nothing yet; see ``measured``."""
         self.minor = minor
+        #: Of the clone: this checkout may have another one when the tests end.
+        self.commit = ""
         self._directory = directory
         self._source = directory / "commprof"
         self._python = directory / "venv/bin/python"
@@ -114,7 +117,10 @@ class Environment:
         return figures
 
     def _clone(self) -> None:
+        from commprof.microbench.context import git_commit  # which imports torch
+
         shutil.rmtree(self._source, ignore_errors=True)
+        self.commit = git_commit()
         self._run(["git", "clone", "--quiet", "--shared", str(ROOT), str(self._source)])
         listed = ["git", "-C", str(ROOT), "diff", "--name-only", "-z", "HEAD"]
         for name in subprocess.check_output(listed, text=True).split("\0"):

@@ -6,13 +6,7 @@ sanitizers, and those with threads under the thread sanitizer. ``make test-cpp``
 
 from __future__ import annotations
 
-import fcntl
 import json
-import shutil
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -22,50 +16,10 @@ from commprof.trace import schema
 from commprof.trace.reader import read_trace
 from commprof.trace.summary import histogram_of
 from tests.support.builders import trace_bytes as made
+from tests.support.machines.core_tests import ROOT, build, run, tool
 
-ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.timeout(1800)  # the first one builds all
 TESTS = sorted(path.stem for path in (ROOT / "tests/cpp").rglob("test_*.cpp"))
-
-
-def tool(name: str) -> str:
-    near = Path(sys.executable).parent / name
-    found = str(near) if near.exists() else shutil.which(name)
-    if found is None:
-        pytest.skip(f"needs {name}")
-    return found
-
-
-def run(command: list[str]) -> str:
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert done.returncode == 0, done.stdout
-    return done.stdout
-
-
-@contextmanager
-def alone(tree: Path) -> Iterator[None]:
-    """Two builds in one tree would disturb each other."""
-    tree.mkdir(parents=True, exist_ok=True)
-    with (tree / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def build(sanitize: str) -> Path:
-    """Builds all tests under these sanitizers; where."""
-    cmake, ninja = tool("cmake"), tool("ninja")
-    tree = ROOT / ("build/cpp" + f"-{sanitize}" * bool(sanitize))  # the Makefile's
-    options = {
-        "COMMPROF_TESTS": "ON",
-        "COMMPROF_SANITIZE": sanitize,
-        "CMAKE_COMPILE_WARNING_AS_ERROR": "ON",
-        "CMAKE_MAKE_PROGRAM": ninja,
-    }
-    with alone(tree):
-        defines = [f"-D{name}={value}" for name, value in options.items()]
-        run([cmake, "-S", str(ROOT), "-B", str(tree), "-G", "Ninja", *defines])
-        run([cmake, "--build", str(tree), "-j", "2"])
-    return tree
 
 
 @pytest.fixture(

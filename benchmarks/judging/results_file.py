@@ -48,15 +48,16 @@ def write_json(path: Path | None, figures: dict[str, Any]) -> None:
         path.write_text(_text({**figures, CONTEXT: about()}))
 
 
-def write_part(path: Path | None, part: str, figures: dict[str, Any]) -> None:
+def write_part(path: Path | None, part: str, figures: dict[str, Any], **context: str) -> None:
     """Writes one part's figures to a file, which keeps other parts and the part's older figures.
 
-    A part is ``{"context": ..., "figures": ...}``; the context is that of its latest figures.
+    A part is ``{"context": ..., "figures": ...}``; the context is that of its latest figures, with
+    what was noted when they began.
     """
     if path is not None:
         parts = read_json(path)
         kept = {**parts.get(part, {}).get("figures", {}), **figures}
-        parts[part] = {CONTEXT: about(), "figures": kept}
+        parts[part] = {CONTEXT: {**about(), **context}, "figures": kept}
         path.write_text(_text(parts))
 
 

@@ -32,7 +32,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,8 @@ RANK_SCRIPT = Path(__file__).parents[1] / "ranks" / "overhead_rank.py"
 
 #: By mode and clock, of each generation the values of its rounds, in ms per step.
 Cell = dict[str, dict[str, list[list[float]]]]
+#: Writes results into the file, and keeps them for the demands.
+Keep = Callable[[Mapping[str, Any]], None]
 
 
 def main() -> int:
@@ -100,23 +102,30 @@ def main() -> int:
         parser.error(f"no such part: {', '.join(wrong)}")
     end_s = time.monotonic() + 60 * args.minutes
     results: dict[str, Any] = {}
+    before = read_json(args.json)
+
+    def keep(found: Mapping[str, Any]) -> None:
+        results.update(found)
+        write_json(args.json, {**before, **results})
+
     for part in args.parts or PARTS:
-        results |= {"calls": _calls, "calibration": calibrate, "turns": turns}[part](end_s)
-    write_json(args.json, {**read_json(args.json), **results})
+        {"calls": _calls, "calibration": calibrate, "turns": turns}[part](end_s, keep)
     return judged(demands(results))
 
 
-def turns(end_s: float) -> dict[str, Any]:
+def turns(end_s: float, keep: Keep) -> None:
     """Measures all modes in turns; prints a table for each clock."""
-    results = generations(end_s)
+    results = generations(end_s, keep)
     for clock, name in CLOCKS.items():
         print(f"\n{name[0].upper()}{name[1:]} per step, over that of plain processes [95 %]\n")
         print(table(results, clock) or "not available on this machine", flush=True)
-    return results
 
 
-def generations(end_s: float) -> dict[str, Cell]:
-    """Measures generations of each model and number of ranks in turn, while there is time."""
+def generations(end_s: float, keep: Keep) -> dict[str, Cell]:
+    """Measures generations of each model and number of ranks in turn, while there is time.
+
+    ``keep`` gets all of them after each round.
+    """
     cells: dict[str, Cell] = {cell_name(*cell): {} for cell in _cells()}
     longest_s, order = 0.0, random.Random(0)
     with fork_server() as server:
@@ -126,6 +135,7 @@ def generations(end_s: float) -> dict[str, Cell]:
                 steps, *rounds = SIZES[size]
                 kept = cells[cell_name(size, ranks)]
                 add(kept, generation(server, size, ranks, MODES, rounds[ranks - 1], steps, order))
+            keep(cells)
             longest_s = max(longest_s, time.monotonic() - begin_s)
             print(f"a generation of all took {time.monotonic() - begin_s:.0f} s", file=sys.stderr)
     return cells
@@ -354,7 +364,7 @@ def call_demands(results: dict[str, Any]) -> list[Demand]:
     return found
 
 
-def calibrate(_: float) -> dict[str, Any]:
+def calibrate(_: float, keep: Keep) -> None:
     """Counts the blocks whose interval contains 1, by comparison, clock and number of ranks."""
     held: dict[str, int] = {}
     order = random.Random(0)
@@ -371,7 +381,7 @@ def calibrate(_: float) -> dict[str, Any]:
                 for name, holds in _held(samples):
                     key = f"{name}, {ranks} gloo rank{'s' * (ranks > 1)}"
                     held[key] = held.get(key, 0) + holds
-    return {"calibration": {"blocks": BLOCKS, "tried": BLOCKS * LOTS, "held": held}}
+    keep({"calibration": {"blocks": BLOCKS, "tried": BLOCKS * LOTS, "held": held}})
 
 
 def _held(samples: Samples) -> Iterator[tuple[str, bool]]:
@@ -425,8 +435,8 @@ def call_times(backend: str, rounds: int) -> dict[str, Any]:
     return dict(found)
 
 
-def _calls(_: float) -> dict[str, Any]:
-    return {"collectives": call_times("fake", 40)}
+def _calls(_: float, keep: Keep) -> None:
+    keep({"collectives": call_times("fake", 40)})
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from typing import Any
 
 from tests.support.machines import netns
 from tests.support.machines.fork_server import Forked
+from tests.support.machines.ranks import free_port
 
 #: Burst that an idle link passes at once, by rate: tc's token bucket needs more if it fills faster.
 BURSTS = {"1gbit": "128kb", "10gbit": "1mb"}
@@ -28,10 +28,7 @@ def on_this_host(
 
     forked: ranks are forks of a Python that has imported torch, for parts that take no times.
     """
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
-    common = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    common = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
     words = [str(script), json.dumps(arguments)]
     environments = [{**os.environ, **common, **_rank(rank, count)} for rank in range(count)]
     if forked:

@@ -22,6 +22,7 @@ from commprof.launch.elastic import launch, stop_fork_server
 from commprof.launch.job import Job
 from commprof.launch.rendezvous import Rendezvous
 from tests.support.machines.commands import call, finish, fork
+from tests.support.machines.ranks import free_port
 
 MS = 1_000_000
 ENDLESS = "timed:layers=1,gradient_mb=0.1"
@@ -229,12 +230,6 @@ def test_ranks_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
         lambda: all(pid_of_rank(tmp_path / "logs", rank) is None for rank in range(2)),
         "the ranks to end",
     )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_ranks_start_from_an_environment_alone(tmp_path: Path) -> None:

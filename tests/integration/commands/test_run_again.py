@@ -1,4 +1,4 @@
-"""One command with everything that study 004 wants of it, and the run directory that repeats it."""
+"""One command with many options, and the run directory from which it can be repeated."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from commprof.launch.elastic import launch, stop_fork_server
 from commprof.launch.job import Job
 from commprof.trace.run.run_directory import read_world, world_directory
 from tests.support.analysed import analyse_world, problems_of
+from tests.support.builders.small_workloads import SMALL_OF
 from tests.support.machines.commands import RUN, call
 
 pytestmark = [
@@ -26,7 +27,7 @@ pytestmark = [
     pytest.mark.skipif(_native.native is None, reason="Python capture sees DDP's buckets only"),
 ]
 
-SMALL = "transformer:vocab=64,d_model=16,feedforward=16,layers=2,sequence=8,samples=64"
+SMALL = SMALL_OF["transformer"]
 STEPS = 6
 
 
@@ -173,14 +174,6 @@ def test_fp16_with_its_scaled_loss(ddp: WorldResult, base: Path, strategy: str) 
 
     assert world.step_losses == pytest.approx(ddp.step_losses, rel=2e-2)
     assert world.weights_differ == ()
-
-
-SMALL_OF = {
-    "resnet50": "resnet50:samples=16,image=32",
-    "mlp": "mlp:inputs=16,width=32,layers=2,samples=64",
-    "transformer": SMALL,
-    "lora": "lora:sequence=8,samples=32",
-}
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])

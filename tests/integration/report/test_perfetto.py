@@ -30,6 +30,7 @@ import pytest
 from commprof.commands import main
 from commprof.trace.schema import Phase
 from tests.support.builders.traces import MS, Rank
+from tests.support.machines.ranks import free_port
 
 _LOAD_TIMEOUT_S = 120
 _DRAW_TIMEOUT_S = 30
@@ -166,9 +167,7 @@ def _served(trace: Path) -> Iterator[str]:
 
 @contextmanager
 def _browser() -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     driver = subprocess.Popen(
         ["chromedriver", f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

@@ -177,6 +177,7 @@ def _serve(path: str, life: int) -> dict[str, Any]:
     import torch.distributed.launcher.api
     import torch.nn.parallel  # noqa: F401
 
+    becoming.import_commprof()
     becoming.keep_reducers()
     becoming.freeze()
     listener = socket.socket(socket.AF_UNIX)

@@ -21,7 +21,7 @@ import torch.distributed
 import torch.nn.parallel
 import torch.optim
 
-from tests.support.machines.becoming import freeze, keep_reducers
+from tests.support.machines import becoming
 
 _CLONE_NEWNET = 0x40000000
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -59,6 +59,7 @@ def _become(request: dict[str, Any]) -> None:
                 raise OSError(ctypes.get_errno(), f"setns {request['netns']}")
     if request["memory_bytes"]:
         resource.setrlimit(resource.RLIMIT_AS, (request["memory_bytes"],) * 2)
+    becoming.forget_other_capture({**os.environ, **request["environment"]})
     os.environ.update(request["environment"])
     os.chdir(request["directory"])
     null = os.open(os.devnull, os.O_RDONLY)
@@ -72,8 +73,9 @@ def _become(request: dict[str, Any]) -> None:
     sys.argv = request["arguments"]
 
 
-keep_reducers()
-freeze()
+becoming.import_commprof()
+becoming.keep_reducers()
+becoming.freeze()
 _request = _serve()
 _become(_request)
 if _request["module"]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -97,10 +99,16 @@ def run_module(module: str, arguments: list[str], world_size: int) -> list[str]:
 
 
 def free_port() -> int:
-    """Returns a TCP port of localhost that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return int(probe.getsockname()[1])
+    """Returns a TCP port of localhost that is free, below those that the kernel hands out.
+
+    One that it handed out, as to ``bind`` of port 0, it may soon give to another process.
+    """
+    handed_out = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in random.SystemRandom().sample(range(10_000, handed_out), 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("localhost", port))
+            return port
+    raise OSError(f"no free port of 100 from 10000 to {handed_out - 1}")
 
 
 def _job(run: Path, workload: str, world_size: int, steps: int, **job: Any) -> Job:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import torch_versions
-from benchmarks.judging.results_file import write_part
+from benchmarks.judging.results_file import contexts, write_part
 from benchmarks.torch_ddp_tests import RESULT, counts
 from benchmarks.torch_versions import MINORS, demands, name, table
 
@@ -66,7 +66,8 @@ def test_a_version_is_measured_anew_in_its_own_place(tmp_path: Path) -> None:
     path = tmp_path / "torch_versions.json"
     for build_s in (70, 90):
         version = {**figures("2.15.0"), "build_s": build_s}
-        write_part(path, name(version), version)
+        write_part(path, name(version), version, git_commit="of the clone")
+    assert [one["git_commit"] for one in contexts(path)] == ["of the clone"]
     write_part(path, name(figures("2.14.1")), figures("2.14.1"))
     rows = cells(torch_versions.beside(path))
     assert [(row[0], row[2]) for row in rows] == [("2.14.1", "71"), ("2.15.0", "90")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from commprof.microbench.collector import Collector
 from commprof.microbench.plan import Plan
 from commprof.microbench.rank import run_plan
 from tests.support.builders.sweeps import key, sweep_result
+from tests.support.machines.ranks import free_port
 
 SIZES = (1024, 2048, 4096)
 
@@ -25,11 +25,8 @@ SIZES = (1024, 2048, 4096)
 @pytest.fixture(autouse=True)
 def one_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What torchrun would set for a single rank."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     environment = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    for name, value in {**environment, "MASTER_PORT": str(port)}.items():
+    for name, value in {**environment, "MASTER_PORT": str(free_port())}.items():
         monkeypatch.setenv(name, value)
     threads = torch.get_num_threads()
     yield

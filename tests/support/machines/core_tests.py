@@ -1,0 +1,49 @@
+"""The core's own tests, built where the Makefile builds them."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+
+
+def tool(name: str) -> str:
+    """Returns the path of a program, first of those of this environment."""
+    near = Path(sys.executable).parent / name
+    found = str(near) if near.exists() else shutil.which(name)
+    if found is None:
+        raise FileNotFoundError(f"needs {name}: pip install {name}")
+    return found
+
+
+def run(command: list[str]) -> str:
+    """Runs a command that must succeed; returns what it printed."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def build(sanitize: str) -> Path:
+    """Builds all tests under these sanitizers; returns their directory.
+
+    Two builds in one tree would disturb each other, so the second waits.
+    """
+    cmake, ninja = tool("cmake"), tool("ninja")
+    tree = ROOT / ("build/cpp" + f"-{sanitize}" * bool(sanitize))
+    options = {
+        "COMMPROF_TESTS": "ON",
+        "COMMPROF_SANITIZE": sanitize,
+        "CMAKE_COMPILE_WARNING_AS_ERROR": "ON",
+        "CMAKE_MAKE_PROGRAM": ninja,
+    }
+    tree.mkdir(parents=True, exist_ok=True)
+    with (tree / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        defines = [f"-D{name}={value}" for name, value in options.items()]
+        run([cmake, "-S", str(ROOT), "-B", str(tree), "-G", "Ninja", *defines])
+        run([cmake, "--build", str(tree), "-j", "2"])
+    return tree
