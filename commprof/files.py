@@ -209,7 +209,7 @@ def _members(value: Mapping[str, Any], shape: dict[str, Shape], where: str) -> I
 
 
 def _items(value: object, shape: Any, where: str) -> Any:
-    """Checks and converts a list or tuple of items, or an object with arbitrary keys."""
+    """Converts the items of a JSON array, or the values of a JSON object with any keys."""
     kind, inner = get_origin(shape), get_args(shape)
     if issubclass(kind, Mapping):
         items = _of_type(value, dict, where).items()

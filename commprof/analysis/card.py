@@ -138,7 +138,7 @@ def card(
     found = zip(result.worlds, details, strict=True)
     world, detail = next(each for each in found if each[0].world_size == verdict.world_size)
     step = mean_step(detail)
-    late, unseen = _late(world.late_rank), is_unseen(result.context, world, step)
+    late, unseen = _late(world.late_rank), is_unseen(world, step)
     run = invocation.quoted(directory)
     advice, command = verdict.next_step.advice, verdict.next_step.command or _look(run, late)
     if result.incidents:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -68,8 +68,8 @@ def next_step(
     own_work = words[own_part]
     if world.world_size < 2:
         return NextStep("", "")
-    if is_unseen(context, world, step):
-        return NextStep(*how_to_see_it(context, world))
+    if is_unseen(world, step):
+        return NextStep(*how_to_see_it(world))
     late = rank_to_look_at(context, world, step)
     # Small calls keep waking threads of the ranks themselves, which then wait for cores.
     if late is None and exchange.small_calls is None and lacked_cores(world):
@@ -250,7 +250,7 @@ def trial_command(context: Mapping[str, Any], world_size: int, cap_mb: int | Non
     asked.append(_candidates(cap_mb))
     kept = command.without(_REPLACED)
     if nodes > 1:
-        endpoint = _value(kept.options, "--rdzv-endpoint") or "HOST:PORT"
+        endpoint = kept.value("--rdzv-endpoint") or "HOST:PORT"
         asked += ["--nnodes", str(nodes), "--node-rank", "N", "--rdzv-endpoint", endpoint]
         asked += ["--output", "NEW"]
         kept = kept.without(_MACHINES)
@@ -264,17 +264,7 @@ def _directory(context: Mapping[str, Any]) -> str:
 
 
 def _takes_a_trial(context: Mapping[str, Any]) -> bool:
-    """True if the run used DDP's own exchange, with which a trial can compare candidates."""
+    """True if the run used DDP's own all-reduce, so that a trial can compare others with it."""
     if context.get("strategy", "ddp") != "ddp" or {"hook", "bucket_cap_mb"} & context.keys():
         return False
     return bool({"script", "workload"} & context.keys())
-
-
-def _value(options: Sequence[str], name: str) -> str:
-    """Returns the value of an option, written as ``NAME VALUE`` or ``NAME=VALUE``; else empty."""
-    for word, after in zip(options, [*options[1:], ""], strict=True):
-        if word == name:
-            return after
-        if word.startswith(f"{name}="):
-            return word.partition("=")[2]
-    return ""

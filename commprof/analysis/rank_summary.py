@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ class StepParts:
     data_ms: float
     forward_ms: float
     backward_ms: float
+    #: NaN if capture could not see communication, see :meth:`unseen`.
     exposed_ms: float
     optimizer_ms: float
     other_ms: float
@@ -44,6 +45,14 @@ class StepParts:
     def own_work_ms(self) -> float:
         """Mean step less exposed communication, in milliseconds."""
         return self.step_ms - self.exposed_ms
+
+    def unseen(self) -> StepParts:
+        """Returns the parts for a capture that could not see communication: its times are NaN.
+
+        The time that ranks waited is then part of the phases in which they waited.
+        """
+        names = ("exposed_ms", "wait_ms", "wire_ms", "unsplit_ms", "no_core_ms", "hidden_ms")
+        return replace(self, **dict.fromkeys(names, math.nan))
 
 
 @dataclass(frozen=True)

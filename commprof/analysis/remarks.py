@@ -186,10 +186,10 @@ def _about_causes(world: WorldResult) -> list[str]:
 
 
 def _what_held_up(phase: LongerPhase) -> list[str]:
-    """Returns parts of a sentence: what the kernel counted on this rank beyond the other ranks."""
+    """Returns why the phase took longer, by the kernel's counts, as clauses of a sentence."""
     found = []
     if phase.throttled_ms >= phase.no_core_ms / 2 > 0:
-        found.append(f"for {phase.throttled_ms:.3g} ms of this its cgroup throttled it")
+        found.append(f"for {phase.throttled_ms:.3g} ms of this its cgroup's CPU quota stopped it")
     elif phase.no_core_ms > 0:
         switches = phase.involuntary_switches
         more = f" ({switches:.3g} more involuntary switches per step)" if switches >= 1 else ""
@@ -234,13 +234,14 @@ def _about_world(world: WorldResult) -> list[str]:
         found.append(_about_devices(world, name))
     if world.missing_ranks:
         found.append(_about_missing(world, name))
-    if world.clocks_shared and math.isnan(world.parts.wait_ms):
+    parts = world.parts
+    if world.clocks_shared and math.isnan(parts.wait_ms) and not math.isnan(parts.exposed_ms):
         found.append(
             f"At {name} some collectives were not seen on all ranks of their group: waiting and "
             "transfer cannot be separated."
         )
-    unsplit = world.parts.unsplit_ms / world.parts.exposed_ms if world.parts.exposed_ms else 0.0
-    if not math.isnan(world.parts.wait_ms) and unsplit > _WORTH_A_WORD:
+    unsplit = parts.unsplit_ms / parts.exposed_ms if parts.exposed_ms else 0.0
+    if not math.isnan(parts.wait_ms) and unsplit > _WORTH_A_WORD:
         found.append(
             f"At {name} {unsplit:.1%} of the exposed time could not be split into waiting and "
             "transfer: it belongs to operations that were not recorded on all of their ranks, or "

@@ -95,7 +95,7 @@ def _stepless(run: WorldRun, seen: MeasuredWorld | None) -> SteplessCollectives 
 
 
 def _without_figures(world: WorldResult | None) -> str:
-    """Returns why a world size that reported no error has no figures; empty if it has figures."""
+    """Returns the reason why a world size without an error has no figures; empty if it has some."""
     if world is None:
         return "did not run to its end"
     if world.measured_steps == 0:

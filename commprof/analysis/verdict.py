@@ -108,7 +108,7 @@ def verdict(result: RunResult, details: Sequence[WorldDetail]) -> Verdict | None
     headline = _headline(bindings[place], step, words, late)
     if late is None:
         headline = " ".join(filter(None, (headline, _held_up(world, step) or found.sentence)))
-    if is_unseen(result.context, world, step):
+    if is_unseen(world, step):
         headline = (
             f"At {counted(world.world_size, 'rank')} the mean step takes {in_ms(step.step_ms)}; "
             "its communication was not seen, and is part of the phases in which ranks wait for it."

@@ -259,6 +259,9 @@ def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
         wait_costs=wait_costs(measured),
         longer_phase=longer_phase(seen.ranks, measured),
     )
+    if _never_saw_communication(seen, result):
+        ranks = tuple(replace(rank, parts=rank.parts.unseen()) for rank in result.ranks)
+        result = replace(result, ranks=ranks, parts=result.parts.unseen(), imbalance=math.nan)
     result = replace(result, **_late_rank(seen, result))
     late = result.late_rank
     if late is None:
@@ -270,8 +273,17 @@ def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
     )
 
 
+def _never_saw_communication(seen: MeasuredWorld, result: WorldResult) -> bool:
+    """True if several ranks were captured in pure Python and no collective was seen.
+
+    Such capture sees only the collectives of DDP's hook, and nothing in a script without it.
+    """
+    by_python = all(trace.metadata.get("capture") == "python" for trace in seen.recorded)
+    return by_python and result.world_size > 1 and not result.collectives
+
+
 def _no_device_times(traces: Sequence[Trace]) -> str:
-    """Returns the reason why capture recorded no device times, from the first rank with one."""
+    """Returns the first reason that a rank gives for missing device times; empty if none does."""
     reasons = (trace.metadata.get("no_device_times", "") for trace in traces)
     return next((reason for reason in reasons if isinstance(reason, str) and reason), "")
 

@@ -39,7 +39,7 @@ def json_rows(value: Any, where: str = "") -> list[Row]:
 
 
 def json_facts(value: Any) -> Row | None:
-    """Reads figures outside of any world size, as a row; None if there are none."""
+    """Returns the figures that belong to no world size as one row; None if there are none."""
     if not isinstance(value, dict) or _ranks(value):
         return None
     figures, quantities = _figures(value, "")

@@ -134,7 +134,8 @@ class Attachment:
             compressor.bind(running)
         except Exception:
             running.stop()
-            self._release()
+            if self._compressor is not None:
+                self.set_hook(None)
             raise
         if running.is_native:
             self.bucket_hook.set_compressor(running.engine)
@@ -144,7 +145,7 @@ class Attachment:
         self._compressor, self._running = compressor, running
 
     def _release(self) -> None:
-        """Stops the compressor that was inside the hook."""
+        """Stops the compressor of the hook that was replaced."""
         if self._compressor is not None and self._running is not None:
             self._compressor.unbind()
             self._running.stop()

@@ -42,7 +42,7 @@ class DeviceTelemetry:
     def start(self, recorder: Recorder) -> None:
         """Prepares sampling, which ``look`` starts; does nothing if nvidia-ml-py is missing."""
         self._recorder = recorder
-        self._done.clear()
+        self._done = threading.Event()  # a thread that outlived stop() keeps its own
         self.pending = torch.version.cuda is not None and _nvml() is not None
 
     def look(self) -> None:
@@ -56,7 +56,7 @@ class DeviceTelemetry:
         name = str(uuid)
         self._thread = threading.Thread(
             target=self._sample,
-            args=(name if "-" in name[:5] else f"GPU-{name}",),
+            args=(name if "-" in name[:5] else f"GPU-{name}", self._done),
             name="commprof-nvml",
             daemon=True,
         )
@@ -70,7 +70,7 @@ class DeviceTelemetry:
             self._thread.join(timeout=2 * _PERIOD_S)  # a driver that hangs must not block training
             self._thread = None
 
-    def _sample(self, uuid: str) -> None:
+    def _sample(self, uuid: str, done: threading.Event) -> None:
         nvml = _nvml()
         assert nvml is not None
         assert self._recorder is not None
@@ -84,7 +84,7 @@ class DeviceTelemetry:
         ended = False
         while not ended:
             samples.ask(nvml.NVMLError)
-            ended = self._done.wait(_PERIOD_S)
+            ended = done.wait(_PERIOD_S)
             if ended or samples.count % _NOTE_EVERY == 0:
                 self._recorder.add_metadata(
                     json.dumps({"device_telemetry": {**begin, **samples.summary()}})

@@ -5,9 +5,9 @@ optimizer, the leading one, end the steps, including updates that GradScaler ski
 between belong to the same iteration: those of a GAN's other network, of further optimizers, or of
 further parameter groups that are stepped one by one (as DeepSpeed does).
 
-If optimizers alternate over many iterations, as in cross-validation, another optimizer becomes the
-leading one: at once if it never updated between updates of the leading one, else at its second
-update without an update of the leading one.
+If training moves on to another optimizer, as in cross-validation, the steps end at the updates of
+that optimizer. An optimizer that never updated between two updates of the leading one takes over at
+its first update; another one takes over when it updates twice without the leading one in between.
 
 An update inside a backward pass (an optimizer per parameter) or inside GradScaler counts when the
 pass or the scaler's step has ended.

@@ -56,17 +56,17 @@ def judge(values: Sequence[tuple[str, Load]]) -> Outcome:
     figures, advice, status = [], [], PASS
     for host, load in sorted(per_host(values).items()):
         figures.append(
-            f"{host}: share of the last 10 s with tasks waiting for a core: "
-            f"{_shown(load.cpu_percent, 1)}, with all tasks waiting for memory: "
-            f"{_shown(load.memory_percent, 1)}; available memory: {_shown(load.available, 100)}"
+            f"{host}, last 10 s: some tasks waited for a core {_shown(load.cpu_percent, 1)} of the "
+            f"time, all tasks waited for memory {_shown(load.memory_percent, 1)} of the time; "
+            f"available memory: {_shown(load.available, 100)}"
         )
         if (load.cpu_percent or 0) > _CPU_PERCENT:
             status = WARN if status == PASS else status
             advice.append(f"other processes use the cores of {host}: find them with top")
-        if (load.memory_percent or 0) > _MEMORY_PERCENT or (load.available or 1) < _LITTLE:
+        if (load.memory_percent or 0) > _MEMORY_PERCENT or _short(load, _LITTLE):
             status = WARN if status == PASS else status
             advice.append(f"memory is short on {host}: run free -h there, or use smaller batches")
-        if load.available is not None and load.available < _TOO_LITTLE:
+        if _short(load, _TOO_LITTLE):
             status = FAIL
     return Outcome(NAME, status, "; ".join(figures), "; ".join(advice))
 
@@ -81,6 +81,10 @@ def _text(path: Path) -> str:
         return path.read_text()
     except OSError:
         return ""
+
+
+def _short(load: Load, least: float) -> bool:
+    return load.available is not None and load.available < least
 
 
 def _shown(value: float | None, scale: float) -> str:

@@ -64,7 +64,9 @@ def _text_of(path: Path) -> str:
             with open_regular(path) as file:
                 data = file.read(_MOST_BYTES + 1)
     except OSError as error:
-        raise UsageError(f"cannot read {quoted(path)}: {error.strerror}; name a report") from None
+        raise UsageError(
+            f"cannot read {quoted(path)}: {error.strerror}; give the path of a scaling report"
+        ) from None
     if len(data) > _MOST_BYTES:
         raise UsageError(
             f"{quoted(path)} has more than {_MOST_BYTES:,} bytes, which no scaling report has; "

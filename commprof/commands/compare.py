@@ -142,7 +142,7 @@ def _must_be_able_to_fail(result: RunComparison) -> None:
     if not any(not world.too_short for world in result.worlds):
         raise UsageError(
             "--fail-above cannot judge these runs: no world size has enough measured steps in both "
-            "(needed in each: steps worth 4 independent ones, as 15 uncorrelated steps are); "
+            "(each run needs about 15, and more if neighbouring steps are correlated); "
             "record more steps, at the same world sizes"
         )
 

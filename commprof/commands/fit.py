@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from pathlib import Path
 
 from commprof.commands.options.quantities import duration, rate
@@ -17,6 +18,9 @@ from commprof.predict.fit.recorded_calls import read_calls
 from commprof.predict.replay.recorded import Recorded, read_recorded
 from commprof.report.prediction import profile_table
 from commprof.text import printable
+
+#: A negligible latency, which needs no unit.
+_ZERO = re.compile(r"0+(\.0*)? *([num]?s)?")
 
 
 class FitCommand:
@@ -66,8 +70,8 @@ held-out error, and writes them to a machine profile, which `commprof predict` r
         bandwidth = _stated("--link-bandwidth", args.link_bandwidth)
         latency = math.nan
         if args.link_latency is not None:
-            zero = args.link_latency.strip().lstrip("0.") in ("s", "us", "ms", "ns", "")
-            latency = 0.0 if zero else duration("--link-latency", args.link_latency)
+            is_zero = _ZERO.fullmatch(args.link_latency.strip())
+            latency = 0.0 if is_zero else duration("--link-latency", args.link_latency)
         measurements, recorded, refused = _read(args.sources)
         names = [str(path.resolve()) for path in args.sources]
         try:

@@ -154,8 +154,8 @@ class Compressor:
         """Raises CommprofError if the compressor already works in a model."""
         if self._running is not None:
             raise CommprofError(
-                f"this compressor ({self.label}) works in another model; make a compressor for "
-                "each model"
+                f"this compressor ({self.label}) is attached to another model; make one for each "
+                "model"
             )
 
     def bind(self, running: Running) -> None:

@@ -32,7 +32,7 @@ class Engine(Protocol):
     step: int
 
     def state(self) -> StateItems:
-        """Returns all state, sorted by parameter number."""
+        """Returns the state of all parameters, sorted by parameter number."""
 
     def load_state(self, state: StateItems) -> None:
         """Replaces all state."""

@@ -104,7 +104,7 @@ def _remark(topology: Topology, ranks: int, mode: str, disjoint: bool) -> str:
     if not disjoint:
         return f"{ranks} ranks share {len(topology.cpus)} CPUs: there are fewer CPUs than ranks"
     if ranks > topology.usable_cpus:
-        return f"disjoint, but the cgroup grants only {topology.quota_cpus:g} CPUs of time"
+        return f"disjoint, but the cgroup grants CPU time of only {topology.quota_cpus:g} CPUs"
     if ranks > len(topology.cores):
         return f"different ranks get hyper-threads of the same core: {_cores(topology)}"
     nodes = len(topology.nodes)

@@ -156,8 +156,8 @@ def _first_host(variables: Mapping[str, str], hosts: int) -> str:
         return done.stdout.split()[0]
     except (OSError, subprocess.SubprocessError, IndexError):
         raise UsageError(
-            f"scontrol does not name the first host of {names!r}: give --rdzv-endpoint HOST:PORT, "
-            "an address of that host, or set MASTER_ADDR and MASTER_PORT"
+            f"scontrol does not name the first host of {names!r}: give --rdzv-endpoint HOST:PORT "
+            "with an address of that host, or set MASTER_ADDR and MASTER_PORT"
         ) from None
 
 
@@ -196,7 +196,7 @@ class StoreMessage:
             word: dict[str, Any] = json.loads(self._store.get(_KEY))
         except RuntimeError:
             raise CommprofError(
-                f"rank {self._given.rank}: rank 0 ended, or did not send the job within "
+                f"rank {self._given.rank}: rank 0 ended, or did not send settings within "
                 f"{self._patience.total_seconds():g} s; see the output of rank 0"
             ) from None
         return word

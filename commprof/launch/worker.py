@@ -281,7 +281,7 @@ def _is_from_a_peer(error: Exception) -> bool:
 
 
 def main() -> None:
-    """Runs the rank that the environment names, of the job whose file argv names."""
+    """Runs one rank of a job: argv names the job file, the environment the rank."""
     if len(sys.argv) != 2:
         sys.exit(f"usage: {invocation.module('commprof.launch.worker')} JOB.json")
     try:

@@ -66,9 +66,9 @@ def ladder(
 
 #: Memory per rank in units of one size: two buffers, the expected result, and the comparison.
 _BUFFERS = 5
-#: The same for a hook: model, gradient, bucket, three given gradients and codec; these exist for
-#: all sizes at once.
-_HOOK_BUFFERS = 16
+#: The same for a hook: model, gradient, bucket, three given gradients and codec. They exist for
+#: all sizes at once, so the unit is the sum of sizes.
+_HOOK_BUFFERS = 8
 #: Private memory of a rank's process that imported torch and joined a gloo group, as measured in
 #: /proc/self/smaps_rollup with torch 2.13 for CPUs (147 MB; with shared pages 225).
 _PROCESS_BYTES = 150_000_000
@@ -87,7 +87,8 @@ def check_memory(
         return
     ranks, size = max(plan.world_sizes), max(plan.sizes_bytes)
     ranks = ranks if launched_here is None else min(ranks, launched_here)
-    needed = size * ranks * (_HOOK_BUFFERS if plan.has_hooks() else _BUFFERS)
+    held = _HOOK_BUFFERS * sum(plan.sizes_bytes) if plan.has_hooks() else _BUFFERS * size
+    needed = ranks * held
     needed += ranks * _PROCESS_BYTES if launched_here is None else 0
     if needed > available:
         raise UsageError(

@@ -74,6 +74,15 @@ class _Runner:
             self._overlap(sweep, control)
             return
         own = SweepRun(self._plan, sweep, control) if self._is_in(sweep) else None
+        try:
+            self._rounds(sweep, own)
+        finally:
+            if self._collector is not None:
+                self._collector.write()
+        if own is not None:
+            own.close()
+
+    def _rounds(self, sweep: Sweep, own: SweepRun | None) -> None:
         # DDP and its hook exist for all rounds, and so must their group.
         keeps_group = sweep.op.startswith(HOOK_PREFIX)
         group = self._group(sweep) if keeps_group else None
@@ -90,13 +99,9 @@ class _Runner:
             if not keeps_group:
                 dist.destroy_process_group(group)
             self._count_round()
-        if own is not None:
-            own.close()
-        if self._collector is not None:
-            self._collector.write()
 
     def _add(self, sweep: Sweep, own: list[Cell]) -> None:
-        """Gathers cells at rank 0; all ranks call this equally often."""
+        """Gathers all ranks' samples (cells) at rank 0; all ranks call this equally often."""
         ranks = self._gathered(own)
         if self._collector is not None:
             one_clock = self._has_one_clock(sweep.world_size)

@@ -274,8 +274,8 @@ def _operation(program: str, path: Path, columns: Sequence[str]) -> str:
                 return op
     if "redop" in columns and "root" not in columns:
         raise ValueError(
-            "its operation may be all_reduce or reduce_scatter; put the right name into the file's "
-            "name"
+            "its operation may be all_reduce or reduce_scatter; rename the file so that its name "
+            "has the right one"
         )
     raise ValueError("it does not name its operation; put the operation into the file's name")
 

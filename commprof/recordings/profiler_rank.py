@@ -374,7 +374,7 @@ def _problems(
         )
     devices = {event.device for event in events.communication}
     if len(devices) > 1:
-        found.append(f"the file holds {len(devices)} devices, of which only device {device} counts")
+        found.append(f"the file holds {len(devices)} devices; only device {device} is analysed")
     if events.graph_launches:
         found.append(
             f"CUDA graphs were launched {counted(events.graph_launches, 'time')}: sizes, groups "
@@ -417,11 +417,14 @@ def rank_in_name(name: str) -> int | None:
     words = [
         match for part in (file.name, file.parent.name) for match in _RANK_IN_NAME.finditer(part)
     ]
-    named = [int(match.group(1)) for match in words if match.group(1)]
+    of_host = _PROCESS_IN_NAME.search(file.name) is not None
+    named = [
+        match for match in words if match[1] and not (of_host and match[0].lower()[:3] == "gpu")
+    ]
     if named:
-        return named[0]
+        return int(min(named, key=lambda match: match[0].lower()[:4] != "rank")[1])
     match = _RANK_IN_NAME.search(file.name)
-    if match is None or _PROCESS_IN_NAME.search(file.name):
+    if match is None or of_host:
         return None
     return int(match.group(2))
 

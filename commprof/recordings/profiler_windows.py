@@ -90,7 +90,7 @@ def _distinct(found: Sequence[RankRecording]) -> list[RankRecording]:
     if len(found) == 1 or not all(len(each.steps.begin_ns) for each in found):
         return list(found[-1:])
     kept: list[RankRecording] = []
-    for each in found:
+    for each in sorted(found, key=lambda one: (one.steps.begin_ns[0], one.steps.end_ns[-1])):
         begin, end = each.steps.begin_ns[0], each.steps.end_ns[-1]
         if kept and begin <= kept[-1].steps.begin_ns[0]:
             kept.pop()  # of two that begin together, the later one in order is not shorter

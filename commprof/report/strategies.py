@@ -1,4 +1,4 @@
-"""Comparison of strategies: text for the terminal, one screen, and sections of a page."""
+"""Comparison of strategies: text for the terminal, its first screen, and sections of a page."""
 
 from __future__ import annotations
 

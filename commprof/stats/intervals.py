@@ -74,7 +74,7 @@ def ratio_of_medians(above: Floats, below: Floats, independent_share: float = 1.
         ValueError: one of the samples is empty.
     """
     if len(above) == 0 or len(below) == 0:
-        raise ValueError("a ratio needs samples on both sides")
+        raise ValueError("a ratio cannot be computed: a sample is empty")
     random = np.random.default_rng(_SEED)
     ratios = _resampled_medians(above, random) / _resampled_medians(below, random)
     value = float(np.median(above) / np.median(below))

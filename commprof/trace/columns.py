@@ -270,7 +270,7 @@ HOST_COUNTS = {
 
 
 def host_counts(trace: Trace) -> dict[str, Spans]:
-    """Returns intervals for each of ``HOST_COUNTS``; ``key`` is the count in each interval."""
+    """Returns the intervals between samples of ``HOST_COUNTS``; ``key`` has each one's increase."""
     records = of_kind(trace.records, Kind.HOST_COUNTS)
     return {name: _spans(records, ints(records[of])) for name, of in HOST_COUNTS.items()}
 

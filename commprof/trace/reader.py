@@ -114,7 +114,7 @@ def read_trace(path: Path) -> Trace:
     for block in found.blocks:
         take_block(path, block, content)
     if content.metadata is None:
-        raise TraceError(f"{path}: no readable metadata block; the trace was cut off at its start")
+        raise TraceError(f"{path}: no readable metadata block: it ends near its start")
     if not content.complete and not content.salvaged:
         rings = read_rings(content.metadata["ring_prefix"], found.session)
         # Always-on mode keeps no records, and the rings hold only those of the last moment.
@@ -154,7 +154,7 @@ def read_first_metadata(path: Path) -> dict[str, Any]:
                     return documents.read_metadata(block.payload)
                 except ValueError as error:
                     raise TraceError(f"{path}: unusable metadata: {error}") from None
-    raise TraceError(f"{path}: no readable metadata block; the trace was cut off at its start")
+    raise TraceError(f"{path}: no readable metadata block: it ends near its start")
 
 
 def take_block(path: Path, block: Block, content: TraceContent) -> None:

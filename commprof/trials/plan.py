@@ -157,6 +157,8 @@ def parse_trial(text: str) -> Plan:
         raise UsageError(
             f"trial {text!r} names no candidate; name some, such as fp16,int8,bucket-cap=5"
         )
+    if HEADROOM in items and settings.get("headroom") == 0:
+        raise UsageError(f"trial: {HEADROOM} and headroom=0 exclude each other; keep one of them")
     return Plan(candidates, **settings)
 
 

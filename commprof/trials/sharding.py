@@ -69,8 +69,8 @@ class Sharding:
             found.append(f"model.set_reshard_after_forward({self.reshard})")
         if self.prefetch is not None:
             found.append(
-                "set_modules_to_forward_prefetch and set_modules_to_backward_prefetch with the "
-                f"next {self.prefetch} on every sharded module"
+                "call set_modules_to_forward_prefetch and set_modules_to_backward_prefetch on "
+                f"every sharded module, with the next {self.prefetch}"
             )
         if self.reduce_dtype:
             policy = f"MixedPrecisionPolicy(reduce_dtype=torch.{DTYPES[self.reduce_dtype]})"
@@ -96,7 +96,7 @@ def with_word(setting: Sharding, word: str, text: str) -> Sharding:
     name, _, value = word.partition("=")
     if name in _FIXED:
         raise UsageError(
-            f"{name} cannot change between steps: FSDP2 cuts parameters once; {_FIXED[name]}"
+            f"{name} cannot change between steps: FSDP2 divides parameters once; {_FIXED[name]}"
         )
     if name == RESHARD:
         _once(setting.reshard is None, text, name)

@@ -137,11 +137,11 @@ def train(
     lot: str = "",
     on_step: Callable[[int], None] | None = None,
 ) -> LoopResult:
-    """Trains `steps` steps, over as many epochs as needed, then runs the overhead block.
+    """Trains `steps` steps, over as many epochs as needed, then measures capture's overhead.
 
     overhead_steps: further steps of the same work, with batches of equal size, for which capture
     is switched on or off on all ranks alike; it is on afterwards. lot: see `overhead_states`.
-    on_step: called between steps, untimed, with the number of steps done.
+    on_step: called after each step with the number of steps done; its time counts in no step.
     """
     runner = _Steps(training, recorder)
     begin_ns = time.monotonic_ns()

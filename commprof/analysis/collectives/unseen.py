@@ -7,30 +7,28 @@ device events tell how long a stream waits for them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import math
 
 from commprof import invocation
 from commprof.analysis.step.mean_step import WORTH_A_LOOK, MeanStep
 from commprof.analysis.world import WorldResult
 
 
-def is_unseen(context: Mapping[str, Any], world: WorldResult, step: MeanStep) -> bool:
+def is_unseen(world: WorldResult, step: MeanStep) -> bool:
     """True if several ranks communicate, but the capture saw next to none of their waiting.
 
     Args:
-        context: context of the run, as in ``run.json``.
         world: the world size in question.
         step: its mean step.
     """
     if world.world_size < 2 or step.exposed_ms >= WORTH_A_LOOK * step.step_ms:
         return False
-    return _without_module(context, world) or _without_device(world)
+    return _without_module(world) or _without_device(world)
 
 
-def how_to_see_it(context: Mapping[str, Any], world: WorldResult) -> tuple[str, str]:
+def how_to_see_it(world: WorldResult) -> tuple[str, str]:
     """Returns advice on how to capture unseen communication, and a command (may be empty)."""
-    if _without_module(context, world):
+    if _without_module(world):
         return (
             "First make commprof's C++ module available, and repeat the run: without it the "
             "communication of this job is not seen. This command says what is missing:",
@@ -50,8 +48,8 @@ def how_to_see_it(context: Mapping[str, Any], world: WorldResult) -> tuple[str, 
     )
 
 
-def _without_module(context: Mapping[str, Any], world: WorldResult) -> bool:
-    return context.get("capture") == "python" and not world.collectives
+def _without_module(world: WorldResult) -> bool:
+    return math.isnan(world.parts.exposed_ms)
 
 
 def _without_device(world: WorldResult) -> bool:

@@ -43,6 +43,7 @@ class _Seen:
     ranks: int
     steps: int
     begin_ns: float
+    step_begin_ns: float
     step_end_ns: float
     end_ns: float
     ending: str
@@ -91,7 +92,7 @@ def _lost_s(attempts: list[_Seen]) -> list[float]:
     for place, attempt in enumerate(attempts):
         if attempt.steps:
             if before is not None:
-                lost[before] = ns_to_s(attempt.begin_ns - attempts[before].step_end_ns)
+                lost[before] = ns_to_s(attempt.step_begin_ns - attempts[before].step_end_ns)
             before = place
         elif before is None and not math.isnan(attempt.begin_ns):
             before = place
@@ -106,11 +107,13 @@ def _seen(number: int, paths: Mapping[int, Path], endings: Endings | None) -> _S
     ]
     begins = [int(t.records["timestamp_ns"][0]) + _offset(t) for t, _ in recorded]
     ends = [int(t.records["timestamp_ns"][-1]) + _offset(t) for t, _ in recorded]
+    step_begins = [int(s.begin_ns[0]) + _offset(t) for t, s in recorded if len(s)]
     step_ends = [int(s.end_ns[-1]) + _offset(t) for t, s in recorded if len(s)]
     return _Seen(
         ranks=len(traces),
         steps=min((len(table) for table in tables), default=0),
         begin_ns=min(begins, default=math.nan),
+        step_begin_ns=min(step_begins, default=math.nan),
         step_end_ns=max(step_ends, default=min(begins, default=math.nan)),
         end_ns=max(ends, default=math.nan),
         ending=_ending(number, traces, endings),

@@ -102,7 +102,7 @@ def _where(pair: LongerLines) -> str:
     begin, end = (printable(Path(line.rsplit(" ", 1)[0]).name) for line in (pair.begin, pair.end))
     if begin == end:
         return f"between operations of {begin}" if begin else "in steps without operations"
-    return f"between {begin or 'the begin of the step'} and {end or 'the end of the step'}"
+    return f"between {begin or 'the start of the step'} and {end or 'the end of the step'}"
 
 
 def _work(trace: Trace, table: Collectives, index: Ints) -> dict[_Cell, float]:

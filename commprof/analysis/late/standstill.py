@@ -221,7 +221,7 @@ def _found_pending(state: Standing, operation: Operation) -> Operation | None:
 def _joins(
     state: Standing, behind: Mapping[int, Operation], by_rank: Mapping[int, Standing]
 ) -> bool:
-    """True if a rank waits in a pending operation for a rank that is behind."""
+    """True if one of a rank's pending operations involves another rank that is behind."""
     for operation in state.pending.values():
         for rank in behind:
             group = by_rank[rank].groups.get(operation.group)

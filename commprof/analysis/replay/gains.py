@@ -1,12 +1,13 @@
-"""Step time saved if a rank or phase were as fast as the others', or if transfers took no time.
+"""Step time saved if a rank or phase were as fast as the other ranks, or if transfers took no time.
 
 Each gain is a replay of the recorded steps (:mod:`commprof.analysis.replay.engine`) with one
-change. A rank "as fast as the others" has the other ranks' own times in each phase: its longest
-becomes their longest, its median their median, and so on, so that it keeps its own order of long
-and short steps. Phases in which the rank is faster than the others change too: if only its slower
-phases changed, the rank would become faster than the others. The rank keeps the run delay that its
-own process causes: on the rank that arrives last, gloo's threads exchange buckets while the rank
-still computes; on the other ranks, while they wait.
+change. A rank "as fast as the others" gets the other ranks' own times in each phase: its longest
+time becomes their longest, its median their median, and so on; its long and short steps keep their
+order. Phases in which the rank is faster than the others change too: if only its slower phases
+changed, the rank would become faster than the others. The run delay that the rank's own process
+causes is not taken from the others, but from the half of the steps in which the rank is least late:
+on the rank that arrives last, gloo's threads exchange buckets while the rank still computes; on the
+other ranks, they do so while those ranks wait.
 
 The efficiencies are those of POP (Performance Optimisation and Productivity, "POP Standard Metrics
 for Parallel Performance Analysis"): parallel = load balance x serialisation x transfer.

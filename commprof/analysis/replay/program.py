@@ -144,7 +144,7 @@ class _OwnTime:
         self._exposed, self._begin_ns = exposed, begin_ns
 
     def at(self, time_ns: Ints) -> Floats:
-        """Returns the own time at each of these times."""
+        """Returns the own time that had passed at each of these times of the common clock."""
         begin = np.full(len(time_ns), self._begin_ns, dtype=np.int64)
         stood = covered(
             self._exposed.begin_ns, self._exposed.end_ns, self._exposed.waited_ns, begin, time_ns

@@ -35,7 +35,7 @@ def read_nccl_tests_sweep(path: Path) -> SweepResult:
     for log in logs:
         for row in log.rows:
             made = _row(log, row)
-            keys.setdefault(made.key, made)  # a repeated size is of a warm-up; the first row counts
+            keys.setdefault(made.key, made)  # nccl-tests may repeat a size; the first counts
     most, hosts = max(log.ranks for log in logs), logs[0].hosts
     context = {"instrument": "nccl-tests", "world_size": most, "hosts": hosts}
     return SweepResult(context={**context, "machine": {}}, rows=tuple(keys.values()))

@@ -196,9 +196,9 @@ def rank_index(view: Overview, trace: TorchTrace) -> int:
     if wanted not in view.ranks:
         raise CommprofError(
             f"{trace.path} does not belong to a rank of this run: it names "
-            f"{'no rank' if wanted < 0 else f'rank {wanted}'} and no process of these ranks "
-            f"(allowed: traces of the ranks {', '.join(map(str, view.ranks))}); if it lacks its "
-            "rank, name the file rank_N"
+            f"{'no rank' if wanted < 0 else f'rank {wanted}'}, and none of its processes is a rank "
+            f"of this run (allowed: traces of the ranks {', '.join(map(str, view.ranks))}); if the "
+            "file does not state its rank, rename it to rank_N"
         )
     return view.ranks.index(wanted)
 

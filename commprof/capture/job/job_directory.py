@@ -75,7 +75,7 @@ def _store() -> Any:
 def _take(directory: Path, rank: int) -> str:
     """Makes this rank's trace in the first directory free of jobs; returns the directory's name."""
     restarted = trace_name(rank) != f"rank_{rank}.trace"
-    names = ["", *(f"job_{number}" for number in range(2, _MOST_JOBS))]
+    names = ["", *(f"job_{number}" for number in range(2, _MOST_JOBS + 1))]
     if restarted:  # next to the traces of the attempt before
         names = _of_this_job(directory, names, rank) or names
     for name in names:

@@ -214,7 +214,7 @@ def _check_plain(where: str, node: Node) -> None:
     """Raises UsageError for a tag other than those of plain values."""
     plain = ("str", "int", "float", "bool", "null", "timestamp", "seq", "map")
     if node.tag.removeprefix(_TAG) not in plain:
-        raise UsageError(f"{where}: the tag {node.tag!r} (allowed: plain values)")
+        raise UsageError(f"{where}: YAML tag {node.tag!r} given (allowed: plain values)")
 
 
 def _kind(node: Node) -> str:

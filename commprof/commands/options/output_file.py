@@ -58,7 +58,7 @@ def writable_output(path: Path, force: bool) -> None:
             f"{quoted(path.parent)} is not a directory; create it, or name another -o FILE"
         )
     if not os.access(path.parent, os.W_OK):
-        raise UsageError(f"{quoted(path.parent)} cannot be written to; name another -o FILE")
+        raise UsageError(f"{quoted(path.parent)} cannot be written to; name another file with -o")
 
 
 def write_output(path: Path, content: str | bytes) -> None:

@@ -63,7 +63,7 @@ def _unwritable(directory: Path, error: OSError) -> UsageError:
 
 
 def _await_first(directory: Path) -> None:
-    """Waits until machine 0 has created the run directory, on a file system that both share."""
+    """Waits until machine 0 has created the run directory on the shared file system."""
     begin, told = time.monotonic(), False
     while not (directory / RUN_FILE).exists():
         waited_s = time.monotonic() - begin

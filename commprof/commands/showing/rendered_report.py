@@ -42,7 +42,7 @@ class RenderedReport(Protocol):
 
 
 def read_report(directory: Path) -> RenderedReport:
-    """Analyses a run directory.
+    """Analyses a run directory; returns its report.
 
     Raises:
         CommprofError: the directory is not a run directory.

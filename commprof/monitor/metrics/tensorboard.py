@@ -23,6 +23,7 @@ from typing import Final
 _POLYNOMIAL: Final = 0x82F63B78  # Castagnoli, reversed
 _MASK_DELTA: Final = 0xA282EAD8
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_LARGEST: Final = (2 - 2**-23) * 2.0**127
 
 
 class EventFile:
@@ -46,7 +47,7 @@ class EventFile:
             OSError: the event cannot be written.
         """
         values = b"".join(
-            _field(1, _BYTES, _length(_text(1, tag) + _key(2, _FIXED32) + struct.pack("<f", value)))
+            _field(1, _BYTES, _length(_text(1, tag) + _key(2, _FIXED32) + _float(value)))
             for tag, value in scalars.items()
             if math.isfinite(value)
         )
@@ -89,6 +90,11 @@ def _frame(data: bytes) -> bytes:
 
 def _event(time_s: float, rest: bytes) -> bytes:
     return _key(1, _FIXED64) + struct.pack("<d", time_s) + rest
+
+
+def _float(value: float) -> bytes:
+    """Encodes a number as fp32, clipped to the range of fp32."""
+    return struct.pack("<f", max(-_LARGEST, min(value, _LARGEST)))
 
 
 def _text(number: int, text: str) -> bytes:

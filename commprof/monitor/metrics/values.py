@@ -57,7 +57,7 @@ def phases(chosen: str) -> Of:
 
 
 def exposed(chosen: str) -> Of:
-    """Makes ``values`` of exposed time by wait, wire, unsplit; ``chosen``: "total" or "recent"."""
+    """Makes ``values`` that read the parts of exposed time in ``chosen``, "total" or "recent"."""
 
     def values(state: JobState) -> Values:
         for rank in local(state):

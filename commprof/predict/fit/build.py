@@ -135,8 +135,8 @@ def _hooks(
         curve = curves.get(schedules[0].link, {}).get("all_reduce")
         if curve is None:
             raise CommprofError(
-                f"{largest[0].name} has hook {label}, but the cost of its link was not measured; "
-                "give the same run without a hook too"
+                f"{largest[0].name} has hook {label}, but all-reduce on its link was not "
+                "measured; give commprof fit the same run without a hook too"
             )
         rows = [row for each in largest for row in each.compression]
         try:

@@ -177,7 +177,7 @@ class HookCost:
         return self.sent_bytes(size_bytes, ranks) * curve.pieces[-1].beta_s_per_byte
 
     def sent_bytes(self, size_bytes: float, ranks: int) -> float:
-        """Bytes that one rank sends for a bucket; with ``between_hosts``, that one host sends."""
+        """Bytes that one peer (a rank, or a host if ``between_hosts``) sends for a bucket."""
         payload = self.payload_ratio * size_bytes
         if self.exchange == GATHER:
             gathered = payload * (ranks - 1)

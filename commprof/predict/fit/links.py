@@ -111,8 +111,9 @@ def scenario_link(
         )
     if scenario.algorithm == HIERARCHICAL and (inner is None or outer is None):
         raise CommprofError(
-            "--algorithm hierarchical needs several ranks on each of several hosts, and both links "
-            "measured; give --ranks-per-host, and fit a run on one host"
+            "--algorithm hierarchical needs several ranks on each of several hosts, and measured "
+            "links within a host and between hosts; give --ranks-per-host, and give commprof fit "
+            "also a run with all ranks on one host"
         )
     hierarchical = scenario.algorithm == HIERARCHICAL
     return ScenarioLink(
@@ -205,8 +206,8 @@ def _rate_scale(
         outside.append(f"{rate * 8 / 1e9:.3g} Gbit/s (measured: {stated * 8 / 1e9:.3g})")
     if rate > stated * 1.001:
         outside.append(
-            f"{rate * 8 / 1e9:.3g} Gbit/s (measured: {stated * 8 / 1e9:.3g}): the hosts' own limit "
-            "is known up to the measured rate only"
+            f"{rate * 8 / 1e9:.3g} Gbit/s (measured: {stated * 8 / 1e9:.3g}): whether the "
+            "hosts can send faster than the measured rate is not known"
         )
     if share < _LINK_BOUND:
         remarks.append(

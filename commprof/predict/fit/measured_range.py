@@ -37,7 +37,7 @@ def outside_of(
         link: links that the scenario's ring crosses.
         hook: cost of the scenario's compressor; None without a compressor.
         sizes: bytes of the scenario's buckets.
-        batches: smallest and largest samples per rank to which compute was fitted.
+        batches: smallest and largest number of samples per rank in the steps of the fit.
     """
     found = [*_batch(schedule, scenario, batches), *_crowding(schedule, placement, link)]
     if scenario.world_size < 2:

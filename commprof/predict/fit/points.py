@@ -27,7 +27,7 @@ _OF_A_MEDIAN = 1.2533
 
 @dataclass(frozen=True)
 class Point:
-    """One collective at one size: time of the slowest rank."""
+    """One collective at one message size, with the time of its slowest rank."""
 
     op: str
     backend: str
@@ -79,7 +79,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class _Spread:
-    """Spread of a file's ranks over hosts: evenly, with consecutive ranks on each host."""
+    """Spread of a file's ranks over hosts: the same number of consecutive ranks on each."""
 
     hosts: int
     #: Ranks of the whole job; smaller groups consist of its first ranks.

@@ -25,7 +25,7 @@ from commprof.trace import columns
 from commprof.trace.columns import Ints
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
-from commprof.trace.schema import FLAG_DEVICE_TIME
+from commprof.trace.schema import FLAG_DEVICE_ASYNC, FLAG_DEVICE_TIME
 
 Floats = npt.NDArray[np.float64]
 
@@ -150,10 +150,11 @@ class Schedule(RecordedSteps):
 
 
 def checked_name(run: WorldRun) -> str:
-    """Returns a run's name for error messages.
+    """Checks that a run can be predicted from; returns its name for error messages.
 
     Raises:
-        CommprofError: a rank is missing, or a trial switched settings between the steps.
+        CommprofError: a rank is missing, device times were not recorded, or a trial switched
+            settings between the steps.
     """
     name = f"{run.directory} ({run.world_size} ranks)"
     missing = [rank for rank in range(run.world_size) if rank not in run.traces]
@@ -161,12 +162,26 @@ def checked_name(run: WorldRun) -> str:
         raise CommprofError(
             f"{name}: no trace of rank {', '.join(map(str, missing))}; a prediction needs all ranks"
         )
+    if reason := _untimed(list(run.traces.values())):
+        raise CommprofError(
+            f"{name}: the waiting time of its GPUs was not recorded ({reason}), so its steps "
+            "cannot be predicted"
+        )
     if any("trial" in trace.metadata for trace in run.traces.values()):
         raise CommprofError(
             f"{name}: candidates of a trial took turns in its steps; a prediction needs steps of "
             "one setting: record them without --trial"
         )
     return name
+
+
+def _untimed(traces: Sequence[Trace]) -> str:
+    """Returns the reason why a rank's collectives on a device were not timed; "" if they were."""
+    for trace in traces:
+        reason = str(trace.metadata.get("no_device_times", ""))
+        if reason and (trace.records["flags"] & FLAG_DEVICE_ASYNC).any():
+            return reason
+    return ""
 
 
 def read_schedule(run: WorldRun) -> Schedule:
@@ -185,9 +200,9 @@ def read_schedule(run: WorldRun) -> Schedule:
     common = _common_cycles(by_rank)
     if len(common) < LEAST_STEPS:
         raise CommprofError(
-            f"{name}: {len(common)} of {len(measured)} measured steps hold one synchronised "
-            f"backward pass of DistributedDataParallel; a prediction needs {LEAST_STEPS}: record "
-            "more steps, or a job with one such pass per step"
+            f"{name}: {len(common)} of {len(measured)} measured steps have exactly one "
+            f"synchronised backward pass of DistributedDataParallel; a prediction needs "
+            f"{LEAST_STEPS}: record more steps, or a job with one such pass per step"
         )
     times = _relative(common, clocks is not None)
     metadata, logs = traces[0].metadata, ddp_logs(traces[0])

@@ -139,7 +139,7 @@ class Setting:
         )
 
     def bucket_times(self) -> tuple[Floats, Floats]:
-        """Returns the time to exchange each bucket alone, and the part of it on the wire."""
+        """Returns the time to exchange each bucket on an idle link, and its part on the wire."""
         ranks, sizes = self.scenario.world_size, self.bucket_bytes.tolist()
         if ranks == 1:
             return np.zeros(len(sizes)), np.zeros(len(sizes))

@@ -14,7 +14,7 @@ _GATHER, _SCATTER, _REDUCE = "all_gather", "reduce_scatter", "all_reduce"
 
 
 def as_recorded(scenario: Scenario, steps: ShardedSteps) -> Scenario:
-    """Returns the scenario with passes, sharding and types as recorded."""
+    """Returns the scenario with the passes, sharding and element types of the recording."""
     scenario = replace(scenario, accumulate=steps.passes)
     sharded = [call for call in steps.calls if call.op in (_GATHER, _SCATTER)]
     if not sharded:
@@ -35,11 +35,12 @@ def as_recorded(scenario: Scenario, steps: ShardedSteps) -> Scenario:
 
 @dataclass(frozen=True)
 class Placed:
-    """An event of the changed step, with the recorded event that gives its own time."""
+    """An event of the changed step, and the recorded event that its time is derived from."""
 
     kind: int
     #: Index among the changed step's collectives.
     call: int
+    #: Index among the recorded step's events.
     recorded: int
     #: Backward passes of the changed step before this event's pass.
     passes: int = 0
@@ -133,7 +134,9 @@ def _accumulated(steps: ShardedSteps, once: Change, passes: int | None) -> Chang
         if each.call.op not in (_GATHER, _SCATTER) and each.call.among != REPLICATE
     }
     if others:
-        remarks.append(f"{', '.join(sorted(others))}: supposed to happen in the last pass alone")
+        remarks.append(
+            f"{', '.join(sorted(others))}: assumed to happen only in the step's last pass"
+        )
     return replace(
         once,
         calls=tuple(calls),

@@ -66,7 +66,7 @@ def usual_events(found: Sequence[RankCycle]) -> tuple[Event, ...]:
 
 
 def _places(events: Sequence[Event], order: Sequence[Event]) -> npt.NDArray[np.int64] | None:
-    """Returns the places of events in an order; None if any event is missing or out of order."""
+    """Returns each event's index in ``order``; None if one is missing or the order differs."""
     place = {event: number for number, event in enumerate(order)}
     if not all(event in place for event in events):
         return None
@@ -215,7 +215,7 @@ def read_sharded(run: WorldRun) -> ShardedSteps:
     if len(rows) < LEAST_STEPS:
         raise CommprofError(
             f"{name}: {len(rows)} of {len(step)} measured steps issued the same collectives on all "
-            f"ranks and waited for them; a prediction needs {LEAST_STEPS}: record more steps"
+            f"ranks and waited for all of them; a prediction needs {LEAST_STEPS}: record more steps"
         )
     return _steps(run.world_size, seen, known, made, rows)
 
@@ -248,8 +248,8 @@ def _steps(
     if len(rows) < LEAST_STEPS:
         raise CommprofError(
             f"only {len(rows)} steps waited for their collectives in the same order on all ranks; "
-            f"a prediction needs {LEAST_STEPS}: record more steps (of a GPU's streams, which wait "
-            "in an order of their own on each rank, none may be the same)"
+            f"a prediction needs {LEAST_STEPS}: record more steps (the streams of a GPU may wait "
+            "in a different order on every rank)"
         )
     # [steps, ranks, (own, update, extra), events]
     values = np.array([ordered[n] for n in kept], dtype=np.float64)

@@ -200,7 +200,7 @@ def _fit_errors(replay: Model) -> list[str]:
                 found.append(
                     f"the fit of all-reduce ({name.replace('_', ' ')}) is wrong by "
                     f"{left_out.mean:.1%} on average and {left_out.worst:.1%} at worst for {what} "
-                    "left out of it"
+                    "that were left out of the fit"
                 )
     return found
 

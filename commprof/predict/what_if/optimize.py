@@ -88,7 +88,9 @@ def optimize(
     """
     unknown = [name for name in over if name not in CHOICES]
     if unknown or not over:
-        raise UsageError(f"--optimize {','.join(over)!r} (allowed: {', '.join(CHOICES)})")
+        raise UsageError(
+            f"--optimize {','.join(over)!r} is not valid (allowed: {', '.join(CHOICES)})"
+        )
     caps = (scenario.bucket_cap_bytes, *(CAPS_BYTES if BUCKET_CAP in over else ()))
     hooks = _hooks(replay, scenario) if HOOK in over else (scenario.hook,)
     _, before = replay.sampled(scenario)

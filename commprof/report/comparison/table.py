@@ -93,7 +93,8 @@ def _about_step(world: WorldComparison) -> str:
         worth = " and ".join(f"{count:.2g}" for count in world.effective_steps)
         return (
             f"too few steps to decide ({change}): neighbouring steps are correlated, so the steps "
-            f"are worth {worth} independent ones, and 4 are needed in each run; record more."
+            f"of the two runs count as only {worth} independent ones; each run needs 4. Record "
+            "more steps."
         )
     if math.isnan(step.p_value):  # the step differs, but not the step without run delay
         return f"no change can be shown except in the other load on the machine ({change})."

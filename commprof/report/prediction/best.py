@@ -26,7 +26,7 @@ def render(best: Best, error: ModelError | None, in_script: Sequence[str], comma
     Args:
         best: the best of all predictions.
         error: the model's own error; None if unknown.
-        in_script: changes that no option of the command makes.
+        in_script: changes to make in the script, because no option of the command makes them.
         command: command to type.
     """
     found = best.candidate

@@ -74,9 +74,9 @@ def _verdict(candidates: Sequence[Candidate], error: ModelError | None) -> str:
     fastest = f"{_setting(faster[0].prediction)}, would save {_gain(faster[0])}"
     if error is None:
         return (
-            f"The fastest according to the model, {fastest}. Whether that is a gain is not known, "
-            "because the model's held-out error is not known: record another world size, or give "
-            "further runs with --check."
+            f"According to the model the fastest setting, {fastest}. Whether that is a gain is not "
+            "known, because the model was not checked on steps that it was not fitted to: record "
+            "another world size, or give further runs with --check."
         )
     beyond = f"beyond the model's largest error on held-out steps ({error.worst:.1%})."
     if not gains:

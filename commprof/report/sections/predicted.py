@@ -38,8 +38,8 @@ def legend(predictions: Predictions) -> str:
             "recorded steps were held out."
         )
     return (
-        "predicted: with the interval of the step, which includes the model's errors on held-out "
-        f"steps (at most {predictions.worst_error:.1%})."
+        "predicted: in brackets the interval of the step, which includes the model's errors on "
+        f"held-out steps (at most {predictions.worst_error:.1%})."
     )
 
 

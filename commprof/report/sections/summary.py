@@ -57,7 +57,9 @@ def blocks(
             rows = [(row.rank, f"{row.share:.0%}", number(row.cost_s)) for row in summary.last]
             ranks = table(rows[:_LAST_ROWS], ("rank", "last", "cost s"))
             legend = fitted(_LAST_LEGEND, width)
-            parts.append(f"Last to issue at {_ranks(summary.world_size)}:\n{ranks}\n{legend}")
+            parts.append(
+                f"Ranks that issued last, at {_ranks(summary.world_size)}:\n{ranks}\n{legend}"
+            )
     checks = [(summary.world_size, summary.cross_checks) for summary in summaries]
     about = fitted(_OPERATIONS_LEGEND, width)
     return [*parts, about, *check_blocks(_CHECKS_HEADING, checks, width)]
@@ -158,8 +160,9 @@ def _why_others(summary: SummaryResult) -> str:
         )
     if summary.machines > 1 and summary.hosts_heard == 0:
         return (
-            f"the ranks ran on {summary.machines} hosts, and one host received no arrival times "
-            "from the others: UDP between them may be blocked, or the others' ranks do not record"
+            f"the ranks ran on {summary.machines} hosts, and one of them received no arrival "
+            "times: UDP between the hosts may be blocked, or the ranks of the other hosts do not "
+            "record"
         )
     if not summary.arrivals_known:
         return (

@@ -179,7 +179,7 @@ def _ending(trace: Trace, launched: LaunchedAttempt | None) -> str:
         return f"rank {trace.rank} failed: {'; '.join(parts)}" if parts else ""
     return (
         f"rank {trace.rank} never closed its trace: {seen or _by_state(trace)}; "
-        "its records until then are used"
+        "the records that it holds are used"
     )
 
 

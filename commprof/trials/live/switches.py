@@ -225,8 +225,8 @@ class ReplicatedModel:
             return f"DDP's buckets cannot be rebuilt: {why}"
         if candidate.buckets.first_mb is not None and not hasattr(self._ddp, _CONFIG):
             return "this version of torch has a fixed cap of the first bucket"
-        if candidate.buckets.as_view is self._ddp.gradient_as_bucket_view:
-            return f"the model has {candidate.buckets.label} already"
+        if candidate.label == Buckets(as_view=self._ddp.gradient_as_bucket_view).label:
+            return f"the model has {candidate.label} already"
         return ""
 
     def held_bytes(self, _: object) -> float:

@@ -130,7 +130,8 @@ class _Archive:
         if not (self.count == len(self._images) > 0 and self._images.ndim in (3, 4)):
             raise UsageError(
                 f"{path}: images of shape {self._images.shape} for {self.count} labels (allowed: "
-                "count x height x width, with or without x 1 or 3 channels, and a label for each)"
+                "count x height x width, or count x height x width x 1 or 3 channels; and a "
+                "label for each)"
             )
         if self._labels.min() < 0:
             raise UsageError(
@@ -163,7 +164,7 @@ class _Folder:
         self.description = f"{self.count} images of {path}"
 
     def require(self) -> None:
-        pictures = any(file.suffix != ".npy" for file, _ in self._files)
+        pictures = any(file.suffix.lower() != ".npy" for file, _ in self._files)
         if pictures and importlib.util.find_spec("PIL") is None:
             raise UsageError(
                 f"data={self._path} needs Pillow, which is not installed: "
@@ -187,7 +188,7 @@ def _images_in(folder: Path) -> list[Path]:
 
 def _read(file: Path) -> npt.NDArray[Any]:
     try:
-        if file.suffix == ".npy":
+        if file.suffix.lower() == ".npy":
             return np.asarray(np.load(file))
         from PIL import Image
 
@@ -206,8 +207,8 @@ def _tensors(images: list[npt.NDArray[Any]], size: int) -> Tensor:
         tensor = tensor.unsqueeze(-1) if tensor.ndim == 2 else tensor
         if tensor.ndim != 3 or tensor.shape[-1] not in (1, _CHANNELS):
             raise UsageError(
-                f"an image has shape {tuple(image.shape)} (allowed: height x width, with or "
-                f"without x 1 or {_CHANNELS} channels)"
+                f"an image has shape {tuple(image.shape)} (allowed: height x width, or "
+                f"height x width x 1 or {_CHANNELS} channels)"
             )
         found.append(_resized(tensor.permute(2, 0, 1).unsqueeze(0), size))
     return torch.cat(found)

@@ -38,7 +38,7 @@ class Hsdp(Fsdp):
             )
 
     def shard_size(self, world_size: int, local_ranks: int | None = None) -> int:
-        """Returns a group's size: the option, else a host's ranks, or half of a single host's."""
+        """Returns a group's size: `shard`, or if 0 the ranks per host, else half or all ranks."""
         if self.options.shard:
             return min(int(self.options.shard), world_size)
         local = local_ranks or int(os.environ.get("LOCAL_WORLD_SIZE", world_size))

@@ -155,6 +155,14 @@ def test_places_that_cannot_be_written_are_refused_before_the_run(
     assert [path.name for path in full.iterdir()] == ["something"]
 
 
+@pytest.mark.parametrize("latency", ["", "us", "0x", "-1us"])
+def test_a_latency_without_a_number_is_no_zero(
+    latency: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code = main(["fit", "RUN", f"--link-latency={latency}"])
+    check_refused(code, *capfd.readouterr(), f"--link-latency '{latency}'", "a number with a unit")
+
+
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "run.json").write_text("{")

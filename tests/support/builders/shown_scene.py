@@ -57,7 +57,7 @@ def _write_runs(here: Path) -> None:
     write_run(here / "WIRE_BOUND", ranks_of(2, 20, slower_ms=200), workload="timed")
     write_run(here / "TRIAL", ranks_of(2, 20), trial={})
     write_run(here / "FSDP_RUN", fsdp_ranks(8), strategy="fsdp", workload="transformer")
-    alone = [Rank(rank, 2) for rank in range(2)]
+    alone = [Rank(rank, 2, capture="python") for rank in range(2)]
     for rank in alone:
         for at in range(20):
             rank.step(100 * at * MS, 100 * (at + 1) * MS)

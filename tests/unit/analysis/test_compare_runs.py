@@ -70,7 +70,7 @@ def test_steps_that_are_alike_are_worth_too_few_to_be_told_apart() -> None:
     assert not only.step.significant
     assert math.isnan(only.step.ratio.low)
     text = comparison_table.render(result, None, 100)
-    assert "are worth 0.15 and 0.15 independent ones" in " ".join(text.split())
+    assert "count as only 0.15 and 0.15 independent ones" in " ".join(text.split())
 
 
 def test_parts_of_ranks_without_cores_change_only_with_the_step() -> None:
@@ -230,7 +230,7 @@ def test_a_gate_that_cannot_close_is_an_error(
 ) -> None:
     short = str(write_run(tmp_path / "short", ranks_of(2, 4)))
     assert main(["compare", short, short, "--fail-above", "5%"]) == 2
-    assert "(needed in each: steps worth 4 independent ones," in capsys.readouterr().err
+    assert "(each run needs about 15, and more" in capsys.readouterr().err
 
 
 def test_steps_that_candidates_or_strategies_share_are_refused(

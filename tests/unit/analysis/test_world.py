@@ -245,6 +245,26 @@ def test_clocks_that_were_compared_give_the_same_figures_and_their_error() -> No
     assert dataclasses.astuple(compared) == dataclasses.astuple(one_clock)  # nan included
 
 
+def test_what_a_capture_cannot_see_is_no_zero() -> None:
+    ranks = [Rank(rank, 2, capture="python") for rank in range(2)]
+    for rank in ranks:
+        for step in range(12):
+            rank.step(100 * MS * step, 100 * MS * (step + 1))
+    result = analyse_world(world_run(ranks))
+    assert result is not None
+    for parts in (result.parts, *(rank.parts for rank in result.ranks)):
+        assert (parts.step_ms, parts.other_ms) == (100.0, 100.0)
+        assert math.isnan(parts.exposed_ms + parts.wait_ms + parts.wire_ms)
+        assert math.isnan(parts.hidden_ms + parts.own_work_ms)
+    assert math.isnan(result.imbalance)
+    alone = Rank(0, 1, capture="python")
+    for step in range(12):
+        alone.step(100 * MS * step, 100 * MS * (step + 1))
+    of_one = analyse_world(world_run([alone]))
+    assert of_one is not None
+    assert of_one.parts.exposed_ms == 0.0  # it has nobody to wait for
+
+
 def test_dropped_records_are_counted_over_the_ranks() -> None:
     result = analyse_world(world_run([Rank(rank, 2, steps=1, dropped=3) for rank in range(2)]))
     assert result is not None

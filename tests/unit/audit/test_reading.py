@@ -272,7 +272,7 @@ def test_a_pipe_is_refused_and_holds_nobody_up(
     path = tmp_path / "report.md"
     os.mkfifo(path)
     assert main(["audit", str(path)]) == 2
-    assert "it is not a regular file; name a report" in capsys.readouterr().err
+    assert "it is not a regular file; give the path of a scaling report" in capsys.readouterr().err
 
 
 _AMDAHL = "P = 0.95\n\n| N | Amdahl speedup |\n|-|-|\n| 2 | 1.90 |\n| 4 | 3.48 |\n| 8 | {} |\n"

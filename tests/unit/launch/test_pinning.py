@@ -208,7 +208,7 @@ def check_sets(mode: str, topology: Topology, ranks: int) -> None:
         ("auto", grid(2, 2, quota=1), 2, "2 ranks on 1 core:"),
         ("cores", grid(1, 2), 3, "3 ranks share 2 CPUs"),
         ("cores", grid(1, 2, threads=2), 3, "different ranks get hyper-threads of the same core"),
-        ("cores", grid(1, 4, quota=1.5), 2, "the cgroup grants only 1.5 CPUs"),
+        ("cores", grid(1, 4, quota=1.5), 2, "the cgroup grants CPU time of only 1.5 CPUs"),
         ("numa", grid(2, 2), 2, "disjoint and none crosses nodes, 2 NUMA nodes"),
     ],
 )

@@ -174,6 +174,11 @@ def test_sizes_that_no_memory_holds_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="4 ranks"):
         check_memory(many, meminfo, launched_here=4)
     check_memory(plan(sizes_bytes=(128 << 20,)), tmp_path / "none")
+    # A hook keeps a model of each size.
+    few, more = (tuple(range(1 << 20, (n + 1) << 20, 1 << 20)) for n in (8, 12))
+    check_memory(plan(ops=("hook:fp16",), sizes_bytes=few), meminfo)
+    with pytest.raises(UsageError, match="sizes up to 12582912 bytes need about 1"):
+        check_memory(plan(ops=("hook:fp16",), sizes_bytes=more), meminfo)
 
 
 def test_sums_that_cannot_be_verified_are_refused_before_anything_starts() -> None:

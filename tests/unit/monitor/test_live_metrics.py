@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from commprof.errors import UsageError
@@ -22,7 +23,7 @@ from commprof.monitor.metrics import endpoint as endpoints
 from commprof.monitor.metrics.endpoint import Endpoint, listen, parse_address
 from commprof.monitor.metrics.metrics import METRICS, flat, samples
 from commprof.monitor.metrics.outputs import JsonLines, TensorBoard, TextFile, exposition, write_to
-from commprof.monitor.metrics.tensorboard import crc32c
+from commprof.monitor.metrics.tensorboard import EventFile, crc32c
 from commprof.monitor.state import JobState
 from tests.support.builders.live_states import job_state, rank_state
 from tests.support.builders.run_directories import HOSTILE
@@ -208,6 +209,18 @@ def test_tensorboard_gets_an_event_per_new_step(tmp_path: Path) -> None:
     tag = b"commprof/step_seconds/rank_0"
     value = b"\x0a" + bytes([len(tag)]) + tag + b"\x15" + struct.pack("<f", 0.1)
     assert b"\x0a" + bytes([len(value)]) + value in event
+
+
+def test_tensorboard_gets_the_largest_fp32_for_what_is_larger(tmp_path: Path) -> None:
+    output = EventFile(tmp_path, 0.0)
+    output.add(0.0, 1, {"variance": 1e39, "least": -1e39, "nan": math.nan})
+    output.close()
+    (path,) = tmp_path.iterdir()
+    largest = float(np.finfo(np.float32).max)
+    event = frames(path.read_bytes())[1]
+    assert struct.pack("<f", largest) in event
+    assert struct.pack("<f", -largest) in event
+    assert b"nan" not in event
 
 
 def test_the_documentation_lists_them_all() -> None:

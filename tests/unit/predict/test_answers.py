@@ -248,7 +248,7 @@ def test_without_a_held_out_step_the_table_says_so() -> None:
     text = prediction_table.render(found, "RUN", "by hand", [], 100)
     assert "Held-out error: not known" in text
     assert "--check" in text
-    said = "is wrong by 2.0% on average and 5.0% at worst for sizes left out of it"
+    said = "is wrong by 2.0% on average and 5.0% at worst for sizes that were left out of the fit"
     assert said in " ".join(text.split())
 
 

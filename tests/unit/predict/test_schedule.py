@@ -10,7 +10,7 @@ import pytest
 from commprof.errors import CommprofError
 from commprof.predict.replay.schedule import Batch, Schedule, read_schedule
 from commprof.predict.replay.setting import Parameters, assign, parameters_of, rebucketed
-from commprof.trace.schema import Phase
+from commprof.trace.schema import FLAG_DEVICE_ASYNC, Phase
 from tests.support.builders.traces import MS, Rank, world_run
 
 STEPS = 6
@@ -88,6 +88,19 @@ def test_hosts_are_machines_and_network_namespaces() -> None:
 def test_a_missing_rank_is_refused() -> None:
     with pytest.raises(CommprofError, match="no trace of rank 1"):
         read_schedule(world_run([rank_of(0)], world_size=2))
+
+
+def test_steps_whose_device_waits_are_unknown_are_refused() -> None:
+    def ranks(**issue: int) -> list[Rank]:
+        made = [Rank(rank, 2, no_device_times="no driver") for rank in range(2)]
+        for rank in made:
+            rank.collective(0, MS, 2 * MS, **issue)
+        return made
+
+    with pytest.raises(CommprofError, match=r"time of its GPUs was not recorded \(no driver\)"):
+        read(*ranks(flags=FLAG_DEVICE_ASYNC))
+    with pytest.raises(CommprofError, match="measured steps have exactly one"):
+        read(*ranks())  # on the host, beside an unused device
 
 
 def test_the_steps_of_a_trial_are_refused() -> None:

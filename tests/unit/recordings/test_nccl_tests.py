@@ -91,7 +91,7 @@ def test_json_is_read(tmp_path: Path) -> None:
 
 
 def test_an_operation_that_cannot_be_known_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="all_reduce or reduce_scatter; put the right name"):
+    with pytest.raises(UsageError, match="all_reduce or reduce_scatter; rename the file"):
         read_nccl_tests(written(tmp_path, "job.out", OLD))
     with pytest.raises(UsageError, match="which ranks took part"):
         read_nccl_tests(written(tmp_path, "all_reduce.log", OLD.replace("#  Rank", "#  R")))

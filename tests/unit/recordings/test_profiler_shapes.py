@@ -149,6 +149,7 @@ def test_of_a_rank_that_was_recorded_twice_the_last_counts(tmp_path: Path) -> No
         ([(0, 3), (5, 8)], 6),  # as a schedule that repeats
         ([(0, 5), (3, 8)], 8),
         ([(0, 8), (3, 5)], 8),
+        ([(0, 8), (0, 5)], 8),
         ([(0, 8), (0, 8)], 8),  # packed and unpacked
     ],
 )

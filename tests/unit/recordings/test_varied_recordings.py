@@ -64,6 +64,8 @@ def without_rank(rank: int) -> str:
         ("rank0/trace.json", "rank1/trace.json"),
         ("iteration_5/rank0_trace.json", "iteration_5/rank1_trace.json"),
         ("node-12/worker0.1699.pt.trace.json", "node-13/worker1.1699.pt.trace.json"),
+        ("gpu7_rank0.json", "gpu6_rank1.json"),
+        ("gpu01_4711.1699999999999.pt.trace.json", "gpu02_42.1699999999998.pt.trace.json"),
     ],
 )
 def test_ranks_are_told_from_names(tmp_path: Path, names: tuple[str, ...]) -> None:

@@ -159,6 +159,12 @@ def test_what_a_replicated_model_cannot_have_is_said(label: str) -> None:
     assert replicated.impossible(parse_candidate(label)).startswith(why[label])
 
 
+@pytest.mark.parametrize("more", ["bucket-cap=5", "fp16"])
+def test_a_setting_that_the_model_has_may_be_joined_with_another(more: str) -> None:
+    replicated = ReplicatedModel(attach(model()))
+    assert replicated.impossible(parse_candidate(f"{more}+gradient-as-bucket-view=false")) == ""
+
+
 def _noted(bucket: Any, sizes: list[int]) -> Any:
     sizes.append(bucket.buffer().numel())
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()

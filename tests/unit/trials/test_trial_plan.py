@@ -70,6 +70,7 @@ def test_candidates_that_cannot_take_part_leave_the_plan() -> None:
     [
         ("", "names no candidate"),
         ("rounds=4", "names no candidate"),
+        ("fp16,noop,headroom=0", "noop and headroom=0 exclude each other"),
         ("zip", "unknown technique 'zip' (allowed: fp16"),
         ("fp16+int8", "'fp16+int8' names two exchanges"),
         ("no-overlap+fp16", "names two exchanges"),

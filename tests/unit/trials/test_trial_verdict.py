@@ -283,8 +283,8 @@ def test_too_few_rounds_say_nothing() -> None:
             "prefetch=2+reduce-dtype=bf16",
             Setting("train.py", False),
             "COMMPROF_FSDP=prefetch=2+reduce-dtype=bf16 COMMPROF_TRIAL= commprof env --output DIR "
-            "-- COMMAND; or in the script: set_modules_to_forward_prefetch and "
-            "set_modules_to_backward_prefetch with the next 2 on every sharded module; and "
+            "-- COMMAND; or in the script: call set_modules_to_forward_prefetch and "
+            "set_modules_to_backward_prefetch on every sharded module, with the next 2; and "
             "fully_shard(..., mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.bfloat16))",
         ),
         (

@@ -66,8 +66,9 @@ def test_floats_in_colour_stay_as_they_are(tmp_path: Path) -> None:
 def test_a_folder_per_class(tmp_path: Path) -> None:
     for label, name in enumerate(("cats", "dogs")):
         (tmp_path / name).mkdir()
-        for index in range(2):
-            np.save(tmp_path / name / f"{index}.npy", np.full((8, 8), 51 * label, np.uint8))
+        for index, ending in enumerate((".npy", ".NPY")):
+            with (tmp_path / name / f"{index}{ending}").open("wb") as file:
+                np.save(file, np.full((8, 8), 51 * label, np.uint8))
     found = opened(str(tmp_path))
     images, labels = found.load(8, seed=0)
 

@@ -361,7 +361,7 @@ def test_across_hosts_that_do_not_hear_of_each_other_nobody_is_named(
             0,
             "on 2 hosts whose clocks were not all compared",
         ),
-        (2, state_of(heard=0), 0, 0, "one host received no arrival times from the others: UDP"),
+        (2, state_of(heard=0), 0, 0, "one of them received no arrival times: UDP"),
         (1, state_of(clock=0, heard=0), 0, 0, "the ranks did not exchange their arrivals"),
         (1, state_of(clock=0, heard=0), 9, 0, "or 16,384 collectives behind."),
         (1, state_of(), 9, 2, "8 of these collectives belong to groups without a place in"),

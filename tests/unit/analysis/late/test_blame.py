@@ -127,7 +127,7 @@ def test_what_held_up_a_phase_is_told() -> None:
     assert said(0) == []
     assert said(16) == [f"{longer}for 16 ms of this it was runnable without a core."]
     assert said(16, throttled_ns=30 * MS, involuntary_switches=2) == [
-        f"{longer}for 16 ms of this its cgroup throttled it."
+        f"{longer}for 16 ms of this its cgroup's CPU quota stopped it."
     ]
     assert said(16, throttled_ns=3 * MS, involuntary_switches=4) == [
         f"{longer}for 16 ms of this it was runnable without a core (4 more involuntary switches "

@@ -87,7 +87,7 @@ def test_sentences_of_lines_that_a_step_begins_and_ends() -> None:
     pairs = (("", LINES[1]), (LINES[1], LINES[1]), (LINES[1], ""), ("", ""))
     (said,) = sentences([LongerLines(0, "data", 9.0, *pair, 2.0) for pair in pairs])
     assert said == (
-        "Rank 0's data takes 9 ms longer than on the other ranks: 2 ms of this between the begin "
+        "Rank 0's data takes 9 ms longer than on the other ranks: 2 ms of this between the start "
         "of the step and train.py:40, 2 ms of this between operations of train.py:40, 2 ms of this "
         "between train.py:40 and the end of the step, 2 ms of this in steps without operations."
     )
