@@ -45,7 +45,7 @@ test: $(BUILT) $(DEV) build-cpp ## set up what is missing, then run the tests th
 	$(BIN)/python -m pytest -q -m 'measures and not slow'
 
 test-all: $(BUILT) $(DEV) build-all-cpp ## set up what is missing, then run all tests
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not measures'
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile -m 'not measures'
 	$(BIN)/python -m pytest -q -m measures
 
 check-capture: $(BUILT) $(DEV) ## rebuild the module after a change, then run the quick tests of capture

@@ -57,8 +57,12 @@ def import_commprof() -> None:
 def forget_other_capture(environment: Mapping[str, str]) -> None:
     """Lets commprof be imported anew if this environment chooses the other capture."""
     if environment.get(variables.NATIVE) != os.environ.get(variables.NATIVE):
-        for name in [name for name in sys.modules if name.partition(".")[0] == "commprof"]:
-            del sys.modules[name]
+        _forget_commprof()
+
+
+def _forget_commprof() -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "commprof"]:
+        del sys.modules[name]
 
 
 def take_over(environment: Mapping[str, str], directory: str) -> None:
@@ -158,6 +162,7 @@ def _add_python_path() -> None:
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
     if new and spec is not None and spec.origin not in _DONE:
         sys.modules.pop("sitecustomize", None)
+        _forget_commprof()  # its imports are the script's to change
         with suppress(ImportError):
             __import__("sitecustomize")
 
