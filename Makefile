@@ -39,9 +39,9 @@ DEMO := --workload transformer:vocab=1024,d_model=128,sequence=64,samples=1024 -
 run: $(BUILT) $(WARM) ## set up what is missing, then profile 8 ranks (RUN_ARGS=...)
 	$(BIN)/python -m commprof.run --nproc 8 $(or $(RUN_ARGS),$(DEMO))
 
-# Two at a time, but for what measures time: that runs alone.
+# Three at a time, as many of them sleep; what measures time runs alone.
 test: $(BUILT) $(DEV) build-cpp ## set up what is missing, then run the tests that are not slow
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not measures and not slow'
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile -m 'not measures and not slow'
 	$(BIN)/python -m pytest -q -m 'measures and not slow'
 
 test-all: $(BUILT) $(DEV) build-all-cpp ## set up what is missing, then run all tests
@@ -49,7 +49,7 @@ test-all: $(BUILT) $(DEV) build-all-cpp ## set up what is missing, then run all 
 	$(BIN)/python -m pytest -q -m measures
 
 check-capture: $(BUILT) $(DEV) ## rebuild the module after a change, then run the quick tests of capture
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not measures and not slow' \
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile -m 'not measures and not slow' \
 	  tests/unit/capture tests/integration/capture
 
 integrations: $(OTHERS) ## run what needs training frameworks, or other libraries of workloads

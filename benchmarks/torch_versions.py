@@ -38,7 +38,7 @@ MINORS = ("2.10", "2.11", "2.12", "2.13", "2.14", "2.15")
 BUILD_TOOLS = ("setuptools>=77", "cmake>=3.24", "ninja")
 #: The two passes of `make test`, without the core's own tests.
 PASSES = (
-    ("not measures and not slow", "-n", "2", "--dist", "loadfile"),
+    ("not measures and not slow", "-n", "3", "--dist", "loadfile"),
     ("measures and not slow",),
 )
 ROUNDS = 20
