@@ -31,8 +31,8 @@ HEAD = """\
 
 The demands on the benchmarks' figures, and the figures. `python -m tools.make_measured` writes this
 page from `benchmarks/results`, and a test compares the two. A row stands for *n* demands of one
-kind, with the least and the largest figure; a demand that is not met has a row of its own. The
-files of results have every figure with its interval, and the commit that was measured.
+kind, with the least and the largest figure; a demand that is not met has a row of its own, unless
+a table below has its figure. The files of results have every figure with its interval, and the commit that was measured.
 `PYTHONPATH=. python benchmarks/SCRIPT` measures again, prints each demand, and exits with 1 if one
 is not met.
 
@@ -78,7 +78,7 @@ def _group(group: str, judged: Sequence[tuple[Study, Sequence[Demand]]], results
         when = f", {max(days)}" if days else ""
         script = study.command.partition(" --")[0]
         lines.append(_row(f"**{study.title}** (`{script}`{when})", "", "", ""))
-        lines += [_row_of(alike) for alike in _alike(demands)]
+        lines += [_row_of(alike) for alike in _alike(demands, shown=study.beside is not None)]
         if not demands:
             lines += [_row(asked, "", NOT_YET, "") for asked in study.asked]
         if demands and study.beside and (more := study.beside(_path(study, results))):
@@ -87,22 +87,22 @@ def _group(group: str, judged: Sequence[tuple[Study, Sequence[Demand]]], results
 
 
 def _row_of(alike: Sequence[Demand]) -> str:
-    if not alike[0].met:
-        (one,) = alike
-        return _row(f"**{one.verdict}**: {one.what}", "1", one.figure, one.asked)
+    first, *others = alike
     what = common_words([one.what for one in alike])
-    return _row(what, str(len(alike)), least_and_most(alike), alike[0].asked)
+    marked = what if first.met else f"**{first.verdict}**: {what}"
+    figure = least_and_most(alike) if others or first.met else first.figure
+    return _row(marked, str(len(alike)), figure, first.asked)
 
 
-def _alike(demands: Sequence[Demand]) -> list[list[Demand]]:
-    """Groups demands of one kind that are met; a demand that is not met stays alone."""
+def _alike(demands: Sequence[Demand], shown: bool = False) -> list[list[Demand]]:
+    """Groups demands of one kind; one that is not met stays alone unless it is ``shown`` below."""
     found: list[list[Demand]] = []
     for one in demands:
-        for group in found if one.met else ():
+        for group in found if one.met or shown else ():
             shared = common_words([group[0].what, one.what]).split()
             known = sum(word != GAP for word in shared)
             if (
-                group[0].met
+                group[0].met == one.met
                 and group[0].asked == one.asked
                 and 2 * known >= len(group[0].what.split())
             ):

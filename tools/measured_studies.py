@@ -218,8 +218,8 @@ GROUPS: dict[str, tuple[Study, ...]] = {
         ),
         Study(
             "Cost of recording for a step, in turns with processes without commprof",
-            "overhead.json",
-            f"own_cost/overhead.py --json {RESULTS}/overhead.json",
+            "overhead_turns.json",
+            f"own_cost/overhead.py turns --minutes 60 --json {RESULTS}/overhead_turns.json",
             (
                 "always-on mode at most 1.002 of the CPU time, full mode 1.005",
                 "upper end of wall time's interval at most 1.005, and 1.01",
@@ -231,14 +231,14 @@ GROUPS: dict[str, tuple[Study, ...]] = {
         Study(
             "Intervals of the cost of recording if nothing differs",
             "overhead.json",
-            f"own_cost/overhead.py --json {RESULTS}/overhead.json",
+            f"own_cost/overhead.py calibration --json {RESULTS}/overhead.json",
             ("200 A/A blocks: the 95 % interval contains 1 in 93 to 97 %",),
             object_of(overhead.calibration_demands),
         ),
         Study(
             "Cost of recording for a collective",
             "overhead.json",
-            f"own_cost/overhead.py --json {RESULTS}/overhead.json",
+            f"own_cost/overhead.py calls --json {RESULTS}/overhead.json",
             ("at most 1 us on the fake backend",),
             object_of(overhead.call_demands),
         ),

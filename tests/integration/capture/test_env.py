@@ -147,6 +147,7 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 """
 
 
+@pytest.mark.slow
 def test_a_checkout_that_python_does_not_find_records_too(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", NOT_FOUND, str(SCRIPTS / "plain.py")],

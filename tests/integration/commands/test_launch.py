@@ -189,6 +189,7 @@ def test_an_interrupt_ends_the_ranks_and_goes_on(tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.slow
 def test_an_impatient_interrupt_ends_a_rank_that_is_stuck(tmp_path: Path) -> None:
     job = Job(ENDLESS, 2, tmp_path / "w2", steps=100_000)
     logs = tmp_path / "logs"
@@ -210,6 +211,7 @@ def test_an_impatient_interrupt_ends_a_rank_that_is_stuck(tmp_path: Path) -> Non
     assert all(pid_of_rank(logs, rank) is None for rank in range(2))
 
 
+@pytest.mark.slow
 def test_ranks_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "launcher.py"
     script.write_text(
@@ -256,6 +258,7 @@ def test_a_rank_without_its_environment_says_what_it_needs(
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_an_endpoint_of_ones_own_is_used(tmp_path: Path) -> None:
     job = Job(ENDLESS, 2, tmp_path / "w2", steps=1)
     launch(job, tmp_path / "logs", Rendezvous(f"127.0.0.1:{free_port()}"))

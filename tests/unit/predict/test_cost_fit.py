@@ -109,6 +109,7 @@ def test_intervals_hold_the_truth_and_errors_the_noise() -> None:
     assert 0.001 < fitted.held_out_size.mean < 0.1
 
 
+@pytest.mark.slow
 def test_gamma_s_interval_holds_it() -> None:
     inside = 0
     for seed in range(6):

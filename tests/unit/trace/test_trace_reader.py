@@ -123,6 +123,7 @@ def test_killed_between_payload_and_header(tmp_path: Path) -> None:
     assert [problem.split(" at ")[0] for problem in trace.problems] == ["cut off"]
 
 
+@pytest.mark.slow
 def test_single_flipped_bytes_never_crash(tmp_path: Path) -> None:
     group = made.document(made.GROUP_BLOCK, made.group())
     whole = made.trace(made.records(1, 2, 3), group, made.records(4), made.end())

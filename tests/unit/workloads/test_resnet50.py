@@ -181,6 +181,7 @@ def test_sixteen_blocks_with_the_canonical_shapes() -> None:
     assert rest == 64 * 3 * 7 * 7 + 2 * 64 + 2048 * 10 + 10  # the stem and the last layer
 
 
+@pytest.mark.slow
 def test_it_trains_on_images_of_any_size() -> None:
     shard = Shard(0, 1, 4, steps=4, seed=0)
     training = alone(Resnet50(TINY).build(shard), shard)
