@@ -32,9 +32,9 @@ HEAD = """\
 The demands on the benchmarks' figures, and the figures. `python -m tools.make_measured` writes this
 page from `benchmarks/results`, and a test compares the two. A row stands for *n* demands of one
 kind, with the least and the largest figure; a demand that is not met has a row of its own, unless
-a table below has its figure. The files of results have every figure with its interval, and the commit that was measured.
-`PYTHONPATH=. python benchmarks/SCRIPT` measures again, prints each demand, and exits with 1 if one
-is not met.
+a table below has its figure. The files of results have every figure with its interval, and the
+commit that was measured. `PYTHONPATH=. python benchmarks/SCRIPT` measures again, prints each
+demand, and exits with 1 if one is not met.
 
 """
 
