@@ -262,7 +262,7 @@ def _about_world(world: WorldResult) -> list[str]:
     found.extend(f"At {name}: {problem}." for problem in world.problems)
     found.extend(
         f"Cross-check at {name}: {check.what} is {check.other:.4g} {check.unit}, but commprof's "
-        f"figure is {check.ours:.4g} {check.unit} ({check.difference:+.1%})."
+        f"figure is {check.ours:.4g} {check.unit}{f' ({check.percent})' if check.percent else ''}."
         for check in world.cross_checks
         if check.agrees is False
     )

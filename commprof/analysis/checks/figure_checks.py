@@ -52,6 +52,11 @@ class CrossCheck:
             return self.other / self.ours - 1
         return math.nan
 
+    @property
+    def percent(self) -> str:
+        """The relative difference as text, such as ``+1.0%``; empty if it is NaN."""
+        return "" if math.isnan(self.difference) else f"{self.difference:+.1%}"
+
 
 def compared(
     name: str, what: str, unit: str, ours: float, other: float, tolerance: float | None, note: str

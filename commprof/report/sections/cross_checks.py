@@ -52,7 +52,7 @@ def cross_checks_grid(world: WorldResult) -> Grid:
             "-" if math.isnan(check.ours) else _number(check.ours),
             "-" if math.isnan(check.other) else _number(check.other),
             check.unit,
-            "-" if math.isnan(check.difference) else f"{check.difference:+.1%}",
+            check.percent or "-",
             {True: "agrees", False: "DISAGREES", None: "-"}[check.agrees],
             printable(check.note),
         )
@@ -67,8 +67,9 @@ def _line(world_size: int, check: CrossCheck) -> str:
     note = f"; {check.note}" if check.note else ""
     if math.isnan(check.other) or math.isnan(check.ours):
         return f"  {ranks}, {check.what}: not available{note}"
-    verdict = {True: ", agrees", False: ", DISAGREES", None: ""}[check.agrees]
-    difference = "" if math.isnan(check.difference) else f" ({check.difference:+.1%}{verdict})"
+    verdict = {True: "agrees", False: "DISAGREES", None: ""}[check.agrees]
+    told = ", ".join(filter(None, (check.percent, verdict)))
+    difference = f" ({told})" if told else ""
     return (
         f"  {ranks}, {check.what}: {_number(check.ours)} and {_number(check.other)} "
         f"{check.unit}{difference}{note}"

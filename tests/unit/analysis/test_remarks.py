@@ -228,10 +228,12 @@ def test_a_cross_check_that_disagrees_is_said() -> None:
         CrossCheck("phases", "step against the sum of its parts", "ms", 100, 101, False, ""),
         CrossCheck("network", "bytes sent by lo, 1 host", "MB", 1, 3, None, "other traffic"),
         CrossCheck("loop_clock", "the loop's clock", "s", 1, 1, True, ""),
+        CrossCheck("network", "bytes sent by eth0", "MB", 0, 3, False, ""),
     )
     assert said(world(2, cross_checks=checks)) == [
         "Cross-check at 2 ranks: step against the sum of its parts is 101 ms, but commprof's "
-        "figure is 100 ms (+1.0%)."
+        "figure is 100 ms (+1.0%).",
+        "Cross-check at 2 ranks: bytes sent by eth0 is 3 MB, but commprof's figure is 0 MB.",
     ]
 
 
