@@ -167,7 +167,7 @@ class Plan:
 
 
 def per_rank_batch(batch_size: int, world_size: int, scaling: str) -> int:
-    """Returns the samples of a rank's backward pass; raises UsageError if not a whole number."""
+    """Returns the number of samples per backward pass of a rank, or raises UsageError."""
     if scaling == "weak":
         return batch_size
     if batch_size % world_size:

@@ -203,7 +203,7 @@ def _spread(end_ns: Ints) -> Ints:
 
 
 def _with_records(trace: Trace, at: Ints, offset: Ints, error: Ints) -> Trace:
-    """Adds clock comparisons to a trace, as capture writes them: on this rank's clock."""
+    """Returns the trace with clock comparisons added as records, on its own rank's clock."""
     rows = np.zeros(len(at), dtype=schema.RECORD_DTYPE)
     rows["kind"] = Kind.CLOCK
     rows["timestamp_ns"], rows["value"] = at - offset, offset.astype(np.int64).view(np.uint64)

@@ -266,7 +266,7 @@ def _issued_at(trace: Trace, table: Collectives, row: int) -> tuple[Issued, int]
 
 
 def issue_rows(records: Records) -> Iterator[dict[str, int]]:
-    """Converts the fields of each collective's issue to plain Python numbers."""
+    """Converts the recorded fields of each issued collective to plain Python numbers."""
     issues = records[records["kind"] == Kind.ISSUE]
     names = issues.dtype.names or ()
     for values in issues.tolist():

@@ -1,8 +1,8 @@
 """Arrival times of all ranks at their common collectives and gradient buckets, and who came last.
 
-At the end of a collective in which every rank waits for all ranks, these ranks are side by side: no
-rank has gone past the place where it waits for the collective, and the ranks that waited are still
-there. For a point-to-point message or a collective with a root, this holds only for a rank that
+When a collective in which every rank waits for all ranks ends, all ranks are at the same place of
+the program: no rank has gone past its wait for the collective, and those that waited are still in
+it. For a point-to-point message or a collective with a root, this holds only for a rank that
 waited and the rank that it waited for.
 """
 

@@ -256,7 +256,7 @@ def _by_thread(spans: Spans) -> list[tuple[int, Spans]]:
 
 
 def _of_thread(name: str, trace: Trace, thread: int) -> str:
-    """Returns the name, with the thread's number unless it is the training thread."""
+    """Returns ``name``, followed by the thread's number unless it is the training thread."""
     steps = columns.steps(trace)
     training = int(steps.thread[0]) if len(steps) else trace.metadata["main_thread"]
     return name if thread == training else f"{name} of thread {thread}"

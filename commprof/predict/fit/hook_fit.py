@@ -182,7 +182,7 @@ def _with_overhead(
     schedules: Sequence[Schedule],
     curve: CostCurve,
 ) -> HookCost:
-    """Chooses, from these values and 0, the overhead with the least error of bucket ends."""
+    """Chooses 0 or the one of these overheads that predicts the buckets' ends with least error."""
     tried = (dataclasses.replace(cost, overhead_s=each) for each in (0.0, *overheads_s.tolist()))
     return min(tried, key=lambda each: _miss(each, schedules, curve))
 

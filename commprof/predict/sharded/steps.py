@@ -169,7 +169,7 @@ class ShardedSteps(RecordedSteps):
 
 
 def passes_of(steps: RecordedSteps, scenario: Scenario) -> float:
-    """Returns the backward passes of a scenario's step, divided by those of a recorded step."""
+    """Returns the number of backward passes per step, the scenario's over the recorded one's."""
     if scenario.accumulate is None or not isinstance(steps, ShardedSteps):
         return 1.0
     return scenario.accumulate / steps.passes

@@ -198,11 +198,11 @@ def _shorter(
 ) -> tuple[dict[str, Any], int]:
     """Returns the data of as many middle steps of a timeline as fit, and its size in bytes.
 
-    If not even the shortest cut fits, its data is returned.
+    If even the shortest cut is too large, returns that one.
 
     Args:
         drawn: the whole timeline.
-        spans: number of spans of a cut that is too large.
+        spans: number of spans of a cut already found too large, from which a smaller one follows.
         size_bytes: size of that cut.
         most_bytes: largest size of the result.
     """

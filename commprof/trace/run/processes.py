@@ -116,7 +116,7 @@ class Here:
 
 
 def state_of(metadata: Mapping[str, Any]) -> State:
-    """Returns the state of the process named by ``pid``, ``machine`` and ``clock`` of metadata."""
+    """Returns the state of the process that a trace's metadata describes."""
     return Here().find(metadata)[0]
 
 
