@@ -132,7 +132,7 @@ void pushAtThreadEnd(const trace_file::Directory& directory) {
 
 // Threads push as fast as they can while traces open and close around them.
 void pushWhileStopping(const trace_file::Directory& directory) {
-  constexpr int kSessions = check::kSanitized ? 15 : 25;
+  constexpr int kSessions = 40;
   Recorder& recorder = Recorder::instance();
   std::atomic<bool> done{false};
   std::vector<std::thread> threads;
@@ -175,7 +175,7 @@ void pushWhileStopping(const trace_file::Directory& directory) {
 // Two threads stop, two start: one of each wins, and nothing breaks.
 void stopAndStartRace(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
-  for (int round = 0; round < (check::kSanitized ? 20 : 50); ++round) {
+  for (int round = 0; round < 50; ++round) {
     std::atomic<int> started{0};
     const auto start = [&](const std::string& name) {
       try {

@@ -131,7 +131,7 @@ def smaller(line: str, here: Path) -> str:
     line = re.sub(r"-e 64M\b", "-e 1M" if "-b 1M" in line else "-e 64K", line)
     line = re.sub(r"--steps (50|200)\b", "--steps 8", line)
     line = line.replace("--batch-size 96", "--batch-size 8").replace("_mb=25", "_mb=1")
-    line = re.sub(r"(?<=--workload )(mlp|resnet50)(?![\w:])", SMALL_OF["mlp"], line)
+    line = re.sub(r"(?<=--workload )(mlp|resnet50)(?![\w:])", lambda it: SMALL_OF[it[0]], line)
     line = re.sub(r"(commprof[. ]microbench) ", r"\1 -e 4K -n 5 ", line)
     line = re.sub(r"(--metrics) ", r"\1 --metrics-address 127.0.0.1:0 ", line)
     line = re.sub(r"(--trial [^ ]+?)(,rounds=\d+)?(?= |$)", r"\1,rounds=4", line)

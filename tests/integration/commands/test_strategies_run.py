@@ -176,14 +176,10 @@ def test_fp16_with_its_scaled_loss(ddp: WorldResult, base: Path, strategy: str) 
     assert world.weights_differ == ()
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize(
-    ("workload", "strategy"),
-    [
-        *(("mlp", "ddp"), ("mlp", "fsdp"), ("transformer", "ddp"), ("transformer", "fsdp")),
-        ("resnet50", "fsdp"),  # 20 s; with DDP it is trained below
-        pytest.param("lora", "ddp", marks=pytest.mark.needs("peft")),
-        pytest.param("lora", "fsdp", marks=pytest.mark.needs("peft")),
-    ],
+    "workload",
+    ["mlp", "resnet50", "transformer", pytest.param("lora", marks=pytest.mark.needs("peft"))],
 )
 def test_every_workload_trains_with_all_options_together(
     base: Path, workload: str, strategy: str
@@ -201,9 +197,10 @@ def test_every_workload_trains_with_all_options_together(
         check_theory(world, "all_gather_into_tensor", "reduce_scatter_tensor")
 
 
-def test_batch_norm_where_weights_are_gathered_in_16_bits(base: Path) -> None:
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_batch_norm_where_weights_are_gathered_in_16_bits(base: Path, precision: str) -> None:
     # Two images a rank: backwards, each takes a second of CPU in 16 bits.
-    options = {"precision": "bf16", "batch_size": 4, "steps": 2}
+    options = {"precision": precision, "batch_size": 4, "steps": 2}
     whole, cut = (
         trained(base, workload=SMALL_OF["resnet50"], strategy=strategy, **options)
         for strategy in ("ddp", "fsdp")

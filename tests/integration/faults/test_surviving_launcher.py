@@ -98,7 +98,7 @@ def test_two_jobs_in_one_directory(tmp_path: Path) -> None:
     assert "is not empty" in refused.stderr
 
 
-PARTS = 3
+PARTS = 4
 
 
 @pytest.fixture(scope="module")

@@ -221,7 +221,8 @@ def test_several_hosts_need_a_directory_that_all_see(
 def test_the_others_hear_what_rank_0_says_and_wait_no_longer_than_told(port: int) -> None:
     rank(port=port).export()
     word = StoreMessage(rank(port=port), patience_s=0.3)
-    with pytest.raises(CommprofError, match=r"rank 0 ended, or did not send settings within 0\.3"):
+    silent = r"rank 0 ended, or did not send settings within 0\.3 s"
+    with pytest.raises(CommprofError, match=silent):
         word.hear()
     word.say(job="/a/job.json")
     assert word.hear() == {"job": "/a/job.json"}
