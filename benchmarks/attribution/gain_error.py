@@ -3,14 +3,15 @@
     PYTHONPATH=. python benchmarks/attribution/gain_error.py --results gain_error.jsonl
 
 Two ranks train a DDP model that computes all the time, each on a core of its own. One rank is late
-in every second block of four steps, in an order drawn by lot: it computes or sleeps longer in one
-phase, by 10 to 80 % of a step, so that the mean step is up to 40 % longer. The report predicts the
-mean step if that rank were as fast as the other. The truth is the mean of the steps without the
-delay, from the same trace; a step right after a late one is left out, as it may begin late, and so
-are stalled steps, which the report leaves out too. 50 delays, and 10 jobs without one as control,
-whose error is the noise of the comparison. Jobs in the results file are not repeated. On a machine
-with many cores, ``taskset -c 2,3 ... --part 1/6`` runs every sixth job; the files of all parts make
-one. Prints a line each; ends with 1 where a demand is not met.
+in one of every two blocks of four steps, drawn by lot: it computes or sleeps longer in one phase,
+by 10 to 80 % of a step, so that the mean step is up to 40 % longer. Steps with and without the
+delay are therefore at most eight steps apart, and a machine that becomes slower slows both. The
+report predicts the mean step if that rank were as fast as the other. The truth is the mean of the
+steps without the delay, from the same trace; a step right after a late one is left out, as it may
+begin late, and so are stalled steps, which the report leaves out too. 50 delays, and 10 jobs
+without one as control, whose error is the noise of the comparison. Jobs in the results file are not
+repeated. On a machine with many cores, ``taskset -c 2,3 ... --part 1/6`` runs every sixth job; the
+files of all parts make one. Prints a line each; ends with 1 where a demand is not met.
 """
 
 from __future__ import annotations
@@ -30,20 +31,21 @@ from benchmarks.judging.demands import Demand, at_most, judged, of_all
 from benchmarks.judging.results_file import Lines, read_rows
 
 DELAYS, CONTROLS = 50, 10
-STEPS, BLOCK_STEPS = 1000, 4
+STEPS, BLOCK_STEPS = 2000, 4
 PHASES = ("data", "forward", "backward", "optimizer")
 #: Of a step without a delay.
 SHARES = (0.10, 0.80)
 #: Errors that are asked for, as fractions of the step.
 MEAN, WORST = 0.01, 0.03
-_BATCH = 5
+#: Jobs of one pair of processes, which may run for five minutes.
+_BATCH = 2
 _Rows = list[dict[str, Any]]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=Path, help="one JSON line per job; jobs in it are kept")
-    parser.add_argument("--minutes", type=float, default=12, help="start no batch after that")
+    parser.add_argument("--minutes", type=float, default=90, help="start no batch after that")
     parser.add_argument("--part", default="0/1", help="K/N: jobs K, K + N, K + 2 N, ...")
     args = parser.parse_args()
     first, every = map(int, args.part.split("/"))
@@ -82,8 +84,8 @@ def demands(rows: _Rows) -> list[Demand]:
 def _job(seed: int, step_ms: float) -> dict[str, Any]:
     """Job of this number; the last ones are controls."""
     drawn = random.Random(seed)
-    blocks = [number % 2 == 0 for number in range(STEPS // BLOCK_STEPS)]
-    drawn.shuffle(blocks)
+    pairs = STEPS // (2 * BLOCK_STEPS)
+    blocks = [is_late for _ in range(pairs) for is_late in drawn.sample((False, True), 2)]
     late = [is_late for is_late in blocks for _ in range(BLOCK_STEPS)]
     share = drawn.uniform(*SHARES) if seed < DELAYS else 0.0
     return {
