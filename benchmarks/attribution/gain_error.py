@@ -31,7 +31,7 @@ from benchmarks.judging.demands import Demand, at_most, judged, of_all
 from benchmarks.judging.results_file import Lines, read_rows
 
 DELAYS, CONTROLS = 50, 10
-STEPS, BLOCK_STEPS = 2000, 4
+STEPS, BLOCK_STEPS = 1500, 4
 PHASES = ("data", "forward", "backward", "optimizer")
 #: Of a step without a delay.
 SHARES = (0.10, 0.80)
@@ -95,6 +95,7 @@ def _job(seed: int, step_ms: float) -> dict[str, Any]:
         "computes": drawn.random() < 0.5,
         "delay_ms": share * step_ms,
         "late": late,
+        "steps_per_core": 2 * BLOCK_STEPS,
     }
 
 
@@ -130,7 +131,7 @@ def _judge(job: dict[str, Any], directory: Path) -> dict[str, Any]:
     predicted_ms = predicted[0].step_ms if predicted else found.step_ms
     without_ms = float(wall_ms[alone].mean())
     return {
-        **{key: value for key, value in job.items() if key != "late"},
+        **{key: value for key, value in job.items() if key not in ("late", "steps_per_core")},
         "step_ms": found.step_ms,
         "late_ms": float(wall_ms[late[step]].mean()),
         "without_ms": without_ms,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 import commprof
 from benchmarks.ranks.listed_jobs import run_listed
 
+_CORES = sorted(os.sched_getaffinity(0))[:2]
 _WIDTH, _LAYERS, _BATCH = 384, 8, 96
 
 
@@ -38,7 +40,9 @@ class _Job:
         """All steps; the rank is late in those that the job lists."""
         dist.barrier()
         with commprof.profile(directory) as capture:
-            for is_late in self._job["late"]:
+            for number, is_late in enumerate(self._job["late"]):
+                if number % self._job["steps_per_core"] == 0:
+                    _move(dist.get_rank() + number // self._job["steps_per_core"])
                 self._is_late = is_late and dist.get_rank() == self._job["rank"]
                 self._step(capture)
                 capture.step()
@@ -69,7 +73,13 @@ class _Job:
             torch.mm(self._matrix, self._matrix)
 
 
+def _move(turn: int) -> None:
+    """Moves all threads of this process to one of its two cores."""
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(ProcessLookupError):  # a thread that has ended
+            os.sched_setaffinity(int(thread), {_CORES[turn % 2]})
+
+
 if __name__ == "__main__":
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[int(os.environ["RANK"]) % len(cores)]})
+    _move(int(os.environ["RANK"]))
     run_listed(lambda job, directory: _Job(job).run(directory))
