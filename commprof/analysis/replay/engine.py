@@ -1,16 +1,18 @@
 """Replays the recorded programs of all ranks, which wait for each other in collectives.
 
-A collective begins on a rank once the ranks that it needs have issued it and the previous
-collective in its group is complete; it then takes its recorded time. A rank that waits for the
-collective continues after its completion, with the recorded delay. If neither own times (see
+A collective begins on a rank once two conditions hold: every rank that this rank waits for has
+issued the collective, and the previous collective of the group is complete on this rank. The
+collective then takes its recorded time. A rank that waits for the collective continues after the
+collective's completion, with the recorded delay. If neither own times (see
 :mod:`commprof.analysis.replay.program`) nor transfers are changed, every event happens when it was
 recorded; a test verifies this.
 
 A :class:`Line` models one link: ``workers`` threads serve the collectives in order of issue. A
 collective uses the link for its ``wire`` time and completes ``latency`` later; during the latency
-the next collective uses the link. Two collectives that share a real link end closer together than
-in this model, but the later of them ends at the same time: ``benchmarks/judging/simulate.py``
-follows each segment, and a test compares it with this model.
+the next collective uses the link. In reality, two collectives can use the link at once: the first
+one then completes later than in this model, but the last one completes when the model says.
+``benchmarks/judging/simulate.py`` simulates a link segment by segment; a test compares the last
+completion with this model.
 """
 
 from __future__ import annotations
@@ -58,13 +60,17 @@ class Line:
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
-#: A number, or an array with one value per drawn step.
+#: A number, or an array with one value per randomly drawn step.
 Time = Any
 
 
 @dataclass(frozen=True)
 class Condition:
-    """The rows ``opens`` can begin once the rows ``needed`` are issued, numbered over all ranks."""
+    """Rows of collectives that can begin once the needed rows are issued.
+
+    A row is one rank's call of one collective. Its number is the index into the tables of all
+    ranks, concatenated.
+    """
 
     #: Rows that must be issued first.
     needed: tuple[int, ...]
@@ -95,8 +101,11 @@ class Calls:
     workers: int = 1
 
 
-def calls(seen: MeasuredWorld, ranks: Sequence[Program]) -> Calls:
-    """Collects the collectives of all ranks for a replay."""
+def calls(seen: MeasuredWorld, stretches: Sequence[Sequence[Program]]) -> list[Calls]:
+    """Collects the collectives of all ranks, for the replay of each stretch of steps.
+
+    ``stretches``: for each stretch, the programs of all ranks.
+    """
     issue, end, op = (
         np.concatenate([getattr(table, name) for table in seen.tables])
         for name in ("issue_ns", "end_ns", "op")
@@ -108,20 +117,28 @@ def calls(seen: MeasuredWorld, ranks: Sequence[Program]) -> Calls:
         begins[list(each.opens)] = issue[list(each.needed)].max()
     before = _before(seen, op, end)
     queued = np.where(before >= 0, end[before], 0) if len(end) else end
+    transfer, earlier = end - np.maximum(begins, queued), before.tolist()
+    outside = [_outside(seen, issue, ranks) for ranks in stretches]
+    conditions = _opening(conditions, np.logical_and.reduce(outside))
+    return [
+        Calls(_opening(conditions, mask), earlier, issue, transfer, end, mask, seen.matching.group)
+        for mask in outside
+    ]
+
+
+def _outside(seen: MeasuredWorld, issue: Ints, ranks: Sequence[Program]) -> Mask:
+    """True for rows that their rank issued before the first or after the last replayed step."""
     first, last = (
         np.repeat([getattr(each, name) for each in ranks], seen.matching.lengths)
         for name in ("begin_ns", "until_ns")
     )
-    outside = (issue < first) | (issue >= last)
-    return Calls(
-        [each for each in conditions if not outside[list(each.opens)].all()],
-        before.tolist(),
-        issue,
-        end - np.maximum(begins, queued),
-        end,
-        outside,
-        seen.matching.group,
-    )
+    mask: Mask = (issue < first) | (issue >= last)
+    return mask
+
+
+def _opening(conditions: Sequence[Condition], outside: Mask) -> list[Condition]:
+    """Returns the conditions that open a row within the replayed steps."""
+    return [each for each in conditions if not outside[list(each.opens)].all()]
 
 
 def _conditions(seen: MeasuredWorld, issue: Ints) -> Iterator[Condition]:
@@ -144,7 +161,11 @@ def _conditions(seen: MeasuredWorld, issue: Ints) -> Iterator[Condition]:
 
 
 def _before(seen: MeasuredWorld, op: Ints, end: Ints) -> Ints:
-    """Returns each row's predecessor in its group and rank; -1 if none, or if that ended later."""
+    """Returns each row's predecessor: the previous row of the same group on the same rank.
+
+    -1 if there is no predecessor, or if the predecessor ended after the row itself. Point-to-point
+    operations have no predecessors and are not predecessors.
+    """
     before = np.full(len(op), -1, dtype=np.int64)
     rank = np.repeat(np.arange(len(seen.tables)), seen.matching.lengths)
     rows = np.flatnonzero(~np.isin(op, POINT_TO_POINT))
@@ -161,7 +182,6 @@ def _before(seen: MeasuredWorld, op: Ints, end: Ints) -> Ints:
 def replay(
     ranks: Sequence[Program],
     known: Calls,
-    steps: int,
     own_ns: Sequence[Floats] | None = None,
     free: Mask | None = None,
 ) -> Floats | None:
@@ -170,10 +190,11 @@ def replay(
     Args:
         ranks: programs of all ranks.
         known: collectives of all ranks.
-        steps: number of replayed steps.
         own_ns: own time of each rank's events; None for the recorded own times.
-        free: rows whose transfer takes no time; None for no rows.
+        free: mask over all rows of ``known``, True for rows whose transfer takes no time; None if
+            no row is free.
     """
+    steps = ranks[0].steps
     run = _Run(ranks, known, steps, own_ns or [each.own_ns for each in ranks], free)
     run.go()
     if any(at < len(rank.kind) for at, rank in zip(run.at, ranks, strict=True)):
@@ -185,7 +206,7 @@ def replay(
 
 @dataclass(frozen=True)
 class DrawnSteps:
-    """Results of steps replayed together, as ``[rank, drawn step]`` in ns."""
+    """Results of randomly drawn steps, replayed together: ``[rank, drawn step]`` in ns."""
 
     #: Time of the rank's last event.
     end_ns: Floats
@@ -198,7 +219,8 @@ def replay_drawn(ranks: Sequence[Program], known: Calls, steps: int) -> DrawnSte
 
     Args:
         ranks: programs of all ranks for one step; ``own_ns`` and ``extra_ns`` have a row per event
-            and a column per drawn step. Each program's last event is the step's end: MARK, row 1.
+            and a column per drawn step. The last event of each program must be the end of the step:
+            kind MARK, with ``row`` 1 (see ``Program.row``).
         known: collectives of all ranks, with a column per drawn step in ``transfer_ns``.
         steps: number of drawn steps.
 
@@ -227,7 +249,8 @@ class _Run:
     ) -> None:
         """Prepares a replay; collectives issued outside of the steps keep their recorded times.
 
-        ``drawn`` is the number of drawn steps, replayed at once; 0 if each time is one number.
+        ``drawn`` is the number of randomly drawn steps that are replayed together: each time is
+        then an array with one value per drawn step. If ``drawn`` is 0, each time is one number.
         """
         self._later: Callable[[Time, Time], Time] = np.maximum if drawn else max
         self._known = known
@@ -242,15 +265,14 @@ class _Run:
         self.marks: list[list[Time]] = [[0.0] * (2 * steps) for _ in ranks]
         self.stood: list[Time] = [float(rank.begin_ns) for rank in ranks]
         transfer = known.transfer_ns if free is None else np.where(free, 0.0, known.transfer_ns)
-        self._transfer = _each(transfer)
+        inside = np.flatnonzero(~known.outside)
+        self._transfer = dict(zip(inside.tolist(), _each(transfer[inside]), strict=True))
         self._latency = None if known.latency_ns is None else _each(known.latency_ns)
         #: Queue of each row.
         self._lines: list[Line] = []
         if self._latency is not None:
             self._lines = _lines(known, drawn)
-        self._end: list[Time | None] = known.end_ns.astype(np.float64).tolist()
-        for row in np.flatnonzero(~known.outside).tolist():
-            self._end[row] = None
+        self._end = _Ends(dict.fromkeys(inside.tolist()), known.end_ns)
         self._begins: dict[int, Time] = {}
         self._missing = [0] * len(known.conditions)
         self._arrived: list[Time] = [0.0] * len(known.conditions)
@@ -335,7 +357,11 @@ class _Run:
         self._completed.append(row)
 
     def _settle(self) -> None:
-        """Begins rows queued behind completed rows, issues chained rows and wakes waiting ranks."""
+        """Handles the effects of completed collectives until there are no more.
+
+        A completed collective lets the next collectives of the group begin, lets other threads
+        issue the collectives that follow (``Program.chained``), and wakes the ranks that wait.
+        """
         while self._completed:
             row = self._completed.pop()
             end: Time = self._end[row]
@@ -344,6 +370,17 @@ class _Run:
             for chained, lag in self._chained.get(row, ()):
                 self._issued(chained, end + lag)
             self._ready.extend(self._waiting.pop(row, ()))
+
+
+class _Ends(dict[int, "Time | None"]):
+    """Completion of each row; None for a replayed row that is not complete yet."""
+
+    def __init__(self, replayed: dict[int, None], recorded_ns: Ints) -> None:
+        super().__init__(replayed)
+        self._recorded_ns = recorded_ns
+
+    def __missing__(self, row: int) -> float:
+        return float(self._recorded_ns[row])
 
 
 def _each(values: Floats) -> list[Time]:
@@ -360,7 +397,11 @@ def _lines(known: Calls, drawn: int) -> list[Line]:
 
 
 def _extra(rank: Program, free: Mask) -> list[float]:
-    """Returns ``extra_ns`` without the time to wake up after a free transfer."""
+    """Returns ``rank.extra_ns`` without the delays to wake up after waits for free collectives.
+
+    ``free`` is a mask over the collectives of all ranks, True for collectives whose transfer takes
+    no time. Negative values of ``extra_ns`` stay.
+    """
     waits = (rank.row >= 0) & (rank.kind != MARK)
     without = np.zeros(len(rank.row), dtype=bool)
     without[waits] = free[rank.row[waits]]

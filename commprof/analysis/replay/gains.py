@@ -1,13 +1,16 @@
 """Step time saved if a rank or phase were as fast as the other ranks, or if transfers took no time.
 
 Each gain is a replay of the recorded steps (:mod:`commprof.analysis.replay.engine`) with one
-change. A rank "as fast as the others" gets the other ranks' own times in each phase: its longest
-time becomes their longest, its median their median, and so on; its long and short steps keep their
-order. Phases in which the rank is faster than the others change too: if only its slower phases
-changed, the rank would become faster than the others. The run delay that the rank's own process
-causes is not taken from the others, but from the half of the steps in which the rank is least late:
-on the rank that arrives last, gloo's threads exchange buckets while the rank still computes; on the
-other ranks, they do so while those ranks wait.
+change. A rank "as fast as the others" gets the other ranks' own times (times without waiting for
+communication) in each phase: its longest time becomes their longest, its median their median, and
+so on; its long and short steps keep their order. Phases in which the rank is faster than the others
+change too: if only its slower phases changed, the rank would become faster than the others.
+
+One part of the own time does not come from the other ranks: the time without a core that other
+threads of the rank's process may have caused. The new values of this part come from the same rank,
+from the half of the steps in which the rank is least late. The other ranks' values do not fit:
+while gloo's threads exchange buckets, the training thread of the rank that arrives last still
+computes, but the training threads of the other ranks wait.
 
 The efficiencies are those of POP (Performance Optimisation and Productivity, "POP Standard Metrics
 for Parallel Performance Analysis"): parallel = load balance x serialisation x transfer.
@@ -23,11 +26,12 @@ import numpy.typing as npt
 
 from commprof.analysis.align.measured import MeasuredWorld, slowest_ns
 from commprof.analysis.replay.engine import Calls, calls, replay
-from commprof.analysis.replay.program import LEAST_STEPS, Program, programs
+from commprof.analysis.replay.program import LEAST_STEPS, Program, programs, replayed_steps
 from commprof.analysis.step.breakdown import own_run_delay_ns
 from commprof.analysis.step.mean_step import stalled
 from commprof.stats.intervals import Interval, percentile_interval, resampled_means
 from commprof.trace import columns
+from commprof.trace.columns import Ints
 from commprof.trace.schema import PHASES
 from commprof.units import ns_to_ms
 
@@ -80,14 +84,19 @@ def gains(seen: MeasuredWorld) -> Gains | None:
     """
     if len(seen.ranks) < 2 or not seen.clocks_shared or len(seen.measured[0].step) < LEAST_STEPS:
         return None
-    made, step = programs(seen)
-    counted = ~stalled(slowest_ns(seen.measured))[: len(step)]
+    chosen = replayed_steps(seen)
+    step = np.concatenate(chosen)
+    counted = ~stalled(slowest_ns(seen.measured))[np.isin(seen.measured[0].step, step)]
+    if len(step) < len(seen.measured[0].step):
+        # A rank that begins a stretch late does so in the replay, too, whatever was changed.
+        counted[np.cumsum([0, *map(len, chosen)])[:-1]] = False
     if counted.sum() < LEAST_STEPS:
         return None
     kept = [
         own_run_delay_ns(trace)[np.isin(columns.steps(trace).index, step)] for trace in seen.traces
     ]
-    found = _Replays(made, calls(seen, made), kept, counted)
+    made = [programs(seen, each) for each in chosen]
+    found = _Replays(list(zip(made, calls(seen, made), strict=True)), kept, counted)
     recorded = found.step_ns()
     if recorded is None or not recorded[found.counted].all():
         return None
@@ -122,35 +131,54 @@ class _Replays:
 
     def __init__(
         self,
-        ranks: Sequence[Program],
-        known: Calls,
+        stretches: Sequence[tuple[Sequence[Program], Calls]],
         kept_ns: Sequence[Floats],
         counted: npt.NDArray[np.bool_],
     ) -> None:
         """Prepares the replays.
 
         Args:
-            ranks: the programs.
-            known: the recorded calls.
+            stretches: for each stretch of steps, the ranks' programs and the recorded calls.
             kept_ns: ``[step, phase]`` per rank: run delay that its own process may have caused.
             counted: mask of the steps that did not stall.
         """
-        self.ranks, self.known, self.counted = ranks, known, counted
+        self.stretches, self.counted = stretches, counted
+        #: Global numbers of the ranks, and the calls' groups, which are those of every stretch.
+        self.ranks = [rank.rank for rank in stretches[0][0]]
+        self.group = stretches[0][1].group
         #: Own time ``[step, phase]`` of each rank.
-        self.own_ns = [rank.own_by_phase_ns(len(counted)) for rank in ranks]
+        self.own_ns = [
+            np.concatenate([ranks[place].own_by_phase_ns() for ranks, _ in stretches])
+            for place in range(len(self.ranks))
+        ]
         self.kept_ns = [np.minimum(*each) for each in zip(kept_ns, self.own_ns, strict=True)]
-        self.all_rows = np.ones(len(known.group), dtype=bool)
+        self.all_rows = np.ones(len(self.group), dtype=bool)
 
     def step_ns(
         self,
         own_ns: Sequence[Floats] | None = None,
         free: npt.NDArray[np.bool_] | None = None,
     ) -> Floats | None:
-        """Replays the steps with other own times, ``[step, phase]`` per rank, or free transfers."""
-        moved = None
-        if own_ns is not None:
-            moved = [rank.with_own(own) for rank, own in zip(self.ranks, own_ns, strict=True)]
-        return replay(self.ranks, self.known, len(self.counted), moved, free)
+        """Replays the steps; returns the time of each step, or None if the ranks deadlock.
+
+        Args:
+            own_ns: own time ``[step, phase]`` of each rank; None for the recorded own times.
+            free: collectives whose transfer takes no time; None for no collectives.
+        """
+        found, first = [], 0
+        for ranks, known in self.stretches:
+            last = first + ranks[0].steps
+            moved = None
+            if own_ns is not None:
+                moved = [
+                    rank.with_own(own[first:last]) for rank, own in zip(ranks, own_ns, strict=True)
+                ]
+            times = replay(ranks, known, moved, free)
+            if times is None:
+                return None
+            found.append(times)
+            first = last
+        return np.concatenate(found)
 
     def changes(self, seen: MeasuredWorld, own: Floats) -> Iterator[tuple[_Change, Floats | None]]:
         """Yields every change with the step times of its replay."""
@@ -160,7 +188,7 @@ class _Replays:
             faster = self._as_others(place)
             spared = (self.own_ns[place] - faster)[self.counted].sum(axis=0)
             least = _LEAST_SHARE * total
-            rank = self.ranks[place].rank
+            rank = self.ranks[place]
             if spared.sum() >= least:
                 yield _Change("rank", rank), self._with(place, faster)
             phases = np.flatnonzero(spared >= least)
@@ -173,11 +201,11 @@ class _Replays:
         if len(self.ranks) > 2:
             mean = np.mean(self.own_ns, axis=0)
             yield _Change("balance"), self.step_ns([mean] * len(self.ranks))
-        for group, name in _groups(seen, self.known):
-            yield _Change("group", group=name), self.step_ns(free=self.known.group == group)
+        for group, name in _groups(seen, self.group):
+            yield _Change("group", group=name), self.step_ns(free=self.group == group)
         yield (
             _Change("communication"),
-            self.step_ns(free=np.ones(len(self.known.group), dtype=bool)),
+            self.step_ns(free=self.all_rows),
         )
 
     def _with(self, place: int, own_ns: Floats) -> Floats | None:
@@ -209,9 +237,9 @@ def _in_place_of(mine: Floats, others: Floats) -> Floats:
     return found
 
 
-def _groups(seen: MeasuredWorld, known: Calls) -> list[tuple[int, str]]:
+def _groups(seen: MeasuredWorld, group: Ints) -> list[tuple[int, str]]:
     """Returns the groups with the most collectives; empty if fewer than two are used."""
-    sent = np.bincount(known.group[known.group >= 0], minlength=len(seen.matching.groups))
+    sent = np.bincount(group[group >= 0], minlength=len(seen.matching.groups))
     used = [number for number in np.argsort(-sent, kind="stable").tolist() if sent[number]]
     if len(used) < 2:
         return []

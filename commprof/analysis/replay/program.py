@@ -26,8 +26,11 @@ ISSUE, WAIT, STAND, MARK = range(4)
 _REDUCE_SCATTER = OPS.index("reduce_scatter_tensor")
 #: Fewest steps of a replay.
 LEAST_STEPS = 5
-#: Wanted number of events of all ranks in a replay; later steps are left out.
+#: Wanted number of events of all ranks in all replayed steps.
 _MOST_EVENTS = 12_000
+#: Most stretches of these steps, and fewest steps of each where there are several.
+_MOST_STRETCHES = 4
+_STRETCH_STEPS = 25
 
 
 def _none() -> Ints:
@@ -63,9 +66,14 @@ class Program:
     border_step: Ints = field(default_factory=_none)
     border_phase: Ints = field(default_factory=_none)
 
-    def own_by_phase_ns(self, steps: int) -> Floats:
+    @property
+    def steps(self) -> int:
+        """Number of replayed steps."""
+        return int((self.kind == MARK).sum()) // 2
+
+    def own_by_phase_ns(self) -> Floats:
         """Returns own time as ``[step, phase]``, phases in the order of ``schema.PHASES``."""
-        table = np.zeros((steps, len(PHASES)))
+        table = np.zeros((self.steps, len(PHASES)))
         inside = self.border_step >= 0
         at = self.border_step[inside], self.border_phase[inside]
         np.add.at(table, at, np.diff(self.border_ns)[inside])
@@ -76,7 +84,7 @@ class Program:
 
         A phase without own time keeps none, since its time could not be placed among the events.
         """
-        now = self.own_by_phase_ns(len(wanted_ns))
+        now = self.own_by_phase_ns()
         factor = np.divide(wanted_ns, now, out=np.ones_like(now), where=now > 0)
         length = np.diff(self.border_ns)
         inside = self.border_step >= 0
@@ -86,9 +94,8 @@ class Program:
         return changed
 
 
-def programs(seen: MeasuredWorld) -> tuple[list[Program], Ints]:
-    """Makes one program per rank, and returns the numbers of the replayed steps."""
-    step = _chosen_steps(seen)
+def programs(seen: MeasuredWorld, step: Ints) -> list[Program]:
+    """Makes one program per rank; ``step``: the numbers of the replayed steps, in order."""
     first = np.concatenate(([0], np.cumsum(seen.matching.lengths)))
     made = []
     for rank, trace, table, offset in zip(
@@ -110,11 +117,16 @@ def programs(seen: MeasuredWorld) -> tuple[list[Program], Ints]:
                 rank, table, offset, steps, exposed, finalizations, columns.phases(trace), step
             )
         )
-    return made, step
+    return made
 
 
-def _chosen_steps(seen: MeasuredWorld) -> Ints:
-    """Returns the first measured steps, up to the wanted number of events in a replay."""
+def replayed_steps(seen: MeasuredWorld, most: int = _MOST_STRETCHES) -> list[Ints]:
+    """Chooses the measured steps to replay; returns the step numbers of each stretch.
+
+    A stretch is a sequence of consecutive measured steps. If all steps hold few enough events,
+    they are the only stretch. Otherwise stretches of equal length, at most ``most``, are spread
+    evenly over the run.
+    """
     step = seen.measured[0].step
     held = np.zeros(len(step))
     for trace, table in zip(seen.traces, seen.tables, strict=True):
@@ -123,7 +135,14 @@ def _chosen_steps(seen: MeasuredWorld) -> Ints:
         issued = np.sort(table.issue_ns)
         begun = np.searchsorted(issued, steps.begin_ns[chosen])
         held += 2 + 2 * (np.searchsorted(issued, steps.end_ns[chosen]) - begun)
-    return step[: max(LEAST_STEPS, int(np.searchsorted(np.cumsum(held), _MOST_EVENTS)))]
+    wanted = max(LEAST_STEPS + 1, int(_MOST_EVENTS / held.mean()))
+    if wanted >= len(step):
+        return [step]
+    count = max(1, min(most, wanted // _STRETCH_STEPS))
+    length = wanted // count
+    middles = len(step) * (np.arange(count) + 0.5) / count
+    begins = (middles - length / 2).astype(int).tolist()
+    return [step[begin : begin + length] for begin in begins]
 
 
 def _apart(exposed: Exposures) -> Exposures:
@@ -137,10 +156,13 @@ def _apart(exposed: Exposures) -> Exposures:
 
 
 class _OwnTime:
-    """Own time of one rank since its first step began."""
+    """Own time of one rank: time since its first step began, without waiting for communication."""
 
     def __init__(self, exposed: Exposures, begin_ns: int) -> None:
-        """Starts own time at ``begin_ns``; the intervals of ``exposed`` must not overlap."""
+        """Prepares own time: the time since ``begin_ns``, less the waiting in ``exposed``.
+
+        The intervals of ``exposed`` must not overlap.
+        """
         self._exposed, self._begin_ns = exposed, begin_ns
 
     def at(self, time_ns: Ints) -> Floats:
@@ -249,10 +271,11 @@ def _chained(
 def _found_complete(
     table: Collectives, exposed: Exposures, finalizations: Finalizations, thread: int
 ) -> tuple[Ints, Ints]:
-    """Returns the buckets that a DDP finalisation had without waiting, and the time of each.
+    """Returns the buckets for which a DDP finalisation did not wait, and a time for each.
 
-    The time is the bucket's completion, clipped to the begin and end of the finalisation.
-    FSDP2 waits for its collectives within backward, so its passes have no finalisation.
+    A finalisation is the end of a backward pass, where DDP waits for the buckets. The time is the
+    bucket's completion, clipped to the begin and end of the finalisation. Backward passes of FSDP2
+    have no finalisation, because FSDP2 waits for its collectives earlier in backward.
     """
     span = finalizations.span
     mine = np.flatnonzero(span.thread == thread)

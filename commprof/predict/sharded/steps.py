@@ -18,7 +18,7 @@ import numpy.typing as npt
 from commprof.analysis.align.measured import MeasuredWorld, backward_passes, measured_world
 from commprof.analysis.collectives.traffic import sizes_bytes
 from commprof.analysis.replay.engine import Calls, calls
-from commprof.analysis.replay.program import Program, programs
+from commprof.analysis.replay.program import Program, programs, replayed_steps
 from commprof.analysis.step.exposure import exposures_of
 from commprof.errors import CommprofError
 from commprof.predict.fit.cost_model import OTHER_HOST, SAME_HOST
@@ -42,10 +42,11 @@ from commprof.trace.stretches import covered
 
 
 def usual_events(found: Sequence[RankCycle]) -> tuple[Event, ...]:
-    """Merges the cycles' events into one order; ignores cycles that contradict it.
+    """Merges the orders of events of all cycles into one order.
 
-    Each cycle may lack different waits, so that no single cycle has them all. The result keeps the
-    order of events in each cycle, beginning with the most frequent orders.
+    Short waits may not be recorded, so it is possible that every cycle lacks some of the events.
+    The orders of single cycles are merged one after the other, the most frequent order first. An
+    order that contradicts the merged order so far is left out.
     """
     before: dict[Event, set[Event]] = {}
     result: tuple[Event, ...] = ()
@@ -66,7 +67,10 @@ def usual_events(found: Sequence[RankCycle]) -> tuple[Event, ...]:
 
 
 def _places(events: Sequence[Event], order: Sequence[Event]) -> npt.NDArray[np.int64] | None:
-    """Returns each event's index in ``order``; None if one is missing or the order differs."""
+    """Returns each event's index in ``order``.
+
+    None if ``order`` lacks one of the events, or has the events in another order.
+    """
     place = {event: number for number, event in enumerate(order)}
     if not all(event in place for event in events):
         return None
@@ -75,9 +79,10 @@ def _places(events: Sequence[Event], order: Sequence[Event]) -> npt.NDArray[np.i
 
 
 def in_usual_order(found: RankCycle, events: Sequence[Event]) -> Floats | None:
-    """Returns a cycle's ``own_ns``, ``update_ns`` and ``extra_ns``, as ``[3, usual events]``.
+    """Returns the ``own_ns``, ``update_ns`` and ``extra_ns`` of one rank's step (``found``).
 
-    NaN for events that the cycle lacks; None if its events are in another order.
+    The result has these three rows and a column per entry of ``events``: NaN if ``found`` lacks the
+    event. None if ``found`` has an event that ``events`` lacks, or has its events in another order.
     """
     at = _places(found.events, events)
     if at is None:
@@ -169,7 +174,10 @@ class ShardedSteps(RecordedSteps):
 
 
 def passes_of(steps: RecordedSteps, scenario: Scenario) -> float:
-    """Returns the number of backward passes per step, the scenario's over the recorded one's."""
+    """Returns the scenario's backward passes per step, divided by those of a recorded step.
+
+    1 if the scenario does not set them, or if the steps are not sharded.
+    """
     if scenario.accumulate is None or not isinstance(steps, ShardedSteps):
         return 1.0
     return scenario.accumulate / steps.passes
@@ -209,8 +217,9 @@ def read_sharded(run: WorldRun) -> ShardedSteps:
             f"{name}: {len(seen.measured[0].step)} measured steps; a prediction needs "
             f"{LEAST_STEPS + 1}: record more"
         )
-    made, step = programs(seen)
-    known = calls(seen, made)
+    (step,) = replayed_steps(seen, most=1)
+    made = programs(seen, step)
+    (known,) = calls(seen, [made])
     rows = _alike([{c.step: c for c in rank_cycles(p, known, len(step))} for p in made], seen)
     if len(rows) < LEAST_STEPS:
         raise CommprofError(
@@ -221,7 +230,11 @@ def read_sharded(run: WorldRun) -> ShardedSteps:
 
 
 def _alike(by_rank: Sequence[dict[int, RankCycle]], seen: MeasuredWorld) -> list[list[RankCycle]]:
-    """Returns all ranks' cycles per step, for the steps with the most frequent collectives."""
+    """Returns the steps that issue the most common sequence of collectives, with a cycle per rank.
+
+    A sequence consists of operations, element types and sizes, and must be equal on all ranks of a
+    step. Empty if the ranks agree in no step.
+    """
     table = np.stack([_column(seen, name) for name in ("op", "dtype", "bytes_in", "bytes_out")])
     whole = sorted(set(by_rank[0]).intersection(*by_rank[1:]))
     rows = [[cycles[step] for cycles in by_rank] for step in whole]
@@ -328,10 +341,12 @@ def _processor_time(seen: MeasuredWorld) -> tuple[float, float]:
 
 
 def _transfers(seen: MeasuredWorld, known: Calls, rows: list[list[RankCycle]]) -> Floats:
-    """Returns the replay engine's transfer times, counted from the end of earlier collectives.
+    """Returns the time of each transfer in ns, as ``[step, rank, collective]``.
 
-    Only collectives of the same group count. A collective that ended before an earlier one gets 0:
-    they are supposed to share a link and to end together.
+    A transfer begins when its collective could begin, but not before the collectives that the rank
+    issued earlier in the same group have ended. The transfer's time is 0 if an earlier collective
+    ended after the transfer's own collective: the two are assumed to share a link and to end
+    together.
     """
     transfer, end = known.transfer_ns, known.end_ns
     group = seen.matching.group
@@ -377,7 +392,10 @@ def _members(seen: MeasuredWorld, row: Sequence[RankCycle], number: int) -> list
 
 
 def _item_bytes(dtype: str) -> int:
-    """Bytes of an element; 0 for ``Byte``, because FSDP2 gathers mixed types as bytes."""
+    """Returns the bytes of an element; 0 if unknown.
+
+    ``Byte`` counts as unknown, because FSDP2 gathers parameters of mixed types as bytes.
+    """
     return 0 if dtype == "Byte" else ELEMENT_BYTES.get(dtype, 0)
 
 

@@ -8,7 +8,7 @@ import pytest
 from commprof.analysis.align.measured import MeasuredWorld, measured_world
 from commprof.analysis.replay.engine import calls, replay
 from commprof.analysis.replay.gains import Gain, gains
-from commprof.analysis.replay.program import programs
+from commprof.analysis.replay.program import programs, replayed_steps
 from commprof.trace import columns
 from commprof.trace.schema import Phase
 from tests.support.builders.random_run import RandomRun
@@ -24,8 +24,9 @@ def measured(ranks: list[Rank]) -> MeasuredWorld:
 @pytest.mark.parametrize("seed", range(40))
 def test_nothing_changed_gives_the_recorded_steps(seed: int) -> None:
     seen = measured(RandomRun(seed).ranks)
-    made, step = programs(seen)
-    found = replay(made, calls(seen, made), len(step))
+    (step,) = replayed_steps(seen)
+    made = programs(seen, step)
+    found = replay(made, *calls(seen, [made]))
     assert found is not None
     walls = []
     for trace in seen.traces:
@@ -49,12 +50,14 @@ class Job:
         helpers_cpu: int = 0,
         every: int = 1,
         stall: int = 0,
+        begins: int = 0,
     ) -> None:
         """Rank ``late`` works ``delay`` longer in forward of one of ``every`` steps.
 
-        It works ``earlier`` less there before each bucket. If it works longer, it lacks a core, in
-        each such backward pass for ``helpers_cpu`` because of its own process. The last rank's
-        forward pass takes ``stall`` longer in the middle of the job.
+        This begins with step ``begins``. The rank works ``earlier`` less there before each bucket.
+        If it works longer, it lacks a core, in each such backward pass for ``helpers_cpu`` because
+        of its own process. The last rank's forward pass takes ``stall`` longer in the middle of the
+        job.
         """
         random = np.random.default_rng(7)
         self.ranks = [Rank(rank, ranks) for rank in range(ranks)]
@@ -63,7 +66,7 @@ class Job:
         for step in range(steps):
             begin = list(self.end)
             now = [at + int(10 * MS * random.normal(1, 0.02)) for at in begin]
-            is_late = late >= 0 and step % every == 0
+            is_late = late >= 0 and step >= begins and step % every == 0
             if is_late:
                 now[late] += delay
             if step == steps // 2:
@@ -163,6 +166,20 @@ def test_a_step_of_many_events_is_not_the_only_one(monkeypatch: pytest.MonkeyPat
     result = gains(measured(Job(late=1, delay=6 * MS).ranks))
     assert result is not None
     assert result.steps == 5
+
+
+def test_steps_of_a_long_run_come_from_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The delay begins in the middle of 400 steps, of which a quarter is replayed."""
+    ranks = Job(late=1, delay=6 * MS, steps=400, begins=200).ranks
+    everything = found(ranks, "rank")[0].saved.value
+    monkeypatch.setattr("commprof.analysis.replay.program._MOST_EVENTS", 100 * 4 * 10)
+    seen = measured(ranks)
+    chosen = replayed_steps(seen)
+    assert [len(each) for each in chosen] == [25] * 4
+    middles = [float(np.median(each)) for each in chosen]
+    assert middles == pytest.approx([50, 150, 250, 350], abs=2)
+    (first, *_) = found(ranks, "rank")
+    assert first.saved.value == pytest.approx(everything, abs=0.005)
 
 
 def test_a_slow_phase_is_tried_where_the_rank_is_not_slower() -> None:
