@@ -1,9 +1,9 @@
 """Exposed time of FSDP2's collectives, by kind, pass and group of parameters.
 
 Groups are numbered from 1 in the order in which forward gathers them. Backward goes through them in
-reverse: it gathers again the groups that were resharded after forward (taken to be the last ones),
-and reduce-scatters the gradients of each group; under HSDP an all-reduce between the copies of the
-model follows.
+reverse: it gathers again the groups that were resharded after forward, and reduce-scatters the
+gradients of each group; under HSDP an all-reduce between the model replicas follows. Where
+backward gathers fewer groups than forward, the sizes tell which ones.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from commprof.units import ns_to_ms
 FORWARD: Final = "all-gathers in forward"
 BACKWARD: Final = "all-gathers in backward"
 SCATTER: Final = "reduce-scatters"
-SUM: Final = "all-reduces between copies"
+SUM: Final = "all-reduces between model replicas"
 #: A part below this fraction of the step is not mentioned.
 _WORTH_A_WORD = 0.01
 _GATHER, _SCATTER, _REDUCE = map(
@@ -138,12 +138,51 @@ def _rows(trace: Trace, table: Collectives, measured: Ints) -> Iterator[_Row]:
         for number, row in enumerate(forward.tolist()):
             yield _Row(FORWARD, number + 1, groups, False, float(waited[row]))
         for part, found in by_part.items():
-            # With accumulation a group is gathered several times: calls are not assigned to groups.
-            told = len(found) <= groups
-            for number, row in enumerate(found.tolist()):
-                is_last = part != BACKWARD and number == len(found) - 1
-                group = groups - number if told else 0
-                yield _Row(part, group, groups, is_last, float(waited[row]))
+            if part == BACKWARD:
+                sizes = table.bytes_out
+                numbers = groups_in_reverse(sizes[forward].tolist(), sizes[found].tolist())
+            else:
+                # With accumulation a group has several calls: they are not assigned to groups.
+                told = len(found) == groups
+                numbers = [groups - at if told else 0 for at in range(len(found))]
+            for row, number in zip(found.tolist(), numbers, strict=True):
+                is_last = part != BACKWARD and row == found[-1]
+                yield _Row(part, number, groups, is_last, float(waited[row]))
+
+
+def groups_in_reverse(forward: Sequence[int], backward: Sequence[int]) -> list[int]:
+    """Assigns backward's all-gathers to groups, from the sizes of all calls in order.
+
+    Args:
+        forward: sizes of forward's all-gathers, one for each group.
+        backward: sizes of backward's, which gathers some of the groups again, from last to first.
+
+    Returns:
+        The group of each call of backward; 0 where the sizes allow several groups, or none.
+    """
+    there = list(reversed(forward))
+    earliest = _places(there, backward)
+    latest = _places(forward, list(reversed(backward)))
+    if earliest is None or latest is None:
+        return [0] * len(backward)
+    # A call has one possible place if the earliest and the latest one are the same.
+    last = [len(there) - 1 - place for place in reversed(latest)]
+    return [
+        len(there) - place if place == other else 0
+        for place, other in zip(earliest, last, strict=True)
+    ]
+
+
+def _places(sizes: Sequence[int], wanted: Sequence[int]) -> list[int] | None:
+    """Finds the first place of each wanted size, in order; None if they are not all there."""
+    places: list[int] = []
+    for size in wanted:
+        begin = places[-1] + 1 if places else 0
+        place = next((at for at in range(begin, len(sizes)) if sizes[at] == size), None)
+        if place is None:
+            return None
+        places.append(place)
+    return places
 
 
 def _part(kind: str, rows: Sequence[_Row], per: int) -> ShardedPart:

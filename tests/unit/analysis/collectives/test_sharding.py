@@ -7,7 +7,14 @@ import dataclasses
 import pytest
 
 from commprof.analysis.align.measured import measured_world
-from commprof.analysis.collectives.sharding import BACKWARD, FORWARD, SCATTER, Sharding, sharding
+from commprof.analysis.collectives.sharding import (
+    BACKWARD,
+    FORWARD,
+    SCATTER,
+    Sharding,
+    groups_in_reverse,
+    sharding,
+)
 from commprof.analysis.step.detail import world_detail
 from commprof.analysis.verdict import verdict
 from commprof.analysis.world import world_result
@@ -45,6 +52,25 @@ def test_the_sentence() -> None:
         "backward (most at parameter group 2 of 2, 5 ms)."
     )
     assert found().sentence(10_000.0) == ""
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "expected"),
+    [
+        ([9, 4, 4, 7], [7, 4, 4, 9], [4, 3, 2, 1]),
+        # Neither the root's parameters nor the last group, as in most recipes, were resharded.
+        ([9, 4, 4, 4, 7], [4, 4, 4], [4, 3, 2]),
+        # One of three equal groups was not, and any of them may be it.
+        ([9, 4, 4, 4, 7], [7, 4, 4], [5, 0, 0]),
+        ([9, 4, 4], [4, 4, 4], [0, 0, 0]),
+        ([9, 4], [5], [0]),
+        ([9, 4], [], []),
+    ],
+)
+def test_sizes_tell_which_groups_backward_gathers(
+    forward: list[int], backward: list[int], expected: list[int]
+) -> None:
+    assert groups_in_reverse(forward, backward) == expected
 
 
 def test_ddp_has_none() -> None:
