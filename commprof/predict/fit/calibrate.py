@@ -100,7 +100,11 @@ def _best_of_grid(loss: _Loss) -> Parameters:
 
 
 def _refined(loss: _Loss, start: Parameters, factor: float, until: float) -> Parameters:
-    """Searches grids around the best point; their reach, ``factor``, shrinks to ``until``."""
+    """Returns the best point (latency, seconds per byte) found by a search of successive grids.
+
+    Each grid has multiples of the best point so far, from 1 / ``factor`` to ``factor``. If a grid
+    has no better point, ``factor`` is reduced. The search ends at a factor of ``until`` or less.
+    """
     best = start
     for _ in range(_MOST_GRIDS):
         if factor <= until:

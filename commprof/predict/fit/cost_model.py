@@ -3,18 +3,19 @@
     time(op, size, ranks) = steps * t(x),   x = sent * size / steps
     t(x) = alpha + beta * x                 on each piece of x
 
-``steps`` and ``sent`` are the algorithm's (``algorithms.py``), so one curve holds for all numbers
-of ranks. alpha is the latency of a step in seconds, beta the seconds per byte of a step. In an
-operation that reduces, beta = wire + gamma * reduced / sent, with wire the seconds to send a byte
-and gamma the seconds to add one up (Hockney's model with Thakur's reduction term). Pieces begin
-where the protocol changes. A curve may have knots, pairs of x and t(x): between them t(x) is
-interpolated from the two next to x.
+A step is one message of the collective's algorithm. ``steps`` and ``sent`` are defined in
+``algorithms.py`` for each algorithm, so one curve holds for all numbers of ranks. alpha is the
+latency of a step in seconds, beta the seconds per byte of a step. In an operation that reduces,
+beta = wire + gamma * reduced / sent. wire is the seconds to send a byte, and gamma the seconds to
+add up a byte (Hockney's model with Thakur's reduction term). Pieces divide the range of x, because
+the protocol may change with x. A curve may also have knots, pairs of x and t(x). Between two near
+knots, t(x) is interpolated; elsewhere, the piece's line is used.
 
-NCCL changes protocol, algorithm and number of channels with size, at sizes that no measurement
-names, so a few lines fit poorly. If sizes are dense, interpolation between neighbours is more
-accurate. A straight line between two neighbours is too low while latency still counts, and a line
-in their logarithms is too high: the geometric mean of both is used. A size whose own time is
-uncertain is moved towards the time that its neighbours predict.
+NCCL changes protocol, algorithm and number of channels at certain sizes. Measurements do not show
+these sizes exactly, so a few pieces fit poorly. If measured sizes are dense, interpolation between
+knots is more accurate. A straight line between two knots is too low while latency still counts, and
+a straight line in their logarithms is too high: the geometric mean of both lines is used. If the
+time of a size is uncertain, this time is moved towards the time that neighbouring sizes predict.
 """
 
 from __future__ import annotations
@@ -59,10 +60,10 @@ def between(knots: Sequence[Knot], x: float, dense: float = DENSE) -> float:
 
 
 def knots_through(x: Floats, y: Floats, error: Floats) -> tuple[Knot, ...]:
-    """Makes a knot per size, moved towards the time interpolated from its neighbours.
+    """Makes a knot per size, moved towards the time interpolated from the neighbouring sizes.
 
-    The interpolated time has the weight v / (v + w), where v is the variance of the size's own
-    time and w that of interpolated times over all sizes.
+    The interpolated time has the weight v / (v + w). v is the variance of the size's own time. w
+    is the variance of interpolation errors, estimated from the errors at all sizes.
 
     Args:
         x: bytes per step; several points may have the same value.
@@ -95,7 +96,7 @@ LINKS = (SAME_HOST, OTHER_HOST)
 
 @dataclass(frozen=True)
 class Piece:
-    """A range of bytes per step of an algorithm in which the step's time is linear in the bytes."""
+    """A range of bytes per step of the algorithm, in which a step takes alpha + beta * bytes."""
 
     #: Lower end in bytes per step; the piece extends to the lower end of the next one.
     low_bytes: float
@@ -159,12 +160,19 @@ class CostCurve:
         return self._line_s(step_bytes) if math.isnan(time_s) else time_s
 
     def time_s(self, size_bytes: float, ranks: int, op: str | None = None) -> float:
-        """Time of the operation, or of ``op`` with the same costs per step, on an idle link."""
+        """Returns the time of the operation on an idle link, in seconds.
+
+        If ``op`` is given, returns the time of ``op`` instead: the number of steps is that of
+        ``op``, and the time per step is taken from this curve.
+        """
         done = work(canonical(op or self.op), ranks, self.backend)
         return done.steps * self.step_s(done.step_bytes(size_bytes)) if done.steps else 0.0
 
     def wire_s(self, size_bytes: float, ranks: int) -> float:
-        """Part of ``time_s`` that occupies the link; in the rest others may use the link."""
+        """Returns the part of ``time_s`` during which the link is busy, in seconds.
+
+        During the remaining time, other collectives may use the link.
+        """
         done = work(self.op, ranks, self.backend)
         per_byte = self.pieces[-1].beta_s_per_byte
         return min(self.time_s(size_bytes, ranks), done.sent * size_bytes * per_byte)
@@ -221,9 +229,10 @@ class CostCurve:
         return self._on(pieces)
 
     def _on(self, pieces: tuple[Piece, ...], scale: float = 1.0) -> CostCurve:
-        """Returns the curve with other lines; knots keep their ratio to the lines.
+        """Returns the curve with other lines, and with knots that move along with the lines.
 
-        The sizes of the knots are multiplied by ``scale``.
+        Each knot's bytes are multiplied by ``scale``. The knot's time is multiplied by the time on
+        the new line at the new bytes, divided by the time on the old line at the old bytes.
         """
         lines = dataclasses.replace(self, pieces=pieces, knots=())
         knots = tuple(

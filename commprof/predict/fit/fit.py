@@ -185,21 +185,27 @@ def _pieces(
 
 @dataclass(frozen=True)
 class _LeftOut:
-    """Relative errors of lines, and of knots if there are any, on left-out points."""
+    """Relative errors at left-out points, predicted by lines or by interpolation between knots.
+
+    Knots are measured sizes with their times. Where none are near, lines predict in both cases.
+    """
 
     by_lines: Floats
     by_knots: Floats
 
     @property
     def prefers_knots(self) -> bool:
-        """True if knots were tried and their errors are smaller, or hardly larger."""
+        """True if knots were tried and have smaller or hardly larger errors than the lines."""
         lines, knots = np.abs(self.by_lines), np.abs(self.by_knots)
         tried = bool((self.by_lines != self.by_knots).any())
         return tried and bool(_are_knots_better(knots.sum(), lines.sum()))
 
     @property
     def held_out(self) -> HeldOut:
-        """Held-out errors; a point uses lines or knots, whichever fit all other points better."""
+        """Held-out errors, at each point those of the better method: lines, or interpolation.
+
+        ``_are_knots_better`` compares the errors of both methods at all other points.
+        """
         lines, knots = np.abs(self.by_lines), np.abs(self.by_knots)
         chosen = _are_knots_better(knots.sum() - knots, lines.sum() - lines)
         found = np.where(chosen, knots, lines)
@@ -207,10 +213,11 @@ class _LeftOut:
 
 
 def _are_knots_better(knots: Floats | np.float64, lines: Floats | np.float64) -> Any:
-    """True if the sum of errors of knots is less than 1.1 times that of lines.
+    """True if the errors with knots add up to less than 1.1 times the errors with lines.
 
-    Without this tolerance the choice between equally good fits would depend on which point the sums
-    leave out. If lines are right and all errors are noise, knots have errors a fifth larger.
+    The sums may leave out one point, see ``held_out``. Without the factor 1.1, the choice between
+    equally good fits would depend on which point is left out. If lines are right and all errors are
+    noise, the errors with knots are a fifth larger, so the factor does not choose knots then.
     """
     return knots < _ALMOST * lines
 
@@ -249,7 +256,10 @@ def _rows(data: _Data, chosen: npt.NDArray[np.bool_]) -> _Data:
 
 
 def _knots(data: _Data) -> tuple[Knot, ...]:
-    """Returns the knots; empty for several world sizes, which follow one curve less exactly."""
+    """Returns knots through the points; empty if the points have several world sizes.
+
+    Points of several world sizes lie less exactly on one curve than points of one world size.
+    """
     if len(np.unique(data.ranks)) > 1:
         return ()
     return knots_through(data.x, data.y, data.error)
@@ -262,9 +272,13 @@ def _either(knots: Sequence[Knot], lines: Floats, x: Floats) -> Floats:
 
 
 def _with_gamma(curve: CostCurve, plain: CostCurve | None) -> CostCurve:
-    """Adds gamma from the last pieces' slopes: beta_sum - beta_plain = gamma * reduced / sent.
+    """Returns ``curve`` with gamma, computed from the curve ``plain`` of the all-gather.
 
-    The interval of gamma follows from the differences between the two operations' replicates.
+    gamma follows from the betas of both curves' last pieces (the largest sizes):
+    beta(curve) - beta(plain) = gamma * reduced / sent. reduced and sent are the bytes that the
+    operation of ``curve`` adds up and sends, divided by its size. The interval of gamma follows
+    from the differences between both curves' bootstrap replicates. ``curve`` is returned
+    unchanged if its operation adds up nothing or ``plain`` is None.
     """
     done = work(curve.op, 2, curve.backend)
     if plain is None or not done.reduced:

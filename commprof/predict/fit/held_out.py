@@ -75,7 +75,7 @@ class ModelError:
 
     @property
     def is_skilled(self) -> bool:
-        """True if the model's mean error is at most half of the better trivial answer's."""
+        """True if the model's mean error is at most half of the best mean error without a model."""
         return self.mean <= _SKILLED * self.trivial_mean
 
 
@@ -126,8 +126,9 @@ def _check_kind(replay: Model, recorded: RecordedSteps) -> None:
         units, here = replay.schedule.units, recorded.units
         if units and here and units != here:
             raise CommprofError(
-                f"a step reduces gradients in {counted(here, 'unit')}, a step of the prediction's "
-                f"run in {units}: blocks are wrapped differently, so it is another setting"
+                f"a step of this run reduces gradients in {counted(here, 'unit')}, a step of the "
+                f"replayed run in {units}: the runs wrap blocks differently, so this run "
+                "cannot check the prediction"
             )
 
 
@@ -179,13 +180,23 @@ def _fitted_alone(replay: Model) -> MachineProfile:
 
 
 def _from_runs(profile: MachineProfile, schedule: RecordedSteps) -> bool:
-    """True if a cost on the schedule's link class was fitted to runs."""
+    """True if any cost curve of the schedule's link class was fitted to steps of recorded runs.
+
+    The other source of curves is collectives measured alone.
+    """
     link = profile.links.get(schedule.link)
     return link is not None and any(each.is_from_steps for each in link.curves.values())
 
 
 def _is_fitted(profile: MachineProfile, alone: MachineProfile, schedule: RecordedSteps) -> bool:
-    """True if the checked run may still influence ``alone``, the profile refitted without it."""
+    """True if ``alone`` may still contain costs that were fitted to the checked run.
+
+    Args:
+        profile: the profile, which was fitted to the checked run, perhaps among others.
+        alone: the profile refitted to the replay's own run alone, see ``_fitted_alone``. The refit
+            changes the curves of at most one link class, and no compressor's cost.
+        schedule: steps of the checked run.
+    """
     if schedule.hook:
         return True
     link = profile.links.get(schedule.link)
@@ -193,7 +204,10 @@ def _is_fitted(profile: MachineProfile, alone: MachineProfile, schedule: Recorde
 
 
 def _without(replay: Model, checked: RecordedSteps, recorded: Sequence[Recorded]) -> Model:
-    """Returns the replay, with compute time refitted to batch size without the checked run."""
+    """Returns a replay whose fit of compute time over batch size leaves out the checked run.
+
+    Returns the given replay if it has no fit over batch size, or the fit did not use this run.
+    """
     rest = [each for each in recorded if each.schedule is not checked]
     if not isinstance(replay, Replay) or replay.compute_by_batch is None:
         return replay

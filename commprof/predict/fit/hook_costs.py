@@ -186,14 +186,20 @@ class HookCost:
             return min(gathered, dense)
         return payload * 2 * (ranks - 1) / ranks
 
-    def remarks(self, ranks: int) -> list[str]:
-        """Returns remarks on parts of the exchange that the model leaves out."""
-        if not self._is_top_k or ranks < _FEWEST_OWNERS:
+    def remarks(self, peers: int) -> list[str]:
+        """Returns remarks on parts of the exchange that the model leaves out.
+
+        Args:
+            peers: number of peers that exchange buckets, see ``peers``.
+        """
+        if not self._is_top_k or peers < _FEWEST_OWNERS:
             return []
+        one = "host" if self.between_hosts else "rank"
         return [
-            f"{self.label} at {ranks} ranks is priced as if each rank sent its chosen values to "
-            "all others, at most all values as halves; if ranks choose the same positions, owner "
-            "ranks add them up, which costs less"
+            f"{self.label} at {peers} {one}s is priced as if each {one} sent its chosen values to "
+            "all others, or all values in fp16 if that is less; the real cost can be lower if all "
+            f"{one}s choose the same positions: then each {one} adds up a part of the bucket and "
+            "sends only the sums"
         ]
 
     @property

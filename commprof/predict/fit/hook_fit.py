@@ -1,10 +1,11 @@
 """Fits a compressor's cost to recorded runs: to its stages' times, and to the ends of buckets.
 
-A straight line per stage is fitted to the buckets' times. The overhead is chosen so that buckets,
-if the recorded steps are replayed, end as close as possible to their recorded ends. Intervals come
-from bootstrap replicates: buckets and steps are resampled, and the overhead is chosen again from
-fewer values, with the link's bootstrap replicate of the same number, so that errors of link and
-overhead offset each other.
+A straight line per stage (encode, reduce, decode) is fitted to the buckets' times. The cost also
+has a fixed overhead per bucket. The overhead is chosen so that buckets, if the recorded steps are
+replayed, end as close as possible to their recorded ends. Intervals come from bootstrap replicates:
+buckets and steps are resampled, and the cost is fitted again, with fewer values tried for the
+overhead. Replicate i uses replicate i of the link's cost curve, so that errors of link and overhead
+offset each other.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def fit_hook(
     Args:
         label: the compressor, as given to ``--hook``.
         rows: times of the runs' compressed buckets.
-        schedules: schedules of the same runs; the overhead is fitted to their bucket ends.
+        schedules: schedules of the same runs; the overhead is fitted to the ends of their buckets.
         curve: cost of an all-reduce on the runs' link.
         plain: runs without a hook; a run with the same buckets shows how the hook slows compute.
 
@@ -123,7 +124,11 @@ def _line(size: npt.NDArray[np.float64], times_ms: Sequence[float]) -> Line:
 
 
 def _two_levels(bare: HookCost, schedules: Sequence[Schedule], curve: CostCurve) -> HookCost:
-    """Fits latency and time per byte within a host, for the least error of bucket ends."""
+    """Fits the cost of a compressor whose exchange has two levels: within hosts, and between hosts.
+
+    Each host's ranks first add up their gradients; hosts then exchange the sums. The overhead and
+    the time per byte within a host are chosen for the least error of buckets' completion times.
+    """
     per_host = max(1, round(schedules[0].placement.ranks_per_host))
     hosts = max(1, math.ceil(bare.ranks / per_host))
     if hosts == 1 and bare.exchange != HIERARCHICAL:
@@ -164,9 +169,11 @@ def _with_level(
     schedules: Sequence[Schedule],
     curve: CostCurve,
 ) -> HookCost:
-    """Chooses latency and time per byte within a host, for the least error of bucket ends.
+    """Returns the cost with the best overhead and the best time per byte within a host.
 
-    Tries the given values and 0.
+    The best pair predicts the buckets' completion times with the least error. The overhead is 0 or
+    one of ``overheads_s``, and the time per byte is 0 or one of ``betas_s_per_byte``. The time per
+    byte is stored as the slope of the cost's ``reduce``.
     """
     tried = (
         dataclasses.replace(cost, overhead_s=alpha, reduce=(0.0, beta))
@@ -182,7 +189,10 @@ def _with_overhead(
     schedules: Sequence[Schedule],
     curve: CostCurve,
 ) -> HookCost:
-    """Chooses 0 or the one of these overheads that predicts the buckets' ends with least error."""
+    """Returns the cost with the overhead that predicts the buckets' completion times best.
+
+    The overhead is 0 or one of ``overheads_s``.
+    """
     tried = (dataclasses.replace(cost, overhead_s=each) for each in (0.0, *overheads_s.tolist()))
     return min(tried, key=lambda each: _miss(each, schedules, curve))
 
@@ -204,7 +214,7 @@ def _own_s(schedule: Schedule) -> float:
 
 
 def _miss(cost: HookCost, schedules: Sequence[Schedule], curve: CostCurve) -> float:
-    """Returns the mean absolute error of replayed bucket ends, as a share of the median step.
+    """Returns the mean absolute error of the buckets' replayed ends, as a share of the median step.
 
     The shares of several runs are added up.
     """

@@ -61,7 +61,7 @@ class ScenarioLink:
         return max(c.wire_s(size_bytes, ranks) for c in (self.inner, self.outer) if c is not None)
 
     def sent_bytes(self, size_bytes: float, ranks: int) -> float:
-        """Bytes that one rank sends in an all-reduce, over any link."""
+        """Returns the bytes that one rank sends in an all-reduce, over all links in total."""
         return work("all_reduce", ranks).sent * size_bytes
 
     def replicate(self, number: int) -> ScenarioLink:
@@ -112,8 +112,8 @@ def scenario_link(
     if scenario.algorithm == HIERARCHICAL and (inner is None or outer is None):
         raise CommprofError(
             "--algorithm hierarchical needs several ranks on each of several hosts, and measured "
-            "links within a host and between hosts; give --ranks-per-host, and give commprof fit "
-            "also a run with all ranks on one host"
+            "links within a host and between hosts; give --ranks-per-host, and fit again with an "
+            "additional run whose ranks are all on one host: commprof fit"
         )
     hierarchical = scenario.algorithm == HIERARCHICAL
     return ScenarioLink(
@@ -237,8 +237,9 @@ def _stated(
         )
     outside.append("links between hosts (measured: within one host)")
     remarks.append(
-        "the link between hosts has the stated rate and latency; the hosts' own cost is that of a "
-        "collective within one host"
+        "the link between hosts was not measured; its latency is assumed to be the stated latency "
+        "plus the latency within one host, and its rate the lower of the stated rate and the rate "
+        "within one host"
     )
     factor = _crowding_factor(curve, placement)
     return curve.changed(lambda a: a * factor + latency_s, lambda b: max(b * factor, 1 / rate))
@@ -252,7 +253,12 @@ def _crowding_factor(curve: CostCurve, placement: Placement) -> float:
 
 
 def _latency_factor(curve: CostCurve, placement: Placement) -> float:
-    """Returns the factor of latency between hosts due to helper threads that wait for a core."""
+    """Returns the factor by which the sharing of cores changes the latency between hosts.
+
+    Helper threads wait for a core, so latency grows with the processor time that the ranks want,
+    divided by the cores' time (at least 1). The factor is this quotient for the scenario, divided
+    by the quotient for the measurement.
+    """
     measured = 1.0 if math.isnan(curve.ranks_per_core) else max(1.0, curve.ranks_per_core)
     wanted = placement.busy_share
     return max(1.0, placement.ranks_per_core * wanted) / max(1.0, measured * wanted)

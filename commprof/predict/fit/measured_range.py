@@ -49,8 +49,9 @@ def outside_of(
     steps, recorded = schedule.ready_s.shape[:2]
     if scenario.world_size > steps * recorded:
         found.append(
-            f"{scenario.world_size} ranks, drawn from only {steps * recorded} recorded steps of "
-            "ranks: waiting is a lower bound"
+            f"{scenario.world_size} ranks, simulated from only {steps * recorded} recorded steps "
+            "(each rank's steps counted): rare long waits may be missing, so the predicted "
+            "waiting is a lower bound"
         )
     return found
 

@@ -155,7 +155,11 @@ def _of_nccl_tests(path: Path) -> Measurement:
 
 
 def _error(point: Point, in_place_s: float | None) -> float:
-    """Relative standard error of the median; else difference from the in-place time; else 0."""
+    """Returns the relative standard error of the point's time; 0 if unknown.
+
+    For two samples or more, the error follows from their spread. Otherwise, it is the relative
+    difference between the in-place time and the point's time, if an in-place time was measured.
+    """
     if len(point.samples_s) > 1:
         spread_s = robust_deviation(point.samples_s)
         return _OF_A_MEDIAN * spread_s / math.sqrt(len(point.samples_s)) / point.time_s
@@ -165,7 +169,10 @@ def _error(point: Point, in_place_s: float | None) -> float:
 
 
 def _spread(context: _Context, most_ranks: int) -> _Spread:
-    """Returns the spread in the file; by default one host, with the ranks of the largest row."""
+    """Returns how the measured ranks were spread over hosts.
+
+    If the file does not tell, there is one host, with ``most_ranks`` ranks and NaN cores.
+    """
     cores = checked(context.machine, {"usable_cpu_count": int | None}, "context.machine")
     return _Spread(
         context.hosts or 1,
@@ -179,8 +186,9 @@ def _left_out(path: Path, rows: Sequence[_Row]) -> Iterator[str]:
     hooks = sorted({row.op for row in rows if row.op.startswith("hook:")})
     if hooks:
         yield (
-            f"{invocation.quoted(path)}: {', '.join(hooks)}; the cost of a hook is fitted to a "
-            "recorded run with it: " + recording(hooks[0].removeprefix("hook:"))
+            f"{invocation.quoted(path)}: rows of {', '.join(hooks)}; the cost of a hook is fitted "
+            "only to a recorded run with this hook; record a run: "
+            + recording(hooks[0].removeprefix("hook:"))
         )
     wrong = sum(bool(row.wrong) for row in rows)
     if wrong:

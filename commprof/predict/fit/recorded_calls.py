@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from commprof.analysis.align.clocks import on_common_clock, rank_clocks
 from commprof.analysis.align.device_timeline import on_device_timeline
@@ -17,7 +18,7 @@ from commprof.predict.fit.points import Measurement, Point
 from commprof.predict.replay.algorithms import OPERATIONS, canonical
 from commprof.predict.replay.schedule import hosts_of, machine_cpus
 from commprof.trace import columns
-from commprof.trace.columns import Collectives, Ints
+from commprof.trace.columns import Collectives
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun, read_context, read_world
 from commprof.trace.schema import op_name
@@ -58,8 +59,8 @@ def _measurement(run: WorldRun) -> Measurement:
 def _points(traces: Sequence[Trace], hosts: int) -> Iterator[Point]:
     """Yields a point per operation, number of ranks and size in bytes.
 
-    A call takes from its issue on the last rank to its end on the last rank; a point has the median
-    over its calls. Calls that overlapped another call on any of their ranks are left out.
+    A call lasts from the latest issue on any rank to the latest end on any rank. A point has the
+    median over its calls. Calls that overlapped another call on any of their ranks are left out.
     """
     tables = [columns.collectives(trace) for trace in traces]
     matching = match(traces, tables)
@@ -94,8 +95,8 @@ def _points(traces: Sequence[Trace], hosts: int) -> Iterator[Point]:
         )
 
 
-def _alone(table: Collectives) -> Ints:
-    """True for each call during which the rank had no other call in flight."""
+def _alone(table: Collectives) -> npt.NDArray[np.bool_]:
+    """Returns a flag per call: True if the rank had no other call in flight during this call."""
     order = np.argsort(table.issue_ns, kind="stable")
     issue, end = table.issue_ns[order], table.end_ns[order]
     before = np.maximum.accumulate(end)[:-1] <= issue[1:]

@@ -33,7 +33,7 @@ _PARTS = 16
 
 @dataclass(frozen=True)
 class Parameters:
-    """Gradients in the order in which they become ready."""
+    """Parameters, or parts of buckets, in the order in which their gradients become ready."""
 
     size_bytes: tuple[float, ...]
     #: Recorded bucket of each gradient.
@@ -206,7 +206,8 @@ def make_setting(
     crowded = _stretch(schedule, placement)
     stretch = crowded * _batch_factor(schedule, compute_by_batch, scenario)
     stretch *= _hook_factor(schedule, hook, remarks)
-    remarks += [] if hook is None else hook.remarks(scenario.world_size)
+    if hook is not None:
+        remarks += hook.remarks(hook.peers(scenario.world_size, link.ranks_per_host))
     moved = scenario.world_size != schedule.world_size or scenario.changes_link
     waits = schedule.other_wait_s if moved else np.zeros_like(schedule.other_wait_s)
     outside += outside_of(schedule, scenario, placement, link, hook, sizes, batches)
@@ -286,10 +287,17 @@ def _hook_factor(schedule: Schedule, hook: HookCost | None, remarks: list[str]) 
     """Returns the factor by which a concurrent compressor lengthens a rank's own work."""
     if hook is None or hook.label == schedule.hook:
         return 1.0
-    if math.isnan(hook.compute_s_per_byte) or schedule.hook:
+    unknown = f"the slowdown of compute by {hook.label} on the same cores is unknown and left out"
+    if schedule.hook:
         remarks.append(
-            f"the slowdown of compute by {hook.label} on the same cores is unknown and left out; "
-            "give the same run with this hook and without any hook to commprof fit"
+            f"{unknown}, because the run used the hook {schedule.hook}; predict from a run without "
+            "a hook"
+        )
+        return 1.0
+    if math.isnan(hook.compute_s_per_byte):
+        remarks.append(
+            f"{unknown}; record the same job with this hook and without a hook, and fit both runs: "
+            "commprof fit"
         )
         return 1.0
     own_s = float(np.median(schedule.backward_end_s))
@@ -302,7 +310,10 @@ def _hook_crowding(hook: HookCost, placement: Placement) -> float:
 
 
 def _hook_later_s(hook: HookCost, link: ScenarioLink) -> float:
-    """Returns the extra latency of a message; 0 if the profile lacks the measured latency."""
+    """Returns a message's latency in the scenario minus its latency in the hook's recorded run.
+
+    In s; 0 if one of the two latencies is unknown.
+    """
     later_s = link.message_s - hook.alpha_s
     return 0.0 if math.isnan(later_s) else later_s
 

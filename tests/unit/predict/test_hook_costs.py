@@ -226,6 +226,8 @@ def test_top_k_sends_no_more_than_all_values() -> None:
     # 8 ranks' choices are twice the bucket: all goes as halves, 7 / 8 of 2 x 0.5 MB.
     assert known.sent_bytes(MB, 8) == pytest.approx(0.875 * MB)
     assert known.remarks(3) == hook().remarks(8) == []
-    assert "owner ranks add them up" in known.remarks(4)[0]
+    assert "each rank adds up a part of the bucket" in known.remarks(4)[0]
+    between = hook("topk:ratio=0.25,hierarchical=1", exchange="gather", between_hosts=True)
+    assert "at 4 hosts is priced as if each host" in between.remarks(4)[0]
     made = Replay(schedule(), profile(hooks=(known,)))
     assert known.remarks(4)[0] in made.predict(Scenario(4, hook="topk")).remarks

@@ -203,7 +203,10 @@ def test_a_hook_takes_processor_time_from_compute() -> None:
     unknown = hook(compute_s_per_byte=math.nan)
     found = Replay(schedule(), profile(hooks=(unknown,))).predict(Scenario(2, hook="fp16"))
     assert found.step_s.value == pytest.approx(0.020 + 0.014)
-    assert "slowdown of compute" in found.remarks[0]
+    assert "with this hook and without a hook" in found.remarks[0]
+    hooked = Replay(schedule(hook="int8"), profile(hooks=(slower,)))
+    (remark, *_) = hooked.predict(Scenario(2, hook="fp16")).remarks
+    assert "the run used the hook int8; predict from a run without a hook" in remark
 
 
 def test_a_gather_grows_with_the_ranks() -> None:
