@@ -58,7 +58,11 @@ class Hosts:
 
     @property
     def owners(self) -> int:
-        """Rank count of the smallest host; every host has the local ranks below this number."""
+        """Number of ranks on each host that exchange data with other hosts.
+
+        A rank exchanges data with the ranks that have the same local rank on the other hosts. So
+        this is the rank count of the smallest host: every host has the local ranks below it.
+        """
         return min(map(len, self.groups))
 
     @property

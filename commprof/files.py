@@ -83,7 +83,7 @@ def read_json(path: Path) -> Any:
 
     Raises:
         OSError: as for ``read_bytes``.
-        ValueError: the file does not hold JSON, or JSON that is nested too deep.
+        ValueError: the content is not JSON, or is nested too deep.
     """
     try:
         return json.loads(read_bytes(path, _MOST_JSON_BYTES))

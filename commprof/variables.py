@@ -94,7 +94,9 @@ def _within(number: float, least: float, most: float) -> float:
 _LARGEST = math.nextafter(math.inf, 0)
 
 OUT = Variable(
-    "COMMPROF_OUT", "where traces go; if unset, an unchanged script is not recorded", "a directory"
+    "COMMPROF_OUT",
+    "where traces go; if unset, a script without commprof calls is not recorded",
+    "a directory",
 )
 MODE = _choice(
     *("COMMPROF_MODE", "mode in which recording begins"),
@@ -113,7 +115,9 @@ STACKS = Variable(
     False,
 )
 CLOCK = _choice(
-    *("COMMPROF_CLOCK", "ranks that compare clocks: those that do not share one, all, or none"),
+    "COMMPROF_CLOCK",
+    "ranks that compare clocks with rank 0; auto: ranks that do not share rank 0's clock; always: "
+    "all ranks; off: no rank",
     *("auto", "always", "off"),
 )
 GRADIENT_NORMS = _steps(
@@ -143,17 +147,19 @@ TRIAL = Variable(
     "values of `--trial`",
 )
 METRICS = Variable(
-    "COMMPROF_METRICS", "live metrics of an unchanged script", "the `--metrics` options"
+    "COMMPROF_METRICS", "live metrics of a script without commprof calls", "the `--metrics` options"
 )
 WATCHDOG = Variable(
-    "COMMPROF_WATCHDOG", "threshold of the watchdog of an unchanged script", "auto, or seconds"
+    "COMMPROF_WATCHDOG",
+    "in a script without commprof calls: time after which the watchdog reports a hung step or "
+    "collective",
+    "auto, or seconds above 0",
 )
-NATIVE = _choice(
-    "COMMPROF_NATIVE", "0: records with the Python capture even if the C++ module fits", "1", "0"
-)
+NATIVE = _choice("COMMPROF_NATIVE", "0 records in Python, without loading the C++ module", "1", "0")
 DEVICE_EVENTS = _choice(
     "COMMPROF_DEVICE_EVENTS",
-    "times collectives of devices by events of the device; if unset, only where that is safe",
+    "whether collectives on a GPU or other device are timed with the device's events; if unset, "
+    "events are used only if the device's backend tells when a stream is captured into a graph",
     *("on", "off"),
     default="",
 )

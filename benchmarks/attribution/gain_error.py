@@ -31,7 +31,7 @@ from benchmarks.judging.demands import Demand, at_most, judged, of_all
 from benchmarks.judging.results_file import Lines, read_rows
 
 DELAYS, CONTROLS = 50, 10
-#: As many steps as a report replays of such a job, so that prediction and truth are of the same ones.
+#: As many steps as a report replays of such a job: prediction and truth are of the same steps.
 STEPS, BLOCK_STEPS = 1000, 4
 PHASES = ("data", "forward", "backward", "optimizer")
 #: Of a step without a delay.

@@ -7,10 +7,12 @@ steps; if that number is too small, there is no p-value. The p-value of the step
 is corrected for the number of world sizes only. The p-values of parts and collectives, which show
 where a change is, are corrected for the number of parts and collectives within a world size. The
 test distinguishes two runs, not two programs: anything else that changed on the machine between the
-runs is included. If the ranks of a run lacked cores, the other load on the machine changes from run
-to run but hardly within a run, so no test over a run's steps can tell by how much: the step then
-counts as changed only if the step without run delay changed too, and a part or a collective only if
-the step did.
+runs is included.
+
+If the ranks of a run lacked cores, other load on the machine may have lengthened the steps. This
+load differs from run to run but hardly varies within a run, so no test over a run's steps can
+measure its effect. Then the step counts as changed only if the step time without run delay changed
+too. A part or a collective then counts as changed only if the step does.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def cost(
         details: step-by-step figures of the same world sizes.
         price: price per hour.
         epoch_samples: samples of all ranks in an epoch; NaN to use the number that the run
-            recorded, if its world sizes agree.
+            recorded, if it is the same at all world sizes.
     """
     rows: list[CostRow] = []
     alone = len(worlds) < 2
@@ -103,7 +103,11 @@ def cost(
 
 
 def _epoch_samples(details: Sequence[WorldDetail]) -> float:
-    """Returns the samples of an epoch at the smallest world size; NaN if world sizes differ."""
+    """Returns the number of samples in an epoch, as counted at the smallest world size.
+
+    NaN if the number is unknown at some world size, or differs between world sizes by more than
+    ``_PADDING``.
+    """
     counts = [detail.epoch_samples for detail in details]
     same = all(abs(count / counts[0] - 1) <= _PADDING for count in counts)
     return counts[0] if counts and same else math.nan

@@ -125,7 +125,11 @@ def next_step(
 
 
 def _predicted(found: Sharding, on_device: bool) -> NextStep:
-    """Returns advice to predict a change to the sharded collectives that cost the step most."""
+    """Returns advice on the part of the sharded communication that a step waits for longest.
+
+    The advice is to predict the effect of a change with ``commprof predict``; on a device, where
+    steps cannot be predicted, it is to try the change.
+    """
     changes = {
         FORWARD: ("gathering parameters in bf16", ("--gather-dtype", "bf16")),
         BACKWARD: (
@@ -223,8 +227,11 @@ def _find_out(world: WorldResult, late: LateRank) -> str:
 
 def _give_cores(context: Mapping[str, Any], world: WorldResult) -> str:
     """Returns advice for ranks that were measured to wait for cores."""
-    measured = f"{no_core_share(world):.0%} of the exposed time was spent ready to run without one"
-    after = "This run cannot show what communication costs if every rank has a core."
+    measured = (
+        f"for {no_core_share(world):.0%} of the exposed time, ranks were ready to run but had no "
+        "core"
+    )
+    after = "This run cannot show how much communication would cost with a core for every rank."
     if crowded(context, world):
         return f"First give every rank a core: {measured}. {after}"
     return f"First find out what else runs on the ranks' cores: {measured}. {after}"
@@ -264,7 +271,10 @@ def _directory(context: Mapping[str, Any]) -> str:
 
 
 def _takes_a_trial(context: Mapping[str, Any]) -> bool:
-    """True if the run used DDP's own all-reduce, so that a trial can compare others with it."""
+    """True if the context is of a ``commprof run`` that used DDP's own all-reduce.
+
+    Only then can a trial compare compressors and bucket sizes with this all-reduce.
+    """
     if context.get("strategy", "ddp") != "ddp" or {"hook", "bucket_cap_mb"} & context.keys():
         return False
     return bool({"script", "workload"} & context.keys())

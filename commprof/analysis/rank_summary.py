@@ -47,9 +47,9 @@ class StepParts:
         return self.step_ms - self.exposed_ms
 
     def unseen(self) -> StepParts:
-        """Returns the parts for a capture that could not see communication: its times are NaN.
+        """Returns the parts with NaN as communication times: capture could not see communication.
 
-        The time that ranks waited is then part of the phases in which they waited.
+        The time that ranks waited is then part of the phases in which the ranks waited.
         """
         names = ("exposed_ms", "wait_ms", "wire_ms", "unsplit_ms", "no_core_ms", "hidden_ms")
         return replace(self, **dict.fromkeys(names, math.nan))
@@ -61,11 +61,11 @@ class RankSummary:
 
     rank: int
     parts: StepParts
-    #: From the training loop's account, else from the batches of DataLoaders, else NaN.
+    #: From what the training loop recorded, else from the batches of DataLoaders, else NaN.
     samples: float
     duration_s: float
     samples_per_s: float
-    #: NaN without the training loop's account; so is ``final_loss``.
+    #: NaN if the training loop recorded no loss; so is ``final_loss``.
     average_loss: float
     final_loss: float
     host: str
@@ -114,12 +114,12 @@ def rank_summary(run: WorldRun, rank: int, part: Breakdown) -> RankSummary:
 
 
 def samples_trained(result: Mapping[str, Any], steps: Ints) -> float:
-    """Returns the number of samples in these steps, from a rank's account of the training loop."""
+    """Returns the number of samples in ``steps``, from the training loop's result on one rank."""
     return float(sum(result["step_samples"][step] for step in steps.tolist()))
 
 
 def _bytes(result: Mapping[str, Any] | None, key: str) -> float:
-    """Returns a figure from ``memory`` in the rank's account; NaN if there is none."""
+    """Returns ``result["memory"][key]``; NaN if ``result`` does not hold this figure."""
     value = ((result or {}).get("memory") or {}).get(key)
     return math.nan if value is None else float(value)
 
@@ -147,8 +147,9 @@ def _step_parts(part: Breakdown) -> StepParts:
 def mean_parts(parts: list[StepParts]) -> StepParts:
     """Returns the mean of each part over the ranks.
 
-    Unknown waiting and transfer count as 0, see :func:`mean_of_known`; ``no_core_ms`` is the mean
-    over the ranks for which it is known.
+    In the means of ``wait_ms`` and ``wire_ms``, unknown values count as 0, see
+    :func:`mean_of_known`. The mean of ``no_core_ms`` leaves out the ranks with unknown values; it
+    is NaN if no rank has a known value.
     """
     means = {f.name: float(np.mean([getattr(p, f.name) for p in parts])) for f in fields(StepParts)}
     exposed = np.array([p.exposed_ms for p in parts])

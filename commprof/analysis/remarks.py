@@ -84,8 +84,8 @@ def _oversubscription(context: Mapping[str, Any], worlds: Sequence[WorldResult])
     if math.isnan(share):
         return [f"{text} Whether they waited for cores was not measured."]
     return [
-        f"{text} {where} the training thread was ready to run without a core for {share:.0%} of "
-        "its exposed time."
+        f"{text} {where} the training thread had no core for {share:.0%} of its exposed time, "
+        "although it was ready to run."
     ]
 
 
@@ -134,6 +134,8 @@ def _too_short(context: Mapping[str, Any], worlds: Sequence[WorldResult]) -> lis
 
 
 def _about_compression(context: Mapping[str, Any], world: WorldResult) -> list[str]:
+    if not world.compression and world.device_collectives:
+        return []  # compressors of gradients on a device record nothing
     return compression_remarks(
         context, world.compression, world.world_size, len(world.ranks), world.measured_steps
     )
@@ -189,17 +191,26 @@ def _what_held_up(phase: LongerPhase) -> list[str]:
     """Returns why the phase took longer, by the kernel's counts, as clauses of a sentence."""
     found = []
     if phase.throttled_ms >= phase.no_core_ms / 2 > 0:
-        found.append(f"for {phase.throttled_ms:.3g} ms of this its cgroup's CPU quota stopped it")
+        found.append(
+            f"the CPU quota of the rank's cgroup stopped the rank for {phase.throttled_ms:.3g} ms "
+            "of this difference"
+        )
     elif phase.no_core_ms > 0:
         switches = phase.involuntary_switches
         more = f" ({switches:.3g} more involuntary switches per step)" if switches >= 1 else ""
-        found.append(f"for {phase.no_core_ms:.3g} ms of this it was runnable without a core{more}")
+        found.append(
+            f"the rank was ready to run but had no core for {phase.no_core_ms:.3g} ms of this "
+            f"difference{more}"
+        )
     if phase.major_faults >= 1:
-        found.append(f"it reads {phase.major_faults:.3g} more pages per step from disk")
+        found.append(f"the rank reads {phase.major_faults:.3g} more pages per step from disk")
     if phase.memory_stall_ms > 0:
-        found.append(f"for {phase.memory_stall_ms:.3g} ms of this its host was short of memory")
+        found.append(
+            f"the rank's host was short of memory for {phase.memory_stall_ms:.3g} ms of this "
+            "difference"
+        )
     if phase.has_many_faults:
-        found.append(f"it has {phase.minor_faults:,.0f} more page faults per step")
+        found.append(f"the rank has {phase.minor_faults:,.0f} more page faults per step")
     return found
 
 
@@ -277,7 +288,10 @@ def _about_missing(world: WorldResult, name: str) -> str:
     )
     if math.isnan(world.samples_per_s):
         return f"{text}, and samples/s, speed-up and efficiency are not known."
-    return f"{text}; the samples of all ranks are known from the training loop's account."
+    return (
+        f"{text}; the number of samples is known for all ranks, because the training loop "
+        "recorded it."
+    )
 
 
 def _by_chance(late: LateRank) -> str:
@@ -302,8 +316,8 @@ def _about_lateness(late: LateRank) -> str:
     text += f"it fell behind {fell_behind(late)}"
     if math.isnan(late.phase_share):
         return (
-            f"{text}, which takes it at least {late.slower_ms:.3g} ms longer than the median of "
-            "the others in three of four steps."
+            f"{text}. In three of four steps, this part of the step takes at least "
+            f"{late.slower_ms:.3g} ms longer on this rank than the median of the other ranks."
         )
     return f"{text}, which explains {late.phase_share:.0%} of the waiting."
 
@@ -320,10 +334,13 @@ def _uneven_batches(world: WorldResult) -> str:
 def _about_overhead(overhead: Overhead) -> str:
     found = [] if overhead.cpu is None else [("CPU time of the training threads", overhead.cpu)]
     parts = [_about_cost(*one) for one in (*found, ("step time", overhead.wall))]
-    steps = f"{overhead.wall.steps_on} and {overhead.wall.steps_off} steps"
+    steps = (
+        f"{overhead.wall.steps_on} steps with capture on, "
+        f"{overhead.wall.steps_off} with capture off"
+    )
     return (
-        f"commprof's own cost, capture on compared with off ({steps} in pairs, over all world "
-        f"sizes): {'; '.join(parts)}."
+        f"commprof's own cost, from pairs of neighbouring steps ({steps}, over all world sizes): "
+        f"{'; '.join(parts)}."
     )
 
 
@@ -336,8 +353,8 @@ def _about_cost(clock: str, cost: OwnCost) -> str:
         )
     text = (
         f"{clock} {_percent(effect.value)} [{_percent(effect.low)}, {_percent(effect.high)}] "
-        f"(control, off compared with off: {_percent(control.value)} [{_percent(control.low)}, "
-        f"{_percent(control.high)}])"
+        f"(control, pairs of steps with capture off: {_percent(control.value)} "
+        f"[{_percent(control.low)}, {_percent(control.high)}])"
     )
     return text if cost.told_apart else f"{text}, not distinguishable from zero"
 
@@ -383,12 +400,13 @@ def _about_devices(world: WorldResult, name: str) -> str:
         if world.world_size > 1:
             text += "The split of each exposed stretch may be off by twice that. "
     if untimed:
-        whose = f"For {untimed} of them" if world.device_timed else "For all of them"
+        whose = f"{untimed} of the GPU collectives" if world.device_timed else "the GPU collectives"
         why = f" ({world.no_device_times})" if world.no_device_times else ""
         text += (
-            f"{whose} the completion and the waiting on its streams were not measured{why}: "
-            "exposed, wait, transfer and hidden include only what the host saw. Collectives of a "
-            "replayed CUDA graph are not among them, because no call issues them. "
+            f"commprof did not measure when {whose} completed, nor how long GPU streams waited for "
+            f"them{why}: exposed, wait, transfer and hidden include only what the host saw. "
+            "The collectives of a replayed CUDA graph are not recorded, because a replay issues no "
+            "calls. "
         )
     return text.rstrip()
 
@@ -408,8 +426,8 @@ def placement_remarks(context: Mapping[str, Any]) -> list[str]:
     sets = " | ".join(found["sets"][:_LISTED]) + (" | ..." if len(found["sets"]) > _LISTED else "")
     shared = "" if found["disjoint"] else "NOT exclusive: "
     return [
-        f"Ranks were pinned to CPUs ({found['mode']}), at world size {largest} to {sets}; "
-        f"{shared}{found['reason']}."
+        f"Ranks were pinned to CPUs ({found['mode']}). At world size {largest}, the ranks' CPU "
+        f"sets are {sets}; {shared}{found['reason']}."
     ]
 
 
@@ -436,9 +454,9 @@ def script_remarks(
     ends = {world.steps_end for world in worlds} | {found.steps_end for found in summaries}
     found = [text for source, text in _STEPS.items() if source in ends]
     found += [
-        f"At world size {world.world_size}, {world.merged_steps} of the steps found hold the "
-        "backward passes of several steps, but not their updates, because the script skipped "
-        "updates. They are left out of all figures."
+        f"At world size {world.world_size}, commprof leaves {world.merged_steps} of the detected "
+        "steps out of all figures: each holds the backward passes of several iterations, because "
+        "the script skipped updates."
         for world in worlds
         if world.merged_steps
     ]

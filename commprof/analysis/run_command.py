@@ -53,7 +53,10 @@ class RunCommand:
         return invocation.command("run", *self._quoted)
 
     def typed_in(self, directory: str) -> str:
-        """Returns the command behind a ``cd``, unless ``directory`` is current or missing."""
+        """Returns ``(cd DIRECTORY && COMMAND)``, to run the command in ``directory``.
+
+        Returns only the command if ``directory`` is empty, is the current directory or is missing.
+        """
         if directory in ("", os.getcwd()) or not os.path.isdir(directory):
             return self.text
         command = invocation.command("run", *self._quoted, anywhere=True)
@@ -89,7 +92,10 @@ def taken_apart(command: str, script: Sequence[str] = ()) -> RunCommand | None:
 def _replaced(
     options: Sequence[str], names: Collection[str], words: Sequence[str]
 ) -> tuple[str, ...]:
-    """Returns options with ``words`` in place of the first of ``names``; the others are removed."""
+    """Returns ``options`` without the options called ``names`` and without their values.
+
+    ``words`` are put where the first removed option was; nowhere if no option is removed.
+    """
     kept: list[str] = []
     skip, rest = False, list(words)
     for word in options:

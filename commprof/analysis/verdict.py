@@ -111,7 +111,8 @@ def verdict(result: RunResult, details: Sequence[WorldDetail]) -> Verdict | None
     if is_unseen(world, step):
         headline = (
             f"At {counted(world.world_size, 'rank')} the mean step takes {in_ms(step.step_ms)}; "
-            "its communication was not seen, and is part of the phases in which ranks wait for it."
+            "its communication was not seen. The time in which ranks wait for communication is "
+            "counted in the other parts of the step."
         )
     if told := _against_prediction(result.context, world):
         headline = f"{headline} {told}"
@@ -233,9 +234,9 @@ def _cores(
             f"{_usable(context)}."
         )
     if lacked_cores(world):
-        text = f"Ranks waited for CPU cores: {no_core_share(world):.1%} of the exposed time was "
-        text += "spent ready to run without one. The other parts may include such time too"
-        found.append(text + ", but it is not measured in them.")
+        text = f"Ranks waited for CPU cores: for {no_core_share(world):.1%} of the exposed time, "
+        text += "they were ready to run but had no core. This figure leaves out the other parts of "
+        found.append(text + "the step, where ranks may have waited for cores too.")
     return found
 
 
@@ -343,7 +344,10 @@ def _growth(result: RunResult, steps: Sequence[MeanStep], place: int) -> list[st
 
 
 def _apart(*steps: MeanStep) -> list[dict[str, float]]:
-    """Returns each mean step's parts, with communication split if each step's split is known."""
+    """Returns the parts of each mean step, in ms by name.
+
+    If every mean step has ``split_ms``, its parts replace "communication" in all results.
+    """
     if not all(step.split_ms for step in steps):
         return [dict(step.parts_ms) for step in steps]
     whole = [name for name in PARTS if name != "communication"]

@@ -64,7 +64,10 @@ from commprof.units import ms_to_ns, ns_to_ms, ns_to_us, us_to_ns
 
 @dataclass(frozen=True)
 class Repeats:
-    """Median number per step of backward passes, updates and DDP exchanges; 0 if not recorded."""
+    """How many backward passes, optimizer updates and DDP exchanges a step has.
+
+    Each number is the median over the measured steps of one rank; 0 if not recorded.
+    """
 
     backward_passes: int = 0
     updates: int = 0
@@ -289,7 +292,10 @@ def _no_device_times(traces: Sequence[Trace]) -> str:
 
 
 def _late_rank(seen: MeasuredWorld, result: WorldResult) -> dict[str, Any]:
-    """Returns the late rank in the steps that did not stall, and the stalled steps."""
+    """Returns the values of ``WorldResult.late_rank`` and ``WorldResult.stalled_steps``, by name.
+
+    Only the steps that did not stall are searched for a late rank.
+    """
     slowest = slowest_ns(seen.measured)
     hung = stalled(slowest)
     parts = [part.rows(~hung) for part in seen.measured]
@@ -367,7 +373,8 @@ def _summarise(
 def _samples(run: WorldRun, ranks: tuple[RankSummary, ...], steps: Ints) -> float:
     """Returns the samples of all ranks in these steps; NaN if a rank's samples are unknown.
 
-    A rank without a trace counts according to its account of the training loop.
+    For a rank without a trace, the number of samples comes from the file ``rank_N.json`` that the
+    built-in training loop writes on each rank.
     """
     recorded = {rank.rank: rank.samples for rank in ranks}
     others = [rank for rank in range(run.world_size) if rank not in recorded]
@@ -382,7 +389,11 @@ def _samples_source(run: WorldRun, ranks: tuple[RankSummary, ...]) -> str:
 
 
 def _overhead_samples(run: WorldRun) -> tuple[tuple[str, float, float], ...]:
-    """Returns ``WorldResult.overhead_samples``; all ranks switch capture in the same steps."""
+    """Returns the steps that measure commprof's cost, as in ``WorldResult.overhead_samples``.
+
+    All ranks switch capture on or off at the same steps, so the ranks' lists are joined by
+    position. Empty if a rank left no ``rank_N.json``.
+    """
     if len(run.results) < run.world_size:
         return ()
     found = []

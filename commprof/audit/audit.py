@@ -43,7 +43,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "speedup-from-work",
-        "speed-up is not the ratio of samples / time",
+        "speed-up is not this row's samples / time, divided by the baseline's samples / time",
         scaling_rules.speedup_from_work,
     ),
     Rule(

@@ -32,7 +32,7 @@ class Check:
 
     @property
     def agrees(self) -> bool:
-        """True if one value fits both figures, as far as the printed digits tell."""
+        """True if the printed digits allow the stated and the implied figure to be equal."""
         return self.stated.span.meets(self.implied.span)
 
 

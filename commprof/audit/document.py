@@ -42,10 +42,11 @@ class Series:
     rows: tuple[Row, ...]
 
     def base(self, quantity: str, value: float) -> Row | None:
-        """Returns the row that the others are compared with, or None.
+        """Returns the base row, with which the other rows are compared; None if there is none.
 
-        It is the row of the smallest world size, if it states ``value`` for the quantity, or if it
-        does not state the quantity and its world size is 1.
+        Only the row of the smallest world size can be the base row. If that row has a figure for
+        ``quantity``, the figure must agree with ``value``. If the row has no such figure, its world
+        size must be 1.
         """
         first = next((row for row in self.rows if row.ranks), None)
         if first is None:

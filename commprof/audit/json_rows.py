@@ -47,10 +47,11 @@ def json_facts(value: Any) -> Row | None:
 
 
 def _rows(value: Any, path: str) -> list[Row]:
-    """Makes rows of the innermost objects that have a world size and figures.
+    """Makes one row of each innermost object that has a world size and figures.
 
-    An object that describes the same row as the object around it counts only if the outer object
-    gives no row.
+    The parts of an object (see ``_is_part``) do not count as inner objects: they describe the same
+    row as the object. So the object's row replaces the rows of its parts. An object that makes no
+    row keeps the rows of its parts.
     """
     if isinstance(value, list):
         return [row for at, item in enumerate(value) for row in _rows(item, f"{path}[{at}]")]
@@ -69,7 +70,11 @@ def _rows(value: Any, path: str) -> list[Row]:
 
 
 def _is_part(key: str, item: Any) -> bool:
-    """True if the item belongs to its object's row: settings, a summary, epochs or ranks."""
+    """True if ``item`` describes the same row as the object that contains it under ``key``.
+
+    Such items are settings, metrics, summaries, results, single epochs or ranks, and lists of
+    epochs or ranks.
+    """
     if isinstance(item, list):
         return _LISTED.match(key) is not None
     return _OWN.search(bare(key)) is not None or _NUMBERED.match(key) is not None
@@ -115,7 +120,10 @@ def _row(value: Mapping[str, Any], path: str) -> Row | None:
 
 
 def _figures(value: Mapping[str, Any], path: str) -> tuple[dict[str, Figure], dict[str, Quantity]]:
-    """Returns the figures of an object and of the objects in it that describe the same row."""
+    """Returns an object's figures and what they measure, both by the name of the quantity.
+
+    Includes figures of inner objects such as ``metrics``. The object's own figures come first.
+    """
     figures: dict[str, Figure] = {}
     quantities: dict[str, Quantity] = {}
     inner = []

@@ -106,10 +106,11 @@ def classify(header: str) -> Quantity | None:
 
 
 def unambiguous(quantities: Sequence[Quantity | None]) -> list[Quantity | None]:
-    """Replaces each quantity that several columns share by None: such columns compare variants.
+    """Returns the columns' quantities, with None for every quantity that several columns have.
 
-    If throughput or a time is such a quantity, speed-up and efficiency are replaced too: they are
-    then ratios between the variants' columns, not between rows.
+    Several columns with one quantity compare variants, such as two settings. If that quantity is
+    throughput or a time, speed-up and efficiency become None too: they are then ratios between the
+    variants' columns, not between rows.
     """
     names = [quantity.name for quantity in quantities if quantity is not None]
     several = {name for name in names if names.count(name) > 1}

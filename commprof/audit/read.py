@@ -74,7 +74,11 @@ def amdahl_speedups(lines: Sequence[str]) -> list[tuple[int, Figure]]:
 
 
 def facts(lines: Sequence[str]) -> list[tuple[str, Figure]]:
-    """Finds batch, epochs, parallel share and communication overhead without a world size."""
+    """Finds the figures that the text states for all world sizes together; skips tables.
+
+    Returns each figure with the name of its quantity, one of ``_FACTS``: for example the batch,
+    the number of epochs, the parallel share or the communication overhead.
+    """
     found = []
     for number, line in enumerate(lines, start=1):
         if "|" in line:
@@ -113,7 +117,10 @@ def _facts_of_line(line: str, where: str) -> list[tuple[str, Figure]]:
 
 
 def _is_of_all(key: str) -> bool:
-    """False if the key names an overhead of another kind than communication, else True."""
+    """Returns False if ``key`` names an overhead that is not communication overhead.
+
+    Returns True for communication overhead, for "overhead" alone, and for keys without this word.
+    """
     text = key.lower()
     return "overhead" not in text or bool(
         re.fullmatch(
@@ -207,7 +214,10 @@ def _fenced(lines: Sequence[str]) -> list[tuple[int, str]]:
 
 
 def _rows_of_block(line: int, block: str) -> list[Row]:
-    """Returns the rows of a fenced block; empty if it is not JSON, such as a format's sketch."""
+    """Returns the rows of a fenced block; empty if the block is not valid JSON.
+
+    Blocks that only outline a JSON format are usually not valid.
+    """
     try:
         return json_rows(load(block), f"JSON of line {line}, ")
     except ValueError:

@@ -157,7 +157,11 @@ def _speedup(series: Series, row: Row) -> tuple[Row, Quote] | None:
 
 
 def _rounded(share: Span) -> tuple[float, float, float]:
-    """Returns the interval of a chosen share, which may be rounded but not truncated."""
+    """Returns low, value and high of a parallel share that the report's author chose.
+
+    An author may round such a share, but does not truncate it, unlike a computed figure. So
+    the interval extends equally far below and above the value, but not above 1.
+    """
     half = share.value - share.low
     return share.low, share.value, min(1.0, share.value + half)
 
@@ -216,7 +220,10 @@ def cost_efficiency(document: Document) -> Iterator[Check]:
 
 
 def _total(row: Row, document: Document, per_machine: float) -> Check | None:
-    """Compares cost with machines x hours x price; an infinite ``per_machine`` is one machine."""
+    """Compares cost with machines x hours x price; None if the price is not stated.
+
+    ``per_machine`` is the number of ranks per machine; if infinite, one machine has all ranks.
+    """
     price = row.figures.get("price") or document.fact("price")
     if price is None:
         return None

@@ -171,7 +171,7 @@ def ranks_in_turn(document: Document) -> Iterator[Check]:
 
 
 def slowest_rank(document: Document) -> Iterator[Check]:
-    """Checks that the time of all ranks is at least that of the slowest rank."""
+    """Checks that the duration stated for the whole run is at least the slowest rank's time."""
     for row in _rows(document):
         if row.rank_times and has(row, "duration"):
             slowest = max((f for f in row.rank_times), key=lambda figure: figure.span.value)

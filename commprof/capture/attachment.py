@@ -39,7 +39,8 @@ _HELD = "_commprof_attachment"
 class Attachment:
     """commprof's observer or hook in one DDP model.
 
-    DDP never removes commprof's hook; the hook that runs inside it can be replaced.
+    DDP never removes commprof's hook. commprof's hook calls an inner hook, which can be replaced:
+    the script's own hook, a compressor, or the mean all-reduce.
     """
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
@@ -64,7 +65,7 @@ class Attachment:
 
     @property
     def compressor(self) -> Compressor | None:
-        """The compressor inside the hook; None if there is none."""
+        """The compressor that commprof's hook runs; None if there is none."""
         return self._compressor
 
     @property
@@ -91,30 +92,31 @@ class Attachment:
 
     @property
     def has_own_hook(self) -> bool:
-        """True if the script registered its own hook, which runs inside commprof's."""
+        """True if the script registered its own hook, which commprof's hook calls."""
         return bool(self._ddp._comm_hooks)
 
     def use_bucket_hook(self, bucket_hook: Any) -> None:
-        """Switches to commprof's hook in another reducer, made by ``bucket_hook_of``.
+        """Switches to ``bucket_hook``, which is commprof's hook in another reducer of the model.
 
-        Call it between steps and while no compressor is inside. The hook that was running inside
-        ``bucket_hook`` stays there.
+        ``bucket_hook_of`` makes such a hook. Call this method between steps, and while commprof's
+        hook runs no compressor. The inner hook that ``bucket_hook`` calls does not change.
         """
         assert self._compressor is None
         bucket_hook.recording = self.bucket_hook.recording
         self._buckets = bucket_hook
 
     def set_hook(self, hook: Hook | Compressor | None, state: Any = None) -> None:
-        """Replaces the hook inside commprof's hook; None is DDP's own mean all-reduce.
+        """Replaces the inner hook that commprof's hook calls; None is DDP's own mean all-reduce.
 
         Call it between steps and on every rank at the same step. A compressor that is replaced
         loses its residuals; to keep them, call ``state_dict()`` before and ``load_state_dict()``
         after.
 
         Raises:
-            CommprofError: the ranks do not agree on the compressor, or it works in another model;
-                or the state loaded into it does not fit, and then :attr:`compressor` is None
-                afterwards.
+            CommprofError: the ranks differ in compressor or parameters, the compressor works in
+                another model, or the compressor needs the native module. Also raised if the state
+                given to ``load_state_dict()`` does not fit; :attr:`compressor` is None after this
+                error.
         """
         if isinstance(hook, Compressor):
             self._compress(hook)
@@ -125,7 +127,7 @@ class Attachment:
         self._note(hook)
 
     def _compress(self, compressor: Compressor) -> None:
-        """Makes the compressor's engine in a collective call, and puts it into the hook."""
+        """Makes the compressor's engine in a collective call; commprof's hook then runs it."""
         if compressor is self._compressor:
             return
         compressor.require_free()
@@ -160,7 +162,7 @@ class Attachment:
             recorder().add_metadata(json.dumps({"hooks": hooks}))
 
     def remove(self) -> None:
-        """Stops timing this model's buckets. The hook inside keeps running."""
+        """Stops timing this model's buckets. The hook or compressor, if any, keeps running."""
         self._buckets.recording = False
 
     def _divide_by(self, ranks: int) -> None:
@@ -221,10 +223,11 @@ def _redirect_register_comm_hook() -> None:
 
 @functools.cache
 def _follow_joins() -> None:
-    """Patches ``ddp.join()`` so that attached models divide by the number of ranks it asks for.
+    """Patches ``ddp.join()`` so that commprof's mean all-reduce divides by the same number as DDP.
 
     With ``divide_by_initial_world_size=False`` DDP divides by the number of ranks that have not
-    joined. It counts them with an all-reduce in each forward pass and does not tell hooks.
+    joined yet. DDP counts these ranks with an all-reduce in each forward pass, and does not pass
+    the number to hooks.
     """
     original = Join.notify_join_context
 
@@ -256,7 +259,8 @@ def _mean_over(ranks: int, group: Any) -> Hook:
 def _warn_of_join() -> None:
     warnings.warn(
         "commprof: join(divide_by_initial_world_size=False) has no effect on a model with a "
-        "communication hook or compressor: means are over all ranks, as in DDP without commprof",
+        "communication hook or compressor: gradients are averaged over all ranks, as in plain DDP "
+        "with a communication hook",
         stacklevel=2,
     )
 
@@ -310,7 +314,11 @@ def _observed(ddp: DistributedDataParallel) -> Any:
 
 
 def bucket_hook_of(ddp: DistributedDataParallel) -> Any:
-    """Registers commprof's hook with the model's current reducer, which has no hook yet."""
+    """Registers a new hook of commprof with the model's current reducer, and returns the hook.
+
+    The reducer must have no hook yet. The hook is a ``BucketHook`` of the native module, or, if
+    that module is missing, a ``PythonBucketHook``.
+    """
     native = _native.native
     if native is not None:
         group = ddp.process_group

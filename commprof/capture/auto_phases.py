@@ -49,7 +49,7 @@ class AutoPhases:
         self._sharded = ShardedForward(markers["forward"], self._patches)
 
     def install(self) -> None:
-        """Starts marking phases in this process."""
+        """Starts recording phases in this process."""
         self._installed = True
         self._patch_data(self._markers["data"])
         self._patch(DistributedDataParallel, "forward", self._markers["forward"], None)
@@ -62,7 +62,10 @@ class AutoPhases:
         self.look()
 
     def look(self) -> None:
-        """Marks FSDP2's models once the script has imported FSDP2; call it after each step."""
+        """Starts recording the forward passes of FSDP2's modules, if FSDP2 has been imported.
+
+        Call it after each step: the script may import FSDP2 at any time.
+        """
         if self._sharded.pending:
             self._sharded.look()
 
@@ -240,17 +243,17 @@ _CLASS = "FSDPModule"
 
 
 class ShardedForward:
-    """Marks the forward passes of FSDP2's modules once the script has imported FSDP2."""
+    """Records the forward passes of FSDP2's modules once the script has imported FSDP2."""
 
     def __init__(self, marker: Marker, patches: Patches) -> None:
-        """``marker`` marks the phase; ``patches`` undoes the replacements."""
+        """``marker`` records the phase; ``patches`` undoes the replacements."""
         self._marker = marker
         self._patches = patches
         #: True until FSDP2 was found.
         self.pending = True
 
     def look(self) -> None:
-        """Starts marking if FSDP2 has been imported; does nothing if torch lacks ``FSDPModule``."""
+        """Starts recording if FSDP2 has been imported and has ``FSDPModule``; else does nothing."""
         owner = getattr(sys.modules.get(_PACKAGE), _CLASS, None)
         if owner is None:
             return

@@ -40,7 +40,10 @@ class DeviceTelemetry:
         self._recorder: Recorder | None = None
 
     def start(self, recorder: Recorder) -> None:
-        """Prepares sampling, which ``look`` starts; does nothing if nvidia-ml-py is missing."""
+        """Sets ``pending`` to True if sampling is possible; ``look`` then starts sampling.
+
+        Sampling is not possible if torch was built without CUDA, or if nvidia-ml-py is missing.
+        """
         self._recorder = recorder
         self._done = threading.Event()  # a thread that outlived stop() keeps its own
         self.pending = torch.version.cuda is not None and _nvml() is not None

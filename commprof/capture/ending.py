@@ -14,7 +14,12 @@ _exit_line = ""
 
 
 class _Call(NamedTuple):
-    """A call of ``sys.exit``: error line, outermost frame, and that frame's instruction then."""
+    """A call of ``sys.exit`` in the main thread.
+
+    ``line`` is the result of :func:`error_line` for the SystemExit that the call raised.
+    ``outermost`` is the outermost frame of the thread's stack, and ``instruction`` is the position
+    in that frame's bytecode during the call.
+    """
 
     line: str
     outermost: FrameType
@@ -27,9 +32,9 @@ _last_call: _Call | None = None
 def watch_exits() -> None:
     """Wraps ``sys.exit`` to note its argument, which the interpreter hides from exit handlers.
 
-    If the script catches the exit, its outermost frame goes on to another instruction; by that
-    :func:`unhandled` knows to ignore the argument. For ``raise SystemExit`` the C++ module notes
-    the exit code later.
+    If the script catches the exit, the script's outermost frame goes on to another instruction.
+    :func:`unhandled` checks this, and then ignores the argument. For ``raise SystemExit`` the C++
+    module notes the exit code later.
     """
     original = sys.exit
     if hasattr(original, "__wrapped__"):
@@ -78,7 +83,7 @@ def error_line(error: BaseException | None) -> str:
 
 
 def unhandled() -> str:
-    """Returns the error line of the exception that ends this process; empty if there is none.
+    """Returns :func:`error_line` of the exception that ends this process; empty without one.
 
     For exit handlers.
     """

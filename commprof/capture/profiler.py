@@ -188,14 +188,18 @@ class Profiler:
     def stop(self) -> None:
         """Stops recording and closes the trace.
 
-        Does nothing if capture is not running, or if a launcher made it last until the process
-        ends.
+        Does nothing if capture is not running, or if a launcher started capture: capture then lasts
+        until the process ends.
         """
         if not self.of_whole_job:
             self._stop("")
 
     def _stop(self, error: str) -> None:
-        """``error``: the exception that ended the capture, as returned by ``error_line``."""
+        """Stops recording and closes the trace; does nothing if this capture does not run.
+
+        ``error``: error line of the exception that ended the capture, as returned by
+        ``error_line``; "" if no exception did.
+        """
         # Does not stop another profiler's capture, nor the parent's in a forked child.
         if not (self._running and self._recorder.started()):
             return
@@ -234,7 +238,11 @@ class Profiler:
                 )
 
     def _note_ending(self, error: str) -> None:
-        """Writes the error that ended the capture; if none did, clears that of an earlier one."""
+        """Writes ``error``, the error that ended the capture ("" for none), to the metadata.
+
+        Metadata also goes into later traces of this process. So "" is written only to clear the
+        error of an earlier capture.
+        """
         global _ending_noted
         if error or _ending_noted:
             self._recorder.add_metadata(json.dumps({"ending": {"error": error}}))

@@ -148,7 +148,15 @@ class PythonRecorder:
         control_path: str = "",
         switch_signal: int = 0,
     ) -> None:
-        """Opens the trace and starts recording; there are no rings, and only full mode."""
+        """Opens the trace and starts recording.
+
+        This recorder has no rings and never changes its mode: ``ring_prefix``, ``ring_capacity``,
+        ``control_path`` and ``switch_signal`` are ignored.
+
+        Raises:
+            RuntimeError: ``mode`` is not that of "full", or a trace is already open.
+            OSError: the trace cannot be written.
+        """
         if schema.MODES[mode] != "full":
             raise RuntimeError(
                 f"{schema.MODES[mode]} mode needs the native module; choose full mode, or install "
@@ -244,7 +252,10 @@ class PythonRecorder:
         self._pending.append(tuple(fields.get(name, 0) for name in _FIELDS))
 
     def record_finalize(self, kind: Kind, graph_task: int) -> None:
-        """Records begin or end (``kind``) of DDP's finalisation, without the wait for a core."""
+        """Records begin or end (``kind``) of DDP's finalisation, with the thread's CPU time.
+
+        Unlike the native module's record, it lacks the time for which the thread had no core.
+        """
         if self._enabled:
             cpu_ns = time.thread_time_ns()
             self.record(kind, self.now_ns(), op_id=graph_task, value=cpu_ns)
@@ -309,11 +320,17 @@ class PythonRecorder:
         return self._enabled
 
     def install_observer(self) -> list[str]:
-        """Returns no operators: Python records only the collectives of attached models."""
+        """Does nothing, and returns an empty list: no operator of torch is observed.
+
+        The recorder in Python records only the collectives of attached models.
+        """
         return []
 
     def set_stacks(self, on: bool) -> None:
-        """Warns that no stacks are recorded: buckets do not show who issued them."""
+        """If ``on`` is True, prints that no stacks are recorded; changes no setting.
+
+        The recorder in Python sees only DDP's buckets, which do not show the code that issued them.
+        """
         if on:
             print("commprof: stacks need the native module; none are recorded", file=sys.stderr)
 

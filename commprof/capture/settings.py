@@ -50,8 +50,8 @@ class RankSettings:
         """Reads the settings from environment variables; None: those of this process.
 
         Raises:
-            UsageError: a variable has a value that is not valid; the message names both and the
-                allowed values.
+            UsageError: a variable's value is not valid; the message names the variable, its value
+                and the allowed values.
         """
         try:
             for variable in _READ_ELSEWHERE:

@@ -101,7 +101,10 @@ class StepFinder:
 
 
 class _Turns:
-    """Tracks which optimizer leads, and which others update between its updates."""
+    """Tracks the leading optimizer, whose updates end the steps.
+
+    Also tracks which other optimizers update between two updates of the leading one.
+    """
 
     def __init__(self) -> None:
         self._leading: _Key | None = None

@@ -58,7 +58,7 @@ def measure(ranks: Ranks) -> str:
 def judge(values: Sequence[str]) -> Outcome:
     """Fails if models differ, and names the ranks that differ from the majority."""
     if len(values) == 1:
-        return Outcome(NAME, SKIP, "one rank has nothing to compare with")
+        return Outcome(NAME, SKIP, "there is only one rank, so nothing to compare")
     different = _different(values)
     if not different:
         return Outcome(NAME, PASS, f"the same bits on all ranks after {_STEPS} steps")

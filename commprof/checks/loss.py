@@ -42,8 +42,8 @@ def judge(values: Sequence[list[float]]) -> Outcome:
     trend = loss_trend(values[0])
     assert trend is not None
     advice = (
-        "a training run that must converge does not: compare torch's builds on these ranks, and "
-        "see the result of the all-reduce check"
+        "the check's small training run does not converge, although it must: compare torch's "
+        "builds on these ranks, and see the result of the all-reduce check"
     )
     if trend.not_finite is not None:
         return Outcome(NAME, FAIL, f"not a finite number from step {trend.not_finite} on", advice)

@@ -73,7 +73,7 @@ def judge(values: Sequence[Sequence[Link]]) -> Outcome:
     """Warns of links that are far worse than the median."""
     links = [link for found in values for link in found]
     if not links:
-        return Outcome(NAME, SKIP, "one rank has no link")
+        return Outcome(NAME, SKIP, "there is only one rank, so no link to measure")
     latency = statistics.median(link.latency_us for link in links)
     slow = [
         row

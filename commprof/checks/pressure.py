@@ -33,7 +33,7 @@ class Load:
 
 
 def measure(ranks: Ranks) -> tuple[str, Load]:
-    """Reads the load of the host, before the checks that cause load."""
+    """Returns this rank's host name and the host's load; runs before the checks that cause load."""
     return ranks.host, read_load(_PROC)
 
 

@@ -11,7 +11,10 @@ import torch.distributed as dist
 
 @dataclass(frozen=True)
 class Ranks:
-    """One rank of the default process group, with its host."""
+    """The ranks of the default process group, as seen from one of them.
+
+    ``rank`` and ``host`` are the number and the host of that rank.
+    """
 
     rank: int
     world_size: int
@@ -25,5 +28,5 @@ class Ranks:
 
 
 def own_ranks() -> Ranks:
-    """Returns this process's rank in the default process group."""
+    """Returns the ranks of the default process group, as seen from this process."""
     return Ranks(dist.get_rank(), dist.get_world_size(), socket.gethostname())

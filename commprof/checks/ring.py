@@ -40,7 +40,7 @@ def measure(ranks: Ranks) -> tuple[bool, float]:
 def judge(values: Sequence[tuple[bool, float]]) -> Outcome:
     """Fails if a rank received a token that differs from the one that its neighbour sent."""
     if len(values) == 1:
-        return Outcome(NAME, SKIP, "one rank has no neighbour")
+        return Outcome(NAME, SKIP, "there is only one rank, so no neighbour")
     wrong = [rank for rank, (right, _) in enumerate(values) if not right]
     if wrong:
         return Outcome(

@@ -16,7 +16,10 @@ _COMFORTABLE_BYTES = 1_000_000_000
 
 
 def measure(ranks: Ranks) -> tuple[str, tuple[int, int]]:
-    """Reads the free and total bytes of /dev/shm; -1 if it does not exist."""
+    """Returns this rank's host, and the free and total bytes of the host's /dev/shm.
+
+    Both numbers are -1 if /dev/shm does not exist.
+    """
     try:
         found = os.statvfs(NAME)
     except OSError:

@@ -38,7 +38,8 @@ Exit code: 1 if a check fails, else 0. The ranks communicate over gloo. See docs
             "--nproc",
             type=int,
             metavar="N",
-            help="ranks to start on this machine (default: usable cores); not under torchrun",
+            help="number of ranks to start on this machine (default: number of usable cores); not "
+            "allowed under torchrun",
         )
 
     def run(self, args: argparse.Namespace) -> int:
@@ -46,7 +47,8 @@ Exit code: 1 if a check fails, else 0. The ranks communicate over gloo. See docs
         if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
             if args.nproc is not None:
                 raise UsageError(
-                    "--nproc: this process is a rank already (RANK is set); leave it out"
+                    "leave --nproc out: a launcher already started this process as a rank (RANK "
+                    "is set)"
                 )
             outcomes, ranks = _as_rank(), int(os.environ["WORLD_SIZE"])
         else:

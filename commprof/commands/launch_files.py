@@ -16,8 +16,8 @@ from commprof.launch.cluster_files import TARGETS, ClusterJob
 from commprof.launch.pinning import place_ranks
 
 _DESCRIPTION = """\
-Writes the file that starts a script, or a built-in workload, under commprof on a cluster, to read,
-change and submit:
+Writes a file that starts a job on a cluster; the job runs a script, or a built-in workload, under
+commprof. Read the file, change it where needed, and submit it:
 
   commprof launch-files --target slurm --nodes 4 --nproc-per-node 8 \\
       --output /shared/run1 train.py --lr 0.1 > job.sbatch
@@ -61,7 +61,9 @@ class LaunchFilesCommand:
         )
         parser.add_argument("--cpus-per-rank", type=int, metavar="N", help="cores for each rank")
         parser.add_argument(
-            "--time", metavar="LIMIT", help="Slurm: time limit: minutes, or such as 1:30:00"
+            "--time",
+            metavar="LIMIT",
+            help="Slurm: time limit, in minutes or as HOURS:MINUTES:SECONDS",
         )
         parser.add_argument("--partition", metavar="NAME", help="Slurm: the partition")
         parser.add_argument("--image", help="Kubernetes: container image")

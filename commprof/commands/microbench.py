@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend",
         default="gloo",
-        help="gloo, nccl or mpi, if this torch has it, or commprof (default: gloo)",
+        help="gloo or commprof; nccl or mpi if this build of torch has it (default: gloo)",
     )
     parser.add_argument(
         "--overlap",
@@ -84,7 +84,9 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-f", "--stepfactor", type=int, metavar="N", help="factor between sizes (default: 2)"
     )
-    parser.add_argument("-i", "--stepbytes", metavar="SIZE", help="bytes between sizes, not -f")
+    parser.add_argument(
+        "-i", "--stepbytes", metavar="SIZE", help="difference between sizes; use either -i or -f"
+    )
     parser.add_argument(
         "-d", "--datatype", default="float", help=f"{', '.join(DTYPES)} (default: float)"
     )
@@ -106,7 +108,8 @@ def _add_measuring(parser: argparse.ArgumentParser) -> None:
         "--warmup_iters",
         type=int,
         metavar="N",
-        help="calls before the samples, per size and round (default: 1 to 5, by time)",
+        help="calls before the samples, per size and round (default: 1 to 5, as many as fit into "
+        "5 ms)",
     )
     parser.add_argument(
         "-c",

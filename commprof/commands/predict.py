@@ -77,7 +77,9 @@ Comma-separated lists are combined, each value with each. See docs/prediction.md
             help=f"find the best setting of {', '.join(CHOICES)}",
         )
         parser.add_argument(
-            "--price-per-hour", metavar="PRICE", help="price of a host; adds the cost of training"
+            "--price-per-hour",
+            metavar="PRICE",
+            help="price of one host for an hour; the answers then show the cost of training",
         )
         parser.add_argument(
             "--profile",
@@ -159,7 +161,10 @@ def _add_setting(parser: argparse.ArgumentParser) -> None:
         help="DDP's bucket_cap_mb (default: buckets as recorded)",
     )
     parser.add_argument(
-        "--hook", metavar="NAME,...", help="compressors of the profile, or none for DDP's own mean"
+        "--hook",
+        metavar="NAME,...",
+        help="compressors whose costs the profile holds; 'none' means DDP's own all-reduce "
+        "(default: as recorded)",
     )
     parser.add_argument("--ranks-per-host", metavar="N", help="default: as recorded")
     parser.add_argument(
@@ -181,12 +186,14 @@ def _add_setting(parser: argparse.ArgumentParser) -> None:
     )
     sharded = parser.add_argument_group("runs of FSDP2 or HSDP (default: as recorded)")
     sharded.add_argument(
-        "--shard-ranks", metavar="N,...", help="ranks that share one copy; HSDP if fewer than all"
+        "--shard-ranks",
+        metavar="N,...",
+        help="number of ranks that share one copy of the model; HSDP if fewer than all ranks",
     )
     sharded.add_argument(
         "--wrap-blocks",
         metavar="N,...",
-        help="neighbouring blocks, or units of the run, that one fully_shard wraps",
+        help="number of neighbouring blocks (the run's fully_shard units) to wrap together",
     )
     sharded.add_argument(
         "--accumulate", metavar="N,...", help="backward passes per step, reduced in the last one"
@@ -276,7 +283,11 @@ def _hook_words(text: str) -> list[str]:
 
 
 def _hook(word: str) -> str:
-    """Reads a word of --hook: ``none`` gives "" (no hook), ``none:`` the compressor ``none``."""
+    """Returns the compressor that a word of --hook names; "" for DDP's own all-reduce.
+
+    The word ``none`` stands for DDP's own all-reduce. The word ``none:``, with a colon, stands for
+    the compressor named ``none``.
+    """
     return "" if word.strip() == "none" else word.strip().rstrip(":")
 
 
@@ -315,5 +326,5 @@ def _print(
     kept = args.run / PREDICTIONS_FILE
     if keep_text(kept, document):
         page = invocation.command("report", invocation.quoted(args.run), "--format", "html")
-        said = f"commprof: wrote {kept}, which {page} shows"
+        said = f"commprof: wrote {kept}; to see the predictions in a report, run: {page}"
         print(printable(said), file=sys.stderr)

@@ -58,9 +58,9 @@ Works on runs that were cut short: whatever was recorded is shown.
             "--output",
             type=Path,
             metavar="FILE",
-            help="file to write, or - for the terminal (default: the terminal; for html and "
-            "parquet report.html and report.parquet in RUN, or in the current directory if RUN is "
-            "a file)",
+            help="file to write, or - for the terminal (default: the terminal; but --format html "
+            "writes report.html and --format parquet writes report.parquet, in RUN or, if RUN is "
+            "a file, in the current directory)",
         )
         parser.add_argument("--force", action="store_true", help="overwrite FILE of -o")
         parser.add_argument(

@@ -184,8 +184,9 @@ def _of_slurm(
     if given is not None:
         return 1, 0
     raise UsageError(
-        f"srun started this process as one of {tasks} tasks on {nodes} machines, but commprof run "
-        "starts all ranks of a machine itself. Use srun --ntasks-per-node=1 and give "
-        "--rdzv-endpoint HOST:PORT, an address of the first machine; or start several tasks per "
-        "node, each of which is then a rank"
+        f"srun started this process as one of {tasks} tasks on {nodes} machines, and each task "
+        "would start all ranks by itself. Start one task per machine with srun "
+        "--ntasks-per-node=1, and give --rdzv-endpoint HOST:PORT, an address of the first machine: "
+        "each task then starts the ranks of its machine. Or start several tasks per machine: each "
+        "task then becomes one rank"
     )

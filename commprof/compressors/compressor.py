@@ -183,14 +183,16 @@ class Compressor:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Loads a rank's state, now or when the compressor is attached.
 
-        With the same number of ranks, each rank loads its own state, and training goes on bit for
-        bit. With another number, all ranks load the result of ``merge_states``. A parameter without
-        a saved state starts with an empty one, and a state without its parameter is left out, both
-        with a warning. See ``docs/compressors.md``.
+        If the job has as many ranks as when the state was saved, each rank loads its own state, and
+        training goes on bit for bit. Otherwise all ranks load the result of ``merge_states``. A
+        parameter without a saved state starts with an empty state, and the saved state of a
+        parameter that the model lacks is left out, both with a warning. See
+        ``docs/compressors.md``.
 
         Raises:
-            CommprofError: the state was saved with another scheme, other options, another number
-                of ranks or on another rank.
+            CommprofError: the state has another format, scheme, seed or other options; or it was
+                not merged, and comes from another rank or from a job with another number of ranks;
+                or a saved residual has another size than its parameter.
         """
         if self._running is None:
             self._loaded = dict(state)
@@ -305,7 +307,7 @@ def _restore(running: Running, compressor: Compressor, state: Mapping[str, Any])
     if saved:
         missing = sorted(name for name in numbers if name not in saved)
         if missing:
-            _warn(f"without a saved state, which start with an empty one: {_listed(missing)}")
+            _warn(f"without a saved state start with an empty state: {_listed(missing)}")
     items = [
         (numbers[name], kind, values)
         for name, kinds in saved.items()

@@ -104,15 +104,17 @@ class Exchange:
     group: dist.ProcessGroup | None
     """Ranks that exchange with this one; None if other ranks of this host exchange in its place."""
     team: Any = None
-    """This host's ranks, which add up their gradients first; None if all ranks exchange."""
+    """Shared memory in which this host's ranks first add up their gradients; None if all ranks
+    exchange."""
     owners: int = 0
-    """Number of ranks on each host that exchange with other hosts; 0 without a team."""
+    """Number of ranks on each host that exchange with other hosts; 0 if ``team`` is None."""
     hosts: int = 0
-    """Number of the model's hosts; 0 without a team."""
+    """Number of the model's hosts; 0 if ``team`` is None."""
     compresses: bool = True
     """False if shared memory reaches all ranks, so that plain sums are better."""
     mesh: Any = None
-    """Connections that carry all but all-reduces; None if ``group`` carries these too."""
+    """Socket connections between the ranks of ``group``, for all exchanges except all-reduces. The
+    all-reduces use ``group``. None if all exchanges use ``group``."""
 
 
 class Groups:

@@ -45,7 +45,11 @@ def topk_feedback(gradient: Tensor, residual: Tensor, k: int) -> tuple[Tensor, T
 
 
 def encode_fp16(x: Tensor, scale: float = 1.0, residual: Tensor | None = None) -> Tensor:
-    """Returns ``x * scale`` as float16 [n], rounded to nearest even; scales are powers of two."""
+    """Returns ``x * scale`` as float16 [n], rounded to nearest even; ``scale`` is a power of two.
+
+    If ``residual`` is given, ``x + residual`` is encoded instead of ``x``, and ``residual`` is
+    overwritten with the rounding error.
+    """
     return _module().encode_fp16(x, scale, residual)
 
 
@@ -60,10 +64,13 @@ def reduce_fp16(
 
 
 def encode_int8(x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Encodes a finite ``x`` to int8 [n], with a scale per 128 values: max|x| / 127 as bf16.
+    """Encodes a finite ``x`` to int8, with a scale per 128 values: max|x| / 127, rounded to bf16.
+
+    If ``residual`` is given, ``x + residual`` is encoded instead of ``x``, and ``residual`` is
+    overwritten with the rounding error.
 
     Returns:
-        Values, int8, and scales, fp32.
+        Values, int8 [n], and scales [ceil(n / 128)] in a tensor of fp32.
     """
     values, scales = _module().encode_int8(x, residual)
     return values, scales

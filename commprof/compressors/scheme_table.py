@@ -17,7 +17,7 @@ SCHEMES: Final = (
     ("Int4", "int4", 1, "4 bits a value, a scale per 64: 7.1x fewer bytes"),
     ("TopK", "topk", 1, "the largest values of each bucket, exactly"),
     ("PowerSgd", "powersgd", 1, "two thin factors of each matrix (PowerSGD)"),
-    ("None", "hierarchical", 0, "fp32 means through shared memory and, between hosts, gloo"),
+    ("None", "hierarchical", 0, "fp32 averages: shared memory within hosts, gloo between hosts"),
 )
 
 #: Code of the scheme with the option (None: all that compress), name, minimum, maximum,
@@ -34,7 +34,15 @@ OPTIONS: Final = (
         True,
         "1: values that were not sent are added to the next step's gradients",
     ),
-    ("None", "start_step", 0, 1000000000.0, 0, True, "number of steps with plain means"),
+    (
+        "None",
+        "start_step",
+        0,
+        1000000000.0,
+        0,
+        True,
+        "first step with compression; earlier steps send uncompressed gradients",
+    ),
     ("None", "checksum", 0, 1, 0, True, "1: a CRC-32 with each message"),
     (
         "None",

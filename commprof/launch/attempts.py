@@ -74,7 +74,11 @@ class _Log:
             self._endings.save(self._directory)
         except OSError as error:
             where = f"{self._directory}: {error.strerror}"
-            print(f"commprof: cannot write how the ranks end to {where}", file=sys.stderr)
+            print(
+                f"commprof: cannot write endings.json in {where}; the report may lack the ranks' "
+                "exit codes",
+                file=sys.stderr,
+            )
 
 
 def _oom_kills() -> int:

@@ -220,7 +220,11 @@ def train_job(job: ClusterJob) -> str:
 
 
 def _mount_patch(job: ClusterJob, claim: str) -> dict[str, object]:
-    """Returns a patch that mounts the volume in the pods of the runtime's job ``node``."""
+    """Returns a patch of Kubeflow's training runtime that mounts the volume in the training pods.
+
+    In the runtime ``torch-distributed``, both the replicated job of these pods and their container
+    are named ``node``.
+    """
     pod = {
         "volumes": [_volume(claim)],
         "containers": [{"name": "node", "volumeMounts": [_mount(job)]}],

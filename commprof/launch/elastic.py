@@ -179,7 +179,10 @@ def stop_fork_server() -> None:
 
 
 def _kill_ranks(others: list[multiprocessing.process.BaseProcess]) -> None:
-    """Kill the ranks that torch's launcher left running, because a second signal interrupted it."""
+    """Kills child processes that are not in ``others``: ranks that torch's launcher left running.
+
+    The launcher leaves ranks running if a second signal interrupts the launcher's shutdown.
+    """
     for process in multiprocessing.active_children():
         if process not in others:
             process.kill()

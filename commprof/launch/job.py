@@ -155,7 +155,7 @@ class Plan:
     strategy: Strategy
     """The strategy."""
     options: TrainingOptions
-    """Training options, which workload and strategy support."""
+    """Training options; both the workload and the strategy support all of them."""
     per_rank_batch: int
     """Samples of a rank per backward pass."""
     steps_per_epoch: int

@@ -31,15 +31,15 @@ class Pinning:
     mode: str
     """Mode that was chosen: "none", "cores" or "numa"."""
     sets: tuple[tuple[int, ...], ...]
-    """CPUs that each local rank may use; empty for "none"."""
+    """CPUs that each local rank may use; () in mode "none", which pins no rank."""
     disjoint: bool
-    """True if no two ranks share a CPU, and for "none"."""
+    """True if no two ranks share a CPU, and in mode "none"."""
     reason: str
     """Reason for the mode, or a problem with it, as a clause."""
 
     @property
     def text(self) -> str:
-        """The ranks' CPU lists as text for `pin_this_process`: ``0-1/2-3``; empty for "none"."""
+        """The ranks' CPU lists as text for `pin_this_process`: ``0-1/2-3``; "" in mode "none"."""
         return _BETWEEN.join(map(format_cpu_list, self.sets))
 
 
@@ -92,7 +92,7 @@ def pin_this_process(text: str, local_rank: int) -> None:
 
 
 def _against(topology: Topology, ranks: int) -> str:
-    """Returns the reason why "auto" pins no rank; empty if it pins them."""
+    """Returns the reason why "auto" pins no rank; "" if "auto" pins the ranks."""
     if ranks > topology.usable_cores:
         return f"{ranks} ranks on {_cores(topology)}: pinned ranks would queue for the same core"
     if len(topology.nodes) < 2:

@@ -1,7 +1,9 @@
-"""First import of the fork server: from then on, a Ctrl-C ends it without a traceback.
+"""First import of the fork server; makes Ctrl-C end the server without a traceback.
 
-The server next imports torch, and does not handle KeyboardInterrupt; later it ignores the signal.
-The ranks that it forks start in the same state, and handle the signal from `worker.guarded` on.
+Without this module, a Ctrl-C while the server imports torch would raise a KeyboardInterrupt that
+the server does not catch. After its imports the server ignores Ctrl-C. In the ranks that the server
+forks, multiprocessing restores the signal handling that this module set: Ctrl-C ends a rank
+without a traceback, until `worker.guarded` handles the signal.
 """
 
 from __future__ import annotations

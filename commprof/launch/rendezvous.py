@@ -22,7 +22,7 @@ class Rendezvous:
     nodes: int = 1
     """Number of machines, each with its own launcher."""
     node_rank: int = 0
-    """Number of this machine, from 0; machine 0 has the endpoint and reports."""
+    """Number of this machine, from 0. Machine 0 hosts the endpoint and prints the report."""
 
     def __post_init__(self) -> None:
         if self.nodes < 1:
@@ -39,7 +39,7 @@ class Rendezvous:
 
     @property
     def is_first(self) -> bool:
-        """True if this machine writes the run's files, and reports."""
+        """True if this machine writes the run's files and prints the report."""
         return self.node_rank == 0
 
     def check(self, world_size: int) -> None:

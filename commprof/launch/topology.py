@@ -129,7 +129,7 @@ def _siblings(root: Path, cpu: int) -> tuple[int, ...]:
 
 
 def _quota(root: Path) -> float | None:
-    """Returns the smallest CPU quota of this process's cgroups; None if unlimited."""
+    """Returns the smallest CPU quota of this process's cgroups, in cores; None if unlimited."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -155,13 +155,19 @@ def _ancestors(mount: Path, controllers: str, group: str) -> Iterator[Path]:
 
 
 def _quota_v2(folder: Path) -> float | None:
-    """Reads the quota of cgroup v2 from ``cpu.max``: quota and period in microseconds, or "max"."""
+    """Returns the CPU quota of a cgroup v2, in cores; None if there is no quota.
+
+    ``cpu.max`` holds quota and period in microseconds, with the word "max" for no quota.
+    """
     words = _words(folder / "cpu.max")
     return _ratio(*words) if len(words) == 2 else None
 
 
 def _quota_v1(folder: Path) -> float | None:
-    """Reads the quota of cgroup v1 from two files, in microseconds; a quota of -1 is no limit."""
+    """Returns the CPU quota of a cgroup v1, in cores; None if there is no quota.
+
+    Two files hold quota and period in microseconds, with -1 for no quota.
+    """
     words = [*_words(folder / "cpu.cfs_quota_us"), *_words(folder / "cpu.cfs_period_us")]
     return _ratio(*words) if len(words) == 2 else None
 

@@ -229,7 +229,12 @@ def _lot() -> str:
 
 
 def _measured(result: LoopResult, plan: Plan, trainee: Trainee) -> dict[str, Any]:
-    """Returns the measured part of the result; ``truth`` does not cover the overhead block."""
+    """Returns the measured part of this rank's result file.
+
+    Key ``truth``: phase times that the workload itself recorded in the training steps, without the
+    steps that measure capture's overhead afterwards. None if the workload does not record them, or
+    with several backward passes per step.
+    """
     # With accumulation a workload's phases are those of backward passes, not of steps.
     truth = trainee.truth() if plan.options.accumulate == 1 else None
     return {
@@ -317,7 +322,10 @@ class PeakMemory:
         self._before_bytes = _resident("VmRSS")
 
     def start(self) -> None:
-        """Gives memory that creating the model has freed back to Linux, then starts measuring."""
+        """Starts measuring the peak, after returning freed memory to Linux.
+
+        Memory that was freed while the model was created would otherwise count as used.
+        """
         libc = ctypes.CDLL(None)
         if hasattr(libc, "malloc_trim"):  # glibc's own
             libc.malloc_trim(0)

@@ -40,7 +40,7 @@ class Side:
 
 
 def no_meeting() -> None:
-    """Replaces the barrier before each sample if ``sync`` is "none"; does nothing."""
+    """Does nothing; called instead of the barrier before each sample if ``sync`` is "none"."""
 
 
 def make_call(op: str, side: Side, buffers: Buffers, redop: str) -> Call:

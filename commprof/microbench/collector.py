@@ -100,7 +100,10 @@ class SweepRun:
     def _timed_call(
         self, count: int, placement: str, turn: int, side: Side
     ) -> tuple[TimedCall, int | None]:
-        """Makes a call on new buffers, and checks its data in the first round."""
+        """Makes a call on new buffers, and checks the call's results in the first round.
+
+        Returns the call and the number of wrong elements, which is None if nothing was checked.
+        """
         plan, op = self.plan, self.sweep.op
         buffers = make_buffers(
             operation(op), placement, count, side.rank, side.world_size, plan.dtype, side.device
@@ -111,7 +114,11 @@ class SweepRun:
         return TimedCall(call), count_wrong(plan, op, count, side, buffers, call)
 
     def _hook_call(self, count: int, turn: int, side: Side) -> tuple[TimedCall, int | None]:
-        """Keeps a model per size for all rounds, because its hook has its own process group."""
+        """Returns a backward pass to time, with the hook, and the number of wrong elements.
+
+        The number is None if nothing was checked; only the first round checks. All rounds
+        share one model per size, because each model's hook has its own process group.
+        """
         wrong = None
         if count not in self._hooks:
             hook = self.sweep.op.removeprefix(HOOK_PREFIX)

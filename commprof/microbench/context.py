@@ -18,7 +18,7 @@ from commprof.microbench.measure import WARMUP_RULE, loop_language
 from commprof.microbench.plan import Plan
 
 _START = {
-    "barrier": "each sample behind a barrier of the measured group, which is not in its time",
+    "barrier": "each sample after a barrier of the measured group; the barrier is not timed",
     "none": "samples follow each other without a barrier",
 }
 
@@ -56,10 +56,13 @@ def context(plan: Plan, clocks: int) -> dict[str, Any]:
 
 def _time(plan: Plan, clocks: int) -> str:
     if plan.overlap:
-        return "that of the rank with the largest t_ovrl of a sample, by its own clock"
+        return "for each sample, times of the rank with the largest t_ovrl, by that rank's clock"
     if clocks == 1:
         return "from the last rank's begin to the last rank's end"
-    return "the slowest rank's own, late arrivals included, where ranks have several clocks"
+    return (
+        "if the measured ranks are on several hosts, the slowest rank's own time, with its wait "
+        "for late ranks; else from the last rank's begin to the last rank's end"
+    )
 
 
 def interfaces(root: Path = Path("/sys/class/net")) -> list[dict[str, Any]]:

@@ -117,12 +117,19 @@ def make_hook_bench(hook: str, group: Any, count: int, rank: int, device: str) -
 
 
 def _scales(count: int) -> Tensor:
-    """Returns a factor per element: 12 blocks from 1e-5 to 1e-2, as a model's layers differ."""
+    """Returns a factor per element, the same within each of 12 blocks, growing from 1e-5 to 1e-2.
+
+    The blocks imitate layers of a model, whose gradients differ in size.
+    """
     return torch.logspace(-5, -2, 12).repeat_interleave(-(-count // 12))[:count]
 
 
 def _lossless(like: Tensor, ratio: float) -> Tensor:
-    """Returns an outer product of vectors of 1 and -1; 0 after the first ``ratio`` of elements."""
+    """Returns a matrix of 1 and -1, shaped as ``like``, that every compressor can represent.
+
+    The matrix is an outer product. If ``ratio`` is below 1, only that share of the elements (at
+    least one), from the first element on, is kept. All other elements are 0: topk drops only zeros.
+    """
     rows = torch.where(torch.arange(like.shape[0]) % 3 == 0, -1.0, 1.0)
     columns = torch.where(torch.arange(like.shape[1]) % 5 == 0, -1.0, 1.0)
     pattern = torch.outer(rows, columns).flatten()

@@ -1,8 +1,8 @@
 """Samples calls: when each rank began and ended each call, according to the rank's own clock.
 
 The loop runs in C++ if the native module is present and tensors are on the CPU: between two calls
-Python takes several microseconds, in which a backend's threads fall asleep. Hooks are backward
-passes and stay in Python, as do tensors on a device.
+Python takes several microseconds, in which a backend's threads fall asleep. For tensors on a device
+and for hooks, the loop runs in Python: a sample of a hook is a backward pass of a model.
 
 Overlap is measured as in IMB-NBC: the collective alone; then the collective issued, followed by
 compute of about the same length, followed by a wait. The compute is IMB's too, a 100 x 100 matrix
@@ -49,7 +49,11 @@ WARMUP_RULE = "1 to 5 calls per size and round, as many as fit into 5 ms"
 
 
 def samples_per_round(call_ns: float, rounds: int, asked: int | None) -> tuple[int, ...]:
-    """Number of samples in each round if a call takes ``call_ns``; ``asked`` is -n, their total."""
+    """Returns the number of samples in each round, for calls that take ``call_ns``.
+
+    ``asked`` is the value of option -n: the total number of samples. If ``asked`` is None, the
+    total is 20 to 400, as many as fit into 0.2 s, rounded up to a multiple of ``rounds``.
+    """
     wanted = asked or min(max(int(_BUDGET_NS / call_ns), _LEAST), _MOST)
     if asked is None:
         wanted = -(-wanted // rounds) * rounds
@@ -57,7 +61,10 @@ def samples_per_round(call_ns: float, rounds: int, asked: int | None) -> tuple[i
 
 
 def warmup_calls(call_ns: float, asked: int | None) -> int:
-    """Number of calls before the samples of a round; ``asked`` is the value of -w."""
+    """Returns the number of warm-up calls before the samples of a round.
+
+    ``asked`` is the value of option -w. None gives 1 to 5 calls, as many as fit into 5 ms.
+    """
     if asked is not None:
         return asked
     return min(max(int(_WARMUP_NS / call_ns), 1), _MOST_WARMUP)
@@ -135,7 +142,7 @@ def pilot_ns(timed: TimedCall, meet: Call) -> float:
 
 @contextmanager
 def _no_collector() -> Iterator[None]:
-    """Turns Python's garbage collector off, which would lengthen single samples."""
+    """Keeps Python's garbage collector off in the context: a collection would lengthen a sample."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -173,7 +180,7 @@ class Compute:
     """Compute load for one core, in units of a few microseconds; its data (40 kB) fit the cache."""
 
     def __init__(self) -> None:
-        """Measures how long a unit takes in this process."""
+        """Measures how long one unit, a matrix-vector product, takes in this process."""
         self._matrix = torch.full((_ORDER, _ORDER), 1.0 / _ORDER)
         self._vector = torch.ones(_ORDER)
         self._result = torch.empty(_ORDER)
@@ -225,7 +232,11 @@ def _sample(
     units: int,
     meet: Call,
 ) -> tuple[int, int, int, int]:
-    """Returns ns of collective alone, compute alone, compute during a collective, and of both."""
+    """Times one overlap sample, in ns.
+
+    Returns the times of the collective alone, of the compute alone, of the compute while the
+    collective is in flight, and from issuing that collective to the end of the wait for it.
+    """
     now = time.monotonic_ns
     meet()
     begin = now()

@@ -106,7 +106,10 @@ HOOK = Operation("hook", "all_reduce", placements=(IN_PLACE,))
 
 
 def operation(name: str) -> Operation:
-    """Finds an operation by the `op` of a result row, hooks too. Raises UsageError if unknown."""
+    """Returns the operation that the `op` of a result row names.
+
+    Returns HOOK if the `op` begins with HOOK_PREFIX. Raises UsageError if the `op` is unknown.
+    """
     if name.startswith(HOOK_PREFIX):
         return HOOK
     if name not in OPERATIONS:

@@ -1,4 +1,7 @@
-"""Runs one rank's part of all sweeps of a plan, each in a group of the job's first ranks."""
+"""Runs one rank's part of all sweeps of a plan.
+
+A sweep over N ranks uses a process group of the job's ranks 0 to N - 1.
+"""
 
 from __future__ import annotations
 

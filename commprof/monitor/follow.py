@@ -83,7 +83,7 @@ class TraceTail:
 
     @property
     def groups(self) -> dict[int, Group]:
-        """Process groups described so far, by the rank's own number of the group."""
+        """Process groups described so far, by the number that this rank gave each group."""
         return self._content.groups
 
     @property
@@ -108,7 +108,10 @@ class TraceTail:
 
     @property
     def dropped(self) -> int:
-        """Number of records lost so far, from the trace and, until it ends, the rank's rings."""
+        """Number of records lost so far.
+
+        Read from the trace and, until the trace ends, also from the rank's ring files.
+        """
         summary = self._content.summary
         told = max(self._content.dropped, summary.dropped if summary is not None else 0)
         if self.ended or self.metadata is None:

@@ -277,7 +277,10 @@ def _failed(tail: TraceTail) -> bool:
 
 
 def _since_step_s(rank: int, tail: TraceTail, world: FollowedTraces, here: Here) -> float:
-    """Seconds since a rank's last step; NaN in always-on mode, if it ended, or on another clock."""
+    """Returns the seconds since the end of a rank's last step, or since capture began.
+
+    Returns NaN in always-on mode, if the rank has ended, or if the rank uses another clock.
+    """
     metadata = metadata_of(tail)
     if not here.shares_clock(metadata) or tail.summary is not None or tail.ended:
         return math.nan
@@ -394,7 +397,7 @@ def metadata_of(tail: TraceTail) -> dict[str, Any]:
 
 
 def _bare(tail: TraceTail) -> Trace:
-    """Returns a trace without records, which summaries do not need."""
+    """Returns a tail's trace without its records: the analysis of summaries needs no records."""
     return Trace(
         path=tail.path,
         metadata=metadata_of(tail),

@@ -24,9 +24,9 @@ _OF_TASK: Final = ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
 def is_chosen(job: Path, what: str) -> bool:
     """True if this rank starts its host's helper process; true for at most one rank per host.
 
-    That is the rank whose ``LOCAL_RANK`` is 0. Without ``LOCAL_RANK``, the rank that first creates
-    a lock file in the job's directory is chosen; tasks that Slurm or Open MPI number above 0 on
-    their host do not try.
+    The chosen rank is the one whose ``LOCAL_RANK`` is 0. Without ``LOCAL_RANK``, the chosen rank is
+    the first to create a lock file in the job's directory. A rank does not try to create this file
+    if Slurm or Open MPI gives its task a number above 0 on the host.
 
     Args:
         job: a directory that belongs to this job alone.

@@ -51,7 +51,7 @@ class RankState:
     new_step_ns: list[int] = field(default_factory=list)
     #: The newest time in any record.
     last_ns: int = 0
-    #: Operations not known to be complete, by the rank's own number of the operation.
+    #: Operations not known to be complete, by the number that the rank gave the operation.
     pending: dict[int, Operation] = field(default_factory=dict)
     #: Sequence number of the rank's next collective, by the group's name.
     next_seq: dict[str, int] = field(default_factory=dict)
@@ -184,7 +184,7 @@ def _later(known: int | None, seq: int) -> int:
 
 
 def common_names(groups: Iterable[Group]) -> dict[int, Group]:
-    """Returns the groups by this rank's own number, with names made unique.
+    """Returns the groups by the number that this rank gave each group; makes the names unique.
 
     A name used again after ``destroy_process_group`` gets a counter: "0", "0 (2)".
     """

@@ -68,7 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--metrics-address",
         metavar="HOST:PORT",
-        help="the same on this address; port 0 chooses a free port, named in the run directory",
+        help="like --metrics, but on this address; port 0 chooses a free port; metrics_*.json in "
+        "the run directory then holds the port",
     )
     group.add_argument(
         "--metrics-textfile",

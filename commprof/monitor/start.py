@@ -58,7 +58,10 @@ def start_monitor(run: Path, settings: Settings, *more: str) -> str:
     pid = os.getpid()
     began = identity(pid)
     if not began:
-        return "no live metrics: /proc does not show this process, whose end a monitor must notice"
+        return (
+            "no live metrics: /proc does not show this process, so a monitor could not tell "
+            "when this process ends; mount procfs on /proc"
+        )
     command = [
         *(sys.executable, "-m", "commprof.monitor"),
         *(str(run.absolute()), "--of-process", f"{pid}:{began}", *more),

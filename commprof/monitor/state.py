@@ -161,7 +161,7 @@ class MonitorState:
     resident_bytes: int
     #: Duration of the last look.
     look_s: float
-    #: Records skipped because ranks were too far apart, and problems found in the traces.
+    #: Records skipped because a rank was too many steps ahead, and problems found in the traces.
     left_out_records: int
     problems: tuple[str, ...]
 

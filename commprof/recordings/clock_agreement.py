@@ -78,9 +78,10 @@ def with_compared_clocks(traces: Sequence[Trace]) -> tuple[list[Trace], str]:
     )
     if disagreement.sum() > _MOST_SHARE * ends.longest_ns.sum():
         return list(traces), (
-            f"{said}: too much to separate waiting from transfer, so neither is shown. A "
-            "clock jumped, the ranks recorded different collectives, or they end collectives at "
-            "different times, as ranks do that share a GPU"
+            f"{said}: too much to separate waiting from transfer, so neither is shown. Possible "
+            "reasons: a clock jumped, the ranks recorded different collectives, or ranks share a "
+            "GPU and therefore end collectives at different times. Record the same steps on all "
+            "ranks, with one rank per GPU"
         )
     return [
         _with_records(trace, at, offset[:, i], error[:, i]) for i, trace in enumerate(traces)

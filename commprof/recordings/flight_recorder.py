@@ -162,7 +162,11 @@ def _with_pending_by_status(dump: Dump) -> Dump:
 
 
 def members_of(dumps: Sequence[Dump]) -> dict[str, tuple[int, ...]]:
-    """Returns global ranks by group name; if no dump lists a group's, the ranks that used it."""
+    """Returns the global ranks of each group, by the group's name.
+
+    If no dump lists a group's ranks, the result holds the ranks whose dumps have entries of the
+    group. For c10d's group of all ranks it then holds all ranks that have a dump.
+    """
     members: dict[str, tuple[int, ...]] = {}
     for dump in dumps:
         members.update(dump.members)
@@ -253,9 +257,10 @@ def _in_status(
 ) -> dict[str, int]:
     """Returns the value of ``key`` in ``pg_status`` by group name.
 
-    The keys of ``pg_status`` are this rank's own group ids; an entry tells which name an id has. A
-    group without an entry is matched by order, if that agrees with all entries: ids and numeric
-    names both count groups in the order of creation.
+    The keys of ``pg_status`` are this rank's own group ids. ``ids`` maps the ids of groups that
+    have entries in the dump to group names. Other ids are matched with ``names`` in ascending
+    order: ids and names (if they are numbers) both count groups in the order of creation. If this
+    match is impossible or contradicts ``ids``, the other ids are left out.
     """
     numbers = sorted(int(key) for key in status if key.isdecimal())
     known = dict(ids)
@@ -313,7 +318,10 @@ def _entry(value: Any) -> tuple[Entry, int]:
 
 
 def _state_of(value: Mapping[str, Any]) -> str:
-    """Returns the state of an entry that states none: completed if retired or seen to complete."""
+    """Returns the state of an entry that has no field ``state``.
+
+    "completed" if the entry is retired or has a time of completion; "scheduled" otherwise.
+    """
     if value.get("retired") or value.get("time_discovered_completed_ns"):
         return "completed"
     return "scheduled"

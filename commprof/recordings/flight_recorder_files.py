@@ -1,4 +1,4 @@
-"""Files that hold dumps of the Flight Recorder: finds them, and reads their rank and value."""
+"""Finds files with Flight Recorder dumps; takes ranks from file names, and decodes the content."""
 
 from __future__ import annotations
 

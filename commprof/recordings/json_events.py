@@ -114,10 +114,11 @@ class EventReader:
         return found
 
     def _many_events(self) -> list[Any]:
-        """Returns the values before the last event that begins in the text, decoded all at once.
+        """Returns the values before the last event in the text read so far.
 
-        This needs half the time of decoding value by value. Empty if the text is not a list of
-        complete values, as at the end of the array or where it is damaged.
+        One call decodes all these values, in half the time that a call per value needs. Empty if
+        the text before that event is not a list of complete values, as at the end of the array or
+        where the text is damaged.
         """
         match = _SPACE.match(self._text, self._at)
         begin = match.end() if match else self._at
@@ -166,7 +167,10 @@ class EventReader:
         return self._text[self._at : self._at + 1]
 
     def _fill(self) -> None:
-        """Drops the decoded text and reads on, by at least the length of the text that is left."""
+        """Drops the decoded text and reads further text.
+
+        Reads at least the length of the text that is left, so that few calls complete a long value.
+        """
         if self._ended:
             return
         left = self._text[self._at :]

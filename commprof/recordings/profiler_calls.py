@@ -182,7 +182,10 @@ def operation(name: str) -> str:
 
 
 def _of_gloo(name: str) -> str:
-    """Maps a name to an operation as gloo names it: all its forms share one name."""
+    """Returns the operation of a range or operator, with one name for all forms of the operation.
+
+    For example, "all_gather" for ``all_gather_into_tensor``: gloo's ranges do not tell the form.
+    """
     op = operation(name)
     return next((form for form in _FORMS if op.startswith(form)), op)
 
@@ -240,7 +243,11 @@ class _RangesByThread:
         return replace(best, arguments=told | best.arguments)
 
     def _numbered_as(self, kernel: Event) -> Event | None:
-        """Finds the range with a kernel's External id, if it is not the launch's; else None."""
+        """Returns the range with the kernel's External id; None if there is none.
+
+        A range that begins after the kernel does not count. Also returns None if the External id
+        equals the kernel's correlation id: the id then identifies the kernel's launch, not a range.
+        """
         number = _number(kernel)
         found = self._by_number.get(number) if number != kernel.correlation else None
         return found if found is not None and found.begin_ns <= kernel.begin_ns else None
@@ -313,11 +320,12 @@ def _described(name: str, args: dict[str, Any], world_size: int) -> Call:
 
 
 def _peer(op: str, args: dict[str, Any], ranks: Sequence[int]) -> int:
-    """Returns the root's or the message peer's rank in the group; 0 if it is not recorded.
+    """Returns the root's or the message peer's rank in the group; 0 if unknown or if there is none.
 
-    "Src Rank" and "Dst Rank" are global ranks or ranks in the group. "Rank" is the root's rank in
-    the group, but the calling rank if the metadata names another collective, as for an all-gather
-    that consists of broadcasts.
+    The peer of a message is "Src Rank" or "Dst Rank". A number that is one of the group's global
+    ranks counts as a global rank, any other number as a rank in the group. The root is "Rank" if
+    "Collective name" is the operation ``op``. Otherwise the root is unknown: in a broadcast that
+    is part of an all-gather, for example, "Rank" is the calling rank.
     """
     if op in _ROOTED:
         named = operation(str(args.get("Collective name", "")))
@@ -369,7 +377,10 @@ def _seq(value: Any) -> int:
 
 
 def _numbers(value: Any) -> tuple[int, ...]:
-    """Returns the numbers of a list or its text; empty if torch has shortened the text."""
+    """Returns the numbers of a list, or of a text such as "[0, 1]".
+
+    Empty if ``value`` is anything else, such as a text that torch has shortened.
+    """
     if isinstance(value, str):
         return _numbers_in(value) if len(value) < 1 << 20 else ()
     if not isinstance(value, list) or not all(type(n) is int and n >= 0 for n in value):

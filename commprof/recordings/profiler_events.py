@@ -1,4 +1,8 @@
-"""Events kept from one torch.profiler trace: most as columns without names, a few with names."""
+"""Reads the events that commprof uses from one torch.profiler trace.
+
+Communication and ranges keep their names (``Event``). Other events are kept in columns, without
+their names.
+"""
 
 from __future__ import annotations
 
@@ -188,7 +192,10 @@ class _Pairs:
             self.unended += 1
 
     def begun_by(self, end: dict[str, Any]) -> dict[str, Any] | None:
-        """Returns the thread's last open event, with the arguments of both parts; else None."""
+        """Returns the thread's last open event, which ``end`` ends; None if no event is open.
+
+        The returned event has the arguments of its begin and of its end.
+        """
         place = end.get("pid"), end.get("tid")
         if not all(type(each) in (str, int) for each in place) or not self._open.get(place):
             return None

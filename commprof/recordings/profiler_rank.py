@@ -160,10 +160,11 @@ def _on(some: Intervals, device: int) -> Intervals:
 
 
 def _host_work(events: ProfilerEvents) -> Intervals:
-    """Returns the work of the thread that issues collectives, or that runs most operators.
+    """Returns the work of the training thread on the host: its operators and ranges.
 
-    The work is the operators and ranges of the thread. Ranges in which collectives are issued may
-    include waiting for them, so only the operators in them count.
+    The training thread is the thread that issues most collectives. If no collective was issued, it
+    is the thread that runs most operators. A range in which collectives are issued may include
+    waiting for these collectives, so only the operators in the range count.
     """
     issued = [e for e in events.issued if e.name.startswith("c10d::")]
     threads = Counter(e.thread for e in issued) or Counter(events.operators.tag)
@@ -190,13 +191,14 @@ def _host_work(events: ProfilerEvents) -> Intervals:
 def _with_unawaited(
     work: Stretches, calls: Sequence[Call], copied_back_ns: Sequence[int]
 ) -> Stretches:
-    """Adds to the work the time between operators in which the thread waits for no collective.
+    """Returns ``work`` plus the idle times in which the thread does not wait for a collective.
 
-    A thread that waits for a collective goes on when the collective is complete. Hence the time
-    from the last completion to the next operator is spent in Python or without a core, as is the
-    whole gap if no collective completes in it. If DDP then copies a bucket back, it has waited for
-    the bucket, even if gloo's thread closes the collective's range milliseconds later, when that
-    thread gets a core again.
+    A thread that waits for a collective goes on when the collective is complete. After the last
+    completion in a gap between two intervals of ``work``, the thread is therefore in Python or
+    without a core: this part of the gap is added. If no collective completes in the gap, the whole
+    gap is added, unless a collective is still open and DDP copies a bucket back right after the
+    gap. In this case the thread has waited for the bucket: gloo's thread closes the collective's
+    range late, when it gets a core again.
     """
     ends = np.sort(np.array([call.end_ns for call in calls], dtype=np.int64))
     since, until = work.end_ns[:-1], work.begin_ns[1:]

@@ -100,7 +100,7 @@ def _steps(number: list[int], begin: list[int], end: list[int], said: str) -> Fo
 
 
 def _rising(number: Ints) -> Ints:
-    """Makes step numbers increase where a profiler of the same file starts counting again."""
+    """Returns increasing step numbers: continues the count where the file's count starts again."""
     back = np.concatenate(([False], np.diff(number) <= 0))
     shift = np.where(back, np.roll(number, 1) + 1 - number, 0)
     return number + np.cumsum(shift)
@@ -111,7 +111,11 @@ def _between(moments: Sequence[int], said: str) -> FoundSteps:
 
 
 def _period(calls: Sequence[tuple[str, str, int]]) -> int:
-    """Returns the length of the sequence of calls that occurs three times or more; else 0."""
+    """Returns the number of calls after which the calls repeat; 0 if they do not.
+
+    The calls must hold three such periods or more, and 95 % of the calls must equal the call one
+    period earlier.
+    """
     _, codes = np.unique([repr(call) for call in calls], return_inverse=True)
     codes = codes.reshape(-1)
     for period in range(1, min(_LONGEST_PERIOD, len(codes) // 3) + 1):
@@ -174,8 +178,9 @@ def find_phases(
 ) -> tuple[Ints, Stretches]:
     """Returns phases and their times, from the work between collectives.
 
-    A phase lasts from its first kernel to its last one before a kernel of another phase. The phase
-    of a kernel follows from the time and thread of its launch, that of an operator from its own.
+    Successive kernels of the same phase give one interval, from the begin of the first kernel to
+    the end of the last one. The phase of a kernel follows from the time and thread of its launch.
+    The phase of an operator follows from the operator's time and thread.
 
     Args:
         events: the trace's events.

@@ -52,8 +52,8 @@ def one_a_rank(
     """Chooses or joins one recording per rank; also returns sentences on what was left out.
 
     A window is one of several recordings of a rank. Windows that begin with the same step on all
-    ranks are joined if step numbers increase from each window to the next; else only each rank's
-    last window is used, as if the job had been run again.
+    ranks are joined if step numbers increase from each window to the next. Otherwise the windows
+    may come from several runs of the job, so only each rank's last window is used.
 
     Args:
         recordings: recordings by rank, in order of their begins.

@@ -47,7 +47,7 @@ def taken_elsewhere(path: Path) -> str:
         return ""
     if any(is_nccl_tests(each) for each in inside[:_MOST_LOOKED_AT]):
         return (
-            f"{quoted(path)} holds results of nccl-tests: commprof fit and commprof compare read "
-            "them file by file"
+            f"{quoted(path)} holds results of nccl-tests: give its files, not the directory, to "
+            "commprof fit or commprof compare"
         )
     return ""

@@ -95,7 +95,7 @@ def sections(report: FullReport, trial: TrialResult | None = None) -> Iterator[S
         yield Section(
             "attempts",
             "Attempts",
-            grids=(("Every start of all ranks", attempts_grid(result.attempts)),),
+            grids=(("The job's first start and each restart", attempts_grid(result.attempts)),),
             legend=ATTEMPTS_LEGEND,
         )
     if result.worlds:
@@ -305,9 +305,9 @@ def own_cost(report: FullReport) -> Iterator[Section]:
             ),
         ),
         legend="After the measured steps, capture was switched on and off repeatedly. control: the "
-        "same ratio of steps with capture off, which should be 0. CPU: CPU time of all ranks' "
-        "training threads; wall: wall time of the slowest rank. not measurable: the interval "
-        f"reaches further than {MOST_REACH:.0%} to a side.",
+        "same figure for pairs of steps that both have capture off; its true value is 0. CPU: CPU "
+        "time of all ranks' training threads; wall: wall time of the slowest rank. not measurable: "
+        f"an end of the interval is more than {MOST_REACH:.0%} away from the estimate.",
     )
 
 

@@ -13,8 +13,9 @@ from commprof.text import counted, named_ranks, printable, wrapped
 
 SCHEMA_VERSION = 1
 LEGEND = """\
-scheduled, started, completed: number of the group's last such collective, listed with its ranks if
-ranks differ; -: not recorded. messages: sends and receives that are pending."""
+scheduled, started, completed: sequence number of the last collective that the group's ranks
+scheduled, started or completed. If ranks differ, each number is followed by its ranks. -: not
+recorded. messages: sends and receives that are pending."""
 _MOST_LINES = 20
 _HEADERS = ("group", "ranks", "scheduled", "started", "completed", "messages")
 

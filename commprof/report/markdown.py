@@ -44,7 +44,10 @@ def escaped(text: str) -> str:
 
 
 def _line(text: str) -> str:
-    """Escapes text that begins a line, which must not begin a list or an underline."""
+    """Escapes text for the begin of a line, where Markdown also interprets lists and headings.
+
+    "1." and "-" would begin a list; "-" and "=" could turn the line above into a heading.
+    """
     text = re.sub(r"^(\d+)([.)])", r"\1\\\2", escaped(text))
     return re.sub(r"^([-+=])", r"\\\1", text)
 

@@ -24,10 +24,11 @@ from commprof.report.tabulated import Grid, tabulated, three_digits
 from commprof.text import counted, fitted, printable, wrapped
 
 LEGEND = """\
-against: samples/s divided by those of the first strategy. efficiency: of each strategy's own
-scaling. step: median of the slowest rank; +-: interquartile range divided by the median; smaller
-differences mean nothing. exposed: the training thread waited for communication. memory: used by
-training on the rank that uses most: on the GPU, or growth of resident memory."""
+against: samples/s divided by those of the first strategy. efficiency: samples/s per rank, divided
+by those of the same strategy at its smallest world size. step: median of the slowest rank; +-: the
+step's interquartile range divided by its median. Steps that differ by less than +- may be equal.
+exposed: the training thread waited for communication. memory: largest use of any rank in training.
+On a GPU, this is the peak of GPU memory; on a CPU, it is the growth of resident memory."""
 
 OPERATIONS_LEGEND = """\
 Per step and rank. size: as nccl-tests counts it, all ranks' parts of an all-gather or a

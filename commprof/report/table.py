@@ -30,10 +30,11 @@ from commprof.text import fitted, printable, wrapped
 
 SCALING_LEGEND = """\
 step: wall time of the slowest rank. samples/s: samples of all ranks divided by the slowest rank's
-time. efficiency: speed-up divided by growth in ranks. imbalance: largest divided by mean own work
-of the ranks, less 1. overhead: CPU time of the training threads in a step with capture on divided
-by an adjacent step with capture off, less 1 [95 % interval]; "unclear" if the interval reaches
-further than 2 %. loss: of the last epoch. All figures are without warm-up steps."""
+time. efficiency: speed-up divided by growth in ranks. imbalance: largest / mean - 1 of the ranks'
+own work, which is the step less exposed communication. overhead: on / off - 1 [95 % interval], from
+the training threads' CPU time in a step with capture on and in an adjacent step with capture off;
+"unclear" if an end of the interval is more than 2 % away from the estimate. loss: of the last
+epoch. All figures are without warm-up steps."""
 
 PARTS_LEGEND = """\
 Mean step in ms over ranks and steps, measured with CLOCK_MONOTONIC in the ranks:
@@ -120,7 +121,10 @@ def _tables(result: RunResult, width: int | None) -> Iterator[tuple[str, str]]:
 
 
 def verdict_blocks(verdict: Verdict, width: int) -> list[str]:
-    """Returns the verdict's sentences and advice as a block of text, and its command."""
+    """Returns blocks of text: the verdict's sentences with the advice, then the advised command.
+
+    The second block is missing if no command is advised.
+    """
     said = [verdict.headline, *verdict.sentences]
     advice = verdict.next_step
     if advice.advice:
@@ -130,7 +134,7 @@ def verdict_blocks(verdict: Verdict, width: int) -> list[str]:
 
 
 def incidents_block(result: RunResult, width: int) -> list[str]:
-    """Returns the incidents as a block of text with its legend; empty if there are none."""
+    """Returns two blocks of text, the incidents and their legend; empty without incidents."""
     lines = incidents_table.sentences(result.incidents)
     bullets = "\n".join(_bullet(line, width) for line in lines)
     legend = fitted(incidents_table.LEGEND, width)

@@ -39,8 +39,9 @@ def tabulated(
             the previous one.
         left: indices of the columns that are text.
         width: most characters of a line. A wider table is split into several, one below the other,
-            that all begin with the first column and the text columns; a line is longer only if a
-            column has no room next to these. None leaves the table as wide as it is.
+            that all begin with the first column and the text columns that fit into half of the
+            width; a line is longer only if a column has no room next to these. None leaves the
+            table as wide as it is.
     """
     return "\n\n".join(
         _drawn(
@@ -79,7 +80,10 @@ def _lines(cell: Any) -> list[str]:
 def _panels(
     widths: Sequence[int], headers: Sequence[str], left: Sequence[int], width: int | None
 ) -> list[list[int]]:
-    """Returns each table's columns: every table has the ``_keys``, each other column is in one."""
+    """Returns, for each table after a split to ``width``, the indices of its columns.
+
+    Every table begins with the key columns, see ``_keys``. Every other column is in one table only.
+    """
     every = [*range(len(widths))]
     if width is None or _total(widths, every) <= width:
         return [every]
@@ -95,7 +99,10 @@ def _panels(
 
 
 def _keys(widths: Sequence[int], left: Sequence[int], width: int) -> list[int]:
-    """Returns the first column and the text columns, as long as they leave half of the width."""
+    """Returns the indices of the key columns: the first column, and the text columns that fit.
+
+    A text column fits if the key columns then take up at most half of the width.
+    """
     keys = [0]
     for column in sorted({*left} - {0}):
         if _total(widths, [*keys, column]) <= width // 2:

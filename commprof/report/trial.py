@@ -22,16 +22,19 @@ _HEADERS = (
     "pays below\nGbit/s [95 %]",
 )
 LEGEND = """\
-step: a typical block's median, on the slowest rank; over none: divided by none's, paired by round.
-exposed: the training thread stood still for communication. encode (with reduce), decode: time on
-the compressor's thread. sent: by a rank per step. held: most gathered parameters that a rank holds
-beyond none's. error: of the sent values, in the first step of each block. loss: mean over the
-block, compared with none's. none again is none under another name: it shows differences by chance.
-noop exchanges nothing; its blocks, and all blocks that change gradients, are undone."""
+step: a typical block's median, on the slowest rank; over none: this step divided by the step of the
+baseline `none`, paired by round. exposed: the training thread stood still for communication. encode
+(with reduce), decode: time on the compressor's thread. sent: by a rank per step. held: gathered
+parameters that a rank holds at most, in addition to those with `none`. error: of the sent values,
+in the first step of each block. loss: mean over the block, compared with the loss of `none`.
+`none again` runs `none` under another name: it shows differences by chance. `noop` exchanges
+nothing. After blocks of `noop`, and of candidates that change gradients, the training state from
+before the block is restored."""
 
 _OVERHEAD_HEADERS = ("techniques", "", "overhead less by\n[95 %]", "speed-up\n[95 %]")
 OVERHEAD_LEGEND = """\
-overhead: step less noop's; speed-up: none's step divided by the candidate's. All from this run."""
+overhead: step minus the step of `noop`; less by: share of the overhead of `none` that the candidate
+saves. speed-up: step of `none` divided by the candidate's step. All steps are from this run."""
 
 
 def render(
@@ -41,9 +44,10 @@ def render(
     remarks: Sequence[str] = (),
     tables: int | None = None,
 ) -> str:
-    """Renders a trial: prose wrapped to ``width`` columns, tables split to ``tables``.
+    """Renders a trial; the ``remarks`` on the run, in sentences, come last.
 
-    The ``remarks`` on the run, in sentences, come last.
+    Prose is wrapped to ``width`` columns. Tables wider than ``tables`` columns are split; None
+    leaves them whole.
     """
     blocks = ["\n".join(wrapped(line, width) for line in (description, setup(trial)))]
     blocks.append("\n".join(wrapped(said, width) for said in trial.verdict.sentences))

@@ -108,7 +108,7 @@ def paired_ratio(above: Floats, below: Floats, confidence: float = 0.95) -> Inte
         ValueError: there are fewer than 2 pairs.
     """
     if len(above) < 2:
-        raise ValueError("an interval needs two pairs")
+        raise ValueError("the interval of a ratio needs at least two pairs of values")
     logs = np.log(above) - np.log(below)
     found = student_interval(float(center(logs)), logs, confidence)
     return Interval(*(math.exp(x) for x in (found.value, found.low, found.high)))
@@ -117,10 +117,11 @@ def paired_ratio(above: Floats, below: Floats, confidence: float = 0.95) -> Inte
 def signed_rank_ratio(above: Floats, below: Floats) -> Interval:
     """Like ``paired_ratio``, with the 95 % interval of Wilcoxon's signed-rank test.
 
-    The interval keeps its level for any pairs whose two values are exchangeable, whatever rhythm
-    or correlation they have in time. A burst of long steps widens Student's interval, but not this
-    one. Ranks allow only certain levels: the bounds are interpolated between those of the two
-    levels next to 95 %. Fewer than 6 pairs cannot reach 95 %, and get Student's interval.
+    The interval keeps its confidence level for any pairs whose two values are exchangeable,
+    whatever rhythm or correlation the pairs have in time. A burst of long steps widens Student's
+    interval, but not the signed-rank interval. The test has only certain confidence levels, so each
+    bound is interpolated between its values at the two levels next to 95 %. Fewer than 6 pairs
+    cannot reach 95 %, and get Student's interval.
     """
     if len(above) < _LEAST_RANKED:
         return paired_ratio(above, below)
@@ -134,12 +135,13 @@ def signed_rank_ratio(above: Floats, below: Floats) -> Interval:
 
 
 def _signed_ranks_outside(n: int) -> tuple[int, float]:
-    """Returns how many Walsh averages lie outside of the interval at either end, and a fraction.
+    """Returns where the 95 % interval of ``signed_rank_ratio`` begins and ends: ``(out, part)``.
 
-    Walsh averages are the means of all pairs, including each value with itself. At either end, the
-    bound lies this fraction of the way from the next average to the one after it. Hollander and
-    Wolfe, Nonparametric Statistical Methods (1973), section 3.3; for more than 50 values, by the
-    normal approximation.
+    Walsh averages are the means of all pairs of n values, including each value with itself. Let
+    ``a[0]`` be the outermost average at one end of the sorted averages, and ``a[1]`` the next one
+    inwards. The bound at this end is ``a[out] + part * (a[out + 1] - a[out])``. For more than 50
+    values, ``out`` comes from the normal approximation, and ``part`` is 0. Source: Hollander and
+    Wolfe, Nonparametric Statistical Methods (1973), section 3.3.
     """
     mean = n * (n + 1) / 4
     if n > _COUNTED:
@@ -169,9 +171,11 @@ def center(values: Floats) -> Floats:
 def student_interval(value: float, values: Floats, confidence: float) -> Interval:
     """Returns Student's interval around an estimate of the values' center.
 
-    Percentiles of resamples cannot leave the range of the values, and so miss the truth far more
-    often than stated if there are only 3 or 4 values. The standard error is the mean's: for the
-    Hodges-Lehmann estimate it is right for normal values, too large if some values are disturbed.
+    It is for few values. With 3 or 4 values, bootstrap percentiles miss the true center far more
+    often than stated, because they cannot leave the range of the values. The interval is ``value``
+    plus and minus t standard errors of the mean, even if ``value`` is not the mean. For a
+    Hodges-Lehmann estimate, this standard error is right for normal values, and too large if some
+    values are disturbed.
     """
     t = student_t_quantile((1 + confidence) / 2, len(values) - 1)
     half = t * float(values.std(ddof=1)) / math.sqrt(len(values))
@@ -214,12 +218,13 @@ def resamples(count: int) -> npt.NDArray[np.int64]:
 def interval_of(value: float, drawn: Floats, count: int, confidence: float) -> Interval:
     """Returns the interval of a figure from its resampled statistics.
 
-    It is for figures without a simple standard error. Plain percentiles are too narrow for few
-    values: they miss the factor n / (n - 1) of the variance and Student's tails. The probability of
-    a tail is therefore ``Phi(-sqrt(n / (n - 1)) * t)``, with t Student's quantile for n - 1 degrees
-    of freedom (Hesterberg, What Teachers Should Know About the Bootstrap, The American Statistician
-    69:4, 2015). Percentiles cannot leave the values' range either: if all resamples are finite, the
-    interval reaches at least ``sqrt(n / (n - 1)) * t`` of their standard deviations to each side.
+    It is for figures without a simple standard error. An interval of plain percentiles is too
+    narrow for few values: it lacks the factor n / (n - 1) of the variance and Student's tails. The
+    probability of a tail is therefore ``Phi(-sqrt(n / (n - 1)) * t)``, with n = ``count`` and t
+    Student's quantile for n - 1 degrees of freedom (Hesterberg, What Teachers Should Know About the
+    Bootstrap, The American Statistician 69:4, 2015). Percentiles cannot leave the values' range
+    either. If all resampled statistics are finite, each bound is therefore at least
+    ``sqrt(n / (n - 1)) * t * drawn.std()`` away from ``value``.
     """
     t = student_t_quantile((1 + confidence) / 2, count - 1)
     widened = math.sqrt(count / (count - 1))

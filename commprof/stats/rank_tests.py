@@ -7,10 +7,10 @@ the Other", Ann. Math. Statist. 18 (1947) 50-60. The p-value of small samples is
 ties: all ways to draw the first sample's ranks are counted. For larger samples it is the normal
 approximation, corrected for ties and continuity (Lehmann, Nonparametrics, 1975, section 1.4).
 
-Neighbours in time may be correlated. n values whose lag-1 correlation is r determine their mean as
-well as n (1 - r) / (1 + r) independent values (Bayley and Hammersley, "The Effective Number of
-Independent Observations in an Autocorrelated Time Series", J. R. Statist. Soc. Suppl. 8 (1946)
-184-197).
+Neighbours in time may be correlated. If the lag-1 correlation is r, the mean of n values has about
+the variance of the mean of n (1 - r) / (1 + r) independent values (Bayley and Hammersley, "The
+Effective Number of Independent Observations in an Autocorrelated Time Series", J. R. Statist. Soc.
+Suppl. 8 (1946) 184-197).
 
 The estimate of r from few values is too low: for n values about their own mean, its expectation is
 r - (1 + 3 r) / n (Kendall, "Note on Bias in the Estimation of Autocorrelation", Biometrika 41
@@ -59,10 +59,11 @@ def worth(correlation: float) -> float:
 
 
 def cautious_worth(*samples: Floats) -> float:
-    """Returns ``worth`` at one standard error more than the samples' correlation.
+    """Returns a low estimate of the number of independent values that one value is worth.
 
-    Too small a correlation causes false alarms; a correlation that is too large only requires more
-    values.
+    It is ``worth(r)``, with r one standard error above the samples' lag-1 correlation. A
+    correlation that is too small causes false alarms; a correlation that is too large only requires
+    more values.
     """
     r = lag_one(*samples)
     return worth(r + math.sqrt(max(0.0, 1 - r**2) / sum(map(len, samples))))
@@ -94,8 +95,8 @@ def least_p(n: int, m: int) -> float:
 def with_correlation(p_value: float, correlation: float) -> float:
     """Corrects a p-value for the correlation of neighbours in time.
 
-    The test's normal deviate is multiplied by the root of ``worth``. A negative correlation
-    changes nothing.
+    The p-value's normal deviate is multiplied by the root of the number of independent values that
+    one value is worth, see the function ``worth``. A negative correlation changes nothing.
     """
     if correlation <= 0 or p_value >= 1:
         return p_value
@@ -131,7 +132,10 @@ def _exact(ranks: Floats, n: int) -> float:
 
 
 def _normal(ranks: Floats, n: int, share: float = 1.0) -> float:
-    """P-value by the normal approximation; share: independent values that one value is worth."""
+    """Two-sided p-value of the first n ranks' sum, by the normal approximation.
+
+    ``share`` is the number of independent values that one value is worth; 1 without correlation.
+    """
     size = len(ranks)
     _, ties = np.unique(ranks, return_counts=True)
     tied = float((ties.astype(np.float64) ** 3 - ties).sum()) / (size * (size - 1))
@@ -152,8 +156,8 @@ def two_sided(deviate: float) -> float:
 def step_test(a: Floats, b: Floats) -> float:
     """Two-sided p-value for values with correlated neighbours, by the normal approximation.
 
-    The variance is divided by ``worth``. NaN if a sample is empty, or if both are worth too few
-    independent values for any difference to be significant.
+    The variance is divided by ``independent_share``. NaN if a sample is empty, or if both samples
+    are worth too few independent values for any difference to be significant.
     """
     n, m = len(a), len(b)
     if n == 0 or m == 0:

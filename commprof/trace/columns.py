@@ -189,10 +189,10 @@ def collectives(trace: Trace) -> Collectives:
 
 @once_per_trace
 def steps(trace: Trace) -> Steps:
-    """Returns the complete steps, each from the boundary that ends it and the boundary before.
+    """Returns the complete steps, which lie between successive boundaries of ``step_marks``.
 
-    A step is left out if a full ring dropped the boundary at its begin: the boundary before is then
-    the begin of the previous step. ``step_marks`` finds the boundaries.
+    A full ring can drop the boundary at which a step begins. The step is then left out, because the
+    previous boundary in the trace is the begin of an earlier step.
     """
     marks = step_marks(trace.records)
     begun = marks.step + marks.ends  # index of the step that begins at each boundary
@@ -240,9 +240,9 @@ def run_delays(trace: Trace) -> Spans:
 def helpers_cpu(trace: Trace) -> Spans:
     """Returns the intervals of ``run_delays``; ``key`` is the CPU time of helper threads, in ns.
 
-    Helpers, such as the backend's threads, are all threads of the process but the interval's own.
-    ``key`` is 0 unless the rank is known to have a single intra-op thread, because the time of
-    further intra-op threads is the rank's own work.
+    An interval belongs to one thread; helper threads are all other threads of the process, such as
+    the backend's. If the rank has several intra-op threads, or their number is unknown, ``key`` is
+    0: further intra-op threads would count as helper threads, but do the rank's own work.
     """
     records = of_kind(trace.records, Kind.RUN_DELAY)
     alone = trace.metadata.get("threads") == 1
@@ -253,7 +253,7 @@ def own_run_delays(trace: Trace) -> Spans:
     """Returns the intervals of ``run_delays``; ``key``: ns without a core due to helper threads.
 
     Helper threads can keep a thread from a core for no longer than their own CPU time. ``key`` is
-    an upper bound, because they may have run on another core.
+    an upper bound, because helper threads may have run on another core.
     """
     found = run_delays(trace)
     return replace(found, key=np.minimum(found.key, helpers_cpu(trace).key))

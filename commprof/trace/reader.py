@@ -114,7 +114,10 @@ def read_trace(path: Path) -> Trace:
     for block in found.blocks:
         take_block(path, block, content)
     if content.metadata is None:
-        raise TraceError(f"{path}: no readable metadata block: it ends near its start")
+        raise TraceError(
+            f"{path}: no readable metadata block, so the trace cannot be used: the file is cut off "
+            "or damaged near its beginning"
+        )
     if not content.complete and not content.salvaged:
         rings = read_rings(content.metadata["ring_prefix"], found.session)
         # Always-on mode keeps no records, and the rings hold only those of the last moment.
@@ -154,7 +157,10 @@ def read_first_metadata(path: Path) -> dict[str, Any]:
                     return documents.read_metadata(block.payload)
                 except ValueError as error:
                     raise TraceError(f"{path}: unusable metadata: {error}") from None
-    raise TraceError(f"{path}: no readable metadata block: it ends near its start")
+    raise TraceError(
+        f"{path}: no readable metadata block, so the trace cannot be used: the file is cut off "
+        "or damaged near its beginning"
+    )
 
 
 def take_block(path: Path, block: Block, content: TraceContent) -> None:
@@ -268,7 +274,10 @@ def salvage_dead(directory: Path) -> None:
 
 
 def _append(path: Path, end: int, blocks: bytes) -> None:
-    """Appends blocks after the last complete block, which ends the file if this fails."""
+    """Replaces all bytes from ``end`` on, where the last complete block ends, by ``blocks``.
+
+    If the blocks cannot be written, cuts the file off at ``end`` and raises OSError.
+    """
     with path.open("r+b", buffering=0) as file:
         file.truncate(end)
         file.seek(end)

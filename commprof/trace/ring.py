@@ -2,7 +2,7 @@
 
 A slot of a ring keeps its record until the thread has pushed ``capacity`` more, even if the record
 was drained in the meantime. So another process can read records that were not flushed yet, and
-those that always-on mode only folds into its summary, without any work in the recorded process.
+records that always-on mode only folds into its summary. This costs the recorded process no work.
 """
 
 from __future__ import annotations

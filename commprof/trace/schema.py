@@ -15,34 +15,37 @@ began), ``kind`` and ``thread``; the other fields are 0:
                      ``reduce_op``, ``group``, ``aux`` root or peer rank, ``bytes_in``,
                      ``bytes_out``, ``flags``; ``seq`` sequence number in the group, equal on all
                      ranks (of a point-to-point message: number between its two ranks, or NO_SEQ);
-                     ``value`` autograd graph task + 1 of the backward pass that issued it, or whose
-                     bucket a compressor's thread sends with it; 0 outside of backward passes
+                     ``value`` number of the backward pass (autograd graph task) + 1: the pass that
+                     issued the operation or, if a compressor's thread issued it, the pass of the
+                     bucket being sent; 0 outside of backward passes
     end              the operation completed: ``op_id``, ``op``, ``flags``
-    wait             a thread was blocked in ``Work.wait`` or a collective's future, for 1 us at
-                     least, or for any time if no other record has the operation's end (gloo's
-                     point-to-point and reduce-scatter): ``op_id``, ``op``, ``value`` end
-    finalize_begin   DDP begins to wait for its buckets: ``op_id`` graph task; ``value`` CPU time
-                     of the thread in ns; with the flag run_delay_read ``bytes_in`` its run delay
-    finalize_end     DDP has all of its buckets: as finalize_begin
+    wait             a thread was blocked in ``Work.wait`` or a collective's future: ``op_id``,
+                     ``op``, ``value`` end. A wait below 1 us is recorded only if no other record
+                     has the operation's end (gloo's point-to-point and reduce-scatter)
+    finalize_begin   DDP begins to wait for its buckets: ``op_id`` graph task; ``value`` ns of CPU
+                     time that the thread has used; ``bytes_in``, if the flag run_delay_read is set,
+                     ns for which the thread has been ready to run without a core
+    finalize_end     DDP has all of its buckets: the same fields as finalize_begin
     bucket           a gradient bucket reached the DDP hook: ``op_id``, ``group``, ``seq`` number of
                      buckets the hook had before, ``dtype``, ``aux`` index, ``bytes_in`` size,
-                     ``bytes_out`` hash of its parameters' shapes, ``flags``, ``value`` when its
-                     exchange was launched
+                     ``bytes_out`` hash of its parameters' shapes, ``flags``, ``value`` time at
+                     which the bucket's exchange was launched
     bucket_end       the hook's future completed: ``op_id``, ``aux`` index, ``flags``
     clock            this clock was compared with rank 0's: ``value`` rank 0's clock less this one
                      in ns, signed; ``bytes_in`` bound on its error; ``bytes_out`` round trip
     stack            who issued an operation: ``op_id``, ``value`` number of the stack
-    device_ready     the issuing stream came to the operation: ``op_id``, ``op``, ``bytes_in`` the
-                     host's time
+    device_ready     the issuing stream came to the operation: ``op_id``, ``op``, ``bytes_in`` time
+                     at which the host had issued the operation
     device_wait      a stream waited for an operation, or ran it itself: ``op_id``, ``op``,
-                     ``value`` end, ``bytes_in`` the host's time, ``bytes_out`` stream, ``seq``
-                     device
+                     ``value`` end, ``bytes_in`` time at which the host issued the wait or the
+                     operation, ``bytes_out`` stream, ``seq`` device
     device_finalize  a stream passed DDP's finalisation: ``op_id`` graph task, ``value`` end,
-                     ``bytes_in`` the host's time, ``bytes_out`` stream, ``seq`` device
-    device_phase     a stream passed a phase: ``aux`` phase, ``value`` end, ``bytes_in`` its begin
-                     on the host, ``bytes_out`` stream, ``seq`` device
-    device_step      a stream came to a step boundary: ``op_id``, ``aux`` and ``seq`` as of a
-                     step, ``bytes_in`` its time on the host
+                     ``bytes_in`` time at which the host ended the finalisation, ``bytes_out``
+                     stream, ``seq`` device
+    device_phase     a stream passed a phase: ``aux`` phase, ``value`` end, ``bytes_in`` begin of
+                     the phase on the host, ``bytes_out`` stream, ``seq`` device
+    device_step      a stream came to a step boundary: ``op_id``, ``aux`` and ``seq`` as in a record
+                     of kind step, ``bytes_in`` time of the boundary on the host
     device_clock     a device's clock was compared with the host's: ``aux`` device, ``value`` its
                      time in ns, ``bytes_in`` bound on the error of ``timestamp_ns``,
                      ``bytes_out`` largest error bound of times converted since the previous record
@@ -138,7 +141,10 @@ REDUCE_OPS: Final = (
 
 
 def op_name(code: int) -> str:
-    """Returns an operation's name; codes of newer recorders or damaged traces have none."""
+    """Returns an operation's name; for an unknown code such as 99, "operation 99".
+
+    Newer recorders may write unknown codes, and damaged traces may hold them.
+    """
     return codes.OPS[code] if code < len(codes.OPS) else f"operation {code}"
 
 

@@ -82,7 +82,7 @@ def between(moments_ns: Ints) -> Stretches:
 
 
 def outside(some: Stretches, others: Stretches) -> Stretches:
-    """Returns the parts of the first intervals that are not in the others."""
+    """Returns the parts of the intervals ``some`` that lie in no interval of ``others``."""
     return within(some, gaps(others))
 
 

@@ -79,13 +79,18 @@ class OperationSummary:
 
 @dataclass(frozen=True)
 class LastRank:
-    """Operations for which one other rank was the last of all needed ranks to issue them."""
+    """How often ``rank`` was the last to issue an operation, and how long after this rank.
 
-    #: Global rank of the other rank.
+    "This rank" is the rank that wrote the summary; it takes part in all of these operations. For
+    each operation, ``rank`` is the last of this rank and the ranks that must issue the operation
+    before this rank can complete it.
+    """
+
+    #: Global rank that issued the operations last; may be this rank itself.
     rank: int
-    #: Number of operations that the other rank issued last.
+    #: Number of operations that ``rank`` issued last.
     count: int
-    #: Sum over these operations of the time from this rank's issue to the other's.
+    #: Sum over these operations of the time from this rank's issue to the issue by ``rank``.
     wait_ns: int
 
 

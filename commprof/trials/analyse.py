@@ -364,7 +364,11 @@ def _loss_effect(own: Mapping[str, Floats], baseline: Mapping[str, Floats]) -> I
 
 
 def _overhead_reduction(step: Floats, plain: Floats, floor: Floats | None) -> Interval | None:
-    """Returns the saved share of the overhead, ``median(plain - floor)``; None if unknown."""
+    """Returns the share of the communication overhead that a candidate saves; None if unknown.
+
+    The overhead of a step is its time less the time of ``noop``'s step (``floor``). The share is
+    1 - median(step - floor) / median(plain - floor), where ``plain`` is the baseline's step.
+    """
     count = len(step)
     if floor is None or count < MIN_ROUNDS:
         return None

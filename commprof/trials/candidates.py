@@ -83,7 +83,7 @@ class Buckets:
 
     @property
     def label(self) -> str:
-        """Settings as candidates name them, joined by ``+``."""
+        """Settings as typed, such as ``bucket-cap=5+first-bucket=1``; empty if none is set."""
         words = [] if self.cap_mb is None else [f"{BUCKET_CAP}={self.cap_mb:g}"]
         words += [] if self.first_mb is None else [f"{FIRST_BUCKET}={self.first_mb:g}"]
         words += [] if self.as_view is None else [f"{BUCKET_VIEW}={str(self.as_view).lower()}"]
@@ -150,8 +150,8 @@ class Candidate:
     def barred(self) -> str:
         """Reason why the candidate is never recommended; empty if it can be.
 
-        No option applies a hook of HOOKS: ``commprof run --hook`` and COMMPROF_HOOK accept
-        compressors only.
+        A candidate with a hook of HOOKS is never recommended, because no option applies the hook
+        outside of trials: ``commprof run --hook`` and COMMPROF_HOOK accept compressors only.
         """
         if not self.hook:
             return ""

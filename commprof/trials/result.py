@@ -90,7 +90,10 @@ class CandidateResult:
 
     @property
     def settles(self) -> bool:
-        """True if steps were still getting shorter, so that the figures are too large."""
+        """True if the candidate was still settling: steps became shorter within a block.
+
+        The candidate's step times are then too large.
+        """
         found = self.later_over_earlier
         return found is not None and found.high < 1 and found.value < 1 - _SETTLED
 

@@ -46,7 +46,7 @@ class Sharding:
 
     @property
     def label(self) -> str:
-        """Settings as ``with_word`` reads them, joined by ``+``."""
+        """Settings as typed, such as ``prefetch=2+reduce-dtype=bf16``; empty if none is set."""
         words = []
         if self.reshard is not None:
             words.append(f"{RESHARD}={str(self.reshard).lower()}")
@@ -70,7 +70,8 @@ class Sharding:
         if self.prefetch is not None:
             found.append(
                 "call set_modules_to_forward_prefetch and set_modules_to_backward_prefetch on "
-                f"every sharded module, with the next {self.prefetch}"
+                "every sharded module, with a list of the modules that are gathered next in "
+                f"forward or in backward ({self.prefetch} at most)"
             )
         if self.reduce_dtype:
             policy = f"MixedPrecisionPolicy(reduce_dtype=torch.{DTYPES[self.reduce_dtype]})"
@@ -87,11 +88,13 @@ def is_sharding(word: str) -> bool:
 
 
 def with_word(setting: Sharding, word: str, text: str) -> Sharding:
-    """Returns ``setting`` with the setting in ``word`` added; error messages quote ``text``.
+    """Returns a copy of ``setting`` to which a word such as ``prefetch=2`` is added.
+
+    Error messages quote ``text``, the whole text that contains the word.
 
     Raises:
-        UsageError: a value is out of range, or a setting is named twice or fixed once training
-            has begun.
+        UsageError: the value in the word is not allowed, ``setting`` already has a value for the
+            word's name, or FSDP2 fixes this setting when a model is made.
     """
     name, _, value = word.partition("=")
     if name in _FIXED:

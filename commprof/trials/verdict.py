@@ -30,7 +30,7 @@ _TOO_NOISY = (
 
 @dataclass(frozen=True)
 class Setting:
-    """Command that started the trial."""
+    """How the trial was started: its command line, and what is known about that command."""
 
     command: str
     #: True if ``commprof run`` started the trial, so that its command can be repeated.
@@ -53,7 +53,7 @@ def judge(
         results: results of all candidates, including these three.
         step_ns: ``[candidate, round]``, in the order of ``results``.
         parts: parts of the baseline's step, the largest first.
-        setting: command that started the trial; the command that applies the choice is made of it.
+        setting: how the trial was started; determines the command that applies the choice.
     """
     rounds = int(step_ns.shape[1])
     if rounds < MIN_ROUNDS:
@@ -96,8 +96,9 @@ def incomplete(missing: Sequence[int]) -> Verdict:
     """Returns the verdict if these ranks left no trace of the trial."""
     ranks = named_ranks(missing)
     said = (
-        f"Nothing can be compared: {ranks} left no trace of the trial, and a step is that of the "
-        "slowest of all ranks. Find out why the trace is missing, and run the trial again."
+        f"Nothing can be compared: {ranks} left no trace of the trial. The slowest rank decides "
+        "how long a step takes, so the traces of all ranks are needed. Find out why the trace is "
+        "missing, and run the trial again."
     )
     return Verdict("unknown", "", None, (said,), "")
 
@@ -139,7 +140,10 @@ def _applied_sharding(sharding: Sharding, setting: Setting) -> str:
 
 
 def _under_env(coded: str, cap_mb: str) -> str:
-    """Returns a ``commprof env`` command with these settings, no trial, and COMMAND for the job."""
+    """Returns a ``commprof env`` command that sets compressor and bucket cap, and begins no trial.
+
+    The word COMMAND in the result stands for the user's own command that starts the job.
+    """
     given = ((variables.HOOK, coded), (variables.BUCKET_CAP_MB, cap_mb))
     words = [f"{name}={shlex.quote(value)}" for name, value in given if value]
     words += [f"{variables.TRIAL}=", invocation.command("env", "--output", "DIR", "--", "COMMAND")]
@@ -212,7 +216,11 @@ def _own_work(parts: Sequence[StepShare]) -> str:
 
 
 def _chance(results: Sequence[CandidateResult]) -> float:
-    """Returns the absolute log ratio of ``none again`` to ``none``: a difference due to chance."""
+    """Returns how much two identical candidates differ by chance.
+
+    The result is the absolute log of the ratio of their step times. The two candidates are
+    ``none again`` and the baseline ``none``, which have the same settings.
+    """
     control = next(one for one in results if one.role == "control")
     assert control.ratio is not None
     return abs(math.log(control.ratio.value))
@@ -279,16 +287,24 @@ def _recommend(
     assert gain is not None
     said = [
         f"Use {choice.label}: a step is {_percent(gain)} shorter, "
-        f"{1 / (1 - gain.value):.2f} times as fast (interval for all candidates together, from "
+        f"{1 / (1 - gain.value):.2f} times as fast (95 % interval for all candidates together; "
         f"{rounds} rounds of interleaved blocks)."
     ]
     others = [one.label for one in equals if one is not choice]
     if others:
         why = "changes the gradients least"
         if math.isinf(_damage(choice)[0]):
-            why = "was the fastest, and the errors of the gradients were not measured"
-        same = " and ".join(others)
-        said.append(f"{same} did not differ from it measurably; {choice.label} {why}.")
+            why = "was the fastest; errors of the gradients were not measured"
+        # All of these were compared with the fastest one only.
+        best = min(equals, key=lambda one: one.step_ms)
+        if choice is best or len(others) == 1:
+            same = " and ".join(others)
+            text = f"{same} did not differ measurably in speed from {choice.label}, which {why}."
+        else:
+            same = " and ".join(one.label for one in equals if one is not best)
+            text = f"{same} did not differ measurably in speed from the fastest, {best.label}. "
+            text += f"Of all these, {choice.label} {why}."
+        said.append(text)
     said.append(_price(choice))
     if choice.held_bytes:
         held_mb = choice.held_bytes / 1e6

@@ -29,7 +29,10 @@ class Trained(Protocol):
         ...
 
     def synchronised(self, last: bool) -> AbstractContextManager[object]:
-        """Returns the context of a forward and backward pass; `last`: the update's last pass."""
+        """Returns the context of a forward and backward pass.
+
+        Gradients are exchanged in the last pass of an update only; `last` is then True.
+        """
         ...
 
     def forward(self, batch: Batch) -> Tensor:
@@ -84,7 +87,7 @@ class LoopResult:
     step_samples: list[int]
     """Samples of each step on this rank; DistributedSampler's padding counts as samples."""
     duration_ns: int
-    """Time from the start of the first step to the end of the last, without the overhead block."""
+    """Time from the start of the first step to the end of the last, without steps in `overhead`."""
     overhead: list[LabelledStep]
     """Steps of the overhead block, in order; empty if there was none."""
 

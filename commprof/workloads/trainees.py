@@ -1,4 +1,7 @@
-"""Base of trainees of real models: data, its order, and the loss."""
+"""Base class of trainees (workloads built for one rank) that train a real model.
+
+The base class provides the batches of data, their order and the loss.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,8 @@ class DataBatch:
     inputs: Tensor
     """Samples along the first dimension, of any shape."""
     targets: Tensor
-    """Classes, shape (samples), or each token's next token, shape (samples, sequence)."""
+    """For classifiers, the class of each sample: shape (samples). For language models, the next
+    token at each position: shape (samples, sequence)."""
 
     @property
     def samples(self) -> int:
@@ -44,7 +48,10 @@ class DataTrainee:
     """
 
     def __init__(self, data: TensorDataset, shard: Shard) -> None:
-        """Creates sampler and loader of this rank's part of `data`, which is equal on all ranks."""
+        """Creates the sampler and the loader of this rank's part of `data`.
+
+        `data` is the whole data set, and must be the same on all ranks.
+        """
         self._sampler: DistributedSampler[tuple[Tensor, ...]] = DistributedSampler(
             data, shard.world_size, shard.rank, shuffle=True, seed=shard.seed
         )

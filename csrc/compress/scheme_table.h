@@ -35,7 +35,7 @@ enum class SchemeCode : uint8_t { // on the wire: append, never renumber
   X(None,                                                                     \
     "hierarchical",                                                           \
     0,                                                                        \
-    "fp32 means through shared memory and, between hosts, gloo")
+    "fp32 averages: shared memory within hosts, gloo between hosts")
 
 // X(code of the scheme with the option, name, minimum, maximum, default, whole
 // numbers only, meaning). Options of None are for all schemes that compress.
@@ -49,7 +49,13 @@ enum class SchemeCode : uint8_t { // on the wire: append, never renumber
     0,                                                                        \
     true,                                                                     \
     "1: values that were not sent are added to the next step's gradients")    \
-  X(None, "start_step", 0, 1e9, 0, true, "number of steps with plain means")  \
+  X(None,                                                                     \
+    "start_step",                                                             \
+    0,                                                                        \
+    1e9,                                                                      \
+    0,                                                                        \
+    true,                                                                     \
+    "first step with compression; earlier steps send uncompressed gradients") \
   X(None, "checksum", 0, 1, 0, true, "1: a CRC-32 with each message")         \
   X(None,                                                                     \
     "hierarchical",                                                           \

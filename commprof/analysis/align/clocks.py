@@ -119,11 +119,11 @@ def fit(at_ns: Ints, offset_ns: Ints, error_ns: Ints) -> ClockMap:
 
 
 def _chosen(at_ns: Ints, error_ns: Ints) -> Ints:
-    """Returns the rows of the comparisons to fit a map to, sorted by time.
+    """Chooses the comparisons that a map is fitted to; returns their indices, sorted by time.
 
-    Comparisons are tried in order of their error, the smallest first. A comparison is left out
-    if it is close to a chosen one, or if the chosen ones bound the offset at its time
-    ``_DISTURBED`` times more tightly than it does.
+    Comparisons are tried in order of their error bounds, the smallest first. A comparison is left
+    out if it is close in time to a chosen comparison, or if its error bound is more than
+    ``_DISTURBED`` times the bound that the chosen comparisons give for the same time.
     """
     kept: list[tuple[int, int]] = []
     errors = error_ns.tolist()
@@ -135,10 +135,11 @@ def _chosen(at_ns: Ints, error_ns: Ints) -> Ints:
 
 
 def _told(kept: Sequence[tuple[int, int]], errors: Sequence[int], time_ns: int) -> float:
-    """Returns a bound, in ns, on the offset's error at a time, from the kept comparisons.
+    """Returns a bound, in ns, on the offset's error at ``time_ns``, from the kept comparisons.
 
-    ``kept`` holds (time, row) pairs. The bound is infinite if ``kept`` is empty. It is negative
-    close to a kept comparison, so that no second comparison is kept next to it.
+    ``kept`` holds pairs of time and index in ``errors``. Returns infinity if ``kept`` is empty.
+    Returns -1 if a kept comparison is less than ``_APART_NS`` from ``time_ns``: the caller then
+    leaves out the comparison at ``time_ns``.
     """
     place = bisect(kept, (time_ns, 0))
     beside = kept[max(0, place - 1) : place + 1]
@@ -186,7 +187,7 @@ def on_common_clock(traces: Sequence[Trace], clocks: Sequence[ClockMap]) -> list
     """Returns the traces with all times on rank 0's clock.
 
     Durations change by the clocks' relative drift, which is a few parts in a million.
-    The comparisons themselves keep the times at which they were made.
+    Records of clock comparisons (``Kind.CLOCK``) are not converted.
     """
     return [
         trace
@@ -216,7 +217,10 @@ def clock_error_us(clocks: Sequence[ClockMap] | None, traces: Sequence[Trace]) -
 
 
 def comparisons(traces: Sequence[Trace]) -> ClockMap | None:
-    """Fits one map to all comparisons of ranks that share a clock; None if there are none."""
+    """Fits a map that converts times of these ranks, which share one clock, to rank 0's clock.
+
+    Uses all comparisons with rank 0's clock in ``traces``; None if there are no comparisons.
+    """
     records = np.concatenate(
         [trace.records[trace.records["kind"] == Kind.CLOCK] for trace in traces]
     )

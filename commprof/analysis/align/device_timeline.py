@@ -143,10 +143,10 @@ def _issues(records: Records) -> Records:
 
 
 def _boundaries(records: Records) -> Records:
-    """Returns the step boundaries at device times, without ends of steps whose event was lost.
+    """Returns the step boundaries with the times of their device events.
 
-    A boundary that begins a step and ends none is kept even without an event, because it may lie
-    before the first event.
+    A boundary that ends a step is left out if its event was lost. A boundary that only begins a
+    step keeps the host's time if it has no event, because it may lie before the first event.
     """
     steps = _of_kind(records, Kind.STEP).copy()
     marks = _of_kind(records, Kind.DEVICE_STEP)

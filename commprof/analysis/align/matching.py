@@ -84,9 +84,10 @@ class Matching:
         return np.where(row < 0, 0, times_ns[row]), np.where(row < 0, -1, self.rank[row])
 
     def last_row(self, times_ns: Ints) -> Ints:
-        """Per row: the row of its collective with the largest time; -1 if incomplete.
+        """Per row: among all rows of the same collective, the row with the largest time.
 
-        If several ranks have this time, the row of the lowest rank counts, as in always-on mode.
+        -1 if the collective is not complete. If several ranks have the largest time, the row of the
+        lowest rank counts, as in always-on mode.
         """
         if len(times_ns) == 0:
             return np.empty(0, dtype=np.int64)
@@ -138,7 +139,9 @@ def rank_in_group(trace: Trace, table: Collectives) -> Ints:
 def _keys(
     trace: Trace, table: Collectives, groups: dict[tuple[str, int], tuple[int, Group]]
 ) -> tuple[Ints, Ints]:
-    """Per row: the key of its collective, and how many ranks issue it; 0 if it cannot be matched.
+    """Returns, per row, the key of the row's collective and the number of ranks that issue it.
+
+    The number is 0 if the row cannot be matched with rows of other ranks.
 
     Ranks number their groups independently, but share the names. Groups that reuse a name (the
     default group after ``destroy_process_group``) are distinguished by their order.
@@ -178,7 +181,7 @@ _PAIRS = 1 << 22
 def last_awaited(
     matching: Matching, traces: Sequence[Trace], tables: Sequence[Collectives], times_ns: Ints
 ) -> Ints:
-    """Per row: the latest row that its rank had to wait for; the row itself if none was later.
+    """Finds, for each rank's call, the latest of the other ranks' calls that the rank waited for.
 
     Args:
         matching: matching of ``tables``.
@@ -187,7 +190,8 @@ def last_awaited(
         times_ns: arrival of each row, on that clock.
 
     Returns:
-        Row numbers over all ranks; -1 if the collective is not complete.
+        Per row: number, over all ranks, of the row of the latest call; the row's own number if no
+        awaited rank arrived later; -1 if the collective is not complete.
     """
     last = matching.last_row(times_ns)
     for grid, held_up in held_up_by(matching, traces, tables, times_ns):
@@ -199,14 +203,14 @@ def last_awaited(
 def held_up_by(
     matching: Matching, traces: Sequence[Trace], tables: Sequence[Collectives], times_ns: Ints
 ) -> Iterator[tuple[Ints, Mask]]:
-    """Finds the ranks that delayed each rank, in complete operations of the kinds ``SOME_WAIT``.
+    """Finds the ranks that can have delayed each rank in complete ``SOME_WAIT`` operations.
 
     Args as for :func:`last_awaited`.
 
     Yields:
-        Rows ``[operation, rank]``, and a mask ``[operation, rank, other]``: True if the rank
-        needed the other rank, and that rank arrived before this one was done; True also if both
-        are the same rank.
+        Rows ``[operation, rank]``, and a mask ``[operation, rank, other]``. The mask is True if
+        ``rank`` needed ``other``, unless ``other`` arrived only after ``rank`` was done and so
+        cannot have delayed ``rank``. Also True where ``rank`` and ``other`` are the same rank.
     """
     op, end_ns, root = (
         np.concatenate([getattr(table, name) for table in tables])
@@ -327,7 +331,11 @@ def _within(at: Ints, thread: Ints, begin: Ints, end: Ints, of_thread: Ints, num
 
 
 def _by_order(trace: Trace) -> tuple[Ints, Ints]:
-    """All-reduces of the backward passes that DDP finalised, and their order within the pass."""
+    """Returns the operations of DDP's all-reduces, and the position of each in its backward pass.
+
+    Only backward passes that DDP finalised exactly once are included. The position is ``NO_BUCKET``
+    in a pass whose all-reduces do not have the sizes of the buckets in DDP's logs.
+    """
     table = columns.collectives(trace)
     passes, ends = np.unique(columns.finalizations(trace).span.key, return_counts=True)
     rows = np.flatnonzero((table.op == _ALL_REDUCE) & np.isin(table.graph_task, passes[ends == 1]))

@@ -83,9 +83,9 @@ def last_rows(summaries: Sequence[Summary]) -> tuple[LastRow, ...]:
 def late_rank(traces: Sequence[Trace], summaries: Sequence[Summary]) -> SummaryLateRank | None:
     """Finds the rank that the others wait for, as :func:`stragglers.find_late_rank` does.
 
-    None if there is no such rank, if a rank left no summary, if times of several hosts cannot be
-    compared, or if neither one phase nor pauses make up most of the time by which the rank's own
-    work is longer than the others'.
+    None if there is no such rank, if a rank left no summary, or if times of several hosts cannot be
+    compared. Also None if the cause is unclear: at least half of the rank's excess of own work over
+    the other ranks must lie in one phase, or in pauses.
     """
     ranks = [trace.rank for trace in traces]
     steps = min(summary.steps.count for summary in summaries)

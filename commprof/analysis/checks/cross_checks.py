@@ -109,9 +109,9 @@ def _mean(values: npt.NDArray[Any]) -> float:
 def _gradient_bytes(rank: Observed, buckets: Buckets, group: str | None) -> float:
     """Returns the bytes that a backward pass of a measured step all-reduced, median over passes.
 
-    With commprof's DDP hook these are the bytes that DDP hands to it: a hook inside it may send
-    fewer bytes, or in several operations. A pass that synchronises nothing, as in ``no_sync``, does
-    not count.
+    With commprof's DDP hook, these are the bytes of the buckets that DDP hands to the hook. An
+    inner hook may send fewer bytes, or send a bucket in several operations. A pass that
+    synchronises nothing, as in ``no_sync``, does not count.
     """
     if len(buckets):
         task = backward_of(buckets, columns.finalizations(rank.trace))
@@ -178,7 +178,8 @@ def _check(op: str, ranks: Sequence[tuple[Observed, Sequence[Mapping[str, Any]]]
 def _bytes_per_step(rank: Observed, op: str) -> float:
     """Returns the median, over measured steps, of the bytes of all calls of ``op`` in a step.
 
-    Sizes are those of :func:`sizes_bytes`; in a gather or scatter, of one rank's part.
+    A call's size is that of :func:`sizes_bytes`, but a gather or scatter counts one rank's part
+    only. NaN if there are no measured steps.
     """
     steps, table = columns.steps(rank.trace), rank.table
     if len(rank.measured.step) == 0:
@@ -249,8 +250,8 @@ def _summarised_loop_clock(run: WorldRun, found: Found) -> CrossCheck:
         if counts:
             rank, ours_count, own_count = counts[0]
             reason = (
-                f"rank {rank} summarised {ours_count} steps, but the loop timed {own_count} after "
-                "its first"
+                f"rank {rank}'s summary covers {ours_count} steps, but the loop timed "
+                f"{own_count}, not counting the first step"
             )
         return missing(name, what, "s", reason)
     rank, ours, other = max(clocks, key=lambda x: abs(x[2] - x[1]) / max(1.0, x[1]))

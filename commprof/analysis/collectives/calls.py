@@ -122,7 +122,8 @@ Floats = npt.NDArray[np.float64]
 class Calls:
     """Calls of collectives, one row per call of a rank; times in nanoseconds, NaN if unknown.
 
-    A failed call has only an exposed time: its other times would be those of its error.
+    Of a failed call only the exposed time is known: the call ended when its error occurred, not
+    when a transfer was complete.
     """
 
     rank: Ints
@@ -242,10 +243,12 @@ class _Times:
 
 
 def _apart(matching: Matching, times: _Times, awaited: Ints) -> tuple[Floats, Floats, Floats]:
-    """Returns the wait, wire and transfer time of each row.
+    """Returns the wait, wire and transfer time of each row, in ns; NaN if unknown.
 
-    ``awaited``: result of :func:`last_awaited` for the rows' starts. A point-to-point message is
-    complete when its receiver has it.
+    The wait is the time from the row's start until the last awaited rank starts. The wire time is
+    the rest, until the row's end. The transfer is ``Calls.transfer_ns``; in a point-to-point
+    message only the receiver's end counts.
+    ``awaited``: result of :func:`last_awaited` for the rows' starts.
     """
     needed, _ = matching.at(times.start, awaited)
     started, _ = matching.latest(times.start)

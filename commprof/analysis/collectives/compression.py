@@ -123,8 +123,9 @@ def compression_remarks(
     if not rows:
         return (
             [
-                f"{where} --hook {asked} compressed nothing: no DDP model was made, its gradients "
-                "are not fp32 on the CPU, or a hook of the script replaced it."
+                f"{where} --hook {asked} compressed nothing: the script made no DDP model, the "
+                "model's gradients are not fp32 tensors on the CPU, or the script registered a "
+                f"communication hook of its own, which replaced {asked}."
             ]
             if asked and context.get("capture") != "python" and steps
             else []

@@ -52,8 +52,9 @@ def small_calls(world: WorldResult, step: MeanStep) -> SmallCalls | None:
 def cap_to_try_mb(world: WorldResult, step: MeanStep, serial: bool = False) -> int | None:
     """Chooses a ``bucket_cap_mb`` to compare with the job's: larger for small calls, else smaller.
 
-    None if no all-reduce is larger than the smaller cap: this cap would change nothing. ``serial``
-    is True if the exchange overlaps hardly any work; an even smaller cap may then be chosen.
+    The smaller caps are ``_SMALLER_MB`` and, if ``serial`` is True, ``_SMALLEST_MB``. Returns the
+    first of them that is below the largest all-reduce, because a cap above it changes nothing; None
+    if there is no such cap. ``serial``: True if the communication overlaps hardly any work.
     """
     if small_calls(world, step) is not None:
         return _LARGER_MB
@@ -69,7 +70,7 @@ _OVERLAPS: Final = 0.2
 
 @dataclass(frozen=True)
 class Exchange:
-    """Conspicuous features of the communication of one world size."""
+    """Findings on what may slow down communication at one world size, besides the bytes."""
 
     #: None unless calls are small and many.
     small_calls: SmallCalls | None = None
@@ -90,7 +91,7 @@ class Exchange:
 
     @property
     def sentence(self) -> str:
-        """Sentence on the most conspicuous feature; empty if there is none."""
+        """Sentence on the most important finding; empty if there is none."""
         if self.small_calls is not None:
             calls = self.small_calls.calls_per_step
             return f"Communication is cut into {calls:.0f} small calls per step."
@@ -106,7 +107,10 @@ class Exchange:
 
 
 def exchange(world: WorldResult, step: MeanStep) -> Exchange:
-    """Finds the conspicuous features of the exchange of one world size."""
+    """Finds what may slow down communication at one world size, besides the number of bytes.
+
+    The result has no findings if communication takes only a small fraction of the step.
+    """
     if step.share("communication") < WORTH_A_LOOK:
         return Exchange()
     small = small_calls(world, step)

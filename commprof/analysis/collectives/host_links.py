@@ -72,10 +72,11 @@ class HostLinks:
 
     @property
     def agrees(self) -> bool | None:
-        """True if headers, acknowledgements and 2 % of other traffic explain the difference.
+        """True if counted bytes differ from recorded bytes by no more than expected.
 
-        None if the difference is unknown, or if the interfaces counted more bytes than the records
-        have and the header share is unknown.
+        A difference of up to 2 % of the recorded bytes is expected. If more bytes were counted than
+        recorded, the difference may also include headers and TCP acknowledgements. None if
+        ``difference`` is unknown, or is above 2 % while the header share is unknown.
         """
         if math.isnan(self.difference):
             return None
@@ -150,7 +151,11 @@ def _problem(world_size: int, ranks: Sequence[Observed]) -> str:
 def _rates(
     members: Sequence[Observed], sent: dict[int, npt.NDArray[np.float64]]
 ) -> tuple[float, float, float]:
-    """Returns bytes per step, Gbit/s in flight and Gbit/s of the step of one host."""
+    """Returns one host's bytes sent per step, rate in flight, and rate over the whole step.
+
+    Rates are in Gbit/s. The rate in flight is over the time in which a collective was in flight.
+    A figure is NaN if unknown.
+    """
     total_bytes = flight_s = wall_s = 0.0
     steps = 0
     for rank in members:

@@ -170,7 +170,11 @@ def in_flight_intervals(
 
 
 def _flight_parts(seen: MeasuredWorld, matching: Matching, issue: Ints) -> tuple[Ints, ...]:
-    """Returns negotiate, queue, wait and wire per row; wire is -1 if no end was recorded."""
+    """Returns four parts of each row's time in flight, in ns: negotiate, queue, wait and wire.
+
+    The module's docstring explains these parts. If the split is unknown, negotiate is ``UNSPLIT``,
+    queue and wait are 0, and wire is the whole time; wire is -1 if no end was recorded.
+    """
     end = _joined(seen.tables, "end_ns")
     exact = np.concatenate([table.end_is_exact for table in seen.tables])
     start = np.concatenate(

@@ -189,9 +189,10 @@ class MismatchFinder:
 def find_mismatches(
     traces: Sequence[Trace], tables: Sequence[Collectives]
 ) -> tuple[tuple[Mismatch, ...], int]:
-    """Finds the first mismatch of each group in whole traces, and counts all mismatches.
+    """Returns the first mismatch of each group, and the number of all mismatches in the traces.
 
-    traces, tables: as in ``MeasuredWorld``, with one entry per rank.
+    First mismatches are returned for at most ``_MOST_KEPT`` groups. traces, tables: as in
+    ``MeasuredWorld``, with one entry per rank.
     """
     if not traces:
         return (), 0

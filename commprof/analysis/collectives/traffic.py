@@ -5,7 +5,7 @@ busbw = algbw * factor is the rate of one link, comparable between operations an
 Size is the data that the operation works on, not the bytes that a rank sends: the whole buffer of
 all_reduce, all ranks' parts together for all_gather and reduce_scatter.
 
-The bytes that must be sent at least follow from the sizes alone. Which of them cross from host to
+The minimum number of bytes to send follows from the sizes alone. Which bytes cross from host to
 host depends on gloo's algorithms, modelled after gloo's sources (gloo/allreduce.cc, allgather.cc,
 broadcast.cc, reduce.cc): rings in the order of the ranks, and a binomial tree for broadcasts. torch
 runs each reduce-scatter on gloo as an all-reduce (ProcessGroupGloo.cpp).
@@ -200,7 +200,7 @@ def _each(of: Callable[[int], float], peers: npt.NDArray[np.int64]) -> Floats:
 class _Factors:
     """Bytes that one rank sends to other hosts, as multiples of an operation's bytes.
 
-    Each method returns the multiple for one way to send; ``peer``: the root or destination. The
+    Each method returns the factor (multiple) for one operation; ``peer``: root or destination. The
     operation's bytes are those of its input, or for a scatter, of its output.
     """
 
@@ -208,35 +208,50 @@ class _Factors:
         self._me, self._away, self._n = me, away, len(away)
 
     def ring_reduce(self, peer: int) -> float:
-        """Sends to the previous rank: all parts but one, once to reduce and once to gather."""
+        """Factor of a ring all-reduce.
+
+        The rank sends n - 1 of n parts to the previous rank twice: to reduce, and to gather.
+        """
         return 2 * (self._n - 1) / self._n * self._to(self._me - 1)
 
     def ring_gather(self, peer: int) -> float:
-        """Sends to the next rank: its own part and all received parts but the last."""
+        """Factor of a ring all-gather.
+
+        The rank sends its own part and all received parts except the last to the next rank.
+        """
         return (self._n - 1) * self._to(self._me + 1)
 
     def tree(self, root: int) -> float:
-        """Sends down a tree: in round i, rank r < 2^i, counted from the root, sends to r + 2^i."""
+        """Factor of a broadcast down a binomial tree.
+
+        In round i, rank r < 2^i, counted from the root, sends the whole input to rank r + 2^i.
+        """
         mine = (self._me - root) % self._n
         bits = range((self._n - 1).bit_length())
         children = [mine + (1 << bit) for bit in bits if mine < 1 << bit]
         return sum(self._to(root + child) for child in children if child < self._n)
 
     def reduce(self, root: int) -> float:
-        """Sends around a ring to reduce, then its own part to the root."""
+        """Factor of a reduce.
+
+        The rank sends n - 1 of n parts around a ring, then its own reduced part to the root.
+        """
         n = self._n
         return (n - 1) / n * self._to(self._me - 1) + self.to_peer(root) / n
 
     def to_peer(self, peer: int) -> float:
-        """Sends everything to ``peer``, unless that is this rank."""
+        """Factor of a send or gather: 1 if the destination ``peer`` is on another host, else 0."""
         return self._to(peer)
 
     def from_root(self, root: int) -> float:
-        """Sends one part to each other rank if this rank is the root."""
+        """Factor of a scatter: number of ranks on other hosts if this rank is the root, else 0."""
         return float(self._away.sum()) if self._me == root else 0.0
 
     def to_all(self, peer: int) -> float:
-        """Sends an equal part to each rank."""
+        """Factor of an all-to-all: fraction of the ranks that are on other hosts.
+
+        The rank sends an equal part of its input to each rank.
+        """
         return float(self._away.sum()) / self._n
 
     def _to(self, rank: int) -> float:

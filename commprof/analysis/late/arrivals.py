@@ -28,7 +28,7 @@ def _none() -> Ints:
 
 @dataclass(frozen=True)
 class BucketArrivals:
-    """Buckets that one rank passed to commprof's DDP hook, in that order.
+    """Gradient buckets of one rank, in the order in which they reached commprof's DDP hook.
 
     A hook may exchange a bucket using several messages or collectives in sequence, each issued as
     the exchange proceeds. So a rank counts as arrived once its gradients are ready.
@@ -52,9 +52,9 @@ class BucketArrivals:
 
 @dataclass(frozen=True)
 class Arrivals:
-    """Last arrival that one rank awaits in each of its ``Collectives``, in the same order.
+    """For each row of one rank's ``Collectives`` table: the last arrival that this rank awaits.
 
-    See :mod:`commprof.analysis.align.matching`.
+    :mod:`commprof.analysis.align.matching` explains which arrivals a rank awaits.
     """
 
     #: Issue time of the rank that arrived last; 0 if not all ranks of the group were recorded.
@@ -95,7 +95,9 @@ def match_arrivals(
 
 
 def bucket_arrivals(traces: Sequence[Trace], first_number: int) -> list[BucketArrivals]:
-    """Finds the last arrival at each bucket of the DDP hook, if all ranks of the group have it.
+    """Finds the last rank to arrive at each gradient bucket that commprof's DDP hook recorded.
+
+    The time and rank are 0 and -1 if not all ranks of the group recorded the bucket.
 
     Args:
         traces: traces of the ranks, on a common clock.
@@ -201,21 +203,25 @@ class SharedCalls:
 
     @cached_property
     def some_wait(self) -> npt.NDArray[np.bool_]:
-        """Mask by call number: True if some rank need not wait for all ranks of the call."""
+        """Mask by call number: True for messages, and for collectives with a root.
+
+        A rank may be done with such a call before every other rank has arrived.
+        """
         chosen = np.zeros(self.count, dtype=np.bool_)
         for rank in self._ranks:
             chosen[rank.some_wait] = True
         return chosen
 
     def met(self, place: int, other: int, moments_ns: Ints) -> None:
-        """Adds moments at which one of two ranks had waited for the other."""
+        """Adds moments at which one of two ranks arrived at a call while the other waited there."""
         self._met.setdefault(frozenset((place, other)), []).append(moments_ns)
 
     def synchronised_ns(self, place: int, other: int) -> Ints:
-        """Returns the moments, in order, at which these two ranks were side by side.
+        """Returns the moments at which two ranks were at the same place of the program, sorted.
 
-        They are the moments passed to ``met``, and the ends of those collectives of both ranks in
-        which all ranks wait for each other and that the training thread of any rank waited for.
+        They are the moments passed to ``met``, and the ends of calls that both ranks take part in.
+        A call counts only if all of its ranks wait for each other (see ``some_wait``), and if the
+        training thread of at least one rank waited for the call.
         """
         pair = frozenset((place, other))
         if pair in self._met:

@@ -80,8 +80,9 @@ def attempts_remarks(attempts: tuple[Attempt, ...]) -> list[str]:
     return [
         f"At {attempts[0].world_size} ranks the job was restarted "
         f"{'once' if restarts == 1 else f'{restarts} times'}: for {lost} no step was "
-        "trained. Steps since the script's last checkpoint had to be repeated; they count in each "
-        "attempt. The figures are those of the last attempt."
+        "trained. Steps since the script's last checkpoint had to be repeated: the table of "
+        "attempts counts these steps in each attempt that trained them. All other figures are of "
+        "the last attempt."
     ]
 
 

@@ -1,4 +1,7 @@
-"""Causes of all waiting of a run, by rank, and kernel counts that explain a longer phase."""
+"""Causes of all waiting of a run, by rank, and of a phase that takes longer on one rank.
+
+The longer phase is explained by counts of the Linux kernel, such as page faults.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +43,10 @@ class WaitCost:
 
 @dataclass(frozen=True)
 class LongerPhase:
-    """A phase that takes longer on one rank, with the kernel's counts that explain it.
+    """A phase that takes longer on one rank, with the Linux kernel's counts that explain it.
 
-    All figures are means per step, less the median of the other ranks; 0 also if the kernel does
-    not count them.
+    Each figure is the rank's mean per step less the median of the other ranks, or 0 if that is
+    negative. A count that the kernel does not provide is 0.
     """
 
     rank: int
@@ -83,7 +86,12 @@ def wait_costs(parts: Sequence[Breakdown]) -> tuple[WaitCost, ...]:
 
 
 def longer_phase(ranks: Sequence[int], parts: Sequence[Breakdown]) -> LongerPhase | None:
-    """Finds the longer phase that the kernel's counters explain best; None if there is none."""
+    """Finds a phase that takes longer on one rank than the median of the other ranks.
+
+    The phase's extra time must be explained by counts of the Linux kernel: time without a core, or
+    page faults. If several phases qualify, returns the phase with the most time without a core.
+    Returns None if no phase qualifies.
+    """
     if len(parts) < 2 or len(parts[0].step) == 0:
         return None
     counts = np.stack([part.host_counts.mean(axis=0) for part in parts])

@@ -121,7 +121,7 @@ class Diagnosis:
             where = f", first of all at {listed(self.oldest)}" if self.oldest else ""
             whose, or_else = "All ranks", ""
             if not self.members_told:
-                whose, or_else = "All ranks with a dump", ", or a rank without a dump is missing"
+                whose, or_else = "All ranks with a dump", ", or a rank with no dump did not arrive"
             return (
                 f"{whose} arrived at all pending operations{where}: the network, the backend or a "
                 f"device is stuck{or_else}"
@@ -155,7 +155,10 @@ class _Words:
         return f"group {name!r}" + f" ({described})" * bool(described)
 
     def operation(self, one: Operation) -> str:
-        """Returns the operation in words; messages by peer, since ranks number them differently."""
+        """Describes an operation: a collective by its number, a message by its other rank.
+
+        A message is named without its number, because ranks number messages differently.
+        """
         if one.peer < 0:
             return f"{one.op} number {one.seq} of {self.group(one.group)}"
         ranks = self._members.get(one.group, ())
@@ -203,7 +206,10 @@ def diagnosis(path: Path) -> Diagnosis:
 
 
 def _oldest_of_all(states: Sequence[DumpedRank], words: _Words) -> tuple[str, ...]:
-    """Describes the collectives that are the oldest pending operation of all ranks they block."""
+    """Describes the collectives at which the hang shows first.
+
+    Such a collective is the oldest pending operation of every rank where the collective is pending.
+    """
     first = {
         state.rank: min(state.pending.values(), key=lambda one: one.issue_ns)
         for state in states
@@ -341,7 +347,10 @@ def _missed(rank: int, waits: Mapping[int, Waits], words: _Words) -> str:
 def _chains(
     states: Sequence[DumpedRank], waits: Mapping[int, Waits], ranks: Sequence[int], words: _Words
 ) -> tuple[Chain, ...]:
-    """Returns one chain for all ranks that wait in the same operations for the same ranks."""
+    """Returns the chains of waiting ranks that lead to the culprits ``ranks``.
+
+    Ranks that wait in the same operations for the same ranks share one chain.
+    """
     shared: dict[tuple[str, ...], list[int]] = {}
     for state in states:
         way = [] if state.rank in ranks else chain_to(state.rank, waits, ranks)

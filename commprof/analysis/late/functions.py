@@ -147,7 +147,9 @@ def read_samples(path: Path, thread: int, is_main: bool) -> Samples:
     Args:
         path: output of ``py-spy record --format raw --threads --idle``.
         thread: the kernel's id of the training thread.
-        is_main: True if this is the main thread: its name is then used if py-spy saw other ids.
+        is_main: True if the training thread is the process's main thread. If the file has no
+            sample with the id ``thread``, because py-spy saw other ids, the samples of the thread
+            named "MainThread" are then used.
 
     Raises:
         CommprofError: the file cannot be read, or holds no sample of the thread.

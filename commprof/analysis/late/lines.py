@@ -38,7 +38,11 @@ _Cell: TypeAlias = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class LongerLines:
-    """Own work between two lines that takes a rank longer than the median of the others."""
+    """Work between two lines of the script that takes longer on one rank than on the others.
+
+    Waiting, pauses and run delay do not count as work. Extra time is the rank's time less the
+    median of the other ranks.
+    """
 
     #: Global rank.
     rank: int
@@ -56,9 +60,10 @@ class LongerLines:
 
 
 def longer_lines(rank: int, seen: MeasuredWorld) -> tuple[LongerLines, ...]:
-    """Finds line pairs between which this rank works longer; empty unless all ranks have stacks.
+    """Finds pairs of source lines between which this rank works longer than the other ranks do.
 
-    They are sorted by the extra time of their phase, the longest first.
+    A pair is the lines that issued two consecutive operations. Pairs are sorted by the extra time
+    of the whole phase, the longest first. Empty if a rank's trace has no stacks.
     """
     if len(seen.ranks) < 2 or not all(trace.stacks for trace in seen.traces):
         return ()
@@ -106,7 +111,11 @@ def _where(pair: LongerLines) -> str:
 
 
 def _work(trace: Trace, table: Collectives, index: Ints) -> dict[_Cell, float]:
-    """Returns the own work in these steps by phase and pair of lines, in ms, mean per step."""
+    """Returns the training thread's work by phase and pair of source lines, in ms per step.
+
+    A pair is the lines that issued two consecutive operations; "" is the begin or end of a step.
+    Waiting, pauses and run delay do not count as work. ``index``: numbers of the steps to average.
+    """
     steps = columns.steps(trace)
     chosen = np.isin(steps.index, index)
     first_ns, last_ns = steps.begin_ns[chosen], steps.end_ns[chosen]

@@ -1,19 +1,22 @@
 """Origins of every wait: the rank where it began, and the activity of that rank at the time.
 
 If rank 2 waits for rank 1, and rank 1 came late because it had waited for rank 0, the cause is
-rank 0. Consider the time since two ranks were last side by side (see :mod:`arrivals`): the waiting
-rank needs less time until it stands still than the late rank until it arrives, and the difference
-is the wait. Both ranks spend this time waiting for third ranks, in phases of their work, in pauses
-of their process, and in transfers. The late rank passes on from third ranks this part of the wait:
+rank 0. Consider the last moment at which two ranks were at the same place of the program (see
+:mod:`arrivals`). From this moment the late rank takes some time until it arrives. The waiting rank
+takes less time until it begins to wait, and the difference is the wait. Each rank spends its time
+waiting for third ranks, in phases of its work, in pauses of its process, without a core, and in
+transfers. A part of the wait began on third ranks that the late rank waited for. As a fraction of
+the wait, this part is
 
     w / (w + o), w = max(0, waiting_late - waiting_other), o = max(0, own_late - own_other)
 
 where "other" is the rank that waits, "waiting" is the time that a rank waits for third ranks, and
 "own" is the rest of its time. This part is distributed over the waits of the late rank in that
-time, which are traced back in turn; the rest is distributed over the phases, pauses and transfers
-that took the late rank longer than the other, in proportion to the extra time. So the causes of
-every wait add up to the wait exactly. If no moment is known at which the two ranks were side by
-side, the wait is attributed to the late rank, with an unknown cause.
+time, which are traced back in turn. The remaining part is distributed over the late rank's other
+activities (phases, pauses, time without a core, transfers) that took longer than on the waiting
+rank, in proportion to the extra time. So the causes of every wait add up to the wait exactly. If no
+moment is known at which the two ranks were at the same place of the program, the wait is attributed
+to the late rank, with an unknown cause.
 
 (Delay costs of Boehme et al., "Identifying the Root Causes of Wait States in Large-Scale Parallel
 Applications", ACM TOPC 3:2, with stretches of time instead of call paths.)
@@ -144,7 +147,9 @@ def _waits(ranks: Sequence[int], times: Sequence[RankTime], shared: SharedCalls)
 def _of_rank(place: int, time: RankTime, places: dict[int, int]) -> tuple[Ints | Floats, ...]:
     """Returns columns of a rank's waits: place, row, late, number, end_ns, stood_ns, wait_ns.
 
-    ``place``, ``row``, ``late`` and ``wait_ns`` are as in ``_Waits``.
+    ``place``, ``row``, ``late`` and ``wait_ns`` are as in ``_Waits``. ``number`` is the number of
+    the collective or bucket that was waited for, ``end_ns`` the end of the wait, and ``stood_ns``
+    the time at which the training thread stopped to wait.
     """
     rows = np.flatnonzero((time.wait_ns > 0) & (time.waiting.culprit >= 0))
     late = [places[rank] for rank in time.waiting.culprit[rows].tolist()]

@@ -1,4 +1,8 @@
-"""Time of a rank's training thread by activity, as far as it can make other ranks wait."""
+"""Time that a rank's training thread spends in each activity that can make other ranks wait.
+
+These activities are phases of work, pauses of the process, time without a core, transfers, and
+waiting for other ranks.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +65,10 @@ class RankTime:
 
     @cached_property
     def stood_ns(self) -> Ints:
-        """Per exposure: when the thread stopped; for all of a finalisation, its first stop."""
+        """Per exposure: time at which the thread stopped to wait.
+
+        All exposures of one finalisation by DDP have the time of its first exposure.
+        """
         task, result = self._exposed.graph_task, self.begin_ns.copy()
         _, first, same = np.unique(task, return_index=True, return_inverse=True)
         return np.where(task >= 0, result[first][same.reshape(-1)], result) if len(task) else result

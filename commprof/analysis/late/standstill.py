@@ -1,14 +1,15 @@
 """Ranks that a hanging job waits for: one rule for running jobs and for recorded ones.
 
-A rank that has issued an operation waits for every rank that it needs for this operation and that
-has not issued it: all ranks of the group, or fewer if the operation has a root, see
-:mod:`commprof.analysis.align.matching`. Following these waits leads to ranks that wait for no other
-rank: these did not arrive. If the waits form a circle, ranks issued the operations of several
-groups in different orders. A rank with a pending collective that other ranks have completed is
-behind them: since the collective completed on the other ranks, every rank had arrived, so no other
-rank delays this one. The same applies to a collective that all ranks have issued, and that runs on
-the devices of other ranks but not on this rank's. Only the oldest pending operation of a rank
-decides whether the rank is behind.
+An operation needs all ranks of its group, or fewer if the operation has a root, see
+:mod:`commprof.analysis.align.matching`. A rank that has issued an operation waits for the needed
+ranks that have not issued it. Following these waits leads to ranks that wait for no other rank:
+these ranks did not arrive. If the waits form a circle, ranks issued the operations of several
+groups in different orders.
+
+A rank is behind if its oldest pending operation is a collective that other ranks have completed.
+Only collectives count that complete on no rank before all ranks have arrived, so no other rank
+delays the rank that is behind. A rank is also behind if all ranks have issued the collective, and
+the collective runs on the device of another rank but not on the device of this rank.
 """
 
 from __future__ import annotations
@@ -183,7 +184,11 @@ def _misses(other: Standing, operation: Operation, issuer: Standing) -> bool:
 
 
 def _is_needed(rank: int, operation: Operation, own: Group | None) -> bool:
-    """True if the issuer needs this rank of the group; ``own``: the issuer's own ``Group``."""
+    """True if the rank that issued the operation cannot complete it before ``rank`` arrives.
+
+    ``rank`` is a rank in the group, and ``own`` the ``Group`` as the issuing rank describes it.
+    Every rank is needed if the operation has no root, or if its root or group is unknown.
+    """
     if own is None or operation.root < 0 or not max(rank, own.rank) < own.size:
         return True
     code, is_gloo = OPS.index(operation.op), own.backend == "gloo"

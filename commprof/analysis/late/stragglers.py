@@ -1,9 +1,10 @@
 """Finds the late rank: the one rank that the others wait for more than chance explains.
 
-Waiting shows which rank came last, be it for its own work or because the host kept it from running:
-on a busy host every rank is late in turn, and a rank that is always a little late is the last one
-in few of the steps. Such a rank is recognised by its own work: in one phase it takes longer than
-the median of the others in nearly every step, while delays by the host come and go.
+Waiting shows which rank came last. It does not show why: the rank's own work may take longer, or
+the host may keep the rank from running. On a busy host, each rank comes last in some steps. A rank
+whose work always takes a little longer then comes last in only a few steps, so waiting does not
+reveal this slow rank. The slow rank is recognised by its work instead: one phase takes longer than
+the median of the other ranks in nearly every step, while delays by the host come and go.
 """
 
 from __future__ import annotations
@@ -83,11 +84,11 @@ def beyond_the_others(work_ns: Floats) -> Floats:
 
 
 def _sign_test(beyond_ns: Floats, most_ns: float) -> float:
-    """Returns the probability that at least as many values are above 0 by chance.
+    """Returns the probability that chance alone puts this number of values, or more, above 0.
 
-    Correlated neighbours count as fewer, see :mod:`commprof.stats.rank_tests`. To estimate the
-    correlation, values are clipped to ±``most_ns``: values that are always far above 0 then have
-    no correlation.
+    Correlated neighbours count as fewer values, see :mod:`commprof.stats.rank_tests`. The
+    correlation is estimated from values clipped to ±``most_ns``. Values that all exceed ``most_ns``
+    are equal after clipping, so they count as independent.
     """
     share = worth(lag_one(np.clip(beyond_ns, -most_ns, most_ns)))
     return _chance_of_heads(int((beyond_ns > 0).sum() * share), int(len(beyond_ns) * share))
@@ -157,16 +158,17 @@ def find_late_rank(
     Args:
         waited_for_ns: ``[step, culprit]``, summed over the ranks that waited.
         step_ns: median step.
-        clock_error_ns: bound on the error of a rank's clock. Two clocks with opposite errors of
-            this size make one rank look late by twice as much, so no rank is named for less
-            waiting than that. With NaN no rank is named.
+        clock_error_ns: bound on the error of a rank's clock. Opposite errors of two clocks can
+            make a rank look late by twice this bound, so no rank is named unless the mean wait per
+            step and waiting rank is longer. With NaN no rank is named.
 
-    The rank that caused the most waiting is named if its share and its cost are material
-    and chance rarely concentrates as much waiting on one rank: according to a permutation test
-    (ranks relabelled within each step), with a probability of at most 1 %, or 0.1 % if the rank is
-    late in less than half of the steps. Correlated neighbouring steps are relabelled together
-    (Bayley and Hammersley 1946): a rank may be late for many consecutive steps and then no more,
-    for example while another process uses its core.
+    The rank that caused the most waiting is named if it caused at least 60 % of all waiting, if the
+    mean wait is at least 2 % of the step, and if chance does not explain the waiting. A permutation
+    test, which shuffles the ranks within each step, gives the probability that chance puts as much
+    waiting on one rank. The probability must be at most 1 %, or 0.1 % if the rank is late in less
+    than half of the steps. Correlated neighbouring steps are shuffled together (Bayley and
+    Hammersley 1946), because a rank may be late for many consecutive steps only, for example while
+    another process uses its core.
     """
     rank = _most_waited_for(waited_for_ns, step_ns, clock_error_ns)
     if rank is None:
@@ -229,9 +231,10 @@ def late_by_own_work(
         waited_for_ns: as in :func:`find_late_rank`.
         step_ns: median step.
 
-    If no cause explains half of the waiting, the rank was delayed by its host, not by its own work;
-    it is then named only if its own work takes longer too. A slow rank that the others' waiting
-    does not show, because the host delays ranks in turn, is named for its work.
+    Returns ``late`` unchanged if one cause explains half of the waiting for it, or if its causes
+    are unknown. Otherwise the host may have delayed this rank, or all ranks in turn. The result is
+    then the slow rank, with the phase in which its own work takes longer; None if no rank is slow,
+    or if no rank waited for the slow rank.
     """
     if late is not None and (late.phase is not None or math.isnan(late.phase_share)):
         return late
@@ -289,9 +292,10 @@ def _late_rank(
 def _steps_alike(waited_for_ns: npt.NDArray[np.float64], rank: int, late_ns: float) -> int:
     """Returns the number of consecutive steps that are worth one independent step.
 
-    The number follows from the lag-1 correlation of a difference: the rank's lateness less the
-    lateness of the latest other rank. The difference is clipped to ±``late_ns`` per step, so that
-    it is constant, hence without correlation, for a rank that is late in all steps.
+    The number follows from the lag-1 correlation of a difference per step: the waiting that
+    ``rank`` caused, minus the most waiting that any other rank caused. The difference is clipped to
+    ±``late_ns``. For a rank that is late in all steps, the clipped difference is constant, which
+    counts as uncorrelated.
     """
     others = np.delete(waited_for_ns, rank, axis=1).max(axis=1)
     clipped = np.clip(waited_for_ns[:, rank] - others, -late_ns, late_ns)
@@ -299,8 +303,9 @@ def _steps_alike(waited_for_ns: npt.NDArray[np.float64], rank: int, late_ns: flo
 
 
 def _blocks(waited_for_ns: npt.NDArray[np.float64], alike: int) -> npt.NDArray[np.float64]:
-    """Sums blocks of about ``alike`` neighbouring steps, or more to get at most ``_BLOCKS`` rows.
+    """Adds up blocks of neighbouring steps; returns one row per block, at most ``_BLOCKS`` rows.
 
+    ``alike``: approximate number of steps per block; larger if there would be too many blocks.
     If ranks are exchangeable within each step, they are exchangeable within whole blocks too.
     """
     steps = len(waited_for_ns)
@@ -310,7 +315,11 @@ def _blocks(waited_for_ns: npt.NDArray[np.float64], alike: int) -> npt.NDArray[n
 
 
 def _chance(waited_for_ns: npt.NDArray[np.float64], most_ns: float) -> float:
-    """Returns the fraction of relabellings within rows that give some rank ``most_ns`` or more."""
+    """Returns the p-value of a permutation test: how often chance puts this waiting on one rank.
+
+    Each permutation assigns the values of every row to the ranks at random. Returns the fraction of
+    permutations in which the sum of some rank is ``most_ns`` or more.
+    """
     random = np.random.default_rng(_SEED)
     exceeded = 0
     for _ in range(_PERMUTATIONS):

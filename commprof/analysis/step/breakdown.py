@@ -3,8 +3,10 @@
     step = data + forward + backward + exposed + optimizer + other
     exposed = wait + wire + unsplit
 
-The time of a phase is the time that the training thread declared, less its waiting for
-communication in it; ``other`` is the remainder. Hidden communication overlaps these parts and is
+The time of a phase is the time that the training thread spent in the phase without waiting for
+communication; ``other`` is the remainder of the step. Exposed time, in which communication blocked
+the training thread, is ``wait`` until the last rank has arrived and ``wire`` from then on. Exposed
+time is ``unsplit`` if the last arrival is unknown. Hidden communication overlaps these parts and is
 not part of the sum.
 """
 
@@ -52,7 +54,7 @@ class Breakdown:
     #: Backward compute, without the waiting in it.
     backward_ns: Floats
     optimizer_ns: Floats
-    #: Time outside of all declared phases.
+    #: Rest of the step: time in none of these phases, without waiting.
     other_ns: Floats
     #: Time for which communication blocked the training thread.
     exposed_ns: Floats
@@ -74,14 +76,14 @@ class Breakdown:
     #: ``[step, phase, count]``, in the order of ``columns.HOST_COUNTS``: further counts of the
     #: kernel for the training thread in each phase.
     host_counts: Floats
-    #: ``[step, rank, cause]``: waiting, by the rank where it began and by the cause on that rank in
-    #: the order of ``exposure.CAUSES``, see :mod:`analysis.late.origins`; all 0 if arrivals are
-    #: unknown.
+    #: ``[step, rank, cause]``: waiting of this rank. ``rank`` is the root cause of the wait, and
+    #: ``cause`` the activity of ``rank`` that caused the wait, in the order of ``exposure.CAUSES``;
+    #: see :mod:`analysis.late.origins`. All 0 if arrivals are unknown.
     caused_ns: Floats
 
     @property
     def waited_for_ns(self) -> Floats:
-        """This rank's waiting as ``[step, rank]``, by the rank that first caused it."""
+        """Waiting of this rank as ``[step, rank]``: ``rank`` is the root cause of the wait."""
         total: Floats = self.caused_ns.sum(axis=2)
         return total
 
@@ -114,9 +116,10 @@ class Breakdown:
 
 
 def own_run_delay_ns(trace: Trace) -> Floats:
-    """Returns the run delay that helper threads may have caused, as ``[step, phase]``.
+    """Returns the run delay that helper threads of the rank's process may have caused.
 
-    It is a part of ``Breakdown.run_delay_ns``, for all complete steps.
+    Helper threads are all threads except the training thread. The result is ``[step, phase]``,
+    with a row for each complete step. The values are parts of ``Breakdown.run_delay_ns``.
     """
     steps, phases = columns.steps(trace), columns.phases(trace)
     thread = int(steps.thread[0]) if len(steps) else 0
@@ -137,7 +140,7 @@ def breakdown(
         table: the rank's collectives.
         arrivals: arrivals of these collectives; None if the ranks' clocks cannot be compared.
         world_size: number of ranks, the width of ``caused_ns``.
-        origins: first causes of the rank's waits; None attributes each to the rank waited for.
+        origins: root causes of the rank's waits; None attributes each wait to the rank waited for.
     """
     steps = columns.steps(trace)
     thread = int(steps.thread[0]) if len(steps) else 0
@@ -215,7 +218,7 @@ def _sum_by_step(steps: Steps, step: Ints, values: Floats) -> Floats:
 
 
 def _phase_times(steps: Steps, phases: Spans, thread: int) -> Floats:
-    """Returns ``[step, phase]``: declared time, waiting included."""
+    """Returns ``[step, phase]``: time of ``thread`` in each phase, waiting included."""
     row = _step_of(steps, phases.begin_ns)
     used = (row >= 0) & (phases.thread == thread) & (phases.key < len(Phase))
     length = np.minimum(phases.end_ns, steps.end_ns[row] if len(steps) else 0) - phases.begin_ns
@@ -278,7 +281,11 @@ def _by_phase(steps: Steps, phases: Spans, counted: Spread, thread: int) -> Floa
 
 
 def _by_origin(steps: Steps, exposed_step: Ints, origins: Origins, world_size: int) -> Floats:
-    """Returns ``[step, rank, cause]``: waiting by its first cause and the rank of this cause."""
+    """Returns ``[step, rank, cause]``: the waiting of one rank, by root cause.
+
+    ``rank`` is the rank that is the root cause of a wait, not the rank that waited. ``cause`` is
+    the activity of ``rank`` that caused the wait, in the order of ``CAUSES``.
+    """
     caused = np.zeros((len(steps), world_size, len(CAUSES)))
     step = exposed_step[origins.exposure]
     named = (step >= 0) & (origins.rank >= 0) & (origins.rank < world_size)

@@ -84,7 +84,8 @@ def exposures(
 def exposures_of(trace: Trace) -> Exposures:
     """Finds all waiting of the training thread.
 
-    That is the thread that marks the steps; without steps, it issues the most collectives.
+    The training thread is the thread that marks the steps. If no steps are marked, the thread that
+    issued the most collectives counts as the training thread.
     """
     table, steps = columns.collectives(trace), columns.steps(trace)
     marks = steps.thread[:1] if len(steps) else table.thread
@@ -111,7 +112,11 @@ def _rows(spans: Spans, chosen: npt.NDArray[np.bool_]) -> Spans:
 def _in_finalizations(
     table: Collectives, waits: Spans, finalizations: Finalizations, thread: int
 ) -> Iterator[_Row]:
-    """Yields the waiting of finalisations by bucket, without the waiting that is in ``waits``."""
+    """Yields how long DDP waited for each bucket in its finalisations.
+
+    A finalisation is the end of a backward pass, where DDP waits for the buckets. Waiting that is
+    already in ``waits`` is left out. Waiting that no bucket explains has collective -1.
+    """
     span = finalizations.span
     task = _awaited_by(table, span, thread)
     seen = np.flatnonzero((task >= 0) & (table.end_ns > 0))
@@ -131,11 +136,13 @@ def _in_finalizations(
 
 
 def _awaited_by(table: Collectives, span: Spans, thread: int) -> Ints:
-    """Backward pass that waits for each collective; -1 if none does.
+    """Returns, for each collective, the backward pass that waits for it; -1 if no pass does.
 
-    A pass waits for the collectives that it issued. It also waits for collectives that a hook
+    A pass waits for the collectives that it issued. A pass also waits for collectives that a hook
     issues in a callback once an earlier collective of the pass is complete, as torch's PowerSGD
-    hook does. They are on another thread, in a group of the pass, before its finalisation ends.
+    hook does. A collective is taken for such a callback's collective if another thread issued it
+    in a group that the pass uses, after the pass's first collective and before the end of the
+    pass's finalisation.
     """
     task = table.graph_task.copy()
     issued = np.flatnonzero(task >= 0)
@@ -159,9 +166,10 @@ def _share(
 ) -> Iterator[_Row]:
     """Divides ``blocked_ns`` of one finalisation among its buckets.
 
-    The replayed loop waits for the end of a bucket, copies the bucket and goes on to the next.
-    Its clock stands still while it copies: with ``copied`` bytes before a bucket, it waits until
-    ``end - speed * copied``, and not at all if its clock is past this time already.
+    DDP's loop waits until a bucket is complete, copies the bucket and goes on to the next bucket.
+    The loop's total waiting for the buckets so far is the largest ``end - speed * copied`` of these
+    buckets. ``end`` is the time from the begin of the finalisation to a bucket's completion,
+    ``copied`` the number of bytes copied before this bucket, and ``speed`` the ns to copy a byte.
     """
     begin_ns, end_ns = window
     # The bucket is copied, but not what a hook sends for it in a callback.
@@ -185,10 +193,11 @@ def _share(
 
 
 def _copy_ns_per_byte(end_ns: Ints, copied: Floats, blocked_ns: int, slowest: float) -> float:
-    """Copy speed, in ns per byte, at which the replay waits for ``blocked_ns``; 0 to ``slowest``.
+    """Returns the copy time per byte, in ns, with which the replay waits ``blocked_ns`` in total.
 
-    The replay waits for the largest ``end - speed * copied`` of all buckets, in total.
-    ``slowest`` is the speed at which copying takes the whole finalisation.
+    The total waiting of the replay is the largest ``end - time_per_byte * copied`` of all buckets.
+    The result is at least 0 and at most ``slowest``: the time per byte with which copying takes
+    the whole finalisation.
     """
     early = end_ns - blocked_ns
     limits = [
@@ -207,9 +216,10 @@ ORIGINS: Final = (*PHASES, HOST_PAUSE)
 NO_CORE: Final = "no core"
 #: The rank transferred data of other collectives, or waited in one whose last arrival is unknown.
 TRANSFER: Final = "transfer"
-#: No earlier moment is known at which the waiting rank and the late rank were synchronised.
+#: No earlier moment is known at which the waiting rank and the late rank were synchronised, or no
+#: activity took the late rank longer since then.
 UNKNOWN: Final = "unknown"
-#: Possible causes of waiting, on the rank where it began.
+#: Possible causes of waiting: activities of the rank that is the root cause.
 CAUSES: Final = (*ORIGINS, NO_CORE, TRANSFER, UNKNOWN)
 
 
@@ -225,7 +235,10 @@ def pauses(trace: Trace, exposed: Exposures) -> Stretches:
 
 @dataclass(frozen=True)
 class Spread:
-    """A count of the kernel for a training thread, by interval in which it did not wait."""
+    """One kernel statistic of a training thread, such as its page faults, by interval.
+
+    The intervals leave out the time in which the thread waited for communication.
+    """
 
     at: Stretches
     #: Count within each interval.
@@ -248,7 +261,11 @@ def run_delay(trace: Trace, exposed: Exposures, thread: int) -> Spread:
 
 
 def own_run_delay(trace: Trace, exposed: Exposures, thread: int) -> Spread:
-    """Returns the largest part of ``run_delay`` that helper threads can have caused."""
+    """Returns an upper bound on the part of ``run_delay`` that helper threads caused, in ns.
+
+    Helper threads are all threads of the rank's process except the training thread. The result is
+    0, and no bound, unless the rank is known to have a single intra-op thread.
+    """
     return _delays(*_outside_of_waiting(trace, exposed, thread, columns.own_run_delays(trace)))
 
 
@@ -259,7 +276,11 @@ def _delays(row: Ints, amount: Ints, at: Stretches) -> Spread:
 
 
 def host_counts(trace: Trace, exposed: Exposures, thread: int) -> dict[str, Spread]:
-    """Returns each of ``columns.HOST_COUNTS`` for the training thread outside of its waiting."""
+    """Returns the kernel statistics in ``columns.HOST_COUNTS``, such as page faults, by name.
+
+    The increase between two readings is spread evenly over the time in which the training thread
+    neither waited for communication nor was paused.
+    """
     found = {}
     for name, counted in columns.host_counts(trace).items():
         row, amount, at = _outside_of_waiting(trace, exposed, thread, counted)
@@ -274,12 +295,12 @@ def _outside_of_waiting(
 ) -> tuple[Ints, Ints, Stretches]:
     """Cuts waiting and pauses out of the times that the readings ``found`` cover.
 
-    A reading covers the time since the one before. A thread that waits for communication does not
-    ask for a core, so a reading is spread over the rest of this time.
+    A reading covers the time since the previous reading. A thread that waits for communication does
+    not ask for a core, so a reading is spread over the rest of this time.
 
     Returns:
-        Row of its reading for each interval that is left; amount of each reading; the intervals
-        that are left.
+        Three values: for each remaining interval, the index of the reading that covers it; the
+        amount of each reading; the remaining intervals.
     """
     mine = found.thread == thread
     order = np.argsort(found.begin_ns[mine], kind="stable")

@@ -36,7 +36,10 @@ MOST_REACH = 0.02
 
 @dataclass(frozen=True)
 class OwnCost:
-    """Ratios of step times on one clock: capture on / off, and off / off."""
+    """Cost of capture, as ratios of step times; all times are wall times, or all are CPU times.
+
+    The control compares steps that both had capture off, to show how far chance moves a ratio.
+    """
 
     #: Step with capture on divided by the adjacent step with capture off, over all such pairs.
     on_over_off: Interval
@@ -47,19 +50,22 @@ class OwnCost:
 
     @property
     def measurable(self) -> bool:
-        """True if the interval is narrow enough for a conclusion."""
+        """True if the interval of ``on_over_off`` is narrow enough for a conclusion."""
         found = self.on_over_off
         return max(found.high - found.value, found.value - found.low) <= MOST_REACH
 
     @property
     def told_apart(self) -> bool:
-        """True if the interval is narrow enough and does not hold 1."""
+        """True if the cost is distinguishable from zero.
+
+        The interval of ``on_over_off`` is then narrow enough and does not contain 1.
+        """
         return self.measurable and not self.on_over_off.contains(1.0)
 
 
 @dataclass(frozen=True)
 class Overhead:
-    """Overhead of commprof itself, on each clock."""
+    """Overhead of commprof itself, in CPU time and in wall time."""
 
     #: From the CPU time of all ranks' training threads; None if a rank did not report it.
     cpu: OwnCost | None
@@ -68,12 +74,15 @@ class Overhead:
 
     @property
     def best(self) -> OwnCost:
-        """Cost on the clock that is disturbed least."""
+        """The cost in CPU time, which other programs disturb less, if known; else in wall time."""
         return self.cpu or self.wall
 
 
 def overhead(samples: Samples) -> Overhead | None:
-    """Computes the overhead from labelled step times; None with fewer than two pairs of a kind.
+    """Computes the overhead from labelled step times; None if there are too few pairs of steps.
+
+    Needed are two pairs of neighbouring steps with capture on and off, and two control pairs, in
+    which both steps had capture off.
 
     Args:
         samples: samples of one world size, in the order in which the steps ran.
@@ -82,7 +91,11 @@ def overhead(samples: Samples) -> Overhead | None:
 
 
 def pooled_overhead(runs: Sequence[Samples]) -> Overhead | None:
-    """Computes the overhead from the pairs of all world sizes together."""
+    """Computes one overhead for all world sizes; None if there are too few pairs of steps.
+
+    ``runs`` has the samples of each world size. Pairs of steps are formed within a world size and
+    then put together.
+    """
     wall = _cost([[(label, wall) for label, wall, _ in samples] for samples in runs])
     cpu = [[(label, cpu) for label, _, cpu in samples] for samples in runs]
     told = all(cpu > 0 for samples in cpu for _, cpu in samples)

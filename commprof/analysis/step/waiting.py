@@ -125,9 +125,9 @@ def _of_buckets(buckets: BucketArrivals) -> _Exchanged:
 
 
 def _decided(exchanged: _Exchanged) -> dict[int, _Arrival]:
-    """Per backward pass: the arrival that ended the waiting.
+    """Returns the arrival that ended the waiting, per backward pass.
 
-    It is unknown if the last arrival of some collective or bucket of the pass is unknown.
+    A pass has ``_UNKNOWN`` if any collective or bucket of the pass has an unknown last arrival.
     """
     order = np.argsort(exchanged.graph_task, kind="stable")
     tasks = exchanged.graph_task[order]

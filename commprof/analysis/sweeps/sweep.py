@@ -28,11 +28,11 @@ class Times:
 
 
 def durations_us(ranks: Sequence[Times], one_clock: bool) -> Floats:
-    """Duration of each call over all ranks, in µs.
+    """Returns the duration of each call over all ranks, in µs.
 
-    With ``one_clock``, all times are on one clock, and a call lasts from the last rank's begin to
-    the last rank's end, without waiting for a late rank. Otherwise a call lasts as long as on the
-    rank on which it lasted longest, waiting for a late rank included.
+    With ``one_clock``, all times are on one clock, and a call's duration runs from the last rank's
+    begin to the last rank's end. This leaves out waiting for a late rank. Otherwise the duration is
+    the longest on any rank, which includes waiting for a late rank.
     """
     begin = np.stack([times.begin_ns for times in ranks])
     end = np.stack([times.end_ns for times in ranks])
@@ -48,7 +48,7 @@ def skews_us(ranks: Sequence[Times]) -> Floats:
 
 @dataclass(frozen=True)
 class RowKey:
-    """Key of a row: the measured case, equal in results that can be compared."""
+    """Key of a row: the measured case. Rows of two results can be compared if their keys agree."""
 
     op: str
     """c10d's name of the operation, or ``hook:`` and a compressor."""
@@ -109,7 +109,7 @@ class OverlapRow:
     """Overlap of communication with compute, in the terms of IMB-NBC."""
 
     key: RowKey
-    """Key of the measured case; in place if the operation can be."""
+    """Key of the measured case; its placement is in place if the operation can run in place."""
     pure_us: float
     """t_pure: the collective alone."""
     compute_alone_us: float
@@ -119,7 +119,7 @@ class OverlapRow:
     overlapped_us: float
     """t_ovrl: from issue, through the compute, to the end of the wait."""
     overlap: float
-    """0: no overlap; 1: the longer one hides the shorter one. See `overlap_share`."""
+    """0: no overlap; 1: the shorter of collective and compute is hidden. See `overlap_share`."""
     iterations: int
     """Number of samples; all times are medians."""
     wrong: int | None = None
@@ -135,7 +135,7 @@ class SweepResult:
     rows: tuple[SweepRow, ...] = ()
     """Rows in the order in which they were measured."""
     overlap_rows: tuple[OverlapRow, ...] = ()
-    """Rows of a sweep with ``--overlap``, which has no other rows."""
+    """Rows of a sweep with ``--overlap``; `rows` is then empty."""
     problems: tuple[str, ...] = field(default=())
     """Reasons why the command ended early, one line each."""
 
@@ -176,7 +176,7 @@ def make_row(
 
 
 def overlap_share(pure_us: float, compute_us: float, overlapped_us: float) -> float:
-    """Fraction of the shorter of communication and compute that the longer hides, from 0 to 1.
+    """Returns the overlap of communication and compute as a fraction (0 to 1) of the shorter one.
 
     ``max(0, min(1, (t_pure + t_CPU - t_ovrl) / min(t_pure, t_CPU)))``: Intel MPI Benchmarks User
     Guide, IMB-NBC, "Measuring Communication and Computation Overlap". t_CPU is the duration of the

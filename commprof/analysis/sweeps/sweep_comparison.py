@@ -52,7 +52,7 @@ class SweepComparison:
     differences: tuple[tuple[str, str, str], ...]
     """Properties of machine, versions and policies that differ: name, first's, second's."""
     correlation: float
-    """Correlation of a round's medians with the next round's, over all rows: the drift."""
+    """Correlation of the medians of successive rounds, averaged over all rows; see `drift`."""
     remarks: tuple[str, ...]
     """Sentences on the limits of the conclusion."""
 

@@ -42,7 +42,11 @@ def read_nccl_tests_sweep(path: Path) -> SweepResult:
 
 
 def _row(log: NcclTestsLog, row: NcclTestsRow) -> SweepRow:
-    """Makes a row of one round from the times of all iterations, or else from the mean time."""
+    """Converts a row of nccl-tests to a row of a sweep with a single round.
+
+    The samples are the times of all iterations. If the file has only the mean time, the mean time
+    is the only sample.
+    """
     samples = np.array(row.samples_us or (row.time_us,))
     time_us = float(np.median(samples))
     algbw = row.size_bytes / (time_us * 1e3)

@@ -167,7 +167,10 @@ def _waiting(found: Exposures, steps: Steps) -> Stretches:
 
 
 def _in_steps(part: Columns, at_ns: Ints, steps: Steps) -> Columns:
-    """Returns the rows that begin within one of the steps, with the row of that step."""
+    """Returns the rows of ``part`` whose time in ``at_ns`` lies within a step.
+
+    Sets ``step`` of each row to the index of that step.
+    """
     row = row_containing(steps.begin_ns, steps.end_ns, at_ns)
     return replace(rows(part, row >= 0), step=row[row >= 0])
 
@@ -177,7 +180,7 @@ def _parts(rank: RankTimeline) -> tuple[Stretches | InFlightIntervals, ...]:
 
 
 class _Cut(Protocol):
-    """Function that keeps some rows of a part of a timeline, and the part's type."""
+    """Function that returns some rows of a part of a timeline, as an object of the same type."""
 
     def __call__(self, part: Columns, /) -> Columns: ...
 

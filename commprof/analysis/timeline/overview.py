@@ -206,7 +206,11 @@ def _matched(
     window: Window,
     clocks: list[ClockMap] | None,
 ) -> tuple[list[Arrivals], list[Flows]]:
-    """Returns arrivals, and arrows from the last ranks; unknown if times cannot be compared."""
+    """Returns each rank's arrivals and arrows; an arrow begins at the rank that arrived last.
+
+    If ``clocks`` is None, the ranks' times cannot be compared: the last rank to arrive is then
+    unknown (-1) for every collective, and there are no arrows.
+    """
     matching = match(traces, tables)
     issue_ns = np.concatenate([table.issue_ns for table in tables])
     end_ns = np.concatenate([table.end_ns for table in tables])
@@ -240,11 +244,10 @@ def _matched(
 def _arrows(
     source: Ints, receives: npt.NDArray[np.bool_], sends: npt.NDArray[np.bool_]
 ) -> tuple[Ints, Ints, Ints]:
-    """Numbers the arrows; each goes to a receiving row from the row that ``source`` gives for it.
+    """Numbers the arrows; returns the columns ``received``, ``first`` and ``sent`` of ``Flows``.
 
-    Returns three arrays: for each row, the arrow that ends in it, or -1; for each row, the position
-    in the third array of the first arrow that begins in it; all arrows, sorted by the row that they
-    begin in.
+    An arrow that ends in a row begins in the row ``source[row]``. There is an arrow if ``receives``
+    is True for the row where the arrow ends and ``sends`` for the row where the arrow begins.
     """
     ends = np.flatnonzero(receives & sends[source])
     received = np.full(len(source), -1, dtype=np.int64)

@@ -150,7 +150,10 @@ def _waits(trace: Trace, table: Collectives) -> list[Track]:
 
 
 def _collectives(trace: Trace, table: Collectives, arrivals: Arrivals, flows: Flows) -> Track:
-    """Makes the track of collectives, from issue to completion; length 0 if that is unknown."""
+    """Makes the track of collectives; each slice lasts from issue to completion.
+
+    A slice has length 0 if the completion is unknown.
+    """
     ops = _op_names(trace, table)
     size = np.maximum(table.bytes_in, table.bytes_out)
     label = [

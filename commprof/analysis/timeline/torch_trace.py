@@ -106,7 +106,7 @@ def _text(path: Path) -> str:
 
 @dataclass
 class _Seen:
-    """Figures over all events that are needed before the first event can be used."""
+    """Process ids, first begin and number of all events, collected before any event is used."""
 
     pids: set[int] = field(default_factory=set)
     first_us: float = math.inf
@@ -127,7 +127,12 @@ class _Seen:
 
 
 def _head(text: str, path: Path) -> tuple[dict[str, Any], int | None, _Seen]:
-    """Returns top-level values except events, the position of the events, and their ``_Seen``."""
+    """Goes through the text of a trace once.
+
+    Returns:
+        The top-level values of the trace except its events; the position in ``text`` at which the
+        array of events begins, None if there is none; figures on all events.
+    """
     head: dict[str, Any] = {}
     events_at, seen = None, _Seen()
     at = _skip(text, 0)
@@ -254,7 +259,11 @@ def _common_ns(view: Overview, index: int, trace: TorchTrace, times_us: Sequence
 def _moved(
     event: dict[str, Any], pid: int, rank: int, place: int, time_ns: int, first_arrow: int
 ) -> Iterator[dict[str, Any]]:
-    """Yields an event with its new process, time and arrow; sets the order of processes."""
+    """Yields ``event`` with a new process id and time, and with a new id if ``event`` is an arrow.
+
+    If ``event`` sets its process's place in the viewer, yields nothing. If ``event`` names its
+    process, first yields a new event that sets the place of this process.
+    """
     name = event.get("name")
     if name == "process_sort_index":
         return
@@ -271,5 +280,8 @@ def _moved(
 
 
 def sort_index(rank: int) -> int:
-    """Sort index of a rank's process; its merged traces follow."""
+    """Returns the sort index of a rank's process, which sets its place in the viewer.
+
+    The processes of the rank's merged torch.profiler traces get the sort indices after this one.
+    """
     return 1000 * rank

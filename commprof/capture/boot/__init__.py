@@ -56,7 +56,7 @@ def pin() -> None:
     except (ValueError, IndexError):
         print(
             f"commprof: {CPUS_VARIABLE}={'/'.join(parts)!r} names no CPUs for local rank "
-            f"{local_rank} (such as 0-1/2,3 for two ranks); rank not pinned",
+            f"{local_rank} (a valid value for two ranks: 0-1/2,3); rank not pinned",
             file=sys.stderr,
         )
         return

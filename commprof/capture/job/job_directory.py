@@ -1,9 +1,9 @@
 """Chooses the directory of a job's traces, and the place of its ring buffers ("rings").
 
-Several jobs may write into one directory. Each job has a directory of its own: the one that was
-asked for, or ``job_2``, ``job_3`` and so on within it. Rank 0 chooses the first that is free and
-tells the other ranks through the default group's store. Rings lie in memory, never on a disk or a
-network file system, which could stall training.
+Several jobs may be started with the same directory. The first job writes into that directory, the
+next jobs into its subdirectories ``job_2``, ``job_3`` and so on. Rank 0 chooses the first of these
+directories that holds no job yet, and tells the other ranks through the default group's store.
+Rings lie in memory, never on a disk or a network file system, which could stall training.
 """
 
 from __future__ import annotations
@@ -94,7 +94,11 @@ def _take(directory: Path, rank: int) -> str:
 
 
 def _of_this_job(directory: Path, names: list[str], rank: int) -> list[str]:
-    """Lists at most one name: the last with a trace of this elastic job, else of any job."""
+    """Returns a list with the name of the last directory that holds this elastic job's trace.
+
+    If there is none, the list has the last directory that holds any trace of this rank. If there is
+    none either, the list is empty.
+    """
     found = [name for name in names if (directory / name / f"rank_{rank}.trace").exists()]
     own = []
     for name in found:

@@ -50,7 +50,10 @@ class StoreLink(ABC):
                 time.sleep(_POLL_S)
 
     def look(self) -> None:
-        """Tries to connect again, as group or ranks were missing; call it while ``pending``."""
+        """Tries to connect again; call it at the end of each step while ``pending`` is True.
+
+        Earlier tries fail if the default group or another rank does not exist yet.
+        """
         now = time.monotonic()
         if now < self._not_before or not dist.is_initialized():
             return
@@ -146,7 +149,11 @@ class ArrivalLink(StoreLink):
     """Connects this rank with the other ranks to share arrivals in always-on mode."""
 
     def __init__(self) -> None:
-        """Makes a link; not pending if the native module, which shares arrivals, is missing."""
+        """Makes a link that is not connected yet.
+
+        The native module shares the arrivals. Without that module ``pending`` is False, so that the
+        link never tries to connect.
+        """
         super().__init__(_native.native is not None)
 
     def agreed(self) -> bool:

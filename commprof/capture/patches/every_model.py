@@ -19,7 +19,7 @@ _CAPS = "bucket_cap_mb_list"
 
 
 def attach_every_model(compressor: str) -> None:
-    """Gives each DDP model made from now on a compressor of its own.
+    """Attaches a new compressor to each DDP model that is made later.
 
     A hook that the script registers later replaces the compressor, with a line on stderr.
 
@@ -41,7 +41,7 @@ def attach_every_model(compressor: str) -> None:
 
 
 def cap_every_model(cap_mb: float) -> None:
-    """Gives each DDP model made from now on this bucket cap, unless the script sets one.
+    """Sets the bucket cap of each DDP model that is made later, unless the script sets a cap.
 
     Rank 0 reports once on stderr that a model's own cap was kept.
 

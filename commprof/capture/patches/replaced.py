@@ -64,7 +64,10 @@ class Patches:
         self._undo.append(undo)
 
     def on_remove_for_compilers(self, undo: Callable[[], None]) -> None:
-        """Registers ``undo`` for :meth:`remove`, to be skipped if torch.compile would recompile."""
+        """Registers ``undo`` for :meth:`remove`, which skips it if torch.compile compiled anything.
+
+        After ``undo``, torch.compile would have to recompile.
+        """
         self._undo.append(lambda: None if _has_compiled() else undo())
 
     def remove(self) -> None:
@@ -101,12 +104,13 @@ def _has_compiled() -> bool:
 def uncompiled(function: Any, callees: bool = False) -> Any:
     """Marks a function so that ``torch.compile`` does not compile its frame, and returns it.
 
-    A compiler that traces a caller of the function still traces the function too. Meanwhile
-    ``torch.compiler.is_compiling()`` is true, and the function must only call what it replaces.
+    When ``torch.compile`` compiles a caller of ``function``, the compiler still traces into
+    ``function``, and ``torch.compiler.is_compiling()`` is True there. A ``function`` that replaces
+    a function of torch must then do nothing but call the replaced function.
 
     Args:
-        function: any function; one that is not written in Python is never compiled.
-        callees: True if the functions that it calls are not compiled either.
+        function: any function; functions that are not written in Python are never compiled.
+        callees: True if the functions that ``function`` calls must not be compiled either.
     """
     frames: Any = getattr(torch._C._dynamo, "eval_frame", None)
     code = getattr(function, "__code__", None)

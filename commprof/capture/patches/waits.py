@@ -7,13 +7,13 @@ the future's Python methods report the waits. Their results and exceptions stay 
 ``stream.wait_event`` and ``stream.wait_stream``: the native module marks a device's stream where a
 ``Work`` makes it wait. FSDP2 issues its collectives on streams of its own, records an event after
 them, and makes the computing stream wait for that event, without a Work. So the events' Python
-methods report that wait. An event that is recorded on a stream after a collective stands for that
-collective, unless a stream's wait for the collective was already reported; other events are
-ignored.
+methods report that wait. ``record`` notes in the event the collective that the stream ran or waited
+for last. A later wait for the event is reported as a wait for this collective. Nothing is reported
+if there was no collective before the event, or if a wait for the collective was reported before.
 
-While capture runs, scripts get a Work of the native module, which times waits, instead of the
-backend's. All of c10d's methods go through it; any other attribute is looked up in the backend's
-Work inside.
+Attributes of Works: while capture runs, scripts get a Work of the native module, which times waits.
+This native Work holds the backend's Work. All of c10d's methods go through the native Work; any
+other attribute is looked up in the backend's Work.
 
 ``dist.batch_isend_irecv`` and ``dist._coalescing_manager``: each operation inside passes the
 dispatcher, but none has a Work to wait for: NCCL returns one Work for all of them at the end, and

@@ -78,7 +78,7 @@ def _dest_key(action: argparse.Action) -> str:
 
 
 def _keys(actions: list[argparse.Action]) -> dict[str, argparse.Action]:
-    """Maps the option names and the argument names that a file may use to the parser's actions."""
+    """Returns the parser's action for each key that a file may have: option and argument names."""
     taken = [action for action in actions if action.dest not in _NOT_IN_FILES]
     return {_dest_key(a): a for a in taken} | {key_of(a): a for a in taken}
 

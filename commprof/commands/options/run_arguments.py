@@ -78,11 +78,12 @@ Gradient compressors, as --hook NAME or --hook NAME:option=value,option=value:
     + """
   commprof run --nproc 2 --hook int8                the transformer, int8 gradients
   commprof run --nproc 2 --hook topk:ratio=0.001 train.py      the same for a script
-Options of all that compress: feedback=0|1, start_step=N, checksum=0|1, hierarchical=0|1; of every
-compressor: measure_every=N. See docs/compressors.md.
+Options of each compressor except none and hierarchical: feedback=0|1, start_step=N, checksum=0|1,
+hierarchical=0|1. All compressors, without exception, also take measure_every=N. See
+docs/compressors.md.
 
-Would it be faster? A trial runs candidates in rotation on the steps of the workload or script, and
-reports what to change, if anything. Candidates are compressors, as above, and
+Would it be faster? In a trial, candidates take turns on the steps of the workload or script. The
+trial reports what to change, if anything. Candidates are compressors, as above, and
 """
     + candidates.help_text()
     + """
@@ -139,8 +140,8 @@ def _add_what(parser: argparse._ArgumentGroup) -> None:
         "--nproc",
         type=int,
         metavar="N",
-        help="largest number of ranks; runs 1, 2, 4, ... up to N, a script just N "
-        "(default: usable cores)",
+        help="largest number of ranks: a workload runs on 1, 2, 4, ... and N ranks, a script or "
+        "trial only on N (default: usable cores)",
     )
     parser.add_argument(
         "--world-sizes", metavar="A,B,...", help="exactly these world sizes instead"
@@ -176,14 +177,14 @@ def _add_what(parser: argparse._ArgumentGroup) -> None:
         type=float,
         metavar="MIB",
         help="bucket_cap_mb of every DDP model that is created without one (default: DDP's); "
-        "applies a trial's bucket-cap=MB",
+        "use this option if a trial recommends bucket-cap=MB",
     )
     parser.add_argument(
         "--check-prediction",
         type=Path,
         metavar="RUN",
-        help="compare the step with the best one that commprof predict found for RUN; its output "
-        "ends with the command to type",
+        help="compare the step time of this run with the step time that commprof predict RUN "
+        "predicted for the best setting; commprof predict prints the command to type at the end",
     )
     parser.add_argument(
         "--fsdp",
@@ -194,12 +195,13 @@ def _add_what(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument(
         "--trial",
         metavar="CANDIDATE,...",
-        help="compare these settings in rotation on the steps, at --nproc ranks; see above",
+        help="compare these settings, which take turns on the training steps of --nproc ranks "
+        "(list: --help-all)",
     )
     parser.add_argument(
         "--backend",
-        help="gloo, nccl or mpi, if this torch has it, or commprof: gloo, with shared memory "
-        "between ranks of one host (default: gloo)",
+        help="gloo; commprof (gloo, but shared memory between ranks of one host); nccl or mpi if "
+        "this build of torch has it (default: gloo)",
     )
     parser.add_argument(
         "--threads-per-rank",
@@ -211,8 +213,9 @@ def _add_what(parser: argparse._ArgumentGroup) -> None:
         "--pin",
         choices=PIN_MODES,
         default="auto",
-        help="pin ranks to separate CPUs: equal parts of the cores, with numa none across NUMA "
-        "nodes; auto: numa if there are several nodes and enough cores (default: auto)",
+        help="CPUs of each rank; none: any; cores: its own, equal part of the cores; numa: the "
+        "same, but each part lies within one NUMA node; auto: numa if there are several NUMA "
+        "nodes and enough cores, else none (default: auto)",
     )
     parser.add_argument("--seed", type=int, help="random seed of data and weights (default: 0)")
     parser.add_argument(
@@ -288,7 +291,8 @@ def _add_where(parser: argparse._ArgumentGroup) -> None:
         type=int,
         metavar="N",
         help="number of machines; run the same command on each, with its --node-rank; --nproc "
-        "counts per machine (default: 1; with --rdzv-endpoint under srun, the nodes of the step)",
+        "counts per machine (default: 1; with --rdzv-endpoint under srun, the number of machines "
+        "on which srun started commprof)",
     )
     parser.add_argument(
         "--node-rank",

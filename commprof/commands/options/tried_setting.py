@@ -1,4 +1,4 @@
-"""The ``commprof run`` command that tries a predicted setting, and changes that a script needs."""
+"""How to try a predicted setting: a ``commprof run`` command, and edits to the training script."""
 
 from __future__ import annotations
 
@@ -103,7 +103,10 @@ def _workload_options(scenario: Scenario, strategy: str) -> dict[str, str]:
 
 
 def _wrapping(scenario: Scenario) -> list[str]:
-    """Returns a script's changes for sharding, accumulation and precision, in code or words."""
+    """Returns the edits that the user must make in the script, each as a piece of code or in words.
+
+    The edits set the scenario's sharding, accumulation and precision.
+    """
     found = []
     shard, blocks, passes = scenario.shard_ranks, scenario.wrap_blocks, scenario.accumulate
     if shard is not None:

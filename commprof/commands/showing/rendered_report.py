@@ -31,7 +31,11 @@ class RenderedReport(Protocol):
         """Returns the first screen, in colour if ``colour`` is True; empty if there is no card."""
 
     def text(self, width: int, tables: int | None = None) -> str:
-        """Returns the report as text; widths: ``width`` of prose, ``tables`` of tables or None."""
+        """Returns the report as text.
+
+        Prose is wrapped to ``width`` characters. Tables are split to ``tables`` characters; with
+        None no table is split.
+        """
 
     def json(self, cost: Cost | None = None) -> str:
         """Returns the report as one JSON document."""

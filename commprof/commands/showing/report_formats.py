@@ -42,8 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rows",
         choices=(*TABLES, CANDIDATES),
-        help="for csv and parquet: one row per world size, rank, rank and step, kind of "
-        "collective, or candidate of a trial (default: worlds; for a trial, candidates)",
+        help="for csv and parquet: one row for each world size (worlds), rank (ranks), step of a "
+        "rank (steps), kind of collective (collectives), or candidate of a trial (candidates); "
+        "default: worlds, or candidates for a trial",
     )
     add_price_arguments(parser)
     parser.add_argument(

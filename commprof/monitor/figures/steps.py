@@ -177,7 +177,11 @@ class _Pending:
         return count - _MOST_RECORDS // 2
 
     def forget(self, before_ns: int, thread: int, unmarked: bool) -> None:
-        """Drops records before ``before_ns``; if ``unmarked``, marks a step only there."""
+        """Drops records before ``before_ns``.
+
+        If ``unmarked`` (the script marks no steps), the records also get one step mark, of
+        ``thread`` at ``before_ns``, in place of all other step marks.
+        """
         records = self._batches[0]
         kept = records[records["timestamp_ns"] >= before_ns]
         if unmarked:

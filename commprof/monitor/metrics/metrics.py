@@ -106,10 +106,10 @@ METRICS: Final = (
         values.ranks(lambda rank: rank.since_step_s),
     ),
     _counter("steps", "Steps that all ranks completed.", values.total("steps")),
-    _counter("step_seconds", "Time in these steps.", values.total("step_s")),
+    _counter("step_seconds", "Time in steps that all ranks completed.", values.total("step_s")),
     _counter(
         "step_part_seconds",
-        "Time in these steps by part; the parts add up to it.",
+        "Time in each part of the steps that all ranks completed; the parts add up to the steps.",
         values.phases("total"),
     ),
     _counter(
@@ -135,10 +135,14 @@ METRICS: Final = (
         values.phases("recent"),
     ),
     _figure(
-        "recent_exposed_seconds", "Mean exposed time of the recent steps.", values.exposed("recent")
+        "recent_exposed_seconds",
+        "Mean time for which communication blocked the training thread in a recent step.",
+        values.exposed("recent"),
     ),
     _figure(
-        "recent_hidden_seconds", "Mean hidden time of the recent steps.", values.recent("hidden_s")
+        "recent_hidden_seconds",
+        "Mean time in a recent step with communication in flight while the training thread worked.",
+        values.recent("hidden_s"),
     ),
     _gauge(
         "late_rank",
@@ -147,7 +151,8 @@ METRICS: Final = (
     ),
     _figure(
         "late_rank_wait_seconds",
-        "Mean waiting that the late rank causes per recent step and waiting rank.",
+        "Time spent waiting for the late rank: mean over the other ranks and the recent steps (in "
+        "always-on mode: all steps).",
         values.late_wait,
     ),
     _counter("collectives", "Operations issued.", values.operations("calls")),
@@ -205,7 +210,8 @@ METRICS: Final = (
     ),
     _figure(
         "compression_ratio",
-        "Plain bytes divided by sent bytes, since the beginning.",
+        "Bytes that a ring all-reduce in fp32 sends for the same gradients, divided by the bytes "
+        "that the compressor sent; both since the beginning.",
         values.ranks(lambda rank: rank.compression_ratio),
     ),
     _figure(
@@ -269,7 +275,8 @@ METRICS: Final = (
     ),
     _counter(
         "monitor_left_out_events",
-        "Events that the monitor skipped because ranks were too far apart.",
+        "Events that the monitor skipped: a rank recorded too many before all ranks completed the "
+        "step.",
         values.monitor("left_out_records"),
     ),
     _gauge(

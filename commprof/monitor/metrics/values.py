@@ -1,7 +1,8 @@
 """Functions that read the values of the live metrics from a :class:`JobState`.
 
-Most of them are, or make, the ``values`` of a :class:`commprof.monitor.metrics.metrics.Metric`: a
-function that takes a job's state and yields the labels and the value of each sample.
+Each :class:`commprof.monitor.metrics.metrics.Metric` has one function of type ``Of``, its field
+``values``. The function takes a job's state and yields the labels and the value of each sample.
+Most functions below are of type ``Of``, or return a function of this type.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ Of: TypeAlias = Callable[[JobState], Values]
 
 
 def ranks(value: Callable[[RankState], float | None]) -> Of:
-    """Makes ``values`` with a sample for each local rank: a monitor shows only its host's ranks."""
+    """Returns a function that yields ``value(rank)`` for each rank of this host.
+
+    The function skips ranks for which ``value`` returns None. A monitor shows only the ranks of its
+    own host.
+    """
 
     def values(state: JobState) -> Values:
         for rank in local(state):
@@ -35,17 +40,21 @@ def local(state: JobState) -> Iterator[RankState]:
 
 
 def total(name: str) -> Of:
-    """Makes ``values`` that read the field ``name`` of each local rank's total times."""
+    """Returns a function that yields the field ``name`` of each local rank's total times."""
     return ranks(lambda rank: getattr(rank.total, name) if rank.total else None)
 
 
 def recent(name: str) -> Of:
-    """Makes ``values`` that read the field ``name`` of each local rank's recent mean times."""
+    """Returns a function that yields the field ``name`` of each local rank's recent mean times."""
     return ranks(lambda rank: getattr(rank.recent, name) if rank.recent else None)
 
 
 def phases(chosen: str) -> Of:
-    """Makes ``values`` of the times of the step's parts; ``chosen`` is "total" or "recent"."""
+    """Returns a function that yields the time of each part of the step on each local rank.
+
+    Args:
+        chosen: which times, "total" or "recent".
+    """
 
     def values(state: JobState) -> Values:
         for rank in local(state):
@@ -57,7 +66,11 @@ def phases(chosen: str) -> Of:
 
 
 def exposed(chosen: str) -> Of:
-    """Makes ``values`` that read the parts of exposed time in ``chosen``, "total" or "recent"."""
+    """Returns a function that yields the parts of each local rank's exposed time.
+
+    Args:
+        chosen: which times, "total" or "recent".
+    """
 
     def values(state: JobState) -> Values:
         for rank in local(state):
@@ -69,7 +82,7 @@ def exposed(chosen: str) -> Of:
 
 
 def operations(name: str) -> Of:
-    """Makes ``values`` that read the field ``name`` of each operation on each local rank."""
+    """Returns a function that yields the field ``name`` of each operation on each local rank."""
 
     def values(state: JobState) -> Values:
         for rank in local(state):
@@ -80,7 +93,10 @@ def operations(name: str) -> Of:
 
 
 def bandwidth(name: str) -> Of:
-    """Makes ``values`` that read the field ``name`` of each operation's bandwidth in the job."""
+    """Returns a function that yields the field ``name`` of each operation's bandwidth in the job.
+
+    The function yields nothing on other hosts than that of rank 0.
+    """
 
     def values(state: JobState) -> Values:
         for op, found in state.bandwidth.items() if tells_of_job(state) else ():
@@ -134,7 +150,7 @@ def failed(state: JobState) -> Values:
 
 
 def host(name: str) -> Of:
-    """Makes ``values`` that read the field ``name`` of this host's state."""
+    """Returns a function that yields the field ``name`` of this host's state, if it is known."""
 
     def values(state: JobState) -> Values:
         if state.host is not None:
@@ -158,7 +174,7 @@ def network(state: JobState) -> Values:
 
 
 def monitor(name: str) -> Of:
-    """Makes ``values`` that read the field ``name`` of the monitor's own state."""
+    """Returns a function that yields the field ``name`` of the monitor's own state."""
     return lambda state: iter([({}, float(getattr(state.monitor, name)))])
 
 
@@ -168,10 +184,13 @@ def problems(state: JobState) -> Values:
 
 
 def process(name: str) -> Of:
-    """Makes ``values`` that read the field ``name`` of each local rank's process."""
+    """Returns a function that yields the field ``name`` of each local rank's process, if known."""
     return ranks(lambda rank: getattr(rank.process, name) if rank.process else None)
 
 
 def gradients(name: str) -> Of:
-    """Makes ``values`` that read the field ``name`` of each local rank's gradient norms, if any."""
+    """Returns a function that yields the field ``name`` of each local rank's gradient norms.
+
+    The function skips ranks whose gradient norms were not measured.
+    """
     return ranks(lambda rank: getattr(rank.gradients, name) if rank.gradients else None)

@@ -15,9 +15,9 @@ from commprof.monitor.watchdog.thresholds import AUTO, OFF, parse_threshold
 from commprof.monitor.watchdog.watchdog import watch
 
 _DESCRIPTION = """\
-Watches a job that records into DIR and reports hangs with the ranks that caused them, ranks that
-are out of step, and lasting changes of speed. commprof run --watchdog starts it; it can also be
-started by hand for a running job, and ended at any time without effect on the job.
+Watches a job that records into DIR. Reports hangs and the ranks that caused them, ranks that issue
+different collectives, and lasting changes of speed. commprof run --watchdog starts the watchdog. It
+can also be started by hand for a running job, and ended at any time without effect on the job.
 """
 
 

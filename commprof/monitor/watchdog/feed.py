@@ -110,7 +110,7 @@ class RankFeed:
 
     @property
     def group_sizes(self) -> dict[int, tuple[str, int]]:
-        """Unique name and size of the process groups, by the rank's own number of the group."""
+        """Unique name and size of each process group, by the rank's number for the group."""
         named = common_names(self._tail.groups.values())
         return {number: (one.name, one.size) for number, one in named.items()}
 
@@ -121,7 +121,10 @@ class RankFeed:
 
     @property
     def is_seen(self) -> bool:
-        """True if the records can be followed; in always-on mode only the rings hold them."""
+        """True if the rank's new records can be read: in its trace, or in its ring files.
+
+        False if no ring files are found and the mode is not "full": the trace then has no records.
+        """
         rings = self._rings is not None and self._rings.rings > 0
         summary = self._tail.summary
         return rings or summary is None or summary.mode == "full"

@@ -33,7 +33,7 @@ class HangFile:
     """Files of one hang, which are rewritten when something is added."""
 
     def __init__(self, directory: Path, hang: Hang, feeds: Sequence[RankFeed], now_ns: int) -> None:
-        """Chooses the first free number and writes what is known of the hang."""
+        """Reserves the first free N of ``hang_N.json``, and writes what is known of the hang."""
         self._directory = directory
         self._begin_ns = now_ns
         self.number = _claim(directory)
@@ -95,7 +95,10 @@ def now_text() -> str:
 
 
 def _claim(directory: Path) -> int:
-    """Reserves the first free number, as other hosts take numbers too; 0 if that fails."""
+    """Reserves the first free N by creating ``hang_N.json``; returns N, or 0 if that fails.
+
+    Creating the file keeps the watchdogs of other hosts from using the same N.
+    """
     for number in range(1, _MOST_HANGS):
         with suppress(OSError):
             path = directory / f"hang_{number}.json"
@@ -174,5 +177,5 @@ def _text(value: dict[str, Any]) -> str:
     for stack in value["stacks"]:
         lines.append(f"Stacks of rank {stack['rank']}: {stack['file'] or stack['problem']}")
     if value["ended_after_s"] is not None:
-        lines.append(f"The hang was over {value['ended_after_s']:.1f} s after it was found.")
+        lines.append(f"The hang ended {value['ended_after_s']:.1f} s after commprof found it.")
     return "\n".join(printable(line) for line in lines) + "\n"

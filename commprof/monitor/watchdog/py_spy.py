@@ -77,7 +77,7 @@ class NativeDump:
     """
 
     def __init__(self, pid: int) -> None:
-        """Starts py-spy for a Python process that is not stopped."""
+        """Starts py-spy for a Python process, which must not be stopped already."""
         self._pid = pid
         self._end = time.monotonic() + _NATIVE_TIMEOUT_S
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  (see close)
@@ -165,8 +165,8 @@ def _permission() -> str:
         scope = "0"
     if scope == "1":
         return (
-            "kernel.yama.ptrace_scope is 1; start the job with commprof run, whose ranks allow it, "
-            "or set sysctl kernel.yama.ptrace_scope=0"
+            "kernel.yama.ptrace_scope is 1; start the job with commprof run, which permits py-spy "
+            "to read the ranks' stacks, or set sysctl kernel.yama.ptrace_scope=0"
         )
     if scope in ("2", "3"):
         return (

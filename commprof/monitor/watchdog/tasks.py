@@ -79,7 +79,7 @@ class HangTask:
     """Reports hangs one at a time: the next one only after all ranks have gone on."""
 
     def __init__(self, directory: Path, threshold: Threshold, log: Log) -> None:
-        """Writes hang files into ``directory``; ``threshold`` also learns from the steps."""
+        """Sets the directory for hang files; ``look`` adds step times to ``threshold``."""
         self._directory = directory
         self._threshold = threshold
         self._log = log

@@ -1,12 +1,13 @@
 """Messages and bytes of one rank in each collective's algorithm.
 
-A rank sends ``steps`` messages one after the other, ``sent`` times the size in all, and adds up
-``reduced`` times the size. The size is defined as in nccl-tests
-(``commprof/analysis/collectives/traffic.py``). All-reduce, reduce-scatter, all-gather and
-all-to-all are the ring and pairwise algorithms of Thakur, Rabenseifner and Gropp, "Optimization of
-Collective Communication Operations in MPICH" (2005), section 4, which gloo (its ``algorithms.md``)
-and NCCL use for large sizes; broadcast is gloo's binomial tree. gloo's reduce is a ring
-reduce-scatter whose parts the root gathers, and torch runs reduce-scatter on gloo as an all-reduce.
+A rank sends ``steps`` messages one after the other. ``sent`` is the bytes that the rank sends in
+all, and ``reduced`` the bytes that the rank adds up, both divided by the size of the collective.
+The size is defined as in nccl-tests (``commprof/analysis/collectives/traffic.py``). All-reduce,
+reduce-scatter, all-gather and all-to-all are the ring and pairwise algorithms of Thakur,
+Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH" (2005),
+section 4, which gloo (its ``algorithms.md``) and NCCL use for large sizes; broadcast is gloo's
+binomial tree. gloo's reduce is a ring reduce-scatter, after which the root gathers the parts. torch
+runs reduce-scatter on gloo as an all-reduce.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Model(ABC):
 
 
 class Medians(NamedTuple):
-    """Medians of drawn steps in seconds, as in ``Prediction``."""
+    """Medians over the replayed steps, in seconds. The fields are as in ``Prediction``."""
 
     step_s: float
     wait_s: float

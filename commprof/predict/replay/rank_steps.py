@@ -52,7 +52,10 @@ class OtherCall:
 
 
 def cycles(trace: Trace, measured_steps: Ints) -> list[Cycle]:
-    """Finds the measured steps with exactly one finalisation, if the step before has one too."""
+    """Returns a cycle per measured step with exactly one DDP finalisation, and at least one bucket.
+
+    A step is left out if the previous step has no finalisation, because the cycle begins there.
+    """
     steps = columns.steps(trace)
     if len(steps) == 0:
         return []
@@ -139,7 +142,10 @@ def _last_before(times_ns: Ints, limit_ns: int, least_ns: int) -> float:
 
 
 def cpu_times(trace: Trace) -> dict[int, int]:
-    """Returns the thread's CPU time at the begin and end of each finalisation, by timestamp."""
+    """Returns the CPU time of the thread that runs DDP's finalisation, by timestamp; both in ns.
+
+    There is an entry for the begin and for the end of each finalisation.
+    """
     ends = np.isin(trace.records["kind"], (Kind.FINALIZE_BEGIN, Kind.FINALIZE_END))
     records = trace.records[ends]
     times, values = records["timestamp_ns"].tolist(), records["value"].tolist()

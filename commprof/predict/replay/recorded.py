@@ -74,12 +74,13 @@ def _read_steps(run: WorldRun) -> RecordedSteps:
 
 
 def with_free_share(recorded: Sequence[Recorded]) -> list[Recorded]:
-    """Replaces the CPU use of ranks that share cores by that of ranks with cores of their own.
+    """Replaces the CPU use of ranks that share cores by that of the least crowded world size.
 
     Ranks that share cores get less time than they want, so their own CPU use shows how many cores
-    there were, not how many they need. The world size with the fewest threads per core gives the
-    value instead; if it fills its cores too, the CPU use is NaN. Sharded steps whose run delay was
-    recorded say what the ranks wanted, and are not changed.
+    there were, not how many they need. Their CPU use is replaced by that of the world size with the
+    fewest threads per core, or by NaN if that world size fills its cores too. Sharded steps whose
+    run delay was recorded are not changed: their CPU use includes the time that the ranks wanted
+    but did not get.
     """
     known = [each for each in recorded if not math.isnan(each.schedule.placement.busy)]
     if not known:
@@ -109,8 +110,9 @@ def base_of(
     If all world sizes of 2 ranks or more lack cores, the smallest of them is chosen.
 
     Raises:
-        CommprofError: the given world size cannot be replayed; if none is given, no world size of
-            2 ranks or more can. The message includes ``refused``: why some were left out.
+        CommprofError: the given world size cannot be replayed, or, if none is given, no recorded
+            world size of 2 ranks or more can be replayed. The message contains ``refused``: the
+            reasons why recorded world sizes were left out.
     """
     usable = [each for each in recorded if each.schedule.world_size > 1]
     if world_size is not None:

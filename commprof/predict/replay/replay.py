@@ -23,7 +23,10 @@ _MOST_VALUES = 4_000_000
 
 @dataclass(frozen=True)
 class DrawnSteps:
-    """Drawn steps of all ranks together, in seconds since the ranks last synchronised."""
+    """Steps of all ranks together, sampled from recorded steps by ``draw_steps``.
+
+    Times are in seconds since the ranks last synchronised.
+    """
 
     #: [steps, buckets]: when the bucket is ready on all ranks.
     ready_s: Floats
@@ -39,13 +42,13 @@ def draw_steps(
     steps: int,
     random: np.random.Generator,
 ) -> DrawnSteps:
-    """Draws steps of more ranks than were recorded from the recorded ranks' steps.
+    """Samples steps of any number of ranks from the recorded steps, with replacement.
 
-    A collective starts when all ranks are ready, so only the latest time of all ranks counts.
-    Ranks are drawn in blocks, each with all recorded ranks of one recorded step, so that ranks that
-    were late together, because their host was busy, stay together. The latest of many draws cannot
-    be later than the latest recorded: with far more blocks than recorded steps, waiting is
-    underestimated.
+    A collective starts when all ranks are ready, so only the latest time of all ranks counts. A
+    sampled step consists of blocks of ranks. Each block has all recorded ranks of one recorded
+    step, so that ranks that were late together, because their host was busy, stay together. The
+    latest time of many blocks cannot be later than the latest recorded time: with far more blocks
+    than recorded steps, waiting is underestimated.
 
     Args:
         ready_s: [recorded steps, recorded ranks, buckets]

@@ -86,7 +86,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Communication in the median step, with intervals; see ``Prediction``."""
+    """Communication times of the median step, waited for or hidden; see ``Prediction``."""
 
     wait_s: Estimate
     wire_s: Estimate

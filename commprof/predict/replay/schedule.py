@@ -64,7 +64,7 @@ class Placement:
     def crowding(self) -> float:
         """Returns the processor time that ranks want, divided by the cores' time; at least 1.
 
-        If ``busy`` is unknown, all threads are supposed to compute all the time.
+        If ``busy`` is unknown, all threads are assumed to compute all the time.
         """
         return max(1.0, self.threads_per_core * self.busy_share)
 
@@ -261,9 +261,10 @@ def _ended(row: Sequence[Cycle]) -> bool:
 
 
 def _relative(common: Sequence[Sequence[Cycle]], common_clock: bool) -> dict[str, Floats]:
-    """Returns the cycles' times, counted from when all ranks ended the previous finalisation.
+    """Returns the cycles' times in s since all ranks had ended the previous finalisation.
 
-    Without a common clock, each rank's times count from its own end of that finalisation.
+    In a finalisation, at the end of backward, DDP waits for its buckets. Without a common clock, a
+    rank's times count from when that rank ended the previous finalisation.
     """
     begin = np.array([[cycle.begin_ns for cycle in row] for row in common])
     if common_clock:
@@ -282,7 +283,11 @@ def _relative(common: Sequence[Sequence[Cycle]], common_clock: bool) -> dict[str
 
 
 def _copy_s_per_byte(common: Sequence[Sequence[Cycle]]) -> float:
-    """Returns the time in the finalisation without waiting, divided by its buckets' bytes."""
+    """Returns DDP's median time to copy gradients out of buckets, in s per byte.
+
+    In the finalisation, at the end of backward, DDP waits for its buckets and copies gradients.
+    The time to copy is the finalisation minus the time during which the thread was blocked in it.
+    """
     working = [
         max(0, c.finalize_ns[1] - c.finalize_ns[0] - c.blocked_ns) / max(1, sum(c.bytes))
         for row in common
@@ -310,7 +315,7 @@ def hosts_of(traces: Sequence[Trace]) -> list[tuple[str, str]]:
 
 
 def placement_of(traces: Sequence[Trace], busy: float) -> Placement:
-    """Returns the ranks' placement, supposing that they share hosts and cores evenly."""
+    """Returns the ranks' placement, assuming that they share hosts and cores evenly."""
     hosts = hosts_of(traces)
     machines = {host[0] for host in hosts}
     cores = machine_cpus(traces) * len(machines) / len(hosts)
@@ -321,7 +326,7 @@ def placement_of(traces: Sequence[Trace], busy: float) -> Placement:
 def machine_cpus(traces: Sequence[Trace]) -> int:
     """Returns the CPUs of one machine; if ranks are pinned, the CPUs of all ranks together.
 
-    Supposes one CPU per rank if no trace names them, as in another profiler's recording.
+    Assumes one CPU per rank if no trace names them, as in another profiler's recording.
     """
     described = [trace.metadata["machine"] for trace in traces]
     together = {cpu for machine in described for cpu in machine.get("usable_cpus", ())}

@@ -96,7 +96,8 @@ def change(steps: ShardedSteps, scenario: Scenario) -> Change:
     if copies > 1 and steps.shard_ranks == steps.world_size:
         remarks.append(
             "all-reduces between copies of the model were not recorded: each is assumed to follow "
-            "its reduce-scatter, and to cost the same but for its bytes and algorithm steps"
+            "a reduce-scatter, and to take the recorded time of this reduce-scatter, multiplied by "
+            "the ratio of the two fitted costs"
         )
     events = _events(steps, numbers, units.issued_at)
     changed = Change(tuple(calls), events, shard, tuple(remarks))
@@ -109,8 +110,9 @@ def _accumulated(steps: ShardedSteps, once: Change, passes: int | None) -> Chang
         return replace(once, passes=steps.passes)
     if steps.passes > 1:
         raise CommprofError(
-            f"--accumulate {passes}: a recorded step has {steps.passes} backward passes (allowed: "
-            f"{steps.passes}); record a run with one backward pass per step"
+            f"--accumulate {passes}: a recorded step has {steps.passes} backward passes, so this "
+            f"run predicts no other number (allowed: {steps.passes}); to predict other numbers, "
+            "record a run with one backward pass per step"
         )
     calls: list[ChangedCall] = []
     events: list[Placed] = []
@@ -125,8 +127,9 @@ def _accumulated(steps: ShardedSteps, once: Change, passes: int | None) -> Chang
             if event.call in place
         ]
     remarks = [
-        f"{passes} backward passes per step: each takes as long as recorded, with the copies of "
-        "gradients for their reduction; whole gradients stay in memory between passes"
+        f"{passes} backward passes per step: each is assumed to take as long as the recorded pass, "
+        "which includes the time to copy gradients for the reduction, although only the last pass "
+        "reduces gradients; whole gradients stay in memory between passes"
     ]
     others = {
         each.call.op
@@ -169,7 +172,7 @@ def _events(
 def _changed(
     steps: ShardedSteps, scenario: Scenario, number: int, call: Call, shard: int
 ) -> list[ChangedCall]:
-    """Returns the collective in the changed step; empty if only one rank takes part."""
+    """Returns a list with the changed collective; an empty list if only one rank takes part."""
     is_parameters = call.op in (_GATHER, _SCATTER)
     among = call.among
     if is_parameters:

@@ -1,13 +1,18 @@
 """Computes the time of a collective in a scenario from its time in the recorded run.
 
-The recorded time changes by the difference of the two fitted costs. What exceeds the fitted cost is
-kept, because a busy host, or a buffer that absorbed the first bytes, does not depend on the link's
-rate.
+The cost of a collective is computed from fitted curves, for the scenario and for the recorded run.
+The scenario's cost minus the recorded run's cost is added to the recorded time. The amount by which
+the recorded time differs from its cost is thus kept. The causes of this amount, a busy host or a
+buffer that absorbed the first bytes, do not depend on the link's rate.
+
+In two cases the recorded time is multiplied by the ratio of the two costs instead. In the first
+case, the scenario replaces the recorded operation by another one. In the second case, the recorded
+time does not exceed the recorded run's cost, and the scenario's cost is not higher.
 
 A collective's transfer is the time from when it could begin to its end. Each collective of a
 training step gives a point: its mean transfer over the ranks, as the median over training steps. A
-straight line through an operation's points is its curve. If all points have one size, latency
-cannot be separated from rate, and all time is attributed to the rate.
+straight line through an operation's points is the operation's curve. If all points have about the
+same size, latency cannot be separated from rate, and all time is attributed to the rate.
 """
 
 from __future__ import annotations
@@ -49,7 +54,10 @@ class _Cost:
 
 @dataclass(frozen=True)
 class Factors:
-    """Costs of each collective of a changed step, in the scenario and as recorded."""
+    """Two costs of each collective of a changed step: in the scenario, and as recorded.
+
+    Recorded times are scaled by the ratio of the two costs in ``Costs.of``.
+    """
 
     #: Cost in the scenario, and as recorded; None if nothing changes.
     pairs: tuple[tuple[_Cost, _Cost] | None, ...]
@@ -153,9 +161,9 @@ def _link(
     each: ChangedCall,
     shard_ranks: int,
 ) -> ScenarioLink:
-    """Returns the links that a group's ring crosses.
+    """Returns the cost of a collective on the links that its group's ring crosses.
 
-    The ranks that share a copy of the model are supposed to have consecutive numbers.
+    Assumes that the ranks that share a copy of the model have consecutive numbers.
     """
     per_host = placement.ranks_per_host
     if each.call.among not in (ALL, SHARD):

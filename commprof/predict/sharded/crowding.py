@@ -1,4 +1,4 @@
-"""Time that sharded steps take longer, or shorter, if another number of ranks shares a core.
+"""Computes by how much steps take longer or shorter if another number of ranks shares a core.
 
 A core and its ranks are a closed queueing network, with the core as the server and the ranks as its
 customers. In each step a rank wants the core for the processor time of its training thread and of
@@ -6,8 +6,9 @@ the helper threads that exchange; otherwise it sleeps or waits for the link. A r
 core is computed by mean value analysis (Reiser and Lavenberg, "Mean-Value Analysis of Closed
 Multichain Queueing Networks", JACM 27:2, 1980).
 
-An exchange costs processor time per message and per byte, which one recording cannot separate. With
-another number of ranks, its cost is supposed to follow the geometric mean of messages and bytes.
+An exchange costs processor time per message and per byte, which one recording cannot separate. The
+cost with another number of ranks is therefore assumed to be proportional to the geometric mean of
+the number of messages and the number of bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from commprof.predict.sharded.steps import ShardedSteps
 class Crowding:
     """Effect of the scenario's cores on a step."""
 
-    #: Factor of all own time; below 1 if ranks have more cores than in the recording.
+    #: Factor of the time outside of waiting; below 1 if ranks have more cores than when recorded.
     own: float = 1.0
     #: Time that a step takes longer, in ns. Nothing hides it: the core is what a rank waits for.
     longer_ns: float = 0.0
@@ -37,14 +38,16 @@ class Crowding:
 def crowding(
     steps: ShardedSteps, changed: Change, placement: Placement, step_ns: float, own_ns: float
 ) -> Crowding:
-    """Returns the effect of a scenario's placement.
+    """Returns how the scenario's number of ranks per core changes a step's times.
+
+    Returns ``Crowding()``, which changes nothing, if the recorded ``placement.busy`` is NaN.
 
     Args:
         steps: the recorded steps.
         changed: the scenario's step.
         placement: the scenario's ranks and cores.
-        step_ns: length of the scenario's step without the effect.
-        own_ns: part of this step in which a rank does not wait for communication.
+        step_ns: length of the scenario's step at the recorded number of ranks per core.
+        own_ns: part of ``step_ns`` in which a rank does not wait for communication.
     """
     here = steps.placement
     if math.isnan(here.busy):
@@ -66,8 +69,9 @@ def crowding(
 def costed(steps: ShardedSteps, placement: Placement) -> Placement:
     """Returns the placement for which the fitted costs of collectives are computed.
 
-    It has as many ranks per core as recorded, because ``crowding`` already adds the effect of other
-    numbers. If the CPU time of helpers or ranks is unknown, the placement is returned unchanged.
+    The returned placement has the recorded number of ranks per core: the function ``crowding`` adds
+    the effect of a different number. If the CPU time of helper threads or of ranks is unknown,
+    returns ``placement`` unchanged.
     """
     here = steps.placement
     if not steps.helpers_ns or math.isnan(here.busy):
@@ -106,7 +110,10 @@ def _exchange_ns(steps: ShardedSteps, changed: Change) -> float:
 
 
 def _weight(steps: ShardedSteps, each: ChangedCall) -> float:
-    """Geometric mean of the messages that a rank sends and their bytes; 0 if unknown."""
+    """Returns a weight proportional to the processor time that a collective costs; 0 if unknown.
+
+    The weight is the geometric mean of the numbers of messages and of bytes that a rank sends.
+    """
     if each.call.op not in OPERATIONS:
         return 0.0
     done = work(each.call.op, each.ranks, steps.backend)

@@ -44,7 +44,11 @@ class RankCycle:
 
 
 def rank_cycles(program: Program, known: Calls, steps: int) -> Iterator[RankCycle]:
-    """Yields the cycles of all replayed steps but the first; leaves out ambiguous cycles."""
+    """Yields one rank's cycles: each from the last wait of a step to the last wait of the next.
+
+    The first replayed step has no cycle. A later step is left out if this step or the step before
+    has no wait, or if the rank waits in the cycle for a collective issued before the cycle.
+    """
     walked = _walked(program, known)
     last = _last_waits(program, steps)
     updated = _update_before(program)
@@ -97,7 +101,7 @@ def _last_waits(program: Program, steps: int) -> list[int]:
 
 
 def _update_before(program: Program) -> Floats:
-    """Returns the own time spent in the optimizer before each event, over all steps."""
+    """Returns, per event, the time spent in the optimizer since the first step, without waiting."""
     length = np.diff(program.border_ns) * (program.border_phase == Phase.OPTIMIZER)
     total = np.concatenate(([0.0], np.cumsum(length)))
     result: Floats = np.interp(program.own_ns, program.border_ns, total)

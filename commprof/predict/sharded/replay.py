@@ -64,7 +64,11 @@ class ShardedReplay(Model):
         costs: Costs,
         random: np.random.Generator,
     ) -> tuple[World, list[str], Ints]:
-        """Returns the scenario's world, its parts outside the measured range, and drawn steps."""
+        """Returns the scenario's world, caveats, and the recorded steps drawn at random.
+
+        A caveat is a phrase on what in the scenario is outside the measured range. The drawn steps
+        are indices of recorded steps, as ``[drawn step, block of ranks]``.
+        """
         recorded, outside = self.schedule.placement, []
         # The optimizer updates this rank's part of the parameters.
         update = self.schedule.shard_ranks / changed.shard_ranks
@@ -84,8 +88,9 @@ class ShardedReplay(Model):
         blocks = scenario.world_size / self.schedule.world_size
         if blocks > len(self.schedule.own_ns):
             outside.append(
-                f"{scenario.world_size} ranks, drawn from only {len(self.schedule.own_ns)} "
-                "recorded steps: waiting is a lower bound"
+                f"{scenario.world_size} ranks, simulated from only {len(self.schedule.own_ns)} "
+                "recorded steps: rare long waits may be missing, so the predicted waiting is a "
+                "lower bound"
             )
         return world, outside, drawn
 

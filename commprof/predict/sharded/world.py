@@ -20,12 +20,15 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class World:
-    """The changed step on all ranks of the scenario."""
+    """The changed step on all ranks of the scenario.
+
+    A drawn step combines recorded steps chosen at random, one for each block of ranks.
+    """
 
     steps: ShardedSteps
     change: Change
     world_size: int
-    #: Factor of the optimizer's own time.
+    #: Factor of the optimizer's time without waiting.
     update: float
     #: Effect of more or fewer ranks per core than recorded.
     crowding: Crowding = field(default_factory=Crowding)
@@ -60,7 +63,10 @@ class World:
         return np.stack(whole) + self.crowding.longer_ns
 
     def _of(self, rank: int, drawn: Ints) -> tuple[Ints, int]:
-        """Returns a rank's sources: a recorded step per drawn step, and a recorded rank."""
+        """Returns the index of a scenario rank's data in the arrays of ``steps``.
+
+        The index consists of a recorded step for each drawn step, and one recorded rank.
+        """
         return drawn[:, rank // self.steps.world_size], rank % self.steps.world_size
 
     def _own(self, at: tuple[Ints, int]) -> Floats:
@@ -70,17 +76,27 @@ class World:
         return result
 
     def _more_passes(self, at: tuple[Ints, int]) -> Floats:
-        """Returns the own time of forward and backward passes added to a recorded step."""
+        """Returns the time of the passes that the scenario adds to a step, in ns per drawn step.
+
+        The time excludes waiting for communication. It is 0 if the scenario adds no pass. ``at`` is
+        one rank's index, see ``_of``.
+        """
         added = self.change.passes - self.steps.passes
         return added * self._pass_ns(at)
 
     def _pass_ns(self, at: tuple[Ints, int]) -> Floats:
-        """Returns the own time of a forward and backward pass, per drawn step."""
+        """Returns the time of one pass (data, forward and backward), in ns per drawn step.
+
+        The time excludes waiting for communication. ``at`` is one rank's index, see ``_of``.
+        """
         result: Floats = self.crowding.own * self.steps.pass_ns[at]
         return result
 
     def _transfers(self, at: tuple[Ints, int]) -> Floats:
-        """Returns recorded transfers as ``[collective of the changed step, drawn step]``."""
+        """Returns one rank's recorded transfer times in ns, as ``[collective, drawn step]``.
+
+        The collectives are those of the scenario's step. ``at`` is the rank's index, see ``_of``.
+        """
         recorded = [call.recorded for call in self.change.calls]
         result: Floats = self.steps.transfer_ns[at][:, recorded].T
         return result

@@ -1,10 +1,11 @@
 """Joins the collectives of FSDP2 blocks that are wrapped together: fewer calls, each larger.
 
 A unit holds the parameters that one ``fully_shard`` gathers at once. The units of a recorded step
-are recognised from their order: the first all-gather is the root's, if the root's parameters are
-not gathered again in backward. The other units follow in forward order, and in reverse order in
-backward, where a unit's all-gather is issued when the unit before it begins, and its gradients are
-reduced at its end.
+are recognised from the order of its collectives: backward gathers the units of forward again, in
+reverse order. If backward has one all-gather fewer than forward, the first all-gather of forward is
+the root module's, whose parameters stay gathered. If the numbers are equal, every all-gather counts
+as a block's. In backward, a unit's all-gather is issued when the preceding unit of backward begins,
+and a unit's gradients are reduced when the unit ends.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ def fit_amdahl(samples_per_s: Mapping[int, float]) -> AmdahlFit:
         samples_per_s: throughput by world size; must include 1 rank.
 
     Raises:
-        CommprofError: there are fewer than three world sizes, or none of 1 rank: one parameter
-            fits any single point exactly.
+        CommprofError: there is no throughput of 1 rank, which speed-ups are relative to, or there
+            are fewer than two other world sizes. A fit to one other size would leave no residual.
     """
     if 1 not in samples_per_s or len(samples_per_s) < 3:
         sizes = ", ".join(map(str, sorted(samples_per_s))) or "none"
@@ -96,24 +96,24 @@ class Answer:
 
     @property
     def samples_per_s(self) -> Estimate:
-        """Throughput with the interval that follows from the step's."""
+        """Throughput, with the interval that follows from the interval of the step time."""
         return self._over_step(self.prediction.samples_per_s)
 
     @property
     def efficiency(self) -> Estimate:
-        """Efficiency with the interval that follows from the step's."""
+        """Efficiency, with the interval that follows from the interval of the step time."""
         found = self._over_step(self.prediction.efficiency)
         return Estimate(found.value, found.low, max(found.value, min(1.0, found.high)))
 
     def _over_step(self, value: float) -> Estimate:
-        """Returns a value inversely proportional to the step, with its interval."""
+        """Returns a value that is inversely proportional to the step time, with its interval."""
         step = self.interval_s
         return Estimate(value, value * step.value / step.high, value * step.value / step.low)
 
 
 @dataclass(frozen=True)
 class Best:
-    """The setting with the shortest predicted step, to be compared with a run of it."""
+    """The setting with the shortest predicted step; users can run it to check the prediction."""
 
     candidate: Candidate
     #: Interval of its step, as in ``Answer``.
@@ -146,14 +146,14 @@ def answer(
     over: Sequence[str] | None,
     price_per_host_hour: float,
 ) -> Answers:
-    """Predicts every scenario, and checks the model on recorded settings other than its own.
+    """Predicts every scenario, and compares the model's predictions with recorded settings.
 
     Args:
         replay: model of the recorded step.
         scenarios: settings to predict.
         recorded: all world sizes of the run, for Amdahl's law and the fit of compute to the batch.
-        others: recorded settings besides the replay's own.
-        over: choices of ``optimize``; None for no search.
+        others: recorded settings other than the one that ``replay`` was made from.
+        over: names of the settings to search, from ``optimize.CHOICES``; None for no search.
         price_per_host_hour: NaN for no cost.
 
     Raises:

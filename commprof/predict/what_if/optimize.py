@@ -1,4 +1,8 @@
-"""Searches the settings that a model can predict for the best one, with its certainty."""
+"""Searches for the fastest setting among those that a model can predict.
+
+The certainty of a setting is the share of bootstrap replicates in which the setting is faster than
+the unchanged scenario.
+"""
 
 from __future__ import annotations
 
@@ -126,9 +130,10 @@ def shortest(
 ) -> Candidate | None:
     """Finds the scenario with the shortest step among those that change a setting.
 
-    A step of several backward passes counts by its time per pass, hence per sample. Considers only
-    scenarios with the same ranks and link as the first one. Returns None if none of them changes a
-    setting, or if the recorded setting cannot be predicted with these ranks and this link.
+    Compares the time per backward pass if scenarios have several backward passes per step: every
+    pass has the same number of samples. Considers only scenarios with the ranks and link of the
+    first one. Returns None if none of these scenarios changes a setting, or if the recorded setting
+    cannot be predicted with these ranks and this link.
     """
     before = scenarios[0].as_recorded
     # Compared as text, because NaN differs from itself.

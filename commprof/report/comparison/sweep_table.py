@@ -38,14 +38,16 @@ _OVERLAP_HEAD = """\
 
 _LEGEND = (
     "time: median; {time}. Start: {start}. Rounds over all sizes: {rounds}; warm-up: {warmup}; "
-    "checked calls per row: {check}. GB is 1e9 bytes, busbw as nccl-tests defines it. Out of "
-    "place, all_reduce, reduce and broadcast copy their input first: c10d works in place."
+    "checked calls per row: {check}. GB is 1e9 bytes, busbw as nccl-tests defines it. Out-of-place "
+    "times of all_reduce, reduce and broadcast include a copy of the input, because c10d works in "
+    "place."
 )
 
 _OVERLAP_LEGEND = """\
 # t_pure: the collective alone; alone: the compute alone; t_CPU: the compute while the collective is
-# in flight; t_ovrl: both together. Medians, of the rank with the largest t_ovrl in each sample.
-# overlap = 100 * max(0, min(1, (t_pure + t_CPU - t_ovrl) / min(t_pure, t_CPU))): IMB-NBC."""
+# in flight; t_ovrl: both together. All times of a sample are from the rank with the largest t_ovrl;
+# the table shows medians over the samples. overlap is defined as in the benchmark IMB-NBC:
+# overlap = 100 * max(0, min(1, (t_pure + t_CPU - t_ovrl) / min(t_pure, t_CPU)))."""
 
 
 def render(result: SweepResult) -> str:

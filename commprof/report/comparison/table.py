@@ -18,9 +18,10 @@ from commprof.text import counted, fitted, printable
 LEGEND = """\
 Medians over the measured steps in ms: step of the slowest rank, its parts as means over ranks,
 collectives from issue to completion. B/A: ratio of the medians [95 % interval]. p: rank test over
-the steps, corrected for the number of rows below the step. Both count correlated steps as fewer; if
-too few remain, neither is shown. changed: p < 0.05 and the interval excludes 1; this means that the
-two runs differ, not why: other load on the machine is included."""
+the steps; p of parts and collectives is corrected for the number of parts and collectives. Interval
+and p count correlated steps as fewer independent steps; if too few are left, neither is shown.
+changed: p < 0.05 and the interval excludes 1. This means that the two runs differ, not why: other
+programs on the machine may be the cause."""
 
 _SETTINGS = ("setting", "A", "B")
 _MOST_COLLECTIVES = 8
@@ -97,7 +98,10 @@ def _about_step(world: WorldComparison) -> str:
             "more steps."
         )
     if math.isnan(step.p_value):  # the step differs, but not the step without run delay
-        return f"no change can be shown except in the other load on the machine ({change})."
+        return (
+            f"no change of the run itself can be shown ({change}): without the time in which ranks "
+            "had no core, the steps do not differ significantly."
+        )
     if not step.significant:
         return f"no difference in the step can be shown ({change}, {_p_text(step.p_value)})."
     word = "longer" if step.ratio.value > 1 else "shorter"
@@ -110,8 +114,9 @@ def _about_load(world: WorldComparison) -> str:
     shares = world.no_core_share
     a, b = ("an unknown part" if math.isnan(share) else f"{share:.0%}" for share in shares)
     return (
-        f" The ranks had no core for {a} of their own time in A and {b} in B, so changes of parts "
-        "and collectives cannot be distinguished from other load."
+        f" The ranks had no core for {a} of their time outside of waiting in A and {b} in B. Other "
+        "programs on the machine may be the cause of changed parts and collectives, so these "
+        "changes are not judged."
     )
 
 
@@ -157,9 +162,10 @@ def render_json(result: RunComparison, fail_above: float | None) -> str:
     """Renders a comparison as indented JSON; figures that do not exist are null.
 
     ``a`` and ``b`` name the runs; ``worlds`` has an object per world size that both runs have,
-    ``only_a`` and ``only_b`` are world sizes with figures in one run only, ``settings`` are those
-    that differ, ``fail_above`` is the given fraction or null, and ``slower`` the world sizes that
-    exceed it. Each of ``worlds`` has ``num_processes``, ``steps`` (measured in A and in B),
+    ``only_a`` and ``only_b`` are the world sizes with figures in one run only, ``settings`` are the
+    settings that differ between the runs, ``fail_above`` is the given fraction or null, and
+    ``slower`` lists the world sizes whose step is significantly longer in B by more than
+    ``fail_above``. Each of ``worlds`` has ``num_processes``, ``steps`` (measured in A and in B),
     ``effective_steps`` (how many independent steps these are worth), and ``no_core_share`` (the
     fraction of the ranks' time, without waiting, in which they had no core, in A and in B). It
     also has the changes ``with_cores`` (of the step less the time without a core), ``parts`` and

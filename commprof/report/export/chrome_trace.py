@@ -110,8 +110,9 @@ def _members(name: str, column: Column) -> list[str]:
 def _arrows(track: Track, rows: slice, pid: int, tids: list[int], origin_ns: int) -> Iterator[str]:
     """Yields one rank's ends of the arrows that lead from the last rank to the waiting ranks.
 
-    An arrow leads to a slice "transfer", from the last arrival to the collective's end. Perfetto
-    would reverse an arrow to the slice of the whole collective, which began before the arrow.
+    On a waiting rank, the arrow ends in an additional slice named "transfer", which lasts from the
+    last rank's arrival until the collective's end. Perfetto would reverse an arrow that ended in
+    the slice of the whole collective, because that slice begins before the arrow.
     """
     flows = track.flows
     assert flows is not None

@@ -35,7 +35,8 @@ def rows(report: FullReport, table: str, trial: TrialResult | None = None) -> li
 
     Args:
         report: report of the run.
-        table: name of the table; empty for ``worlds``, or for ``candidates`` of a trial.
+        table: name of the table. An empty name means ``worlds``, or ``candidates`` if ``trial`` is
+            given.
         trial: the run's trial, if there was one.
 
     Raises:

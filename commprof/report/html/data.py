@@ -57,8 +57,8 @@ def as_dict(
     Args:
         reports: report of one run, or of one run for each strategy.
         trial: the run's trial, if there was one.
-        most_bytes: most bytes of the data as text. Timelines are cut for it, but keep at least a
-            span of each kind and rank.
+        most_bytes: limit in bytes on the data as text. The timelines are cut to meet this
+            limit, but keep at least a span of each kind and rank.
     """
     details = [detail for report in reports for detail in report.details]
     worlds = [
@@ -122,7 +122,12 @@ def _trial(trial: TrialResult | None) -> list[dict[str, Any]]:
 
 
 def _baseline(trial: TrialResult | None) -> list[dict[str, Any]]:
-    """Returns the baseline's parts in the form of a world size's mean; the step is their sum."""
+    """Returns a list with one dictionary: the baseline's label, and the parts of its step in ms.
+
+    The dictionary also has the keys that ``_parts`` returns: "rank" is -1, "step" is the sum of the
+    times in ``trial.parts``, and the time of a part that the trial lacks is 0. The list is empty
+    without a trial, or if ``trial.parts`` is empty.
+    """
     if trial is None or not trial.parts:
         return []
     baseline = trial.of_role("baseline")
@@ -179,7 +184,11 @@ def _steps(detail: WorldDetail) -> dict[str, Any]:
 
 
 def _fitted(timelines: Sequence[Timeline], most_bytes: int) -> list[dict[str, Any]]:
-    """Cuts timelines' data to equal numbers of bytes; unused bytes go to larger timelines."""
+    """Returns the timelines' data, cut to ``most_bytes`` in total if possible.
+
+    Each timeline may use an equal share of the bytes. What a small timeline leaves of its share is
+    divided among the larger timelines.
+    """
     cut = _fewer(timelines)
     fitted = [_timeline(each) for each in cut]
     sizes = [len(_text(each)) for each in fitted]
@@ -196,15 +205,15 @@ def _fitted(timelines: Sequence[Timeline], most_bytes: int) -> list[dict[str, An
 def _shorter(
     drawn: Timeline, spans: int, size_bytes: int, most_bytes: int
 ) -> tuple[dict[str, Any], int]:
-    """Returns the data of as many middle steps of a timeline as fit, and its size in bytes.
+    """Cuts a timeline to middle steps that fit; returns their data, and its size in bytes.
 
-    If even the shortest cut is too large, returns that one.
+    If even the fewest possible spans are too large, returns the data of these spans.
 
     Args:
         drawn: the whole timeline.
-        spans: number of spans of a cut already found too large, from which a smaller one follows.
-        size_bytes: size of that cut.
-        most_bytes: largest size of the result.
+        spans: number of spans that was already found too large; the search begins below it.
+        size_bytes: size of the data with this number of spans.
+        most_bytes: largest size of the returned data.
     """
     while True:
         cut = drawn.middle(int(spans * min(0.99, most_bytes / size_bytes)))
@@ -216,7 +225,11 @@ def _shorter(
 
 
 def _fewer(timelines: Sequence[Timeline]) -> list[Timeline]:
-    """Cuts timelines to equal numbers of spans; unused spans go to larger timelines."""
+    """Cuts timelines to ``MOST_SPANS`` spans in total.
+
+    Each timeline may keep an equal share of the spans. What a small timeline leaves of its share is
+    divided among the larger timelines.
+    """
     fitted = [*timelines]
     left = MOST_SPANS
     order = sorted(range(len(timelines)), key=lambda i: timelines[i].spans)

@@ -8,8 +8,9 @@ lists refused scenarios; ``notes`` are sentences.
 ``candidates`` (``gain`` with bounds as fractions of the step, ``certainty``,
 ``certainty_beyond_error``, ``is_gain``) and ``search`` (the settings that were combined,
 ``refused`` with reasons). ``prediction.waiting`` has ``wait_s``, ``wire_s``, ``exposed_s`` and
-``hidden_s`` with intervals that exclude the held-out error. ``interval_holds_held_out_error`` is
-false if ``interval_s`` excludes it, too, and covers only the errors of sampling and fit.
+``hidden_s``; their intervals cover only the errors of sampling and fit.
+``interval_holds_held_out_error`` is true if ``interval_s`` also covers the model's error on
+held-out settings, and false if this error is unknown.
 
 ``checks`` compares recorded settings with the model. ``error`` has the model's ``mean``,
 ``worst``, ``points`` and ``margin`` on held-out settings; ``trivial``, the better of two answers
@@ -92,7 +93,7 @@ def _amdahl(fit: AmdahlFit) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Replaces NaN by None and infinity, the cap that makes one bucket, by "inf"."""
+    """Replaces NaN by None, and infinity (a bucket cap that means one bucket) by "inf"."""
     if isinstance(value, float) and not math.isfinite(value):
         return "inf" if value > 0 else None
     if isinstance(value, dict):

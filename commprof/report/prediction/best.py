@@ -21,7 +21,7 @@ _SETTINGS = (
 
 
 def render(best: Best, error: ModelError | None, in_script: Sequence[str], command: str) -> str:
-    """Renders the best setting, and the command that compares it with a run.
+    """Renders the best setting, and the command that runs this setting and checks the prediction.
 
     Args:
         best: the best of all predictions.

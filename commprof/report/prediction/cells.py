@@ -77,19 +77,25 @@ def change_words(name: str, value: Any) -> str:
 
 
 def optional(value: float, factor: float) -> str:
-    """Formats a value times ``factor``; NaN means the recorded value."""
+    """Formats ``value * factor``; returns "as run" for NaN, which means the recorded value."""
     return AS_RUN if math.isnan(value) else f"{value * factor:.3g}"
 
 
 def within(found: Estimate, text: Callable[[float], str], checked: bool = True) -> str:
-    """Formats an estimate with its interval as formatted by ``bracketed``; NaN has no interval."""
+    """Formats an estimate and its interval with ``text``; a NaN is formatted without an interval.
+
+    ``checked`` chooses the brackets around the interval, see ``bracketed``.
+    """
     if math.isnan(found.value):
         return text(found.value)
     return f"{text(found.value)} {bracketed(text(found.low), text(found.high), checked)}"
 
 
 def bracketed(low: str, high: str, checked: bool) -> str:
-    """Formats an interval in brackets, or in parentheses if it excludes the model's own error."""
+    """Formats an interval in brackets if ``checked``, else in parentheses.
+
+    ``checked`` is True if the interval was widened by the model's own error on held-out settings.
+    """
     return f"[{low}, {high}]" if checked else f"({low} to {high})"
 
 

@@ -20,8 +20,9 @@ relative error on sizes, and on world sizes, that were left out of the fit. gamm
 one byte."""
 
 _BETWEEN = """\
-{}: times between the measured sizes are interpolated from the two neighbouring sizes, because this
-misses held-out times by less than lines do. Residual and held out are those of these times."""
+{}: a time between two measured sizes is interpolated from both sizes instead of taken from a line.
+On sizes left out of the fit, the error of interpolation is smaller than that of lines, or hardly
+larger. The columns residual and held out show the errors of interpolation."""
 
 _NOT_KNOWN = (math.nan, math.nan)
 _UNKNOWN = HookFigures(_NOT_KNOWN, _NOT_KNOWN, _NOT_KNOWN, math.nan)
@@ -39,8 +40,9 @@ _HOOK_HEADERS = (
 )
 _HOOK_LEGEND = """\
 encode, reduce, decode: processor time; overhead: time per bucket in addition; with 95 % bootstrap
-intervals if enough buckets were recorded. residual: of a bucket's processor time (relative root
-mean square), and of the ends of the recorded steps in a replay (error divided by the step)."""
+intervals if enough buckets were recorded. residual, work: relative root mean square error of the
+fitted processor time of a bucket. residual, step: mean error of the bucket ends in a replay of the
+recorded steps, divided by the step."""
 
 
 def render(profile: MachineProfile, width: int, tables: int | None = None) -> str:
@@ -141,7 +143,10 @@ def _rows(curve: CostCurve) -> Iterator[tuple[str, ...]]:
 
 
 def _name(curve: CostCurve) -> str:
-    """Returns the printable name of a curve, since names come from traces and files."""
+    """Returns a curve's name, shortened and with escapes for control characters.
+
+    Names come from traces and files, so they may hold any characters.
+    """
     return printable(f"{curve.op} {curve.backend}")[:_MOST_NAME]
 
 

@@ -1,4 +1,4 @@
-"""Text on the result of ``--optimize``: the best settings, their gains, and the comparison."""
+"""Text on the result of ``--optimize``: the best settings, their gains, and what was compared."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HEADERS = (
     "cap MiB",
     "hook",
     "step ms",
-    "gain (sampling\nand fit alone)",
+    "gain (range from\nsampling and fit)",
     "certainty:\nfaster",
     "\nbeyond error",
 )
@@ -36,7 +36,7 @@ def render(
         ranks: world size of the scenario.
         error: the model's own error; None if unknown.
         width: columns that prose is wrapped to.
-        tables: columns that tables are split to, as in ``tabulated``.
+        tables: most columns of a line of a table; a wider table is split, see ``tabulated``.
     """
     rows = [_row(each) for each in search.candidates[:_MOST_CANDIDATES]]
     shown = f"Settings at {ranks} ranks, the best first:\n{tabulated(rows, _HEADERS, [1], tables)}"
@@ -71,21 +71,26 @@ def _verdict(candidates: Sequence[Candidate], error: ModelError | None) -> str:
     gains = [each for each in faster if each.is_gain]
     if not faster:
         return "No setting is certain to gain anything: every interval extends to zero or below."
-    fastest = f"{_setting(faster[0].prediction)}, would save {_gain(faster[0])}"
+    fastest = (
+        f"the fastest setting ({_setting(faster[0].prediction)}) would save {_gain(faster[0])}"
+    )
     if error is None:
         return (
-            f"According to the model the fastest setting, {fastest}. Whether that is a gain is not "
-            "known, because the model was not checked on steps that it was not fitted to: record "
-            "another world size, or give further runs with --check."
+            f"According to the model, {fastest}. This saving may be an error of the model: the "
+            "model's error is not known, because no recorded steps were held out to check the "
+            "model. Record another world size, or give further runs with --check."
         )
-    beyond = f"beyond the model's largest error on held-out steps ({error.worst:.1%})."
+    beyond = f"the model's largest error on held-out steps ({error.worst:.1%})."
     if not gains:
         return (
-            f"No setting is certain to gain anything: the fastest, {fastest}, and not all of that "
-            f"is {beyond}"
+            f"No setting is certain to gain anything: {fastest}, but the low end of this range is "
+            f"not above {beyond}"
         )
     best = gains[0]
-    return f"Best: {_setting(best.prediction)}. It saves {_gain(best)}, all {beyond}"
+    return (
+        f"Best: {_setting(best.prediction)}. It saves {_gain(best)}; the low end of this range is "
+        f"above {beyond}"
+    )
 
 
 def _setting(prediction: Prediction) -> str:

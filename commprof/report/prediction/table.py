@@ -23,18 +23,20 @@ from commprof.report.tabulated import tabulated, three_digits
 from commprof.text import printable
 
 _CHECKED = """\
-step: median of the slowest rank [95 % interval of sampling and fit, widened by the model's held-out
-errors: the fewer of them, the wider]; the intervals of samples/s and efficiency follow from it."""
+step: median of the slowest rank, with its 95 % interval in brackets. The interval covers sampling,
+the fit, and the model's errors on held-out settings; it is wider if few settings were held out. The
+intervals of samples/s and efficiency follow from that of the step."""
 _NOT_CHECKED = """\
-step: median of the slowest rank (range of sampling and fit alone, which is not an interval for real
-steps, because the model's own error is not known); the ranges of samples/s and efficiency follow
-from it."""
+step: median of the slowest rank, with a range in parentheses. The range covers only sampling and
+fit; real steps can lie outside of it, because the model's own error is not known. The ranges of
+samples/s and efficiency follow from that of the step."""
 _LEGEND = """\
-exposed = wait (for the last rank) + transfer; hidden: communication during backward; in ms, with
-the range of sampling and fit alone if its ends print differently. bounds: step with all
-communication hidden, and with none hidden. efficiency: a rank's own work divided by the step. to
-hide: rate that a link must carry so that all buckets but the last are hidden.
-~: not clearly better than a trivial answer; *: outside the measured range, see below."""
+exposed = wait (for the last rank) + transfer; hidden: communication during backward. These are in
+ms; parentheses show the range that covers only sampling and fit, unless rounding leaves no range.
+bounds: step with all communication hidden, and with none hidden. efficiency: a rank's own work
+divided by the step. to hide: rate that a link must carry so that all buckets but the last are
+hidden. ~: the model is not clearly better than a trivial answer, see below; *: outside the measured
+range, see below."""
 
 _SCENARIO = ("ranks", "link\nGbit/s", "\nµs", "cap\nMiB", "hook")
 _SHARDED = (
@@ -55,7 +57,11 @@ def render(
     width: int,
     tables: int | None = None,
 ) -> str:
-    """Renders answers, error and notes: prose wrapped to ``width``, tables split to ``tables``."""
+    """Renders the answers, the model's error, and notes.
+
+    Prose is wrapped to ``width`` columns. Tables wider than ``tables`` columns are split; None
+    leaves them whole.
+    """
     checked = answers.error is not None
     rows = [_cells(each, answers) for each in answers.answers]
     parts = [
@@ -154,16 +160,20 @@ def _held_out(answers: Answers, width: int, tables: int | None) -> str:
 
 
 def _skill(error: ModelError) -> str:
-    """Returns a sentence on the error of the better trivial answer, which needs no model."""
+    """Returns a sentence that compares the model with the better of two trivial answers.
+
+    The trivial answers need no model: the step as it is now, and a step with perfect overlap.
+    """
     named = {"as_is_s": "the step as it is now", "perfect_overlap_s": "perfect overlap"}
-    text = f"The better of two trivial answers, {named[error.trivial]}, misses "
-    text += f"{'it' if error.points == 1 else 'them'} by {error.trivial_mean:.1%}"
+    text = "Two trivial answers need no model: the step as it is now, and perfect overlap. The "
+    text += f"better answer, {named[error.trivial]}, misses the measured "
+    text += f"{'step' if error.points == 1 else 'steps'} by {error.trivial_mean:.1%}"
     text += "" if error.points == 1 else " on average"
     if error.is_skilled:
         return f"{text}."
     return (
-        f"{text}: the model is not clearly better than that, so steps marked ~ say little more "
-        "than this answer does."
+        f"{text}. The model is not clearly better, so steps marked ~ say little more than this "
+        "trivial answer."
     )
 
 

@@ -55,7 +55,7 @@ def title_of(world: Shown) -> str:
     """Returns the heading of the table of collectives."""
     ranks = "1 rank" if world.world_size == 1 else f"{world.world_size} ranks"
     if isinstance(world, SteplessCollectives):
-        return f"Collectives of {ranks} without steps, sorted by exposed time of a rank"
+        return f"Collectives of {ranks} in a job without steps, sorted by exposed time per rank"
     return f"Collectives of {ranks}, sorted by exposed time"
 
 

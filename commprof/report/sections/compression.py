@@ -10,12 +10,13 @@ from commprof.report.tabulated import Grid, tabulated, three_digits
 from commprof.text import printable
 
 LEGEND = """\
-Times in ms, medians over calls and ranks. queue: the compressor's thread had an earlier bucket;
-exchange overlaps encode, reduce and decode if a bucket is sent in pieces; ready to done: from the
-last gradient to the mean. sent: by one rank to the others; less: how many times fewer bytes than an
-fp32 ring all-reduce. error, cosine: of the sent values compared with the values that were to be
-sent; residual: divided by the gradient; zeroed: share of values. These are measured only with the
-option measure_every."""
+Times in ms, medians over calls and ranks. queue: the bucket was ready, but the compressor's thread
+was busy with an earlier bucket; exchange overlaps encode, reduce and decode if a bucket is sent in
+pieces; ready to done: from the last gradient to the mean. sent: by one rank to the others; less:
+bytes of an fp32 ring all-reduce divided by the sent bytes. error, cosine: of the sent values
+compared with the values that were to be sent; residual: L2 norm of the part kept for the next step,
+divided by the gradient's norm; zeroed: fraction of the bucket's values that became 0. The columns
+from error to zeroed are measured only with the option measure_every."""
 
 _HEADERS = (
     *("scheme", "bucket", "size\nMB", "queue", "encode", "exchange", "reduce", "decode"),

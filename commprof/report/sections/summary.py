@@ -16,26 +16,28 @@ Table = Callable[[Sequence[Sequence[Any]], Sequence[str]], str]
 
 _LEGEND = """\
 From the histograms of always-on mode, over all ranks, each without its first step. Times in ms;
-step and parts: means, exact; median, p50, p95, p99: within 1 %. wait: exposed time until the last
-needed rank had issued the operation; transfer: from then on; both are means over the steps in which
-they are known."""
+step and parts: means, exact; median, p50, p95, p99: within 1 %. wait: exposed time until all ranks
+that the waiting rank needs had issued the operation; transfer: exposed time from then on. wait and
+transfer are means over the steps in which they are known."""
 
 _OPERATIONS_LEGEND = """\
 count: calls issued on all ranks. duration: from issue to completion. blocked: waits of 1 us or more
 in Work.wait; DDP waits in its finalisation instead, which is part of exposed. size: bytes of the
-message. not completed: no completion was seen. early: from issue to the issue of the last needed
-rank (the root of a broadcast, the other end of a message); transfer: from then to completion; both
-only if that issue is known. algbw and busbw: size as in nccl-tests, divided by the mean transfer,
-which includes gloo's queue; 1 GB is 1e9 bytes."""
+message. not completed: no completion was seen. early: from a rank's issue until all ranks that it
+needs have issued (the root of a broadcast, the other end of a message); transfer: from then to
+completion. early and transfer cover the calls for which the time of the last issue is known.
+algbw: mean size, as nccl-tests counts it, divided by the mean transfer, which includes gloo's
+queue; busbw: algbw times the bus factor of nccl-tests; 1 GB is 1e9 bytes."""
 
 _CHECKS_HEADING = """\
 Cross-checks: always-on mode's figure compared with another measurement of the same run. DDP's log
 holds means over the iterations that it sampled, warm-up included."""
 
 _LAST_LEGEND = """\
-last: share of the operations in which the rank was the last to issue, among the ranks that another
-rank needs. cost: time that the other ranks' operations spent between their own issue and that of
-the last rank; such times of one rank may overlap."""
+For each operation, each rank notes which rank issued last: itself, or a rank that it needs. last:
+notes that name the row's rank, as a share of all notes. cost: time from the issue by the rank that
+made the note to the issue by the row's rank, summed over the notes that name the row's rank.
+Operations can overlap, so the sum can exceed the elapsed time."""
 
 
 def blocks(
@@ -127,9 +129,9 @@ def _about_waiting(summary: SummaryResult) -> list[str]:
         return found
     known = summary.arrivals_known + summary.arrivals_unknown
     found.append(
-        f"which rank came last is not known for {summary.arrivals_unknown} of {known} "
-        f"collectives, nor the split into wait and transfer for {summary.unsplit_steps} steps: "
-        f"{_why_unknown(summary)}."
+        f"the rank that came last is not known for {summary.arrivals_unknown} of {known} "
+        "collectives, and the split into wait and transfer is not known for "
+        f"{summary.unsplit_steps} steps: {_why_unknown(summary)}."
     )
     return found
 

@@ -15,9 +15,10 @@ from commprof.report.tabulated import Grid, three_digits
 MOST_RANKS = 32
 
 LEGEND = f"""\
-Mean waiting per step in ms: the rank of the row waited because the rank of the column came late to
-a common collective, or to a collective of another group, which delayed a third rank.
-Of more than {MOST_RANKS} ranks, only those that wait or are waited for most are shown."""
+Mean waiting per step in ms. The rank of the row waited because the rank of the column came late to
+a collective of both ranks, or because the rank of the column delayed a third rank, for which the
+rank of the row waited. With more than {MOST_RANKS} ranks, the table shows only the ranks that wait
+or are waited for most."""
 
 
 def waiting_grid(detail: WorldDetail) -> Grid | None:
@@ -40,12 +41,13 @@ def waiting_grid(detail: WorldDetail) -> Grid | None:
 CAUSES_TITLE = "Where waiting began"
 
 CAUSES_LEGEND = f"""\
-Waiting per step in ms, mean over the ranks of the largest world size, by the rank where it began
-and the activity that took this rank longer than the waiting rank: a phase of its work, a pause of
-its process, time without a core (runnable, while others ran), or transfers. unknown: no earlier
-moment is known at which the two ranks were side by side. The table adds up to the waiting of the
-mean step. Of more than {MOST_RANKS} ranks, only those that cost most are shown; the last row counts
-all."""
+Waiting per step in ms, mean over the ranks of the largest world size. Row: the late rank, where the
+waiting began. Column: the activity that took the late rank longer than the waiting rank, which is a
+phase of its work, a pause of its process, time without a core (runnable, while others ran), or
+transfers. unknown: no earlier moment is known at which the late rank and the waiting rank were
+synchronised, or no activity took the late rank longer since then. The table adds up to the waiting
+of the mean step. With more than {MOST_RANKS} ranks, the table shows only the ranks where most
+waiting began; the last row counts all ranks."""
 
 
 def causes_grid(worlds: Sequence[WorldResult]) -> Grid | None:

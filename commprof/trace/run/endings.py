@@ -3,8 +3,8 @@
 The launcher keeps ``endings.json`` next to the traces: one entry per attempt, with the exit code of
 each rank that failed.
 
-If a job is restarted, each attempt has its own traces in the same directory: ``rank_3.trace``
-belongs to the first attempt, ``rank_3.attempt_2.trace`` to the second restart.
+If a job is restarted, each attempt has its own traces in the same directory. Attempts count from 0:
+``rank_3.trace`` belongs to attempt 0, ``rank_3.attempt_2.trace`` to the second restart, attempt 2.
 """
 
 from __future__ import annotations
@@ -227,8 +227,8 @@ def _in_sync(trace: Trace) -> str:
         return f"the models of all ranks were compared {looked}: they are bit-identical"
     ranks = ", ".join(found["ranks"])
     return (
-        f"the model of {plural(len(found['ranks']), 'rank')} {ranks} has not been bit-identical to "
-        f"most others since step {found['first_step']} at the latest (compared {looked})"
+        f"the model of {plural(len(found['ranks']), 'rank')} {ranks} differed from that of most "
+        f"other ranks, first seen after step {found['first_step']} (compared bit by bit {looked})"
     )
 
 

@@ -1,8 +1,8 @@
 """State of the process that wrote a trace, as far as /proc shows it to this process (proc(5)).
 
-Any file may be missing. Process ids are reused: a process with the trace's id is the one that wrote
-it only on the same host, without a reboot since, in the same PID namespace, and if the process
-began before the trace.
+Any file may be missing. Process ids are reused, so a process with the id in a trace need not be the
+process that wrote the trace. The two are the same if the trace was written on this host, since the
+last boot and in this PID namespace, and if the process began before the trace.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def state_of(metadata: Mapping[str, Any]) -> State:
 
 
 def text_of(path: Path | str) -> str:
-    """Returns the content of a system file; empty if it cannot be read."""
+    """Returns the content of a file under /proc; empty if the file cannot be read."""
     try:
         return Path(path).read_text(errors="replace")
     except OSError:
@@ -129,7 +129,7 @@ def text_of(path: Path | str) -> str:
 
 
 def link_of(path: Path | str) -> str:
-    """Returns the target of a system link; empty if it cannot be read."""
+    """Returns the target of a symbolic link under /proc; empty if the link cannot be read."""
     try:
         return os.readlink(path)
     except OSError:

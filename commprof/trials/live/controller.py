@@ -81,7 +81,11 @@ class Trial:
             self._order.watch()
 
     def find_sharded(self) -> None:
-        """Makes the trial find FSDP2 models itself: those that run in a step before it begins."""
+        """Makes the trial search for FSDP2 models and add them, until the trial begins.
+
+        The search ends with the first observed step in which FSDP2 models ran, and the trial adds
+        these models.
+        """
         self._finds_sharded = True
 
     def step_ended(self, step: int) -> None:
@@ -275,7 +279,10 @@ class Losses:
 
 
 def try_every_model(candidates: str, profiler: Profiler) -> None:
-    """Starts one trial of every DDP model made from now on and every FSDP2 model.
+    """Prepares one trial for all models of the script together.
+
+    The trial adds DDP models that are made between this call and the begin of the trial. It also
+    adds FSDP2 models, as ``Trial.find_sharded`` says, even if they were made before this call.
 
     Args:
         candidates: the plan, as ``commprof.trials.plan.parse_trial`` reads it.

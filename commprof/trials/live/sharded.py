@@ -86,7 +86,10 @@ class ShardedModel:
 
     @property
     def has_own_hook(self) -> bool:
-        """Always False: an FSDP2 model takes part in a trial even if the script gave it hooks."""
+        """Always False, because True would exclude the model from the trial.
+
+        Hooks that the script gave to an FSDP2 model do not matter in a trial.
+        """
         return False
 
     @property
@@ -120,7 +123,7 @@ class ShardedModel:
         return ""
 
     def held_bytes(self, setting: Sharding) -> float:
-        """Returns the most bytes by which a rank's gathered parameters exceed the baseline's."""
+        """Returns how many bytes of gathered parameters ``setting`` adds on a rank, at most."""
         found = 0.0
         if setting.reshard is False:
             found += sum(_bytes(one) for one in self._groups if one.post_forward_mesh_info)
@@ -180,7 +183,11 @@ class ShardedModel:
                 self._put(group, "unshard_async_op", True)
 
     def _exchange_nothing(self, group: Any) -> None:
-        """Makes every rank use its own shard for all shards, and its own gradients for the sum."""
+        """Replaces the group's collectives by local copies, so that nothing is sent.
+
+        A rank's own shard takes the place of every shard, and the rank's own gradients take the
+        place of the sum over ranks.
+        """
         self._put(group, "_all_gather_comm", _OwnGather(group._all_gather_comm))
         self._put(group, "_reduce_scatter_comm", _OwnScatter(group._reduce_scatter_comm))
         self._put(group, "_all_reduce_hook", None)
@@ -212,7 +219,10 @@ def _dtype(setting: Sharding) -> torch.dtype:
 
 
 def _owners_of_policy(group: Any) -> list[Any]:
-    """Returns the holders of ``mp_policy``: the group, or from torch 2.15 on its parameters."""
+    """Returns the objects that hold ``mp_policy``.
+
+    Before torch 2.15 this is the group, later the group's parameters.
+    """
     return [group] if hasattr(group, "mp_policy") else list(group.fsdp_params)
 
 

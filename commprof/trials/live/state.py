@@ -26,7 +26,10 @@ class Trainables:
     """
 
     def __init__(self, further: Sequence[Any] = ()) -> None:
-        """Finds the objects; ``further``: others with ``state_dict`` and ``load_state_dict``."""
+        """Finds all live modules, optimizers, schedulers and scalers, and adds ``further`` objects.
+
+        Objects in ``further`` must have ``state_dict`` and ``load_state_dict``.
+        """
         found = alive((nn.Module, Optimizer, LRScheduler, GradScaler))
         self.modules = [one for one in found if isinstance(one, nn.Module)]
         self.optimizers = [one for one in found if isinstance(one, Optimizer)]
@@ -36,7 +39,7 @@ class Trainables:
         self.others: list[Any] = [*schedulers, *scalers, *further]
 
     def keep(self) -> Snapshot:
-        """Takes a snapshot of their state."""
+        """Takes a snapshot of the state of these objects."""
         return Snapshot(self)
 
 
@@ -144,7 +147,11 @@ def _refill(values: dict[Any, Any], kept: dict[Any, tuple[Any, Any]], stay: Iter
 
 
 def _put_back(original: Any, copied: Any) -> Any:
-    """Returns a tensor restored in place, as others may hold it; for other values, the copy."""
+    """Returns ``original`` with its content restored if it is a tensor, else ``copied``.
+
+    A tensor is restored in place, because other objects may refer to it. If its shape has changed,
+    ``copied`` is returned.
+    """
     if isinstance(original, torch.Tensor) and original.shape == copied.shape:
         original.copy_(copied)
         return original

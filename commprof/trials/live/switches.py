@@ -89,7 +89,7 @@ def obstacle(ddp: DistributedDataParallel) -> str:
         # A reducer marks unused parameters even while another reducer is in use.
         return "the model searches for unused parameters (find_unused_parameters=True)"
     if ddp.static_graph:
-        return "the model's graph is static, which DDP learns once (static_graph=True)"
+        return "DDP learns a static graph only in the first backward passes (static_graph=True)"
     if getattr(ddp, "mixed_precision", None) is not None:
         return "the model has DDP's mixed precision"
     if getattr(ddp, "require_manual_backward_finalization", False):
@@ -189,7 +189,7 @@ class ReplicatedModel:
 
     @functools.cached_property
     def _bucketings(self) -> Bucketings:
-        """Reducers of the model, beginning with the one it has when its trial begins."""
+        """The model's reducers; when a trial begins, only the model's own reducer is in the set."""
         return Bucketings(self.attachment)
 
     @property

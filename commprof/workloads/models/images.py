@@ -199,7 +199,10 @@ def _read(file: Path) -> npt.NDArray[Any]:
 
 
 def _tensors(images: list[npt.NDArray[Any]], size: int) -> Tensor:
-    """Stacks images of height x width[ x channels]; divides integer pixels by 255, not floats."""
+    """Stacks images of shape height x width or height x width x channels, resized to `size`.
+
+    Integer pixels are divided by 255; pixels that are floats are not.
+    """
     found = []
     for image in images:
         scale = 255.0 if np.issubdtype(image.dtype, np.integer) else 1.0

@@ -106,7 +106,10 @@ class Lora:
         )
 
     def refused(self) -> Mapping[str, str]:
-        """Refuses strategies that shard parameters if the base model's weights have 4 bits."""
+        """Returns the refused strategies, by name, with the reason for refusing each.
+
+        With base=4bit these are fsdp and hsdp, which shard parameters; otherwise there are none.
+        """
         if self.options.base != "4bit":
             return {}
         reason = "packed 4-bit weights cannot be sharded; use base=bf16"

@@ -116,7 +116,7 @@ class _Model(nn.Module):
 
 
 class Resnet50:
-    """Workload of the residual network on small images, with the data in ResnetOptions."""
+    """Workload of the residual network on small images; ResnetOptions selects the images."""
 
     name: ClassVar[str] = "resnet50"
     options_type: ClassVar[type[Any]] = ResnetOptions
@@ -175,9 +175,9 @@ class Resnet50:
         advice = f"a batch of {batch} per rank, or " if here > 1 else "fewer ranks, or "
         raise UsageError(
             f"resnet50: {which} would have one image of {self.options.image} x "
-            f"{self.options.image}, which the last stage shrinks to one value per channel, but "
-            f"batch norm needs two ({here} images per rank, {per_rank_batch} per pass); use "
-            f"{advice}image={_SHRINKS + 1}"
+            f"{self.options.image} ({here} images per rank, {per_rank_batch} per pass); the last "
+            "stage shrinks an image to one value per channel, but batch norm needs at least two "
+            f"values; use {advice}image={_SHRINKS + 1}"
         )
 
     def build(self, shard: Shard) -> Trainee:

@@ -1,7 +1,7 @@
 """Program that stops its parent process for as many ns as each line of standard input says.
 
-Ends with its parent. Run as a script by its path: it imports only the standard library, so that it
-starts quickly.
+The program ends when its parent ends. It is run as a script by its path, and imports only the
+standard library, so that it starts quickly.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ import sys
 
 
 def main() -> None:
-    """Sends a line when ready, and another one after each stop, when the parent runs again."""
+    """Stops and resumes the parent for each line read.
+
+    Sends an empty line when ready, and an empty line each time the parent was resumed.
+    """
     # Ends only with its parent, so that no signal ends it while the parent is stopped.
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)

@@ -32,10 +32,13 @@ _END_S = 5.0
 
 
 class Stopper:
-    """Stops this process, through a child that ends with this process."""
+    """Pauses this process: a child process sends SIGSTOP to this process, and later SIGCONT.
+
+    The child process ends when this process ends.
+    """
 
     def __init__(self) -> None:
-        """Starts the child. Raises CommprofError if the child cannot stop this process."""
+        """Starts the child process. Raises CommprofError if the child cannot stop this process."""
         # -I -S: the child imports no module of the user or of commprof.
         self._child = subprocess.Popen(
             [sys.executable, "-I", "-S", str(_SCRIPT), str(os.getpid())],
@@ -48,10 +51,10 @@ class Stopper:
         self._await_answer()
 
     def stop_for(self, duration_ns: int) -> None:
-        """Stops this process for a time, and returns when it runs again.
+        """Pauses this process for `duration_ns`, and returns when this process runs again.
 
         Raises:
-            CommprofError: the child has ended.
+            CommprofError: the child process that sends the signals has ended.
         """
         assert self._child.stdin is not None
         try:
@@ -191,7 +194,10 @@ class Timed:
         return f"{text} Rank {chosen.late_rank} is {how} in 1 of {chosen.late_every} steps."
 
     def refused(self) -> Mapping[str, str]:
-        """Refuses options that need computation or an optimizer."""
+        """Returns the refused strategies and options, by name, with the reason for refusing each.
+
+        They need computation or an optimizer, and this workload has neither.
+        """
         return _REFUSED
 
     def steps_per_epoch(self, world_size: int, per_rank_batch: int) -> int:
@@ -260,8 +266,8 @@ class _Layer(nn.Module):
 class _Model(nn.Module):
     """The layers in forward order, after an extra layer without parameters.
 
-    The extra layer is the last in backward: its deadline absorbs DDP's copy of the last gradient
-    if the other layers leave time. When it returns, only DDP's wait for communication is left.
+    The extra layer runs last in backward and sleeps for no time of its own. When its backward
+    returns, only DDP's wait for communication is left.
     """
 
     def __init__(self, options: TimedOptions, pacer: Pacer, draw: _Draw) -> None:
@@ -395,9 +401,10 @@ class Pacer:
         self._due_ns = self._started_ns + delay_ns
 
     def wait(self, duration_ns: int) -> None:
-        """Sleeps until `duration_ns` after the previous deadline, or not at all if that is past.
+        """Sleeps until a new deadline; does not sleep if the new deadline is past.
 
-        If `absorbs` is False, sleeps until `duration_ns` after the later of now and that deadline.
+        The new deadline is `duration_ns` after the previous deadline. If `absorbs` is False and the
+        previous deadline is past, the new deadline is `duration_ns` from now instead.
         """
         begin_ns = self._due_ns if self.absorbs else max(self._due_ns, time.monotonic_ns())
         self._due_ns = begin_ns + duration_ns

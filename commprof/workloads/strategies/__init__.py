@@ -49,7 +49,7 @@ class Strategy(Protocol):
     def expected(
         self, trainee: Trainee, options: TrainingOptions, world_size: int
     ) -> tuple[Expected, ...]:
-        """Returns a step's expected collectives, one row per operation, before `wrap` is called."""
+        """Returns a step's expected collectives, one row per operation; call it before `wrap`."""
         ...
 
     def wrap(self, trainee: Trainee, options: TrainingOptions, shard: Shard) -> nn.Module:

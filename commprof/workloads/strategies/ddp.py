@@ -68,6 +68,6 @@ class Ddp:
     def expected(
         self, trainee: Trainee, options: TrainingOptions, world_size: int
     ) -> tuple[theory.Expected, ...]:
-        """Expects all-reduces of the gradients, and broadcasts of the buffers if there are any."""
+        """Returns a step's expected all-reduces of gradients and broadcasts of buffers, if any."""
         rows = [theory.all_reduced_gradients(trainee.model)]
         return theory.together([*rows, *theory.broadcast_buffers(trainee.model)])

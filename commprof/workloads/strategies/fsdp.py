@@ -32,7 +32,11 @@ from commprof.workloads.strategies.ddp import AUTOCAST_DTYPES
 
 @dataclass(frozen=True)
 class FsdpOptions:
-    """Options of FSDP2; otherwise torch's defaults apply, except for prefetching."""
+    """Options of FSDP2.
+
+    FSDP2's other settings keep torch's defaults, with these exceptions: the training options decide
+    on precision and CPU offload, and on a CPU the next unit is prefetched in forward.
+    """
 
     wrap_blocks: int = field(default=1, metadata={"minimum": 1})
     """Neighbouring blocks that one ``fully_shard`` wraps together; the last unit may have fewer."""
@@ -89,9 +93,10 @@ class Fsdp:
     def synchronised(self, model: Any, last: bool) -> AbstractContextManager[object]:
         """Keeps gradients unsharded until the last pass, which reduce-scatters their sum.
 
-        `set_is_last_backward` stays True: False is for several forwards before their backwards.
-        Between accumulated passes, False would carry the order of blocks over from one pass to the
-        next, which would then gather a block in vain.
+        FSDP2's flag `set_is_last_backward` stays True, the default, in all passes. False is meant
+        for training that runs several forward passes before their backward passes. Here False would
+        make FSDP2 keep the order of blocks of one pass for the next pass, which would then gather a
+        block that it does not need.
         """
         model.set_requires_gradient_sync(last)
         return nullcontext()
@@ -112,7 +117,7 @@ class Fsdp:
     def expected(
         self, trainee: Trainee, options: TrainingOptions, world_size: int
     ) -> tuple[theory.Expected, ...]:
-        """Expects all-gathers and reduce-scatters."""
+        """Returns a step's expected all-gathers and reduce-scatters, and HSDP's all-reduces."""
         units = self.units(trainee)
         groups = [[p for block in unit for p in block.parameters()] for unit in units]
         inside = {id(parameter) for group in groups for parameter in group}

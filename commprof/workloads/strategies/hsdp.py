@@ -38,7 +38,13 @@ class Hsdp(Fsdp):
             )
 
     def shard_size(self, world_size: int, local_ranks: int | None = None) -> int:
-        """Returns a group's size: `shard`, or if 0 the ranks per host, else half or all ranks."""
+        """Returns the number of ranks that share one copy of the model.
+
+        This is the option `shard`, but at most all ranks. If `shard` is 0, it is the number of
+        ranks per host, provided that this number divides all ranks into several groups. Otherwise
+        (for example on a single host) it is half of all ranks if their number is even and above 2,
+        and all ranks if not.
+        """
         if self.options.shard:
             return min(int(self.options.shard), world_size)
         local = local_ranks or int(os.environ.get("LOCAL_WORLD_SIZE", world_size))

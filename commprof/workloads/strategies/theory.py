@@ -80,7 +80,7 @@ def sharded(
             Expected(
                 "all_gather_into_tensor",
                 accumulate * gathered,
-                "blocks twice and the rest once a pass",
+                "each pass gathers block parameters twice, other parameters once",
             )
         )
         found.append(Expected("reduce_scatter_tensor", reduced, "trained parameters"))
@@ -112,7 +112,11 @@ def padded_count(parameter: Tensor, ranks: int) -> int:
 
 
 def _gradient_bytes(parameter: Tensor, gather_bytes: int | None) -> int:
-    """Bytes of one gradient element when reduced: 4 (fp32) if computed in a smaller type."""
+    """Returns the bytes of one gradient element when it is reduced.
+
+    If parameters are gathered in a smaller type (`gather_bytes` is not None), gradients are reduced
+    in fp32: 4 bytes. Otherwise gradients are reduced in the parameter's own type.
+    """
     return parameter.element_size() if gather_bytes is None else 4
 
 

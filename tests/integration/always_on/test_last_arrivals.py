@@ -93,7 +93,7 @@ def test_a_rank_that_does_not_record_leaves_the_others_without_its_arrivals(
         assert trace.summary.arrivals_unknown == len(table) - trace.summary.arrivals_known
         assert trace.summary.unsplit_steps > 0
     text = " ".join(call("-m", "commprof", "report", str(tmp_path), "--all").stdout.split())
-    assert "collectives, nor the split into wait and transfer for" in text
+    assert "collectives, and the split into wait and transfer is not known for" in text
 
 
 def timed(out: Path, late_ms: int) -> tuple[dict[int, Summary], str]:

@@ -101,7 +101,7 @@ def test_ranks_ran_where_they_were_pinned(run: Run) -> None:
     assert seen[0] | seen[1] <= cpus
     assert pinned["disjoint"] == seen[0].isdisjoint(seen[1])
     assert pinned["disjoint"] == (len(cpus) >= 2)
-    assert "Ranks were pinned to CPUs (cores), at world size 2 to" in run.out
+    assert "Ranks were pinned to CPUs (cores). At world size 2, the" in run.out
     assert "1 thread(s) per rank (OMP_NUM_THREADS) pinned (cores)" in run.out.replace("\n", " ")
 
 

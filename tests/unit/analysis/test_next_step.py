@@ -128,8 +128,9 @@ def test_ranks_that_waited_for_a_core_come_first() -> None:
     for exposed in (30, 5):
         found = advised(run(machine=TWO_CORES), world(4, **LACKING), exposed=exposed)
         assert found.advice == (
-            "First give every rank a core: 10% of the exposed time was spent ready to run without "
-            "one. This run cannot show what communication costs if every rank has a core."
+            "First give every rank a core: for 10% of the exposed time, ranks were ready to run "
+            "but had no core. This run cannot show how much communication would cost with a core "
+            "for every rank."
         )
         assert found.command == ""
 
@@ -212,7 +213,7 @@ def test_what_stands_out_in_the_exchange_is_said_before_the_trial(
 
 def test_others_on_the_ranks_cores_are_looked_for() -> None:
     found = advised(run(), world(4, **LACKING))
-    assert found.advice.startswith("First find out what else runs on the ranks' cores: 10% of")
+    assert found.advice.startswith("First find out what else runs on the ranks' cores: for 10% of")
 
 
 @pytest.mark.parametrize(("wait_ms", "named"), [(12.0, True), (8.0, False)])

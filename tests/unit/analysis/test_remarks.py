@@ -40,8 +40,8 @@ def test_more_threads_than_cores() -> None:
     # 3 ms of 30 ms exposed without a core.
     assert remark == (
         "More threads than cores at 4 and 8 ranks: ranks may use 2 cores of this host and each "
-        "runs 1 thread. At 8 ranks the training thread was ready to run without a core for 10% of "
-        "its exposed time."
+        "runs 1 thread. At 8 ranks the training thread had no core for 10% of its exposed time, "
+        "although it was ready to run."
     )
 
 
@@ -156,8 +156,8 @@ LATE = (
         ),
         (
             {"phase": "data", "phase_share": math.nan, "slower_ms": 4.5},
-            "it fell behind in the data phase, which takes it at least 4.5 ms longer than the "
-            "median of the others in three of four steps.",
+            "it fell behind in the data phase. In three of four steps, this part of the step takes "
+            "at least 4.5 ms longer on this rank than the median of the other ranks.",
         ),
         (
             {"phase": None, "phase_share": math.nan},
@@ -193,7 +193,7 @@ def test_missing_ranks_and_what_they_leave_unknown() -> None:
     unknown = parts(wait_ms=math.nan, wire_ms=math.nan)
     assert said(world(4, missing_ranks=(1,))) == [
         "At 4 ranks no usable trace came from rank 1: times are those of the other ranks; the "
-        "samples of all ranks are known from the training loop's account."
+        "number of samples is known for all ranks, because the training loop recorded it."
     ]
     uncounted = world(4, missing_ranks=(1, 2, 3), parts=unknown, samples_per_s=math.nan)
     assert said(uncounted) == [
@@ -244,15 +244,16 @@ def test_python_capture() -> None:
 
 def test_overhead_is_always_stated() -> None:
     assert said(world(1), overhead=OVERHEAD) == [
-        "commprof's own cost, capture on compared with off (8 and 8 steps in pairs, over all "
-        "world sizes): CPU time of the training threads +0.4 % [-0.2 %, +1.0 %] (control, off "
-        "compared with off: +0.1 % [-1.0 %, +1.2 %]), not distinguishable from zero; step time not "
-        "measurable in this run (between -2.0 % and +4.4 % according to these steps)."
+        "commprof's own cost, from pairs of neighbouring steps (8 steps with capture on, 8 with "
+        "capture off, over all world sizes): CPU time of the training threads +0.4 % [-0.2 %, "
+        "+1.0 %] (control, pairs of steps with capture off: +0.1 % [-1.0 %, +1.2 %]), not "
+        "distinguishable from zero; step time not measurable in this run (between -2.0 % and "
+        "+4.4 % according to these steps)."
     ]
     clear = OwnCost(Interval(1.02, 1.01, 1.03), Interval(1.001, 0.99, 1.012), 8, 8)
     assert said(world(1), overhead=Overhead(None, clear))[0].endswith(
-        "step time +2.0 % [+1.0 %, +3.0 %] (control, off compared with off: +0.1 % [-1.0 %, "
-        "+1.2 %])."
+        "step time +2.0 % [+1.0 %, +3.0 %] (control, pairs of steps with capture off: +0.1 % "
+        "[-1.0 %, +1.2 %])."
     )
 
 
@@ -294,3 +295,9 @@ def test_hardware_threads_are_no_cores() -> None:
     assert "ranks may use 2 cores" in remark
     assert said(world(2), machine=machine) == []
     assert said(world(4), machine=on_cores(4)) == []  # a run that did not count its cores
+
+
+def test_a_compressor_of_gradients_on_a_device_is_not_said_to_do_nothing() -> None:
+    for world_, expected in ((world(2), True), (world(2, device_collectives=4), False)):
+        told = said(world_, hook="int8", capture="native")
+        assert any("compressed nothing" in text for text in told) == expected

@@ -201,10 +201,10 @@ def cores_are_spoken_of_by_run_delay(one: Case) -> None:
             assert one.judged.ranks <= one.cores, line
         if "this run did not measure" in line:
             assert math.isnan(judged), line
-        if match := re.search(r"At (\d+) ranks? the training thread was ready .* for (\d+)%", line):
+        if match := re.search(r"At (\d+) ranks? the training thread had no core for (\d+)%", line):
             expected = 100 * shares[int(match[1])]
             assert float(match[2]) == pytest.approx(expected, abs=0.51), line
-        if match := re.search(r"(\d+\.?\d*)% of the exposed time was spent ready", line):
+        if match := re.search(r"(\d+\.?\d*)% of the exposed time, \w+ were ready", line):
             assert float(match[1]) == pytest.approx(100 * judged, abs=0.51), line
     larger = [size.ranks for size in one.sizes if size.ranks > one.judged.ranks]
     assert any("run more threads than" in x for x in one.verdict.sentences) == bool(larger)

@@ -225,8 +225,9 @@ def test_cores_are_spoken_of_by_run_delay_alone() -> None:
     # 3 of 30 ms exposed, and none: the ranks may as well have slept.
     lacking = about(world(4, parts=parts(no_core_ms=3.0)))
     assert lacking.sentences[0] == (
-        "Ranks waited for CPU cores: 10.0% of the exposed time was spent ready to run without one. "
-        "The other parts may include such time too, but it is not measured in them."
+        "Ranks waited for CPU cores: for 10.0% of the exposed time, they were ready to run but had "
+        "no core. This figure leaves out the other parts of the step, where ranks may have waited "
+        "for cores too."
     )
     asleep = about(world(4, parts=parts(no_core_ms=0.0)))
     assert "core" not in " ".join([*asleep.sentences, asleep.next_step.advice])

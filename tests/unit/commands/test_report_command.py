@@ -87,7 +87,10 @@ def test_predict_leaves_its_answers_for_the_page(
     out, err = capsys.readouterr()
     file = run / "predictions.json"
     assert file.read_text() == out
-    assert err == f"commprof: wrote {file}, which commprof report {run} --format html shows\n"
+    assert err == (
+        f"commprof: wrote {file}; to see the predictions in a report, "
+        f"run: commprof report {run} --format html\n"
+    )
     # Without the batch there are no samples/s to show: no empty table.
     assert read_predictions(file).points == ()
     assert main(["report", str(run), "--format", "markdown"]) == 0

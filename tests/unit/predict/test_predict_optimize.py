@@ -79,8 +79,9 @@ def test_a_gain_whose_interval_reaches_into_the_error_is_none() -> None:
 def test_words_for_a_gain_beyond_the_error() -> None:
     text = told(answers(["hook"], measured_ms=50))
     assert (
-        "Best: bucket cap as run, hook fp16. It saves 15.0% of the step (15.0% to 15.0%), all "
-        "beyond the model's largest error on held-out steps (10.0%)." in text
+        "Best: bucket cap as run, hook fp16. It saves 15.0% of the step (15.0% to 15.0%); the "
+        "low end of this range is above the model's largest error on held-out steps (10.0%)."
+        in text
     )
     assert "Compared: bucket cap as run; hook as run, fp16." in text
 
@@ -88,16 +89,16 @@ def test_words_for_a_gain_beyond_the_error() -> None:
 def test_words_for_a_gain_within_the_error() -> None:
     text = told(answers(["hook"], measured_ms=55 / 1.2))
     assert (
-        "No setting is certain to gain anything: the fastest, bucket cap as run, hook fp16, would "
-        "save 15.0% of the step (15.0% to 15.0%), and not all of that is beyond the model's "
-        "largest error on held-out steps (20.0%)." in text
+        "No setting is certain to gain anything: the fastest setting (bucket cap as run, hook "
+        "fp16) would save 15.0% of the step (15.0% to 15.0%), but the low end of this range is not "
+        "above the model's largest error on held-out steps (20.0%)." in text
     )
     assert "It saves" not in text
 
 
 def test_words_where_the_error_is_not_known() -> None:
     text = told(answers(["hook"]))
-    assert "would save 15.0% of the step (15.0% to 15.0%). Whether that is a gain is not" in text
+    assert "would save 15.0% of the step (15.0% to 15.0%). This saving may be an error" in text
     assert "--check" in text
     assert "It saves" not in text
 

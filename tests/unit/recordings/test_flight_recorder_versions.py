@@ -211,7 +211,7 @@ def test_one_rank_s_dump_without_the_ranks_of_its_group(tmp_path: Path) -> None:
     found = diagnosis(tmp_path)
     assert (found.kind, found.culprits) == ("arrived", ())
     assert found.sentence.startswith("All ranks with a dump arrived")
-    assert found.sentence.endswith("or a rank without a dump is missing")
+    assert found.sentence.endswith("or a rank with no dump did not arrive")
 
 
 def test_an_entry_without_sizes_and_a_dump_that_cannot_be_read(tmp_path: Path) -> None:

@@ -374,7 +374,10 @@ def test_the_right_command_is_named(tmp_path: Path, capsys: pytest.CaptureFixtur
     write_dumps(dumps, dump({"0": [0, 1]}, entry("0", 2)), dump({"0": [0, 1]}))
     for arguments, said in (
         (["report", logs / "all_reduce.log"], "commprof fit and commprof compare read it"),
-        (["report", logs], "commprof fit and commprof compare read them"),
+        (
+            ["report", logs],
+            "give its files, not the directory, to commprof fit or commprof compare",
+        ),
         (["trace", dumps], "holds Flight Recorder dumps: commprof report reads them"),
     ):
         assert main([str(each) for each in arguments]) != 0

@@ -179,13 +179,27 @@ def test_of_equals_the_one_that_harms_gradients_least_is_taken() -> None:
     result = trial(steps, errors={"topk:ratio=0.01": 0.9, "int8": 0.008})
     assert result.verdict.choice == "int8"
     assert any(
-        "topk:ratio=0.01 did not differ from it" in said for said in result.verdict.sentences
+        "topk:ratio=0.01 did not differ measurably in speed from int8, which" in said
+        for said in result.verdict.sentences
     )
     lossless = trial({**BASE_TIMES, "int8": (50.0, 0.02), "bucket-cap=5": (50.2, 0.02)})
     assert lossless.verdict.choice == "bucket-cap=5"
     assert lossless.verdict.sentences[-1] == (
         "It changes no result: the gradients have the same bits."
     )
+
+
+def test_of_three_equals_all_are_said_to_equal_the_fastest() -> None:
+    steps = {**BASE_TIMES, "topk:ratio=0.01": (50.0, 0.02), "int8": (50.3, 0.02)}
+    steps["fp16"] = (50.2, 0.02)
+    verdict = trial(steps, errors={"topk:ratio=0.01": 0.9, "int8": 0.008, "fp16": 0.1}).verdict
+    assert (verdict.choice, verdict.fastest) == ("int8", "topk:ratio=0.01")
+    (tied,) = (said for said in verdict.sentences if "did not differ" in said)
+    assert tied.endswith(
+        " did not differ measurably in speed from the fastest, topk:ratio=0.01. Of all these, int8 "
+        "changes the gradients least."
+    )
+    assert {"fp16", "int8"} == set(tied.split(" did not")[0].split(" and "))
 
 
 def test_a_compressor_that_was_not_measured_is_no_lesser_harm() -> None:
@@ -198,8 +212,8 @@ def test_a_compressor_that_was_not_measured_is_no_lesser_harm() -> None:
     assert nothing.choice == nothing.fastest == "topk:ratio=0.01"
     tied, price = nothing.sentences[-2:]
     assert tied == (
-        "int8 did not differ from it measurably; topk:ratio=0.01 was the fastest, and the errors "
-        "of the gradients were not measured."
+        "int8 did not differ measurably in speed from topk:ratio=0.01, which was the fastest; "
+        "errors of the gradients were not measured."
     )
     assert price.startswith("Its effect on the gradients was not measured. The effect on the loss")
     between = trial({**steps, "bucket-cap=5": (50.2, 0.02)}, errors={"topk:ratio=0.01": nan})
@@ -284,7 +298,8 @@ def test_too_few_rounds_say_nothing() -> None:
             Setting("train.py", False),
             "COMMPROF_FSDP=prefetch=2+reduce-dtype=bf16 COMMPROF_TRIAL= commprof env --output DIR "
             "-- COMMAND; or in the script: call set_modules_to_forward_prefetch and "
-            "set_modules_to_backward_prefetch on every sharded module, with the next 2; and "
+            "set_modules_to_backward_prefetch on every sharded module, with a list of the modules "
+            "that are gathered next in forward or in backward (2 at most); and "
             "fully_shard(..., mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.bfloat16))",
         ),
         (

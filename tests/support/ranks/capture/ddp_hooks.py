@@ -208,7 +208,7 @@ def joined_ranks_are_not_counted(directory: Path) -> None:
         assert all(torch.equal(a, b) for a, b in zip(plain, attached, strict=True)), initial
     hooked = make()
     commprof.attach(hooked, commprof.compressors.fp16())
-    warned = pytest.warns(UserWarning, match="means are over all ranks")
+    warned = pytest.warns(UserWarning, match="averaged over all ranks")
     with hooked.join(divide_by_initial_world_size=False), warned:
         hooked(torch.ones(2, WIDTH)).sum().backward()
 

@@ -174,8 +174,8 @@ def test_the_report_says_what_cannot_be_known_and_what_is_missing(tmp_path: Path
     two_ranks(tmp_path)
     text = table.render(analyse_run(tmp_path), 100)
     assert (
-        "which rank came last is not known for 4 of 7 collectives, nor the split into wait and "
-        "transfer for 1 steps: a" in (" ".join(text.split()))
+        "the rank that came last is not known for 4 of 7 collectives, and the split into wait and "
+        "transfer is not known for 1 steps: a" in (" ".join(text.split()))
     )
     row = next(line.split() for line in text.splitlines() if line.startswith("    2  "))
     assert row[:2] == ["2", "2"]
@@ -377,5 +377,5 @@ def test_the_report_says_why_the_last_rank_is_not_known(
     counts = {"known": known, "unknown": 2, "without_place": placeless, "unsplit_steps": 1}
     result = analyse_run(four_ranks(tmp_path, hosts=hosts, links=state, arrivals=counts))
     text = " ".join(table.render(result, 100).split())
-    assert f"which rank came last is not known for 8 of {4 * known + 8} collectives" in text
+    assert f"the rank that came last is not known for 8 of {4 * known + 8} collectives" in text
     assert reason in text

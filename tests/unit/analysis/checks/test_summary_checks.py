@@ -63,7 +63,7 @@ def test_the_loop_s_own_clock(tmp_path: Path) -> None:
     run.results[0] = {"step_ns": [50 * MS, 10 * MS]}
     assert (
         checks(run)["loop_clock"].note
-        == "rank 0 summarised 2 steps, but the loop timed 1 after its first"
+        == "rank 0's summary covers 2 steps, but the loop timed 1, not counting the first step"
     )
 
 

@@ -79,7 +79,7 @@ def test_without_steps_the_whole_recording_counts() -> None:
     assert (row.calls, row.calls_per_step, row.exposed_ms) == (10, 5.0, 100.0)
     assert row.busbw_gb_per_s == pytest.approx(0.4)
     shown = collectives_section(found)
-    assert shown.startswith("Collectives of 2 ranks without steps, sorted by exposed time of a")
+    assert shown.startswith("Collectives of 2 ranks in a job without steps, sorted by exposed")
     assert "/rank" in shown
     ranks[1].step(0, 100 * MS)
     traces[1] = ranks[1].trace()

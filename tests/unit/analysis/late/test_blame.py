@@ -101,7 +101,7 @@ def test_run_delay_names_nobody_and_is_told() -> None:
     assert lacked.longer_ms == pytest.approx(starved, abs=0.4)
     said = " ".join(_about_causes(result))
     assert f"rank {lacked.rank}'s forward takes" in said
-    assert "ms of this it was runnable without a core" in said
+    assert "the rank was ready to run but had no core for" in said
 
 
 def test_what_held_up_a_phase_is_told() -> None:
@@ -125,17 +125,19 @@ def test_what_held_up_a_phase_is_told() -> None:
 
     longer = "At 3 ranks rank 1's backward takes 18 ms longer than on the other ranks: "
     assert said(0) == []
-    assert said(16) == [f"{longer}for 16 ms of this it was runnable without a core."]
+    no_core = "the rank was ready to run but had no core for 16 ms of this difference"
+    assert said(16) == [f"{longer}{no_core}."]
     assert said(16, throttled_ns=30 * MS, involuntary_switches=2) == [
-        f"{longer}for 16 ms of this its cgroup's CPU quota stopped it."
+        f"{longer}the CPU quota of the rank's cgroup stopped the rank for 16 ms of this difference."
     ]
     assert said(16, throttled_ns=3 * MS, involuntary_switches=4) == [
-        f"{longer}for 16 ms of this it was runnable without a core (4 more involuntary switches "
-        "per step)."
+        f"{longer}{no_core} (4 more involuntary switches per step)."
     ]
     assert said(0, major_faults=7, memory_stall_ns=11 * MS) == [
-        f"{longer}it reads 7 more pages per step from disk and for 11 ms of this its host was "
-        "short of memory."
+        f"{longer}the rank reads 7 more pages per step from disk and the rank's host was short of "
+        "memory for 11 ms of this difference."
     ]
-    assert said(0, minor_faults=12_000) == [f"{longer}it has 12,000 more page faults per step."]
+    assert said(0, minor_faults=12_000) == [
+        f"{longer}the rank has 12,000 more page faults per step."
+    ]
     assert said(0, minor_faults=1_000, involuntary_switches=9) == []
