@@ -58,10 +58,10 @@ class Hosts:
 
     @property
     def owners(self) -> int:
-        """Number of ranks on each host that exchange data with other hosts.
+        """Number of each host's ranks that exchange data with other hosts.
 
         A rank exchanges data with the ranks that have the same local rank on the other hosts. So
-        this is the rank count of the smallest host: every host has the local ranks below it.
+        the number is the rank count of the smallest host: all hosts have at least that many ranks.
         """
         return min(map(len, self.groups))
 

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 @contextmanager
 def ends_at_once() -> Iterator[None]:
-    """Context in which Ctrl-C ends the process by the signal instead of a KeyboardInterrupt.
+    """Context in which Ctrl-C kills the process with SIGINT and raises no KeyboardInterrupt.
 
     For loading modules, which takes seconds if torch is among them: there is nothing to clean up
     yet, and code that swallows exceptions, such as a callback of Python's import machinery or of a
@@ -32,13 +32,13 @@ def ends_at_once() -> Iterator[None]:
 
 
 def end_at_once() -> None:
-    """Makes Ctrl-C end the process by the signal from now on, as nothing is left to clean up."""
+    """From now on, makes Ctrl-C kill the process with SIGINT: nothing is left to clean up."""
     if _raises():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def ignore() -> None:
-    """Makes Ctrl-C have no effect from now on, when the process is about to end by itself."""
+    """Ignores Ctrl-C from now on; for a process that is about to end anyway."""
     if _raises():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -54,8 +54,8 @@ def _raises() -> bool:
 def enter(load: Callable[[], Callable[[], int]]) -> NoReturn:
     """Loads a command, runs it, and ends this process with its exit code.
 
-    A Ctrl-C before the command has loaded, or after it has returned, ends the process by the
-    signal. In between it raises KeyboardInterrupt, which the commands handle.
+    A Ctrl-C before the command has loaded, or after it has returned, kills the process with
+    SIGINT. In between it raises KeyboardInterrupt, which the commands handle.
 
     Args:
         load: imports the command and returns its main function, which returns an exit code.

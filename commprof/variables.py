@@ -155,7 +155,7 @@ WATCHDOG = Variable(
     "collective",
     "auto, or seconds above 0",
 )
-NATIVE = _choice("COMMPROF_NATIVE", "0 records in Python, without loading the C++ module", "1", "0")
+NATIVE = _choice("COMMPROF_NATIVE", "0: records in Python, the C++ module is not loaded", "1", "0")
 DEVICE_EVENTS = _choice(
     "COMMPROF_DEVICE_EVENTS",
     "whether collectives on a GPU or other device are timed with the device's events; if unset, "

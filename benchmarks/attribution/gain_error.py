@@ -2,16 +2,17 @@
 
     PYTHONPATH=. python benchmarks/attribution/gain_error.py --results gain_error.jsonl
 
-Two ranks train a DDP model that computes all the time, each on a core of its own. One rank is late
-in one of every two blocks of four steps, drawn by lot: it computes or sleeps longer in one phase,
-by 10 to 80 % of a step, so that the mean step is up to 40 % longer. Steps with and without the
-delay are therefore at most eight steps apart, and a machine that becomes slower slows both. The
-report predicts the mean step if that rank were as fast as the other. The truth is the mean of the
-steps without the delay, from the same trace; a step right after a late one is left out, as it may
-begin late, and so are stalled steps, which the report leaves out too. 50 delays, and 10 jobs
-without one as control, whose error is the noise of the comparison. Jobs in the results file are not
-repeated. On a machine with many cores, ``taskset -c 2,3 ... --part 1/6`` runs every sixth job; the
-files of all parts make one. Prints a line each; ends with 1 where a demand is not met.
+Two ranks train a DDP model that computes all the time, each on a core of its own, which they swap
+after every eight steps. One rank is late in one of every two blocks of four steps, drawn by lot: it
+computes or sleeps longer in one phase, by 10 to 80 % of a step, so that the mean step is up to 40 %
+longer. Steps with and without the delay are therefore at most eight steps apart, and a machine that
+becomes slower slows both. The report predicts the mean step if that rank were as fast as the other.
+The truth is the mean of the steps without the delay, from the same trace; a step right after a late
+one is left out, as it may begin late, and so are stalled steps, which the report leaves out too. 50
+delays, and 10 jobs without one as control, whose error is the noise of the comparison. ``--rounds``
+runs each job several times, and takes the means; runs in the results file count. On a machine with
+many cores, ``taskset -c 2,3 ... --part 1/6`` runs every sixth job; the files of all parts make one.
+Prints a line each; ends with 1 where a demand is not met.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import random
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +49,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=Path, help="one JSON line per job; jobs in it are kept")
     parser.add_argument("--minutes", type=float, default=90, help="start no batch after that")
+    parser.add_argument("--rounds", type=int, default=1, help="runs of each job")
     parser.add_argument("--part", default="0/1", help="K/N: jobs K, K + N, K + 2 N, ...")
     args = parser.parse_args()
     first, every = map(int, args.part.split("/"))
     end = time.monotonic() + 60 * args.minutes
     rows, kept = read_rows(args.results), Lines(args.results)
-    done = {row["seed"] for row in rows}
-    seeds = [seed for seed in range(first, DELAYS + CONTROLS, every) if seed not in done]
+    done = Counter(row["seed"] for row in rows)
+    jobs = range(first, DELAYS + CONTROLS, every)
+    seeds = [seed for turn in range(args.rounds) for seed in jobs if done[seed] <= turn]
     step_ms = _run([_job(0, 0.0)])[0]["step_ms"] if seeds else 0.0
     for at in range(0, len(seeds), _BATCH):
         if time.monotonic() > end:
@@ -67,8 +71,8 @@ def main() -> int:
 
 def demands(rows: _Rows) -> list[Demand]:
     """The errors of all delays; those of the controls are shown."""
-    errors = np.abs([row["error"] for row in rows if row["delay_ms"]])
-    noise = np.abs([row["error"] for row in rows if not row["delay_ms"]])
+    errors = np.abs(_errors([row for row in rows if row["delay_ms"]]))
+    noise = np.abs(_errors([row for row in rows if not row["delay_ms"]]))
     if not len(errors):
         return []
     shown = ""
@@ -80,6 +84,18 @@ def demands(rows: _Rows) -> list[Demand]:
         at_most(f"{what}: mean", 100 * errors.mean(), 100 * MEAN, " %"),
         at_most(f"{what}: worst{shown}", 100 * errors.max(), 100 * WORST, " %"),
     ]
+
+
+def _errors(rows: _Rows) -> list[float]:
+    """Returns the error of each job, from the mean steps of all its runs."""
+    by_job: dict[int, _Rows] = {}
+    for row in rows:
+        by_job.setdefault(row["seed"], []).append(row)
+    means = [
+        [float(np.mean([row[name] for row in runs])) for name in ("predicted_ms", "without_ms")]
+        for runs in by_job.values()
+    ]
+    return [predicted_ms / without_ms - 1 for predicted_ms, without_ms in means]
 
 
 def _job(seed: int, step_ms: float) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Figures of a run's card, its summary on one screen: what bounds the step, and what to do next.
 
-All times are those of the world size that the verdict judges, as means over its ranks and over the
-steps that did not stall. The card holds only the caveats that can change the verdict.
+The verdict (:mod:`commprof.analysis.verdict`) judges one of the run's world sizes. All times are
+those of this world size, as means over its ranks and over the steps that did not stall. The card
+holds only the caveats that can change the verdict.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ class Card:
 def card(
     result: RunResult, details: Sequence[WorldDetail], verdict: Verdict | None, directory: Path
 ) -> Card | None:
-    """Returns the card of a run; None if it has no figures, or a trial's candidates alternated.
+    """Returns the card of a run; None if the run has no figures, or if a trial began in it.
 
     Args:
         result: figures of the run.
@@ -211,7 +212,8 @@ def _look(run: str, late: CardRank | None) -> str:
 def _caveats(result: RunResult, world: WorldResult, step: MeanStep) -> Iterator[str]:
     if found := [each.world_size for each in result.incidents]:
         yield (
-            f"Hangs, mismatches or lasting changes of speed were seen at {counted(found, 'rank')}."
+            f"Training on {counted(found, 'rank')} had hangs, mismatches or lasting changes of "
+            "speed."
         )
     for size, reason in result.failures:
         yield f"There are no figures for {counted(size, 'rank')}: {reason}"

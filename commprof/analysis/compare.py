@@ -2,17 +2,17 @@
 
 The measured steps of each world size that both runs have are compared. A figure counts as changed
 if the rank test over the steps (``step_test``) gives p < 5 % and the 95 % interval of the ratio of
-medians excludes 1. Test and interval count correlated steps as a smaller number of independent
-steps; if that number is too small, there is no p-value. The p-value of the step, the main question,
-is corrected for the number of world sizes only. The p-values of parts and collectives, which show
-where a change is, are corrected for the number of parts and collectives within a world size. The
-test distinguishes two runs, not two programs: anything else that changed on the machine between the
-runs is included.
+medians excludes 1. The test and the interval both treat correlated steps as a smaller number of
+independent steps; if that number is too small, there is no p-value. The p-value of the step, the
+main question, is corrected for the number of world sizes only. The p-values of parts and
+collectives, which show where a change is, are corrected for the number of parts and collectives
+within a world size. The test distinguishes two runs, not two programs: anything else that changed
+on the machine between the runs is included.
 
 If the ranks of a run lacked cores, other load on the machine may have lengthened the steps. This
 load differs from run to run but hardly varies within a run, so no test over a run's steps can
-measure its effect. Then the step counts as changed only if the step time without run delay changed
-too. A part or a collective then counts as changed only if the step does.
+measure its effect. If ranks lacked cores, the step therefore counts as changed only if the step
+time without run delay changed too, and a part or a collective only if the step does.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def _with_step(world: WorldComparison, p_value: float) -> WorldComparison:
 
 
 def _untold(change: Change) -> Change:
-    """Returns the change without its interval and p-value, so that it never counts as changed."""
+    """Returns the change without interval and p-value, so that ``significant`` is False."""
     return replace(change, ratio=Interval(change.ratio.value, math.nan, math.nan), p_value=math.nan)
 
 

@@ -3,7 +3,8 @@
     s per 1000 samples    = 1000 / (samples per second)
     cost per 1000 samples = (s per 1000 samples) / 3600 * price per hour * (billed ranks or nodes)
 
-The interval is that of the mean step (bootstrap over steps), since the samples per step are known.
+A cost's interval is the mean step's interval (bootstrap over steps), scaled to the cost: only the
+step time is uncertain.
 Cost ignores accuracy: more ranks may mean a larger batch, which may need more samples.
 """
 
@@ -35,7 +36,7 @@ class Price:
 
 @dataclass(frozen=True)
 class CostRow:
-    """Cost of training at one world size; NaN if its samples are unknown."""
+    """Cost of training at one world size; times and costs are NaN if samples/s are unknown."""
 
     world_size: int
     #: Nodes or ranks that are paid for; None if the nodes of missing ranks are unknown.

@@ -127,8 +127,8 @@ def next_step(
 def _predicted(found: Sharding, on_device: bool) -> NextStep:
     """Returns advice on the part of the sharded communication that a step waits for longest.
 
-    The advice is to predict the effect of a change with ``commprof predict``; on a device, where
-    steps cannot be predicted, it is to try the change.
+    The advice is to predict the effect of a change with ``commprof predict``. If collectives ran on
+    a device such as a GPU, steps cannot be predicted, and the advice is to try the change.
     """
     changes = {
         FORWARD: ("gathering parameters in bf16", ("--gather-dtype", "bf16")),
@@ -231,7 +231,7 @@ def _give_cores(context: Mapping[str, Any], world: WorldResult) -> str:
         f"for {no_core_share(world):.0%} of the exposed time, ranks were ready to run but had no "
         "core"
     )
-    after = "This run cannot show how much communication would cost with a core for every rank."
+    after = "This run cannot show what communication would cost with a core for every rank."
     if crowded(context, world):
         return f"First give every rank a core: {measured}. {after}"
     return f"First find out what else runs on the ranks' cores: {measured}. {after}"
@@ -243,8 +243,9 @@ def trial_command(context: Mapping[str, Any], world_size: int, cap_mb: int | Non
     For a run on several machines, N stands for a machine's number and NEW for a new directory.
     ``cap_mb`` is the bucket size of a further candidate; None to leave this candidate out.
 
-    The command is empty if the context is not of a ``commprof run``, if a trial cannot use its
-    strategy, or if a configuration file holds some of its options, which a trial may reject.
+    The command is empty if the context is not of a ``commprof run``, or if a trial cannot use the
+    run's strategy. It is also empty if the run took options from a configuration file, because a
+    trial may reject these options.
     """
     if not _takes_a_trial(context):
         return ""

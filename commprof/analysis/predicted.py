@@ -133,7 +133,8 @@ def read_best(path: Path) -> BestPrediction:
         ) from None
     except ValueError as problem:
         raise CommprofError(
-            f"{invocation.quoted(path)} names no best setting ({problem}); make it with {again}"
+            f"{invocation.quoted(path)} names no best setting ({problem}); "
+            f"make the file with {again}"
         ) from None
     step = best["interval_s"]
     return BestPrediction(

@@ -168,7 +168,7 @@ def _about_steps(world: WorldResult) -> list[str]:
 
 
 def _about_causes(world: WorldResult) -> list[str]:
-    """Returns remarks on the ranks that caused most waiting, and on a phase longer on one rank."""
+    """Returns remarks on the ranks that caused most waiting and on one rank's slower phase."""
     found = []
     name, costs = counted(world.world_size, "rank"), world.wait_costs[:_MOST_CAUSES]
     if sum(cost.wait_ms for cost in world.wait_costs) >= _MUCH_WAITING * world.parts.step_ms:
@@ -188,7 +188,7 @@ def _about_causes(world: WorldResult) -> list[str]:
 
 
 def _what_held_up(phase: LongerPhase) -> list[str]:
-    """Returns why the phase took longer, by the kernel's counts, as clauses of a sentence."""
+    """Returns reasons for the phase's extra time, from the Linux kernel's counts, as clauses."""
     found = []
     if phase.throttled_ms >= phase.no_core_ms / 2 > 0:
         found.append(
@@ -348,8 +348,8 @@ def _about_cost(clock: str, cost: OwnCost) -> str:
     effect, control = cost.on_over_off, cost.control
     if not cost.measurable:
         return (
-            f"{clock} not measurable in this run (between {_percent(effect.low)} and "
-            f"{_percent(effect.high)} according to these steps)"
+            f"{clock} not measurable precisely in this run (95 % interval {_percent(effect.low)} "
+            f"to {_percent(effect.high)})"
         )
     text = (
         f"{clock} {_percent(effect.value)} [{_percent(effect.low)}, {_percent(effect.high)}] "
@@ -387,18 +387,21 @@ def _percent(ratio: float) -> str:
 
 
 def _about_devices(world: WorldResult, name: str) -> str:
-    text = f"At {name} {world.device_collectives} collectives ran on a GPU. "
+    text = f"At {name}, {world.device_collectives} collectives ran on a GPU. "
     if world.foreign:
         return text + ("Exposed time is the time in which only their kernels ran on the device.")
     untimed = world.device_collectives - world.device_timed
     if world.device_timed:
         text += (
-            "Steps, phases and exposed time are those of its compute stream, timed by device "
+            "Steps, phases and exposed time are those of the GPU's compute stream, timed by device "
             f"events: moments are known to ±{_bound(world.device_clock_error_us)} on the "
             "host's clock, durations more exactly. "
         )
         if world.world_size > 1:
-            text += "The split of each exposed stretch may be off by twice that. "
+            text += (
+                "In each exposed stretch of communication, the split into waiting and transfer may "
+                "be off by twice the error of moments. "
+            )
     if untimed:
         whose = f"{untimed} of the GPU collectives" if world.device_timed else "the GPU collectives"
         why = f" ({world.no_device_times})" if world.no_device_times else ""

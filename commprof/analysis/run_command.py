@@ -38,7 +38,7 @@ class RunCommand:
         return found
 
     def without(self, names: Collection[str]) -> RunCommand:
-        """Returns the command without these options, each of which has one value."""
+        """Returns the command without these options and their values; each must take one value."""
         return replace(self, options=_replaced(self.options, names, ()))
 
     def with_in_place(self, name: str, words: Sequence[str]) -> RunCommand:

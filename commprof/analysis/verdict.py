@@ -279,7 +279,7 @@ def _unseen_forward(world: WorldResult, binding: Binding) -> list[str]:
         return []
     return [
         "No forward pass was seen: the forward pass of a model under neither DDP nor FSDP2 counts "
-        'as other, unless `with prof.phase("forward")` marks it.'
+        'as "other", unless `with prof.phase("forward")` marks it.'
     ]
 
 

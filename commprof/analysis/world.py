@@ -1,4 +1,4 @@
-"""Figures of one world size of a run."""
+"""Computes the results of a run at one world size, that is, one number of ranks."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ class WorldResult:
         return (high - low) / self.step_median_ms if self.step_median_ms > 0 else math.nan
 
     def known(self, name: str) -> list[float]:
-        """Returns a figure of ``ranks`` by its name, for the ranks for which it is known."""
+        """Returns the field ``name`` of each rank in ``ranks``; leaves out unknown values (NaN)."""
         values = [getattr(rank, name) for rank in self.ranks]
         return [value for value in values if not math.isnan(value)]
 
@@ -221,8 +221,8 @@ class WorldResult:
     def unlisted_exposed_ms(self) -> float:
         """Exposed time per step that is in no row of ``collectives``.
 
-        The training thread stood still although every recorded collective was complete, or waited
-        for a collective that was not recorded or was issued in another step.
+        In this time, the training thread waited for a collective that was not recorded or was
+        issued in another step, or it stood still although every recorded collective was complete.
         """
         return self.parts.exposed_ms - sum(row.exposed_ms for row in self.collectives)
 

@@ -48,7 +48,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "efficiency",
-        "efficiency is not speed-up / growth in ranks",
+        "efficiency differs from speed-up divided by growth in ranks",
         scaling_rules.efficiency,
     ),
     Rule(

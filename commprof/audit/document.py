@@ -77,7 +77,7 @@ class Technique:
 
 @dataclass(frozen=True)
 class Document:
-    """All content of a file that the rules use."""
+    """The parts of a file's content that the rules use."""
 
     series: tuple[Series, ...] = ()
     #: Figures without a world size: batch, epochs, price, overhead, parallel share.

@@ -70,7 +70,7 @@ class Span:
 
 
 def exact(value: float) -> Span:
-    """Returns the interval of a number that is not rounded."""
+    """Returns the interval that contains only ``value``, for a number that is not rounded."""
     return Span(value, value, value)
 
 

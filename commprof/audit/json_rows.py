@@ -50,8 +50,8 @@ def _rows(value: Any, path: str) -> list[Row]:
     """Makes one row of each innermost object that has a world size and figures.
 
     The parts of an object (see ``_is_part``) do not count as inner objects: they describe the same
-    row as the object. So the object's row replaces the rows of its parts. An object that makes no
-    row keeps the rows of its parts.
+    row as the object. If the object makes a row, rows of its parts are dropped; otherwise they are
+    returned.
     """
     if isinstance(value, list):
         return [row for at, item in enumerate(value) for row in _rows(item, f"{path}[{at}]")]

@@ -138,7 +138,7 @@ def parse_ranks(cell: str) -> int | None:
 
 
 def hourly_price(text: str, where: str) -> tuple[Figure, bool] | None:
-    """Reads a price such as ``$3/GPU-hr`` or ``$0.60/hour``; also returns True if per rank."""
+    """Returns a price such as ``$3/GPU-hr`` and whether it is per rank; None if there is none."""
     match = _PRICE.search(text)
     figure = parse_figure("$" + match[1], where) if match else None
     return (figure, bool(match[2])) if match and figure else None

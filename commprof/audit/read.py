@@ -63,7 +63,7 @@ def statements(lines: Sequence[str]) -> list[Statement]:
 
 
 def amdahl_speedups(lines: Sequence[str]) -> list[tuple[int, Figure]]:
-    """Finds lines such as ``N=8: Speedup = 5.93x``."""
+    """Returns N and the speed-up of each line such as ``N=8: Speedup = 5.93x``."""
     found = []
     for number, line in enumerate(lines, start=1):
         match = _AMDAHL.match(line)
@@ -117,9 +117,9 @@ def _facts_of_line(line: str, where: str) -> list[tuple[str, Figure]]:
 
 
 def _is_of_all(key: str) -> bool:
-    """Returns False if ``key`` names an overhead that is not communication overhead.
+    """True if ``key`` names communication overhead, or no overhead; False for other overheads.
 
-    Returns True for communication overhead, for "overhead" alone, and for keys without this word.
+    The word "overhead" alone means communication overhead.
     """
     text = key.lower()
     return "overhead" not in text or bool(
@@ -136,7 +136,7 @@ _WRONG_ENCODING = tuple((sign.encode().decode("cp1252"), sign) for sign in "â†’Ã
 
 
 def read_document(text: str) -> Document:
-    """Reads JSON, or text with tables in Markdown and JSON in fences, or one table as CSV.
+    """Reads JSON, or text with Markdown tables and fenced JSON blocks, or one CSV table.
 
     Raises:
         ValueError: the text is not a scaling report; the message gives the reason.

@@ -159,8 +159,8 @@ def _speedup(series: Series, row: Row) -> tuple[Row, Quote] | None:
 def _rounded(share: Span) -> tuple[float, float, float]:
     """Returns low, value and high of a parallel share that the report's author chose.
 
-    An author may round such a share, but does not truncate it, unlike a computed figure. So
-    the interval extends equally far below and above the value, but not above 1.
+    A program may truncate a figure, but an author only rounds such a share. So the interval
+    extends equally far below and above the value, but not above 1.
     """
     half = share.value - share.low
     return share.low, share.value, min(1.0, share.value + half)
@@ -274,7 +274,7 @@ def overhead_against_efficiency(document: Document) -> Iterator[Check]:
 
 
 def combined_techniques(document: Document) -> Iterator[Check]:
-    """Checks that all techniques together gain at least as much as one of them alone."""
+    """Checks that all techniques together gain no less than the best single technique."""
     for table in document.techniques:
         together = [t for t in table if _is_combination(t)]
         single = [t for t in table if not _is_combination(t)]

@@ -112,7 +112,7 @@ def facts_of(table: Table) -> Row | None:
 
 
 def techniques_of(table: Table) -> tuple[Technique, ...]:
-    """Reads optimisations and their speed-ups; empty for any other table."""
+    """Reads a table of optimisations and their speed-ups; empty for other tables."""
     names = r"technique|optimi[sz]ation|method|compress(or|ion)"
     speedup = [i for i, h in enumerate(table.headers) if re.search(r"speed[ -]?up", plain(h))]
     if not speedup or not re.match(names, bare(table.headers[0])):

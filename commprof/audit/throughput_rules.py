@@ -40,8 +40,9 @@ def from_work(document: Document) -> Iterator[Check]:
 def works_of(series: Series, document: Document) -> dict[int, Work]:
     """Returns the samples processed in the measured time, by world size.
 
-    They come from the batches, or else from the samples that a row states. If a header leaves open
-    whether it is per rank or per epoch, the interpretation that agrees with most rows is used.
+    They come from the batches; without batches, from the samples that a row states. A batch may be
+    that of one rank or of all ranks, and stated samples those of one epoch or of all epochs: the
+    interpretation that agrees with most rows is used.
     """
     rows = [row for row in series.rows if row.ranks and has(row, "duration")]
     batches = [
@@ -196,7 +197,10 @@ def epochs_of_total(document: Document) -> Iterator[Check]:
 
 
 def changing_work(document: Document) -> Iterator[Check]:
-    """Checks that rows with a speed-up or efficiency keep the batch per rank or the global one."""
+    """Checks that the batch per rank or the global batch is the same in all rows of a series.
+
+    Applies to series that state a speed-up or an efficiency.
+    """
     for series in document.series:
         rows = [row for row in series.rows if row.ranks and has(row, _batch_of(row))]
         if len(rows) < 2 or not any(has(row, "efficiency") or has(row, "speedup") for row in rows):
@@ -225,9 +229,10 @@ def parts_of_step(document: Document) -> Iterator[Check]:
 
 
 def _first_is_in(row: Row, later: Span) -> str:
-    """Names the figure that includes the first epoch's time; empty if none does.
+    """Names the stated figure that includes the first epoch's time; empty if none does.
 
-    later: mean of the later epochs; a time per epoch that agrees with it excludes the first epoch.
+    later: mean time of the later epochs. A stated time per epoch that agrees with this mean does
+        not include the first epoch.
     """
     total = _sum(row.epoch_times)
     if has(row, "duration") and row.figures["duration"].span.meets(total):

@@ -98,8 +98,8 @@ class Attachment:
     def use_bucket_hook(self, bucket_hook: Any) -> None:
         """Switches to ``bucket_hook``, which is commprof's hook in another reducer of the model.
 
-        ``bucket_hook_of`` makes such a hook. Call this method between steps, and while commprof's
-        hook runs no compressor. The inner hook that ``bucket_hook`` calls does not change.
+        ``bucket_hook_of`` makes such a hook. Call this method between steps, and only if
+        :attr:`compressor` is None. The inner hook that ``bucket_hook`` calls does not change.
         """
         assert self._compressor is None
         bucket_hook.recording = self.bucket_hook.recording
@@ -114,9 +114,9 @@ class Attachment:
 
         Raises:
             CommprofError: the ranks differ in compressor or parameters, the compressor works in
-                another model, or the compressor needs the native module. Also raised if the state
-                given to ``load_state_dict()`` does not fit; :attr:`compressor` is None after this
-                error.
+                another model, or the compressor needs the native module; or the state given to
+                the compressor's ``load_state_dict()`` before this call does not fit, and then
+                :attr:`compressor` is None.
         """
         if isinstance(hook, Compressor):
             self._compress(hook)
@@ -127,7 +127,7 @@ class Attachment:
         self._note(hook)
 
     def _compress(self, compressor: Compressor) -> None:
-        """Makes the compressor's engine in a collective call; commprof's hook then runs it."""
+        """Makes commprof's hook run the compressor's new engine; all ranks call this together."""
         if compressor is self._compressor:
             return
         compressor.require_free()
@@ -270,8 +270,8 @@ def attach(
 ) -> Attachment:
     """Times every gradient bucket of ``ddp``: ready, launched, completed.
 
-    Collectives are recorded without this. Attach a model to record each bucket's index and
-    signature, or to run a compressor in it.
+    Collectives are recorded without this call. The call adds each bucket's times, index and a hash
+    of the bucket's parameter shapes to the trace, and can run a hook or compressor in the model.
     If ``hook`` is None and the native module is there, no hook is registered, and DDP works as
     without commprof. With a hook, DDP no longer divides while it copies: dividing takes one more
     pass over the gradients.

@@ -30,7 +30,7 @@ from commprof.trace.schema import SAMPLES_UNKNOWN
 
 
 class AutoPhases:
-    """Finds phases with markers in torch's functions, which :meth:`remove` removes."""
+    """Marks phases in replaced functions of torch; :meth:`remove` restores the functions."""
 
     def __init__(self, markers: Mapping[str, Marker], finder: StepFinder | None = None) -> None:
         """Patches nothing yet.
@@ -151,7 +151,7 @@ class AutoPhases:
 
 
 def _scaling(finder: StepFinder) -> Callable[..., AbstractContextManager[None]]:
-    """Returns a function that makes the context for ``GradScaler.step(self, optimizer, ...)``."""
+    """Returns a function that maps ``GradScaler.step``'s arguments to ``finder.scaling(...)``."""
 
     def around(_: Any, optimizer: Any = None, *__: Any, **___: Any) -> Any:
         return finder.scaling(optimizer)
@@ -166,9 +166,9 @@ _MOST_ITEMS = 256
 def samples_read(iterator: Any, batch: Any) -> int:
     """Returns the number of samples in a DataLoader's batch; SAMPLES_UNKNOWN if not known.
 
-    It is known if all tensors of the batch have the same length in dimension 0 and that dimension
-    counts samples: torch's own collation made the batch, or the length is the loader's
-    ``batch_size``, or less in the epoch's last batch. It is never known without automatic batching.
+    The number is the common length of the batch's tensors in dimension 0. It is known only with
+    automatic batching, and only if torch's own collation made the batch, the length is the loader's
+    ``batch_size``, or the length is smaller and the batch is the epoch's last.
     """
     try:
         length = _common_length(batch)
@@ -246,7 +246,7 @@ class ShardedForward:
     """Records the forward passes of FSDP2's modules once the script has imported FSDP2."""
 
     def __init__(self, marker: Marker, patches: Patches) -> None:
-        """``marker`` records the phase; ``patches`` undoes the replacements."""
+        """``marker`` records forward phases; ``patches`` replaces and restores ``__call__``."""
         self._marker = marker
         self._patches = patches
         #: True until FSDP2 was found.

@@ -55,7 +55,7 @@ class _Called:
         self.iterations += 1
 
     def read(self, model: DistributedDataParallel) -> None:
-        """Reads the model's current log; the parts that do not change are read only once."""
+        """Reads DDP's log of the model; the parts that do not change are read only once."""
         if self.log is None:
             self.log = ddp_log(model)
         elif (now := _log_now(model)) is not None:

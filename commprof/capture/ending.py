@@ -1,4 +1,4 @@
-"""The exception that ended a capture, for its trace."""
+"""Finds the exception that ended a capture, for the trace's metadata."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _last_call: _Call | None = None
 def watch_exits() -> None:
     """Wraps ``sys.exit`` to note its argument, which the interpreter hides from exit handlers.
 
-    If the script catches the exit, the script's outermost frame goes on to another instruction.
-    :func:`unhandled` checks this, and then ignores the argument. For ``raise SystemExit`` the C++
-    module notes the exit code later.
+    If the script catches the exit, the script's outermost frame goes on to another instruction. In
+    that case :func:`unhandled` ignores the argument. For ``raise SystemExit`` the C++ module notes
+    the exit code later.
     """
     original = sys.exit
     if hasattr(original, "__wrapped__"):

@@ -45,7 +45,7 @@ class GradientNorms:
         self._failed = False
 
     def install(self, path: Path) -> None:
-        """Starts counting updates if norms are asked for; the second step is the first measured.
+        """Starts counting updates, unless ``every`` is 0; measuring begins with the second step.
 
         Args:
             path: file for the newest figures; if it cannot be written, no figures are kept.

@@ -256,7 +256,7 @@ class Profiler:
             self._recorder.add_metadata(json.dumps({"gloo_threads": known}))
 
     def step(self) -> None:
-        """Ends the current step and begins the next; steps are no longer found automatically."""
+        """Ends the current step and begins the next; turns off the automatic finding of steps."""
         if self._finder is not None:
             self._finder.stop()
         self._end_step(STEP_DECLARED)
@@ -287,7 +287,7 @@ class Profiler:
             raise CommprofError(f"unknown phase {name!r} (allowed: {allowed})") from None
 
     def set_enabled(self, on: bool) -> None:
-        """Pauses or resumes recording between steps; all ranks should call it at the same step."""
+        """Pauses or resumes recording; call it between two steps, on all ranks at the same step."""
         self._cross_check_sources.set_enabled(on)
         if on:
             self._recorder.set_enabled(True)

@@ -28,7 +28,7 @@ class PythonBucketHook:
 
     @classmethod
     def attach(cls, ddp: Any, recorder: Any, hook: Any, state: Any) -> PythonBucketHook:
-        """Registers a new hook of this class with ``ddp`` and returns it; it calls ``hook``."""
+        """Registers with ``ddp`` a hook of this class that calls ``hook``; returns the new hook."""
         self = cls(recorder, ddp.process_group)
         self.set_hook(hook, state)
         dist._register_comm_hook(ddp.reducer, None, self._run)

@@ -60,7 +60,7 @@ class PythonMarker:
             self._open.depth += 1
 
     def end(self, samples: int = 0) -> None:
-        """Ends the phase, and records it if it is the outermost; samples of inner phases add up."""
+        """Ends the phase; the outermost phase is recorded, with its own and all inner samples."""
         self._open.samples = min(self._open.samples + samples, SAMPLES_UNKNOWN)
         if self._open.marker is not self:
             return
@@ -271,7 +271,7 @@ class PythonRecorder:
         return seq
 
     def group_id(self, group: dist.ProcessGroup) -> int:
-        """Returns the number of a process group; the first call writes its description."""
+        """Returns the number of a process group; writes a new group's description to the trace."""
         name = group.group_name
         if name not in self._groups:
             number = len(self._groups) + 1
@@ -332,7 +332,11 @@ class PythonRecorder:
         The recorder in Python sees only DDP's buckets, which do not show the code that issued them.
         """
         if on:
-            print("commprof: stacks need the native module; none are recorded", file=sys.stderr)
+            print(
+                "commprof: no stacks are recorded, because they need the native module; install "
+                "commprof with that module",
+                file=sys.stderr,
+            )
 
     def mark_step(self, step: int, ended: bool, found: int = schema.STEP_DECLARED) -> None:
         """Records a step boundary, and drops a phase that this thread left open."""

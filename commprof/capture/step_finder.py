@@ -6,8 +6,8 @@ between belong to the same iteration: those of a GAN's other network, of further
 further parameter groups that are stepped one by one (as DeepSpeed does).
 
 If training moves on to another optimizer, as in cross-validation, the steps end at the updates of
-that optimizer. An optimizer that never updated between two updates of the leading one takes over at
-its first update; another one takes over when it updates twice without the leading one in between.
+that optimizer: from its first update on, if it never updated between two updates of the leading
+optimizer. Otherwise it takes over when it updates twice without the leading optimizer in between.
 
 An update inside a backward pass (an optimizer per parameter) or inside GradScaler counts when the
 pass or the scaler's step has ended.
@@ -47,7 +47,7 @@ class StepFinder:
         self._end_step = None
 
     def before_update(self, optimizer: object) -> None:
-        """Called before an optimizer steps; of nested updates the outermost counts."""
+        """Called before an optimizer steps; only the outermost of nested updates is counted."""
         for place, known in enumerate(self._updating):
             if known is optimizer:  # its last update raised
                 del self._updating[place:]

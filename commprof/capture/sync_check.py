@@ -89,7 +89,7 @@ class SyncCheck:
             self._pending.append(step)
 
     def capture_ends(self) -> None:
-        """On rank 0, compares the hashes still to compare, and writes the findings to the trace."""
+        """On rank 0, compares the ranks' remaining hashes, and writes the findings to the trace."""
         if self._rank != 0:
             return
         until = time.monotonic() + _LAST_S

@@ -18,10 +18,10 @@ _APART_MS = 10.0
 
 
 def measure(ranks: Ranks) -> tuple[str, float, float]:
-    """Returns this host, rank 0's wall clock minus this host's, and a bound of its error, in ms.
+    """Returns this host's name, the offset of rank 0's wall clock, and an error bound, in ms.
 
-    Cristian's method: the fastest of several queries counts, and its error is at most half of its
-    round trip.
+    The offset is rank 0's clock minus this host's, by Cristian's method: the fastest of several
+    queries gives the offset, with an error of at most half of that query's round trip.
     """
     best_ns, offset_ns = float("inf"), 0.0
     answer = torch.zeros(1, dtype=torch.int64)

@@ -18,7 +18,7 @@ _COMFORTABLE = 4096
 
 
 def measure(ranks: Ranks) -> tuple[str, int]:
-    """Reads the soft limit of open files; -1 if there is no limit."""
+    """Returns the host's name, and the soft limit of open files, -1 if there is no limit."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return ranks.host, -1 if limit == resource.RLIM_INFINITY else limit
 
@@ -32,9 +32,11 @@ def judge(values: Sequence[tuple[str, int]]) -> Outcome:
     needed = _OWN + _PER_RANK * len(values)
     figure = f"limit {limit} on {host}"
     if limit < needed:
-        advice = f"{len(values)} ranks need {needed} files: ulimit -n {max(needed, _COMFORTABLE)}"
+        advice = (
+            f"{len(values)} ranks need {needed} files: run ulimit -n {max(needed, _COMFORTABLE)}"
+        )
         return Outcome(NAME, FAIL, figure, advice)
     if limit < _COMFORTABLE:
-        advice = f"DataLoader workers may run out of files: ulimit -n {_COMFORTABLE}"
+        advice = f"DataLoader workers may need more open files: run ulimit -n {_COMFORTABLE}"
         return Outcome(NAME, WARN, figure, advice)
     return Outcome(NAME, PASS, figure)

@@ -56,7 +56,7 @@ def measure(ranks: Ranks) -> str:
 
 
 def judge(values: Sequence[str]) -> Outcome:
-    """Fails if models differ, and names the ranks that differ from the majority."""
+    """Fails if the ranks' hashes differ, and names the ranks that differ from the majority."""
     if len(values) == 1:
         return Outcome(NAME, SKIP, "there is only one rank, so nothing to compare")
     different = _different(values)

@@ -13,7 +13,7 @@ _DIRECTORY = Path("/sys/class/net")
 
 
 def measure(ranks: Ranks) -> tuple[str, dict[str, int]]:
-    """Reads the speed in Mbit/s of interfaces that are up; 0 if the kernel does not know it."""
+    """Returns the host's name, and the speeds of its network interfaces (see :func:`speeds`)."""
     return ranks.host, speeds(_DIRECTORY)
 
 

@@ -14,7 +14,7 @@ NAME = "cores"
 
 
 def measure(ranks: Ranks) -> tuple[str, frozenset[int], int]:
-    """Reads the cores that this rank may use, and its number of intra-op threads."""
+    """Returns the host's name, the cores that this rank may use, and its intra-op thread count."""
     return ranks.host, frozenset(os.sched_getaffinity(0)), torch.get_num_threads()
 
 

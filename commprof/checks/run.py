@@ -39,7 +39,7 @@ class Check(Protocol):
     NAME: str
 
     def measure(self, ranks: Ranks) -> Any:
-        """Measures on one rank; all ranks call it at the same time."""
+        """Returns this rank's measurement for ``judge``; all ranks call it at the same time."""
 
     def judge(self, values: Sequence[Any]) -> Outcome:
         """Judges the measurements of all ranks, in order of rank."""

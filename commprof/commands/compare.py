@@ -52,7 +52,7 @@ class CompareCommand:
         parser.add_argument(
             "--fail-above",
             metavar="5%",
-            help="exit with 1 if B is slower by more than this, beyond noise",
+            help="exit with 1 if B is slower by more than this and the difference is beyond noise",
         )
         parser.add_argument(
             "--format", choices=("table", "json"), default="table", help="default: table"

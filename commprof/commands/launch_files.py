@@ -78,7 +78,7 @@ class LaunchFilesCommand:
             nargs=argparse.REMAINDER,
             metavar="SCRIPT ARGS",
             help="the script and its arguments; -- -m MODULE ARGS for a module; -- --workload NAME "
-            "and other options of commprof run for a built-in workload",
+            "for a built-in workload, with further options of the command 'commprof run'",
         )
 
     def run(self, args: argparse.Namespace) -> int:
@@ -143,8 +143,8 @@ def _check_options(words: list[str], nodes: int, ranks_per_node: int) -> None:
     given = parser.parse_args(words)
     if given.script is not None:
         raise UsageError(
-            f"{given.script!r} after the options of a built-in workload is read as a "
-            "script; put the script first, or leave it out"
+            f"{given.script!r} is read as a script, but follows the options of a built-in "
+            f"workload; put the script first, or leave out {given.script!r}"
         )
     if min(nodes, ranks_per_node) < 1 or (given.nproc, given.nnodes) != (None, None):
         return  # refused by ClusterJob

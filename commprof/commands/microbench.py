@@ -34,7 +34,7 @@ terms of nccl-tests, on gloo, NCCL, MPI, or commprof's own backend, with the dat
   commprof microbench all_reduce all_gather --nproc 2,4,8 -b 1K -e 64M -f 4
   commprof microbench all_reduce --nproc 2 --backend commprof --json shm.json
   commprof microbench --hook fp16 --hook topk:ratio=0.01 --nproc 2 -b 1M -e 64M
-  commprof microbench all_reduce --nproc 2 --overlap    how much of it compute hides
+  commprof microbench all_reduce --nproc 2 --overlap    share of time hidden by compute
   torchrun --nproc-per-node 4 -m commprof.microbench all_reduce   on the ranks of torchrun
   commprof compare A.json B.json                                  compare two results
 

@@ -99,7 +99,7 @@ Comma-separated lists are combined, each value with each. See docs/prediction.md
             nargs="+",
             default=[],
             metavar="RUN",
-            help="further runs on the same link, on which the model's error is measured",
+            help="further runs, on the same link, to measure the model's error with",
         )
         parser.add_argument("--format", choices=("table", "json"), default="table")
 
@@ -170,7 +170,8 @@ def _add_setting(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cores-per-host",
         metavar="X",
-        help="cores of a host, a fraction if containers share them (default: as recorded)",
+        help="cores of a host; may be a number like 3.5 if containers share them (default: as "
+        "recorded)",
     )
     parser.add_argument(
         "--scaling",
@@ -196,7 +197,9 @@ def _add_setting(parser: argparse.ArgumentParser) -> None:
         help="number of neighbouring blocks (the run's fully_shard units) to wrap together",
     )
     sharded.add_argument(
-        "--accumulate", metavar="N,...", help="backward passes per step, reduced in the last one"
+        "--accumulate",
+        metavar="N,...",
+        help="backward passes per step; gradients are reduced in the last pass",
     )
     sharded.add_argument(
         "--reshard-after-forward", metavar="on,off", help="gather parameters again for backward"

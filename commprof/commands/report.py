@@ -122,8 +122,8 @@ def _check_one_strategy(args: argparse.Namespace) -> None:
         one = "a price or a prediction"
     if one:
         raise UsageError(
-            f"{invocation.quoted(args.run)} holds the runs of several strategies, and {one} is for "
-            f"one of them: name {' or '.join(map(invocation.quoted, places))}"
+            f"{invocation.quoted(args.run)} holds the runs of several strategies, but {one} needs "
+            f"the run of one strategy; give {' or '.join(map(invocation.quoted, places))}"
         )
 
 

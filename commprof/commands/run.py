@@ -118,7 +118,7 @@ class RunCommand:
             return code
         if not rendezvous.is_first:
             print(
-                f"Machine {rendezvous.node_rank} is done; machine 0 reports from "
+                f"Machine {rendezvous.node_rank} is done; machine 0 prints the report of "
                 f"{invocation.quoted(directory)}"
             )
             return code

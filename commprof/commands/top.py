@@ -43,8 +43,8 @@ Shows a running job, rank by rank: step rate, where steps go, waiting, the late 
   commprof top RUN --once        one frame as plain text, also of a run that has ended
 
 RUN is the directory that commprof run, commprof.wrap or commprof.profile() writes to. The command
-only reads the job's traces while they grow. In a pipe or file it prints a frame whenever something
-has changed, until the job has ended. See docs/monitoring.md.
+reads the traces while the job writes them, and changes nothing. In a pipe or file it prints a frame
+whenever something has changed, until the job has ended. See docs/monitoring.md.
 """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:

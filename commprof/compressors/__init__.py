@@ -102,7 +102,7 @@ def powersgd(
 
 
 def hierarchical(*, measure_every: int = 0) -> Compressor:
-    """Makes a hook for fp32 means: shared memory within each host, gloo between hosts.
+    """Makes a hook that averages in fp32: by shared memory within hosts, by gloo between hosts.
 
     ``parse("int8:hierarchical=1")`` also compresses the messages between hosts.
     """

@@ -1,4 +1,4 @@
-"""Compressor: a scheme and its options; once attached to a model, also its state as a dict."""
+"""``Compressor``: a compression scheme with its options, and state to save and load."""
 
 from __future__ import annotations
 
@@ -159,7 +159,10 @@ class Compressor:
             )
 
     def bind(self, running: Running) -> None:
-        """Takes a model's engine, and puts into it the state that was loaded before, if any."""
+        """Attaches the compressor to a model; ``running`` owns the compressor's engine.
+
+        The state that ``load_state_dict`` has kept, if any, is loaded into the engine.
+        """
         self.require_free()
         if self._loaded is not None:
             _restore(running, self, self._loaded)
@@ -215,7 +218,7 @@ class Compressor:
         self._attached("step_skipped").engine.step_skipped()
 
     def follow_scaler(self, scaler: Any) -> None:
-        """Follows a GradScaler's changes of scale and skipped steps automatically.
+        """Makes residuals adapt whenever a GradScaler changes its scale or skips a step.
 
         Args:
             scaler: a ``torch.amp.GradScaler``; its ``update`` is wrapped.

@@ -80,9 +80,9 @@ class Connections:
         if self._group.rank() == 0:
             first = next(rank for rank, text in enumerate(problems) if text)
             warnings.warn(
-                "commprof: compressors exchange through gloo, which is slower, because of rank "
-                f"{self._names[first]}: {problems[first]} (to use gloo without this warning, set "
-                f"{variables.SOCKETS}=off)",
+                "commprof: compressors cannot use sockets because of rank "
+                f"{self._names[first]}: {problems[first]}; they exchange through gloo, which is "
+                f"slower (to use gloo without this warning, set {variables.SOCKETS}=off)",
                 stacklevel=2,
             )
         return None
@@ -111,7 +111,8 @@ class Exchange:
     hosts: int = 0
     """Number of the model's hosts; 0 if ``team`` is None."""
     compresses: bool = True
-    """False if shared memory reaches all ranks, so that plain sums are better."""
+    """True if the compressor's scheme is used. False if shared memory reaches all ranks: then fp32
+    sums replace the scheme."""
     mesh: Any = None
     """Socket connections between the ranks of ``group``, for all exchanges except all-reduces. The
     all-reduces use ``group``. None if all exchanges use ``group``."""

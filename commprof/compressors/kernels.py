@@ -36,7 +36,7 @@ def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def topk_feedback(gradient: Tensor, residual: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Returns the top k of ``gradient + residual`` in one pass, as ``topk`` does.
+    """Returns the values and indices of ``topk(gradient + residual, k)``, in one pass.
 
     ``residual`` becomes the sum, with 0 at the chosen indices; ``gradient`` does not change.
     """

@@ -1,4 +1,4 @@
-"""A compressor's engine in one DDP model."""
+"""Runs a compressor in one DDP model, by an engine that compresses and exchanges gradients."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Final
 
 #: Code on the wire, name, default of error feedback, meaning.
 SCHEMES: Final = (
-    ("None", "none", 0, "fp32 all-reduce on the same thread: the baseline for compressors"),
+    ("None", "none", 0, "fp32 all-reduce on the thread that compressors use: the baseline"),
     ("Half", "fp16", 0, "16 bits a value with a power-of-two scale, 2x fewer bytes"),
     ("Bfloat16", "bf16", 0, "16 bits a value with fp32's range, 2x fewer bytes"),
     ("Int8", "int8", 0, "8 bits a value, a scale per 128: 3.9x fewer bytes"),

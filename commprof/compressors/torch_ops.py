@@ -57,7 +57,10 @@ def add_int8(payload: tuple[Tensor, ...], total: Tensor) -> None:
 
 
 def encode_topk(ratio: float) -> Encode:
-    """Makes an encoder that keeps the largest values, ``ratio`` of all, and their int32 indices."""
+    """Makes an encoder that returns the values largest in magnitude, and int32 indices of them.
+
+    ``ratio`` is the fraction of values that the encoder returns; it returns at least one.
+    """
 
     def encode(x: Tensor) -> tuple[Tensor, ...]:
         count = max(1, round(ratio * x.numel()))
@@ -79,8 +82,8 @@ def lacks(scheme: str) -> str:
         return ""
     why = _native.native_error or "gradients on a GPU"
     return (
-        f"the compressor {scheme!r} needs the native module and gradients on the CPU; available "
-        f"without them: {', '.join(_SCHEMES)} (reason: {why})"
+        f"the compressor {scheme!r} needs the native module and gradients on the CPU; use one of "
+        f"{', '.join(_SCHEMES)} instead. Why it is not available: {why}"
     )
 
 

@@ -71,7 +71,7 @@ class ClusterJob:
     ranks_per_node: int
     """Processes per node."""
     directory: str
-    """Directory for the traces, which all nodes see."""
+    """Directory for the traces, on a file system that all nodes share."""
     name: str = "commprof"
     """Name of the job."""
     interface: str | None = None
@@ -113,8 +113,8 @@ class ClusterJob:
             )
         if not self.script:
             raise UsageError(
-                "no script is given: end the command with SCRIPT ARGS, -- -m MODULE ARGS, or for "
-                "a built-in workload -- --workload NAME"
+                "no script is given: end the command with 'SCRIPT ARGS', '-- -m MODULE ARGS', or "
+                "'-- --workload NAME' for a built-in workload"
             )
         if self.is_workload:
             self._check_options()
@@ -296,7 +296,7 @@ def _run(job: ClusterJob, node_rank: str, endpoint: str, directory: str) -> str:
 
 
 def _command(job: ClusterJob) -> list[str]:
-    """Returns a container's command; the operators' PET_* variables hold node and rendezvous."""
+    """Returns a container's command; Kubeflow's PET_* variables hold node rank and rendezvous."""
     if not job.is_workload:
         return ["torchrun", "-m", "commprof.wrap", *job.script]
     endpoint = '"$PET_MASTER_ADDR:$PET_MASTER_PORT"'

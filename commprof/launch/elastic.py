@@ -200,7 +200,11 @@ def _config(world_size: int, logs: LogsSpecs, rendezvous: Rendezvous) -> LaunchC
 
 
 def _shutdown_timeout() -> dict[str, int]:
-    """Returns the timeout for ``LaunchConfig``; before torch 2.12, changes torch's default."""
+    """Returns the shutdown timeout in s, as a keyword argument of ``LaunchConfig``.
+
+    ``LaunchConfig`` lacks this argument before torch 2.12: then changes the default of torch's
+    ``PContext.close`` instead, and returns {}.
+    """
     if any(field.name == "shutdown_timeout" for field in dataclasses.fields(LaunchConfig)):
         return {"shutdown_timeout": _SHUTDOWN_TIMEOUT_S}
     PContext.close.__defaults__ = (None, _SHUTDOWN_TIMEOUT_S)  # death_sig, timeout
@@ -267,7 +271,10 @@ def check_backend(backend: str, local_ranks: int) -> None:
 
 @contextmanager
 def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Sets variables for the ranks, and for the fork server: its torch reads some only once."""
+    """Sets environment variables, which ranks and fork server inherit; restores them at the end.
+
+    Ranks may be forked from the fork server, whose torch reads some of the variables only once.
+    """
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

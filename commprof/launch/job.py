@@ -1,4 +1,4 @@
-"""A job: the training of one set of ranks, as a file that every rank reads."""
+"""A training job at one world size, which every rank reads from a file."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Job:
     backend: str = "gloo"
     """torch.distributed backend."""
     overhead_steps: int = 0
-    """Steps of the overhead block that follows the training; see `loop.train`."""
+    """Steps after the training that measure the cost of capture; see `loop.train`."""
     seed: int = 0
     """Seed of data and weights."""
     threads_per_rank: int = 1
@@ -161,7 +161,7 @@ class Plan:
     steps_per_epoch: int
     """Steps in which a rank goes through its part of the data once."""
     steps: int
-    """Steps that are trained, without the overhead block."""
+    """Steps that are trained, without `Job.overhead_steps`."""
     lr_scale: float
     """Samples of all ranks per update, divided by the batch size asked for."""
 

@@ -33,7 +33,7 @@ class Pinning:
     sets: tuple[tuple[int, ...], ...]
     """CPUs that each local rank may use; () in mode "none", which pins no rank."""
     disjoint: bool
-    """True if no two ranks share a CPU, and in mode "none"."""
+    """True if no two ranks share a CPU; also True in mode "none"."""
     reason: str
     """Reason for the mode, or a problem with it, as a clause."""
 

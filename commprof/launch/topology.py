@@ -123,7 +123,7 @@ def _nodes(root: Path) -> Iterator[tuple[int, tuple[int, ...]]]:
 
 
 def _siblings(root: Path, cpu: int) -> tuple[int, ...]:
-    """Returns the hyper-threads of a CPU's core; kernels before 5.3 lack ``core_cpus_list``."""
+    """Returns the hyper-threads of a CPU's core; reads another file for kernels before 5.3."""
     folder = root / _CPUS / f"cpu{cpu}" / "topology"
     return _cpu_list(folder / "core_cpus_list") or _cpu_list(folder / "thread_siblings_list")
 

@@ -70,8 +70,8 @@ def given_rank(
 ) -> LaunchedRank | None:
     """Returns the rank that a launcher gave this process; None if no launcher did.
 
-    Also None for srun with one task per node, and for srun's tasks with ``--nnodes``: there
-    ``commprof run`` starts the ranks of the task's machine itself.
+    Also None for srun with one task per node, and for srun's tasks with ``--nnodes``. In these
+    cases each task is a ``commprof run`` that starts the ranks of one machine.
 
     Args:
         variables: the environment.
@@ -190,7 +190,10 @@ class StoreMessage:
         self._store.set(_KEY, json.dumps(word))
 
     def hear(self) -> dict[str, Any]:
-        """Receives the message on other ranks. Raises CommprofError if none comes in time."""
+        """Receives rank 0's message; called by the other ranks.
+
+        Raises CommprofError if no message comes in time.
+        """
         try:
             self._store.wait([_KEY], self._patience)
             word: dict[str, Any] = json.loads(self._store.get(_KEY))

@@ -48,9 +48,9 @@ _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFB
 
 
 def run_rank(job_path: str, cpu_sets: str = "") -> None:
-    """Train this process's rank of the job in a file, and write the rank's trace and result.
+    """Trains this process's rank of a job, and writes the rank's trace and result.
 
-    cpu_sets: CPUs of each rank of this machine, as in `Pinning.text`.
+    job_path: the job's file. cpu_sets: CPUs of each rank of this machine, as in `Pinning.text`.
     """
     guarded(lambda: _run(Job.load(Path(job_path)), cpu_sets))
 
@@ -286,7 +286,7 @@ def _is_from_a_peer(error: Exception) -> bool:
 
 
 def main() -> None:
-    """Runs one rank of a job: argv names the job file, the environment the rank."""
+    """Runs one rank of a job; argv[1] is the job's file, the variable RANK is the rank."""
     if len(sys.argv) != 2:
         sys.exit(f"usage: {invocation.module('commprof.launch.worker')} JOB.json")
     try:

@@ -3,9 +3,10 @@
 In an in-place call, the input and output buffers share memory, as in NCCL.
 
 Element i of rank r's input depends only on (i + r) mod m, with a small prime m. Each block of an
-input or a result is therefore a table of m values, repeated. A block in the wrong place, from the
-wrong rank or added twice is detected, unless m divides the block length, or the number of blocks or
-ranks by which it is off. Values are whole numbers, so small that every sum is exact in every type.
+input or a result is therefore a table of m values, repeated. A block that is added twice, is
+in the wrong place or comes from the wrong rank is detected. Exceptions: the wrong place, if m
+divides the block length or the distance in blocks; the wrong rank, if m divides the difference of
+the ranks. Values are whole numbers, so small that every sum is exact in every type.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ class Buffers:
     source: Tensor
     """The input."""
     target: Tensor
-    """The output; the same tensor as `source` if the two are one buffer in place."""
+    """The output. In place: the same tensor as `source`, or one of the two is part of the other."""
 
     def fill(self, pattern: Pattern, rank: int) -> None:
         """Fills the input with the pattern, and the output with zeros."""

@@ -44,7 +44,7 @@ def no_meeting() -> None:
 
 
 def make_call(op: str, side: Side, buffers: Buffers, redop: str) -> Call:
-    """Makes a call that issues the operation and waits for its end (on a GPU: for an idle GPU)."""
+    """Returns a function that issues the operation and waits for its end (GPU: for an idle GPU)."""
     start = make_start(op, side, buffers, redop)
     if side.device != "cpu":
 
@@ -61,7 +61,7 @@ def make_call(op: str, side: Side, buffers: Buffers, redop: str) -> Call:
 
 
 def make_start(op: str, side: Side, buffers: Buffers, redop: str, is_async: bool = False) -> Any:
-    """Makes a call that issues the operation and returns its c10d Work or Works, for `finish`."""
+    """Returns a function that issues the operation and returns c10d's Work(s), for `finish`."""
     return _STARTS[op](side, buffers, _REDOPS[redop], is_async)
 
 

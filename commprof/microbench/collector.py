@@ -217,7 +217,7 @@ class Collector:
 def _overlap_row(key: RowKey, cells: Sequence[OverlapCell]) -> OverlapRow:
     """Returns the medians over the samples, as in IMB.
 
-    A sample counts with the times of the rank whose overlapped time (t_ovrl) is the largest.
+    Each sample's times are from the rank whose overlapped time (t_ovrl) is the largest.
     """
     slowest = np.argmax([cell.overlapped_us for cell in cells], axis=0)
 

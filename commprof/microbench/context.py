@@ -58,10 +58,10 @@ def _time(plan: Plan, clocks: int) -> str:
     if plan.overlap:
         return "for each sample, times of the rank with the largest t_ovrl, by that rank's clock"
     if clocks == 1:
-        return "from the last rank's begin to the last rank's end"
+        return "from the latest begin to the latest end of any rank"
     return (
         "if the measured ranks are on several hosts, the slowest rank's own time, with its wait "
-        "for late ranks; else from the last rank's begin to the last rank's end"
+        "for late ranks; else from the latest begin to the latest end of any rank"
     )
 
 

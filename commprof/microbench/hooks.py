@@ -45,7 +45,7 @@ class _OneMatrix(nn.Module):
         self.weight = nn.Parameter(torch.zeros(rows, columns))
 
     def forward(self, gradient: Tensor) -> Tensor:
-        """Returns a zero whose backward pass gives the matrix this gradient."""
+        """Returns a zero whose backward pass makes ``gradient`` the weight's gradient."""
         return _GivenGradient.apply(self.weight, gradient)
 
 
@@ -63,7 +63,7 @@ class HookBench:
     """Gradients, which are used in turn."""
 
     def timed(self) -> TimedCall:
-        """Makes a backward pass to time; its untimed preparation drops the previous gradient."""
+        """Returns a call that runs a backward pass, after untimed removal of the old gradient."""
         turn = 0
 
         def call() -> None:

@@ -2,7 +2,7 @@
 
 The loop runs in C++ if the native module is present and tensors are on the CPU: between two calls
 Python takes several microseconds, in which a backend's threads fall asleep. For tensors on a device
-and for hooks, the loop runs in Python: a sample of a hook is a backward pass of a model.
+the loop runs in Python; also for hooks, because a hook's sample is a backward pass of a model.
 
 Overlap is measured as in IMB-NBC: the collective alone; then the collective issued, followed by
 compute of about the same length, followed by a wait. The compute is IMB's too, a 100 x 100 matrix
@@ -163,7 +163,7 @@ class OverlapCell:
     count: int
     """Elements, see `Sweep.counts`."""
     placement: str
-    """In place if the operation has that form, so that the time includes no copy."""
+    """``in_place`` if the operation can run in place, so that the time includes no copy."""
     pure_us: Floats
     """Time of the collective alone."""
     compute_alone_us: Floats

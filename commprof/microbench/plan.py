@@ -1,4 +1,4 @@
-"""Plan of one command's sweeps, which every rank reads from a file; sizes, and memory needed."""
+"""Plan of one command's sweeps: sizes, a check of memory, and the file that all ranks read."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Sweep:
-    """One operation at one world size, over all sizes."""
+    """One operation at one world size, over all message sizes."""
 
     op: str
     """An operation's name, or a hook's as ``hook:fp16``."""

@@ -145,7 +145,7 @@ class _Runner:
         return self._controls[world_size]
 
     def _meeting(self, side: Side) -> Call:
-        """Returns the call before each sample: a barrier of the measured backend, or nothing."""
+        """Returns the call to make before each sample: a barrier of the backend, or a no-op."""
         if self._plan.sync == "none":
             return no_meeting
         nothing = torch.empty(0)

@@ -283,9 +283,10 @@ class TraceTail:
         return records[np.argsort(records["timestamp_ns"], kind="stable")]
 
     def _doubt(self, problem: str, end: int | None) -> bool:
-        """Counts failed reads of a block; after a few, gives it up and returns True to skip it.
+        """Counts failed reads of a block; returns True if, after a few, the block is to be skipped.
 
-        ``end`` is the offset to go on from; if it is None, reading of the file stops instead.
+        ``end`` is the offset of the next block. If ``end`` is None, returns False and, after a few
+        failed reads, stops reading the file.
         """
         self._retries += 1
         if self._retries <= _RETRIES:
@@ -326,7 +327,7 @@ def newest_job(run: Path, nested: bool = True) -> Path | None:
 
 
 class JobTail:
-    """Tails of all traces of one job; for each rank, the trace of its last attempt."""
+    """Follows the traces of one job: for each rank, the trace of the rank's last attempt."""
 
     def __init__(
         self, directory: Path, recent_bytes: int | None = None, only_rank: int | None = None

@@ -271,7 +271,7 @@ def _status(tail: TraceTail, lives: bool | None) -> str:
 
 
 def _failed(tail: TraceTail) -> bool:
-    """True if a rank whose trace has ended raised an exception or died."""
+    """True if a rank raised an exception or died; the rank's trace must have ended."""
     raised = metadata_of(tail).get("ending", {}).get("error")
     return bool(raised) or not tail.closed
 
@@ -279,7 +279,7 @@ def _failed(tail: TraceTail) -> bool:
 def _since_step_s(rank: int, tail: TraceTail, world: FollowedTraces, here: Here) -> float:
     """Returns the seconds since the end of a rank's last step, or since capture began.
 
-    Returns NaN in always-on mode, if the rank has ended, or if the rank uses another clock.
+    Returns NaN if the rank records in always-on mode, has ended, or uses another clock.
     """
     metadata = metadata_of(tail)
     if not here.shares_clock(metadata) or tail.summary is not None or tail.ended:
@@ -391,7 +391,7 @@ class FollowedTraces:
 
 
 def metadata_of(tail: TraceTail) -> dict[str, Any]:
-    """Returns a tail's metadata, which all tails in ``JobTail.tails`` have read."""
+    """Returns a tail's metadata; each tail in ``JobTail.tails`` has already read its own."""
     assert tail.metadata is not None
     return tail.metadata
 

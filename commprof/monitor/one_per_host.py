@@ -60,8 +60,9 @@ def start_beside(
 
     Args:
         command: the program and its arguments.
-        detached: True to start it through a shell that ends before this returns, so that it is not
-            a child of the job: a script that waits for all its children must not find it.
+        detached: True to start the helper through a shell that ends at once; the shell's Popen is
+            then returned. So the helper is not a child of the job, and a script that waits for all
+            its children does not wait for the helper.
         output: the process's stdout.
         errors: the process's stderr; None to inherit this process's.
 

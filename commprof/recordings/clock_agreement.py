@@ -126,9 +126,10 @@ class _Offsets:
 
 
 def _offset(end_ns: Ints, reached: Sequence[tuple[int, int]]) -> _Offsets:
-    """Returns the offsets, each from the collectives that a rank shares with its parent.
+    """Returns each rank's offset from the first rank's clock, summed along the tree of ranks.
 
-    See :func:`_tree` for the pairs of rank and parent in ``reached``.
+    A rank's offset from its parent is taken from the collectives that the two share. ``reached``
+    holds the pairs of rank and parent, see :func:`_tree`.
     """
     offset, error = np.zeros((2, end_ns.shape[1]), dtype=np.int64)
     for rank, parent in reached:
@@ -186,7 +187,7 @@ def _tree(present: npt.NDArray[np.bool_]) -> list[tuple[int, int]] | None:
 
 
 def _between(end_ns: Ints, at: Ints, offset: Ints) -> Ints:
-    """Returns the offsets at these times, interpolated linearly between the windows."""
+    """Returns the offsets at ``end_ns``, interpolated linearly between the times ``at``."""
     since, knots = (end_ns - at[0]).astype(np.float64), (at - at[0]).astype(np.float64)
     return np.stack(
         [

@@ -1,6 +1,6 @@
 """Files of a recording: a single file, a folder or an archive, compressed or not.
 
-Compressed data is unpacked as it is read, up to a multiple of its compressed size.
+Compressed data is unpacked as it is read, and refused if it unpacks to many times its size.
 """
 
 from __future__ import annotations

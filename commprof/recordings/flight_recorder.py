@@ -110,7 +110,7 @@ def read_dumps(path: Path) -> tuple[list[Dump], list[str]]:
 
 
 def _with_distinct_groups(dumps: Sequence[Dump]) -> list[Dump]:
-    """Renames groups that share a name but not their ranks, as split_group makes them."""
+    """Renames groups that share a name but not their ranks; split_group makes such groups."""
     ranks_of: dict[str, set[tuple[int, ...]]] = defaultdict(set)
     for dump in dumps:
         for name, ranks in dump.members.items():
@@ -214,7 +214,7 @@ def _launches(entries: Sequence[Entry]) -> list[Entry]:
     """Gives the entries of a coalesced launch the state of the launch.
 
     Operations that are launched together share a sequence number; their state is in an entry named
-    "coalesced". A missing "coalesced" entry was left out because the launch had completed.
+    "coalesced". If the dump lacks the "coalesced" entry, the launch counts as completed.
     """
     together: dict[tuple[str, bool, int], list[Entry]] = defaultdict(list)
     for entry in entries:

@@ -116,9 +116,9 @@ class EventReader:
     def _many_events(self) -> list[Any]:
         """Returns the values before the last event in the text read so far.
 
-        One call decodes all these values, in half the time that a call per value needs. Empty if
-        the text before that event is not a list of complete values, as at the end of the array or
-        where the text is damaged.
+        The last event may be incomplete. One call decodes all values before it, in half the time
+        that a call per value needs. Returns an empty list if the text before the last event is
+        empty, is damaged or contains the end of the array.
         """
         match = _SPACE.match(self._text, self._at)
         begin = match.end() if match else self._at
@@ -169,7 +169,8 @@ class EventReader:
     def _fill(self) -> None:
         """Drops the decoded text and reads further text.
 
-        Reads at least the length of the text that is left, so that few calls complete a long value.
+        Reads at least as many bytes as there are characters left to decode. Each call
+        makes the text about twice as long, so few calls complete a long value.
         """
         if self._ended:
             return

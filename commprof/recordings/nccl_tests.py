@@ -130,7 +130,7 @@ def _of_text(path: Path, text: str) -> tuple[NcclTestsLog, ...]:
     if len(unnamed) > 1 or (unnamed and any(each.program for each in sections)):
         raise ValueError(
             f"it holds {len(sections)} results and does not name the operation of each; put each "
-            "into a file of its own"
+            "result into its own file"
         )
     everybody = frozenset(_devices(lines))
     rows: dict[tuple[str, frozenset[tuple[str, int]]], list[NcclTestsRow]] = {}
@@ -141,7 +141,7 @@ def _of_text(path: Path, text: str) -> tuple[NcclTestsLog, ...]:
         raise ValueError("it does not say which ranks took part")
     if len({len({host for host, _ in devices}) for _, devices in rows}) > 1:
         raise ValueError(
-            "its results are from different numbers of hosts; put each into a file of its own"
+            "its results are from different numbers of hosts; put each result into its own file"
         )
     return tuple(
         NcclTestsLog(

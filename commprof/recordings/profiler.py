@@ -161,8 +161,8 @@ def _of_all_processes(found: list[RankRecording]) -> tuple[list[RankRecording], 
     """Renumbers the ranks if several processes recorded the same rank at the same time.
 
     The rank stated in a file may be wrong, so the number in the file's name is tried first. If a
-    name has no number, or the numbers clash too (names may count each host's ranks), ranks follow
-    the order of the names.
+    name has no number, or names of several processes have the same number, ranks follow the order
+    of the names. Also returns a caveat on the new ranks; an empty list if no rank changes.
     """
     if not _clash(found):
         return found, []
@@ -201,7 +201,7 @@ def _natural(name: str) -> list[tuple[str, int]]:
 
 
 def _by_rank(found: Sequence[RankRecording]) -> tuple[dict[int, RankRecording], list[str]]:
-    """Chooses one recording per rank; files without a rank are numbered in order of their names."""
+    """Returns one recording per rank, and caveats; numbers files without a rank by name order."""
     recordings: dict[int, list[RankRecording]] = {}
     for each in sorted(found, key=lambda each: (_begin_ns(each), each.name)):
         if each.rank is not None:
@@ -221,8 +221,8 @@ def _numbers(by_rank: dict[int, RankRecording]) -> tuple[dict[int, list[int]], l
     The recorded numbers of a group are used if they are complete and distinct on every rank; else
     calls are counted. Point-to-point and unknown operations get no number, because ranks may issue
     different ones. The count starts at the first step that all ranks recorded, so that a rank
-    whose recording begins earlier gets the same numbers; it starts anew in each of a rank's
-    recordings that were joined.
+    whose recording begins earlier gets the same numbers. If a rank's recording was joined from
+    several files, the count starts anew in each file.
     """
     marked = [each.steps for each in by_rank.values()]
     first_step = max((int(steps.number[0]) for steps in marked if len(steps.number)), default=0)
@@ -261,7 +261,7 @@ def _group(call: Call) -> str:
 
 
 def _joins(call: Call) -> bool:
-    """True if all ranks of the group issue the call too, as far as is known."""
+    """True if the call's operation needs all ranks of the group; False if that is unknown."""
     return call.op not in _OF_FEW
 
 
@@ -331,7 +331,7 @@ def _about_calls(by_rank: dict[int, RankRecording]) -> list[str]:
 
 
 def _joined(per_rank: Sequence[str], ranks: int) -> list[str]:
-    """Merges sentences that every rank has into one for all ranks."""
+    """Replaces a sentence that every rank has by one for all ranks; keeps all other sentences."""
     texts = Counter(text.partition(": ")[2] for text in per_rank)
     shared = [text for text, times in texts.items() if times == ranks and ranks > 1]
     rest = [text for text in per_rank if text.partition(": ")[2] not in shared]

@@ -123,10 +123,11 @@ def device_calls(events: ProfilerEvents, device: int, world_size: int) -> list[C
 def host_calls(events: ProfilerEvents, world_size: int) -> list[Call]:
     """Returns the communication on the host (gloo), in order of issue.
 
-    c10d's operators tell when each call was issued, and in which form; the ranges of gloo's threads
-    tell when it ran. Operators and ranges of an operation are paired in order if they are equally
-    many and no range begins before its operator; else the begin of the range counts as the issue.
-    Threads may begin calls out of order.
+    The events of c10d's operators tell when each call was issued, and in which form. The ranges of
+    gloo's threads tell when the call ran; threads may begin calls out of order. For each operation,
+    such as all-reduce, the n-th event and the n-th range are taken as one call, if there are as
+    many events as ranges and no range begins before its event. Otherwise the begin of each range
+    counts as the issue.
     """
     ran: dict[str, list[Event]] = {}
     for event in sorted(events.ranges, key=lambda e: (e.begin_ns, e.end_ns)):
@@ -353,7 +354,7 @@ def _output(op: str, bytes_in: int, ranks: int) -> int:
 
 
 def _sizes_of(around: Event) -> dict[str, Any]:
-    """Returns element count and type from the input shapes of c10d's range; empty without any."""
+    """Returns element count and type of the event's first input; empty if not recorded."""
     shapes, types = around.arguments.get("Input Dims"), around.arguments.get("Input type")
     if not isinstance(shapes, list) or not isinstance(types, list):
         return {}

@@ -239,7 +239,7 @@ def _moment_ns(value: Any) -> int:
 
 
 def _ns(value_us: Any) -> int:
-    """Converts µs to ns: exact for integers; floats keep their precision."""
+    """Converts µs to ns: integers exactly, floats rounded to the nearest ns."""
     if isinstance(value_us, str):  # very old traces
         value_us = float(value_us)
     if not 0 <= value_us < _MOST_US:

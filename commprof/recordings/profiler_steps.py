@@ -130,8 +130,8 @@ def bucket_rows(
 ) -> tuple[Ints, Ints]:
     """Returns the rows of the calls that are DDP's gradient buckets, and their steps.
 
-    Buckets are the all-reduces that are launched while a backward pass runs an operator. Empty if
-    the trace has no range of DDP.
+    Buckets are the all-reduces that are launched while a backward pass runs an operator. Both
+    arrays are empty if the trace has no forward of DistributedDataParallel.
     """
     none = np.zeros(0, dtype=np.int64)
     if not any(e.name.startswith("DistributedDataParallel.forward") for e in events.ranges):

@@ -107,7 +107,7 @@ def _figures(card: Card) -> list[tuple[str, str]]:
 
 
 def _hidden(card: Card) -> str:
-    return f"; {in_ms(card.hidden_ms)} more hidden by work" if card.hidden_ms > 0 else ""
+    return f"; hidden by work: {in_ms(card.hidden_ms)}" if card.hidden_ms > 0 else ""
 
 
 def _whom(card: Card) -> list[tuple[str, str]]:

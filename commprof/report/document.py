@@ -77,8 +77,8 @@ class Section:
 def sections(report: FullReport, trial: TrialResult | None = None) -> Iterator[Section]:
     """Yields all sections for which this run has content.
 
-    A trial's run shows no means and no quartiles: candidates alternate in its steps, so these
-    would describe no candidate.
+    A trial's run shows no means and no quartiles: its steps alternate between candidates, so
+    figures over all steps would describe no candidate.
     """
     result = report.result
     if trial is not None:
@@ -300,7 +300,7 @@ def own_cost(report: FullReport) -> Iterator[Section]:
         "Overhead of commprof",
         grids=(
             (
-                "Step with capture on divided by an adjacent step with capture off, less 1 [95 %]",
+                "Step time with capture on / adjacent step time with capture off, less 1 [95 %]",
                 Grid(rows, headers),
             ),
         ),

@@ -33,7 +33,7 @@ def frame(state: JobState, run: str, width: int) -> list[str]:
 
 
 def waiting_frame(run: str, width: int) -> list[str]:
-    """Returns the lines to show until a rank records."""
+    """Returns the lines to show before any rank has recorded anything."""
     text = f"no rank records in {run} yet; waiting"
     return [printable(text)[:width]]
 
@@ -67,7 +67,7 @@ def _table(ranks: Sequence[RankState], width: int) -> list[str]:
     return [
         *lines,
         "",
-        f"Times in ms, means of {steps}. exposed = wait + transfer + unsplit.",
+        f"Times in ms, means of {steps}. exposed = wait + transfer + unknown.",
     ]
 
 

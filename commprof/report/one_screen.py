@@ -28,7 +28,7 @@ def command_lines(command: str) -> list[str]:
 
 
 def _pieces(word: str, width: int) -> list[str]:
-    """Cuts a word of more than ``width`` characters after commas; a quoted word stays whole."""
+    """Cuts a word after commas if it exceeds ``width`` characters; a quoted word stays whole."""
     if len(word) <= width or "'" in word or '"' in word:
         return [word]
     pieces = [""]

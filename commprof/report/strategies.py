@@ -1,4 +1,4 @@
-"""Comparison of strategies: text for the terminal, its first screen, and sections of a page."""
+"""Comparison of strategies: text for the terminal, one screen, and sections of an HTML page."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ exposed: the training thread waited for communication. memory: largest use of an
 On a GPU, this is the peak of GPU memory; on a CPU, it is the growth of resident memory."""
 
 OPERATIONS_LEGEND = """\
-Per step and rank. size: as nccl-tests counts it, all ranks' parts of an all-gather or a
-reduce-scatter. in flight: issue to completion; overlapped: share of the time in flight in which the
-training thread worked."""
+Per step and rank. size: as nccl-tests counts it (for an all-gather or a reduce-scatter, all ranks'
+parts together). in flight: issue to completion; overlapped: share of the time in flight in which
+the training thread worked."""
 
 _HEADERS = (
     *("ranks", "strategy", "samples\n/s", "against", "effi-\nciency", "step ms\nmedian", "+-"),
@@ -57,9 +57,9 @@ def render(
     Args:
         results: results by run directory, one per strategy.
         rows: rows of all strategies.
-        width: columns that prose is wrapped to.
+        width: number of characters to wrap prose to.
         verdicts: verdicts in the order of ``results``.
-        table_width: columns that tables are split to; None leaves them as wide as they are.
+        table_width: number of characters; wider tables are split. None leaves all tables whole.
     """
     context = next(iter(results.values())).context
     heading = [str(context["description"]), setup_text({**context, "strategy": ""})]

@@ -68,13 +68,13 @@ def parts_legend(worlds: Sequence[WorldResult]) -> str:
 def render(
     result: RunResult, width: int, verdict: Verdict | None = None, tables: int | None = None
 ) -> str:
-    """Renders the whole report, the verdict first if there are figures for one.
+    """Renders the whole report, with the verdict before the tables.
 
     Args:
         result: result of the run.
-        width: columns that prose is wrapped to.
-        verdict: verdict on the same run.
-        tables: columns that tables are split to; None leaves them as wide as they are.
+        width: number of characters to wrap prose to.
+        verdict: verdict on the same run; None if the run has no figures.
+        tables: number of characters; wider tables are split. None leaves all tables whole.
     """
     blocks = [_heading(result, width), *incidents_block(result, width)]
     if verdict is not None:

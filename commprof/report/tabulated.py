@@ -38,10 +38,10 @@ def tabulated(
         headers: headers of at most two lines; a header that begins with a line break continues
             the previous one.
         left: indices of the columns that are text.
-        width: most characters of a line. A wider table is split into several, one below the other,
-            that all begin with the first column and the text columns that fit into half of the
-            width; a line is longer only if a column has no room next to these. None leaves the
-            table as wide as it is.
+        width: most characters of a line. A wider table is split into several, one below the other.
+            Each begins with the first column and the text columns that fit into half of ``width``.
+            A line exceeds ``width`` only if another column does not fit next to these columns. None
+            leaves the table as wide as it is.
     """
     return "\n\n".join(
         _drawn(
@@ -80,7 +80,7 @@ def _lines(cell: Any) -> list[str]:
 def _panels(
     widths: Sequence[int], headers: Sequence[str], left: Sequence[int], width: int | None
 ) -> list[list[int]]:
-    """Returns, for each table after a split to ``width``, the indices of its columns.
+    """Splits a table wider than ``width`` into several; returns each table's column indices.
 
     Every table begins with the key columns, see ``_keys``. Every other column is in one table only.
     """
@@ -111,7 +111,7 @@ def _keys(widths: Sequence[int], left: Sequence[int], width: int) -> list[int]:
 
 
 def _groups(columns: Sequence[int], headers: Sequence[str]) -> list[list[int]]:
-    """Groups columns that stay together because a header continues in the next column."""
+    """Groups columns: a column whose header begins with a newline joins the column before it."""
     groups: list[list[int]] = []
     for column in columns:
         if headers[column].startswith("\n") and groups and groups[-1][-1] == column - 1:

@@ -24,17 +24,18 @@ _HEADERS = (
 LEGEND = """\
 step: a typical block's median, on the slowest rank; over none: this step divided by the step of the
 baseline `none`, paired by round. exposed: the training thread stood still for communication. encode
-(with reduce), decode: time on the compressor's thread. sent: by a rank per step. held: gathered
-parameters that a rank holds at most, in addition to those with `none`. error: of the sent values,
-in the first step of each block. loss: mean over the block, compared with the loss of `none`.
-`none again` runs `none` under another name: it shows differences by chance. `noop` exchanges
-nothing. After blocks of `noop`, and of candidates that change gradients, the training state from
-before the block is restored."""
+(with reduce), decode: time on the compressor's thread. sent: by a rank per step. held: peak of the
+gathered parameters on a rank, minus the peak with `none`. error: of the sent values, in the first
+step of each block. loss: mean over the block, compared with the loss of `none`. `none again` runs
+`none` under another name: it shows differences by chance. `noop` exchanges nothing. After blocks of
+`noop`, and of candidates that change gradients, the training state from before the block is
+restored."""
 
 _OVERHEAD_HEADERS = ("techniques", "", "overhead less by\n[95 %]", "speed-up\n[95 %]")
 OVERHEAD_LEGEND = """\
-overhead: step minus the step of `noop`; less by: share of the overhead of `none` that the candidate
-saves. speed-up: step of `none` divided by the candidate's step. All steps are from this run."""
+overhead: a candidate's step time minus the step time of `noop`. less by: share of the overhead of
+`none` that the candidate saves. speed-up: step time of `none` divided by the candidate's step time.
+All step times are from this run."""
 
 
 def render(

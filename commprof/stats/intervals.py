@@ -67,8 +67,8 @@ def ratio_of_medians(above: Floats, below: Floats, independent_share: float = 1.
     Args:
         above: values of the numerator.
         below: values of the denominator.
-        independent_share: number of independent values that one value is worth if neighbours are
-            correlated; the interval is widened by the root of its inverse, on a logarithmic scale.
+        independent_share: effective sample size per value, below 1 if neighbours are correlated;
+            the interval is widened by the root of its inverse, on a logarithmic scale.
 
     Raises:
         ValueError: one of the samples is empty.
@@ -135,7 +135,7 @@ def signed_rank_ratio(above: Floats, below: Floats) -> Interval:
 
 
 def _signed_ranks_outside(n: int) -> tuple[int, float]:
-    """Returns where the 95 % interval of ``signed_rank_ratio`` begins and ends: ``(out, part)``.
+    """Returns ``(out, part)``, which gives both bounds of the interval of ``signed_rank_ratio``.
 
     Walsh averages are the means of all pairs of n values, including each value with itself. Let
     ``a[0]`` be the outermost average at one end of the sorted averages, and ``a[1]`` the next one
@@ -197,7 +197,7 @@ def resampled_means(values: Floats, seed: int = _SEED) -> Floats:
     Args:
         values: ``[n]`` or ``[n, columns]``; rows are drawn. Neighbouring rows are averaged if there
             are more than 500, so that a long run stays cheap.
-        seed: seed of the draws; independent data need a different one.
+        seed: seed of the draws; data sets that are independent need different seeds.
     """
     if len(values) > _BLOCKS:
         first = np.linspace(0, len(values), _BLOCKS, endpoint=False).astype(np.int64)
@@ -222,8 +222,8 @@ def interval_of(value: float, drawn: Floats, count: int, confidence: float) -> I
     narrow for few values: it lacks the factor n / (n - 1) of the variance and Student's tails. The
     probability of a tail is therefore ``Phi(-sqrt(n / (n - 1)) * t)``, with n = ``count`` and t
     Student's quantile for n - 1 degrees of freedom (Hesterberg, What Teachers Should Know About the
-    Bootstrap, The American Statistician 69:4, 2015). Percentiles cannot leave the values' range
-    either. If all resampled statistics are finite, each bound is therefore at least
+    Bootstrap, The American Statistician 69:4, 2015). Percentiles also cannot leave the range of
+    ``drawn``. If all of ``drawn`` is finite, each bound is therefore at least
     ``sqrt(n / (n - 1)) * t * drawn.std()`` away from ``value``.
     """
     t = student_t_quantile((1 + confidence) / 2, count - 1)

@@ -8,9 +8,9 @@ ties: all ways to draw the first sample's ranks are counted. For larger samples 
 approximation, corrected for ties and continuity (Lehmann, Nonparametrics, 1975, section 1.4).
 
 Neighbours in time may be correlated. If the lag-1 correlation is r, the mean of n values has about
-the variance of the mean of n (1 - r) / (1 + r) independent values (Bayley and Hammersley, "The
-Effective Number of Independent Observations in an Autocorrelated Time Series", J. R. Statist. Soc.
-Suppl. 8 (1946) 184-197).
+the variance of the mean of n (1 - r) / (1 + r) independent values; this number is the effective
+sample size (Bayley and Hammersley, "The Effective Number of Independent Observations in an
+Autocorrelated Time Series", J. R. Statist. Soc. Suppl. 8 (1946) 184-197).
 
 The estimate of r from few values is too low: for n values about their own mean, its expectation is
 r - (1 + 3 r) / n (Kendall, "Note on Bias in the Estimation of Autocorrelation", Biometrika 41
@@ -50,7 +50,7 @@ def lag_one(*samples: Floats) -> float:
 
 
 def worth(correlation: float) -> float:
-    """Returns the number of independent values that one correlated value is worth, 0.005 to 1.
+    """Returns the effective sample size per value, 0.005 to 1, for a lag-1 correlation.
 
     Negative correlations count as 0.
     """
@@ -59,7 +59,7 @@ def worth(correlation: float) -> float:
 
 
 def cautious_worth(*samples: Floats) -> float:
-    """Returns a low estimate of the number of independent values that one value is worth.
+    """Returns a low estimate of the effective sample size per value.
 
     It is ``worth(r)``, with r one standard error above the samples' lag-1 correlation. A
     correlation that is too small causes false alarms; a correlation that is too large only requires
@@ -95,8 +95,8 @@ def least_p(n: int, m: int) -> float:
 def with_correlation(p_value: float, correlation: float) -> float:
     """Corrects a p-value for the correlation of neighbours in time.
 
-    The p-value's normal deviate is multiplied by the root of the number of independent values that
-    one value is worth, see the function ``worth``. A negative correlation changes nothing.
+    The p-value's normal deviate is multiplied by the root of the effective sample size per value,
+    see the function ``worth``. A negative correlation changes nothing.
     """
     if correlation <= 0 or p_value >= 1:
         return p_value
@@ -134,7 +134,7 @@ def _exact(ranks: Floats, n: int) -> float:
 def _normal(ranks: Floats, n: int, share: float = 1.0) -> float:
     """Two-sided p-value of the first n ranks' sum, by the normal approximation.
 
-    ``share`` is the number of independent values that one value is worth; 1 without correlation.
+    ``share`` is the effective sample size per value; 1 without correlation.
     """
     size = len(ranks)
     _, ties = np.unique(ranks, return_counts=True)
@@ -156,8 +156,8 @@ def two_sided(deviate: float) -> float:
 def step_test(a: Floats, b: Floats) -> float:
     """Two-sided p-value for values with correlated neighbours, by the normal approximation.
 
-    The variance is divided by ``independent_share``. NaN if a sample is empty, or if both samples
-    are worth too few independent values for any difference to be significant.
+    The variance is divided by ``independent_share``. NaN if a sample is empty, or if the effective
+    sample sizes are too small for any difference to be significant.
     """
     n, m = len(a), len(b)
     if n == 0 or m == 0:
@@ -172,7 +172,7 @@ def step_test(a: Floats, b: Floats) -> float:
 
 
 def independent_share(a: Floats, b: Floats) -> float:
-    """Returns the number of independent steps that a step is worth, from 0.005 to 1."""
+    """Returns the effective sample size per step, from 0.005 to 1; 1 if a sample is empty."""
     if len(a) == 0 or len(b) == 0:
         return 1.0
     ranks = midranks(np.concatenate([a, b]))
@@ -180,7 +180,7 @@ def independent_share(a: Floats, b: Floats) -> float:
 
 
 def smallest_p_value(n: float, m: float) -> float:
-    """Smallest p-value of samples that are worth n and m independent values."""
+    """Smallest p-value of two samples whose effective sizes are n and m."""
     if n == 0 or m == 0:
         return 1.0
     return _beyond(n * m / 2, n * m * (n + m + 1) / 12)

@@ -250,10 +250,10 @@ def helpers_cpu(trace: Trace) -> Spans:
 
 
 def own_run_delays(trace: Trace) -> Spans:
-    """Returns the intervals of ``run_delays``; ``key``: ns without a core due to helper threads.
+    """Returns the intervals of ``run_delays``; ``key``: upper bound on the delay by helper threads.
 
-    Helper threads can keep a thread from a core for no longer than their own CPU time. ``key`` is
-    an upper bound, because helper threads may have run on another core.
+    ``key`` is the time without a core in ns, but at most the CPU time of the helper threads. This
+    is an upper bound, because helper threads may have run on another core.
     """
     found = run_delays(trace)
     return replace(found, key=np.minimum(found.key, helpers_cpu(trace).key))
@@ -270,7 +270,7 @@ HOST_COUNTS = {
 
 
 def host_counts(trace: Trace) -> dict[str, Spans]:
-    """Returns the intervals between samples of ``HOST_COUNTS``; ``key`` has each one's increase."""
+    """Returns the intervals between samples of each host count; ``key`` is the count's increase."""
     records = of_kind(trace.records, Kind.HOST_COUNTS)
     return {name: _spans(records, ints(records[of])) for name, of in HOST_COUNTS.items()}
 
@@ -309,7 +309,7 @@ def finalizations(trace: Trace) -> Finalizations:
 def buckets(trace: Trace) -> Buckets:
     """Returns the buckets of attached DDP models; empty without ``commprof.attach``.
 
-    A bucket that no hook launched has the operation id of its all-reduce, and ends with it.
+    Without a DDP hook, a bucket has the operation id and the end of its all-reduce.
     """
     records = of_kind(trace.records, Kind.BUCKET)
     ends = trace.records[np.isin(trace.records["kind"], (Kind.BUCKET_END, Kind.END))]
@@ -416,7 +416,7 @@ def compressions(trace: Trace) -> Compressions:
 
 
 def _stage_ns(op_id: Ints, spans: Records) -> Ints:
-    """Sums the spans of each stage and bucket; spans of a stage do not overlap."""
+    """Returns the summed time of spans, ``[stages, buckets]``; spans of a stage do not overlap."""
     result = np.zeros((len(schema.STAGES), len(op_id)), dtype=np.int64)
     row = row_of(ints(spans["op_id"]), op_id)
     known = (row >= 0) & (spans["aux"] < len(schema.STAGES))

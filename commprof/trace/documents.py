@@ -131,8 +131,8 @@ class Group:
 def read_metadata(payload: memoryview) -> dict[str, Any]:
     """Reads the first block of a trace; keys of ``profile(metadata=...)`` are not checked.
 
-    A key of ``MORE_METADATA`` is left out if its value has another shape: older versions let a
-    script set it to anything.
+    A key of ``MORE_METADATA`` is left out if its value does not have the type given there: older
+    versions let a script set such a key to any value.
 
     Raises:
         ValueError: a key is missing or unusable; the message names it.
@@ -151,26 +151,26 @@ def read_metadata(payload: memoryview) -> dict[str, Any]:
 
 
 def read_more_metadata(payload: memoryview) -> dict[str, Any]:
-    """Reads a later metadata block, which sets some keys anew; raises ValueError."""
+    """Reads a later metadata block, which sets some keys anew; ValueError if malformed."""
     value = _read(payload, {})
     given = {key: shape for key, shape in MORE_METADATA.items() if key in value}
     return {key: checked(value[key], shape, key) for key, shape in given.items()}
 
 
 def read_group(payload: memoryview) -> Group:
-    """Reads the description of one process group; raises ValueError."""
+    """Reads the description of one process group; ValueError if malformed."""
     group: Group = _read(payload, Group)
     return group
 
 
 def read_stack(payload: memoryview) -> tuple[int, tuple[str, ...]]:
-    """Reads the number and the frames of one stack, innermost first; raises ValueError."""
+    """Reads a stack: its number, and its frames, innermost first; ValueError if malformed."""
     value = _read(payload, STACK)
     return value["id"], tuple(value["frames"])
 
 
 def read_dropped(payload: memoryview, shape: dict[str, Shape]) -> int:
-    """Reads the number of dropped records in an END or SALVAGED block; raises ValueError."""
+    """Reads the number of dropped records in an END or SALVAGED block; ValueError if malformed."""
     return int(_read(payload, shape)["dropped"])
 
 

@@ -75,7 +75,7 @@ class Trace:
 
     @property
     def is_foreign(self) -> bool:
-        """True if another profiler recorded the trace, so that commprof has no file of it."""
+        """True if the trace was made from a recording of torch.profiler, not by commprof."""
         return str(self.metadata["capture"]) == TORCH_PROFILER
 
     @property

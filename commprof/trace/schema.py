@@ -7,8 +7,8 @@ Kinds of records, and the fields that each uses besides ``timestamp_ns`` (when i
 began), ``kind`` and ``thread``; the other fields are 0:
 
     none             no record
-    step             ``op_id`` step; ``aux`` 1 if that step ends here, 0 if it only begins; ``seq``
-                     who placed the boundary (STEP_*)
+    step             ``op_id`` step; ``aux`` 1 if that step ends here and the next begins, 0 if it
+                     begins here and no step ends; ``seq`` who placed the boundary (STEP_*)
     phase            ``aux`` phase (of nested phases the outermost); ``value`` end; ``seq`` samples
                      of the batches that DataLoaders returned in it, or SAMPLES_UNKNOWN
     issue            an operation was handed to its process group: ``op_id``, ``op``, ``dtype``,
@@ -28,8 +28,8 @@ began), ``kind`` and ``thread``; the other fields are 0:
     finalize_end     DDP has all of its buckets: the same fields as finalize_begin
     bucket           a gradient bucket reached the DDP hook: ``op_id``, ``group``, ``seq`` number of
                      buckets the hook had before, ``dtype``, ``aux`` index, ``bytes_in`` size,
-                     ``bytes_out`` hash of its parameters' shapes, ``flags``, ``value`` time at
-                     which the bucket's exchange was launched
+                     ``bytes_out`` hash of its parameters' shapes, ``flags``, ``value`` when
+                     the bucket's exchange was launched
     bucket_end       the hook's future completed: ``op_id``, ``aux`` index, ``flags``
     clock            this clock was compared with rank 0's: ``value`` rank 0's clock less this one
                      in ns, signed; ``bytes_in`` bound on its error; ``bytes_out`` round trip
@@ -57,8 +57,8 @@ began), ``kind`` and ``thread``; the other fields are 0:
                      the lowest byte
     quality          errors of a bucket's compression, if measured: ``op_id`` of the bucket,
                      ``seq`` values that became 0, ``aux`` values cut to the largest that can be
-                     sent; as bits of a double ``bytes_in`` relative L2 error, ``bytes_out``
-                     cosine, ``value`` norm of the residual divided by the gradient's
+                     sent; three doubles, stored as their bits: ``bytes_in`` relative L2 error,
+                     ``bytes_out`` cosine, ``value`` norm of the residual divided by the gradient's
     pause            no thread of the process ran, for 1 ms at least: ``value`` end
     run_delay        the thread was ready to run and had no core for ``bytes_in`` ns, according to
                      the kernel's counter, read at the ends of its phases: ``value`` end,

@@ -51,7 +51,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class OperationSummary:
-    """Figures of the operations of one code, process group and size class."""
+    """Figures of all operations with one operation code, process group and size class."""
 
     #: Code of the operation, and ``id`` of the group; both 0 for the sum of all others.
     op: int
@@ -81,9 +81,9 @@ class OperationSummary:
 class LastRank:
     """How often ``rank`` was the last to issue an operation, and how long after this rank.
 
-    "This rank" is the rank that wrote the summary; it takes part in all of these operations. For
-    each operation, ``rank`` is the last of this rank and the ranks that must issue the operation
-    before this rank can complete it.
+    "This rank" is the rank that wrote the summary; it takes part in all of these operations. Only
+    this rank and the ranks that it needs are compared: those that must issue the operation before
+    this rank can complete the operation.
     """
 
     #: Global rank that issued the operations last; may be this rank itself.
@@ -223,7 +223,7 @@ def _paused(value: dict[str, Any]) -> tuple[int, ...]:
 
 
 def _steps_end(value: dict[str, Any]) -> str:
-    """Reads the event at which steps end; DECLARED in older summaries."""
+    """Reads the event at which steps end; DECLARED if it is missing, as in older summaries."""
     found = value.get("steps_end", DECLARED)
     if found not in SOURCES:
         raise ValueError(f"steps_end is not one of {', '.join(SOURCES)}")
@@ -253,7 +253,7 @@ def _last(value: object) -> LastRank:
 
 
 def _waited_for(value: object) -> WaitedFor:
-    """Reads the waiting times from a flat list: block, rank and time in ns of each cell."""
+    """Reads the waiting times from a flat list: three numbers per row of ``WaitedFor.cells``."""
     cells = _list(value, "cells")
     block_ns = _whole(value, "block_ns")
     if len(cells) % 3 or not all(_is_whole(number) for number in cells) or block_ns == 0:
@@ -262,7 +262,7 @@ def _waited_for(value: object) -> WaitedFor:
 
 
 def _histogram(value: object, where: str) -> Histogram:
-    """Reads a histogram, whose buckets are pairs: distance from the bucket before, and count."""
+    """Reads a histogram; its buckets are pairs: number less the previous bucket's, and count."""
     numbers = _list(value, "buckets")
     if len(numbers) % 2 or not all(_is_whole(number) for number in numbers):
         raise ValueError(f"the buckets of {where} are not pairs of whole numbers")

@@ -1,4 +1,4 @@
-"""Bandwidth below which a candidate pays; ``docs/trials.md`` has the formula."""
+"""Bandwidth below which a trial's candidate makes a step shorter; see ``docs/trials.md``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BITS = 8.0
 
 @dataclass(frozen=True)
 class Costs:
-    """A candidate's costs per round; times in ns per step, bytes per step and rank."""
+    """A candidate's costs, a value per round: times in ns per step, bytes per step and rank."""
 
     #: Bytes sent with the baseline, and with the candidate.
     plain_bytes: Floats
@@ -99,10 +99,11 @@ def bandwidth(
 ) -> Floats:
     """Returns the break-even bandwidth in Gbit/s (bits per ns): the smaller of two bounds.
 
-    These are ``8 saved / (coding + slowdown)`` and ``8 plain / (hidden + slowdown)``. Above the
-    first, the saved bytes do not make up for the time added; above the second, the baseline waits
-    for communication for less time than the slowdown adds. The result is 0 if the candidate never
-    pays, and infinite if it always pays.
+    The arguments are the fields of ``Costs``; ``saved`` is ``plain - wire``. Above
+    ``8 saved / (coding + slowdown)``, sending the saved bytes takes less time than the candidate
+    adds. Above ``8 plain / (hidden + slowdown)``, the baseline's communication outlasts the hidden
+    time by less than the slowdown. The result is 0 if the candidate never makes a step shorter, and
+    infinite if it always does.
     """
     slow = np.maximum(slowdown_ns, 0.0)
     saved = _BITS * np.maximum(plain_bytes - wire_bytes, 0.0)

@@ -134,7 +134,7 @@ class Candidate:
 
     @property
     def compresses(self) -> bool:
-        """True if the candidate changes gradients by more than the order of summation."""
+        """True if the candidate changes gradients in other ways than by the order of summation."""
         if self.sharding.reduce_dtype:
             return True
         return bool(self.compressor) and _head(self.compressor) not in _LOSSLESS

@@ -92,7 +92,7 @@ class Plan:
 
     @property
     def everyone(self) -> tuple[Candidate, ...]:
-        """All candidates: ``none``, ``none again``, ``noop`` if wanted, and the named ones."""
+        """``none``, its repeat ``none again``, ``noop`` if wanted, and the user's candidates."""
         roles = ROLES if self.headroom else ROLES[:-1]
         return (*roles, *self.candidates)
 

@@ -22,14 +22,14 @@ TECHNIQUES = (
         f"{RESHARD}=true|false",
         "FSDP2: whether parameters are freed after forward and gathered again in backward",
     ),
-    (f"{PREFETCH}=N", "FSDP2: gathers the next N groups of parameters while one computes"),
+    (f"{PREFETCH}=N", "FSDP2: gathers the next N groups of parameters before they are needed"),
     (f"{REDUCE_DTYPE}=bf16|fp16|fp32", "FSDP2: type in which gradients are reduced"),
 )
 #: Setting that FSDP2 fixes when a model is made -> command that predicts other values.
 _FIXED = {
     "shard-ranks": "`commprof predict RUN --shard-ranks N` predicts other shapes of HSDP",
     "wrap-blocks": "`commprof predict RUN --wrap-blocks N` predicts blocks wrapped together",
-    "gather-dtype": "`commprof predict RUN --gather-dtype bf16` predicts another type",
+    "gather-dtype": "`commprof predict RUN --gather-dtype bf16` predicts gathers in bf16",
 }
 
 

@@ -93,7 +93,7 @@ def judge(
 
 
 def incomplete(missing: Sequence[int]) -> Verdict:
-    """Returns the verdict if these ranks left no trace of the trial."""
+    """Returns the verdict on a trial for which the traces of these ranks are missing."""
     ranks = named_ranks(missing)
     said = (
         f"Nothing can be compared: {ranks} left no trace of the trial. The slowest rank decides "
@@ -106,8 +106,8 @@ def incomplete(missing: Sequence[int]) -> Verdict:
 def apply(candidate: Candidate, setting: Setting) -> str:
     """Returns the command or code that applies a candidate; empty if nothing applies it.
 
-    If the job was not started by ``commprof run``, the text gives both a command and code, because
-    a trace does not say whether ``commprof env`` or the script itself began the trial.
+    If the job was not started by ``commprof run``, the text gives a command for a trial begun by
+    ``commprof env``, and code for a trial begun by the script: a trace does not tell these apart.
     """
     if candidate.barred:
         return ""
@@ -181,7 +181,7 @@ def _too_short(rounds: int) -> Verdict:
 
 def _ceiling(won: Interval) -> str:
     if won.high <= 0:
-        return f"Without any exchange a step is no shorter: {_percent(won)}."
+        return f"Without any exchange a step is no shorter: `noop` saves {_percent(won)}."
     return (
         f"Without any exchange a step is {_percent(won)} shorter: that is the most that any work "
         "on communication can win."
@@ -255,18 +255,18 @@ def _nothing_wins(results: Sequence[CandidateResult], chance: float) -> str:
     candidates = [one for one in results if one.role == "candidate" and not one.barred]
     tried = [one for one in candidates if one.joint_ratio is not None]
     if not tried:
-        return "No candidate was tried that can be recommended."
+        return "No candidate that can be recommended was tried."
     best = min(tried, key=lambda one: one.step_ms)
     gain = best.gain
     assert gain is not None
     if gain.low > 0:
         return (
-            f"Leave it as it is: the best candidate, {best.label}, saves {_percent(gain)} of a "
-            "step, but the two identical candidates (none, none again) differ by "
-            f"{math.expm1(chance):.1%}."
+            f"Change nothing: the best candidate, {best.label}, saves {_percent(gain)} of a step, "
+            "but `none` and `none again`, which are identical, differ by "
+            f"{math.expm1(chance):.1%} by chance."
         )
     return (
-        "Leave it as it is: no candidate makes the step shorter with certainty. The best, "
+        "Change nothing: no candidate makes the step shorter with certainty. The best, "
         f"{best.label}, saves {_percent(gain)}."
     )
 
@@ -318,7 +318,7 @@ def _price(choice: CandidateResult) -> str:
     if math.isnan(choice.relative_error) and not choice.compresses:
         return "It sums gradients in another order: the last bits of the result differ."
     said = (
-        f"It changes gradients by {choice.relative_error:.2g} of their length "
+        f"It changes gradients by {choice.relative_error:.2g} of their norm "
         f"(cosine {choice.cosine:.4f}). "
     )
     if math.isnan(choice.relative_error):
@@ -327,7 +327,7 @@ def _price(choice: CandidateResult) -> str:
     if effect is None:
         return said + "The effect on the loss was not measured: compare whole training runs."
     return said + (
-        f"Over a block the loss changed by {effect.value:+.2%} [{effect.low:+.2%}, "
+        f"A block's loss differed from that with `none` by {effect.value:+.2%} [{effect.low:+.2%}, "
         f"{effect.high:+.2%}]; a block is too short to show convergence: compare whole runs."
     )
 

@@ -89,7 +89,7 @@ class LoopResult:
     duration_ns: int
     """Time from the start of the first step to the end of the last, without steps in `overhead`."""
     overhead: list[LabelledStep]
-    """Steps of the overhead block, in order; empty if there was none."""
+    """Steps after training that measure the cost of capture, in order; may be empty."""
 
     def average_loss(self, steps_per_epoch: int) -> float:
         """Returns the mean loss per sample over the last `steps_per_epoch` steps, or all if fewer.
@@ -117,9 +117,10 @@ def planned_steps(steps_per_epoch: int, steps: int | None, epochs: int | None) -
 def overhead_states(steps: int, lot: str) -> list[str]:
     """Returns the capture states of the overhead block: each "on" step is paired with an off step.
 
-    The ratio of on to off steps is the cost of capture. The ratio of off_a to off_b, two names for
-    the same state, shows how far such a ratio differs from 1 by chance. The order within a pair is
-    drawn at random: whatever rhythm the step times follow, on-off is as likely as off-on.
+    The time of on steps divided by that of off steps shows the cost of capture. The ratio of off_a
+    to off_b, two names for the same state, shows how far such a ratio differs from 1 by chance. The
+    order within a pair is drawn at random: whatever rhythm the step times follow, on-off is as
+    likely as off-on.
 
     lot: seed of the draw, the same on all ranks.
     """
@@ -143,8 +144,9 @@ def train(
     """Trains `steps` steps, over as many epochs as needed, then measures capture's overhead.
 
     overhead_steps: further steps of the same work, with batches of equal size, for which capture
-    is switched on or off on all ranks alike; it is on afterwards. lot: see `overhead_states`.
-    on_step: called after each step with the number of steps done; its time counts in no step.
+    is switched on or off on all ranks alike; it is on afterwards. lot: seed of the random on-off
+    order. on_step: called after each step with the number of steps done; its time counts in no
+    step.
     """
     runner = _Steps(training, recorder)
     begin_ns = time.monotonic_ns()

@@ -56,13 +56,13 @@ class LearningRate:
     base: float
     """The optimizer's own `lr`."""
     schedule: Schedule
-    """Schedule for the steps after the warm-up."""
+    """Schedule of the learning rate after its warm-up."""
     steps: int
     """Steps of the run."""
     scale: float = 1.0
-    """Factor for larger batches (linear scaling rule: Goyal et al. 2017, arXiv 1706.02677)."""
+    """Factor of `base` for larger batches (linear scaling: Goyal et al. 2017, arXiv 1706.02677)."""
     warmup_steps: int = 0
-    """Steps over which the rate grows linearly, as in the same paper's gradual warm-up."""
+    """Steps over which the rate grows linearly (gradual warm-up: Goyal et al. 2017)."""
 
     def at(self, step: int) -> float:
         """Returns the rate of a step, counted from 0; after the last step, the final rate."""
@@ -200,7 +200,7 @@ class Trainee(Protocol):
         ...
 
     def truth(self) -> dict[str, list[int]] | None:
-        """Returns the phase times per step, in ns, that the workload itself knows; else None."""
+        """Returns the true phase times per step, in ns; None if the workload does not know them."""
         ...
 
 
@@ -234,7 +234,7 @@ class Workload(Protocol):
         ...
 
     def steps_per_epoch(self, world_size: int, per_rank_batch: int) -> int:
-        """Returns the number of backward passes that a rank needs for its part of the data."""
+        """Returns a rank's number of steps per epoch, at one backward pass per step."""
         ...
 
     def build(self, shard: Shard) -> Trainee:

@@ -59,7 +59,7 @@ class DataTrainee:
         self._device = shard.device
 
     def ddp_options(self) -> dict[str, Any]:
-        """Returns no arguments: DDP's defaults."""
+        """Returns an empty dict, so that DDP uses its defaults."""
         return {}
 
     def batches(self, epoch: int) -> Iterator[DataBatch]:

@@ -22,7 +22,7 @@ enum class SchemeCode : uint8_t { // on the wire: append, never renumber
   X(None,                                                                     \
     "none",                                                                   \
     0,                                                                        \
-    "fp32 all-reduce on the same thread: the baseline for compressors")       \
+    "fp32 all-reduce on the thread that compressors use: the baseline")       \
   X(Half,                                                                     \
     "fp16",                                                                   \
     0,                                                                        \

@@ -34,7 +34,7 @@ _MOST_DRIFT = 500e-6
 
 @dataclass(frozen=True)
 class ClockMap:
-    """Map from one clock to rank 0's clock, from comparisons of the two at known times.
+    """Map of one clock's times to rank 0's clock, based on comparisons at known times.
 
     The offset is interpolated between comparisons; before the first and after the last it changes
     at ``rate``. A map without comparisons says that both are the same clock.

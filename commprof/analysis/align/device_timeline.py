@@ -58,9 +58,10 @@ def timed_collectives(trace: Trace) -> int:
 def clock_error_ns(trace: Trace) -> float:
     """Largest error bound, in ns, of device times against the host's clock; NaN without anchors.
 
-    An anchor is a comparison of the two clocks. It records the largest bound of the device times
-    that were converted since the previous anchor. If no anchor has such a bound (older traces, or a
-    single anchor), the largest bound of the anchors themselves is used: it may be far too large.
+    An anchor compares the two clocks and has an error bound of its own. It also records the largest
+    bound of the device times converted since the previous anchor. If no anchor records this second
+    bound (older traces, or a single anchor), the result is the largest own bound of an anchor,
+    which may be far too large.
     """
     anchors = _of_kind(trace.records, Kind.DEVICE_CLOCK)
     if len(anchors) == 0:
@@ -176,7 +177,10 @@ def _waits(records: Records, stream: _Stream) -> Records:
 
 
 def _finalizations(records: Records, stream: _Stream) -> Records:
-    """Returns DDP's finalisations, whose CPU time is replaced by the stream's time of copying."""
+    """Returns records of DDP's finalisations, its waits for buckets at the end of backward passes.
+
+    The CPU time in each end record is replaced by the time in which the stream copied buckets.
+    """
     found = stream.of(_of_kind(records, Kind.DEVICE_FINALIZE))
     issues = _of_kind(records, Kind.ISSUE)
     end_of = {

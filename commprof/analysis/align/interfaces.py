@@ -33,7 +33,10 @@ def logged_bucket_sizes(log: Mapping[str, Any], key: str) -> list[int]:
 
 
 def own_metadata(trace: Trace, key: str) -> Mapping[str, Any]:
-    """Returns the metadata under ``key``; empty if an earlier capture of the process wrote them."""
+    """Returns the metadata that this trace's own capture wrote under ``key``; empty if none.
+
+    A trace may inherit metadata from an earlier capture of the same process.
+    """
     found = trace.metadata.get(key)
     if not isinstance(found, dict):
         return {}

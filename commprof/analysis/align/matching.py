@@ -190,8 +190,8 @@ def last_awaited(
         times_ns: arrival of each row, on that clock.
 
     Returns:
-        Per row: number, over all ranks, of the row of the latest call; the row's own number if no
-        awaited rank arrived later; -1 if the collective is not complete.
+        Per row: index of the latest call's row in the joined tables of all ranks; the row's own
+        index if no awaited rank arrived later; -1 if the collective is not complete.
     """
     last = matching.last_row(times_ns)
     for grid, held_up in held_up_by(matching, traces, tables, times_ns):
@@ -208,9 +208,9 @@ def held_up_by(
     Args as for :func:`last_awaited`.
 
     Yields:
-        Rows ``[operation, rank]``, and a mask ``[operation, rank, other]``. The mask is True if
-        ``rank`` needed ``other``, unless ``other`` arrived only after ``rank`` was done and so
-        cannot have delayed ``rank``. Also True where ``rank`` and ``other`` are the same rank.
+        An array ``[operation, rank]`` of row numbers, and a mask ``[operation, rank, other]``. The
+        mask is True if ``rank`` needed ``other``, unless ``other`` arrived only after ``rank`` was
+        done and so cannot have delayed ``rank``. It is also True where both are the same rank.
     """
     op, end_ns, root = (
         np.concatenate([getattr(table, name) for table in tables])
@@ -315,9 +315,9 @@ def _by_hook(trace: Trace, hooked: Buckets) -> tuple[Ints, Ints]:
 
 
 def _within(at: Ints, thread: Ints, begin: Ints, end: Ints, of_thread: Ints, number: Ints) -> Ints:
-    """Per time: ``number`` of the interval of its thread that contains it, or ``NO_BUCKET``.
+    """Returns for each time the ``number`` of the interval on the same thread that contains it.
 
-    The intervals of one thread must not overlap.
+    ``NO_BUCKET`` if there is no such interval. The intervals of one thread must not overlap.
     """
     result = np.full(len(at), NO_BUCKET, dtype=np.int64)
     for each in np.unique(of_thread).tolist():
@@ -331,7 +331,7 @@ def _within(at: Ints, thread: Ints, begin: Ints, end: Ints, of_thread: Ints, num
 
 
 def _by_order(trace: Trace) -> tuple[Ints, Ints]:
-    """Returns the operations of DDP's all-reduces, and the position of each in its backward pass.
+    """Returns the ``op_id`` of DDP's all-reduces, and the position of each in its backward pass.
 
     Only backward passes that DDP finalised exactly once are included. The position is ``NO_BUCKET``
     in a pass whose all-reduces do not have the sizes of the buckets in DDP's logs.

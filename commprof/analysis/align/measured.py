@@ -56,7 +56,7 @@ def samples_read(trace: Trace, step: Ints) -> float:
 
 
 def median_per_step(steps: Steps, measured: Ints, begin_ns: Ints) -> int:
-    """Returns the median number of ``begin_ns`` in a step of ``measured``; 0 without such steps."""
+    """Counts ``begin_ns`` in each step of ``measured``, and returns the median; 0 without steps."""
     chosen = np.isin(steps.index, measured)
     if not chosen.any():
         return 0
@@ -78,7 +78,7 @@ _LONGER = 1.1
 
 
 def count_warmup(wall_ns: npt.NDArray[np.float64], signatures: npt.NDArray[np.uint64]) -> int:
-    """Number of leading steps to leave out: one to half of them; 0 if there are fewer than two.
+    """Returns the number of warm-up steps: 1 to half of all steps; 0 if there are fewer than two.
 
     The first step is always warm-up: it allocates memory, and DDP rebuilds its buckets after it.
     Later steps are warm-up as long as their collectives differ from those of every step of the
@@ -117,7 +117,7 @@ def step_signatures(steps: Steps, table: Collectives) -> npt.NDArray[np.uint64]:
 
 
 def in_turns(run: WorldRun) -> bool:
-    """True if a trial began in some rank's trace."""
+    """True if a trial, whose candidate settings take turns, began in some rank's trace."""
     return any(trial_of(trace) is not None for trace in run.traces.values())
 
 
@@ -171,7 +171,7 @@ class MeasuredWorld:
 
     @cached_property
     def steps(self) -> Steps:
-        """Steps of the first rank; the same event ends a step on all ranks."""
+        """Steps of the first rank; the same kind of event ends the steps of every rank."""
         return columns.steps(self.traces[0])
 
 
@@ -235,7 +235,7 @@ def _trained_steps(trace: Trace) -> int:
 
 
 def _common_steps(parts: list[Breakdown], trained: int, merged: set[int]) -> list[Breakdown]:
-    """Selects the trained steps that every rank completed and that hold one iteration."""
+    """Selects the steps below ``trained`` that every rank completed, except those in ``merged``."""
     common = set(parts[0].step.tolist())
     for part in parts[1:]:
         common &= set(part.step.tolist())

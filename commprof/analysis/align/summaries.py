@@ -118,10 +118,10 @@ def late_rank(traces: Sequence[Trace], summaries: Sequence[Summary]) -> SummaryL
 
 
 def _times_compare(traces: Sequence[Trace], summaries: Sequence[Summary]) -> bool:
-    """True if the ranks' arrivals can be compared: on a clock that all share, or on rank 0's.
+    """True if the ranks' arrival times can be compared: on a shared clock, or on rank 0's clock.
 
-    To use rank 0's clock, each host must know the offset of its own clock to it, and have received
-    arrivals from other hosts.
+    To use rank 0's clock, each host must know its own clock's offset to rank 0's clock, and have
+    received the arrival times of ranks on other hosts.
     """
     return clocks_are_shared(traces) or all(s.hosts.clock and s.hosts.heard for s in summaries)
 
@@ -147,10 +147,11 @@ def _waited_for(summaries: Sequence[Summary]) -> np.ndarray[tuple[int, int], np.
 
 
 def _slow_phase(rank: int, summaries: Sequence[Summary]) -> tuple[str, float]:
-    """Returns the origin with a rank's largest excess, and its fraction of all the rank's excess.
+    """Returns the entry of ``ORIGINS`` (phases and pauses) in which a rank exceeds the others most.
 
-    The excess of an origin is the rank's mean own work in it less the median of the other ranks,
-    or 0 if that is negative. The fraction is 0 if there is no excess.
+    The excess is the rank's mean own time in the phase or pauses, less the median of the other
+    ranks' means; 0 if negative. Also returns the entry's fraction of the rank's total excess, or 0
+    if there is no excess.
     """
     means = np.array([_mean_by_origin(summary) for summary in summaries])
     excess = np.maximum(0, means[rank] - np.median(np.delete(means, rank, axis=0), axis=0))

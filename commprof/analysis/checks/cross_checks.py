@@ -83,7 +83,7 @@ def _loop_clock(run: WorldRun, ranks: Sequence[Observed]) -> CrossCheck:
             found.append((rank.trace.rank, float(rank.measured.wall_ns.sum()), loop_ns))
     name, what = "loop_clock", "steps on the loop's own clock"
     if not found:
-        return missing(name, what, "s", "the loop left no step times of its own")
+        return missing(name, what, "s", "there are no step times from the built-in loop")
     rank_number, ours, other = max(found, key=lambda x: abs(x[2] - x[1]) / max(1.0, x[1]))
     return compared(
         *(name, what, "s", ns_to_s(ours), ns_to_s(other), SAME_TIME),
@@ -204,7 +204,7 @@ def summary_checks(run: WorldRun, found: Found) -> tuple[CrossCheck, ...]:
 
     Args:
         run: the traces and results of one world size.
-        found: the traces of ``run`` that hold a summary, each with this summary.
+        found: the traces of ``run`` that hold a summary, each with its summary.
     """
     traces = [trace for trace, _ in found]
     payload = [all_sent_bytes(trace) for trace in traces]
@@ -246,7 +246,7 @@ def _summarised_loop_clock(run: WorldRun, found: Found) -> CrossCheck:
         clocks.append((trace.rank, float(summary.steps.sum_ns), float(sum(own))))
     name, what = "loop_clock", "steps on the loop's own clock"
     if not clocks:
-        reason = "the loop left no step times of its own"
+        reason = "there are no step times from the built-in loop"
         if counts:
             rank, ours_count, own_count = counts[0]
             reason = (

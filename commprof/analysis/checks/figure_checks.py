@@ -87,7 +87,7 @@ _DDP_FIGURES = {
 
 @dataclass(frozen=True)
 class OfRank:
-    """commprof's figures of one rank, times per step; NaN if a figure is missing."""
+    """commprof's figures of one rank; durations are per step; NaN if a figure is missing."""
 
     #: Bytes of gradients per backward pass.
     gradient_bytes: float
@@ -116,7 +116,7 @@ def ddp_checks(
         if not logs:
             continue
         if len(logs) > 1:
-            reason = f"{len(logs)} DDP models: their logs do not add up to a step"
+            reason = f"{len(logs)} DDP models: their logs cannot be combined into a step"
             return [missing(name, *words, reason) for name, words in _DDP_FIGURES.items()]
         group = logs[0].get("group_name")
         return _of(trace.rank, logs[0], ours(i, group if isinstance(group, str) else None))

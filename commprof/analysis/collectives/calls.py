@@ -47,9 +47,10 @@ _NEVER = np.iinfo(np.int64).max
 def start_times(trace: Trace, table: Collectives) -> Ints:
     """Start of each collective of one rank, in ns; 0 if unknown.
 
-    Without device events, it is unknown for backends whose queue the trace does not describe. If a
-    start depends on a collective whose end was not recorded, it is derived from the earliest and
-    from the latest possible end, and is known if both give the same start.
+    Without device events, starts are unknown for backends whose queue the trace does not describe.
+    If the end of an earlier collective is not known exactly, a start that depends on this end is
+    derived twice, from the earliest and from the latest possible end. If the results differ, the
+    start is unknown.
     """
     if trace.kernels is not None:
         return table.issue_ns  # a kernel's own begin
@@ -80,7 +81,7 @@ def start_times(trace: Trace, table: Collectives) -> Ints:
 
 
 def assumes_threads(trace: Trace) -> bool:
-    """True if the number of threads of some gloo group of several ranks is not known."""
+    """True if a gloo group of several ranks has an unknown, hence assumed, number of threads."""
     groups = (group for group in trace.groups.values() if group.backend == "gloo")
     return any(group.size > 1 and _threads(trace, group) == 0 for group in groups)
 
@@ -223,7 +224,10 @@ def calls_of(
 
 @dataclass(frozen=True)
 class _Times:
-    """Times of all ranks' rows, 0 if unknown. The end of a failed call is never exact."""
+    """Columns of the joined tables of all ranks; times are in ns, and 0 if unknown.
+
+    ``exact`` is True if the end was recorded exactly; it is False for a failed call.
+    """
 
     issue: Ints
     start: Ints
@@ -246,9 +250,9 @@ def _apart(matching: Matching, times: _Times, awaited: Ints) -> tuple[Floats, Fl
     """Returns the wait, wire and transfer time of each row, in ns; NaN if unknown.
 
     The wait is the time from the row's start until the last awaited rank starts. The wire time is
-    the rest, until the row's end. The transfer is ``Calls.transfer_ns``; in a point-to-point
-    message only the receiver's end counts.
-    ``awaited``: result of :func:`last_awaited` for the rows' starts.
+    the rest, until the row's end. The transfer is ``Calls.transfer_ns``; a point-to-point message
+    is complete when its receive ends.
+    ``awaited``: result of :func:`last_awaited` with ``times.start`` as ``times_ns``.
     """
     needed, _ = matching.at(times.start, awaited)
     started, _ = matching.latest(times.start)

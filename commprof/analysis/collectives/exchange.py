@@ -50,11 +50,11 @@ def small_calls(world: WorldResult, step: MeanStep) -> SmallCalls | None:
 
 
 def cap_to_try_mb(world: WorldResult, step: MeanStep, serial: bool = False) -> int | None:
-    """Chooses a ``bucket_cap_mb`` to compare with the job's: larger for small calls, else smaller.
+    """Returns a ``bucket_cap_mb`` to compare with the job's; None if no cap is worth a comparison.
 
-    The smaller caps are ``_SMALLER_MB`` and, if ``serial`` is True, ``_SMALLEST_MB``. Returns the
-    first of them that is below the largest all-reduce, because a cap above it changes nothing; None
-    if there is no such cap. ``serial``: True if the communication overlaps hardly any work.
+    For small calls the cap is ``_LARGER_MB``. Otherwise candidates are ``_SMALLER_MB`` and, if the
+    communication overlaps hardly any work (``serial``), ``_SMALLEST_MB``. The first candidate below
+    the largest all-reduce is returned, because a larger cap changes nothing.
     """
     if small_calls(world, step) is not None:
         return _LARGER_MB

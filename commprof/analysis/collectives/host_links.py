@@ -118,7 +118,7 @@ def host_links(world_size: int, ranks: Sequence[Observed]) -> HostLinks | None:
     }
     recorded = sum(float(values.sum()) for values in sent.values())
     if not problem and math.isnan(recorded):
-        problem = "some collectives are unknown, or belong to groups that lack some ranks"
+        problem = "some collectives are of unknown kind, or belong to groups that lack some ranks"
     if not problem and len(known) == 0:
         problem = "the traces lack the interfaces' counters"
     rates = [_rates(members, sent) for members in by_host.values()]

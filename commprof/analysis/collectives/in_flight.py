@@ -110,7 +110,7 @@ class CallKind:
 
 @dataclass(frozen=True)
 class InFlightIntervals:
-    """Collectives of one rank, in order of issue."""
+    """Collectives of one rank, each from issue to completion, in order of issue."""
 
     step: Ints
     #: Index into ``Timeline.kinds``.
@@ -137,9 +137,9 @@ class InFlightIntervals:
 def in_flight_intervals(
     seen: MeasuredWorld,
 ) -> tuple[list[InFlightIntervals], tuple[CallKind, ...]]:
-    """Returns each rank's calls in flight and their kinds; ``step`` is not set yet.
+    """Returns each rank's intervals in flight, and the kinds of their calls.
 
-    Collectives without a recorded end are left out.
+    Collectives without a recorded end are left out. ``step`` is 0 in all rows; the caller sets it.
     """
     matching, tables, traces = seen.matching, seen.tables, seen.traces
     size = np.concatenate([_sizes(*each) for each in zip(traces, tables, strict=True)])

@@ -122,9 +122,9 @@ def issued_of(row: Mapping[str, int], dtypes: Sequence[str]) -> Issued:
 class MismatchFinder:
     """Finds mismatches in a stream of collectives that are added in each rank's own order.
 
-    Which rank is the odd one is known only once all ranks have issued the collective. Some ranks
-    may never issue it, blocked by the mismatch itself: such a mismatch is reported without them,
-    one call of ``look`` later.
+    A mismatch is reported once all ranks have issued the collective, when the odd rank is known. If
+    the mismatch blocks some ranks before they issue the collective, the second call of ``look``
+    after the mismatch reports the mismatch without these ranks.
     """
 
     def __init__(self) -> None:

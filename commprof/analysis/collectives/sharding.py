@@ -155,10 +155,11 @@ def groups_in_reverse(forward: Sequence[int], backward: Sequence[int]) -> list[i
 
     Args:
         forward: sizes of forward's all-gathers, one for each group.
-        backward: sizes of backward's, which gathers some of the groups again, from last to first.
+        backward: sizes of backward's all-gathers: some of the groups again, from last to first.
 
     Returns:
-        The group of each call of backward; 0 where the sizes allow several groups, or none.
+        The group of each call of backward, counted from 1 in forward's order; 0 where the sizes
+        allow several groups, or none.
     """
     there = list(reversed(forward))
     earliest = _places(there, backward)
@@ -174,7 +175,7 @@ def groups_in_reverse(forward: Sequence[int], backward: Sequence[int]) -> list[i
 
 
 def _places(sizes: Sequence[int], wanted: Sequence[int]) -> list[int] | None:
-    """Finds the first place of each wanted size, in order; None if they are not all there."""
+    """Finds ``wanted`` as a subsequence of ``sizes``: its earliest indices, or None if absent."""
     places: list[int] = []
     for size in wanted:
         begin = places[-1] + 1 if places else 0

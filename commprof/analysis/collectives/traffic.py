@@ -95,9 +95,9 @@ _OF_OUTPUT: dict[str, _Factor] = {"scatter": lambda n: (n - 1) / n}
 def sent_bytes(trace: Trace, table: Collectives) -> Floats:
     """Payload that a rank sends in each collective, on average over the ranks of its group.
 
-    The sum over all ranks is the least that must pass between them: a ring all-reduce of S
-    bytes sends 2 (n - 1) / n S, and so on. NaN for an unknown operation and for a group that is
-    not in the trace.
+    The sum over all ranks is the least that must pass between them. For example, each of n ranks
+    sends 2 (n - 1) / n S in a ring all-reduce of S bytes. NaN for an unknown operation and for a
+    group that is not in the trace.
     """
     sizes = {group.id: group.size for group in trace.groups.values()}
     n = np.array([sizes.get(group, 0) for group in table.group.tolist()], dtype=np.float64)
@@ -110,10 +110,10 @@ def sent_bytes(trace: Trace, table: Collectives) -> Floats:
 
 
 def all_sent_bytes(trace: Trace, table: Collectives | None = None) -> float:
-    """Bytes sent by all operations that a rank issued during capture; NaN if a part is unknown.
+    """Bytes sent by all operations that a rank issued during capture; NaN if any are unknown.
 
-    A summary covers everything since always-on mode began, including later records of full mode,
-    so only earlier records are added to it.
+    A summary covers all operations since always-on mode began, including those recorded later in
+    full mode. Only operations issued before always-on mode began are added from the records.
 
     Args:
         trace: the trace as it was written, on its own clock.
@@ -128,10 +128,10 @@ def all_sent_bytes(trace: Trace, table: Collectives | None = None) -> float:
 
 
 def summarised_sent_bytes(trace: Trace, summary: Summary) -> float:
-    """Bytes sent by all operations of a summary; NaN if a part is unknown.
+    """Bytes sent by all operations of a summary; NaN if the bytes of any operation are unknown.
 
-    A summary keeps only the larger of input and output, from which the size of one rank's part in
-    a gather or scatter cannot be told.
+    The bytes are unknown for a gather or scatter: a summary keeps only the larger of input and
+    output, which does not tell the size of one rank's part.
     """
     sizes = {group.id: group.size for group in trace.groups.values()}
     total = 0.0
@@ -200,8 +200,9 @@ def _each(of: Callable[[int], float], peers: npt.NDArray[np.int64]) -> Floats:
 class _Factors:
     """Bytes that one rank sends to other hosts, as multiples of an operation's bytes.
 
-    Each method returns the factor (multiple) for one operation; ``peer``: root or destination. The
-    operation's bytes are those of its input, or for a scatter, of its output.
+    Each method returns the factor (multiple) for one operation. ``peer`` is the root or
+    destination, and is ignored if the operation has neither. The operation's bytes are those of its
+    input, or for a scatter, of its output.
     """
 
     def __init__(self, me: int, away: npt.NDArray[np.bool_]) -> None:
@@ -250,7 +251,7 @@ class _Factors:
     def to_all(self, peer: int) -> float:
         """Factor of an all-to-all: fraction of the ranks that are on other hosts.
 
-        The rank sends an equal part of its input to each rank.
+        This rank sends an equal part of its input to each rank; ``peer`` is ignored.
         """
         return float(self._away.sum()) / self._n
 

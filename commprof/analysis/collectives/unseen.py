@@ -41,9 +41,9 @@ def how_to_see_it(world: WorldResult) -> tuple[str, str]:
             "",
         )
     return (
-        "First record steps whose collectives run outside of CUDA graphs: how long the GPUs waited "
-        "was not measured for any collective of this run. All were captured into a graph, or their "
-        "device events were lost.",
+        "First repeat the run with collectives outside of CUDA graphs. In this run, GPU waiting "
+        "was not measured for any collective, because all collectives were captured into a graph "
+        "or their device events were lost.",
         "",
     )
 

@@ -1,9 +1,9 @@
 """Arrival times of all ranks at their common collectives and gradient buckets, and who came last.
 
-When a collective in which every rank waits for all ranks ends, all ranks are at the same place of
-the program: no rank has gone past its wait for the collective, and those that waited are still in
-it. For a point-to-point message or a collective with a root, this holds only for a rank that
-waited and the rank that it waited for.
+Consider a collective in which every rank waits for all ranks. When the collective ends, all ranks
+are at the same point of the program: no rank has gone past its wait for the collective, and a rank
+that began to wait is still waiting. For a point-to-point message or a collective with a root, this
+holds only for a rank that waited and the rank that it waited for.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class SharedCalls:
         self.count = 1 + max(int(rank.number.max(initial=-1)) for rank in self._ranks)
 
     def has(self, place: int, number: Ints) -> npt.NDArray[np.bool_]:
-        """Returns a mask of the calls that the rank takes part in."""
+        """Returns a mask over ``number``: True for calls that the rank takes part in."""
         return np.isin(number, self._ranks[place].number)
 
     def arrived_ns(self, place: int, number: Ints) -> Ints:
@@ -203,9 +203,9 @@ class SharedCalls:
 
     @cached_property
     def some_wait(self) -> npt.NDArray[np.bool_]:
-        """Mask by call number: True for messages, and for collectives with a root.
+        """Mask by call number: True for calls in which not every rank waits for all ranks.
 
-        A rank may be done with such a call before every other rank has arrived.
+        These are point-to-point messages, and collectives with a root.
         """
         chosen = np.zeros(self.count, dtype=np.bool_)
         for rank in self._ranks:
@@ -213,11 +213,11 @@ class SharedCalls:
         return chosen
 
     def met(self, place: int, other: int, moments_ns: Ints) -> None:
-        """Adds moments at which one of two ranks arrived at a call while the other waited there."""
+        """Adds moments at which either rank arrived at a call while the other rank waited there."""
         self._met.setdefault(frozenset((place, other)), []).append(moments_ns)
 
     def synchronised_ns(self, place: int, other: int) -> Ints:
-        """Returns the moments at which two ranks were at the same place of the program, sorted.
+        """Returns the moments at which two ranks were at the same point of the program, sorted.
 
         They are the moments passed to ``met``, and the ends of calls that both ranks take part in.
         A call counts only if all of its ranks wait for each other (see ``some_wait``), and if the

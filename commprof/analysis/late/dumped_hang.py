@@ -118,7 +118,7 @@ class Diagnosis:
         if self.kind == "none":
             return "No operation is pending in these dumps: they show no hang"
         if self.kind == "arrived":
-            where = f", first of all at {listed(self.oldest)}" if self.oldest else ""
+            where = f", the oldest being {listed(self.oldest)}" if self.oldest else ""
             whose, or_else = "All ranks", ""
             if not self.members_told:
                 whose, or_else = "All ranks with a dump", ", or a rank with no dump did not arrive"
@@ -333,7 +333,11 @@ def _why(
         verb = "begun" if operation.started is False else "completed"
         return f"rank {rank} has not {verb} {words.operation(operation)}, which other ranks have"
     count = len(state.pending)
-    before = f"{count} pending at which all ranks arrived" if count else "nothing pending"
+    before = (
+        f"{counted(count, 'pending operation')}, at which all ranks arrived"
+        if count
+        else "nothing pending"
+    )
     return f"{_missed(rank, waits, words)}; it has {before}"
 
 

@@ -1,12 +1,12 @@
-"""Functions that take a late rank longer than the others, from py-spy's samples of each rank.
+"""Functions that take longer on a late rank than on the others, from py-spy's samples.
 
 ``rank_N.samples.txt`` next to the traces holds collapsed stacks, ``FRAME;FRAME COUNT`` with the
 outermost frame first. A sample counts only for the function of its innermost frame, so that a
 function has its own time without its callees; functions of the same name and file count together.
 Waiting for collectives counts for no function: samples within ``torch.distributed`` are left out,
 and the time that DDP waited, according to the rank's trace, is subtracted from the time of the
-backward engine. If ranks lack cores, so does py-spy, which then samples only while it has a core:
-differences smaller than the run delay of a rank are not reported.
+backward engine. If ranks lack cores, py-spy also lacks one at times and takes no samples then.
+Therefore no difference smaller than the largest run delay of a rank is reported.
 """
 
 from __future__ import annotations
@@ -147,9 +147,8 @@ def read_samples(path: Path, thread: int, is_main: bool) -> Samples:
     Args:
         path: output of ``py-spy record --format raw --threads --idle``.
         thread: the kernel's id of the training thread.
-        is_main: True if the training thread is the process's main thread. If the file has no
-            sample with the id ``thread``, because py-spy saw other ids, the samples of the thread
-            named "MainThread" are then used.
+        is_main: True if the training thread is the process's main thread. If so, and if no sample
+            has the id ``thread`` (py-spy saw other ids), the thread named "MainThread" is read.
 
     Raises:
         CommprofError: the file cannot be read, or holds no sample of the thread.
@@ -198,7 +197,7 @@ class _Times:
     own_ms: dict[_Function, float]
 
     def error_ms(self, own_ms: float) -> float:
-        """Returns the standard error of an own time that was estimated from samples."""
+        """Returns the standard error of a function's own time as estimated from samples."""
         share = min(1.0, own_ms / self.step_ms)
         return self.step_ms * math.sqrt(share * (1 - share) / self.samples.total)
 

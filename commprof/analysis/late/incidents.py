@@ -141,7 +141,7 @@ def _json(text: str) -> Any:
 
 @dataclass(frozen=True)
 class Incidents:
-    """Incidents of one world size."""
+    """Hangs, mismatched collectives, and lasting changes of speed at one world size."""
 
     world_size: int
     #: Hangs that the watchdog reported.

@@ -62,8 +62,8 @@ class LongerLines:
 def longer_lines(rank: int, seen: MeasuredWorld) -> tuple[LongerLines, ...]:
     """Finds pairs of source lines between which this rank works longer than the other ranks do.
 
-    A pair is the lines that issued two consecutive operations. Pairs are sorted by the extra time
-    of the whole phase, the longest first. Empty if a rank's trace has no stacks.
+    A pair is the lines that issued two consecutive operations. Phases are sorted by extra time, the
+    longest first, and so are the pairs of each phase. Empty if a rank's trace has no stacks.
     """
     if len(seen.ranks) < 2 or not all(trace.stacks for trace in seen.traces):
         return ()
@@ -146,10 +146,10 @@ def _work(trace: Trace, table: Collectives, index: Ints) -> dict[_Cell, float]:
 
 
 def _issues(trace: Trace, table: Collectives, thread: int) -> tuple[list[str], Ints, Ints]:
-    """Returns the names of the lines, and for each issue the index of its line and its time.
+    """Returns source lines, and for each issued operation the index of its line and its issue time.
 
-    Issues whose line is unknown are left out. So are issues of other threads outside of backward
-    passes: they do not show where the training thread is.
+    Operations of unknown lines are left out. Operations that other threads issued outside of
+    backward passes are left out too: they do not show where the training thread was.
     """
     lines = {number: caller(frames) for number, frames in trace.stacks.items()}
     names = ["", *sorted(set(lines.values()) - {""})]

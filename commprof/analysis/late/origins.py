@@ -1,22 +1,22 @@
 """Origins of every wait: the rank where it began, and the activity of that rank at the time.
 
 If rank 2 waits for rank 1, and rank 1 came late because it had waited for rank 0, the cause is
-rank 0. Consider the last moment at which two ranks were at the same place of the program (see
+rank 0. Consider the last moment at which two ranks were at the same point of the program (see
 :mod:`arrivals`). From this moment the late rank takes some time until it arrives. The waiting rank
-takes less time until it begins to wait, and the difference is the wait. Each rank spends its time
-waiting for third ranks, in phases of its work, in pauses of its process, without a core, and in
-transfers. A part of the wait began on third ranks that the late rank waited for. As a fraction of
-the wait, this part is
+takes less time until it begins to wait, and the difference is the wait. The time of each rank
+consists of waiting for third ranks, phases of its work, pauses of its process, time without a core,
+and transfers. A part of the wait began on third ranks that the late rank waited for. As a fraction
+of the wait, this part is
 
-    w / (w + o), w = max(0, waiting_late - waiting_other), o = max(0, own_late - own_other)
+    t / (t + o), t = max(0, third_late - third_waiting), o = max(0, own_late - own_waiting)
 
-where "other" is the rank that waits, "waiting" is the time that a rank waits for third ranks, and
-"own" is the rest of its time. This part is distributed over the waits of the late rank in that
-time, which are traced back in turn. The remaining part is distributed over the late rank's other
-activities (phases, pauses, time without a core, transfers) that took longer than on the waiting
-rank, in proportion to the extra time. So the causes of every wait add up to the wait exactly. If no
-moment is known at which the two ranks were at the same place of the program, the wait is attributed
-to the late rank, with an unknown cause.
+where "late" and "waiting" stand for the two ranks, "third" is the time for which a rank waits for
+third ranks, and "own" is the rest of its time. This part is distributed over the waits of the late
+rank in that time, which are traced back in turn. The remaining part is distributed over the late
+rank's other activities (phases, pauses, time without a core, transfers) that took longer than on
+the waiting rank, in proportion to the extra time. So the causes of every wait add up to the wait
+exactly. If no moment is known at which the two ranks were at the same point of the program, the
+wait is attributed to the late rank, with an unknown cause.
 
 (Delay costs of Boehme et al., "Identifying the Root Causes of Wait States in Large-Scale Parallel
 Applications", ACM TOPC 3:2, with stretches of time instead of call paths.)
@@ -43,7 +43,10 @@ _UNKNOWN = CAUSES.index(UNKNOWN)
 
 @dataclass(frozen=True)
 class Origins:
-    """Parts of the waits of one rank, by origin; all columns have the same length."""
+    """Parts of one rank's waits, by the rank and activity that caused them.
+
+    All columns have the same length.
+    """
 
     #: Row of ``Exposures``; the parts of a row add up to its wait.
     exposure: Ints
@@ -149,7 +152,7 @@ def _of_rank(place: int, time: RankTime, places: dict[int, int]) -> tuple[Ints |
 
     ``place``, ``row``, ``late`` and ``wait_ns`` are as in ``_Waits``. ``number`` is the number of
     the collective or bucket that was waited for, ``end_ns`` the end of the wait, and ``stood_ns``
-    the time at which the training thread stopped to wait.
+    the time at which the training thread began to wait.
     """
     rows = np.flatnonzero((time.wait_ns > 0) & (time.waiting.culprit >= 0))
     late = [places[rank] for rank in time.waiting.culprit[rows].tolist()]

@@ -39,7 +39,7 @@ class RankTime:
     """Time of one rank: its waits, and its activities between any two moments."""
 
     def __init__(self, trace: Trace, exposed: Exposures, waiting: Waiting) -> None:
-        """Prepares one rank's time; ``exposed``: waits of this trace; ``waiting``: their split."""
+        """Takes the waits of ``trace`` (``exposed``), and their split into waiting and transfer."""
         self.waiting = waiting
         #: Wait per exposure; 0 if unknown.
         self.wait_ns: Floats = np.nan_to_num(waiting.wait_ns, nan=0.0)
@@ -65,7 +65,7 @@ class RankTime:
 
     @cached_property
     def stood_ns(self) -> Ints:
-        """Per exposure: time at which the thread stopped to wait.
+        """Per exposure: time at which the thread began to wait.
 
         All exposures of one finalisation by DDP have the time of its first exposure.
         """
@@ -89,7 +89,7 @@ class RankTime:
         return np.maximum.accumulate(self.end_ns)
 
     def spent(self, begin_ns: Ints, end_ns: Ints) -> Floats:
-        """Returns each window's time by activity, as ``[window, cause]``; waiting comes last."""
+        """Returns each window's time by activity, as ``[window, activity]``; waiting comes last."""
         exposed, (first, last) = self._exposed, self._phase_at
         spent = np.zeros((len(begin_ns), WAITING + 1))
         inside = np.maximum(0, np.searchsorted(first, exposed.begin_ns, side="right") - 1)

@@ -7,9 +7,9 @@ these ranks did not arrive. If the waits form a circle, ranks issued the operati
 groups in different orders.
 
 A rank is behind if its oldest pending operation is a collective that other ranks have completed.
-Only collectives count that complete on no rank before all ranks have arrived, so no other rank
-delays the rank that is behind. A rank is also behind if all ranks have issued the collective, and
-the collective runs on the device of another rank but not on the device of this rank.
+A rank is also behind if all ranks have issued the collective, and the collective runs on the device
+of another rank but not on the device of this rank. Both rules use only collectives that no rank can
+complete before all ranks have arrived. So no other rank delays the rank that is behind.
 """
 
 from __future__ import annotations
@@ -143,8 +143,8 @@ def chain_to(
 ) -> list[tuple[int, Operation]]:
     """Finds the shortest chain of waits from a rank to one of ``ranks``, with its operations.
 
-    Each entry is a rank and the operation in which it waits: for the next entry's rank, and in the
-    last entry for a rank of ``ranks``. Empty if there is no chain.
+    Each entry is a rank and the operation in which this rank waits for the next entry's rank. The
+    last entry's rank waits for a rank of ``ranks``. Empty if there is no chain.
     """
     ways: dict[int, list[tuple[int, Operation]]] = {rank: []}
     queue = [rank]

@@ -84,11 +84,11 @@ def beyond_the_others(work_ns: Floats) -> Floats:
 
 
 def _sign_test(beyond_ns: Floats, most_ns: float) -> float:
-    """Returns the probability that chance alone puts this number of values, or more, above 0.
+    """Returns the p-value of a one-sided sign test that ``beyond_ns`` is mostly above 0.
 
     Correlated neighbours count as fewer values, see :mod:`commprof.stats.rank_tests`. The
-    correlation is estimated from values clipped to ±``most_ns``. Values that all exceed ``most_ns``
-    are equal after clipping, so they count as independent.
+    correlation is estimated from values clipped to ±``most_ns``. It is 0 if all values exceed
+    ``most_ns``, because clipping makes them equal.
     """
     share = worth(lag_one(np.clip(beyond_ns, -most_ns, most_ns)))
     return _chance_of_heads(int((beyond_ns > 0).sum() * share), int(len(beyond_ns) * share))
@@ -231,10 +231,10 @@ def late_by_own_work(
         waited_for_ns: as in :func:`find_late_rank`.
         step_ns: median step.
 
-    Returns ``late`` unchanged if one cause explains half of the waiting for it, or if its causes
-    are unknown. Otherwise the host may have delayed this rank, or all ranks in turn. The result is
-    then the slow rank, with the phase in which its own work takes longer; None if no rank is slow,
-    or if no rank waited for the slow rank.
+    Returns ``late`` unchanged if one cause explains half of the late rank's delay, or if no cause
+    is known. Otherwise returns the slow rank, with the phase in which its own work takes longer:
+    the host may have delayed the late rank, or all ranks in turn. None if no rank is slow, or if no
+    rank waited for the slow rank.
     """
     if late is not None and (late.phase is not None or math.isnan(late.phase_share)):
         return late
@@ -305,7 +305,7 @@ def _steps_alike(waited_for_ns: npt.NDArray[np.float64], rank: int, late_ns: flo
 def _blocks(waited_for_ns: npt.NDArray[np.float64], alike: int) -> npt.NDArray[np.float64]:
     """Adds up blocks of neighbouring steps; returns one row per block, at most ``_BLOCKS`` rows.
 
-    ``alike``: approximate number of steps per block; larger if there would be too many blocks.
+    ``alike``: approximate number of steps per block; blocks are longer if there would be too many.
     If ranks are exchangeable within each step, they are exchangeable within whole blocks too.
     """
     steps = len(waited_for_ns)

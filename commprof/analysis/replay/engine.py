@@ -137,7 +137,7 @@ def _outside(seen: MeasuredWorld, issue: Ints, ranks: Sequence[Program]) -> Mask
 
 
 def _opening(conditions: Sequence[Condition], outside: Mask) -> list[Condition]:
-    """Returns the conditions that open a row within the replayed steps."""
+    """Returns the conditions that open at least one row within the replayed steps."""
     return [each for each in conditions if not outside[list(each.opens)].all()]
 
 
@@ -384,7 +384,7 @@ class _Ends(dict[int, "Time | None"]):
 
 
 def _each(values: Floats) -> list[Time]:
-    """Returns a list with one time per row: a number, or an array with a value per drawn step."""
+    """Returns one time per row: a number, or an array with one value per randomly drawn step."""
     return values.tolist() if values.ndim == 1 else list(values)
 
 
@@ -397,10 +397,10 @@ def _lines(known: Calls, drawn: int) -> list[Line]:
 
 
 def _extra(rank: Program, free: Mask) -> list[float]:
-    """Returns ``rank.extra_ns`` without the delays to wake up after waits for free collectives.
+    """Returns ``rank.extra_ns``, with 0 for positive delays after waits for free collectives.
 
     ``free`` is a mask over the collectives of all ranks, True for collectives whose transfer takes
-    no time. Negative values of ``extra_ns`` stay.
+    no time.
     """
     waits = (rank.row >= 0) & (rank.kind != MARK)
     without = np.zeros(len(rank.row), dtype=bool)

@@ -6,11 +6,11 @@ communication) in each phase: its longest time becomes their longest, its median
 so on; its long and short steps keep their order. Phases in which the rank is faster than the others
 change too: if only its slower phases changed, the rank would become faster than the others.
 
-One part of the own time does not come from the other ranks: the time without a core that other
-threads of the rank's process may have caused. The new values of this part come from the same rank,
-from the half of the steps in which the rank is least late. The other ranks' values do not fit:
-while gloo's threads exchange buckets, the training thread of the rank that arrives last still
-computes, but the training threads of the other ranks wait.
+Other threads of the rank's process may have kept the training thread from a core. This part of the
+rank's own time gets new values from the same rank: from the half of the steps in which the rank is
+least late. The other ranks' values are not comparable: while gloo's threads exchange buckets, the
+training thread of the rank that arrives last still computes, but the training threads of the other
+ranks wait.
 
 The efficiencies are those of POP (Performance Optimisation and Productivity, "POP Standard Metrics
 for Parallel Performance Analysis"): parallel = load balance x serialisation x transfer.
@@ -46,7 +46,7 @@ _LEAST_SHARE = 0.005
 
 @dataclass(frozen=True)
 class Gain:
-    """One change, and the mean step that would remain with it."""
+    """One change, and the mean step time when the steps are replayed with this change."""
 
     #: "rank", "phase" (of a rank), "balance", "group", or "communication".
     change: str
@@ -63,7 +63,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class Gains:
-    """Gains from the replays of one world size."""
+    """Gains of all replayed changes at one world size, and POP's efficiencies."""
 
     #: Mean step over steps and ranks, and the number of steps, without stalled steps.
     step_ms: float
@@ -78,9 +78,10 @@ class Gains:
 
 
 def gains(seen: MeasuredWorld) -> Gains | None:
-    """Replays every change that may pay; None if the steps cannot be replayed.
+    """Replays the steps with each change; returns the gains, or None if no replay is possible.
 
-    Steps cannot be replayed with one rank, clocks that cannot be compared, or too few steps.
+    No replay is possible if there is only one rank, if the ranks' clocks cannot be compared, if
+    there are too few steps, or if the ranks deadlock in the replay.
     """
     if len(seen.ranks) < 2 or not seen.clocks_shared or len(seen.measured[0].step) < LEAST_STEPS:
         return None
@@ -139,7 +140,7 @@ class _Replays:
 
         Args:
             stretches: for each stretch of steps, the ranks' programs and the recorded calls.
-            kept_ns: ``[step, phase]`` per rank: run delay that its own process may have caused.
+            kept_ns: ``[step, phase]`` per rank: run delay that helper threads may have caused.
             counted: mask of the steps that did not stall.
         """
         self.stretches, self.counted = stretches, counted
@@ -181,7 +182,7 @@ class _Replays:
         return np.concatenate(found)
 
     def changes(self, seen: MeasuredWorld, own: Floats) -> Iterator[tuple[_Change, Floats | None]]:
-        """Yields every change with the step times of its replay."""
+        """Yields each change with the step times of its replay; None if the ranks deadlock."""
         total = float(own.max())
         places = np.argsort(-own, kind="stable")[:_MOST_RANKS].tolist()
         for place in places:
@@ -238,7 +239,10 @@ def _in_place_of(mine: Floats, others: Floats) -> Floats:
 
 
 def _groups(seen: MeasuredWorld, group: Ints) -> list[tuple[int, str]]:
-    """Returns the groups with the most collectives; empty if fewer than two are used."""
+    """Returns the number and name of the ``_MOST_GROUPS`` groups with the most collectives.
+
+    Empty if fewer than two groups are used.
+    """
     sent = np.bincount(group[group >= 0], minlength=len(seen.matching.groups))
     used = [number for number in np.argsort(-sent, kind="stable").tolist() if sent[number]]
     if len(used) < 2:

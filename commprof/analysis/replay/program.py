@@ -1,8 +1,9 @@
-"""Programs of the ranks: the events of each rank in the measured steps, in its own time.
+"""Programs of the ranks: each rank's events in the measured steps, in the rank's own time.
 
-A rank's own time runs while its training thread does not stand still for communication. Issues,
-waits and the ends of steps are stored in own time, so that a replay can compute their times anew if
-the own time or a transfer takes longer or shorter (:mod:`commprof.analysis.replay.engine`).
+A rank's own time is a clock that stops while the rank's training thread waits for communication.
+Events (issued collectives, waits, begins and ends of steps) are stored in own time. A replay can
+then compute when the events happen if a phase or a transfer takes longer or shorter
+(:mod:`commprof.analysis.replay.engine`).
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ def replayed_steps(seen: MeasuredWorld, most: int = _MOST_STRETCHES) -> list[Int
     """Chooses the measured steps to replay; returns the step numbers of each stretch.
 
     A stretch is a sequence of consecutive measured steps. If all steps hold few enough events,
-    they are the only stretch. Otherwise stretches of equal length, at most ``most``, are spread
+    they are the only stretch. Otherwise, at most ``most`` stretches of equal length are spread
     evenly over the run.
     """
     step = seen.measured[0].step
@@ -166,7 +167,7 @@ class _OwnTime:
         self._exposed, self._begin_ns = exposed, begin_ns
 
     def at(self, time_ns: Ints) -> Floats:
-        """Returns the own time that had passed at each of these times of the common clock."""
+        """Converts times of the common clock to the rank's own time."""
         begin = np.full(len(time_ns), self._begin_ns, dtype=np.int64)
         stood = covered(
             self._exposed.begin_ns, self._exposed.end_ns, self._exposed.waited_ns, begin, time_ns

@@ -5,10 +5,10 @@ changes of level in a series that comes one value at a time, such as the time of
 Page's cumulative sum (E. S. Page, "Continuous inspection schemes", Biometrika 41, 1954), on values
 made robust before they are added, as in J. M. Lucas and R. B. Crosier, "Robust CUSUM"
 (Communications in Statistics 11, 1982). The reference is the ``REFERENCE`` values from which the
-current level was learnt. z_i is the distance of a later value from the reference's median, in the
-reference's robust standard deviations (1.4826 x the median absolute deviation); cut() limits it to
-+-CUT. So a step that takes a minute counts no more than a step that is a little late, and only a
-lasting change adds up::
+current level was learnt. z_i is a later value minus the reference's median, in the reference's
+robust standard deviations (1.4826 x the median absolute deviation); cut() limits z_i to +-CUT. So a
+step that takes a minute counts no more than a step that is a little late, and only a lasting change
+adds up::
 
     up_i   = max(0, up_(i-1)   + cut(z_i) - SLACK),     a change up   if up_i   > LIMIT
     down_i = max(0, down_(i-1) - cut(z_i) - SLACK),     a change down if down_i > LIMIT
@@ -109,7 +109,10 @@ class ChangeDetector:
         self._since = [[], []]
 
     def _follow(self, direction: int, increment: float, value: float) -> Change | None:
-        """Adds to one direction's sum; returns a change if sum and change are large enough."""
+        """Adds ``increment`` to one direction's sum, and ``value`` to the values behind the sum.
+
+        Returns a change if the sum exceeds ``LIMIT`` and the level differs by ``SMALLEST_CHANGE``.
+        """
         total = self._sums[direction] + increment
         since = self._since[direction]
         if total <= 0:

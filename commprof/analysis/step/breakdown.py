@@ -103,8 +103,7 @@ class Breakdown:
     def by_origin_ns(self) -> Floats:
         """Own work and pauses as ``[origin, step]``, in the order of ``exposure.ORIGINS``.
 
-        Run delay is left out: whatever else runs on a rank's cores causes it, so it is not the
-        rank's own work.
+        Run delay is left out: other work on the rank's cores causes run delay.
         """
         paused = self.paused_ns.T
         work = self.work_ns - paused - self.run_delay_ns.T
@@ -195,10 +194,10 @@ def breakdown(
 
 
 def mean_of_known(part: Floats, exposed: Floats) -> float:
-    """Mean of a part of exposed time, with unknown rows counted as 0.
+    """Returns the mean of a part of exposed time, with unknown rows counted as 0.
 
-    That keeps ``exposed = wait + wire + unsplit``. NaN if the part is unknown in all rows with
-    exposed time, or if there are no rows.
+    The mean parts (``wait``, ``wire`` and ``unsplit``) then add up to the mean exposed time. NaN if
+    the part is unknown in all rows with exposed time, or if there are no rows.
     """
     if len(part) == 0 or (np.isnan(part[exposed > 0]).all() and (exposed > 0).any()):
         return float("nan")
@@ -252,7 +251,7 @@ def _exposed_by_phase(
 
 
 def _paused_by_phase(steps: Steps, phases: Spans, paused: Stretches, thread: int) -> Floats:
-    """Returns ``[step, phase]``: pauses inside each phase; outside of all they count as OTHER."""
+    """Returns ``[step, phase]``: ns of pauses in each phase; pauses in no phase count as OTHER."""
     times = np.zeros((len(steps), len(Phase)))
     if len(paused) == 0:
         return times
@@ -269,7 +268,7 @@ def _paused_by_phase(steps: Steps, phases: Spans, paused: Stretches, thread: int
 
 
 def _by_phase(steps: Steps, phases: Spans, counted: Spread, thread: int) -> Floats:
-    """Returns ``[step, phase]``: counts inside each phase; those outside of all go to OTHER."""
+    """Returns ``[step, phase]``: counts in each phase; counts in no phase go to OTHER."""
     times = np.zeros((len(steps), len(Phase)))
     step = _step_of(steps, phases.begin_ns)
     mine = (phases.thread == thread) & (phases.key < len(Phase)) & (step >= 0)
@@ -281,10 +280,10 @@ def _by_phase(steps: Steps, phases: Spans, counted: Spread, thread: int) -> Floa
 
 
 def _by_origin(steps: Steps, exposed_step: Ints, origins: Origins, world_size: int) -> Floats:
-    """Returns ``[step, rank, cause]``: the waiting of one rank, by root cause.
+    """Returns the waiting of one rank by root cause, as ``[step, rank, cause]``.
 
-    ``rank`` is the rank that is the root cause of a wait, not the rank that waited. ``cause`` is
-    the activity of ``rank`` that caused the wait, in the order of ``CAUSES``.
+    The axis ``rank`` is the root cause of a wait, not the rank that waited. The axis ``cause`` is
+    the activity of the root cause, in the order of ``CAUSES``.
     """
     caused = np.zeros((len(steps), world_size, len(CAUSES)))
     step = exposed_step[origins.exposure]

@@ -4,6 +4,9 @@ Kernel times are known for recordings that hold a device's kernels:
 
     communication = wait + wire + unsplit = exposed + hidden;  busy + idle = step
 
+A communication kernel is ``wait`` until the last rank has begun and ``wire`` from then on, or
+``unsplit`` if the last begin is not known.
+
 Kernels of several streams may run at once: communication, compute and busy are the time in which
 any of their kernels ran, counted once.
 

@@ -1,8 +1,8 @@
 """Intervals in which the training thread waited for communication, with the collective waited for.
 
-Also finds pauses of a rank's process and the kernel's counts for its training thread, and names the
-possible causes of a rank's lateness. A pause while the thread waits for communication counts as
-waiting: the remaining pauses are time in which the training thread would have worked.
+Also finds pauses of a rank's process and the Linux kernel's counts for its training thread, such as
+page faults, and names the possible causes of a rank's lateness. A pause while the thread waits for
+communication counts only as waiting. During all other pauses the thread would have worked.
 """
 
 from __future__ import annotations
@@ -164,12 +164,12 @@ def _awaited_by(table: Collectives, span: Spans, thread: int) -> Ints:
 def _share(
     table: Collectives, buckets: Ints, graph_task: int, window: tuple[int, int], blocked_ns: int
 ) -> Iterator[_Row]:
-    """Divides ``blocked_ns`` of one finalisation among its buckets.
+    """Divides ``blocked_ns`` of one finalisation among its buckets; yields a row per bucket's wait.
 
     DDP's loop waits until a bucket is complete, copies the bucket and goes on to the next bucket.
-    The loop's total waiting for the buckets so far is the largest ``end - speed * copied`` of these
-    buckets. ``end`` is the time from the begin of the finalisation to a bucket's completion,
-    ``copied`` the number of bytes copied before this bucket, and ``speed`` the ns to copy a byte.
+    A bucket completes ``end`` ns after the finalisation begins. The earlier buckets have ``copied``
+    bytes, and copying takes ``speed`` ns per byte. The loop's total waiting up to a bucket is the
+    largest ``end - speed * copied`` of the buckets so far.
     """
     begin_ns, end_ns = window
     # The bucket is copied, but not what a hook sends for it in a callback.
@@ -193,11 +193,11 @@ def _share(
 
 
 def _copy_ns_per_byte(end_ns: Ints, copied: Floats, blocked_ns: int, slowest: float) -> float:
-    """Returns the copy time per byte, in ns, with which the replay waits ``blocked_ns`` in total.
+    """Returns the copy time in ns per byte at which DDP's loop waits ``blocked_ns`` in total.
 
-    The total waiting of the replay is the largest ``end - time_per_byte * copied`` of all buckets.
-    The result is at least 0 and at most ``slowest``: the time per byte with which copying takes
-    the whole finalisation.
+    The loop's total waiting is the largest ``end_ns - time_per_byte * copied`` of all buckets, see
+    :func:`_share`. The result is between 0 and ``slowest``, the time per byte if copying took the
+    whole finalisation.
     """
     early = end_ns - blocked_ns
     limits = [
@@ -245,7 +245,7 @@ class Spread:
     amount: Floats
 
     def within(self, others: Stretches) -> Spread:
-        """Returns the counts inside the intervals ``others`` only."""
+        """Returns the part inside ``others``, with counts spread evenly over their intervals."""
         row, at = rows_within(self.at, others)
         rate = self.amount / np.maximum(1, self.at.length_ns)
         return Spread(at, rate[row] * at.length_ns)
@@ -264,7 +264,7 @@ def own_run_delay(trace: Trace, exposed: Exposures, thread: int) -> Spread:
     """Returns an upper bound on the part of ``run_delay`` that helper threads caused, in ns.
 
     Helper threads are all threads of the rank's process except the training thread. The result is
-    0, and no bound, unless the rank is known to have a single intra-op thread.
+    a bound only if the rank is known to have a single intra-op thread; otherwise, it is 0.
     """
     return _delays(*_outside_of_waiting(trace, exposed, thread, columns.own_run_delays(trace)))
 
@@ -293,14 +293,15 @@ def host_counts(trace: Trace, exposed: Exposures, thread: int) -> dict[str, Spre
 def _outside_of_waiting(
     trace: Trace, exposed: Exposures, thread: int, found: Spans
 ) -> tuple[Ints, Ints, Stretches]:
-    """Cuts waiting and pauses out of the times that the readings ``found`` cover.
+    """Cuts waiting and pauses out of the intervals of ``found``.
 
-    A reading covers the time since the previous reading. A thread that waits for communication does
-    not ask for a core, so a reading is spread over the rest of this time.
+    ``found`` holds readings of a kernel statistic, such as run delay; a reading covers the interval
+    since the previous reading. A thread that waits for communication does not ask for a core, so a
+    reading's amount belongs to the rest of its interval.
 
     Returns:
-        Three values: for each remaining interval, the index of the reading that covers it; the
-        amount of each reading; the remaining intervals.
+        Three values: for each remaining interval, the index of its reading; the amount of each
+        reading; the remaining intervals.
     """
     mine = found.thread == thread
     order = np.argsort(found.begin_ns[mine], kind="stable")

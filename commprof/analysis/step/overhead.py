@@ -9,8 +9,8 @@ more than the steps' own spread suggests. Therefore pairs of neighbours are comp
 capture on and one with capture off; as a control, the "off" steps of two successive pairs. The
 training loop draws at random which step of a pair comes first (``overhead_states``): the interval
 of the signed-rank test then keeps its confidence level whatever rhythm or trend the steps have.
-With a fixed order it does not: in a model whose steps repeat with a period of eight, 84 % of the
-intervals held the true value.
+With a fixed order it does not: for simulated steps that repeat with a period of eight, only 84 % of
+the 95 % intervals contained the true value.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class Overhead:
 def overhead(samples: Samples) -> Overhead | None:
     """Computes the overhead from labelled step times; None if there are too few pairs of steps.
 
-    Needed are two pairs of neighbouring steps with capture on and off, and two control pairs, in
-    which both steps had capture off.
+    This takes at least two pairs of neighbouring steps in which one step had capture on and the
+    other had capture off, and two control pairs in which both steps had capture off.
 
     Args:
         samples: samples of one world size, in the order in which the steps ran.
@@ -91,7 +91,7 @@ def overhead(samples: Samples) -> Overhead | None:
 
 
 def pooled_overhead(runs: Sequence[Samples]) -> Overhead | None:
-    """Computes one overhead for all world sizes; None if there are too few pairs of steps.
+    """Like :func:`overhead`, but computes one overhead for all world sizes.
 
     ``runs`` has the samples of each world size. Pairs of steps are formed within a world size and
     then put together.

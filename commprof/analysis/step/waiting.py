@@ -8,9 +8,9 @@ back that was not delayed by the wire is the one that all ranks waited for. Expo
 last arrival is waiting; from then on the wire was busy without a pause, and ranks that arrived late
 meanwhile cost nothing.
 
-If commprof's DDP hook saw the buckets, a rank arrives when a bucket's gradients are ready. All
-collectives and messages that another hook or a compressor, running inside commprof's hook, issues
-for the bucket then count as time on the wire.
+If commprof's DDP hook saw the buckets, a rank arrives when a bucket's gradients are ready. Another
+hook or a compressor may run inside commprof's hook. All collectives and messages that this hook or
+compressor issues for the bucket then count as time on the wire.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def split(exposed: Exposures, table: Collectives, arrivals: Arrivals) -> Waiting
 
 
 def not_split(exposed: Exposures) -> Waiting:
-    """Returns waiting without a split, for unknown arrivals."""
+    """Returns the result of ``split`` for unknown arrivals: NaN and -1 for every exposure."""
     unknown = np.full(len(exposed), -1, dtype=np.int64)
     return Waiting(np.full(len(exposed), np.nan), unknown, unknown)
 

@@ -81,7 +81,7 @@ class SweepRow:
     min_us: float
     """Shortest time."""
     p50_us: float
-    """Median time, like `time_us`."""
+    """Median time, equal to `time_us`."""
     p99_us: float
     """99th percentile; with fewer than 100 samples, close to the longest time."""
     max_us: float
@@ -91,7 +91,7 @@ class SweepRow:
     algbw_gb_per_s: float
     """Size divided by `time_us`; NaN if no data move."""
     busbw_gb_per_s: float
-    """algbw times nccl-tests' factor, see `traffic.bus_factor`; NaN if it has none."""
+    """algbw times nccl-tests' factor, see `traffic.bus_factor`; NaN without a factor."""
     wrong: int | None
     """Number of wrong elements over ranks and checked calls; None if not checked."""
     iterations: int
@@ -109,7 +109,7 @@ class OverlapRow:
     """Overlap of communication with compute, in the terms of IMB-NBC."""
 
     key: RowKey
-    """Key of the measured case; its placement is in place if the operation can run in place."""
+    """Key of the measured case; ``placement`` is ``in_place`` if the operation supports that."""
     pure_us: float
     """t_pure: the collective alone."""
     compute_alone_us: float

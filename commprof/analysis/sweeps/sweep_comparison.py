@@ -32,11 +32,12 @@ class RowComparison:
     ratio: float
     """Second time divided by the first: above 1 the second is slower."""
     p_value: float
-    """p-value of a rank test of the rounds' medians, corrected for the rounds' correlation."""
+    """p-value of a Mann-Whitney test of the rounds' medians, corrected for their correlation."""
     corrected_p: float
     """p-value corrected for the number of rows by Holm's rule."""
     verdict: str
-    """``same``, ``slower`` or ``faster``: the second result, at SIGNIFICANCE over all rows."""
+    """Second result against the first: ``slower`` or ``faster`` if ``corrected_p`` is below
+    SIGNIFICANCE, else ``same``."""
 
 
 @dataclass(frozen=True)

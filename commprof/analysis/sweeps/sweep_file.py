@@ -171,6 +171,6 @@ def _plain(value: Any) -> Any:
 
 
 def _rows(value: Mapping[str, Any], name: str, kind: Any) -> Any:
-    """Reads rows of ``kind`` from mappings that hold the fields of the key and of the row."""
+    """Reads ``value[name]``, a list of mappings made by `_flat`, as rows of type ``kind``."""
     flat = checked(value, {name: list[dict[str, Any]]})[name]
     return checked([{**row, "key": row} for row in flat], tuple[kind, ...], name)

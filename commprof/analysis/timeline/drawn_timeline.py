@@ -70,7 +70,10 @@ class Timeline:
         return int(self._by_step().sum())
 
     def middle(self, most_spans: int) -> Timeline:
-        """Keeps steps around the middle, at least one, with at most ``most_spans`` spans."""
+        """Returns the timeline of the middle steps, with at most ``most_spans`` spans in total.
+
+        If the middle step alone has more spans, returns only the first spans of that step.
+        """
         count, by_step = len(self.steps), self._by_step()
         if int(by_step.sum()) <= most_spans or count == 0:
             return self
@@ -180,7 +183,7 @@ def _parts(rank: RankTimeline) -> tuple[Stretches | InFlightIntervals, ...]:
 
 
 class _Cut(Protocol):
-    """Function that returns some rows of a part of a timeline, as an object of the same type."""
+    """Function that returns some rows of one part of a rank's timeline; keeps the part's type."""
 
     def __call__(self, part: Columns, /) -> Columns: ...
 

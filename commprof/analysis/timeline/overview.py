@@ -65,7 +65,7 @@ class Flows:
 
 @dataclass(frozen=True)
 class Overview:
-    """Data on all ranks that the timeline of each rank needs, in the order of ``sources``."""
+    """Data from all ranks, needed to make any one rank's timeline; in the order of ``sources``."""
 
     sources: tuple[Path | Trace, ...]
     ranks: tuple[int, ...]
@@ -185,8 +185,8 @@ def _union(
     ]
     if not found and steps is not None:
         raise CommprofError(
-            f"no rank recorded a step from {steps[0]} to {steps[1]}; leave the steps out to see "
-            "all records"
+            f"no rank recorded a step from {steps[0]} to {steps[1]}; omit --steps to see all "
+            "records"
         )
     if not found:
         raise CommprofError("there is nothing to show: the traces hold no records")

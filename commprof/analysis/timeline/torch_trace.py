@@ -211,7 +211,7 @@ def rank_index(view: Overview, trace: TorchTrace) -> int:
 def with_all_of(view: Overview, traces: Sequence[TorchTrace]) -> Overview:
     """Extends the overview's window to every event of these traces.
 
-    The window then begins with the first event of all: viewers drop events before 0.
+    Times count from the window's begin, and viewers drop events with negative times.
     """
     begins = [view.window.begin_ns]
     for trace in traces:

@@ -39,7 +39,7 @@ class CommprofCallback(TrainerCallback):
         self._recording.start(self._trainer.model_wrapped)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Ends a step after an update."""
+        """Ends a step of the capture; the trainer calls this method after each update."""
         self._recording.step()
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

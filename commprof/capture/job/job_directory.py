@@ -73,7 +73,10 @@ def _store() -> Any:
 
 
 def _take(directory: Path, rank: int) -> str:
-    """Makes this rank's trace in the first directory free of jobs; returns the directory's name."""
+    """Makes this rank's trace in ``directory``, or in a ``job_N`` there if another job uses it.
+
+    Returns the name ``job_N``; empty for ``directory`` itself.
+    """
     restarted = trace_name(rank) != f"rank_{rank}.trace"
     names = ["", *(f"job_{number}" for number in range(2, _MOST_JOBS + 1))]
     if restarted:  # next to the traces of the attempt before
@@ -90,7 +93,7 @@ def _take(directory: Path, rank: int) -> str:
             raise
         _taken.add(path)
         return name
-    raise CommprofError(f"{directory} holds {_MOST_JOBS} jobs; name a new directory")
+    raise CommprofError(f"{directory} holds {_MOST_JOBS} jobs, the maximum; name a new directory")
 
 
 def _of_this_job(directory: Path, names: list[str], rank: int) -> list[str]:

@@ -98,7 +98,7 @@ class ClockLink(StoreLink):
             self._following = False
 
     def agreed(self) -> bool:
-        """Tries once to reach rank 0's clock; returns True if nothing is left to do."""
+        """Tries once to start or reach rank 0's clock server; True if no other try is needed."""
         rank, world_size = dist.get_rank(), dist.get_world_size()
         if world_size == 1 or (on_one_host(world_size) and not self._always):
             return True
@@ -151,7 +151,7 @@ class ArrivalLink(StoreLink):
     def __init__(self) -> None:
         """Makes a link that is not connected yet.
 
-        The native module shares the arrivals. Without that module ``pending`` is False, so that the
+        Without the native module, which exchanges the arrivals, ``pending`` is False, so that the
         link never tries to connect.
         """
         super().__init__(_native.native is not None)
@@ -222,7 +222,10 @@ class _BoardRendezvous:
         return True
 
     def _begin_to_carry(self, job: Any) -> int:
-        """Starts sharing arrivals with other hosts; returns this host's number, 0 on failure."""
+        """Starts sharing arrivals with other hosts.
+
+        Returns this host's number, counted from 1; 0 on failure.
+        """
         number = int(job.add("hosts", 1))
         here = {"address": "", "port": 0, "token": secrets.randbits(63) | 1}
         try:
@@ -255,7 +258,10 @@ os.register_at_fork(after_in_child=_meetings.clear)
 
 
 def _make_board(native: Any) -> dict[str, Any]:
-    """Makes this host's board of arrivals; returns its path and its token (0 if that fails)."""
+    """Makes the memory in which this host's ranks share arrivals; returns its path and token.
+
+    On failure the token is 0.
+    """
     token = secrets.randbits(63) | 1
     try:
         descriptor = native.arrivals_create(token, dist.get_rank())

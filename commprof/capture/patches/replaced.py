@@ -39,11 +39,11 @@ class Patches:
         self._undo.append(undo)
 
     def replace_for_compilers(self, owner: Any, name: str, replacement: Any) -> None:
-        """Replaces ``owner.name``; the replacement stays if torch.compile has compiled anything.
+        """Replaces ``owner.name``; :meth:`remove` keeps the replacement if torch.compile was used.
 
-        Restoring the original would then make torch.compile recompile. So after :meth:`remove`, and
-        while a compiler traces it, the replacement must only call the original. A later capture
-        puts its own replacement in its place.
+        Restoring the original would make torch.compile recompile. So after :meth:`remove`, and
+        while a compiler traces the replacement, the replacement must do nothing but call the
+        original. A later capture puts a new replacement in place of a kept one.
         """
         before = original_of(vars(owner).get(name))
         if before is None:
@@ -104,9 +104,9 @@ def _has_compiled() -> bool:
 def uncompiled(function: Any, callees: bool = False) -> Any:
     """Marks a function so that ``torch.compile`` does not compile its frame, and returns it.
 
-    When ``torch.compile`` compiles a caller of ``function``, the compiler still traces into
-    ``function``, and ``torch.compiler.is_compiling()`` is True there. A ``function`` that replaces
-    a function of torch must then do nothing but call the replaced function.
+    If ``torch.compile`` compiles a caller of ``function``, however, the caller's graph includes
+    ``function``, and ``torch.compiler.is_compiling()`` is True there. A replacement of a function
+    of torch must then do nothing but call the original, so that the graph stays the same.
 
     Args:
         function: any function; functions that are not written in Python are never compiled.

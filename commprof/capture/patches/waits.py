@@ -4,12 +4,13 @@
 ``wait``, but the future inside is torch's own, which C++ cannot distinguish from other futures. So
 the future's Python methods report the waits. Their results and exceptions stay the same.
 
-``stream.wait_event`` and ``stream.wait_stream``: the native module marks a device's stream where a
-``Work`` makes it wait. FSDP2 issues its collectives on streams of its own, records an event after
-them, and makes the computing stream wait for that event, without a Work. So the events' Python
-methods report that wait. ``record`` notes in the event the collective that the stream ran or waited
-for last. A later wait for the event is reported as a wait for this collective. Nothing is reported
-if there was no collective before the event, or if a wait for the collective was reported before.
+``stream.wait_event`` and ``stream.wait_stream``: the native module times the wait if a ``Work``
+makes a device's stream wait. FSDP2 issues its collectives on streams of its own, records an event
+after them, and makes the computing stream wait for that event, without a Work. So the events'
+Python methods report that wait. ``record`` stores in the event which collective the stream ran or
+waited for last. A later wait for the event is reported as a wait for this collective. Nothing is
+reported if there was no collective before the event, or if a wait for the collective was reported
+before.
 
 Attributes of Works: while capture runs, scripts get a Work of the native module, which times waits.
 This native Work holds the backend's Work. All of c10d's methods go through the native Work; any
@@ -105,11 +106,12 @@ class StreamWaits:
         self._patches = Patches()
 
     def install(self, event: type[Any] | None = None) -> None:
-        """Installs the replacements; does nothing without the native module or an event class.
+        """Installs the replacements; does nothing without the native module.
 
         Args:
             event: the event class to patch; None: ``torch.cuda.Event``, whose methods CUDA's
-                streams call in ``wait_event`` and ``wait_stream``.
+                streams call in ``wait_event`` and ``wait_stream``, or no class if torch was built
+                without CUDA.
         """
         native = _native.native
         if event is None and torch.backends.cuda.is_built():
@@ -154,7 +156,10 @@ def _timed_event_wait(original: Callable[..., Any], native: Any) -> Any:
 
 
 def show_inner_attributes() -> None:
-    """Gives the native module's Work the attributes of the Work inside it, even after capture."""
+    """Gives the native module's Work the attributes of the backend's Work that it holds.
+
+    The attributes stay after capture, until the process ends.
+    """
     native = _native.native
     if native is None or "__getattr__" in vars(dist.Work):
         return

@@ -228,7 +228,10 @@ def _kind(node: Node) -> str:
 def merged(
     given: argparse.Namespace, values: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Returns the file's options that the command line does not rule out, and the script's args.
+    """Returns the file's options, to serve as defaults, and the script's arguments.
+
+    Leaves out rivals (see RIVALS) of options on the command line. A script on the command line
+    replaces the file's script or module, and its arguments.
 
     Args:
         given: arguments of the command line alone; None for options not given.

@@ -184,7 +184,8 @@ def _add_what(parser: argparse._ArgumentGroup) -> None:
         type=Path,
         metavar="RUN",
         help="compare the step time of this run with the step time that commprof predict RUN "
-        "predicted for the best setting; commprof predict prints the command to type at the end",
+        "predicted for the best setting; the output of commprof predict ends with a command that "
+        "has this option",
     )
     parser.add_argument(
         "--fsdp",
@@ -213,17 +214,17 @@ def _add_what(parser: argparse._ArgumentGroup) -> None:
         "--pin",
         choices=PIN_MODES,
         default="auto",
-        help="CPUs of each rank; none: any; cores: its own, equal part of the cores; numa: the "
-        "same, but each part lies within one NUMA node; auto: numa if there are several NUMA "
-        "nodes and enough cores, else none (default: auto)",
+        help="CPUs that each rank may use; none: all; cores: a separate, equal part of the cores "
+        "for each rank; numa: the same, but each part lies within one NUMA node; auto: numa if "
+        "there are several NUMA nodes and enough cores, else none (default: auto)",
     )
     parser.add_argument("--seed", type=int, help="random seed of data and weights (default: 0)")
     parser.add_argument(
         "--overhead-steps",
         type=int,
         metavar="N",
-        help="further steps, with capture off and on in pairs, to measure commprof's overhead; a "
-        "multiple of 8 cancels a trend (default: 16; 0 = none)",
+        help="further steps to measure commprof's overhead: of every two, one with capture on and "
+        "one with capture off; give a multiple of 4 (default: 16; 0 = none)",
     )
 
 
@@ -278,8 +279,8 @@ def _add_where(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument(
         "--mode",
         choices=MODES,
-        help="what to keep: every record (full), histograms of bounded size (always-on), or "
-        "nothing until it is switched on (off); default: COMMPROF_MODE, or full",
+        help="what to keep; full: every record; always-on: histograms of bounded size; off: "
+        "nothing, until another mode is chosen (default: COMMPROF_MODE, or full)",
     )
     add_price_arguments(parser)
     parser.add_argument(
@@ -298,7 +299,8 @@ def _add_where(parser: argparse._ArgumentGroup) -> None:
         "--node-rank",
         type=int,
         metavar="N",
-        help="number of this machine, 0 to N - 1; 0 reports (default: 0, or Slurm's number)",
+        help="number of this machine, 0 to N - 1; machine 0 prints the report (default: 0, or "
+        "Slurm's number)",
     )
     parser.add_argument(
         "--rdzv-endpoint",
@@ -319,7 +321,7 @@ def _add_where(parser: argparse._ArgumentGroup) -> None:
         type=int,
         metavar="STEPS",
         help="every STEPS steps verify that all ranks hold identical parameters in DDP models, "
-        "and name those that differ (default: never)",
+        "and name the ranks that differ (default: never)",
     )
     parser.add_argument(
         "--stacks",

@@ -121,12 +121,16 @@ def _wrapping(scenario: Scenario) -> list[str]:
         policy = f"param_dtype=torch.{DTYPES[scenario.gather_dtype]}, reduce_dtype=..."
         found.append(f"fully_shard(..., mp_policy=MixedPrecisionPolicy({policy}))")
         if not scenario.reduce_dtype:
-            found.append("the present type as reduce_dtype")
+            found.append("as reduce_dtype, the type in which gradients are reduced now")
     return found
 
 
 def _strategy(recorded: str, world_size: int, shard_ranks: int | None, blocks: int) -> str:
-    """Returns ``--strategy`` for groups of ``shard_ranks`` and units ``blocks`` times as large."""
+    """Returns the recorded ``--strategy`` with other shard groups and larger wrapped units.
+
+    shard_ranks: ranks of a shard group; None: as recorded.
+    blocks: number of recorded units that make up one new unit.
+    """
     name, _, given = recorded.partition(":")
     options = dict(each.split("=", 1) for each in given.split(",") if each)
     if shard_ranks is not None:

@@ -15,7 +15,7 @@ from commprof.errors import UsageError
 
 
 def add_price_arguments(parser: argparse._ActionsContainer) -> None:
-    """Adds the options for the price, and for the unit that it is paid for."""
+    """Adds the options for the price per hour, and for its unit: a node or a rank."""
     parser.add_argument(
         "--price-per-hour",
         type=float,

@@ -146,7 +146,10 @@ def _check_fsdp(args: argparse.Namespace) -> None:
 
 
 def _predicted(args: argparse.Namespace, world_sizes: list[int]) -> BestPrediction | None:
-    """Returns the prediction to check, or None; refuses settings other than the predicted ones."""
+    """Returns the prediction to check; None if --check-prediction is not given.
+
+    Raises UsageError if the world sizes or options differ from those of the prediction.
+    """
     if args.check_prediction is None:
         return None
     found = read_best(args.check_prediction / PREDICTIONS_FILE)
@@ -159,8 +162,8 @@ def _predicted(args: argparse.Namespace, world_sizes: list[int]) -> BestPredicti
         given, option = getattr(args, name), f"--{name.replace('_', '-')}"
         if given is None or _text(given) != value:
             raise UsageError(
-                f"--check-prediction: {args.check_prediction} predicted {option} {value}; give "
-                "this option, or leave --check-prediction out"
+                f"--check-prediction: {args.check_prediction} predicted a run with {option} "
+                f"{value}; give this option, or leave --check-prediction out"
             )
     return found
 

@@ -43,7 +43,7 @@ class Target(Protocol):
     def check(self, world_sizes: list[int], rendezvous: Rendezvous) -> str:
         """Checks the target; returns a description of what will run, for the report's heading.
 
-        rendezvous: for the first world size; ``rendezvous.turn(i)`` is for the one at index i.
+        rendezvous: that of the first world size; ``world_sizes[i]`` uses ``rendezvous.turn(i)``.
 
         Raises:
             UsageError: the target cannot run with these options.
@@ -111,7 +111,7 @@ class WorkloadTarget:
         }
 
     def launch(self, world_size: int, directory: Path, rendezvous: Rendezvous) -> None:
-        """Trains the workload on all ranks, with restarts."""
+        """Trains the workload on all ranks; restarts them on failure up to --max-restarts times."""
         from commprof.launch.attempts import run_attempts
 
         launch = _elastic().launch
@@ -137,7 +137,7 @@ class WorkloadTarget:
             {"OMP_NUM_THREADS": str(job.threads_per_rank)},
             (
                 f"{plan.steps} steps of {job.accumulate} x {plan.per_rank_batch} samples per rank, "
-                f"{job.strategy}; then {job.overhead_steps} steps for commprof's own cost.",
+                f"{job.strategy}; then {job.overhead_steps} steps to measure commprof's own cost.",
                 _training(job, plan.options),
                 memory.text,
                 *([shortage] if shortage else []),
@@ -222,7 +222,7 @@ class ScriptTarget:
         return {"script": self._command, **_asked(self._args)}
 
     def launch(self, world_size: int, directory: Path, rendezvous: Rendezvous) -> None:
-        """Runs the script on all ranks, with restarts."""
+        """Runs the script on all ranks; restarts them on failure up to --max-restarts times."""
         from commprof.launch.attempts import run_attempts
 
         launch_script = _elastic().launch_script
@@ -294,7 +294,7 @@ def _given(args: argparse.Namespace, name: str) -> Any:
 
 
 def _asked(args: argparse.Namespace) -> dict[str, Any]:
-    """Returns the entries that ``run.json`` has only if their options were given."""
+    """Returns entries of ``run.json`` for given options; options not given have no entry."""
     names = ("hook", "bucket_cap_mb", "fsdp", "trial")
     found = {name: value for name in names if (value := getattr(args, name)) is not None}
     if args.predicted is not None:

@@ -33,8 +33,8 @@ class RenderedReport(Protocol):
     def text(self, width: int, tables: int | None = None) -> str:
         """Returns the report as text.
 
-        Prose is wrapped to ``width`` characters. Tables are split to ``tables`` characters; with
-        None no table is split.
+        Prose is wrapped to ``width`` characters. A table wider than ``tables`` characters is split;
+        with None no table is split.
         """
 
     def json(self, cost: Cost | None = None) -> str:

@@ -1,4 +1,4 @@
-"""Formats of ``commprof report`` other than the terminal's and JSON, and the cost of a run.
+"""Renders ``commprof report`` as Markdown, HTML, CSV or Parquet; also returns the run's cost.
 
 A renderer is imported where it is used: tables in a terminal need none of these renderers.
 """

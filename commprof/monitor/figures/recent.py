@@ -79,7 +79,7 @@ class RecentSteps:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Global ranks of the steps counted; empty before the first step."""
+        """Global ranks whose steps are counted; empty before the first step."""
         return self._ranks
 
     def waited_for_s(self, rank: int) -> float:
@@ -88,7 +88,7 @@ class RecentSteps:
         return ns_to_s(float(self._waited_for[rank])) if known else math.nan
 
     def total(self, rank: int) -> StepTimes | None:
-        """Sums of a rank's times over all steps counted; None if the rank has none."""
+        """Sums of a rank's times over all steps, recent or not; None if the rank has no steps."""
         if rank not in self._ranks:
             return None
         return _times(self._steps, self._total[self._ranks.index(rank)])

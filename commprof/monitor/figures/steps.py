@@ -60,7 +60,7 @@ class StepFollower:
         """Starts without records.
 
         Args:
-            world_size: number of ranks of the job, also of those that cannot be followed.
+            world_size: number of ranks of the job, including ranks that cannot be followed.
             settled_ns: records this much older than a rank's newest one are taken to be complete.
         """
         self._world_size = world_size

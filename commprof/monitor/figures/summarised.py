@@ -56,7 +56,7 @@ class Summaries:
 
     @property
     def total(self) -> StepTimes | None:
-        """Sums of times since always-on mode began; None before the first step that counts."""
+        """Sums over the steps since always-on mode began, except the first; None without steps."""
         if not self._kept or not self._kept[-1].steps.count:
             return None
         newest = self._kept[-1]
@@ -111,7 +111,7 @@ class Summaries:
 
 
 def late_by_summaries(traces: Sequence[Trace], summaries: Sequence[Summary]) -> Late | None:
-    """Finds the late rank since always-on mode began, according to the report's rules."""
+    """Finds the late rank by the report's rules, from all waiting since always-on mode began."""
     found = late_rank(traces, summaries) if summaries else None
     return None if found is None else Late(found.rank, found.wait_ms / 1e3, found.phase)
 

@@ -178,7 +178,7 @@ class Endpoint:
 
 
 def _answer(request: bytes, text: Callable[[], bytes]) -> bytes:
-    """Returns the response to a request, which may hold any bytes."""
+    """Returns the response to a request; a malformed request gets an error response."""
     if len(request) >= _LARGEST_REQUEST:
         return _response("431 Request Header Fields Too Large", b"", "")
     words = request.split(b"\n", 1)[0].split()

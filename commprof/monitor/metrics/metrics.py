@@ -93,7 +93,7 @@ def _total(name: str, text: str, of: Of) -> Metric:
 
 #: All metrics, in the order in which they are shown.
 METRICS: Final = (
-    _gauge("job_info", "1; the labels say what the job is.", values.info),
+    _gauge("job_info", "Always 1; the labels describe the job.", values.info),
     _gauge("rank_running", "1 while the rank's process lives and records.", values.running),
     _gauge(
         "rank_failed",
@@ -106,7 +106,11 @@ METRICS: Final = (
         values.ranks(lambda rank: rank.since_step_s),
     ),
     _counter("steps", "Steps that all ranks completed.", values.total("steps")),
-    _counter("step_seconds", "Time in steps that all ranks completed.", values.total("step_s")),
+    _counter(
+        "step_seconds",
+        "Total duration of the steps that all ranks completed.",
+        values.total("step_s"),
+    ),
     _counter(
         "step_part_seconds",
         "Time in each part of the steps that all ranks completed; the parts add up to the steps.",
@@ -131,7 +135,7 @@ METRICS: Final = (
     _figure("recent_step_seconds", "Mean duration of the recent steps.", values.recent("step_s")),
     _figure(
         "recent_step_part_seconds",
-        "Mean time of a part of the recent steps.",
+        "Mean time in each part of a recent step.",
         values.phases("recent"),
     ),
     _figure(
@@ -141,7 +145,8 @@ METRICS: Final = (
     ),
     _figure(
         "recent_hidden_seconds",
-        "Mean time in a recent step with communication in flight while the training thread worked.",
+        "Time per step for which communication was in flight while the training thread worked: "
+        "mean over the recent steps.",
         values.recent("hidden_s"),
     ),
     _gauge(
@@ -188,8 +193,8 @@ METRICS: Final = (
     ),
     _figure(
         "bus_bandwidth_bytes_per_second",
-        "Size times nccl-tests' bus factor, divided by the time from last start to last "
-        "completion, of recent operations.",
+        "Bus bandwidth of recent operations: size times nccl-tests' bus factor, divided by the "
+        "time from the last rank's start to the last rank's completion.",
         values.bandwidth("busbw_bytes_per_s"),
     ),
     _figure(
@@ -221,7 +226,7 @@ METRICS: Final = (
     ),
     _figure(
         "gradient_layer_variance",
-        "Variance of the L2 norms of the single parameters' gradients.",
+        "Variance of the L2 norms of the parameters' gradients, one norm per parameter.",
         values.gradients("layer_variance"),
     ),
     _total(
@@ -244,7 +249,7 @@ METRICS: Final = (
     _gauge("host_memory_bytes", "Memory of the host.", values.host("memory_bytes")),
     _figure(
         "host_memory_available_bytes",
-        "Memory of the host that is available.",
+        "Available memory of the host.",
         values.host("memory_available_bytes"),
     ),
     _total(

@@ -1,6 +1,7 @@
 """Outputs of the live metrics: each gets every state that the monitor reads.
 
-A failing output is logged once and still gets the next state, as a full disk may get free space.
+An output that fails is logged once. It still gets all later states, because the cause may pass (a
+full disk, for example).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Scraped:
     """Output that Prometheus fetches over HTTP."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        """Serves the metrics at ``endpoint``, which the output will close."""
+        """Serves the metrics at ``endpoint``, which :meth:`close` closes."""
         self._endpoint = endpoint
 
     def write(self, state: JobState) -> None:
@@ -55,7 +56,7 @@ class TextFile:
     """Output in a file in Prometheus's format, for node_exporter's textfile collector."""
 
     def __init__(self, path: Path) -> None:
-        """Sets the file to write; each state replaces the file as a whole."""
+        """Sets the file that each :meth:`write` replaces as a whole."""
         self._path = path
 
     def write(self, state: JobState) -> None:
@@ -67,7 +68,7 @@ class TextFile:
 
 
 class JsonLines:
-    """Output to a file: for each state with new steps a JSON line with time, step and figures."""
+    """Output to a file: a JSON line with time, step and figures per job state with new steps."""
 
     def __init__(self, path: Path) -> None:
         """Sets the file to append lines to."""

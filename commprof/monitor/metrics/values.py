@@ -34,18 +34,18 @@ def ranks(value: Callable[[RankState], float | None]) -> Of:
 
 
 def local(state: JobState) -> Iterator[RankState]:
-    """Yields the ranks of this host; all ranks if there are none, as for a copied run."""
+    """Yields the local ranks; all ranks if none is local, as in a run copied from another host."""
     found = [rank for rank in state.ranks if rank.is_local]
     yield from found or state.ranks
 
 
 def total(name: str) -> Of:
-    """Returns a function that yields the field ``name`` of each local rank's total times."""
+    """Returns a function that yields each local rank's ``total.<name>``, a sum over all steps."""
     return ranks(lambda rank: getattr(rank.total, name) if rank.total else None)
 
 
 def recent(name: str) -> Of:
-    """Returns a function that yields the field ``name`` of each local rank's recent mean times."""
+    """Returns a function that yields each local rank's ``recent.<name>``, a mean per step."""
     return ranks(lambda rank: getattr(rank.recent, name) if rank.recent else None)
 
 

@@ -37,7 +37,12 @@ def main() -> int:
     parser.add_argument(
         "--samples", action="store_true", help="sample the Python stacks of the ranks with py-spy"
     )
-    parser.add_argument("--parent", type=int, metavar="PID", help="end when this process ends")
+    parser.add_argument(
+        "--parent",
+        type=int,
+        metavar="PID",
+        help="process id of the launcher; watch until it and this host's ranks have ended",
+    )
     parser.add_argument("--quiet", action="store_true", help="write files only")
     args = parser.parse_args()
     if args.parent is None and not args.directory.is_dir():

@@ -178,7 +178,7 @@ class RankFeed:
 
 
 def _session(path: Path) -> int:
-    """Returns the session number that links a trace to its rings; 0 if the trace is gone."""
+    """Returns the session number that links a trace to its ring buffers; 0 if the trace is gone."""
     try:
         fd = descriptor_of_regular(path)
     except OSError:

@@ -86,7 +86,7 @@ class Hang:
             return f"{why}; {stuck}"
         asked = f"{self.operation} ({where}, pending for {self.pending_s:.1f} s)"
         if self.kind == "unseen":
-            hidden = f"nothing can be seen of {named_ranks(self.unseen)}"
+            hidden = f"the records of {named_ranks(self.unseen)} are not visible"
             return f"all ranks visible from this host arrived at {asked}; {hidden}"
         if self.kind == "transfer":
             return f"all ranks arrived at {asked}, but the network or backend does not complete it"

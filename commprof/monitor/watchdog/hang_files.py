@@ -30,7 +30,7 @@ _NS_PER_S = 1e9
 
 
 class HangFile:
-    """Files of one hang, which are rewritten when something is added."""
+    """The files of one hang; each method that adds information rewrites the JSON and text file."""
 
     def __init__(self, directory: Path, hang: Hang, feeds: Sequence[RankFeed], now_ns: int) -> None:
         """Reserves the first free N of ``hang_N.json``, and writes what is known of the hang."""

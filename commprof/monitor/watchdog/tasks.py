@@ -200,7 +200,7 @@ class MismatchTask:
     """Reports ranks that issue different collectives."""
 
     def __init__(self, log: Log) -> None:
-        """Reports mismatches to ``log``."""
+        """Sets the log that gets the reports."""
         self._log = log
         self._finder = MismatchFinder()
 
@@ -238,7 +238,7 @@ class AnomalyTask:
     """Reports lasting changes of step time, of a rank's own work, and of bandwidth."""
 
     def __init__(self, log: Log) -> None:
-        """Reports changes to ``log``."""
+        """Sets the log that gets the reports."""
         self._log = log
         self._meter = StepMeter()
         self._finder = AnomalyFinder()

@@ -105,7 +105,7 @@ def watch(
     """Watches the jobs that record into a directory until they are over.
 
     Args:
-        directory: directory of traces, watched with its ``job_N``; it may not exist yet.
+        directory: directory of traces, watched with its subdirectories ``job_N``; may be missing.
         threshold_s: the hang threshold; None to learn it from the run.
         parent: process id of the launcher; watching goes on while it lives. None without one.
         quiet: True to write nothing to stderr.

@@ -106,8 +106,8 @@ def _of_one_backend(
         if taken is not curve:
             left_out.append(
                 f"{curve.op} on {curve.backend} ({link.replace('_', ' ')}): a profile holds the "
-                f"costs of one backend, in this case {taken.backend}; to fit the other, give its "
-                "files alone"
+                f"costs of one backend, in this case {taken.backend}; to fit {curve.backend}, give "
+                "only its files"
             )
     return chosen
 
@@ -136,7 +136,7 @@ def _hooks(
         if curve is None:
             raise CommprofError(
                 f"{largest[0].name} has hook {label}, but all-reduce on its link was not "
-                "measured; give commprof fit the same run without a hook too"
+                "measured; record the job without a hook too, and give both runs to commprof fit"
             )
         rows = [row for each in largest for row in each.compression]
         try:

@@ -6,8 +6,8 @@ have the least mean absolute difference from the recorded ones. A ring step that
 
     t(x) = max(beta x, alpha + beta x / 2)
 
-with latency alpha and beta seconds per byte, because gloo has two segments of a rank's share in
-flight: one travels while the rank waits for the other.
+where alpha is the latency, and beta the time per byte. The reason is that gloo has two segments of
+a rank's share in flight: one travels while the rank waits for the other.
 """
 
 from __future__ import annotations

@@ -3,19 +3,19 @@
     time(op, size, ranks) = steps * t(x),   x = sent * size / steps
     t(x) = alpha + beta * x                 on each piece of x
 
-A step is one message of the collective's algorithm. ``steps`` and ``sent`` are defined in
-``algorithms.py`` for each algorithm, so one curve holds for all numbers of ranks. alpha is the
+A step is one message of the collective's algorithm. ``steps``, ``sent`` and ``reduced`` are defined
+in ``algorithms.py`` for each algorithm, so one curve holds for all numbers of ranks. alpha is the
 latency of a step in seconds, beta the seconds per byte of a step. In an operation that reduces,
 beta = wire + gamma * reduced / sent. wire is the seconds to send a byte, and gamma the seconds to
 add up a byte (Hockney's model with Thakur's reduction term). Pieces divide the range of x, because
-the protocol may change with x. A curve may also have knots, pairs of x and t(x). Between two near
-knots, t(x) is interpolated; elsewhere, the piece's line is used.
+the protocol may change with x. A curve may also have knots, pairs of x and t(x). Between knots at
+most a factor ``DENSE`` apart in x, t(x) is interpolated; elsewhere, the piece's line is used.
 
-NCCL changes protocol, algorithm and number of channels at certain sizes. Measurements do not show
-these sizes exactly, so a few pieces fit poorly. If measured sizes are dense, interpolation between
-knots is more accurate. A straight line between two knots is too low while latency still counts, and
-a straight line in their logarithms is too high: the geometric mean of both lines is used. If the
-time of a size is uncertain, this time is moved towards the time that neighbouring sizes predict.
+NCCL changes protocol, algorithm and number of channels at certain sizes. These sizes are not known
+exactly, so a few pieces fit NCCL's times poorly. If measured sizes are dense, interpolation between
+knots is more accurate. Linear interpolation of t is too low while latency still counts, and linear
+interpolation of log t over log x is too high: the geometric mean of both is used. A knot's time is
+moved towards the time interpolated from its neighbours; the less certain the time, the more.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ LINKS = (SAME_HOST, OTHER_HOST)
 
 @dataclass(frozen=True)
 class Piece:
-    """A range of bytes per step of the algorithm, in which a step takes alpha + beta * bytes."""
+    """A size range in which a step of the algorithm takes alpha + beta * (bytes of the step)."""
 
     #: Lower end in bytes per step; the piece extends to the lower end of the next one.
     low_bytes: float
@@ -200,10 +200,11 @@ class CostCurve:
         return self._with([(alpha, beta) for alpha, beta in drawn])
 
     def changed(self, alpha: Callable[[float], float], beta: Callable[[float], float]) -> CostCurve:
-        """Returns the curve of another link: ``alpha`` converts alphas above 0, ``beta`` all betas.
+        """Returns the curve of another link: ``alpha`` converts the alphas, ``beta`` the betas.
 
-        A piece begins where latency and rate balance, at a size proportional to alpha / beta, so
-        the begins of pieces change with this ratio.
+        An alpha of 0 stays 0. The begins of all pieces are scaled by the change of the first
+        piece's alpha / beta, the size at which latency and transfer take the same time. If its
+        alpha or beta is 0, the begins stay.
         """
 
         def both(alpha_s: float, beta_s: float) -> tuple[float, float]:
@@ -229,7 +230,7 @@ class CostCurve:
         return self._on(pieces)
 
     def _on(self, pieces: tuple[Piece, ...], scale: float = 1.0) -> CostCurve:
-        """Returns the curve with other lines, and with knots that move along with the lines.
+        """Returns the curve with ``pieces`` as its lines, and with its knots adapted to them.
 
         Each knot's bytes are multiplied by ``scale``. The knot's time is multiplied by the time on
         the new line at the new bytes, divided by the time on the old line at the old bytes.

@@ -135,9 +135,10 @@ def _predicted(breaks: Sequence[float], lines: Sequence[Line], x: Floats) -> Flo
 
 
 def _bootstrap(breaks: Sequence[float], data: _Data) -> list[list[Line]]:
-    """Refits on points drawn with replacement, each with the median of its resampled times.
+    """Refits each piece's line on points drawn with replacement; the breaks are kept.
 
-    The breaks are kept. A draw that leaves a piece with one size is repeated.
+    A drawn point gets a new time: the median of its resampled times. A draw with fewer than two
+    sizes in a piece is repeated.
     """
     random = np.random.default_rng(_SEED)
     found: list[list[Line]] = []
@@ -187,7 +188,8 @@ def _pieces(
 class _LeftOut:
     """Relative errors at left-out points, predicted by lines or by interpolation between knots.
 
-    Knots are measured sizes with their times. Where none are near, lines predict in both cases.
+    Knots are measured sizes with their times. At points without near knots, ``by_knots`` equals
+    ``by_lines``.
     """
 
     by_lines: Floats
@@ -202,9 +204,10 @@ class _LeftOut:
 
     @property
     def held_out(self) -> HeldOut:
-        """Held-out errors, at each point those of the better method: lines, or interpolation.
+        """Held-out errors, each of the lines or of the interpolation between knots.
 
-        ``_are_knots_better`` compares the errors of both methods at all other points.
+        For each point, ``_are_knots_better`` chooses between the two methods by their errors at all
+        other points.
         """
         lines, knots = np.abs(self.by_lines), np.abs(self.by_knots)
         chosen = _are_knots_better(knots.sum() - knots, lines.sum() - lines)
@@ -272,13 +275,13 @@ def _either(knots: Sequence[Knot], lines: Floats, x: Floats) -> Floats:
 
 
 def _with_gamma(curve: CostCurve, plain: CostCurve | None) -> CostCurve:
-    """Returns ``curve`` with gamma, computed from the curve ``plain`` of the all-gather.
+    """Returns ``curve`` with gamma (time to add up a byte); ``plain`` is the all-gather's curve.
 
     gamma follows from the betas of both curves' last pieces (the largest sizes):
-    beta(curve) - beta(plain) = gamma * reduced / sent. reduced and sent are the bytes that the
-    operation of ``curve`` adds up and sends, divided by its size. The interval of gamma follows
-    from the differences between both curves' bootstrap replicates. ``curve`` is returned
-    unchanged if its operation adds up nothing or ``plain`` is None.
+    beta(curve) - beta(plain) = gamma * reduced / sent. reduced and sent are the bytes that a rank
+    adds up and sends in the operation of ``curve``. The interval of gamma follows from the
+    differences between both curves' bootstrap replicates. ``curve`` is returned unchanged if its
+    operation adds up nothing or ``plain`` is None.
     """
     done = work(curve.op, 2, curve.backend)
     if plain is None or not done.reduced:

@@ -56,7 +56,7 @@ class Check:
         return self.predicted_s / self.measured_s - 1
 
     def error_of(self, answer: str) -> float:
-        """Relative error of one of the ``TRIVIAL`` answers."""
+        """Relative error of an answer that needs no model; ``answer`` is one of ``TRIVIAL``."""
         return float(getattr(self, answer)) / self.measured_s - 1
 
 
@@ -75,15 +75,17 @@ class ModelError:
 
     @property
     def is_skilled(self) -> bool:
-        """True if the model's mean error is at most half of the best mean error without a model."""
+        """True if the model's mean error is at most half of ``trivial_mean``."""
         return self.mean <= _SKILLED * self.trivial_mean
 
 
 def check(replay: Model, recorded: RecordedSteps, name: str, is_fitted: bool = False) -> Check:
-    """Compares a recorded setting with its prediction, made with link and bucket cap unchanged.
+    """Predicts a recorded setting, and compares the prediction with the measured steps.
+
+    The prediction keeps the link and the bucket cap of the run that ``replay`` was made from.
 
     Args:
-        replay: model made from another run, or from this one.
+        replay: model made from another run, or from ``recorded`` itself.
         recorded: the measured steps.
         name: name of the setting, for the reader.
         is_fitted: True if the replay's costs were fitted to ``recorded`` too.
@@ -120,7 +122,7 @@ def _check_kind(replay: Model, recorded: RecordedSteps) -> None:
     if kinds[0] != kinds[1]:
         raise CommprofError(
             "one of the runs shards parameters, gradients or optimizer state, the other does not; "
-            "check a prediction with runs of its own strategy"
+            "check a prediction only with runs of the replayed run's strategy"
         )
     if isinstance(replay.schedule, ShardedSteps) and isinstance(recorded, ShardedSteps):
         units, here = replay.schedule.units, recorded.units
@@ -135,7 +137,7 @@ def _check_kind(replay: Model, recorded: RecordedSteps) -> None:
 def checks(
     replay: Model, others: Sequence[Recorded], recorded: Sequence[Recorded] = ()
 ) -> tuple[list[Check], list[str]]:
-    """Makes all possible checks, the replay's own run first; also returns why others failed.
+    """Returns all possible checks, the replay's own run first, and why the rest are impossible.
 
     The influence of a checked run on the replay is removed first: a cost that was fitted to this
     run is refitted to the replay's own run alone, and the checked run is left out of the fit of

@@ -6,11 +6,12 @@ except for the first piece:
 
     time = overhead + max(C, W) + min(C, W) / p
 
-If the ranks of a host add up first (``hierarchical``, ``int8:hierarchical=1``), there are two
-levels. Within a host, C = beta * size, and the overhead is the latency. This beta and latency are
-fitted by replaying recorded steps, because the stages' own times include waiting for the host's
-other ranks. Between H hosts, W follows from the alpha and beta of the link between hosts, for H
-peers of which each sends the bytes of one host.
+With ``hierarchical``, or a scheme's option ``hierarchical=1``, the ranks of a host first add up
+their gradients, then the hosts exchange the sums. C and the overhead are the cost within a host:
+C = beta * size, and the overhead is the latency. beta and the latency are fitted by replaying
+recorded steps, because the stages' own times include waiting for the host's other ranks. W is the
+time on the wire between hosts, from the alpha and beta of the link between hosts. Each host counts
+as one peer.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class HookCost:
     replicates: tuple[HookFigures, ...] = ()
 
     def replicate(self, number: int) -> HookCost:
-        """Returns the cost with one replicate's figures; numbers beyond the last begin again."""
+        """Returns the cost with figures of bootstrap replicate ``number``, modulo the count."""
         if not self.replicates:
             return self
         drawn = self.replicates[number % len(self.replicates)]
@@ -139,14 +140,14 @@ class HookCost:
         sharing: float = 1.0,
         later_s: float = 0.0,
     ) -> float:
-        """Time from the compressor's start on a bucket until its mean is complete.
+        """Time from the compressor's start on a bucket until the bucket's mean is complete.
 
         Args:
             size_bytes: size of the fp32 gradients.
-            ranks: number of peers, see ``peers``.
+            ranks: number of peers, see :meth:`peers`.
             curve: cost of an all-reduce on the link between the peers.
-            crowding: factor of the recorded processor time, due to missing cores.
-            sharing: factor of the time on the wire, see ``link_sharing``.
+            crowding: ranks per core divided by recorded ranks per core; multiplies processor time.
+            sharing: result of :meth:`link_sharing`; multiplies the time on the wire.
             later_s: extra latency of a message, compared with the recorded run.
         """
         work_s = self.work_s(size_bytes, ranks) * crowding
@@ -190,16 +191,16 @@ class HookCost:
         """Returns remarks on parts of the exchange that the model leaves out.
 
         Args:
-            peers: number of peers that exchange buckets, see ``peers``.
+            peers: number of peers that exchange buckets, see :meth:`peers`.
         """
         if not self._is_top_k or peers < _FEWEST_OWNERS:
             return []
         one = "host" if self.between_hosts else "rank"
         return [
             f"{self.label} at {peers} {one}s is priced as if each {one} sent its chosen values to "
-            "all others, or all values in fp16 if that is less; the real cost can be lower if all "
-            f"{one}s choose the same positions: then each {one} adds up a part of the bucket and "
-            "sends only the sums"
+            "all others, or all values in fp16 if these are fewer bytes; the real cost can be "
+            f"lower: if all {one}s choose the same positions, each {one} adds up a part of the "
+            "bucket and sends only the sums"
         ]
 
     @property

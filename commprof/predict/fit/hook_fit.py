@@ -1,11 +1,11 @@
-"""Fits a compressor's cost to recorded runs: to its stages' times, and to the ends of buckets.
+"""Fits a compressor's cost to the stage times and bucket completion times of recorded runs.
 
 A straight line per stage (encode, reduce, decode) is fitted to the buckets' times. The cost also
-has a fixed overhead per bucket. The overhead is chosen so that buckets, if the recorded steps are
-replayed, end as close as possible to their recorded ends. Intervals come from bootstrap replicates:
-buckets and steps are resampled, and the cost is fitted again, with fewer values tried for the
-overhead. Replicate i uses replicate i of the link's cost curve, so that errors of link and overhead
-offset each other.
+has a fixed overhead per bucket. The overhead is chosen so that a replay of the recorded steps
+completes buckets as close as possible to their recorded completion times. Intervals come from
+bootstrap replicates: buckets and steps are resampled, and the cost is fitted again, with fewer
+values tried for the overhead. Replicate i is fitted with replicate i of the link's cost curve. A
+prediction uses the same pair, in which the overhead offsets the link's error.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def fit_hook(
     Args:
         label: the compressor, as given to ``--hook``.
         rows: times of the runs' compressed buckets.
-        schedules: schedules of the same runs; the overhead is fitted to the ends of their buckets.
+        schedules: schedules of the same runs; their buckets' completion times fix the overhead.
         curve: cost of an all-reduce on the runs' link.
         plain: runs without a hook; a run with the same buckets shows how the hook slows compute.
 
@@ -300,7 +300,10 @@ def _redrawn_rows(
 def _bounds(
     cost: HookCost, drawn: Sequence[HookFigures], are_lines_drawn: bool
 ) -> tuple[HookFigures, HookFigures]:
-    """Returns each figure's 95 % interval; NaN for lines that no replicate refitted."""
+    """Returns the low and high end of each figure's 95 % interval.
+
+    Both ends are NaN for encode, reduce and decode if ``are_lines_drawn`` is False.
+    """
     table = np.array([[*one.encode, *one.reduce, *one.decode, one.overhead_s] for one in drawn])
     low, high = percentile_interval(table)
     fitted = [*cost.encode, *cost.reduce, *cost.decode, cost.overhead_s]

@@ -1,4 +1,4 @@
-"""Cost of a collective on a scenario's links, which may have another rate or latency."""
+"""Cost of a collective on links whose rate or latency may differ from the measured links'."""
 
 from __future__ import annotations
 
@@ -111,9 +111,9 @@ def scenario_link(
         )
     if scenario.algorithm == HIERARCHICAL and (inner is None or outer is None):
         raise CommprofError(
-            "--algorithm hierarchical needs several ranks on each of several hosts, and measured "
-            "links within a host and between hosts; give --ranks-per-host, and fit again with an "
-            "additional run whose ranks are all on one host: commprof fit"
+            "--algorithm hierarchical needs several ranks on each of several hosts (set "
+            "--ranks-per-host) and a measured link within a host (if none was measured, fit again "
+            "with an additional run whose ranks are all on one host: commprof fit)"
         )
     hierarchical = scenario.algorithm == HIERARCHICAL
     return ScenarioLink(
@@ -187,7 +187,10 @@ def _rate_scale(
     outside: list[str],
     remarks: list[str],
 ) -> Callable[[float], float]:
-    """Returns the function that converts seconds per byte to a link of another rate."""
+    """Returns the function that converts the curve's seconds per byte to a link with ``rate``.
+
+    The function changes nothing if ``rate`` is NaN or the operation sends no bytes.
+    """
     sends_bytes = curve.pieces[-1].beta_s_per_byte > 0  # unlike a barrier
     if math.isnan(rate) or not sends_bytes:
         return lambda beta: beta
@@ -199,8 +202,8 @@ def _rate_scale(
         )
     share = 1 / curve.pieces[-1].beta_s_per_byte / stated
     remarks.append(
-        f"payload is sent at {share:.1%} of a link's stated rate, as measured at "
-        f"{stated * 8 / 1e9:.3g} Gbit/s"
+        f"payload was sent at {share:.1%} of the measured link's stated rate "
+        f"({stated * 8 / 1e9:.3g} Gbit/s); the prediction is based on this share"
     )
     if rate < stated / 1.001:
         outside.append(f"{rate * 8 / 1e9:.3g} Gbit/s (measured: {stated * 8 / 1e9:.3g})")
@@ -211,7 +214,8 @@ def _rate_scale(
         )
     if share < _LINK_BOUND:
         remarks.append(
-            "the hosts, not the measured link, limited the rate; it is assumed that they still do"
+            "the hosts, not the link, limited the measured rate; a faster link is assumed not to "
+            "raise it"
         )
         return lambda beta: max(beta, 1 / rate)
     done = work(curve.op, 2, curve.backend)
@@ -255,9 +259,9 @@ def _crowding_factor(curve: CostCurve, placement: Placement) -> float:
 def _latency_factor(curve: CostCurve, placement: Placement) -> float:
     """Returns the factor by which the sharing of cores changes the latency between hosts.
 
-    Helper threads wait for a core, so latency grows with the processor time that the ranks want,
-    divided by the cores' time (at least 1). The factor is this quotient for the scenario, divided
-    by the quotient for the measurement.
+    Helper threads wait for a core, so latency grows with max(1, q). q is the processor time that
+    the ranks want, divided by the cores' time. The factor is max(1, q) of the scenario, divided by
+    max(1, q) of the measurement.
     """
     measured = 1.0 if math.isnan(curve.ranks_per_core) else max(1.0, curve.ranks_per_core)
     wanted = placement.busy_share

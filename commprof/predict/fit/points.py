@@ -110,7 +110,7 @@ def read_points(path: Path) -> Measurement:
         raise CommprofError(f"{invocation.quoted(path)} is damaged: {error}") from None
     if not rows:
         raise CommprofError(
-            f"{invocation.quoted(path)} has no rows of a microbenchmark; write one with "
+            f"{invocation.quoted(path)} has no rows of a microbenchmark; write a new file with "
             + invocation.command("microbench", "OP", "--json", "FILE")
         )
     points = [
@@ -130,7 +130,7 @@ def read_points(path: Path) -> Measurement:
 
 
 def _of_nccl_tests(path: Path) -> Measurement:
-    """Reads points from a result of nccl-tests, which does not contain the ranks' cores."""
+    """Reads points from a result of nccl-tests; their ``ranks_per_core`` is NaN (unknown)."""
     sweep = read_sweep(path)
     rows = [
         checked({**dataclasses.asdict(row), **dataclasses.asdict(row.key)}, _Row)
@@ -182,7 +182,7 @@ def _spread(context: _Context, most_ranks: int) -> _Spread:
 
 
 def _left_out(path: Path, rows: Sequence[_Row]) -> Iterator[str]:
-    """Describes the unused rows that a user should know of: hooks, and wrong data."""
+    """Describes the unused rows that matter to a user: times of hooks, and rows with wrong data."""
     hooks = sorted({row.op for row in rows if row.op.startswith("hook:")})
     if hooks:
         yield (
@@ -196,7 +196,11 @@ def _left_out(path: Path, rows: Sequence[_Row]) -> Iterator[str]:
 
 
 def _point(row: _Row) -> Point | None:
-    """Returns the row's point; None if it is in place, wrong, failed, or of one rank."""
+    """Returns the row's point; None if the row cannot be used.
+
+    A row is unusable if it is in place, has wrong data, has no time above 0, is of one rank, or is
+    of an unknown operation.
+    """
     op = canonical(row.op)
     usable = (
         op in OPERATIONS

@@ -56,7 +56,7 @@ def robust_lines(x: Floats, y: Floats, chosen: Chosen) -> Floats:
 
 
 def _deviations(off: Floats, chosen: Chosen) -> Floats:
-    """Returns ``robust_deviation`` about 0 of each row's chosen values, which are not negative."""
+    """Returns, per row, ``robust_deviation(about=0)`` of the chosen values, which must be >= 0."""
     ordered = np.sort(np.where(chosen, off, np.inf), axis=1)
     count, row = chosen.sum(axis=1), np.arange(len(chosen))
     median = (ordered[row, (count - 1) // 2] + ordered[row, count // 2]) / 2
@@ -76,7 +76,10 @@ def _residuals(lines: Floats, x: Floats, y: Floats) -> Floats:
 
 
 def find_breaks(x: Floats, y: Floats) -> tuple[float, ...]:
-    """Finds where pieces begin: 0, then geometric midpoints between neighbouring x."""
+    """Finds the pieces that fit ``y`` best by BIC, with one line each; returns where they begin.
+
+    The first piece begins at 0, each other piece at the geometric midpoint of two neighbouring x.
+    """
     values = np.unique(x)
     most = max(1, min(MOST_PIECES, len(values) // LEAST_PER_PIECE))
     costs = _segment_costs(x, y, values) if most > 1 else {}
@@ -112,7 +115,11 @@ def lines_on(breaks: Sequence[float], x: Floats, y: Floats) -> list[Line] | None
 
 
 def _weighted_lines(x: Floats, y: Floats, weight: Floats) -> Floats:
-    """Fits lines by least squares of the relative residuals, with weights [row, point]."""
+    """Fits a line per row of ``weight`` ([row, point]) by least squares of relative residuals.
+
+    Returns:
+        a and b, [row, 2]; neither is negative.
+    """
     p, q = 1 / y, x / y
     pp, pq, qq, sp, sq = (weight @ each for each in (p * p, p * q, q * q, p, q))
     determinant = pp * qq - pq * pq

@@ -40,7 +40,7 @@ class Work:
     reduced: float
 
     def step_bytes(self, size_bytes: float) -> float:
-        """Bytes sent in one of the steps."""
+        """Bytes sent in one of the algorithm's ``steps``; 0 if there are none."""
         return self.sent * size_bytes / self.steps if self.steps else 0.0
 
 

@@ -1,7 +1,7 @@
 """Schedule of one rank's measured steps: when buckets became ready, and when backward ended.
 
 A cycle of a rank extends from the end of one DDP finalisation to the end of the next one. The ranks
-synchronise at these ends, so a replay begins at one.
+synchronise at these ends, so a replay begins at the end of a finalisation.
 """
 
 from __future__ import annotations

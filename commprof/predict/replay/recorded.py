@@ -1,4 +1,4 @@
-"""Reads the recorded steps of a run directory for a prediction, by world size."""
+"""Reads a run directory's recorded steps for a prediction, one ``Recorded`` per world size."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ def _read_steps(run: WorldRun) -> RecordedSteps:
 def with_free_share(recorded: Sequence[Recorded]) -> list[Recorded]:
     """Replaces the CPU use of ranks that share cores by that of the least crowded world size.
 
-    Ranks that share cores get less time than they want, so their own CPU use shows how many cores
-    there were, not how many they need. Their CPU use is replaced by that of the world size with the
-    fewest threads per core, or by NaN if that world size fills its cores too. Sharded steps whose
-    run delay was recorded are not changed: their CPU use includes the time that the ranks wanted
-    but did not get.
+    Ranks that share cores get less CPU time than they need, so their own CPU use shows how many
+    cores there were, not how many the ranks need. Their CPU use is replaced by that of the world
+    size with the fewest threads per core, or by NaN if that world size fills its cores too. A
+    recording of sharded steps that contains run delays is not changed: its CPU use already includes
+    the time that ranks waited for a core.
     """
     known = [each for each in recorded if not math.isnan(each.schedule.placement.busy)]
     if not known:
@@ -92,7 +92,7 @@ def with_free_share(recorded: Sequence[Recorded]) -> list[Recorded]:
 
 
 def _got_less(steps: RecordedSteps) -> bool:
-    """True if the steps' CPU use may be less than their ranks wanted."""
+    """True if the steps' CPU use may be less than with a core per thread."""
     is_wanted = isinstance(steps, ShardedSteps) and not math.isnan(steps.lacked)
     return steps.placement.threads_per_core > 1 and not is_wanted
 
@@ -135,7 +135,8 @@ def base_of(
 def compute_by_batch(recorded: Sequence[Recorded], base: RecordedSteps) -> Line | None:
     """Fits a line: seconds of a rank's own work in a step over its samples in the step.
 
-    Uses the world sizes whose ranks share cores as in the base; None if they have one batch size.
+    Uses the world sizes with the base's crowding (``Placement.crowding``). Returns None if all of
+    them have the same batch size per rank.
     """
     alike = _alike(recorded, base)
     batch = np.array([each.batch.per_rank for each in alike])
@@ -146,13 +147,13 @@ def compute_by_batch(recorded: Sequence[Recorded], base: RecordedSteps) -> Line 
 
 
 def batches(recorded: Sequence[Recorded], base: RecordedSteps) -> tuple[float, float]:
-    """Returns the range of samples per rank that ``compute_by_batch`` fits; 0 to inf if unknown."""
+    """Returns least and most samples per rank in ``compute_by_batch``'s fit; 0, inf if unknown."""
     found = [each.batch.per_rank for each in _alike(recorded, base)]
     return (min(found), max(found)) if found else (0.0, math.inf)
 
 
 def _alike(recorded: Sequence[Recorded], base: RecordedSteps) -> list[Schedule]:
-    """Returns the schedules whose ranks share cores as in the base, and whose batch is known."""
+    """Returns the schedules with the base's crowding and a known batch size."""
     return [
         each.schedule
         for each in recorded

@@ -54,7 +54,7 @@ class Scenario:
 
     @property
     def as_recorded(self) -> Scenario:
-        """The scenario's ranks and link, with buckets, exchange and sharding as recorded."""
+        """A copy of the scenario that leaves buckets, hook and sharding as recorded."""
         nothing: dict[str, Any] = dict.fromkeys(SHARDING)
         return dataclasses.replace(
             self,
@@ -65,7 +65,7 @@ class Scenario:
 
     @property
     def changes_settings(self) -> bool:
-        """True if the scenario changes buckets, exchange or sharding."""
+        """True if the scenario changes buckets, hook or sharding."""
         has_cap = not math.isnan(self.bucket_cap_bytes)
         return has_cap or self.hook is not None or self.changes_sharding
 

@@ -70,7 +70,7 @@ class Placement:
 
     @property
     def busy_share(self) -> float:
-        """``busy`` from 0 to 1; 1 if it is unknown."""
+        """``busy`` clipped to 0..1; 1 if ``busy`` is unknown."""
         return 1.0 if math.isnan(self.busy) else min(1.0, max(0.0, self.busy))
 
     def per_core_words(self, recorded: Placement) -> str:
@@ -93,7 +93,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples of a step; 0 if the run does not record them."""
+    """Samples per step and rank, steps per epoch, and scaling; 0 or empty if not recorded."""
 
     per_rank: float
     steps_per_epoch: int
@@ -150,7 +150,7 @@ class Schedule(RecordedSteps):
 
 
 def checked_name(run: WorldRun) -> str:
-    """Checks that a run can be predicted from; returns its name for error messages.
+    """Checks that a run can be the base of a prediction; returns its name for error messages.
 
     Raises:
         CommprofError: a rank is missing, device times were not recorded, or a trial switched
@@ -324,9 +324,9 @@ def placement_of(traces: Sequence[Trace], busy: float) -> Placement:
 
 
 def machine_cpus(traces: Sequence[Trace]) -> int:
-    """Returns the CPUs of one machine; if ranks are pinned, the CPUs of all ranks together.
+    """Returns the number of CPUs of one machine; if ranks are pinned, of all ranks together.
 
-    Assumes one CPU per rank if no trace names them, as in another profiler's recording.
+    Assumes one CPU per rank if no trace names CPUs, as in another profiler's recording.
     """
     described = [trace.metadata["machine"] for trace in traces]
     together = {cpu for machine in described for cpu in machine.get("usable_cpus", ())}

@@ -33,7 +33,7 @@ _PARTS = 16
 
 @dataclass(frozen=True)
 class Parameters:
-    """Parameters, or parts of buckets, in the order in which their gradients become ready."""
+    """Parameters (if unknown: parts of buckets) in the order in which gradients become ready."""
 
     size_bytes: tuple[float, ...]
     #: Recorded bucket of each gradient.
@@ -139,7 +139,7 @@ class Setting:
         )
 
     def bucket_times(self) -> tuple[Floats, Floats]:
-        """Returns the time to exchange each bucket on an idle link, and its part on the wire."""
+        """Returns each bucket's exchange time on an idle link, and the time spent on the wire."""
         ranks, sizes = self.scenario.world_size, self.bucket_bytes.tolist()
         if ranks == 1:
             return np.zeros(len(sizes)), np.zeros(len(sizes))
@@ -246,7 +246,7 @@ def _buckets(schedule: Schedule, scenario: Scenario, remarks: list[str]) -> tupl
     if not parameters.sizes_known:
         remarks.append(
             "parameter sizes were not recorded, so the predicted buckets end at the byte limit; "
-            "DDP's end at a parameter boundary"
+            "DDP's buckets end at parameter boundaries"
         )
     elif not parameters.times_known:
         remarks.append(
@@ -287,7 +287,7 @@ def _hook_factor(schedule: Schedule, hook: HookCost | None, remarks: list[str]) 
     """Returns the factor by which a concurrent compressor lengthens a rank's own work."""
     if hook is None or hook.label == schedule.hook:
         return 1.0
-    unknown = f"the slowdown of compute by {hook.label} on the same cores is unknown and left out"
+    unknown = f"the prediction leaves out how much {hook.label} slows compute on the same cores"
     if schedule.hook:
         remarks.append(
             f"{unknown}, because the run used the hook {schedule.hook}; predict from a run without "

@@ -48,7 +48,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class ChangedCall:
-    """One collective of the changed step."""
+    """One collective of the changed step, see ``Change``."""
 
     call: Call
     ranks: int
@@ -58,7 +58,7 @@ class ChangedCall:
 
 @dataclass(frozen=True)
 class Change:
-    """The changed step: its events and collectives, in order."""
+    """The recorded step after a scenario's changes: events and collectives, in order."""
 
     calls: tuple[ChangedCall, ...]
     events: tuple[Placed, ...]
@@ -128,8 +128,9 @@ def _accumulated(steps: ShardedSteps, once: Change, passes: int | None) -> Chang
         ]
     remarks = [
         f"{passes} backward passes per step: each is assumed to take as long as the recorded pass, "
-        "which includes the time to copy gradients for the reduction, although only the last pass "
-        "reduces gradients; whole gradients stay in memory between passes"
+        "including the copies of gradients for the reduction. Only the last pass makes these "
+        "copies, so the other passes are predicted too long; whole gradients stay in memory "
+        "between passes"
     ]
     others = {
         each.call.op

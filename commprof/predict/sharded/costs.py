@@ -6,13 +6,14 @@ the recorded time differs from its cost is thus kept. The causes of this amount,
 buffer that absorbed the first bytes, do not depend on the link's rate.
 
 In two cases the recorded time is multiplied by the ratio of the two costs instead. In the first
-case, the scenario replaces the recorded operation by another one. In the second case, the recorded
-time does not exceed the recorded run's cost, and the scenario's cost is not higher.
+case, the scenario replaces the recorded operation by another one. In the second case, neither the
+recorded time nor the scenario's cost exceeds the recorded run's cost.
 
-A collective's transfer is the time from when it could begin to its end. Each collective of a
-training step gives a point: its mean transfer over the ranks, as the median over training steps. A
-straight line through an operation's points is the operation's curve. If all points have about the
-same size, latency cannot be separated from rate, and all time is attributed to the rate.
+A collective's transfer is the time from when it could begin to its end. Each collective of the
+training step gives a point: its size and its transfer (mean over the ranks, then median over the
+recorded steps). A straight line through an operation's points is the operation's curve. If all
+points have about the same size, latency cannot be separated from rate, and all time is attributed
+to the rate.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ class _Cost:
 
 @dataclass(frozen=True)
 class Factors:
-    """Two costs of each collective of a changed step: in the scenario, and as recorded.
+    """Two fitted costs of each collective: in the scenario, and in the recorded run.
 
-    Recorded times are scaled by the ratio of the two costs in ``Costs.of``.
+    ``Costs.of`` converts a recorded time with these two costs.
     """
 
     #: Cost in the scenario, and as recorded; None if nothing changes.
@@ -86,7 +87,7 @@ class Costs:
     other: Mask
 
     def of(self, transfer_ns: Floats) -> Floats:
-        """Converts recorded times, ``[collective, drawn step]``, to times in the scenario."""
+        """Converts recorded times to scenario times; axes: collective, step drawn at random."""
         there, here = self.there_ns[:, np.newaxis], self.here_ns[:, np.newaxis]
         known, other = self.known[:, np.newaxis], self.other[:, np.newaxis]
         scaled = transfer_ns * np.divide(there, here, out=np.ones_like(there), where=known)
@@ -104,7 +105,7 @@ def factors(
     placement: Placement,
     changed: Change,
 ) -> Factors:
-    """Finds the costs of each collective of a changed step.
+    """Finds two costs of each collective of a changed step: in the scenario, and as recorded.
 
     Raises:
         CommprofError: a link that a collective crosses was not measured; the message says what to

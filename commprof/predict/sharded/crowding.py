@@ -40,7 +40,7 @@ def crowding(
 ) -> Crowding:
     """Returns how the scenario's number of ranks per core changes a step's times.
 
-    Returns ``Crowding()``, which changes nothing, if the recorded ``placement.busy`` is NaN.
+    Returns ``Crowding()``, which changes nothing, if ``steps.placement.busy`` is NaN.
 
     Args:
         steps: the recorded steps.
@@ -85,8 +85,8 @@ def stretch(sharing: float, wanted: float, elsewhere: float) -> float:
 
     Args:
         sharing: threads that share the core; between whole numbers the result is interpolated.
-        wanted: processor time of a rank's step.
-        elsewhere: time of a step in which the rank does not want the core, in the same unit.
+        wanted: processor time that a rank wants per step.
+        elsewhere: the part of a step in which the rank does not want the core, in the same unit.
     """
     if sharing <= 1 or wanted <= 0:
         return 1.0

@@ -1,9 +1,10 @@
-"""Cycles of one rank's recorded steps: its issues and waits, each with the own time before it.
+"""Cycles of one rank's recorded steps: when the rank issues collectives and waits for them.
 
 A cycle extends from when the rank continues after the last wait of one step to when it continues
 after the last wait of the next one. In between it issues collectives and waits for them in the same
-order in every step, because the program is the same. A rank's own time runs while its training
-thread does not stand still for communication.
+order in every step, because the program is the same. Each issue and each wait has the rank's own
+time since the cycle began. Own time runs while the rank's training thread does not stand still for
+communication.
 """
 
 from __future__ import annotations

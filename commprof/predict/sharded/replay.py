@@ -66,8 +66,9 @@ class ShardedReplay(Model):
     ) -> tuple[World, list[str], Ints]:
         """Returns the scenario's world, caveats, and the recorded steps drawn at random.
 
-        A caveat is a phrase on what in the scenario is outside the measured range. The drawn steps
-        are indices of recorded steps, as ``[drawn step, block of ranks]``.
+        Each caveat names a part of the scenario that is outside the measured range. The drawn steps
+        are indices of recorded steps: a row per replayed step, a column per block of ranks (see
+        ``World``).
         """
         recorded, outside = self.schedule.placement, []
         # The optimizer updates this rank's part of the parameters.
@@ -83,7 +84,8 @@ class ShardedReplay(Model):
             if not math.isnan(recorded.busy):
                 longer = f"{np.median(world.own_ns(drawn)) / own_ns:.3g} times as long"
             outside.append(
-                f"{placement.per_core_words(recorded)}: own work is assumed to take {longer}"
+                f"{placement.per_core_words(recorded)}: a rank's own work is assumed to take "
+                f"{longer}"
             )
         blocks = scenario.world_size / self.schedule.world_size
         if blocks > len(self.schedule.own_ns):

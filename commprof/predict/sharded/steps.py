@@ -93,7 +93,11 @@ def in_usual_order(found: RankCycle, events: Sequence[Event]) -> Floats | None:
 
 
 def filled(table: Floats) -> Floats:
-    """Fills in missing times of ``[cycles, events]`` at their usual relative positions."""
+    """Fills in missing times (NaN) of a table with a row per cycle and a column per event.
+
+    A missing time is placed between the nearest known times of its row, at the event's median
+    position in other rows. If no known time follows, the last known time is used.
+    """
     padded = np.concatenate([np.zeros((len(table), 1)), table], axis=1)
     result = padded.copy()
     for event in np.flatnonzero(np.isnan(padded).any(axis=0)).tolist():
@@ -261,8 +265,8 @@ def _steps(
     if len(rows) < LEAST_STEPS:
         raise CommprofError(
             f"only {len(rows)} steps waited for their collectives in the same order on all ranks; "
-            f"a prediction needs {LEAST_STEPS}: record more steps (the streams of a GPU may wait "
-            "in a different order on every rank)"
+            f"a prediction needs {LEAST_STEPS}: record more steps (possible reason: the streams "
+            "of a GPU wait in a different order on each rank)"
         )
     # [steps, ranks, (own, update, extra), events]
     values = np.array([ordered[n] for n in kept], dtype=np.float64)
@@ -316,8 +320,8 @@ def _processor_time(seen: MeasuredWorld) -> tuple[float, float]:
     """Returns two ratios: wanted CPU time / time without waits, and wanted / used CPU time.
 
     A training thread wanted the CPU time that it used plus its run delay. Both ratios are medians
-    over ranks and over the intervals between ends of backward passes. NaN if CPU times were not
-    recorded; the second ratio also without run delays.
+    over ranks and over the intervals between ends of backward passes. Both are NaN if CPU times
+    were not recorded. The second is also NaN if no run delays were recorded.
     """
     found = []
     for trace in seen.traces:

@@ -1,4 +1,4 @@
-"""Programs for the replay engine: the ranks of a scenario, drawn from the recorded ranks."""
+"""Makes the replay engine's program of each rank from recorded steps drawn at random."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class World:
         return replay_drawn(made, self._calls(np.concatenate(transfer)), len(drawn))
 
     def busy_ns(self, drawn: Ints, costs: Costs) -> float:
-        """Returns the sum of transfers in the median step, as the mean over ranks."""
+        """Returns a step's total transfer time: mean over ranks, then median over drawn steps."""
         ranks = range(min(self.world_size, self.steps.world_size))
         each = [costs.of(self._transfers(self._of(rank, drawn))).sum(axis=0) for rank in ranks]
         return float(np.median(np.mean(each, axis=0)))
@@ -76,18 +76,19 @@ class World:
         return result
 
     def _more_passes(self, at: tuple[Ints, int]) -> Floats:
-        """Returns the time of the passes that the scenario adds to a step, in ns per drawn step.
+        """Returns, for each drawn step, the time in ns of the passes that the scenario adds.
 
-        The time excludes waiting for communication. It is 0 if the scenario adds no pass. ``at`` is
-        one rank's index, see ``_of``.
+        The time excludes waiting for communication. It is 0 if the scenario adds no pass. ``at``
+        selects a rank and its drawn steps, see ``_of``.
         """
         added = self.change.passes - self.steps.passes
         return added * self._pass_ns(at)
 
     def _pass_ns(self, at: tuple[Ints, int]) -> Floats:
-        """Returns the time of one pass (data, forward and backward), in ns per drawn step.
+        """Returns, for each drawn step, the time in ns of one pass (data, forward and backward).
 
-        The time excludes waiting for communication. ``at`` is one rank's index, see ``_of``.
+        The time excludes waiting for communication. ``at`` selects a rank and its drawn steps, see
+        ``_of``.
         """
         result: Floats = self.crowding.own * self.steps.pass_ns[at]
         return result
@@ -95,7 +96,8 @@ class World:
     def _transfers(self, at: tuple[Ints, int]) -> Floats:
         """Returns one rank's recorded transfer times in ns, as ``[collective, drawn step]``.
 
-        The collectives are those of the scenario's step. ``at`` is the rank's index, see ``_of``.
+        The collectives are those of the scenario's step. ``at`` selects the rank and its drawn
+        steps, see ``_of``.
         """
         recorded = [call.recorded for call in self.change.calls]
         result: Floats = self.steps.transfer_ns[at][:, recorded].T

@@ -88,7 +88,7 @@ def _numbers(steps: ShardedSteps, op: str, in_backward: bool) -> list[int]:
 
 
 def _joined(steps: ShardedSteps, numbers: list[int], kept: int, found: Wrapped) -> None:
-    """Joins the collectives of a unit's blocks into the one at index ``kept``."""
+    """Joins a unit's collectives into collective ``numbers[kept]``; changes ``found``."""
     size = sum(steps.calls[number].size_bytes for number in numbers)
     one = numbers[kept]
     found.dropped.update(number for number in numbers if number != one)

@@ -106,7 +106,7 @@ class Answer:
         return Estimate(found.value, found.low, max(found.value, min(1.0, found.high)))
 
     def _over_step(self, value: float) -> Estimate:
-        """Returns a value that is inversely proportional to the step time, with its interval."""
+        """Adds an interval to ``value``, which must be inversely proportional to the step time."""
         step = self.interval_s
         return Estimate(value, value * step.value / step.high, value * step.value / step.low)
 
@@ -171,7 +171,7 @@ def answer(
     except CommprofError as reason:
         notes.append(f"no Amdahl fit: {reason}")
     if not math.isnan(price_per_host_hour) and any(each.cost is None for each in found):
-        notes.append("no cost: the run does not record the samples of a step")
+        notes.append("cost unknown: the run does not record the number of samples per step")
     sharded = isinstance(replay.schedule, ShardedSteps)
     best = _best(replay, found, error)
     return Answers(tuple(found), tuple(done), error, fit, tuple(notes), sharded, best)

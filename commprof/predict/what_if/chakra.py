@@ -146,7 +146,7 @@ def _timed(
     before: tuple[int, ...],
     attributes: tuple[Attribute, ...] = (),
 ) -> Node:
-    """Makes a node with both ends rounded, so that lengths of neighbours still add up."""
+    """Makes a node; rounds begin and end down to µs, so that adjacent nodes leave no gap."""
     start_us = (begin_ns - origin_ns) // _NS_PER_US
     end_us = (end_ns - origin_ns) // _NS_PER_US
     return Node(

@@ -155,7 +155,7 @@ def shortest(
 
 
 def _hooks(replay: Model, scenario: Scenario) -> tuple[str | None, ...]:
-    """Returns the scenario's own hook, no hook, and the hooks in the profile."""
+    """Returns the hooks to try: the scenario's own, "" for none, and those in the profile."""
     own = replay.schedule.hook if scenario.hook is None else scenario.hook
     return (scenario.hook, *(label for label in ("", *replay.profile.hooks) if label != own))
 

@@ -95,7 +95,7 @@ def _title(key: RowKey) -> str:
 
 
 def _by_size(rows: Sequence[SweepRow]) -> list[tuple[RowKey, list[SweepRow | None]]]:
-    """Returns per size a row's key, and the rows out of place and in place (None if missing)."""
+    """Groups rows by size: first row's key, and rows out of place and in place (None: missing)."""
     sizes: dict[tuple[int, int], dict[str, SweepRow]] = {}
     for row in rows:
         sizes.setdefault((row.key.size_bytes, row.key.count), {})[row.key.placement] = row
@@ -198,8 +198,8 @@ _LEFT = (0, 2, 3, 10)
 
 _COMPARED = """\
 A, B: median times. p: Mann-Whitney rank test between the rounds' medians, allowing for the
-correlation of successive rounds ({correlation:.2f}); corrected by Holm's method for {rows}, so that
-two equal results show any difference with a probability of at most {alpha:.0%}."""
+correlation of successive rounds ({correlation:.2f}); corrected by Holm's method for {rows}. If A
+and B are equal, the chance that any row is called slower or faster is at most {alpha:.0%}."""
 
 
 def render_compared(comparison: SweepComparison, tables: int | None = None) -> str:

@@ -32,7 +32,10 @@ _LONGEST, _BEFORE = 60, 12
 def render(
     result: RunComparison, fail_above: float | None, width: int, tables: int | None = None
 ) -> str:
-    """Renders a comparison of two runs: prose wrapped to ``width``, tables split to ``tables``."""
+    """Renders a comparison of two runs as prose of ``width`` characters and as tables.
+
+    Tables wider than ``tables`` characters are split; None leaves them whole.
+    """
     blocks = ["\n".join(printable(line) for line in (f"A: {result.a}", f"B: {result.b}"))]
     for world in result.worlds:
         table = tabulated(*comparison_grid(world), width=tables)
@@ -114,8 +117,8 @@ def _about_load(world: WorldComparison) -> str:
     shares = world.no_core_share
     a, b = ("an unknown part" if math.isnan(share) else f"{share:.0%}" for share in shares)
     return (
-        f" The ranks had no core for {a} of their time outside of waiting in A and {b} in B. Other "
-        "programs on the machine may be the cause of changed parts and collectives, so these "
+        f" Outside of waiting, the ranks had no core for {a} of their time in A and for {b} in B. "
+        "Other programs on the machine may be the cause of changed parts and collectives, so these "
         "changes are not judged."
     )
 
@@ -166,8 +169,8 @@ def render_json(result: RunComparison, fail_above: float | None) -> str:
     settings that differ between the runs, ``fail_above`` is the given fraction or null, and
     ``slower`` lists the world sizes whose step is significantly longer in B by more than
     ``fail_above``. Each of ``worlds`` has ``num_processes``, ``steps`` (measured in A and in B),
-    ``effective_steps`` (how many independent steps these are worth), and ``no_core_share`` (the
-    fraction of the ranks' time, without waiting, in which they had no core, in A and in B). It
+    ``effective_steps`` (how many independent steps these are worth), and ``no_core_share`` (for A
+    and for B: the ranks' time without a core, divided by their time outside of waiting). Each world
     also has the changes ``with_cores`` (of the step less the time without a core), ``parts`` and
     ``collectives``; each change has ``name``, ``a_ms``, ``b_ms``, ``ratio`` (``value``, ``low``,
     ``high``; null if unknown), ``p_value`` and ``significant``.

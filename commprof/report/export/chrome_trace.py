@@ -132,5 +132,5 @@ def _arrows(track: Track, rows: slice, pid: int, tids: list[int], origin_ns: int
 
 @functools.lru_cache(maxsize=4096)
 def _quoted(text: str) -> str:
-    """Formats a JSON string, with a cache because few distinct strings recur."""
+    """Formats a JSON string; results are cached, because the same few strings recur often."""
     return json.dumps(text)

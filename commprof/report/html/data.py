@@ -122,11 +122,11 @@ def _trial(trial: TrialResult | None) -> list[dict[str, Any]]:
 
 
 def _baseline(trial: TrialResult | None) -> list[dict[str, Any]]:
-    """Returns a list with one dictionary: the baseline's label, and the parts of its step in ms.
+    """Returns a list with one dictionary: the baseline's label, and its step's parts in ms.
 
-    The dictionary also has the keys that ``_parts`` returns: "rank" is -1, "step" is the sum of the
-    times in ``trial.parts``, and the time of a part that the trial lacks is 0. The list is empty
-    without a trial, or if ``trial.parts`` is empty.
+    The keys of the parts are those of ``_parts``. "rank" is -1, "step" is the sum of the times in
+    ``trial.parts``, and the time of a part that the trial lacks is 0. The list is empty without a
+    trial, or if ``trial.parts`` is empty.
     """
     if trial is None or not trial.parts:
         return []
@@ -141,7 +141,7 @@ def _baseline(trial: TrialResult | None) -> list[dict[str, Any]]:
 def _predicted(predictions: Predictions | None) -> list[dict[str, Any]]:
     """Returns a curve per setting, with its points sorted by ranks.
 
-    "checked" is true if the points' bounds include the model's own error.
+    "checked" is true if the points' bounds were widened by the model's error on held-out settings.
     """
     checked = predictions is not None and predictions.worst_error is not None
     points = () if predictions is None else predictions.points
@@ -306,5 +306,5 @@ def _differences(values: Ints) -> list[int]:
 
 
 def _rounded(value: float) -> float:
-    """Rounds to four digits, more than a picture shows."""
+    """Rounds to four significant digits, which are enough for a picture."""
     return float(f"{value:.4g}")

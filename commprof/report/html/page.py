@@ -73,13 +73,13 @@ _DATA = "\0figures\0"
 
 
 def render(report: FullReport, trial: TrialResult | None = None) -> str:
-    """Renders the page of one run as text, to be written as UTF-8."""
+    """Returns the HTML of the page of one run, to be written as UTF-8."""
     parts = list(sections(report, trial))
     return _page(report.result.context, parts, partial(page_data, [report], trial))
 
 
 def render_strategies(compared: ComparedStrategies) -> str:
-    """Renders the page that compares several strategies, as text."""
+    """Returns the HTML of the page that compares several strategies."""
     context = {**compared.reports[0].result.context, "strategy": ""}
     parts = list(strategy_sections(compared))
     return _page(context, parts, partial(page_data, compared.reports, None))

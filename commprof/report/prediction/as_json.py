@@ -3,19 +3,23 @@
 ``predicted_from`` and ``costs`` name the replayed run and the source of the costs; ``left_out``
 lists refused scenarios; ``notes`` are sentences.
 
-``answers``, one per scenario, have ``prediction``, ``interval_s``, ``samples_per_s`` and
-``efficiency`` with intervals, ``cost``, ``epoch_sent_bytes``, and with ``--optimize`` also
-``candidates`` (``gain`` with bounds as fractions of the step, ``certainty``,
-``certainty_beyond_error``, ``is_gain``) and ``search`` (the settings that were combined,
-``refused`` with reasons). ``prediction.waiting`` has ``wait_s``, ``wire_s``, ``exposed_s`` and
-``hidden_s``; their intervals cover only the errors of sampling and fit.
-``interval_holds_held_out_error`` is true if ``interval_s`` also covers the model's error on
-held-out settings, and false if this error is unknown.
+``answers`` has an object per scenario, with ``prediction``, ``interval_s``, ``samples_per_s`` and
+``efficiency`` with intervals, ``cost`` and ``epoch_sent_bytes``. ``prediction.waiting`` has
+``wait_s``, ``wire_s``, ``exposed_s`` and ``hidden_s``; their intervals cover only the errors of
+sampling and fit. ``interval_holds_held_out_error`` is true if ``interval_s`` also covers the
+model's error on held-out settings, and false if this error is unknown.
+
+With ``--optimize``, an answer also has ``candidates`` and ``search``. A candidate's ``gain`` and
+its bounds are fractions of the step. ``certainty`` is the share of the bootstrap replicates with a
+gain; ``certainty_beyond_error`` is the share with a gain above the model's worst held-out error;
+``is_gain`` is true if the gain's whole interval is above this error. ``search`` has the settings
+that were combined; its ``refused`` lists settings that cannot be predicted, each with the reason.
 
 ``checks`` compares recorded settings with the model. ``error`` has the model's ``mean``,
-``worst``, ``points`` and ``margin`` on held-out settings; ``trivial``, the better of two answers
-that need no model (``as_is_s``, ``perfect_overlap_s``), with its mean error ``trivial_mean``; and
-``is_skilled``, false if ``mean`` is more than half of ``trivial_mean``.
+``worst``, ``points`` and ``margin`` on held-out settings. Two answers need no model, ``as_is_s``
+and ``perfect_overlap_s``: ``error.trivial`` names the better answer, and ``trivial_mean`` is the
+mean error of that answer. ``is_skilled`` is false if ``mean`` is more than half of
+``trivial_mean``.
 
 ``is_sharded`` is true for FSDP2, HSDP and ZeRO stage 1, the only scenarios with ``accumulate``,
 ``gather_dtype``, ``reduce_dtype``, ``reshard_after_forward``, ``shard_ranks``, ``wrap_blocks``.
@@ -23,8 +27,10 @@ that need no model (``as_is_s``, ``perfect_overlap_s``), with its mean error ``t
 ``best`` describes the changed setting with the shortest step per backward pass; it is null if there
 is none. It has the setting as a ``candidate``, like those in ``candidates``, and in words as
 ``setting``; its ``interval_s``; ``options`` of ``commprof run`` that set it; ``in_script``, the
-changes that no option makes; and the ``command`` that tries it. ``amdahl``, null without a fit, has
-``residuals``, and ``limit``, null if the speed-up has no limit.
+changes that no option makes; and the ``command`` that tries it.
+
+``amdahl`` is null without a fit. Its ``residuals`` are relative, and its ``limit`` is null if the
+speed-up has no limit.
 """
 
 from __future__ import annotations
@@ -49,7 +55,7 @@ def render(
     refused: Sequence[str],
     tried: Mapping[str, Any] | None = None,
 ) -> str:
-    """Renders all fields of the answers as JSON; ``tried`` says how to try the best answer."""
+    """Renders all fields of the answers as JSON; ``tried``: options and command for ``best``."""
     best = answers.best and {
         **dataclasses.asdict(answers.best),
         "setting": setting_words(answers.best.candidate.prediction.scenario),

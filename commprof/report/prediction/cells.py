@@ -64,7 +64,7 @@ _CHANGES: Final[dict[str, Callable[[Any], str]]] = {
     "gather_dtype": lambda dtype: f"parameters gathered in {dtype}",
     "reduce_dtype": lambda dtype: f"gradients reduced in {dtype}",
     "reshard_after_forward": lambda again: f"resharding {'on' if again else 'off'}",
-    "shard_ranks": lambda ranks: f"{ranks} ranks that share a copy",
+    "shard_ranks": lambda ranks: f"{ranks} ranks per copy of the model",
     "wrap_blocks": lambda blocks: f"{blocks} blocks wrapped together",
     "accumulate": lambda passes: f"{passes} backward pass{'' if passes == 1 else 'es'} per step",
 }
@@ -106,6 +106,6 @@ def within_if_wide(found: Estimate, text: Callable[[float], str]) -> str:
 
 
 def ms(value_s: float) -> str:
-    """Formats seconds as milliseconds with three digits, or all before the decimal point."""
+    """Formats seconds as ms: whole numbers from 100 ms on, three significant digits below."""
     value = value_s * 1e3
     return f"{value:.0f}" if value >= 1000 else three_digits(value)

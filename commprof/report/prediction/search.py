@@ -103,7 +103,7 @@ def _gain(found: Candidate) -> str:
 
 
 def _range(found: Candidate, text: str) -> str:
-    """Formats the range of the gain from sampling and fit alone, without the model's own error."""
+    """Formats the gain's range, which covers sampling and fit but not the model's own error."""
     return bracketed(text.format(found.gain_low), text.format(found.gain_high), False)
 
 
@@ -113,7 +113,7 @@ def _compared(search: Search) -> str:
         f"{', '.join(map(hook_words, search.hooks))}."
     )
     if search.same_count:
-        text += f" Left out because another cap gives the same buckets: {search.same_count}."
+        text += f" Settings left out, as another cap makes the same buckets: {search.same_count}."
     return text
 
 

@@ -31,12 +31,12 @@ step: median of the slowest rank, with a range in parentheses. The range covers 
 fit; real steps can lie outside of it, because the model's own error is not known. The ranges of
 samples/s and efficiency follow from that of the step."""
 _LEGEND = """\
-exposed = wait (for the last rank) + transfer; hidden: communication during backward. These are in
-ms; parentheses show the range that covers only sampling and fit, unless rounding leaves no range.
-bounds: step with all communication hidden, and with none hidden. efficiency: a rank's own work
-divided by the step. to hide: rate that a link must carry so that all buckets but the last are
-hidden. ~: the model is not clearly better than a trivial answer, see below; *: outside the measured
-range, see below."""
+exposed = wait (for the last rank) + transfer, in ms. hidden: communication during backward, in ms.
+Ranges of wait, transfer and hidden cover only sampling and fit; a range that rounds to one value is
+not shown. bounds: step with all communication hidden, and with none hidden. efficiency: a rank's
+own work divided by the step. to hide: rate that a link must carry so that all buckets but the last
+are hidden. ~: the model is not clearly better than an answer without a model, see below; *: outside
+the measured range, see below."""
 
 _SCENARIO = ("ranks", "link\nGbit/s", "\nµs", "cap\nMiB", "hook")
 _SHARDED = (

@@ -51,9 +51,10 @@ KERNEL_TITLE = "Kernels of each rank"
 KERNEL_LEGEND = """\
 Mean per step in ms, of the largest world size. communication: communication kernels ran; compute:
 other kernels ran; busy: any kernel ran; idle: no kernel ran; each moment counts once, however many
-streams. exposed: communication ran, but no other kernel and no copy within the device. wait: sum
-over the communication kernels, until the last rank had begun the same kernel; transfer: from then
-to the kernel's end; unsplit: kernels for which this is not known."""
+streams. exposed: communication ran, but no other kernel and no copy within the device. The times of
+the communication kernels are added up in three columns. wait: from a kernel's begin until the last
+rank had begun the same kernel; transfer: from then to the kernel's end; unsplit: time of kernels
+for which wait and transfer are not known."""
 
 _KERNEL_HEADERS = (
     *("rank", "step", "communi-\ncation", "= wait", "+ trans-\nfer", "+ un-\nsplit"),

@@ -11,10 +11,11 @@ from commprof.report.tabulated import Grid, three_digits
 TITLE = "Gain of a step with one change"
 
 LEGEND = """\
-The recorded steps of the largest world size, replayed with one change: a rank that works as fast
-as the others, in all phases or in one; ranks with equal work; transfers that take no time.
-step: mean over ranks and steps. saved: part of the step [95 % interval over the steps]. The
-replay keeps the order of each rank's collectives and the duration of each transfer."""
+Recorded steps of the largest world size (all steps, or stretches of a long run), replayed with one
+change: a rank that works as fast as the others, in all phases or in one; ranks with equal work;
+transfers that take no time. step: mean over ranks and steps. saved: part of the step [95 % interval
+over the steps]. The replay keeps the order of each rank's collectives and the duration of each
+transfer."""
 
 
 def gains_grid(worlds: Sequence[WorldResult]) -> Grid | None:

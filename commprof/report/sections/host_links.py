@@ -17,9 +17,9 @@ sent: payload that the recorded collectives send to other hosts along gloo's rin
 all hosts and the whole capture; counted: bytes that the hosts' interfaces sent meanwhile, headers
 and other traffic included. headers: bytes in headers of full segments at the interfaces' MTU,
 divided by payload. agrees: yes if sent and counted differ by 2 % or less, or if counted is larger
-than sent by at most 1.5 times headers plus 2 %: the 0.5 is for TCP acknowledgements, one per two
-segments. in flight: rate while a collective of the host was in flight, waiting included; step: rate
-over the whole step. MB is 1e6 bytes, Gbit 1e9 bits."""
+than sent by at most 2 % plus 1.5 times headers. The factor 1.5 allows for TCP acknowledgements, one
+per two segments. in flight: rate while a collective of the host was in flight, waiting included;
+step: rate over the whole step. MB is 1e6 bytes, Gbit 1e9 bits."""
 
 
 def section(worlds: Sequence[WorldResult], tables: int | None = None) -> str:

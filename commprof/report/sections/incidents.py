@@ -10,8 +10,8 @@ from commprof.text import counted
 TITLE = "Incidents"
 LEGEND = """\
 Hangs were reported by the watchdog while the job ran. A change counts if the step time, a rank's
-own work or a bandwidth stays at least 10 % away from its former level; changes that ended are among
-the caveats."""
+own work or a bandwidth stays at least 10 % away from its former level. If the former level returned
+later, the change is listed under the caveats instead."""
 
 
 def sentences(found: Sequence[Incidents]) -> list[str]:
@@ -20,7 +20,7 @@ def sentences(found: Sequence[Incidents]) -> list[str]:
 
 
 def ended_changes(found: Sequence[Incidents]) -> list[str]:
-    """Returns one sentence per change of speed that ended."""
+    """Returns one sentence per change of speed after which the former level returned."""
     return [
         f"{counted(incidents.world_size, 'rank')}: {anomaly.sentence}; then the former level "
         "returned. The means include these steps."

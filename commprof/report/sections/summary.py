@@ -15,19 +15,20 @@ from commprof.text import fitted, printable
 Table = Callable[[Sequence[Sequence[Any]], Sequence[str]], str]
 
 _LEGEND = """\
-From the histograms of always-on mode, over all ranks, each without its first step. Times in ms;
-step and parts: means, exact; median, p50, p95, p99: within 1 %. wait: exposed time until all ranks
-that the waiting rank needs had issued the operation; transfer: exposed time from then on. wait and
+From the histograms of always-on mode, over all ranks, without each rank's first step. Times in ms.
+The parts of the step and their sum are exact means; median, p50, p95 and p99 are within 1 %.
+exposed: the training thread waited for communication; wait: the part of exposed before every rank
+that the waiting rank needs had issued the operation; transfer: the part after that. wait and
 transfer are means over the steps in which they are known."""
 
 _OPERATIONS_LEGEND = """\
 count: calls issued on all ranks. duration: from issue to completion. blocked: waits of 1 us or more
-in Work.wait; DDP waits in its finalisation instead, which is part of exposed. size: bytes of the
-message. not completed: no completion was seen. early: from a rank's issue until all ranks that it
-needs have issued (the root of a broadcast, the other end of a message); transfer: from then to
-completion. early and transfer cover the calls for which the time of the last issue is known.
-algbw: mean size, as nccl-tests counts it, divided by the mean transfer, which includes gloo's
-queue; busbw: algbw times the bus factor of nccl-tests; 1 GB is 1e9 bytes."""
+in Work.wait; DDP waits in its finalisation instead: that waiting counts as exposed, not as blocked.
+size: bytes of the message. not completed: no completion was seen. early: from a rank's issue until
+all ranks that it needs have issued (the root of a broadcast, the other end of a message); transfer:
+from then to completion. early and transfer cover the calls for which the time of the last issue is
+known. algbw: mean size, as nccl-tests counts it, divided by the mean transfer, which includes
+gloo's queue; busbw: algbw times the bus factor of nccl-tests; 1 GB is 1e9 bytes."""
 
 _CHECKS_HEADING = """\
 Cross-checks: always-on mode's figure compared with another measurement of the same run. DDP's log
@@ -86,13 +87,13 @@ def notes(summaries: Sequence[SummaryResult], told: Collection[int]) -> list[str
         found += [where + sentence for sentence in _about_waiting(summary)]
         if summary.operations and not summary.steps:
             found.append(
-                f"{where}no step after the first was seen, so there is no exposed time: a step "
-                "ends at the optimizer's step() or commprof.step(); in a loop that has had neither "
-                "in 20 communicating backward passes, each such pass ends a step."
+                f"{where}no step after the first was seen, so exposed time is not known. A step "
+                "ends at the optimizer's step() or commprof.step(). If a loop calls neither in 20 "
+                "backward passes that communicate, each of these passes ends a step."
             )
         if summary.dropped_records:
             found.append(
-                f"{where}{summary.dropped_records} records were dropped because a ring was full: "
+                f"{where}{summary.dropped_records} records were dropped because a buffer was full: "
                 "counts and exposed time may be too small."
             )
         if summary.moved:
@@ -158,7 +159,7 @@ def _why_others(summary: SummaryResult) -> str:
     if summary.machines > 1 and not summary.clocks_compared:
         return (
             f"the ranks ran on {summary.machines} hosts whose clocks were not all compared with "
-            "rank 0's; that needs UDP to rank 0's host, and COMMPROF_CLOCK=off prevents it"
+            "rank 0's; comparing needs UDP to rank 0's host, and COMMPROF_CLOCK must not be off"
         )
     if summary.machines > 1 and summary.hosts_heard == 0:
         return (
@@ -168,8 +169,9 @@ def _why_others(summary: SummaryResult) -> str:
         )
     if not summary.arrivals_known:
         return (
-            "the ranks did not exchange their arrivals, which needs torch.distributed's default "
-            "group and the native module; full mode separates wait from transfer without these"
+            "the ranks did not exchange the times at which they issued collectives; the exchange "
+            "needs torch.distributed's default group and the native module, but full mode can "
+            "split waiting from transfer without either"
         )
     if summary.machines > 1:
         return f"{behind}, or arrivals from other hosts were lost on the network{_unsent(summary)}"

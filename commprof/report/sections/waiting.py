@@ -22,7 +22,7 @@ or are waited for most."""
 
 
 def waiting_grid(detail: WorldDetail) -> Grid | None:
-    """Makes a table of waiting ranks by ranks waited for; None if arrivals are not known."""
+    """Makes a table: a row per waiting rank, a column per late rank; None if not known."""
     waited = detail.waited_for_ms
     if detail.world_size < 2 or not detail.timeline.clocks_shared:
         return None
@@ -42,16 +42,16 @@ CAUSES_TITLE = "Where waiting began"
 
 CAUSES_LEGEND = f"""\
 Waiting per step in ms, mean over the ranks of the largest world size. Row: the late rank, where the
-waiting began. Column: the activity that took the late rank longer than the waiting rank, which is a
-phase of its work, a pause of its process, time without a core (runnable, while others ran), or
+waiting began. Column: the activity that took longer on the late rank than on the waiting rank: a
+phase of work, a pause of the process, time without a core (runnable, while others ran), or
 transfers. unknown: no earlier moment is known at which the late rank and the waiting rank were
-synchronised, or no activity took the late rank longer since then. The table adds up to the waiting
-of the mean step. With more than {MOST_RANKS} ranks, the table shows only the ranks where most
-waiting began; the last row counts all ranks."""
+synchronised, or no activity took longer on the late rank since then. The table adds up to the
+waiting of the mean step. With more than {MOST_RANKS} ranks, the table shows only the ranks where
+most waiting began; the last row counts all ranks."""
 
 
 def causes_grid(worlds: Sequence[WorldResult]) -> Grid | None:
-    """Makes a table of waiting by the rank where it began and by cause; None without waiting."""
+    """Makes a table of causes of waiting, with a row per late rank; None without waiting."""
     costs = worlds[-1].wait_costs if worlds else ()
     if not costs:
         return None

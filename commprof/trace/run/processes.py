@@ -87,7 +87,7 @@ class Here:
         self._pids, self._times = (link_of(proc / "self/ns" / name) for name in ("pid", "time"))
 
     def is_local(self, metadata: Mapping[str, Any]) -> bool:
-        """True if the trace's rank ran under this kernel since its boot."""
+        """True if the trace's rank ran on this machine, since the machine's last boot."""
         return bool(self._boot_id) and metadata["machine"]["boot_id"] == self._boot_id
 
     def shares_pids(self, metadata: Mapping[str, Any]) -> bool:
@@ -101,7 +101,7 @@ class Here:
         return same and self.is_local(metadata)
 
     def find(self, metadata: Mapping[str, Any]) -> tuple[State, Stat | None]:
-        """Finds the process that a trace's metadata name; the Stat is None if it is not found."""
+        """Finds the process named by a trace's metadata; without it, the Stat is None."""
         if not self.shares_pids(metadata):
             return State.UNKNOWN, None
         try:

@@ -80,7 +80,7 @@ STRATEGIES = "strategies"
 
 @dataclass(frozen=True)
 class WorldRun:
-    """Files of one world size of a run; a rank without a file is missing from its map."""
+    """Files of one world size of a run; ``results`` and ``traces`` lack ranks without a file."""
 
     world_size: int
     directory: Path

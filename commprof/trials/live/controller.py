@@ -81,10 +81,10 @@ class Trial:
             self._order.watch()
 
     def find_sharded(self) -> None:
-        """Makes the trial search for FSDP2 models and add them, until the trial begins.
+        """Makes the trial search for FSDP2 models and add them.
 
-        The search ends with the first observed step in which FSDP2 models ran, and the trial adds
-        these models.
+        The search ends with the first observed step in which FSDP2 models ran; these models are
+        added. If there is no such step before the trial begins, the search ends without a model.
         """
         self._finds_sharded = True
 
@@ -124,7 +124,7 @@ class Trial:
             self._stop_early("the script ended")
 
     def _stop_early(self, why: str) -> None:
-        """Ends the trial early; uses no process group, because it may be destroyed."""
+        """Ends the trial early, without collectives: the process group may be destroyed."""
         assert self._schedule is not None
         length = self._schedule.candidates * (self._plan.warmup + self._plan.block)
         self._say(

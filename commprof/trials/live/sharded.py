@@ -98,7 +98,7 @@ class ShardedModel:
         return int(self._groups[0].mesh_info.shard_process_group.size()) if self._groups else 1
 
     def is_for(self, candidate: Candidate) -> bool:
-        """True for candidates with settings of FSDP2, ``none``, ``none again`` and ``noop``."""
+        """True for ``none``, ``none again``, ``noop`` and candidates with settings of FSDP2."""
         return bool(candidate.sharding.count) or candidate in ROLES
 
     def impossible(self, candidate: Candidate) -> str:
@@ -208,7 +208,7 @@ def _fsdp_mesh(hsdp: Any) -> Any:
 
 
 def _reshards(group: Any) -> bool | None:
-    """True if the group reshards after forward to all its ranks, None if to fewer, else False."""
+    """Returns whether the group reshards after forward; None if it reshards to fewer ranks."""
     after = group.post_forward_mesh_info
     return after is group.mesh_info if after in (None, group.mesh_info) else None
 
@@ -362,7 +362,7 @@ class _Setter:
         self._done = False
 
     def step_ended(self, _: int) -> None:
-        """Records the gather order in the step after the first, then applies the setting."""
+        """Starts recording the gather order after step one; applies the setting after step two."""
         if self._done or not may_be_sharded():
             return
         self._order.watch()
@@ -375,7 +375,7 @@ class _Setter:
             if not (why := model.impossible(self._candidate)):
                 model.use(self._candidate.sharding)
             elif rank_and_world_size()[0] == 0:
-                print(f"commprof: {self._candidate.label} is not set: {why}", file=sys.stderr)
+                print(f"commprof: {self._candidate.label} was not applied: {why}", file=sys.stderr)
 
     def capture_ends(self) -> None:
         """Stops recording; the setting is kept."""

@@ -21,8 +21,8 @@ Tensors = list[tuple[torch.Tensor, torch.Tensor]]
 class Trainables:
     """The modules, optimizers, schedulers and scalers that are alive in this process.
 
-    They are searched once, among all objects known to Python's garbage collector: a script need not
-    name them, and its copies of a model (an average of its weights, a teacher) are found as well.
+    They are found once, among all objects known to Python's garbage collector. A script need not
+    name them, and copies of a model (an average of its weights, a teacher) are found as well.
     """
 
     def __init__(self, further: Sequence[Any] = ()) -> None:

@@ -1,11 +1,11 @@
-"""Switches the exchange and the bucket cap of a DDP model during training.
+"""Switches the gradient exchange and the buckets of a DDP model during training.
 
 DDP cuts its buckets once, in the model's ``reducer``. A model can have several reducers: each
 registers hooks with autograd when it is made, and these hooks do nothing until the model's forward
-announces a backward pass to that reducer. So there is one reducer per cap, made when the cap is
-first used, and a switch puts another reducer into the model. The model's own reducer is never
-changed: its buckets, and with them the order of summation over any number of ranks, are those of an
-unmodified run.
+announces a backward pass to that reducer. So there is one reducer per bucket setting, made when the
+setting is first used, and a switch sets the model's ``reducer`` to another object. The reducer that
+DDP made itself is kept and never modified: its buckets, and with them the order of summation over
+any number of ranks, are those of a run without a trial.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def noop(_: object, bucket: dist.GradBucket) -> Future[torch.Tensor]:
 
 
 def no_overlap(ddp: DistributedDataParallel) -> Hook:
-    """Returns a hook that averages as DDP does, bit for bit, but once all buckets are ready."""
+    """Returns a hook that computes DDP's mean, bit for bit, but only when all buckets are ready."""
     return _Held(ddp.process_group).hook
 
 
@@ -93,7 +93,7 @@ def obstacle(ddp: DistributedDataParallel) -> str:
     if getattr(ddp, "mixed_precision", None) is not None:
         return "the model has DDP's mixed precision"
     if getattr(ddp, "require_manual_backward_finalization", False):
-        return "the script ends backward passes (require_manual_backward_finalization=True)"
+        return "the script finalises backward itself (require_manual_backward_finalization=True)"
     return ""
 
 
@@ -110,7 +110,7 @@ class Bucketings:
     """The reducers of one model, one of which is in use."""
 
     def __init__(self, attachment: Attachment) -> None:
-        """Accepts an attached model, and keeps the model's own reducer."""
+        """Stores an attached model, and the model's own reducer."""
         self._attachment = attachment
         self._ddp = attachment.ddp
         own = _Bucketing(self._ddp.reducer, self._ddp.logger, attachment.bucket_hook)
@@ -134,7 +134,7 @@ class Bucketings:
         self._attachment.use_bucket_hook(chosen.hook)
 
     def close(self) -> None:
-        """Returns to the model's own buckets and frees the others."""
+        """Switches back to the model's own reducer and frees all other reducers."""
         self.use(OWN_BUCKETS)
         own = self._made[OWN_BUCKETS]
         for bucketing in self._made.values():
@@ -183,13 +183,13 @@ class ReplicatedModel:
     """One DDP model that takes part in a trial."""
 
     def __init__(self, attachment: Attachment) -> None:
-        """Accepts an attached model."""
+        """Stores an attached model, without changing it."""
         self.attachment = attachment
         self._ddp = attachment.ddp
 
     @functools.cached_property
     def _bucketings(self) -> Bucketings:
-        """The model's reducers; when a trial begins, only the model's own reducer is in the set."""
+        """The model's reducers by bucket setting; at first only the reducer that DDP made."""
         return Bucketings(self.attachment)
 
     @property
@@ -245,7 +245,7 @@ class ReplicatedModel:
             self._sync_buffers(False)
 
     def leave(self) -> None:
-        """Returns to the model's own buckets, and to DDP's mean or the script's own hook."""
+        """Switches back to the model's own buckets, and to DDP's mean or the script's own hook."""
         self.attachment.set_hook(None)
         self._sync_buffers(True)
         self._bucketings.use(OWN_BUCKETS)
@@ -257,7 +257,7 @@ class ReplicatedModel:
         self._bucketings.close()
 
     def _sync_buffers(self, on: bool) -> None:
-        """Switches the broadcast of rank 0's buffers in forward off, or back on."""
+        """Disables DDP's broadcast of buffers in forward, or restores the model's setting."""
         ddp = self._ddp
         name = next(flag for flag in _BUFFER_FLAGS if flag in vars(ddp))
         kept = "_commprof_sync_buffers"
@@ -270,7 +270,11 @@ class ReplicatedModel:
 
 
 def _compressor(text: str, length: int) -> Compressor:
-    """Makes a new compressor, without residuals; by default it measures the first step's error."""
+    """Makes the compressor that ``text`` names, without residuals of earlier blocks.
+
+    If ``text`` does not set ``measure_every``, the compressor measures its error in the first of
+    the block's ``length`` steps only.
+    """
     made = parse(text)
     if made.measure_every == 0:
         separator = "," if ":" in text else ":"

@@ -74,7 +74,7 @@ class Mlp:
         return {}
 
     def steps_per_epoch(self, world_size: int, per_rank_batch: int) -> int:
-        """Returns the number of backward passes that a rank needs for its part of the data."""
+        """Returns a rank's number of steps per epoch, at one backward pass per step."""
         return passes_per_epoch(self.options.samples, world_size, per_rank_batch)
 
     def build(self, shard: Shard) -> Trainee:

@@ -153,7 +153,7 @@ class Resnet50:
         return {}
 
     def steps_per_epoch(self, world_size: int, per_rank_batch: int) -> int:
-        """Returns the number of backward passes that a rank needs for its part of the data.
+        """Returns a rank's number of steps per epoch, at one backward pass per step.
 
         Raises UsageError if a pass would have one image, on which batch norm of the last stage
         cannot train.
@@ -162,7 +162,7 @@ class Resnet50:
         return passes_per_epoch(self._images.count, world_size, per_rank_batch)
 
     def _check_batches(self, world_size: int, per_rank_batch: int) -> None:
-        """Raises UsageError if a batch leaves batch norm one value per channel: no variance."""
+        """Raises UsageError if batch norm would get only one value per channel in some batch."""
         if self.options.image > _SHRINKS:
             return
         here = -(-self._images.count // world_size)

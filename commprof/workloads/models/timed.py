@@ -68,8 +68,8 @@ class Stopper:
         assert self._child.stdout is not None
         if not self._child.stdout.readline():
             raise CommprofError(
-                f"the child that stops process {os.getpid()} has ended: late_phase=pause needs "
-                "Linux 5.3 or later, with pidfd_open allowed; choose another late_phase"
+                f"the child process that pauses process {os.getpid()} has ended: late_phase=pause "
+                "needs Linux 5.3 or later, with pidfd_open allowed; choose another late_phase"
             )
 
 
@@ -129,8 +129,8 @@ class TimedOptions:
     late_ms: float = 0.0
     """Time by which the rank is late."""
     late_phase: str = field(default="backward", metadata={"choices": (*_PHASES, _PAUSE)})
-    """Phase that the late rank lengthens, before the phase's own work; "pause": the rank's process
-    is really stopped (SIGSTOP) for that time, in forward."""
+    """Phase that the late rank begins with a sleep of `late_ms`; "pause": the rank's process is
+    really stopped (SIGSTOP) for `late_ms`, in forward."""
     late_every: int = field(default=1, metadata={"minimum": 1})
     """The rank is late in every n-th step, counted from 1."""
 
@@ -201,11 +201,11 @@ class Timed:
         return _REFUSED
 
     def steps_per_epoch(self, world_size: int, per_rank_batch: int) -> int:
-        """Returns a fixed number: phase lengths do not depend on the batch."""
+        """Returns a fixed number, because this workload has no data set to divide."""
         return _STEPS_PER_EPOCH
 
     def build(self, shard: Shard) -> Trainee:
-        """Builds the sleeping model of one rank."""
+        """Builds one rank's model, which sleeps instead of computing."""
         return _TimedTrainee(self.options, shard)
 
 
@@ -266,8 +266,8 @@ class _Layer(nn.Module):
 class _Model(nn.Module):
     """The layers in forward order, after an extra layer without parameters.
 
-    The extra layer runs last in backward and sleeps for no time of its own. When its backward
-    returns, only DDP's wait for communication is left.
+    The extra layer's own sleeping times are 0. The extra layer runs last in backward: when its
+    backward returns, only DDP's wait for communication is left.
     """
 
     def __init__(self, options: TimedOptions, pacer: Pacer, draw: _Draw) -> None:
@@ -295,7 +295,7 @@ class _NominalBatch:
 
 
 class _TimedTrainee:
-    """One rank's sleeping model."""
+    """One rank's model, which sleeps instead of computing."""
 
     def __init__(self, options: TimedOptions, shard: Shard) -> None:
         self._options = options
@@ -312,7 +312,7 @@ class _TimedTrainee:
         self.blocks: Sequence[nn.Module] = model.blocks
 
     def ddp_options(self) -> dict[str, Any]:
-        """Makes gradients views of the buckets, so that DDP does not copy them back."""
+        """Returns DDP's arguments; gradients are views of its buckets, so DDP copies none back."""
         options: dict[str, Any] = {"gradient_as_bucket_view": True}
         if self._options.bucket_cap_mb:
             options["bucket_cap_mb"] = self._options.bucket_cap_mb
@@ -396,7 +396,7 @@ class Pacer:
         self.absorbs = True
 
     def start(self, delay_ns: int = 0) -> None:
-        """Starts a phase now; the first `wait` counts from `delay_ns` later."""
+        """Starts a phase now; the first `wait` sleeps `delay_ns` longer."""
         self._started_ns = time.monotonic_ns()
         self._due_ns = self._started_ns + delay_ns
 
@@ -411,12 +411,12 @@ class Pacer:
         _sleep_until(self._due_ns)
 
     def stamp(self) -> None:
-        """Notes that the phase's own work is done now."""
+        """Records the present time as the end of the phase; DDP's wait in backward comes later."""
         self._reached_ns = time.monotonic_ns()
 
     @property
     def span_ns(self) -> tuple[int, int]:
-        """Start of the phase, and the time at which its own work was done."""
+        """Start and end of the phase; the end is the time that `stamp` recorded."""
         return self._started_ns, self._reached_ns
 
 

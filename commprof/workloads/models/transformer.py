@@ -17,7 +17,7 @@ from commprof.workloads.trainees import DataTrainee, passes_per_epoch, random_to
 
 @dataclass(frozen=True)
 class TransformerOptions:
-    """Sizes of the model and of its data; the defaults are those of the scaling study 000."""
+    """Sizes of the model and of its data, and the learning rate."""
 
     vocab: int = field(default=2048, metadata={"minimum": 2})
     """Distinct tokens."""
@@ -101,7 +101,7 @@ class Transformer:
         return {}
 
     def steps_per_epoch(self, world_size: int, per_rank_batch: int) -> int:
-        """Returns the number of backward passes that a rank needs for its part of the data."""
+        """Returns a rank's number of steps per epoch, at one backward pass per step."""
         return passes_per_epoch(self.options.samples, world_size, per_rank_batch)
 
     def build(self, shard: Shard) -> Trainee:

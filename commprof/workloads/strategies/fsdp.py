@@ -1,7 +1,7 @@
 """Strategy `fsdp`: parameters, gradients and optimizer state are sharded among all ranks (FSDP2).
 
-The model's blocks are gathered unit by unit before they are used, each while the unit before it
-computes. A unit is one block, or several neighbouring ones.
+A unit is one block of the model, or several neighbouring blocks. While one unit computes, the
+parameters of the next unit are gathered.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class FsdpOptions:
     """
 
     wrap_blocks: int = field(default=1, metadata={"minimum": 1})
-    """Neighbouring blocks that one ``fully_shard`` wraps together; the last unit may have fewer."""
+    """Number of neighbouring blocks per ``fully_shard`` call; the last call may wrap fewer."""
 
 
 class Fsdp:

@@ -80,7 +80,7 @@ def sharded(
             Expected(
                 "all_gather_into_tensor",
                 accumulate * gathered,
-                "each pass gathers block parameters twice, other parameters once",
+                "block parameters in forward and in backward, other parameters in forward",
             )
         )
         found.append(Expected("reduce_scatter_tensor", reduced, "trained parameters"))

@@ -64,7 +64,7 @@ def test_machine_0_reports_what_both_trained(tmp_path: Path) -> None:
     second = start(*common, "--node-rank", "1")
     first = start(*common, "--node-rank", "0")
     shown, done = finish(first), finish(second)
-    assert "Machine 1 is done; machine 0 reports from" in done.stdout
+    assert "Machine 1 is done; machine 0 prints the report of" in done.stdout
     assert (first.returncode, second.returncode) == (0, 0), shown.stderr + done.stderr
     result = json.loads((out / "result.json").read_text())
     assert [run["num_processes"] for run in result["runs"]] == [2]

@@ -32,7 +32,7 @@ CONTEXT: dict[str, Any] = {
     },
     "sync": "barrier",
     "start": "each sample after a barrier of the measured group; the barrier is not timed",
-    "time": "from the last rank's begin to the last rank's end",
+    "time": "from the latest begin to the latest end of any rank",
     "rounds": 10,
     "warmup": "1 to 5 calls per size and round, as many as fit into 5 ms",
     "check": 1,

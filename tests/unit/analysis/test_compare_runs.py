@@ -93,7 +93,7 @@ def test_parts_of_ranks_without_cores_change_only_with_the_step() -> None:
     busy = compared(0.3, 1.0)
     assert not data(busy)
     text = " ".join(comparison_table.render(busy, None, 100).split())
-    assert "The ranks had no core for 30% of their time outside of waiting in A and 30%" in text
+    assert "the ranks had no core for 30% of their time in A and for 30% in B" in text
 
 
 def test_a_step_of_ranks_without_cores_changes_only_if_it_does_with_them() -> None:

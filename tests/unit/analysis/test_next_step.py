@@ -129,7 +129,7 @@ def test_ranks_that_waited_for_a_core_come_first() -> None:
         found = advised(run(machine=TWO_CORES), world(4, **LACKING), exposed=exposed)
         assert found.advice == (
             "First give every rank a core: for 10% of the exposed time, ranks were ready to run "
-            "but had no core. This run cannot show how much communication would cost with a core "
+            "but had no core. This run cannot show what communication would cost with a core "
             "for every rank."
         )
         assert found.command == ""

@@ -247,8 +247,8 @@ def test_overhead_is_always_stated() -> None:
         "commprof's own cost, from pairs of neighbouring steps (8 steps with capture on, 8 with "
         "capture off, over all world sizes): CPU time of the training threads +0.4 % [-0.2 %, "
         "+1.0 %] (control, pairs of steps with capture off: +0.1 % [-1.0 %, +1.2 %]), not "
-        "distinguishable from zero; step time not measurable in this run (between -2.0 % and "
-        "+4.4 % according to these steps)."
+        "distinguishable from zero; step time not measurable precisely in this run (95 % interval "
+        "-2.0 % to +4.4 %)."
     ]
     clear = OwnCost(Interval(1.02, 1.01, 1.03), Interval(1.001, 0.99, 1.012), 8, 8)
     assert said(world(1), overhead=Overhead(None, clear))[0].endswith(

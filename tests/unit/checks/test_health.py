@@ -219,13 +219,13 @@ def test_pressure(tmp_path: Path) -> None:
 def test_the_table_to_the_character() -> None:
     outcomes = [
         Outcome("ring", PASS, "20 rounds, 100 us from rank to rank"),
-        Outcome("open files", FAIL, "limit 200 on a", "2 ranks need 272 files: ulimit -n 4096"),
+        Outcome("open files", FAIL, "limit 200 on a", "2 ranks need 272 files: run ulimit -n 4096"),
         Outcome("clocks", SKIP, "all ranks are on\x1b[31m one host"),
     ]
     assert render(outcomes, 2, 80) == (
         "pass  ring        20 rounds, 100 us from rank to rank\n"
         "fail  open files  limit 200 on a\n"
-        "                  -> 2 ranks need 272 files: ulimit -n 4096\n"
+        "                  -> 2 ranks need 272 files: run ulimit -n 4096\n"
         "skip  clocks      all ranks are on\\x1b[31m one host\n"
         "2 ranks: 1 pass, 1 fail, 1 skip\n"
     )

@@ -231,7 +231,7 @@ def test_the_command_takes_options_of_a_workload(capsys: pytest.CaptureFixture[s
     assert ended.value.code == 2
     assert "--stepz" in capsys.readouterr().err
     assert main([*command, "train.py"]) == 2
-    assert "'train.py' after the options" in capsys.readouterr().err
+    assert "'train.py' is read as a script" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -224,7 +224,7 @@ def test_a_transfer_that_does_not_move() -> None:
     partly = find_hang(states[:1], watched, 5 * SECOND, 10 * SECOND, unseen=(1, 2))
     assert partly is not None
     assert partly.kind == "unseen"
-    assert "nothing can be seen of ranks 1, 2" in partly.sentence
+    assert "the records of ranks 1, 2 are not visible" in partly.sentence
 
 
 def test_a_step_without_communication() -> None:

@@ -61,7 +61,7 @@ def test_cost_and_bytes_of_an_epoch() -> None:
     made = Replay(schedule(batch=Batch(0, 0, "")), profile())
     unknown = answer(made, [Scenario(2)], [], [], None, 1.0)
     assert unknown.answers[0].cost is None
-    assert any("the samples of a step" in note for note in unknown.notes)
+    assert any("the number of samples per step" in note for note in unknown.notes)
 
 
 def test_the_interval_holds_the_held_out_error() -> None:

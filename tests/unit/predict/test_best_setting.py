@@ -138,7 +138,7 @@ def test_nothing_is_best_where_no_setting_was_asked_for() -> None:
                 "fully_shard(..., mesh=init_device_mesh(..., (2, 2)))",
                 "fully_shard(..., mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, "
                 "reduce_dtype=...))",
-                "the present type as reduce_dtype",
+                "as reduce_dtype, the type in which gradients are reduced now",
             ),
             "commprof run --check-prediction r --world-sizes 4 --steps 9 train.py 3",
         ),
@@ -217,9 +217,9 @@ def test_what_was_kept_is_read_again(tmp_path: Path) -> None:
     [
         (
             ["--world-sizes", "2"],
-            "predicted --hook fp16; give this option, or leave",
+            "predicted a run with --hook fp16; give this option, or leave",
         ),
-        (["--world-sizes", "2", "--hook", "int8"], "predicted --hook fp16; give this"),
+        (["--world-sizes", "2", "--hook", "int8"], "a run with --hook fp16; give this"),
         (
             ["--world-sizes", "3", "--hook", "fp16"],
             "predicted 2 ranks, not 3; give --world",

@@ -131,7 +131,7 @@ def test_all_that_was_compared_is_named() -> None:
     assert len(search.candidates) + search.same_count == len(CAPS_BYTES) + 1
     text = told(found)
     assert "Compared: bucket cap as run, 1, 2, 5, 10, 25, 50, 100, all MiB; hook as run." in text
-    assert f"Left out because another cap gives the same buckets: {search.same_count}." in text
+    assert f"left out, as another cap makes the same buckets: {search.same_count}." in text
 
 
 class WithoutFp16(Replay):

@@ -123,7 +123,7 @@ KINDS = {
         card_of(forward=15, backward=45, wire=40, hidden=1, collectives=(LARGE,)),
         (
             "Only 2% of the communication overlaps the ranks' work.",
-            "40 ms, 40.0% of the step; 1 ms more hidden by work",
+            "40 ms, 40.0% of the step; hidden by work: 1 ms",
             "First try smaller buckets, which can be sent sooner.",
             "bucket-cap=5",
         ),
@@ -284,7 +284,7 @@ def test_what_went_wrong_comes_before_any_advice() -> None:
     assert made is not None
     assert made.command == made.all_command
     text = render(made)
-    assert "! Hangs, mismatches or lasting changes of speed were seen at 2 ranks." in text
+    assert "! Training on 2 ranks had hangs, mismatches or lasting changes of speed." in text
     assert "Next: First see what went wrong during the run:" in text
 
 

@@ -96,8 +96,8 @@ def test_incidents_and_own_cost_stand_under_each_strategys_name() -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--format", "csv"], "--format csv is for one of them: name"),
-        (["--price-per-hour", "2"], "a price or a prediction is for one of them: name"),
+        (["--format", "csv"], "--format csv needs the run of one strategy; give"),
+        (["--price-per-hour", "2"], "a price or a prediction needs the run of one strategy; give"),
     ],
 )
 def test_what_is_for_one_strategy(

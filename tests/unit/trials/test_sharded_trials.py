@@ -258,4 +258,4 @@ def test_a_setting_for_good(setting: str, capsys: pytest.CaptureFixture[str]) ->
         labels.append(found["mesh"][0] is None or any(found["prefetch"]))
     possible = setting != "prefetch=9"
     assert labels == [False, possible, possible, possible]
-    assert ("prefetch=9 is not set: at most 3 groups" in capsys.readouterr().err) != possible
+    assert ("prefetch=9 was not applied: at most 3 groups" in capsys.readouterr().err) != possible

@@ -136,7 +136,7 @@ def test_a_clear_winner_is_recommended_with_its_interval() -> None:
     )
     assert use.startswith("Use int8: a step is 50.0 % [")
     assert "2.00 times as fast" in use
-    assert "changes gradients by 0.01 of their length (cosine 0.9999)" in price
+    assert "changes gradients by 0.01 of their norm (cosine 0.9999)" in price
     assert verdict.apply == "commprof run --nproc 2 --hook int8 train.py"
 
 
@@ -171,7 +171,7 @@ def test_a_gain_below_what_equal_things_differ_by_is_none() -> None:
     steps = {**BASE_TIMES, "none again": (94.0, QUIET), "int8": (97.0, QUIET)}
     verdict = trial(steps).verdict
     assert verdict.answer == "none"
-    assert "(none, none again) differ by" in verdict.sentences[-1]
+    assert "`none` and `none again`, which are identical, differ by" in verdict.sentences[-1]
 
 
 def test_of_equals_the_one_that_harms_gradients_least_is_taken() -> None:
@@ -235,7 +235,7 @@ def test_what_no_option_applies_is_not_recommended(label: str) -> None:
     alone = trial({**BASE_TIMES, label: (60.0, QUIET)}).verdict
     assert (alone.answer, alone.choice, alone.fastest, alone.apply) == ("none", "", "", "")
     nothing, barred = alone.sentences[-2:]
-    assert nothing == "No candidate was tried that can be recommended."
+    assert nothing == "No candidate that can be recommended was tried."
     assert barred.startswith(f"{label} saves ")
     assert barred.endswith(reason)
     beside = trial({**BASE_TIMES, label: (60.0, QUIET), "int8": (70.0, QUIET)}).verdict

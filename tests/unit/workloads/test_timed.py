@@ -84,7 +84,7 @@ def test_a_child_that_was_killed_is_said() -> None:
     done = subprocess.run([sys.executable, "-c", _KILLED], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "went on\n")
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("commprof.errors.CommprofError: the child that stops process ")
+    assert last.startswith("commprof.errors.CommprofError: the child process that pauses process ")
     assert last.endswith("choose another late_phase")
 
 

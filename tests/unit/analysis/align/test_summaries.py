@@ -220,7 +220,7 @@ def test_a_loop_without_updates_has_no_steps_and_the_report_says_why(tmp_path: P
     nothing = {"steps": document([]), "exposed": document([]), "phases": [document([])] * 5}
     write(tmp_path / "rank_0.trace", block(summary(**nothing)), made.end())
     text = " ".join(table.render(analyse_run(tmp_path), 100).split())
-    assert "no step after the first was seen, so there is no exposed time" in text
+    assert "no step after the first was seen, so exposed time is not known" in text
     write(tmp_path / "rank_0.trace", block(summary()), made.end())
     assert "no step after the first" not in table.render(analyse_run(tmp_path), 100)
 
@@ -362,7 +362,7 @@ def test_across_hosts_that_do_not_hear_of_each_other_nobody_is_named(
             "on 2 hosts whose clocks were not all compared",
         ),
         (2, state_of(heard=0), 0, 0, "one of them received no arrival times: UDP"),
-        (1, state_of(clock=0, heard=0), 0, 0, "the ranks did not exchange their arrivals"),
+        (1, state_of(clock=0, heard=0), 0, 0, "the ranks did not exchange the times at which"),
         (1, state_of(clock=0, heard=0), 9, 0, "or 16,384 collectives behind."),
         (1, state_of(), 9, 2, "8 of these collectives belong to groups without a place in"),
         (1, state_of(), 9, 1, "64 groups and 64 MiB); for the others, a rank did not record, or w"),

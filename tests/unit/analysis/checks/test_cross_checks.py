@@ -88,7 +88,7 @@ def test_a_loop_without_an_account_of_its_own() -> None:
     result = analyse_world(run)
     assert result is not None
     (found,) = (check for check in result.cross_checks if check.name == "loop_clock")
-    assert (found.agrees, found.note) == (None, "the loop left no step times of its own")
+    assert (found.agrees, found.note) == (None, "there are no step times from the built-in loop")
     assert math.isnan(found.other)
 
 

@@ -310,8 +310,8 @@ operation   ranks  placement  type       size   A   B    B/A      p  corrected  
 all_reduce      2  in-place   float sum  1024  50  60  1.200  1.000      1.000  same
 
 A, B: median times. p: Mann-Whitney rank test between the rounds' medians, allowing for the
-correlation of successive rounds (0.00); corrected by Holm's method for 1 row, so that
-two equal results show any difference with a probability of at most 1%.
+correlation of successive rounds (0.00); corrected by Holm's method for 1 row. If A
+and B are equal, the chance that any row is called slower or faster is at most 1%.
 
 * With 2 rounds and 1 row no difference can be significant at 1% over all rows; measure fewer\
  sizes, or leave out -n.
