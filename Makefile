@@ -15,6 +15,8 @@ export COMMPROF_REQUIRE_NATIVE := 1
 BIN     := $(VENV)/bin
 # Compiling all of torch to bytecode takes pip a minute, of which training needs a quarter: see $(WARM).
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+# Also where Python is told to write no bytecode by itself.
+BYTECODE := PYTHONDONTWRITEBYTECODE= $(BIN)/python -c
 NATIVE  := $(shell find csrc tools -name '*.cpp' -o -name '*.h' -o -name '*.py' -o -name '*.cmake' \
            -o -name CMakeLists.txt) CMakeLists.txt setup.py pyproject.toml
 CXX_ALL := $(shell find csrc tests/cpp -name '*.cpp' -o -name '*.h' 2>/dev/null)
@@ -152,7 +154,8 @@ $(DEPS):
 
 $(BUILT): $(DEPS) $(NATIVE)
 	@echo "[3/4] C++ module for this torch: a minute or two on two cores the first time"
-	@$(INSTALL) --no-build-isolation -e .
+	@test -e $(WARM) || $(BYTECODE) 'import torch._dynamo' & \
+	  $(INSTALL) --no-build-isolation -e .; status=$$?; wait; exit $$status
 	@touch $@
 
 $(DEV): pyproject.toml | $(BUILT)
@@ -164,10 +167,9 @@ $(DEV): pyproject.toml | $(BUILT)
 # Half of all installed Python, which hardly any test imports.
 NOT_TESTED := /(pip|sympy|networkx|pygments|setuptools|mypyc|kubernetes|scipy|sklearn|tests?)/|torch/(testing|onnx|ao)/
 
-# The bytecode of what training imports, also where Python is told to write none by itself.
+# The bytecode of what training imports; that of torch is made while the module is built.
 $(WARM): | $(BUILT)
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -c \
-	  'import torch._dynamo, commprof.launch.elastic, commprof.commands.run'
+	@$(BYTECODE) 'import torch._dynamo, commprof.launch.elastic, commprof.commands.run'
 	@touch $@
 
 $(OTHERS): pyproject.toml tools/over_environment.py | $(DEV)
