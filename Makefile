@@ -35,8 +35,8 @@ OTHERS     := $(OTHERS_DIR)/.done
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# Without RUN_ARGS. About 40 s on two cores; every epoch is whole batches at each world size.
-DEMO := --workload transformer:vocab=1024,d_model=128,sequence=64,samples=1024 --steps 32
+# Without RUN_ARGS. About 30 s on two cores; every epoch is whole batches at each world size.
+DEMO := --workload transformer:vocab=1024,d_model=128,sequence=32,samples=1024 --steps 32
 
 run: $(BUILT) $(WARM) ## set up what is missing, then profile 8 ranks (RUN_ARGS=...)
 	$(BIN)/python -m commprof.run --nproc 8 $(or $(RUN_ARGS),$(DEMO))
@@ -154,7 +154,7 @@ $(DEPS):
 
 $(BUILT): $(DEPS) $(NATIVE)
 	@echo "[3/4] C++ module for this torch: a minute or two on two cores the first time"
-	@test -e $(WARM) || $(BYTECODE) 'import torch._dynamo' & \
+	@test -e $(WARM) || $(BYTECODE) 'import torch._dynamo' 2>/dev/null & \
 	  $(INSTALL) --no-build-isolation -e .; status=$$?; wait; exit $$status
 	@touch $@
 
