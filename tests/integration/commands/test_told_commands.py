@@ -129,7 +129,9 @@ TOLD = (
     Told("report, place.quoted", "report STRATEGIES --all", r"ddp's own report: (.*)"),
     Told("report, run.quoted", "compare TRIAL RUN", r": (commprof report TRIAL) compares", 2),
     Told(
-        "report, args.run.quoted, '--format', 'html'", "predict RUN", r"which (commprof .*) shows"
+        "report, args.run.quoted, '--format', 'html'",
+        "predict RUN",
+        r"in a report, run: (commprof .*)",
     ),
     Told("report, job.directory.quoted", BATCH, r"Report: (commprof report /shared/run1)"),
     Told("predict, found.directory.quoted, *options", "report FSDP_RUN", r"^  (commprof .*)"),
