@@ -4,6 +4,7 @@
 of JSON on its standard input. Such a rank tells that socket when it is warm, and then runs as many
 steps as each request names. ``overhead_rank.py collectives ROUNDS [BACKEND]`` prints times
 as JSON, of calls on two ranks of the fake backend, which does nothing, or on one rank of another.
+``overhead_rank.py counted JSON`` is one rank under valgrind, for ``instructions.py``.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ import signal
 import socket
 import statistics
 import struct
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -88,8 +91,14 @@ def serve(address: str) -> None:
             os._exit(0)  # torch 2.13's gloo threads may abort a process that ends
 
 
-def rank(asked: dict[str, Any], address: str) -> None:
-    """Trains until warm, then runs a turn of steps for each line read, until input ends."""
+@contextmanager
+def training(
+    asked: dict[str, Any],
+) -> Iterator[tuple[Callable[[], None], Callable[[], AbstractContextManager[Any]]]]:
+    """Makes the model that a rank trains, and trains until warm.
+
+    Returns a step, and the context that the recording mode needs around the steps of a turn.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(0)
     on_gpu = asked["backend"] == "nccl"
@@ -100,7 +109,7 @@ def rank(asked: dict[str, Any], address: str) -> None:
     model = DistributedDataParallel(
         nn.Sequential(*(nn.Linear(width, width) for _ in range(layers))), bucket_cap_mb=cap_mb
     )
-    data, instructions = torch.randn(batch, width), counter(*INSTRUCTIONS)
+    data = torch.randn(batch, width)
     with recorded(mode, model, asked["directory"]) as (around, end_of_step):
 
         def step() -> None:
@@ -112,17 +121,40 @@ def rank(asked: dict[str, Any], address: str) -> None:
 
         for _ in range(WARM_UP_STEPS):
             step()
-        with socket.socket(socket.AF_UNIX) as controller:
-            controller.connect(address)
-            lines = controller.makefile("rw")
-            has_commprof = "commprof" in sys.modules
-            about = {"name": asked["name"], "pid": os.getpid(), "has_commprof": has_commprof}
-            print(json.dumps(about), file=lines, flush=True)
-            for line in lines:
-                with around():
-                    step()  # the caches are another process's
-                    taken = turn(step, int(line), instructions)
-                print(json.dumps(taken), file=lines, flush=True)
+        yield step, around
+
+
+def rank(asked: dict[str, Any], address: str) -> None:
+    """Trains until warm, then runs a turn of steps for each line read, until input ends."""
+    instructions = counter(*INSTRUCTIONS)
+    with training(asked) as (step, around), socket.socket(socket.AF_UNIX) as controller:
+        controller.connect(address)
+        lines = controller.makefile("rw")
+        has_commprof = "commprof" in sys.modules
+        about = {"name": asked["name"], "pid": os.getpid(), "has_commprof": has_commprof}
+        print(json.dumps(about), file=lines, flush=True)
+        for line in lines:
+            with around():
+                step()  # the caches are another process's
+                taken = turn(step, int(line), instructions)
+            print(json.dumps(taken), file=lines, flush=True)
+
+
+def counted(asked: dict[str, Any]) -> None:
+    """Trains under valgrind, and lets it count the instructions of each of ``asked["steps"]``.
+
+    Valgrind counts from the moment that the process itself asks for it, and begins a new count at
+    each call of getpgid(2).
+    """
+    with training(asked) as (step, around), around():
+        command = ["callgrind_control", "--instr=on", str(os.getpid())]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        step()
+        for _ in range(asked["steps"]):
+            os.getpgid(0)
+            step()
+        os.getpgid(0)
+    os._exit(0)  # torch 2.13's gloo threads may abort a process that ends
 
 
 def turn(
@@ -163,6 +195,8 @@ def main() -> None:
     if sys.argv[1] == "collectives":
         torch.set_num_threads(1)
         print(json.dumps(collectives(int(sys.argv[2]), *sys.argv[3:])))
+    elif sys.argv[1] == "counted":
+        counted(json.loads(sys.argv[2]))
     else:
         serve(sys.argv[2])
 
