@@ -29,7 +29,7 @@ from benchmarks.attribution import (
 from benchmarks.judging import compression_demands, trial_truth_demands
 from benchmarks.judging.demands import Demand, of_all
 from benchmarks.judging.results_file import CONTEXT, read_json, read_parts, read_rows
-from benchmarks.own_cost import live_overhead, long_run, overhead
+from benchmarks.own_cost import instructions, live_overhead, long_run, overhead
 from benchmarks.predictions import predict_error, predict_intervals, predict_sharded
 
 
@@ -42,6 +42,13 @@ def step_ratios(path: Path) -> str:
         if (table := overhead.table(results, clock, "github"))
     ]
     return "\n\n".join(shown)
+
+
+def instruction_counts(path: Path) -> str:
+    """Returns a table of the instructions that each recording mode adds to a step."""
+    counts = {name: cell for name, cell in read_json(path).items() if name != CONTEXT}
+    table = squeezed(instructions.table(counts, "github"))
+    return f"Divided by those without commprof (added per step):\n\n{table}"
 
 
 def strategy_rows(path: Path) -> str:
@@ -227,6 +234,14 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             ),
             object_of(overhead.step_demands),
             beside=step_ratios,
+        ),
+        Study(
+            "Instructions of the training thread in a step, counted by valgrind",
+            "overhead_instructions.json",
+            f"own_cost/instructions.py --json {RESULTS}/overhead_instructions.json",
+            ("always-on mode at most 1.002 of those without commprof, full mode 1.005",),
+            object_of(instructions.demands),
+            beside=instruction_counts,
         ),
         Study(
             "Intervals of the cost of recording if nothing differs",
