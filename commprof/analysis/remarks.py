@@ -1,4 +1,7 @@
-"""Remarks on a run: sentences that a reader must know before relying on the figures."""
+"""Remarks on a run: sentences that a reader must know before relying on the figures.
+
+The file is long because it holds all remarks; ``remarks`` decides their order.
+"""
 
 from __future__ import annotations
 
@@ -389,7 +392,7 @@ def _percent(ratio: float) -> str:
 def _about_devices(world: WorldResult, name: str) -> str:
     text = f"At {name}, {world.device_collectives} collectives ran on a GPU. "
     if world.foreign:
-        return text + ("Exposed time is the time in which only their kernels ran on the device.")
+        return text + "Exposed time is the time in which only their kernels ran on the device."
     untimed = world.device_collectives - world.device_timed
     if world.device_timed:
         text += (
