@@ -2,11 +2,12 @@
 
     PYTHONPATH=. python benchmarks/attribution/gain_error.py --results gain_error.jsonl
 
-Two ranks train a DDP model that computes all the time, each on a core of its own, which they swap
-after every eight steps. One rank is late in one of every two blocks of four steps, drawn by lot: it
-computes or sleeps longer in one phase, by 10 to 80 % of a step, so that the mean step is up to 40 %
-longer. Steps with and without the delay are therefore at most eight steps apart, and a machine that
-becomes slower slows both. The report predicts the mean step if that rank were as fast as the other.
+Two ranks train a DDP model that computes all the time, each on a core of its own; they swap cores
+after every eight steps, with a barrier before. One rank is late in one of every two blocks of four
+steps, drawn by lot: it sleeps or multiplies further matrices in one phase, for 10 to 80 % of a
+step, so that the mean step is up to 40 % longer. Steps with and without the delay are therefore at
+most eight steps apart, and a machine that becomes slower slows both. The report predicts the mean
+step if that rank were as fast as the other.
 The truth is the mean of the steps without the delay, from the same trace; a step right after a late
 one is left out, as it may begin late, and so are stalled steps, which the report leaves out too. 50
 delays, and 10 jobs without one as control, whose error is the noise of the comparison. ``--rounds``

@@ -33,7 +33,8 @@ class _Job:
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=1e-4)
         self._middle = self._model.module[_LAYERS // 2]
         self._middle.register_full_backward_hook(lambda *_: self._delay("backward"))
-        self._matrix = torch.full((96, 96), 0.01)
+        self._inputs = torch.randn(_BATCH, _WIDTH)
+        self._weight = torch.full((_WIDTH, _WIDTH), 1e-3)
         self._job, self._is_late = job, False
 
     def run(self, directory: Path) -> None:
@@ -41,10 +42,12 @@ class _Job:
         dist.barrier()
         with commprof.profile(directory) as capture:
             for number, is_late in enumerate(self._job["late"]):
-                if number % self._job["steps_per_core"] == 0:
-                    _move(dist.get_rank() + number // self._job["steps_per_core"])
+                turn, swaps = divmod(number + 1, self._job["steps_per_core"])
                 self._is_late = is_late and dist.get_rank() == self._job["rank"]
                 self._step(capture)
+                if swaps == 0:
+                    dist.barrier()  # else one rank would join the other on its core
+                    _move(dist.get_rank() + turn)
                 capture.step()
         dist.barrier()
 
@@ -70,7 +73,7 @@ class _Job:
             return
         end = time.thread_time() + self._job["delay_ms"] / 1e3
         while time.thread_time() < end:
-            torch.mm(self._matrix, self._matrix)
+            torch.mm(self._inputs, self._weight)  # as the model: it loads the machine alike
 
 
 def _move(turn: int) -> None:

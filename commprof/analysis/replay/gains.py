@@ -8,9 +8,9 @@ change too: if only its slower phases changed, the rank would become faster than
 
 Other threads of the rank's process may have kept the training thread from a core. This part of the
 rank's own time gets new values from the same rank: from the half of the steps in which the rank is
-least late. The other ranks' values are not comparable: while gloo's threads exchange buckets, the
-training thread of the rank that arrives last still computes, but the training threads of the other
-ranks wait.
+least late, that is, in which the waiting times of the other ranks exceed its own the least. The
+other ranks' values are not comparable: while gloo's threads exchange buckets, the training thread
+of the rank that arrives last still computes, but the training threads of the other ranks wait.
 
 The efficiencies are those of POP (Performance Optimisation and Productivity, "POP Standard Metrics
 for Parallel Performance Analysis"): parallel = load balance x serialisation x transfer.
@@ -87,7 +87,8 @@ def gains(seen: MeasuredWorld) -> Gains | None:
         return None
     chosen = replayed_steps(seen)
     step = np.concatenate(chosen)
-    counted = ~stalled(slowest_ns(seen.measured))[np.isin(seen.measured[0].step, step)]
+    used = np.isin(seen.measured[0].step, step)
+    counted = ~stalled(slowest_ns(seen.measured))[used]
     if len(step) < len(seen.measured[0].step):
         # A rank that begins a stretch late does so in the replay, too, whatever was changed.
         counted[np.cumsum([0, *map(len, chosen)])[:-1]] = False
@@ -96,8 +97,9 @@ def gains(seen: MeasuredWorld) -> Gains | None:
     kept = [
         own_run_delay_ns(trace)[np.isin(columns.steps(trace).index, step)] for trace in seen.traces
     ]
+    wall = [part.wall_ns[used] for part in seen.measured]
     made = [programs(seen, each) for each in chosen]
-    found = _Replays(list(zip(made, calls(seen, made), strict=True)), kept, counted)
+    found = _Replays(list(zip(made, calls(seen, made), strict=True)), wall, kept, counted)
     recorded = found.step_ns()
     if recorded is None or not recorded[found.counted].all():
         return None
@@ -133,6 +135,7 @@ class _Replays:
     def __init__(
         self,
         stretches: Sequence[tuple[Sequence[Program], Calls]],
+        wall_ns: Sequence[Floats],
         kept_ns: Sequence[Floats],
         counted: npt.NDArray[np.bool_],
     ) -> None:
@@ -140,6 +143,7 @@ class _Replays:
 
         Args:
             stretches: for each stretch of steps, the ranks' programs and the recorded calls.
+            wall_ns: recorded time ``[step]`` of each step, per rank.
             kept_ns: ``[step, phase]`` per rank: run delay that helper threads may have caused.
             counted: mask of the steps that did not stall.
         """
@@ -153,6 +157,10 @@ class _Replays:
             for place in range(len(self.ranks))
         ]
         self.kept_ns = [np.minimum(*each) for each in zip(kept_ns, self.own_ns, strict=True)]
+        #: Time ``[step]`` that each rank waits for communication.
+        self.waited_ns = [
+            wall - own.sum(axis=1) for wall, own in zip(wall_ns, self.own_ns, strict=True)
+        ]
         self.all_rows = np.ones(len(self.group), dtype=bool)
 
     def step_ns(
@@ -223,7 +231,8 @@ class _Replays:
         like = _in_place_of(work[place], np.concatenate(np.delete(work, place, axis=0)))
         # A rank that others wait for has its buckets exchanged while it computes, and loses its
         # core to the backend more often than it would otherwise.
-        late_ns = (work[place] - like).sum(axis=1)
+        waited = np.stack(self.waited_ns)[:, self.counted]
+        late_ns = np.delete(waited, place, axis=0).mean(axis=0) - waited[place]
         usual = kept[place][late_ns <= np.median(late_ns)]
         wanted = self.own_ns[place].copy()
         wanted[self.counted] = like + _in_place_of(kept[place], usual)
