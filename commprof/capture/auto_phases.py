@@ -32,18 +32,25 @@ from commprof.trace.schema import SAMPLES_UNKNOWN
 class AutoPhases:
     """Marks phases in replaced functions of torch; :meth:`remove` restores the functions."""
 
-    def __init__(self, markers: Mapping[str, Marker], finder: StepFinder | None = None) -> None:
+    def __init__(
+        self,
+        markers: Mapping[str, Marker],
+        finder: StepFinder | None = None,
+        called: Callable[[DistributedDataParallel], None] | None = None,
+    ) -> None:
         """Patches nothing yet.
 
         Args:
             markers: the marker of each phase, by phase name.
             finder: is notified of updates and backward passes, which may end a step.
+            called: is called with a DDP model after each of its forward passes.
         """
         self._markers = markers
         for marker in markers.values():  # only the Python recorder's markers can be compiled
             uncompiled(marker.begin, callees=True)
             uncompiled(marker.end, callees=True)
         self._finder = finder
+        self._called = called if called is None else uncompiled(called, callees=True)
         self._patches = Patches()
         self._installed = False
         self._sharded = ShardedForward(markers["forward"], self._patches)
@@ -52,9 +59,10 @@ class AutoPhases:
         """Starts recording phases in this process."""
         self._installed = True
         self._patch_data(self._markers["data"])
-        self._patch(DistributedDataParallel, "forward", self._markers["forward"], None)
+        forward = self._markers["forward"]
+        self._patch(DistributedDataParallel, "forward", forward, after=self._called)
         finder = self._finder
-        whole = None if finder is None else lambda *_, **__: finder.whole()
+        whole = None if finder is None else lambda *_, **__: finder.whole
         self._patch(torch.autograd, "backward", self._markers["backward"], whole)
         scaling = None if finder is None else _scaling(finder)
         self._patch(torch.amp.GradScaler, "step", self._markers["optimizer"], scaling)
@@ -66,7 +74,7 @@ class AutoPhases:
 
         Call it after each step: the script may import FSDP2 at any time.
         """
-        if self._sharded.pending:
+        if self._sharded.pending and _PACKAGE in sys.modules:
             self._sharded.look()
 
     def remove(self) -> None:
@@ -124,30 +132,40 @@ class AutoPhases:
         owner: Any,
         name: str,
         marker: Marker,
-        around: Callable[..., AbstractContextManager[None]] | None,
+        around: Callable[..., AbstractContextManager[None]] | None = None,
+        after: Callable[[Any], None] | None = None,
     ) -> None:
-        """Wraps ``owner.name`` in ``marker`` and, if given, in the context ``around(*args)``."""
+        """Wraps ``owner.name`` in ``marker`` and, if given, in the context ``around(*args)``.
+
+        ``after``, if given, is called with the first argument once the marker has ended.
+        """
         original = original_of(getattr(owner, name))
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            marker.begin()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                marker.end()
-
-        uncompiled(timed)
+        # Every step runs this: each further frame or look-up costs hundreds of instructions.
+        is_compiling, begin, end = torch.compiler.is_compiling, marker.begin, marker.end
 
         @wraps(original)
         def marked(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or not self._installed:
+            if is_compiling() or not self._installed:
                 return original(*args, **kwargs)
-            if around is not None:
-                with around(*args, **kwargs):
-                    return timed(*args, **kwargs)
-            return timed(*args, **kwargs)
+            begin()
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                end()
+            if after is not None:
+                after(args[0])
+            return result
 
-        self._patches.replace_for_compilers(owner, name, marked)
+        @wraps(original)
+        def surrounded(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling() or not self._installed or around is None:
+                return original(*args, **kwargs)
+            with around(*args, **kwargs):
+                return marked(*args, **kwargs)
+
+        uncompiled(marked)
+        replacement = marked if around is None else surrounded
+        self._patches.replace_for_compilers(owner, name, replacement)
 
 
 def _scaling(finder: StepFinder) -> Callable[..., AbstractContextManager[None]]:

@@ -9,8 +9,8 @@ import json
 import os
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from commprof.address import interface_address
-from commprof.capture.patches.replaced import Patches, original_of, uncompiled
 from commprof.capture.recorder import Recorder
 
 _COUNTERS = Path("/proc/self/net/dev")
@@ -31,8 +30,9 @@ _DDP_KEYS = (
     *("avg_forward_compute_time", "avg_backward_compute_time", "avg_backward_comm_time"),
     *("avg_backward_compute_comm_overlap_time", "rebuilt_per_bucket_param_indices"),
 )
-#: DDP samples its first iterations, and then one of every so many.
-_FIRST_ITERATIONS, _SAMPLE_EVERY = 10, 100
+#: DDP updates its log in its first ten iterations, and then in one of every hundred. It is read
+#: after these of the first ones, because reading takes longer than recording a step.
+_FIRST_READS, _UPDATED_EVERY = frozenset((0, 1, 2, 4, 8, 10)), 100
 #: Maximum number of models whose logs are kept. A report compares the log of a single model.
 _MOST_MODELS = 32
 
@@ -48,9 +48,10 @@ class _Called:
         """Counts a forward pass, and reads DDP's log if the pass may have updated it.
 
         Reading it when capture stops may be too late: a model made in a function, or one of several
-        in a cross-validation, may be gone by then.
+        in a cross-validation, may be gone by then. If the model is gone after four to ten
+        iterations, the log may lack the last few of these.
         """
-        if self.iterations <= _FIRST_ITERATIONS or self.iterations % _SAMPLE_EVERY == 0:
+        if self.iterations in _FIRST_READS or self.iterations % _UPDATED_EVERY == 0:
             self.read(model)
         self.iterations += 1
 
@@ -70,19 +71,17 @@ class CrossCheckSources:
             weakref.WeakKeyDictionary()
         )
         self._called: list[_Called] = []
-        self._patches = Patches()
-        self._running = False
+        #: The model that was called last, if it is still alive, and its entry in ``_models``.
+        self._latest: tuple[Callable[[], DistributedDataParallel | None], _Called] | None = None
         self._counting_from: dict[str, tuple[int, int]] | None = None
         self._counted: dict[str, tuple[int, int]] = {}
         self._begin_ns = 0
 
     def start(self) -> None:
-        """Starts counting bytes and noting which DDP models are called."""
+        """Starts counting bytes."""
         self._begin_ns = time.monotonic_ns()
-        self._running = True
         self._counted = {}
         self._counting_from = interface_bytes()
-        self._note_models()
 
     def set_enabled(self, on: bool) -> None:
         """Stops counting bytes while capture is off: collectives are not recorded then either."""
@@ -102,8 +101,6 @@ class CrossCheckSources:
     def stop(self, recorder: Recorder) -> None:
         """Stops, and writes the counts and logs into the trace."""
         self.set_enabled(False)
-        self._running = False
-        self._patches.remove()
         interfaces = {
             name: {"received_bytes": received, "sent_bytes": sent}
             for name, (received, sent) in self._counted.items()
@@ -122,11 +119,16 @@ class CrossCheckSources:
         }
         self._models.clear()
         self._called.clear()
+        self._latest = None
         recorder.add_metadata(json.dumps({"cross_check_sources": closing}))
 
-    def _note(self, model: DistributedDataParallel) -> None:
+    def note(self, model: DistributedDataParallel) -> None:
         """Notes a model's forward pass, except in evaluation, which DDP's log does not count."""
         if not (model.training and torch.is_grad_enabled()):
+            return
+        latest = self._latest
+        if latest is not None and latest[0]() is model:
+            latest[1].iterate(model)
             return
         called = self._models.get(model)
         if called is None:
@@ -134,20 +136,8 @@ class CrossCheckSources:
                 return
             called = self._models[model] = _Called()
             self._called.append(called)
+        self._latest = weakref.ref(model), called
         called.iterate(model)
-
-    def _note_models(self) -> None:
-        original = original_of(DistributedDataParallel.forward)
-        uncompiled(self._note, callees=True)
-
-        @wraps(original)
-        def noting(model: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:
-            result = original(model, *args, **kwargs)
-            if not torch.compiler.is_compiling() and self._running:
-                self._note(model)
-            return result
-
-        self._patches.replace_for_compilers(DistributedDataParallel, "forward", noting)
 
 
 def interface_bytes() -> dict[str, tuple[int, int]]:

@@ -82,12 +82,14 @@ class Profiler:
             name: self._recorder.PhaseMarker(code) for code, name in enumerate(PHASES)
         }
         self._finder = StepFinder(self._end_step) if find_steps else None
-        self._auto_phases = AutoPhases(self._markers, self._finder)
+        self._cross_check_sources = CrossCheckSources()
+        self._auto_phases = AutoPhases(
+            self._markers, self._finder, called=self._cross_check_sources.note
+        )
         self._waits = (FutureWaits(), StreamWaits(), Coalescing())
         self._clock = ClockLink("off")
         self._arrivals = ArrivalLink()
         self._gloo_threads: dict[str, int] = {}
-        self._cross_check_sources = CrossCheckSources()
         self._gradient_norms = GradientNorms(settings.gradient_norms_every)
         self._telemetry = DeviceTelemetry()
         self._seen = OwnTrace()

@@ -39,8 +39,8 @@ class StepFinder:
         self._updates = 0
         #: Optimizer that a GradScaler is stepping; updates inside count as its updates.
         self._scaling: object = None
-        self._depth = 0
-        self._due: int | None = None
+        #: Context that delays the end of a step until the context itself ends.
+        self.whole = _Whole(self._end_now)
 
     def stop(self) -> None:
         """Stops looking for steps."""
@@ -64,23 +64,11 @@ class StepFinder:
             self._updated(optimizer if self._scaling is None else self._scaling, STEP_UPDATED)
 
     @contextmanager
-    def whole(self) -> Iterator[None]:
-        """Context that delays the end of a step until the context itself ends."""
-        self._depth += 1
-        try:
-            yield
-        finally:
-            self._depth -= 1
-            if self._depth == 0 and self._due is not None:
-                due, self._due = self._due, None
-                self._end(due)
-
-    @contextmanager
     def scaling(self, optimizer: object) -> Iterator[None]:
         """Context in which a GradScaler steps this optimizer, or skips the update."""
         updates = self._updates
         outer, self._scaling = self._scaling, optimizer
-        with self.whole():
+        with self.whole:
             try:
                 yield
             finally:
@@ -91,13 +79,37 @@ class StepFinder:
 
     def _updated(self, optimizer: object, found: int) -> None:
         if self._turns.ends_iteration(optimizer):
-            self._end(found)
+            self.whole.end(found)
 
-    def _end(self, found: int) -> None:
+    def _end_now(self, found: int) -> None:
+        if self._end_step is not None:
+            self._end_step(found)
+
+
+class _Whole:
+    """Reusable context, which may be nested: a step that ends inside ends when it is left."""
+
+    def __init__(self, end: Callable[[int], None]) -> None:
+        """``end`` ends a step now."""
+        self._end_now = end
+        self._depth = 0
+        self._due: int | None = None
+
+    def end(self, found: int) -> None:
+        """Ends a step, now or when the outermost context is left."""
         if self._depth:
             self._due = found
-        elif self._end_step is not None:
-            self._end_step(found)
+        else:
+            self._end_now(found)
+
+    def __enter__(self) -> None:
+        self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if self._depth == 0 and self._due is not None:
+            due, self._due = self._due, None
+            self._end_now(due)
 
 
 class _Turns:

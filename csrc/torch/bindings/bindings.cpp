@@ -79,6 +79,63 @@ std::shared_ptr<c10d::CommHookInterface> pythonHook(
       std::move(state), std::move(hook));
 }
 
+// PhaseMarker's begin and end are methods of Python's own C interface: steps
+// call them often, and pybind11's dispatcher takes hundreds of instructions.
+
+PhaseMarker& markerOf(PyObject* self) {
+  auto* held = reinterpret_cast<py::detail::instance*>(self);
+  return *static_cast<PhaseMarker*>(held->simple_value_holder[0]);
+}
+
+PyObject* beginPhase(PyObject* self, PyObject* /*unused*/) {
+  markerOf(self).begin();
+  Py_RETURN_NONE;
+}
+
+PyObject* endPhase(
+    PyObject* self,
+    PyObject* const* args,
+    Py_ssize_t count,
+    PyObject* names) {
+  unsigned long samples = 0;
+  const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
+  if (count + named > 1) {
+    PyErr_SetString(PyExc_TypeError, "end() takes at most 1 argument: samples");
+    return nullptr;
+  }
+  if (named == 1 &&
+      PyUnicode_CompareWithASCIIString(
+          PyTuple_GET_ITEM(names, 0), "samples") != 0) {
+    PyErr_Format(
+        PyExc_TypeError,
+        "end() has no argument %R, only samples",
+        PyTuple_GET_ITEM(names, 0));
+    return nullptr;
+  }
+  if (count + named == 1) {
+    const auto number =
+        py::reinterpret_steal<py::object>(PyNumber_Index(args[0]));
+    samples = number ? PyLong_AsUnsignedLong(number.ptr()) : 0;
+    if (PyErr_Occurred() != nullptr) {
+      return nullptr;
+    }
+    if (samples > kSamplesUnknown) {
+      PyErr_SetString(PyExc_OverflowError, "samples exceeds 32 bits");
+      return nullptr;
+    }
+  }
+  markerOf(self).end(uint32_t(samples));
+  Py_RETURN_NONE;
+}
+
+// Its docstrings have pybind11's form, from which the stub is made.
+PyMethodDef phase_methods[] = {
+    {"begin", beginPhase, METH_NOARGS, "begin(self) -> None"},
+    {"end",
+     reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(endPhase)),
+     METH_FASTCALL | METH_KEYWORDS,
+     "end(self, samples: typing.SupportsIndex = 0) -> None"}};
+
 } // namespace
 
 PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
@@ -208,9 +265,12 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
       "reading, in nanoseconds.",
       py::arg("count"));
 
-  py::class_<PhaseMarker>(
-      m, "PhaseMarker", "Context manager that records one phase of a step.")
-      .def(py::init<uint8_t>(), py::arg("phase"))
+  py::class_<PhaseMarker> marker(
+      m,
+      "PhaseMarker",
+      "Context manager that records one phase of a step.",
+      py::is_final());
+  marker.def(py::init<uint8_t>(), py::arg("phase"))
       .def(
           "__enter__",
           [](PhaseMarker& self) -> PhaseMarker& {
@@ -218,9 +278,12 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
             return self;
           },
           py::return_value_policy::reference)
-      .def("__exit__", [](PhaseMarker& self, const py::args&) { self.end(); })
-      .def("begin", &PhaseMarker::begin)
-      .def("end", &PhaseMarker::end, py::arg("samples") = 0);
+      .def("__exit__", [](PhaseMarker& self, const py::args&) { self.end(); });
+  for (PyMethodDef& method : phase_methods) {
+    marker.attr(method.ml_name) =
+        py::reinterpret_steal<py::object>(PyDescr_NewMethod(
+            reinterpret_cast<PyTypeObject*>(marker.ptr()), &method));
+  }
 
   m.def(
       "install_observer",

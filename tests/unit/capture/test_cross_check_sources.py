@@ -15,8 +15,10 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from commprof.capture import cross_check_sources
+from commprof.capture.auto_phases import AutoPhases
 from commprof.capture.cross_check_sources import CrossCheckSources, interface_bytes
-from commprof.capture.patches.replaced import original_of
+from commprof.capture.recorder import recorder
+from commprof.trace.schema import PHASES
 
 PROC_NET_DEV = """\
 Inter-|   Receive                                                |  Transmit
@@ -81,10 +83,14 @@ def train(steps: int, hook: Any = None, bias: bool = True) -> None:
 
 def logs_of(*models: Callable[[], None]) -> list[dict[str, Any]]:
     kept, counting = Kept(), CrossCheckSources()
+    markers = {name: recorder().PhaseMarker(code) for code, name in enumerate(PHASES)}
+    phases = AutoPhases(markers, called=counting.note)
     counting.start()
+    phases.install()
     for train_one in models:
         train_one()
         gc.collect()
+    phases.remove()
     counting.stop(kept)  # type: ignore[arg-type]
     logs: list[dict[str, Any]] = kept.documents[0]["ddp_logs"]
     return logs
@@ -109,12 +115,16 @@ def test_a_hook_of_the_script_is_named(one_rank: None) -> None:
     assert log["own_exchange"] == "the communication hook fp16_compress_hook"
 
 
-def test_ddp_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A replacement stays, and does nothing, where a test before this one compiled something.
-    monkeypatch.setattr("commprof.capture.patches.replaced._has_compiled", lambda: False)
-    original = original_of(DistributedDataParallel.forward)
-    counting = CrossCheckSources()
-    counting.start()
-    assert DistributedDataParallel.forward is not original
-    counting.stop(Kept())  # type: ignore[arg-type]
-    assert DistributedDataParallel.forward is original
+def train_in_turns() -> None:
+    """Two models whose forward passes alternate, and one in evaluation."""
+    models = [DistributedDataParallel(torch.nn.Linear(4, size)) for size in (1, 2)]
+    for _ in range(3):
+        for model in models:
+            model(torch.ones(1, 4)).sum().backward()
+    DistributedDataParallel(torch.nn.Linear(4, 3)).eval()(torch.ones(1, 4))
+
+
+def test_models_that_train_in_turns_have_a_log_each(one_rank: None) -> None:
+    logs = logs_of(train_in_turns)
+    assert [log["bucket_sizes"] for log in logs] == ["20", "40"]
+    assert [log["iteration"] for log in logs] == [2, 2]
