@@ -139,7 +139,11 @@ BUCKET_CAP_MB = Variable(
     lambda text: _within(float(text), math.nextafter(0, 1), _LARGEST),
     None,
 )
-FSDP = Variable("COMMPROF_FSDP", "setting of every FSDP2 model", "values of `--fsdp`")
+FSDP = Variable(
+    "COMMPROF_FSDP",
+    "setting that every FSDP2 model gets from the third step on, such as prefetch=2",
+    "values of `--fsdp`",
+)
 HOOK = Variable("COMMPROF_HOOK", "compressor of every DDP model", "values of `--hook`")
 TRIAL = Variable(
     "COMMPROF_TRIAL",

@@ -72,7 +72,7 @@ class CardLink:
 
 @dataclass(frozen=True)
 class CardSize:
-    """Throughput of one world size; NaN if unknown or without a baseline."""
+    """Throughput and scaling of one world size; a figure is NaN if unknown."""
 
     world_size: int
     samples_per_s: float

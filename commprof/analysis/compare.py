@@ -12,7 +12,8 @@ on the machine between the runs is included.
 If the ranks of a run lacked cores, other load on the machine may have lengthened the steps. This
 load differs from run to run but hardly varies within a run, so no test over a run's steps can
 measure its effect. If ranks lacked cores, the step therefore counts as changed only if the step
-time without run delay changed too, and a part or a collective only if the step does.
+time less run delay (time in which ranks could run but had no core) changed too. Parts and
+collectives then count as changed only if the step counts as changed.
 """
 
 from __future__ import annotations

@@ -397,13 +397,13 @@ def _about_devices(world: WorldResult, name: str) -> str:
     if world.device_timed:
         text += (
             "Steps, phases and exposed time are those of the GPU's compute stream, timed by device "
-            f"events: moments are known to ±{_bound(world.device_clock_error_us)} on the "
-            "host's clock, durations more exactly. "
+            f"events. An event's time may be off by ±{_bound(world.device_clock_error_us)} on the "
+            "host's clock; durations are more exact. "
         )
         if world.world_size > 1:
             text += (
                 "In each exposed stretch of communication, the split into waiting and transfer may "
-                "be off by twice the error of moments. "
+                "be off by twice the error of an event's time. "
             )
     if untimed:
         whose = f"{untimed} of the GPU collectives" if world.device_timed else "the GPU collectives"

@@ -165,7 +165,7 @@ def _binding(world: WorldResult, step: MeanStep) -> Binding:
 
 
 def _words(world: WorldResult) -> Mapping[str, str]:
-    """Returns the names of the parts; in recordings of kernels, "other" is time without kernels."""
+    """Returns words for a step's parts by key; with recorded kernels, "other" means idle GPUs."""
     if all(rank.kernels is None for rank in world.ranks):
         return _WORDS
     return {**_WORDS, "other": _NO_KERNEL}
@@ -223,7 +223,7 @@ def _stalled(world: WorldResult) -> list[str]:
 def _cores(
     context: Mapping[str, Any], worlds: Sequence[WorldResult], world: WorldResult
 ) -> list[str]:
-    """Returns sentences on why the verdict is about this world size, and on waits for cores."""
+    """Returns sentences on world sizes with too few cores, and on how long ranks lacked a core."""
     found = []
     larger = [w.world_size for w in worlds if w.world_size > world.world_size]
     if larger:
@@ -314,7 +314,10 @@ def nobody_is_late(world: WorldResult) -> bool:
 
 
 def _growth(result: RunResult, steps: Sequence[MeanStep], place: int) -> list[str]:
-    """Returns sentences on the throughput's growth, and the parts that take longer than ideal."""
+    """Returns sentences on throughput growth and on the parts that make a step longer than ideal.
+
+    ``place`` is a position in ``result.worlds``. Empty for the smallest world size.
+    """
     worlds, scale = result.worlds, result.scaling[place]
     first = min(range(len(worlds)), key=lambda i: worlds[i].world_size)
     base, world = worlds[first], worlds[place]

@@ -1,4 +1,4 @@
-"""Comparisons that rules make, and findings of an audit."""
+"""Comparisons of a report's figures with each other, and findings: figures that disagree."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Audit:
 
 
 def check(row: Row, name: str, text: str, implied: Span, unit: str = "") -> Check:
-    """Compares the row's figure of this name with the result of the formula in ``text``."""
+    """Compares the row's figure ``name`` with ``implied``, the value of the formula ``text``."""
     return Check(row.name, quote(name, row.figures[name]), Quote(f"{text} =", implied, unit))
 
 

@@ -117,7 +117,7 @@ def _facts_of_line(line: str, where: str) -> list[tuple[str, Figure]]:
 
 
 def _is_of_all(key: str) -> bool:
-    """True if ``key`` names communication overhead, or no overhead; False for other overheads.
+    """False if ``key`` names an overhead other than communication overhead; True for other keys.
 
     The word "overhead" alone means communication overhead.
     """

@@ -120,7 +120,10 @@ def _others(series: Series, base: Row | None, *names: str) -> Iterator[Row]:
 
 
 def _same_work(row: Row, base: Row, name: str) -> bool:
-    """True if both times are for the same work: an epoch, or the amount that the header names."""
+    """True if the times of both rows in column ``name`` are for the same work.
+
+    The work is an epoch for ``epoch_s``, else the samples or epochs that the column's header names.
+    """
     if name == "epoch_s":
         return True
     work = [
@@ -159,8 +162,8 @@ def _speedup(series: Series, row: Row) -> tuple[Row, Quote] | None:
 def _rounded(share: Span) -> tuple[float, float, float]:
     """Returns low, value and high of a parallel share that the report's author chose.
 
-    A program may truncate a figure, but an author only rounds such a share. So the interval
-    extends equally far below and above the value, but not above 1.
+    ``share`` extends further up than down, because programs may truncate figures. But authors round
+    a share that they choose, so the result extends equally far both ways, but not above 1.
     """
     half = share.value - share.low
     return share.low, share.value, min(1.0, share.value + half)

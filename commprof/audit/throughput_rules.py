@@ -40,9 +40,9 @@ def from_work(document: Document) -> Iterator[Check]:
 def works_of(series: Series, document: Document) -> dict[int, Work]:
     """Returns the samples processed in the measured time, by world size.
 
-    They come from the batches; without batches, from the samples that a row states. A batch may be
-    that of one rank or of all ranks, and stated samples those of one epoch or of all epochs: the
-    interpretation that agrees with most rows is used.
+    The samples are computed from the batches; without batches, the samples that a row states are
+    used. A batch may be for one rank or for all ranks, and stated samples may be for one epoch or
+    for all epochs: the interpretation that agrees with most rows is used.
     """
     rows = [row for row in series.rows if row.ranks and has(row, "duration")]
     batches = [

@@ -96,10 +96,11 @@ class Attachment:
         return bool(self._ddp._comm_hooks)
 
     def use_bucket_hook(self, bucket_hook: Any) -> None:
-        """Switches to ``bucket_hook``, which is commprof's hook in another reducer of the model.
+        """Sets :attr:`bucket_hook` after the model's DDP reducer was replaced.
 
-        ``bucket_hook_of`` makes such a hook. Call this method between steps, and only if
-        :attr:`compressor` is None. The inner hook that ``bucket_hook`` calls does not change.
+        ``bucket_hook`` is commprof's hook in the new reducer, made by ``bucket_hook_of``. Call this
+        method between steps, and only if :attr:`compressor` is None. The inner hook that
+        ``bucket_hook`` calls does not change.
         """
         assert self._compressor is None
         bucket_hook.recording = self.bucket_hook.recording
@@ -127,7 +128,7 @@ class Attachment:
         self._note(hook)
 
     def _compress(self, compressor: Compressor) -> None:
-        """Makes commprof's hook run the compressor's new engine; all ranks call this together."""
+        """Makes commprof's hook run this compressor; all ranks call this method together."""
         if compressor is self._compressor:
             return
         compressor.require_free()
@@ -194,8 +195,8 @@ class Attachment:
 class _Held:
     """Holds an attachment in an attribute of its model, so that it lives as long as the model.
 
-    The holder is copied and pickled as None: a copy of the model has no hook, and where a
-    pickled model is loaded commprof may not be installed.
+    The holder is copied and pickled as None: a copy of the model has no hook, and commprof may not
+    be installed where a pickled model is loaded.
     """
 
     def __init__(self, attachment: Attachment) -> None:

@@ -185,8 +185,8 @@ def samples_read(iterator: Any, batch: Any) -> int:
     """Returns the number of samples in a DataLoader's batch; SAMPLES_UNKNOWN if not known.
 
     The number is the common length of the batch's tensors in dimension 0. It is known only with
-    automatic batching, and only if torch's own collation made the batch, the length is the loader's
-    ``batch_size``, or the length is smaller and the batch is the epoch's last.
+    automatic batching, and only in three cases: torch's own collation made the batch; the length is
+    the loader's ``batch_size``; or the length is smaller and the batch is the epoch's last.
     """
     try:
         length = _common_length(batch)
@@ -284,7 +284,7 @@ class ShardedForward:
 
 
 def _marked(owner: type, marker: Marker) -> Any:
-    """Makes ``owner``'s ``__call__``: it marks the phase around the MRO's next ``__call__``."""
+    """Returns a ``__call__`` for ``owner`` that marks a phase around the inherited ``__call__``."""
 
     def call(module: Any, *args: Any, **kwargs: Any) -> Any:
         inherited = super(owner, module).__call__  # type: ignore[arg-type]

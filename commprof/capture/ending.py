@@ -32,9 +32,9 @@ _last_call: _Call | None = None
 def watch_exits() -> None:
     """Wraps ``sys.exit`` to note its argument, which the interpreter hides from exit handlers.
 
-    If the script catches the exit, the script's outermost frame goes on to another instruction. In
-    that case :func:`unhandled` ignores the argument. For ``raise SystemExit`` the C++ module notes
-    the exit code later.
+    :func:`unhandled` ignores the argument if the script caught the exit and continued: the script's
+    outermost frame is then at another instruction than during the call. ``raise SystemExit`` is not
+    noted here; the C++ module writes the exit code to the trace when the process ends.
     """
     original = sys.exit
     if hasattr(original, "__wrapped__"):

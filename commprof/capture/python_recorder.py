@@ -254,7 +254,7 @@ class PythonRecorder:
     def record_finalize(self, kind: Kind, graph_task: int) -> None:
         """Records begin or end (``kind``) of DDP's finalisation, with the thread's CPU time.
 
-        Unlike the native module's record, it lacks the time for which the thread had no core.
+        Only the native module also records the time for which the thread had no core.
         """
         if self._enabled:
             cpu_ns = time.thread_time_ns()

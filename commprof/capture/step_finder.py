@@ -5,9 +5,10 @@ optimizer, the leading one, end the steps, including updates that GradScaler ski
 between belong to the same iteration: those of a GAN's other network, of further optimizers, or of
 further parameter groups that are stepped one by one (as DeepSpeed does).
 
-If training moves on to another optimizer, as in cross-validation, the steps end at the updates of
-that optimizer: from its first update on, if it never updated between two updates of the leading
-optimizer. Otherwise it takes over when it updates twice without the leading optimizer in between.
+Training may move on to another optimizer, as in cross-validation. An optimizer that updates twice,
+without an update of the leading optimizer in between, becomes the leading one. The first of the two
+updates also ends a step, if this optimizer never updated between two updates of the previous
+leading optimizer.
 
 An update inside a backward pass (an optimizer per parameter) or inside GradScaler counts when the
 pass or the scaler's step has ended.
@@ -87,10 +88,10 @@ class StepFinder:
 
 
 class _Whole:
-    """Reusable context, which may be nested: a step that ends inside ends when it is left."""
+    """Reusable context that delays the end of a step; if nested, until the outermost is left."""
 
     def __init__(self, end: Callable[[int], None]) -> None:
-        """``end`` ends a step now."""
+        """``end`` is called with STEP_UPDATED or STEP_SKIPPED to end a step."""
         self._end_now = end
         self._depth = 0
         self._due: int | None = None

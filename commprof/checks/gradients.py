@@ -66,8 +66,8 @@ def judge(values: Sequence[str]) -> Outcome:
     return Outcome(
         NAME,
         FAIL,
-        f"the model of rank {', '.join(map(str, different))} differs from that of rank {same[0]} "
-        f"and {len(same) - 1} more after {_STEPS} steps",
+        f"after {_STEPS} steps, the model of rank {', '.join(map(str, different))} differs from "
+        f"that of rank {same[0]} (other ranks equal to rank {same[0]}: {len(same) - 1})",
         "gradients are not averaged correctly: compare the version and build of torch and the "
         "processor of these ranks with those of the other ranks",
     )

@@ -154,7 +154,9 @@ def _model(base: Recorded, profile: MachineProfile, recorded: list[Recorded]) ->
 def _add_setting(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--world-size", metavar="N,...", help="ranks (default: as recorded)")
     parser.add_argument("--bandwidth", metavar="RATE,...", help="rate of the link between hosts")
-    parser.add_argument("--latency", metavar="TIME,...", help="one-way latency of that link")
+    parser.add_argument(
+        "--latency", metavar="TIME,...", help="one-way latency of the link between hosts"
+    )
     parser.add_argument(
         "--bucket-cap-mb",
         metavar="MB,...",

@@ -170,7 +170,7 @@ class Compressor:
         self._running = running
 
     def unbind(self) -> None:
-        """Gives up the engine and its state; called when another hook replaces the compressor."""
+        """Drops the engine and the engine's state; called when another hook takes over."""
         self._running = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -283,7 +283,7 @@ ANY = -1
 
 
 def _collect(running: Running, compressor: Compressor) -> dict[str, Any]:
-    """Collects this rank's state from its engine; see ``Compressor.state_dict``."""
+    """Collects this rank's state from ``running.engine``; see ``Compressor.state_dict``."""
     parameters: dict[str, dict[str, Any]] = {}
     for number, kind, values in list(running.engine.state()):
         parameters.setdefault(running.names[number], {})[kind] = values
@@ -300,17 +300,17 @@ def _collect(running: Running, compressor: Compressor) -> dict[str, Any]:
 
 
 def _restore(running: Running, compressor: Compressor, state: Mapping[str, Any]) -> None:
-    """Loads a saved state into the engine; see ``Compressor.load_state_dict``."""
+    """Loads a saved state into ``running.engine``; see ``Compressor.load_state_dict``."""
     _check(running, compressor, state)
     numbers = {name: number for number, name in enumerate(running.names)}
     saved = state["parameters"]
     unknown = sorted(name for name in saved if name not in numbers)
     if unknown:
-        _warn(f"that are not in the model; their saved state is left out: {_listed(unknown)}")
+        _warn(f"are not in the model, so their saved state is left out: {_listed(unknown)}")
     if saved:
         missing = sorted(name for name in numbers if name not in saved)
         if missing:
-            _warn(f"without a saved state start with an empty state: {_listed(missing)}")
+            _warn(f"have no saved state, so they start with an empty state: {_listed(missing)}")
     items = [
         (numbers[name], kind, values)
         for name, kinds in saved.items()
@@ -329,7 +329,7 @@ def _restore(running: Running, compressor: Compressor, state: Mapping[str, Any])
 
 
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merges all ranks' states into one state for every rank of a job with another world size.
+    """Merges all ranks' states into a single state, which all ranks of a job of any size can load.
 
     Each residual becomes the mean over the old ranks, so that the mean over ranks, which reaches
     the model, does not change. Other state is the same on all ranks.

@@ -1,10 +1,10 @@
 """Compression kernels on plain CPU tensors, for benchmarks that compare them with torch.
 
-``x`` and ``residual`` are contiguous fp32 tensors on the CPU, of any shape and read as flat;
-results are flat and new. If a ``residual`` is given, ``x + residual`` is encoded, and afterwards
-``residual`` holds what the encoding lost. All functions release the GIL and raise ValueError for a
-tensor of another type, device or length; the message names it and what is allowed. They need the
-native module; if it is missing, CommprofError says why.
+``x`` and ``residual`` are contiguous fp32 tensors on the CPU, of any shape and read as n flat
+values; results are flat and new. If a ``residual`` is given, ``x + residual`` is encoded, and
+afterwards ``residual`` holds what the encoding lost. All functions release the GIL and raise
+ValueError for a tensor of another type, device or length; the message names it and what is allowed.
+They need the native module; if it is missing, CommprofError says why.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def encode_fp16(x: Tensor, scale: float = 1.0, residual: Tensor | None = None) -
 def reduce_fp16(
     encoded: Sequence[Tensor], factors: Sequence[float], out: Tensor | None = None
 ) -> Tensor:
-    """Sums ``encoded[i] * factors[i]`` in order, in fp32, rounded once to float16 [n].
+    """Sums ``encoded[i] * factors[i]`` in order, in fp32; returns the sum, rounded to float16.
 
-    The sum is written to ``out`` if that is given; ``out`` may be one of ``encoded``.
+    The rounded sum is written to ``out`` if that is given; ``out`` may be one of ``encoded``.
     """
     return _module().reduce_fp16(list(encoded), list(factors), out)
 

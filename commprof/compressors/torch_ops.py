@@ -2,7 +2,8 @@
 
 There are fewer schemes than in the native module, and results need not match it bit for bit.
 Every rank gets all ranks' encodings and sums them in rank order, so all ranks have the same bits.
-No callback of a future blocks: with several buckets in flight gloo's threads would deadlock.
+Callbacks of futures never wait: with several buckets in flight, waiting would deadlock gloo's
+threads.
 """
 
 from __future__ import annotations
@@ -195,7 +196,7 @@ class TorchOps:
         return payload, keep
 
     def state(self) -> list[tuple[int, str, Tensor]]:
-        """Returns the residuals by parameter."""
+        """Returns (parameter number, "residual", values) per parameter, sorted by number."""
         return [(number, "residual", r.clone()) for number, r in sorted(self._residuals.items())]
 
     def load_state(self, state: list[tuple[int, str, Tensor]]) -> None:

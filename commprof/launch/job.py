@@ -52,7 +52,7 @@ class Job:
     hook: bool = True
     """True if commprof's communication hook times DDP's buckets."""
     compressor: str = ""
-    """Compressor in that hook, in the form of `compressors.parse`; empty: DDP's mean all-reduce."""
+    """Compressor of gradients, in the form of `compressors.parse`; empty: DDP's mean all-reduce."""
     trial: str = ""
     """Candidates of a trial, in the form of `trials.plan`; empty: no trial."""
     strategy: str = "ddp"

@@ -44,7 +44,10 @@ def no_meeting() -> None:
 
 
 def make_call(op: str, side: Side, buffers: Buffers, redop: str) -> Call:
-    """Returns a function that issues the operation and waits for its end (GPU: for an idle GPU)."""
+    """Returns a function that issues the operation and waits for its end.
+
+    If the tensors are on a GPU, the function also waits until the GPU is idle.
+    """
     start = make_start(op, side, buffers, redop)
     if side.device != "cpu":
 

@@ -1,9 +1,9 @@
 """Reads traces while their ranks still write them; each block is read once.
 
 The writer writes a block's header after its payload, so a block is visible as a whole or not at
-all. Only summaries change once written: they are in a few slots, whose headers are read again at
-every poll (``docs/architecture.md``). Records that the rank has not flushed yet, of the last 0.2 s,
-are not seen.
+all. A written block does not change, unless it is a summary. Summaries are in a few slots, whose
+headers are read again at every poll (``docs/architecture.md``). Records that the rank has not
+flushed yet, of the last 0.2 s, are not seen.
 
 Nothing in a file is trusted, as in :mod:`commprof.trace.reader`: a length is checked against the
 file size before memory is allocated, and ``problems`` lists the parts that cannot be read.
@@ -197,7 +197,7 @@ class TraceTail:
         return os.fstat(self._fd).st_size
 
     def _look_at_summaries(self) -> None:
-        """Reads the summaries that were overwritten since the last poll."""
+        """Reads the summary blocks whose content changed since the last poll."""
         for offset, seen in self._slots.items():
             header = os.pread(self._fd, schema.BLOCK_HEADER.size, offset)
             if len(header) < schema.BLOCK_HEADER.size:

@@ -129,7 +129,8 @@ class Observer:
             nested: True to look for jobs in the subdirectories of ``run`` too.
             patience_s: how long to wait for ranks whose traces do not exist yet.
             only_rank: the one rank to follow; None to follow all.
-            settled_ns: records this much older than a rank's newest one are taken to be complete.
+            settled_ns: all records that are at least this much older than a rank's newest record
+                are assumed to have arrived.
         """
         self._run = run
         self._profile = profile
@@ -359,7 +360,7 @@ class FollowedTraces:
                 self.last_step_ns[rank] = int(marks[-1]) if len(marks) else 0
 
     def mode(self, tails: dict[int, TraceTail]) -> str:
-        """Mode of the first rank that has a summary; "full" if no rank has one."""
+        """Capture mode of the lowest rank that writes summaries; "full" if no rank writes them."""
         for rank in sorted(tails):
             summary = tails[rank].summary
             if summary is not None:

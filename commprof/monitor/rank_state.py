@@ -76,7 +76,8 @@ class RankState:
     def phase(self) -> str:
         """Phase that the rank is in, or the last one that it completed ("after forward").
 
-        Phases are recorded when they end: one under way is known only by operations it issued.
+        Phases are recorded when they end. Only a backward pass is known earlier: by the operations
+        that the backward pass issued, or by its wait for buckets.
         """
         if self._finalizing:
             return "backward, waiting for its buckets"

@@ -120,7 +120,7 @@ def settings_of_variable(text: str) -> Settings:
 
 
 def parse(words: Sequence[str]) -> Settings:
-    """Makes settings from a list of options; UsageError for any other option."""
+    """Makes settings from ``--metrics`` options; UsageError for an unknown option or bad value."""
     parser = _Parser(prog=variables.METRICS, add_help=False, allow_abbrev=False)
     add_arguments(parser)
     return settings_of(parser.parse_args(words))

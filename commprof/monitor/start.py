@@ -72,4 +72,9 @@ def start_monitor(run: Path, settings: Settings, *more: str) -> str:
             shell = start_beside(command, detached=True, output=log, errors=log)
     except (OSError, subprocess.SubprocessError) as error:
         return f"no live metrics: {error}"
-    return f"no live metrics: /bin/sh ended with {shell.returncode}" if shell.returncode else ""
+    return (
+        "no live metrics: /bin/sh, which starts the monitor, ended with exit code "
+        f"{shell.returncode}; see monitor.log in the run directory"
+        if shell.returncode
+        else ""
+    )

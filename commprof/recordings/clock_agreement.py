@@ -143,12 +143,12 @@ def _offset(end_ns: Ints, reached: Sequence[tuple[int, int]]) -> _Offsets:
 
 
 def _in_windows(end_ns: Ints, reached: Sequence[tuple[int, int]]) -> tuple[Ints, list[_Offsets]]:
-    """Returns the middles of windows of time, and the offsets in each.
+    """Returns the middle of each window of time, and the ranks' offsets in each window.
 
     If a rank shares no collective with its parent in some window, one window spans all time.
 
     Args:
-        end_ns: ends, on clocks that agree except for drift.
+        end_ns: ends of the collectives, as in ``Ends``, on clocks that agree except for drift.
         reached: pairs of rank and parent, see :func:`_tree`.
     """
     at = end_ns.max(axis=1)

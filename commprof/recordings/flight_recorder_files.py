@@ -36,7 +36,7 @@ class _FoundError(Exception):
 
 @dataclass(frozen=True)
 class DumpFile:
-    """A file or archive member with the name and the first bytes of a dump."""
+    """A file or archive member whose name gives a rank and whose first bytes are a dump's."""
 
     file: Path
     rank: int
@@ -93,7 +93,7 @@ def dump_files(path: Path) -> tuple[list[DumpFile], list[str]]:
     if len(places) > len({rank for rank, _ in places}):  # else each host has a folder
         folders = sorted({each.file.parent for each in found})
         named = ", ".join(quoted(folder) for folder in folders[:10])
-        raise TraceError(f"{quoted(path)} holds dumps in several folders; report one: {named}")
+        raise TraceError(f"{quoted(path)} holds dumps in several folders; give only one: {named}")
     return found, problems
 
 

@@ -135,7 +135,8 @@ def read_plain_pickle(data: bytes) -> Any:
     """Reads a pickle of plain values without running any code of the pickle.
 
     Raises:
-        ValueError: the pickle is damaged or holds more than plain values; the text is one line.
+        ValueError: the pickle is damaged or holds more than plain values. The error's message is
+            one line.
     """
     machine = _Machine(data)
     try:

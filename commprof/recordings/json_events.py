@@ -94,7 +94,7 @@ class EventReader:
             yield [self._value()]
 
     def _whole_events(self) -> list[Any]:
-        """Returns the next values that are complete in the text read so far; empty if none is."""
+        """Returns the next events that are complete in the text read so far; empty if none is."""
         found = self._many_events()
         text, at, decode, skip = self._text, self._at, _DECODER.raw_decode, _SPACE.match
         try:
@@ -114,10 +114,10 @@ class EventReader:
         return found
 
     def _many_events(self) -> list[Any]:
-        """Returns the values before the last event in the text read so far.
+        """Returns the next events in the text read so far, except the last one.
 
-        The last event may be incomplete. One call decodes all values before it, in half the time
-        that a call per value needs. Returns an empty list if the text before the last event is
+        The last event may be incomplete. One call decodes all returned events, in half the time
+        that a call per event needs. Returns an empty list if the text before the last event is
         empty, is damaged or contains the end of the array.
         """
         match = _SPACE.match(self._text, self._at)

@@ -196,9 +196,9 @@ def _with_unawaited(
     A thread that waits for a collective goes on when the collective is complete. After the last
     completion in a gap between two intervals of ``work``, the thread is therefore in Python or
     without a core: this part of the gap is added. If no collective completes in the gap, the whole
-    gap is added, unless a collective is still open and DDP copies a bucket back right after the
-    gap. In this case the thread has waited for the bucket: gloo's thread closes the collective's
-    range late, when it gets a core again.
+    gap is added. But nothing is added if a collective is still open and DDP copies a bucket back
+    right after the gap: the thread has waited for this bucket. The collective only seems open,
+    because gloo's thread, short of a core, records the end late.
     """
     ends = np.sort(np.array([call.end_ns for call in calls], dtype=np.int64))
     since, until = work.end_ns[:-1], work.begin_ns[1:]

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from commprof.recordings.profiler_calls import Call, launches
 from commprof.recordings.profiler_events import Event, Intervals, ProfilerEvents
+from commprof.text import counted
 from commprof.trace import schema
 from commprof.trace.reader import Trace
 from commprof.trace.schema import Kind, Phase, Records
@@ -168,9 +169,8 @@ def find_buckets(events: ProfilerEvents, calls: Sequence[Call], steps: FoundStep
     sums = np.bincount(step, weights=elements, minlength=len(steps.number))
     if len(np.unique(counts)) > 1 or len(np.unique(sums)) > 1 or not sums[0]:
         return ""
-    return (
-        f"backward passes all-reduce {counts[0]} buckets a step, {int(sums[0]):,} elements in all"
-    )
+    buckets = counted(int(counts[0]), "gradient bucket")
+    return f"DDP all-reduces {buckets} per step, {int(sums[0]):,} elements in all"
 
 
 def find_phases(
@@ -335,7 +335,11 @@ def _record(kind: Kind, time_ns: int, op_id: int) -> Records:
 def _ready_ns(
     events: ProfilerEvents, buckets: Sequence[Call], work: Intervals, device: int | None
 ) -> Ints:
-    """Returns when each bucket could be sent: no later than the begin of its all-reduce."""
+    """Returns when each bucket could be sent.
+
+    On a device this is when the kernels that were launched before the bucket's all-reduce had
+    ended, but at most the begin of the all-reduce; without a device it is that begin.
+    """
     begin_ns = np.array([call.begin_ns for call in buckets], dtype=np.int64)
     if device is None:
         return begin_ns

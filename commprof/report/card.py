@@ -118,7 +118,7 @@ def _whom(card: Card) -> list[tuple[str, str]]:
     elif card.nobody_late:
         said = "no single rank stands out"
     else:
-        said = "not known, or nothing was waited for"
+        said = "not known, or no rank waited"
     return [("Waited for", said)]
 
 

@@ -84,7 +84,7 @@ def _row(one: GroupProgress) -> tuple[str, ...]:
 
 
 def _short(ranks: tuple[int, ...]) -> str:
-    """Formats ranks: first and last if they have an even stride, else the first eight."""
+    """Formats ranks: first and last if four or more are equally spaced, else the first eight."""
     strides = {after - before for before, after in itertools.pairwise(ranks)}
     if len(ranks) > 3 and len(strides) == 1:
         (stride,) = strides

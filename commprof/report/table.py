@@ -233,7 +233,7 @@ def parts_grid(result: RunResult) -> Grid:
 
 
 def _number(value: float) -> str:
-    """Formats one or two decimals, and none from 1000 on; "-" for NaN."""
+    """Formats with two decimals below 10, one below 1000, and none from 1000 on; "-" for NaN."""
     if math.isnan(value):
         return "-"
     if abs(value) >= 1000:

@@ -33,9 +33,9 @@ restored."""
 
 _OVERHEAD_HEADERS = ("techniques", "", "overhead less by\n[95 %]", "speed-up\n[95 %]")
 OVERHEAD_LEGEND = """\
-overhead: a candidate's step time minus the step time of `noop`. less by: share of the overhead of
-`none` that the candidate saves. speed-up: step time of `none` divided by the candidate's step time.
-All step times are from this run."""
+overhead: a candidate's step time minus the step time of `noop`, which exchanges nothing. less by:
+share of the overhead of the baseline `none` that the candidate saves. speed-up: step time of `none`
+divided by the candidate's step time. All step times are from this run."""
 
 
 def render(

@@ -115,7 +115,10 @@ def midranks(values: Floats) -> Floats:
 
 
 def _exact(ranks: Floats, n: int) -> float:
-    """Exact two-sided p-value of the first n ranks' sum, by counting all choices of n ranks."""
+    """Exact two-sided p-value of the first sample's rank sum, by counting all choices of n ranks.
+
+    ``ranks`` has the midranks of both samples; the first n are the first sample's.
+    """
     doubled = np.rint(2 * ranks).astype(np.int64)  # midranks are halves
     total = int(doubled.sum())
     ways = np.zeros((n + 1, total + 1))
@@ -132,9 +135,10 @@ def _exact(ranks: Floats, n: int) -> float:
 
 
 def _normal(ranks: Floats, n: int, share: float = 1.0) -> float:
-    """Two-sided p-value of the first n ranks' sum, by the normal approximation.
+    """Two-sided p-value of the first sample's rank sum, by the normal approximation.
 
-    ``share`` is the effective sample size per value; 1 without correlation.
+    ``ranks`` has the midranks of both samples; the first n are the first sample's. ``share`` is the
+    effective sample size per value; 1 without correlation.
     """
     size = len(ranks)
     _, ties = np.unique(ranks, return_counts=True)
@@ -156,8 +160,9 @@ def two_sided(deviate: float) -> float:
 def step_test(a: Floats, b: Floats) -> float:
     """Two-sided p-value for values with correlated neighbours, by the normal approximation.
 
-    The variance is divided by ``independent_share``. NaN if a sample is empty, or if the effective
-    sample sizes are too small for any difference to be significant.
+    The variance of the rank sum is divided by the effective sample size per value
+    (``independent_share``). NaN if a sample is empty, or if the effective sample sizes are too
+    small for any difference to be significant.
     """
     n, m = len(a), len(b)
     if n == 0 or m == 0:

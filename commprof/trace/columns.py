@@ -259,7 +259,7 @@ def own_run_delays(trace: Trace) -> Spans:
     return replace(found, key=np.minimum(found.key, helpers_cpu(trace).key))
 
 
-#: Counts of a record of host counts, with the field that holds each.
+#: Counters of the kernel, with the field of a ``Kind.HOST_COUNTS`` record that holds each.
 HOST_COUNTS = {
     "throttled_ns": "bytes_in",
     "involuntary_switches": "aux",
@@ -270,7 +270,7 @@ HOST_COUNTS = {
 
 
 def host_counts(trace: Trace) -> dict[str, Spans]:
-    """Returns the intervals between samples of each host count; ``key`` is the count's increase."""
+    """Returns the intervals between samples of each counter; ``key``: the counter's increase."""
     records = of_kind(trace.records, Kind.HOST_COUNTS)
     return {name: _spans(records, ints(records[of])) for name, of in HOST_COUNTS.items()}
 
@@ -309,7 +309,7 @@ def finalizations(trace: Trace) -> Finalizations:
 def buckets(trace: Trace) -> Buckets:
     """Returns the buckets of attached DDP models; empty without ``commprof.attach``.
 
-    Without a DDP hook, a bucket has the operation id and the end of its all-reduce.
+    Without a DDP hook, a bucket's operation id and end are those of the bucket's all-reduce.
     """
     records = of_kind(trace.records, Kind.BUCKET)
     ends = trace.records[np.isin(trace.records["kind"], (Kind.BUCKET_END, Kind.END))]

@@ -4,9 +4,9 @@ It is a JSON object, followed by spaces. Its keys are the fields of :class:`Summ
 exceptions: the object ``arrivals`` holds ``known``, ``unknown``, ``without_place`` and
 ``unsplit_steps``, and ``paused`` holds ``paused_ns``. A histogram is an object of ``count``,
 ``sum``, ``min``, ``max`` and ``buckets``: for each bucket that is not empty, its distance from the
-one before, and its count. At most 255 combinations of operation, group and size class are kept;
-further ones, and the rarest if the block gets too long, are added up in an entry whose ``op`` and
-``group`` are 0.
+previous non-empty bucket (the first: from bucket 0), and its count. At most 255 combinations of
+operation, group and size class are kept; further ones, and the rarest if the block gets too long,
+are added up in an entry whose ``op`` and ``group`` are 0.
 
 This module also computes quantiles, means and sums of these histograms. The buckets are those of
 ``csrc/always_on/summary/histogram.h`` (HdrHistogram's): 64 of equal width for each power of two. A
@@ -79,11 +79,11 @@ class OperationSummary:
 
 @dataclass(frozen=True)
 class LastRank:
-    """How often ``rank`` was the last to issue an operation, and how long after this rank.
+    """How often ``rank`` issued an operation last, and how long after the summary's own rank.
 
-    "This rank" is the rank that wrote the summary; it takes part in all of these operations. Only
-    this rank and the ranks that it needs are compared: those that must issue the operation before
-    this rank can complete the operation.
+    The summary's own rank, "this rank" below, is the rank that wrote the summary. It takes part in
+    all of these operations. Only this rank and the ranks that it needs are compared: those that
+    must issue the operation before this rank can complete the operation.
     """
 
     #: Global rank that issued the operations last; may be this rank itself.
@@ -262,7 +262,7 @@ def _waited_for(value: object) -> WaitedFor:
 
 
 def _histogram(value: object, where: str) -> Histogram:
-    """Reads a histogram; its buckets are pairs: number less the previous bucket's, and count."""
+    """Reads a histogram; its buckets are pairs: distance from the previous pair's bucket, count."""
     numbers = _list(value, "buckets")
     if len(numbers) % 2 or not all(_is_whole(number) for number in numbers):
         raise ValueError(f"the buckets of {where} are not pairs of whole numbers")

@@ -356,7 +356,10 @@ def _break_even(
 
 
 def _loss_effect(own: Mapping[str, Floats], baseline: Mapping[str, Floats]) -> Interval | None:
-    """Returns the change of the loss relative to the baseline's; None if that is unknown or 0."""
+    """Returns the change of the loss relative to the baseline's loss.
+
+    None if the baseline's loss is unknown or 0 in a round.
+    """
     plain = baseline["loss"]
     if not np.isfinite(plain).all() or (plain == 0).any():
         return None

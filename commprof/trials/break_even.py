@@ -83,7 +83,7 @@ def no_break_even(one: Candidate, rounds: int, told: bool) -> NoBreakEven | None
     if not told:
         why = "compressors that run as torch operations record neither bytes nor times"
         return NoBreakEven("not known", why)
-    return NoBreakEven("not known", "a figure that the formula needs was not measured")
+    return NoBreakEven("not known", "bytes or times from which it is computed were not measured")
 
 
 def _does_not_apply(reason: str) -> NoBreakEven:
@@ -99,11 +99,12 @@ def bandwidth(
 ) -> Floats:
     """Returns the break-even bandwidth in Gbit/s (bits per ns): the smaller of two bounds.
 
-    The arguments are the fields of ``Costs``; ``saved`` is ``plain - wire``. Above
-    ``8 saved / (coding + slowdown)``, sending the saved bytes takes less time than the candidate
-    adds. Above ``8 plain / (hidden + slowdown)``, the baseline's communication outlasts the hidden
-    time by less than the slowdown. The result is 0 if the candidate never makes a step shorter, and
-    infinite if it always does.
+    The arguments are the fields of ``Costs``; ``saved`` is ``plain - wire``. Above either bound,
+    the candidate costs more time than it saves. Above ``8 saved / (coding + slowdown)``, sending
+    the saved bytes takes less time than coding and slowdown add. Above
+    ``8 plain / (hidden + slowdown)``, the slowdown exceeds the part of the baseline's communication
+    that is not hidden. The result is 0 if the candidate never makes a step shorter, and infinite if
+    it always does.
     """
     slow = np.maximum(slowdown_ns, 0.0)
     saved = _BITS * np.maximum(plain_bytes - wire_bytes, 0.0)

@@ -35,7 +35,7 @@ class CandidateResult:
     """Figures of one candidate over all complete rounds.
 
     Unless stated otherwise, a figure is the median over the rounds' blocks. The figure of a block
-    is the median over its measured steps, averaged over the ranks.
+    is the mean, over the ranks, of each rank's median over the block's measured steps.
     """
 
     label: str

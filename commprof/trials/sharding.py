@@ -94,7 +94,7 @@ def with_word(setting: Sharding, word: str, text: str) -> Sharding:
 
     Raises:
         UsageError: the value in the word is not allowed, ``setting`` already has a value for the
-            word's name, or FSDP2 fixes this setting when a model is made.
+            word's name, or the word names something that FSDP2 fixes when a model is made.
     """
     name, _, value = word.partition("=")
     if name in _FIXED:

@@ -162,8 +162,8 @@ def _in_code(coded: str, cap_mb: str) -> str:
 def _run_with(setting: Setting, options: Sequence[str]) -> str:
     """Returns the run's command with these options in place of ``--trial``.
 
-    The options override a trial in a configuration file. ``--output`` and ``--json`` are dropped,
-    so that the trial's own files are kept.
+    If the trial is in the file of ``--config``, the options are added and override the trial.
+    ``--output`` and ``--json`` are dropped, so that the trial's own files are kept.
     """
     command = taken_apart(setting.command, setting.script)
     if command is None:
@@ -181,7 +181,7 @@ def _too_short(rounds: int) -> Verdict:
 
 def _ceiling(won: Interval) -> str:
     if won.high <= 0:
-        return f"Without any exchange a step is no shorter: `noop` saves {_percent(won)}."
+        return f"Without any exchange (`noop`) a step is not shorter; gain: {_percent(won)}."
     return (
         f"Without any exchange a step is {_percent(won)} shorter: that is the most that any work "
         "on communication can win."
@@ -255,7 +255,7 @@ def _nothing_wins(results: Sequence[CandidateResult], chance: float) -> str:
     candidates = [one for one in results if one.role == "candidate" and not one.barred]
     tried = [one for one in candidates if one.joint_ratio is not None]
     if not tried:
-        return "No candidate that can be recommended was tried."
+        return "Every candidate of this trial is for comparison only; none can be recommended."
     best = min(tried, key=lambda one: one.step_ms)
     gain = best.gain
     assert gain is not None

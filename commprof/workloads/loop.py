@@ -87,7 +87,7 @@ class LoopResult:
     step_samples: list[int]
     """Samples of each step on this rank; DistributedSampler's padding counts as samples."""
     duration_ns: int
-    """Time from the start of the first step to the end of the last, without steps in `overhead`."""
+    """Time from the first step's start to the last step's end; `overhead` steps do not count."""
     overhead: list[LabelledStep]
     """Steps after training that measure the cost of capture, in order; may be empty."""
 

@@ -217,7 +217,7 @@ def clock_error_us(clocks: Sequence[ClockMap] | None, traces: Sequence[Trace]) -
 
 
 def comparisons(traces: Sequence[Trace]) -> ClockMap | None:
-    """Fits a map that converts times of these ranks, which share one clock, to rank 0's clock.
+    """Fits a map from the common clock of the ranks of ``traces`` to rank 0's clock.
 
     Uses all comparisons with rank 0's clock in ``traces``; None if there are no comparisons.
     """

@@ -121,7 +121,7 @@ def _training_thread(records: Records) -> int:
 
 
 def _issues(records: Records) -> Records:
-    """Returns the issues, each at the time when the issuing stream was ready for the operation.
+    """Returns the issue records, each with the time when its stream was ready for the operation.
 
     An operation in the caller's own stream is recorded as a wait; it counts as issued when that
     wait begins. Operations that autograd's thread issues in backward are attributed to the training
@@ -207,10 +207,10 @@ def _finalizations(records: Records, stream: _Stream) -> Records:
 def copying_ns(window_ns: int, buckets: list[tuple[int, int]]) -> float:
     """Returns the part of a finalisation, in ns, in which the stream copied and did not wait.
 
-    DDP's loop waits for a bucket, copies it, and goes on to the next. If it copies at c ns per
-    byte, it ends at the largest of ``c * (all bytes)`` and, for each bucket i,
-    ``end_i + c * (bytes of bucket i and all after it)``. c is chosen so that the loop ends at
-    ``window_ns``.
+    DDP's loop waits for a bucket, copies it, and goes on to the next. If copying takes c ns per
+    byte and bucket i is complete at end_i, the loop ends at the largest of ``c * (all bytes)`` and,
+    for each i, ``end_i + c * (bytes of bucket i and all after it)``. The result is
+    ``c * (all bytes)``, with c chosen so that the loop ends at ``window_ns``.
 
     Args:
         window_ns: length of the finalisation.

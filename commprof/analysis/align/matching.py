@@ -102,9 +102,9 @@ def match(traces: Sequence[Trace], tables: Sequence[Collectives]) -> Matching:
 
     A collective is complete if all ranks of its group issued the same operation under the same
     sequence number, each exactly once. A send and a recv are one message if both have the same
-    sequence number and size in bytes. Rows without a sequence number are not matched: messages
-    received with or after ``recv_any_source`` and, in recordings of other profilers, all messages
-    and unknown kernels.
+    sequence number and size in bytes. Rows without a sequence number are not matched. These rows
+    are ``recv_any_source``, messages that a rank receives later in the same group, and in
+    recordings of other profilers all messages and unknown kernels.
     """
     groups: dict[tuple[str, int], tuple[int, Group]] = {}
     columns = [_keys(trace, table, groups) for trace, table in zip(traces, tables, strict=True)]
@@ -203,7 +203,7 @@ def last_awaited(
 def held_up_by(
     matching: Matching, traces: Sequence[Trace], tables: Sequence[Collectives], times_ns: Ints
 ) -> Iterator[tuple[Ints, Mask]]:
-    """Finds the ranks that can have delayed each rank in complete ``SOME_WAIT`` operations.
+    """Finds the ranks that can have delayed each rank in complete rooted collectives and messages.
 
     Args as for :func:`last_awaited`.
 

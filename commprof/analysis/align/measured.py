@@ -1,7 +1,8 @@
-"""Traces of one world size on a common clock: the steps that all ranks completed, and warm-up.
+"""Brings the traces of one world size onto a common clock, and selects the measured steps.
 
-This module also recognises traces of a trial that switched settings, and counts the samples that
-a script's DataLoaders returned within a step.
+Warm-up steps and steps that some rank did not complete are left out. This module also recognises
+traces of a trial that switched settings, and counts the samples that a script's DataLoaders
+returned within a step.
 """
 
 from __future__ import annotations
@@ -171,7 +172,7 @@ class MeasuredWorld:
 
     @cached_property
     def steps(self) -> Steps:
-        """Steps of the first rank; the same kind of event ends the steps of every rank."""
+        """Steps of the first rank; ``Steps.source`` is the same on every rank."""
         return columns.steps(self.traces[0])
 
 

@@ -81,7 +81,7 @@ def undecided(check: CrossCheck) -> CrossCheck:
 _DDP_FIGURES = {
     "ddp_bytes": ("gradients per backward pass in DDP's log", "MB"),
     "ddp_backward": ("backward in DDP's log", "ms"),
-    "ddp_exposed": ("exposed in DDP's log", "ms"),
+    "ddp_exposed": ("exposed communication in DDP's log", "ms"),
 }
 
 
@@ -156,7 +156,11 @@ def _bytes(logged: int, log: Mapping[str, Any], ours: OfRank, where: str) -> Cro
     own = log.get("own_exchange")
     if isinstance(own, str) and own and not ours.buckets_seen:
         # The hook decides what it sends, how often and in which type.
-        return missing("ddp_bytes", *_DDP_FIGURES["ddp_bytes"], f"{own} decides what is sent")
+        return missing(
+            "ddp_bytes",
+            *_DDP_FIGURES["ddp_bytes"],
+            f"the bytes sent may differ from DDP's bucket sizes: {own} decides what is sent",
+        )
     if not logged:
         return missing("ddp_bytes", *_DDP_FIGURES["ddp_bytes"], "DDP's log names no bucket sizes")
     if _int(log, "sparse_modules"):

@@ -249,7 +249,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def _trend(world: WorldResult) -> list[str]:
-    """Returns remarks on a loss that rises or diverges; random data has a constant loss."""
+    """Returns remarks on a loss that rises or diverges; none for a constant loss (random data)."""
     trend = loss_trend(world.step_losses)
     if trend is None:
         return []

@@ -75,8 +75,8 @@ class HostLinks:
         """True if counted bytes differ from recorded bytes by no more than expected.
 
         A difference of up to 2 % of the recorded bytes is expected. If more bytes were counted than
-        recorded, the difference may also include headers and TCP acknowledgements. None if
-        ``difference`` is unknown, or is above 2 % while the header share is unknown.
+        recorded, headers and TCP acknowledgements, computed from ``header_share``, may come on top.
+        None if ``difference`` is unknown, or is above 2 % while ``header_share`` is unknown.
         """
         if math.isnan(self.difference):
             return None

@@ -122,9 +122,10 @@ def issued_of(row: Mapping[str, int], dtypes: Sequence[str]) -> Issued:
 class MismatchFinder:
     """Finds mismatches in a stream of collectives that are added in each rank's own order.
 
-    A mismatch is reported once all ranks have issued the collective, when the odd rank is known. If
-    the mismatch blocks some ranks before they issue the collective, the second call of ``look``
-    after the mismatch reports the mismatch without these ranks.
+    A mismatch is reported once all ranks have issued the collective, because only then is it known
+    which rank differs from the others. If the mismatch blocks some ranks before they issue the
+    collective, the second call of ``look`` after the mismatch reports the mismatch without these
+    ranks.
     """
 
     def __init__(self) -> None:

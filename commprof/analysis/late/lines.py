@@ -90,7 +90,7 @@ def longer_lines(rank: int, seen: MeasuredWorld) -> tuple[LongerLines, ...]:
 
 
 def sentences(found: Sequence[LongerLines]) -> list[str]:
-    """Returns a sentence for each phase that takes longer."""
+    """Returns a sentence for each rank and phase in ``found``."""
     told = []
     for (rank, phase, phase_ms), pairs in groupby(found, lambda e: (e.rank, e.phase, e.phase_ms)):
         parts = (f"{in_ms(pair.longer_ms)} of this {_where(pair)}" for pair in pairs)

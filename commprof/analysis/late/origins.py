@@ -5,18 +5,18 @@ rank 0. Consider the last moment at which two ranks were at the same point of th
 :mod:`arrivals`). From this moment the late rank takes some time until it arrives. The waiting rank
 takes less time until it begins to wait, and the difference is the wait. The time of each rank
 consists of waiting for third ranks, phases of its work, pauses of its process, time without a core,
-and transfers. A part of the wait began on third ranks that the late rank waited for. As a fraction
-of the wait, this part is
+and transfers. Let "third" be the time for which a rank waits for third ranks, and "own" the rest of
+the rank's time. Then the fraction
 
     t / (t + o), t = max(0, third_late - third_waiting), o = max(0, own_late - own_waiting)
 
-where "late" and "waiting" stand for the two ranks, "third" is the time for which a rank waits for
-third ranks, and "own" is the rest of its time. This part is distributed over the waits of the late
-rank in that time, which are traced back in turn. The remaining part is distributed over the late
-rank's other activities (phases, pauses, time without a core, transfers) that took longer than on
-the waiting rank, in proportion to the extra time. So the causes of every wait add up to the wait
-exactly. If no moment is known at which the two ranks were at the same point of the program, the
-wait is attributed to the late rank, with an unknown cause.
+of the wait began on third ranks that the late rank waited for. This part of the wait is distributed
+over the late rank's waits between that last moment and its arrival; they are traced back in turn.
+The remaining part is distributed over the late rank's other activities (phases, pauses, time
+without a core, transfers) that took longer than on the waiting rank, in proportion to the extra
+time. So the causes of every wait add up to the wait exactly. If no moment is known at which the two
+ranks were at the same point of the program, the wait is attributed to the late rank, with an
+unknown cause.
 
 (Delay costs of Boehme et al., "Identifying the Root Causes of Wait States in Large-Scale Parallel
 Applications", ACM TOPC 3:2, with stretches of time instead of call paths.)

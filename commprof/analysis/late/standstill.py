@@ -104,7 +104,10 @@ class Cause:
 
 
 def waits_of(state: Standing, states: Sequence[Standing]) -> Waits:
-    """Lists the operations in which a rank waits for others, with these ranks; oldest first."""
+    """Lists the operations in which the rank of ``state`` waits for other ranks, oldest first.
+
+    Each operation comes with the ranks that the rank waits for.
+    """
     result = []
     for operation in _oldest_first(state):
         absent = tuple(

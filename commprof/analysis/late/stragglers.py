@@ -159,15 +159,15 @@ def find_late_rank(
         waited_for_ns: ``[step, culprit]``, summed over the ranks that waited.
         step_ns: median step.
         clock_error_ns: bound on the error of a rank's clock. Opposite errors of two clocks can
-            make a rank look late by twice this bound, so no rank is named unless the mean wait per
-            step and waiting rank is longer. With NaN no rank is named.
+            make a rank look late by twice this bound, so no rank is named unless the mean wait,
+            over steps and waiting ranks, exceeds twice the bound. With NaN no rank is named.
 
     The rank that caused the most waiting is named if it caused at least 60 % of all waiting, if the
     mean wait is at least 2 % of the step, and if chance does not explain the waiting. A permutation
     test, which shuffles the ranks within each step, gives the probability that chance puts as much
     waiting on one rank. The probability must be at most 1 %, or 0.1 % if the rank is late in less
     than half of the steps. Correlated neighbouring steps are shuffled together (Bayley and
-    Hammersley 1946), because a rank may be late for many consecutive steps only, for example while
+    Hammersley 1946), because a rank may be late in one long series of steps, for example while
     another process uses its core.
     """
     rank = _most_waited_for(waited_for_ns, step_ns, clock_error_ns)
@@ -232,9 +232,9 @@ def late_by_own_work(
         step_ns: median step.
 
     Returns ``late`` unchanged if one cause explains half of the late rank's delay, or if no cause
-    is known. Otherwise returns the slow rank, with the phase in which its own work takes longer:
-    the host may have delayed the late rank, or all ranks in turn. None if no rank is slow, or if no
-    rank waited for the slow rank.
+    is known. Otherwise returns the slow rank, with the phase in which its own work takes longer,
+    because the host may have delayed the late rank, or all ranks in turn. None if no rank is slow,
+    or if no rank waited for the slow rank.
     """
     if late is not None and (late.phase is not None or math.isnan(late.phase_share)):
         return late
@@ -305,8 +305,9 @@ def _steps_alike(waited_for_ns: npt.NDArray[np.float64], rank: int, late_ns: flo
 def _blocks(waited_for_ns: npt.NDArray[np.float64], alike: int) -> npt.NDArray[np.float64]:
     """Adds up blocks of neighbouring steps; returns one row per block, at most ``_BLOCKS`` rows.
 
-    ``alike``: approximate number of steps per block; blocks are longer if there would be too many.
-    If ranks are exchangeable within each step, they are exchangeable within whole blocks too.
+    ``alike``: result of :func:`_steps_alike`. Blocks have about this many steps, or more if there
+    would be more than ``_BLOCKS`` blocks. If ranks are exchangeable within each step, they are
+    exchangeable within whole blocks too.
     """
     steps = len(waited_for_ns)
     count = min(_BLOCKS, math.ceil(steps / alike))

@@ -66,7 +66,7 @@ Time = Any
 
 @dataclass(frozen=True)
 class Condition:
-    """Rows of collectives that can begin once the needed rows are issued.
+    """The rows ``opens`` can begin once all rows ``needed`` are issued.
 
     A row is one rank's call of one collective. Its number is the index into the tables of all
     ranks, concatenated.
@@ -82,7 +82,7 @@ class Condition:
 class Calls:
     """Every collective of every rank, with the data that a replay needs."""
 
-    #: Conditions that open a row within the replayed steps.
+    #: Conditions whose ``opens`` holds a row of the replayed steps.
     conditions: list[Condition]
     #: Previous row in the group on the same rank, which must be complete; -1 for none.
     before: list[int]
@@ -137,7 +137,7 @@ def _outside(seen: MeasuredWorld, issue: Ints, ranks: Sequence[Program]) -> Mask
 
 
 def _opening(conditions: Sequence[Condition], outside: Mask) -> list[Condition]:
-    """Returns the conditions that open at least one row within the replayed steps."""
+    """Returns the conditions whose ``opens`` holds at least one row that is not ``outside``."""
     return [each for each in conditions if not outside[list(each.opens)].all()]
 
 
@@ -397,7 +397,7 @@ def _lines(known: Calls, drawn: int) -> list[Line]:
 
 
 def _extra(rank: Program, free: Mask) -> list[float]:
-    """Returns ``rank.extra_ns``, with 0 for positive delays after waits for free collectives.
+    """Returns ``rank.extra_ns``; for waits for ``free`` collectives, positive values become 0.
 
     ``free`` is a mask over the collectives of all ranks, True for collectives whose transfer takes
     no time.

@@ -3,14 +3,17 @@
 Each gain is a replay of the recorded steps (:mod:`commprof.analysis.replay.engine`) with one
 change. A rank "as fast as the others" gets the other ranks' own times (times without waiting for
 communication) in each phase: its longest time becomes their longest, its median their median, and
-so on; its long and short steps keep their order. Phases in which the rank is faster than the others
-change too: if only its slower phases changed, the rank would become faster than the others.
+so on; its long and short steps keep their order. This is done separately in the half of the steps
+in which the rank is most late, that is, in which the waiting times of the other ranks exceed its
+own the most, and in the other half: without their delay, the late steps would not be the longest.
+Phases in which the rank is faster than the others change too: if only its slower phases changed,
+the rank would become faster than the others.
 
-Other threads of the rank's process may have kept the training thread from a core. This part of the
-rank's own time gets new values from the same rank: from the half of the steps in which the rank is
-least late, that is, in which the waiting times of the other ranks exceed its own the least. The
-other ranks' values are not comparable: while gloo's threads exchange buckets, the training thread
-of the rank that arrives last still computes, but the training threads of the other ranks wait.
+A part of the own time is run delay: the training thread waits for a core, which other threads of
+the rank's process may use. While gloo's threads exchange buckets, the training thread of the rank
+that arrives last still needs a core, but the training threads of the other ranks wait. So the run
+delay of one rank says nothing about that of another: in the half in which the rank is most late,
+the run delay of each rank gets the values of the same rank in the other half.
 
 The efficiencies are those of POP (Performance Optimisation and Productivity, "POP Standard Metrics
 for Parallel Performance Analysis"): parallel = load balance x serialisation x transfer.
@@ -194,19 +197,20 @@ class _Replays:
         total = float(own.max())
         places = np.argsort(-own, kind="stable")[:_MOST_RANKS].tolist()
         for place in places:
-            faster = self._as_others(place)
+            own_ns = self._as_others(place)
+            faster = own_ns[place]
             spared = (self.own_ns[place] - faster)[self.counted].sum(axis=0)
             least = _LEAST_SHARE * total
             rank = self.ranks[place]
             if spared.sum() >= least:
-                yield _Change("rank", rank), self._with(place, faster)
+                yield _Change("rank", rank), self.step_ns(own_ns)
             phases = np.flatnonzero(spared >= least)
             # The rank's own row says it already if one phase makes up its whole gain.
             one_is_all = len(phases) == 1 and spared[phases[0]] < spared.sum() + least
             for phase in () if one_is_all else phases.tolist():
-                one = self.own_ns[place].copy()
-                one[:, phase] = faster[:, phase]
-                yield _Change("phase", rank, PHASES[phase]), self._with(place, one)
+                one = [each.copy() for each in self.own_ns]
+                one[place][:, phase] = faster[:, phase]
+                yield _Change("phase", rank, PHASES[phase]), self.step_ns(one)
         if len(self.ranks) > 2:
             mean = np.mean(self.own_ns, axis=0)
             yield _Change("balance"), self.step_ns([mean] * len(self.ranks))
@@ -217,30 +221,38 @@ class _Replays:
             self.step_ns(free=self.all_rows),
         )
 
-    def _with(self, place: int, own_ns: Floats) -> Floats | None:
-        return self.step_ns([*self.own_ns[:place], own_ns, *self.own_ns[place + 1 :]])
+    def _as_others(self, place: int) -> list[Floats]:
+        """Returns each rank's own time ``[step, phase]`` as if one rank were as fast as the others.
 
-    def _as_others(self, place: int) -> Floats:
-        """Returns a rank's own time ``[step, phase]`` as if the rank were as fast as the others.
+        Args:
+            place: position of that rank in :attr:`ranks`.
 
         Steps that stalled keep their recorded times.
         """
         own = np.stack(self.own_ns)[:, self.counted]
         kept = np.stack(self.kept_ns)[:, self.counted]
-        work = own - kept
-        like = _in_place_of(work[place], np.concatenate(np.delete(work, place, axis=0)))
-        # A rank that others wait for has its buckets exchanged while it computes, and loses its
-        # core to the backend more often than it would otherwise.
         waited = np.stack(self.waited_ns)[:, self.counted]
         late_ns = np.delete(waited, place, axis=0).mean(axis=0) - waited[place]
-        usual = kept[place][late_ns <= np.median(late_ns)]
-        wanted = self.own_ns[place].copy()
-        wanted[self.counted] = like + _in_place_of(kept[place], usual)
-        return wanted
+        late = late_ns > np.median(late_ns)
+        work = own - kept
+        others = np.delete(work, place, axis=0)
+        for half in (late, ~late):
+            work[place, half] = _in_place_of(work[place, half], np.concatenate(others[:, half]))
+        for each in kept:
+            each[late] = _in_place_of(each[late], each[~late])
+        found = [each.copy() for each in self.own_ns]
+        for rank, table in enumerate(found):
+            table[self.counted] = work[rank] + kept[rank]
+        return found
 
 
 def _in_place_of(mine: Floats, others: Floats) -> Floats:
-    """Replaces each value in a column of ``mine`` by the same quantile of the others' column."""
+    """Returns a copy of ``mine`` in which each column has the distribution of ``others``.
+
+    The value at each quantile of a column becomes the value at this quantile in ``others``.
+    """
+    if not len(mine):
+        return mine
     order = np.argsort(np.argsort(mine, axis=0, kind="stable"), axis=0)
     quantile = (np.arange(len(mine)) + 0.5) / len(mine)
     found: Floats = np.take_along_axis(np.quantile(others, quantile, axis=0), order, axis=0)

@@ -167,7 +167,7 @@ class _OwnTime:
         self._exposed, self._begin_ns = exposed, begin_ns
 
     def at(self, time_ns: Ints) -> Floats:
-        """Converts times of the common clock to the rank's own time."""
+        """Converts times of the common clock to own time, as defined in the class."""
         begin = np.full(len(time_ns), self._begin_ns, dtype=np.int64)
         stood = covered(
             self._exposed.begin_ns, self._exposed.end_ns, self._exposed.waited_ns, begin, time_ns
@@ -251,8 +251,9 @@ def _chained(
 ) -> tuple[Ints, Ints]:
     """Returns the rows that other threads issued while the training thread stood still.
 
-    Also returns the row that each of them follows: the last row of its group that was complete
-    before its issue, such as a hook's first all-reduce before the second one.
+    Also returns the predecessor of each row: the last row of the same group to complete before the
+    row was issued. For example, a hook's first all-reduce precedes the hook's second all-reduce.
+    Rows without a predecessor are left out.
     """
     others = issued[table.thread[issued] != thread]
     at = np.searchsorted(exposed.begin_ns, table.issue_ns[others], side="right") - 1

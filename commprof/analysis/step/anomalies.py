@@ -109,9 +109,10 @@ class ChangeDetector:
         self._since = [[], []]
 
     def _follow(self, direction: int, increment: float, value: float) -> Change | None:
-        """Adds ``increment`` to one direction's sum, and ``value`` to the values behind the sum.
+        """Adds ``increment`` to a direction's sum, and ``value`` to the values since the sum was 0.
 
-        Returns a change if the sum exceeds ``LIMIT`` and the level differs by ``SMALLEST_CHANGE``.
+        Returns a change if the sum exceeds ``LIMIT`` and the median of these values differs from
+        the reference's median by the fraction ``SMALLEST_CHANGE`` or more.
         """
         total = self._sums[direction] + increment
         since = self._since[direction]

@@ -1,6 +1,7 @@
 """Kernel times of each rank's device in a step, and telemetry of its GPU.
 
-Kernel times are known for recordings that hold a device's kernels:
+Kernel times are known for recordings that hold a device's kernels. If no communication kernels
+overlap each other,
 
     communication = wait + wire + unsplit = exposed + hidden;  busy + idle = step
 

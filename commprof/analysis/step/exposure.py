@@ -235,7 +235,7 @@ def pauses(trace: Trace, exposed: Exposures) -> Stretches:
 
 @dataclass(frozen=True)
 class Spread:
-    """One kernel statistic of a training thread, such as its page faults, by interval.
+    """Intervals of a training thread, with one Linux kernel count (such as page faults) in each.
 
     The intervals leave out the time in which the thread waited for communication.
     """
@@ -245,13 +245,13 @@ class Spread:
     amount: Floats
 
     def within(self, others: Stretches) -> Spread:
-        """Returns the part inside ``others``, with counts spread evenly over their intervals."""
+        """Returns the part inside ``others``; each count is spread evenly over its interval."""
         row, at = rows_within(self.at, others)
         rate = self.amount / np.maximum(1, self.at.length_ns)
         return Spread(at, rate[row] * at.length_ns)
 
     def amount_in(self, begin_ns: Ints, end_ns: Ints) -> Floats:
-        """Count within each window, with counts spread evenly over their intervals."""
+        """Count within each window; each count is spread evenly over its interval."""
         return covered(self.at.begin_ns, self.at.end_ns, self.amount, begin_ns, end_ns)
 
 
@@ -263,8 +263,8 @@ def run_delay(trace: Trace, exposed: Exposures, thread: int) -> Spread:
 def own_run_delay(trace: Trace, exposed: Exposures, thread: int) -> Spread:
     """Returns an upper bound on the part of ``run_delay`` that helper threads caused, in ns.
 
-    Helper threads are all threads of the rank's process except the training thread. The result is
-    a bound only if the rank is known to have a single intra-op thread; otherwise, it is 0.
+    Helper threads are all threads of the rank's process except the training thread. If the rank has
+    several intra-op threads, or their number is unknown, no bound is known and all values are 0.
     """
     return _delays(*_outside_of_waiting(trace, exposed, thread, columns.own_run_delays(trace)))
 
@@ -276,7 +276,7 @@ def _delays(row: Ints, amount: Ints, at: Stretches) -> Spread:
 
 
 def host_counts(trace: Trace, exposed: Exposures, thread: int) -> dict[str, Spread]:
-    """Returns the kernel statistics in ``columns.HOST_COUNTS``, such as page faults, by name.
+    """Returns the Linux kernel counts in ``columns.HOST_COUNTS``, such as page faults, by name.
 
     The increase between two readings is spread evenly over the time in which the training thread
     neither waited for communication nor was paused.
@@ -295,9 +295,9 @@ def _outside_of_waiting(
 ) -> tuple[Ints, Ints, Stretches]:
     """Cuts waiting and pauses out of the intervals of ``found``.
 
-    ``found`` holds readings of a kernel statistic, such as run delay; a reading covers the interval
-    since the previous reading. A thread that waits for communication does not ask for a core, so a
-    reading's amount belongs to the rest of its interval.
+    ``found`` holds readings of a Linux kernel count, such as run delay; a reading covers the
+    interval since the previous reading. A thread that waits for communication does not ask for a
+    core, so a reading's amount belongs to the rest of its interval.
 
     Returns:
         Three values: for each remaining interval, the index of its reading; the amount of each

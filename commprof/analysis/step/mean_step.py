@@ -30,7 +30,10 @@ SPLIT = ("waiting", "wire", "unsplit")
 
 
 def stalled(slowest: Floats) -> npt.NDArray[np.bool_]:
-    """Per step: True if it stalled, from the slowest rank's times in any unit."""
+    """Per step: True if the step is one of a few that took longer than ten median steps.
+
+    slowest: the slowest rank's time of each step, in any unit.
+    """
     if len(slowest) < 3:
         return np.zeros(len(slowest), dtype=np.bool_)
     long: npt.NDArray[np.bool_] = slowest > _STALLED * np.median(slowest)

@@ -1,16 +1,16 @@
 """Overhead of commprof itself, from steps that alternate between capture on and off.
 
-It is computed from two clocks: the CPU time of all ranks' training threads, which other programs
-and waiting lengthen little, and the slowest rank's wall time. A result counts only if its interval
-is narrow enough.
+The overhead is computed from two clocks: the CPU time of all ranks' training threads, and the
+slowest rank's wall time. Other programs and waiting change the CPU time little. A result counts
+only if its interval is narrow enough.
 
 Steps drift and resemble their neighbours, so medians over all "on" and all "off" steps differ by
 more than the steps' own spread suggests. Therefore pairs of neighbours are compared: a step with
-capture on and one with capture off; as a control, the "off" steps of two successive pairs. The
-training loop draws at random which step of a pair comes first (``overhead_states``): the interval
-of the signed-rank test then keeps its confidence level whatever rhythm or trend the steps have.
-With a fixed order it does not: for simulated steps that repeat with a period of eight, only 84 % of
-the 95 % intervals contained the true value.
+capture on and one with capture off. The control compares the "off" steps of two successive pairs.
+The training loop draws at random which step of a pair comes first (``overhead_states``): the
+interval of the signed-rank test then keeps its confidence level whatever rhythm or trend the steps
+have. With a fixed order it does not: for simulated steps that repeat with a period of eight, only
+84 % of the 95 % intervals contained the true value.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 A single collective is simple: the ranks wait until the last rank has arrived, and from then on
 the collective is on the wire. The buckets of one backward pass follow each other over the same
 wire, so the critical path is traced back from the last bucket: a bucket whose last rank arrived
-while an earlier bucket was still on the wire was delayed by the wire. The first bucket on this way
-back that was not delayed by the wire is the one that all ranks waited for. Exposed time before its
-last arrival is waiting; from then on the wire was busy without a pause, and ranks that arrived late
-meanwhile cost nothing.
+while an earlier bucket was still on the wire was delayed by the wire. The path ends at the latest
+bucket that was not delayed by the wire: all ranks waited for this bucket's last rank. Exposed time
+before that rank arrived at this bucket is waiting. From then on the wire was busy without a pause,
+and ranks that arrived late meanwhile cost nothing.
 
 If commprof's DDP hook saw the buckets, a rank arrives when a bucket's gradients are ready. Another
 hook or a compressor may run inside commprof's hook. All collectives and messages that this hook or

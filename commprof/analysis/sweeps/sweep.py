@@ -30,9 +30,9 @@ class Times:
 def durations_us(ranks: Sequence[Times], one_clock: bool) -> Floats:
     """Returns the duration of each call over all ranks, in µs.
 
-    With ``one_clock``, all times are on one clock, and a call's duration runs from the last rank's
-    begin to the last rank's end. This leaves out waiting for a late rank. Otherwise the duration is
-    the longest on any rank, which includes waiting for a late rank.
+    With ``one_clock``, all times are on one clock, and a call's duration runs from the latest begin
+    to the latest end on any rank. This leaves out waiting for a late rank. Otherwise the duration
+    is the longest on any rank, which includes waiting for a late rank.
     """
     begin = np.stack([times.begin_ns for times in ranks])
     end = np.stack([times.end_ns for times in ranks])
@@ -41,7 +41,7 @@ def durations_us(ranks: Sequence[Times], one_clock: bool) -> Floats:
 
 
 def skews_us(ranks: Sequence[Times]) -> Floats:
-    """Microseconds from the first rank's begin to the last rank's, if the ranks share a clock."""
+    """Returns µs from the earliest to the latest rank's begin, per call; ranks need one clock."""
     begin = np.stack([times.begin_ns for times in ranks])
     return np.asarray((begin.max(axis=0) - begin.min(axis=0)) / 1e3)
 
@@ -73,7 +73,7 @@ class SweepRow:
     """One row's times over all samples, and the bandwidth computed from them."""
 
     key: RowKey
-    """Key of the measured case."""
+    """The measured case: operation, types, group, placement and size."""
     root: Signed
     """Root rank; -1 if there is none."""
     time_us: float
@@ -97,7 +97,7 @@ class SweepRow:
     iterations: int
     """Number of samples."""
     skew_us: float
-    """Median time from the first rank's begin to the last rank's; NaN without a common clock."""
+    """Median time from the earliest to the latest rank's begin; NaN without a common clock."""
     samples_us: tuple[float, ...]
     """All samples in the order in which they were measured."""
     round_iterations: tuple[int, ...]
@@ -109,7 +109,7 @@ class OverlapRow:
     """Overlap of communication with compute, in the terms of IMB-NBC."""
 
     key: RowKey
-    """Key of the measured case; ``placement`` is ``in_place`` if the operation supports that."""
+    """The measured case; its ``placement`` is ``in_place`` if the operation supports that."""
     pure_us: float
     """t_pure: the collective alone."""
     compute_alone_us: float

@@ -51,7 +51,7 @@ class SweepComparison:
     only_second: int
     """Number of rows that the first result lacks."""
     differences: tuple[tuple[str, str, str], ...]
-    """Properties of machine, versions and policies that differ: name, first's, second's."""
+    """Properties of machine, versions and policies that differ: name, first and second value."""
     correlation: float
     """Correlation of the medians of successive rounds, averaged over all rows; see `drift`."""
     remarks: tuple[str, ...]

@@ -160,7 +160,10 @@ def _unix_offset_ns(metadata: Mapping[str, Any]) -> int:
 
 
 def _window(trace: Trace, steps: tuple[int, int] | None) -> tuple[int, int] | None:
-    """Begin and end on the rank's own clock; None if the rank has nothing to show."""
+    """Returns the begin and end of the steps to show, in ns on the rank's own clock.
+
+    ``steps``: first and last step; None for all records. Returns None if there is nothing to show.
+    """
     if steps is None:
         if len(trace.records) == 0:
             return None

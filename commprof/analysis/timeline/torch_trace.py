@@ -221,7 +221,7 @@ def with_all_of(view: Overview, traces: Sequence[TorchTrace]) -> Overview:
 
 
 def torch_events(view: Overview, trace: TorchTrace, number: int) -> Iterator[dict[str, Any]]:
-    """Yields the trace's events that begin in the window, as processes of their own.
+    """Yields the trace's events that begin in the overview's window, with new process ids.
 
     ``ts`` becomes the time since the begin of the window, in µs.
 

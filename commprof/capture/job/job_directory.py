@@ -148,7 +148,7 @@ def ring_prefix() -> str:
 
 
 def own_rings(prefix: str, path: Path, session: int, metadata: dict[str, Any]) -> None:
-    """Writes a file that says whose the rings are; removes rings that earlier jobs left behind."""
+    """Writes a file that names the ring files' owner; removes ring files that dead jobs left."""
     if metadata["capture"] != "native" or not prefix:
         return
     with suppress(OSError):

@@ -194,7 +194,7 @@ class _BoardRendezvous:
         self._number = 0
 
     def agreed(self) -> bool:
-        """Tries once to connect; returns True if no other try is needed, or none can succeed."""
+        """Tries once to connect; returns True if another try is not needed or cannot succeed."""
         if not self._has_identity:
             return True
         job = default_store("commprof_arrivals")

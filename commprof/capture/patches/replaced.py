@@ -77,7 +77,7 @@ class Patches:
 
 
 def original_of(function: Any) -> Any:
-    """Returns the original of a replacement that stayed in place; else the function itself."""
+    """Returns the original of a replacement that ``Patches.remove`` kept; else ``function``."""
     while id(function) in _left:
         function = _left[id(function)][1]
     return function
@@ -102,11 +102,11 @@ def _has_compiled() -> bool:
 
 
 def uncompiled(function: Any, callees: bool = False) -> Any:
-    """Marks a function so that ``torch.compile`` does not compile its frame, and returns it.
+    """Marks ``function`` as not to be compiled by itself by ``torch.compile``; returns it.
 
-    If ``torch.compile`` compiles a caller of ``function``, however, the caller's graph includes
-    ``function``, and ``torch.compiler.is_compiling()`` is True there. A replacement of a function
-    of torch must then do nothing but call the original, so that the graph stays the same.
+    The graph of a compiled caller still includes ``function``. While ``torch.compile`` traces this
+    graph, ``torch.compiler.is_compiling()`` is True. If ``function`` replaces a function of torch,
+    ``function`` must only call the original during tracing, so that the graph stays the same.
 
     Args:
         function: any function; functions that are not written in Python are never compiled.

@@ -16,10 +16,10 @@ Attributes of Works: while capture runs, scripts get a Work of the native module
 This native Work holds the backend's Work. All of c10d's methods go through the native Work; any
 other attribute is looked up in the backend's Work.
 
-``dist.batch_isend_irecv`` and ``dist._coalescing_manager``: each operation inside passes the
-dispatcher, but none has a Work to wait for: NCCL returns one Work for all of them at the end, and
-not through the dispatcher. So the process group's methods report where a coalesced call begins and
-ends.
+``dist.batch_isend_irecv`` and ``dist._coalescing_manager``: each operation inside goes through the
+dispatcher, but none has a Work to wait for. NCCL returns one Work for all operations at the end,
+and not through the dispatcher. So the process group's methods report where a coalesced call begins
+and ends.
 """
 
 from __future__ import annotations
@@ -156,9 +156,9 @@ def _timed_event_wait(original: Callable[..., Any], native: Any) -> Any:
 
 
 def show_inner_attributes() -> None:
-    """Gives the native module's Work the attributes of the backend's Work that it holds.
+    """Makes attributes of a backend's Work available on the native module's Work around it.
 
-    The attributes stay after capture, until the process ends.
+    The attributes stay available after capture, until the process ends.
     """
     native = _native.native
     if native is None or "__getattr__" in vars(dist.Work):

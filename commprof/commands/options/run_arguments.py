@@ -82,8 +82,9 @@ Options of each compressor except none and hierarchical: feedback=0|1, start_ste
 hierarchical=0|1. All compressors, without exception, also take measure_every=N. See
 docs/compressors.md.
 
-Would it be faster? In a trial, candidates take turns on the steps of the workload or script. The
-trial reports what to change, if anything. Candidates are compressors, as above, and
+Trials of settings, as --trial CANDIDATE,CANDIDATE: candidates take turns on the steps of the
+workload or script. The trial reports what to change, if anything. Candidates are compressors, as
+above, and
 """
     + candidates.help_text()
     + """
@@ -144,7 +145,7 @@ def _add_what(parser: argparse._ArgumentGroup) -> None:
         "trial only on N (default: usable cores)",
     )
     parser.add_argument(
-        "--world-sizes", metavar="A,B,...", help="exactly these world sizes instead"
+        "--world-sizes", metavar="A,B,...", help="world sizes to run, instead of those of --nproc"
     )
     parser.add_argument("--workload", help="see above (default: transformer)")
     parser.add_argument("--steps", type=int, metavar="N", help="steps to train per world size")
@@ -214,7 +215,7 @@ def _add_what(parser: argparse._ArgumentGroup) -> None:
         "--pin",
         choices=PIN_MODES,
         default="auto",
-        help="CPUs that each rank may use; none: all; cores: a separate, equal part of the cores "
+        help="pin each rank to CPUs. none: no pinning; cores: a separate, equal part of the cores "
         "for each rank; numa: the same, but each part lies within one NUMA node; auto: numa if "
         "there are several NUMA nodes and enough cores, else none (default: auto)",
     )

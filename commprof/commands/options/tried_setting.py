@@ -121,7 +121,7 @@ def _wrapping(scenario: Scenario) -> list[str]:
         policy = f"param_dtype=torch.{DTYPES[scenario.gather_dtype]}, reduce_dtype=..."
         found.append(f"fully_shard(..., mp_policy=MixedPrecisionPolicy({policy}))")
         if not scenario.reduce_dtype:
-            found.append("as reduce_dtype, the type in which gradients are reduced now")
+            found.append("set reduce_dtype to the type in which the recorded run reduces gradients")
     return found
 
 

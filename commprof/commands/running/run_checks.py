@@ -51,7 +51,7 @@ def _settings(args: argparse.Namespace) -> RankSettings:
     if args.gradient_norms is not None and args.gradient_norms < 0:
         raise UsageError(
             f"--gradient-norms {args.gradient_norms} is out of range "
-            "(allowed: 0 for never, or more)"
+            "(allowed: 0 for never, or a number of steps)"
         )
     changes = {
         "mode": args.mode,

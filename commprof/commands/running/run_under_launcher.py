@@ -156,13 +156,14 @@ def _refuse(args: argparse.Namespace, given: LaunchedRank) -> None:
             for name, value in found.items()
         )
         raise UsageError(
-            f"{given_text} cannot be used: {who}, which train one world size only; leave "
+            f"{given_text} cannot be used: {who}, so commprof run does not start them; leave "
             f"{given_text} out, or start commprof run once on each machine, without the launcher"
         )
     if len(listed_strategies(args.strategy or "ddp")) > 1:
         raise UsageError(
-            f"--strategy {args.strategy}: {who}, which train a single strategy; start them once "
-            "for each strategy, or start commprof run once on each machine, without the launcher"
+            f"--strategy {args.strategy}: {who}, which train one strategy only; start the ranks "
+            "once for each strategy, or start commprof run once on each machine, without the "
+            "launcher"
         )
 
 

@@ -71,7 +71,7 @@ def read_report(directory: Path) -> RenderedReport:
 
 
 def with_tables(report: RenderedReport, card: str, width: int, tables: int | None) -> str:
-    """Returns the card, if there is one, followed by the rest of the report."""
+    """Returns ``card`` (the first screen; may be empty), followed by the text of the report."""
     text = report.text(width, tables)
     return f"{card}\n{text}" if card else text
 

@@ -61,7 +61,8 @@ class StepFollower:
 
         Args:
             world_size: number of ranks of the job, including ranks that cannot be followed.
-            settled_ns: records this much older than a rank's newest one are taken to be complete.
+            settled_ns: all records that are at least this much older than a rank's newest record
+                are assumed to have arrived.
         """
         self._world_size = world_size
         self._settled_ns = settled_ns

@@ -68,7 +68,7 @@ class TextFile:
 
 
 class JsonLines:
-    """Output to a file: a JSON line with time, step and figures per job state with new steps."""
+    """Output to a file: a JSON line (time, step, figures) for each job state that has new steps."""
 
     def __init__(self, path: Path) -> None:
         """Sets the file to append lines to."""

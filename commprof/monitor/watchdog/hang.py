@@ -1,9 +1,10 @@
 """Finds out which ranks a hung job waits for, from the states of its ranks and processes.
 
-The rule is that of ``analysis/late/standstill.py``. For running processes two things are added: a
-step or a collective must have taken too long, and a process that is stopped, dead or asleep in the
-kernel is accused first, because its records end where it stopped. If all ranks have arrived, the
-transfer itself makes no progress.
+As in recorded jobs, see ``analysis/late/standstill.py``, ranks wait for the ranks that did not
+arrive at an operation or are behind. Two rules are added for running jobs. A step or an operation
+must have taken longer than a limit. Ranks whose process is stopped, dead or asleep in the kernel
+are reported instead of other ranks, because their records end where the process stopped. If all
+ranks have arrived, the transfer itself makes no progress.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ def find_hang(
 
 
 def _age_ns(state: RankState, edges: Waits, now_ns: int) -> int:
-    """Returns the age of a rank's step or oldest pending operation; 0 if nothing is under way."""
+    """Returns the largest age among a rank's step and pending operations; 0 if there are none."""
     if state.closed:
         return 0
     # Operations whose completion is not recorded are known to pend only while a rank is absent.

@@ -58,7 +58,10 @@ def calibrate(schedules: Sequence[Schedule]) -> CostCurve:
 
 
 def ring_pieces(alpha_s: float, beta_s_per_byte: float) -> tuple[tuple[float, float, float], ...]:
-    """Returns (begin in bytes, alpha, beta) of each line of ``max(beta x, alpha + beta x / 2)``."""
+    """Splits the time of a ring step of x bytes, ``max(beta x, alpha + beta x / 2)``, into lines.
+
+    Returns (begin in bytes, latency in s, s per byte) of each line.
+    """
     if alpha_s <= 0:
         return ((0.0, 0.0, beta_s_per_byte),)
     return (

@@ -12,10 +12,11 @@ the protocol may change with x. A curve may also have knots, pairs of x and t(x)
 most a factor ``DENSE`` apart in x, t(x) is interpolated; elsewhere, the piece's line is used.
 
 NCCL changes protocol, algorithm and number of channels at certain sizes. These sizes are not known
-exactly, so a few pieces fit NCCL's times poorly. If measured sizes are dense, interpolation between
-knots is more accurate. Linear interpolation of t is too low while latency still counts, and linear
-interpolation of log t over log x is too high: the geometric mean of both is used. A knot's time is
-moved towards the time interpolated from its neighbours; the less certain the time, the more.
+exactly, so a curve of few pieces fits NCCL's times poorly. If measured sizes are dense,
+interpolation between knots is more accurate. Linear interpolation of t is too low while latency
+still counts, and linear interpolation of log t over log x is too high: the geometric mean of both
+is used. The less certain a knot's measured time is, the further it is moved towards the time
+interpolated from the neighbouring knots.
 """
 
 from __future__ import annotations
@@ -60,13 +61,13 @@ def between(knots: Sequence[Knot], x: float, dense: float = DENSE) -> float:
 
 
 def knots_through(x: Floats, y: Floats, error: Floats) -> tuple[Knot, ...]:
-    """Makes a knot per size, moved towards the time interpolated from the neighbouring sizes.
+    """Makes a knot per value of ``x``, moved towards the time interpolated from neighbouring knots.
 
-    The interpolated time has the weight v / (v + w). v is the variance of the size's own time. w
-    is the variance of interpolation errors, estimated from the errors at all sizes.
+    The interpolated time has the weight v / (v + w). v is the variance of the knot's own time. w
+    is the variance of interpolation errors, estimated from the errors at all knots.
 
     Args:
-        x: bytes per step; several points may have the same value.
+        x: bytes per step of the algorithm; several points may have the same value.
         y: seconds per step.
         error: relative standard error of each ``y``.
     """
@@ -202,9 +203,9 @@ class CostCurve:
     def changed(self, alpha: Callable[[float], float], beta: Callable[[float], float]) -> CostCurve:
         """Returns the curve of another link: ``alpha`` converts the alphas, ``beta`` the betas.
 
-        An alpha of 0 stays 0. The begins of all pieces are scaled by the change of the first
-        piece's alpha / beta, the size at which latency and transfer take the same time. If its
-        alpha or beta is 0, the begins stay.
+        An alpha of 0 stays 0. The lower ends of all pieces are scaled by the factor by which the
+        first piece's alpha / beta changes. At alpha / beta bytes, latency and transfer take the
+        same time. If the first piece's alpha or beta is 0, the lower ends stay.
         """
 
         def both(alpha_s: float, beta_s: float) -> tuple[float, float]:

@@ -186,7 +186,7 @@ def _pieces(
 
 @dataclass(frozen=True)
 class _LeftOut:
-    """Relative errors at left-out points, predicted by lines or by interpolation between knots.
+    """Relative errors of two methods at left-out points: lines, and interpolation between knots.
 
     Knots are measured sizes with their times. At points without near knots, ``by_knots`` equals
     ``by_lines``.
@@ -204,9 +204,9 @@ class _LeftOut:
 
     @property
     def held_out(self) -> HeldOut:
-        """Held-out errors, each of the lines or of the interpolation between knots.
+        """Held-out errors, where each point uses one of the two methods.
 
-        For each point, ``_are_knots_better`` chooses between the two methods by their errors at all
+        For each point, ``_are_knots_better`` chooses between lines and knots by their errors at all
         other points.
         """
         lines, knots = np.abs(self.by_lines), np.abs(self.by_knots)
@@ -218,9 +218,10 @@ class _LeftOut:
 def _are_knots_better(knots: Floats | np.float64, lines: Floats | np.float64) -> Any:
     """True if the errors with knots add up to less than 1.1 times the errors with lines.
 
-    The sums may leave out one point, see ``held_out``. Without the factor 1.1, the choice between
-    equally good fits would depend on which point is left out. If lines are right and all errors are
-    noise, the errors with knots are a fifth larger, so the factor does not choose knots then.
+    ``held_out`` chooses for each point, with sums over all other points. Without the factor 1.1,
+    the choice between equally good fits would differ from point to point. If lines are right and
+    all errors are noise, the errors with knots are about 1.2 times the errors with lines. 1.2 is
+    above 1.1, so lines are chosen then.
     """
     return knots < _ALMOST * lines
 

@@ -194,9 +194,9 @@ def _is_fitted(profile: MachineProfile, alone: MachineProfile, schedule: Recorde
     """True if ``alone`` may still contain costs that were fitted to the checked run.
 
     Args:
-        profile: the profile, which was fitted to the checked run, perhaps among others.
-        alone: the profile refitted to the replay's own run alone, see ``_fitted_alone``. The refit
-            changes the curves of at most one link class, and no compressor's cost.
+        profile: the replay's profile; the checked run is one of the runs that it was fitted to.
+        alone: result of ``_fitted_alone``. Only the curves of one link class are refitted, or none;
+            all other curves and all compressors' costs are those of ``profile``.
         schedule: steps of the checked run.
     """
     if schedule.hook:

@@ -7,8 +7,8 @@ except for the first piece:
     time = overhead + max(C, W) + min(C, W) / p
 
 With ``hierarchical``, or a scheme's option ``hierarchical=1``, the ranks of a host first add up
-their gradients, then the hosts exchange the sums. C and the overhead are the cost within a host:
-C = beta * size, and the overhead is the latency. beta and the latency are fitted by replaying
+their gradients, then the hosts exchange the sums. Here C is the time within a host, beta * size,
+and the overhead is the latency within a host. beta and this latency are fitted by replaying
 recorded steps, because the stages' own times include waiting for the host's other ranks. W is the
 time on the wire between hosts, from the alpha and beta of the link between hosts. Each host counts
 as one peer.

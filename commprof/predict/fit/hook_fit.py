@@ -4,8 +4,9 @@ A straight line per stage (encode, reduce, decode) is fitted to the buckets' tim
 has a fixed overhead per bucket. The overhead is chosen so that a replay of the recorded steps
 completes buckets as close as possible to their recorded completion times. Intervals come from
 bootstrap replicates: buckets and steps are resampled, and the cost is fitted again, with fewer
-values tried for the overhead. Replicate i is fitted with replicate i of the link's cost curve. A
-prediction uses the same pair, in which the overhead offsets the link's error.
+values tried for the overhead. Replicate i is fitted with replicate i of the link's cost curve, so
+the fitted overhead offsets the curve's error. A prediction therefore uses the two replicates
+together.
 """
 
 from __future__ import annotations
@@ -172,8 +173,8 @@ def _with_level(
     """Returns the cost with the best overhead and the best time per byte within a host.
 
     The best pair predicts the buckets' completion times with the least error. The overhead is 0 or
-    one of ``overheads_s``, and the time per byte is 0 or one of ``betas_s_per_byte``. The time per
-    byte is stored as the slope of the cost's ``reduce``.
+    one of ``overheads_s``, and the time per byte is 0 or one of ``betas_s_per_byte``. ``reduce``
+    holds the time per byte, as the slope of a line through 0, for all stages together.
     """
     tried = (
         dataclasses.replace(cost, overhead_s=alpha, reduce=(0.0, beta))

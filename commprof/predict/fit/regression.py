@@ -35,10 +35,10 @@ def robust_line(x: Floats, y: Floats) -> Line:
 
 
 def robust_lines(x: Floats, y: Floats, chosen: Chosen) -> Floats:
-    """Fits lines ``a + b x`` through the points of each row of ``chosen``, all at once.
+    """Fits one line ``a + b x`` per row of the mask ``chosen`` ([row, point]), all at once.
 
     Returns:
-        a and b, [row, 2].
+        Array ``[row, 2]`` of a and b.
     """
     weight = chosen.astype(np.float64)
     lines = np.zeros((len(chosen), 2))
@@ -56,7 +56,7 @@ def robust_lines(x: Floats, y: Floats, chosen: Chosen) -> Floats:
 
 
 def _deviations(off: Floats, chosen: Chosen) -> Floats:
-    """Returns, per row, ``robust_deviation(about=0)`` of the chosen values, which must be >= 0."""
+    """Returns ``robust_deviation(about=0)`` of each row's chosen values; ``off`` must be >= 0."""
     ordered = np.sort(np.where(chosen, off, np.inf), axis=1)
     count, row = chosen.sum(axis=1), np.arange(len(chosen))
     median = (ordered[row, (count - 1) // 2] + ordered[row, count // 2]) / 2
@@ -115,10 +115,10 @@ def lines_on(breaks: Sequence[float], x: Floats, y: Floats) -> list[Line] | None
 
 
 def _weighted_lines(x: Floats, y: Floats, weight: Floats) -> Floats:
-    """Fits a line per row of ``weight`` ([row, point]) by least squares of relative residuals.
+    """Fits ``a + b x`` per row of ``weight`` ([row, point]) by least squares of relative residuals.
 
     Returns:
-        a and b, [row, 2]; neither is negative.
+        Array ``[row, 2]`` of a and b; neither is negative.
     """
     p, q = 1 / y, x / y
     pp, pq, qq, sp, sq = (weight @ each for each in (p * p, p * q, q * q, p, q))

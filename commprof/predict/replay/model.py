@@ -61,7 +61,7 @@ class Medians(NamedTuple):
 
 
 def estimates(main: Medians, replicates: Sequence[Medians]) -> Iterator[Estimate]:
-    """Yields each of the ``Medians``, in order, with its 95 % interval over the replicates."""
+    """Yields each field of ``main``, in order, with its 95 % interval over the replicates."""
     low, high = percentile_interval(replicates).tolist()
     for value, least, most in zip(main, low, high, strict=True):
         yield Estimate(value, min(value, least), max(value, most))

@@ -44,7 +44,10 @@ class Cycle:
 
 @dataclass(frozen=True)
 class OtherCall:
-    """Collectives of one kind, other than the gradients', for which the training thread waits."""
+    """Collectives with one operation and size that the training thread waits for.
+
+    Collectives of gradients are excluded.
+    """
 
     op: str
     size_bytes: int
@@ -54,7 +57,8 @@ class OtherCall:
 def cycles(trace: Trace, measured_steps: Ints) -> list[Cycle]:
     """Returns a cycle per measured step with exactly one DDP finalisation, and at least one bucket.
 
-    A step is left out if the previous step has no finalisation, because the cycle begins there.
+    A cycle begins at the end of the previous step's finalisation. A step is left out if the
+    previous step has no finalisation.
     """
     steps = columns.steps(trace)
     if len(steps) == 0:
@@ -101,7 +105,7 @@ def cycles(trace: Trace, measured_steps: Ints) -> list[Cycle]:
 
 
 def other_calls(trace: Trace, measured_steps: Ints) -> tuple[OtherCall, ...]:
-    """Collects, by operation and size, the awaited collectives other than the gradients'."""
+    """Counts the awaited collectives by operation and size; those of gradients are excluded."""
     table, steps = columns.collectives(trace), columns.steps(trace)
     waits = exposures_of(trace)
     rows = np.unique(waits.collective[(waits.graph_task < 0) & (waits.collective >= 0)])

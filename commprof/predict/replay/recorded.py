@@ -135,8 +135,8 @@ def base_of(
 def compute_by_batch(recorded: Sequence[Recorded], base: RecordedSteps) -> Line | None:
     """Fits a line: seconds of a rank's own work in a step over its samples in the step.
 
-    Uses the world sizes with the base's crowding (``Placement.crowding``). Returns None if all of
-    them have the same batch size per rank.
+    Uses the world sizes whose load on the cores (``Placement.crowding``) equals that of ``base``.
+    Returns None if all of these world sizes have the same batch size per rank.
     """
     alike = _alike(recorded, base)
     batch = np.array([each.batch.per_rank for each in alike])
@@ -153,7 +153,7 @@ def batches(recorded: Sequence[Recorded], base: RecordedSteps) -> tuple[float, f
 
 
 def _alike(recorded: Sequence[Recorded], base: RecordedSteps) -> list[Schedule]:
-    """Returns the schedules with the base's crowding and a known batch size."""
+    """Returns the schedules with a known batch size and the same load on the cores as ``base``."""
     return [
         each.schedule
         for each in recorded

@@ -216,7 +216,7 @@ def _sent_bytes(setting: Setting) -> float:
 
 
 def _hiding(setting: Setting, sent: float) -> float:
-    """Returns the rate, in bytes/s, at which all buckets but the last are hidden.
+    """Returns the bandwidth, in bytes/s, that is needed to hide all buckets but the last.
 
     NaN for one bucket, or if all buckets become ready at the same time.
     """

@@ -324,13 +324,18 @@ def placement_of(traces: Sequence[Trace], busy: float) -> Placement:
 
 
 def machine_cpus(traces: Sequence[Trace]) -> int:
-    """Returns the number of CPUs of one machine; if ranks are pinned, of all ranks together.
+    """Returns the number of CPUs of one machine that at least one rank may use.
 
-    Assumes one CPU per rank if no trace names CPUs, as in another profiler's recording.
+    It is the largest such number over the machines. Assumes one CPU per rank if no trace names
+    CPUs, as in another profiler's recording.
     """
-    described = [trace.metadata["machine"] for trace in traces]
-    together = {cpu for machine in described for cpu in machine.get("usable_cpus", ())}
-    return max(int(described[0]["usable_cpu_count"]), len(together)) or len(traces)
+    together: dict[str, set[int]] = {}
+    for trace in traces:
+        machine = trace.metadata["machine"]
+        named = together.setdefault(machine["boot_id"] or machine["hostname"], set())
+        named.update(machine.get("usable_cpus", ()))
+    count = int(traces[0].metadata["machine"]["usable_cpu_count"])
+    return max(count, *map(len, together.values())) or len(traces)
 
 
 def _gloo_threads(trace: Trace) -> int:

@@ -238,7 +238,7 @@ def _buckets(schedule: Schedule, scenario: Scenario, remarks: list[str]) -> tupl
         return schedule.bucket_bytes.astype(np.float64), schedule.ready_s
     if schedule.models > 1:
         raise CommprofError(
-            f"--bucket-cap-mb needs a run with one DDP model; this run called {schedule.models}. "
+            f"--bucket-cap-mb needs a run with one DDP model; this run has {schedule.models}. "
             "The trace does not name the model of a bucket, and DDP never puts parameters of two "
             "models into one bucket"
         )
@@ -345,6 +345,7 @@ def _others(schedule: Schedule, remarks: list[str]) -> tuple[tuple[str, float, f
     if known:
         names = ", ".join(sorted({call.op for call in known}))
         remarks.append(
-            f"{names} besides the gradients' exchange: priced with all-reduce's latency and rate"
+            f"{names} outside of the gradients' exchange: the predicted times use the latency and "
+            "rate of all-reduce"
         )
     return tuple((call.op, float(call.size_bytes), call.per_step) for call in known)

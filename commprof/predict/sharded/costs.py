@@ -1,9 +1,9 @@
 """Computes the time of a collective in a scenario from its time in the recorded run.
 
 The cost of a collective is computed from fitted curves, for the scenario and for the recorded run.
-The scenario's cost minus the recorded run's cost is added to the recorded time. The amount by which
-the recorded time differs from its cost is thus kept. The causes of this amount, a busy host or a
-buffer that absorbed the first bytes, do not depend on the link's rate.
+The scenario's cost minus the recorded run's cost is added to the recorded time. This keeps the
+difference between the recorded time and the recorded run's cost. The causes of this difference, a
+busy host or a buffer that absorbed the first bytes, do not depend on the link's rate.
 
 In two cases the recorded time is multiplied by the ratio of the two costs instead. In the first
 case, the scenario replaces the recorded operation by another one. In the second case, neither the
@@ -87,7 +87,10 @@ class Costs:
     other: Mask
 
     def of(self, transfer_ns: Floats) -> Floats:
-        """Converts recorded times to scenario times; axes: collective, step drawn at random."""
+        """Converts recorded times to scenario times.
+
+        Both are in ns, ``[collective, drawn step]``; the caller has drawn the steps at random.
+        """
         there, here = self.there_ns[:, np.newaxis], self.here_ns[:, np.newaxis]
         known, other = self.known[:, np.newaxis], self.other[:, np.newaxis]
         scaled = transfer_ns * np.divide(there, here, out=np.ones_like(there), where=known)
@@ -248,7 +251,7 @@ def _line(x: Floats, y: Floats) -> Line:
 
 
 def _drawn(x: Floats, points: Sequence[_Point]) -> Iterable[Line]:
-    """Yields lines through the medians of resampled steps."""
+    """Yields bootstrap replicates of the line: the medians of the points' times are resampled."""
     random = np.random.default_rng(_SEED)
     for _ in range(_REPLICATES):
         y = [float(np.median(random.choice(each.y, len(each.y)))) for each in points]

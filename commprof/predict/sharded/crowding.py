@@ -27,7 +27,7 @@ from commprof.predict.sharded.steps import ShardedSteps
 
 @dataclass(frozen=True)
 class Crowding:
-    """Effect of the scenario's cores on a step."""
+    """Change of a step's times when another number of ranks shares a core."""
 
     #: Factor of the time outside of waiting; below 1 if ranks have more cores than when recorded.
     own: float = 1.0

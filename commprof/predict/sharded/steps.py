@@ -173,7 +173,7 @@ class ShardedSteps(RecordedSteps):
 
     @property
     def units(self) -> int:
-        """Reduce-scatters of a step: the units of FSDP2; 0 for another strategy."""
+        """Number of FSDP2's units, counted as reduce-scatters of a step; 0 for other strategies."""
         return sum(call.op == "reduce_scatter" for call in self.calls)
 
 

@@ -20,9 +20,10 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class World:
-    """The changed step on all ranks of the scenario.
+    """The recorded step with the scenario's ``change``, on all ranks of the scenario.
 
-    A drawn step combines recorded steps chosen at random, one for each block of ranks.
+    The ranks are divided into blocks, each of at most as many ranks as were recorded. In a drawn
+    step, each block takes its times from one recorded step, chosen at random.
     """
 
     steps: ShardedSteps
@@ -34,9 +35,9 @@ class World:
     crowding: Crowding = field(default_factory=Crowding)
 
     def draw(self, count: int, random: np.random.Generator, rows: Ints | None = None) -> Ints:
-        """Draws recorded steps from ``rows``, as ``[drawn step, block of ranks]``.
+        """Draws recorded steps; returns their indices as ``[drawn step, block of ranks]``.
 
-        Ranks are drawn in blocks, as in ``draw_steps``.
+        ``rows`` holds the indices to draw from; None means all recorded steps.
         """
         known = np.arange(len(self.steps.own_ns)) if rows is None else rows
         blocks = -(-self.world_size // self.steps.world_size)
@@ -76,7 +77,7 @@ class World:
         return result
 
     def _more_passes(self, at: tuple[Ints, int]) -> Floats:
-        """Returns, for each drawn step, the time in ns of the passes that the scenario adds.
+        """Returns the time in ns of the passes that the scenario adds, per step drawn at random.
 
         The time excludes waiting for communication. It is 0 if the scenario adds no pass. ``at``
         selects a rank and its drawn steps, see ``_of``.
@@ -85,7 +86,7 @@ class World:
         return added * self._pass_ns(at)
 
     def _pass_ns(self, at: tuple[Ints, int]) -> Floats:
-        """Returns, for each drawn step, the time in ns of one pass (data, forward and backward).
+        """Returns the time in ns of one pass (data, forward, backward), per step drawn at random.
 
         The time excludes waiting for communication. ``at`` selects a rank and its drawn steps, see
         ``_of``.

@@ -45,9 +45,9 @@ def wrapped(steps: ShardedSteps, blocks: int) -> Wrapped:
     root = len(forward) - len(backward)
     if not backward or root not in (0, 1):
         raise CommprofError(
-            f"--wrap-blocks {blocks}: a step gathers {len(forward)} times before and "
-            f"{len(backward)} times in backward, so its blocks cannot be recognised; record FSDP2 "
-            "with reshard_after_forward=True"
+            f"--wrap-blocks {blocks}: a step has {len(forward)} all-gathers before backward and "
+            f"{len(backward)} in backward; its blocks can be recognised only if backward gathers "
+            "each block again; record FSDP2 with reshard_after_forward=True"
         )
     found = Wrapped()
     count = len(backward)

@@ -25,7 +25,8 @@ class AmdahlFit:
 
     speed-up(n) = 1 / ((1 - p) + p / n) over one rank (Amdahl, AFIPS 1967). Hence ``1 / speed-up``
     is a straight line in ``1 / n`` that is 1 at one rank; this line is fitted by least squares.
-    Under weak scaling the law is applied to samples per second: the work is the time per sample.
+    Speed-up is the ratio of samples per second, also under weak scaling. So the law describes the
+    time per sample, not the time per step.
     """
 
     #: Share of the work that is divided among ranks, from 0 to 1.

@@ -2,10 +2,10 @@
 
 Each rank's file is a sequence of protobuf messages, each preceded by its length: one
 ``GlobalMetadata``, then the ``Node`` messages, as ``chakra/schema/protobuf/et_def.proto`` defines
-and ASTRA-sim reads them. A step becomes a chain of compute nodes, cut where a bucket became ready,
-and a collective node per bucket, which depends on the compute node before its cut. The next step's
-first node depends on this step's last compute node and collectives. The simulator itself decides
-which communication is hidden.
+and ASTRA-sim reads them. A step becomes a chain of compute nodes and a collective node per bucket.
+A compute node ends where a bucket became ready; the bucket's collective node depends on this
+compute node. The next step's first node depends on this step's last compute node and collectives.
+The simulator itself decides which communication is hidden.
 """
 
 from __future__ import annotations

@@ -155,7 +155,10 @@ def shortest(
 
 
 def _hooks(replay: Model, scenario: Scenario) -> tuple[str | None, ...]:
-    """Returns the hooks to try: the scenario's own, "" for none, and those in the profile."""
+    """Returns the hooks to try: the scenario's own, no hook (""), and the hooks in the profile.
+
+    The scenario's own is None if the scenario keeps the recorded hook. No hook is listed twice.
+    """
     own = replay.schedule.hook if scenario.hook is None else scenario.hook
     return (scenario.hook, *(label for label in ("", *replay.profile.hooks) if label != own))
 

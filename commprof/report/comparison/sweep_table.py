@@ -44,10 +44,10 @@ _LEGEND = (
 )
 
 _OVERLAP_LEGEND = """\
-# t_pure: the collective alone; alone: the compute alone; t_CPU: the compute while the collective is
-# in flight; t_ovrl: both together. All times of a sample are from the rank with the largest t_ovrl;
-# the table shows medians over the samples. overlap is defined as in the benchmark IMB-NBC:
-# overlap = 100 * max(0, min(1, (t_pure + t_CPU - t_ovrl) / min(t_pure, t_CPU)))."""
+# t_pure: collective without compute; alone: compute without collective; t_CPU: compute while the
+# collective is in flight; t_ovrl: both together. All times of a sample are from the rank with the
+# largest t_ovrl; the table shows medians over the samples. overlap is defined as in the benchmark
+# IMB-NBC: overlap = 100 * max(0, min(1, (t_pure + t_CPU - t_ovrl) / min(t_pure, t_CPU)))."""
 
 
 def render(result: SweepResult) -> str:
@@ -95,7 +95,7 @@ def _title(key: RowKey) -> str:
 
 
 def _by_size(rows: Sequence[SweepRow]) -> list[tuple[RowKey, list[SweepRow | None]]]:
-    """Groups rows by size: first row's key, and rows out of place and in place (None: missing)."""
+    """Returns per size the first row's key and [out-of-place row, in-place row] (None: missing)."""
     sizes: dict[tuple[int, int], dict[str, SweepRow]] = {}
     for row in rows:
         sizes.setdefault((row.key.size_bytes, row.key.count), {})[row.key.placement] = row

@@ -102,8 +102,8 @@ def _about_step(world: WorldComparison) -> str:
         )
     if math.isnan(step.p_value):  # the step differs, but not the step without run delay
         return (
-            f"no change of the run itself can be shown ({change}): without the time in which ranks "
-            "had no core, the steps do not differ significantly."
+            f"the step's change ({change}) may come from a lack of cores. After subtracting the "
+            "time in which ranks could run but had no core, the steps do not differ significantly."
         )
     if not step.significant:
         return f"no difference in the step can be shown ({change}, {_p_text(step.p_value)})."
@@ -117,9 +117,9 @@ def _about_load(world: WorldComparison) -> str:
     shares = world.no_core_share
     a, b = ("an unknown part" if math.isnan(share) else f"{share:.0%}" for share in shares)
     return (
-        f" Outside of waiting, the ranks had no core for {a} of their time in A and for {b} in B. "
-        "Other programs on the machine may be the cause of changed parts and collectives, so these "
-        "changes are not judged."
+        f" Outside of waiting, the ranks could run but had no core for {a} of their time in A and "
+        f"for {b} in B. Other programs on the machine may be the cause of changes in the step's "
+        "parts and in the collectives, so these changes are not judged."
     )
 
 

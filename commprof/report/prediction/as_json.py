@@ -1,7 +1,7 @@
 """Predictions as JSON; times in seconds, sizes in bytes, NaN as null, an infinite cap as "inf".
 
 ``predicted_from`` and ``costs`` name the replayed run and the source of the costs; ``left_out``
-lists refused scenarios; ``notes`` are sentences.
+says why recorded world sizes cannot be replayed; ``notes`` are sentences.
 
 ``answers`` has an object per scenario, with ``prediction``, ``interval_s``, ``samples_per_s`` and
 ``efficiency`` with intervals, ``cost`` and ``epoch_sent_bytes``. ``prediction.waiting`` has
@@ -55,7 +55,16 @@ def render(
     refused: Sequence[str],
     tried: Mapping[str, Any] | None = None,
 ) -> str:
-    """Renders all fields of the answers as JSON; ``tried``: options and command for ``best``."""
+    """Renders all fields of the answers as JSON.
+
+    Args:
+        answers: the predictions.
+        base: name of the replayed run.
+        source: source of the costs.
+        refused: why recorded world sizes cannot be replayed.
+        tried: how to try the best setting: keys ``options``, ``in_script`` and ``command``, which
+            the JSON shows under ``best``; None if no best setting was searched for.
+    """
     best = answers.best and {
         **dataclasses.asdict(answers.best),
         "setting": setting_words(answers.best.candidate.prediction.scenario),

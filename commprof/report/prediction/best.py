@@ -47,7 +47,9 @@ def render(best: Best, error: ModelError | None, in_script: Sequence[str], comma
         )
         return textwrap.fill(text, _WIDTH) + "\n"
     else:
-        text += f"it is not certain that this is less{per} than in the recorded setting."
+        text += (
+            f"it is not certain that this setting takes less time{per} than the recorded setting."
+        )
     lines = textwrap.wrap(text, _WIDTH)
     if in_script:
         lines += textwrap.wrap(f"In the script: {'; '.join(in_script)}.", _WIDTH)

@@ -20,7 +20,7 @@ _HEADERS = (
     "cap MiB",
     "hook",
     "step ms",
-    "gain (range from\nsampling and fit)",
+    "gain (range due to\nsampling and fit)",
     "certainty:\nfaster",
     "\nbeyond error",
 )
@@ -36,7 +36,7 @@ def render(
         ranks: world size of the scenario.
         error: the model's own error; None if unknown.
         width: columns that prose is wrapped to.
-        tables: most columns of a line of a table; a wider table is split, see ``tabulated``.
+        tables: most characters of a table's line; a wider table is split, see ``tabulated``.
     """
     rows = [_row(each) for each in search.candidates[:_MOST_CANDIDATES]]
     shown = f"Settings at {ranks} ranks, the best first:\n{tabulated(rows, _HEADERS, [1], tables)}"

@@ -166,7 +166,7 @@ def _skill(error: ModelError) -> str:
     """
     named = {"as_is_s": "the step as it is now", "perfect_overlap_s": "perfect overlap"}
     text = "Two trivial answers need no model: the step as it is now, and perfect overlap. The "
-    text += f"better answer, {named[error.trivial]}, misses the measured "
+    text += f"better of the two, {named[error.trivial]}, differs from the measured "
     text += f"{'step' if error.points == 1 else 'steps'} by {error.trivial_mean:.1%}"
     text += "" if error.points == 1 else " on average"
     if error.is_skilled:
@@ -223,11 +223,11 @@ def _lines(answers: Answers, refused: Sequence[str], width: int) -> Iterator[str
             f"{ranks}: {measured:.2f} ({residual:+.1%})"
             for (ranks, measured, _), residual in zip(fit.points, fit.residuals, strict=True)
         )
-        limit = "no limit" if math.isinf(fit.limit) else f"at most {fit.limit:.3g}"
+        limit = "has no limit" if math.isinf(fit.limit) else f"is at most {fit.limit:.3g}"
         text = (
-            f"Amdahl's law through the measured throughput: {fit.parallel:.1%} of the work is "
-            f"divided among ranks, speed-up {limit}. Speed-up by ranks, with the fit's residual: "
-            f"{points}."
+            f"Amdahl's law, fitted to the measured throughput: {fit.parallel:.1%} of the work is "
+            f"divided among ranks, so the speed-up {limit}. Measured speed-up by ranks, with the "
+            f"fit's residual: {points}."
         )
         yield textwrap.fill(text, width)
     predictions = [each.prediction for each in answers.answers]

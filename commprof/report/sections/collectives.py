@@ -12,10 +12,11 @@ from commprof.report.tabulated import Grid, tabulated, three_digits
 from commprof.text import printable
 
 LEGEND = """\
-Times in ms: median over calls and ranks. total: issue to completion = queue + wait + transfer, each
-with its own median. queue: before its start; wait: for the last rank to start; transfer: from then
-to completion. exposed: mean per step, over ranks. size, algbw and busbw: as in nccl-tests, for the
-time from the last rank's start to the last completion; 1 GB is 1e9 bytes."""
+Times in ms: median over calls and ranks. total: issue to completion. Each call's total is queue +
+wait + transfer, but the medians need not add up. queue: issue to start; wait: start to the last
+rank's start; transfer: from then to completion. exposed: time for which calls held up training,
+mean per step and rank. size, algbw and busbw: as in nccl-tests, for the time from the last rank's
+start to the last completion; 1 GB is 1e9 bytes."""
 
 GROUPS_LEGEND = "Groups are shown with their number of ranks, or with the ranks in braces."
 #: Begin of the name that a device mesh gives to the group of one of its dimensions.
@@ -67,7 +68,7 @@ def collectives_section(world: Shown, most_rows: int = 12, tables: int | None = 
     left_out = len(_rows_of(world)) - len(shown)
     if left_out:
         more = "1 more kind" if left_out == 1 else f"{left_out} more kinds"
-        lines.append(f"{more} of call: see the JSON result.")
+        lines.append(f"Not shown: {more} of call (see the JSON result).")
     lines += [textwrap.fill(line, tables or 100) for line in notes(world, most_rows)]
     callers = [line for row in shown if row.callers for line in _callers(row, tables or 100)]
     return "\n".join([*lines, *callers])

@@ -8,7 +8,7 @@ from commprof.analysis.replay.gains import Gain
 from commprof.analysis.world import WorldResult
 from commprof.report.tabulated import Grid, three_digits
 
-TITLE = "Gain of a step with one change"
+TITLE = "Time saved per step by one change"
 
 LEGEND = """\
 Recorded steps of the largest world size (all steps, or stretches of a long run), replayed with one

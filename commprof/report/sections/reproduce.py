@@ -15,7 +15,10 @@ _SHORT = 10
 
 
 def repeating_command(config: Path, nodes: int, directory: str = "") -> str:
-    """Returns the command that repeats a run; for several machines, users must fill in NEW and N.
+    """Returns the command that repeats a run.
+
+    For several machines, the command ends with ``--output NEW --node-rank N``. Users must replace
+    NEW with a new directory, and N with each machine's number.
 
     Args:
         config: configuration file that the run wrote.

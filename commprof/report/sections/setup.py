@@ -9,7 +9,7 @@ from commprof.analysis.step.cores import usable_cores
 
 
 def setup_text(context: Mapping[str, Any]) -> str:
-    """Names versions, machine, and strategy and training options that are not the defaults."""
+    """Describes versions and machine, a strategy other than DDP, and changed training options."""
     if "recorded_by" in context:
         return f"backend {context['backend']}, recorded by {context['recorded_by']}"
     machine = context["machine"]

@@ -35,10 +35,11 @@ Cross-checks: always-on mode's figure compared with another measurement of the s
 holds means over the iterations that it sampled, warm-up included."""
 
 _LAST_LEGEND = """\
-For each operation, each rank notes which rank issued last: itself, or a rank that it needs. last:
-notes that name the row's rank, as a share of all notes. cost: time from the issue by the rank that
-made the note to the issue by the row's rank, summed over the notes that name the row's rank.
-Operations can overlap, so the sum can exceed the elapsed time."""
+A rank's call cannot complete before certain ranks have issued the operation: the calling rank and,
+for example, the other ranks of the group, or the root of a broadcast. last: share of calls for
+which the row's rank was the last of these ranks; calls with an unknown last rank do not count.
+cost: time from the calling rank's issue to the issue by the row's rank, summed over the calls for
+which the row's rank was last. Operations can overlap, so the sum can exceed the elapsed time."""
 
 
 def blocks(
@@ -147,8 +148,8 @@ def _why_unknown(summary: SummaryResult) -> str:
     if summary.arrivals_without_place:
         rest = summary.arrivals_unknown - summary.arrivals_without_place
         reason = (
-            f"{summary.arrivals_without_place} of these collectives belong to groups without a "
-            "place in the memory that the ranks of a host share (at most 64 groups and 64 MiB)"
+            f"{summary.arrivals_without_place} of these collectives belong to groups that did not "
+            "fit into the memory that the ranks of a host share (at most 192 groups and 64 MiB)"
         )
         return f"{reason}; for the others, {_why_others(summary)}" if rest else reason
     return _why_others(summary)
@@ -169,12 +170,12 @@ def _why_others(summary: SummaryResult) -> str:
         )
     if not summary.arrivals_known:
         return (
-            "the ranks did not exchange the times at which they issued collectives; the exchange "
-            "needs torch.distributed's default group and the native module, but full mode can "
-            "split waiting from transfer without either"
+            "the ranks did not exchange the times at which they issued collectives. The exchange "
+            "needs torch.distributed's default group and the native module. Full mode (--mode "
+            "full) splits waiting from transfer without them"
         )
     if summary.machines > 1:
-        return f"{behind}, or arrivals from other hosts were lost on the network{_unsent(summary)}"
+        return f"{behind}, or other hosts' issue times were lost on the network{_unsent(summary)}"
     return behind
 
 
@@ -227,7 +228,7 @@ def _times(quantiles: Quantiles, number: Callable[[float], str]) -> list[str]:
 
 
 def _size(below_bytes: int) -> str:
-    """Formats the upper bound of a size class, in powers of two."""
+    """Formats the upper bound of a size class, a power of two in bytes: "<64Ki"; "0" for 0."""
     if below_bytes == 0:
         return "0"
     power = below_bytes.bit_length() - 1

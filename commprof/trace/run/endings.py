@@ -213,7 +213,7 @@ def _paused(trace: Trace) -> str:
     return (
         f"rank {trace.rank} did not run for {ns_to_s(pauses['total_ns']):.1f} s "
         f"({'once' if count == 1 else f'{count} times'}, {where}): its process was stopped "
-        "(SIGSTOP, a debugger, a frozen cgroup), or its machine was"
+        "(SIGSTOP, a debugger, a frozen cgroup), or its machine was paused"
     )
 
 

@@ -101,7 +101,7 @@ class Here:
         return same and self.is_local(metadata)
 
     def find(self, metadata: Mapping[str, Any]) -> tuple[State, Stat | None]:
-        """Finds the process named by a trace's metadata; without it, the Stat is None."""
+        """Returns State and Stat of a trace's process; the Stat is None if GONE or UNKNOWN."""
         if not self.shares_pids(metadata):
             return State.UNKNOWN, None
         try:

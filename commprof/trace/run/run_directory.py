@@ -203,7 +203,10 @@ def _refuse_for_another_command(path: Path) -> None:
 
 @functools.lru_cache(maxsize=2)
 def _read_once(path: Path, _place: str, _stamp: int) -> Recording | None:
-    """Reads a recording, and keeps it for the next calls: it may be large."""
+    """Reads a recording, and caches it because it may be large; None if ``path`` holds no traces.
+
+    ``_place`` (absolute path) and ``_stamp`` (time of modification) are only keys of the cache.
+    """
     from commprof.recordings.profiler import read_recording  # not needed for commprof's own runs
 
     return read_recording(path)

@@ -134,7 +134,7 @@ class Trial:
         self._finish()
 
     def _no_trial(self) -> dict[str, Any]:
-        """Returns metadata that says why the trial did not begin, as the end of a sentence."""
+        """Returns metadata: ``reason`` says why the trial did not begin, without a full stop."""
         if self._own_hooks:
             reason = "every DDP model has a communication hook of its own"
         elif not self._models:

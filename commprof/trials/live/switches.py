@@ -4,8 +4,8 @@ DDP cuts its buckets once, in the model's ``reducer``. A model can have several 
 registers hooks with autograd when it is made, and these hooks do nothing until the model's forward
 announces a backward pass to that reducer. So there is one reducer per bucket setting, made when the
 setting is first used, and a switch sets the model's ``reducer`` to another object. The reducer that
-DDP made itself is kept and never modified: its buckets, and with them the order of summation over
-any number of ranks, are those of a run without a trial.
+DDP made itself is kept and never modified. With this reducer, the buckets and the order of
+summation over ranks are those of a run without a trial, for any number of ranks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Hook = Callable[[Any, Any], Any]
 
 
 def make(name: str, ddp: DistributedDataParallel) -> Hook:
-    """Makes the hook ``HOOKS[name]`` for one model and one block of steps; call it on all ranks."""
+    """Makes the hook ``HOOKS[name]`` for one model and one block of steps; all ranks call this."""
     module, _, function = HOOKS[name].make.partition(":")
     hook: Hook = getattr(importlib.import_module(module), function)(ddp)
     return hook

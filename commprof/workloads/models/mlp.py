@@ -1,4 +1,7 @@
-"""Workload `mlp`: fully connected layers on random vectors that a random linear map labels."""
+"""Workload `mlp`: fully connected layers that classify random vectors.
+
+A random linear map gives the labels of the vectors.
+"""
 
 from __future__ import annotations
 

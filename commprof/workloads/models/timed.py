@@ -346,7 +346,7 @@ class _TimedTrainee:
         return self._update
 
     def _update(self) -> None:
-        """Clears the gradients; does not change weights, which would need real time."""
+        """Clears the gradients and sleeps; changing the weights too would take computing time."""
         self._pacer.start(self._lateness_ns("optimizer"))
         self.model.zero_grad()
         self._end_phase("optimizer", self._options.optimizer_ms)

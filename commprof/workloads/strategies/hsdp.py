@@ -40,10 +40,10 @@ class Hsdp(Fsdp):
     def shard_size(self, world_size: int, local_ranks: int | None = None) -> int:
         """Returns the number of ranks that share one copy of the model.
 
-        This is the option `shard`, but at most all ranks. If `shard` is 0, it is the number of
-        ranks per host, provided that this number divides all ranks into several groups. Otherwise
-        (for example on a single host) it is half of all ranks if their number is even and above 2,
-        and all ranks if not.
+        If the option `shard` is above 0, the result is `shard`, but at most ``world_size``. If
+        `shard` is 0, the result is the number of ranks per host, provided that this number divides
+        ``world_size`` into several groups. In all other cases (for example on a single host), the
+        result is ``world_size / 2`` for an even ``world_size`` above 2, or else ``world_size``.
         """
         if self.options.shard:
             return min(int(self.options.shard), world_size)

@@ -128,7 +128,7 @@ def test_gradients() -> None:
     says(
         gradients.judge(["a", "b", "a", "a"]),
         FAIL,
-        "the model of rank 1 differs from that of rank 0 and 2 more",
+        "the model of rank 1 differs from that of rank 0 (other ranks equal to rank 0: 2)",
     )
     says(gradients.judge(["a"]), SKIP)
 

@@ -49,8 +49,8 @@ def predicted(*scenarios: Scenario, held_out_ms: float | None = None) -> Answers
     [
         ((Scenario(2, hook=""), Scenario(2, hook="fp16")), 50, "that is 15.0% less than in the re"),
         ((Scenario(2, hook="fp16"),), None, "if the model is right: its error is not known"),
-        ((Scenario(2, hook="fp16"),), 55 / 1.3, "it is not certain that this is less than in the"),
-        ((Scenario(2, hook=""),), 50, "it is not certain that this is less than in the"),
+        ((Scenario(2, hook="fp16"),), 55 / 1.3, "it is not certain that this setting takes less"),
+        ((Scenario(2, hook=""),), 50, "it is not certain that this setting takes less"),
     ],
 )
 def test_the_shortest_step_is_named_with_what_it_saves(
@@ -138,7 +138,7 @@ def test_nothing_is_best_where_no_setting_was_asked_for() -> None:
                 "fully_shard(..., mesh=init_device_mesh(..., (2, 2)))",
                 "fully_shard(..., mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, "
                 "reduce_dtype=...))",
-                "as reduce_dtype, the type in which gradients are reduced now",
+                "set reduce_dtype to the type in which the recorded run reduces gradients",
             ),
             "commprof run --check-prediction r --world-sizes 4 --steps 9 train.py 3",
         ),

@@ -89,7 +89,7 @@ def test_smaller_buckets_are_cut_at_parameters() -> None:
 
 def test_two_models_never_share_a_bucket() -> None:
     two = replay(models=2)
-    with pytest.raises(CommprofError, match="one DDP model; this run called 2"):
+    with pytest.raises(CommprofError, match="one DDP model; this run has 2"):
         two.predict(Scenario(2, bucket_cap_bytes=math.inf))
     assert two.predict(Scenario(2)).buckets == 2
 

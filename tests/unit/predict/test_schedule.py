@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from commprof.errors import CommprofError
-from commprof.predict.replay.schedule import Batch, Schedule, read_schedule
+from commprof.predict.replay.schedule import Batch, Schedule, machine_cpus, read_schedule
 from commprof.predict.replay.setting import Parameters, assign, parameters_of, rebucketed
 from commprof.trace.schema import FLAG_DEVICE_ASYNC, Phase
 from tests.support.builders.traces import MS, Rank, world_run
@@ -167,3 +167,12 @@ def test_the_processor_s_share_of_compute() -> None:
     # The helper gives each finalisation's begin the same CPU time: less is used than at its end.
     found = read(rank_of(0), rank_of(1))
     assert found.placement.busy == pytest.approx(-0.005 / 0.085)
+
+
+@pytest.mark.parametrize(("second", "expected"), [("a", 6), ("b", 4)])
+def test_cpus_are_those_of_one_machine(second: str, expected: int) -> None:
+    """Two pinned ranks: on one machine they have six CPUs, on two at most four each."""
+    ranks = [Rank(0, 2, boot_id="a"), Rank(1, 2, boot_id=second)]
+    for rank, cpus in zip(ranks, (["0", "1"], ["2", "3", "4", "5"]), strict=True):
+        rank.metadata["machine"]["usable_cpus"] = cpus
+    assert machine_cpus([rank.trace() for rank in ranks]) == expected

@@ -201,7 +201,7 @@ def test_blocks_that_are_not_told_are_not_wrapped() -> None:
         call for call in fsdp_steps().calls if not (call.op == "all_gather" and call.in_backward)
     ]
     steps = dataclasses.replace(fsdp_steps(), calls=tuple(kept))
-    with pytest.raises(CommprofError, match="gathers 2 times before and 0 times in backward"):
+    with pytest.raises(CommprofError, match="2 all-gathers before backward and 0 in backward"):
         wrapped(steps, 2)
 
 
@@ -339,7 +339,7 @@ def test_the_table_of_a_sharded_run() -> None:
         *cells[16:],
     ]
     assert "~" in cells
-    assert "better answer, the step as it is now, misses the measured step by 7.2%" in (
+    assert "better of the two, the step as it is now, differs from the measured step by 7.2%" in (
         " ".join(text.split())
     )
     document = json.loads(as_json.render(found, "RUN, 2 ranks", "by hand", []))

@@ -400,7 +400,7 @@ def test_resnet_of_one_rank() -> None:
     reduced = [row for row in world.collectives if row.op == "all_reduce"]
     assert sum(row.calls_per_step for row in reduced) == 5
     assert sum(row.total_bytes for row in reduced) == 3 * 4 * 25_557_032
-    assert "all-reduce 5 buckets a step, 25,557,032 elements in all" in text_of(RESNET)
+    assert "all-reduces 5 gradient buckets per step, 25,557,032 elements in all" in text_of(RESNET)
     assert np.isnan(world.parts.wait_ms)
     assert np.isnan(world.parts.wire_ms)
 

@@ -362,7 +362,7 @@ def test_dumps_may_lie_in_a_folder_of_the_folder(tmp_path: Path) -> None:
     other = tmp_path / "job" / "more"
     other.mkdir()
     (other / "dump_0").write_bytes(next(inside.iterdir()).read_bytes())
-    with pytest.raises(TraceError, match=r"dumps in several folders; report one: .*more"):
+    with pytest.raises(TraceError, match=r"dumps in several folders; give only one: .*more"):
         diagnosis(tmp_path / "job")
 
 

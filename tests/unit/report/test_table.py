@@ -210,10 +210,10 @@ def test_numbers(value: float, shown: str) -> None:
 def test_more_kinds_than_rows_are_counted() -> None:
     kinds = tuple(collective(size_bytes=(size, size)) for size in range(1, 15))
     section = collectives_section(world(2, collectives=kinds))
-    assert section.splitlines()[-1] == "2 more kinds of call: see the JSON result."
+    assert section.splitlines()[-1] == "Not shown: 2 more kinds of call (see the JSON result)."
     assert len([line for line in section.splitlines() if line.startswith("all_reduce")]) == 12
     section = collectives_section(world(1, collectives=kinds[:13]))
-    assert section.splitlines()[-1] == "1 more kind of call: see the JSON result."
+    assert section.splitlines()[-1] == "Not shown: 1 more kind of call (see the JSON result)."
     assert section.splitlines()[0] == "Collectives of 1 rank, sorted by exposed time:"
 
 

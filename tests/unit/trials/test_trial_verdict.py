@@ -114,7 +114,7 @@ def test_other_reasons() -> None:
     assert short is not None
     assert missing is not None
     assert short.reason == "at least 3 complete rounds are needed"
-    assert missing.reason == "a figure that the formula needs was not measured"
+    assert missing.reason == "bytes or times from which it is computed were not measured"
     assert [no_break_even(role, 8, False) for role in ROLES] == [None] * 3
 
 
@@ -235,7 +235,9 @@ def test_what_no_option_applies_is_not_recommended(label: str) -> None:
     alone = trial({**BASE_TIMES, label: (60.0, QUIET)}).verdict
     assert (alone.answer, alone.choice, alone.fastest, alone.apply) == ("none", "", "", "")
     nothing, barred = alone.sentences[-2:]
-    assert nothing == "No candidate that can be recommended was tried."
+    assert (
+        nothing == "Every candidate of this trial is for comparison only; none can be recommended."
+    )
     assert barred.startswith(f"{label} saves ")
     assert barred.endswith(reason)
     beside = trial({**BASE_TIMES, label: (60.0, QUIET), "int8": (70.0, QUIET)}).verdict

@@ -364,9 +364,9 @@ def test_across_hosts_that_do_not_hear_of_each_other_nobody_is_named(
         (2, state_of(heard=0), 0, 0, "one of them received no arrival times: UDP"),
         (1, state_of(clock=0, heard=0), 0, 0, "the ranks did not exchange the times at which"),
         (1, state_of(clock=0, heard=0), 9, 0, "or 16,384 collectives behind."),
-        (1, state_of(), 9, 2, "8 of these collectives belong to groups without a place in"),
-        (1, state_of(), 9, 1, "64 groups and 64 MiB); for the others, a rank did not record, or w"),
-        (2, state_of(), 9, 0, "arrivals from other hosts were lost on the network."),
+        (1, state_of(), 9, 2, "8 of these collectives belong to groups that did not fit"),
+        (1, state_of(), 9, 1, "192 groups and 64 MiB); for the others, a rank did not record, or"),
+        (2, state_of(), 9, 0, "other hosts' issue times were lost on the network."),
         # Once per host, whose ranks share a carrier.
         (2, state_of(unsent=3), 9, 0, "were lost on the network (6 datagrams could not be sent)"),
     ],
