@@ -131,7 +131,7 @@ def _check_one_run(run: Path) -> None:
 
 def _trial_refused(run: Path) -> UsageError:
     return UsageError(
-        f"{invocation.quoted(run)} holds a trial, which compare cannot compare with another run; "
+        f"{invocation.quoted(run)} holds a trial, which compare cannot compare with another run: "
         f"{invocation.command('report', invocation.quoted(run))} compares the trial's candidates "
         "with each other"
     )
