@@ -104,8 +104,8 @@ PyObject* endPhase(
     return nullptr;
   }
   if (named == 1 &&
-      PyUnicode_CompareWithASCIIString(
-          PyTuple_GET_ITEM(names, 0), "samples") != 0) {
+      PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "samples") !=
+          0) {
     PyErr_Format(
         PyExc_TypeError,
         "end() has no argument %R, only samples",
