@@ -156,16 +156,19 @@ class AutoPhases:
                 after(args[0])
             return result
 
+        if around is None:
+            self._patches.replace_for_compilers(owner, name, marked)
+            return
+        uncompiled(marked)
+
         @wraps(original)
         def surrounded(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or not self._installed or around is None:
+            if is_compiling() or not self._installed:
                 return original(*args, **kwargs)
             with around(*args, **kwargs):
                 return marked(*args, **kwargs)
 
-        uncompiled(marked)
-        replacement = marked if around is None else surrounded
-        self._patches.replace_for_compilers(owner, name, replacement)
+        self._patches.replace_for_compilers(owner, name, surrounded)
 
 
 def _scaling(finder: StepFinder) -> Callable[..., AbstractContextManager[None]]:

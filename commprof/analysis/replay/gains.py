@@ -6,8 +6,9 @@ communication) in each phase: its longest time becomes their longest, its median
 so on; its long and short steps keep their order. This is done separately in the half of the steps
 in which the rank is most late, that is, in which the waiting times of the other ranks exceed its
 own the most, and in the other half: without their delay, the late steps would not be the longest.
-Phases in which the rank is faster than the others change too: if only its slower phases changed,
-the rank would become faster than the others.
+Each half gets the times of the other ranks from all steps. Phases in which the rank is faster than
+the others change too: if only its slower phases changed, the rank would become faster than the
+others.
 
 A part of the own time is run delay: the training thread waits for a core, which other threads of
 the rank's process may use. While gloo's threads exchange buckets, the training thread of the rank
@@ -235,9 +236,9 @@ class _Replays:
         late_ns = np.delete(waited, place, axis=0).mean(axis=0) - waited[place]
         late = late_ns > np.median(late_ns)
         work = own - kept
-        others = np.delete(work, place, axis=0)
+        others = np.concatenate(np.delete(work, place, axis=0))
         for half in (late, ~late):
-            work[place, half] = _in_place_of(work[place, half], np.concatenate(others[:, half]))
+            work[place, half] = _in_place_of(work[place, half], others)
         for each in kept:
             each[late] = _in_place_of(each[late], each[~late])
         found = [each.copy() for each in self.own_ns]

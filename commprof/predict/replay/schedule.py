@@ -301,12 +301,18 @@ def _median_of_known(values: Sequence[float]) -> float:
     return float(np.median(known)) if known else math.nan
 
 
+def _machine(trace: Trace) -> str:
+    """Returns what identifies a rank's machine: the kernel's boot, else the machine's name."""
+    machine = trace.metadata["machine"]
+    return str(machine["boot_id"] or machine["hostname"])
+
+
 def hosts_of(traces: Sequence[Trace]) -> list[tuple[str, str]]:
     """Returns the hosts as seen by the network: pairs of machine and network namespace."""
     return sorted(
         {
             (
-                trace.metadata["machine"]["boot_id"] or trace.metadata["machine"]["hostname"],
+                _machine(trace),
                 str(trace.metadata.get("cross_check_sources", {}).get("network_namespace", "")),
             )
             for trace in traces
@@ -331,9 +337,8 @@ def machine_cpus(traces: Sequence[Trace]) -> int:
     """
     together: dict[str, set[int]] = {}
     for trace in traces:
-        machine = trace.metadata["machine"]
-        named = together.setdefault(machine["boot_id"] or machine["hostname"], set())
-        named.update(machine.get("usable_cpus", ()))
+        named = together.setdefault(_machine(trace), set())
+        named.update(trace.metadata["machine"].get("usable_cpus", ()))
     count = int(traces[0].metadata["machine"]["usable_cpu_count"])
     return max(count, *map(len, together.values())) or len(traces)
 

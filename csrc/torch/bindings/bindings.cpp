@@ -82,13 +82,22 @@ std::shared_ptr<c10d::CommHookInterface> pythonHook(
 // PhaseMarker's begin and end are methods of Python's own C interface: steps
 // call them often, and pybind11's dispatcher takes hundreds of instructions.
 
-PhaseMarker& markerOf(PyObject* self) {
+// Null, with TypeError set, for an object that __init__ did not make.
+PhaseMarker* markerOf(PyObject* self) {
   auto* held = reinterpret_cast<py::detail::instance*>(self);
-  return *static_cast<PhaseMarker*>(held->simple_value_holder[0]);
+  auto* marker = static_cast<PhaseMarker*>(held->simple_value_holder[0]);
+  if (marker == nullptr) {
+    PyErr_SetString(PyExc_TypeError, "PhaseMarker.__init__() was not called");
+  }
+  return marker;
 }
 
 PyObject* beginPhase(PyObject* self, PyObject* /*unused*/) {
-  markerOf(self).begin();
+  PhaseMarker* marker = markerOf(self);
+  if (marker == nullptr) {
+    return nullptr;
+  }
+  marker->begin();
   Py_RETURN_NONE;
 }
 
@@ -97,6 +106,10 @@ PyObject* endPhase(
     PyObject* const* args,
     Py_ssize_t count,
     PyObject* names) {
+  PhaseMarker* marker = markerOf(self);
+  if (marker == nullptr) {
+    return nullptr;
+  }
   unsigned long samples = 0;
   const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
   if (count + named > 1) {
@@ -124,7 +137,7 @@ PyObject* endPhase(
       return nullptr;
     }
   }
-  markerOf(self).end(uint32_t(samples));
+  marker->end(uint32_t(samples));
   Py_RETURN_NONE;
 }
 

@@ -51,13 +51,15 @@ class Job:
         every: int = 1,
         stall: int = 0,
         begins: int = 0,
+        exchange_cpu: int = 0,
     ) -> None:
         """Rank ``late`` works ``delay`` longer in forward of one of ``every`` steps.
 
         This begins with step ``begins``. The rank works ``earlier`` less there before each bucket.
         If it works longer, it lacks a core, in each such backward pass for ``helpers_cpu`` because
         of its own process. The last rank's forward pass takes ``stall`` longer in the middle of the
-        job.
+        job. In steps in which no rank is late, each lacks a core for up to twice ``exchange_cpu``
+        in backward, because of its own process; in the late steps, only the late rank does.
         """
         random = np.random.default_rng(7)
         self.ranks = [Rank(rank, ranks) for rank in range(ranks)]
@@ -74,6 +76,10 @@ class Job:
             for rank, since, at in zip(self.ranks, begin, now, strict=True):
                 rank.phase(Phase.FORWARD, since, at)
             backward, ends = list(now), []
+            lacked = random.integers(0, 2 * exchange_cpu + 1, size=ranks)
+            if is_late:
+                lacked[np.arange(ranks) != late] = 0
+            now = [at + int(more) for at, more in zip(now, lacked, strict=True)]
             for _ in range(4):
                 now = [at + int(3 * MS * random.normal(1, 0.02)) for at in now]
                 if is_late:
@@ -91,6 +97,9 @@ class Job:
                 rank.step(begin[place], done)
                 if is_late and place == late and earlier < 0:
                     rank.no_core(backward[place], now[place], -4 * earlier, helpers_cpu)
+                if lacked[place]:
+                    lacked_ns = int(lacked[place])
+                    rank.no_core(backward[place], now[place], lacked_ns, lacked_ns)
 
     def step_ms(self) -> float:
         return measured_step_ms(self.ranks)
@@ -151,6 +160,12 @@ def test_run_delay_of_late_steps_is_not_kept_where_others_show_the_usual_one() -
     delayed = {"delay": 6 * MS, "earlier": -1 * MS, "helpers_cpu": 4 * MS}
     late = found(Job(late=1, every=2, **delayed).ranks, "rank")[0]
     assert late.step_ms == pytest.approx(Job().step_ms(), rel=0.005)
+
+
+def test_ranks_that_wait_get_the_run_delay_of_steps_without_the_delay() -> None:
+    job = Job(2, late=1, every=2, delay=8 * MS, exchange_cpu=2 * MS, steps=200)
+    without = Job(2, exchange_cpu=2 * MS, steps=200)
+    assert found(job.ranks, "rank")[0].step_ms == pytest.approx(without.step_ms(), rel=0.003)
 
 
 @pytest.mark.parametrize("count", [2, 3])

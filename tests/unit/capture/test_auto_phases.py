@@ -20,8 +20,10 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.testing._internal.distributed import fake_pg  # noqa: F401  # registers the backend
 from torch.utils.data import DataLoader, TensorDataset
 
+from commprof import _native
 from commprof.capture.auto_phases import AutoPhases, ShardedForward, outside, samples_read
 from commprof.capture.patches.replaced import Patches
+from commprof.capture.recorder import recorder
 from commprof.trace.schema import SAMPLES_UNKNOWN
 
 
@@ -287,3 +289,32 @@ def test_a_script_without_fsdp2_and_a_torch_without_the_class(
     assert not forward.pending
     assert "__call__" in vars(FSDPModule)
     patches.remove()
+
+
+@pytest.mark.skipif(_native.native is None, reason="needs the C++ module")
+@pytest.mark.parametrize(
+    ("args", "named", "error", "words"),
+    [
+        ((1, 2), {}, TypeError, "at most 1 argument: samples"),
+        ((), {"count": 1}, TypeError, "no argument 'count', only samples"),
+        ((1.5,), {}, TypeError, "float"),
+        ((-1,), {}, OverflowError, "negative"),
+        ((2**32,), {}, OverflowError, "samples exceeds 32 bits"),
+    ],
+)
+def test_an_argument_that_a_marker_cannot_take_is_named(
+    args: tuple[Any, ...], named: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    marker = recorder().PhaseMarker(0)
+    with pytest.raises(error, match=words):
+        marker.end(*args, **named)
+    marker.begin()
+    marker.end(samples=2**32 - 1)
+
+
+@pytest.mark.skipif(_native.native is None, reason="needs the C++ module")
+def test_a_marker_without_its_init_raises() -> None:
+    kind: Any = recorder().PhaseMarker
+    for method in (kind.begin, kind.end):
+        with pytest.raises(TypeError, match="__init__"):
+            method(kind.__new__(kind))
