@@ -28,6 +28,10 @@ from commprof.capture.recorder import Marker
 from commprof.capture.step_finder import StepFinder
 from commprof.trace.schema import SAMPLES_UNKNOWN
 
+#: True while ``torch.compile`` traces the caller. ``torch.compiler.is_compiling()`` is True during
+#: ``torch.export`` as well, but takes a thousand instructions, several times in each step.
+_traced = torch.compiler.is_dynamo_compiling
+
 
 class AutoPhases:
     """Marks phases in replaced functions of torch; :meth:`remove` restores the functions."""
@@ -53,7 +57,9 @@ class AutoPhases:
         self._called = called if called is None else uncompiled(called, callees=True)
         self._patches = Patches()
         self._installed = False
-        self._sharded = ShardedForward(markers["forward"], self._patches)
+        #: Records the forward passes of FSDP2's modules. The script may import FSDP2 at any time,
+        #: so ``sharded.look()`` is called after each step until it has found FSDP2.
+        self.sharded = ShardedForward(markers["forward"], self._patches)
 
     def install(self) -> None:
         """Starts recording phases in this process."""
@@ -67,15 +73,7 @@ class AutoPhases:
         scaling = None if finder is None else _scaling(finder)
         self._patch(torch.amp.GradScaler, "step", self._markers["optimizer"], scaling)
         self._hook_optimizers(self._markers["optimizer"])
-        self.look()
-
-    def look(self) -> None:
-        """Starts recording the forward passes of FSDP2's modules, if FSDP2 has been imported.
-
-        Call it after each step: the script may import FSDP2 at any time.
-        """
-        if self._sharded.pending and _PACKAGE in sys.modules:
-            self._sharded.look()
+        self.sharded.look()
 
     def remove(self) -> None:
         """Restores all replaced functions."""
@@ -89,7 +87,7 @@ class AutoPhases:
             optimizer: object, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> Arguments | None:
             # A compiler traces this call: a phase is not part of a graph.
-            if torch.compiler.is_compiling() or not self._installed:
+            if _traced() or not self._installed:
                 return None
             marker.begin()
             if finder is not None:
@@ -97,7 +95,7 @@ class AutoPhases:
             return outside(marker, args, kwargs)
 
         def after(optimizer: object, *_: Any) -> None:
-            if torch.compiler.is_compiling() or not self._installed:
+            if _traced() or not self._installed:
                 return
             marker.end()
             if finder is not None:
@@ -141,11 +139,11 @@ class AutoPhases:
         """
         original = original_of(getattr(owner, name))
         # Every step runs this: each further frame or look-up costs hundreds of instructions.
-        is_compiling, begin, end = torch.compiler.is_compiling, marker.begin, marker.end
+        begin, end = marker.begin, marker.end
 
         @wraps(original)
         def marked(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or not self._installed:
+            if _traced() or not self._installed:
                 return original(*args, **kwargs)
             begin()
             try:
@@ -163,7 +161,7 @@ class AutoPhases:
 
         @wraps(original)
         def surrounded(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or not self._installed:
+            if _traced() or not self._installed:
                 return original(*args, **kwargs)
             with around(*args, **kwargs):
                 return marked(*args, **kwargs)
@@ -259,7 +257,7 @@ def _leaving(marker: Marker, closure: Callable[[], Any]) -> Callable[[], Any]:
 
 
 #: Not imported by this module: most scripts do not use FSDP2, and the import takes time.
-_PACKAGE = "torch.distributed.fsdp"
+FSDP2 = "torch.distributed.fsdp"
 _CLASS = "FSDPModule"
 
 
@@ -275,7 +273,7 @@ class ShardedForward:
 
     def look(self) -> None:
         """Starts recording if FSDP2 has been imported and has ``FSDPModule``; else does nothing."""
-        owner = getattr(sys.modules.get(_PACKAGE), _CLASS, None)
+        owner = getattr(sys.modules.get(FSDP2), _CLASS, None)
         if owner is None:
             return
         self.pending = False

@@ -30,30 +30,36 @@ _DDP_KEYS = (
     *("avg_forward_compute_time", "avg_backward_compute_time", "avg_backward_comm_time"),
     *("avg_backward_compute_comm_overlap_time", "rebuilt_per_bucket_param_indices"),
 )
-#: DDP updates its log in its first ten iterations, and then in one of every hundred. It is read
-#: after these of the first ones, because reading takes longer than recording a step.
-_FIRST_READS, _UPDATED_EVERY = frozenset((0, 1, 2, 4, 8, 10)), 100
+#: DDP updates its log in its first ten iterations, and then in one of every hundred. Reading it
+#: takes longer than recording a step. So it is read in a model's first forward pass, then after as
+#: many further passes as these numbers say, the last of which repeats.
+_PASSES_TO_NEXT_READ = (1, 1, 2, 4, 2, 90, 100)
 #: Maximum number of models whose logs are kept. A report compares the log of a single model.
 _MOST_MODELS = 32
 
 
-@dataclass
+@dataclass(slots=True)
 class _Called:
-    """A DDP model that was trained, with its latest log."""
+    """A DDP model that was trained, with its latest log.
 
-    iterations: int = 0
+    Its log is read now and then, because it may be too late when capture stops: a model made in a
+    function, or one of several in a cross-validation, may be gone by then. If the model is gone
+    after four to ten iterations, the log may lack the last few of these.
+    """
+
+    model: Callable[[], DistributedDataParallel | None]
+    """Weak reference to the model."""
     log: dict[str, Any] | None = None
+    passes_to_read: int = 1
+    """Number of forward passes until the log is read next."""
+    reads: int = 0
 
-    def iterate(self, model: DistributedDataParallel) -> None:
-        """Counts a forward pass, and reads DDP's log if the pass may have updated it.
-
-        Reading it when capture stops may be too late: a model made in a function, or one of several
-        in a cross-validation, may be gone by then. If the model is gone after four to ten
-        iterations, the log may lack the last few of these.
-        """
-        if self.iterations in _FIRST_READS or self.iterations % _UPDATED_EVERY == 0:
-            self.read(model)
-        self.iterations += 1
+    def read_in_pass(self, model: DistributedDataParallel) -> None:
+        """Reads the model's log in a forward pass, and notes when to read it next."""
+        gaps = _PASSES_TO_NEXT_READ
+        self.passes_to_read = gaps[min(self.reads, len(gaps) - 1)]
+        self.reads += 1
+        self.read(model)
 
     def read(self, model: DistributedDataParallel) -> None:
         """Reads DDP's log of the model; the parts that do not change are read only once."""
@@ -71,8 +77,8 @@ class CrossCheckSources:
             weakref.WeakKeyDictionary()
         )
         self._called: list[_Called] = []
-        #: The model that was called last, if it is still alive, and its entry in ``_models``.
-        self._latest: tuple[Callable[[], DistributedDataParallel | None], _Called] | None = None
+        #: The model that was called last.
+        self._latest: _Called | None = None
         self._counting_from: dict[str, tuple[int, int]] | None = None
         self._counted: dict[str, tuple[int, int]] = {}
         self._begin_ns = 0
@@ -123,21 +129,26 @@ class CrossCheckSources:
         recorder.add_metadata(json.dumps({"cross_check_sources": closing}))
 
     def note(self, model: DistributedDataParallel) -> None:
-        """Notes a model's forward pass, except in evaluation, which DDP's log does not count."""
-        if not (model.training and torch.is_grad_enabled()):
-            return
-        latest = self._latest
-        if latest is not None and latest[0]() is model:
-            latest[1].iterate(model)
-            return
-        called = self._models.get(model)
-        if called is None:
-            if len(self._called) == _MOST_MODELS:
+        """Notes a model's forward pass; a model that was only evaluated so far is left out."""
+        # Every step runs this: a model that is called again must cost few instructions.
+        called = self._latest
+        if called is None or called.model() is not model:
+            called = self._entry(model)
+            if called is None:
                 return
-            called = self._models[model] = _Called()
+            self._latest = called
+        called.passes_to_read -= 1
+        if called.passes_to_read == 0:
+            called.read_in_pass(model)
+
+    def _entry(self, model: DistributedDataParallel) -> _Called | None:
+        """Returns the entry of a model, made if the model trains; None if it has none."""
+        called = self._models.get(model)
+        trains = model.training and torch.is_grad_enabled()
+        if called is None and trains and len(self._called) < _MOST_MODELS:
+            called = self._models[model] = _Called(weakref.ref(model))
             self._called.append(called)
-        self._latest = weakref.ref(model), called
-        called.iterate(model)
+        return called
 
 
 def interface_bytes() -> dict[str, tuple[int, int]]:

@@ -10,11 +10,12 @@ import time
 from contextlib import suppress
 from multiprocessing.util import Finalize
 from pathlib import Path
+from sys import modules
 from types import TracebackType
 from typing import Any, Protocol
 
 from commprof import _native, invocation
-from commprof.capture.auto_phases import AutoPhases
+from commprof.capture.auto_phases import FSDP2, AutoPhases
 from commprof.capture.cross_check_sources import CrossCheckSources
 from commprof.capture.device_telemetry import DeviceTelemetry
 from commprof.capture.ending import error_line, unhandled
@@ -86,6 +87,7 @@ class Profiler:
         self._auto_phases = AutoPhases(
             self._markers, self._finder, called=self._cross_check_sources.note
         )
+        self._sharded = self._auto_phases.sharded
         self._waits = (FutureWaits(), StreamWaits(), Coalescing())
         self._clock = ClockLink("off")
         self._arrivals = ArrivalLink()
@@ -272,7 +274,8 @@ class Profiler:
             self._arrivals.look()
         if self._telemetry.pending:
             self._telemetry.look()
-        self._auto_phases.look()
+        if self._sharded.pending and FSDP2 in modules:
+            self._sharded.look()
         for listener in self._listeners:
             listener.step_ended(self._step - 1)
 

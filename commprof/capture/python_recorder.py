@@ -338,7 +338,7 @@ class PythonRecorder:
                 file=sys.stderr,
             )
 
-    def mark_step(self, step: int, ended: bool, found: int = schema.STEP_DECLARED) -> None:
+    def mark_step(self, step: int, ended: bool, found: int = schema.STEP_DECLARED, /) -> None:
         """Records a step boundary, and drops a phase that this thread left open."""
         self._open.marker = None
         if self._enabled:

@@ -78,7 +78,7 @@ class Recorder(Protocol):
         """True if records are being taken."""
         ...
 
-    def mark_step(self, step: int, ended: bool, found: int = ...) -> None:
+    def mark_step(self, step: int, ended: bool, found: int = ..., /) -> None:
         """Records a step boundary; ``ended`` is False if no step ends at it.
 
         ``found`` says who placed the boundary: one of ``schema.STEP_DECLARED`` and its siblings.

@@ -11,6 +11,8 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
+#include <limits>
+
 #include "base/clock.h"
 #include "core/phase_marker.h"
 #include "core/process/exit_note.h"
@@ -79,8 +81,9 @@ std::shared_ptr<c10d::CommHookInterface> pythonHook(
       std::move(state), std::move(hook));
 }
 
-// PhaseMarker's begin and end are methods of Python's own C interface: steps
-// call them often, and pybind11's dispatcher takes hundreds of instructions.
+// mark_step, and PhaseMarker's begin and end, are functions of Python's own C
+// interface: every step calls them, and pybind11's dispatcher takes hundreds of
+// instructions.
 
 // Null, with TypeError set, for an object that __init__ did not make.
 PhaseMarker* markerOf(PyObject* self) {
@@ -141,13 +144,49 @@ PyObject* endPhase(
   Py_RETURN_NONE;
 }
 
-// Its docstrings have pybind11's form, from which the stub is made.
+PyObject* markStepNow(
+    PyObject* /*module*/,
+    PyObject* const* args,
+    Py_ssize_t count) {
+  if (count < 2 || count > 3) {
+    PyErr_SetString(
+        PyExc_TypeError,
+        "mark_step() takes 2 or 3 arguments: step, ended, found");
+    return nullptr;
+  }
+  const unsigned long long step = PyLong_AsUnsignedLongLong(args[0]);
+  const int ended = PyObject_IsTrue(args[1]);
+  const unsigned long found =
+      count == 3 ? PyLong_AsUnsignedLong(args[2]) : uint32_t{kStepDeclared};
+  if (PyErr_Occurred() != nullptr) {
+    return nullptr;
+  }
+  if (found > std::numeric_limits<uint32_t>::max()) {
+    PyErr_SetString(PyExc_OverflowError, "found exceeds 32 bits");
+    return nullptr;
+  }
+  markStep(step, ended != 0, uint32_t(found));
+  Py_RETURN_NONE;
+}
+
+template <typename Function>
+PyCFunction asMethod(Function* function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+// Their docstrings have pybind11's form, from which the stub is made.
 PyMethodDef phase_methods[] = {
     {"begin", beginPhase, METH_NOARGS, "begin(self) -> None"},
     {"end",
-     reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(endPhase)),
+     asMethod(endPhase),
      METH_FASTCALL | METH_KEYWORDS,
      "end(self, samples: typing.SupportsIndex = 0) -> None"}};
+PyMethodDef mark_step_method = {
+    "mark_step",
+    asMethod(markStepNow),
+    METH_FASTCALL,
+    "mark_step(step: int, ended: bool, found: int = 0, /) -> None\n\n"
+    "Records a step boundary now; `ended` is False if no step ends at it."};
 
 } // namespace
 
@@ -264,13 +303,8 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
       "enabled",
       [] { return Recorder::instance().enabled(); },
       "True if records are being taken.");
-  m.def(
-      "mark_step",
-      &markStep,
-      "Records a step boundary now; `ended` is False if no step ends at it.",
-      py::arg("step"),
-      py::arg("ended"),
-      py::arg("found") = uint32_t{kStepDeclared});
+  m.attr("mark_step") = py::reinterpret_steal<py::object>(
+      PyCFunction_New(&mark_step_method, nullptr));
   m.def(
       "record_cost_ns",
       &recordCostNs,

@@ -318,3 +318,22 @@ def test_a_marker_without_its_init_raises() -> None:
     for method in (kind.begin, kind.end):
         with pytest.raises(TypeError, match="__init__"):
             method(kind.__new__(kind))
+
+
+@pytest.mark.skipif(_native.native is None, reason="needs the C++ module")
+@pytest.mark.parametrize(
+    ("args", "error", "words"),
+    [
+        ((1,), TypeError, "2 or 3 arguments: step, ended, found"),
+        ((1, True, 0, 0), TypeError, "2 or 3 arguments: step, ended, found"),
+        (("1", True), TypeError, "integer"),
+        ((-1, True), OverflowError, "negative"),
+        ((1, True, 2**32), OverflowError, "found exceeds 32 bits"),
+    ],
+)
+def test_an_argument_that_a_step_boundary_cannot_take_is_named(
+    args: tuple[Any, ...], error: type[Exception], words: str
+) -> None:
+    mark: Any = recorder().mark_step
+    with pytest.raises(error, match=words):
+        mark(*args)
