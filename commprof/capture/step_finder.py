@@ -7,8 +7,9 @@ further parameter groups that are stepped one by one (as DeepSpeed does).
 
 Training may move on to another optimizer, as in cross-validation. An optimizer that updates twice,
 without an update of the leading optimizer in between, becomes the leading one. The first of the two
-updates also ends a step, if this optimizer never updated between two updates of the previous
-leading optimizer.
+updates also ends a step if three conditions hold: the leading optimizer updated at least twice
+since another optimizer last did, no third optimizer updated since, and this optimizer never updated
+between two updates of the leading one.
 
 An update inside a backward pass (an optimizer per parameter) or inside GradScaler counts when the
 pass or the scaler's step has ended.
