@@ -112,7 +112,7 @@ class AutoPhases:
 
         @wraps(original)
         def marked(iterator: Any) -> Any:
-            if torch.compiler.is_compiling():
+            if _traced():
                 return original(iterator)
             samples = 0
             marker.begin()
@@ -289,7 +289,7 @@ def _marked(owner: type, marker: Marker) -> Any:
 
     def call(module: Any, *args: Any, **kwargs: Any) -> Any:
         inherited = super(owner, module).__call__  # type: ignore[arg-type]
-        if torch.compiler.is_compiling():  # traced by a compiler: a phase is not part of a graph
+        if _traced():  # traced by a compiler: a phase is not part of a graph
             return inherited(*args, **kwargs)
         marker.begin()
         try:

@@ -53,6 +53,7 @@ class _Called:
     passes_to_read: int = 1
     """Number of forward passes until the log is read next."""
     reads: int = 0
+    """Number of forward passes in which the log was read."""
 
     def read_in_pass(self, model: DistributedDataParallel) -> None:
         """Reads the model's log in a forward pass, and notes when to read it next."""

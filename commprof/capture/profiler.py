@@ -10,7 +10,6 @@ import time
 from contextlib import suppress
 from multiprocessing.util import Finalize
 from pathlib import Path
-from sys import modules
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -274,7 +273,7 @@ class Profiler:
             self._arrivals.look()
         if self._telemetry.pending:
             self._telemetry.look()
-        if self._sharded.pending and FSDP2 in modules:
+        if self._sharded.pending and FSDP2 in sys.modules:
             self._sharded.look()
         for listener in self._listeners:
             listener.step_ended(self._step - 1)
