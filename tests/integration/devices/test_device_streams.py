@@ -13,14 +13,14 @@ from commprof.trace import columns
 from commprof.trace.reader import Trace
 from commprof.trace.schema import OPS, Kind
 from tests.support.machines.device_runs import run_on_device
-from tests.support.ranks.devices.device_streams_script import COMPUTING, MS, SIDE
+from tests.support.ranks.devices.device_streams_script import COMPUTING, SIDE, UNIT_NS
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(_native.native is None, reason="needs the native module"),
 ]
 
-EXACT_NS = 2_000
+EXACT_NS = UNIT_NS / 1_000  # the clocks of device and host differ by 1 part in 20,000
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def waits_on(trace: Trace, stream: int) -> Any:
 def stalls_ns(truth: dict[str, Any]) -> Any:
     """Those of the stream that computes that took time at all, in order."""
     length = np.array([end - begin for begin, end in truth["stalls"]])
-    return length[length > 1 * MS]
+    return length[length > 1 * UNIT_NS]
 
 
 def test_waiting_for_an_event_behind_a_collective_is_seen(
@@ -50,9 +50,10 @@ def test_waiting_for_an_event_behind_a_collective_is_seen(
     length = (waits["value"] - waits["timestamp_ns"]).astype(np.int64)
     of_events = np.isin(waits["op_id"], gathered)
     long = of_events & (length > EXACT_NS)
-    # 4 ms, the batch of 3 ms, 5 ms, 5 and 7 ms, and then the messages' and the last collective's.
+    # In units: 4, the batch of 3, 5, 5 and 7, and then the messages' and the last collective's.
     first, batch, second, third, *_ = stalls_ns(truth)
-    assert (first > 3 * MS, batch > 2 * MS, second > 4 * MS, third > 10 * MS) == (True,) * 4
+    assert (first > 3 * UNIT_NS, batch > 2 * UNIT_NS) == (True, True)
+    assert (second > 4 * UNIT_NS, third > 10 * UNIT_NS) == (True, True)
     assert waits["op_id"][long].tolist() == gathered.tolist()
     assert length[long] == pytest.approx([first, second, third], abs=EXACT_NS)
 

@@ -21,7 +21,7 @@ import commprof
 from commprof.capture.patches.waits import StreamWaits
 from tests.support import fake_device
 
-MS = 1e6
+UNIT_NS = 10e6  # more than a busy machine holds up the process between two calls
 COMPUTING, SIDE = 0, 5
 
 device: Any = None
@@ -74,18 +74,18 @@ def gather(tensor: torch.Tensor, put_on: Stream | None = SIDE_STREAM) -> Event:
 def wait_for_events(tensor: torch.Tensor) -> None:
     """Makes the computing stream wait for several events.
 
-    For 4 ms, for an event without communication, for 5 ms, for an event of another device, and for
-    both earlier gathers."""
-    device.collectives_take(6 * MS)
+    For 4 units of time, for an event without communication, for 5 units, for an event of another
+    device, and for both earlier gathers."""
+    device.collectives_take(6 * UNIT_NS)
     event = gather(tensor)
-    device.compute(2 * MS)
+    device.compute(2 * UNIT_NS)
     event.wait(Stream(COMPUTING))
     event.wait()  # the event has passed by now
-    on_side(lambda: device.compute(3 * MS)).wait()  # a copied batch, without communication
-    device.collectives_take(5 * MS)
+    on_side(lambda: device.compute(3 * UNIT_NS)).wait()  # a copied batch, without communication
+    device.collectives_take(5 * UNIT_NS)
     gather(tensor).wait()
     gather(tensor, put_on=Stream(SIDE, device_index=1)).wait()  # no collective before the event
-    device.collectives_take(7 * MS)
+    device.collectives_take(7 * UNIT_NS)
     gather(tensor, put_on=None).wait()  # on the stream of its creation
     other = gather(tensor)
     device.use_stream(7)
@@ -97,7 +97,7 @@ def coalesce(tensor: torch.Tensor) -> None:
     """Sends two messages as one launch, without and with a future; then a batch that fails."""
     group, at = dist.group.WORLD, torch.device("privateuseone", 0)
     assert group is not None
-    device.collectives_take(4 * MS)
+    device.collectives_take(4 * UNIT_NS)
     for has_future in (False, True):
         device.coalesced_has_future(has_future)
         with dist._coalescing_manager(group, at, async_ops=True) as batch:
@@ -133,7 +133,8 @@ def main(directory: Path) -> None:
         coalesce(tensor)
         profiler.step()
         waits.remove()
-        time.sleep(0.2)  # until the device is done
+        ahead_ns = max(device.reached(stream) for stream in (COMPUTING, SIDE, 7)) - device.now()
+        time.sleep(ahead_ns / 1e9 + 0.2)  # until the device is done
     truth = {
         "stalls": [[device.to_host(t) for t in pair] for pair in device.stalls(COMPUTING)],
         "collectives": [[device.to_host(t) for t in one] for one in device.collectives()],
