@@ -13,10 +13,8 @@ COMPILERS ?= g++-11 clang++
 export COMMPROF_REQUIRE_NATIVE := 1
 
 BIN     := $(VENV)/bin
-# Compiling all of torch to bytecode takes pip a minute, of which training needs a quarter: see $(WARM).
+# Compiling all of torch to bytecode takes pip a minute, of which training needs a quarter: see $(BUILT).
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
-# Also where Python is told to write no bytecode by itself.
-BYTECODE := PYTHONDONTWRITEBYTECODE= $(BIN)/python -c
 NATIVE  := $(shell find csrc tools -name '*.cpp' -o -name '*.h' -o -name '*.py' -o -name '*.cmake' \
            -o -name CMakeLists.txt) CMakeLists.txt setup.py pyproject.toml
 CXX_ALL := $(shell find csrc tests/cpp -name '*.cpp' -o -name '*.h' 2>/dev/null)
@@ -38,7 +36,7 @@ help: ## list the targets
 # Without RUN_ARGS. About 30 s on two cores; every epoch is whole batches at each world size.
 DEMO := --workload transformer:vocab=1024,d_model=128,sequence=32,samples=1024 --steps 32
 
-run: $(BUILT) $(WARM) ## set up what is missing, then profile 8 ranks (RUN_ARGS=...)
+run: $(BUILT) ## set up what is missing, then profile 8 ranks (RUN_ARGS=...)
 	$(BIN)/python -m commprof.run --nproc 8 $(or $(RUN_ARGS),$(DEMO))
 
 # Three at a time, as many of them sleep; what measures time runs alone.
@@ -146,15 +144,19 @@ $(DEPS):
 	Python 3.10 or newer, $(PY) is %d.%d: try make PY=python3.11" % v[:2])'
 	@echo "[1/4] virtual environment: $(VENV)"
 	@$(PY) -m venv $(VENV)
-	@echo "[2/4] $(TORCH) and build tools: about 1 GB on disk"
+	@echo "[2/4] $(TORCH), numpy and build tools: about 1 GB on disk"
 	@$(INSTALL) 'setuptools>=77' 'cmake>=3.24' ninja
 	@$(BIN)/python tools/native_build.py 2>/dev/null & \
-	  $(INSTALL) '$(TORCH)'; status=$$?; wait; exit $$status
+	  $(INSTALL) '$(TORCH)' numpy; status=$$?; wait; exit $$status
 	@rm -f $(VENV)/.deps-* $(WARM) && touch $@
+
+# Makes the bytecode that training needs, also where Python is told to write none by itself.
+WARMS = PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import torch._dynamo, torch.distributed.launcher.api' && \
+  $(BIN)/python -m compileall -q commprof
 
 $(BUILT): $(DEPS) $(NATIVE)
 	@echo "[3/4] C++ module for this torch: a minute or two on two cores the first time"
-	@test -e $(WARM) || $(BYTECODE) 'import torch._dynamo' 2>/dev/null & \
+	@test -e $(WARM) || { $(WARMS) 2>/dev/null && touch $(WARM); } & \
 	  $(INSTALL) --no-build-isolation -e .; status=$$?; wait; exit $$status
 	@touch $@
 
@@ -166,11 +168,6 @@ $(DEV): pyproject.toml | $(BUILT)
 
 # Half of all installed Python, which hardly any test imports.
 NOT_TESTED := /(pip|sympy|networkx|pygments|setuptools|mypyc|kubernetes|scipy|sklearn|tests?)/|torch/(testing|onnx|ao)/
-
-# The bytecode of what training imports; that of torch is made while the module is built.
-$(WARM): | $(BUILT)
-	@$(BYTECODE) 'import torch._dynamo, commprof.launch.elastic, commprof.commands.run'
-	@touch $@
 
 $(OTHERS): pyproject.toml tools/over_environment.py | $(DEV)
 	@echo "training frameworks: $(OTHERS_DIR), about 1.5 GB on disk"
