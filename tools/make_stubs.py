@@ -48,14 +48,23 @@ def generate() -> str:
 
 
 def signatures(text: str) -> str:
-    """Returns the stub without `__all__` and docstrings, which are in the bindings."""
+    """Returns the stub without `__all__` and docstrings, which are in the bindings.
+
+    pybind11-stubgen drops the "/" of positional parameters; the docstring of the function has it.
+    """
     tree = ast.parse(text)
     tree.body = [node for node in tree.body if "__all__" not in ast.unparse(node)[:7]]
     for node in ast.walk(tree):
         documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
         if documented and ast.get_docstring(node) is not None:
             node.body = node.body[1:] or [ast.Expr(ast.Constant(...))]
+        if isinstance(node, ast.FunctionDef) and ", /)" in _docstring(node.name):
+            node.args.posonlyargs, node.args.args = node.args.args, []
     return ast.unparse(tree)
+
+
+def _docstring(function: str) -> str:
+    return getattr(native, function, None).__doc__ or ""
 
 
 if __name__ == "__main__":

@@ -155,7 +155,13 @@ PyObject* markStepNow(
     return nullptr;
   }
   const unsigned long long step = PyLong_AsUnsignedLongLong(args[0]);
+  if (PyErr_Occurred() != nullptr) {
+    return nullptr;
+  }
   const int ended = PyObject_IsTrue(args[1]);
+  if (ended < 0) {
+    return nullptr;
+  }
   const unsigned long found =
       count == 3 ? PyLong_AsUnsignedLong(args[2]) : uint32_t{kStepDeclared};
   if (PyErr_Occurred() != nullptr) {

@@ -327,6 +327,8 @@ def test_a_marker_without_its_init_raises() -> None:
         ((1,), TypeError, "2 or 3 arguments: step, ended, found"),
         ((1, True, 0, 0), TypeError, "2 or 3 arguments: step, ended, found"),
         (("1", True), TypeError, "integer"),
+        (("1", torch.ones(2)), TypeError, "integer"),  # the first wrong one is named
+        ((1, torch.ones(2)), RuntimeError, "ambiguous"),
         ((-1, True), OverflowError, "negative"),
         ((1, True, 2**32), OverflowError, "found exceeds 32 bits"),
     ],
