@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from commprof.errors import TraceError
 from commprof.trace import columns
@@ -87,19 +88,19 @@ class Launched:
 
     def pids(self) -> list[int]:
         """Process IDs of the ranks that have begun to record."""
+        return [int(each["pid"]) for each in self._metadata()]
+
+    def rings(self) -> list[str]:
+        """Files that these ranks still have in shared memory, not those of an older process."""
+        prefixes = [Path(each["ring_prefix"]) for each in self._metadata()]
+        return [path.name for each in prefixes for path in each.parent.glob(f"{each.name}*")]
+
+    def _metadata(self) -> list[dict[str, Any]]:
         found = []
         for path in sorted(self.world.glob("rank_*.trace")):
             with suppress(TraceError, OSError):
-                found.append(int(read_trace(path).metadata["pid"]))
+                found.append(read_trace(path).metadata)
         return found
-
-    def rings(self) -> list[str]:
-        """Files that these ranks still have in shared memory."""
-        return [
-            path.name
-            for pid in self.pids()
-            for path in Path("/dev/shm").glob(f"commprof-*-{pid}-*")
-        ]
 
     def end(self) -> None:
         """Kills the processes that are left."""
