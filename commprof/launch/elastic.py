@@ -36,7 +36,7 @@ LAUNCHER_LOG = "launcher.log"
 
 _PRELOAD = ("commprof.launch.quiet_start", "torch", "commprof.launch.worker")
 TRAINING_IMPORTS = ("torch._dynamo",)
-"""Slow modules that the first DDP model and the first optimizer import."""
+"""Modules that are slow to import; the first DDP model and the first optimizer import them."""
 
 _SHUTDOWN_TIMEOUT_S = 5  # then a rank that ignores the signal is killed
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -59,7 +59,7 @@ def launch(
     """Run all ranks of the job and return when they are done.
 
     log_dir: directory for `rank_R.out`, `rank_R.err`, the launcher's warnings, and a failed rank's
-    `rank_R.error.json`. rendezvous: that of all machines' launchers. cpu_sets: CPUs of this
+    `rank_R.error.json`. rendezvous: how all machines' launchers meet. cpu_sets: CPUs of this
     machine's ranks, as in `Pinning.text`. attempt: number of the attempt in `run_attempts`; from 1
     on, the names of the ranks' files in log_dir contain the number. The processes share one fork
     server, which stays for the next job (so that torch is imported once) until `stop_fork_server`,
@@ -152,8 +152,10 @@ def _run_ranks(run: Callable[[], object], log_dir: Path, attempt: int) -> None:
         raise _rank_failed(error, log_dir, attempt) from None
     except SignalException as error:
         interrupted_by = error.sigval
-    except RendezvousError as error:
-        raise CommprofError(f"the ranks could not find each other: {error}") from error
+    except (RendezvousError, dist.DistError) as error:  # of one machine, of several
+        raise CommprofError(
+            f"the rendezvous of the ranks failed: {error}; check --rdzv-endpoint, if given"
+        ) from error
     if interrupted_by is not None:
         signal.raise_signal(interrupted_by)
 
@@ -179,7 +181,7 @@ def stop_fork_server() -> None:
 
 
 def _kill_ranks(others: list[multiprocessing.process.BaseProcess]) -> None:
-    """Kills child processes that are not in ``others``: ranks that torch's launcher left running.
+    """Kills the ranks that torch's launcher left running: all child processes except ``others``.
 
     The launcher leaves ranks running if a second signal interrupts the launcher's shutdown.
     """
@@ -202,8 +204,8 @@ def _config(world_size: int, logs: LogsSpecs, rendezvous: Rendezvous) -> LaunchC
 def _shutdown_timeout() -> dict[str, int]:
     """Returns the shutdown timeout in s, as a keyword argument of ``LaunchConfig``.
 
-    ``LaunchConfig`` lacks this argument before torch 2.12: then changes the default of torch's
-    ``PContext.close`` instead, and returns {}.
+    Before torch 2.12, ``LaunchConfig`` lacks this argument; this function then changes the default
+    of torch's ``PContext.close`` instead, and returns {}.
     """
     if any(field.name == "shutdown_timeout" for field in dataclasses.fields(LaunchConfig)):
         return {"shutdown_timeout": _SHUTDOWN_TIMEOUT_S}

@@ -21,7 +21,7 @@ import torch
 
 from commprof.analysis.rank_summary import RankSummary
 from commprof.errors import CommprofError, RankFailedError, UsageError
-from commprof.launch import elastic
+from commprof.launch import elastic, rendezvous
 from commprof.launch.elastic import kill_lost_ranks
 from commprof.launch.job import Job, per_rank_batch
 from commprof.launch.progress import ProgressFile, ProgressLine
@@ -29,6 +29,7 @@ from commprof.launch.rendezvous import Rendezvous
 from commprof.launch.worker import PeakMemory
 from commprof.report.sections.memory import memory_section
 from tests.support.builders.results import PARTS, world
+from tests.support.machines.ranks import free_port
 
 HERE = Path("run/w2")
 
@@ -156,6 +157,15 @@ def test_each_machine_needs_gpus_for_its_own_ranks_only(
         assert elastic.check(job, two_machines).steps > 0
     with pytest.raises(UsageError, match=f"for each of the 8 ranks, and this machine has {gpus}"):
         elastic.check(job)
+
+
+def test_a_first_machine_that_never_comes_is_an_error_with_the_option_to_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous, "_TIMEOUT_S", 1)
+    second = Rendezvous(f"127.0.0.1:{free_port()}", nodes=2, node_rank=1)
+    with pytest.raises(CommprofError, match=r"rendezvous of the ranks failed.*--rdzv-endpoint"):
+        elastic.launch_script(["-c", "pass"], 2, tmp_path, {}, second)
 
 
 @pytest.mark.parametrize(
