@@ -75,7 +75,7 @@ class Attachment:
 
     @property
     def is_native(self) -> bool:
-        """True if compressors of this model run natively, False if as torch operations."""
+        """True if the native module runs this model's compressors, False if torch operations do."""
         return self._groups.native
 
     @property
@@ -115,9 +115,10 @@ class Attachment:
 
         Raises:
             CommprofError: the ranks differ in compressor or parameters, the compressor works in
-                another model, or the compressor needs the native module; or the state given to
-                the compressor's ``load_state_dict()`` before this call does not fit, and then
-                :attr:`compressor` is None.
+                another model, the compressor needs the native module, or the compressor cannot
+                load the state that its ``load_state_dict()`` got before this call. In the last
+                case, and if the compressor cannot connect to the other ranks,
+                :attr:`compressor` is None afterwards.
         """
         if isinstance(hook, Compressor):
             self._compress(hook)
@@ -132,12 +133,16 @@ class Attachment:
         if compressor is self._compressor:
             return
         compressor.require_free()
-        running = Running(self._ddp, compressor, self._groups, self._running)
+        replaced = self._running
+        running: Running | None = None
         try:
+            running = Running(self._ddp, compressor, self._groups, replaced)
             compressor.bind(running)
         except Exception:
-            running.stop()
-            if self._compressor is not None:
+            if running is not None:
+                running.stop()
+            # The hook would go on with an engine that is stopped.
+            if replaced is not None and (running is not None or replaced.is_stopped):
                 self.set_hook(None)
             raise
         if running.is_native:
@@ -155,7 +160,7 @@ class Attachment:
         self._compressor = self._running = None
 
     def _note(self, hook: Hook | Compressor | None) -> None:
-        """Adds the name of a hook that is new to this model to the trace's metadata."""
+        """Adds the hook's name to the trace's metadata when this model first uses the hook."""
         name = _name(hook)
         if name not in self._names:
             self._names.append(name)
@@ -167,7 +172,10 @@ class Attachment:
         self._buckets.recording = False
 
     def _divide_by(self, ranks: int) -> None:
-        """Sets the number of ranks that the mean divides by, as ``ddp.join()`` does; 0: all."""
+        """Sets the number of ranks that the mean all-reduce divides by, as in ``ddp.join()``.
+
+        0: all ranks.
+        """
         if not self._mean:
             if ranks:
                 _warn_of_join()

@@ -32,7 +32,7 @@ class Engine(Protocol):
     step: int
 
     def state(self) -> StateItems:
-        """Returns the state of all parameters, sorted by parameter number."""
+        """Returns the engine's state, such as residuals, sorted by parameter number."""
 
     def load_state(self, state: StateItems) -> None:
         """Replaces all state."""
@@ -44,7 +44,11 @@ class Engine(Protocol):
         """Adds the values sent in the last step, which was not applied, back to the residuals."""
 
     def stop(self, patience_s: float) -> None:
-        """Ends the engine's thread, if it has one."""
+        """Ends the engine's thread, if it has one.
+
+        Waits up to ``patience_s`` seconds for buckets in exchange. Then the exchange is
+        interrupted, and the wait continues for up to ``patience_s`` more seconds.
+        """
 
 
 class Running:
@@ -57,19 +61,21 @@ class Running:
         groups: Groups,
         replaced: Running | None = None,
     ) -> None:
-        """Makes the engine; a collective call if the engine is native.
+        """Makes the engine; if it is native, all ranks must make theirs together.
 
         Args:
             ddp: the model.
             compressor: scheme and options.
-            groups: the model's groups.
-            replaced: the engine's predecessor; stopped once the ranks agree, because only one
-                engine at a time can use a group's connections.
+            groups: process groups and connections for the model's exchanges.
+            replaced: the owner of the model's previous native engine. That engine is stopped after
+                the check that all ranks have the same compressor and model, because only one engine
+                at a time can use a group's connections.
 
         Raises:
             CommprofError: the ranks differ in scheme, options or parameters, or the scheme needs
                 the native module.
         """
+        self.is_stopped = False
         named = list(ddp.module.named_parameters())
         self.names = [name for name, _ in named]
         self.sizes = [parameter.numel() for _, parameter in named]
@@ -106,6 +112,7 @@ class Running:
 
     def stop(self) -> None:
         """Ends the engine's thread."""
+        self.is_stopped = True
         self.engine.stop(_PATIENCE_S)
 
 
@@ -153,7 +160,10 @@ def _refuse(what: str, rank: int, found: Sequence[str]) -> NoReturn:
 
 
 def _stop_at_exit(engine: Any) -> None:
-    """Registers an exit handler that stops the engine's thread and sockets if it still exists."""
+    """Registers an exit handler that stops the engine's thread and sockets.
+
+    The handler keeps no reference to the engine, and is removed when the engine is freed.
+    """
     reference = weakref.ref(engine)
 
     def stop() -> None:
