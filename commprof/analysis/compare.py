@@ -39,6 +39,7 @@ from commprof.stats.rank_tests import (
     smallest_p_value,
     step_test,
 )
+from commprof.trace.columns import Ints
 from commprof.units import NS_PER_MS
 
 #: A kind of call, and its bucket's number or ``NO_BUCKET``.
@@ -134,7 +135,11 @@ class RunComparison:
     settings: tuple[Setting, ...]
 
     def slower_by_more_than(self, share: float) -> tuple[WorldComparison, ...]:
-        """Returns the world sizes whose step is significantly longer in B, by over ``share``."""
+        """Returns the world sizes whose step is significantly longer in B than in A.
+
+        Args:
+            share: fraction of A's step; B's step must exceed A's by more than this.
+        """
         return tuple(
             world
             for world in self.worlds
@@ -170,7 +175,7 @@ def _world(a: WorldDetail, b: WorldDetail) -> WorldComparison:
         if name != "step"
     ]
     numbered = all(_knows_buckets(run.timeline) for run in (a, b))
-    before, after = _by_kind(a.timeline, numbered), _by_kind(b.timeline, numbered)
+    before, after = _by_kind((a.timeline, b.timeline), numbered)
     nothing = np.zeros(0)
     kinds = [
         _change(name, before.get(kind, nothing), after.get(kind, nothing))
@@ -246,35 +251,59 @@ def _knows_buckets(timeline: Timeline) -> bool:
     return any(bool((rank.in_flight.bucket != NO_BUCKET).any()) for rank in timeline.ranks)
 
 
-def _by_kind(timeline: Timeline, numbered: bool) -> dict[_Kind, Floats]:
-    """Returns, by kind of call, the mean time in flight in ms for each step with such calls.
+def _by_kind(runs: Sequence[Timeline], numbered: bool) -> list[dict[_Kind, Floats]]:
+    """Returns, per run and kind of call, a call's mean time in flight in ms in each step with it.
 
-    Only the kinds with the most time in flight are returned.
+    The kinds are the ``_MOST_KINDS`` kinds with the longest total time in flight of each run.
 
     Args:
-        timeline: timeline of one run.
-        numbered: True if each bucket is its own kind; both runs must record bucket numbers.
+        runs: timelines of the runs.
+        numbered: True if each bucket is its own kind; all runs must record bucket numbers.
     """
-    if not timeline.kinds:
-        return {}
-    intervals = [rank.in_flight for rank in timeline.ranks]
-    kind, bucket, step, time_ns = (
-        np.concatenate([getattr(each, name) for each in intervals])
-        for name in ("kind", "bucket", "step", "duration_ns")
-    )
-    keys = np.stack([kind, bucket if numbered else np.full_like(bucket, NO_BUCKET)], axis=1)
-    distinct, row = np.unique(keys, axis=0, return_inverse=True)
-    row = row.reshape(-1)
-    total = np.bincount(row, weights=time_ns, minlength=len(distinct))
-    found: dict[_Kind, Floats] = {}
-    for chosen in np.argsort(-total, kind="stable")[:_MOST_KINDS].tolist():
-        mine = row == chosen
-        count = np.bincount(step[mine])
-        if len(count):
-            number, index = distinct[chosen].tolist()
-            summed = np.bincount(step[mine], weights=time_ns[mine])
-            found[timeline.kinds[number], index] = summed[count > 0] / count[count > 0] / NS_PER_MS
-    return found
+    found = [_InFlight.of(run, numbered) for run in runs]
+    longest = {kind for calls in found for kind in calls.longest()}
+    return [
+        {kind: calls.per_step_ms(kind) for kind in calls.number if kind in longest}
+        for calls in found
+    ]
+
+
+@dataclass(frozen=True)
+class _InFlight:
+    """Times in flight of one run's calls."""
+
+    #: Number of each kind of call, from 0.
+    number: dict[_Kind, int]
+    #: Number of the kind, step, and time in flight in ns, per call.
+    kind: Ints
+    step: Ints
+    time_ns: Ints
+
+    @classmethod
+    def of(cls, timeline: Timeline, numbered: bool) -> _InFlight:
+        if not timeline.kinds:
+            return cls({}, *[np.zeros(0, dtype=np.int64)] * 3)
+        intervals = [rank.in_flight for rank in timeline.ranks]
+        kind, bucket, step, time_ns = (
+            np.concatenate([getattr(each, name) for each in intervals])
+            for name in ("kind", "bucket", "step", "duration_ns")
+        )
+        keys = np.stack([kind, bucket if numbered else np.full_like(bucket, NO_BUCKET)], axis=1)
+        distinct, row = np.unique(keys, axis=0, return_inverse=True)
+        kinds = [(timeline.kinds[kind], bucket) for kind, bucket in distinct.tolist()]
+        number = {kind: place for place, kind in enumerate(kinds)}
+        return cls(number, row.reshape(-1), step, time_ns)
+
+    def longest(self) -> list[_Kind]:
+        total = np.bincount(self.kind, weights=self.time_ns, minlength=len(self.number))
+        kinds = list(self.number)
+        return [kinds[place] for place in np.argsort(-total, kind="stable")[:_MOST_KINDS].tolist()]
+
+    def per_step_ms(self, kind: _Kind) -> Floats:
+        mine = self.kind == self.number[kind]
+        count = np.bincount(self.step[mine])
+        summed = np.bincount(self.step[mine], weights=self.time_ns[mine])
+        return summed[count > 0] / count[count > 0] / NS_PER_MS
 
 
 def _names(kinds: Set[_Kind]) -> dict[_Kind, str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from commprof.analysis import compare
 from commprof.analysis.compare import RunComparison, compare_runs
 from commprof.analysis.run import analyse_in_detail
 from commprof.commands import main
@@ -187,22 +188,39 @@ def test_buckets_are_rows_only_where_both_runs_know_them(tmp_path: Path) -> None
     assert (kind.name, kind.a_ms, kind.b_ms) == ("all_reduce 4 MB group 0", 15.0, 15.0)
 
 
-def test_sizes_that_round_to_one_name_are_rows_of_their_own(tmp_path: Path) -> None:
-    sizes = (14_158_848, 14_160_384)
+SIZES = (14_158_848, 14_160_384)
+
+
+def gathering(directory: Path, *lengths_ms: float) -> Path:
+    """Each step gathers messages of two sizes, which take so long."""
     ranks = ranks_of(2, 9)
     for rank in ranks:
         for step, (begin, _) in enumerate(rank.steps):
-            for place, size in enumerate(sizes):
+            for place, (size, length_ms) in enumerate(zip(SIZES, lengths_ms, strict=True)):
                 issue, seq = begin + (91 + place) * MS, 1000 + 2 * step + place
-                end = issue + (1 + place) * MS
+                end = issue + int(length_ms * MS)
                 rank.collective(seq, issue, end, bytes_out=size, op="all_gather")
-    run = analyse_in_detail(write_run(tmp_path / "a", ranks))
+    return write_run(directory, ranks)
+
+
+def test_sizes_that_round_to_one_name_are_rows_of_their_own(tmp_path: Path) -> None:
+    run = analyse_in_detail(gathering(tmp_path / "a", 1, 2))
     (only,) = compare_runs(("a", "b"), run, run).worlds
     gathers = [(c.name, c.a_ms, c.b_ms) for c in only.collectives if "gather" in c.name]
     assert gathers == [
         ("all_gather 14,160,384 B group 0", 2.0, 2.0),
         ("all_gather 14,158,848 B group 0", 1.0, 1.0),
     ]
+
+
+def test_a_kind_that_is_long_in_one_run_alone_has_figures_of_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare, "_MOST_KINDS", 3)  # two buckets, and one of two sizes
+    runs = [gathering(tmp_path / "a", 1, 2), gathering(tmp_path / "b", 4, 3)]
+    (only,) = compare_runs(("a", "b"), *map(analyse_in_detail, runs)).worlds
+    gathers = {(c.a_ms, c.b_ms) for c in only.collectives if "gather" in c.name}
+    assert gathers == {(1.0, 4.0), (2.0, 3.0)}
 
 
 def test_the_command_judges_by_its_exit_code(
