@@ -20,7 +20,7 @@ from typing import Any
 
 from commprof.errors import UsageError, ending_of_process
 from commprof.files import read_json, replace_file
-from commprof.text import plural
+from commprof.text import counted, plural
 from commprof.trace.reader import Trace
 from commprof.trace.run.processes import State, state_of
 from commprof.units import ns_to_s
@@ -163,7 +163,10 @@ def rank_problems(trace: Trace, launched: LaunchedAttempt | None = None) -> list
 
 
 def exit_text(code: int, oom_kills: int = 0) -> str:
-    """Says how a process ended, from its exit code in a :class:`LaunchedAttempt`."""
+    """Says how a process ended, from its exit code in a :class:`LaunchedAttempt`.
+
+    ``oom_kills`` is the field of that attempt; the text names it only after SIGKILL.
+    """
     text = ending_of_process(code)
     if code == -signal.SIGKILL and oom_kills:
         text += f": out of memory (the kernel killed {oom_kills} in the launcher's cgroup)"
@@ -179,14 +182,14 @@ def _ending(trace: Trace, launched: LaunchedAttempt | None) -> str:
         return f"rank {trace.rank} failed: {'; '.join(parts)}" if parts else ""
     return (
         f"rank {trace.rank} never closed its trace: {seen or _by_state(trace)}; "
-        "the records that it holds are used"
+        "the records in the trace are used"
     )
 
 
 def _by_state(trace: Trace) -> str:
     pid = trace.metadata["pid"]
     return {
-        State.GONE: f"its process {pid} is gone, killed or ended by os._exit",
+        State.GONE: f"its process {pid} is gone (killed, or ended by os._exit)",
         State.STOPPED: f"its process {pid} is stopped (kill -CONT {pid} resumes it)",
         State.RUNS: f"its process {pid} still runs",
         State.UNKNOWN: "it was killed or still runs",
@@ -222,7 +225,8 @@ def _in_sync(trace: Trace) -> str:
     found = trace.metadata.get("sync_checks")
     if not found:
         return ""
-    looked = f"{found['checks']} times, every {found['every']} steps"
+    every = "every step" if found["every"] == 1 else f"every {found['every']} steps"
+    looked = f"{counted(found['checks'], 'time')}, {every}"
     if not found["ranks"]:
         return f"the models of all ranks were compared {looked}: they are bit-identical"
     ranks = ", ".join(found["ranks"])

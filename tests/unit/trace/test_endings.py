@@ -105,6 +105,9 @@ def test_comparisons_of_the_models(tmp_path: Path) -> None:
     assert well == (
         "the models of all ranks were compared 4 times, every 10 steps: they are bit-identical"
     )
+    once = {"every": 1, "checks": 1, "first_step": 0, "ranks": []}
+    (text,) = rank_problems(trace(tmp_path, more(sync_checks=once), made.end()))
+    assert "compared 1 time, every step:" in text
 
 
 def test_states_of_processes(tmp_path: Path) -> None:
