@@ -43,7 +43,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name at its first use: reading a report needs neither capture nor torch."""
+    """Imports a public name when first used, so that reports need neither capture nor torch."""
     if name == "compressors":
         import commprof.compressors
 

@@ -1,12 +1,13 @@
-"""Loads the C++ module that was built for the running torch, or keeps the reason why it cannot.
+"""Loads the C++ module that was built for the running torch, or stores why it is not loaded.
 
 torch keeps its C++ ABI within a minor version only. A module built for another
 minor version loads without complaint and then calls the wrong virtual functions.
 So each module carries its torch's minor version in its name, `_torch213`, and no file
 with another name is ever opened. Modules for several torches can lie side by side.
 
-Importing this module imports torch and prints nothing. Branch on
-`native_error is None`, which the type checker follows in both directions.
+Importing this module prints nothing, and imports torch unless COMMPROF_NATIVE=0 is set.
+To test whether the module is loaded, use `native_error is None`: the type checker takes
+`native` for a module, and so skips code under `native is None`.
 """
 
 from __future__ import annotations
@@ -72,12 +73,12 @@ def missing_message(
 def install_command(package: Path, direct_url: str | None) -> str:
     """Returns the command that builds the module for the running torch from the same source.
 
-    pip's build isolation is left on: commprof's build backend finds this
-    environment's torch all the same, and isolation brings the build tools.
+    The command keeps pip's build isolation, in which pip installs the build tools. commprof's
+    build backend builds for the torch of this environment even in isolation.
 
     Args:
         package: the directory of the installed package.
-        direct_url: pip's record of a source other than the package index; None if there is none.
+        direct_url: text of pip's ``direct_url.json``; None if pip wrote no such file.
     """
     source = "commprof"
     if (package.parent / "CMakeLists.txt").exists():

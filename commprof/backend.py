@@ -167,9 +167,9 @@ def _everybodys(store: Any, key: str, rank: int, size: int, own: str) -> list[st
 
 
 def _place() -> str:
-    """Returns a text that is equal for ranks that can share memory: one kernel, one /dev/shm.
+    """Returns an id of the running kernel and /dev/shm; ranks with equal ids can share memory.
 
-    ``COMMPROF_HOST`` overrides it, to treat ranks of one machine as several hosts.
+    ``COMMPROF_HOST`` overrides the id, to treat ranks of one machine as several hosts.
     """
     named = variables.HOST.value()
     if named:

@@ -40,9 +40,9 @@ class RankFailedError(CommprofError):
         rank: the global rank that failed first.
         process_exit_code: exit code of its process, or minus the number of the signal that ended
             the process.
-        reason: the exception's line; empty if the process left none.
+        reason: type of the exception and first line of its message; empty if the process left none.
         log_path: the file that holds the rank's traceback and its other output.
-        exit_codes: exit code of each rank whose process had failed by then; None: only this rank.
+        exit_codes: exit code of each rank that torchelastic reports as failed; None: ``rank`` only.
         """
         self.rank = rank
         self.process_exit_code = process_exit_code

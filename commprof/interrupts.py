@@ -44,7 +44,7 @@ def ignore() -> None:
 
 
 def _raises() -> bool:
-    """True if Ctrl-C raises KeyboardInterrupt in this thread: not ignored or handled otherwise."""
+    """True if this is the main thread, and Ctrl-C raises KeyboardInterrupt (Python's default)."""
     return (
         threading.current_thread() is threading.main_thread()
         and signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -144,14 +144,16 @@ FSDP = Variable(
     "setting that every FSDP2 model gets from the third step on, such as prefetch=2",
     "values of `--fsdp`",
 )
-HOOK = Variable("COMMPROF_HOOK", "compressor of every DDP model", "values of `--hook`")
+HOOK = Variable("COMMPROF_HOOK", "gradient compressor of every DDP model", "values of `--hook`")
 TRIAL = Variable(
     "COMMPROF_TRIAL",
-    "candidates of a trial, which take turns on every model",
+    "candidates that a trial compares; they take turns on every model",
     "values of `--trial`",
 )
 METRICS = Variable(
-    "COMMPROF_METRICS", "live metrics of a script without commprof calls", "the `--metrics` options"
+    "COMMPROF_METRICS",
+    "starts live metrics with these options, in a script without commprof calls",
+    "the `--metrics` options",
 )
 WATCHDOG = Variable(
     "COMMPROF_WATCHDOG",
@@ -159,7 +161,9 @@ WATCHDOG = Variable(
     "collective",
     "auto, or seconds above 0",
 )
-NATIVE = _choice("COMMPROF_NATIVE", "0: records in Python, the C++ module is not loaded", "1", "0")
+NATIVE = _choice(
+    "COMMPROF_NATIVE", "0: commprof records in Python and does not load the C++ module", "1", "0"
+)
 DEVICE_EVENTS = _choice(
     "COMMPROF_DEVICE_EVENTS",
     "whether collectives on a GPU or other device are timed with the device's events; if unset, "
@@ -176,7 +180,9 @@ KERNEL_THREADS = Variable(
     "COMMPROF_KERNEL_THREADS", "threads of the compression kernels", "1 to 256", default="1"
 )
 SOCKETS = _choice(
-    "COMMPROF_SOCKETS", "lets compressors connect ranks by sockets of their own", "on", "off"
+    "COMMPROF_SOCKETS",
+    "whether compressors send messages over TCP connections of commprof; off: over gloo",
+    *("on", "off"),
 )
 HOST = Variable("COMMPROF_HOST", "name of this rank's host for the backend `commprof`", "any name")
 CHECK_TIMEOUT_S = Variable(

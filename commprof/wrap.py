@@ -18,7 +18,10 @@ _USAGE = "usage: torchrun -m commprof.wrap [-m] SCRIPT_OR_MODULE [ARGS...]"
 
 
 def main() -> None:
-    """Runs the script in this process, with its own arguments, path and exit code."""
+    """Runs the script in this process.
+
+    ``sys.argv``, ``sys.path[0]`` and the exit code are the same as without this module.
+    """
     if sys.argv[1:2] in (["-h"], ["--help"]):
         print(f"{_USAGE}\n\n{(__doc__ or '').strip()}")
         return

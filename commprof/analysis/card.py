@@ -126,11 +126,11 @@ class Card:
 def card(
     result: RunResult, details: Sequence[WorldDetail], verdict: Verdict | None, directory: Path
 ) -> Card | None:
-    """Returns the card of a run; None if the run has no figures, or if a trial began in it.
+    """Returns the card of a run; None if it has no figures, or if a trial of settings began in it.
 
     Args:
         result: figures of the run.
-        details: step-by-step figures of the same world sizes.
+        details: step-by-step figures of each world size, in the order of ``result.worlds``.
         verdict: the verdict on the same run.
         directory: run directory as the user types it.
     """
@@ -212,7 +212,7 @@ def _look(run: str, late: CardRank | None) -> str:
 def _caveats(result: RunResult, world: WorldResult, step: MeanStep) -> Iterator[str]:
     if found := [each.world_size for each in result.incidents]:
         yield (
-            f"Training on {counted(found, 'rank')} had hangs, mismatches or lasting changes of "
+            f"At {counted(found, 'rank')}: hangs, mismatched collectives or lasting changes of "
             "speed."
         )
     for size, reason in result.failures:
@@ -223,11 +223,11 @@ def _caveats(result: RunResult, world: WorldResult, step: MeanStep) -> Iterator[
     elif math.isnan(no_core_share(world)) and crowded(result.context, world):
         yield "More threads than cores; whether ranks waited for cores was not measured."
     elif crowded(result.context, world) and step.share("communication") < WORTH_A_LOOK:
-        yield "More threads than cores: ranks may have waited for cores during own work too."
+        yield "More threads than cores: ranks may have waited for cores while they computed."
     larger = [each.world_size for each in result.worlds if each.world_size > world.world_size]
     if larger:
         cores = counted(usable_cores(result.context["machine"]), "usable core")
-        yield f"Not judged: {listed(larger)} ranks, which run more threads than the {cores}."
+        yield f"{listed(larger)} ranks are not judged: they run more threads than the {cores}."
     yield from _stalled(world)
     if result.loss_agreement is not None and not result.loss_agreement.agrees:
         yield "The loss curves of the world sizes disagree: they did not train equally."

@@ -3,8 +3,8 @@
     s per 1000 samples    = 1000 / (samples per second)
     cost per 1000 samples = (s per 1000 samples) / 3600 * price per hour * (billed ranks or nodes)
 
-A cost's interval is the mean step's interval (bootstrap over steps), scaled to the cost: only the
-step time is uncertain.
+The 95 % interval of a cost is the bootstrap interval of the mean step time, scaled to the cost: of
+all factors, only the step time is uncertain.
 Cost ignores accuracy: more ranks may mean a larger batch, which may need more samples.
 """
 
@@ -74,7 +74,7 @@ def cost(
     """Returns the cost of training at each world size.
 
     Args:
-        worlds: world sizes with figures.
+        worlds: results of the world sizes, smallest first.
         details: step-by-step figures of the same world sizes.
         price: price per hour.
         epoch_samples: samples of all ranks in an epoch; NaN to use the number that the run

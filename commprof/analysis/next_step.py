@@ -62,7 +62,7 @@ def next_step(
         world: the world size that is judged.
         step: the mean step of this world size.
         words: names of the parts of a step, for sentences.
-        exchange: findings about its communication.
+        exchange: findings on what slows down communication at this world size.
     """
     own_part = max((part for part in PARTS if part != "communication"), key=step.share)
     own_work = words[own_part]
@@ -203,8 +203,9 @@ def _trial(context: Mapping[str, Any], world_size: int, cap_mb: int | None) -> N
             "",
         )
     return NextStep(
-        f"To measure whether {changes} makes the step shorter, type this on every machine, with "
-        "the machine's number for N and, for NEW, a new directory that all machines can see:",
+        f"To measure whether {changes} would make the step shorter, type this on every machine, "
+        "with N replaced by the machine's number, and NEW by a new directory that all machines can "
+        "see:",
         command,
     )
 
@@ -226,7 +227,7 @@ def _find_out(world: WorldResult, late: LateRank) -> str:
 
 
 def _give_cores(context: Mapping[str, Any], world: WorldResult) -> str:
-    """Returns advice for ranks that were measured to wait for cores."""
+    """Returns advice for a run in which ranks waited for CPU cores."""
     measured = (
         f"for {no_core_share(world):.0%} of the exposed time, ranks were ready to run but had no "
         "core"
@@ -240,8 +241,8 @@ def _give_cores(context: Mapping[str, Any], world: WorldResult) -> str:
 def trial_command(context: Mapping[str, Any], world_size: int, cap_mb: int | None) -> str:
     """Returns the command that repeats the run as a trial; empty if there is none.
 
-    For a run on several machines, N stands for a machine's number and NEW for a new directory.
-    ``cap_mb`` is the bucket size of a further candidate; None to leave this candidate out.
+    For a run on several machines, N in the command stands for a machine's number, and NEW for a new
+    directory. ``cap_mb`` is the bucket cap in MiB of a further candidate; None to leave it out.
 
     The command is empty if the context is not of a ``commprof run``, or if a trial cannot use the
     run's strategy. It is also empty if the run took options from a configuration file, because a

@@ -1,6 +1,7 @@
 """Predicted throughput for the scaling curve, read from ``commprof predict --format json``.
 
-The predictions are only read, together with the model's own interval and error.
+This module computes no predictions. It reads each prediction with its interval, and the largest
+error of the prediction model on held-out steps.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _BEST: Final[dict[str, Shape]] = {
 
 @dataclass(frozen=True)
 class PredictedPoint:
-    """Prediction of one world size in one setting."""
+    """Predicted throughput of one world size in one setting."""
 
     world_size: int
     #: Settings that differ from the recording: names and values of fields of
@@ -121,7 +122,7 @@ def read_best(path: Path) -> BestPrediction:
     Raises:
         CommprofError: the file cannot be read, or names no best setting.
     """
-    again = invocation.command("predict", "RUN") + " with settings to compare"
+    again = invocation.command("predict", "RUN") + " with options for the settings to compare"
     try:
         document = checked(
             read_json(path), {"best": dict[str, Any], "interval_holds_held_out_error": bool}
@@ -129,12 +130,13 @@ def read_best(path: Path) -> BestPrediction:
         best = checked(document["best"], _BEST, "best")
     except OSError as problem:
         raise CommprofError(
-            f"{invocation.quoted(path)} cannot be read ({problem.strerror}); make it with {again}"
+            f"{invocation.quoted(path)} cannot be read ({problem.strerror}); "
+            f"to make the file, run {again}"
         ) from None
     except ValueError as problem:
         raise CommprofError(
             f"{invocation.quoted(path)} names no best setting ({problem}); "
-            f"make the file with {again}"
+            f"to make the file, run {again}"
         ) from None
     step = best["interval_s"]
     return BestPrediction(

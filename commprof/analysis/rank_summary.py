@@ -47,9 +47,9 @@ class StepParts:
         return self.step_ms - self.exposed_ms
 
     def unseen(self) -> StepParts:
-        """Returns the parts with NaN as communication times: capture could not see communication.
+        """Returns the parts with NaN as communication times, which the capture could not see.
 
-        The time that ranks waited is then part of the phases in which the ranks waited.
+        The times of the phases then include all waiting for communication.
         """
         names = ("exposed_ms", "wait_ms", "wire_ms", "unsplit_ms", "no_core_ms", "hidden_ms")
         return replace(self, **dict.fromkeys(names, math.nan))

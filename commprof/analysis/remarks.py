@@ -379,7 +379,7 @@ def _work_per_sample(world: WorldResult) -> float:
 
 
 def _bound(value_us: float) -> str:
-    """Formats a bound, rounded up so that it remains a bound; "-" if unknown."""
+    """Formats an upper bound, rounded up to whole µs, or to whole ms from 1 ms; "-" if unknown."""
     if math.isnan(value_us):
         return "-"
     return f"{math.ceil(value_us)} µs" if value_us < 1000 else f"{math.ceil(value_us / 1000)} ms"

@@ -16,7 +16,7 @@ from commprof.analysis.step.detail import WorldDetail, world_detail
 from commprof.analysis.world import WorldResult, world_result
 from commprof.trace.run.run_directory import WorldRun, read_context, read_world
 
-_MARK_STEPS = "Call commprof.step() at the end of the loop's body to see the time of its steps"
+_MARK_STEPS = "Call commprof.step() at the end of each training iteration to see step times"
 
 
 def analyse_in_detail(directory: Path) -> tuple[RunResult, tuple[WorldDetail, ...]]:

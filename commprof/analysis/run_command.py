@@ -49,7 +49,7 @@ class RunCommand:
 
     @property
     def text(self) -> str:
-        """The command as typed in this environment."""
+        """The command as a shell line that runs this environment's commprof."""
         return invocation.command("run", *self._quoted)
 
     def typed_in(self, directory: str) -> str:

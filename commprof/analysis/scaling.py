@@ -72,5 +72,5 @@ def scale(worlds: Sequence[WorldResult]) -> tuple[Scaling, ...]:
 
 
 def pool_overhead(worlds: Sequence[WorldResult]) -> Overhead | None:
-    """Pools commprof's own cost over all world sizes."""
+    """Computes one overhead of commprof for all world sizes; None if step pairs are too few."""
     return pooled_overhead([world.overhead_samples for world in worlds])

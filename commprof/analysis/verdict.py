@@ -349,7 +349,7 @@ def _growth(result: RunResult, steps: Sequence[MeanStep], place: int) -> list[st
 def _apart(*steps: MeanStep) -> list[dict[str, float]]:
     """Returns the parts of each mean step, in ms by name.
 
-    If every mean step has ``split_ms``, its parts replace "communication" in all results.
+    If every mean step has ``split_ms``, the parts in ``split_ms`` replace "communication".
     """
     if not all(step.split_ms for step in steps):
         return [dict(step.parts_ms) for step in steps]

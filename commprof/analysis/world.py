@@ -64,7 +64,7 @@ from commprof.units import ms_to_ns, ns_to_ms, ns_to_us, us_to_ns
 
 @dataclass(frozen=True)
 class Repeats:
-    """How many backward passes, optimizer updates and DDP exchanges a step has.
+    """Numbers of backward passes, optimizer updates and DDP's gradient exchanges in a step.
 
     Each number is the median over the measured steps of one rank; 0 if not recorded.
     """
@@ -80,8 +80,8 @@ class Repeats:
         found = []
         if self.updates > 1:
             found.append(
-                f"A step has {self.updates} optimizer updates, as with several optimizers; the "
-                "optimizer's time includes all of them."
+                f"A step has {self.updates} optimizer updates, for example of several "
+                "optimizers; the optimizer's time includes all updates."
             )
         if self.updates and self.backward_passes > self.updates:
             text = (
@@ -90,13 +90,16 @@ class Repeats:
                 "are accumulated."
             )
             if 0 < self.exchanges < self.backward_passes:
-                text += f" DDP exchanged them in {self.exchanges} of {self.backward_passes}."
+                text += (
+                    f" DDP exchanges them in {self.exchanges} of these {self.backward_passes} "
+                    "passes."
+                )
             found.append(text)
         return found
 
 
 def repeats(trace: Trace, measured_steps: Ints) -> Repeats:
-    """Counts backward passes, updates and DDP exchanges in the measured steps of one rank."""
+    """Counts backward passes, updates and DDP's gradient exchanges in one rank's measured steps."""
     steps, phases = columns.steps(trace), columns.phases(trace)
     updates = phases.begin_ns[phases.key == Phase.OPTIMIZER]
     exchanges = columns.finalizations(trace).span.begin_ns
@@ -279,7 +282,8 @@ def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
 def _never_saw_communication(seen: MeasuredWorld, result: WorldResult) -> bool:
     """True if several ranks were captured in pure Python and no collective was seen.
 
-    Such capture sees only the collectives of DDP's hook, and nothing in a script without it.
+    Pure Python capture records only DDP buckets, and only of models with an attachment (see
+    ``commprof.attach``).
     """
     by_python = all(trace.metadata.get("capture") == "python" for trace in seen.recorded)
     return by_python and result.world_size > 1 and not result.collectives
@@ -389,7 +393,9 @@ def _samples_source(run: WorldRun, ranks: tuple[RankSummary, ...]) -> str:
 
 
 def _overhead_samples(run: WorldRun) -> tuple[tuple[str, float, float], ...]:
-    """Returns the steps that measure commprof's cost, as in ``WorldResult.overhead_samples``.
+    """Returns label, wall time and CPU time (ns) of each step that measures commprof's cost.
+
+    See ``WorldResult.overhead_samples`` for the three values.
 
     All ranks switch capture on or off at the same steps, so the ranks' lists are joined by
     position. Empty if a rank left no ``rank_N.json``.

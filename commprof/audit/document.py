@@ -45,8 +45,8 @@ class Series:
         """Returns the base row, with which the other rows are compared; None if there is none.
 
         Only the row of the smallest world size can be the base row. If that row has a figure for
-        ``quantity``, the figure must agree with ``value``. If the row has no such figure, its world
-        size must be 1.
+        ``quantity``, the figure must equal ``value`` (1 for a speed-up) within its precision. If
+        the row has no such figure, its world size must be 1.
         """
         first = next((row for row in self.rows if row.ranks), None)
         if first is None:
@@ -77,7 +77,7 @@ class Technique:
 
 @dataclass(frozen=True)
 class Document:
-    """The parts of a file's content that the rules use."""
+    """The parts of a scaling report that the rules of the audit check."""
 
     series: tuple[Series, ...] = ()
     #: Figures without a world size: batch, epochs, price, overhead, parallel share.

@@ -91,15 +91,15 @@ class Figure:
 def parse_figure(text: str, where: str = "", unit: str = "", count: bool = False) -> Figure | None:
     """Reads the number that a cell begins with; None if it does not begin with one.
 
-    A figure stands for all values that give it by rounding or truncation. ``~`` allows one unit of
-    the last digit either way; ``<`` and ``>`` leave one side open; ``a-b`` and ``a ± b`` are
-    intervals.
+    A figure stands for all values that become this figure when rounded or truncated. ``~`` allows
+    one unit of the last digit either way; ``<`` and ``>`` leave one side open; ``a-b`` and
+    ``a ± b`` are intervals.
 
     Args:
         text: the cell.
         where: place of the cell, for messages.
         unit: unit of cells without one: a unit of time, or "%".
-        count: True if the number counts things, and so is exact unless marked otherwise.
+        count: True if the number is a count, and so is exact unless it has a mark such as ``~``.
     """
     cell = _JUNK.sub("", text).strip().replace("\u202f", "").replace("\u00a0", " ")
     match = _FIGURE.match(cell)
@@ -115,7 +115,7 @@ def parse_figure(text: str, where: str = "", unit: str = "", count: bool = False
 
 
 def as_share(figure: Figure) -> Figure:
-    """Converts a figure without unit from percent to a share of 1."""
+    """Converts a percentage to a share of 1; with a percent sign, it is a share already."""
     return figure if figure.unit == "%" else replace(figure, span=figure.span * exact(0.01))
 
 

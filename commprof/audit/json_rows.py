@@ -143,7 +143,11 @@ def _figures(value: Mapping[str, Any], path: str) -> tuple[dict[str, Figure], di
 
 
 def _listed(value: Mapping[str, Any], path: str, kind: str) -> list[tuple[Mapping[str, Any], str]]:
-    """Lists objects under ``epoch_0``, ``epoch_1``, ... or in a list such as ``rank_results``."""
+    """Lists the objects that describe single epochs or ranks, each with its place in the JSON.
+
+    ``kind`` is "epoch" or "rank". The objects are found under keys such as ``epoch_0``, and in
+    lists such as ``rank_results``.
+    """
     found: list[tuple[Mapping[str, Any], str]] = []
     for key, item in value.items():
         where = _under(path, key)

@@ -1,4 +1,4 @@
-"""Recognises the quantity in a report's column from the names in common use."""
+"""Recognises the quantity in a column of a report from the column's header."""
 
 from __future__ import annotations
 

@@ -261,7 +261,7 @@ def repeated_scaling(document: Document) -> Iterator[Check]:
 
 
 def overhead_against_efficiency(document: Document) -> Iterator[Check]:
-    """Checks that an overhead stated for all rows is at least the efficiency that a row loses."""
+    """Checks that an overhead stated for all rows is at least 1 minus each row's efficiency."""
     stated = document.facts.get("overhead", ())
     if len(stated) != 1:
         return

@@ -40,7 +40,7 @@ class Table:
 
 
 def markdown_tables(lines: Sequence[str]) -> Iterator[Table]:
-    """Finds every table of a Markdown text, with or without bars at the sides."""
+    """Finds every table of a Markdown text, with or without ``|`` at the ends of its lines."""
     heading, at = "", 0
     while at < len(lines):
         match = _HEADING.fullmatch(lines[at])
@@ -59,7 +59,7 @@ def markdown_tables(lines: Sequence[str]) -> Iterator[Table]:
 
 
 def csv_table(text: str) -> Table | None:
-    """Reads a text as a table with commas, semicolons or tabs; None if it is not a table."""
+    """Reads a text as a table separated by commas, semicolons or tabs; None if it is no table."""
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     if len(lines) < 2:
         return None
@@ -201,7 +201,7 @@ def _rows_of_columns(table: Table) -> list[Row]:
 
 
 def with_shares(rows: list[Row]) -> list[Row]:
-    """Converts efficiencies without a unit to shares of 1, if their size shows they are in %."""
+    """Converts efficiencies without a unit to fractions, if their size shows that they are in %."""
     stated = [
         row.figures["efficiency"].span.value
         for row in rows

@@ -26,7 +26,7 @@ def from_latency(document: Document) -> Iterator[Check]:
 
 
 def from_work(document: Document) -> Iterator[Check]:
-    """Checks that throughput is the number of samples divided by their time."""
+    """Checks that throughput is the number of processed samples divided by the duration."""
     for series in document.series:
         works = works_of(series, document)
         for row in series.rows:
@@ -65,7 +65,7 @@ def has(row: Row, *names: str) -> bool:
 def global_batch(row: Row, document: Document, per_rank: bool) -> Work | None:
     """Returns the samples of all ranks in one iteration; None if no batch is stated.
 
-    per_rank: True if a batch without further description counts as that of a rank.
+    per_rank: True if a batch called neither global nor per rank is taken as one rank's batch.
     """
     found: Figure | None
     for found in (row.figures.get("rank_batch"), document.fact("rank_batch")):

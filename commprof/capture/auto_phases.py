@@ -170,7 +170,7 @@ class AutoPhases:
 
 
 def _scaling(finder: StepFinder) -> Callable[..., AbstractContextManager[None]]:
-    """Returns a function that maps ``GradScaler.step``'s arguments to ``finder.scaling(...)``."""
+    """Returns a function from ``GradScaler.step``'s arguments to ``finder.scaling(optimizer)``."""
 
     def around(_: Any, optimizer: Any = None, *__: Any, **___: Any) -> Any:
         return finder.scaling(optimizer)

@@ -1,4 +1,4 @@
-"""Figures from other sources during capture: the kernel's bytes per interface, and DDP's own log.
+"""Figures from other sources during capture: Linux's byte counts per interface, and DDP's log.
 
 The figures are written to the trace, so that a report can compare them with commprof's records.
 """
@@ -42,9 +42,9 @@ _MOST_MODELS = 32
 class _Called:
     """A DDP model that was trained, with its latest log.
 
-    Its log is read now and then, because it may be too late when capture stops: a model made in a
-    function, or one of several in a cross-validation, may be gone by then. If the model is gone
-    after four to ten iterations, the log may lack the last few of these.
+    The log is read now and then, because the model may no longer exist when capture stops, for
+    example if a function or a loop of cross-validation made it. If the model is deleted after four
+    to ten iterations, the log may lack the last few iterations.
     """
 
     model: Callable[[], DistributedDataParallel | None]
@@ -143,7 +143,7 @@ class CrossCheckSources:
             called.read_in_pass(model)
 
     def _entry(self, model: DistributedDataParallel) -> _Called | None:
-        """Returns the entry of a model, made if the model trains; None if it has none."""
+        """Returns a model's entry, made when the model first trains; None if it has no entry."""
         called = self._models.get(model)
         trains = model.training and torch.is_grad_enabled()
         if called is None and trains and len(self._called) < _MOST_MODELS:

@@ -32,7 +32,7 @@ class GradientNorms:
     """Measures gradient norms with hooks, which :meth:`remove` removes."""
 
     def __init__(self, every: int) -> None:
-        """every: steps between two measurements; 0 measures none."""
+        """Adds no hook yet; one step in ``every`` is measured, or none if ``every`` is 0."""
         self._every = every
         self._fd = -1
         self._undo: list[Callable[[], None]] = []
@@ -45,7 +45,7 @@ class GradientNorms:
         self._failed = False
 
     def install(self, path: Path) -> None:
-        """Starts counting updates, unless ``every`` is 0; measuring begins with the second step.
+        """Starts counting steps, unless ``every`` is 0; the second step is the first measured one.
 
         Args:
             path: file for the newest figures; if it cannot be written, no figures are kept.

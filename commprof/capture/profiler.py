@@ -252,7 +252,10 @@ class Profiler:
             _ending_noted = bool(error)
 
     def _note_gloo_threads(self) -> None:
-        """Writes gloo's thread counts at the start, and again at the end for groups made since."""
+        """Writes the thread counts of gloo's process groups to the metadata, if any is new.
+
+        Called at the start, and again at the end for groups that the script made in between.
+        """
         known = {**self._gloo_threads, **gloo_threads()}
         if known != self._gloo_threads:
             self._gloo_threads = known
@@ -306,16 +309,19 @@ class Profiler:
     def summary(self) -> dict[str, float]:
         """Returns recent figures of this rank under flat keys such as ``commprof/step_seconds``.
 
-        For experiment trackers: ``wandb.log(prof.summary())``. Seconds, bytes and ratios; see
-        ``docs/monitoring.md``. Each call flushes the trace and reads what was added since the last
-        call. Empty before the first complete step.
+        The result suits experiment trackers: ``wandb.log(prof.summary())``. The figures are
+        seconds, bytes and ratios; see ``docs/monitoring.md``. Each call flushes the trace and reads
+        the records added since the last call. The result is empty before the first complete step.
         """
         if self._running:
             self._recorder.flush()
         return self._seen.figures(self._path)
 
     def record_cost_ns(self, count: int = 100_000) -> float:
-        """Measures the mean cost of one record on this machine now, in nanoseconds."""
+        """Measures the mean time that one record takes on this machine now, in nanoseconds.
+
+        ``count``: number of records made for the measurement; they do not go to the trace.
+        """
         return self._recorder.record_cost_ns(count)
 
     def __enter__(self) -> Profiler:
@@ -368,9 +374,10 @@ def profile(
 
     Args:
         directory: directory of the trace; made if missing. All ranks of a job may share it.
-        metadata: further keys for the trace's header, of any values that JSON can hold.
-        find_steps: end a step at each update of the leading optimizer, also if GradScaler
-            skips the update (see ``step_finder.py``), until :meth:`Profiler.step` is called.
+        metadata: further keys for the trace's header; their values must be convertible to JSON.
+        find_steps: end a step at each update of one optimizer, also if GradScaler skips the
+            update, until :meth:`Profiler.step` is called. Usually this is the first optimizer that
+            the script uses; ``step_finder.py`` has the rule.
         mode: "full" keeps every record, "always-on" histograms of bounded size, "off" nothing
             until recording is switched on (see ``docs/monitoring.md``). None: the environment's
             COMMPROF_MODE, or "full" if that is unset.

@@ -1,4 +1,4 @@
-"""DDP hook used if the native module is missing: the same records, at Python's cost."""
+"""DDP hook in Python, used if the native module is missing; slower, with the same records."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class PythonRecorder:
         self._last = PythonStats()
 
     def forget_after_fork(self) -> None:
-        """Makes forked children start without a trace from now on: the file is the parent's."""
+        """Makes children that are forked later start without a trace: the file is the parent's."""
 
         def forget() -> None:
             if self._file is not None:
@@ -154,7 +154,8 @@ class PythonRecorder:
         ``control_path`` and ``switch_signal`` are ignored.
 
         Raises:
-            RuntimeError: ``mode`` is not that of "full", or a trace is already open.
+            RuntimeError: ``mode`` is not the index of "full" in ``schema.MODES``, or a trace is
+                already open.
             OSError: the trace cannot be written.
         """
         if schema.MODES[mode] != "full":
@@ -254,7 +255,8 @@ class PythonRecorder:
     def record_finalize(self, kind: Kind, graph_task: int) -> None:
         """Records begin or end (``kind``) of DDP's finalisation, with the thread's CPU time.
 
-        Only the native module also records the time for which the thread had no core.
+        ``graph_task`` is the id that autograd gives the backward pass. Unlike the native module,
+        this recorder does not record how long the thread waited for a core.
         """
         if self._enabled:
             cpu_ns = time.thread_time_ns()
@@ -265,7 +267,10 @@ class PythonRecorder:
         return next(self._ids)
 
     def next_seq(self, group_id: int) -> int:
-        """Returns the group's next collective sequence number; call it even if recording is off."""
+        """Returns and uses up the sequence number of the group's next collective.
+
+        Hooks also call this while recording is off, so that all ranks have the same numbers.
+        """
         seq = self._seq.get(group_id, 0)
         self._seq[group_id] = seq + 1
         return seq
@@ -339,7 +344,10 @@ class PythonRecorder:
             )
 
     def mark_step(self, step: int, ended: bool, found: int = schema.STEP_DECLARED, /) -> None:
-        """Records a step boundary, and drops a phase that this thread left open."""
+        """Records a step boundary, and drops a phase that this thread left open.
+
+        The parameters are those of ``Recorder.mark_step``.
+        """
         self._open.marker = None
         if self._enabled:
             self.record(Kind.STEP, self.now_ns(), op_id=step, aux=int(ended), seq=found)

@@ -47,7 +47,10 @@ class Recorder(Protocol):
         control_path: str = ...,
         switch_signal: int = ...,
     ) -> None:
-        """Opens the trace and starts recording in a mode, given by its position in ``MODES``."""
+        """Opens the trace and starts recording in a mode, given by its position in ``MODES``.
+
+        ``RecorderOptions`` in ``csrc/core/recorder.h`` describes the parameters.
+        """
         ...
 
     def stop(self) -> None:
@@ -86,7 +89,7 @@ class Recorder(Protocol):
         ...
 
     def record_cost_ns(self, count: int) -> float:
-        """Measures the mean cost of one record now, in nanoseconds."""
+        """Returns the mean time in ns to take one record, over ``count`` discarded records."""
         ...
 
     def install_observer(self) -> list[str]:

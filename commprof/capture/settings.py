@@ -25,7 +25,7 @@ def _of(variable: Variable) -> Any:
 
 @dataclass(frozen=True)
 class RankSettings:
-    """Settings of a recording rank from its environment; ``variables`` says what each means."""
+    """Settings of a recording rank from its environment; ``commprof.variables`` explains them."""
 
     mode: str = _of(variables.MODE)
     switch_signal: str = _of(variables.SIGNAL)

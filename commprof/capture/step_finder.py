@@ -1,15 +1,15 @@
 """Finds where the steps of a loop end if the script does not declare them.
 
-An iteration is over when the same parameters are updated again. So at any time the updates of one
-optimizer, the leading one, end the steps, including updates that GradScaler skips. Other updates in
-between belong to the same iteration: those of a GAN's other network, of further optimizers, or of
-further parameter groups that are stepped one by one (as DeepSpeed does).
+An iteration is over when the same parameters are updated again. So at any time one optimizer leads:
+each of its updates ends a step, even an update that GradScaler skips. Updates of other optimizers
+in between belong to the same iteration: those of a GAN's other network, of further optimizers, or
+of further parameter groups that are stepped one by one (as DeepSpeed does).
 
 Training may move on to another optimizer, as in cross-validation. An optimizer that updates twice,
 without an update of the leading optimizer in between, becomes the leading one. The first of the two
-updates also ends a step if three conditions hold: the leading optimizer updated at least twice
-since another optimizer last did, no third optimizer updated since, and this optimizer never updated
-between two updates of the leading one.
+updates also ends a step if three conditions hold: the leading optimizer already led at its last
+two updates, with no other optimizer's update between them; no third optimizer has updated since;
+and the new optimizer never updated between two updates of the leading one.
 
 An update inside a backward pass (an optimizer per parameter) or inside GradScaler counts when the
 pass or the scaler's step has ended.
@@ -89,7 +89,7 @@ class StepFinder:
 
 
 class _Whole:
-    """Reusable context that delays the end of a step; if nested, until the outermost is left."""
+    """Reusable context that delays a step's end until the outermost of nested contexts ends."""
 
     def __init__(self, end: Callable[[int], None]) -> None:
         """``end`` is called with STEP_UPDATED or STEP_SKIPPED to end a step."""
@@ -98,7 +98,10 @@ class _Whole:
         self._due: int | None = None
 
     def end(self, found: int) -> None:
-        """Ends a step, now or when the outermost context is left."""
+        """Ends a step now, or when the outermost context ends.
+
+        ``found`` is STEP_UPDATED or STEP_SKIPPED.
+        """
         if self._depth:
             self._due = found
         else:

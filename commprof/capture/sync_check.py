@@ -40,8 +40,8 @@ def parameters_digest(models: Sequence[nn.Module]) -> str:
     """Returns a BLAKE2b hash of all parameters, in order.
 
     Two ranks have the same hash only if all bits of their parameters are the same. Buffers are left
-    out, because a forward pass may change them differently on each rank; DDP broadcasts those of
-    rank 0 before the next one. Parameters on a device are copied to the host.
+    out, because a forward pass may change them differently on each rank; DDP broadcasts rank 0's
+    buffers before the next forward pass. Parameters on a device are copied to the host.
     """
     digest = hashlib.blake2b(digest_size=16)
     for model in models:

@@ -17,7 +17,7 @@ _PERIOD = 97
 
 
 def measure(ranks: Ranks) -> tuple[list[str], str]:
-    """Returns texts on this rank's wrong sums, and a hash of sums whose bits depend on rounding."""
+    """Describes each wrong sum on this rank, and hashes sums whose bits depend on rounding."""
     wrong = []
     for dtype in (torch.int64, torch.float32):
         for count in _COUNTS:

@@ -20,7 +20,7 @@ _STEPS = 3
 def parameters_hash(module: nn.Module) -> str:
     """Returns the SHA-256 of all parameters and buffers, which is equal only for equal bits.
 
-    Tensors on a device are copied to the host, so it costs a pass over the model.
+    The function reads the whole model, and copies tensors on a device to the host.
     """
     digest = hashlib.sha256()
     for name, tensor in module.state_dict().items():
@@ -34,8 +34,9 @@ def out_of_sync(module: nn.Module) -> tuple[int, ...]:
     """Returns the ranks whose model differs from that of most ranks; empty if all are equal.
 
     Call it in your own training loop every few hundred steps, on all ranks of the default process
-    group, between an update and the next forward pass. It costs :func:`parameters_hash` and one
-    small collective. If several copies are equally common, that of the lowest rank counts as right.
+    group, between an update and the next forward pass. A call costs :func:`parameters_hash` and one
+    small collective. If different models are equally common, the one with the lowest rank counts as
+    right.
     """
     return _different(own_ranks().gather(parameters_hash(module)))
 

@@ -47,6 +47,9 @@ def judge(values: Sequence[tuple[str, dict[str, int]]]) -> Outcome:
         return Outcome(NAME, SKIP, shown or "no interface except loopback is up")
     if len(set(known.values())) > 1:
         slow = min(known, key=lambda host: known[host])
-        advice = f"all wait for the slowest: find out why {slow} has {known[slow] / 1000:g} Gbit/s"
+        advice = (
+            "all hosts wait for the slowest one: find out why the fastest interface of "
+            f"{slow} has only {known[slow] / 1000:g} Gbit/s"
+        )
         return Outcome(NAME, WARN, shown, advice)
     return Outcome(NAME, PASS, shown)

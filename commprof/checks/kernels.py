@@ -13,7 +13,7 @@ NAME = "kernels"
 
 
 def measure(ranks: Ranks) -> tuple[str, str]:
-    """Returns the host, and a text of instruction set and CPU type, empty without C++ module."""
+    """Returns the host, and the kernels' instruction set and CPU type ("" without C++ module)."""
     native = _native.native
     level = "" if native is None else f"{native.simd_level()} on {platform.machine()}"
     return ranks.host, level

@@ -18,7 +18,7 @@ _STEPS = 30
 
 
 def measure(ranks: Ranks) -> list[float]:
-    """Trains a learnable regression; returns each step's loss, averaged over all ranks."""
+    """Trains a linear regression; returns each step's loss, averaged over all ranks."""
     torch.manual_seed(0)
     layers = nn.Linear(16, 1)
     model = DistributedDataParallel(layers) if ranks.world_size > 1 else layers

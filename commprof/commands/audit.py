@@ -22,11 +22,11 @@ class AuditCommand:
 
     description = """\
 Reads a report of how a job scales and recomputes its figures from each other: throughput from
-samples and time or from batch and latency, speed-up, efficiency, cost, Amdahl, warm-up. Each
-finding names the row and quotes the two figures that disagree. Nothing is run or measured.
+samples and time or from batch and latency, speed-up, efficiency, cost, Amdahl's law, warm-up.
+Each finding names the row and quotes the two figures that disagree. Nothing is run or measured.
 
-  commprof audit result.json        JSON of `commprof run`, or with num_processes or world_size
-  commprof audit SCALING.md         tables in Markdown, JSON in fences, and some kinds of sentence
+  commprof audit result.json        JSON of `commprof run`, or JSON with num_processes or world_size
+  commprof audit SCALING.md         tables, fenced JSON, sentences like `89% efficiency at 16 GPUs`
   commprof audit table.csv          one table with a column of ranks, GPUs or nodes
 
 Exit code: 0 if there are no findings, 1 if there are, 2 if the file cannot be read as a report. A

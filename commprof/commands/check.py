@@ -22,9 +22,9 @@ class CheckCommand:
 
     description = """\
 Tests in some seconds what distributed training needs: a ring of messages, latency and bandwidth
-between each two ranks, sums over all ranks, gradients in sync after steps of DDP, the trend of a
+between pairs of ranks, sums over all ranks, gradients in sync after steps of DDP, the trend of a
 loss, clocks, cores, open files, /dev/shm, network interfaces, and other load on the hosts. Each
-check prints pass, warn, fail or skip, its figure, and what to do.
+check prints pass, warn, fail or skip, what it found, and, for warn and fail, what to do.
 
   commprof check --nproc 4                                    4 ranks on this machine
   torchrun --nproc-per-node 4 -m commprof check               as ranks of a job, on all its hosts
@@ -33,7 +33,7 @@ Exit code: 1 if a check fails, else 0. The ranks communicate over gloo. See docs
 """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        """Adds the argument."""
+        """Adds ``--nproc``."""
         parser.add_argument(
             "--nproc",
             type=int,

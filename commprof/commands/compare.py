@@ -90,8 +90,8 @@ def _compare_runs(a: Path, b: Path, fail_above: float | None, shown_as: str) -> 
     """Compares two runs, prints what changed, and returns the exit code.
 
     Args:
-        a: the run to compare with.
-        b: the run that may have changed.
+        a: run before the change.
+        b: run after the change.
         fail_above: share by which B's step may be longer, 0.05 for 5 %; None for no limit.
         shown_as: "table" or "json".
 
@@ -168,7 +168,10 @@ def _compare_microbenchmarks(a: Path, b: Path, fail_above: float | None, shown_a
 
 
 def _unusable(second: SweepResult, lacking: int) -> Iterator[str]:
-    """Yields the reasons why the second result cannot pass, whatever its times are."""
+    """Yields the reasons why the second result cannot pass, whatever its times are.
+
+    lacking: number of rows that only the first result has.
+    """
     if lacking:
         yield f"it lacks {counted(lacking, 'row')} of A"
     for problem in second.problems:

@@ -31,9 +31,9 @@ Fits latency, rate and reduction cost of this machine's collectives, with interv
 held-out error, and writes them to a machine profile, which `commprof predict` reads by default.
 
   commprof microbench all_reduce all_gather --nproc 2,4 -e 64M --json bench.json
-  commprof fit bench.json                    per operation, over all world sizes and sizes
+  commprof fit bench.json                    per operation, over all world sizes and message sizes
   commprof fit allreduce.log allgather.log   from the output of nccl-tests, or its JSON
-  commprof fit RUN RUN_WITH_HOOK             from recorded steps, with the cost of the hook
+  commprof fit RUN RUN_WITH_HOOK             from recorded steps; also fits the DDP hook's cost
   commprof fit RUN_WITHOUT_STEPS             from the collectives of a job without recorded steps
   commprof fit RUN --link-bandwidth 1Gbps --link-latency 20us
                                              so that `predict` covers other links too
@@ -62,7 +62,7 @@ held-out error, and writes them to a machine profile, which `commprof predict` r
         parser.add_argument(
             "--link-latency",
             metavar="TIME",
-            help="one-way latency of that link, such as 20us; 0s if it is negligible",
+            help="one-way latency of the measured link, such as 20us; 0s if it is negligible",
         )
 
     def run(self, args: argparse.Namespace) -> int:

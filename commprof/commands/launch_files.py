@@ -59,7 +59,9 @@ class LaunchFilesCommand:
         parser.add_argument(
             "--port", type=int, default=29500, help="Slurm: rendezvous port (default: 29500)"
         )
-        parser.add_argument("--cpus-per-rank", type=int, metavar="N", help="cores for each rank")
+        parser.add_argument(
+            "--cpus-per-rank", type=int, metavar="N", help="number of cores for each rank"
+        )
         parser.add_argument(
             "--time",
             metavar="LIMIT",

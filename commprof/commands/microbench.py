@@ -52,14 +52,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME[:OPTION=VALUE,...]",
-        help="measure a DDP bucket through this gradient compressor, from gradient to mean; may be "
-        "repeated (see docs/compressors.md)",
+        help="measure one DDP bucket with this gradient compressor, from the gradient to its mean "
+        "over the ranks; may be repeated (see docs/compressors.md)",
     )
     parser.add_argument(
         "--nproc",
         metavar="N[,N...]",
         help="number of ranks; a list such as 2,4 measures groups of the first 2 and 4 ranks in "
-        "one run (default: usable cores, under torchrun all ranks)",
+        "one run (default: number of usable CPUs; under torchrun, all ranks)",
     )
     _add_sizes(parser)
     _add_measuring(parser)
@@ -71,7 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--overlap",
         action="store_true",
-        help="run each operation during compute of equal length, and print how much is hidden",
+        help="run each operation during compute of equal length, and print the share of its time "
+        "that the compute hides",
     )
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write the rows, with all samples, to FILE"
@@ -276,7 +277,10 @@ def _run_as_rank(args: argparse.Namespace, rank: int, world_size: int) -> int:
 def show_measured(
     measure: Callable[[], None], plan: Plan, json_file: Path | None, shows: bool = True
 ) -> int:
-    """Measures, shows the finished rows and writes them; returns the exit code."""
+    """Measures, prints the finished rows and writes them to a file; returns the exit code.
+
+    If ``shows`` is False, another rank prints and writes the rows.
+    """
     code, problem = 0, ""
     try:
         measure()

@@ -64,7 +64,7 @@ measured is refused.
   commprof predict RUN --world-size 8 --price-per-hour 2.50
   commprof predict FSDP_RUN --shard-ranks 4,8 --wrap-blocks 1,2 --gather-dtype bf16
 
-Comma-separated lists are combined, each value with each. See docs/prediction.md.
+Every combination of the values in comma-separated lists is predicted. See docs/prediction.md.
 """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
@@ -85,7 +85,8 @@ Comma-separated lists are combined, each value with each. See docs/prediction.md
             "--profile",
             type=Path,
             metavar="FILE",
-            help=f"fitted costs (default: {default_path()}, else the run's own collectives)",
+            help=f"machine profile with fitted costs (default: {default_path()}; if this file does "
+            "not exist, the costs are fitted to the run's own collectives)",
         )
         parser.add_argument(
             "--from-world-size",
@@ -143,7 +144,7 @@ Comma-separated lists are combined, each value with each. See docs/prediction.md
 
 
 def _model(base: Recorded, profile: MachineProfile, recorded: list[Recorded]) -> Model:
-    """Returns the model that predicts by replaying the recorded steps, sharded or not."""
+    """Returns the model that replays the recorded steps: for FSDP2 and HSDP, or for DDP."""
     steps = base.schedule
     if isinstance(steps, ShardedSteps):
         return ShardedReplay(steps, profile)

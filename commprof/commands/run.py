@@ -62,7 +62,7 @@ class RunCommand:
     def run(self, args: argparse.Namespace) -> int:
         """Runs one world size after another; reports the finished ones even if one fails.
 
-        In a process that torchrun or srun started as a rank, trains that rank's part.
+        If torchrun or srun started this process as one rank, the process runs only that rank.
         """
         given = given_rank(os.environ, args.nnodes, args.rdzv_endpoint)
         if given is not None:

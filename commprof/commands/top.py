@@ -126,7 +126,10 @@ def _lines(observer: Observer, run: str) -> tuple[list[str], bool]:
 
 
 def _left(seconds: float, interactive: bool) -> bool:
-    """Waits for some seconds; returns True as soon as q is typed, else False at the end."""
+    """Waits for some seconds; returns True as soon as q is typed, False if it is not.
+
+    ``interactive``: False if there is no terminal in which to type.
+    """
     if not interactive:
         time.sleep(seconds)
         return False

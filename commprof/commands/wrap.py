@@ -36,6 +36,6 @@ the directory in COMMPROF_OUT, or to commprof-trace.
     def run(self, args: argparse.Namespace) -> int:
         """Replaces this process by a new Python that runs the script."""
         if not args.script:
-            raise UsageError("name a script, or with -m a module")
+            raise UsageError("name a script, or a module after -m")
         words = [*(["-m"] if args.module else []), args.script, *args.script_args]
         os.execv(sys.executable, [sys.executable, "-m", "commprof.wrap", *words])

@@ -31,7 +31,10 @@ __all__ = [
 
 
 def none(*, measure_every: int = 0) -> Compressor:
-    """Makes the baseline: an fp32 mean, on the same thread and group as the compressors."""
+    """Makes the baseline of compressors: it averages fp32 gradients as they are.
+
+    It uses the same thread and process group as a compressor.
+    """
     return Compressor("none", {}, measure_every=measure_every)
 
 

@@ -38,7 +38,7 @@ class Scheme:
 
 
 def _scheme(code: str, name: str, feedback: int, meaning: str) -> Scheme:
-    """Makes a scheme from its row of the table, with its own options and the common ones."""
+    """Makes a scheme from a row of ``scheme_table.SCHEMES``, with its own and common options."""
     options = [
         Option(own, low, high, feedback if own == "feedback" else standard, whole, what)
         for taker, own, low, high, standard, whole, what in scheme_table.OPTIONS
@@ -247,7 +247,8 @@ class Compressor:
 def parse(text: str) -> Compressor:
     """Makes a compressor from ``NAME[:option=value,...]``, the format of ``commprof run --hook``.
 
-    The options are those of the function of that name, as numbers: ``topk:ratio=0.01,feedback=1``.
+    The options are the arguments of the function ``commprof.compressors.NAME``, with numbers as
+    values: ``topk:ratio=0.01,feedback=1``.
 
     Raises:
         UsageError: the name or an option is unknown, an option is given twice, or a value is not a
@@ -345,8 +346,8 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     ranks = [int(state["rank"]) for state in ordered]
     if not ordered or ranks != list(range(world_size)):
         raise UsageError(
-            f"merge_states() got the states of ranks {ranks} of {world_size} (needed: each rank's, "
-            "once)"
+            f"merge_states() got the states of ranks {ranks} for world size {world_size} "
+            "(needed: one state of each rank)"
         )
     first = ordered[0]
     for state in ordered[1:]:
@@ -375,6 +376,7 @@ def _check(running: Running, compressor: Compressor, state: Mapping[str, Any]) -
     if state.get("version") != VERSION:
         raise CommprofError(
             f"the saved compressor state has version {state.get('version')!r} (allowed: {VERSION})"
+            "; load a state that this version of commprof saved"
         )
     own = {"scheme": compressor.scheme, "options": compressor.options, "seed": compressor.seed}
     for key, value in own.items():

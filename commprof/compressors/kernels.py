@@ -3,8 +3,8 @@
 ``x`` and ``residual`` are contiguous fp32 tensors on the CPU, of any shape and read as n flat
 values; results are flat and new. If a ``residual`` is given, ``x + residual`` is encoded, and
 afterwards ``residual`` holds what the encoding lost. All functions release the GIL and raise
-ValueError for a tensor of another type, device or length; the message names it and what is allowed.
-They need the native module; if it is missing, CommprofError says why.
+ValueError for a tensor of another type, device or length; the message names the argument and says
+what is allowed. They need the native module; if it is missing, CommprofError says why.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ SCHEMES: Final = (
     ("None", "none", 0, "fp32 all-reduce on the thread that compressors use: the baseline"),
     ("Half", "fp16", 0, "16 bits a value with a power-of-two scale, 2x fewer bytes"),
     ("Bfloat16", "bf16", 0, "16 bits a value with fp32's range, 2x fewer bytes"),
-    ("Int8", "int8", 0, "8 bits a value, a scale per 128: 3.9x fewer bytes"),
-    ("Int4", "int4", 1, "4 bits a value, a scale per 64: 7.1x fewer bytes"),
-    ("TopK", "topk", 1, "the largest values of each bucket, exactly"),
+    ("Int8", "int8", 0, "8 bits a value, a scale per 128 values: 3.9x fewer bytes"),
+    ("Int4", "int4", 1, "4 bits a value, a scale per 64 values: 7.1x fewer bytes"),
+    ("TopK", "topk", 1, "the largest values of each bucket, sent exactly"),
     ("PowerSgd", "powersgd", 1, "two thin factors of each matrix (PowerSGD)"),
     ("None", "hierarchical", 0, "fp32 averages: shared memory within hosts, gloo between hosts"),
 )

@@ -37,12 +37,12 @@ def encode_cast(dtype: Any) -> Encode:
 
 
 def add_cast(payload: tuple[Tensor, ...], total: Tensor) -> None:
-    """Adds one encoding to the sum."""
+    """Decodes one rank's output of ``encode_cast``'s encoder, and adds the values to ``total``."""
     total.add_(payload[0])
 
 
 def encode_int8(x: Tensor) -> tuple[Tensor, ...]:
-    """Encodes to 8-bit integers [n], with a bf16 scale per 128 values, max|x| / 127."""
+    """Returns each value as an 8-bit integer, and a bf16 scale, max|x| / 127, per 128 values."""
     padded = torch.nn.functional.pad(x, (0, -x.numel() % _BLOCK)).view(-1, _BLOCK)
     scales = (padded.abs().amax(dim=1) / 127).to(torch.bfloat16)
     quotients = padded / scales.float().clamp(min=torch.finfo(torch.float32).tiny)[:, None]
@@ -52,13 +52,13 @@ def encode_int8(x: Tensor) -> tuple[Tensor, ...]:
 
 
 def add_int8(payload: tuple[Tensor, ...], total: Tensor) -> None:
-    """Adds one encoding to the sum."""
+    """Decodes one rank's output of ``encode_int8``, and adds the values to ``total``."""
     integers, scales = payload
     total.addcmul_(integers.float(), scales.float().repeat_interleave(_BLOCK)[: total.numel()])
 
 
 def encode_topk(ratio: float) -> Encode:
-    """Makes an encoder that returns the values largest in magnitude, and int32 indices of them.
+    """Makes an encoder that returns the values largest in magnitude, and their int32 indices.
 
     ``ratio`` is the fraction of values that the encoder returns; it returns at least one.
     """
@@ -72,7 +72,7 @@ def encode_topk(ratio: float) -> Encode:
 
 
 def add_topk(payload: tuple[Tensor, ...], total: Tensor) -> None:
-    """Adds one encoding to the sum."""
+    """Decodes one rank's output of ``encode_topk``'s encoder, and adds the values to ``total``."""
     values, indices = payload
     total.index_add_(0, indices.long(), values.float())
 

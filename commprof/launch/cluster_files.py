@@ -272,7 +272,7 @@ TARGETS: Mapping[str, Callable[[ClusterJob], str]] = {
     "k8s": train_job,
     "k8s-pytorchjob": pytorch_job,
 }
-"""Writers of the file, by name for ``commprof launch-files --target``."""
+"""Functions that return the file's text, by name for ``commprof launch-files --target``."""
 
 
 def _torchrun(job: ClusterJob, node_rank: str, master: str) -> str:
@@ -304,7 +304,11 @@ def _command(job: ClusterJob) -> list[str]:
 
 
 def _recorded_into(job: ClusterJob, directory: str) -> dict[str, str]:
-    """Returns the variable for the traces' directory; none for commprof run, which has --output."""
+    """Returns the environment variable that names the directory of a script's traces.
+
+    The key is the variable's name. The result is empty for a built-in workload: ``commprof run``
+    starts it and gets the directory as ``--output``.
+    """
     return {} if job.is_workload else {variables.OUT: directory}
 
 

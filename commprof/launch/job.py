@@ -33,7 +33,7 @@ class Job:
     directory: Path
     """Directory in which the ranks write `rank_R.trace` and `rank_R.json`."""
     steps: int | None = None
-    """Number of steps; None: see epochs."""
+    """Number of steps; if None, `epochs` determines it."""
     epochs: int | None = None
     """Number of epochs; without steps and epochs, `loop.planned_steps` chooses the steps."""
     batch_size: int | None = None
@@ -54,11 +54,11 @@ class Job:
     compressor: str = ""
     """Compressor of gradients, in the form of `compressors.parse`; empty: DDP's mean all-reduce."""
     trial: str = ""
-    """Candidates of a trial, in the form of `trials.plan`; empty: no trial."""
+    """Candidates that a trial compares, in the form of `trials.plan`; empty: no trial."""
     strategy: str = "ddp"
     """Strategy as on the command line, `NAME[:key=value]`."""
     accumulate: int = 1
-    """This and the following: see `TrainingOptions`."""
+    """For this field and those below, see `TrainingOptions`."""
     precision: str = "fp32"
     clip_norm: float = 0.0
     checkpoint_activations: bool = False
@@ -167,7 +167,10 @@ class Plan:
 
 
 def per_rank_batch(batch_size: int, world_size: int, scaling: str) -> int:
-    """Returns the number of samples per backward pass of a rank, or raises UsageError."""
+    """Returns the number of samples per backward pass of a rank.
+
+    Raises UsageError if a global batch (strong scaling) does not divide among the ranks.
+    """
     if scaling == "weak":
         return batch_size
     if batch_size % world_size:

@@ -18,7 +18,7 @@ from commprof.text import counted
 
 PIN_MODES = ("none", "cores", "numa", "auto")
 """none: the scheduler decides. cores: equal parts of all cores. numa: the same, and no part crosses
-NUMA nodes. auto: numa if there are several nodes and a core for each rank, else none."""
+NUMA nodes. auto: numa if there are several NUMA nodes and a core for each rank, else none."""
 
 #: Separator between the CPU sets of two ranks in `Pinning.text`.
 _BETWEEN = "/"
@@ -50,7 +50,7 @@ def plan_pinning(asked: str, topology: Topology, ranks: int) -> Pinning:
     CPUs stay free. Sets are disjoint if there is a CPU for each rank.
 
     Raises:
-        UsageError: an unknown mode.
+        UsageError: `asked` is not one of `PIN_MODES`.
     """
     if asked not in PIN_MODES:
         raise UsageError(f"unknown --pin {asked!r} (allowed: {', '.join(PIN_MODES)})")
@@ -104,12 +104,15 @@ def _remark(topology: Topology, ranks: int, mode: str, disjoint: bool) -> str:
     if not disjoint:
         return f"{ranks} ranks share {len(topology.cpus)} CPUs: there are fewer CPUs than ranks"
     if ranks > topology.usable_cpus:
-        return f"disjoint, but the cgroup grants CPU time of only {topology.quota_cpus:g} CPUs"
+        return (
+            "no two ranks share a CPU, but the cgroup grants CPU time of only "
+            f"{topology.quota_cpus:g} CPUs"
+        )
     if ranks > len(topology.cores):
         return f"different ranks get hyper-threads of the same core: {_cores(topology)}"
     nodes = len(topology.nodes)
-    inside = " and none crosses nodes" if mode == "numa" and nodes > 1 else ""
-    return f"disjoint{inside}, {counted(nodes, 'NUMA node')}"
+    inside = ", and no rank crosses nodes" if mode == "numa" and nodes > 1 else ""
+    return f"no two ranks share a CPU{inside} ({counted(nodes, 'NUMA node')})"
 
 
 def _cores(topology: Topology) -> str:
@@ -165,7 +168,7 @@ class Threads:
 
     count: int
     source: str
-    """"--threads-per-rank", "auto", "OMP_NUM_THREADS" or "default"."""
+    """Origin of the count: "--threads-per-rank", "auto", "OMP_NUM_THREADS" or "default"."""
 
 
 def choose_threads(
@@ -185,7 +188,7 @@ def choose_threads(
     """
     if asked is not None and asked != AUTO:
         return Threads(_count(asked, f"{_OPTION} {asked}", f", or {AUTO}"), _OPTION)
-    given = omp_threads(omp_num_threads, f"; unset it, or give {_OPTION} N")
+    given = omp_threads(omp_num_threads, f", or unset; {_OPTION} N overrides it")
     if given is not None:
         return Threads(given, "OMP_NUM_THREADS")
     if asked is None:
@@ -197,14 +200,14 @@ def choose_threads(
     return Threads(max(1, share), AUTO)
 
 
-def omp_threads(omp_num_threads: str | None, more: str = "; unset it") -> int | None:
+def omp_threads(omp_num_threads: str | None, more: str = ", or unset") -> int | None:
     """Returns the threads that OMP_NUM_THREADS asks for; None if it is not set or empty.
 
     OpenMP allows a list with a number for each nesting level; the first number is used.
 
     Args:
         omp_num_threads: the environment variable.
-        more: what to do about a wrong value, for the message.
+        more: what the message says after the allowed values.
 
     Raises:
         UsageError: the variable is not a whole number of 1 or more.
@@ -232,7 +235,7 @@ class RankPlacement:
     topology: Topology
     """Processors of this machine."""
     nodes: int
-    """Machines, each with an equal part of the ranks."""
+    """Number of machines; each has an equal part of the ranks."""
 
     def pinning(self, world_size: int) -> Pinning:
         """Returns the pinning of this machine's ranks at one world size."""

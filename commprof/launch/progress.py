@@ -39,7 +39,7 @@ class ProgressFile:
             self._due = now + _INTERVAL_S
 
     def close(self) -> None:
-        """Close the file, which the launcher removes later."""
+        """Closes the file, which the launcher removes later."""
         if self._fd >= 0:
             os.close(self._fd)
 
@@ -55,10 +55,15 @@ class ProgressLine:
         stream: TextIO | None = None,
         announced: str = "",
     ) -> None:
-        """Show the job in `directory`, of `steps` steps.
+        """Prepares the line of a job.
 
-        stream: sys.stderr if None. announced: description of the steps for the one line that is
-        printed if the stream is not a terminal; no line if empty.
+        Args:
+            directory: folder with the job's progress file.
+            world_size: number of ranks.
+            steps: number of steps that the job trains.
+            stream: where to show the line; None for sys.stderr.
+            announced: description of the steps, printed once if ``stream`` is not a terminal; if
+                empty, nothing is printed.
         """
         self._announced = announced
         self._path = directory / PROGRESS_FILE

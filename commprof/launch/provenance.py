@@ -107,7 +107,7 @@ def save_patch(repository: Path, directory: Path) -> dict[str, Any]:
     """Writes the uncommitted differences of tracked text files into the run directory.
 
     Args:
-        repository: a directory in the repository, as `git_state` found it.
+        repository: a directory in a git repository, for which `git_state` returned a commit.
         directory: the run directory, where PATCH_FILE is written if there is a difference.
 
     Returns:

@@ -43,11 +43,11 @@ class Rendezvous:
         return self.node_rank == 0
 
     def check(self, world_size: int) -> None:
-        """Raises UsageError if ranks do not divide among machines, or the port cannot be opened."""
+        """Raises UsageError if machines get unequal rank counts, or the port cannot be opened."""
         if world_size % self.nodes:
             raise UsageError(
-                f"{world_size} ranks do not divide among {self.nodes} machines; give multiples of "
-                f"{self.nodes}"
+                f"{world_size} ranks cannot be divided equally among {self.nodes} machines; give "
+                f"--world-sizes multiples of {self.nodes}"
             )
         if self.endpoint is not None:
             host, port = endpoint_parts(self.endpoint)

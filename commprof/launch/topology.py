@@ -1,8 +1,8 @@
 """Cores that this process may use: hyper-threads, NUMA nodes, and the cgroup's limits.
 
-Read from sysfs (the kernel's Documentation/ABI: sysfs-devices-system-cpu, sysfs-devices-node) and
-from the cgroup's files (Documentation/admin-guide/cgroup-v2, and v1's sched-bwc). A cgroup's cpuset
-is part of the process's affinity; its CPU quota is not.
+The module reads sysfs (the kernel's Documentation/ABI: sysfs-devices-system-cpu,
+sysfs-devices-node) and the cgroup's files (Documentation/admin-guide/cgroup-v2, and v1's
+sched-bwc). A cgroup's cpuset is part of the process's CPU affinity; its CPU quota is not.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Topology:
     cores: tuple[Core, ...]
     """Cores, sorted by node, then by their first hyper-thread."""
     quota_cpus: float | None = None
-    """CPU time per elapsed time that the cgroup grants; None if unlimited."""
+    """CPU quota of the cgroup, in CPUs (CPU time per elapsed time); None if unlimited."""
 
     @property
     def cpus(self) -> tuple[int, ...]:
@@ -129,7 +129,7 @@ def _siblings(root: Path, cpu: int) -> tuple[int, ...]:
 
 
 def _quota(root: Path) -> float | None:
-    """Returns the smallest CPU quota of this process's cgroups, in cores; None if unlimited."""
+    """Returns the smallest CPU quota of this process's cgroups, in CPUs; None if unlimited."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -155,7 +155,7 @@ def _ancestors(mount: Path, controllers: str, group: str) -> Iterator[Path]:
 
 
 def _quota_v2(folder: Path) -> float | None:
-    """Returns the CPU quota of a cgroup v2, in cores; None if there is no quota.
+    """Returns the CPU quota of a cgroup v2, in CPUs; None if there is no quota.
 
     ``cpu.max`` holds quota and period in microseconds, with the word "max" for no quota.
     """
@@ -164,7 +164,7 @@ def _quota_v2(folder: Path) -> float | None:
 
 
 def _quota_v1(folder: Path) -> float | None:
-    """Returns the CPU quota of a cgroup v1, in cores; None if there is no quota.
+    """Returns the CPU quota of a cgroup v1, in CPUs; None if there is no quota.
 
     Two files hold quota and period in microseconds, with -1 for no quota.
     """

@@ -1,7 +1,8 @@
 """A rank that torchrun or srun started: its number, and the message of rank 0 to the other ranks.
 
-``commprof run`` then starts no ranks: each process is one rank, and only their world size is
-trained. Rank 0 tells the other ranks, through the rendezvous' store, where the job file is.
+``commprof run`` then starts no ranks: each process is one rank, and the job trains at one world
+size, the launcher's number of ranks. Rank 0 tells the other ranks, through the rendezvous' store,
+where the job file is.
 """
 
 from __future__ import annotations
@@ -164,8 +165,8 @@ def _first_host(variables: Mapping[str, str], hosts: int) -> str:
 class StoreMessage:
     """Message from rank 0 to the other ranks in the rendezvous' store, before the training.
 
-    Must live until this rank is done: without torchrun, rank 0 holds the store itself, and torch's
-    process group shares it.
+    The object must live until its rank is done: without torchrun, the store's server runs in the
+    process of rank 0, and torch's process group uses the same server.
     """
 
     def __init__(self, given: LaunchedRank, patience_s: float = _PATIENCE_S) -> None:
@@ -218,6 +219,9 @@ def await_file(path: Path, given: LaunchedRank, patience_s: float = _SEEN_WITHIN
 
 
 def number_of(variables: Mapping[str, str], *names: str, default: int = 1) -> int:
-    """Returns the first set variable's number; ``default`` if none is set or it has no number."""
+    """Returns the number in the first variable of ``names`` that is set.
+
+    Returns ``default`` if none is set, or if the value of this variable is not a number.
+    """
     value = next((variables[name] for name in names if name in variables), "")
     return int(value) if value.isdecimal() else default

@@ -58,8 +58,9 @@ def run_rank(job_path: str, cpu_sets: str = "") -> None:
 def guarded(work: Callable[[], None]) -> None:
     """Runs a rank's work and reports a failure in the form that the launcher expects.
 
-    Prints the traceback of an exception on stderr and raises the exception again. If another rank's
-    end seems to have caused it, first pauses, so that the launcher notices the other rank first.
+    Prints the traceback of an exception on stderr and raises the exception again. If the end of
+    another rank seems to be the cause, the function pauses before it raises the exception, so that
+    the launcher notices the other rank first.
     """
     _end_with_the_launcher()
     try:
@@ -268,7 +269,10 @@ def _exchanged(job: Job, plan: Plan, training: Training) -> dict[str, Any]:
 
 
 def _end_with_the_launcher() -> None:
-    """End this process when the launcher ends; its parent is the fork server, not the launcher."""
+    """Ends this process when the launcher ends.
+
+    A thread watches the launcher, as the parent of this process is the fork server.
+    """
     launcher = multiprocessing.parent_process()
     if launcher is None:
         return
@@ -281,7 +285,7 @@ def _end_with_the_launcher() -> None:
 
 
 def _is_from_a_peer(error: Exception) -> bool:
-    """True if the error is that of a failed collective, mostly because another rank has ended."""
+    """True if the error comes from communication, which mostly fails because another rank ended."""
     return isinstance(error, dist.DistError) or "gloo" in str(error)
 
 
@@ -310,7 +314,7 @@ class MemoryUse:
     peak_bytes: int
     """Peak of resident memory from the first training step on."""
     device_peak_bytes: int | None
-    """Peak of the GPU memory that torch's allocator handed out in that time; None on a CPU."""
+    """Peak of GPU memory from torch's allocator, from the first step on; None on a CPU."""
 
 
 class PeakMemory:

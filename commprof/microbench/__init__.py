@@ -1,1 +1,1 @@
-"""Microbenchmark of collectives without training, in the terms of nccl-tests, on any backend."""
+"""Measures collectives without training on any backend, with nccl-tests' options and columns."""

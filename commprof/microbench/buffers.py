@@ -4,9 +4,10 @@ In an in-place call, the input and output buffers share memory, as in NCCL.
 
 Element i of rank r's input depends only on (i + r) mod m, with a small prime m. Each block of an
 input or a result is therefore a table of m values, repeated. A block that is added twice, is
-in the wrong place or comes from the wrong rank is detected. Exceptions: the wrong place, if m
-divides the block length or the distance in blocks; the wrong rank, if m divides the difference of
-the ranks. Values are whole numbers, so small that every sum is exact in every type.
+in the wrong place or comes from the wrong rank is detected, with two exceptions: a wrong place is
+not detected if m divides the block length or the distance in blocks between the two places, and a
+wrong rank is not detected if m divides the difference between the two ranks. Values are whole
+numbers, so small that every sum is exact in every type.
 """
 
 from __future__ import annotations
@@ -51,7 +52,10 @@ class Pattern:
         return self._repeated(table, first, elements)
 
     def expected(self, rank: int, count: int) -> Tensor | None:
-        """Returns the output that a rank must get; None if undefined (reduce, not the root)."""
+        """Returns the output that a rank must get; None for reduce on other ranks than the root.
+
+        ``count`` is the number of elements as in ``Operation.elements``.
+        """
         ranks = range(self._world_size)
         if self._op == "all_reduce":
             return self._reduced(0, count)
@@ -138,7 +142,11 @@ def make_buffers(
     dtype: str,
     device: str,
 ) -> Buffers:
-    """Makes buffers whose pages are already in memory."""
+    """Makes a rank's buffers, whose pages are already in memory.
+
+    ``count`` is the number of elements as in ``Operation.elements``, and ``placement`` one of
+    ``operation.placements``.
+    """
     given, result = operation.elements(count, world_size)
 
     def zeros(elements: int) -> Tensor:

@@ -46,11 +46,11 @@ class Cell:
     """Samples that one rank took for one row (size and placement) in one round."""
 
     count: int
-    """Elements, see `Sweep.counts`."""
+    """Number of elements, see `Sweep.counts`."""
     placement: str
     """Out of place or in place."""
     times: Times
-    """Times of the calls."""
+    """Begin and end of each sampled call."""
     wrong: int | None
     """Wrong elements of the checked calls; None if this round checked nothing."""
 
@@ -215,9 +215,10 @@ class Collector:
 
 
 def _overlap_row(key: RowKey, cells: Sequence[OverlapCell]) -> OverlapRow:
-    """Returns the medians over the samples, as in IMB.
+    """Returns the medians over the samples.
 
-    Each sample's times are from the rank whose overlapped time (t_ovrl) is the largest.
+    Each sample's times are from the rank whose overlapped time is the largest (t_ovrl in IMB-NBC of
+    the Intel MPI Benchmarks, which report the times of this rank too).
     """
     slowest = np.argmax([cell.overlapped_us for cell in cells], axis=0)
 

@@ -30,7 +30,10 @@ def _arguments() -> list[str]:
 
 
 def context(plan: Plan, clocks: int) -> dict[str, Any]:
-    """Describes machine, versions and method; `clocks` counts the ranks' distinct clocks."""
+    """Describes machine, versions and method.
+
+    `clocks` is the number of different CLOCK_MONOTONIC clocks that the ranks read.
+    """
     return {
         "timestamp": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join(["commprof", "microbench", *_arguments()]),
@@ -60,8 +63,8 @@ def _time(plan: Plan, clocks: int) -> str:
     if clocks == 1:
         return "from the latest begin to the latest end of any rank"
     return (
-        "if the measured ranks are on several hosts, the slowest rank's own time, with its wait "
-        "for late ranks; else from the latest begin to the latest end of any rank"
+        "if the measured ranks are on several hosts, the slowest rank's own time, including its "
+        "wait for late ranks; else from the latest begin to the latest end of any rank"
     )
 
 

@@ -1,8 +1,8 @@
-"""Samples calls: when each rank began and ended each call, according to the rank's own clock.
+"""Measures when each rank begins and ends each call, according to the rank's own clock.
 
-The loop runs in C++ if the native module is present and tensors are on the CPU: between two calls
-Python takes several microseconds, in which a backend's threads fall asleep. For tensors on a device
-the loop runs in Python; also for hooks, because a hook's sample is a backward pass of a model.
+The measuring loop runs in C++ if the native module is present and tensors are on the CPU: between
+two calls Python takes several microseconds, in which a backend's threads fall asleep. The loop runs
+in Python for tensors on a device, and for hooks, whose sample is a backward pass of a model.
 
 Overlap is measured as in IMB-NBC: the collective alone; then the collective issued, followed by
 compute of about the same length, followed by a wait. The compute is IMB's too, a 100 x 100 matrix
@@ -161,7 +161,7 @@ class OverlapCell:
     """Overlap samples of one size and rank, in us."""
 
     count: int
-    """Elements, see `Sweep.counts`."""
+    """Number of elements, one of `Sweep.counts`."""
     placement: str
     """``in_place`` if the operation can run in place, so that the time includes no copy."""
     pure_us: Floats
@@ -203,7 +203,11 @@ class Compute:
 def measure_overlap(
     plan: Plan, op: str, count: int, side: Side, meet: Call, control: object
 ) -> OverlapCell:
-    """Samples one size: the collective alone, the compute alone, and both, in turn."""
+    """Samples one size; each sample times the collective alone, the compute alone, and both.
+
+    ``meet`` is the barrier before each of the three. ``control`` is a gloo group of the same ranks,
+    which all use the slowest rank's time to choose the number of samples.
+    """
     placement = operation(op).placements[-1]
     buffers = make_buffers(
         operation(op), placement, count, side.rank, side.world_size, plan.dtype, side.device

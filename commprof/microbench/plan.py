@@ -140,7 +140,7 @@ class Plan:
     sync: str = "barrier"
     """barrier: a barrier of the measured group before each sample. none: back to back."""
     overlap: bool = False
-    """True to measure the overlap of communication and compute instead."""
+    """True to measure the overlap of communication and compute; False to time calls alone."""
 
     def __post_init__(self) -> None:
         for text in self.ops:

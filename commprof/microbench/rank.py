@@ -104,7 +104,7 @@ class _Runner:
             self._count_round()
 
     def _add(self, sweep: Sweep, own: list[Cell]) -> None:
-        """Gathers all ranks' samples (cells) at rank 0; all ranks call this equally often."""
+        """Gathers all ranks' samples (``own``) at rank 0; all ranks call this equally often."""
         ranks = self._gathered(own)
         if self._collector is not None:
             one_clock = self._has_one_clock(sweep.world_size)
@@ -139,13 +139,13 @@ class _Runner:
         return Side(group, self._rank, sweep.world_size, self._device)
 
     def _control(self, world_size: int) -> Any:
-        """Returns a gloo group of the sweep's ranks, to agree on numbers of calls."""
+        """Returns a gloo group in which a sweep's ranks agree on how many calls to measure."""
         if world_size not in self._controls:
             self._controls[world_size] = dist.new_group(list(range(world_size)), backend="gloo")
         return self._controls[world_size]
 
     def _meeting(self, side: Side) -> Call:
-        """Returns the call to make before each sample: a barrier of the backend, or a no-op."""
+        """Returns the call before each sample: a barrier; with ``--sync none`` it does nothing."""
         if self._plan.sync == "none":
             return no_meeting
         nothing = torch.empty(0)
@@ -155,7 +155,7 @@ class _Runner:
         return len(set(self._clocks[:world_size])) == 1
 
     def _gathered(self, own: list[Any]) -> list[list[Any]]:
-        """Gathers the lists of all ranks at rank 0."""
+        """Returns the lists of all ranks on rank 0, and a None per rank on the other ranks."""
         gathered: list[Any] = [None] * dist.get_world_size()
         dist.gather_object(own, gathered if self._rank == 0 else None)
         return gathered

@@ -2,8 +2,8 @@
 
 The writer writes a block's header after its payload, so a block is visible as a whole or not at
 all. A written block does not change, unless it is a summary. Summaries are in a few slots, whose
-headers are read again at every poll (``docs/architecture.md``). Records that the rank has not
-flushed yet, of the last 0.2 s, are not seen.
+headers are read again at every poll (``docs/architecture.md``). A rank flushes its records every
+0.2 s; records that it has not flushed yet are not seen.
 
 Nothing in a file is trusted, as in :mod:`commprof.trace.reader`: a length is checked against the
 file size before memory is allocated, and ``problems`` lists the parts that cannot be read.
@@ -55,9 +55,9 @@ class TraceTail:
 
         Args:
             path: the trace.
-            recent_bytes: skip records that are more than this many bytes before the end of the
-                file, as it is at the first poll; None skips none. Metadata, groups and summaries
-                are always read.
+            recent_bytes: read only the records in this many bytes at the end of the file, and all
+                later ones; None reads all records. The first poll that finds the file determines
+                its end. Metadata, groups and summaries are always read.
         """
         self.path = path
         #: Sentences about parts that could not be read; at most the first ``_MOST_PROBLEMS``.
@@ -132,8 +132,8 @@ class TraceTail:
         """Returns the records of newly completed blocks, ordered by time.
 
         Across calls, records of one thread are in order; records of different threads may be up to
-        a flush interval (0.2 s) out of order. Empty if nothing is new, if there is no file yet,
-        and if reading fails; see ``problems``.
+        a flush interval (0.2 s) out of order. The result is empty if nothing is new or there is
+        no file yet. If reading fails, ``problems`` says so.
         """
         try:
             if self._fd < 0 and not self._open():

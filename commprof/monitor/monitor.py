@@ -65,7 +65,7 @@ class Monitor:
             nested: as for ``Observer``.
 
         Raises:
-            CommprofError: the endpoint's address or the profile cannot be used.
+            CommprofError: the endpoint's address or the machine profile cannot be used.
         """
         self._run = run
         self._interval_s = settings.interval_s

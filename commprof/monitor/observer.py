@@ -109,7 +109,7 @@ PATIENCE_S: Final = 5.0
 
 
 class Observer:
-    """Reads one run directory; writes nothing and signals nobody."""
+    """Reads one run directory; writes no files and sends no signals."""
 
     def __init__(
         self,
@@ -280,7 +280,8 @@ def _failed(tail: TraceTail) -> bool:
 def _since_step_s(rank: int, tail: TraceTail, world: FollowedTraces, here: Here) -> float:
     """Returns the seconds since the end of a rank's last step, or since capture began.
 
-    Returns NaN if the rank records in always-on mode, has ended, or uses another clock.
+    Returns NaN if the rank records in always-on mode, if the rank has ended, or if its trace is
+    not on this process's CLOCK_MONOTONIC.
     """
     metadata = metadata_of(tail)
     if not here.shares_clock(metadata) or tail.summary is not None or tail.ended:

@@ -54,7 +54,10 @@ def start_in_rank(job: Path, asked: str) -> str:
 
 
 def start_monitor(run: Path, settings: Settings, *more: str) -> str:
-    """Starts a monitor that ends with this process; returns the reason if that fails, else ""."""
+    """Starts a monitor that ends with this process; returns the reason if that fails, else "".
+
+    ``more`` holds further arguments for ``python -m commprof.monitor``.
+    """
     pid = os.getpid()
     began = identity(pid)
     if not began:

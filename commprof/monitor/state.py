@@ -1,6 +1,7 @@
 """State of a running job at one moment: the figures that every output of the monitor shows.
 
-Totals count from the first step that was followed and never fall, as Prometheus's counters must.
+Totals count from the first step that the monitor analyses, or in always-on mode from the start of
+the mode. Like Prometheus's counters, they grow or start again at 0, as after a rank's restart.
 "Recent" is the last ``RECENT_STEPS`` steps that all ranks completed; in always-on mode the last
 minute. Unknown figures are NaN, None or absent.
 """
@@ -69,7 +70,7 @@ class Bandwidth:
 
 @dataclass(frozen=True)
 class GradientState:
-    """Gradient norms of a rank's last measurement, before the exchange."""
+    """Norms of a rank's own gradients in the last measured step; in DDP before the all-reduce."""
 
     step: int
     #: L2 norm of all gradients; variance of the L2 norms of the single parameters' gradients.

@@ -65,7 +65,7 @@ Take = Callable[[str, BinaryIO], None]
 
 
 def each_file(path: Path, wanted: Callable[[bytes], bool], take: Take) -> list[str]:
-    """Calls ``take`` with every unpacked file at ``path`` whose first bytes are ``wanted``.
+    """Calls ``take`` with every unpacked file at ``path`` whose first bytes ``wanted`` accepts.
 
     In a folder without such a file, the files of its sub-folders are read.
 

@@ -150,7 +150,7 @@ def _with_pending_by_status(dump: Dump) -> Dump:
     if dump.unknown_pending:
         raise TraceError(
             f"the dump of rank {dump.rank} has no entries, and its pg_status does not identify the "
-            "groups; dump the entries too"
+            "groups; make dumps with includeCollectives=True"
         )
     pending = [
         Entry(group, "", "collective", False, seq, -1, "scheduled", -1, -1, "", 0)
@@ -255,12 +255,12 @@ def _ranks(config: Mapping[str, Any]) -> tuple[int, ...]:
 def _in_status(
     key: str, status: Mapping[str, Any], ids: Mapping[int, str], names: Sequence[str]
 ) -> dict[str, int]:
-    """Returns the value of ``key`` in ``pg_status`` by group name.
+    """Returns the field ``key`` of each group's status, by group name.
 
-    The keys of ``pg_status`` are this rank's own group ids. ``ids`` maps the ids of groups that
-    have entries in the dump to group names. Other ids are matched with ``names`` in ascending
-    order: ids and names (if they are numbers) both count groups in the order of creation. If this
-    match is impossible or contradicts ``ids``, the other ids are left out.
+    ``status`` is the dump's ``pg_status``, which names groups by this rank's own group ids. ``ids``
+    maps the ids of groups that have entries in the dump to group names. Other ids are matched with
+    ``names`` in ascending order: ids and names (if they are numbers) both count groups in the order
+    of creation. If this match is impossible or contradicts ``ids``, the other ids are left out.
     """
     numbers = sorted(int(key) for key in status if key.isdecimal())
     known = dict(ids)

@@ -31,7 +31,7 @@ _OF_COMMPROF = "run.json"
 
 
 class _FoundError(Exception):
-    """Ends the search; the argument is True if the file is a dump."""
+    """Ends the search in :func:`is_flight_recorder`; ``args[0]`` is True if it found a dump."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class DumpFile:
         try:
             return json.loads(data)
         except RecursionError:
-            raise ValueError("it is nested too deeply") from None
+            raise ValueError("its JSON is nested too deeply") from None
 
 
 def _unpacked(data: bytes, most_bytes: int) -> bytes:

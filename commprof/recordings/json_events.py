@@ -1,6 +1,6 @@
 """Reader of the events of a Chrome trace, in pieces and with bounded memory.
 
-Nothing in the text is trusted.
+The file may be damaged, cut off or not a trace at all.
 """
 
 from __future__ import annotations
@@ -116,9 +116,9 @@ class EventReader:
     def _many_events(self) -> list[Any]:
         """Returns the next events in the text read so far, except the last one.
 
-        The last event may be incomplete. One call decodes all returned events, in half the time
-        that a call per event needs. Returns an empty list if the text before the last event is
-        empty, is damaged or contains the end of the array.
+        The last event may be incomplete. One call of ``json.loads`` decodes all returned events,
+        in half the time that a call per event needs. Returns an empty list if the text before the
+        last event is empty, is damaged or contains the end of the array.
         """
         match = _SPACE.match(self._text, self._at)
         begin = match.end() if match else self._at

@@ -47,7 +47,7 @@ _OPS = {
 
 @dataclass(frozen=True)
 class NcclTestsRow:
-    """One result in a line of nccl-tests' table: the one in place or the one out of place."""
+    """One result of nccl-tests; a line of the table holds one out of place and one in place."""
 
     size_bytes: int
     count: int

@@ -331,7 +331,10 @@ def _about_calls(by_rank: dict[int, RankRecording]) -> list[str]:
 
 
 def _joined(per_rank: Sequence[str], ranks: int) -> list[str]:
-    """Replaces a sentence that every rank has by one for all ranks; keeps all other sentences."""
+    """Merges sentences that differ only in the rank, if all ranks have them; keeps all others.
+
+    ``per_rank``: sentences that begin with "rank N: ". ``ranks``: the number of ranks.
+    """
     texts = Counter(text.partition(": ")[2] for text in per_rank)
     shared = [text for text, times in texts.items() if times == ranks and ranks > 1]
     rest = [text for text in per_rank if text.partition(": ")[2] not in shared]

@@ -123,11 +123,11 @@ def device_calls(events: ProfilerEvents, device: int, world_size: int) -> list[C
 def host_calls(events: ProfilerEvents, world_size: int) -> list[Call]:
     """Returns the communication on the host (gloo), in order of issue.
 
-    The events of c10d's operators tell when each call was issued, and in which form. The ranges of
-    gloo's threads tell when the call ran; threads may begin calls out of order. For each operation,
-    such as all-reduce, the n-th event and the n-th range are taken as one call, if there are as
-    many events as ranges and no range begins before its event. Otherwise the begin of each range
-    counts as the issue.
+    The events of c10d's operators tell when each call was issued, and by which variant of the
+    operation, such as ``all_gather_into_tensor``. The ranges of gloo's threads tell when the call
+    ran; threads may begin calls out of order. For each operation, such as all-reduce, the n-th
+    event and the n-th range are taken as one call, if there are as many events as ranges and no
+    range begins before its event. Otherwise the begin of each range counts as the issue.
     """
     ran: dict[str, list[Event]] = {}
     for event in sorted(events.ranges, key=lambda e: (e.begin_ns, e.end_ns)):

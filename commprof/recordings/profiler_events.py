@@ -58,7 +58,7 @@ _ARGUMENTS: Final[tuple[str, ...]] = (
 
 @dataclass(frozen=True)
 class Event:
-    """A named event: communication or a range."""
+    """A communication kernel, a c10d operator or an annotated range of the host, with its name."""
 
     name: str
     begin_ns: int

@@ -1,8 +1,8 @@
 """Converts one torch.profiler trace to the trace that commprof's capture would have written.
 
 A communication kernel counts as issued when it begins, because its rank has then arrived, and as
-complete when it ends. The training thread counts as waiting while such a kernel runs and no other
-kernel of the device does; kernels of all streams are combined first.
+complete when it ends. The training thread counts as waiting while such a kernel runs and the device
+runs no other kernel and no memory copy, on any stream.
 """
 
 from __future__ import annotations
@@ -193,12 +193,14 @@ def _with_unawaited(
 ) -> Stretches:
     """Returns ``work`` plus the idle times in which the thread does not wait for a collective.
 
-    A thread that waits for a collective goes on when the collective is complete. After the last
-    completion in a gap between two intervals of ``work``, the thread is therefore in Python or
-    without a core: this part of the gap is added. If no collective completes in the gap, the whole
-    gap is added. But nothing is added if a collective is still open and DDP copies a bucket back
-    right after the gap: the thread has waited for this bucket. The collective only seems open,
-    because gloo's thread, short of a core, records the end late.
+    A thread that waits for a collective goes on when the collective is complete. So in a gap
+    between two intervals of ``work``, the thread no longer waits after the last completion of a
+    collective: it runs Python or has no core. This part of the gap is added, or the whole gap if
+    no collective completes in it.
+
+    Nothing is added if a collective is not complete at the gap's end and DDP copies a bucket back
+    right after the gap: the thread has waited for this bucket, and gloo's thread records the
+    completion late, because it had no core.
     """
     ends = np.sort(np.array([call.end_ns for call in calls], dtype=np.int64))
     since, until = work.end_ns[:-1], work.begin_ns[1:]
@@ -322,7 +324,10 @@ def _groups(
 
 
 def _only_group(about: dict[str, Any]) -> tuple[str, str]:
-    """Returns name and description of the job's only process group; else ``UNNAMED_GROUP``."""
+    """Returns name and description of the process group if ``about`` lists exactly one.
+
+    Otherwise, the name is ``UNNAMED_GROUP`` and the description is empty.
+    """
     listed = about.get("pg_config")
     if isinstance(listed, list) and len(listed) == 1 and isinstance(listed[0], dict):
         name = listed[0].get("pg_name")
@@ -365,7 +370,7 @@ def _problems(
     """Returns the caveats of this rank's recording, as sentences."""
     found = [text for text in (steps.said, find_buckets(events, calls, steps)) if text]
     if events.problem:
-        found.append(f"{events.problem}: only the events before that place count")
+        found.append(f"only the first part of the trace could be read, because {events.problem}")
     if events.unusable:
         found.append(f"{counted(events.unusable, 'event')} had no usable times and were left out")
     if events.unreadable:

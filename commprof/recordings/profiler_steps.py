@@ -44,12 +44,12 @@ _REPEATED: Final = 0.95
 
 @dataclass(frozen=True)
 class FoundSteps:
-    """Begins, ends and numbers of steps in order, with their origin."""
+    """Numbers, begins and ends of steps in order, and how the steps were found."""
 
     number: Ints
     begin_ns: Ints
     end_ns: Ints
-    #: A sentence on the steps' origin; empty if the script's profiler marked the steps.
+    #: A sentence on how the steps were found; empty if the script's profiler marked the steps.
     said: str
 
 
@@ -337,8 +337,8 @@ def _ready_ns(
 ) -> Ints:
     """Returns when each bucket could be sent.
 
-    On a device this is when the kernels that were launched before the bucket's all-reduce had
-    ended, but at most the begin of the all-reduce; without a device it is that begin.
+    On a device this is the end of the kernels that were launched before the bucket's all-reduce, or
+    the begin of the all-reduce if that is earlier. Without a device it is the begin.
     """
     begin_ns = np.array([call.begin_ns for call in buckets], dtype=np.int64)
     if device is None:

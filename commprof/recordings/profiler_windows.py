@@ -123,7 +123,10 @@ def _as_one(rank: int, windows: Sequence[RankRecording]) -> RankRecording:
 
 
 def _add(whole: ProfilerEvents, part: ProfilerEvents, apart: int, since: int, until: int) -> None:
-    """Adds the events that begin in a span of time; correlation ids are increased by ``apart``."""
+    """Adds those of ``part``'s events that begin from ``since`` to before ``until``, in ns.
+
+    ``apart`` is added to their correlation ids.
+    """
     for name in ("communication", "ranges", "issued"):
         kept: list[Event] = getattr(whole, name)
         for event in getattr(part, name):

@@ -69,7 +69,10 @@ def _painted(text: str, background: str) -> str:
 
 
 def _legend(parts: Sequence[CardPart]) -> list[str]:
-    """Lists letter, name and figures of each part that took time; lines end only between parts."""
+    """Returns the legend as lines: letter, name and figures of each part that took time.
+
+    A part is never split between two lines.
+    """
     return whole(f"{_LOOKS[part.name][0]} {text}" for part, text in said_parts(parts))
 
 
@@ -89,7 +92,7 @@ def facts(card: Card) -> list[tuple[str, str]]:
 
 def _figures(card: Card) -> list[tuple[str, str]]:
     if math.isnan(card.exposed_ms):
-        return [("Exposed communication", "not known: the capture saw none of it.")]
+        return [("Exposed communication", "not known: the capture saw no communication.")]
     if card.world_size < 2 or not card.exposed_ms > 0:
         return [("Exposed communication", "none.")]
     split = "not separated in this run"

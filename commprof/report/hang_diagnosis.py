@@ -21,7 +21,13 @@ _HEADERS = ("group", "ranks", "scheduled", "started", "completed", "messages")
 
 
 def render(found: Diagnosis, width: int, tables: int | None = None) -> str:
-    """Renders a diagnosis for a terminal, with the groups that are involved."""
+    """Renders a diagnosis for a terminal, with the groups that are involved.
+
+    Args:
+        found: the diagnosis.
+        width: number of characters to wrap prose to.
+        tables: number of characters; a wider table is split. None leaves the table whole.
+    """
     blocks = [_heading(found), wrapped(found.sentence + ".", width)]
     culprits = [f"- {one.why}" for one in found.culprits]
     if culprits:
@@ -39,7 +45,9 @@ def render(found: Diagnosis, width: int, tables: int | None = None) -> str:
         blocks += [tabulated(rows, _HEADERS, left=range(len(_HEADERS)), width=tables), LEGEND]
     more = len(found.groups) - min(len(shown), _MOST_LINES)
     if more:
-        blocks.append(f"{counted(more, 'more group')} with pending operations; the JSON has all.")
+        blocks.append(
+            f"{counted(more, 'more group')} with pending operations; --format json shows all."
+        )
     caveats = [f"- {printable(one)}" for one in found.problems]
     if found.missing:
         caveats.append(
@@ -68,7 +76,9 @@ def _heading(found: Diagnosis) -> str:
 def _lines(title: str, lines: list[str], width: int) -> str:
     more = len(lines) - _MOST_LINES
     shown = [wrapped(printable(line), width, rest="  ") for line in lines[:_MOST_LINES]]
-    return "\n".join([title, *shown, *([f"- {more} more; the JSON has all"] if more > 0 else [])])
+    return "\n".join(
+        [title, *shown, *([f"- {more} more; --format json shows all"] if more > 0 else [])]
+    )
 
 
 def _row(one: GroupProgress) -> tuple[str, ...]:

@@ -90,7 +90,7 @@ def _bandwidth(state: JobState) -> list[str]:
         use = found.of_profile
         against = "" if math.isnan(use) else f", {use:.0%} of the machine profile's bandwidth"
         speed = found.busbw_bytes_per_s / 1e9
-        lines.append(f"{op}: {speed:.3g} GB/s on the bus{against}.")
+        lines.append(f"{op}: bus bandwidth {speed:.3g} GB/s{against}.")
     return lines
 
 
@@ -128,7 +128,7 @@ def _quantile(name: str) -> Callable[[RankState], str]:
 
 
 def _waited_for(rank: RankState) -> str:
-    """Returns the time that the other ranks waited for this rank, mean per step, over all steps."""
+    """Returns the other ranks' summed wait for this rank, in ms: the mean over all steps."""
     if rank.total is None or rank.total.steps == 0:
         return _UNKNOWN
     return _ms(rank.waited_for_s / rank.total.steps)

@@ -44,7 +44,7 @@ def escaped(text: str) -> str:
 
 
 def _line(text: str) -> str:
-    """Escapes text for the begin of a line, where Markdown also interprets lists and headings.
+    """Escapes text at the start of a line, where Markdown also interprets lists and headings.
 
     "1." and "-" would begin a list; "-" and "=" could turn the line above into a heading.
     """

@@ -13,7 +13,7 @@ WIDTH, LINES = 80, 24
 
 
 def command_lines(command: str) -> list[str]:
-    """Breaks a command between words, and a long word after commas, so that a shell accepts it."""
+    """Breaks a command into lines for a shell: between words, or at the commas of a long word."""
     lines = [" "]
     for word in _words(printable(command)):
         if len(lines[-1]) + 1 + len(word) > WIDTH - 2 and lines[-1].strip():

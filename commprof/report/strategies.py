@@ -27,8 +27,9 @@ LEGEND = """\
 against: samples/s divided by those of the first strategy. efficiency: samples/s per rank, divided
 by those of the same strategy at its smallest world size. step: median of the slowest rank; +-: the
 step's interquartile range divided by its median. Steps that differ by less than +- may be equal.
-exposed: the training thread waited for communication. memory: largest use of any rank in training.
-On a GPU, this is the peak of GPU memory; on a CPU, it is the growth of resident memory."""
+exposed: time for which the training thread waited for communication. memory: largest use of any
+rank in training. On a GPU, this is the peak of GPU memory; on a CPU, it is the growth of resident
+memory."""
 
 OPERATIONS_LEGEND = """\
 Per step and rank. size: as nccl-tests counts it (for an all-gather or a reduce-scatter, all ranks'

@@ -1,6 +1,7 @@
 """Medians, ratios and spreads of measured values, with confidence intervals.
 
-For few rounds, some of which the machine may have disturbed, robust estimates are used.
+A trial has few rounds, and the machine may have disturbed some of them. Typical values and ratios
+of rounds are therefore robust estimates.
 """
 
 from __future__ import annotations
@@ -67,8 +68,9 @@ def ratio_of_medians(above: Floats, below: Floats, independent_share: float = 1.
     Args:
         above: values of the numerator.
         below: values of the denominator.
-        independent_share: effective sample size per value, below 1 if neighbours are correlated;
-            the interval is widened by the root of its inverse, on a logarithmic scale.
+        independent_share: effective sample size divided by the number of values; below 1 if
+            neighbours are correlated. The interval is then widened by the factor
+            ``1 / sqrt(independent_share)``, on a logarithmic scale.
 
     Raises:
         ValueError: one of the samples is empty.
@@ -210,7 +212,10 @@ def resampled_means(values: Floats, seed: int = _SEED) -> Floats:
 
 @lru_cache(maxsize=8)
 def resamples(count: int) -> npt.NDArray[np.int64]:
-    """Returns bootstrap draws of rounds, ``[resample, round]``, the same for every figure."""
+    """Returns 10,000 bootstrap samples of ``count`` rounds, as indices ``[sample, draw]``.
+
+    The samples are the same for every figure.
+    """
     draw = np.random.default_rng(_ROUND_SEED)
     return draw.integers(0, count, size=(_ROUND_RESAMPLES, count))
 
@@ -218,10 +223,11 @@ def resamples(count: int) -> npt.NDArray[np.int64]:
 def interval_of(value: float, drawn: Floats, count: int, confidence: float) -> Interval:
     """Returns the interval of a figure from its resampled statistics.
 
-    It is for figures without a simple standard error. An interval of plain percentiles is too
-    narrow for few values: it lacks the factor n / (n - 1) of the variance and Student's tails. The
-    probability of a tail is therefore ``Phi(-sqrt(n / (n - 1)) * t)``, with n = ``count`` and t
-    Student's quantile for n - 1 degrees of freedom (Hesterberg, What Teachers Should Know About the
+    It is for figures without a simple standard error. For few values, an interval of plain
+    percentiles is too narrow: the variance lacks the factor n / (n - 1), and the tails are those of
+    a normal instead of Student's distribution. Each bound is therefore the percentile at
+    probability ``Phi(-sqrt(n / (n - 1)) * t)`` from its end, with n = ``count`` and t Student's
+    quantile for n - 1 degrees of freedom (Hesterberg, What Teachers Should Know About the
     Bootstrap, The American Statistician 69:4, 2015). Percentiles also cannot leave the range of
     ``drawn``. If all of ``drawn`` is finite, each bound is therefore at least
     ``sqrt(n / (n - 1)) * t * drawn.std()`` away from ``value``.

@@ -74,7 +74,7 @@ def pack_block(block_type: BlockType, payload: bytes) -> bytes:
 
 
 def _read_file_header(path: Path, data: bytes) -> tuple[int, int]:
-    """Returns the session and the offset of the first block."""
+    """Returns the session number of the recording, and the offset of the first block."""
     if len(data) < schema.FILE_HEADER.size:
         raise TraceError(f"{path}: not a commprof trace (only {len(data)} bytes)")
     magic, version, header_bytes, session, _ = schema.FILE_HEADER.unpack_from(data)

@@ -80,7 +80,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Spans:
-    """Intervals of threads' time, such as phases, waits or DDP's finalisations."""
+    """Intervals of threads' time, such as phases, waits or run delays."""
 
     #: Phase code, operation id, or graph task id; see the function that makes the table.
     key: Ints
@@ -270,14 +270,18 @@ HOST_COUNTS = {
 
 
 def host_counts(trace: Trace) -> dict[str, Spans]:
-    """Returns the intervals between samples of each counter; ``key``: the counter's increase."""
+    """Returns intervals of threads for each counter in ``HOST_COUNTS``.
+
+    ``key`` is the increase of the counter. An interval is recorded if the thread lacked a core or
+    had many page faults in it.
+    """
     records = of_kind(trace.records, Kind.HOST_COUNTS)
     return {name: _spans(records, ints(records[of])) for name, of in HOST_COUNTS.items()}
 
 
 @once_per_trace
 def finalizations(trace: Trace) -> Finalizations:
-    """Returns DDP's finalisations, begin and end joined by thread and order."""
+    """Returns DDP's waits for its buckets; ``span.key`` is the id of the autograd graph task."""
     mask = np.isin(trace.records["kind"], (Kind.FINALIZE_BEGIN, Kind.FINALIZE_END))
     records = trace.records[mask]
     records = records[np.argsort(records["thread"], kind="stable")]
@@ -416,7 +420,10 @@ def compressions(trace: Trace) -> Compressions:
 
 
 def _stage_ns(op_id: Ints, spans: Records) -> Ints:
-    """Returns the summed time of spans, ``[stages, buckets]``; spans of a stage do not overlap."""
+    """Returns the summed length of spans in ns, as an array ``[stages, buckets]``.
+
+    Spans of one stage do not overlap. ``op_id``: operation id of each bucket.
+    """
     result = np.zeros((len(schema.STAGES), len(op_id)), dtype=np.int64)
     row = row_of(ints(spans["op_id"]), op_id)
     known = (row >= 0) & (spans["aux"] < len(schema.STAGES))

@@ -30,10 +30,10 @@ class StepMarks:
 
 
 def step_marks(records: Records) -> StepMarks:
-    """Returns the step boundaries that count.
+    """Returns the step boundaries of a trace.
 
-    Boundaries that the script declared win over those found at updates. If the whole trace has
-    neither, each backward pass that communicated ends a step.
+    If the script declared any, those found at updates are ignored. If the whole trace has neither,
+    each backward pass that issued a collective ends a step.
     """
     marks = records[records["kind"] == Kind.STEP]
     ends = marks["aux"] == 1
@@ -71,7 +71,7 @@ def communicating_backwards(records: Records, thread: int) -> Ints:
 
 
 def _at_backwards(marks: Records, times: Ints) -> StepMarks:
-    """Returns steps that end with backward passes; the first step begins with capture."""
+    """Returns steps that end at ``times``, in ns; the first begins at the first of ``marks``."""
     begin, thread = int(marks["timestamp_ns"][0]), int(marks["thread"][0])
     after = times[times > begin]
     count = len(after)

@@ -203,7 +203,10 @@ def _records(payload: memoryview) -> Records:
 
 
 def _merge(batches: list[Records], deduplicate: bool) -> Records:
-    """Sorts all records by time; with ``deduplicate``, drops those also found in a ring."""
+    """Sorts all records by time; with ``deduplicate``, keeps one of several equal records.
+
+    A record can be both in the trace file and in a ring file.
+    """
     if not batches:
         return np.empty(0, dtype=schema.RECORD_DTYPE)
     records = np.concatenate(batches)
@@ -274,7 +277,7 @@ def salvage_dead(directory: Path) -> None:
 
 
 def _append(path: Path, end: int, blocks: bytes) -> None:
-    """Replaces all bytes from ``end`` on, where the last complete block ends, by ``blocks``.
+    """Replaces all bytes after the last complete block, which ends at ``end``, by ``blocks``.
 
     If the blocks cannot be written, cuts the file off at ``end`` and raises OSError.
     """

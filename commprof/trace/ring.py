@@ -1,8 +1,9 @@
 """Reads ring files: the newest records of a process, dead or alive.
 
-A slot of a ring keeps its record until the thread has pushed ``capacity`` more, even if the record
-was drained in the meantime. So another process can read records that were not flushed yet, and
-records that always-on mode only folds into its summary. This costs the recorded process no work.
+A slot of a ring keeps its record until ``capacity`` further records have been pushed to the ring,
+even if the record was drained in the meantime. So another process can read records that were not
+flushed yet, and records that always-on mode only folds into its summary. This costs the recorded
+process no work.
 """
 
 from __future__ import annotations
@@ -114,7 +115,8 @@ def write_owner(ring_prefix: str, trace_path: Path, session: int, metadata: Any)
 def remove_orphans(memory: Path = _MEMORY) -> int:
     """Removes this user's rings that nobody will read: their process and trace are both gone.
 
-    Rings whose trace still exists are kept for ``salvage``.
+    Rings whose trace still exists are kept: ``reader.salvage`` moves their records into the trace.
+    ``memory`` is the directory of the ring files.
 
     Returns:
         The number of processes whose rings were removed.

@@ -1,7 +1,7 @@
 """The trace format in Python: layouts, codes and names.
 
-The codes are made from the C++ headers (``codes.py``). A trace carries the tables that it was
-written with; codes are only ever appended, so the codes here are right for older traces too.
+The codes are made from the C++ headers (``codes.py``). The metadata of a trace hold the names of
+its codes; codes are only ever appended, so the codes here are right for older traces too.
 
 Kinds of records, and the fields that each uses besides ``timestamp_ns`` (when it happened, or
 began), ``kind`` and ``thread``; the other fields are 0:
@@ -70,9 +70,9 @@ began), ``kind`` and ``thread``; the other fields are 0:
                      was throttled since this was last read; ``bytes_out``, if it had major faults,
                      ns for which tasks of the host were stalled for memory
 
-Times of the kinds ``device_...``, and of an end with the flag device_time, are a device's, moved to
-``CLOCK_MONOTONIC``. Any thread may write such a record after the device has passed the event;
-``thread`` is the one that put the event on the stream.
+Times in records of the kinds that begin with ``device_``, and in an end with the flag device_time,
+are times of a device, converted to ``CLOCK_MONOTONIC``. Any thread may write such a record after
+the device has passed the event; ``thread`` is the one that put the event on the stream.
 """
 
 from __future__ import annotations

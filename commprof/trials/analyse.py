@@ -1,4 +1,8 @@
-"""Computes a trial's figures per block, and its result, from the traces of one world size."""
+"""Computes a trial's figures per block, and its result, from the traces of one world size.
+
+A block is a series of consecutive steps with the same candidate. A round has one block for each
+candidate.
+"""
 
 from __future__ import annotations
 
@@ -332,7 +336,10 @@ def _settling(halves: Floats, joint: float) -> Interval | None:
 
 
 def _wire_bytes(one: Candidate, own: Mapping[str, Floats]) -> Floats:
-    """Returns the bytes that a rank sends per step, by round; NaN if unknown."""
+    """Returns the bytes that a rank sends per step, by round; NaN if unknown.
+
+    ``own``: the candidate's figures by round, for each of ``_COLUMNS``.
+    """
     if one.label == HEADROOM:
         return np.zeros_like(own["wall"])
     if not one.link_only:

@@ -19,7 +19,7 @@ _BITS = 8.0
 
 @dataclass(frozen=True)
 class Costs:
-    """A candidate's costs, a value per round: times in ns per step, bytes per step and rank."""
+    """A candidate's costs, one value per round: times in ns per step, bytes per step and rank."""
 
     #: Bytes sent with the baseline, and with the candidate.
     plain_bytes: Floats
@@ -83,7 +83,9 @@ def no_break_even(one: Candidate, rounds: int, told: bool) -> NoBreakEven | None
     if not told:
         why = "compressors that run as torch operations record neither bytes nor times"
         return NoBreakEven("not known", why)
-    return NoBreakEven("not known", "bytes or times from which it is computed were not measured")
+    return NoBreakEven(
+        "not known", "bytes or times needed to compute the bandwidth were not measured"
+    )
 
 
 def _does_not_apply(reason: str) -> NoBreakEven:

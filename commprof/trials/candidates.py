@@ -141,7 +141,7 @@ class Candidate:
 
     @property
     def link_only(self) -> bool:
-        """True if all bytes sent are known to cross the network, as break-even figures assume."""
+        """True if it is known how many bytes cross the network, which break-even figures need."""
         if self.hook:
             return HOOKS[self.hook].rings
         return "hierarchical" not in self.compressor

@@ -92,7 +92,7 @@ class Plan:
 
     @property
     def everyone(self) -> tuple[Candidate, ...]:
-        """``none``, its repeat ``none again``, ``noop`` if wanted, and the user's candidates."""
+        """All candidates: ``none``, ``none again``, ``noop`` if it takes part, and the user's."""
         roles = ROLES if self.headroom else ROLES[:-1]
         return (*roles, *self.candidates)
 

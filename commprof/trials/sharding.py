@@ -35,7 +35,7 @@ _FIXED = {
 
 @dataclass(frozen=True)
 class Sharding:
-    """Settings of a candidate for FSDP2 models; None and empty keep the model's own."""
+    """Settings to apply to FSDP2 models; a field that is None or empty changes nothing."""
 
     #: True if parameters are freed after forward and gathered again in backward.
     reshard: bool | None = None
@@ -58,7 +58,7 @@ class Sharding:
 
     @property
     def count(self) -> int:
-        """Number of settings that are not the model's own."""
+        """Number of settings to try, apart from the setting that the model has."""
         return (self.reshard is not None) + (self.prefetch is not None) + bool(self.reduce_dtype)
 
     @property

@@ -162,8 +162,9 @@ def _in_code(coded: str, cap_mb: str) -> str:
 def _run_with(setting: Setting, options: Sequence[str]) -> str:
     """Returns the run's command with these options in place of ``--trial``.
 
-    If the trial is in the file of ``--config``, the options are added and override the trial.
-    ``--output`` and ``--json`` are dropped, so that the trial's own files are kept.
+    If the file of ``--config`` asks for the trial, the options are added to the command: each of
+    them makes ``commprof run`` ignore the file's ``trial``. ``--output`` and ``--json`` are
+    dropped, so that the trial's own files are kept.
     """
     command = taken_apart(setting.command, setting.script)
     if command is None:
@@ -227,7 +228,7 @@ def _chance(results: Sequence[CandidateResult]) -> float:
 
 
 def _wins(one: CandidateResult, chance: float) -> bool:
-    """True if the whole interval is a gain, and the gain exceeds the difference due to chance."""
+    """True if the gain exceeds chance and its whole confidence interval is above 0."""
     joint = one.joint_ratio
     if one.role != "candidate" or joint is None:
         return False

@@ -66,7 +66,7 @@ class StepRecorder(Protocol):
 
 @dataclass(frozen=True)
 class LabelledStep:
-    """One step of the overhead block: steps after training that measure the cost of capture."""
+    """One step of the overhead block, the steps after training that measure capture's cost."""
 
     label: str
     """State of capture, as in `overhead_states`."""
@@ -103,7 +103,7 @@ class LoopResult:
 
 
 def planned_steps(steps_per_epoch: int, steps: int | None, epochs: int | None) -> int:
-    """Returns the number of steps to train: `steps`, else that of `epochs`, else a default.
+    """Returns the number of steps to train: `steps`, else the steps of `epochs`, else a default.
 
     The default is 2 epochs, but at least 12 steps.
     """
@@ -115,12 +115,12 @@ def planned_steps(steps_per_epoch: int, steps: int | None, epochs: int | None) -
 
 
 def overhead_states(steps: int, lot: str) -> list[str]:
-    """Returns the capture states of the overhead block: each "on" step is paired with an off step.
+    """Returns the state of capture in each of `steps` steps: "on", or off as "off_a" or "off_b".
 
-    The time of on steps divided by that of off steps shows the cost of capture. The ratio of off_a
-    to off_b, two names for the same state, shows how far such a ratio differs from 1 by chance. The
-    order within a pair is drawn at random: whatever rhythm the step times follow, on-off is as
-    likely as off-on.
+    Each on step forms a pair with an off step. The time of on steps divided by that of off steps
+    shows the cost of capture. "off_a" and "off_b" are the same state: the ratio of their times
+    shows how far such a ratio differs from 1 by chance. The order within each pair is drawn at
+    random, so that a rhythm in the step times favours neither state.
 
     lot: seed of the draw, the same on all ranks.
     """
@@ -143,10 +143,10 @@ def train(
 ) -> LoopResult:
     """Trains `steps` steps, over as many epochs as needed, then measures capture's overhead.
 
-    overhead_steps: further steps of the same work, with batches of equal size, for which capture
-    is switched on or off on all ranks alike; it is on afterwards. lot: seed of the random on-off
-    order. on_step: called after each step with the number of steps done; its time counts in no
-    step.
+    overhead_steps: number of further steps with the same work and batches of equal size, for which
+    capture is switched on or off on all ranks alike; after these steps, capture is on. lot: seed of
+    the random on-off order. on_step: called after each step with the number of steps done; the time
+    of this call counts in no step.
     """
     runner = _Steps(training, recorder)
     begin_ns = time.monotonic_ns()

@@ -51,7 +51,7 @@ def step_decay(progress: float) -> float:
 
 @dataclass(frozen=True)
 class LearningRate:
-    """Learning rate of each step: base rate times scale, with warm-up, then by the schedule."""
+    """Learning rate of each step: the product of base rate, scale, warm-up and schedule."""
 
     base: float
     """The optimizer's own `lr`."""

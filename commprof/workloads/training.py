@@ -80,7 +80,7 @@ class Training:
         self._trainee.backward(loss)
 
     def update(self) -> None:
-        """Runs the optimizer phase."""
+        """Runs the optimizer phase: ``_optimize``, or the workload's own function for it."""
         self._update()
 
     def _optimize(self, optimizer: Optimizer, rate: LearningRate) -> None:
@@ -100,7 +100,7 @@ class Training:
 
 
 def _scaler(options: TrainingOptions, device: str) -> Any:
-    """Returns a GradScaler for fp16, whose gradients would underflow; else None."""
+    """Returns a GradScaler if the precision is fp16, where gradients may underflow; else None."""
     if options.precision != "fp16":
         return None
     return torch.amp.GradScaler(torch.device(device).type)

@@ -28,9 +28,15 @@ enum class SchemeCode : uint8_t { // on the wire: append, never renumber
     0,                                                                        \
     "16 bits a value with a power-of-two scale, 2x fewer bytes")              \
   X(Bfloat16, "bf16", 0, "16 bits a value with fp32's range, 2x fewer bytes") \
-  X(Int8, "int8", 0, "8 bits a value, a scale per 128: 3.9x fewer bytes")     \
-  X(Int4, "int4", 1, "4 bits a value, a scale per 64: 7.1x fewer bytes")      \
-  X(TopK, "topk", 1, "the largest values of each bucket, exactly")            \
+  X(Int8,                                                                     \
+    "int8",                                                                   \
+    0,                                                                        \
+    "8 bits a value, a scale per 128 values: 3.9x fewer bytes")               \
+  X(Int4,                                                                     \
+    "int4",                                                                   \
+    1,                                                                        \
+    "4 bits a value, a scale per 64 values: 7.1x fewer bytes")                \
+  X(TopK, "topk", 1, "the largest values of each bucket, sent exactly")       \
   X(PowerSgd, "powersgd", 1, "two thin factors of each matrix (PowerSGD)")    \
   X(None,                                                                     \
     "hierarchical",                                                           \

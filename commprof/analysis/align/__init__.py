@@ -1,1 +1,1 @@
-"""The ranks' records brought onto one clock and one set of steps."""
+"""Converts the ranks' records to one common clock, and selects the measured steps."""

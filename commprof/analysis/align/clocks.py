@@ -36,8 +36,8 @@ _MOST_DRIFT = 500e-6
 class ClockMap:
     """Map of one clock's times to rank 0's clock, based on comparisons at known times.
 
-    The offset is interpolated between comparisons; before the first and after the last it changes
-    at ``rate``. A map without comparisons says that both are the same clock.
+    Between two comparisons, the offset is interpolated; before the first and after the last, it
+    changes by ``rate`` ns per ns. A map without comparisons is for a clock that is rank 0's own.
     """
 
     #: Times of the comparisons on this clock, ascending.
@@ -71,9 +71,9 @@ class ClockMap:
     def error(self, own_ns: Ints) -> Floats:
         """Bound on the error of :meth:`to_common` at times of this clock, in ns.
 
-        Between two comparisons: their bounds, interpolated, plus ``wander`` times the distance
-        to the nearer one. Before the first or after the last: the bound of this comparison, plus
-        (``rate_error`` + ``wander``) times the distance to it.
+        Between two comparisons, the bound is their interpolated bound, plus ``wander`` times the
+        time to the nearer comparison. Before the first comparison or after the last, it is that
+        comparison's bound, plus (``rate_error`` + ``wander``) times the time to that comparison.
         """
         if self.is_same_clock:
             return np.zeros(len(own_ns))
@@ -94,11 +94,11 @@ SAME_CLOCK = ClockMap(_NO_INTS, _NO_INTS, np.zeros(0), 0.0, 0.0, 0.0)
 
 
 def fit(at_ns: Ints, offset_ns: Ints, error_ns: Ints) -> ClockMap:
-    """Fits a map to the comparisons that were not disturbed.
+    """Fits a map to the most precise comparisons, as ``_chosen`` selects them.
 
     Args:
         at_ns: times of at least one comparison on the clock to map, in any order.
-        offset_ns: rank 0's clock minus the clock to map.
+        offset_ns: rank 0's clock minus the clock to map, at each comparison.
         error_ns: bound on each offset's error.
     """
     chosen = _chosen(at_ns, error_ns)
@@ -137,9 +137,9 @@ def _chosen(at_ns: Ints, error_ns: Ints) -> Ints:
 def _told(kept: Sequence[tuple[int, int]], errors: Sequence[int], time_ns: int) -> float:
     """Returns a bound, in ns, on the offset's error at ``time_ns``, from the kept comparisons.
 
-    ``kept`` holds pairs of time and index in ``errors``. Returns infinity if ``kept`` is empty.
-    Returns -1 if a kept comparison is less than ``_APART_NS`` from ``time_ns``: the caller then
-    leaves out the comparison at ``time_ns``.
+    ``kept`` has a pair for each kept comparison: its time in ns, and its position in ``errors``.
+    Returns infinity if ``kept`` is empty. Returns -1 if a kept comparison is less than
+    ``_APART_NS`` from ``time_ns``: the caller then leaves out the comparison at ``time_ns``.
     """
     place = bisect(kept, (time_ns, 0))
     beside = kept[max(0, place - 1) : place + 1]
@@ -202,10 +202,10 @@ def on_common_clock(traces: Sequence[Trace], clocks: Sequence[ClockMap]) -> list
 
 
 def clock_error_us(clocks: Sequence[ClockMap] | None, traces: Sequence[Trace]) -> float:
-    """Returns the largest bound, in µs, on a clock's error when its rank issues a collective.
+    """Returns the largest error bound, in µs, of issue times that are mapped to rank 0's clock.
 
-    The error is against rank 0's clock; ``traces`` hold times on each rank's own clock. 0 if all
-    ranks share one clock; NaN if clocks cannot be compared.
+    ``traces`` hold the issue times of collectives on each rank's own clock. Returns 0 if all ranks
+    share one clock, and NaN if clocks cannot be compared.
     """
     if clocks is None:
         return math.nan

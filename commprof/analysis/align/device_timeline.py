@@ -1,8 +1,8 @@
 """Moves a trace of device collectives to the timeline of the device's stream.
 
-A host that drives a GPU runs ahead of it: its own times are those at which work was enqueued. If
-capture put events on the streams, the records of the training thread get the times of the
-computing stream: steps and phases begin and end when the stream reached them, a collective is
+A host that drives a GPU runs ahead of the GPU: the host's times tell when work was enqueued. If the
+capture recorded device events on the streams, the records of the training thread get the times of
+the computing stream: steps and phases begin and end when the stream reached them, a collective is
 issued when the stream was ready for it, and a wait is an interval in which the stream stood still.
 The result is an ordinary trace that every analysis can read.
 """
@@ -26,9 +26,12 @@ Ints = npt.NDArray[np.int64]
 def on_device_timeline(trace: Trace) -> Trace:
     """Returns the trace with times from its device events; the same trace if it has none.
 
-    Collectives of CPU tensors, and records before the first event, keep the host's times. The
-    result lacks the host's waits and run delay, which need not delay a stream; the waits of
-    streams other than the computing one; and steps and phases whose events were lost.
+    Collectives of CPU tensors, and records before the first event, keep the host's times.
+    The result lacks:
+
+    - the host's waits and run delay, which need not delay a stream
+    - the waits of streams other than the computing stream
+    - steps and phases whose events were lost
     """
     records = trace.records
     timed = np.isin(records["kind"], (Kind.DEVICE_READY, Kind.DEVICE_WAIT))
@@ -58,10 +61,10 @@ def timed_collectives(trace: Trace) -> int:
 def clock_error_ns(trace: Trace) -> float:
     """Largest error bound, in ns, of device times against the host's clock; NaN without anchors.
 
-    An anchor compares the two clocks and has an error bound of its own. It also records the largest
-    bound of the device times converted since the previous anchor. If no anchor records this second
-    bound (older traces, or a single anchor), the result is the largest own bound of an anchor,
-    which may be far too large.
+    An anchor is a comparison of the two clocks and records the error bound of this comparison. It
+    also records the largest error bound of the device times that were converted to the host's clock
+    since the previous anchor. If no anchor holds such a bound of converted times (older traces, or
+    a single anchor), the result is the largest bound of a comparison, which may be far too large.
     """
     anchors = _of_kind(trace.records, Kind.DEVICE_CLOCK)
     if len(anchors) == 0:

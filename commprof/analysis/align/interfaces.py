@@ -17,7 +17,7 @@ _ETHERNET, _IP_AND_TCP = 14, 52
 
 
 def cross_check_sources(trace: Trace) -> Mapping[str, Any]:
-    """Returns the figures that the kernel and DDP counted while this trace was written."""
+    """Returns interface counters, interface rates and DDP logs that this trace's capture wrote."""
     return own_metadata(trace, "cross_check_sources")
 
 
@@ -56,7 +56,7 @@ def sent_by_interface(trace: Trace) -> dict[str, int]:
 
 
 def host_of(trace: Trace) -> tuple[str, str]:
-    """Identifies a host by boot ID and network namespace; equal values share interfaces."""
+    """Identifies a trace's host, and its interfaces, by boot ID and network namespace."""
     boot = str(trace.metadata["machine"]["boot_id"])
     return boot, str(cross_check_sources(trace).get("network_namespace"))
 
@@ -65,7 +65,8 @@ def header_share(trace: Trace, interface: str) -> float:
     """Returns header bytes per payload byte of segments that fill the MTU; NaN without an MTU.
 
     A segment has 66 bytes of headers: Ethernet 14, IPv4 20, TCP 20, TCP timestamps 12. The MTU
-    counts all of them but Ethernet's. The result is 4.6 % at an MTU of 1500 bytes, 0.7 % at 9000.
+    includes all except the Ethernet header. The result is 4.6 % at an MTU of 1500 bytes and 0.7 %
+    at 9000.
     """
     found = cross_check_sources(trace).get("mtu_bytes")
     mtu = found.get(interface) if isinstance(found, dict) else None
@@ -75,10 +76,11 @@ def header_share(trace: Trace, interface: str) -> float:
 
 
 def idle_interfaces(trace: Trace, used: str | None) -> set[str]:
-    """Interfaces of the host that carried nearly nothing and are rated no slower than ``used``.
+    """Returns interfaces that sent nearly nothing and have at least the rated speed of ``used``.
 
-    Interfaces without an IPv4 address, and bridges, are left out. An interface is included if its
-    rate, or that of ``used``, is unknown.
+    ``used`` is the interface that carried the traffic; if it is None, the result is empty.
+    Interfaces without an IPv4 address, and bridges, are left out. If the rated speed of an
+    interface, or of ``used``, is unknown, it counts as sufficient.
     """
     sent, rated = sent_by_interface(trace), cross_check_sources(trace).get("rated_mbit_per_s")
     if used is None or not isinstance(rated, dict):

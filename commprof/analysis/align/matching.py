@@ -6,14 +6,15 @@ receiver for the sender; with ranks 0.15 s late this holds for messages of 4 B, 
 16 MB alike. A gloo broadcast goes down a binomial tree of such messages: a rank waits for the root,
 for the ranks between the root and itself, and for the ranks that it sends to, so a late leaf delays
 only the rank that sends to it. gather and scatter are messages between the root and each other
-rank. A reduce is a ring, as an all-reduce is. (gloo/broadcast.cc, gather.cc, scatter.cc and
-reduce.cc; a test compares this with delayed ranks of a real group.) NCCL uses a ring or a tree of
-unknown shape for a broadcast or reduce. So with every backend but gloo, all ranks of a broadcast or
-reduce are assumed to wait for each other.
+rank. A reduce is a ring, as an all-reduce is. (See gloo/broadcast.cc, gather.cc, scatter.cc and
+reduce.cc. A test compares these rules with a real gloo group whose ranks are delayed.) NCCL uses a
+ring or a tree of unknown shape for a broadcast or reduce. So with every backend but gloo, all ranks
+of a broadcast or reduce are assumed to wait for each other.
 
 In messages and rooted collectives a rank may be done before other ranks arrive, for example if the
-backend buffers its message or its part of gloo's ring is empty; the other ranks did not delay it
-then. In every other collective no rank can be done before all have arrived.
+backend buffers the rank's message, or if the rank's part of gloo's ring is empty. Ranks that arrive
+later did not delay this rank. In every other collective no rank can be done before all have
+arrived.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Matching:
     groups: tuple[Group, ...]
 
     def every(self, holds: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Per row: True if its collective is complete and ``holds`` is True for all its rows."""
+        """True in all rows of each complete collective if ``holds`` is True in all these rows."""
         failed = np.bincount(self.member[~holds], minlength=len(self.complete)) > 0
         result: npt.NDArray[np.bool_] = (self.complete & ~failed)[self.member]
         return result
@@ -119,7 +120,15 @@ def match(traces: Sequence[Trace], tables: Sequence[Collectives]) -> Matching:
 def matched(
     keys: Ints, expected: Ints, rank: Ints, lengths: tuple[int, ...], groups: tuple[Group, ...]
 ) -> Matching:
-    """Groups rows with equal keys into collectives; the key's first column is the group number."""
+    """Groups rows with equal keys into collectives.
+
+    Args:
+        keys: a key per row of all ranks' tables; column 0 is the number of the process group.
+        expected: per row, the number of ranks that issue the collective.
+        rank: per row, the global rank.
+        lengths: number of rows per rank.
+        groups: process groups by number.
+    """
     _, first, member = np.unique(keys, axis=0, return_index=True, return_inverse=True)
     member = member.reshape(-1).astype(np.int64)
     issued = np.bincount(member)
@@ -209,8 +218,8 @@ def held_up_by(
 
     Yields:
         An array ``[operation, rank]`` of row numbers, and a mask ``[operation, rank, other]``. The
-        mask is True if ``rank`` needed ``other``, unless ``other`` arrived only after ``rank`` was
-        done and so cannot have delayed ``rank``. It is also True where both are the same rank.
+        mask is True if ``rank`` needed ``other`` and ``other`` arrived before ``rank`` was done. It
+        is also True where both are the same rank.
     """
     op, end_ns, root = (
         np.concatenate([getattr(table, name) for table in tables])
@@ -285,7 +294,7 @@ def bucket_numbers(trace: Trace, table: Collectives) -> Ints:
     compressor's thread while it works on a bucket, belong to that bucket. Without the hook, the
     order of DDP's all-reduces gives the index: within one backward pass DDP launches its buckets
     in the order of their numbers, and waits for all of them at the end. If another all-reduce may
-    be among them (of SyncBatchNorm, say, or of a second DDP model), none of the pass gets an index.
+    be among them (of SyncBatchNorm or a second DDP model), no collective of the pass has an index.
 
     Args:
         trace: as it was recorded, on the host's clock.

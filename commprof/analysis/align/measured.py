@@ -57,7 +57,13 @@ def samples_read(trace: Trace, step: Ints) -> float:
 
 
 def median_per_step(steps: Steps, measured: Ints, begin_ns: Ints) -> int:
-    """Counts ``begin_ns`` in each step of ``measured``, and returns the median; 0 without steps."""
+    """Returns the median number of events per step; 0 without steps.
+
+    Args:
+        steps: steps of one rank.
+        measured: numbers of the steps to count in.
+        begin_ns: when each event began.
+    """
     chosen = np.isin(steps.index, measured)
     if not chosen.any():
         return 0
@@ -66,7 +72,7 @@ def median_per_step(steps: Steps, measured: Ints, begin_ns: Ints) -> int:
 
 
 def backward_passes(trace: Trace, measured: Ints) -> int:
-    """Returns the median number of backward passes of the training thread in the given steps."""
+    """Returns the training thread's median number of backward passes per step in ``measured``."""
     steps, phases = columns.steps(trace), columns.phases(trace)
     mine = (phases.key == Phase.BACKWARD) & np.isin(phases.thread, steps.thread)
     return median_per_step(steps, measured, phases.begin_ns[mine])
@@ -104,7 +110,7 @@ def count_warmup(wall_ns: npt.NDArray[np.float64], signatures: npt.NDArray[np.ui
 
 
 def step_signatures(steps: Steps, table: Collectives) -> npt.NDArray[np.uint64]:
-    """One number per step, equal for steps that issued the same operations and sizes."""
+    """One number per step, equal for steps with the same sequence of operations and sizes."""
     first = np.searchsorted(table.issue_ns, steps.begin_ns)
     last = np.searchsorted(table.issue_ns, steps.end_ns)
     content = np.stack([table.op, table.bytes_in], axis=1)
@@ -125,8 +131,8 @@ def in_turns(run: WorldRun) -> bool:
 def trial_of(trace: Trace) -> dict[str, Any] | None:
     """Returns the trial that began in this trace; None if there was none.
 
-    Later traces of the same process inherit the metadata, but the trial began in none of their
-    steps.
+    The metadata of later traces of the same process names the trial too, but it began in none of
+    their steps.
     """
     trial: dict[str, Any] | None = trace.metadata.get("trial")
     if trial is None:
@@ -140,7 +146,7 @@ def trial_of(trace: Trace) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class MeasuredWorld:
-    """The ranks of one world size on one clock, with the steps that count in the figures."""
+    """Traces of one world size on a common clock, with the steps that figures are computed from."""
 
     #: Global ranks that left a trace.
     ranks: list[int]
@@ -229,7 +235,7 @@ def slowest_ns(parts: list[Breakdown]) -> Floats:
 
 
 def _trained_steps(trace: Trace) -> int:
-    """Number of steps before the built-in loop measures overhead; ``sys.maxsize`` for scripts."""
+    """Number of steps before a workload measures overhead; ``sys.maxsize`` for a script."""
     job = trace.metadata.get("job")
     steps = job.get("steps") if isinstance(job, dict) else None
     return steps if isinstance(steps, int) else sys.maxsize

@@ -83,9 +83,9 @@ def last_rows(summaries: Sequence[Summary]) -> tuple[LastRow, ...]:
 def late_rank(traces: Sequence[Trace], summaries: Sequence[Summary]) -> SummaryLateRank | None:
     """Finds the rank that the others wait for, as :func:`stragglers.find_late_rank` does.
 
-    None if there is no such rank, if a rank left no summary, or if times of several hosts cannot be
-    compared. Also None if the cause is unclear: at least half of the rank's excess of own work over
-    the other ranks must lie in one phase, or in pauses.
+    Returns None if there is no such rank, if a rank left no summary, or if times of several hosts
+    cannot be compared. Also returns None if the cause is unclear: neither a single phase nor pauses
+    account for at least half of the own time by which the rank exceeds the other ranks.
     """
     ranks = [trace.rank for trace in traces]
     steps = min(summary.steps.count for summary in summaries)
@@ -127,9 +127,9 @@ def _times_compare(traces: Sequence[Trace], summaries: Sequence[Summary]) -> boo
 
 
 def _waited_for(summaries: Sequence[Summary]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """Returns waiting as ``[block of time, rank waited for]``, summed over the waiting ranks.
+    """Returns waiting time in ns as ``[block, rank waited for]``, summed over the waiting ranks.
 
-    All blocks are as long as the longest block of any summary.
+    A block is an interval of time, as long as the longest block of any summary.
     """
     block_ns = max(summary.waited_for.block_ns for summary in summaries)
     blocks, culprits, waited = [], [], []
@@ -147,9 +147,9 @@ def _waited_for(summaries: Sequence[Summary]) -> np.ndarray[tuple[int, int], np.
 
 
 def _slow_phase(rank: int, summaries: Sequence[Summary]) -> tuple[str, float]:
-    """Returns the entry of ``ORIGINS`` (phases and pauses) in which a rank exceeds the others most.
+    """Returns the entry of ``ORIGINS`` (phases and pauses) with the rank's largest excess of time.
 
-    The excess is the rank's mean own time in the phase or pauses, less the median of the other
+    The excess is the rank's mean own time in the phase, or in pauses, less the median of the other
     ranks' means; 0 if negative. Also returns the entry's fraction of the rank's total excess, or 0
     if there is no excess.
     """
@@ -161,7 +161,7 @@ def _slow_phase(rank: int, summaries: Sequence[Summary]) -> tuple[str, float]:
 
 
 def _mean_by_origin(summary: Summary) -> list[float]:
-    """Returns the mean time per step of each of ``ORIGINS``; the summary must have steps."""
+    """Returns the mean time per step in ns of each of ``ORIGINS``; the summary must have steps."""
     paused = [total / summary.steps.count for total in summary.paused_ns]
     work = [mean_ns(phase) for phase in summary.phases]
     return [*(a - b for a, b in zip(work, paused, strict=True)), sum(paused)]
@@ -173,7 +173,7 @@ _OTHERS = "other"
 
 @dataclass(frozen=True)
 class Quantiles:
-    """Quantiles of one histogram in milliseconds, each within 1 %; NaN without values."""
+    """Quantiles of one histogram of times, accurate to 1 %; NaN if the histogram is empty."""
 
     #: Number of values.
     count: int
@@ -344,7 +344,10 @@ def _mean_ms(histograms: Sequence[Histogram]) -> float:
 
 
 def _operations(found: Sequence[tuple[Trace, Summary]]) -> tuple[OperationRow, ...]:
-    """Joins the ranks' operations by names, because group numbers differ between processes."""
+    """Joins the ranks' operations by operation name, group name and size class.
+
+    Group numbers cannot be used, because they differ between processes.
+    """
     rows: dict[tuple[str, str, int], list[OperationSummary]] = {}
     for trace, summary in found:
         for one in summary.operations:

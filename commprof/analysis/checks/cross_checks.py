@@ -58,7 +58,10 @@ def cross_checks(run: WorldRun, ranks: Sequence[Observed]) -> tuple[CrossCheck, 
 
 
 def _phases(ranks: Sequence[Observed]) -> CrossCheck:
-    """Compares the step with the sum of its parts, which is larger if time is counted twice."""
+    """Compares the step time with the sum of the step's phases and exposed time.
+
+    The sum is larger than the step time if some time is counted twice.
+    """
     wall = parts = 0.0
     for rank in ranks:
         part = rank.measured
@@ -109,9 +112,10 @@ def _mean(values: npt.NDArray[Any]) -> float:
 def _gradient_bytes(rank: Observed, buckets: Buckets, group: str | None) -> float:
     """Returns the bytes that a backward pass of a measured step all-reduced, median over passes.
 
-    With commprof's DDP hook, these are the bytes of the buckets that DDP hands to the hook. An
-    inner hook may send fewer bytes, or send a bucket in several operations. A pass that
-    synchronises nothing, as in ``no_sync``, does not count.
+    If the trace holds DDP's buckets, these are the bytes of the buckets, although a communication
+    hook may send fewer. Otherwise, these are the input bytes of the all-reduces that the pass
+    issued in the process group ``group``; None stands for all groups. A pass that synchronises
+    nothing, as in ``no_sync``, does not count.
     """
     if len(buckets):
         task = backward_of(buckets, columns.finalizations(rank.trace))
@@ -151,8 +155,8 @@ _SAME = 0.001
 def theory_checks(run: WorldRun, ranks: Sequence[Observed]) -> list[CrossCheck]:
     """Checks each operation's bytes per step against a formula, on the rank that differs most.
 
-    The formula is that of the training strategy. The result is empty for a user's script, and if a
-    compressor sends other data.
+    Each training strategy of the built-in loop has its formulas. The result is empty for a user's
+    script, and with a compressor, which changes the number of bytes.
     """
     found = [(rank, run.results.get(rank.trace.rank, {}).get("expected")) for rank in ranks]
     known = [(rank, expected) for rank, expected in found if expected]
@@ -178,8 +182,8 @@ def _check(op: str, ranks: Sequence[tuple[Observed, Sequence[Mapping[str, Any]]]
 def _bytes_per_step(rank: Observed, op: str) -> float:
     """Returns the median, over measured steps, of the bytes of all calls of ``op`` in a step.
 
-    A call's size is that of :func:`sizes_bytes`, but a gather or scatter counts one rank's part
-    only. NaN if there are no measured steps.
+    A call's size is that of :func:`sizes_bytes`, except that ``gather`` and ``scatter`` have the
+    size of one rank's part. The result is NaN if there are no measured steps.
     """
     steps, table = columns.steps(rank.trace), rank.table
     if len(rank.measured.step) == 0:
@@ -217,7 +221,10 @@ def summary_checks(run: WorldRun, found: Found) -> tuple[CrossCheck, ...]:
 
 
 def _summarised_phases(found: Found) -> CrossCheck:
-    """Compares the step with the sum of its parts, which is larger if time is counted twice."""
+    """Compares the step time with the sum of the step's phases and exposed time.
+
+    The sum is larger than the step time if some time is counted twice.
+    """
     steps = sum(summary.steps.count for _, summary in found)
     wall = sum(summary.steps.sum_ns for _, summary in found)
     parts = sum(

@@ -183,9 +183,10 @@ _SENT_BYTES = "bytes sent by the network interface"
 def network_check(
     world_size: int, traces: Sequence[Trace], payload_bytes: Sequence[float], note: str = TRAFFIC
 ) -> CrossCheck:
-    """Compares payload with the interfaces' counters, which may include other traffic.
+    """Compares the ranks' payload with the counters of the network interfaces.
 
-    If the counters exceed the payload by more than ``SAME_BYTES``, the check stays undecided.
+    The counters may include other traffic. If they exceed the payload by more than the fraction
+    ``SAME_BYTES``, the check stays undecided.
 
     Args:
         world_size: ranks of the job, each of which must have left a trace.

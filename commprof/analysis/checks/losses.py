@@ -1,4 +1,4 @@
-"""Checks that ranks and world sizes trained the same model, and that its loss falls.
+"""Checks that the ranks end with equal weights, and that loss curves agree and fall.
 
 The trend of a loss is judged by the rank correlation of loss and step (Mann, "Nonparametric Tests
 against Trend", Econometrica 13 (1945) 245-259), with the normal approximation and its correction

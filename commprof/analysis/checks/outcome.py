@@ -33,7 +33,10 @@ class Outcome:
 
 
 def per_host(values: Iterable[tuple[str, _T]]) -> dict[str, _T]:
-    """Returns each host's first value, which is that of its first rank."""
+    """Returns one value per host, that of its first rank.
+
+    values: host and value of each rank, in order of rank.
+    """
     found: dict[str, _T] = {}
     for host, value in values:
         found.setdefault(host, value)
@@ -43,9 +46,10 @@ def per_host(values: Iterable[tuple[str, _T]]) -> dict[str, _T]:
 def far_off(values: Sequence[float], factor: float, deviations: float = 5.0) -> list[int]:
     """Returns the positions of values that are far above the others.
 
-    Such a value is above ``factor`` times the median, and above the median by ``deviations`` median
-    absolute deviations, scaled as for a normal distribution (Iglewicz and Hoaglin, 1993). Fewer
-    than five values are too few to compare, and the result is empty.
+    Such a value exceeds ``factor`` times the median. It also exceeds the median by more than
+    ``deviations`` times the median absolute deviation, which is scaled to the standard deviation of
+    a normal distribution (Iglewicz and Hoaglin, 1993). Fewer than five values are too few to
+    compare, and the result is empty.
     """
     if len(values) < 5:
         return []

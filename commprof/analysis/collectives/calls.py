@@ -249,10 +249,10 @@ class _Times:
 def _apart(matching: Matching, times: _Times, awaited: Ints) -> tuple[Floats, Floats, Floats]:
     """Returns the wait, wire and transfer time of each row, in ns; NaN if unknown.
 
-    The wait is the time from the row's start until the last awaited rank starts. The wire time is
-    the rest, until the row's end. The transfer is ``Calls.transfer_ns``; a point-to-point message
-    is complete when its receive ends.
-    ``awaited``: result of :func:`last_awaited` with ``times.start`` as ``times_ns``.
+    The wait lasts from the row's start until the last awaited rank starts. The wire time lasts from
+    then until the row's end. The transfer lasts from the last start on any rank to the last end on
+    any rank; a point-to-point message ends when its receive ends.
+    ``awaited`` is the result of :func:`last_awaited` with ``times.start`` as ``times_ns``.
     """
     needed, _ = matching.at(times.start, awaited)
     started, _ = matching.latest(times.start)
@@ -269,7 +269,11 @@ def _apart(matching: Matching, times: _Times, awaited: Ints) -> tuple[Floats, Fl
 def _in_its_rank(
     trace: Trace, table: Collectives, measured_steps: Ints | None
 ) -> tuple[npt.NDArray[np.bool_], Floats, Ints, Ints]:
-    """Per row: True if issued in a measured step; and its exposed time, phase and stack."""
+    """Returns four columns with a row per collective of one rank.
+
+    The columns are: True if the collective was issued in a measured step; ``Calls.exposed_ns``;
+    ``Calls.phase``; ``Calls.stack``.
+    """
     steps, found = columns.steps(trace), exposures_of(trace)
     thread = int(steps.thread[0]) if len(steps) else 0
     counted = (found.collective >= 0) & _measured(steps, measured_steps, found.begin_ns)

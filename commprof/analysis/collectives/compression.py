@@ -25,7 +25,7 @@ _FP32_BYTES = 4
 
 @dataclass(frozen=True)
 class CompressionRow:
-    """One bucket of one scheme over all ranks and measured steps; times are medians of calls."""
+    """One bucket of one compressor over all ranks and measured steps; times are medians."""
 
     scheme: str
     #: Index of the bucket in its step.
@@ -109,7 +109,7 @@ def compression_remarks(
     recorded: int,
     steps: int,
 ) -> list[str]:
-    """Returns remarks on each scheme: the bytes saved, their cost, and non-finite gradients.
+    """Returns remarks on each compressor: bytes saved, time spent, and non-finite gradients.
 
     Args:
         context: the run's context.

@@ -1,4 +1,4 @@
-"""Reasons besides bytes for a slow exchange: small calls, the interface in use, no overlap."""
+"""Causes of slow communication other than data volume: small calls, interfaces, no overlap."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ _OVERLAPS: Final = 0.2
 
 @dataclass(frozen=True)
 class Exchange:
-    """Findings on what may slow down communication at one world size, besides the bytes."""
+    """Possible causes of slow communication at one world size, other than data volume."""
 
     #: None unless calls are small and many.
     small_calls: SmallCalls | None = None
@@ -107,7 +107,7 @@ class Exchange:
 
 
 def exchange(world: WorldResult, step: MeanStep) -> Exchange:
-    """Finds what may slow down communication at one world size, besides the number of bytes.
+    """Finds possible causes of slow communication at one world size, other than data volume.
 
     The result has no findings if communication takes only a small fraction of the step.
     """

@@ -75,8 +75,9 @@ class HostLinks:
         """True if counted bytes differ from recorded bytes by no more than expected.
 
         A difference of up to 2 % of the recorded bytes is expected. If more bytes were counted than
-        recorded, headers and TCP acknowledgements, computed from ``header_share``, may come on top.
-        None if ``difference`` is unknown, or is above 2 % while ``header_share`` is unknown.
+        recorded, the limit is higher: 2 % plus the share of headers and TCP acknowledgements, which
+        is 1.5 times ``header_share``. None if ``difference`` is unknown, or is above 2 % while
+        ``header_share`` is unknown.
         """
         if math.isnan(self.difference):
             return None
@@ -153,8 +154,9 @@ def _rates(
 ) -> tuple[float, float, float]:
     """Returns one host's bytes sent per step, rate in flight, and rate over the whole step.
 
-    Rates are in Gbit/s. The rate in flight is over the time in which a collective was in flight.
-    A figure is NaN if unknown.
+    ``members`` are the ranks on the host. ``sent`` holds, for each rank, the bytes that each of its
+    collectives sends to other hosts. Rates are in Gbit/s. The rate in flight is over the time in
+    which a collective was in flight. A figure is NaN if unknown.
     """
     total_bytes = flight_s = wall_s = 0.0
     steps = 0

@@ -3,7 +3,7 @@
 The parts are named as in Horovod's timeline (docs/timeline.rst of horovod/horovod:
 NEGOTIATE_ALLREDUCE, QUEUE, WAIT_FOR_DATA, the operation):
 
-    negotiate: from this rank's issue until the last rank has issued: not all ranks are ready
+    negotiate: from this rank's issue of the collective until the last rank's issue
     queue:     then, until gloo begins to run the collective on this rank
     wait:      then, until the last rank has begun to run the collective
     wire:      then, until the collective completes on this rank

@@ -116,9 +116,9 @@ def collective_rows(
 
 @dataclass(frozen=True)
 class SteplessCollectives:
-    """All calls of a world size in which no rank recorded a step.
+    """All calls of the ranks of one world size, if none of these ranks recorded a step.
 
-    In its rows, "per step" means per rank, over the rank's whole recording.
+    In ``rows``, "per step" means per rank, over the rank's whole recording.
     """
 
     world_size: int
@@ -132,7 +132,7 @@ def stepless_collectives(
     tables: Sequence[Collectives],
     clocks_shared: bool,
 ) -> SteplessCollectives | None:
-    """Collects the calls of a world size without steps; None if there are steps or no calls."""
+    """Collects the calls of one world size; None if there are recorded steps, or no calls."""
     if any(len(columns.steps(trace)) for trace in traces) or not any(map(len, tables)):
         return None
     rows = collective_rows(matching, traces, tables, None, clocks_shared)
@@ -153,7 +153,11 @@ def _reduces(op: Ints) -> Ints:
 
 
 def _size_classes(kinds: Ints, size: Ints) -> Ints:
-    """Returns each size; for a kind with too many sizes, -e where 2^(e-1) <= size < 2^e."""
+    """Returns each call's size, or a class of sizes if calls of its kind have many sizes.
+
+    If a kind has more than ``_FEW_SIZES`` sizes, -e stands for all sizes with
+    2^(e-1) <= size < 2^e, and 0 for size 0. ``kinds`` has one row per call.
+    """
     classes = size.copy()
     _, kind = np.unique(kinds, axis=0, return_inverse=True)
     kind = kind.reshape(-1)

@@ -94,7 +94,7 @@ class Mismatch:
 
 
 def common_bytes(op: int, bytes_in: int, bytes_out: int) -> int:
-    """Size that must agree on all ranks of a collective; -1 if sizes may differ."""
+    """Buffer size in bytes that must agree on all ranks of a collective; -1 if it may differ."""
     if op in _UNEVEN or op in _BARRIERS:
         return -1
     return bytes_out if op in _GATHERING else bytes_in or bytes_out
@@ -167,7 +167,7 @@ class MismatchFinder:
             self._differing.pop(oldest, None)
 
     def look(self, last: bool = False) -> list[Mismatch]:
-        """Returns the first mismatch of each group that has not reported one yet.
+        """Returns the mismatches found since the last call; of each group, only its first one ever.
 
         Args:
             last: True if no rank will issue further collectives.
@@ -224,8 +224,9 @@ def find_mismatches(
 def _keys(
     trace: Trace, table: Collectives, names: dict[tuple[str, int], int]
 ) -> tuple[Ints, npt.NDArray[np.uint64], Ints]:
-    """Per collective: key (group, sequence number), hash of the fields that must agree, and row.
+    """Returns each collective's key, hash of the fields that must agree, and row in ``table``.
 
+    A key combines the group's number in ``names``, which is extended, with the sequence number.
     Groups that reuse a name, after ``destroy_process_group``, are distinguished by their order.
     """
     group = np.full(len(table), -1, dtype=np.int64)
@@ -278,7 +279,10 @@ def issue_rows(records: Records) -> Iterator[dict[str, int]]:
 
 
 def mismatch_of(group: str, seq: int, members: Mapping[int, tuple[Issued, int]]) -> Mismatch:
-    """Makes a ``Mismatch`` from the collectives that ranks issued under one sequence number."""
+    """Makes a ``Mismatch`` from the collectives that ranks issued under one sequence number.
+
+    members: each rank's collective and its time of issue in ns, on the rank's own clock.
+    """
     by_value: dict[Issued, list[int]] = {}
     for rank, (issued, _) in sorted(members.items()):
         by_value.setdefault(issued, []).append(rank)

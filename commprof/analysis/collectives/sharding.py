@@ -2,8 +2,8 @@
 
 Groups are numbered from 1 in the order in which forward gathers them. Backward goes through them in
 reverse: it gathers again the groups that were resharded after forward, and reduce-scatters the
-gradients of each group; under HSDP an all-reduce between the model replicas follows. Where
-backward gathers fewer groups than forward, the sizes tell which ones.
+gradients of each group; under HSDP an all-reduce between the model replicas follows. If backward
+gathers fewer groups than forward, the groups are identified by the sizes of the all-gathers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ShardedPart:
     #: The group with the most exposed time, and that time; 0 if groups cannot be distinguished.
     group: int
     group_ms: float
-    #: Exposed time of the part's last call in a step, which no work is left to hide; 0 for
+    #: Exposed time of the part's last call in a step, which no compute can hide; 0 for
     #: all-gathers.
     last_ms: float
 
@@ -80,13 +80,17 @@ class Sharding:
             where = f"parameter group {part.group} of {self.groups}"
             told.append(f"most at {where}, {in_ms(part.group_ms)}")
         if part.last_ms >= _WORTH_A_WORD * part.exposed_ms:
-            told.append(f"{in_ms(part.last_ms)} in the last call, which no work can hide")
+            told.append(f"{in_ms(part.last_ms)} in the last call, which no compute can hide")
         more = f" ({'; '.join(told)})" if told else ""
         return f"{in_ms(part.exposed_ms)} {part.part}{more}"
 
 
 def sharding(seen: MeasuredWorld, directory: str = "") -> Sharding | None:
-    """Finds the communication of sharded steps; None if no rank scatters gradients in backward."""
+    """Finds the exposed communication of sharded steps.
+
+    Returns None if no step was measured, or if no rank issued a reduce-scatter in backward.
+    ``directory`` is the run directory, which the result keeps for use in a command.
+    """
     steps = seen.measured[0].step
     if not len(steps) or not any(_is_sharded(table) for table in seen.tables):
         return None

@@ -112,8 +112,9 @@ def sent_bytes(trace: Trace, table: Collectives) -> Floats:
 def all_sent_bytes(trace: Trace, table: Collectives | None = None) -> float:
     """Bytes sent by all operations that a rank issued during capture; NaN if any are unknown.
 
-    A summary covers all operations since always-on mode began, including those recorded later in
-    full mode. Only operations issued before always-on mode began are added from the records.
+    If capture was ever in always-on mode, the trace has a summary of all operations since this mode
+    began, including those recorded later in full mode. The result is then the summary's bytes, plus
+    those of the recorded operations that were issued before always-on mode began.
 
     Args:
         trace: the trace as it was written, on its own clock.

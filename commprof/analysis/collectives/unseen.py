@@ -1,8 +1,9 @@
-"""Tells whether capture could see communication; if not, a lack of waiting proves nothing.
+"""Tells whether the capture could see communication, and what to do if it could not.
 
-The capture in pure Python sees the collectives of DDP's hook alone, so a script without this hook
-has steps and phases, but no collective. On a GPU a host sees that collectives are issued; only
-device events tell how long a stream waits for them.
+If the capture could not see communication, a result without waiting does not show that
+communication was fast. The capture in pure Python sees only the collectives of commprof's DDP hook;
+the trace of a script without this hook has steps and phases, but no collective. On a GPU, the host
+sees only that collectives are issued; device events tell how long a stream waits for them.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from commprof.analysis.world import WorldResult
 
 
 def is_unseen(world: WorldResult, step: MeanStep) -> bool:
-    """True if several ranks communicate, but the capture saw next to none of their waiting.
+    """True if the capture could not see the ranks wait for communication, and found almost none.
 
     Args:
-        world: the world size in question.
-        step: its mean step.
+        world: result of one world size.
+        step: mean step of the same world size.
     """
     if world.world_size < 2 or step.exposed_ms >= WORTH_A_LOOK * step.step_ms:
         return False

@@ -28,7 +28,7 @@ def _none() -> Ints:
 
 @dataclass(frozen=True)
 class BucketArrivals:
-    """Gradient buckets of one rank, in the order in which they reached commprof's DDP hook.
+    """Gradient buckets of one rank, in the order in which commprof recorded them.
 
     A hook may exchange a bucket using several messages or collectives in sequence, each issued as
     the exchange proceeds. So a rank counts as arrived once its gradients are ready.
@@ -95,13 +95,14 @@ def match_arrivals(
 
 
 def bucket_arrivals(traces: Sequence[Trace], first_number: int) -> list[BucketArrivals]:
-    """Finds the last rank to arrive at each gradient bucket that commprof's DDP hook recorded.
+    """Finds the last rank to arrive at each gradient bucket of the models given to ``attach``.
 
-    The time and rank are 0 and -1 if not all ranks of the group recorded the bucket.
+    If not all ranks of the group recorded the bucket, ``last_arrival_ns`` is 0 and the other two
+    results, ``late_rank`` and ``number``, are -1.
 
     Args:
         traces: traces of the ranks, on a common clock.
-        first_number: number of the first bucket.
+        first_number: smallest ``number`` of a bucket.
     """
     tables = [columns.buckets(trace) for trace in traces]
     if not any(map(len, tables)):
@@ -128,8 +129,9 @@ def bucket_arrivals(traces: Sequence[Trace], first_number: int) -> list[BucketAr
 def _bucket_keys(trace: Trace, table: Buckets, names: dict[str, int]) -> tuple[Ints, Ints]:
     """Returns each bucket's key, the same on all ranks, and its group's size (0 if unknown).
 
-    Equal buckets of equal models are distinguished by their order; they match only if all ranks
-    have the same number of them.
+    Two models with parameters of the same shapes may have buckets that agree in all other parts of
+    the key. The order of such buckets distinguishes them; they match only if all ranks have the
+    same number of them.
     """
     groups = {
         group.id: (names.setdefault(group.name, len(names)), group.size)
@@ -166,7 +168,7 @@ _SEED = 20261124
 
 @dataclass(frozen=True)
 class _Seen:
-    """Calls of one rank: numbers in ascending order, arrival times, and end times or 0."""
+    """Calls of one rank, in ascending order of their numbers; an unknown end time is 0."""
 
     number: Ints
     arrived_ns: Ints

@@ -132,7 +132,7 @@ def _readable(paths: Mapping[int, Path]) -> list[Trace]:
 
 
 def _offset(trace: Trace) -> int:
-    """Returns wall clock minus CLOCK_MONOTONIC in ns: only wall clocks compare across machines."""
+    """Returns wall clock minus CLOCK_MONOTONIC in ns, to compare times of different machines."""
     clock = trace.metadata["clock"]
     return int(clock["realtime_ns"]) - int(clock["monotonic_ns"])
 

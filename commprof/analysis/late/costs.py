@@ -1,6 +1,6 @@
-"""Causes of all waiting of a run, by rank, and of a phase that takes longer on one rank.
+"""Splits a run's waiting by causing rank and cause, and explains a longer phase of one rank.
 
-The longer phase is explained by counts of the Linux kernel, such as page faults.
+The explanation uses counts of the Linux kernel, such as page faults.
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ def wait_costs(parts: Sequence[Breakdown]) -> tuple[WaitCost, ...]:
 def longer_phase(ranks: Sequence[int], parts: Sequence[Breakdown]) -> LongerPhase | None:
     """Finds a phase that takes longer on one rank than the median of the other ranks.
 
-    The phase's extra time must be explained by counts of the Linux kernel: time without a core, or
-    page faults. If several phases qualify, returns the phase with the most time without a core.
-    Returns None if no phase qualifies.
+    The phase's extra time must be explained by counts of the Linux kernel: run delay (time in which
+    the training thread could run but had no core), or page faults. If several phases qualify,
+    returns the phase with the longest run delay. Returns None if no phase qualifies.
     """
     if len(parts) < 2 or len(parts[0].step) == 0:
         return None

@@ -331,7 +331,7 @@ def _why(
     if rank in cause.behind:
         operation = cause.behind[rank]
         verb = "begun" if operation.started is False else "completed"
-        return f"rank {rank} has not {verb} {words.operation(operation)}, which other ranks have"
+        return f"rank {rank} has not {verb} {words.operation(operation)}, but other ranks have"
     count = len(state.pending)
     before = (
         f"{counted(count, 'pending operation')}, at which all ranks arrived"

@@ -5,8 +5,9 @@ outermost frame first. A sample counts only for the function of its innermost fr
 function has its own time without its callees; functions of the same name and file count together.
 Waiting for collectives counts for no function: samples within ``torch.distributed`` are left out,
 and the time that DDP waited, according to the rank's trace, is subtracted from the time of the
-backward engine. If ranks lack cores, py-spy also lacks one at times and takes no samples then.
-Therefore no difference smaller than the largest run delay of a rank is reported.
+backward engine. If there are too few cores, py-spy itself waits for a core at times and takes no
+samples meanwhile. Therefore differences smaller than the largest run delay per step of a rank (the
+time that its thread waits for a core) are not reported.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class GrownFunctions:
 
     @property
     def sentence(self) -> str:
-        """The finding in words."""
+        """The result of the comparison, in one sentence."""
         whose = f"rank {self.rank}"
         if self.problem:
             return f"The functions of {whose} are not compared: {printable(self.problem)}."

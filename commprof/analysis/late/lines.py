@@ -113,8 +113,9 @@ def _where(pair: LongerLines) -> str:
 def _work(trace: Trace, table: Collectives, index: Ints) -> dict[_Cell, float]:
     """Returns the training thread's work by phase and pair of source lines, in ms per step.
 
-    A pair is the lines that issued two consecutive operations; "" is the begin or end of a step.
-    Waiting, pauses and run delay do not count as work. ``index``: numbers of the steps to average.
+    A pair is the lines that issued two consecutive operations; an empty string in place of a line
+    stands for the begin or end of the step. Waiting, pauses and run delay do not count as work.
+    ``index``: numbers of the steps to average.
     """
     steps = columns.steps(trace)
     chosen = np.isin(steps.index, index)

@@ -39,7 +39,7 @@ class RankTime:
     """Time of one rank: its waits, and its activities between any two moments."""
 
     def __init__(self, trace: Trace, exposed: Exposures, waiting: Waiting) -> None:
-        """Takes the waits of ``trace`` (``exposed``), and their split into waiting and transfer."""
+        """Takes a trace, its exposures, and their split into waiting and transfer."""
         self.waiting = waiting
         #: Wait per exposure; 0 if unknown.
         self.wait_ns: Floats = np.nan_to_num(waiting.wait_ns, nan=0.0)
@@ -67,7 +67,8 @@ class RankTime:
     def stood_ns(self) -> Ints:
         """Per exposure: time at which the thread began to wait.
 
-        All exposures of one finalisation by DDP have the time of its first exposure.
+        When DDP finalises a backward pass, it waits for one bucket after another. All these
+        exposures have the begin of the first one.
         """
         task, result = self._exposed.graph_task, self.begin_ns.copy()
         _, first, same = np.unique(task, return_index=True, return_inverse=True)
@@ -85,11 +86,11 @@ class RankTime:
 
     @cached_property
     def _ended_ns(self) -> Ints:
-        """Time at which each exposure and all before it had ended."""
+        """Per exposure: the latest end of this exposure and all earlier ones."""
         return np.maximum.accumulate(self.end_ns)
 
     def spent(self, begin_ns: Ints, end_ns: Ints) -> Floats:
-        """Returns each window's time by activity, as ``[window, activity]``; waiting comes last."""
+        """Returns the ns of each window by activity: ``[window, activity]``; waiting comes last."""
         exposed, (first, last) = self._exposed, self._phase_at
         spent = np.zeros((len(begin_ns), WAITING + 1))
         inside = np.maximum(0, np.searchsorted(first, exposed.begin_ns, side="right") - 1)

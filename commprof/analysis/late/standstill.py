@@ -199,12 +199,19 @@ def _is_needed(rank: int, operation: Operation, own: Group | None) -> bool:
 
 
 def _before(next_seq: int | None, operation: Operation) -> bool:
-    """True if a rank has yet to issue the operation; ``next_seq`` is None if it issued none."""
+    """True if a rank has yet to issue the operation.
+
+    ``next_seq`` is the number of the rank's next collective in the operation's group, or of its
+    next message; None if the rank has issued none.
+    """
     return next_seq is None or not comes_before(operation.seq, next_seq)
 
 
 def _behind_in(state: Standing, states: Sequence[Standing]) -> Operation | None:
-    """Returns the oldest pending operation if it is a collective that others have completed."""
+    """Returns a rank's oldest pending operation if the rank is behind; else None.
+
+    The module's docstring defines when a rank is behind.
+    """
     oldest = next(iter(_oldest_first(state)), None)
     if oldest is None or oldest.peer >= 0 or oldest.silent or oldest.seq < 0:
         return None

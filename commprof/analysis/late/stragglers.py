@@ -52,8 +52,9 @@ def find_slow_rank(work_ns: Floats, step_ns: float) -> SlowRank | None:
     """Returns the one rank whose own work is slow; None if no rank, or more than one, is.
 
     Args:
-        work_ns: ``[rank, origin, step]`` in the order of ``exposure.ORIGINS``, without waiting.
-        step_ns: median step.
+        work_ns: time of each rank's own work and pauses as ``[rank, origin, step]``, in the order
+            of ``exposure.ORIGINS``. Waiting for other ranks is not included.
+        step_ns: median step time.
     """
     ranks, phases, steps = work_ns.shape
     if ranks < 2 or steps == 0:
@@ -144,7 +145,8 @@ class LateRank:
 def of_ranks(caused_ns: Floats) -> Floats:
     """Reduces ``[step, rank, cause]`` to ``[step, rank]``: waiting that is attributed to ranks.
 
-    Waiting that began as run delay is left out: other load on a rank's cores causes it.
+    Waiting whose cause is ``exposure.NO_CORE`` is left out, because other load on a rank's cores
+    causes this waiting.
     """
     kept: Floats = np.delete(caused_ns, CAUSES.index(NO_CORE), axis=2).sum(axis=2)
     return kept
@@ -156,8 +158,9 @@ def find_late_rank(
     """Returns the late rank; None if no rank is named.
 
     Args:
-        waited_for_ns: ``[step, culprit]``, summed over the ranks that waited.
-        step_ns: median step.
+        waited_for_ns: waiting time as ``[step, rank]``: ``rank`` is the rank that caused the
+            waiting. The times are summed over the ranks that waited.
+        step_ns: median step time.
         clock_error_ns: bound on the error of a rank's clock. Opposite errors of two clocks can
             make a rank look late by twice this bound, so no rank is named unless the mean wait,
             over steps and waiting ranks, exceeds twice the bound. With NaN no rank is named.
@@ -191,9 +194,10 @@ def few_steps(waited_for_ns: npt.NDArray[np.float64]) -> bool:
 def late_rank_of_few_steps(
     waited_for_ns: npt.NDArray[np.float64], step_ns: float, clock_error_ns: float = 0.0
 ) -> LateRank | None:
-    """Returns the rank that caused most of the waiting in just these steps; None if none did.
+    """Returns the rank that caused most of the waiting, without a test; None if no rank did.
 
-    Args as for :func:`find_late_rank`. Other steps may differ, so ``p_value`` is NaN.
+    Args as for :func:`find_late_rank`. ``p_value`` is NaN, because the steps are too few to show
+    that the rank is late in other steps too.
     """
     rank = _most_waited_for(waited_for_ns, step_ns, clock_error_ns)
     return None if rank is None else _late_rank(rank, waited_for_ns, step_ns, math.nan)
@@ -226,15 +230,15 @@ def late_by_own_work(
     """Confirms or replaces the late rank by comparing how long each rank's own work takes.
 
     Args:
-        late: result of :func:`find_late_rank`, with its cause.
+        late: result of :func:`find_late_rank`, with the cause added by :func:`with_cause`.
         slow: result of :func:`find_slow_rank`, with the global rank.
         waited_for_ns: as in :func:`find_late_rank`.
-        step_ns: median step.
+        step_ns: median step time.
 
     Returns ``late`` unchanged if one cause explains half of the late rank's delay, or if no cause
-    is known. Otherwise returns the slow rank, with the phase in which its own work takes longer,
-    because the host may have delayed the late rank, or all ranks in turn. None if no rank is slow,
-    or if no rank waited for the slow rank.
+    is known. Otherwise the host may have delayed the late rank, or all ranks in turn. The function
+    then returns the slow rank, with the phase in which its own work takes longer, or None if no
+    rank is slow or no rank waited for the slow rank.
     """
     if late is not None and (late.phase is not None or math.isnan(late.phase_share)):
         return late

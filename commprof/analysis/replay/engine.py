@@ -3,14 +3,15 @@
 A collective begins on a rank once two conditions hold: every rank that this rank waits for has
 issued the collective, and the previous collective of the group is complete on this rank. The
 collective then takes its recorded time. A rank that waits for the collective continues after the
-collective's completion, with the recorded delay. If neither own times (see
-:mod:`commprof.analysis.replay.program`) nor transfers are changed, every event happens when it was
-recorded; a test verifies this.
+collective's completion, with the recorded delay. If the caller changes neither the transfers nor
+the own times (on a clock that stops while the rank waits for communication, see
+:mod:`commprof.analysis.replay.program`), every event happens when it was recorded; a test verifies
+this.
 
-A :class:`Line` models one link: ``workers`` threads serve the collectives in order of issue. A
-collective uses the link for its ``wire`` time and completes ``latency`` later; during the latency
-the next collective uses the link. In reality, two collectives can use the link at once: the first
-one then completes later than in this model, but the last one completes when the model says.
+A :class:`Line` models one link. At most ``workers`` collectives are in progress at a time, in order
+of issue. Each one has the link to itself for its ``wire`` time and completes ``latency`` later;
+during this latency the next collective can use the link. In reality, two collectives can use the
+link at once: the first one then completes later than in this model, the last one as in this model.
 ``benchmarks/judging/simulate.py`` simulates a link segment by segment; a test compares the last
 completion with this model.
 """
@@ -35,13 +36,19 @@ class Line:
     """Queue of one group's collectives, for all steps that are replayed at once."""
 
     def __init__(self, steps: int, workers: int) -> None:
-        """Creates an empty queue; ``workers`` collectives run at a time."""
+        """Creates an empty queue per step (of ``steps``) for ``workers`` collectives at a time."""
         self._link_free = np.zeros(steps)
         self._free = np.zeros((workers, steps))
         self._rows = np.arange(steps)
 
     def serve(self, arrived: Floats, wire: Floats | float, latency: Floats | float) -> Floats:
-        """Returns the completion time of the next collective, which can begin at ``arrived``."""
+        """Returns the completion time of the next collective in each step.
+
+        Args:
+            arrived: earliest time at which the collective can begin, in any unit.
+            wire: duration for which the collective uses the link, in the same unit.
+            latency: duration from the end of ``wire`` to the completion, in the same unit.
+        """
         if len(self._free) == 1:
             worker: npt.NDArray[np.int64] | int = 0
             free = self._free[0]
@@ -68,8 +75,8 @@ Time = Any
 class Condition:
     """The rows ``opens`` can begin once all rows ``needed`` are issued.
 
-    A row is one rank's call of one collective. Its number is the index into the tables of all
-    ranks, concatenated.
+    A row is one rank's call of one collective. The number of a row is its index in the
+    concatenated tables of all ranks.
     """
 
     #: Rows that must be issued first.
@@ -185,7 +192,7 @@ def replay(
     own_ns: Sequence[Floats] | None = None,
     free: Mask | None = None,
 ) -> Floats | None:
-    """Returns the wall time of each step, mean over ranks; None if the replayed ranks deadlock.
+    """Returns each step's wall time in ns, mean over ranks; None if the replayed ranks deadlock.
 
     Args:
         ranks: programs of all ranks.
@@ -373,7 +380,7 @@ class _Run:
 
 
 class _Ends(dict[int, "Time | None"]):
-    """Completion of each row; None for a replayed row that is not complete yet."""
+    """Completion time of each row in ns; None for a replayed row that is not complete yet."""
 
     def __init__(self, replayed: dict[int, None], recorded_ns: Ints) -> None:
         super().__init__(replayed)
@@ -397,7 +404,7 @@ def _lines(known: Calls, drawn: int) -> list[Line]:
 
 
 def _extra(rank: Program, free: Mask) -> list[float]:
-    """Returns ``rank.extra_ns``; for waits for ``free`` collectives, positive values become 0.
+    """Returns ``rank.extra_ns``, reduced to at most 0 at waits for ``free`` collectives.
 
     ``free`` is a mask over the collectives of all ranks, True for collectives whose transfer takes
     no time.

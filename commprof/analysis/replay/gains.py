@@ -3,18 +3,18 @@
 Each gain is a replay of the recorded steps (:mod:`commprof.analysis.replay.engine`) with one
 change. A rank "as fast as the others" gets the other ranks' own times (times without waiting for
 communication) in each phase: its longest time becomes their longest, its median their median, and
-so on; its long and short steps keep their order. This is done separately in the half of the steps
-in which the rank is most late, that is, in which the waiting times of the other ranks exceed its
-own the most, and in the other half: without their delay, the late steps would not be the longest.
-Each half gets the times of the other ranks from all steps. Phases in which the rank is faster than
-the others change too: if only its slower phases changed, the rank would become faster than the
-others.
+so on; its long and short steps keep their order. This is done separately in two halves of the
+steps: the late half, in which the waiting times of the other ranks exceed the rank's own the most,
+and the other half. Otherwise the late steps, which are the longest because of the rank's
+delay, would get the longest times of the other ranks. Each half gets the times of the other ranks
+from all steps. Phases in which the rank is faster than the others change too: if only its slower
+phases changed, the rank would become faster than the others.
 
 A part of the own time is run delay: the training thread waits for a core, which other threads of
 the rank's process may use. While gloo's threads exchange buckets, the training thread of the rank
 that arrives last still needs a core, but the training threads of the other ranks wait. So the run
-delay of one rank says nothing about that of another: in the half in which the rank is most late,
-the run delay of each rank gets the values of the same rank in the other half.
+delays of different ranks cannot be compared. Instead, each rank's run delay in the late half gets
+the values of the same rank in the other half.
 
 The efficiencies are those of POP (Performance Optimisation and Productivity, "POP Standard Metrics
 for Parallel Performance Analysis"): parallel = load balance x serialisation x transfer.
@@ -146,10 +146,12 @@ class _Replays:
         """Prepares the replays.
 
         Args:
-            stretches: for each stretch of steps, the ranks' programs and the recorded calls.
+            stretches: the ranks' programs and the recorded calls, for each sequence of consecutive
+                steps that :func:`replayed_steps` chose.
             wall_ns: recorded time ``[step]`` of each step, per rank.
-            kept_ns: ``[step, phase]`` per rank: run delay that helper threads may have caused.
-            counted: mask of the steps that did not stall.
+            kept_ns: run delay ``[step, phase]`` that helper threads may have caused, per rank;
+                never replaced by another rank's.
+            counted: mask of the steps used for figures; steps that stalled are not used.
         """
         self.stretches, self.counted = stretches, counted
         #: Global numbers of the ranks, and the calls' groups, which are those of every stretch.
@@ -228,7 +230,7 @@ class _Replays:
         Args:
             place: position of that rank in :attr:`ranks`.
 
-        Steps that stalled keep their recorded times.
+        Steps outside of :attr:`counted` keep their recorded times.
         """
         own = np.stack(self.own_ns)[:, self.counted]
         kept = np.stack(self.kept_ns)[:, self.counted]

@@ -83,7 +83,7 @@ class Program:
     def with_own(self, wanted_ns: Floats) -> Floats:
         """Returns ``own_ns``, changed so that each phase takes ``wanted_ns[step, phase]``.
 
-        A phase without own time keeps none, since its time could not be placed among the events.
+        A phase that has no own time in a step keeps none, because it has no interval to lengthen.
         """
         now = self.own_by_phase_ns()
         factor = np.divide(wanted_ns, now, out=np.ones_like(now), where=now > 0)
@@ -249,11 +249,11 @@ def _program(
 def _chained(
     table: Collectives, issued: Ints, exposed: Exposures, thread: int
 ) -> tuple[Ints, Ints]:
-    """Returns the rows that other threads issued while the training thread stood still.
+    """Returns those of ``issued`` that other threads issued while the training thread waited.
 
-    Also returns the predecessor of each row: the last row of the same group to complete before the
-    row was issued. For example, a hook's first all-reduce precedes the hook's second all-reduce.
-    Rows without a predecessor are left out.
+    ``issued`` holds rows of ``table``; ``thread`` is the training thread. Also returns each row's
+    predecessor: the last row of the same group to complete before the row was issued. For example,
+    a hook's first all-reduce precedes its second one. Rows without a predecessor are left out.
     """
     others = issued[table.thread[issued] != thread]
     at = np.searchsorted(exposed.begin_ns, table.issue_ns[others], side="right") - 1
@@ -273,7 +273,7 @@ def _chained(
 def _found_complete(
     table: Collectives, exposed: Exposures, finalizations: Finalizations, thread: int
 ) -> tuple[Ints, Ints]:
-    """Returns the buckets for which a DDP finalisation did not wait, and a time for each.
+    """Returns the rows of buckets for which a DDP finalisation did not wait, and a time in ns each.
 
     A finalisation is the end of a backward pass, where DDP waits for the buckets. The time is the
     bucket's completion, clipped to the begin and end of the finalisation. Backward passes of FSDP2

@@ -308,7 +308,7 @@ def _figures(seen: MeasuredWorld) -> Iterator[StepFigures]:
 
 
 def _gbit_per_s(seen: MeasuredWorld) -> dict[int, float]:
-    """Returns the rate of the first rank's bulk collectives, by step."""
+    """Returns, by step, the rate of the first rank's collectives of ``BULK_BYTES`` or more."""
     arrivals, table = seen.arrivals[0], seen.tables[0]
     if arrivals is None:
         return {}

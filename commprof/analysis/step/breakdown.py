@@ -103,7 +103,7 @@ class Breakdown:
     def by_origin_ns(self) -> Floats:
         """Own work and pauses as ``[origin, step]``, in the order of ``exposure.ORIGINS``.
 
-        Run delay is left out: other work on the rank's cores causes run delay.
+        Run delay is not included: it is not own work, because other threads held the core then.
         """
         paused = self.paused_ns.T
         work = self.work_ns - paused - self.run_delay_ns.T
@@ -268,7 +268,7 @@ def _paused_by_phase(steps: Steps, phases: Spans, paused: Stretches, thread: int
 
 
 def _by_phase(steps: Steps, phases: Spans, counted: Spread, thread: int) -> Floats:
-    """Returns ``[step, phase]``: counts in each phase; counts in no phase go to OTHER."""
+    """Returns ``[step, phase]``: sum of ``counted`` in each phase; sums in no phase go to OTHER."""
     times = np.zeros((len(steps), len(Phase)))
     step = _step_of(steps, phases.begin_ns)
     mine = (phases.thread == thread) & (phases.key < len(Phase)) & (step >= 0)

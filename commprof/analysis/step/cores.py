@@ -1,4 +1,4 @@
-"""Checks whether ranks have a core each, and whether they were measured to lack one.
+"""Checks whether ranks have a core each, and whether run delay shows that they lacked one.
 
 The numbers of ranks and cores tell how a run was started. Only run delay shows that a rank waited
 for a core: the time in which its training thread was ready to run and had no core.

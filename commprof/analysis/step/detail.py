@@ -1,4 +1,4 @@
-"""Figures of one world size per step, for pictures, comparisons and tables of raw rows."""
+"""Figures of one world size per step, for pictures, comparisons and the export of rows."""
 
 from __future__ import annotations
 

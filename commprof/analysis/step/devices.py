@@ -1,4 +1,4 @@
-"""Kernel times of each rank's device in a step, and telemetry of its GPU.
+"""Kernel times per step of each rank's device, and telemetry of each rank's GPU.
 
 Kernel times are known for recordings that hold a device's kernels. If no communication kernels
 overlap each other,
@@ -8,8 +8,8 @@ overlap each other,
 A communication kernel is ``wait`` until the last rank has begun and ``wire`` from then on, or
 ``unsplit`` if the last begin is not known.
 
-Kernels of several streams may run at once: communication, compute and busy are the time in which
-any of their kernels ran, counted once.
+Kernels of several streams may run at once: communication, compute and busy are the times in which
+at least one communication kernel, at least one other kernel, or any kernel ran.
 
 Telemetry is the utilisation, clock, power and throttling that NVML reported while capture ran.
 """

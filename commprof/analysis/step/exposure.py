@@ -54,9 +54,9 @@ def exposures(
 ) -> Exposures:
     """Finds all waiting of ``thread``: in ``Work.wait``, for a future, in DDP's finalisation.
 
-    A finalisation's total is measured (wall time less thread CPU time). It is
-    divided among the buckets by replaying DDP's loop, which waits for each bucket in turn
-    and copies it back; the copy speed is chosen so that the replay's waiting adds up to the
+    The total waiting in a finalisation is measured: wall time less thread CPU time. The total is
+    divided among the buckets by replaying DDP's loop, which waits for each bucket in turn and
+    copies it back. The copy speed is chosen so that the waiting in the replay adds up to the
     measured total.
     """
     mine = _rows(waits, waits.thread == thread)
@@ -168,8 +168,8 @@ def _share(
 
     DDP's loop waits until a bucket is complete, copies the bucket and goes on to the next bucket.
     A bucket completes ``end`` ns after the finalisation begins. The earlier buckets have ``copied``
-    bytes, and copying takes ``speed`` ns per byte. The loop's total waiting up to a bucket is the
-    largest ``end - speed * copied`` of the buckets so far.
+    bytes. ``speed`` is the time in ns to copy one byte. The loop's total waiting up to a bucket is
+    the largest ``end - speed * copied`` of the buckets so far.
     """
     begin_ns, end_ns = window
     # The bucket is copied, but not what a hook sends for it in a callback.

@@ -30,9 +30,13 @@ SPLIT = ("waiting", "wire", "unsplit")
 
 
 def stalled(slowest: Floats) -> npt.NDArray[np.bool_]:
-    """Per step: True if the step is one of a few that took longer than ten median steps.
+    """Returns for each step whether it stalled.
 
-    slowest: the slowest rank's time of each step, in any unit.
+    A step stalled if it took more than ten times the median, and if only one step, or at most 5 %
+    of the steps, took so long.
+
+    Args:
+        slowest: the slowest rank's time of each step, in any unit.
     """
     if len(slowest) < 3:
         return np.zeros(len(slowest), dtype=np.bool_)

@@ -1,8 +1,8 @@
 """Overhead of commprof itself, from steps that alternate between capture on and off.
 
 The overhead is computed from two clocks: the CPU time of all ranks' training threads, and the
-slowest rank's wall time. Other programs and waiting change the CPU time little. A result counts
-only if its interval is narrow enough.
+slowest rank's wall time. Other programs and waiting hardly change the CPU time. A result counts
+only if its confidence interval is narrow enough.
 
 Steps drift and resemble their neighbours, so medians over all "on" and all "off" steps differ by
 more than the steps' own spread suggests. Therefore pairs of neighbours are compared: a step with
@@ -74,7 +74,7 @@ class Overhead:
 
     @property
     def best(self) -> OwnCost:
-        """The cost in CPU time, which other programs disturb less, if known; else in wall time."""
+        """The cost in CPU time, which other programs disturb less; if unknown, in wall time."""
         return self.cpu or self.wall
 
 

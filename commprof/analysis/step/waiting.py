@@ -5,8 +5,8 @@ the collective is on the wire. The buckets of one backward pass follow each othe
 wire, so the critical path is traced back from the last bucket: a bucket whose last rank arrived
 while an earlier bucket was still on the wire was delayed by the wire. The path ends at the latest
 bucket that was not delayed by the wire: all ranks waited for this bucket's last rank. Exposed time
-before that rank arrived at this bucket is waiting. From then on the wire was busy without a pause,
-and ranks that arrived late meanwhile cost nothing.
+before that rank arrived at this bucket is waiting. After this arrival the wire was busy without a
+pause, so a rank that arrived late at a later bucket delayed nothing.
 
 If commprof's DDP hook saw the buckets, a rank arrives when a bucket's gradients are ready. Another
 hook or a compressor may run inside commprof's hook. All collectives and messages that this hook or

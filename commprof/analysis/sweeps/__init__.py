@@ -1,1 +1,1 @@
-"""Sweeps of collectives over sizes, measured by commprof or by nccl-tests: read and compared."""
+"""Reads and compares sweeps: times of collectives by size, from commprof or nccl-tests."""

@@ -1,4 +1,4 @@
-"""Figures of a sweep: one row of samples per operation, world size, size and placement."""
+"""Result of a sweep: one row for each operation, world size, buffer size and `RowKey.placement`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Times:
-    """Times of one rank's calls of one kind, in the order in which all ranks made them."""
+    """Times at which one rank's calls began and ended; the calls' order is equal on all ranks."""
 
     begin_ns: Ints
-    """When the rank called, by its own CLOCK_MONOTONIC."""
+    """When the rank made each call, in ns of its own CLOCK_MONOTONIC."""
     end_ns: Ints
-    """When the rank had its result."""
+    """When the rank had each result, on the same clock."""
 
 
 def durations_us(ranks: Sequence[Times], one_clock: bool) -> Floats:
@@ -123,7 +123,7 @@ class OverlapRow:
     iterations: int
     """Number of samples; all times are medians."""
     wrong: int | None = None
-    """As in `SweepRow`; None also in files of versions that did not record it."""
+    """As `SweepRow.wrong`; None also in files of commprof versions that did not record it."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class SweepResult:
     """Result of one microbenchmark command."""
 
     context: dict[str, Any]
-    """Machine, versions, command, policy."""
+    """Machine, versions, command and method of measurement."""
     rows: tuple[SweepRow, ...] = ()
     """Rows in the order in which they were measured."""
     overlap_rows: tuple[OverlapRow, ...] = ()
@@ -148,10 +148,10 @@ def make_row(
     wrong: int | None,
     root: int,
 ) -> SweepRow:
-    """Makes a row from its samples, given per round in µs.
+    """Makes a row from the durations of its samples in each round, in µs.
 
-    bus_op: the operation's name in `traffic.bus_factor`. skews: like rounds_us; empty without a
-    common clock.
+    bus_op: the operation's name in `traffic.bus_factor`. skews: those of the samples in each round,
+    in µs; empty without a common clock. wrong, root: as in `SweepRow`.
     """
     samples = np.concatenate(list(rounds_us))
     median = float(np.median(samples))

@@ -58,7 +58,7 @@ class SweepComparison:
     """Sentences on the limits of the conclusion."""
 
     def slower_than(self, limit: float) -> tuple[RowComparison, ...]:
-        """Rows that are slower beyond noise and by more than ``limit``, where 0.05 is 5 %."""
+        """Rows with verdict ``slower`` and a ratio above 1 + ``limit``, where 0.05 is 5 %."""
         return tuple(row for row in self.rows if row.verdict == "slower" and row.ratio > 1 + limit)
 
 
@@ -95,10 +95,10 @@ def compare_sweeps(first: SweepResult, second: SweepResult) -> SweepComparison:
 
 
 def round_medians(row: SweepRow) -> list[float]:
-    """Medians of the rounds, which the test compares.
+    """Median time of each round in us; the Mann-Whitney test compares these medians.
 
-    Neighbouring samples resemble each other, so they tell less than as many independent samples;
-    rounds are separated in time, and each has a process group and buffers of its own.
+    The test does not compare samples, because samples that follow each other are correlated. Rounds
+    are separated in time, and each has its own process group (hooks keep one group for all rounds).
     """
     ends = np.cumsum(row.round_iterations)
     samples = np.array(row.samples_us)
@@ -109,7 +109,8 @@ def drift(series: list[list[float]]) -> float:
     """Lag-one correlation of the logarithms of each series, averaged over the series.
 
     The estimate from n values is low by about 1 / n (Marriott and Pope, Biometrika 41 (1954)
-    390-402), which is corrected. 0 if no series has three values and some spread.
+    390-402), so 1 / n is added. A series counts only if it has at least three values that are not
+    all equal; 0 if no series counts.
     """
     along = square = missing = 0.0
     for values in series:
@@ -159,5 +160,5 @@ def _remarks(pairs: list[tuple[SweepRow, SweepRow]], correlation: float) -> list
     return [
         f"With {counted(min(rounds), 'round')}{drifting} and {counted(len(pairs), 'row')} no "
         f"difference can be significant at {SIGNIFICANCE:.0%} over all rows; measure fewer sizes, "
-        "or leave out -n"
+        "or leave out -n, which limits the number of rounds"
     ]

@@ -107,9 +107,9 @@ def render(result: SweepResult) -> str:
 
 
 def read_sweep(path: Path) -> SweepResult:
-    """Reads a file of `write_sweep`, or a result of nccl-tests.
+    """Reads a file that `write_sweep` wrote, or a result of nccl-tests.
 
-    Raises UsageError if the file is neither, or is of another version.
+    Raises UsageError if the file is neither, is damaged, or has another ``SCHEMA_VERSION``.
     """
     if is_nccl_tests(path):
         return read_nccl_tests_sweep(path)
@@ -126,9 +126,10 @@ def read_sweep(path: Path) -> SweepResult:
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """Reads the JSON of a file of `write_sweep` without checking its content.
+    """Reads the JSON of a file that `write_sweep` wrote; checks only its kind and version.
 
-    Raises UsageError if the file is not of `write_sweep`, or is of another version.
+    Raises UsageError if `write_sweep` did not write the file, or if the file has another
+    ``SCHEMA_VERSION``.
     """
     try:
         value = read_json(path)
@@ -155,7 +156,7 @@ def _no_result(path: Path, why: str = "") -> UsageError:
 
 
 def _flat(row: SweepRow | OverlapRow) -> dict[str, Any]:
-    """Returns a row as one mapping, with the fields of its key next to its own."""
+    """Returns a row as one flat mapping of the fields of ``row.key`` and the row's other fields."""
     values = dataclasses.asdict(row)
     return {name: _plain(value) for name, value in (values.pop("key") | values).items()}
 

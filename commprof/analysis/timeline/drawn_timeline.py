@@ -183,7 +183,7 @@ def _parts(rank: RankTimeline) -> tuple[Stretches | InFlightIntervals, ...]:
 
 
 class _Cut(Protocol):
-    """Function that returns some rows of one part of a rank's timeline; keeps the part's type."""
+    """Function that returns some rows of a part of a rank's timeline, in the type of that part."""
 
     def __call__(self, part: Columns, /) -> Columns: ...
 

@@ -1,7 +1,7 @@
 """Overview of all ranks, which is needed to make the timeline of any one rank.
 
-Traces are read one at a time and dropped again: only the table of collectives is kept, about
-300 bytes for each collective and rank.
+Traces are read one at a time. Of each trace, only the table of collectives and a few kinds of
+records are kept, about 300 bytes for each collective and rank.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Window:
     end_ns: int
 
     def holds(self, begin_ns: Ints) -> npt.NDArray[np.bool_]:
-        """Per span: True if it begins in the window."""
+        """For each time, True if it is at or after the window's begin and before its end."""
         inside: npt.NDArray[np.bool_] = (begin_ns >= self.begin_ns) & (begin_ns < self.end_ns)
         return inside
 
@@ -65,7 +65,10 @@ class Flows:
 
 @dataclass(frozen=True)
 class Overview:
-    """Data from all ranks, needed to make any one rank's timeline; in the order of ``sources``."""
+    """Data from all ranks, needed to make any one rank's timeline.
+
+    Tuples with one item per rank are in the order of ``ranks``.
+    """
 
     sources: tuple[Path | Trace, ...]
     ranks: tuple[int, ...]
@@ -88,7 +91,7 @@ class Overview:
 
 
 def read_source(source: Path | Trace) -> Trace:
-    """Reads a rank's trace from its file, or accepts one made from another profiler's recording."""
+    """Returns a rank's trace, with times from its device events; reads it if given as a file."""
     return on_device_timeline(source if isinstance(source, Trace) else read_trace(source))
 
 
@@ -247,10 +250,10 @@ def _matched(
 def _arrows(
     source: Ints, receives: npt.NDArray[np.bool_], sends: npt.NDArray[np.bool_]
 ) -> tuple[Ints, Ints, Ints]:
-    """Numbers the arrows; returns the columns ``received``, ``first`` and ``sent`` of ``Flows``.
+    """Returns the columns ``received``, ``first`` and ``sent`` of ``Flows``.
 
-    An arrow that ends in a row begins in the row ``source[row]``. There is an arrow if ``receives``
-    is True for the row where the arrow ends and ``sends`` for the row where the arrow begins.
+    An arrow leads from the row ``source[row]`` to ``row`` if ``sends`` is True for the former and
+    ``receives`` is True for the latter. Arrows are numbered in the order of the rows they lead to.
     """
     ends = np.flatnonzero(receives & sends[source])
     received = np.full(len(source), -1, dtype=np.int64)

@@ -244,7 +244,10 @@ def _chosen(column: Column, rows: Ints) -> Column:
 
 
 def _chosen_flows(flows: Flows, rows: Ints) -> Flows:
-    """Returns the arrows of these rows; rows outside of the window have none, see ``overview``."""
+    """Returns the arrows of ``rows``.
+
+    All other rows lie outside of the shown window and have no arrows, see ``overview``.
+    """
     first = np.concatenate((flows.first[rows], flows.first[-1:]))
     return Flows(flows.received[rows], flows.wire_ns[rows], first, flows.sent)
 

@@ -106,14 +106,18 @@ def _text(path: Path) -> str:
 
 @dataclass
 class _Seen:
-    """Process ids, first begin and number of all events, collected before any event is used."""
+    """Process ids, earliest begin and number of all events, collected before any event is used."""
 
     pids: set[int] = field(default_factory=set)
     first_us: float = math.inf
     events: int = 0
 
     def add(self, event: Any) -> None:
-        """Adds one event; skips values that are not events. ValueError: ``ts`` is not a time."""
+        """Adds one event; skips values that are not events.
+
+        Raises:
+            ValueError: ``ts`` is not a time.
+        """
         self.events += 1
         if not isinstance(event, dict) or event.get("ph") == "M":
             return
@@ -201,9 +205,9 @@ def rank_index(view: Overview, trace: TorchTrace) -> int:
     if wanted not in view.ranks:
         raise CommprofError(
             f"{trace.path} does not belong to a rank of this run: it names "
-            f"{'no rank' if wanted < 0 else f'rank {wanted}'}, and none of its processes is a rank "
-            f"of this run (allowed: traces of the ranks {', '.join(map(str, view.ranks))}); if the "
-            "file does not state its rank, rename it to rank_N"
+            f"{'no rank' if wanted < 0 else f'rank {wanted}'} in its contents or file name "
+            f"(allowed: traces of the ranks {', '.join(map(str, view.ranks))}); if the contents "
+            "name no rank, put rank_N into the file name, where N is the rank"
         )
     return view.ranks.index(wanted)
 
@@ -259,10 +263,18 @@ def _common_ns(view: Overview, index: int, trace: TorchTrace, times_us: Sequence
 def _moved(
     event: dict[str, Any], pid: int, rank: int, place: int, time_ns: int, first_arrow: int
 ) -> Iterator[dict[str, Any]]:
-    """Yields ``event`` with a new process id and time, and with a new id if ``event`` is an arrow.
+    """Yields ``event`` with a new process id and time; a flow event also gets a new id.
 
     If ``event`` sets its process's place in the viewer, yields nothing. If ``event`` names its
     process, first yields a new event that sets the place of this process.
+
+    Args:
+        event: event of a torch.profiler trace.
+        pid: new process id.
+        rank: rank that the trace belongs to.
+        place: number of the event's process among the processes of the trace, from 0.
+        time_ns: new time, since the begin of the window.
+        first_arrow: number added to the ids of flow events, which viewers draw as arrows.
     """
     name = event.get("name")
     if name == "process_sort_index":

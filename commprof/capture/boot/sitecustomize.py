@@ -29,7 +29,10 @@ def _run_shadowed() -> None:
 
 
 def _arm(directory: str) -> None:
-    """Prepares capture: loads ``__init__.py`` by path, as ``commprof`` may not be importable."""
+    """Prepares capture, whose traces go to ``directory``.
+
+    Loads ``__init__.py`` by path, because ``commprof`` may not be importable.
+    """
     import importlib.util
 
     path = os.path.join(_HERE, "__init__.py")

@@ -27,7 +27,11 @@ class Recording:
     """
 
     def __init__(self, directory: str | Path) -> None:
-        """``directory``: directory of all ranks' traces; a second job writes to ``job_2`` in it."""
+        """Prepares a recording.
+
+        ``directory``: directory for all ranks' traces. If it holds traces of a job already, the new
+        traces go to its subdirectory ``job_2``, and so on.
+        """
         self._directory = Path(directory)
         self._own: Profiler | None = None
 

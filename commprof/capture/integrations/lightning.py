@@ -32,11 +32,12 @@ _Callback: Any = _library().Callback
 
 
 class CommprofCallback(_Callback):
-    """Records the communication of ``Trainer.fit``, with one step per update.
+    """Records the communication of ``Trainer.fit``, with one step per optimizer update.
 
-    ``Trainer(callbacks=[CommprofCallback()])``, under any strategy of Lightning's. Validation and
-    checkpoints between two updates belong to the step that follows. Figures go to the trainer's
-    loggers every ``log_every_n_steps`` updates, under ``commprof/...``.
+    The callback is passed as ``Trainer(callbacks=[CommprofCallback()])`` and works under all of
+    Lightning's strategies. Validation and checkpoints between two updates belong to the step that
+    follows. Figures go to the trainer's loggers every ``log_every_n_steps`` updates, under keys
+    that begin with ``commprof/``.
     """
 
     def __init__(self, directory: str | Path = DIRECTORY) -> None:

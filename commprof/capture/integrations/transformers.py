@@ -29,7 +29,11 @@ class CommprofCallback(TrainerCallback):
     """
 
     def __init__(self, trainer: Any, directory: str | Path = DIRECTORY) -> None:
-        """``directory``: directory of all ranks' traces; a second job writes to ``job_2`` in it."""
+        """Prepares the callback for ``trainer``.
+
+        ``directory``: directory for all ranks' traces. If it holds traces of a job already, the new
+        traces go to its subdirectory ``job_2``, and so on.
+        """
         self._trainer = trainer
         self._recording = Recording(directory)
         self._logging = False

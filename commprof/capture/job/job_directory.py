@@ -73,7 +73,7 @@ def _store() -> Any:
 
 
 def _take(directory: Path, rank: int) -> str:
-    """Makes this rank's trace in ``directory``, or in a ``job_N`` there if another job uses it.
+    """Makes this rank's trace in ``directory`` or, if that holds a job, in a new ``job_N`` in it.
 
     Returns the name ``job_N``; empty for ``directory`` itself.
     """
@@ -97,10 +97,11 @@ def _take(directory: Path, rank: int) -> str:
 
 
 def _of_this_job(directory: Path, names: list[str], rank: int) -> list[str]:
-    """Returns a list with the name of the last directory that holds this elastic job's trace.
+    """Finds the directory in which this elastic job recorded before its restart.
 
-    If there is none, the list has the last directory that holds any trace of this rank. If there is
-    none either, the list is empty.
+    Returns:
+        A list with one of ``names``: the last one whose trace of this rank has this job's elastic
+        run id, or else the last one with any trace of this rank. Empty if no directory has one.
     """
     found = [name for name in names if (directory / name / f"rank_{rank}.trace").exists()]
     own = []
@@ -148,7 +149,11 @@ def ring_prefix() -> str:
 
 
 def own_rings(prefix: str, path: Path, session: int, metadata: dict[str, Any]) -> None:
-    """Writes a file that names the ring files' owner; removes ring files that dead jobs left."""
+    """Writes a file that names the rings' process and trace; removes rings that have lost both.
+
+    ``prefix`` is a result of ``ring_prefix``; ``path``, ``session`` and ``metadata`` are the
+    trace's.
+    """
     if metadata["capture"] != "native" or not prefix:
         return
     with suppress(OSError):

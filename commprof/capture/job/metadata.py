@@ -86,9 +86,13 @@ def machine() -> dict[str, Any]:
 def trace_metadata(ring_prefix: str, extra: dict[str, Any]) -> dict[str, Any]:
     """Returns the content of a trace's first block.
 
+    Args:
+        ring_prefix: path of the ring files up to their number; unused by pure-Python capture.
+        extra: metadata that the script gave to ``profile``.
+
     Raises:
         CommprofError: ``extra`` sets one of commprof's own keys to another value, or a key that
-            commprof may set later.
+            commprof sets only in later blocks of the trace.
     """
     rank, world_size = rank_and_world_size()
     native = _native.native

@@ -23,7 +23,9 @@ class OwnTrace:
         self._observer: Observer | None = None
 
     def figures(self, path: Path | None) -> dict[str, float]:
-        """Returns recent figures under flat keys; empty before the first complete step.
+        """Returns recent figures by names such as ``commprof/step_seconds``.
+
+        Empty before the first complete step.
 
         Args:
             path: path of the trace; None before capture has started.

@@ -224,6 +224,7 @@ class _BoardRendezvous:
     def _begin_to_carry(self, job: Any) -> int:
         """Starts sharing arrivals with other hosts.
 
+        Writes this host's address into ``job``, the store that the ranks of all hosts share.
         Returns this host's number, counted from 1; 0 on failure.
         """
         number = int(job.add("hosts", 1))
@@ -258,9 +259,9 @@ os.register_at_fork(after_in_child=_meetings.clear)
 
 
 def _make_board(native: Any) -> dict[str, Any]:
-    """Makes the memory in which this host's ranks share arrivals; returns its path and token.
+    """Makes the memory in which this host's ranks share arrivals.
 
-    On failure the token is 0.
+    Returns its path, and a random token that a rank must present to open it; 0 on failure.
     """
     token = secrets.randbits(63) | 1
     try:

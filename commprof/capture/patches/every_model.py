@@ -21,7 +21,8 @@ _CAPS = "bucket_cap_mb_list"
 def attach_every_model(compressor: str) -> None:
     """Attaches a new compressor to each DDP model that is made later.
 
-    A hook that the script registers later replaces the compressor, with a line on stderr.
+    If the script registers a hook later, the hook replaces the compressor in that model, and
+    commprof reports this on stderr.
 
     Args:
         compressor: text that ``commprof.compressors.parse`` accepts.

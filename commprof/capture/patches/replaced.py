@@ -102,7 +102,7 @@ def _has_compiled() -> bool:
 
 
 def uncompiled(function: Any, callees: bool = False) -> Any:
-    """Marks ``function`` as not to be compiled by itself by ``torch.compile``; returns it.
+    """Tells ``torch.compile`` not to compile ``function`` on its own; returns ``function``.
 
     The graph of a compiled caller still includes ``function``. While ``torch.compile`` traces this
     graph, ``torch.compiler.is_compiling()`` is True. If ``function`` replaces a function of torch,

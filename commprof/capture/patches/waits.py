@@ -127,7 +127,7 @@ class StreamWaits:
 
 
 def _named(stream: Any) -> tuple[int, int] | None:
-    """Returns a stream's device and id; None for None, which means the current stream."""
+    """Returns a stream's device and id; None if ``stream`` is None, the current stream."""
     return None if stream is None else (int(stream.device_index), int(stream.stream_id))
 
 
@@ -186,7 +186,7 @@ class Coalescing:
         self._patches = Patches()
 
     def install(self) -> None:
-        """Installs the replacements; does nothing if native module or methods are missing."""
+        """Installs the replacements; does nothing if the native module or a method is missing."""
         native, group = _native.native, dist.ProcessGroup
         start, end = getattr(group, _START, None), getattr(group, _END, None)
         if native is None or start is None or end is None:

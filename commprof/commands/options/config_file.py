@@ -180,7 +180,10 @@ def _noun(action: argparse.Action) -> str:
 
 
 def _spec(where: str, node: Node) -> str:
-    """Returns ``{timed: {backward_ms: [10, 5]}}`` as ``timed:backward_ms=10/5``; joins lists."""
+    """Returns ``{timed: {backward_ms: [10, 5]}}`` as ``timed:backward_ms=10/5``.
+
+    If ``node`` is a list, its items are joined by commas.
+    """
     if node.id == "sequence":
         # No list within a list: one that contains itself, by a YAML alias, would have no end.
         items = [item if item.id == "mapping" else _text(where, item) for item in node.value]
@@ -230,8 +233,8 @@ def merged(
 ) -> tuple[dict[str, Any], list[str]]:
     """Returns the file's options, to serve as defaults, and the script's arguments.
 
-    Leaves out rivals (see RIVALS) of options on the command line. A script on the command line
-    replaces the file's script or module, and its arguments.
+    Leaves out each of the file's options that ``RIVALS`` pairs with an option on the command line.
+    A script on the command line replaces the file's script or module, and its arguments.
 
     Args:
         given: arguments of the command line alone; None for options not given.

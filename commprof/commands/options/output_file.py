@@ -1,4 +1,4 @@
-"""Files that a command writes: checked before the work, and replaced only as a whole."""
+"""Files that a command writes: checked before the command's work, and replaced as a whole."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from commprof.invocation import quoted
 
 
 def writable_file(path: Path | None, option: str = "--json") -> Path | None:
-    """Checks before the work that a file can be written; returns its path, or raises UsageError."""
+    """Checks, before a command's work, that the file can be written; returns its path.
+
+    Creates the file if it does not exist. Raises UsageError if it cannot be written.
+    """
     if path is not None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -40,7 +43,7 @@ def keep_text(path: Path, text: str) -> bool:
 
 
 def writable_output(path: Path, force: bool) -> None:
-    """Refuses an output that cannot be written, before the work.
+    """Refuses, before a command's work, an output file that cannot be written.
 
     Raises:
         UsageError: the file exists and ``force`` is False, or its directory cannot be written to.
@@ -80,5 +83,5 @@ def write_output(path: Path, content: str | bytes) -> None:
 
 
 def _is_a_device(path: Path) -> bool:
-    """True if the path exists and is not a regular file or directory, such as /dev/stdout."""
+    """True if the path, for example /dev/stdout, exists but is no regular file or directory."""
     return path.exists() and not path.is_file() and not path.is_dir()

@@ -80,10 +80,11 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """Parses twice if ``--config`` names a file: its values are the second pass's defaults.
+        """Parses the arguments; if ``--config`` names a file, its options serve as defaults.
 
-        An unrecognized argument is already an error here, where the message can name the option of
-        this command that is most similar.
+        For this, the arguments are parsed a second time. An unrecognized argument is an error in
+        this method, not only in ``parse_args``, so that the message can name the most similar
+        option of this command.
         """
         parsed, rest = super().parse_known_args(args, namespace)
         if rest:

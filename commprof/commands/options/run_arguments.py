@@ -25,7 +25,7 @@ records every collective in every rank, and reports throughput, scaling, and whe
   commprof run --nproc 4 train.py --lr 0.1   your own script, unchanged, on 4 ranks
   commprof run --nproc 8                     1, 2, 4 and 8 ranks of a small transformer
   commprof run --nproc 2 --trial fp16,bucket-cap=5 train.py      would these be faster?
-  commprof run --nproc 4 --watchdog auto train.py                names what a hang waits for
+  commprof run --nproc 4 --watchdog auto train.py                names what a hung job waits for
 
 Workloads: transformer, resnet50, lora, mlp, timed (sleeps of known length).
 Strategies: ddp, zero1, fsdp, hsdp. --help-all lists their options, and the compressors for --hook.
@@ -41,7 +41,7 @@ records every collective in every rank, and reports throughput, scaling, and whe
                                              sleeps of known length: try the tool
   commprof run --world-sizes 2 --steps 50 --json result.json
   commprof run --nproc 4 train.py --lr 0.1   your own script, unchanged, on 4 ranks
-  commprof run --nproc 4 --watchdog auto train.py     names what a hang waits for, see
+  commprof run --nproc 4 --watchdog auto train.py     names what a hung job waits for, see
                                              docs/monitoring.md
   commprof run --nnodes 2 --node-rank 0 --nproc 4 --output /shared/run \\
       --rdzv-endpoint first-host:29500       on each of two machines, with its number
@@ -65,8 +65,8 @@ Strategies, as --strategy NAME; several, as in ddp,fsdp, are run one by one and 
   zero1         the same, but optimizer state sharded, and updated parameters broadcast
   fsdp          everything sharded: parameters gathered block by block, gradients reduce-scattered;
                 fsdp:wrap_blocks=N gathers N neighbouring blocks together
-  hsdp          fsdp within groups of ranks; hsdp:shard=N ranks in each (0: commprof chooses);
-                takes wrap_blocks too: hsdp:shard=2,wrap_blocks=2
+  hsdp          fsdp within groups of ranks; hsdp:shard=N makes groups of N ranks (0: commprof
+                chooses); takes wrap_blocks too: hsdp:shard=2,wrap_blocks=2
 
   commprof run --nproc 4 --strategy ddp,fsdp --workload resnet50
   commprof run --nproc 2 --accumulate 4 --precision bf16 --clip-norm 1
@@ -78,9 +78,8 @@ Gradient compressors, as --hook NAME or --hook NAME:option=value,option=value:
     + """
   commprof run --nproc 2 --hook int8                the transformer, int8 gradients
   commprof run --nproc 2 --hook topk:ratio=0.001 train.py      the same for a script
-Options of each compressor except none and hierarchical: feedback=0|1, start_step=N, checksum=0|1,
-hierarchical=0|1. All compressors, without exception, also take measure_every=N. See
-docs/compressors.md.
+All compressors take measure_every=N. All but "none" and "hierarchical" also take feedback=0|1,
+start_step=N, checksum=0|1, hierarchical=0|1. See docs/compressors.md.
 
 Trials of settings, as --trial CANDIDATE,CANDIDATE: candidates take turns on the steps of the
 workload or script. The trial reports what to change, if anything. Candidates are compressors, as
@@ -88,7 +87,8 @@ above, and
 """
     + candidates.help_text()
     + """
-alone or joined by "+". More rounds narrow the intervals: rounds=8,block=6,warmup=2,shuffle=SEED.
+alone or joined by "+". Settings of the trial itself: rounds=8,block=6,warmup=2,shuffle=SEED. More
+rounds narrow the intervals.
   commprof run --nproc 2 --trial fp16,int8,topk:ratio=0.01,bucket-cap=5 train.py
   commprof run --nproc 2 --trial int8,bucket-cap=5,int8+bucket-cap=5,rounds=12
   commprof run --nproc 2 --trial reshard-after-forward=false,prefetch=2 train_fsdp2.py
@@ -300,14 +300,15 @@ def _add_where(parser: argparse._ArgumentGroup) -> None:
         "--node-rank",
         type=int,
         metavar="N",
-        help="number of this machine, 0 to N - 1; machine 0 prints the report (default: 0, or "
-        "Slurm's number)",
+        help="number of this machine, counted from 0; machine 0 prints the report (default: 0, or "
+        "SLURM_NODEID if srun started one task per machine)",
     )
     parser.add_argument(
         "--rdzv-endpoint",
         metavar="HOST:PORT",
-        help="rendezvous of the ranks: an address of machine 0 and a port; on several machines a "
-        "sweep also uses the ports that follow (default: a free port of localhost)",
+        help="rendezvous of the ranks: an address of machine 0 and a port; on several machines, "
+        "each further world size or strategy uses the next port (default: a free port of "
+        "localhost)",
     )
     parser.add_argument(
         "--max-restarts",
@@ -344,6 +345,6 @@ def _add_where(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument(
         "--watchdog",
         metavar="SECONDS|auto",
-        help="if a step or collective takes longer than this, name the rank, collective and bucket "
-        "that it waits for, and show stacks; auto: learnt from the run",
+        help="if a step or collective takes longer than SECONDS, name the rank, collective and "
+        "bucket that it waits for, and show stacks; auto: learn the limit from the run",
     )

@@ -54,7 +54,8 @@ def tried(
     for name, value in options.items():
         words += [f"--{name.replace('_', '-')}", value]
     if command is None:
-        text = f"the job under commprof run with {' '.join(map(invocation.quoted, words))}"
+        given = " ".join(map(invocation.quoted, words))
+        text = f"run the job with commprof run and these options: {given}"
     else:
         kept = command.without([*_REPLACED, *(f"--{n.replace('_', '-')}" for n in options)])
         text = dataclasses.replace(kept, options=(*words, *kept.options)).text
@@ -114,7 +115,7 @@ def _wrapping(scenario: Scenario) -> list[str]:
         shape = f"{shard}," if copies == 1 else f"{copies}, {shard}"
         found.append(f"fully_shard(..., mesh=init_device_mesh(..., ({shape})))")
     if blocks is not None and blocks > 1:
-        found.append(f"fully_shard([...]) over {blocks} neighbouring blocks each")
+        found.append(f"fully_shard([...]) on each group of {blocks} neighbouring blocks")
     if passes is not None and passes > 1:
         found.append(f"{passes} backward passes per optimizer step")
     if scenario.gather_dtype:

@@ -58,7 +58,7 @@ def dry_run_text(
 def _machines(rendezvous: Rendezvous) -> str:
     if rendezvous.nodes == 1:
         return "1"
-    return f"{rendezvous.nodes}, of which this is number {rendezvous.node_rank}"
+    return f"{rendezvous.nodes}; this is machine {rendezvous.node_rank}, counted from 0"
 
 
 def _machine(placement: RankPlacement) -> str:
@@ -69,7 +69,7 @@ def _machine(placement: RankPlacement) -> str:
         f"CPUs {format_cpu_list(topology.cpus)}"
     )
     if topology.quota_cpus is not None:
-        text += f"; the cgroup grants {topology.quota_cpus:g} CPUs of time"
+        text += f"; the cgroup's CPU quota is {topology.quota_cpus:g} CPUs"
     return text
 
 

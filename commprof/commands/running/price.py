@@ -43,7 +43,10 @@ def price_of(args: argparse.Namespace) -> Price | None:
 
 
 def priced(run: Path, price: Price, width: int) -> tuple[Cost, str]:
-    """Returns the cost of each world size of a run, and a text with the cost and the verdict."""
+    """Returns a run's cost at each world size, and a text of that cost and the run's verdict.
+
+    ``width``: number of characters at which the text's sentences are wrapped.
+    """
     from commprof.report.sections import cost as cost_table
 
     result, details = analyse_in_detail(run)

@@ -35,8 +35,8 @@ def checked_targets(args: argparse.Namespace, world_sizes: list[int]) -> list[Ta
     _check_restarts(args)
     if price_of(args) is not None and args.trial is not None:
         raise UsageError(
-            "--price-per-hour and --trial exclude each other: a trial's steps belong to several "
-            "settings, so that they have no single price"
+            "--price-per-hour and --trial exclude each other: a trial's steps run with several "
+            "settings, so the run has no single cost; leave one of the two options out"
         )
     _check_trial(args, world_sizes)
     _check_bucket_cap(args)
@@ -93,7 +93,7 @@ def world_sizes_of(args: argparse.Namespace) -> list[int]:
 
 
 def _check_trial(args: argparse.Namespace, world_sizes: list[int]) -> None:
-    """Puts the trial into its standard form, or refuses it."""
+    """Writes ``args.trial`` in its standard form; raises UsageError if the trial cannot be run."""
     if args.trial is None:
         return
     plan = parse_trial(args.trial)
@@ -109,8 +109,8 @@ def _check_trial(args: argparse.Namespace, world_sizes: list[int]) -> None:
         )
     if args.settings.mode != "full":
         raise UsageError(
-            f"--trial needs every record, which mode {args.settings.mode} does not keep "
-            "(needed: full)"
+            f"--trial needs every record, but mode {args.settings.mode} does not keep all records; "
+            "give --mode full"
         )
 
 

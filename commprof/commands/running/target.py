@@ -177,7 +177,10 @@ class WorkloadTarget:
         )
 
     def _steps(self) -> int | None:
-        """Returns --steps; for a trial without --steps and --epochs, the steps that it needs."""
+        """Returns --steps or, if a trial has neither --steps nor --epochs, the steps that it needs.
+
+        None if --steps is not given and no trial sets the number.
+        """
         steps: int | None = self._args.steps
         if not self._args.trial or steps is not None or self._args.epochs is not None:
             return steps

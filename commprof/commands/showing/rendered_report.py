@@ -38,7 +38,11 @@ class RenderedReport(Protocol):
         """
 
     def json(self, cost: Cost | None = None) -> str:
-        """Returns the report as one JSON document."""
+        """Returns the report as one JSON document, with ``cost`` (the cost of training) if given.
+
+        Raises:
+            UsageError: ``cost`` is given, and the report compares several strategies.
+        """
 
     @property
     def has_trial(self) -> bool:

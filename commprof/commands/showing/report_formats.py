@@ -51,7 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--epoch-samples",
         type=int,
         metavar="N",
-        help="samples in an epoch (default: what the run's own loop counted)",
+        help="samples of all ranks in an epoch (default: the number that the built-in training "
+        "loop counted)",
     )
 
 
@@ -66,7 +67,7 @@ def _add_predictions(parser: argparse.ArgumentParser) -> None:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Refuses options that do not fit together, before the work.
+    """Refuses options that do not fit together, before the run is read.
 
     Raises:
         UsageError: an option is not for this format, or a value is out of range.

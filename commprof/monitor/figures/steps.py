@@ -42,7 +42,7 @@ _NO_RECORDS: Records = np.empty(0, dtype=schema.RECORD_DTYPE)
 
 @dataclass(frozen=True)
 class NewSteps:
-    """Steps that all followed ranks completed since the last look."""
+    """Steps that all followed ranks completed since the previous ``StepFollower.advance``."""
 
     #: Global ranks, and for each rank the breakdown of its steps.
     ranks: tuple[int, ...]
@@ -151,7 +151,7 @@ class _Pending:
             self._clocks = np.concatenate([self._clocks, clocks])[-_MOST_CLOCKS:]
 
     def records(self) -> Records:
-        """Kept records and all recent clock comparisons, each once, sorted by time."""
+        """Returns the kept records and the last ``_MOST_CLOCKS`` clock records, sorted by time."""
         joined = np.concatenate(self._batches) if self._batches else _NO_RECORDS
         joined = joined[joined["kind"] != Kind.CLOCK]
         joined = joined[np.argsort(joined["timestamp_ns"], kind="stable")]
@@ -160,7 +160,10 @@ class _Pending:
         return joined[np.argsort(joined["timestamp_ns"], kind="stable")]
 
     def settled_ns(self, ended: bool, age_ns: int) -> int:
-        """Time up to which all records have arrived; unlimited if the trace ended or is idle."""
+        """Returns the time up to which all records have arrived; 0 if no records are kept.
+
+        This is ``age_ns`` before the newest record, or ``_ALL_NS`` if the trace ended or is idle.
+        """
         settled = ended or time.monotonic() - self._grew_s > _IDLE_S
         records = self._batches[0]
         if len(records) == 0:

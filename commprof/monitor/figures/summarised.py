@@ -81,7 +81,7 @@ class Summaries:
         return StepTimes(steps, *parts)
 
     def operations(self, names: Sequence[str]) -> dict[str, OperationState]:
-        """Figures by operation; ``names`` is the trace's own table of operations."""
+        """Figures by operation; ``names[n]`` is the operation that has number n in the trace."""
         newest, before = self._ends()
         if newest is None:
             return {}
@@ -135,7 +135,10 @@ def difference(newer: Histogram, older: Histogram) -> Histogram:
 
 
 def _times(summary: Summary, steps: int) -> StepTimes:
-    """Returns a summary's sums over all steps; ``hidden`` is NaN, as it needs records."""
+    """Returns a summary's sums over all steps; ``hidden_s``, which no summary holds, is NaN.
+
+    ``steps`` becomes the number of steps in the result, and does not change the sums.
+    """
     phases = summary.phases
     exposed, wait, wire = (
         each.sum_ns for each in (summary.exposed, summary.exposed_wait, summary.exposed_wire)

@@ -1,8 +1,8 @@
 """The list of live metrics: name, unit and meaning of every figure that the outputs show.
 
 Names follow Prometheus's conventions: base units, counters end in ``_total``. Labels are rank,
-operation, part of a step, network interface and the like, never the number of a step: so the job's
-shape bounds how many label values there are.
+operation, part of a step, network interface and the like, never the number of a step, so that the
+number of time series does not grow with the number of steps.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ METRICS: Final = (
     ),
     _gauge(
         "since_step_seconds",
-        "Time since the end of the rank's last step that all ranks completed.",
+        "Time since the rank ended the last step that all ranks completed.",
         values.ranks(lambda rank: rank.since_step_s),
     ),
     _counter("steps", "Steps that all ranks completed.", values.total("steps")),
@@ -118,8 +118,8 @@ METRICS: Final = (
     ),
     _counter(
         "exposed_seconds",
-        "Time in which communication blocked the training thread: waiting for the last rank, "
-        "transfer after that (wire), or not known which (unsplit).",
+        "Time in which communication blocked the training thread: waiting for the last rank "
+        "(wait), transfer after that (wire), or time that could not be split (unsplit).",
         values.exposed("total"),
     ),
     _counter(
@@ -210,13 +210,13 @@ METRICS: Final = (
     ),
     _counter(
         "gradient_plain_bytes",
-        "Bytes that a ring all-reduce in fp32 sends for the same gradients.",
+        "Bytes that a ring all-reduce in fp32 would send instead of the compressor.",
         values.ranks(lambda rank: rank.plain_bytes or None),
     ),
     _figure(
         "compression_ratio",
-        "Bytes that a ring all-reduce in fp32 sends for the same gradients, divided by the bytes "
-        "that the compressor sent; both since the beginning.",
+        "Bytes that a ring all-reduce in fp32 would send, divided by the bytes that the compressor "
+        "sent instead; both since the beginning.",
         values.ranks(lambda rank: rank.compression_ratio),
     ),
     _figure(

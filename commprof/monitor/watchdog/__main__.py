@@ -22,7 +22,10 @@ can also be started by hand for a running job, and ended at any time without eff
 
 
 def main() -> int:
-    """Watches until this host's ranks, and the launcher if named, ended; returns the exit code."""
+    """Watches until this host's ranks, and the launcher if given, have ended.
+
+    Returns the exit code.
+    """
     parser = argparse.ArgumentParser(
         prog=invocation.module("commprof.monitor.watchdog"),
         description=_DESCRIPTION,
@@ -32,7 +35,8 @@ def main() -> int:
     parser.add_argument(
         "--threshold",
         default=AUTO,
-        help="seconds, auto (learnt from the run), or off (report no hangs) (default: auto)",
+        help="seconds after which a step or collective counts as hung, auto (learnt from the run's "
+        "steps), or off (report nothing, for use with --samples) (default: auto)",
     )
     parser.add_argument(
         "--samples", action="store_true", help="sample the Python stacks of the ranks with py-spy"

@@ -1,4 +1,4 @@
-"""One rank as seen from another process: its trace, its rings and its process state."""
+"""One rank as seen from another process: its trace, its ring buffers and its process state."""
 
 from __future__ import annotations
 

@@ -115,9 +115,10 @@ def find_hang(
 
     Args:
         states: states of the ranks whose records can be followed.
-        processes: processes of this host's ranks; only their times are comparable with now_ns.
-        limit_ns: the limit, see ``thresholds``.
-        now_ns: the time, on the records' clock.
+        processes: processes of this host's ranks, by rank. Only these ranks are checked against
+            the limit, because times of other hosts are not comparable with ``now_ns``.
+        limit_ns: longest time that a step or collective may take, see ``Threshold.limit_ns``.
+        now_ns: current time, on the clock of this host's records (``CLOCK_MONOTONIC``).
         unseen: ranks whose records cannot be followed from this host.
     """
     edges = {state.rank: waits_of(state, states) for state in states}
@@ -181,7 +182,7 @@ def _accuse(
 
 
 def _behind(rank: int, operation: Operation) -> str:
-    return f"rank {rank} has not completed {operation}, which other ranks have"
+    return f"rank {rank} has not completed {operation}, which other ranks have completed"
 
 
 def _doing(state: RankState) -> str:

@@ -57,7 +57,7 @@ def start_detached(directory: Path, threshold: str) -> None:
 
 
 def watch_as_asked(directory: Path, threshold: str) -> None:
-    """Starts a watchdog if this rank is the host's chosen rank and the threshold is not empty."""
+    """Starts a watchdog from one rank of each host, if the threshold is not empty."""
     if threshold and is_chosen(directory, "watchdog"):
         start_detached(directory, threshold)
 

@@ -66,7 +66,7 @@ _MOST_ACCUSED = 2
 
 
 class WatchTask(Protocol):
-    """Interface of a task that the watchdog runs at every look."""
+    """Interface of a task that the watchdog runs each time it has read the ranks' records."""
 
     def look(self, feeds: Sequence[RankFeed], now_ns: int) -> None:
         """Examines the ranks' new records; ``now_ns`` is ``CLOCK_MONOTONIC``."""
@@ -135,7 +135,10 @@ class HangTask:
         self._open = None
 
     def _read_stacks(self, file: HangFile, hang: Hang, feeds: Sequence[RankFeed]) -> None:
-        """Reads Python stacks of accused ranks and a waiting one; native stacks follow later."""
+        """Reads Python stacks of ranks that others wait for, and of a waiting rank.
+
+        Native stacks follow later.
+        """
         here = {
             feed.state.rank: feed.process
             for feed in feeds

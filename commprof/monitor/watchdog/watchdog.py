@@ -35,7 +35,7 @@ class Job:
     """The ranks whose traces are in one directory."""
 
     def __init__(self, directory: Path, tasks: Callable[[Path], list[WatchTask]]) -> None:
-        """Makes the tasks for ``directory``; elastic restarts make them anew."""
+        """Makes the tasks by calling ``tasks``, which is called again after an elastic restart."""
         self.directory = directory
         self._make = tasks
         self._tasks = tasks(directory)

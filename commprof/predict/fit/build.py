@@ -46,7 +46,8 @@ def build_profile(
 
     Args:
         measurements: files of microbenchmarks.
-        recorded: recorded runs, one entry per world size; a run with a compressor gives its cost.
+        recorded: recorded runs, one entry per world size; the cost of a compressor is fitted to
+            the runs with this compressor.
         sources: names of all files and runs, for the profile.
         bandwidth_bytes_per_s: the link's own rate, if the user states it.
         latency_s: the link's one-way latency, if the user states it.
@@ -92,9 +93,10 @@ def _of_one_backend(
     recorded: Sequence[Recorded],
     left_out: list[str],
 ) -> dict[str, CostCurve]:
-    """Chooses a curve per operation: of the recorded runs' backend, else of gloo, else of another.
+    """Chooses one fitted curve per operation, by its backend.
 
-    Curves of other backends are named in ``left_out``.
+    A backend of the recorded runs is preferred to gloo, and gloo to any other backend. Curves that
+    are not chosen are named in ``left_out``.
     """
     wanted = [each.schedule.backend for each in recorded if each.schedule.link == link]
     preferred = (*wanted, "gloo")

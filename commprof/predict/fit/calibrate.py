@@ -36,7 +36,7 @@ _MOST_GRIDS = 60
 
 
 def calibrate(schedules: Sequence[Schedule]) -> CostCurve:
-    """Fits one curve to the all-reduces of runs over links of one class.
+    """Fits one curve to the all-reduces of runs, all within a host or all between hosts.
 
     Raises:
         CommprofError: there is no run of 2 ranks or more without a compressor.
@@ -44,8 +44,8 @@ def calibrate(schedules: Sequence[Schedule]) -> CostCurve:
     usable = [each for each in schedules if each.world_size > 1 and not each.hook]
     if not usable:
         raise CommprofError(
-            "no plain all-reduce between ranks was recorded; give a run of 2 ranks or more without "
-            "a hook, or a microbenchmark, to commprof fit"
+            "no plain all-reduce between ranks was recorded; give commprof fit a run of 2 ranks or "
+            "more without a hook, or the JSON of a microbenchmark"
         )
     loss = _loss(usable)
     alpha, beta = _refined(loss, _best_of_grid(loss), factor=2.0, until=1.002)
@@ -73,7 +73,8 @@ def ring_pieces(alpha_s: float, beta_s_per_byte: float) -> tuple[tuple[float, fl
 def _loss(schedules: Sequence[Schedule], random: np.random.Generator | None = None) -> _Loss:
     """Returns the function of (alpha, beta) to minimise: the mean error of replayed bucket ends.
 
-    The absolute error is divided by the median step. With ``random``, the steps are resampled.
+    The absolute error is divided by the run's median step time. With ``random``, the recorded steps
+    are resampled with replacement.
     """
     parts = []
     for schedule in schedules:

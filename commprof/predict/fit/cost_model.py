@@ -13,10 +13,10 @@ most a factor ``DENSE`` apart in x, t(x) is interpolated; elsewhere, the piece's
 
 NCCL changes protocol, algorithm and number of channels at certain sizes. These sizes are not known
 exactly, so a curve of few pieces fits NCCL's times poorly. If measured sizes are dense,
-interpolation between knots is more accurate. Linear interpolation of t is too low while latency
-still counts, and linear interpolation of log t over log x is too high: the geometric mean of both
-is used. The less certain a knot's measured time is, the further it is moved towards the time
-interpolated from the neighbouring knots.
+interpolation between knots is more accurate. At sizes where latency is a considerable part of t,
+linear interpolation of t is too low, and linear interpolation of log t over log x is too high.
+Therefore the geometric mean of both is used. The less certain a knot's measured time is, the
+further it is moved towards the time interpolated from the neighbouring knots.
 """
 
 from __future__ import annotations
@@ -46,7 +46,11 @@ _DENSE_FOR_GUESSES: Final = 10.0
 
 
 def between(knots: Sequence[Knot], x: float, dense: float = DENSE) -> float:
-    """Interpolates the time at ``x`` between knots; NaN if no knots are near."""
+    """Interpolates the time at ``x`` between the two neighbouring knots.
+
+    Returns NaN if ``x`` is outside the knots, or if the neighbours are further apart than the
+    factor ``dense``.
+    """
     at = bisect.bisect_right(knots, (x, math.inf))
     if at and knots[at - 1][0] == x:
         return knots[at - 1][1]
@@ -156,7 +160,7 @@ class CostCurve:
         return self.source in ("run", "calls")
 
     def step_s(self, step_bytes: float) -> float:
-        """Time of one step of the algorithm."""
+        """Returns the time of one step of the algorithm, in seconds."""
         time_s = between(self.knots, step_bytes)
         return self._line_s(step_bytes) if math.isnan(time_s) else time_s
 
@@ -194,7 +198,11 @@ class CostCurve:
         return found
 
     def replicate(self, number: int) -> CostCurve:
-        """Returns the curve with parameters of bootstrap replicate ``number``, modulo the count."""
+        """Returns the curve with the parameters of one bootstrap replicate.
+
+        Returns this curve unchanged if it has no replicates. The index of the replicate
+        is ``number`` modulo the number of replicates.
+        """
         if not self.replicates:
             return self
         drawn = self.replicates[number % len(self.replicates)]
@@ -203,9 +211,9 @@ class CostCurve:
     def changed(self, alpha: Callable[[float], float], beta: Callable[[float], float]) -> CostCurve:
         """Returns the curve of another link: ``alpha`` converts the alphas, ``beta`` the betas.
 
-        An alpha of 0 stays 0. The lower ends of all pieces are scaled by the factor by which the
-        first piece's alpha / beta changes. At alpha / beta bytes, latency and transfer take the
-        same time. If the first piece's alpha or beta is 0, the lower ends stay.
+        An alpha of 0 stays 0. At alpha / beta bytes, latency and transfer take the same time. The
+        lower ends of all pieces are scaled by the factor by which this size changes in the first
+        piece. If the first piece's alpha or beta is 0, the lower ends stay.
         """
 
         def both(alpha_s: float, beta_s: float) -> tuple[float, float]:

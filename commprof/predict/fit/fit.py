@@ -43,12 +43,13 @@ class _Data:
 
 
 def fit_curves(points: Sequence[Point]) -> tuple[list[CostCurve], list[str]]:
-    """Fits a curve per operation and backend over all world sizes; also returns what is left out.
+    """Fits a curve per operation and backend over all world sizes.
 
     gamma, the time to add up a byte, is separated from the time on the wire if an all-gather was
     measured besides an all-reduce: both send over the same links, but only all-reduce adds up.
 
-    An operation that was measured at too few sizes to separate latency from rate is left out.
+    An operation that was measured at too few sizes to separate latency from rate is left out. The
+    second list has a message for each operation that is left out.
     """
     curves, left_out = [], []
     for op, backend in sorted({(point.op, point.backend) for point in points}):

@@ -56,7 +56,7 @@ class Check:
         return self.predicted_s / self.measured_s - 1
 
     def error_of(self, answer: str) -> float:
-        """Relative error of an answer that needs no model; ``answer`` is one of ``TRIVIAL``."""
+        """Relative error of the step time in the field ``answer``, which is one of ``TRIVIAL``."""
         return float(getattr(self, answer)) / self.measured_s - 1
 
 
@@ -137,7 +137,9 @@ def _check_kind(replay: Model, recorded: RecordedSteps) -> None:
 def checks(
     replay: Model, others: Sequence[Recorded], recorded: Sequence[Recorded] = ()
 ) -> tuple[list[Check], list[str]]:
-    """Returns all possible checks, the replay's own run first, and why the rest are impossible.
+    """Checks the replay on its own run, then on each of the other settings.
+
+    Returns the checks, and a line for each setting that cannot be predicted, with the reason.
 
     The influence of a checked run on the replay is removed first: a cost that was fitted to this
     run is refitted to the replay's own run alone, and the checked run is left out of the fit of
@@ -168,7 +170,11 @@ def checks(
 
 
 def _fitted_alone(replay: Model) -> MachineProfile:
-    """Returns the profile; costs that came from runs are refitted to the replay's own run."""
+    """Returns the replay's profile, with curves from recorded runs refitted to its own run alone.
+
+    Only the curves of the own run's link class are refitted. If the own run has a hook or one rank,
+    no curve is refitted.
+    """
     schedule, profile = replay.schedule, replay.profile
     link = profile.links.get(schedule.link)
     if link is None or not _from_runs(profile, schedule):
@@ -236,8 +242,8 @@ def model_error(found: Sequence[Check]) -> ModelError | None:
 def margin_of(errors: Sequence[float]) -> float:
     """Returns the 95 % margin that errors on held-out settings imply for another setting.
 
-    It is Student's t times their root mean square, supposing normal errors around 0. One or two
-    errors may be small by chance, so ``_TYPICAL`` is included as ``_WEIGHT`` more points.
+    The margin is Student's t times the root mean square error, supposing normal errors around 0.
+    Because one or two errors may be small by chance, ``_WEIGHT`` errors of ``_TYPICAL`` are added.
     """
     points = _WEIGHT + len(errors)
     square = (_WEIGHT * _TYPICAL**2 + sum(error**2 for error in errors)) / points

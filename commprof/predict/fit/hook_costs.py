@@ -104,7 +104,11 @@ class HookCost:
     replicates: tuple[HookFigures, ...] = ()
 
     def replicate(self, number: int) -> HookCost:
-        """Returns the cost with figures of bootstrap replicate ``number``, modulo the count."""
+        """Returns the cost with the figures of one bootstrap replicate.
+
+        Its index is ``number`` modulo the number of replicates. Without replicates, the cost is
+        returned unchanged.
+        """
         if not self.replicates:
             return self
         drawn = self.replicates[number % len(self.replicates)]

@@ -173,8 +173,8 @@ def _with_level(
     """Returns the cost with the best overhead and the best time per byte within a host.
 
     The best pair predicts the buckets' completion times with the least error. The overhead is 0 or
-    one of ``overheads_s``, and the time per byte is 0 or one of ``betas_s_per_byte``. ``reduce``
-    holds the time per byte, as the slope of a line through 0, for all stages together.
+    one of ``overheads_s``, and the time per byte is 0 or one of ``betas_s_per_byte``. The cost's
+    field ``reduce`` is (0, time per byte), and covers the time of all three stages.
     """
     tried = (
         dataclasses.replace(cost, overhead_s=alpha, reduce=(0.0, beta))

@@ -40,10 +40,11 @@ class ScenarioLink:
         return found
 
     def time_s(self, size_bytes: float, ranks: int, op: str | None = None) -> float:
-        """Time of an all-reduce, or of another operation over a flat ring, on idle links.
+        """Returns the time of a collective on idle links, in seconds.
 
-        A flat ring is as fast as its slowest link in each step. The hierarchical algorithm adds up
-        within each host, all-reduces the parts between hosts, and gathers within each host again.
+        A flat ring runs ``op``, or the fitted operation if ``op`` is None; in each step it is as
+        fast as its slowest link. The hierarchical algorithm ignores ``op``: it reduces within each
+        host, all-reduces the parts between hosts, and gathers within each host again.
         """
         if self.hierarchical and self.inner is not None and self.outer is not None:
             inside = self.inner.time_s(size_bytes, self.ranks_per_host)
@@ -85,7 +86,7 @@ def scenario_link(
         profile: fitted costs.
         scenario: world size, and changes of the link between hosts.
         placement: hosts and cores of the scenario's ranks.
-        op: operation whose curve is used if there is one; else all-reduce's.
+        op: operation whose fitted curve is used; if it has none, all-reduce's or reduce-scatter's.
 
     Raises:
         CommprofError: a link that the ring crosses was not measured, or the profile lacks the rate
@@ -103,7 +104,10 @@ def scenario_link(
     inner = _inner(profile, placement, op) if per_host > 1 or not several else None
     outer = _outer(profile, scenario, placement, op, outside, remarks) if several else None
     if per_host > 1 and inner is None:
-        remarks.append("links within a host were not measured and are assumed to be fast enough")
+        remarks.append(
+            "links within a host were not measured and are assumed to be at least as fast as the "
+            "link between hosts"
+        )
     if not several and inner is None:
         raise CommprofError(
             "all ranks run on one host, whose link was not measured; fit a run or a "
@@ -111,9 +115,9 @@ def scenario_link(
         )
     if scenario.algorithm == HIERARCHICAL and (inner is None or outer is None):
         raise CommprofError(
-            "--algorithm hierarchical needs several ranks on each of several hosts (set "
-            "--ranks-per-host) and a measured link within a host (if none was measured, fit again "
-            "with an additional run whose ranks are all on one host: commprof fit)"
+            "--algorithm hierarchical needs several ranks on each of several hosts, and a measured "
+            "link within a host; set --ranks-per-host, and if no link within a host was measured, "
+            "fit again with an additional run whose ranks are all on one host: commprof fit"
         )
     hierarchical = scenario.algorithm == HIERARCHICAL
     return ScenarioLink(
@@ -141,7 +145,7 @@ def _message_s(profile: MachineProfile, scenario: Scenario, several: bool, op: s
 def _inner(profile: MachineProfile, placement: Placement, op: str) -> CostCurve | None:
     """Returns the cost within a host; None if unknown.
 
-    It counts as CPU time, so it grows in proportion to the ranks per core.
+    The cost is treated as CPU time, so it grows in proportion to the ranks per core.
     """
     curve = _curve(profile.links.get(SAME_HOST), op)
     if curve is None:
@@ -189,7 +193,9 @@ def _rate_scale(
 ) -> Callable[[float], float]:
     """Returns the function that converts the curve's seconds per byte to a link with ``rate``.
 
-    The function changes nothing if ``rate`` is NaN or the operation sends no bytes.
+    ``rate`` is in bytes per second. The function changes nothing if ``rate`` is NaN or the
+    operation sends no bytes. A rate that differs from the measured one is appended to ``outside``
+    in words, and assumptions are appended to ``remarks``.
     """
     sends_bytes = curve.pieces[-1].beta_s_per_byte > 0  # unlike a barrier
     if math.isnan(rate) or not sends_bytes:

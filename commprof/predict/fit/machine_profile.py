@@ -1,4 +1,4 @@
-"""Machine profile: a file of fitted costs that later commands read."""
+"""Machine profile: a file of fitted costs of collectives and compressors, for later commands."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KIND = "commprof machine profile"
 
 @dataclass(frozen=True)
 class LinkProfile:
-    """Fitted costs over links of one class."""
+    """Fitted costs of collectives over links of one class: within a host, or between hosts."""
 
     #: Cost curves by operation.
     curves: Mapping[str, CostCurve]
@@ -80,7 +80,9 @@ def load_profile(path: Path) -> MachineProfile:
             "commprof fit"
         ) from None
     except ValueError as error:
-        raise CommprofError(f"{quoted(path)} is not a machine profile: {error}") from None
+        raise CommprofError(
+            f"{quoted(path)} is not a machine profile: {error}; write one with commprof fit"
+        ) from None
     if not isinstance(document, dict) or document.get("kind") != KIND:
         raise CommprofError(f"{quoted(path)} is not a machine profile; write one with commprof fit")
     if document.get("schema_version") != SCHEMA_VERSION:
@@ -97,4 +99,7 @@ def load_profile(path: Path) -> MachineProfile:
                 raise ValueError(f"a curve of links.{name} has no pieces or no world_sizes")
         return profile
     except ValueError as error:
-        raise CommprofError(f"{quoted(path)} is a damaged machine profile: {error}") from None
+        raise CommprofError(
+            f"{quoted(path)} is a damaged machine profile: {error}; write it again with "
+            "commprof fit"
+        ) from None

@@ -50,7 +50,7 @@ def outside_of(
     if scenario.world_size > steps * recorded:
         found.append(
             f"{scenario.world_size} ranks, simulated from only {steps * recorded} recorded steps "
-            "(each rank's steps counted): rare long waits may be missing, so the predicted "
+            "(each step counts once per rank): rare long waits may be missing, so the predicted "
             "waiting is a lower bound"
         )
     return found

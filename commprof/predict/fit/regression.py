@@ -1,8 +1,8 @@
 """Fits robust lines through measured times, in one piece or several.
 
-A line ``a + b x``, with a and b not below 0, has the least relative residuals ``(a + b x - y) / y``
-by Huber's M-estimator (iteratively reweighted least squares, k = 1.345 robust standard deviations).
-Schwarz's criterion (BIC) decides the number of pieces.
+Huber's M-estimator (iteratively reweighted least squares, k = 1.345 robust standard deviations)
+fits each line ``a + b x``, with a and b not below 0; it makes the relative residuals
+``(a + b x - y) / y`` small. Schwarz's criterion (BIC) decides the number of pieces.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def robust_lines(x: Floats, y: Floats, chosen: Chosen) -> Floats:
 
 
 def _deviations(off: Floats, chosen: Chosen) -> Floats:
-    """Returns ``robust_deviation(about=0)`` of each row's chosen values; ``off`` must be >= 0."""
+    """Returns ``robust_deviation(about=0)`` of each row's chosen absolute residuals ``off``."""
     ordered = np.sort(np.where(chosen, off, np.inf), axis=1)
     count, row = chosen.sum(axis=1), np.arange(len(chosen))
     median = (ordered[row, (count - 1) // 2] + ordered[row, count // 2]) / 2
@@ -138,7 +138,10 @@ def _weighted_lines(x: Floats, y: Floats, weight: Floats) -> Floats:
 
 
 def _segment_costs(x: Floats, y: Floats, values: Floats) -> dict[tuple[int, int], float]:
-    """Returns, by (i, j), the sum of absolute relative residuals of a line on ``values[i:j]``."""
+    """Returns, by (i, j), the sum of absolute relative residuals of a line on ``values[i:j]``.
+
+    ``values`` are the different x in ascending order.
+    """
     pairs = [
         (i, j) for i in range(len(values)) for j in range(i + LEAST_PER_PIECE, len(values) + 1)
     ]

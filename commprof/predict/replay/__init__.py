@@ -1,1 +1,1 @@
-"""Replay of recorded steps with other costs."""
+"""Replay of recorded training steps in other settings, to predict the time of a step."""

@@ -16,7 +16,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def exchange(ready_s: Floats, wire_s: Floats, latency_s: Floats, workers: int) -> Floats:
-    """Computes when each bucket is complete.
+    """Computes when each bucket is complete: [steps, buckets], in s on the clock of ``ready_s``.
 
     Args:
         ready_s: [steps, buckets] in order of issue: when the bucket is ready on all ranks.
@@ -41,9 +41,10 @@ def replay_ddp(
     copy_s: Floats,
     workers: int,
 ) -> tuple[Floats, Floats]:
-    """Computes the end of DDP's finalisation in each step, and how long DDP waited in it.
+    """Computes when DDP's finalisation ends in each step, and how long DDP waits in it, in s.
 
-    After backward DDP waits for a bucket, copies it back, and continues with the next one.
+    In the finalisation, at the end of backward, DDP waits for a bucket, copies the bucket to the
+    gradients, and continues with the next bucket.
 
     Args:
         ready_s: [steps, buckets]: when the bucket is ready on all ranks.

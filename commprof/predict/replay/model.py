@@ -34,7 +34,9 @@ class Model(ABC):
         return dataclasses.replace(self, profile=profile)
 
     def predict(self, scenario: Scenario) -> Prediction:
-        """Predicts a scenario, with the interval due to sampling and the fit.
+        """Predicts a scenario, with intervals.
+
+        The intervals reflect the choice of recorded steps and the uncertainty of fitted costs.
 
         Raises:
             CommprofError: something that the answer depends on was not measured; the message says

@@ -51,8 +51,10 @@ def draw_steps(
     than recorded steps, waiting is underestimated.
 
     Args:
-        ready_s: [recorded steps, recorded ranks, buckets]
-        backward_end_s: [recorded steps, recorded ranks]
+        ready_s: when each bucket is ready, in s since the ranks last synchronised, as
+            [recorded steps, recorded ranks, buckets].
+        backward_end_s: when DDP begins to wait for its buckets, in s since the same time, as
+            [recorded steps, recorded ranks].
         ranks: number of ranks of the steps to draw.
         steps: number of steps to draw.
         random: random generator.
@@ -218,7 +220,8 @@ def _sent_bytes(setting: Setting) -> float:
 def _hiding(setting: Setting, sent: float) -> float:
     """Returns the bandwidth, in bytes/s, that is needed to hide all buckets but the last.
 
-    NaN for one bucket, or if all buckets become ready at the same time.
+    NaN for one bucket, or if all buckets become ready at the same time. ``sent``: the bytes that
+    one rank sends per step.
     """
     ready = np.median(setting.ready_s.max(axis=1), axis=0)
     if len(ready) < 2 or ready[-1] <= ready[0]:

@@ -86,7 +86,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Communication times of the median step, waited for or hidden; see ``Prediction``."""
+    """Communication times of the median step, in seconds; the fields are as in ``Prediction``."""
 
     wait_s: Estimate
     wire_s: Estimate

@@ -93,7 +93,10 @@ class Placement:
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples per step and rank, steps per epoch, and scaling; 0 or empty if not recorded."""
+    """Samples per step and rank, steps per epoch, and "weak" or "strong" scaling.
+
+    Numbers that were not recorded are 0; a ``scaling`` that was not recorded is empty.
+    """
 
     per_rank: float
     steps_per_epoch: int
@@ -102,7 +105,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class RecordedSteps:
-    """Measured steps of one world size, of DDP or sharded."""
+    """Measured steps of one world size, trained with DDP or with sharded state (FSDP2, ZeRO-1)."""
 
     world_size: int
     #: [steps]: seconds until the ranks synchronise again.
@@ -246,7 +249,10 @@ def measured_steps(traces: Sequence[Trace]) -> Ints:
 
 
 def _common_cycles(by_rank: Sequence[dict[int, Cycle]]) -> list[list[Cycle]]:
-    """Returns all ranks' cycles per step, for the steps with the most frequent bucket sizes."""
+    """Returns all ranks' cycles per step, for the steps with the most frequent bucket sizes.
+
+    A cycle is the time of a rank between the ends of two successive finalisations of DDP.
+    """
     steps = sorted(set(by_rank[0]).intersection(*by_rank[1:]))
     rows = [[cycles_[step] for cycles_ in by_rank] for step in steps]
     same = [row for row in rows if len({cycle.bytes for cycle in row}) == 1 and _ended(row)]
@@ -302,7 +308,7 @@ def _median_of_known(values: Sequence[float]) -> float:
 
 
 def _machine(trace: Trace) -> str:
-    """Returns what identifies a rank's machine: the kernel's boot, else the machine's name."""
+    """Returns an identifier of a rank's machine: the kernel's boot ID; if unknown, the hostname."""
     machine = trace.metadata["machine"]
     return str(machine["boot_id"] or machine["hostname"])
 
@@ -321,7 +327,10 @@ def hosts_of(traces: Sequence[Trace]) -> list[tuple[str, str]]:
 
 
 def placement_of(traces: Sequence[Trace], busy: float) -> Placement:
-    """Returns the ranks' placement, assuming that they share hosts and cores evenly."""
+    """Returns the ranks' placement, assuming that they share hosts and cores evenly.
+
+    ``busy`` is the processor time of a training thread divided by its wall time; NaN if unknown.
+    """
     hosts = hosts_of(traces)
     machines = {host[0] for host in hosts}
     cores = machine_cpus(traces) * len(machines) / len(hosts)
@@ -330,10 +339,10 @@ def placement_of(traces: Sequence[Trace], busy: float) -> Placement:
 
 
 def machine_cpus(traces: Sequence[Trace]) -> int:
-    """Returns the number of CPUs of one machine that at least one rank may use.
+    """Returns the number of CPUs that the ranks of one machine may use together.
 
-    It is the largest such number over the machines. Assumes one CPU per rank if no trace names
-    CPUs, as in another profiler's recording.
+    If machines differ, the largest number is returned. If the traces do not record CPUs, as in
+    another profiler's recording, one CPU per rank is assumed.
     """
     together: dict[str, set[int]] = {}
     for trace in traces:

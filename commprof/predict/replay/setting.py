@@ -87,10 +87,10 @@ def assign(size_bytes: Sequence[float], cap_bytes: float) -> list[list[int]]:
 def rebucketed(
     schedule: Schedule, parameters: Parameters, cap_bytes: float
 ) -> tuple[Floats, Floats]:
-    """Returns bucket sizes under a cap, and their ready times as [steps, ranks, buckets].
+    """Returns bucket sizes in bytes under a cap, and ready times in s as [steps, ranks, buckets].
 
-    A parameter's ready time is interpolated, according to bytes, between the ready times of the
-    previous recorded bucket and of its own; in the first bucket, from the begin of backward.
+    A parameter's ready time is interpolated by bytes: in the first recorded bucket, from the begin
+    of backward to the bucket's ready time; in others, from the previous bucket's ready time.
     """
     groups = assign(parameters.size_bytes, cap_bytes)
     sizes = np.array([sum(parameters.size_bytes[i] for i in group) for group in groups])
@@ -139,7 +139,7 @@ class Setting:
         )
 
     def bucket_times(self) -> tuple[Floats, Floats]:
-        """Returns each bucket's exchange time on an idle link, and the time spent on the wire."""
+        """Returns each bucket's exchange time on an idle link, and the link's busy time; in s."""
         ranks, sizes = self.scenario.world_size, self.bucket_bytes.tolist()
         if ranks == 1:
             return np.zeros(len(sizes)), np.zeros(len(sizes))
@@ -161,7 +161,7 @@ class Setting:
         )
 
     def other_s(self) -> float:
-        """Returns the time of collectives other than the gradients', one after the other."""
+        """Returns the time per step of all collectives but the gradients', added up; in s."""
         if not self.others:
             return 0.0
         ranks, link = self.scenario.world_size, self.link.slowest

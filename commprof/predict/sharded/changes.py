@@ -110,9 +110,9 @@ def _accumulated(steps: ShardedSteps, once: Change, passes: int | None) -> Chang
         return replace(once, passes=steps.passes)
     if steps.passes > 1:
         raise CommprofError(
-            f"--accumulate {passes}: a recorded step has {steps.passes} backward passes, so this "
-            f"run predicts no other number (allowed: {steps.passes}); to predict other numbers, "
-            "record a run with one backward pass per step"
+            f"--accumulate {passes}: a recorded step has {steps.passes} backward passes, so steps "
+            "with another number of passes cannot be predicted from this run (allowed: "
+            f"{steps.passes}); to predict them, record a run with one backward pass per step"
         )
     calls: list[ChangedCall] = []
     events: list[Placed] = []
@@ -155,6 +155,9 @@ def _events(
 ) -> tuple[Placed, ...]:
     """Returns the changed step's events, in order.
 
+    ``numbers`` maps the index of each recorded collective to the indices of the collectives that it
+    becomes. ``issued_at`` is as in ``Wrapped``.
+
     An all-reduce added for a reduce-scatter is issued and awaited after the reduce-scatter's wait.
     """
     found: list[Placed] = []
@@ -173,7 +176,11 @@ def _events(
 def _changed(
     steps: ShardedSteps, scenario: Scenario, number: int, call: Call, shard: int
 ) -> list[ChangedCall]:
-    """Returns a list with the changed collective; an empty list if only one rank takes part."""
+    """Returns a list with the changed collective; an empty list if only one rank takes part.
+
+    ``call`` is the recorded collective ``number``, or the one that replaces it if blocks are
+    wrapped together. ``shard`` is the number of ranks per copy of the model.
+    """
     is_parameters = call.op in (_GATHER, _SCATTER)
     among = call.among
     if is_parameters:
@@ -219,8 +226,8 @@ def _shard_ranks(steps: ShardedSteps, scenario: Scenario) -> int:
         )
     if steps.world_size < 2:
         raise CommprofError(
-            "the run has 1 rank, which exchanges nothing, so it does not show what other ranks "
-            "cost; record 2 ranks or more, or choose another --from-world-size"
+            "the run has 1 rank, which exchanges nothing, so it does not show how long collectives "
+            "take; record 2 ranks or more, or choose another --from-world-size"
         )
     shard = scenario.shard_ranks
     if shard is None:
@@ -237,7 +244,10 @@ def _shard_ranks(steps: ShardedSteps, scenario: Scenario) -> int:
 
 
 def _gathered_again(steps: ShardedSteps, scenario: Scenario, remarks: list[str]) -> frozenset[int]:
-    """Returns the all-gathers of backward if the scenario drops them; else an empty set."""
+    """Returns the indices of the all-gathers that the scenario drops: all of backward's, or none.
+
+    If there are any, adds a remark on what the prediction still counts.
+    """
     again = [n for n, call in enumerate(steps.calls) if call.op == _GATHER and call.in_backward]
     if scenario.reshard_after_forward is None or scenario.reshard_after_forward == bool(again):
         return frozenset()

@@ -2,11 +2,11 @@
 
 A core and its ranks are a closed queueing network, with the core as the server and the ranks as its
 customers. In each step a rank wants the core for the processor time of its training thread and of
-the helper threads that exchange; otherwise it sleeps or waits for the link. A rank's time at the
-core is computed by mean value analysis (Reiser and Lavenberg, "Mean-Value Analysis of Closed
+its helper threads, such as the backend's; otherwise it sleeps or waits for the link. A rank's time
+at the core is computed by mean value analysis (Reiser and Lavenberg, "Mean-Value Analysis of Closed
 Multichain Queueing Networks", JACM 27:2, 1980).
 
-An exchange costs processor time per message and per byte, which one recording cannot separate. The
+A collective costs processor time per message and per byte; one recording cannot separate them. The
 cost with another number of ranks is therefore assumed to be proportional to the geometric mean of
 the number of messages and the number of bytes.
 """

@@ -2,9 +2,9 @@
 
 A cycle extends from when the rank continues after the last wait of one step to when it continues
 after the last wait of the next one. In between it issues collectives and waits for them in the same
-order in every step, because the program is the same. Each issue and each wait has the rank's own
-time since the cycle began. Own time runs while the rank's training thread does not stand still for
-communication.
+order in every step, because the program is the same. Each issue and each wait is stored with the
+rank's own time since the cycle began. Own time is a clock that stops while the rank's training
+thread waits for communication.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _last_waits(program: Program, steps: int) -> list[int]:
 
 
 def _update_before(program: Program) -> Floats:
-    """Returns, per event, the time spent in the optimizer since the first step, without waiting."""
+    """Returns, per event, the own time in the optimizer from the first step to the event, in ns."""
     length = np.diff(program.border_ns) * (program.border_phase == Phase.OPTIMIZER)
     total = np.concatenate(([0.0], np.cumsum(length)))
     result: Floats = np.interp(program.own_ns, program.border_ns, total)

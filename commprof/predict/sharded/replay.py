@@ -38,7 +38,7 @@ class ShardedReplay(Model):
     schedule: ShardedSteps
 
     def sampled(self, scenario: Scenario) -> tuple[Prediction, Floats]:
-        """Predicts a scenario; also returns its step times, see :meth:`Model.sampled`."""
+        """Predicts a scenario; also returns step times in s, see :meth:`Model.sampled`."""
         _refuse(self.schedule, scenario)
         placement = self.schedule.placement.changed(scenario)
         changed = change(self.schedule, scenario)
@@ -85,7 +85,7 @@ class ShardedReplay(Model):
                 longer = f"{np.median(world.own_ns(drawn)) / own_ns:.3g} times as long"
             outside.append(
                 f"{placement.per_core_words(recorded)}: a rank's own work is assumed to take "
-                f"{longer}"
+                f"{longer} as at the measured number"
             )
         blocks = scenario.world_size / self.schedule.world_size
         if blocks > len(self.schedule.own_ns):

@@ -42,7 +42,7 @@ from commprof.trace.stretches import covered
 
 
 def usual_events(found: Sequence[RankCycle]) -> tuple[Event, ...]:
-    """Merges the orders of events of all cycles into one order.
+    """Merges the orders of events of all cycles, each a step of one rank, into one order.
 
     Short waits may not be recorded, so it is possible that every cycle lacks some of the events.
     The orders of single cycles are merged one after the other, the most frequent order first. An
@@ -388,7 +388,7 @@ def _calls(seen: MeasuredWorld, row: Sequence[RankCycle]) -> tuple[Call, ...]:
 
 
 def _members(seen: MeasuredWorld, row: Sequence[RankCycle], number: int) -> list[list[int]]:
-    """Returns the ranks of each group that issues this collective."""
+    """Returns the ranks of each group that issues collective ``number`` of a step, from 0."""
     groups: dict[int, list[int]] = {}
     for rank, cycle in enumerate(row):
         groups.setdefault(int(seen.matching.group[cycle.rows[number]]), []).append(rank)

@@ -20,7 +20,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class World:
-    """The recorded step with the scenario's ``change``, on all ranks of the scenario.
+    """Recorded steps, changed as ``change`` says, for each of the scenario's ``world_size`` ranks.
 
     The ranks are divided into blocks, each of at most as many ranks as were recorded. In a drawn
     step, each block takes its times from one recorded step, chosen at random.

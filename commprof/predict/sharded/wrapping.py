@@ -60,8 +60,9 @@ def wrapped(steps: ShardedSteps, blocks: int) -> Wrapped:
     for numbers in reduced:
         if len(numbers) != len(forward):
             raise CommprofError(
-                f"--wrap-blocks {blocks}: a step gathers {len(forward)} units but reduces "
-                f"{len(numbers)}, so its blocks cannot be recognised"
+                f"--wrap-blocks {blocks}: a step has {len(forward)} all-gathers before backward "
+                f"but reduces gradients {len(numbers)} times, so its blocks cannot be recognised; "
+                "predict without --wrap-blocks"
             )
     before: Sequence[int] = ()
     for unit in reversed(units):

@@ -63,7 +63,7 @@ def fit_amdahl(samples_per_s: Mapping[int, float]) -> AmdahlFit:
         sizes = ", ".join(map(str, sorted(samples_per_s))) or "none"
         raise CommprofError(
             f"an Amdahl fit with residuals needs 1 rank and two more world sizes (recorded: "
-            f"{sizes}); {invocation.command('run', '--world-sizes', '1,2,4')}"
+            f"{sizes}); record them with {invocation.command('run', '--world-sizes', '1,2,4')}"
         )
     base = samples_per_s[1]
     ranks = np.array(sorted(n for n in samples_per_s if n > 1), dtype=np.float64)

@@ -203,7 +203,10 @@ and B are equal, the chance that any row is called slower or faster is at most {
 
 
 def render_compared(comparison: SweepComparison, tables: int | None = None) -> str:
-    """Renders a comparison of two sweeps: rows, other differences, and a summary."""
+    """Renders a comparison of two sweeps: rows, other differences, and a summary.
+
+    ``tables``: width in characters above which a table is split; None to split no table.
+    """
     rows = comparison.rows
     blocks = [tabulated([_cells(row) for row in rows], _HEADERS, _LEFT, tables)]
     number = "1 row" if len(rows) == 1 else f"{len(rows)} rows"

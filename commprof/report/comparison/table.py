@@ -17,9 +17,9 @@ from commprof.text import counted, fitted, printable
 
 LEGEND = """\
 Medians over the measured steps in ms: step of the slowest rank, its parts as means over ranks,
-collectives from issue to completion. B/A: ratio of the medians [95 % interval]. p: rank test over
-the steps; p of parts and collectives is corrected for the number of parts and collectives. Interval
-and p count correlated steps as fewer independent steps; if too few are left, neither is shown.
+collectives from issue to completion. B/A: ratio of the medians [95 % interval]. p: rank-sum test
+over the steps; p of parts and collectives is corrected for the number of parts and collectives.
+Interval and p count correlated steps as fewer independent steps; with too few, neither is shown.
 changed: p < 0.05 and the interval excludes 1. This means that the two runs differ, not why: other
 programs on the machine may be the cause."""
 
@@ -91,7 +91,7 @@ def _verdict(result: RunComparison, fail_above: float | None) -> Iterator[str]:
 def _about_step(world: WorldComparison) -> str:
     step = world.step
     if math.isnan(step.ratio.value):
-        return "the step cannot be compared."
+        return "the step cannot be compared: a run has no step times, or the median of A is 0."
     change = f"{(step.ratio.value - 1) * 100:+.1f} %"
     if world.too_short:
         worth = " and ".join(f"{count:.2g}" for count in world.effective_steps)
@@ -166,14 +166,14 @@ def render_json(result: RunComparison, fail_above: float | None) -> str:
 
     ``a`` and ``b`` name the runs; ``worlds`` has an object per world size that both runs have,
     ``only_a`` and ``only_b`` are the world sizes with figures in one run only, ``settings`` are the
-    settings that differ between the runs, ``fail_above`` is the given fraction or null, and
+    settings that differ between the runs, ``fail_above`` is the argument (null for None), and
     ``slower`` lists the world sizes whose step is significantly longer in B by more than
     ``fail_above``. Each of ``worlds`` has ``num_processes``, ``steps`` (measured in A and in B),
     ``effective_steps`` (how many independent steps these are worth), and ``no_core_share`` (for A
-    and for B: the ranks' time without a core, divided by their time outside of waiting). Each world
-    also has the changes ``with_cores`` (of the step less the time without a core), ``parts`` and
-    ``collectives``; each change has ``name``, ``a_ms``, ``b_ms``, ``ratio`` (``value``, ``low``,
-    ``high``; null if unknown), ``p_value`` and ``significant``.
+    and for B: the fraction of the ranks' time outside of waiting that is run delay, in which they
+    could run but had no core). Each world also has the changes ``with_cores`` (of the step time
+    less run delay), ``parts`` and ``collectives``; each change has ``name``, ``a_ms``, ``b_ms``,
+    ``ratio`` (``value``, ``low``, ``high``; null if unknown), ``p_value`` and ``significant``.
     """
     slower = () if fail_above is None else result.slower_by_more_than(fail_above)
     value = {

@@ -55,8 +55,8 @@ def as_dict(
 ) -> dict[str, Any]:
     """Returns a run as a dictionary of plain values, as in the JSON result.
 
-    A run with a trial has "trial"; any other run has "verdict" and "card". These two describe steps
-    of one setting, but the steps of a trial alternate between candidates.
+    A run with a trial has "trial"; any other run has "verdict" and "card" (the run's main figures).
+    These two describe steps of one setting, but a trial's steps alternate between candidates.
     """
     runs = [
         _world(result, world, scale)

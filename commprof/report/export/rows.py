@@ -1,9 +1,9 @@
 """Export of a run as flat rows, in CSV and Parquet; the name of every column includes its unit.
 
 There are four tables: ``worlds`` (a row per world size), ``ranks`` (per rank), ``steps`` (per rank
-and measured step) and ``collectives`` (per kind of call). A trial has a fifth, ``candidates``, and
-lacks the first two: its candidates alternate in the steps, so means over the steps would describe
-no candidate.
+and measured step) and ``collectives`` (per kind of call). A run with a trial of several candidates
+(settings that are compared) has a fifth, ``candidates``, and lacks the first two: the candidates
+alternate in the run's steps, so means over the steps would describe no candidate.
 """
 
 from __future__ import annotations
@@ -160,9 +160,10 @@ def _collective(kind: CollectiveRow) -> Row:
 
 
 def _parts(parts: StepParts) -> Row:
-    """Returns the parts as columns, and the step as ``mean_step_ms``.
+    """Returns the parts of a step as columns, and the step's own mean time as ``mean_step_ms``.
 
-    The prefix distinguishes it from the columns ``step_..._ms``, which are the slowest rank's.
+    That name has a prefix, because the columns ``step_median_ms`` and ``step_p95_ms`` are those of
+    the slowest rank.
     """
     named = dataclasses.asdict(parts)
     return {"mean_step_ms": named.pop("step_ms"), **named}

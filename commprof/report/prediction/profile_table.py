@@ -46,7 +46,13 @@ recorded steps, divided by the step."""
 
 
 def render(profile: MachineProfile, width: int, tables: int | None = None) -> str:
-    """Renders tables of links and hooks with their legends."""
+    """Renders tables of links and hooks with their legends.
+
+    Args:
+        profile: the machine profile.
+        width: most characters of a line of text.
+        tables: most characters of a line of a table; None for no limit.
+    """
     parts = []
     for name, link in profile.links.items():
         rows = [row for curve in link.curves.values() for row in _rows(curve)]

@@ -59,8 +59,13 @@ def render(
 ) -> str:
     """Renders the answers, the model's error, and notes.
 
-    Prose is wrapped to ``width`` columns. Tables wider than ``tables`` columns are split; None
-    leaves them whole.
+    Args:
+        answers: the answers to render.
+        base: name of the recorded steps that the predictions start from.
+        source: where the cost model comes from, such as a machine profile.
+        refused: reasons why recorded world sizes were left out.
+        width: number of characters to wrap prose to.
+        tables: number of characters; wider tables are split. None leaves all tables whole.
     """
     checked = answers.error is not None
     rows = [_cells(each, answers) for each in answers.answers]

@@ -61,7 +61,13 @@ def title_of(world: Shown) -> str:
 
 
 def collectives_section(world: Shown, most_rows: int = 12, tables: int | None = None) -> str:
-    """Renders heading, table, number of rows left out, and the callers if known."""
+    """Renders heading, table, number of rows left out, notes, and callers if known.
+
+    Args:
+        world: figures of one world size.
+        most_rows: largest number of rows in the table.
+        tables: number of characters; a wider table is split. None leaves the table whole.
+    """
     shown = _rows_of(world)[:most_rows]
     table = tabulated(*collectives_grid(world, most_rows), width=tables)
     lines = [f"{title_of(world)}:", table]

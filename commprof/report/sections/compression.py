@@ -16,7 +16,7 @@ pieces; ready to done: from the last gradient to the mean. sent: by one rank to 
 bytes of an fp32 ring all-reduce divided by the sent bytes. error, cosine: of the sent values
 compared with the values that were to be sent; residual: L2 norm of the part kept for the next step,
 divided by the gradient's norm; zeroed: fraction of the bucket's values that became 0. The columns
-from error to zeroed are measured only with the option measure_every."""
+from error to zeroed are measured only with the compressor's option measure_every."""
 
 _HEADERS = (
     *("scheme", "bucket", "size\nMB", "queue", "encode", "exchange", "reduce", "decode"),
@@ -26,7 +26,13 @@ _QUALITY = 4  # the last columns
 
 
 def compression_section(world: WorldResult, most_rows: int = 16, tables: int | None = None) -> str:
-    """Renders heading, table, and the number of rows left out."""
+    """Renders heading, table, and the number of rows left out.
+
+    Args:
+        world: figures of one world size.
+        most_rows: largest number of rows in the table.
+        tables: number of characters; a wider table is split. None leaves the table whole.
+    """
     ranks = "1 rank" if world.world_size == 1 else f"{world.world_size} ranks"
     table = tabulated(*compression_grid(world, most_rows), width=tables)
     lines = [f"Compressed buckets of {ranks}:", table]

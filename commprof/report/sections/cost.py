@@ -46,7 +46,8 @@ def best(cost: Cost) -> list[str]:
     if cost.cheapest is None:
         return [
             "The cost is not known: the samples of this run were not counted on all ranks (see "
-            "samples per second in docs/reading.md), or the nodes of missing ranks are not known."
+            "samples per second in docs/reading.md), or the number of nodes is not known because "
+            "some ranks have no usable trace."
         ]
     cheapest = counted(cost.cheapest, "rank")
     if len(cost.rows) == 1:

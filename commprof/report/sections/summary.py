@@ -17,9 +17,9 @@ Table = Callable[[Sequence[Sequence[Any]], Sequence[str]], str]
 _LEGEND = """\
 From the histograms of always-on mode, over all ranks, without each rank's first step. Times in ms.
 The parts of the step and their sum are exact means; median, p50, p95 and p99 are within 1 %.
-exposed: the training thread waited for communication; wait: the part of exposed before every rank
-that the waiting rank needs had issued the operation; transfer: the part after that. wait and
-transfer are means over the steps in which they are known."""
+exposed: the training thread waited for communication; wait: the part of exposed until the last of
+the ranks that the waiting rank needs has issued the operation; transfer: the part after that. wait
+and transfer are means over the steps in which they are known."""
 
 _OPERATIONS_LEGEND = """\
 count: calls issued on all ranks. duration: from issue to completion. blocked: waits of 1 us or more
@@ -118,8 +118,8 @@ def _about_waiting(summary: SummaryResult) -> list[str]:
         found.append(
             f"rank {late.rank} is late: each of the other ranks waits {late.wait_ms:.1f} ms per "
             f"step for it, {late.share:.0%} of all waiting, {late.cost_s:.1f} s in total "
-            f"(probability by chance: p = {late.p_value:.4f}). {late.phase_share:.0%} of the "
-            f"extra time of its own work {_lies_in(late.phase)}."
+            f"(probability by chance: p = {late.p_value:.4f}). Its own work takes longer than "
+            f"that of the other ranks; {late.phase_share:.0%} of the excess {_lies_in(late.phase)}."
         )
     if not math.isnan(summary.arrival_clock_error_us):
         found.append(
@@ -156,7 +156,7 @@ def _why_unknown(summary: SummaryResult) -> str:
 
 
 def _why_others(summary: SummaryResult) -> str:
-    behind = "a rank did not record, or was more than 5 s or 16,384 collectives behind"
+    behind = "a rank did not record, or was more than 5 s or 16,384 collectives behind another rank"
     if summary.machines > 1 and not summary.clocks_compared:
         return (
             f"the ranks ran on {summary.machines} hosts whose clocks were not all compared with "
@@ -172,7 +172,7 @@ def _why_others(summary: SummaryResult) -> str:
         return (
             "the ranks did not exchange the times at which they issued collectives. The exchange "
             "needs torch.distributed's default group and the native module. Full mode (--mode "
-            "full) splits waiting from transfer without them"
+            "full) splits waiting from transfer without this exchange"
         )
     if summary.machines > 1:
         return f"{behind}, or other hosts' issue times were lost on the network{_unsent(summary)}"

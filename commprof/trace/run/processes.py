@@ -69,7 +69,7 @@ def stat_of(pid: int | str, proc: Path = PROC) -> Stat | None:
 
 
 def identity(pid: int) -> str:
-    """Returns a text that tells processes with the same id apart; empty if gone or hidden."""
+    """Returns a text that tells processes with one id apart; empty for an ended or hidden one."""
     try:
         found = stat_of(pid)
     except OSError:
@@ -101,7 +101,7 @@ class Here:
         return same and self.is_local(metadata)
 
     def find(self, metadata: Mapping[str, Any]) -> tuple[State, Stat | None]:
-        """Returns State and Stat of a trace's process; the Stat is None if GONE or UNKNOWN."""
+        """Returns State and Stat of a trace's process; Stat is None if State is GONE or UNKNOWN."""
         if not self.shares_pids(metadata):
             return State.UNKNOWN, None
         try:
@@ -137,7 +137,10 @@ def link_of(path: Path | str) -> str:
 
 
 def _began_later(start_ticks: int, clock: Mapping[str, Any]) -> bool:
-    """True if a process began after the trace. ``start_ticks``: since boot, as in /proc."""
+    """True if a process began after the trace whose metadata contains ``clock``.
+
+    ``start_ticks`` is the start of the process in clock ticks since boot, as in /proc/PID/stat.
+    """
     # CLOCK_BOOTTIME also counts suspension. If the host was suspended since the process began, the
     # computed start is too early, never too late.
     suspended_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()

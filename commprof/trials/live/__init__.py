@@ -23,7 +23,7 @@ def trial(
     *,
     state: Sequence[Any] = (),
 ) -> Trial:
-    """Starts a trial: candidates take turns on the steps that follow.
+    """Starts a trial: candidates (compressors or settings) take turns on the steps that follow.
 
     ``commprof report`` shows the result. Call this on all ranks at the same step, inside ``with
     commprof.profile(...)``, before the models' first backward pass. After the turn of a candidate
@@ -36,8 +36,8 @@ def trial(
         state: further objects with ``state_dict`` and ``load_state_dict`` that steps change.
 
     Raises:
-        CommprofError: no capture in full mode is running, or a model has a communication hook
-            already or is of neither DDP nor FSDP2.
+        CommprofError: no capture in full mode is running, a model already has a communication hook,
+            or a model is neither a DDP model nor an FSDP2 model.
         UsageError: ``candidates`` cannot be read; see ``commprof.trials.plan.parse_trial``.
     """
     profiler = active()

@@ -36,6 +36,8 @@ class Trial:
     def __init__(self, plan: Plan, profiler: Profiler, state: Sequence[Any] = ()) -> None:
         """Prepares a trial without models; ``add`` adds them.
 
+        ``state``: further objects with ``state_dict`` and ``load_state_dict`` that steps change.
+
         Raises:
             CommprofError: the capture is not in full mode.
         """
@@ -81,7 +83,7 @@ class Trial:
             self._order.watch()
 
     def find_sharded(self) -> None:
-        """Makes the trial search for FSDP2 models and add them.
+        """Starts a search for FSDP2 models, which the trial then includes.
 
         The search ends with the first observed step in which FSDP2 models ran; these models are
         added. If there is no such step before the trial begins, the search ends without a model.
@@ -128,8 +130,8 @@ class Trial:
         assert self._schedule is not None
         length = self._schedule.candidates * (self._plan.warmup + self._plan.block)
         self._say(
-            f"{why} after {self._ended} of the trial's {self._schedule.steps} steps; complete "
-            f"rounds are used: {self._ended // length} of {self._plan.rounds}"
+            f"{why} after {self._ended} of the trial's {self._schedule.steps} steps; the "
+            f"report uses the complete rounds: {self._ended // length} of {self._plan.rounds}"
         )
         self._finish()
 
@@ -141,7 +143,9 @@ class Trial:
             reason = "the script made neither a DDP model that accepts a hook nor an FSDP2 model"
         else:
             steps = counted(self._seen, "step")
-            reason = f"the script ended after {steps}, but a trial begins after {SETTLE_STEPS}"
+            reason = (
+                f"the script ended after {steps}, but a trial begins after {SETTLE_STEPS} steps"
+            )
         return {"reason": reason, "begin_monotonic_ns": time.monotonic_ns()}
 
     def _begin(self, first_step: int) -> None:
@@ -190,7 +194,7 @@ class Trial:
         return found
 
     def _turn(self, step: int) -> None:
-        """Switches candidates if a block begins with this step of the trial."""
+        """Begins a step of the trial: switches candidates, if it is time, or ends the trial."""
         assert self._schedule is not None
         self._ended = step
         if step >= self._schedule.steps:
@@ -210,7 +214,7 @@ class Trial:
                 model.enter(candidate, self._plan.warmup + self._plan.block)
 
     def _leave(self) -> None:
-        """Restores the models' own settings, and the training state if the block saved it."""
+        """Restores the models' own settings and, if a snapshot was taken, the training state."""
         for model in self._models:
             model.leave()
         if self._snapshot is not None:

@@ -98,7 +98,10 @@ class ShardedModel:
         return int(self._groups[0].mesh_info.shard_process_group.size()) if self._groups else 1
 
     def is_for(self, candidate: Candidate) -> bool:
-        """True for ``none``, ``none again``, ``noop`` and candidates with settings of FSDP2."""
+        """True if the candidate can be applied to an FSDP2 model.
+
+        These are ``none``, ``none again``, ``noop`` and all candidates with settings of FSDP2.
+        """
         return bool(candidate.sharding.count) or candidate in ROLES
 
     def impossible(self, candidate: Candidate) -> str:
@@ -109,7 +112,7 @@ class ShardedModel:
         if setting.reshard is not None and all(
             _reshards(group) is setting.reshard for group in self._groups
         ):
-            return f"all of the model has {RESHARD}={str(setting.reshard).lower()} already"
+            return f"the whole model has {RESHARD}={str(setting.reshard).lower()} already"
         if setting.prefetch is not None:
             if not self._order.forward(self._states):
                 return "the order in which the model gathers its groups of parameters is unknown"

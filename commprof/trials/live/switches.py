@@ -224,7 +224,7 @@ class ReplicatedModel:
         if candidate.buckets.label and (why := obstacle(self._ddp)):
             return f"DDP's buckets cannot be rebuilt: {why}"
         if candidate.buckets.first_mb is not None and not hasattr(self._ddp, _CONFIG):
-            return "this version of torch has a fixed cap of the first bucket"
+            return "this version of torch cannot change the cap of the first bucket"
         if candidate.label == Buckets(as_view=self._ddp.gradient_as_bucket_view).label:
             return f"the model has {candidate.label} already"
         return ""

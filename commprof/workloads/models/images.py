@@ -32,7 +32,7 @@ class Images(Protocol):
     count: int
     """Number of images."""
     classes: int
-    """Number of classes; labels are below it."""
+    """Number of classes; labels are 0 to `classes` - 1."""
     description: str
     """Description of the images in words."""
 

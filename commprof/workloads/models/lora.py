@@ -57,7 +57,7 @@ class LoraOptions:
     samples: int = field(default=160, metadata={"minimum": 1})
     """Samples in the data set, over all ranks."""
     learning_rate: float = 2e-4
-    """AdamW's initial rate; falls to 0 along a cosine over the steps of the run."""
+    """Learning rate of AdamW; it falls to 0 along a cosine over the steps of the run."""
 
     @property
     def vocab(self) -> int:

@@ -81,7 +81,7 @@ class Mlp:
         return passes_per_epoch(self.options.samples, world_size, per_rank_batch)
 
     def build(self, shard: Shard) -> Trainee:
-        """Builds model and data of one rank; equal weights and data set on every rank."""
+        """Builds one rank's model and data; weights and data set are the same on all ranks."""
         return _MlpTrainee(self.options, shard)
 
 

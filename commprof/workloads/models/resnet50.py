@@ -38,7 +38,7 @@ class ResnetOptions:
     data: str = SYNTHETIC
     """Images: synthetic, digits (of scikit-learn), an .npz file, or a folder per class."""
     learning_rate: float = 0.0125
-    """SGD's rate: 0.1 for a batch of 128, scaled linearly to the batch of 16.
+    """SGD's learning rate: 0.1 for a batch of 128, scaled linearly to the default batch of 16.
     Falls to a tenth after half of the steps, to a hundredth after three quarters."""
 
 

@@ -145,7 +145,7 @@ class TimedOptions:
         if not any(self.gradient_counts):
             raise UsageError(
                 "timed: gradient_mb is 0 for every layer, and DDP refuses a model without "
-                "parameters; give at least one layer more than 0"
+                "parameters; give at least one layer a gradient_mb greater than 0"
             )
 
     def per_layer(self, values: tuple[float, ...]) -> tuple[float, ...]:
@@ -352,7 +352,7 @@ class _TimedTrainee:
         self._end_phase("optimizer", self._options.optimizer_ms)
 
     def truth(self) -> dict[str, list[int]] | None:
-        """Returns each phase's start and length per step, stamped here on the capture's clock.
+        """Returns each phase's start and length per step, in ns on the capture's clock.
 
         Backward ends where DDP begins to wait. On a busy machine a step may be delayed between
         the end of one phase and the start of the next; no stamp attributes the delay to either.

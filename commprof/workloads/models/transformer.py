@@ -30,7 +30,7 @@ class TransformerOptions:
     feedforward: int = field(default=512, metadata={"minimum": 1})
     """Width of the feed-forward part of a layer."""
     sequence: int = field(default=128, metadata={"minimum": 1})
-    """Tokens per sample that are predicted."""
+    """Tokens per sample; the model predicts the next token at each position."""
     samples: int = field(default=320, metadata={"minimum": 1})
     """Samples in the data set, over all ranks."""
     learning_rate: float = 5e-4

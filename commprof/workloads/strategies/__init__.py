@@ -61,7 +61,10 @@ class Strategy(Protocol):
         ...
 
     def synchronised(self, model: nn.Module, last: bool) -> AbstractContextManager[object]:
-        """Returns the context of a forward and backward pass; gradients are exchanged if `last`."""
+        """Returns the context of a forward and backward pass.
+
+        Ranks exchange gradients only if `last`, in the last pass of a step.
+        """
         ...
 
     def autocast(self, options: TrainingOptions, device: str) -> AbstractContextManager[object]:
@@ -69,7 +72,7 @@ class Strategy(Protocol):
         ...
 
     def clip(self, model: nn.Module, largest_norm: float) -> None:
-        """Scales all gradients down to this 2-norm over the whole model."""
+        """Scales gradients so that their 2-norm over the model is at most `largest_norm`."""
         ...
 
 

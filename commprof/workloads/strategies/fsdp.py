@@ -82,7 +82,7 @@ class Fsdp:
         return model
 
     def units(self, trainee: Trainee) -> list[list[nn.Module]]:
-        """Returns the blocks whose parameters are gathered together, in forward order."""
+        """Returns the units in forward order, each as the list of its blocks."""
         blocks, together = list(trainee.blocks), self.options.wrap_blocks
         return [blocks[first : first + together] for first in range(0, len(blocks), together)]
 
@@ -93,10 +93,10 @@ class Fsdp:
     def synchronised(self, model: Any, last: bool) -> AbstractContextManager[object]:
         """Keeps gradients unsharded until the last pass, which reduce-scatters their sum.
 
-        FSDP2's flag `set_is_last_backward` stays True, the default, in all passes. False is meant
-        for training that runs several forward passes before their backward passes. Here False would
-        make FSDP2 keep the order of blocks of one pass for the next pass, which would then gather a
-        block that it does not need.
+        FSDP2's `set_is_last_backward` is left at its default, True, for all passes. False is meant
+        for training that runs several forward passes before their backward passes. Here each
+        backward pass follows its forward pass. With False, FSDP2 would keep the recorded order of
+        blocks for the next pass, and that pass would gather a block that it does not need.
         """
         model.set_requires_gradient_sync(last)
         return nullcontext()
@@ -133,7 +133,11 @@ class Fsdp:
 def _precision(
     low: torch.dtype | None, output_dtype: torch.dtype | None = None
 ) -> MixedPrecisionPolicy:
-    """Returns a policy that gathers and computes in `low` and reduces in fp32."""
+    """Returns a policy that gathers and computes in `low` and reduces in fp32.
+
+    If `low` is None, the policy changes no type. `output_dtype` is the type to which the module's
+    outputs are cast; None leaves their type as it is.
+    """
     if low is None:
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(
@@ -142,7 +146,7 @@ def _precision(
 
 
 def _prefetch(model: Any, units: Sequence[Sequence[Any]], device: str) -> None:
-    """Makes FSDP2 on a CPU gather the next unit during compute, not in the training thread.
+    """Makes FSDP2 on a CPU gather the next unit while the training thread computes.
 
     On a GPU, torch's streams already overlap gathering and compute.
     """

@@ -1,7 +1,7 @@
 """Bytes that a strategy must exchange in a step, from the shapes of the parameters alone.
 
-Sizes are those of nccl-tests: the whole tensor of an all-reduce or a broadcast, all ranks' parts
-together of an all-gather or a reduce-scatter.
+Sizes are those of nccl-tests. For an all-reduce or a broadcast, the size is that of the tensor; for
+an all-gather or a reduce-scatter, it is the sum over all ranks' parts.
 """
 
 from __future__ import annotations
@@ -52,13 +52,14 @@ def sharded(
 ) -> tuple[Expected, ...]:
     """FSDP's collectives, for groups of parameters that are gathered together.
 
-    In every pass of an accumulation a group is gathered for forward and again for backward; the
-    root's group stays gathered in between. A group's gradients are reduce-scattered once per
-    step, in fp32 or in their own type, and all-reduced between the replicas. Parameters are cut
-    along dimension 0 into equal parts, with padding at the end.
+    Each of the ``accumulate`` forward and backward passes of a step gathers a group for forward and
+    again for backward; the root's group stays gathered in between. A group's gradients are
+    reduce-scattered once per step, in fp32 or in their own type, and all-reduced between the
+    replicas. Parameters are cut along dimension 0 into equal parts, with padding at the end.
 
     groups: in any order, except that the last group is the root's, which may be empty.
-    ranks: number of ranks that share a parameter; fewer than 2 gather and scatter nothing.
+    ranks: number of ranks that share a parameter; with 1, nothing is gathered or scattered.
+    replicas: number of copies of the model; with 1, nothing is all-reduced.
     gather_bytes: bytes of one element when gathered; None: the element's own size.
     """
     found: list[Expected] = []

@@ -179,7 +179,7 @@ ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"steps": 1}, "the script ended after 1 step, but a trial begins after 3"),
+        ({"steps": 1}, "the script ended after 1 step, but a trial begins after 3 steps"),
         ({"wrapped": OWN_HOOK}, "every DDP model has a communication hook of its own"),
         (
             {"wrapped": "ddp = model", "first": "DistributedDataParallel = lambda model: model"},

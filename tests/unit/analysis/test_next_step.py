@@ -100,8 +100,8 @@ def test_several_machines_are_asked_for_a_trial_on_each() -> None:
     typed += " --rdzv-endpoint=first:29500 --output /shared/run"
     found = advised(run(nodes=2, command=typed), on_hosts(4, 2))
     assert found.advice.endswith(
-        "type this on every machine, with the machine's number for N and, for NEW, a new directory "
-        "that all machines can see:"
+        "would make the step shorter, type this on every machine, with N replaced by the machine's "
+        "number, and NEW by a new directory that all machines can see:"
     )
     assert found.command == (
         "commprof run --nproc 2 --trial fp16,int8,topk:ratio=0.01 "

@@ -68,7 +68,7 @@ def test_communication_that_the_capture_cannot_see_is_not_called_none(
     made = card(result, details, found, Path("r"))
     assert made is not None
     told = dict(facts(made))["Exposed communication"]
-    assert told == ("not known: the capture saw none of it." if missing else "none.")
+    assert told == ("not known: the capture saw no communication." if missing else "none.")
     assert made.command.endswith("check") == (capture == "python")
 
 

@@ -402,10 +402,10 @@ def test_phases_are_counted_in_the_step_that_they_begin_in() -> None:
 def test_only_what_is_out_of_the_ordinary_is_said() -> None:
     assert Repeats().sentences == Repeats(1, 1, 1).sentences == Repeats(2, 2, 2).sentences[1:] == []
     (several,) = Repeats(2, 2, 2).sentences
-    assert several.startswith("A step has 2 optimizer updates, as with several optimizers;")
+    assert several.startswith("A step has 2 optimizer updates, for example of several optimizers;")
     (accumulated,) = Repeats(4, 1, 1).sentences
     assert "4 backward passes before its update: gradients are accumulated" in accumulated
-    assert accumulated.endswith("DDP exchanged them in 1 of 4.")
+    assert accumulated.endswith("DDP exchanges them in 1 of these 4 passes.")
     assert Repeats(4, 1, 0).sentences[0].endswith("accumulated.")
 
 

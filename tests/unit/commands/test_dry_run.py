@@ -63,7 +63,7 @@ def test_a_script(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
 def test_one_of_several_machines(capsys: pytest.CaptureFixture[str]) -> None:
     machines = ["--nnodes", "2", "--node-rank", "1", "--rdzv-endpoint", "first-host:29500"]
     text = dry_run(capsys, *machines, "--nproc", "2", "--workload", "mlp", "--output", "out")
-    assert "Machines: 2, of which this is number 1" in text
+    assert "Machines: 2; this is machine 1, counted from 0" in text
     assert "World size 2, strategy ddp: rank 1 on this machine" in text
     assert "World size 4, strategy ddp: ranks 2 to 3 on this machine" in text
     assert "rendezvous: first-host:29501" in text

@@ -72,7 +72,7 @@ def test_what_does_not_exist_is_said_to_be_missing(
         ("commprof.wrap -m nosuch.train", "no module 'nosuch.train' is found from "),
         ("commprof.wrap -m .x", "no module '.x' is found from "),
         ("commprof wrap nosuch.py", "no script 'nosuch.py'; for a module, put -m before it"),
-        ("commprof wrap", "name a script, or with -m a module"),
+        ("commprof wrap", "name a script, or a module after -m"),
         ("commprof run -m nosuch.train --lr 1", "no module 'nosuch.train' is found from "),
     ],
 )

@@ -57,7 +57,7 @@ def test_what_does_not_fit_is_refused(arguments: tuple[str | None, int, int], me
 
 
 def test_ranks_must_divide_and_the_endpoint_be_one() -> None:
-    with pytest.raises(UsageError, match="5 ranks do not divide among 2 machines"):
+    with pytest.raises(UsageError, match="5 ranks cannot be divided equally among 2 machines"):
         Rendezvous("localhost:1", nodes=2, node_rank=1).check(5)
     with pytest.raises(UsageError, match="is not HOST:PORT"):
         Rendezvous("localhost").check(2)

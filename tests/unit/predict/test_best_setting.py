@@ -125,7 +125,7 @@ def test_nothing_is_best_where_no_setting_was_asked_for() -> None:
             SCRIPT,
             {},
             (
-                "fully_shard([...]) over 2 neighbouring blocks each",
+                "fully_shard([...]) on each group of 2 neighbouring blocks",
                 "2 backward passes per optimizer step",
             ),
             "commprof run --check-prediction r --world-sizes 4 --steps 9 train.py 3",
@@ -164,14 +164,14 @@ def test_nothing_is_best_where_no_setting_was_asked_for() -> None:
             {},
             {"bucket_cap_mb": "1e-06"},
             (),
-            "with --check-prediction r --world-sizes 2 --bucket-cap-mb 1e-06",
+            "these options: --check-prediction r --world-sizes 2 --bucket-cap-mb 1e-06",
         ),
         (
             Scenario(2, bucket_cap_bytes=math.inf),
             {},
             {"bucket_cap_mb": "10000"},
             (),
-            "under commprof run with --check-prediction r --world-sizes 2 --bucket-cap-mb 10000",
+            "these options: --check-prediction r --world-sizes 2 --bucket-cap-mb 10000",
         ),
     ],
 )

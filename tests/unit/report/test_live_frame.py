@@ -56,7 +56,7 @@ def test_a_wide_frame() -> None:
     assert second[6:9] == ["-", "-", "-"]
     text = "\n".join(lines)
     assert "Late rank: 1, in backward; each of the other ranks waits 12 ms per step for it." in text
-    assert "all_reduce: 1.25 GB/s on the bus, 50% of the machine profile's bandwidth." in text
+    assert "all_reduce: bus bandwidth 1.25 GB/s, 50% of the machine profile's bandwidth." in text
 
 
 def test_a_late_rank_that_did_not_run() -> None:

@@ -114,7 +114,7 @@ def test_the_first_bucket_alone_is_cut_smaller() -> None:
     train(ddp)
     why = ReplicatedModel(attachment).impossible(candidate)
     if not hasattr(ddp, "_bucket_config"):  # before torch 2.12
-        assert why == "this version of torch has a fixed cap of the first bucket"
+        assert why == "this version of torch cannot change the cap of the first bucket"
         return
     assert why == ""
     bucketings = Bucketings(attachment)
@@ -295,8 +295,8 @@ def test_the_end_of_a_script_without_its_process_group_says_how_far_the_trial_ca
     assert attachment.compressor is None
     assert len(noted["trial_losses"]["values"]) == 14
     assert (
-        "commprof: the script ended after 14 of the trial's 36 steps; complete rounds are used: "
-        "1 of 3"
+        "commprof: the script ended after 14 of the trial's 36 steps; the report uses the "
+        "complete rounds: 1 of 3"
     ) in capsys.readouterr().err
 
 

@@ -169,7 +169,7 @@ def test_a_step_that_raises_leaves_the_settings_as_they_were() -> None:
         (
             "reshard-after-forward=false",
             {"reshard_after_forward": False},
-            "all of the model has reshard-after-forward=false already",
+            "the whole model has reshard-after-forward=false already",
         ),
         ("prefetch=3", {}, ""),
         ("prefetch=4", {}, "at most 3 groups of parameters can be prefetched"),

@@ -114,7 +114,7 @@ def test_other_reasons() -> None:
     assert short is not None
     assert missing is not None
     assert short.reason == "at least 3 complete rounds are needed"
-    assert missing.reason == "bytes or times from which it is computed were not measured"
+    assert missing.reason == "bytes or times needed to compute the bandwidth were not measured"
     assert [no_break_even(role, 8, False) for role in ROLES] == [None] * 3
 
 

@@ -301,7 +301,7 @@ def test_pauses_are_apart_from_the_phase(
     where = "is time in which its process did not run (host pause)."
     if named != "host pause":
         where = "lies in its backward phase."
-    assert f"{share:.0%} of the extra time of its own work {where}" in text
+    assert f"{share:.0%} of the excess {where}" in text
 
 
 def test_a_rank_that_the_host_holds_up_everywhere_is_not_named(tmp_path: Path) -> None:
@@ -363,7 +363,7 @@ def test_across_hosts_that_do_not_hear_of_each_other_nobody_is_named(
         ),
         (2, state_of(heard=0), 0, 0, "one of them received no arrival times: UDP"),
         (1, state_of(clock=0, heard=0), 0, 0, "the ranks did not exchange the times at which"),
-        (1, state_of(clock=0, heard=0), 9, 0, "or 16,384 collectives behind."),
+        (1, state_of(clock=0, heard=0), 9, 0, "or 16,384 collectives behind another rank."),
         (1, state_of(), 9, 2, "8 of these collectives belong to groups that did not fit"),
         (1, state_of(), 9, 1, "192 groups and 64 MiB); for the others, a rank did not record, or"),
         (2, state_of(), 9, 0, "other hosts' issue times were lost on the network."),

@@ -47,7 +47,7 @@ def test_parts_groups_and_what_no_work_can_hide() -> None:
 def test_the_sentence() -> None:
     assert found().sentence(96.0) == (
         "Exposed communication of sharded parameters, per step: 20 ms reduce-scatters (most at "
-        "parameter group 2 of 2, 10 ms; 10 ms in the last call, which no work can hide); 5 ms "
+        "parameter group 2 of 2, 10 ms; 10 ms in the last call, which no compute can hide); 5 ms "
         "all-gathers in forward (most at parameter group 1 of 2, 5 ms); 5 ms all-gathers in "
         "backward (most at parameter group 2 of 2, 5 ms)."
     )
