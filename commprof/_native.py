@@ -71,7 +71,10 @@ def missing_message(
 
 
 def install_command(package: Path, direct_url: str | None) -> str:
-    """Returns the command that builds the module for the running torch from the same source.
+    """Returns the command that reinstalls commprof, with a C++ module for the running torch.
+
+    The command installs from the package's checkout or from the URL that pip recorded, or else from
+    the package index.
 
     The command keeps pip's build isolation, in which pip installs the build tools. commprof's
     build backend builds for the torch of this environment even in isolation.

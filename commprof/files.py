@@ -79,7 +79,7 @@ def read_bytes(path: Path, most_bytes: int | None = None) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """Reads the JSON value of a file; its shape is for the caller to check.
+    """Reads the JSON value of a file, without a check of its keys and types.
 
     Raises:
         OSError: as for ``read_bytes``.

@@ -126,7 +126,7 @@ class Card:
 def card(
     result: RunResult, details: Sequence[WorldDetail], verdict: Verdict | None, directory: Path
 ) -> Card | None:
-    """Returns the card of a run; None if it has no figures, or if a trial of settings began in it.
+    """Returns the card of a run; None without a verdict, or if a trial began in the run.
 
     Args:
         result: figures of the run.
@@ -243,7 +243,7 @@ def _caveats(result: RunResult, world: WorldResult, step: MeanStep) -> Iterator[
         share = f"{step.split_ms['unsplit'] / step.exposed_ms:.0%}"
         yield f"{share} of the exposed time could not be split into waiting and transfer."
     if world.parts.forward_ms == 0:
-        yield "No forward pass was seen: its time counts as other."
+        yield 'No forward pass was seen: its time counts as "other".'
     if failed := sum(row.failed for row in world.collectives):
         yield f"{counted(failed, 'collective call')} ended with an error."
     if world.dropped_records:

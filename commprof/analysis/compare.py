@@ -6,8 +6,8 @@ medians excludes 1. The test and the interval both treat correlated steps as a s
 independent steps; if that number is too small, there is no p-value. The p-value of the step, the
 main question, is corrected for the number of world sizes only. The p-values of parts and
 collectives, which show where a change is, are corrected for the number of parts and collectives
-within a world size. The test distinguishes two runs, not two programs: anything else that changed
-on the machine between the runs is included.
+within a world size. The test distinguishes two runs, not two programs: a difference may also
+come from anything else that changed on the machine between the runs.
 
 If the ranks of a run lacked cores, other load on the machine may have lengthened the steps. This
 load differs from run to run but hardly varies within a run, so no test over a run's steps can
@@ -252,9 +252,10 @@ def _knows_buckets(timeline: Timeline) -> bool:
 
 
 def _by_kind(runs: Sequence[Timeline], numbered: bool) -> list[dict[_Kind, Floats]]:
-    """Returns, per run and kind of call, a call's mean time in flight in ms in each step with it.
+    """Returns the mean time in flight of each kind of call, in ms, per step with such calls.
 
-    The kinds are the ``_MOST_KINDS`` kinds with the longest total time in flight of each run.
+    The list has an entry per run. The kinds are the ``_MOST_KINDS`` kinds with the longest total
+    time in flight of each run.
 
     Args:
         runs: timelines of the runs.

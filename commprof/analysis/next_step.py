@@ -83,8 +83,8 @@ def next_step(
     step_ms = step.step_ms
     if step.exposed_ms < WORTH_A_LOOK * step_ms:
         return NextStep(
-            f"Communication is not the bottleneck and needs no change: a step waits for it during "
-            f"less than {WORTH_A_LOOK:.0%} of its time. First look at {own_work}.",
+            "Communication is not the bottleneck and needs no change: waiting for communication "
+            f"takes less than {WORTH_A_LOOK:.0%} of a step. First look at {own_work}.",
             "",
         )
     if late is not None:
@@ -149,7 +149,7 @@ def _predicted(found: Sharding, on_device: bool) -> NextStep:
 
 
 def _first(exchange: Exchange, cap_mb: int | None) -> str:
-    """Returns advice to follow before a trial; empty if nothing stands out in the exchange."""
+    """Returns advice to follow before a trial, such as larger buckets; empty if there is none."""
     if exchange.small_calls is not None:
         return "First try larger buckets."
     if exchange.serial:
@@ -188,7 +188,7 @@ def _candidates(cap_mb: int | None) -> str:
 
 
 def _trial(context: Mapping[str, Any], world_size: int, cap_mb: int | None) -> NextStep:
-    """Returns the trial that measures whether a change of the exchange pays."""
+    """Returns advice to run a trial, and its command; both are empty if no trial is possible."""
     command = trial_command(context, world_size, cap_mb)
     several = context.get("nodes", 1) > 1
     if not command and not (several and _takes_a_trial(context)):

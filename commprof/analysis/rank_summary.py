@@ -47,7 +47,7 @@ class StepParts:
         return self.step_ms - self.exposed_ms
 
     def unseen(self) -> StepParts:
-        """Returns the parts with NaN as communication times, which the capture could not see.
+        """Returns a copy whose communication times are NaN, for a capture that cannot see them.
 
         The times of the phases then include all waiting for communication.
         """

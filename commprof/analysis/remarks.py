@@ -191,7 +191,7 @@ def _about_causes(world: WorldResult) -> list[str]:
 
 
 def _what_held_up(phase: LongerPhase) -> list[str]:
-    """Returns reasons for the phase's extra time, from the Linux kernel's counts, as clauses."""
+    """Returns clauses that explain the phase's extra time with the Linux kernel's counts."""
     found = []
     if phase.throttled_ms >= phase.no_core_ms / 2 > 0:
         found.append(

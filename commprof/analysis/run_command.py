@@ -26,11 +26,11 @@ class RunCommand:
     script: tuple[str, ...]
 
     def has(self, name: str) -> bool:
-        """True if this option is among commprof's own."""
+        """True if the command gives this option to commprof, not only to the script."""
         return any(_name(word) == name for word in self.options)
 
     def value(self, name: str) -> str:
-        """Returns the last value of an option of commprof's own; empty if it is not given."""
+        """Returns the last value that the command gives to an option of commprof; empty if none."""
         found = ""
         for word, following in zip(self.options, (*self.options[1:], ""), strict=True):
             if _name(word) == name:

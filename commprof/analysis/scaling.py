@@ -72,5 +72,8 @@ def scale(worlds: Sequence[WorldResult]) -> tuple[Scaling, ...]:
 
 
 def pool_overhead(worlds: Sequence[WorldResult]) -> Overhead | None:
-    """Computes one overhead of commprof for all world sizes; None if step pairs are too few."""
+    """Computes commprof's overhead from the steps of all world sizes; None if they are too few.
+
+    :func:`commprof.analysis.step.overhead.overhead` says which steps are needed.
+    """
     return pooled_overhead([world.overhead_samples for world in worlds])

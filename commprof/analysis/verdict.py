@@ -127,7 +127,7 @@ def verdict(result: RunResult, details: Sequence[WorldDetail]) -> Verdict | None
 
 
 def _against_prediction(context: Mapping[str, Any], world: WorldResult) -> str:
-    """Returns a comparison with the prediction that the run was started to check, else ""."""
+    """Compares the step with the prediction that the run checks; empty if there is none."""
     told = context.get("predicted")
     if told is None or told["world_size"] != world.world_size:
         return ""
@@ -248,7 +248,7 @@ def _communication(world: WorldResult, step: MeanStep) -> list[str]:
     if not step.exposed_ms > 0:
         return ["There is only one rank, so nothing to communicate."] * (world.world_size == 1)
     share = f"{step.share('communication'):.1%}"
-    whose = "The GPU's computing stream" if world.device_timed else "The training thread"
+    whose = "The GPU's compute stream" if world.device_timed else "The training thread"
     text = f"{whose} waits for communication during {share} of the mean step"
     if any(rank.kernels is not None for rank in world.ranks):
         text = f"Only communication kernels run during {share} of the mean step"

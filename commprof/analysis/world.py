@@ -431,7 +431,7 @@ def _samples_per_step(run: WorldRun, steps: list[int]) -> tuple[float, float]:
 
 
 def _between_ranks_us(seen: MeasuredWorld) -> float:
-    """Bound, in µs, on the error of a time difference between two ranks, device clocks included."""
+    """Bound, in µs, on the error of a time between two ranks; it includes device clock errors."""
     on_devices = 2 * _device_clock_error_us(seen.recorded)
     return seen.clock_error_us + (0.0 if math.isnan(on_devices) else on_devices)
 

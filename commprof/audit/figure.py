@@ -115,7 +115,10 @@ def parse_figure(text: str, where: str = "", unit: str = "", count: bool = False
 
 
 def as_share(figure: Figure) -> Figure:
-    """Converts a percentage to a share of 1; with a percent sign, it is a share already."""
+    """Converts a number in percent to a share of 1, unless a percent sign follows the number.
+
+    With a percent sign, ``parse_figure`` has converted the number already.
+    """
     return figure if figure.unit == "%" else replace(figure, span=figure.span * exact(0.01))
 
 

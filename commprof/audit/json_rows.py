@@ -39,7 +39,7 @@ def json_rows(value: Any, where: str = "") -> list[Row]:
 
 
 def json_facts(value: Any) -> Row | None:
-    """Returns the figures that belong to no world size as one row; None if there are none."""
+    """Returns one row of the figures that belong to no world size; None if there are none."""
     if not isinstance(value, dict) or _ranks(value):
         return None
     figures, quantities = _figures(value, "")
@@ -50,8 +50,8 @@ def _rows(value: Any, path: str) -> list[Row]:
     """Makes one row of each innermost object that has a world size and figures.
 
     The parts of an object (see ``_is_part``) do not count as inner objects: they describe the same
-    row as the object. If the object makes a row, rows of its parts are dropped; otherwise they are
-    returned.
+    row as the object. Rows of its parts are returned only if the object itself has no world size or
+    no figures.
     """
     if isinstance(value, list):
         return [row for at, item in enumerate(value) for row in _rows(item, f"{path}[{at}]")]
@@ -171,7 +171,7 @@ def _of_all(ranks: list[tuple[Mapping[str, Any], str]], name: str) -> tuple[Figu
 
 
 def _parts(value: Mapping[str, Any], path: str) -> dict[str, Figure]:
-    """Returns the parts of the mean step in a result of commprof; empty for other JSON."""
+    """Returns the mean step and its parts from a result of commprof; empty for other JSON."""
     metrics = value.get("aggregated_metrics")
     parts = metrics.get("parts") if isinstance(metrics, dict) else None
     if not isinstance(parts, dict):

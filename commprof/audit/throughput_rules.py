@@ -65,7 +65,7 @@ def has(row: Row, *names: str) -> bool:
 def global_batch(row: Row, document: Document, per_rank: bool) -> Work | None:
     """Returns the samples of all ranks in one iteration; None if no batch is stated.
 
-    per_rank: True if a batch called neither global nor per rank is taken as one rank's batch.
+    per_rank: True if a batch is one rank's where the document does not say whether it is global.
     """
     found: Figure | None
     for found in (row.figures.get("rank_batch"), document.fact("rank_batch")):

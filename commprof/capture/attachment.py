@@ -277,7 +277,7 @@ def _warn_of_join() -> None:
 def attach(
     ddp: DistributedDataParallel, hook: Hook | Compressor | None = None, state: Any = None
 ) -> Attachment:
-    """Times every gradient bucket of ``ddp``: ready, launched, completed.
+    """Records when each gradient bucket of ``ddp`` is ready, launched and completed.
 
     Collectives are recorded without this call. The call adds each bucket's times, index and a hash
     of the bucket's parameter shapes to the trace, and can run a hook or compressor in the model.

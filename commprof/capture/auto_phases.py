@@ -34,7 +34,7 @@ _traced = torch.compiler.is_dynamo_compiling
 
 
 class AutoPhases:
-    """Marks phases in replaced functions of torch; :meth:`remove` restores the functions."""
+    """Replaces functions of torch, so that their calls are recorded as phases of a step."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class AutoPhases:
 
 
 def _scaling(finder: StepFinder) -> Callable[..., AbstractContextManager[None]]:
-    """Returns a function from ``GradScaler.step``'s arguments to ``finder.scaling(optimizer)``."""
+    """Returns a function that calls ``finder.scaling`` with ``GradScaler.step``'s optimizer."""
 
     def around(_: Any, optimizer: Any = None, *__: Any, **___: Any) -> Any:
         return finder.scaling(optimizer)

@@ -85,7 +85,7 @@ def error_line(error: BaseException | None) -> str:
 def unhandled() -> str:
     """Returns :func:`error_line` of the exception that ends this process; empty without one.
 
-    For exit handlers.
+    The caller must be an exit handler.
     """
     # In a child of multiprocessing exit handlers run while the exception propagates; elsewhere the
     # interpreter has printed it and stored it in sys.last_value.

@@ -212,7 +212,7 @@ class Profiler:
             try:
                 listener.capture_ends()
             except Exception as failure:  # the trace must be closed all the same
-                what = f"{type(listener).__name__.lower()} failed when capture ended"
+                what = f"the listener {type(listener).__name__} failed when capture ended"
                 print(f"commprof: {what}: {error_line(failure)}", file=sys.stderr)
         _started.remove(self)
         self._at_exit.cancel()
@@ -252,7 +252,7 @@ class Profiler:
             _ending_noted = bool(error)
 
     def _note_gloo_threads(self) -> None:
-        """Writes the thread counts of gloo's process groups to the metadata, if any is new.
+        """Writes the thread counts of gloo's process groups to the metadata if they have changed.
 
         Called at the start, and again at the end for groups that the script made in between.
         """
@@ -375,9 +375,9 @@ def profile(
     Args:
         directory: directory of the trace; made if missing. All ranks of a job may share it.
         metadata: further keys for the trace's header; their values must be convertible to JSON.
-        find_steps: end a step at each update of one optimizer, also if GradScaler skips the
-            update, until :meth:`Profiler.step` is called. Usually this is the first optimizer that
-            the script uses; ``step_finder.py`` has the rule.
+        find_steps: until :meth:`Profiler.step` is called, end a step at each update of one
+            optimizer, also at an update that GradScaler skips. Usually this is the first optimizer
+            that the script uses; ``step_finder.py`` has the rule.
         mode: "full" keeps every record, "always-on" histograms of bounded size, "off" nothing
             until recording is switched on (see ``docs/monitoring.md``). None: the environment's
             COMMPROF_MODE, or "full" if that is unset.

@@ -121,7 +121,7 @@ class PythonRecorder:
         self._last = PythonStats()
 
     def forget_after_fork(self) -> None:
-        """Makes children that are forked later start without a trace: the file is the parent's."""
+        """Registers a fork handler: children start without a trace, as the file is the parent's."""
 
         def forget() -> None:
             if self._file is not None:
@@ -361,7 +361,7 @@ class PythonRecorder:
             self.record(Kind.PHASE, begin_ns, aux=phase, value=end_ns, seq=samples)
 
     def record_cost_ns(self, count: int) -> float:
-        """Measures the mean cost of one record, in nanoseconds."""
+        """Measures the mean cost of one record over ``count`` records, in nanoseconds."""
         scratch = PythonRecorder()
         begin_ns = self.now_ns()
         for _ in range(count):

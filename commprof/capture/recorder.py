@@ -84,7 +84,7 @@ class Recorder(Protocol):
     def mark_step(self, step: int, ended: bool, found: int = ..., /) -> None:
         """Records a step boundary; ``ended`` is False if no step ends at it.
 
-        ``found`` says who placed the boundary: one of ``schema.STEP_DECLARED`` and its siblings.
+        ``found`` says who placed the boundary: one of the constants ``schema.STEP_*``.
         """
         ...
 

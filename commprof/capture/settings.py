@@ -80,7 +80,10 @@ class RankSettings:
 
 
 def mode_code(mode: str | None) -> int:
-    """Returns the position of ``mode`` in ``schema.MODES``; None stands for the environment's mode.
+    """Returns the position of a capture mode in ``schema.MODES``.
+
+    Args:
+        mode: name of the mode; None: the mode that COMMPROF_MODE sets.
 
     Raises:
         UsageError: there is no such mode.

@@ -7,9 +7,9 @@ of further parameter groups that are stepped one by one (as DeepSpeed does).
 
 Training may move on to another optimizer, as in cross-validation. An optimizer that updates twice,
 without an update of the leading optimizer in between, becomes the leading one. The first of the two
-updates also ends a step if three conditions hold: the leading optimizer already led at its last
-two updates, with no other optimizer's update between them; no third optimizer has updated since;
-and the new optimizer never updated between two updates of the leading one.
+updates also ends a step if three conditions hold: the last two updates of the leading optimizer
+directly followed one another, and it led at both; no third optimizer has updated since; and the new
+optimizer never updated between two updates of the leading one.
 
 An update inside a backward pass (an optimizer per parameter) or inside GradScaler counts when the
 pass or the scaler's step has ended.

@@ -103,7 +103,10 @@ def judge(values: Sequence[Sequence[Link]]) -> Outcome:
 
 
 def _matrix(links: Sequence[Link]) -> tuple[str, ...]:
-    """Table of all pairs, latency above the diagonal, bandwidth below; empty for many ranks."""
+    """Table of all pairs, latency above the diagonal, bandwidth below.
+
+    Empty for more than ``_ALL_PAIRS`` ranks.
+    """
     size = 1 + max(link.second for link in links)
     if size > _ALL_PAIRS:
         return ()

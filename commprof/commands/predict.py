@@ -92,7 +92,8 @@ Every combination of the values in comma-separated lists is predicted. See docs/
             "--from-world-size",
             type=int,
             metavar="N",
-            help="recorded world size to start from (default: the largest with enough cores)",
+            help="recorded world size to start from (default: the largest with enough cores for "
+            "its ranks)",
         )
         parser.add_argument(
             "--check",
@@ -186,7 +187,8 @@ def _add_setting(parser: argparse.ArgumentParser) -> None:
         "--algorithm",
         choices=ALGORITHMS,
         default=FLAT,
-        help="all-reduce in one ring, or within hosts and then between them (default: flat)",
+        help="all-reduce in one ring (flat), or within hosts, then between them (hierarchical); "
+        "default: flat",
     )
     sharded = parser.add_argument_group("runs of FSDP2 or HSDP (default: as recorded)")
     sharded.add_argument(

@@ -168,8 +168,8 @@ def _of_slurm(
 ) -> tuple[int, int]:
     """Returns the number of machines, and this machine's number, from Slurm's variables.
 
-    Outside a Slurm step of one task per node, these are 1 and 0: a single machine. Raises
-    UsageError if this is one of several tasks that would each start all ranks.
+    The numbers are 1 and 0, for a single machine, unless this is a Slurm step with one task per
+    node. Raises UsageError if this is one of several tasks that would each start all ranks.
 
     Args:
         variables: the environment.

@@ -37,10 +37,10 @@ class TopCommand:
     """The command ``commprof top``."""
 
     description = """\
-Shows a running job, rank by rank: step rate, where steps go, waiting, the late rank, bandwidth.
+Shows a running job, rank by rank: step rate, parts of a step, waiting, the late rank, bandwidth.
 
   commprof top RUN               until q or Ctrl-C, which do not affect the job
-  commprof top RUN --once        one frame as plain text, also of a run that has ended
+  commprof top RUN --once        one frame as plain text; the run may have ended
 
 RUN is the directory that commprof run, commprof.wrap or commprof.profile() writes to. The command
 reads the traces while the job writes them, and changes nothing. In a pipe or file it prints a frame

@@ -118,8 +118,8 @@ class Compressor:
             scheme: name of the scheme, one of ``SCHEMES``.
             options: the scheme's options; None stands for the default value.
             seed: seed of random choices (``powersgd``).
-            measure_every: number of steps between two steps whose bucket errors are recorded,
-                which costs one or two more passes over each bucket; 0: never.
+            measure_every: N records the compression error of each bucket in every N-th step, with
+                one or two more passes over the bucket; 0: never.
 
         Raises:
             UsageError: as for :func:`checked`.
@@ -159,9 +159,10 @@ class Compressor:
             )
 
     def bind(self, running: Running) -> None:
-        """Attaches the compressor to a model; ``running`` owns the compressor's engine.
+        """Attaches the compressor to a model.
 
-        The state that ``load_state_dict`` has kept, if any, is loaded into the engine.
+        ``running`` owns the engine, which compresses and exchanges the model's gradients. The
+        state that ``load_state_dict`` has kept, if any, is loaded into the engine.
         """
         self.require_free()
         if self._loaded is not None:

@@ -84,7 +84,7 @@ def lacks(scheme: str) -> str:
     why = _native.native_error or "gradients on a GPU"
     return (
         f"the compressor {scheme!r} needs the native module and gradients on the CPU; use one of "
-        f"{', '.join(_SCHEMES)} instead. Why it is not available: {why}"
+        f"{', '.join(_SCHEMES)} instead. Why the compressor cannot run: {why}"
     )
 
 

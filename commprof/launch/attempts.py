@@ -19,11 +19,15 @@ from commprof.trace.run.endings import Endings, LaunchedAttempt
 
 
 def run_attempts(start: Callable[[int], None], directory: Path, max_restarts: int = 0) -> None:
-    """Start all ranks; after a failure start them again, at most `max_restarts` times.
+    """Starts all ranks; after a failure, starts them again, at most `max_restarts` times.
 
-    start: called with the number of the attempt, from 0. directory: where `endings.json` is kept.
+    Args:
+        start: starts all ranks; called with the number of the attempt, from 0.
+        directory: directory of `endings.json`, the log of attempts.
+        max_restarts: largest number of restarts.
 
-    Raises the exception of the last attempt.
+    Raises:
+        RankFailedError: a rank failed in the last attempt.
     """
     log = _Log(directory)
     for attempt in itertools.count():

@@ -275,7 +275,7 @@ def check_backend(backend: str, local_ranks: int) -> None:
 def _environment(values: dict[str, str]) -> Iterator[None]:
     """Sets environment variables, which ranks and fork server inherit; restores them at the end.
 
-    Ranks may be forked from the fork server, whose torch reads some of the variables only once.
+    The fork server needs them because it imports torch, which reads some variables only once.
     """
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)

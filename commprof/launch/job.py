@@ -159,7 +159,7 @@ class Plan:
     per_rank_batch: int
     """Samples of a rank per backward pass."""
     steps_per_epoch: int
-    """Steps in which a rank goes through its part of the data once."""
+    """Number of steps of an epoch, in which a rank reads its part of the data once."""
     steps: int
     """Steps that are trained, without `Job.overhead_steps`."""
     lr_scale: float

@@ -81,7 +81,10 @@ def pin_this_process(text: str, local_rank: int) -> None:
         return
     parts = text.split(_BETWEEN)
     if local_rank >= len(parts):
-        raise UsageError(f"the CPU sets {text!r} have no set for local rank {local_rank}")
+        raise UsageError(
+            f"the CPU sets {text!r} have no set for local rank {local_rank}; start at most "
+            f"{len(parts)} ranks on this host, or run with --pin none"
+        )
     try:
         os.sched_setaffinity(0, parse_cpu_list(parts[local_rank]))
     except OSError as error:
@@ -207,7 +210,7 @@ def omp_threads(omp_num_threads: str | None, more: str = ", or unset") -> int | 
 
     Args:
         omp_num_threads: the environment variable.
-        more: what the message says after the allowed values.
+        more: text that follows the allowed values in the message of the UsageError.
 
     Raises:
         UsageError: the variable is not a whole number of 1 or more.

@@ -1,4 +1,4 @@
-"""Environment, versions and git state of a run: what repeating it needs besides the options.
+"""Environment, versions and git state of a run, which a repetition needs besides the options.
 
 No function of this module fails a run: a fact that cannot be found out is reported as unknown.
 """

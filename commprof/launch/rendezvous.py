@@ -55,7 +55,7 @@ class Rendezvous:
                 _check_free(host, port, self.nodes)
 
     def turn(self, number: int) -> Rendezvous:
-        """Returns the rendezvous for the sweep's launch ``number``, from 0.
+        """Returns the rendezvous for the launch ``number``, from 0, of a command's launches.
 
         With several machines, each launch uses another port.
         """

@@ -139,7 +139,7 @@ def _run(job: Job, cpu_sets: str) -> None:
 
 
 def _keep(path: Path, value: dict[str, Any]) -> None:
-    """Write this rank's result; a disk error is printed and not raised."""
+    """Writes this rank's result; a disk error is printed and not raised."""
     try:
         write_json(path, value)
     except OSError as error:
@@ -174,7 +174,7 @@ def _device(backend: str, rank: int) -> str:
 
 
 def _identity(rank: int) -> dict[str, Any]:
-    """Returns the rank, host and process of a result."""
+    """Returns the first keys of the result file: version of its layout, rank, host, process id."""
     return {
         "schema_version": RESULT_SCHEMA_VERSION,
         "rank": rank,
@@ -271,7 +271,7 @@ def _exchanged(job: Job, plan: Plan, training: Training) -> dict[str, Any]:
 def _end_with_the_launcher() -> None:
     """Ends this process when the launcher ends.
 
-    A thread watches the launcher, as the parent of this process is the fork server.
+    The parent of this process is the fork server, so a thread watches the launcher instead.
     """
     launcher = multiprocessing.parent_process()
     if launcher is None:

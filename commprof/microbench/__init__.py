@@ -1,1 +1,4 @@
-"""Measures collectives without training on any backend, with nccl-tests' options and columns."""
+"""Measures collectives on any c10d backend, with the options and columns of nccl-tests.
+
+No model is trained.
+"""

@@ -1,4 +1,4 @@
-"""Each operation as a call without arguments, which uses the process group directly."""
+"""Functions without arguments, one per operation, that call methods of c10d's ProcessGroup."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ _STARTS: dict[str, Callable[[Side, Buffers, Any, bool], Any]] = {
 
 
 def count_wrong(plan: Plan, op: str, count: int, side: Side, buffers: Buffers, call: Call) -> int:
-    """Counts wrong elements on this rank in `plan.check` calls; clears the buffers afterwards."""
+    """Runs `call` `plan.check` times, counts this rank's wrong elements, clears the buffers."""
     pattern = Pattern(op, plan.redop, plan.dtype, side.world_size)
     expected = pattern.expected(side.rank, count)
     wrong = 0

@@ -50,7 +50,7 @@ class Cell:
     placement: str
     """Out of place or in place."""
     times: Times
-    """Begin and end of each sampled call."""
+    """Begin and end of each sampled call, in ns of CLOCK_MONOTONIC."""
     wrong: int | None
     """Wrong elements of the checked calls; None if this round checked nothing."""
 
@@ -100,7 +100,7 @@ class SweepRun:
     def _timed_call(
         self, count: int, placement: str, turn: int, side: Side
     ) -> tuple[TimedCall, int | None]:
-        """Makes a call on new buffers, and checks the call's results in the first round.
+        """Prepares a call to time, with new buffers; in the first round, also checks its results.
 
         Returns the call and the number of wrong elements, which is None if nothing was checked.
         """
@@ -217,8 +217,8 @@ class Collector:
 def _overlap_row(key: RowKey, cells: Sequence[OverlapCell]) -> OverlapRow:
     """Returns the medians over the samples.
 
-    Each sample's times are from the rank whose overlapped time is the largest (t_ovrl in IMB-NBC of
-    the Intel MPI Benchmarks, which report the times of this rank too).
+    Each sample's times are those of the rank with the largest overlapped time in this sample.
+    IMB-NBC of the Intel MPI Benchmarks also reports the times of the rank with the largest t_ovrl.
     """
     slowest = np.argmax([cell.overlapped_us for cell in cells], axis=0)
 

@@ -59,7 +59,10 @@ def context(plan: Plan, clocks: int) -> dict[str, Any]:
 
 def _time(plan: Plan, clocks: int) -> str:
     if plan.overlap:
-        return "for each sample, times of the rank with the largest t_ovrl, by that rank's clock"
+        return (
+            "for each sample, times of the rank with the largest t_ovrl (from issue, through the "
+            "compute, to the end of the wait), by that rank's clock"
+        )
     if clocks == 1:
         return "from the latest begin to the latest end of any rank"
     return (

@@ -163,7 +163,7 @@ class OverlapCell:
     count: int
     """Number of elements, one of `Sweep.counts`."""
     placement: str
-    """``in_place`` if the operation can run in place, so that the time includes no copy."""
+    """``in_place`` if the operation supports it (no copy is timed), else ``out_of_place``."""
     pure_us: Floats
     """Time of the collective alone."""
     compute_alone_us: Floats
@@ -205,8 +205,8 @@ def measure_overlap(
 ) -> OverlapCell:
     """Samples one size; each sample times the collective alone, the compute alone, and both.
 
-    ``meet`` is the barrier before each of the three. ``control`` is a gloo group of the same ranks,
-    which all use the slowest rank's time to choose the number of samples.
+    ``meet`` is the barrier before each of the three. ``control`` is a gloo group of the same ranks.
+    They find the slowest rank's pilot time in it, and all derive the number of samples from that.
     """
     placement = operation(op).placements[-1]
     buffers = make_buffers(

@@ -118,7 +118,7 @@ def operation(name: str) -> Operation:
 
 
 def pattern_modulus(op: str, redop: str, dtype: str, world_size: int) -> int:
-    """Returns the period, in elements, of the data that calls are checked with: a prime.
+    """Returns the period, in elements, of the data with which calls are checked; it is a prime.
 
     Raises UsageError if sums of such data over the ranks are not exact in the type.
     """

@@ -145,7 +145,7 @@ class _Runner:
         return self._controls[world_size]
 
     def _meeting(self, side: Side) -> Call:
-        """Returns the call before each sample: a barrier; with ``--sync none`` it does nothing."""
+        """Returns the call before each sample: a barrier, or with ``--sync none`` an empty call."""
         if self._plan.sync == "none":
             return no_meeting
         nothing = torch.empty(0)

@@ -1,9 +1,9 @@
 """Reads traces while their ranks still write them; each block is read once.
 
 The writer writes a block's header after its payload, so a block is visible as a whole or not at
-all. A written block does not change, unless it is a summary. Summaries are in a few slots, whose
-headers are read again at every poll (``docs/architecture.md``). A rank flushes its records every
-0.2 s; records that it has not flushed yet are not seen.
+all. A written block does not change, unless it is a summary. Summaries are overwritten in a few
+reserved blocks (slots), whose headers are read again at every poll (``docs/architecture.md``). A
+rank flushes its records every 0.2 s; records that it has not flushed yet are not seen.
 
 Nothing in a file is trusted, as in :mod:`commprof.trace.reader`: a length is checked against the
 file size before memory is allocated, and ``problems`` lists the parts that cannot be read.
@@ -55,9 +55,9 @@ class TraceTail:
 
         Args:
             path: the trace.
-            recent_bytes: read only the records in this many bytes at the end of the file, and all
-                later ones; None reads all records. The first poll that finds the file determines
-                its end. Metadata, groups and summaries are always read.
+            recent_bytes: the first poll that finds the file skips all records before the last
+                ``recent_bytes`` bytes of the file; None skips none. Metadata, groups and summaries
+                are always read.
         """
         self.path = path
         #: Sentences about parts that could not be read; at most the first ``_MOST_PROBLEMS``.
@@ -315,7 +315,7 @@ _MOST_RANKS: Final = 4096
 def newest_job(run: Path, nested: bool = True) -> Path | None:
     """Finds the directory whose traces were written to last; None if there are no traces yet.
 
-    Without ``nested`` only ``run`` itself is searched.
+    If ``nested`` is False, only ``run`` itself is searched, and not the directories in it.
     """
     newest: tuple[int, Path] | None = None
     for pattern in _PLACES if nested else _PLACES[:1]:

@@ -62,6 +62,7 @@ class Monitor:
             run: the run directory; it need not hold a trace yet.
             settings: the outputs and their options.
             of_process: ``PID:START`` of the process whose end ends the monitor; empty for none.
+                START is the start time in clock ticks since boot, as in /proc/PID/stat.
             nested: as for ``Observer``.
 
         Raises:

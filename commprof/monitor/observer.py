@@ -125,7 +125,7 @@ class Observer:
 
         Args:
             run: the run directory.
-            profile: the machine profile that bandwidth is compared with; None without.
+            profile: the machine profile that bandwidth is compared with; None if there is none.
             nested: True to look for jobs in the subdirectories of ``run`` too.
             patience_s: how long to wait for ranks whose traces do not exist yet.
             only_rank: the one rank to follow; None to follow all.

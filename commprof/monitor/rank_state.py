@@ -37,7 +37,7 @@ _MOST_PENDING = 1024
 
 @dataclass
 class RankState:
-    """Current state of one rank, from its records in order; times are its ``CLOCK_MONOTONIC``."""
+    """Current state of one rank, from its records; times in ns of its host's CLOCK_MONOTONIC."""
 
     rank: int
     world_size: int

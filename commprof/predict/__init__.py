@@ -1,1 +1,1 @@
-"""Predicts a run in another setting: fitted costs, the recorded schedule, and its replay."""
+"""Predicts a run in another setting, by a replay of the recorded schedule with fitted costs."""

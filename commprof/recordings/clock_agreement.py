@@ -78,10 +78,10 @@ def with_compared_clocks(traces: Sequence[Trace]) -> tuple[list[Trace], str]:
     )
     if disagreement.sum() > _MOST_SHARE * ends.longest_ns.sum():
         return list(traces), (
-            f"{said}: too much to separate waiting from transfer, so neither is shown. Possible "
-            "reasons: a clock jumped, the ranks recorded different collectives, or ranks share a "
-            "GPU and therefore end collectives at different times. Record the same steps on all "
-            "ranks, with one rank per GPU"
+            f"{said}: the ends differ too much to separate waiting from transfer, so neither is "
+            "shown. Possible reasons: a clock jumped, the ranks recorded different collectives, or "
+            "ranks share a GPU and therefore end collectives at different times. Record the same "
+            "steps on all ranks, with one rank per GPU"
         )
     return [
         _with_records(trace, at, offset[:, i], error[:, i]) for i, trace in enumerate(traces)
@@ -205,7 +205,7 @@ def _spread(end_ns: Ints) -> Ints:
 
 
 def _with_records(trace: Trace, at: Ints, offset: Ints, error: Ints) -> Trace:
-    """Returns the trace with clock comparisons added as records, on its own rank's clock."""
+    """Returns the trace with added clock comparisons, at times of the trace's own clock."""
     rows = np.zeros(len(at), dtype=schema.RECORD_DTYPE)
     rows["kind"] = Kind.CLOCK
     rows["timestamp_ns"], rows["value"] = at - offset, offset.astype(np.int64).view(np.uint64)

@@ -142,7 +142,9 @@ def _renamed(dump: Dump, names: Mapping[str, str]) -> Dump:
 
 
 def _with_pending_by_status(dump: Dump) -> Dump:
-    """Adds entries for the operations that the groups' status says are not complete.
+    """Returns the dump with entries for each group's first and last pending operation.
+
+    The dump's ``pg_status`` says which operations are pending.
 
     Raises:
         TraceError: an operation is pending in a group that cannot be identified.

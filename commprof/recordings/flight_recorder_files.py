@@ -153,7 +153,7 @@ def _rank_in(name: str) -> int | None:
 
 
 def _is_dump(head: bytes) -> bool:
-    """True if the first bytes are of a dump; traces of torch.profiler have some similar keys."""
+    """True for a dump's first bytes; False for a torch.profiler trace, which has similar keys."""
     if head.startswith(_PICKLE):
         return any(key in head for key in (b"pg_config", b"pg_status", b"collective_seq_id"))
     keys = any(key in head for key in (b'"pg_status"', b'"collective_seq_id"', b'"profiling_name"'))

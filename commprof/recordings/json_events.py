@@ -30,7 +30,10 @@ class DamagedError(ValueError):
 
 @dataclass
 class EventReader:
-    """Reader of one trace's events; ``head`` is complete once all events were read."""
+    """Reader of one trace's events.
+
+    ``head``, the trace's other top-level values, is complete once all events were read.
+    """
 
     stream: BinaryIO
     #: Top-level values other than the events; only the keys in ``_KEPT``.

@@ -138,7 +138,9 @@ def _of_text(path: Path, text: str) -> tuple[NcclTestsLog, ...]:
         op = _operation(each.program or _named(text), path, each.columns)
         rows.setdefault((op, each.devices or everybody), []).extend(each.rows)
     if not all(devices for _, devices in rows):
-        raise ValueError("it does not say which ranks took part")
+        raise ValueError(
+            "it does not say which ranks took part; keep the lines `# Rank ...` of the output"
+        )
     if len({len({host for host, _ in devices}) for _, devices in rows}) > 1:
         raise ValueError(
             "its results are from different numbers of hosts; put each result into its own file"

@@ -145,7 +145,7 @@ def _no_communication(path: Path, found: Sequence[RankRecording]) -> str:
         "and no range of c10d"
     )
     name = next((each.events.unreadable_name for each in found if each.events.unreadable), "")
-    return f"{said}; kernels such as {name} record nothing of what they send" if name else said
+    return f"{said}; the trace does not say what kernels such as {name} send" if name else said
 
 
 def _one_job(path: Path, found: Sequence[RankRecording]) -> None:

@@ -104,7 +104,7 @@ class Call:
 
 
 def device_calls(events: ProfilerEvents, device: int, world_size: int) -> list[Call]:
-    """Returns the communication kernels of one device, in order of their begins."""
+    """Returns the communication kernels of one device, in order of their start times."""
     kernels = sorted(
         (e for e in events.communication if e.device == device),
         key=lambda e: (e.begin_ns, e.end_ns),

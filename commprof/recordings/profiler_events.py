@@ -72,7 +72,7 @@ class Event:
 
 @dataclass
 class Intervals:
-    """Unnamed events in columns; ``tag`` is a correlation id or a thread."""
+    """Unnamed events in columns; ``tag``: correlation id of a kernel or copy, else the thread."""
 
     begin_ns: array[int] = field(default_factory=lambda: array("q"))
     end_ns: array[int] = field(default_factory=lambda: array("q"))

@@ -287,7 +287,7 @@ def _step_records(steps: FoundSteps, thread: int) -> Records:
 
 
 def _phase_records(found: RankRecording, computing: Stretches, thread: int) -> Records:
-    """Makes records of the phases; on a device, idle time belongs to no phase."""
+    """Makes records of a step's phases; if kernels were recorded, idle time is in no phase."""
     phase, when = find_phases(found.events, found.work, found.device)
     if found.device is not None:
         row, when = rows_within(when, computing)

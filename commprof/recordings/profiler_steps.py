@@ -1,9 +1,9 @@
-"""Steps, phases and DDP's backward passes of a torch.profiler trace, on its kernels' clock.
+"""Steps, phases and DDP's backward passes of a torch.profiler trace, on the trace's own clock.
 
 torch.profiler does not record backward passes. A bucket counts as ready when the kernels launched
 before its all-reduce are complete; with gloo, when the all-reduce's operator begins. DDP counts as
-waiting from the pass's last kernel or operator until its last bucket is complete; copying buckets
-back belongs to the next part of the step.
+waiting from the last kernel or operator of a backward pass until the pass's last bucket is
+complete; copying buckets back belongs to the next part of the step.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def find_phases(
 ) -> tuple[Ints, Stretches]:
     """Returns phases and their times, from the work between collectives.
 
-    Successive kernels of the same phase give one interval, from the begin of the first kernel to
+    Successive kernels of the same phase give one interval, from the start of the first kernel to
     the end of the last one. The phase of a kernel follows from the time and thread of its launch.
     The phase of an operator follows from the operator's time and thread.
 
@@ -235,7 +235,7 @@ def _phase_of(events: ProfilerEvents, at_ns: Ints, thread: Ints) -> Ints:
 
 
 def _forward_of_fsdp(events: ProfilerEvents) -> dict[int, Stretches]:
-    """Returns FSDP2's forward passes by thread, from the root's begin to the last module's end."""
+    """Returns FSDP2's forward passes by thread, from the root's start to the last module's end."""
     passes: dict[int, list[list[int]]] = {}
     open_in: set[int] = set()
     for event in sorted(
@@ -335,10 +335,11 @@ def _record(kind: Kind, time_ns: int, op_id: int) -> Records:
 def _ready_ns(
     events: ProfilerEvents, buckets: Sequence[Call], work: Intervals, device: int | None
 ) -> Ints:
-    """Returns when each bucket could be sent.
+    """Returns the time in ns at which each bucket was ready to be sent.
 
-    On a device this is the end of the kernels that were launched before the bucket's all-reduce, or
-    the begin of the all-reduce if that is earlier. Without a device it is the begin.
+    On a device, this is the end of the kernels that were launched before the bucket's all-reduce,
+    or the start of the all-reduce if that is earlier. Without a device, it is the start of the
+    all-reduce.
     """
     begin_ns = np.array([call.begin_ns for call in buckets], dtype=np.int64)
     if device is None:

@@ -56,7 +56,7 @@ def one_a_rank(
     may come from several runs of the job, so only each rank's last window is used.
 
     Args:
-        recordings: recordings by rank, in order of their begins.
+        recordings: recordings by rank, sorted by start time.
     """
     windows = {rank: _distinct(found) for rank, found in recordings.items()}
     several = sorted(rank for rank, found in windows.items() if len(found) > 1)

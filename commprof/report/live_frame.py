@@ -99,7 +99,9 @@ def _losses(state: JobState) -> list[str]:
     left_out = state.monitor.left_out_records
     lines = [f"{dropped} events could not be recorded."] if dropped else []
     if left_out:
-        lines.append(f"{left_out} events were left out: some ranks are too many steps behind.")
+        lines.append(
+            f"{left_out} events were left out above: some ranks are too many steps behind."
+        )
     return lines + [f"* {problem}" for problem in state.monitor.problems]
 
 

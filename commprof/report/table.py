@@ -42,12 +42,12 @@ data + forward + backward + exposed + optimizer + other = step;  exposed = wait 
 exposed: the training thread waited for communication; wait: until the last rank had arrived;
 transfer: after that. hidden: communication in flight while the training thread worked."""
 
-#: Legend for collectives on GPUs, where the times are those of the GPU's computing stream.
+#: Legend for collectives on GPUs, where the times are those of the GPU's compute stream.
 DEVICE_LEGEND = """\
-Mean step in ms over ranks and steps, on the GPU's computing stream, timed by device events:
+Mean step in ms over ranks and steps, on the GPU's compute stream, timed by device events:
 data + forward + backward + exposed + optimizer + other = step;  exposed = wait + transfer.
-exposed: the stream stood still for communication; wait: until the last rank had arrived; transfer:
-after that. hidden: communication in flight while the stream worked or was idle."""
+exposed: the stream waited for communication; wait: until the last rank had arrived; transfer: after
+that. hidden: communication in flight while the stream worked, or was idle for another reason."""
 
 #: Legend for recordings of other profilers, whose times are from their own clocks.
 RECORDING_LEGEND = """\

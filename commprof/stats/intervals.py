@@ -291,9 +291,9 @@ def ratio_of_rounds(
 
 
 def typical_of_rounds(values: Floats, confidence: float = CONFIDENCE) -> Interval | None:
-    """Returns the typical value of a round, estimated as in ``ratio_of_rounds``.
+    """Returns the typical value of a round, in the unit of ``values``.
 
-    The result is in the unit of ``values``.
+    It is estimated as in ``ratio_of_rounds``, and None under the same condition.
     """
     return ratio_of_rounds(values, np.ones_like(values), confidence)
 

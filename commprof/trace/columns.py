@@ -191,8 +191,8 @@ def collectives(trace: Trace) -> Collectives:
 def steps(trace: Trace) -> Steps:
     """Returns the complete steps, which lie between successive boundaries of ``step_marks``.
 
-    A full ring can drop the boundary at which a step begins. The step is then left out, because the
-    previous boundary in the trace is the begin of an earlier step.
+    If a full ring dropped the boundary at which a step begins, the step is left out: the boundary
+    before it in the trace begins an earlier step.
     """
     marks = step_marks(trace.records)
     begun = marks.step + marks.ends  # index of the step that begins at each boundary

@@ -30,7 +30,7 @@ def row_containing(begin_ns: Ints, end_ns: Ints, time_ns: Ints) -> Ints:
 
     Args:
         begin_ns: begins of intervals that do not overlap, in ascending order.
-        end_ns: their ends, which are not part of them.
+        end_ns: ends of the intervals; an interval does not contain its end.
         time_ns: times in any order.
     """
     row = np.searchsorted(begin_ns, time_ns, side="right") - 1

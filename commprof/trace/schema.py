@@ -56,9 +56,10 @@ began), ``kind`` and ``thread``; the other fields are 0:
                      ``flags``, ``value`` the first 8 characters of the scheme's name, the first in
                      the lowest byte
     quality          errors of a bucket's compression, if measured: ``op_id`` of the bucket,
-                     ``seq`` values that became 0, ``aux`` values cut to the largest that can be
-                     sent; three doubles, stored as their bits: ``bytes_in`` relative L2 error,
-                     ``bytes_out`` cosine, ``value`` norm of the residual divided by the gradient's
+                     ``seq`` number of values that became 0, ``aux`` number of values cut to the
+                     largest that can be sent; three doubles, stored as their bits: ``bytes_in``
+                     relative L2 error, ``bytes_out`` cosine, ``value`` norm of the residual divided
+                     by the gradient's
     pause            no thread of the process ran, for 1 ms at least: ``value`` end
     run_delay        the thread was ready to run and had no core for ``bytes_in`` ns, according to
                      the kernel's counter, read at the ends of its phases: ``value`` end,

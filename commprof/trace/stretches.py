@@ -76,7 +76,7 @@ def gaps(others: Stretches) -> Stretches:
 
 
 def between(moments_ns: Ints) -> Stretches:
-    """Returns all of time, cut into intervals at these moments."""
+    """Returns intervals that together cover all time and meet at these moments."""
     moments_ns = np.unique(moments_ns)
     return Stretches(np.concatenate(([-_EVER], moments_ns)), np.concatenate((moments_ns, [_EVER])))
 

@@ -59,7 +59,8 @@ def break_even(costs: Costs) -> BreakEven | None:
 def no_break_even(one: Candidate, rounds: int, told: bool) -> NoBreakEven | None:
     """Returns why a candidate has no break-even bandwidth.
 
-    Returns None for ``none``, ``none again``, ``noop`` and candidates with settings of FSDP2.
+    Returns None for the trial's own candidates (``none``, ``none again`` and ``noop``), and for
+    candidates with settings of FSDP2.
 
     Args:
         one: a candidate without a break-even bandwidth.

@@ -141,7 +141,7 @@ class Candidate:
 
     @property
     def link_only(self) -> bool:
-        """True if it is known how many bytes cross the network, which break-even figures need."""
+        """True if the bytes sent over the network are known; break-even figures need them."""
         if self.hook:
             return HOOKS[self.hook].rings
         return "hierarchical" not in self.compressor

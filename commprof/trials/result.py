@@ -99,7 +99,7 @@ class CandidateResult:
 
     @property
     def gain(self) -> Interval | None:
-        """Share of the step that the candidate saves, with the interval of ``joint_ratio``."""
+        """Share of the step time that the candidate saves, with its interval at the joint level."""
         return less(self.joint_ratio)
 
 

@@ -58,7 +58,7 @@ class Sharding:
 
     @property
     def count(self) -> int:
-        """Number of settings to try, apart from the setting that the model has."""
+        """Number of fields that are set, and so change the model."""
         return (self.reshard is not None) + (self.prefetch is not None) + bool(self.reduce_dtype)
 
     @property

@@ -23,8 +23,8 @@ Floats = npt.NDArray[np.float64]
 
 
 _TOO_NOISY = (
-    "Too noisy to say whether that is worth anything: run it again on a quieter machine, or with "
-    "more rounds."
+    "Too noisy to say whether work on communication is worthwhile: run the trial again on a "
+    "quieter machine, or with more rounds."
 )
 
 
@@ -51,7 +51,7 @@ def judge(
     Args:
         candidates: candidates of the plan, without ``none``, ``none again`` and ``noop``.
         results: results of all candidates, including these three.
-        step_ns: ``[candidate, round]``, in the order of ``results``.
+        step_ns: step times, ``[candidate, round]``; candidates are in the order of ``results``.
         parts: parts of the baseline's step, the largest first.
         setting: how the trial was started; determines the command that applies the choice.
     """
@@ -191,8 +191,8 @@ def _ceiling(won: Interval) -> str:
 
 def _not_the_bottleneck(parts: Sequence[StepShare]) -> str:
     return (
-        f"Communication is not the bottleneck: with less than {WORTH_A_LOOK:.0%} to win, no "
-        f"candidate can be worth it. Look at {_own_work(parts)} first."
+        f"Communication is not the bottleneck: less than {WORTH_A_LOOK:.0%} of a step can be "
+        f"saved. Look at {_own_work(parts)} first."
     )
 
 

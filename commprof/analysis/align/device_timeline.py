@@ -2,7 +2,7 @@
 
 A host that drives a GPU runs ahead of the GPU: the host's times tell when work was enqueued. If the
 capture recorded device events on the streams, the records of the training thread get the times of
-the computing stream: steps and phases begin and end when the stream reached them, a collective is
+the compute stream: steps and phases begin and end when the stream reached them, a collective is
 issued when the stream was ready for it, and a wait is an interval in which the stream stood still.
 The result is an ordinary trace that every analysis can read.
 """
@@ -30,7 +30,7 @@ def on_device_timeline(trace: Trace) -> Trace:
     The result lacks:
 
     - the host's waits and run delay, which need not delay a stream
-    - the waits of streams other than the computing stream
+    - the waits of streams other than the compute stream
     - steps and phases whose events were lost
     """
     records = trace.records
@@ -172,7 +172,7 @@ def _phases(records: Records) -> Records:
 
 
 def _waits(records: Records, stream: _Stream) -> Records:
-    """Returns the waits of the computing stream, whichever thread enqueued them."""
+    """Returns the waits of the compute stream, whichever thread enqueued them."""
     found = stream.of(_of_kind(records, Kind.DEVICE_WAIT)).copy()
     found["kind"] = Kind.WAIT
     found["thread"] = _training_thread(records)
@@ -182,7 +182,8 @@ def _waits(records: Records, stream: _Stream) -> Records:
 def _finalizations(records: Records, stream: _Stream) -> Records:
     """Returns records of DDP's finalisations, its waits for buckets at the end of backward passes.
 
-    The CPU time in each end record is replaced by the time in which the stream copied buckets.
+    A record of a finalisation's end holds, in place of CPU time, the time in which the stream
+    copied buckets, in ns.
     """
     found = stream.of(_of_kind(records, Kind.DEVICE_FINALIZE))
     issues = _of_kind(records, Kind.ISSUE)
@@ -237,7 +238,10 @@ def _numbers(records: Records, *names: str) -> Iterator[tuple[int, ...]]:
 
 
 def _same_moment(marks: Records, host: Records) -> Ints:
-    """Returns, per host record, the row of the mark with the same thread and time; -1 if none."""
+    """Returns, per host record, the row of its device record in ``marks``; -1 if it has none.
+
+    A device record has the host record's thread, and that record's time as ``bytes_in``.
+    """
     row_of = {key: row for row, key in enumerate(_numbers(marks, "thread", "bytes_in"))}
     wanted = _numbers(host, "thread", "timestamp_ns")
     return np.array([row_of.get(key, -1) for key in wanted], dtype=np.int64)

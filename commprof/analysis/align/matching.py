@@ -1,15 +1,16 @@
 """Matches the ranks' rows of one collective, and finds the ranks that each rank waits for in it.
 
 A rank waits for all ranks of the group, except in point-to-point messages and in collectives with a
-root, where it may wait for fewer. In gloo a sender waits until its receiver has arrived, and the
-receiver for the sender; with ranks 0.15 s late this holds for messages of 4 B, 4 kB, 256 kB and
-16 MB alike. A gloo broadcast goes down a binomial tree of such messages: a rank waits for the root,
-for the ranks between the root and itself, and for the ranks that it sends to, so a late leaf delays
-only the rank that sends to it. gather and scatter are messages between the root and each other
-rank. A reduce is a ring, as an all-reduce is. (See gloo/broadcast.cc, gather.cc, scatter.cc and
-reduce.cc. A test compares these rules with a real gloo group whose ranks are delayed.) NCCL uses a
-ring or a tree of unknown shape for a broadcast or reduce. So with every backend but gloo, all ranks
-of a broadcast or reduce are assumed to wait for each other.
+root, where it may wait for fewer. In gloo a sender waits until its receiver has arrived, and a
+receiver waits until its sender has arrived. Measurements with ranks that were 0.15 s late show this
+for messages of 4 B, 4 kB, 256 kB and 16 MB. A gloo broadcast goes down a binomial tree of such
+messages: a rank waits for the root, for the ranks between the root and itself, and for the ranks
+that it sends to, so a late leaf delays only the rank that sends to it. gather and scatter are
+messages between the root and each other rank. A reduce is a ring, as an all-reduce is. (See
+gloo/broadcast.cc, gather.cc, scatter.cc and reduce.cc. A test compares these rules with a real gloo
+group whose ranks are delayed.) NCCL uses a ring or a tree of unknown shape for a broadcast or
+reduce. So with every backend but gloo, all ranks of a broadcast or reduce are assumed to wait for
+each other.
 
 In messages and rooted collectives a rank may be done before other ranks arrive, for example if the
 backend buffers the rank's message, or if the rank's part of gloo's ring is empty. Ranks that arrive
@@ -62,7 +63,7 @@ class Matching:
     groups: tuple[Group, ...]
 
     def every(self, holds: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """True in all rows of each complete collective if ``holds`` is True in all these rows."""
+        """Per row: True if its collective is complete and ``holds`` is True in all its rows."""
         failed = np.bincount(self.member[~holds], minlength=len(self.complete)) > 0
         result: npt.NDArray[np.bool_] = (self.complete & ~failed)[self.member]
         return result
@@ -104,8 +105,8 @@ def match(traces: Sequence[Trace], tables: Sequence[Collectives]) -> Matching:
     A collective is complete if all ranks of its group issued the same operation under the same
     sequence number, each exactly once. A send and a recv are one message if both have the same
     sequence number and size in bytes. Rows without a sequence number are not matched. These rows
-    are ``recv_any_source``, messages that a rank receives later in the same group, and in
-    recordings of other profilers all messages and unknown kernels.
+    are each ``recv_any_source``, all messages that the same rank receives after it in the same
+    group, and, in recordings of other profilers, all messages and unknown kernels.
     """
     groups: dict[tuple[str, int], tuple[int, Group]] = {}
     columns = [_keys(trace, table, groups) for trace, table in zip(traces, tables, strict=True)]
@@ -217,9 +218,10 @@ def held_up_by(
     Args as for :func:`last_awaited`.
 
     Yields:
-        An array ``[operation, rank]`` of row numbers, and a mask ``[operation, rank, other]``. The
-        mask is True if ``rank`` needed ``other`` and ``other`` arrived before ``rank`` was done. It
-        is also True where both are the same rank.
+        For some of the operations, all with equally many ranks: an array ``[operation, rank]`` of
+        row numbers, and a mask ``[operation, rank, other]``. The mask is True if ``rank`` needed
+        ``other`` and ``other`` arrived before ``rank`` was done. It is also True where both are the
+        same rank.
     """
     op, end_ns, root = (
         np.concatenate([getattr(table, name) for table in tables])

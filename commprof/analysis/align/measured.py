@@ -131,8 +131,8 @@ def in_turns(run: WorldRun) -> bool:
 def trial_of(trace: Trace) -> dict[str, Any] | None:
     """Returns the trial that began in this trace; None if there was none.
 
-    The metadata of later traces of the same process names the trial too, but it began in none of
-    their steps.
+    Metadata of later traces of the same process name the trial too, but no step of those traces
+    contains the trial's begin.
     """
     trial: dict[str, Any] | None = trace.metadata.get("trial")
     if trial is None:

@@ -85,7 +85,7 @@ def late_rank(traces: Sequence[Trace], summaries: Sequence[Summary]) -> SummaryL
 
     Returns None if there is no such rank, if a rank left no summary, or if times of several hosts
     cannot be compared. Also returns None if the cause is unclear: neither a single phase nor pauses
-    account for at least half of the own time by which the rank exceeds the other ranks.
+    account for at least half of the rank's total excess of time, see :func:`_slow_phase`.
     """
     ranks = [trace.rank for trace in traces]
     steps = min(summary.steps.count for summary in summaries)
@@ -129,7 +129,7 @@ def _times_compare(traces: Sequence[Trace], summaries: Sequence[Summary]) -> boo
 def _waited_for(summaries: Sequence[Summary]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     """Returns waiting time in ns as ``[block, rank waited for]``, summed over the waiting ranks.
 
-    A block is an interval of time, as long as the longest block of any summary.
+    A block is an interval of time. Its length is the largest block length of any summary.
     """
     block_ns = max(summary.waited_for.block_ns for summary in summaries)
     blocks, culprits, waited = [], [], []

@@ -116,7 +116,7 @@ def ddp_checks(
         if not logs:
             continue
         if len(logs) > 1:
-            reason = f"{len(logs)} DDP models: their logs cannot be combined into a step"
+            reason = f"{len(logs)} DDP models: their separate logs do not give a step's figures"
             return [missing(name, *words, reason) for name, words in _DDP_FIGURES.items()]
         group = logs[0].get("group_name")
         return _of(trace.rank, logs[0], ours(i, group if isinstance(group, str) else None))
@@ -191,7 +191,8 @@ def network_check(
     Args:
         world_size: ranks of the job, each of which must have left a trace.
         traces: traces of the ranks.
-        payload_bytes: least bytes that the rank of each trace must send; NaN if unknown.
+        payload_bytes: per trace, the least bytes that its rank's recorded calls send; NaN if
+            unknown.
         note: how the definitions of the two figures differ.
     """
     if len(traces) < world_size:

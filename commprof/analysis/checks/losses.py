@@ -229,9 +229,9 @@ def _about(agreement: LossAgreement) -> str:
     base = f"{sizes[0]} {'rank' if sizes[0] == '1' else 'ranks'}"
     if agreement.agrees:
         return (
-            f"Loss curves of {listed} agree: in {agreement.steps} steps of the same "
-            f"{agreement.samples} samples no loss differs by more than {worst} from that at {base} "
-            f"{allowed}."
+            f"Loss curves of {listed} agree: in {agreement.steps} steps, each of the same "
+            f"{agreement.samples} samples at every number of ranks, no loss differs by more than "
+            f"{worst} from the loss at {base} {allowed}."
         )
     return (
         f"Loss curves of {listed} DISAGREE: at {agreement.worst_world_size} ranks the loss of step "

@@ -81,7 +81,7 @@ class _Calls:
 def compression_rows(
     traces: Sequence[Trace], measured_steps: Ints, world_size: int
 ) -> tuple[CompressionRow, ...]:
-    """Returns a row per scheme and bucket of the measured steps; empty without compression."""
+    """Returns a row per compression scheme and bucket in measured steps; empty if there is none."""
     parts = [_calls(trace, measured_steps) for trace in traces]
     calls = _Calls(
         **{

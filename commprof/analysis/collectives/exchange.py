@@ -54,7 +54,7 @@ def cap_to_try_mb(world: WorldResult, step: MeanStep, serial: bool = False) -> i
 
     For small calls the cap is ``_LARGER_MB``. Otherwise candidates are ``_SMALLER_MB`` and, if the
     communication overlaps hardly any work (``serial``), ``_SMALLEST_MB``. The first candidate below
-    the largest all-reduce is returned, because a larger cap changes nothing.
+    the largest all-reduce is returned: a cap above this all-reduce changes nothing.
     """
     if small_calls(world, step) is not None:
         return _LARGER_MB

@@ -155,8 +155,8 @@ def _reduces(op: Ints) -> Ints:
 def _size_classes(kinds: Ints, size: Ints) -> Ints:
     """Returns each call's size, or a class of sizes if calls of its kind have many sizes.
 
-    If a kind has more than ``_FEW_SIZES`` sizes, -e stands for all sizes with
-    2^(e-1) <= size < 2^e, and 0 for size 0. ``kinds`` has one row per call.
+    If a kind has more than ``_FEW_SIZES`` sizes, its sizes with 2^(e-1) <= size < 2^e are one
+    class, returned as the negative number -e; size 0 stays 0. ``kinds`` has one row per call.
     """
     classes = size.copy()
     _, kind = np.unique(kinds, axis=0, return_inverse=True)

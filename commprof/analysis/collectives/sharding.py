@@ -89,7 +89,7 @@ def sharding(seen: MeasuredWorld, directory: str = "") -> Sharding | None:
     """Finds the exposed communication of sharded steps.
 
     Returns None if no step was measured, or if no rank issued a reduce-scatter in backward.
-    ``directory`` is the run directory, which the result keeps for use in a command.
+    ``directory`` is the run directory, for the ``commprof predict`` command that a report advises.
     """
     steps = seen.measured[0].step
     if not len(steps) or not any(_is_sharded(table) for table in seen.tables):

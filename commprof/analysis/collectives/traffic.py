@@ -1,4 +1,6 @@
-"""Size and bandwidth of collectives, and the bytes that they must send, in all and between hosts.
+"""Size and bandwidth of collectives, and the bytes that ranks must send for them.
+
+The bytes are counted in total, and between hosts alone.
 
 Size and bandwidth follow the rules of nccl-tests (``doc/PERFORMANCE.md``): algbw = size / time.
 busbw = algbw * factor is the rate of one link, comparable between operations and numbers of ranks.

@@ -28,7 +28,10 @@ def is_unseen(world: WorldResult, step: MeanStep) -> bool:
 
 
 def how_to_see_it(world: WorldResult) -> tuple[str, str]:
-    """Returns advice on how to capture unseen communication, and a command (may be empty)."""
+    """Returns advice on how to capture unseen communication, and the command that the advice names.
+
+    The command is empty if the advice names none.
+    """
     if _without_module(world):
         return (
             "First make commprof's C++ module available, and repeat the run: without it the "

@@ -102,7 +102,7 @@ def bucket_arrivals(traces: Sequence[Trace], first_number: int) -> list[BucketAr
 
     Args:
         traces: traces of the ranks, on a common clock.
-        first_number: smallest ``number`` of a bucket.
+        first_number: smallest ``number`` to give to a bucket; collectives have smaller numbers.
     """
     tables = [columns.buckets(trace) for trace in traces]
     if not any(map(len, tables)):
@@ -129,9 +129,9 @@ def bucket_arrivals(traces: Sequence[Trace], first_number: int) -> list[BucketAr
 def _bucket_keys(trace: Trace, table: Buckets, names: dict[str, int]) -> tuple[Ints, Ints]:
     """Returns each bucket's key, the same on all ranks, and its group's size (0 if unknown).
 
-    Two models with parameters of the same shapes may have buckets that agree in all other parts of
-    the key. The order of such buckets distinguishes them; they match only if all ranks have the
-    same number of them.
+    Buckets of two models with parameters of the same shapes may agree in group, ``seq``, ``index``
+    and ``signature``. The order of such buckets then distinguishes them; they match only if all
+    ranks have the same number of them.
     """
     groups = {
         group.id: (names.setdefault(group.name, len(names)), group.size)

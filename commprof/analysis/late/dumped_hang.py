@@ -208,7 +208,7 @@ def diagnosis(path: Path) -> Diagnosis:
 def _oldest_of_all(states: Sequence[DumpedRank], words: _Words) -> tuple[str, ...]:
     """Describes the collectives at which the hang shows first.
 
-    Such a collective is the oldest pending operation of every rank where the collective is pending.
+    In every rank that has such a collective pending, no operation has been pending for longer.
     """
     first = {
         state.rank: min(state.pending.values(), key=lambda one: one.issue_ns)

@@ -67,8 +67,8 @@ class RankTime:
     def stood_ns(self) -> Ints:
         """Per exposure: time at which the thread began to wait.
 
-        When DDP finalises a backward pass, it waits for one bucket after another. All these
-        exposures have the begin of the first one.
+        When DDP finalises a backward pass, it waits for one bucket after another. For all
+        exposures of such a pass, this time is the start of the first exposure.
         """
         task, result = self._exposed.graph_task, self.begin_ns.copy()
         _, first, same = np.unique(task, return_index=True, return_inverse=True)

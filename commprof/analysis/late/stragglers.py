@@ -235,10 +235,10 @@ def late_by_own_work(
         waited_for_ns: as in :func:`find_late_rank`.
         step_ns: median step time.
 
-    Returns ``late`` unchanged if one cause explains half of the late rank's delay, or if no cause
-    is known. Otherwise the host may have delayed the late rank, or all ranks in turn. The function
-    then returns the slow rank, with the phase in which its own work takes longer, or None if no
-    rank is slow or no rank waited for the slow rank.
+    Returns ``late`` unchanged if one cause explains at least half of the late rank's delay, or if
+    no cause is known. Otherwise the host may have delayed the late rank, or all ranks in turn. The
+    function then returns the slow rank, with the phase in which its own work takes longer, or None
+    if no rank is slow or no rank waited for the slow rank.
     """
     if late is not None and (late.phase is not None or math.isnan(late.phase_share)):
         return late

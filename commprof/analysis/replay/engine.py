@@ -4,9 +4,9 @@ A collective begins on a rank once two conditions hold: every rank that this ran
 issued the collective, and the previous collective of the group is complete on this rank. The
 collective then takes its recorded time. A rank that waits for the collective continues after the
 collective's completion, with the recorded delay. If the caller changes neither the transfers nor
-the own times (on a clock that stops while the rank waits for communication, see
-:mod:`commprof.analysis.replay.program`), every event happens when it was recorded; a test verifies
-this.
+the events' own times, every event happens when it was recorded; a test verifies this. A rank's own
+time is a clock that stops while the rank waits for communication, see
+:mod:`commprof.analysis.replay.program`.
 
 A :class:`Line` models one link. At most ``workers`` collectives are in progress at a time, in order
 of issue. Each one has the link to itself for its ``wire`` time and completes ``latency`` later;
@@ -33,7 +33,7 @@ from commprof.trace.columns import Ints
 
 
 class Line:
-    """Queue of one group's collectives, for all steps that are replayed at once."""
+    """Queue of one group's collectives; all steps are replayed together, as arrays."""
 
     def __init__(self, steps: int, workers: int) -> None:
         """Creates an empty queue per step (of ``steps``) for ``workers`` collectives at a time."""
@@ -404,7 +404,7 @@ def _lines(known: Calls, drawn: int) -> list[Line]:
 
 
 def _extra(rank: Program, free: Mask) -> list[float]:
-    """Returns ``rank.extra_ns``, reduced to at most 0 at waits for ``free`` collectives.
+    """Returns ``rank.extra_ns``, with positive delays set to 0 after ``free`` collectives.
 
     ``free`` is a mask over the collectives of all ranks, True for collectives whose transfer takes
     no time.

@@ -4,11 +4,11 @@ Each gain is a replay of the recorded steps (:mod:`commprof.analysis.replay.engi
 change. A rank "as fast as the others" gets the other ranks' own times (times without waiting for
 communication) in each phase: its longest time becomes their longest, its median their median, and
 so on; its long and short steps keep their order. This is done separately in two halves of the
-steps: the late half, in which the waiting times of the other ranks exceed the rank's own the most,
-and the other half. Otherwise the late steps, which are the longest because of the rank's
-delay, would get the longest times of the other ranks. Each half gets the times of the other ranks
-from all steps. Phases in which the rank is faster than the others change too: if only its slower
-phases changed, the rank would become faster than the others.
+steps. The late half has the steps in which the mean waiting time of the other ranks exceeds the
+rank's waiting time the most. Without the halves, the late steps, which are the longest because of
+the rank's delay, would get the longest times of the other ranks. Each half gets the times of the
+other ranks from all steps. Phases in which the rank is faster than the others change too: if only
+its slower phases changed, the rank would become faster than the others.
 
 A part of the own time is run delay: the training thread waits for a core, which other threads of
 the rank's process may use. While gloo's threads exchange buckets, the training thread of the rank
@@ -16,8 +16,9 @@ that arrives last still needs a core, but the training threads of the other rank
 delays of different ranks cannot be compared. Instead, each rank's run delay in the late half gets
 the values of the same rank in the other half.
 
-The efficiencies are those of POP (Performance Optimisation and Productivity, "POP Standard Metrics
-for Parallel Performance Analysis"): parallel = load balance x serialisation x transfer.
+The efficiencies in :class:`Gains` are those of POP (Performance Optimisation and Productivity, "POP
+Standard Metrics for Parallel Performance Analysis"): parallel = load balance x serialisation x
+transfer.
 """
 
 from __future__ import annotations
@@ -196,7 +197,10 @@ class _Replays:
         return np.concatenate(found)
 
     def changes(self, seen: MeasuredWorld, own: Floats) -> Iterator[tuple[_Change, Floats | None]]:
-        """Yields each change with the step times of its replay; None if the ranks deadlock."""
+        """Yields each change with the step times of its replay; None if the ranks deadlock.
+
+        ``own``: sum of each rank's own times over the counted steps, in ns.
+        """
         total = float(own.max())
         places = np.argsort(-own, kind="stable")[:_MOST_RANKS].tolist()
         for place in places:

@@ -167,7 +167,7 @@ class _OwnTime:
         self._exposed, self._begin_ns = exposed, begin_ns
 
     def at(self, time_ns: Ints) -> Floats:
-        """Converts times of the common clock to own time, as defined in the class."""
+        """Converts ns on the common clock of all ranks to ns of this rank's own time."""
         begin = np.full(len(time_ns), self._begin_ns, dtype=np.int64)
         stood = covered(
             self._exposed.begin_ns, self._exposed.end_ns, self._exposed.waited_ns, begin, time_ns

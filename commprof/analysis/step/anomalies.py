@@ -135,7 +135,7 @@ class ChangeDetector:
         return None
 
     def _restart(self, known: list[float]) -> None:
-        """Learns the level anew, beginning with ``known``, the values since it began to change."""
+        """Learns a new level from ``known`` (values since the change began) and the next values."""
         self._reference = known[-REFERENCE:]
         self._sums = [0.0, 0.0]
         self._since = [[], []]
@@ -259,7 +259,7 @@ def find_anomalies(seen: MeasuredWorld) -> tuple[Anomaly, ...]:
 
 
 def _with_end(found: Anomaly, figures: Sequence[StepFigures]) -> Anomaly:
-    """Adds the last step at the new level to an anomaly, if the former level came back."""
+    """Returns ``found``, with ``last_step`` set if the former level came back after the change."""
     key = found.what, found.rank
     after = [each for each in figures if each.step > found.found_step and key in _values(each)]
     values = np.array([_values(each)[key] for each in after])

@@ -1,7 +1,7 @@
 """Checks whether ranks have a core each, and whether run delay shows that they lacked one.
 
-The numbers of ranks and cores tell how a run was started. Only run delay shows that a rank waited
-for a core: the time in which its training thread was ready to run and had no core.
+Run delay is the time in which a rank's training thread was ready to run and had no core. Only run
+delay shows that a rank waited for a core; more threads than cores do not prove it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def usable_cores(machine: Mapping[str, Any]) -> int:
 def crowded(context: Mapping[str, Any], world: WorldResult) -> bool:
     """True if the ranks of some host have more threads than the host has cores.
 
-    That does not mean that they waited. Missing ranks are assumed to be spread evenly over hosts.
+    Even so, the ranks may not have waited for a core. Missing ranks are assumed to be spread evenly
+    over hosts.
     """
     hosts = Counter(rank.host for rank in world.ranks)
     evenly = math.ceil(world.world_size / max(len(hosts), int(context.get("nodes", 1))))

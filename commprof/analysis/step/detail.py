@@ -1,4 +1,4 @@
-"""Figures of one world size per step, for pictures, comparisons and the export of rows."""
+"""Per-step figures of one world size, for pictures, comparisons and exported tables."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _part(part: object, name: str) -> Floats:
 
 
 def _epoch_samples(run: WorldRun) -> float:
-    """Returns the samples of all ranks in the first epoch, as counted by the built-in loop."""
+    """Returns how many samples all ranks trained on in the first epoch; NaN if not recorded."""
     if len(run.results) < run.world_size:
         return math.nan
     total = 0

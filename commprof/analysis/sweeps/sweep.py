@@ -150,8 +150,9 @@ def make_row(
 ) -> SweepRow:
     """Makes a row from the durations of its samples in each round, in µs.
 
-    bus_op: the operation's name in `traffic.bus_factor`. skews: those of the samples in each round,
-    in µs; empty without a common clock. wrong, root: as in `SweepRow`.
+    bus_op: the operation's name in `traffic.bus_factor`. skews: per round, each sample's time from
+    the earliest to the latest rank's begin, in µs; empty without a common clock. wrong, root: as in
+    `SweepRow`.
     """
     samples = np.concatenate(list(rounds_us))
     median = float(np.median(samples))

@@ -98,7 +98,8 @@ def round_medians(row: SweepRow) -> list[float]:
     """Median time of each round in us; the Mann-Whitney test compares these medians.
 
     The test does not compare samples, because samples that follow each other are correlated. Rounds
-    are separated in time, and each has its own process group (hooks keep one group for all rounds).
+    are separated in time, and each has its own process group, except that a compressor's rounds
+    share one group.
     """
     ends = np.cumsum(row.round_iterations)
     samples = np.array(row.samples_us)

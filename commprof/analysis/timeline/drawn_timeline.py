@@ -106,7 +106,7 @@ class Timeline:
         )
 
     def _first(self, most_spans: int) -> Timeline:
-        """Returns only the first spans of every rank, if one step has too many."""
+        """Returns only the first spans of every rank; for a single step with too many spans."""
         share = max(1, most_spans // max(1, 4 * len(self.ranks)))
 
         def cut(part: Columns) -> Columns:
@@ -183,7 +183,7 @@ def _parts(rank: RankTimeline) -> tuple[Stretches | InFlightIntervals, ...]:
 
 
 class _Cut(Protocol):
-    """Function that returns some rows of a part of a rank's timeline, in the type of that part."""
+    """Function that selects rows of one table of a rank's timeline; the table's type is kept."""
 
     def __call__(self, part: Columns, /) -> Columns: ...
 

@@ -244,9 +244,9 @@ def _chosen(column: Column, rows: Ints) -> Column:
 
 
 def _chosen_flows(flows: Flows, rows: Ints) -> Flows:
-    """Returns the arrows of ``rows``.
+    """Returns the arrows that begin or end in the chosen rows.
 
-    All other rows lie outside of the shown window and have no arrows, see ``overview``.
+    ``rows`` must be all rows in the shown window; rows outside of it have no arrows.
     """
     first = np.concatenate((flows.first[rows], flows.first[-1:]))
     return Flows(flows.received[rows], flows.wire_ns[rows], first, flows.sent)

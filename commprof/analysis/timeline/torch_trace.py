@@ -189,7 +189,8 @@ _FIRST_ARROW = 2**40
 def rank_index(view: Overview, trace: TorchTrace) -> int:
     """Position in ``view.ranks`` of the rank that a trace belongs to.
 
-    The rank is found from the trace, else from its process ids, else from its file's name.
+    The rank is that in the trace's ``distributedInfo``; without one, it is found from the trace's
+    process ids, else from its file's name.
 
     Raises:
         CommprofError: none of these gives a rank of the run.

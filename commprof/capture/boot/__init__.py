@@ -1,9 +1,9 @@
 """Starts capture in a script that does not use commprof itself.
 
 Two entry points lead here: ``sitecustomize.py`` next to this file, which a launcher puts first on
-PYTHONPATH, and ``commprof.wrap``. Neither imports torch; the script may do so later. This file also
-imports nothing of commprof before it is needed: every Python that a job starts runs it, including
-those that never train.
+PYTHONPATH, and ``commprof.wrap``. Neither imports torch; the script may do so later. This file
+imports commprof's other modules only when capture starts: every Python process of a job runs this
+file, including processes that never train.
 """
 
 from __future__ import annotations
@@ -205,4 +205,7 @@ def _start(directory: str) -> None:
     except Exception as error:
         # A defect of commprof must not end the script.
         what = f"{type(error).__name__}: {error}"
-        print(f"commprof: not everything is recorded: {what}; please report this", file=sys.stderr)
+        print(
+            f"commprof: not everything is recorded: {what} (a defect of commprof)",
+            file=sys.stderr,
+        )

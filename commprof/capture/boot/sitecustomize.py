@@ -1,4 +1,4 @@
-"""Prepares capture in every Python of a job, after running the ``sitecustomize`` it shadows."""
+"""Runs the ``sitecustomize`` that this file shadows, then prepares capture in this process."""
 
 import os
 import sys

@@ -149,8 +149,9 @@ def ring_prefix() -> str:
 
 
 def own_rings(prefix: str, path: Path, session: int, metadata: dict[str, Any]) -> None:
-    """Writes a file that names the rings' process and trace; removes rings that have lost both.
+    """Writes a file that names the process and the trace of this process's rings.
 
+    The host's first rank also removes this user's old rings whose process and trace are both gone.
     ``prefix`` is a result of ``ring_prefix``; ``path``, ``session`` and ``metadata`` are the
     trace's.
     """

@@ -261,7 +261,8 @@ os.register_at_fork(after_in_child=_meetings.clear)
 def _make_board(native: Any) -> dict[str, Any]:
     """Makes the memory in which this host's ranks share arrivals.
 
-    Returns its path, and a random token that a rank must present to open it; 0 on failure.
+    Returns its ``path``, and the random ``token`` that a rank must present to open it. ``token`` is
+    0 if the memory cannot be made.
     """
     token = secrets.randbits(63) | 1
     try:

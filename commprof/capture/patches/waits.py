@@ -6,7 +6,7 @@ the future's Python methods report the waits. Their results and exceptions stay 
 
 ``stream.wait_event`` and ``stream.wait_stream``: the native module times the wait if a ``Work``
 makes a device's stream wait. FSDP2 issues its collectives on streams of its own, records an event
-after them, and makes the computing stream wait for that event, without a Work. So the events'
+after them, and makes the compute stream wait for that event, without a Work. So the events'
 Python methods report that wait. ``record`` stores in the event which collective the stream ran or
 waited for last. A later wait for the event is reported as a wait for this collective. Nothing is
 reported if there was no collective before the event, or if a wait for the collective was reported
@@ -127,7 +127,7 @@ class StreamWaits:
 
 
 def _named(stream: Any) -> tuple[int, int] | None:
-    """Returns a stream's device and id; None if ``stream`` is None, the current stream."""
+    """Returns a stream's device and id; None for None, which means the current stream."""
     return None if stream is None else (int(stream.device_index), int(stream.stream_id))
 
 

@@ -200,7 +200,7 @@ def _spec(where: str, node: Node) -> str:
 
 
 def _option(where: str, node: Node) -> str:
-    """Returns an option's value as text; "/" separates the values of a list, one per layer."""
+    """Returns the text of a value, such as a workload's ``[10, 5]`` (by layer) as ``10/5``."""
     if node.id == "sequence":
         return "/".join(_text(where, item) for item in node.value)
     return _text(where, node)
@@ -233,8 +233,9 @@ def merged(
 ) -> tuple[dict[str, Any], list[str]]:
     """Returns the file's options, to serve as defaults, and the script's arguments.
 
-    Leaves out each of the file's options that ``RIVALS`` pairs with an option on the command line.
-    A script on the command line replaces the file's script or module, and its arguments.
+    If one option of a pair in ``RIVALS`` is on the command line, the file's value of the other one
+    is left out. A script on the command line, with its arguments, replaces the file's script or
+    module and the arguments in the file.
 
     Args:
         given: arguments of the command line alone; None for options not given.

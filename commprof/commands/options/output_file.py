@@ -1,4 +1,4 @@
-"""Files that a command writes: checked before the command's work, and replaced as a whole."""
+"""Files that a command writes: checked before the command's work, and replaced atomically."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def writable_file(path: Path | None, option: str = "--json") -> Path | None:
 
 
 def keep_text(path: Path, text: str) -> bool:
-    """Writes a file as a whole; if that fails, prints the reason on stderr.
+    """Writes a file atomically; if that fails, prints the reason on stderr.
 
     Returns True if the file was written.
     """
@@ -43,7 +43,7 @@ def keep_text(path: Path, text: str) -> bool:
 
 
 def writable_output(path: Path, force: bool) -> None:
-    """Refuses, before a command's work, an output file that cannot be written.
+    """Checks, before a command's work, that the output file can be written.
 
     Raises:
         UsageError: the file exists and ``force`` is False, or its directory cannot be written to.
@@ -65,7 +65,7 @@ def writable_output(path: Path, force: bool) -> None:
 
 
 def write_output(path: Path, content: str | bytes) -> None:
-    """Writes the output as a whole; if that fails, an older file stays.
+    """Writes the output, atomically if it is a file; if that fails, an older file is unchanged.
 
     Raises:
         UsageError: the disk is full, or the directory cannot be written to.

@@ -18,18 +18,18 @@ _NUMBER_AND_UNIT = re.compile(r"([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([a-zA-Z
 
 
 def rate(option: str, text: str) -> float:
-    """Reads ``100Gbps`` (bits) or ``12.5GB/s`` (bytes) as bytes per second; else UsageError."""
+    """Reads ``100Gbps`` (bits) or ``12.5GB/s`` (bytes) as bytes/s, or raises UsageError."""
     units = {name: factor / 8 for name, factor in _BITS_PER_S.items()} | _BYTES_PER_S
     return _with_unit(option, text, units, "such as 25Gbps, 100Mbps (bits) or 3GB/s (bytes)")
 
 
 def duration(option: str, text: str) -> float:
-    """Reads a time such as ``20us`` or ``1.5ms``, in seconds; else UsageError."""
+    """Reads a time such as ``20us`` or ``1.5ms`` as seconds, or raises UsageError."""
     return _with_unit(option, text, _SECONDS, "such as 20us or 1.5ms")
 
 
 def number(option: str, text: str, least: float) -> float:
-    """Reads a finite number of ``least`` or more; else UsageError."""
+    """Reads a finite number of ``least`` or more, or raises UsageError."""
     try:
         value = float(text)
     except ValueError:
@@ -42,7 +42,7 @@ def number(option: str, text: str, least: float) -> float:
 
 
 def whole(option: str, text: str) -> int:
-    """Reads a whole number of 1 or more; else UsageError."""
+    """Reads a whole number of 1 or more, or raises UsageError."""
     if not text.isdecimal() or int(text) < 1:
         raise UsageError(f"{option} {text!r} is not a whole number of 1 or more")
     return int(text)

@@ -48,7 +48,7 @@ records every collective in every rank, and reports throughput, scaling, and whe
   torchrun --nproc-per-node 4 -m commprof.run --workload mlp     on ranks of torchrun, or of srun
   commprof run --config run.yaml --dry-run   options from a file; only prints the launch
 
-Workloads, as NAME or NAME:key=value,key=value; "/" separates values per layer:
+Workloads, as NAME or NAME:key=value,key=value:
   transformer   vocab=2048,d_model=256,heads=4,layers=2,feedforward=512,sequence=128,
                 samples=320,learning_rate=0.0005
   resnet50      classes=10,image=32,samples=320,data=synthetic,learning_rate=0.0125
@@ -58,7 +58,8 @@ Workloads, as NAME or NAME:key=value,key=value; "/" separates values per layer:
   timed         layers=4,data_ms=2,forward_ms=2,backward_ms=4,gradient_mb=1,gradients=constant,
                 optimizer_ms=0,bucket_cap_mb=0,late_rank=-1,late_ms=0,late_phase=backward,
                 late_every=1
-                (late_phase=pause: SIGSTOP really stops the late rank's process)
+                (backward_ms=4/2/2/4: one value per layer;
+                late_phase=pause: SIGSTOP really stops the late rank's process)
 
 Strategies, as --strategy NAME; several, as in ddp,fsdp, are run one by one and compared:
   ddp           the whole model on every rank, gradients all-reduced in buckets
@@ -120,7 +121,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_what(parser.add_argument_group("what runs"))
     _add_training(parser.add_argument_group("training"))
-    _add_where(parser.add_argument_group("where it runs, and what is recorded"))
+    _add_where(parser.add_argument_group("where the job runs, and what is recorded"))
     settings.add_arguments(parser)
     parser.add_argument(
         "-m", dest="module", action="store_true", help="SCRIPT is a module, as for python -m"

@@ -20,7 +20,7 @@ def add_price_arguments(parser: argparse._ActionsContainer) -> None:
         "--price-per-hour",
         type=float,
         metavar="PRICE",
-        help="adds time and money per 1,000 samples and per epoch",
+        help="price per hour, for a table of time and money per 1,000 samples and per epoch",
     )
     parser.add_argument("--price-per", choices=UNITS, help="unit that PRICE is for (default: node)")
 

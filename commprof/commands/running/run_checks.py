@@ -93,7 +93,7 @@ def world_sizes_of(args: argparse.Namespace) -> list[int]:
 
 
 def _check_trial(args: argparse.Namespace, world_sizes: list[int]) -> None:
-    """Writes ``args.trial`` in its standard form; raises UsageError if the trial cannot be run."""
+    """Brings ``args.trial`` into standard form; raises UsageError if the trial cannot be run."""
     if args.trial is None:
         return
     plan = parse_trial(args.trial)

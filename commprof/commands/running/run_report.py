@@ -52,7 +52,7 @@ def show_run(
     print(f"Page with pictures: {invocation.command(*words, '--format', 'html')}")
     if not args.script and args.nnodes == 1:
         own = invocation.command("run", "--nproc", str(args.nproc or 2), "train.py")
-        print(f"Your own script, train.py: {own}")
+        print(f"Profile your own script, for example train.py: {own}")
     print(f"See everything: {invocation.command(*words, '--all')}")
     if args.trial and not report.has_trial and not failed:
         print(f"commprof: no trial took place: {no_trial(directory)}", file=sys.stderr)

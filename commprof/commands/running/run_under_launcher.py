@@ -65,8 +65,8 @@ def run_rank_of_launcher(args: argparse.Namespace, given: LaunchedRank) -> int:
 def _lead(args: argparse.Namespace, given: LaunchedRank, word: StoreMessage) -> int:
     """Prepares the job as rank 0, trains, and reports; returns the exit code.
 
-    ``word`` sends the other ranks the path of the job file, or the exit code if the preparation
-    fails.
+    ``word`` is the message to the other ranks: the path of the job file, or the exit code if the
+    preparation fails.
     """
     try:
         run = _prepared(args, given)

@@ -95,7 +95,8 @@ def load(run: str | Path) -> LoadedRun:
         run: path of the run directory or recording.
 
     Raises:
-        CommprofError: the path is neither, or holds several strategies; name the directory of one.
+        CommprofError: the path is neither of these, or holds runs of several strategies; the
+            message names the directories to load instead.
     """
     directory = Path(run)
     if places := strategy_directories(directory):

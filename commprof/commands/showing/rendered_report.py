@@ -146,7 +146,8 @@ class _Comparison:
     def json(self, cost: Cost | None = None) -> str:
         if cost is not None:
             raise UsageError(
-                "--price-per-hour is for a single strategy: name its directory in the run directory"
+                "--price-per-hour is for a single strategy; give the subdirectory of one strategy "
+                "instead of the run directory"
             )
         from commprof.report.export import as_json
 

@@ -195,7 +195,7 @@ class RecentOperations:
         found.recent_ns.extend(timed[-_MOST_RECENT:].tolist())
 
     def _transfer(self, op: str, calls: Calls) -> None:
-        """Counts the transfers of one rank only: a transfer is the same on all ranks."""
+        """Counts transfers from the lowest rank's calls only: all ranks of a call have the same."""
         first = calls.rows(calls.rank == calls.rank.min())
         known = first.rows((first.transfer_ns > 0) & (first.size_bytes > 0))
         kept = self._transfers.setdefault(op, deque(maxlen=_MOST_RECENT))

@@ -183,8 +183,8 @@ class _Pending:
     def forget(self, before_ns: int, thread: int, unmarked: bool) -> None:
         """Drops records before ``before_ns``.
 
-        If ``unmarked`` (the script marks no steps), the records also get one step mark, of
-        ``thread`` at ``before_ns``, in place of all other step marks.
+        If ``unmarked`` (the script marks no steps), one step mark, with thread ``thread`` and time
+        ``before_ns``, replaces all other step marks.
         """
         records = self._batches[0]
         kept = records[records["timestamp_ns"] >= before_ns]

@@ -280,8 +280,8 @@ METRICS: Final = (
     ),
     _counter(
         "monitor_left_out_events",
-        "Events that the monitor skipped: a rank recorded too many before all ranks completed the "
-        "step.",
+        "Events that the monitor skipped: a rank recorded too many in steps that not all ranks "
+        "completed.",
         values.monitor("left_out_records"),
     ),
     _gauge(

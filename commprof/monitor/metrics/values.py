@@ -122,7 +122,7 @@ def late(state: JobState) -> Values:
 
 
 def late_wait(state: JobState) -> Values:
-    """Yields the waiting that the late rank causes; nothing if no rank is late."""
+    """Yields the waiting that the late rank causes, in seconds; nothing if no rank is late."""
     if state.late is not None and tells_of_job(state):
         yield {"rank": str(state.late.rank)}, state.late.wait_s
 

@@ -110,7 +110,7 @@ class RankFeed:
 
     @property
     def group_sizes(self) -> dict[int, tuple[str, int]]:
-        """Unique name and size of each process group, by the rank's number for the group."""
+        """Unique name and size of each process group, keyed by this rank's number for it."""
         named = common_names(self._tail.groups.values())
         return {number: (one.name, one.size) for number, one in named.items()}
 

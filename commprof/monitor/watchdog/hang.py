@@ -2,9 +2,9 @@
 
 As in recorded jobs, see ``analysis/late/standstill.py``, ranks wait for the ranks that did not
 arrive at an operation or are behind. Two rules are added for running jobs. A step or an operation
-must have taken longer than a limit. Ranks whose process is stopped, dead or asleep in the kernel
-are reported instead of other ranks, because their records end where the process stopped. If all
-ranks have arrived, the transfer itself makes no progress.
+must have taken longer than a limit. If processes are stopped, dead or asleep in the kernel, only
+their ranks are reported, because these ranks write no further records. If all ranks have arrived,
+the transfer itself makes no progress.
 """
 
 from __future__ import annotations

@@ -164,7 +164,8 @@ def _text(value: dict[str, Any]) -> str:
             f"{rank['phase']}{seen}"
         )
         lines += [
-            f"    next collective of group {g!r}: {n}" for g, n in rank["next_collective"].items()
+            f"    next collective of group {g!r}: number {n}"
+            for g, n in rank["next_collective"].items()
         ]
         for one in rank["pending"]:
             since = f" for {one['pending_s']:.1f} s" if one["pending_s"] is not None else ""

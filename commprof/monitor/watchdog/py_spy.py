@@ -174,6 +174,6 @@ def _permission() -> str:
             "it to 0 or 1, which needs a reboot if it is 3"
         )
     return (
-        "run the job as the launcher's user, with the launcher's capabilities or fewer; in a "
-        "container add CAP_SYS_PTRACE"
+        "the ranks must run as the launcher's user and have no capability that the launcher lacks; "
+        "in a container add CAP_SYS_PTRACE"
     )

@@ -58,9 +58,9 @@ def calibrate(schedules: Sequence[Schedule]) -> CostCurve:
 
 
 def ring_pieces(alpha_s: float, beta_s_per_byte: float) -> tuple[tuple[float, float, float], ...]:
-    """Splits the time of a ring step of x bytes, ``max(beta x, alpha + beta x / 2)``, into lines.
+    """Returns the linear pieces of a ring step's time, ``max(beta x, alpha + beta x / 2)``.
 
-    Returns (begin in bytes, latency in s, s per byte) of each line.
+    x is the size in bytes. A piece is (begin in bytes, latency in s, s per byte).
     """
     if alpha_s <= 0:
         return ((0.0, 0.0, beta_s_per_byte),)

@@ -136,10 +136,10 @@ def _predicted(breaks: Sequence[float], lines: Sequence[Line], x: Floats) -> Flo
 
 
 def _bootstrap(breaks: Sequence[float], data: _Data) -> list[list[Line]]:
-    """Refits each piece's line on points drawn with replacement; the breaks are kept.
+    """Refits the line of each piece of the curve to points drawn with replacement.
 
-    A drawn point gets a new time: the median of its resampled times. A draw with fewer than two
-    sizes in a piece is repeated.
+    The breaks between pieces stay as given. A drawn point gets a new time: the median of its
+    resampled times. A draw with fewer than two sizes in a piece is repeated.
     """
     random = np.random.default_rng(_SEED)
     found: list[list[Line]] = []
@@ -205,10 +205,10 @@ class _LeftOut:
 
     @property
     def held_out(self) -> HeldOut:
-        """Held-out errors, where each point uses one of the two methods.
+        """Held-out errors, with lines or knots at each point.
 
-        For each point, ``_are_knots_better`` chooses between lines and knots by their errors at all
-        other points.
+        For each point, ``_are_knots_better`` chooses between the two by their errors at all other
+        points.
         """
         lines, knots = np.abs(self.by_lines), np.abs(self.by_knots)
         chosen = _are_knots_better(knots.sum() - knots, lines.sum() - lines)
@@ -219,7 +219,7 @@ class _LeftOut:
 def _are_knots_better(knots: Floats | np.float64, lines: Floats | np.float64) -> Any:
     """True if the errors with knots add up to less than 1.1 times the errors with lines.
 
-    ``held_out`` chooses for each point, with sums over all other points. Without the factor 1.1,
+    For each point, ``held_out`` passes the sums over all other points. Without the factor 1.1,
     the choice between equally good fits would differ from point to point. If lines are right and
     all errors are noise, the errors with knots are about 1.2 times the errors with lines. 1.2 is
     above 1.1, so lines are chosen then.

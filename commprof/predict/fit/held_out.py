@@ -56,7 +56,7 @@ class Check:
         return self.predicted_s / self.measured_s - 1
 
     def error_of(self, answer: str) -> float:
-        """Relative error of the step time in the field ``answer``, which is one of ``TRIVIAL``."""
+        """Relative error of a step time that needs no model; ``answer`` is one of ``TRIVIAL``."""
         return float(getattr(self, answer)) / self.measured_s - 1
 
 
@@ -121,8 +121,8 @@ def _check_kind(replay: Model, recorded: RecordedSteps) -> None:
     kinds = [isinstance(each, ShardedSteps) for each in (replay.schedule, recorded)]
     if kinds[0] != kinds[1]:
         raise CommprofError(
-            "one of the runs shards parameters, gradients or optimizer state, the other does not; "
-            "check a prediction only with runs of the replayed run's strategy"
+            "either this run or the replayed run, but not both, shards parameters, gradients or "
+            "optimizer state; check a prediction only with runs of the replayed run's strategy"
         )
     if isinstance(replay.schedule, ShardedSteps) and isinstance(recorded, ShardedSteps):
         units, here = replay.schedule.units, recorded.units
@@ -212,7 +212,7 @@ def _is_fitted(profile: MachineProfile, alone: MachineProfile, schedule: Recorde
 
 
 def _without(replay: Model, checked: RecordedSteps, recorded: Sequence[Recorded]) -> Model:
-    """Returns a replay whose fit of compute time over batch size leaves out the checked run.
+    """Returns the replay with compute time over batch size fitted anew, without the checked run.
 
     Returns the given replay if it has no fit over batch size, or the fit did not use this run.
     """
@@ -243,7 +243,8 @@ def margin_of(errors: Sequence[float]) -> float:
     """Returns the 95 % margin that errors on held-out settings imply for another setting.
 
     The margin is Student's t times the root mean square error, supposing normal errors around 0.
-    Because one or two errors may be small by chance, ``_WEIGHT`` errors of ``_TYPICAL`` are added.
+    ``_WEIGHT`` errors of size ``_TYPICAL`` count along with ``errors``, because one or two errors
+    may be small by chance.
     """
     points = _WEIGHT + len(errors)
     square = (_WEIGHT * _TYPICAL**2 + sum(error**2 for error in errors)) / points

@@ -78,7 +78,7 @@ def fit_hook(
         )
     if not mine or ranks < 2:
         raise CommprofError(
-            f"hook {label}: no compressed bucket of 2 ranks or more was recorded; record one with "
+            f"hook {label}: no run of 2 ranks or more compressed a bucket; record such a run with "
             + recording(label)
         )
     size = np.array([float(row.gradient_bytes) for row in mine])

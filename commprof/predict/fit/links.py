@@ -96,8 +96,9 @@ def scenario_link(
     several = scenario.world_size > per_host
     if scenario.changes_link and not several and scenario.world_size > 1:
         raise CommprofError(
-            f"--bandwidth and --latency change the link between hosts, but {scenario.world_size} "
-            f"ranks fit on one host of {per_host}; spread them over hosts: --ranks-per-host 1"
+            "--bandwidth and --latency change the link between hosts, but with "
+            f"{placement.ranks_per_host:g} ranks per host all {scenario.world_size} ranks are on "
+            "one host; spread them over hosts: --ranks-per-host 1"
         )
     outside: list[str] = []
     remarks: list[str] = []

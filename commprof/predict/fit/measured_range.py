@@ -94,7 +94,10 @@ def _hook(scenario: Scenario, link: ScenarioLink, hook: HookCost, sizes: Floats)
     peers = hook.peers(scenario.world_size, link.ranks_per_host)
     crossed = OTHER_HOST if link.outer is not None else SAME_HOST
     if hook.link and hook.link != crossed:
-        yield f"{hook.label} over links of class {_words(crossed)} (measured: {_words(hook.link)})"
+        yield (
+            f"{hook.label} over links of class '{_words(crossed)}' "
+            f"(measured: '{_words(hook.link)}')"
+        )
     if hook.between_hosts and link.ranks_per_host != hook.ranks_per_host:
         yield (
             f"{hook.label} with {link.ranks_per_host} ranks per host (measured: "

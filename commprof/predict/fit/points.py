@@ -186,8 +186,8 @@ def _left_out(path: Path, rows: Sequence[_Row]) -> Iterator[str]:
     hooks = sorted({row.op for row in rows if row.op.startswith("hook:")})
     if hooks:
         yield (
-            f"{invocation.quoted(path)}: rows of {', '.join(hooks)}, because the cost of a hook is "
-            "fitted only to a recorded run with this hook; record a run: "
+            f"{invocation.quoted(path)}: rows of {', '.join(hooks)} are not used, because the cost "
+            "of a hook is fitted only to a recorded run with this hook; record a run: "
             + recording(hooks[0].removeprefix("hook:"))
         )
     wrong = sum(bool(row.wrong) for row in rows)

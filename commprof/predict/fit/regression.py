@@ -56,7 +56,7 @@ def robust_lines(x: Floats, y: Floats, chosen: Chosen) -> Floats:
 
 
 def _deviations(off: Floats, chosen: Chosen) -> Floats:
-    """Returns ``robust_deviation(about=0)`` of each row's chosen absolute residuals ``off``."""
+    """Returns, per row, the robust standard deviation of the chosen absolute residuals ``off``."""
     ordered = np.sort(np.where(chosen, off, np.inf), axis=1)
     count, row = chosen.sum(axis=1), np.arange(len(chosen))
     median = (ordered[row, (count - 1) // 2] + ordered[row, count // 2]) / 2
@@ -138,8 +138,9 @@ def _weighted_lines(x: Floats, y: Floats, weight: Floats) -> Floats:
 
 
 def _segment_costs(x: Floats, y: Floats, values: Floats) -> dict[tuple[int, int], float]:
-    """Returns, by (i, j), the sum of absolute relative residuals of a line on ``values[i:j]``.
+    """Returns, by (i, j), the sum of absolute relative residuals of the line of one piece.
 
+    The line is fitted to the points with x in ``values[i:j]``, and only they are in the sum.
     ``values`` are the different x in ascending order.
     """
     pairs = [

@@ -78,9 +78,10 @@ def with_free_share(recorded: Sequence[Recorded]) -> list[Recorded]:
 
     Ranks that share cores get less CPU time than they need, so their own CPU use shows how many
     cores there were, not how many the ranks need. Their CPU use is replaced by that of the world
-    size with the fewest threads per core, or by NaN if that world size fills its cores too. A
-    recording of sharded steps that contains run delays is not changed: its CPU use already includes
-    the time that ranks waited for a core.
+    size with the fewest threads per core, or by NaN if the ranks of that world size also share
+    cores and use more than ``_FILLED`` of the cores' time. A recording of sharded steps that
+    contains run delays is not changed: its CPU use already includes the time that ranks waited for
+    a core.
     """
     known = [each for each in recorded if not math.isnan(each.schedule.placement.busy)]
     if not known:
@@ -133,7 +134,7 @@ def base_of(
 
 
 def compute_by_batch(recorded: Sequence[Recorded], base: RecordedSteps) -> Line | None:
-    """Fits a line: seconds of a rank's own work in a step over its samples in the step.
+    """Fits a line to a rank's own work per step, in s, as a function of its samples per step.
 
     Uses the world sizes whose load on the cores (``Placement.crowding``) equals that of ``base``.
     Returns None if all of these world sizes have the same batch size per rank.

@@ -367,7 +367,12 @@ def hook_label(trace: Trace) -> str:
 
 
 def batch_of(traces: Sequence[Trace], measured: Ints) -> Batch:
-    """Returns the samples per step that the job recorded, else the mean from its DataLoaders."""
+    """Returns the job's batch.
+
+    The samples per rank and step are those that the job stated. If it stated none, they are the
+    samples that the training threads read from DataLoaders, on average over ranks and steps; 0 if
+    unknown.
+    """
     job = traces[0].metadata.get("job", {})
     passes = int(job.get("training", {}).get("accumulate", 1))
     per_rank = float(job.get("per_rank_batch", 0)) * passes

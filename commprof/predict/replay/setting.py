@@ -131,7 +131,7 @@ class Setting:
     remarks: tuple[str, ...]
 
     def replicate(self, number: int) -> Setting:
-        """Returns the setting with all fitted costs from the same bootstrap replicate."""
+        """Returns the setting with all fitted costs from bootstrap replicate ``number``, from 0."""
         return dataclasses.replace(
             self,
             link=self.link.replicate(number),
@@ -161,7 +161,7 @@ class Setting:
         )
 
     def other_s(self) -> float:
-        """Returns the time per step of all collectives but the gradients', added up; in s."""
+        """Returns the summed time per step, in s, of all collectives except those of gradients."""
         if not self.others:
             return 0.0
         ranks, link = self.scenario.world_size, self.link.slowest
@@ -284,7 +284,10 @@ def _stretch(schedule: Schedule, placement: Placement) -> float:
 
 
 def _hook_factor(schedule: Schedule, hook: HookCost | None, remarks: list[str]) -> float:
-    """Returns the factor by which a concurrent compressor lengthens a rank's own work."""
+    """Returns the factor by which a compressor on the same cores lengthens a rank's own work.
+
+    If the factor is unknown, the result is 1, and the reason is appended to ``remarks``.
+    """
     if hook is None or hook.label == schedule.hook:
         return 1.0
     unknown = f"the prediction leaves out how much {hook.label} slows compute on the same cores"
@@ -345,7 +348,7 @@ def _others(schedule: Schedule, remarks: list[str]) -> tuple[tuple[str, float, f
     if known:
         names = ", ".join(sorted({call.op for call in known}))
         remarks.append(
-            f"{names} outside of the gradients' exchange: the predicted times use the latency and "
-            "rate of all-reduce"
+            f"the times of {names} outside of the gradients' exchange are predicted with the "
+            "latency and rate of all-reduce"
         )
     return tuple((call.op, float(call.size_bytes), call.per_step) for call in known)

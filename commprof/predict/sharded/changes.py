@@ -14,7 +14,7 @@ _GATHER, _SCATTER, _REDUCE = "all_gather", "reduce_scatter", "all_reduce"
 
 
 def as_recorded(scenario: Scenario, steps: ShardedSteps) -> Scenario:
-    """Returns the scenario with the passes, sharding and element types of the recording."""
+    """Returns the scenario with the recorded sharding, element types and backward passes."""
     scenario = replace(scenario, accumulate=steps.passes)
     sharded = [call for call in steps.calls if call.op in (_GATHER, _SCATTER)]
     if not sharded:
@@ -96,8 +96,8 @@ def change(steps: ShardedSteps, scenario: Scenario) -> Change:
     if copies > 1 and steps.shard_ranks == steps.world_size:
         remarks.append(
             "all-reduces between copies of the model were not recorded: each is assumed to follow "
-            "a reduce-scatter, and to take the recorded time of this reduce-scatter, multiplied by "
-            "the ratio of the two fitted costs"
+            "a reduce-scatter, and to take the recorded time of this reduce-scatter times the "
+            "fitted cost of the all-reduce over that of the reduce-scatter"
         )
     events = _events(steps, numbers, units.issued_at)
     changed = Change(tuple(calls), events, shard, tuple(remarks))
@@ -105,7 +105,10 @@ def change(steps: ShardedSteps, scenario: Scenario) -> Change:
 
 
 def _accumulated(steps: ShardedSteps, once: Change, passes: int | None) -> Change:
-    """Repeats forward and backward: all-gathers in each pass, other collectives in the last."""
+    """Repeats forward and backward ``passes`` times; None keeps the recorded number of passes.
+
+    All-gathers are in every pass, other collectives only in the last.
+    """
     if passes is None or passes == steps.passes:
         return replace(once, passes=steps.passes)
     if steps.passes > 1:

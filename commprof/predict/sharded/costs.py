@@ -48,7 +48,7 @@ class _Cost:
     ranks: int
 
     def time_s(self, number: int | None) -> float:
-        """Returns the time; if ``number`` is given, with that bootstrap replicate's costs."""
+        """Returns the collective's fitted time, or its time in bootstrap replicate ``number``."""
         link = self.link if number is None else self.link.replicate(number)
         return link.time_s(self.size_bytes, self.ranks, self.op)
 
@@ -76,7 +76,7 @@ class Factors:
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs of each collective of a changed step, in ns."""
+    """Costs in ns of each collective of the step after the scenario's changes."""
 
     #: Cost in the scenario, and as recorded.
     there_ns: Floats
@@ -108,7 +108,7 @@ def factors(
     placement: Placement,
     changed: Change,
 ) -> Factors:
-    """Finds two costs of each collective of a changed step: in the scenario, and as recorded.
+    """Computes each collective's cost in the scenario, and the cost of its recorded counterpart.
 
     Raises:
         CommprofError: a link that a collective crosses was not measured; the message says what to
@@ -201,7 +201,7 @@ class _Point:
 
 
 def fit_sharded(recorded: Sequence[ShardedSteps]) -> dict[str, CostCurve]:
-    """Fits a curve per operation to the collectives of sharded steps, on links of one class."""
+    """Fits a curve per operation to sharded steps of one link class (same host or other host)."""
     points: dict[str, list[_Point]] = {}
     for steps in recorded:
         for number, call in enumerate(steps.calls):
@@ -251,7 +251,7 @@ def _line(x: Floats, y: Floats) -> Line:
 
 
 def _drawn(x: Floats, points: Sequence[_Point]) -> Iterable[Line]:
-    """Yields bootstrap replicates of the line: the medians of the points' times are resampled."""
+    """Yields bootstrap replicates of the line, each fitted to the medians of resampled times."""
     random = np.random.default_rng(_SEED)
     for _ in range(_REPLICATES):
         y = [float(np.median(random.choice(each.y, len(each.y)))) for each in points]

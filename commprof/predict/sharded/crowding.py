@@ -67,11 +67,11 @@ def crowding(
 
 
 def costed(steps: ShardedSteps, placement: Placement) -> Placement:
-    """Returns the placement for which the fitted costs of collectives are computed.
+    """Returns ``placement`` with the recorded number of ranks per core.
 
-    The returned placement has the recorded number of ranks per core: the function ``crowding`` adds
-    the effect of a different number. If the CPU time of helper threads or of ranks is unknown,
-    returns ``placement`` unchanged.
+    The fitted costs of collectives are computed for this number; the function ``crowding`` adds the
+    effect of a different number. If the CPU time of helper threads or of ranks is unknown, returns
+    ``placement`` unchanged.
     """
     here = steps.placement
     if not steps.helpers_ns or math.isnan(here.busy):

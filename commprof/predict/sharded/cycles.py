@@ -1,10 +1,10 @@
 """Cycles of one rank's recorded steps: when the rank issues collectives and waits for them.
 
-A cycle extends from when the rank continues after the last wait of one step to when it continues
-after the last wait of the next one. In between it issues collectives and waits for them in the same
-order in every step, because the program is the same. Each issue and each wait is stored with the
-rank's own time since the cycle began. Own time is a clock that stops while the rank's training
-thread waits for communication.
+A cycle begins when the rank continues after the last wait of one step, and ends when the rank
+continues after the last wait of the next step. The rank issues collectives and waits for them in
+the same order in every cycle, because the program is the same. Each issue and each wait is stored
+with the rank's own time since the cycle began. Own time is a clock that stops while the rank's
+training thread waits for communication.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ class Call:
 
 @dataclass(frozen=True)
 class ShardedSteps(RecordedSteps):
-    """Recorded sharded steps; times in ns since the step's begin, when the ranks synchronised."""
+    """Recorded sharded steps; times in ns, from when the last rank begins the step."""
 
     calls: tuple[Call, ...]
     #: Issues and waits, in the order that all ranks have in common.
@@ -303,7 +303,10 @@ def _steps(
 
 
 def _helpers_ns(seen: MeasuredWorld) -> float:
-    """Returns the CPU time of the helper threads per measured step; the median over the ranks."""
+    """Returns the CPU time of a rank's helper threads per measured step, in ns (median of ranks).
+
+    Helper threads are all threads of the process other than the training thread.
+    """
     found = []
     for trace in seen.traces:
         steps, helpers = columns.steps(trace), columns.helpers_cpu(trace)
@@ -347,10 +350,10 @@ def _processor_time(seen: MeasuredWorld) -> tuple[float, float]:
 def _transfers(seen: MeasuredWorld, known: Calls, rows: list[list[RankCycle]]) -> Floats:
     """Returns the time of each transfer in ns, as ``[step, rank, collective]``.
 
-    A transfer begins when its collective could begin, but not before the collectives that the rank
-    issued earlier in the same group have ended. The transfer's time is 0 if an earlier collective
-    ended after the transfer's own collective: the two are assumed to share a link and to end
-    together.
+    A transfer begins when all ranks that the collective depends on have issued it, and all
+    collectives that the rank issued earlier in the same group have ended. If one of those ended
+    later than the collective itself, the transfer's time is 0: the two are assumed to share a link
+    and to end together.
     """
     transfer, end = known.transfer_ns, known.end_ns
     group = seen.matching.group
@@ -388,7 +391,7 @@ def _calls(seen: MeasuredWorld, row: Sequence[RankCycle]) -> tuple[Call, ...]:
 
 
 def _members(seen: MeasuredWorld, row: Sequence[RankCycle], number: int) -> list[list[int]]:
-    """Returns the ranks of each group that issues collective ``number`` of a step, from 0."""
+    """Returns the ranks of each group that issues the step's collective at index ``number``."""
     groups: dict[int, list[int]] = {}
     for rank, cycle in enumerate(row):
         groups.setdefault(int(seen.matching.group[cycle.rows[number]]), []).append(rank)
@@ -418,6 +421,6 @@ def _among(groups: Sequence[Sequence[int]]) -> str:
 def _shard_ranks(
     world_size: int, seen: MeasuredWorld, row: Sequence[RankCycle], found: Sequence[Call]
 ) -> int:
-    """Returns the size of the groups that gather parameters; all ranks if there are none."""
+    """Returns the size of the groups that gather parameters; without groups, the world size."""
     sharded = [n for n, call in enumerate(found) if call.among == SHARD]
     return len(_members(seen, row, sharded[0])[0]) if sharded else world_size

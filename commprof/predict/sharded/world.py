@@ -1,4 +1,4 @@
-"""Makes the replay engine's program of each rank from recorded steps drawn at random."""
+"""Makes each rank's sequence of events for the replay, from recorded steps drawn at random."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class World:
-    """Recorded steps, changed as ``change`` says, for each of the scenario's ``world_size`` ranks.
+    """All ranks of a scenario, each with the recorded steps after the scenario's ``change``.
 
     The ranks are divided into blocks, each of at most as many ranks as were recorded. In a drawn
     step, each block takes its times from one recorded step, chosen at random.

@@ -84,7 +84,7 @@ def export(run: WorldRun, directory: Path) -> list[Path]:
 
 
 def _common(traces: Sequence[Trace]) -> list[list[Cycle]]:
-    """Returns for each rank the steps that all ranks measured, with equal buckets.
+    """Returns for each rank the steps that all ranks measured with the same bucket sizes.
 
     In other steps a simulator would wait for a rank forever.
     """

@@ -170,10 +170,11 @@ def render_json(result: RunComparison, fail_above: float | None) -> str:
     ``slower`` lists the world sizes whose step is significantly longer in B by more than
     ``fail_above``. Each of ``worlds`` has ``num_processes``, ``steps`` (measured in A and in B),
     ``effective_steps`` (how many independent steps these are worth), and ``no_core_share`` (for A
-    and for B: the fraction of the ranks' time outside of waiting that is run delay, in which they
-    could run but had no core). Each world also has the changes ``with_cores`` (of the step time
-    less run delay), ``parts`` and ``collectives``; each change has ``name``, ``a_ms``, ``b_ms``,
-    ``ratio`` (``value``, ``low``, ``high``; null if unknown), ``p_value`` and ``significant``.
+    and for B: run delay as a fraction of the ranks' time outside of waiting; run delay is time in
+    which a rank could run but had no core). Each world also has the changes ``with_cores`` (of the
+    step time less run delay), ``parts`` and ``collectives``; each change has ``name``, ``a_ms``,
+    ``b_ms``, ``ratio`` (``value``, ``low``, ``high``; null if unknown), ``p_value`` and
+    ``significant``.
     """
     slower = () if fail_above is None else result.slower_by_more_than(fail_above)
     value = {

@@ -108,7 +108,7 @@ def _members(name: str, column: Column) -> list[str]:
 
 
 def _arrows(track: Track, rows: slice, pid: int, tids: list[int], origin_ns: int) -> Iterator[str]:
-    """Yields one rank's events of the arrows to each waiting rank from the last rank to arrive.
+    """Yields one rank's ends of the arrows, which lead from the last rank to arrive to the others.
 
     On a waiting rank, the arrow ends in an additional slice named "transfer", which lasts from the
     last rank's arrival until the collective's end. Perfetto would reverse an arrow that ended in

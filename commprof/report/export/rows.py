@@ -1,9 +1,10 @@
 """Export of a run as flat rows, in CSV and Parquet; the name of every column includes its unit.
 
 There are four tables: ``worlds`` (a row per world size), ``ranks`` (per rank), ``steps`` (per rank
-and measured step) and ``collectives`` (per kind of call). A run with a trial of several candidates
-(settings that are compared) has a fifth, ``candidates``, and lacks the first two: the candidates
-alternate in the run's steps, so means over the steps would describe no candidate.
+and measured step) and ``collectives`` (per operation, group, type, reduction and size). A run with
+a trial of several candidates (settings that are compared) has a fifth, ``candidates``, and lacks
+the first two: the candidates alternate in the run's steps, so means over the steps would describe
+no candidate.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Row = dict[str, Any]
 
 
 def rows(report: FullReport, table: str, trial: TrialResult | None = None) -> list[Row]:
-    """Returns the rows of one of ``TABLES``, or of ``CANDIDATES``; all have the same columns.
+    """Returns the rows of a table (see ``table_names``); all rows have the same columns.
 
     Args:
         report: report of the run.
@@ -162,8 +163,8 @@ def _collective(kind: CollectiveRow) -> Row:
 def _parts(parts: StepParts) -> Row:
     """Returns the parts of a step as columns, and the step's own mean time as ``mean_step_ms``.
 
-    That name has a prefix, because the columns ``step_median_ms`` and ``step_p95_ms`` are those of
-    the slowest rank.
+    The prefix ``mean_`` tells this column from ``step_median_ms`` and ``step_p95_ms``, which
+    describe the slowest rank.
     """
     named = dataclasses.asdict(parts)
     return {"mean_step_ms": named.pop("step_ms"), **named}

@@ -205,7 +205,7 @@ def _fitted(timelines: Sequence[Timeline], most_bytes: int) -> list[dict[str, An
 def _shorter(
     drawn: Timeline, spans: int, size_bytes: int, most_bytes: int
 ) -> tuple[dict[str, Any], int]:
-    """Cuts a timeline to middle steps that fit; returns their data, and its size in bytes.
+    """Cuts a timeline to steps around its middle; returns the steps' data, and its size in bytes.
 
     If even the fewest possible spans are too large, returns the data of these spans.
 

@@ -41,8 +41,8 @@ _HOOK_HEADERS = (
 _HOOK_LEGEND = """\
 encode, reduce, decode: processor time; overhead: time per bucket in addition; with 95 % bootstrap
 intervals if enough buckets were recorded. residual, work: relative root mean square error of the
-fitted processor time of a bucket. residual, step: mean error of the bucket ends in a replay of the
-recorded steps, divided by the step."""
+fitted processor time of a bucket. residual, step: mean error of the times at which the exchanges of
+buckets end in a replay of the recorded steps, divided by the step time."""
 
 
 def render(profile: MachineProfile, width: int, tables: int | None = None) -> str:
@@ -71,9 +71,9 @@ def render(profile: MachineProfile, width: int, tables: int | None = None) -> st
         parts.append(tabulated(rows, _HOOK_HEADERS, [0], tables))
         parts.append(textwrap.fill(_HOOK_LEGEND, width))
     noisy = [
-        f"{_name(curve)}, class {name.replace('_', ' ')}: the replay misses the recorded ends of "
-        f"steps by {curve.residual:.0%} of the step, because the run was disturbed or its steps "
-        "differ; record the run again with more steps."
+        f"{_name(curve)}, class {name.replace('_', ' ')}: in a replay of the run, exchanges of "
+        f"buckets end early or late by {curve.residual:.0%} of the step time on average, because "
+        "the run was disturbed or its steps differ; record the run again with more steps."
         for name, link in profile.links.items()
         for curve in link.curves.values()
         if curve.source == "run" and curve.residual > _NOISY
@@ -101,7 +101,7 @@ def _hook(hook: HookCost) -> tuple[str, ...]:
 
 
 def _within(value: float, low: float, high: float, factor: float) -> str:
-    """Formats a value with its interval, unless the interval is unknown or has no width."""
+    """Formats ``value * factor``, with its interval if that is known and has a width."""
     text = three_digits(value * factor)
     if not low < high:
         return text

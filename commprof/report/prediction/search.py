@@ -36,7 +36,7 @@ def render(
         ranks: world size of the scenario.
         error: the model's own error; None if unknown.
         width: columns that prose is wrapped to.
-        tables: most characters of a table's line; a wider table is split, see ``tabulated``.
+        tables: number of characters; a wider table is split, see ``tabulated``. None: no split.
     """
     rows = [_row(each) for each in search.candidates[:_MOST_CANDIDATES]]
     shown = f"Settings at {ranks} ranks, the best first:\n{tabulated(rows, _HEADERS, [1], tables)}"

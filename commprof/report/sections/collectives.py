@@ -66,7 +66,7 @@ def collectives_section(world: Shown, most_rows: int = 12, tables: int | None = 
     Args:
         world: figures of one world size.
         most_rows: largest number of rows in the table.
-        tables: number of characters; a wider table is split. None leaves the table whole.
+        tables: largest width in characters; a wider table is split. None leaves the table whole.
     """
     shown = _rows_of(world)[:most_rows]
     table = tabulated(*collectives_grid(world, most_rows), width=tables)

@@ -12,11 +12,12 @@ from commprof.text import printable
 LEGEND = """\
 Times in ms, medians over calls and ranks. queue: the bucket was ready, but the compressor's thread
 was busy with an earlier bucket; exchange overlaps encode, reduce and decode if a bucket is sent in
-pieces; ready to done: from the last gradient to the mean. sent: by one rank to the others; less:
-bytes of an fp32 ring all-reduce divided by the sent bytes. error, cosine: of the sent values
-compared with the values that were to be sent; residual: L2 norm of the part kept for the next step,
-divided by the gradient's norm; zeroed: fraction of the bucket's values that became 0. The columns
-from error to zeroed are measured only with the compressor's option measure_every."""
+pieces; ready to done: from the bucket's last gradient until its averaged gradients are ready. sent:
+by one rank to the others; less: bytes of an fp32 ring all-reduce divided by the sent bytes. error,
+cosine: of the sent values compared with the values that were to be sent; residual: L2 norm of the
+part kept for the next step, divided by the gradient's norm; zeroed: fraction of the bucket's values
+that became 0. The columns from error to zeroed are measured only with the compressor's option
+measure_every."""
 
 _HEADERS = (
     *("scheme", "bucket", "size\nMB", "queue", "encode", "exchange", "reduce", "decode"),

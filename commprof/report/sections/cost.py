@@ -16,7 +16,13 @@ of the price. cost efficiency: cost per sample of the first row divided by that 
 
 
 def section(cost: Cost, width: int = 100, tables: int | None = None) -> str:
-    """Renders heading, table, legend and the best world size, with prose wrapped to ``width``."""
+    """Renders heading, table, legend and the best world size.
+
+    Args:
+        cost: cost of each world size.
+        width: number of characters to which prose is wrapped.
+        tables: number of characters; a wider table is split. None leaves the table whole.
+    """
     table = f"{heading(cost)}:\n{tabulated(*cost_grid(cost), width=tables)}"
     return "\n\n".join(
         [table, fitted(LEGEND, width), *(textwrap.fill(line, width) for line in best(cost))]

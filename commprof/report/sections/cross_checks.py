@@ -14,12 +14,12 @@ from commprof.text import counted, fitted, printable
 HEADING = """\
 Cross-checks: commprof's figure compared with another measurement of the same run. DDP's log holds
 means over the iterations that DDP sampled (the first 10, then every 100th), warm-up included; its
-exposed time includes copies. Bytes sent: payload of the collectives, and bytes that the interface
-counted."""
+exposed time includes copies. Bytes sent: payload of the collectives, compared with the bytes that
+the interface counted."""
 
 
 def blocks(worlds: Sequence[WorldResult], width: int) -> list[str]:
-    """Renders the cross-checks of a run that kept its records."""
+    """Renders the cross-checks of a run whose records were kept (mode ``full``)."""
     return check_blocks(
         HEADING, [(world.world_size, world.cross_checks) for world in worlds], width
     )

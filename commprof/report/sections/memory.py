@@ -20,7 +20,7 @@ _ON_CPU = 4  # columns
 def memory_section(worlds: Sequence[WorldResult], tables: int | None = None) -> str:
     """Renders a row per world size; empty if memory was not measured.
 
-    ``tables`` is the most characters of a line, see ``tabulated``.
+    ``tables`` is the largest number of characters in a line: the ``width`` of ``tabulated``.
     """
     grid = memory_grid(worlds)
     return "" if grid is None else tabulated(*grid, width=tables)

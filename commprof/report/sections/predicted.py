@@ -38,7 +38,7 @@ def legend(predictions: Predictions) -> str:
             "recorded steps were held out."
         )
     return (
-        "predicted: in brackets the interval of the step, which includes the model's errors on "
+        "predicted: in brackets the 95 % interval for real steps, with the model's errors on "
         f"held-out steps (at most {predictions.worst_error:.1%})."
     )
 

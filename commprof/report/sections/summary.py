@@ -17,9 +17,9 @@ Table = Callable[[Sequence[Sequence[Any]], Sequence[str]], str]
 _LEGEND = """\
 From the histograms of always-on mode, over all ranks, without each rank's first step. Times in ms.
 The parts of the step and their sum are exact means; median, p50, p95 and p99 are within 1 %.
-exposed: the training thread waited for communication; wait: the part of exposed until the last of
-the ranks that the waiting rank needs has issued the operation; transfer: the part after that. wait
-and transfer are means over the steps in which they are known."""
+exposed: the training thread waited for communication; wait: the part of exposed before all ranks on
+which the operation depends have issued it; transfer: the part after that. wait and transfer are
+means over the steps in which they are known."""
 
 _OPERATIONS_LEGEND = """\
 count: calls issued on all ranks. duration: from issue to completion. blocked: waits of 1 us or more

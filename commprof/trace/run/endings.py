@@ -165,11 +165,14 @@ def rank_problems(trace: Trace, launched: LaunchedAttempt | None = None) -> list
 def exit_text(code: int, oom_kills: int = 0) -> str:
     """Says how a process ended, from its exit code in a :class:`LaunchedAttempt`.
 
-    ``oom_kills`` is the field of that attempt; the text names it only after SIGKILL.
+    ``oom_kills`` is the attempt's field; the text includes it if SIGKILL ended the process.
     """
     text = ending_of_process(code)
     if code == -signal.SIGKILL and oom_kills:
-        text += f": out of memory (the kernel killed {oom_kills} in the launcher's cgroup)"
+        text += (
+            ": out of memory (processes that the kernel killed in the launcher's cgroup: "
+            f"{oom_kills})"
+        )
     return text
 
 

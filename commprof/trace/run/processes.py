@@ -69,7 +69,10 @@ def stat_of(pid: int | str, proc: Path = PROC) -> Stat | None:
 
 
 def identity(pid: int) -> str:
-    """Returns a text that tells processes with one id apart; empty for an ended or hidden one."""
+    """Returns a process's start in clock ticks: it differs between processes that reuse an id.
+
+    The result is empty if the process has ended or is hidden.
+    """
     try:
         found = stat_of(pid)
     except OSError:

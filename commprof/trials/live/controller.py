@@ -31,7 +31,10 @@ Model = ReplicatedModel | ShardedModel
 
 
 class Trial:
-    """A trial in one rank. Ranks do not negotiate, because all count the same steps."""
+    """A trial in one rank.
+
+    All ranks count the same steps, so they switch candidates together without communication.
+    """
 
     def __init__(self, plan: Plan, profiler: Profiler, state: Sequence[Any] = ()) -> None:
         """Prepares a trial without models; ``add`` adds them.
@@ -285,7 +288,7 @@ class Losses:
 def try_every_model(candidates: str, profiler: Profiler) -> None:
     """Prepares one trial for all models of the script together.
 
-    The trial adds DDP models that are made between this call and the begin of the trial. It also
+    The trial adds DDP models that are made between this call and the start of the trial. It also
     adds FSDP2 models, as ``Trial.find_sharded`` says, even if they were made before this call.
 
     Args:

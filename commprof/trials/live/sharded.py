@@ -100,7 +100,7 @@ class ShardedModel:
     def is_for(self, candidate: Candidate) -> bool:
         """True if the candidate can be applied to an FSDP2 model.
 
-        These are ``none``, ``none again``, ``noop`` and all candidates with settings of FSDP2.
+        Such candidates are ``none``, ``none again``, ``noop`` and all with settings of FSDP2.
         """
         return bool(candidate.sharding.count) or candidate in ROLES
 
@@ -126,7 +126,7 @@ class ShardedModel:
         return ""
 
     def held_bytes(self, setting: Sharding) -> float:
-        """Returns how many bytes of gathered parameters ``setting`` adds on a rank, at most."""
+        """Returns the most bytes of gathered parameters that ``setting`` adds on a rank."""
         found = 0.0
         if setting.reshard is False:
             found += sum(_bytes(one) for one in self._groups if one.post_forward_mesh_info)

@@ -139,7 +139,10 @@ class _Generators:
 
 
 def _refill(values: dict[Any, Any], kept: dict[Any, tuple[Any, Any]], stay: Iterable[str]) -> None:
-    """Restores the kept values of a dictionary, and deletes all others except ``stay``."""
+    """Restores a dictionary's values, and deletes those added since, except ``stay``.
+
+    ``kept`` holds, per name, the original value and the snapshot's copy.
+    """
     for name in [name for name in values if name not in kept and name not in stay]:
         del values[name]
     for name, (original, copied) in kept.items():

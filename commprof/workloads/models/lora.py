@@ -139,7 +139,10 @@ class Lora:
         return counts[True], counts[False]
 
     def _check_memory(self, shard: Shard) -> None:
-        """Raises UsageError for a base model that does not fit; the kernel would kill the rank."""
+        """Raises UsageError if the base model's weights need more memory than is free.
+
+        On a CPU, the kernel's OOM killer would otherwise end the rank.
+        """
         if torch.device(shard.device).type == "meta":
             return
         per_rank = self.frozen_count * _MADE_BYTES[self.options.base]

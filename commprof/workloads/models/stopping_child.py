@@ -15,7 +15,7 @@ import sys
 def main() -> None:
     """Stops and resumes the parent for each line read.
 
-    Sends an empty line when ready, and an empty line each time the parent was resumed.
+    Writes an empty line to standard output when ready, and each time it has resumed the parent.
     """
     # Ends only with its parent, so that no signal ends it while the parent is stopped.
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -68,7 +68,7 @@ def test_a_run_reports_every_world_size_and_how_to_go_on(recorded: Any) -> None:
         f"Run directory: {base}/run",
         f"Run it again: commprof run --config {base}/run/config.yaml",
         f"Page with pictures: commprof report {base}/run --format html",
-        "Your own script, train.py: commprof run --nproc 2 train.py",
+        "Profile your own script, for example train.py: commprof run --nproc 2 train.py",
         f"See everything: commprof report {base}/run --all",
     ]
 

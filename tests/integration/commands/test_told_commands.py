@@ -79,7 +79,9 @@ def test_the_last_lines_of_a_run_can_be_typed(hint: str, said: str, directory: P
     assert hint.startswith("Page") or said.splitlines()[0] in done.stdout
 
 
-@pytest.mark.parametrize("hint", ["Run it again: ", "Your own script, train.py: "])
+@pytest.mark.parametrize(
+    "hint", ["Run it again: ", "Profile your own script, for example train.py: "]
+)
 def test_runs_that_the_last_lines_tell_are_planned(hint: str, said: str, here: Path) -> None:
     (command,) = re.findall(f"^{hint}(.*)$", said, re.MULTILINE)
     program, *words = shlex.split(command)

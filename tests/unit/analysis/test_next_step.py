@@ -45,8 +45,8 @@ def advised(
 def test_little_exposed_time_is_not_the_bottleneck() -> None:
     found = advised(run(), world(2), exposed=9.9, backward=5, data=80)
     assert found.advice == (
-        "Communication is not the bottleneck and needs no change: a step waits for it during less "
-        "than 10% of its time. First look at the data."
+        "Communication is not the bottleneck and needs no change: waiting for communication takes "
+        "less than 10% of a step. First look at the data."
     )
     assert found.command == ""
 

@@ -108,7 +108,7 @@ def test_the_help_of_run_is_short_and_says_where_the_rest_is(
     more = len(options[everything]) - len(options[short])
     assert short.endswith(f"{more} more options: --help-all\n")
     assert "more options" not in everything
-    for group in ("what runs:", "training:", "where it runs, and what is recorded:"):
+    for group in ("what runs:", "training:", "where the job runs, and what is recorded:"):
         assert f"\n{group}\n" in everything
 
 

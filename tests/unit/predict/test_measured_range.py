@@ -73,7 +73,7 @@ def replay() -> Replay:
         ({"world_size": 4, "ranks_per_host": 1, "hook": "fp16"}, None),
         (
             {"world_size": 4, "ranks_per_host": 4, "hook": "fp16"},
-            "fp16 over links of class same host (measured: other host)",
+            "fp16 over links of class 'same host' (measured: 'other host')",
         ),
     ],
 )

@@ -71,7 +71,8 @@ def test_the_exception_and_the_exit_code(tmp_path: Path) -> None:
     ("code", "kills", "words"),
     [
         (-9, 0, "its process was ended by SIGKILL;"),
-        (-9, 2, "SIGKILL: out of memory (the kernel killed 2 in the launcher's cgroup);"),
+        (-9, 2, "SIGKILL: out of memory (processes that the kernel killed in the launcher's"),
+        (-9, 2, "launcher's cgroup: 2);"),
         (-11, 2, "its process was ended by SIGSEGV;"),
         (9, 0, "its process ended with exit code 9;"),
     ],

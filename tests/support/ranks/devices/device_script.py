@@ -20,7 +20,7 @@ from tests.support import fake_device
 
 MS = 1e6
 STEPS = 4
-STREAM = 0  # the computing stream
+STREAM = 0  # the compute stream
 
 
 def bucket(device: Any, tensor: torch.Tensor, copying_ns: float) -> Any:

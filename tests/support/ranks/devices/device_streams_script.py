@@ -72,7 +72,7 @@ def gather(tensor: torch.Tensor, put_on: Stream | None = SIDE_STREAM) -> Event:
 
 
 def wait_for_events(tensor: torch.Tensor) -> None:
-    """Makes the computing stream wait for several events.
+    """Makes the compute stream wait for several events.
 
     For 4 units of time, for an event without communication, for 5 units, for an event of another
     device, and for both earlier gathers."""
@@ -89,7 +89,7 @@ def wait_for_events(tensor: torch.Tensor) -> None:
     gather(tensor, put_on=None).wait()  # on the stream of its creation
     other = gather(tensor)
     device.use_stream(7)
-    other.wait(Stream(7))  # not the computing stream
+    other.wait(Stream(7))  # not the compute stream
     device.use_stream(COMPUTING)
 
 

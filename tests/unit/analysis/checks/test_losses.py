@@ -181,8 +181,9 @@ def test_ranks_whose_weights_differ(
 def test_the_remarks() -> None:
     (agree,) = loss_remarks(strong(), [curve(1), curve(2)])
     assert agree.startswith(
-        "Loss curves of 1 and 2 ranks agree: in 4 steps of the same 16 samples no loss differs by "
-        "more than 0.0e+00 of its value from that at 1 rank (allowed: 1e-04"
+        "Loss curves of 1 and 2 ranks agree: in 4 steps, each of the same 16 samples at every "
+        "number of ranks, no loss differs by more than 0.0e+00 of its value from the loss at 1 "
+        "rank (allowed: 1e-04"
     )
     (disagree,) = loss_remarks(strong(), [curve(1), curve(2), curve(4, (4.0, 3.3, 2.0, 1.0))])
     assert disagree.startswith("Loss curves of 1, 2 and 4 ranks DISAGREE: at 4 ranks the loss of")
