@@ -76,7 +76,7 @@ def cycles(trace: Trace, measured_steps: Ints) -> list[Cycle]:
     wait_at, wait_ns = waits.begin_ns[outside], waits.waited_ns[outside]
     result = []
     for i in range(1, len(mine)):
-        alone = (step == step[i]).sum() == 1 and step[i - 1] == step[i] - 1
+        alone = (step == step[i]).sum() == 1 and 0 <= step[i - 1] == step[i] - 1
         if not alone or step[i] not in measured_steps:
             continue
         begin, current = int(found.span.end_ns[mine[i - 1]]), int(mine[i])

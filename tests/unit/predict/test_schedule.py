@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from commprof.errors import CommprofError
+from commprof.predict.replay.rank_steps import cycles
 from commprof.predict.replay.schedule import Batch, Schedule, machine_cpus, read_schedule
 from commprof.predict.replay.setting import Parameters, assign, parameters_of, rebucketed
 from commprof.trace.schema import FLAG_DEVICE_ASYNC, Phase
@@ -46,6 +47,20 @@ def rank_of(rank: int, late_ms: int = 0, cpu_ms: int = 90, **metadata: object) -
 
 def read(*ranks: Rank) -> Schedule:
     return read_schedule(world_run(list(ranks)))
+
+
+def test_a_finalisation_before_all_steps_begins_no_cycle() -> None:
+    shifted = Rank(0, 2, steps=STEPS)
+    for step in range(1, STEPS):  # as rank_of, but what came before step 1 lies in no step
+        at = 100 * MS * step
+        shifted.step(at, at + 100 * MS)
+    for step in range(STEPS):
+        at = 100 * MS * step
+        shifted.collective(step, at + 50 * MS, at + 58 * MS, bytes=1000, graph_task=step)
+        shifted.finalize(at + 65 * MS, at + 80 * MS, cpu=5 * MS, graph_task=step)
+    trace = world_run([shifted, rank_of(1)]).traces[0]
+    measured = np.arange(STEPS)
+    assert [cycle.step for cycle in cycles(trace, measured)] == [1, 2, 3, 4]
 
 
 def test_times_since_the_ranks_met() -> None:
