@@ -51,8 +51,9 @@ def test_loss_curves_of_1_2_4_and_8_ranks_agree(tmp_path: Path) -> None:
     assert len(set(alone)) > 1  # it trains
     for curve in curves[1:]:
         assert curve == pytest.approx(alone, rel=1e-4)
-    assert "* Loss curves of 1, 2, 4 and 8 ranks agree: in 8 steps of the same 16 samples" in words(
-        done.stdout
+    assert (
+        "* Loss curves of 1, 2, 4 and 8 ranks agree: in 8 steps, each of the same 16 samples"
+        in words(done.stdout)
     )
     assert "(allowed: 1e-04, because the order of sums differs)" in words(done.stdout)
 

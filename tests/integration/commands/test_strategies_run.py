@@ -285,7 +285,9 @@ def test_eight_and_sixteen_ranks_converge_alike_with_accumulation(tmp_path: Path
     assert result["loss_agreement"]["world_sizes"] == [1, 8, 16]
     assert result["loss_agreement"]["agrees"]
     text = re.sub(r"\s+", " ", done.stdout)
-    assert "* Loss curves of 1, 8 and 16 ranks agree: in 24 steps of the same 64 samples" in text
+    assert (
+        "* Loss curves of 1, 8 and 16 ranks agree: in 24 steps, each of the same 64 samples" in text
+    )
     for run in result["runs"]:
         metrics = run["aggregated_metrics"]
         losses = metrics["step_losses"]
