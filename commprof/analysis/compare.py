@@ -46,7 +46,7 @@ from commprof.units import NS_PER_MS
 _Kind: TypeAlias = "tuple[CallKind, int]"
 #: Most steps that count; a longer run is thinned out evenly, so that the bootstrap stays cheap.
 _MOST_STEPS = 1000
-#: Largest number of kinds of calls that are compared.
+#: Largest number of kinds of calls that each run adds to those that are compared.
 _MOST_KINDS = 24
 #: Ranks lack cores if they had none for this fraction of their time outside of waiting.
 _BUSY = 0.03
@@ -254,8 +254,8 @@ def _knows_buckets(timeline: Timeline) -> bool:
 def _by_kind(runs: Sequence[Timeline], numbered: bool) -> list[dict[_Kind, Floats]]:
     """Returns the mean time in flight of each kind of call, in ms, per step with such calls.
 
-    The list has an entry per run. The kinds are the ``_MOST_KINDS`` kinds with the longest total
-    time in flight of each run.
+    The list has an entry per run. Its kinds are those of the run's kinds that are among the
+    ``_MOST_KINDS`` with the longest total time in flight in at least one of the runs.
 
     Args:
         runs: timelines of the runs.

@@ -282,8 +282,8 @@ def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
 def _never_saw_communication(seen: MeasuredWorld, result: WorldResult) -> bool:
     """True if several ranks were captured in pure Python and no collective was seen.
 
-    Pure Python capture records only DDP buckets, and only of models with an attachment (see
-    ``commprof.attach``).
+    Of communication, pure Python capture records only DDP buckets, and only of models with an
+    attachment (see ``commprof.attach``).
     """
     by_python = all(trace.metadata.get("capture") == "python" for trace in seen.recorded)
     return by_python and result.world_size > 1 and not result.collectives
@@ -431,7 +431,7 @@ def _samples_per_step(run: WorldRun, steps: list[int]) -> tuple[float, float]:
 
 
 def _between_ranks_us(seen: MeasuredWorld) -> float:
-    """Bound, in µs, on the error of a time between two ranks; it includes device clock errors."""
+    """Bound in µs on the error of time differences between ranks, device clock errors included."""
     on_devices = 2 * _device_clock_error_us(seen.recorded)
     return seen.clock_error_us + (0.0 if math.isnan(on_devices) else on_devices)
 

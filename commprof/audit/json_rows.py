@@ -50,8 +50,7 @@ def _rows(value: Any, path: str) -> list[Row]:
     """Makes one row of each innermost object that has a world size and figures.
 
     The parts of an object (see ``_is_part``) do not count as inner objects: they describe the same
-    row as the object. Rows of its parts are returned only if the object itself has no world size or
-    no figures.
+    row as the object. Rows of its parts are returned only if the object itself makes no row.
     """
     if isinstance(value, list):
         return [row for at, item in enumerate(value) for row in _rows(item, f"{path}[{at}]")]

@@ -277,7 +277,7 @@ def _run_as_rank(args: argparse.Namespace, rank: int, world_size: int) -> int:
 def show_measured(
     measure: Callable[[], None], plan: Plan, json_file: Path | None, shows: bool = True
 ) -> int:
-    """Measures, prints the finished rows and writes them to a file; returns the exit code.
+    """Measures, prints the finished rows, writes them to ``json_file``; returns the exit code.
 
     If ``shows`` is False, another rank prints and writes the rows.
     """

@@ -248,8 +248,8 @@ class Compressor:
 def parse(text: str) -> Compressor:
     """Makes a compressor from ``NAME[:option=value,...]``, the format of ``commprof run --hook``.
 
-    The options are the arguments of the function ``commprof.compressors.NAME``, with numbers as
-    values: ``topk:ratio=0.01,feedback=1``.
+    The options are ``seed``, ``measure_every`` and those of the scheme in ``SCHEMES``, with numbers
+    as values: ``topk:ratio=0.01,feedback=1``.
 
     Raises:
         UsageError: the name or an option is unknown, an option is given twice, or a value is not a

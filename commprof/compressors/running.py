@@ -46,8 +46,8 @@ class Engine(Protocol):
     def stop(self, patience_s: float) -> None:
         """Ends the engine's thread, if it has one.
 
-        Waits up to ``patience_s`` seconds for buckets in exchange. Then the exchange is
-        interrupted, and the wait continues for up to ``patience_s`` more seconds.
+        Waits up to ``patience_s`` seconds for buckets in exchange. If some are left then, the
+        exchange is interrupted, and the wait continues for up to ``patience_s`` more seconds.
         """
 
 
@@ -162,7 +162,7 @@ def _refuse(what: str, rank: int, found: Sequence[str]) -> NoReturn:
 def _stop_at_exit(engine: Any) -> None:
     """Registers an exit handler that stops the engine's thread and sockets.
 
-    The handler keeps no reference to the engine, and is removed when the engine is freed.
+    The handler does not keep the engine alive, and is removed when the engine is freed.
     """
     reference = weakref.ref(engine)
 

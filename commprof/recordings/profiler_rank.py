@@ -2,7 +2,7 @@
 
 A communication kernel counts as issued when it begins, because its rank has then arrived, and as
 complete when it ends. The training thread counts as waiting while such a kernel runs and the device
-runs no other kernel and no memory copy, on any stream.
+runs no other kernel and no copy within the device, on any stream.
 """
 
 from __future__ import annotations
@@ -198,9 +198,9 @@ def _with_unawaited(
     collective: it runs Python or has no core. This part of the gap is added, or the whole gap if
     no collective completes in it.
 
-    Nothing is added if a collective is not complete at the gap's end and DDP copies a bucket back
-    right after the gap: the thread has waited for this bucket, and gloo's thread records the
-    completion late, because it had no core.
+    Nothing is added if no collective completes in the gap, one is not complete at the gap's end,
+    and DDP copies a bucket back right after the gap: the thread has waited for this bucket, and
+    gloo's thread records the completion late, because it had no core.
     """
     ends = np.sort(np.array([call.end_ns for call in calls], dtype=np.int64))
     since, until = work.end_ns[:-1], work.begin_ns[1:]

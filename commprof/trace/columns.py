@@ -272,8 +272,8 @@ HOST_COUNTS = {
 def host_counts(trace: Trace) -> dict[str, Spans]:
     """Returns intervals of threads for each counter in ``HOST_COUNTS``.
 
-    ``key`` is the increase of the counter. An interval is recorded if the thread lacked a core or
-    had many page faults in it.
+    ``key`` is the increase of the counter. An interval is recorded if the thread lacked a core, had
+    a major page fault, or had many minor page faults in it.
     """
     records = of_kind(trace.records, Kind.HOST_COUNTS)
     return {name: _spans(records, ints(records[of])) for name, of in HOST_COUNTS.items()}

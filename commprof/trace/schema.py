@@ -72,8 +72,9 @@ began), ``kind`` and ``thread``; the other fields are 0:
                      ns for which tasks of the host were stalled for memory
 
 Times in records of the kinds that begin with ``device_``, and in an end with the flag device_time,
-are times of a device, converted to ``CLOCK_MONOTONIC``. Any thread may write such a record after
-the device has passed the event; ``thread`` is the one that put the event on the stream.
+are times of a device, converted to ``CLOCK_MONOTONIC``, unless stated otherwise. Any thread may
+write such a record after the device has passed the event; ``thread`` is the one that put the event
+on the stream.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def match(traces: Sequence[Trace], tables: Sequence[Collectives]) -> Matching:
     A collective is complete if all ranks of its group issued the same operation under the same
     sequence number, each exactly once. A send and a recv are one message if both have the same
     sequence number and size in bytes. Rows without a sequence number are not matched. These rows
-    are each ``recv_any_source``, all messages that the same rank receives after it in the same
+    are every ``recv_any_source``, all messages that the same rank receives after it in the same
     group, and, in recordings of other profilers, all messages and unknown kernels.
     """
     groups: dict[tuple[str, int], tuple[int, Group]] = {}
@@ -296,7 +296,8 @@ def bucket_numbers(trace: Trace, table: Collectives) -> Ints:
     compressor's thread while it works on a bucket, belong to that bucket. Without the hook, the
     order of DDP's all-reduces gives the index: within one backward pass DDP launches its buckets
     in the order of their numbers, and waits for all of them at the end. If another all-reduce may
-    be among them (of SyncBatchNorm or a second DDP model), no collective of the pass has an index.
+    be among them (for example of SyncBatchNorm or a second DDP model), no collective of the pass
+    has an index.
 
     Args:
         trace: as it was recorded, on the host's clock.

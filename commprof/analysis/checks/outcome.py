@@ -35,7 +35,7 @@ class Outcome:
 def per_host(values: Iterable[tuple[str, _T]]) -> dict[str, _T]:
     """Returns one value per host, that of its first rank.
 
-    values: host and value of each rank, in order of rank.
+    ``values``: host and value of each rank, in order of rank.
     """
     found: dict[str, _T] = {}
     for host, value in values:

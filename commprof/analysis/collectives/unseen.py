@@ -16,7 +16,7 @@ from commprof.analysis.world import WorldResult
 
 
 def is_unseen(world: WorldResult, step: MeanStep) -> bool:
-    """True if the capture could not see the ranks wait for communication, and found almost none.
+    """True for several ranks if the capture could not see them wait, and saw almost no waiting.
 
     Args:
         world: result of one world size.

@@ -58,7 +58,7 @@ Workloads, as NAME or NAME:key=value,key=value:
   timed         layers=4,data_ms=2,forward_ms=2,backward_ms=4,gradient_mb=1,gradients=constant,
                 optimizer_ms=0,bucket_cap_mb=0,late_rank=-1,late_ms=0,late_phase=backward,
                 late_every=1
-                (backward_ms=4/2/2/4: one value per layer;
+                (backward_ms=4/2/2/4: one value per layer, also for forward_ms, gradient_mb;
                 late_phase=pause: SIGSTOP really stops the late rank's process)
 
 Strategies, as --strategy NAME; several, as in ddp,fsdp, are run one by one and compared:

@@ -33,7 +33,7 @@ def parse_threshold(text: str, given_as: str = "") -> float | None:
 
     Args:
         text: the value to parse.
-        given_as: name of the value in an error message; if empty, ``--watchdog`` and the value.
+        given_as: option and value, as an error names them; if empty, ``--watchdog`` and the value.
 
     Raises:
         UsageError: the value is neither ``auto`` nor a number of seconds above 0.

@@ -97,8 +97,8 @@ def scenario_link(
     if scenario.changes_link and not several and scenario.world_size > 1:
         raise CommprofError(
             "--bandwidth and --latency change the link between hosts, but with "
-            f"{placement.ranks_per_host:g} ranks per host all {scenario.world_size} ranks are on "
-            "one host; spread them over hosts: --ranks-per-host 1"
+            f"{round(placement.ranks_per_host)} ranks per host all {scenario.world_size} ranks "
+            "are on one host; spread them over hosts: --ranks-per-host 1"
         )
     outside: list[str] = []
     remarks: list[str] = []

@@ -56,7 +56,7 @@ def robust_lines(x: Floats, y: Floats, chosen: Chosen) -> Floats:
 
 
 def _deviations(off: Floats, chosen: Chosen) -> Floats:
-    """Returns, per row, the robust standard deviation of the chosen absolute residuals ``off``."""
+    """Returns, per row, the robust deviation about 0 of the chosen absolute residuals ``off``."""
     ordered = np.sort(np.where(chosen, off, np.inf), axis=1)
     count, row = chosen.sum(axis=1), np.arange(len(chosen))
     median = (ordered[row, (count - 1) // 2] + ordered[row, count // 2]) / 2

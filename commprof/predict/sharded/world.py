@@ -20,7 +20,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class World:
-    """All ranks of a scenario, each with the recorded steps after the scenario's ``change``.
+    """All ranks of a scenario, with the recorded steps as the scenario's ``change`` alters them.
 
     The ranks are divided into blocks, each of at most as many ranks as were recorded. In a drawn
     step, each block takes its times from one recorded step, chosen at random.

@@ -352,7 +352,7 @@ class _TimedTrainee:
         self._end_phase("optimizer", self._options.optimizer_ms)
 
     def truth(self) -> dict[str, list[int]] | None:
-        """Returns each phase's start and length per step, in ns on the capture's clock.
+        """Returns phases' starts and lengths per step, stamped here in ns on the capture's clock.
 
         Backward ends where DDP begins to wait. On a busy machine a step may be delayed between
         the end of one phase and the start of the next; no stamp attributes the delay to either.

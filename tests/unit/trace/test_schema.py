@@ -52,7 +52,7 @@ def layout(text: str, struct_name: str) -> str:
 
 def fields_of_kinds() -> dict[str, str]:
     """What the docstring of the schema says of each kind of record."""
-    listed = (schema.__doc__ or "").partition("other fields are 0:")[2].partition("\nTimes of")[0]
+    listed = (schema.__doc__ or "").partition("other fields are 0:")[2].partition("\nTimes in")[0]
     entries = re.findall(r"^    (\w+) +((?:.*\n)(?:^ {20,}.*\n)*)", listed, re.MULTILINE)
     return {kind: " ".join(text.split()) for kind, text in entries}
 
