@@ -27,7 +27,8 @@ def run_attempts(start: Callable[[int], None], directory: Path, max_restarts: in
         max_restarts: largest number of restarts.
 
     Raises:
-        RankFailedError: a rank failed in the last attempt.
+        RankFailedError: a rank failed in the last attempt. Other exceptions of `start` are raised
+            at once, without a restart.
     """
     log = _Log(directory)
     for attempt in itertools.count():

@@ -10,7 +10,7 @@ from commprof.text import printable
 
 LEGEND = """\
 steps: steps that all ranks of the attempt completed. lost: time from the end of the last of these
-steps to the start of the next step, which a later attempt ran."""
+steps to the start of the first step of the next attempt with steps."""
 
 _HEADERS = ("ranks", "attempt", "traces", "steps", "lasted s", "lost s", "ended")
 
