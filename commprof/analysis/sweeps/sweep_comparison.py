@@ -98,8 +98,8 @@ def round_medians(row: SweepRow) -> list[float]:
     """Median time of each round in us; the Mann-Whitney test compares these medians.
 
     The test does not compare samples, because samples that follow each other are correlated. Rounds
-    are separated in time, and each has its own process group, except that a compressor's rounds
-    share one group.
+    are separated in time, and each has its own process group and buffers, except that a
+    compressor's rounds share one group and one model.
     """
     ends = np.cumsum(row.round_iterations)
     samples = np.array(row.samples_us)

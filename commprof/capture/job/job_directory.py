@@ -73,7 +73,7 @@ def _store() -> Any:
 
 
 def _take(directory: Path, rank: int) -> str:
-    """Makes this rank's trace in ``directory`` or, if that holds a job, in a new ``job_N`` in it.
+    """Makes this rank's trace in ``directory`` or, if another job uses that, in a ``job_N`` in it.
 
     Returns the name ``job_N``; empty for ``directory`` itself.
     """

@@ -161,7 +161,7 @@ class Setting:
         )
 
     def other_s(self) -> float:
-        """Returns the summed time per step, in s, of all collectives except those of gradients."""
+        """Returns the summed time per step, in s, of the collectives in ``others``."""
         if not self.others:
             return 0.0
         ranks, link = self.scenario.world_size, self.link.slowest
