@@ -209,7 +209,7 @@ def check_sets(mode: str, topology: Topology, ranks: int) -> None:
         ("cores", grid(1, 2), 3, "3 ranks share 2 CPUs"),
         ("cores", grid(1, 2, threads=2), 3, "different ranks get hyper-threads of the same core"),
         ("cores", grid(1, 4, quota=1.5), 2, "the cgroup grants CPU time of only 1.5 CPUs"),
-        ("numa", grid(2, 2), 2, "no rank crosses nodes (2 NUMA nodes)"),
+        ("numa", grid(2, 2), 2, "no two ranks share a CPU, and no rank crosses nodes (2 NUMA"),
     ],
 )
 def test_the_reason_is_said(mode: str, topology: Topology, ranks: int, reason: str) -> None:

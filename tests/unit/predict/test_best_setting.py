@@ -171,7 +171,8 @@ def test_nothing_is_best_where_no_setting_was_asked_for() -> None:
             {},
             {"bucket_cap_mb": "10000"},
             (),
-            "these options: --check-prediction r --world-sizes 2 --bucket-cap-mb 10000",
+            "run the job with commprof run and these options: --check-prediction r "
+            "--world-sizes 2 --bucket-cap-mb 10000",
         ),
     ],
 )

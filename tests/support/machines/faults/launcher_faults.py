@@ -127,7 +127,8 @@ def out_of_memory(place: Path, chance: random.Random) -> Outcome:
     killed = int(told[1]) if told else 0
     # torchrun's own exit code is always 1; it prints the signal that ended the rank.
     same = plain_code == 1 and killed == -signal.SIGKILL and code == 128 + signal.SIGKILL
-    cause = r"its process was ended by SIGKILL: out of memory \(.* the launcher's cgroup: 1\)"
+    cause = r"its process was ended by SIGKILL: out of memory \(processes that the kernel killed in"
+    cause += r" the launcher's cgroup: 1\)"
     return Outcome(
         same and not left and not job.rings(),
         job.steps_kept >= job.steps_said >= 40,  # two ranks, 20 steps each
