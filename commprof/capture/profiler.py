@@ -243,8 +243,8 @@ class Profiler:
     def _note_ending(self, error: str) -> None:
         """Writes ``error``, the error that ended the capture ("" for none), to the metadata.
 
-        Metadata also goes into later traces of this process. So "" is written only to clear the
-        error of an earlier capture.
+        Metadata also goes into later traces of this process, so an earlier capture's error is
+        cleared by writing "". Otherwise "" is not written.
         """
         global _ending_noted
         if error or _ending_noted:

@@ -2,16 +2,16 @@
 
 If rank 2 waits for rank 1, and rank 1 came late because it had waited for rank 0, the cause is
 rank 0. Consider the last moment at which two ranks were at the same point of the program (see
-:mod:`arrivals`). From this moment the late rank takes some time until it arrives. The waiting rank
-takes less time until it begins to wait, and the difference is the wait. The time of each rank
-consists of waiting for third ranks, phases of its work, pauses of its process, time without a core,
-and transfers. Let "third" be the time for which a rank waits for third ranks, and "own" the rest of
-the rank's time. Then the fraction
+:mod:`arrivals`). The late rank's interval lasts from this moment until it arrives, that of the
+waiting rank until it begins to wait; the difference of their lengths is the wait. In its interval a
+rank waits for third ranks, or it works (in a phase), is paused, lacks a core or transfers. Let
+"third" be the time for which a rank waits for third ranks in its interval, and "own" the rest of
+the interval. The late rank exceeds the waiting rank by
 
-    t / (t + o), t = max(0, third_late - third_waiting), o = max(0, own_late - own_waiting)
+    t = max(0, third_late - third_waiting) and o = max(0, own_late - own_waiting).
 
-of the wait began on third ranks that the late rank waited for. This part of the wait is distributed
-over the late rank's waits between that last moment and its arrival; they are traced back in turn.
+The part t / (t + o) of the wait began on third ranks that the late rank waited for. It is
+distributed over the late rank's waits in its interval, and these are traced back in turn.
 The remaining part is distributed over the late rank's other activities (phases, pauses, time
 without a core, transfers) that took longer than on the waiting rank, in proportion to the extra
 time. So the causes of every wait add up to the wait exactly. If no moment is known at which the two

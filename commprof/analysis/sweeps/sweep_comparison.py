@@ -160,6 +160,6 @@ def _remarks(pairs: list[tuple[SweepRow, SweepRow]], correlation: float) -> list
     drifting = f", whose successive values correlate by {correlation:.2f}," * (correlation > 0)
     return [
         f"With {counted(min(rounds), 'round')}{drifting} and {counted(len(pairs), 'row')} no "
-        f"difference can be significant at {SIGNIFICANCE:.0%} over all rows; measure fewer sizes, "
-        "or leave out -n, which limits the number of rounds"
+        f"difference can be significant at {SIGNIFICANCE:.0%} over all rows; measure fewer sizes "
+        "or more rounds (-n limits their number)"
     ]

@@ -73,10 +73,11 @@ def world_sizes_of(args: argparse.Namespace) -> list[int]:
             raise UsageError(
                 f"--world-sizes {args.world_sizes!r} is not a list of whole numbers such as 1,2,4"
             ) from None
-        if args.nproc is not None and args.nproc * args.nnodes < max(sizes):
+        most = max(sizes) if args.nproc is None else args.nproc * args.nnodes
+        if most < max(sizes):
             raise UsageError(
-                f"--world-sizes asks for {max(sizes)} ranks but --nproc for {args.nproc}; "
-                "leave --nproc out"
+                f"--world-sizes asks for {max(sizes)} ranks but --nproc"
+                f"{' with --nnodes' * (args.nnodes > 1)} for {most}; leave --nproc out"
             )
     else:
         nproc = len(os.sched_getaffinity(0)) if args.nproc is None else args.nproc

@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from commprof.analysis.align.matching import POINT_TO_POINT
 from commprof.analysis.collectives.calls import Calls, calls_of
 from commprof.analysis.collectives.traffic import bus_factor
 from commprof.analysis.late.stragglers import (
@@ -195,9 +196,9 @@ class RecentOperations:
         found.recent_ns.extend(timed[-_MOST_RECENT:].tolist())
 
     def _transfer(self, op: str, calls: Calls) -> None:
-        """Counts transfers from the lowest rank's calls only: all ranks of a call have the same."""
-        first = calls.rows(calls.rank == calls.rank.min())
-        known = first.rows((first.transfer_ns > 0) & (first.size_bytes > 0))
+        """Counts each transfer once: all ranks of a call have the same transfer time."""
+        once = calls if OPS.index(op) in POINT_TO_POINT else calls.rows(_by_lowest_rank(calls))
+        known = once.rows((once.transfer_ns > 0) & (once.size_bytes > 0))
         kept = self._transfers.setdefault(op, deque(maxlen=_MOST_RECENT))
         rows = zip(
             known.size_bytes.tolist(),
@@ -216,6 +217,15 @@ class RecentOperations:
         """Time predicted by the profile; NaN if it has no curve for the operation."""
         curve = self._curves.get(canonical(op))
         return math.nan if curve is None else curve.time_s(size_bytes, ranks) * NS_PER_S
+
+
+def _by_lowest_rank(calls: Calls) -> npt.NDArray[np.bool_]:
+    """Returns which calls are those of the lowest rank of their group."""
+    _, of_call = np.unique(calls.group, return_inverse=True)
+    lowest = np.full(of_call.max() + 1, np.iinfo(np.int64).max)
+    np.minimum.at(lowest, of_call, calls.rank)
+    chosen: npt.NDArray[np.bool_] = calls.rank == lowest[of_call]
+    return chosen
 
 
 def _state(found: _Operation) -> OperationState:

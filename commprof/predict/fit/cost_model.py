@@ -211,9 +211,9 @@ class CostCurve:
     def changed(self, alpha: Callable[[float], float], beta: Callable[[float], float]) -> CostCurve:
         """Returns the curve of another link: ``alpha`` converts the alphas, ``beta`` the betas.
 
-        An alpha of 0 stays 0. The lower ends of all pieces are multiplied by the factor by which
-        the first piece's alpha / beta changes; this quotient is the size in bytes at which latency
-        and transfer take the same time. If the first piece's alpha or beta is 0, the ends stay.
+        An alpha of 0 stays 0. At a size of alpha divided by beta bytes, latency and transfer take
+        the same time. The lower ends of all pieces are multiplied by the factor by which this size
+        changes for the first piece. If its alpha or its beta is 0, the ends stay.
         """
 
         def both(alpha_s: float, beta_s: float) -> tuple[float, float]:

@@ -66,7 +66,11 @@ BAD_VALUES = [
     ("--nproc x", ["--nproc", "'x'"]),
     ("--world-sizes 1,a", ["'1,a'", "such as 1,2,4"]),
     ("--world-sizes 0,2", ["--world-sizes 0,2", "1 or more"]),
-    ("--nproc 2 --world-sizes 4", ["4 ranks", "leave --nproc out"]),
+    ("--nproc 2 --world-sizes 4", ["4 ranks", "--nproc for 2", "leave --nproc out"]),
+    (
+        "--nproc 2 --nnodes 2 --rdzv-endpoint h:1 --world-sizes 8",
+        ["8 ranks", "--nproc with --nnodes for 4"],
+    ),
     ("--scaling foo", ["--scaling", "'foo'", "weak", "strong"]),
     ("--workload transfomer", ["'transfomer'", "did you mean 'transformer'?", "timed"]),
     ("--workload timed:layer=2", ["'layer'", "did you mean 'layers'?"]),

@@ -222,6 +222,24 @@ def test_a_state_of_a_job_whose_ranks_begin_one_after_the_other(tmp_path: Path) 
     observer.close()
 
 
+def test_bandwidth_counts_each_transfer_of_every_group_once(tmp_path: Path) -> None:
+    ranks = [Rank(rank, 4, groups={1: (f"pair {rank // 2}", 2)}) for rank in range(4)]
+    for rank in ranks:
+        rank.group_ranks = {1: rank.rank % 2}
+        took = (10 if rank.rank < 2 else 30) * MS
+        for step in range(20):
+            at = 100 * step * MS
+            rank.step(at, at + 100 * MS)
+            rank.collective(step, at + 40 * MS, at + 40 * MS + took, bytes=4_000_000)
+    run = GrowingRun(tmp_path / "world_4", ranks)
+    run.begin()
+    run.end()
+    state = Observer(tmp_path).look()
+    assert state is not None
+    # Half of the transfers take 10 ms, half 30 ms; the bus factor of 2 ranks is 1.
+    assert state.bandwidth["all_reduce"].busbw_bytes_per_s == pytest.approx(2 * 4_000_000 / 0.040)
+
+
 def test_the_job_is_the_one_written_to_last(tmp_path: Path) -> None:
     for size in (1, 2):
         run = GrowingRun(tmp_path / f"world_{size}", ranks_of(size, 12))

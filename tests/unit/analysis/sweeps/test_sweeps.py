@@ -314,7 +314,7 @@ correlation of successive rounds (0.00); corrected by Holm's method for 1 row. I
 and B are equal, the chance that any row is called slower or faster is at most 1%.
 
 * With 2 rounds and 1 row no difference can be significant at 1% over all rows; measure fewer\
- sizes, or leave out -n, which limits the number of rounds.
+ sizes or more rounds (-n limits their number).
 
 B against A: 0 slower, 0 faster, 1 same.
 """
