@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Collection, Sequence
+from itertools import pairwise
 
 
 def printable(text: str) -> str:
@@ -37,6 +38,15 @@ def named_ranks(ranks: Collection[int]) -> str:
     if not ranks:
         return "no rank"
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
+
+
+def rank_list(ranks: Sequence[int]) -> str:
+    """Formats ascending numbers: ``0-3`` for neighbours, ``0-12:4`` for every fourth."""
+    steps = {later - sooner for sooner, later in pairwise(ranks)}
+    if len(ranks) < 3 or len(steps) > 1:
+        return ",".join(map(str, ranks))
+    step = steps.pop()
+    return f"{ranks[0]}-{ranks[-1]}" + (f":{step}" if step > 1 else "")
 
 
 def in_ms(value: float) -> str:

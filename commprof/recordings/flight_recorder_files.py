@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator
@@ -106,7 +107,7 @@ def is_flight_recorder(path: Path) -> bool:
         return False
 
     try:
-        if path.is_file():
+        if os.path.isfile(path):
             each_file(path, first, lambda name, stream: None)
             return False
     except _FoundError as found:
@@ -119,23 +120,31 @@ def _dumps_in(path: Path) -> Iterator[DumpFile]:
 
     In a folder without dumps, the folders in it are searched.
     """
-    if not path.is_dir():
+    if not os.path.isdir(path):
         yield from _among([path])
         return
-    inside = sorted(path.iterdir())
+    inside = _files_in(path)
     some = False
     for found in _among(inside):
         some = True
         yield found
     for folder in inside:
-        if not some and folder.is_dir() and not (path / _OF_COMMPROF).exists():
-            yield from _among(sorted(folder.iterdir()))
+        if not some and os.path.isdir(folder) and not os.path.exists(path / _OF_COMMPROF):
+            yield from _among(_files_in(folder))
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """Lists a folder in order; returns an empty list if it cannot be read."""
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
 
 
 def _among(files: Iterable[Path]) -> Iterator[DumpFile]:
     for file in files:
         rank = _rank_in(file.name)
-        if rank is None or not file.is_file():
+        if rank is None or not os.path.isfile(file):
             continue
         try:
             with open_regular(file) as opened:

@@ -122,6 +122,12 @@ class ProfilerEvents:
     unusable: int = 0
     problem: str = ""
 
+    @property
+    def about(self) -> dict[str, Any]:
+        """What the trace says about the job: rank, world size, backend and process groups."""
+        about = self.head.get("distributedInfo")
+        return about if isinstance(about, dict) else {}
+
 
 #: Function that keeps an event of one category: the event, its name, begin, end and arguments.
 Taker = Callable[[dict[str, Any], str, int, int, dict[str, Any], ProfilerEvents], None]

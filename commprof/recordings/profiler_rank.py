@@ -29,7 +29,7 @@ from commprof.recordings.profiler_steps import (
 )
 from commprof.text import counted
 from commprof.trace import schema
-from commprof.trace.documents import MOST_RANKS, Group
+from commprof.trace.documents import MOST_RANKS, Group, backends_by_device
 from commprof.trace.reader import TORCH_PROFILER, Trace
 from commprof.trace.schema import KINDS, OPS, PHASES, Kind, Records
 from commprof.trace.stretches import Stretches, between, each_once, gaps, rows_within, stretches
@@ -78,8 +78,7 @@ def recorded_rank(name: str, events: ProfilerEvents) -> RankRecording:
     Raises:
         TraceError: the file has neither communication nor kernels nor operators.
     """
-    about = events.head.get("distributedInfo")
-    about = about if isinstance(about, dict) else {}
+    about = events.about
     world_size = _whole(about.get("world_size")) or 0
     device = _device(events)
     if device is None:
@@ -105,7 +104,7 @@ def trace_of(found: RankRecording, rank: int, world_size: int, seqs: Sequence[in
         world_size: number of ranks of the job.
         seqs: sequence number of each call in its group, the same on all ranks.
     """
-    groups, of_call = _groups(found.calls, rank, found.events.head)
+    groups, of_call = _groups(found, rank)
     dtypes = sorted({call.dtype for call in found.calls})
     calls = _calls(found, of_call, seqs, dtypes)
     thread = 0
@@ -240,7 +239,7 @@ def _calls(
 ) -> Records:
     rows = np.zeros(len(found.calls), dtype=schema.RECORD_DTYPE)
     rows["kind"], rows["op_id"] = Kind.ISSUE, np.arange(1, len(rows) + 1)
-    rows["group"], rows["seq"] = group, seqs
+    rows["group"], rows["seq"], rows["reduce_op"] = group, seqs, schema.UNKNOWN_REDUCE_OP
     rows["flags"] = schema.FLAG_DEVICE_ASYNC if found.device is not None else 0
     for name, values in {
         "timestamp_ns": [call.begin_ns for call in found.calls],
@@ -300,17 +299,25 @@ def _phase_records(found: RankRecording, computing: Stretches, thread: int) -> R
     return rows
 
 
-def _groups(
-    calls: Sequence[Call], rank: int, head: dict[str, Any]
-) -> tuple[dict[int, Group], list[int]]:
+def _backend(found: RankRecording) -> str:
+    """Returns the backend of the default process group; empty if the trace does not say it."""
+    listed = found.events.about.get("pg_config")
+    default = listed[0] if isinstance(listed, list) and listed else None  # was created first
+    pairs = str(default.get("backend_config", "")) if isinstance(default, dict) else ""
+    name = str(found.events.about.get("backend", ""))
+    by_device = backends_by_device(name, pairs)
+    of_host = found.device is None
+    devices = sorted(by_device, key=lambda device: (device == "cpu") != of_host)
+    return by_device[devices[0]] if devices else name
+
+
+def _groups(found: RankRecording, rank: int) -> tuple[dict[int, Group], list[int]]:
     """Returns the process groups by number, and each call's group number."""
-    about = head.get("distributedInfo")
-    about = about if isinstance(about, dict) else {}
-    backend, only = str(about.get("backend", "")), _only_group(about)
+    backend, only = _backend(found), _only_group(found.events.about)
     number: dict[tuple[str, tuple[int, ...], int], int] = {}
     groups: dict[int, Group] = {}
     of_call = []
-    for call in calls:
+    for call in found.calls:
         key = call.group, call.group_ranks, call.group_size
         if key not in number:
             number[key] = len(number) + 1
@@ -339,7 +346,6 @@ def _only_group(about: dict[str, Any]) -> tuple[str, str]:
 def _metadata(
     found: RankRecording, rank: int, world_size: int, dtypes: Sequence[str]
 ) -> dict[str, Any]:
-    about = found.events.head.get("distributedInfo")
     host = found.events.head.get("host_name")
     begin = int(min(found.steps.begin_ns, default=0))
     gpus = found.events.head.get("deviceProperties")
@@ -347,7 +353,7 @@ def _metadata(
         **{"rank": rank, "world_size": world_size, "local_rank": rank, "restart_count": 0},
         **{"pid": 0, "main_thread": 0, "command": [], "python": "", "torch": "unknown"},
         **{"commprof": "", "threads": 0, "capture": TORCH_PROFILER, "ring_prefix": ""},
-        "backend": str(about.get("backend", "unknown")) if isinstance(about, dict) else "unknown",
+        "backend": _backend(found) or "unknown",
         "machine": {
             "hostname": host if isinstance(host, str) else "unknown",
             # Ranks of one host share a clock; without host names it is not known which do.

@@ -31,6 +31,8 @@ _STEP = re.compile(r"ProfilerStep#(\d{1,9})$")
 _FORWARD = re.compile(
     r"(?:DistributedDataParallel|FullyShardedDataParallel)\.forward|#* ?forward|PP:\d+F", re.I
 )
+#: Begin of the name of the range that torch puts around an optimizer's update.
+_UPDATE: Final = "Optimizer.step#"
 _OPTIMIZER = re.compile(r"Optimizer\.step#|#* ?optimizer", re.I)
 _BACKWARD = re.compile(r"#* ?backward|PP:\d+[BIW]\d|FSDP::(?:pre_|post_|root_post_)?backward", re.I)
 #: Ranges with which FSDP2 marks the begin and the end of a module's forward pass.
@@ -65,7 +67,7 @@ def find_steps(events: ProfilerEvents, calls: Sequence[Call], busy: Stretches) -
     if marked:
         number = [int(e.name.rpartition("#")[2]) for e in marked]
         return _steps(number, [e.begin_ns for e in marked], [e.end_ns for e in marked], "")
-    updates = sorted({e.end_ns for e in events.ranges if e.name.startswith("Optimizer.step#")})
+    updates = _updates(events)
     if len(updates) > 2:
         said = "steps are from one optimizer step to the next, because no ProfilerStep is marked"
         return _between(updates, said)
@@ -89,6 +91,37 @@ def _of_one_thread(marked: Sequence[Event]) -> list[Event]:
         if not again:
             found.append(event)
     return found
+
+
+def _updates(events: ProfilerEvents) -> list[int]:
+    """Returns the ends of the updates of one optimizer, each of which ends a step.
+
+    Only the outermost of nested updates counts, and no update inside a backward pass (an optimizer
+    per parameter). Optimizers are told apart by the name of their class, and those of one class by
+    their order among its updates since backward last ran. The optimizer with most updates counts;
+    if several have as many, the one that updates first.
+    """
+    ranges = [e for e in events.ranges if e.name.startswith(_UPDATE)]
+    ranges.sort(key=lambda e: (e.begin_ns, -e.end_ns))
+    begin, end, thread = (
+        np.array([getattr(e, name) for e in ranges], np.int64)
+        for name in ("begin_ns", "end_ns", "thread")
+    )
+    inside = _in_backward(events, end, thread)  # a backward pass may also run inside an update
+    backward_ns = np.sort(np.frombuffer(events.backward.begin_ns, np.int64))
+    passes = np.searchsorted(backward_ns, begin).tolist()
+    until: dict[int, int] = {}
+    turns: Counter[tuple[str, int]] = Counter()
+    ends: dict[tuple[str, int], set[int]] = {}
+    for event, since, in_pass in zip(ranges, passes, inside.tolist(), strict=True):
+        if in_pass or event.begin_ns < until.get(event.thread, 0):
+            continue
+        until[event.thread] = event.end_ns
+        turn = turns[event.name, since] if len(backward_ns) else 0
+        turns[event.name, since] += 1
+        ends.setdefault((event.name, turn), set()).add(event.end_ns)
+    most = max(map(len, ends.values()), default=0)
+    return next((sorted(found) for found in ends.values() if len(found) == most), [])
 
 
 def _steps(number: list[int], begin: list[int], end: list[int], said: str) -> FoundSteps:
@@ -143,20 +176,26 @@ def bucket_rows(
     at = np.array([calls[row].launch_ns for row in rows], dtype=np.int64)
     thread = np.array([calls[row].launch_thread for row in rows], dtype=np.int64)
     step = np.searchsorted(steps.begin_ns, at, side="right") - 1
+    chosen = _in_backward(events, at, thread)
+    chosen &= step >= 0
+    chosen[chosen] = at[chosen] < steps.end_ns[step[chosen]]
+    return rows[chosen], step[chosen]
+
+
+def _in_backward(events: ProfilerEvents, at_ns: Ints, thread: Ints) -> npt.NDArray[np.bool_]:
+    """For each time, True if its thread ran an operator of a backward pass then."""
     tag = np.frombuffer(events.backward.tag, np.int64)
     begin, end = (
         np.frombuffer(getattr(events.backward, name), np.int64) for name in ("begin_ns", "end_ns")
     )
-    chosen = np.zeros(len(rows), dtype=bool)
+    chosen = np.zeros(len(at_ns), dtype=bool)
     for each in np.unique(tag).tolist():
         inside = stretches(begin[tag == each], end[tag == each])
-        of = np.searchsorted(inside.begin_ns, at, side="right") - 1
+        of = np.searchsorted(inside.begin_ns, at_ns, side="right") - 1
         within = (thread == each) & (of >= 0)
-        within[within] = at[within] <= inside.end_ns[of[within]]
+        within[within] = at_ns[within] <= inside.end_ns[of[within]]
         chosen |= within
-    chosen &= step >= 0
-    chosen[chosen] = at[chosen] < steps.end_ns[step[chosen]]
-    return rows[chosen], step[chosen]
+    return chosen
 
 
 def find_buckets(events: ProfilerEvents, calls: Sequence[Call], steps: FoundSteps) -> str:

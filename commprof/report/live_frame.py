@@ -32,10 +32,11 @@ def frame(state: JobState, run: str, width: int) -> list[str]:
     return [printable(line)[:width].rstrip() for line in lines]
 
 
-def waiting_frame(run: str, width: int) -> list[str]:
-    """Returns the lines to show before any rank has recorded anything."""
-    text = f"no rank records in {run} yet; waiting"
-    return [printable(text)[:width]]
+def waiting_frame(run: str, width: int, problems: Sequence[str] = ()) -> list[str]:
+    """Returns the lines to show while no rank's trace can be read; ``problems`` say why not."""
+    what = "no trace can be read" if problems else "no rank records"
+    lines = [f"{what} in {run} yet; waiting", *_marked(problems)]
+    return [printable(line)[:width] for line in lines]
 
 
 def _heading(state: JobState, run: str) -> str:
@@ -102,7 +103,11 @@ def _losses(state: JobState) -> list[str]:
         lines.append(
             f"{left_out} events were left out above: some ranks are too many steps behind."
         )
-    return lines + [f"* {problem}" for problem in state.monitor.problems]
+    return lines + _marked(state.monitor.problems)
+
+
+def _marked(problems: Sequence[str]) -> list[str]:
+    return [f"* {problem}" for problem in problems]
 
 
 def _ms(seconds: float) -> str:

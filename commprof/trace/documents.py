@@ -61,12 +61,13 @@ _TELEMETRY: Final = ("utilisation_percent", "sm_clock_mhz", "power_w", "memory_u
 MORE_METADATA: Final[dict[str, Shape]] = {
     # As in the first block.
     "hooks": list[str],
-    # begin_monotonic_ns, before which another trace of the process ended; network_namespace;
-    # interfaces, by name received_bytes and sent_bytes while capture was on; mtu_bytes, by name;
-    # rated_mbit_per_s, by name of those with an IPv4 address that are not bridges, 0 if not known;
-    # ddp_logs, for each trained DDP model (32 at most) its own log, group_name, own_exchange
-    # (what exchanges gradients instead of DDP's all-reduce), parameter_bytes in the order of the
-    # log's indices, and sparse_modules.
+    # From the start of capture on: begin_monotonic_ns, before which another trace of the process
+    # ended; network_namespace, empty if unknown. Older versions wrote both at the end of capture.
+    # From the end on also: interfaces, by name received_bytes and sent_bytes while capture was on;
+    # mtu_bytes, by name; rated_mbit_per_s, by name of those with an IPv4 address that are not
+    # bridges, 0 if not known; ddp_logs, for each trained DDP model (32 at most) its own log,
+    # group_name, own_exchange (what exchanges gradients instead of DDP's all-reduce),
+    # parameter_bytes in the order of the log's indices, and sparse_modules.
     "cross_check_sources": dict,
     # Number of threads that run the collectives of each gloo group, by the group's name.
     "gloo_threads": dict,
@@ -126,6 +127,32 @@ class Group:
     rank: int
     #: Number of ranks in the group.
     size: int
+
+    @property
+    def label(self) -> str:
+        """Name of the group in reports."""
+        return group_label(self.name, self.description)
+
+
+def group_label(name: str, description: str) -> str:
+    """Returns the user's description of a process group, or c10d's name if there is none."""
+    return name if description in ("", "undefined", "default_pg") else description
+
+
+def backends_by_device(name: str, pairs: str) -> dict[str, str]:
+    """Returns the backend that a process group uses on each type of device, such as "cuda".
+
+    Empty if ``name`` is a backend, which the group then uses on all devices.
+
+    Args:
+        name: the group's backend in c10d's words: its name, "undefined" if the script gave none, or
+            "cpu:gloo,cuda:nccl" if it gave one for each type of device; empty if unknown.
+        pairs: the backends that c10d uses, such as "cpu:gloo,cuda:nccl"; empty if unknown.
+    """
+    if name not in ("", "undefined") and ":" not in name:
+        return {}
+    listed = [pair.partition(":") for pair in f"{name},{pairs}".split(",") if ":" in pair]
+    return {device: backend for device, _, backend in listed}
 
 
 def read_metadata(payload: memoryview) -> dict[str, Any]:

@@ -140,6 +140,8 @@ REDUCE_OPS: Final = (
     *("sum", "avg", "product", "min", "max"),
     *("band", "bor", "bxor", "premul_sum"),
 )
+#: ``reduce_op`` of collectives in recordings that do not say which reduction it was.
+UNKNOWN_REDUCE_OP: Final = 255
 
 
 def op_name(code: int) -> str:

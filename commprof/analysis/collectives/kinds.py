@@ -14,7 +14,7 @@ from commprof.analysis.collectives.calls import Calls, Floats, calls_of
 from commprof.analysis.collectives.traffic import bus_factor
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
-from commprof.trace.documents import Group
+from commprof.trace.documents import Group, group_label
 from commprof.trace.reader import TORCH_PROFILER, Trace
 from commprof.trace.schema import OPS, PHASES, REDUCE_OPS, op_name
 from commprof.units import ns_to_ms
@@ -46,7 +46,7 @@ class CollectiveRow:
     #: Global ranks of the group that issued calls in it, in order.
     group_ranks: tuple[int, ...]
     dtype: str
-    #: Empty if nothing is reduced.
+    #: Empty if nothing is reduced, or if the recording does not say how.
     reduce_op: str
     #: Smallest and largest size in bytes, as nccl-tests counts size.
     size_bytes: tuple[int, int]
@@ -78,6 +78,11 @@ class CollectiveRow:
     busbw_gb_per_s: float
     #: False for kernels whose size and type the recording does not give; their sizes are 0.
     sizes_known: bool = True
+
+    @property
+    def group_label(self) -> str:
+        """Name of the process group in reports."""
+        return group_label(self.group, self.group_description)
 
 
 def collective_rows(

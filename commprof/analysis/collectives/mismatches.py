@@ -18,7 +18,14 @@ from commprof.analysis.align.matching import POINT_TO_POINT
 from commprof.text import named_ranks
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.reader import Trace
-from commprof.trace.schema import FLAG_SPARSE, OPS, REDUCE_OPS, Kind, Records
+from commprof.trace.schema import (
+    FLAG_SPARSE,
+    OPS,
+    REDUCE_OPS,
+    UNKNOWN_REDUCE_OP,
+    Kind,
+    Records,
+)
 
 _REDUCING = {
     OPS.index(name)
@@ -46,7 +53,7 @@ class Issued:
     op: str
     #: Empty if the trace has no name for the type, or nothing is sent.
     dtype: str
-    #: Empty if nothing is reduced.
+    #: Empty if nothing is reduced, or if the recording does not say how.
     reduce_op: str
     #: -1 if sizes of ranks may differ.
     size_bytes: int
@@ -109,11 +116,11 @@ def issued_of(row: Mapping[str, int], dtypes: Sequence[str]) -> Issued:
     size = common_bytes(op, row["bytes_in"], row["bytes_out"])
     named = op not in _BARRIERS and row["dtype"] < len(dtypes)
     reduce_op = row["reduce_op"]
-    reduce_name = REDUCE_OPS[reduce_op] if reduce_op < len(REDUCE_OPS) else str(reduce_op)
+    names = {**dict(enumerate(REDUCE_OPS)), UNKNOWN_REDUCE_OP: ""}
     return Issued(
         op=OPS[op] if op < len(OPS) else f"operation {op}",
         dtype=dtypes[row["dtype"]] if named else "",
-        reduce_op=reduce_name if op in _REDUCING else "",
+        reduce_op=names.get(reduce_op, str(reduce_op)) if op in _REDUCING else "",
         size_bytes=-1 if row["flags"] & FLAG_SPARSE else size,
         root=row["aux"] if op in _ROOTED else -1,
     )

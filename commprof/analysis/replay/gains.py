@@ -35,6 +35,7 @@ from commprof.analysis.replay.program import LEAST_STEPS, Program, programs, rep
 from commprof.analysis.step.breakdown import own_run_delay_ns
 from commprof.analysis.step.mean_step import stalled
 from commprof.stats.intervals import Interval, percentile_interval, resampled_means
+from commprof.text import rank_list
 from commprof.trace import columns
 from commprof.trace.columns import Ints
 from commprof.trace.schema import PHASES
@@ -59,7 +60,8 @@ class Gain:
     rank: int
     #: As in ``schema.PHASES``; "" if the change concerns no single phase.
     phase: str
-    #: Description of the process group; "" if the change concerns no single group.
+    #: Name of the process group, with its ranks in braces if another group has the same name; "" if
+    #: the change concerns no single group.
     group: str
     step_ms: float
     #: Fraction of the step that would be saved, with its 95 % bootstrap interval over the steps.
@@ -275,8 +277,15 @@ def _groups(seen: MeasuredWorld, group: Ints) -> list[tuple[int, str]]:
     used = [number for number in np.argsort(-sent, kind="stable").tolist() if sent[number]]
     if len(used) < 2:
         return []
-    named = seen.matching.groups
-    return [(n, named[n].description or named[n].name) for n in used[:_MOST_GROUPS]]
+    labels = [group.label for group in seen.matching.groups]
+    found = []
+    for number in used[:_MOST_GROUPS]:
+        label = labels[number]
+        if sum(labels[other] == label for other in used) > 1:
+            ranks = np.unique(seen.matching.rank[seen.matching.group == number]).tolist()
+            label = f"{label} {{{rank_list(ranks)}}}"
+        found.append((number, label))
+    return found
 
 
 def _gain(change: _Change, base: Floats, changed: Floats) -> Gain:

@@ -44,9 +44,15 @@ class Window:
     begin_ns: int
     end_ns: int
 
-    def holds(self, begin_ns: Ints) -> npt.NDArray[np.bool_]:
-        """For each time, True if it is at or after the window's begin and before its end."""
-        inside: npt.NDArray[np.bool_] = (begin_ns >= self.begin_ns) & (begin_ns < self.end_ns)
+    def holds(self, begin_ns: Ints, end_ns: Ints | None = None) -> npt.NDArray[np.bool_]:
+        """True for each interval of which a part lies in the window.
+
+        Without ``end_ns``, true for each time at or after the window's begin and before its end.
+        """
+        goes_on = begin_ns >= self.begin_ns
+        if end_ns is not None:
+            goes_on |= end_ns > self.begin_ns
+        inside: npt.NDArray[np.bool_] = goes_on & (begin_ns < self.end_ns)
         return inside
 
 

@@ -160,7 +160,7 @@ def _collectives(trace: Trace, table: Collectives, arrivals: Arrivals, flows: Fl
         f"{op} {_size(bytes)}" if bytes else op
         for op, bytes in zip(ops, size.tolist(), strict=True)
     ]
-    groups = {group.id: group.description or group.name for group in trace.groups.values()}
+    groups = {group.id: group.label for group in trace.groups.values()}
     dtypes = dict(enumerate(trace.metadata["dtypes"]))
     numbers = columns.stacks(trace, table.op_id)
     known = (arrivals.late_rank >= 0) & (table.end_ns > 0)
@@ -222,13 +222,11 @@ def _compressor(trace: Trace) -> list[Track]:
 
 
 def _within(track: Track, window: Window) -> Track:
-    chosen = window.holds(track.begin_ns)
-    if chosen.all():
-        return track
-    rows = np.flatnonzero(chosen)
+    """Keeps the slices of which a part lies in the window, without what is before the window."""
+    rows = np.flatnonzero(window.holds(track.begin_ns, track.end_ns))
     return replace(
         track,
-        begin_ns=track.begin_ns[rows],
+        begin_ns=np.maximum(track.begin_ns[rows], window.begin_ns),
         end_ns=track.end_ns[rows],
         lane=track.lane[rows],
         label=[track.label[row] for row in rows.tolist()],
@@ -246,7 +244,7 @@ def _chosen(column: Column, rows: Ints) -> Column:
 def _chosen_flows(flows: Flows, rows: Ints) -> Flows:
     """Returns the arrows that begin or end in the chosen rows.
 
-    ``rows`` must be all rows in the shown window; rows outside of it have no arrows.
+    ``rows`` must hold all rows that begin in the shown window; other rows have no arrows.
     """
     first = np.concatenate((flows.first[rows], flows.first[-1:]))
     return Flows(flows.received[rows], flows.wire_ns[rows], first, flows.sent)

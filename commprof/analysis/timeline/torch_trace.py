@@ -226,9 +226,10 @@ def with_all_of(view: Overview, traces: Sequence[TorchTrace]) -> Overview:
 
 
 def torch_events(view: Overview, trace: TorchTrace, number: int) -> Iterator[dict[str, Any]]:
-    """Yields the trace's events that begin in the overview's window, with new process ids.
+    """Yields the events of which a part lies in the overview's window, with new process ids.
 
-    ``ts`` becomes the time since the begin of the window, in µs.
+    ``ts`` becomes the time since the begin of the window, in µs. An event that began before the
+    window loses the part before it.
 
     Args:
         view: overview of the run.
@@ -243,15 +244,25 @@ def torch_events(view: Overview, trace: TorchTrace, number: int) -> Iterator[dic
     events = trace.events()
     while chunk := list(islice(events, _CHUNK)):
         times_us = [event.get("ts") or 0.0 if event.get("ph") != "M" else 0.0 for event in chunk]
+        ends_us = [at + _length_us(event) for at, event in zip(times_us, chunk, strict=True)]
         common_ns = _common_ns(view, index, trace, times_us)
-        shown = view.window.holds(common_ns)
+        shown = view.window.holds(common_ns, _common_ns(view, index, trace, ends_us))
         since_ns = common_ns - view.window.begin_ns
         for event, time_ns, is_shown in zip(chunk, since_ns.tolist(), shown.tolist(), strict=True):
+            if is_shown and time_ns < 0:
+                event["dur"] += time_ns / 1000
+                time_ns = 0
             if is_shown or event.get("ph") == "M":
                 place = pids.setdefault(str(event.get("pid")), len(pids))
                 pid = _FIRST_PID * (number + 1) + place
                 arrow = _FIRST_ARROW * (number + 1)
                 yield from _moved(event, pid, view.ranks[index], place, time_ns, arrow)
+
+
+def _length_us(event: dict[str, Any]) -> float:
+    """Length of a complete event; 0 for events of other types, and if it is not usable."""
+    length = event.get("dur") if event.get("ph") == "X" else 0.0
+    return length if isinstance(length, int | float) and 0 <= length < _MOST_US else 0.0
 
 
 def _common_ns(view: Overview, index: int, trace: TorchTrace, times_us: Sequence[float]) -> Ints:

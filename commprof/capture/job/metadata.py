@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import socket
 import sys
 import time
@@ -16,7 +17,7 @@ from commprof import _native
 from commprof._version import __version__
 from commprof.errors import CommprofError
 from commprof.trace import schema
-from commprof.trace.documents import MORE_METADATA
+from commprof.trace.documents import MORE_METADATA, backends_by_device
 from commprof.trace.run.endings import restart_count
 from commprof.trace.run.processes import link_of, text_of
 
@@ -26,9 +27,9 @@ def _backend() -> str:
     if not dist.is_initialized():
         return ""
     name = str(dist.get_backend())
-    if name != "undefined" and ":" not in name:
+    by_device = backends_by_device(name, dist.get_backend_config())
+    if not by_device:
         return name
-    by_device = dict(each.split(":", 1) for each in dist.get_backend_config().split(","))
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     wanted = "cpu" if accelerator is None else accelerator.type
     return by_device.get(wanted) or by_device.get("cpu", name)
@@ -49,6 +50,15 @@ def rank_and_world_size() -> tuple[int, int]:
             "world size; unset both, or call init_process_group first"
         )
     return int(rank), int(world_size)
+
+
+def _local_rank() -> int:
+    """Returns this process's rank on its host, from the launcher's environment.
+
+    Without a usable value, returns 0: some scripts set -1 for "no launcher".
+    """
+    text = os.environ.get("LOCAL_RANK", "")
+    return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else 0
 
 
 def elastic_run_id() -> str:
@@ -99,7 +109,7 @@ def trace_metadata(ring_prefix: str, extra: dict[str, Any]) -> dict[str, Any]:
     own = {
         "rank": rank,
         "world_size": world_size,
-        "local_rank": int(os.environ.get("LOCAL_RANK", "0")),
+        "local_rank": _local_rank(),
         "restart_count": restart_count(),
         "pid": os.getpid(),
         "main_thread": _native_thread_id(),

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
-from itertools import pairwise
 
 from commprof.analysis.collectives.kinds import CollectiveRow, SteplessCollectives
 from commprof.analysis.world import WorldResult
 from commprof.report.tabulated import Grid, tabulated, three_digits
-from commprof.text import printable
+from commprof.text import printable, rank_list
 
 LEGEND = """\
 Times in ms: median over calls and ranks. total: issue to completion. Each call's total is queue +
@@ -139,22 +137,12 @@ def _cells(row: CollectiveRow, world_size: int) -> tuple[str, ...]:
 
 
 def _group(row: CollectiveRow, world_size: int) -> str:
-    described = row.group_description
-    name = row.group if described in ("", "undefined", "default_pg") else described
+    name = row.group_label
     if name.startswith(_MESH):
         name = f"mesh {name.removeprefix(_MESH)}"
     listed = rank_list(row.group_ranks)
     known = len(row.group_ranks) == row.group_size < world_size and len(listed) <= _LONGEST_RANKS
     return f"{name[:20]} {{{listed}}}" if known else f"{name[:20]} ({row.group_size})"
-
-
-def rank_list(ranks: Sequence[int]) -> str:
-    """Formats ascending numbers: ``0-3`` for neighbours, ``0-12:4`` for every fourth."""
-    steps = {later - sooner for sooner, later in pairwise(ranks)}
-    if len(ranks) < 3 or len(steps) > 1:
-        return ",".join(map(str, ranks))
-    step = steps.pop()
-    return f"{ranks[0]}-{ranks[-1]}" + (f":{step}" if step > 1 else "")
 
 
 def _size(row: CollectiveRow) -> str:

@@ -105,8 +105,15 @@ def read_context(run: Path) -> dict[str, Any]:
     """Reads command, settings and machine of a run, from ``run.json`` or from traces alone.
 
     Raises:
-        CommprofError: ``run`` is not a recording.
+        CommprofError: ``run`` is not a recording, or cannot be read.
     """
+    try:
+        return _context(run)
+    except OSError as error:
+        raise CommprofError(f"{quoted(run)} cannot be read: {error}") from None
+
+
+def _context(run: Path) -> dict[str, Any]:
     other = other_recording(run)
     if other is not None:
         return other.context
@@ -255,6 +262,7 @@ def _context_of_traces(run: Path) -> dict[str, Any]:
             + ", ".join(map(quoted, jobs))
         )
     if not paths:
+        os.listdir(run)  # raises OSError without permission
         _refuse_for_another_command(run)
         raise CommprofError(
             f"{quoted(run)} holds neither {RUN_FILE} nor rank_N.trace nor traces of "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -9,10 +11,14 @@ from commprof.analysis.align.measured import MeasuredWorld, measured_world
 from commprof.analysis.replay.engine import calls, replay
 from commprof.analysis.replay.gains import Gain, gains
 from commprof.analysis.replay.program import programs, replayed_steps
+from commprof.analysis.run import analyse_in_detail
 from commprof.trace import columns
 from commprof.trace.schema import Phase
+from tests.support.builders.profiler_traces import all_reduce, annotation, document, kernel, write
 from tests.support.builders.random_run import RandomRun
 from tests.support.builders.traces import MS, THREAD, Rank, world_run
+
+_DESCRIPTION = "Process Group Description"
 
 
 def measured(ranks: list[Rank]) -> MeasuredWorld:
@@ -233,3 +239,30 @@ def test_collectives_that_no_thread_waits_for_hold_up_nothing() -> None:
     result = gains(measured(ranks))
     assert result is not None
     assert result.step_ms == pytest.approx(100)
+
+
+def of_the_mesh(rank: int) -> str:
+    """12 steps of one of four ranks: a group without a description, and one with that of two."""
+    row, column = divmod(rank, 2)
+    events = []
+    for step in range(12):
+        base = 5e9 + 1000.0 * step
+        events += [annotation(f"ProfilerStep#{step}", base, base + 1000)]
+        events += [kernel("gemm", base, base + 200 + 20 * rank)]
+        for begin, name, ranks, description in (
+            (300, f"{1 + row}", [2 * row, 2 * row + 1], "undefined"),
+            (400, f"{3 + column}", [column, column + 2], "mesh_dp"),
+        ):
+            event = all_reduce(base + begin + 5 * rank, base + begin + 90, step)
+            event["args"] |= {"Process Group Name": name, "Process Group Ranks": str(ranks)}
+            events.append({**event, "args": event["args"] | {_DESCRIPTION: description}})
+    return document(events, rank, 4)
+
+
+def test_groups_are_told_apart(tmp_path: Path) -> None:
+    """By c10d's name without a description, and by ranks where several have the same name."""
+    path = write(tmp_path / "job", [of_the_mesh(rank) for rank in range(4)])
+    result = analyse_in_detail(path)[0].worlds[0].gains
+    assert result is not None
+    named = [gain.group for gain in result.gains if gain.change == "group"]
+    assert named == ["1", "mesh_dp {0,2}", "mesh_dp {1,3}"]

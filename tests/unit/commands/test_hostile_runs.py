@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -129,3 +130,28 @@ def test_no_command_prints_what_a_terminal_would_obey(
             assert not {"\x1b", "\0", "\x07"} & set(text), command
     assert main(["fit", run, "--output", str(tmp_path / "p")]) == 0
     assert max(map(len, capfd.readouterr().out.splitlines())) < 1000
+
+
+@pytest.mark.parametrize("command", ["report", "trace"])
+def test_a_directory_that_may_not_be_read_is_refused(
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Without permission, nothing in a directory can be listed or looked at."""
+    denied, look_at = tmp_path / "denied", Path.stat
+    denied.mkdir()
+
+    def refuse(path: Path, **_: object) -> NoReturn:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    def looked_at(path: Path, **values: bool) -> os.stat_result:
+        return refuse(path) if denied in path.parents else look_at(path, **values)
+
+    monkeypatch.setattr(Path, "stat", looked_at)
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    assert main([command, str(denied)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    said = f"[Errno 13] Permission denied: '{denied}/run.json'"
+    assert line == f"commprof: {denied} cannot be read: {said}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -383,6 +384,25 @@ def test_the_right_command_is_named(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert main([str(each) for each in arguments]) != 0
         (line,) = capsys.readouterr().err.splitlines()
         assert said in line
+
+
+def test_folders_that_cannot_be_read_hold_no_dumps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked, other = tmp_path / "job" / "locked", tmp_path / "job" / "other"
+    locked.mkdir(parents=True)
+    other.mkdir()
+    write_dumps(other, dump({"0": [0, 1]}, entry("0", 2)), dump({"0": [0, 1]}))
+    list_folder = Path.iterdir
+
+    def listed(folder: Path) -> Iterator[Path]:
+        if folder == locked:
+            raise PermissionError(13, "Permission denied", str(folder))
+        return list_folder(folder)
+
+    monkeypatch.setattr(Path, "iterdir", listed)
+    assert not is_flight_recorder(locked)
+    assert is_flight_recorder(tmp_path / "job")
 
 
 def test_versions_of_the_metadata(tmp_path: Path) -> None:

@@ -25,11 +25,11 @@ from commprof.report import markdown, table
 from commprof.report import strategies as strategies_table
 from commprof.report import trial as trial_table
 from commprof.report.full_report import FullReport
-from commprof.report.sections.collectives import collectives_grid, collectives_section, rank_list
+from commprof.report.sections.collectives import collectives_grid, collectives_section
 from commprof.report.table import render
 from commprof.report.tabulated import tabulated
 from commprof.stats.intervals import Interval
-from commprof.text import printable
+from commprof.text import printable, rank_list
 from tests.support.analysed import analyse_run
 from tests.support.builders.results import (
     OVERHEAD,

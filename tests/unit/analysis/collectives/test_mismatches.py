@@ -10,7 +10,7 @@ from commprof.analysis.collectives.mismatches import (
     issued_of,
 )
 from commprof.trace import columns
-from commprof.trace.schema import FLAG_SPARSE
+from commprof.trace.schema import FLAG_SPARSE, UNKNOWN_REDUCE_OP
 from tests.support.builders.traces import Rank
 
 DTYPES = ["Byte", "Char", "Short", "Int", "Long", "Half", "Float"]
@@ -61,6 +61,14 @@ def test_both_values_are_shown_and_the_odd_rank_is_named() -> None:
     traces = [rank.trace() for rank in made]
     (first,), _ = find_mismatches(traces, [columns.collectives(trace) for trace in traces])
     assert first.odd_ranks == (1,)
+
+
+def test_a_reduction_that_is_not_recorded_is_not_named() -> None:
+    made = ranks(2)
+    for rank in made:
+        rank.collective(2, 30, 40, bytes=8 + rank.rank, dtype=6, reduce_op=UNKNOWN_REDUCE_OP)
+    (sentence,), _ = mismatches(*made)
+    assert "rank 0: all_reduce of 8 bytes as Float; rank 1: all_reduce of 9 bytes" in sentence
 
 
 def test_another_operation_reduction_or_root() -> None:

@@ -98,6 +98,23 @@ def test_merged_events_are_on_the_runs_clock(tmp_path: Path) -> None:
     assert len({e["pid"] for e in events}) == 2
 
 
+def test_an_event_that_began_before_the_shown_steps_is_shown_from_their_begin_on(
+    tmp_path: Path,
+) -> None:
+    """The run's only step begins 1 ms after ``baseTimeNanoseconds``."""
+    trace = torch_trace()
+    for begin_us, length in ((900, 50), (900, 300), (950, "long"), (1200, 4000)):
+        event = {"ph": "X", "name": "op", "pid": 7, "tid": 7, "ts": begin_us, "dur": length}
+        trace["traceEvents"].append(event)
+    output = run_with(tmp_path) / "out.json"
+    path = write(tmp_path / "t.json", trace)
+    assert (
+        main(["trace", str(tmp_path), "-o", str(output), "--steps", "0", "--merge", str(path)]) == 0
+    )
+    shown = [(e["ts"], e["dur"]) for e in events_of(tmp_path) if e["name"] == "op"]
+    assert shown == [(0, 200), (200, 4000)]
+
+
 @pytest.mark.parametrize(
     ("values", "name"),
     [

@@ -1,0 +1,51 @@
+"""Facts about a rank's collectives that hold in all of its recording: backend and reduction."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from commprof.analysis.run import analyse_in_detail
+from commprof.recordings.profiler import read_recording
+from tests.support.builders.profiler_traces import annotation, both, document, rank_events
+
+
+@pytest.mark.parametrize(
+    ("said", "config", "of_host", "of_device"),
+    [
+        ("nccl", "cuda:nccl", "nccl", "nccl"),
+        # Of a script that names no backend.
+        ("undefined", "cpu:gloo", "gloo", "gloo"),
+        ("undefined", "cuda:nccl", "nccl", "nccl"),
+        ("undefined", "cpu:gloo,cuda:nccl", "gloo", "nccl"),
+        ("undefined", None, "undefined", "undefined"),
+        # Of a script that names one for each type of device.
+        ("cpu:gloo,cuda:nccl", None, "gloo", "nccl"),
+        ("cuda:nccl", "cuda:nccl", "nccl", "nccl"),
+        (None, None, "unknown", "unknown"),
+    ],
+)
+def test_the_backend_is_that_of_the_recorded_device(
+    tmp_path: Path, said: str | None, config: str | None, of_host: str, of_device: str
+) -> None:
+    host = [annotation("ProfilerStep#1", 0, 100), annotation("gloo:all_reduce", 10, 60, tid=2)]
+    for events, expected in ((host, of_host), (rank_events(0), of_device)):
+        whole = json.loads(document(events, 0))
+        about = {"backend": said, "pg_config": config and [{"backend_config": config}, {}]}
+        whole["distributedInfo"] |= about
+        if said is None:
+            del whole["distributedInfo"]["backend"]
+        path = tmp_path / "one.json"
+        path.write_text(json.dumps(whole))
+        found = read_recording(path)
+        assert found is not None
+        (group,) = found.traces[0].groups.values()
+        named = {found.traces[0].metadata["backend"], group.backend or "unknown"}
+        assert named == {expected}
+
+
+def test_a_reduction_is_not_named_because_it_is_not_recorded(tmp_path: Path) -> None:
+    (row,) = analyse_in_detail(both(tmp_path / "job"))[0].worlds[0].collectives
+    assert (row.op, row.dtype, row.reduce_op) == ("all_reduce", "Float", "")

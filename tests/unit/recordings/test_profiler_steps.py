@@ -1,0 +1,94 @@
+"""Steps of recordings in which no step is marked, found from the updates of optimizers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from commprof.recordings.profiler import read_recording
+from commprof.trace import columns
+from tests.support.builders.profiler_traces import (
+    Event,
+    all_reduce,
+    annotation,
+    document,
+    kernel,
+    write,
+)
+
+ITERATIONS = 6
+
+
+def backward(begin_us: float, end_us: float) -> Event:
+    """Operator of a backward pass, on the thread of the updates."""
+    event = annotation("autograd::engine::evaluate_function: AddBackward0", begin_us, end_us)
+    return {**event, "cat": "cpu_op"}
+
+
+def update(optimizer: str, begin_us: float, end_us: float) -> Event:
+    return annotation(f"Optimizer.step#{optimizer}.step", begin_us, end_us)
+
+
+def recorded(folder: Path, iteration: list[Event]) -> tuple[list[float], list[float], list[str]]:
+    """Begins and ends of the steps found in iterations of 1000 µs, and the recording's problems."""
+    events = []
+    for number in range(ITERATIONS):
+        base = 1e6 + 1000.0 * number
+        events += [kernel("gemm", base, base + 300), all_reduce(base + 300, base + 400, number)]
+        events += [{**event, "ts": event["ts"] + base} for event in iteration]
+    found = read_recording(write(folder, [document(events, 0)]))
+    assert found is not None
+    steps = columns.steps(found.traces[0])
+    begin, end = ((at / 1000 - 1e6).tolist() for at in (steps.begin_ns, steps.end_ns))
+    return begin, end, list(found.problems)
+
+
+@pytest.mark.parametrize(
+    ("iteration", "end_us"),
+    [
+        # A wrapper, such as ZeroRedundancyOptimizer, around the optimizer of the rank's part.
+        ([backward(100, 150), update("Wrapper", 800, 950), update("AdamW", 805, 850)], 950),
+        # The first of several optimizers, of two classes or of one.
+        ([backward(100, 150), update("Muon", 800, 850), update("AdamW", 860, 900)], 850),
+        ([backward(100, 150), update("AdamW", 800, 850), update("AdamW", 860, 900)], 850),
+        # An update whose closure runs a backward pass.
+        ([update("LBFGS", 100, 900), backward(200, 250), backward(500, 550)], 900),
+        # An optimizer per parameter in the backward pass, and one for the rest after it.
+        (
+            [
+                *(backward(100, 200), update("SGD", 110, 190)),
+                *(backward(210, 300), update("SGD", 220, 300)),
+                update("AdamW", 300, 350),
+            ],
+            350,
+        ),
+        # Without operators of the host.
+        ([update("Wrapper", 800, 950), update("AdamW", 805, 850)], 950),
+    ],
+)
+def test_a_step_ends_with_the_update_of_one_optimizer(
+    tmp_path: Path, iteration: list[Event], end_us: float
+) -> None:
+    begin, end, problems = recorded(tmp_path / "job", iteration)
+    ends = [1000 * number + end_us for number in range(ITERATIONS)]
+    assert begin == pytest.approx(ends[:-1])
+    assert end == pytest.approx(ends[1:])
+    assert any("steps are from one optimizer step to the next" in text for text in problems)
+
+
+def test_the_optimizer_with_most_updates_ends_the_steps(tmp_path: Path) -> None:
+    """The generator of a GAN, which updates first, and its critic, which updates twice as often."""
+    critic = [backward(400, 420), update("RMSprop", 430, 450)]
+    critic += [backward(800, 820), update("RMSprop", 830, 850)]
+    begin, _, _ = recorded(
+        tmp_path / "job", [backward(100, 150), update("Adam", 200, 250), *critic]
+    )
+    assert begin == pytest.approx([430 + 20 + 400 * n + 200 * (n // 2) for n in range(11)])
+
+
+def test_updates_inside_backward_passes_alone_end_no_steps(tmp_path: Path) -> None:
+    iteration = [backward(100, 200), update("SGD", 110, 190), backward(210, 300)]
+    begin, _, problems = recorded(tmp_path / "job", [*iteration, update("SGD", 220, 290)])
+    assert begin == pytest.approx([1000 * number + 300 for number in range(ITERATIONS - 1)])
+    assert any("collectives repeat and count as one step" in text for text in problems)
