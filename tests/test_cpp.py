@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commprof.trace import schema
+from commprof.trace import columns, schema
 from commprof.trace.reader import read_trace
 from commprof.trace.summary import histogram_of
 from tests.support.builders import trace_bytes as made
@@ -93,3 +93,47 @@ def test_python_makes_the_same_histogram(built: Path, tmp_path: Path) -> None:
     assert (written["min"], written["max"]) == (expected.min_ns, expected.max_ns)
     assert np.cumsum(written["buckets"][::2]).tolist() == expected.buckets.tolist()
     assert written["buckets"][1::2] == expected.counts.tolist()
+
+
+def test_python_finds_the_same_steps(built: Path, tmp_path: Path) -> None:
+    """Boundaries at random: declared or found at updates, some lost, with pauses of capture."""
+    random = np.random.default_rng(2)
+    for _ in range(60):
+        marks = _random_marks(random)
+        path = tmp_path / "marks"
+        path.write_text("".join(f"{step} {ends} {at} {found}\n" for step, ends, at, found in marks))
+        written = json.loads(run([str(built / "test_found_steps"), str(path)]))
+        rows = [
+            made.record(at, made.STEP, op_id=step, aux=ends, seq=found, thread=1)
+            for step, ends, at, found in marks
+        ]
+        trace = tmp_path / "rank_0.trace"
+        trace.write_bytes(made.trace(made.block(made.RECORDS_BLOCK, b"".join(rows)), made.end()))
+        steps = columns.steps(read_trace(trace))
+        expected = histogram_of((steps.end_ns - steps.begin_ns)[1:].tolist())  # without warm-up
+        assert written["steps_end"] == steps.source, marks
+        assert (written["steps"]["count"], written["steps"]["sum"]) == (
+            expected.count,
+            expected.sum_ns,
+        ), marks
+
+
+def _random_marks(random: np.random.Generator) -> list[tuple[int, int, int, int]]:
+    """Returns up to 12 step boundaries: step, 1 if it ends there, time in ns, who placed it."""
+    kinds = random.choice(
+        ["declared", "update", "skipped", "pause"], 12, p=random.dirichlet([1] * 4)
+    )
+    found = {
+        "declared": schema.STEP_DECLARED,
+        "update": schema.STEP_UPDATED,
+        "skipped": schema.STEP_SKIPPED,
+    }
+    marks, step, now_ns = [(0, 0, 0, schema.STEP_DECLARED)], 0, 0
+    for kind in kinds[: random.integers(13)]:
+        now_ns += int(random.integers(1, 1000))
+        if kind == "pause":
+            marks.append((step, 0, now_ns, schema.STEP_DECLARED))
+        else:
+            marks.append((step, 1, now_ns, found[kind]))
+            step += 1
+    return [mark for mark in marks if random.random() < 0.9]

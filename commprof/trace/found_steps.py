@@ -70,15 +70,20 @@ def communicating_backwards(records: Records, thread: int) -> Ints:
     return phases["value"][last > first].astype(np.int64)
 
 
-def _at_backwards(marks: Records, times: Ints) -> StepMarks:
-    """Returns steps that end at ``times``, in ns; the first begins at the first of ``marks``."""
-    begin, thread = int(marks["timestamp_ns"][0]), int(marks["thread"][0])
-    after = times[times > begin]
-    count = len(after)
+def _at_backwards(marks: Records, passes_ns: Ints) -> StepMarks:
+    """Returns steps that end at ``passes_ns``; one begins where capture began or went on.
+
+    ``marks`` are the begins of capture. Passes before the first of them are left out.
+    """
+    begins_ns = marks["timestamp_ns"].astype(np.int64)
+    passes_ns = passes_ns[passes_ns > begins_ns[0]]
+    step = np.append(np.searchsorted(passes_ns, begins_ns), np.arange(len(passes_ns)))
+    time_ns = np.append(begins_ns, passes_ns)
+    order = np.argsort(time_ns, kind="stable")
     return StepMarks(
         source=BACKWARD,
-        time_ns=np.concatenate(([begin], after)),
-        step=np.concatenate(([0], np.arange(count))),
-        ends=np.concatenate(([False], np.ones(count, dtype=bool))),
-        thread=np.full(count + 1, thread, dtype=np.int64),
+        time_ns=time_ns[order],
+        step=step[order],
+        ends=order >= len(begins_ns),
+        thread=np.full(len(order), int(marks["thread"][0]), dtype=np.int64),
     )

@@ -98,6 +98,11 @@ class TraceContent:
     summary: Summary | None = None
     stacks: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
+    @property
+    def is_open(self) -> bool:
+        """True if rings may hold further records: the trace was neither closed nor salvaged."""
+        return not self.complete and not self.salvaged
+
 
 def read_trace(path: Path) -> Trace:
     """Reads the trace at ``path``.
@@ -109,6 +114,33 @@ def read_trace(path: Path) -> Trace:
         TraceError: the file is not a trace, or its metadata cannot be used.
         OSError: the file cannot be opened.
     """
+    session, metadata, content = _read_file(path)
+    if content.is_open:
+        # A running process moves records from the rings to the file, so the file is read after the
+        # rings: a record that is moved meanwhile is read twice, and is not lost.
+        rings = read_rings(metadata["ring_prefix"], session)
+        content = TraceContent()  # frees the memory of the first reading
+        _, metadata, content = _read_file(path)
+        if content.is_open:
+            # Always-on mode keeps no records, and the rings hold only those of the last moment.
+            if content.summary is None or content.summary.mode == "full":
+                content.batches.extend(rings.batches)
+            content.dropped = rings.dropped
+    return Trace(
+        path=path,
+        metadata=metadata,
+        groups=content.groups,
+        records=_merge(content.batches, deduplicate=not content.complete),
+        complete=content.complete,
+        dropped=content.dropped,
+        problems=tuple(content.problems),
+        summary=content.summary,
+        stacks=content.stacks,
+    )
+
+
+def _read_file(path: Path) -> tuple[int, dict[str, Any], TraceContent]:
+    """Reads a trace file without the rings; returns its session, its metadata and its content."""
     found = read_blocks(path, read_bytes(path))
     content = TraceContent(problems=list(found.problems))
     for block in found.blocks:
@@ -118,23 +150,7 @@ def read_trace(path: Path) -> Trace:
             f"{path}: no readable metadata block, so the trace cannot be used: the file is cut off "
             "or damaged near its beginning"
         )
-    if not content.complete and not content.salvaged:
-        rings = read_rings(content.metadata["ring_prefix"], found.session)
-        # Always-on mode keeps no records, and the rings hold only those of the last moment.
-        if content.summary is None or content.summary.mode == "full":
-            content.batches.extend(rings.batches)
-        content.dropped = rings.dropped
-    return Trace(
-        path=path,
-        metadata=content.metadata,
-        groups=content.groups,
-        records=_merge(content.batches, deduplicate=not content.complete),
-        complete=content.complete,
-        dropped=content.dropped,
-        problems=tuple(content.problems),
-        summary=content.summary,
-        stacks=content.stacks,
-    )
+    return found.session, content.metadata, content
 
 
 def read_first_metadata(path: Path) -> dict[str, Any]:

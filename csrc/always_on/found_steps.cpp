@@ -44,16 +44,15 @@ void FoundSteps::take(const Record& record) {
 }
 
 void FoundSteps::takeMark(const Record& mark) {
-  const bool ends = mark.aux == 1;
-  if (ends && !marks_end_steps_) {
-    marks_end_steps_ = true;
-    issued_ns_ = {};
-    if (unmarked_) {
-      unmarked_.reset();
-      ledger_.forgetSteps();
+  if (mark.aux == 1) {
+    if (marks_end_steps_ && found_ == kStepDeclared &&
+        mark.seq != kStepDeclared) {
+      return;
     }
+    takeEnd(mark);
+  } else {
+    begin_ = mark;
   }
-  found_ = ends ? mark.seq : found_;
   thread_ = mark.thread;
   marked_.take(mark);
   if (unmarked_) { // a pause of the capture is over
@@ -61,6 +60,23 @@ void FoundSteps::takeMark(const Record& mark) {
     begin.op_id = backwards_;
     unmarked_->take(begin);
   }
+}
+
+// Forgets the steps that ended otherwise than this one.
+void FoundSteps::takeEnd(const Record& mark) {
+  if (!marks_end_steps_) {
+    marks_end_steps_ = true;
+    issued_ns_ = {};
+    if (unmarked_) {
+      unmarked_.reset();
+      ledger_.forgetSteps();
+    }
+  } else if (mark.seq == kStepDeclared && found_ != kStepDeclared) {
+    marked_.forgetSteps();
+    ledger_.forgetSteps();
+    marked_.take(begin_); // only marks found at updates came after it
+  }
+  found_ = mark.seq;
 }
 
 void FoundSteps::takeBackward(const Record& phase) {

@@ -1,7 +1,9 @@
 // The steps of one rank, also of a loop that marks none: as long as no mark has
-// ended a step, each backward pass that communicated ends one. The rule is that
+// ended a step, each backward pass that communicated ends one. Once the script
+// declares that a step ends, marks found at updates end none. The rule is that
 // of commprof/trace/found_steps.py, which knows the whole trace; here the loop
-// is believed after kSurelyUnmarked such passes, and not before.
+// is believed after kSurelyUnmarked such passes, and not before, and what was
+// counted under another rule is forgotten.
 #pragma once
 
 #include <cstdint>
@@ -32,6 +34,7 @@ class FoundSteps {
 
  private:
   void takeMark(const Record& mark);
+  void takeEnd(const Record& mark);
   void takeBackward(const Record& phase);
   bool communicated(const Record& phase);
 
@@ -39,7 +42,8 @@ class FoundSteps {
   StepSummary marked_;
   std::optional<StepSummary> unmarked_; // once it is believed
   bool marks_end_steps_ = false;
-  uint32_t found_ = kStepDeclared; // by whom the last mark was placed
+  uint32_t found_ = kStepDeclared; // by whom the last step's end was placed
+  Record begin_; // the last mark that ends no step; kind kNone before any
   uint32_t thread_ = 0; // whose steps these are; 0 before the first mark
   uint64_t backwards_ = 0; // that communicated
   std::vector<uint64_t> issued_ns_; // in backward passes that are not over

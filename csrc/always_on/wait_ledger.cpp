@@ -153,6 +153,7 @@ void WaitLedger::forgetSteps() {
 }
 
 const std::vector<WaitLedger::Split>& WaitLedger::resolve(uint64_t now_ns) {
+  followClock();
   splits_.clear();
   std::deque<uint64_t> missing;
   for (const uint64_t op_id : queue_) {
@@ -173,6 +174,17 @@ const std::vector<WaitLedger::Split>& WaitLedger::resolve(uint64_t now_ns) {
   }
   drained_steps_ = steps_.size();
   return splits_;
+}
+
+// Rank 0's clock becomes known some time after the first steps, and a new
+// process group may have another rank 0.
+void WaitLedger::followClock() {
+  links_ = exchange_.links();
+  if (links_.clock_known) {
+    late_.moveExposed(
+        int64_t(uint64_t(links_.clock_offset_ns) - uint64_t(clock_offset_ns_)));
+    clock_offset_ns_ = links_.clock_offset_ns;
+  }
 }
 
 // False while something about it may still come.
@@ -237,7 +249,8 @@ bool WaitLedger::settle(const StepWaits& step, uint64_t now_ns) {
     all_ns += wait_ns;
   }
   for (const For& one : found) {
-    late_.exposed(exchange_.commonNs(one.at_ns), one.rank, one.wait_ns);
+    const uint64_t common_ns = one.at_ns + uint64_t(clock_offset_ns_);
+    late_.exposed(common_ns, one.rank, one.wait_ns);
   }
   exposed_wait_.add(std::min(all_ns, step.exposed_ns));
   exposed_wire_.add(step.exposed_ns - std::min(all_ns, step.exposed_ns));
@@ -300,11 +313,10 @@ void WaitLedger::appendJson(std::string& out) const {
   out += ",\"unsplit_steps\":" + std::to_string(unsplit_steps_);
   out += "},\"arrival_clock_error\":";
   clock_error_.appendJson(out);
-  const HostLinks links = exchange_.links();
-  out += ",\"hosts\":{\"clock\":" + std::to_string(links.clock_known);
-  out += ",\"peers\":" + std::to_string(links.peers);
-  out += ",\"heard\":" + std::to_string(links.heard);
-  out += ",\"unsent\":" + std::to_string(links.unsent);
+  out += ",\"hosts\":{\"clock\":" + std::to_string(links_.clock_known);
+  out += ",\"peers\":" + std::to_string(links_.peers);
+  out += ",\"heard\":" + std::to_string(links_.heard);
+  out += ",\"unsent\":" + std::to_string(links_.unsent);
   out += "},\"exposed_wait\":";
   exposed_wait_.appendJson(out);
   out += ",\"exposed_wire\":";

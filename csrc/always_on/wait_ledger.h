@@ -105,6 +105,7 @@ class WaitLedger {
   static uint64_t endOf(const Entry& entry) noexcept;
   void arrive(Entry& entry, uint64_t at_ns);
   const Entry* find(uint64_t op_id) const noexcept;
+  void followClock();
   bool settle(Entry& entry, uint64_t now_ns);
   bool settle(const StepWaits& step, uint64_t now_ns);
   State splitExposure(
@@ -123,6 +124,10 @@ class WaitLedger {
   std::deque<StepWaits> steps_;
   size_t drained_steps_ = 0; // whose collectives were drained by now
   std::vector<Split> splits_;
+  HostLinks links_; // at the last resolve()
+  // Rank 0's clock less this one, as used for the times in late_: good enough
+  // to tell blocks of time from each other. 0 before it is known.
+  int64_t clock_offset_ns_ = 0;
 
   uint64_t known_ = 0;
   uint64_t unknown_ = 0;

@@ -37,7 +37,7 @@ class CommprofCallback(_Callback):
     The callback is passed as ``Trainer(callbacks=[CommprofCallback()])`` and works under all of
     Lightning's strategies. Validation and checkpoints between two updates belong to the step that
     follows. Figures go to the trainer's loggers every ``log_every_n_steps`` updates, under keys
-    that begin with ``commprof/``.
+    that begin with ``commprof/``; if ``log_every_n_steps`` is 0, no figures are logged.
     """
 
     def __init__(self, directory: str | Path = DIRECTORY) -> None:
@@ -57,7 +57,8 @@ class CommprofCallback(_Callback):
         if trainer.global_step != self._updates:
             self._updates = trainer.global_step
             self._recording.step()
-            if trainer.global_step % trainer.log_every_n_steps == 0:
+            every = trainer.log_every_n_steps
+            if every and trainer.global_step % every == 0:
                 self._log(trainer)
 
     def _log(self, trainer: Any) -> None:

@@ -40,28 +40,45 @@ def trace_name(rank: int) -> str:
 def agree(directory: Path) -> Path:
     """Agrees with the other ranks on the job's directory, and returns it.
 
-    Call it on all ranks after ``init_process_group``.
+    Call it on all ranks after ``init_process_group``, equally often on each.
 
     Raises:
-        CommprofError: rank 0 cannot make a trace in the directory.
+        CommprofError: rank 0 cannot make a trace in the directory, or the environment variable
+            TORCHELASTIC_RESTART_COUNT does not hold a number.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return directory / _take(directory, 0)
     store = _store()
     if store is None:
         return directory
-    if dist.get_rank() == 0:
+    rank = dist.get_rank()
+    try:
+        key = _next_key(store, rank)
+    except RuntimeError:  # the store is gone
+        return directory
+    if rank == 0:
         name = ""
         try:
             name = _take(directory, 0)
         finally:
-            store.set(_KEY, name)  # even after an error: the other ranks wait for it
+            store.set(key, name)  # even after an error: the other ranks wait for it
         return directory / name
     try:
-        store.wait([_KEY], _PATIENCE)
-        return directory / bytes(store.get(_KEY)).decode()
+        store.wait([key], _PATIENCE)
+        return directory / bytes(store.get(key)).decode()
     except (RuntimeError, UnicodeDecodeError):
         return directory
+
+
+def _next_key(store: Any, rank: int) -> str:
+    """Returns the key of the next answer of rank 0, which is the same on all ranks.
+
+    An answer must not be read again by a later call. The store may keep it for the whole job: that
+    of torchrun outlives process groups and restarted processes. So the key holds the attempt and
+    the number of the call, which the store counts for each rank.
+    """
+    attempt = f"{_KEY}/attempt_{restart_count()}"
+    return f"{attempt}/{store.add(f'{attempt}/calls_of_rank_{rank}', 1)}"
 
 
 def _store() -> Any:
@@ -77,13 +94,13 @@ def _take(directory: Path, rank: int) -> str:
 
     Returns the name ``job_N``; empty for ``directory`` itself.
     """
-    restarted = trace_name(rank) != f"rank_{rank}.trace"
     names = ["", *(f"job_{number}" for number in range(2, _MOST_JOBS + 1))]
-    if restarted:  # next to the traces of the attempt before
-        names = _of_this_job(directory, names, rank) or names
-    for name in names:
+    own: list[str] = []
+    if restart_count():  # next to the traces of the attempt before, the first time
+        own = _of_this_job(directory, names, rank) or [""]
+    for name in [*own, *names]:
         path = directory.absolute() / name / trace_name(rank)
-        if path.exists() or (not restarted and any(path.parent.glob("rank_*.trace"))):
+        if path.exists() or (name not in own and any(path.parent.glob("rank_*.trace"))):
             continue
         try:
             claim(path)

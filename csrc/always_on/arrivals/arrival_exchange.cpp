@@ -105,10 +105,6 @@ ArrivalBoard::State ArrivalExchange::last(
   return own->joined.last(issued.seq, issue_ns, found, {meaning, done_ns});
 }
 
-uint64_t ArrivalExchange::commonNs(uint64_t own_ns) const noexcept {
-  return own_ns + uint64_t(links().clock_offset_ns);
-}
-
 HostLinks ArrivalExchange::links() const noexcept {
   return board_ ? board_->links() : HostLinks{};
 }

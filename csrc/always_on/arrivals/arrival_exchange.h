@@ -54,9 +54,6 @@ class ArrivalExchange {
       uint64_t issue_ns,
       uint64_t done_ns,
       ArrivalBoard::Last& found);
-  // A time of this process by rank 0's clock, as far as that is known: good
-  // enough to tell blocks of time from each other.
-  uint64_t commonNs(uint64_t own_ns) const noexcept;
   HostLinks links() const noexcept;
 
  private:

@@ -120,6 +120,21 @@ void LateRanks::exposed(uint64_t at_ns, uint32_t rank, uint64_t wait_ns) {
   }
 }
 
+void LateRanks::moveExposed(int64_t by_ns) {
+  const auto blocks = std::llround(double(by_ns) / double(block_ns_));
+  if (blocks == 0) {
+    return;
+  }
+  // Modulo 2**64 as the times are.
+  const uint64_t whole_ns = uint64_t(blocks) * block_ns_;
+  std::map<std::pair<uint64_t, uint32_t>, uint64_t> moved;
+  for (const auto& [cell, wait_ns] : waited_ns_) {
+    moved[{(cell.first * block_ns_ + whole_ns) / block_ns_, cell.second}] =
+        wait_ns;
+  }
+  waited_ns_.swap(moved);
+}
+
 void LateRanks::forgetExposed() {
   block_ns_ = kFirstBlockNs;
   waited_ns_.clear();

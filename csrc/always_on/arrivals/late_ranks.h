@@ -58,6 +58,9 @@ class LateRanks {
   void wasLast(uint32_t rank, uint64_t wait_ns);
   // The training thread stood still for `rank`, from `at_ns` on.
   void exposed(uint64_t at_ns, uint32_t rank, uint64_t wait_ns);
+  // The times that exposed() was told were `by_ns` too early: moves them by
+  // that, rounded to whole blocks of time. May throw std::bad_alloc.
+  void moveExposed(int64_t by_ns);
   // Nothing that exposed() was told counts any more.
   void forgetExposed();
 

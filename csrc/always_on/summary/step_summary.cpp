@@ -51,6 +51,15 @@ void StepSummary::take(const Record& record) {
   }
 }
 
+void StepSummary::forgetSteps() {
+  open_ = false;
+  complete_steps_ = 0;
+  step_ns_ = {};
+  exposed_ns_per_step_ = {};
+  phase_ns_per_step_ = {};
+  paused_in_steps_ns_ = {};
+}
+
 void StepSummary::takeStep(const Record& record) {
   const bool ends = record.aux == 1;
   if (ends && open_ && step_ == record.op_id && thread_ == record.thread) {

@@ -27,6 +27,9 @@ class StepSummary {
   // before what it lies in; other kinds than steps, phases, waits,
   // finalisations and pauses are passed over.
   void take(const Record& record);
+  // The marks so far turn out to bound no steps: nothing is counted, and no
+  // step is open.
+  void forgetSteps();
   // "steps", "exposed", "phases" and "paused" as members of a JSON object.
   void appendJson(std::string& out) const;
 

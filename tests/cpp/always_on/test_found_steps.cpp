@@ -1,5 +1,9 @@
-// Steps of a loop that marks none, and of one that marks them late.
+// Steps of a loop that marks none, and of one that marks them late. Given a
+// file of marks, it says for a reader in another language what steps they
+// bound.
 #include "always_on/found_steps.h"
+
+#include <fstream>
 
 #include "check.h"
 
@@ -10,6 +14,17 @@ namespace {
 constexpr uint64_t kStepNs = 1'000'000;
 constexpr uint64_t kTrainer = 1;
 constexpr uint64_t kEngine = 2; // backward passes of a device run there
+
+Record markOf(uint64_t step, bool ends, uint64_t at_ns, uint32_t found) {
+  Record record;
+  record.kind = Kind::kStep;
+  record.timestamp_ns = at_ns;
+  record.op_id = step;
+  record.thread = kTrainer;
+  record.aux = ends ? 1 : 0;
+  record.seq = found;
+  return record;
+}
 
 struct Loop {
   ArrivalExchange nobody; // no group is known
@@ -25,14 +40,7 @@ struct Loop {
       bool ends,
       uint64_t at_ns,
       uint32_t found = kStepUpdated) {
-    Record record;
-    record.kind = Kind::kStep;
-    record.timestamp_ns = at_ns;
-    record.op_id = step;
-    record.thread = kTrainer;
-    record.aux = ends ? 1 : 0;
-    record.seq = found;
-    steps.take(record);
+    steps.take(markOf(step, ends, at_ns, found));
   }
   // One backward pass in the middle of each millisecond, with a wait of 10 us.
   void backward(bool communicates = true, uint64_t thread = kTrainer) {
@@ -121,10 +129,41 @@ void theFirstMarkThatEndsAStepForgetsThem() {
   CHECK(!loop.ledger.pending());
   CHECK(loop.holds("\"steps_end\":\"update\",\"steps\":" + histogram(0, 0)));
   loop.backwards(2 * kBelieved);
-  loop.mark(1, true, loop.passes * kStepNs, kStepDeclared);
+  loop.mark(1, true, loop.passes * kStepNs);
   CHECK(loop.holds(
-      "\"steps_end\":\"declared\",\"steps\":" +
+      "\"steps_end\":\"update\",\"steps\":" +
       histogram(1, 2 * kBelieved * kStepNs)));
+}
+
+// The first declared step is warm-up, as without the updates before it.
+void whatTheScriptDeclaresWins() {
+  Loop loop;
+  loop.backward();
+  loop.mark(0, true, 1 * kStepNs);
+  loop.backward();
+  loop.mark(1, true, 2 * kStepNs);
+  CHECK(loop.ledger.pending());
+  CHECK(loop.holds(
+      "\"steps_end\":\"update\",\"steps\":" + histogram(1, kStepNs)));
+  loop.mark(2, true, 3 * kStepNs, kStepDeclared);
+  CHECK(!loop.ledger.pending()); // of the steps found before
+  CHECK(loop.holds("\"steps_end\":\"declared\",\"steps\":" + histogram(0, 0)));
+  loop.mark(3, true, 4 * kStepNs, kStepDeclared);
+  loop.mark(4, true, 6 * kStepNs, kStepDeclared);
+  loop.mark(5, true, 7 * kStepNs); // found, and passed over
+  loop.mark(5, true, 8 * kStepNs, kStepDeclared);
+  CHECK(loop.holds(
+      "\"steps_end\":\"declared\",\"steps\":" + histogram(2, 2 * kStepNs)));
+}
+
+// Then the first step that the script declares is complete, and warm-up.
+void captureMayGoOnBetweenAnUpdateAndADeclaration() {
+  Loop loop;
+  loop.mark(0, true, 1 * kStepNs);
+  loop.mark(1, false, 10 * kStepNs, kStepDeclared); // after a pause
+  loop.mark(1, true, 12 * kStepNs, kStepDeclared);
+  loop.mark(2, true, 15 * kStepNs, kStepDeclared);
+  CHECK(loop.holds("\"steps\":" + histogram(1, 3 * kStepNs)));
 }
 
 // Off and on again: the stretch in between is no step.
@@ -137,12 +176,36 @@ void aPauseOfTheCaptureIsNoStep() {
   CHECK(loop.holds("\"steps\":{\"count\":5,\"sum\":4750000,"));
 }
 
+// A mark per line: step, whether it ends there, time, by whom it was placed.
+void printSteps(const char* path) {
+  ArrivalExchange nobody;
+  WaitLedger ledger{nobody};
+  FoundSteps steps{ledger};
+  std::ifstream file(path);
+  uint64_t step = 0;
+  bool ends = false;
+  uint64_t at_ns = 0;
+  uint32_t found = 0;
+  while (file >> step >> ends >> at_ns >> found) {
+    steps.take(markOf(step, ends, at_ns, found));
+  }
+  std::string out;
+  steps.appendJson(out);
+  std::printf("{%s}\n", out.c_str());
+}
+
 } // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  if (argc == 2) {
+    printSteps(argv[1]);
+    return 0;
+  }
   backwardPassesEndTheStepsOfALoopWithoutMarks();
   othersBackwardPassesAndSilentOnesEndNone();
   theFirstMarkThatEndsAStepForgetsThem();
+  whatTheScriptDeclaresWins();
+  captureMayGoOnBetweenAnUpdateAndADeclaration();
   aPauseOfTheCaptureIsNoStep();
   return check::report();
 }

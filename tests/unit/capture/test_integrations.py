@@ -91,6 +91,21 @@ def test_lightning_s_steps_end_with_its_updates() -> None:
     assert logged == [({"commprof/exposed_ms": 1.5}, 9)]
 
 
+def test_lightning_without_logging_trains_and_logs_nothing() -> None:
+    made, calls = callback(LIGHTNING, "pytorch_lightning", "Callback")
+    made._log = lambda _: pytest.fail("logged")
+    # Lightning's own word for no logging; its loggers stay.
+    trainer = SimpleNamespace(
+        **{"global_step": 0, "strategy": SimpleNamespace(model="wrapped"), "log_every_n_steps": 0}
+    )
+
+    made.on_train_start(trainer, None)
+    trainer.global_step = 1
+    made.on_train_batch_end(trainer, None, None, None, 0)
+
+    assert calls == ["start wrapped", "step"]
+
+
 def test_an_exception_under_lightning_closes_the_trace() -> None:
     made, calls = callback(LIGHTNING, "pytorch_lightning", "Callback")
     made.on_exception(None, None, ValueError())

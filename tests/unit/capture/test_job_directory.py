@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import os
 import resource
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 import commprof
+from commprof.capture.job import job_directory
 from commprof.capture.job.job_directory import agree
 from commprof.capture.profiler import active
 from commprof.errors import TraceError
+from commprof.trace import reader
 from commprof.trace.columns import steps
 from commprof.trace.reader import Trace, read_trace, salvage
+from commprof.trace.ring import RingContent, read_rings
 from tests.support.builders import trace_bytes as made
 
 
@@ -66,6 +71,77 @@ def test_a_first_attempt_goes_to_a_directory_of_its_own(
     assert agree(tmp_path) == tmp_path / "job_3"
 
 
+def test_a_second_training_after_a_restart_has_a_directory_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(tmp_path, elastic_run_id="first")
+    begin(tmp_path / "job_2", elastic_run_id="second")
+    places = [restarted(tmp_path, monkeypatch, "first") for _ in range(3)]
+    assert places == [".", "job_3", "job_4"]
+
+
+class TwoRanks:
+    """Both ranks of a job, and their store: rank 0 answers only when rank 1 waits for it."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._directory = directory
+        self._store = dist.HashStore()
+        self._rank = 1
+        self._of_rank_0: Path | None = None
+        self.add, self.set, self.get = self._store.add, self._store.set, self._store.get
+        monkeypatch.setattr(dist, "is_initialized", lambda: True)
+        monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+        monkeypatch.setattr(dist, "get_rank", lambda: self._rank)
+        monkeypatch.setattr(job_directory, "_store", lambda: self)
+
+    def wait(self, keys: list[str], patience: timedelta) -> None:
+        if not self._store.check(keys):
+            self.begin_rank_0()
+        self._store.wait(keys, patience)
+
+    def begin_rank_0(self) -> None:
+        self._rank = 0
+        self._of_rank_0 = agree(self._directory)
+        self._rank = 1
+
+    def train(self) -> tuple[str, str]:
+        """Where each rank records, below the directory asked for."""
+        self._of_rank_0 = None
+        of_rank_1 = agree(self._directory)
+        if self._of_rank_0 is None:
+            self.begin_rank_0()
+        assert self._of_rank_0 is not None
+        first, second = (p.relative_to(self._directory) for p in (self._of_rank_0, of_rank_1))
+        return str(first), str(second)
+
+
+def test_all_ranks_share_the_directory_of_each_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
+    ranks = TwoRanks(tmp_path, monkeypatch)
+    assert [ranks.train() for _ in range(3)] == [(".", "."), ("job_2",) * 2, ("job_3",) * 2]
+
+
+def test_answers_before_a_restart_are_not_read_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
+    ranks = TwoRanks(tmp_path, monkeypatch)
+    ranks.train()
+    ranks.begin_rank_0()  # and rank 1 died before it came to its second training
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert [ranks.train() for _ in range(2)] == [("job_2",) * 2, ("job_3",) * 2]
+
+
+def test_a_store_that_is_gone_leaves_the_given_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = TwoRanks(tmp_path, monkeypatch)
+    monkeypatch.setattr(ranks, "add", dist.Store().add)  # raises RuntimeError
+    assert ranks.train() == (".", ".")
+
+
 class Killed:
     """A trace that holds the records of time 1 and 2, and a place for rings."""
 
@@ -112,6 +188,51 @@ def test_a_record_in_trace_and_ring_counts_once(killed: Killed) -> None:
     killed.leave(0, made.ring(slots(s0=1, s1=2, s2=3), head=3))
 
     assert killed.times() == [1, 2, 3]
+
+
+SALVAGED = made.document(made.SALVAGED_BLOCK, {"records": 2, "dropped": 2})
+
+
+@pytest.mark.parametrize("rings_first", [False, True])
+@pytest.mark.parametrize(
+    ("added", "left", "complete", "dropped"),
+    [
+        (made.records(3), made.ring({1: made.record(4)}, head=2, tail=1, dropped=1), False, 1),
+        (made.records(3, 4) + made.end(2), None, True, 2),
+        (made.records(3, 4) + SALVAGED, None, False, 2),
+    ],
+    ids=["drained", "closed", "salvaged"],
+)
+def test_records_that_leave_the_rings_during_a_reading_count_once(
+    added: bytes,
+    left: bytes | None,
+    complete: bool,
+    dropped: int,
+    rings_first: bool,
+    killed: Killed,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    killed.leave(0, made.ring(slots(s0=3, s1=4), head=2, dropped=1))
+
+    def move() -> None:
+        with killed.path.open("ab") as file:
+            file.write(added)
+        killed.ring_path().unlink()
+        if left is not None:
+            killed.leave(0, left)
+
+    def read_meanwhile(prefix: str, session: int) -> RingContent:
+        if not rings_first:
+            move()
+        content = read_rings(prefix, session)
+        if rings_first:
+            move()
+        return content
+
+    monkeypatch.setattr(reader, "read_rings", read_meanwhile)
+    trace = killed.read()
+    assert trace.records["timestamp_ns"].tolist() == [1, 2, 3, 4]
+    assert (trace.complete, trace.dropped, trace.problems) == (complete, dropped, ())
 
 
 def test_records_that_differ_in_one_field_all_count(killed: Killed) -> None:

@@ -62,6 +62,18 @@ def test_without_updates_backward_passes_that_communicate_end_steps(tmp_path: Pa
     assert (steps.begin_ns.tolist(), steps.end_ns.tolist()) == ([0, 9], [9, 18])
 
 
+def test_a_pause_of_capture_between_backward_passes_is_no_step(tmp_path: Path) -> None:
+    passes = [row for begin in (5, 15, 105, 115) for row in backward(begin, begin + 4)]
+    rows = [*passes[:4], mark(100, 0, ends=False), *passes[4:]]
+    steps = columns.steps(trace_of(tmp_path, START, *rows))
+    assert list(zip(steps.index, steps.begin_ns, steps.end_ns, strict=True)) == [
+        (0, 0, 9),
+        (1, 9, 19),
+        (2, 100, 109),
+        (3, 109, 119),
+    ]
+
+
 def iteration(begin: int, passes: int, step: int | None) -> list[bytes]:
     """Backward passes of 2 ns, then an update that ends the step, if any."""
     rows = [row for i in range(passes) for row in backward(begin + 3 * i, begin + 3 * i + 2)]

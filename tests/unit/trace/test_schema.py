@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -145,6 +146,20 @@ def test_a_summary_s_keys_are_read_by_their_names() -> None:
     renamed = {"arrivals", "paused"}
     assert {*SUMMARY_COUNTERS, *SUMMARY_PARTS} - renamed <= fields
     assert all(f"``{name}``" in (summary.__doc__ or "") for name in renamed)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("3", 3), (None, 0), ("", 0), ("-1", 0), ("first", 0), ("9" * 5000, 0), ("²", 0)],
+)
+def test_a_local_rank_that_is_no_rank_does_not_spoil_the_trace(
+    value: str | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if value is not None:
+        monkeypatch.setenv("LOCAL_RANK", value)
+    written = json.dumps(trace_metadata("", {})).encode()
+    assert documents.read_metadata(memoryview(written))["local_rank"] == expected
 
 
 def keys_of(value: object) -> object:

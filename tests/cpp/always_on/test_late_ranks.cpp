@@ -1,0 +1,149 @@
+// The waiting for late ranks by blocks of time: how many there are, and by
+// which clock they count.
+#include "always_on/arrivals/late_ranks.h"
+
+#include <string>
+
+#include "always_on/wait_ledger.h"
+#include "check.h"
+
+using namespace commprof;
+
+namespace {
+
+constexpr uint64_t kMs = 1'000'000;
+constexpr uint64_t kDay = 86'400'000 * kMs;
+constexpr uint64_t kBlock = LateRanks::kFirstBlockNs;
+
+std::string waitedFor(uint64_t block_ns, const std::string& cells) {
+  return "\"waited_for\":{\"block_ns\":" + std::to_string(block_ns) +
+      ",\"cells\":[" + cells + "]}";
+}
+
+std::string cell(uint64_t block, uint32_t rank, uint64_t wait_ns) {
+  return std::to_string(block) + "," + std::to_string(rank) + "," +
+      std::to_string(wait_ns);
+}
+
+template <class Kept>
+bool holds(const Kept& kept, const std::string& part) {
+  std::string out;
+  kept.appendJson(out);
+  return out.find(part) != std::string::npos;
+}
+
+void blocksOfTimeGrow() {
+  LateRanks late;
+  for (uint64_t second = 0; second < 10'000; ++second) {
+    late.exposed(second * 1'000 * kMs, second % 3, 5);
+  }
+  std::string json;
+  late.appendJson(json);
+  CHECK(json.size() < 12'000);
+  uint64_t sum = 0; // every third number
+  size_t at = json.find("\"cells\":[") + 9;
+  for (uint64_t i = 0; json[at - 1] != ']'; ++i) {
+    size_t length = 0;
+    const uint64_t value = std::stoull(json.substr(at), &length);
+    sum += i % 3 == 2 ? value : 0;
+    at += length + 1;
+  }
+  CHECK_EQ(sum, 50'000u);
+}
+
+// To the nearest block, in both directions.
+void timesMoveByWholeBlocks() {
+  LateRanks late;
+  late.exposed(1'000 * kBlock, 2, 5);
+  late.exposed(1'003 * kBlock, 1, 7);
+  late.moveExposed(int64_t(kBlock) * 2 / 5);
+  CHECK(holds(
+      late, waitedFor(kBlock, cell(1'000, 2, 5) + "," + cell(1'003, 1, 7))));
+  late.moveExposed(int64_t(kBlock) * 8 / 5);
+  CHECK(holds(
+      late, waitedFor(kBlock, cell(1'002, 2, 5) + "," + cell(1'005, 1, 7))));
+  late.moveExposed(-900 * int64_t(kBlock));
+  late.exposed(105 * kBlock, 1, 1);
+  CHECK(
+      holds(late, waitedFor(kBlock, cell(102, 2, 5) + "," + cell(105, 1, 8))));
+}
+
+// One rank of a host that has been up for ten days, and its neighbour, which
+// comes 20 ms late to each collective.
+struct Neighbours {
+  std::shared_ptr<ArrivalBoard> board = ArrivalBoard::create(1);
+  ArrivalExchange exchange;
+  ArrivalExchange late_exchange;
+  WaitLedger ledger{exchange};
+  WaitLedger late_ledger{late_exchange};
+
+  Neighbours() {
+    exchange.addGroup({1, "dp", 0, 2});
+    exchange.setBoard(board, 0);
+    late_exchange.addGroup({1, "dp", 1, 2});
+    late_exchange.setBoard(board, 1);
+  }
+  // A step of 100 ms.
+  void step(uint64_t number) {
+    const uint64_t at_ns = 10 * kDay + number * 100 * kMs;
+    Record record;
+    record.kind = Kind::kIssue;
+    record.op = Op::kAllReduce;
+    record.op_id = number;
+    record.seq = uint32_t(number);
+    record.group = 1;
+    record.timestamp_ns = at_ns;
+    ledger.takeIssue(record, 0);
+    record.timestamp_ns = at_ns + 20 * kMs;
+    late_ledger.takeIssue(record, 0);
+    ledger.takeStep(
+        {at_ns,
+         at_ns + 100 * kMs,
+         20 * kMs,
+         {{at_ns, at_ns + 20 * kMs, 20 * kMs, number, 0}}});
+    ledger.resolve(at_ns + 101 * kMs);
+    ledger.resolve(at_ns + 102 * kMs); // with the next drain
+  }
+  void knowClock(bool known, int64_t offset_ns) {
+    HostLinks links;
+    links.clock_known = known;
+    links.clock_offset_ns = offset_ns;
+    board->setLinks(links);
+  }
+};
+
+// Rank 0's host has been up for one day, which becomes known after the first
+// step; then the job gets another rank 0, and nothing is known of its clock for
+// a while.
+void stepsOfBeforeRank0sClockIsKnownLieBesideTheLaterOnes() {
+  Neighbours ranks;
+  ranks.step(1);
+  const uint64_t own = (10 * kDay + 100 * kMs) / kBlock;
+  CHECK(holds(ranks.ledger, waitedFor(kBlock, cell(own, 1, 20 * kMs))));
+  const auto ahead = int64_t(9 * kDay / kBlock * kBlock);
+  ranks.knowClock(true, -ahead);
+  ranks.step(2);
+  const auto both = [&](uint64_t ahead_ns) {
+    const uint64_t first = own - ahead_ns / kBlock;
+    const uint64_t second = (10 * kDay + 200 * kMs - ahead_ns) / kBlock;
+    return cell(first, 1, 20 * kMs) + "," + cell(second, 1, 20 * kMs);
+  };
+  CHECK(holds(ranks.ledger, waitedFor(kBlock, both(uint64_t(ahead)))));
+  ranks.knowClock(false, 0);
+  ranks.ledger.resolve(11 * kDay);
+  CHECK(holds(ranks.ledger, waitedFor(kBlock, both(uint64_t(ahead)))));
+  ranks.knowClock(true, -ahead / 2 / int64_t(kBlock) * int64_t(kBlock));
+  ranks.ledger.resolve(11 * kDay);
+  CHECK(holds(
+      ranks.ledger,
+      waitedFor(kBlock, both(uint64_t(ahead) / 2 / kBlock * kBlock))));
+}
+
+} // namespace
+
+int main() {
+  blocksOfTimeGrow();
+  timesMoveByWholeBlocks();
+  stepsOfBeforeRank0sClockIsKnownLieBesideTheLaterOnes();
+  return check::report();
+}
