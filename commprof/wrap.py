@@ -29,7 +29,7 @@ def main() -> None:
         sys.exit(_USAGE)
     if problem := _problem(sys.argv[1:3]):
         sys.exit(f"commprof.wrap: {problem}")
-    os.environ.update(environment(Path(os.environ.get(OUT_VARIABLE, "commprof-trace"))))
+    os.environ.update(environment(Path(os.environ.get(OUT_VARIABLE) or "commprof-trace")))
     arm(os.environ[OUT_VARIABLE])
     try:
         _become_script()

@@ -13,6 +13,7 @@ from commprof.analysis.checks.outcome import FAIL, STATUSES, WARN, Outcome
 from commprof.errors import UsageError
 from commprof.interrupts import ends_at_once
 from commprof.launch.pinning import omp_threads
+from commprof.launch.topology import this_host
 from commprof.text import counted, printable, wrapped
 from commprof.workloads.options import check_ranks
 
@@ -52,7 +53,7 @@ Exit code: 1 if a check fails, else 0. The ranks communicate over gloo. See docs
                 )
             outcomes, ranks = _as_rank(), int(os.environ["WORLD_SIZE"])
         else:
-            ranks = len(os.sched_getaffinity(0)) if args.nproc is None else args.nproc
+            ranks = this_host().usable_cores if args.nproc is None else args.nproc
             if ranks < 1:
                 raise UsageError(f"--nproc {ranks} is out of range (allowed: 1 or more)")
             check_ranks(ranks)

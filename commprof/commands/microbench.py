@@ -18,6 +18,7 @@ from commprof.compressors import parse
 from commprof.errors import CommprofError, UsageError
 from commprof.interrupts import ends_at_once
 from commprof.invocation import quoted
+from commprof.launch.topology import this_host
 from commprof.microbench.operations import DTYPES, HOOK_PREFIX, OPERATIONS, REDOPS, dtype_name
 from commprof.microbench.plan import SYNCS, Plan, check_memory, ladder, parse_size
 from commprof.report.comparison import sweep_table
@@ -197,7 +198,7 @@ def make_plan(args: argparse.Namespace, launched_ranks: int | None) -> Plan:
 
 def _world_sizes(nproc: str | None, launched_ranks: int | None) -> tuple[int, ...]:
     if nproc is None:
-        return (launched_ranks or len(os.sched_getaffinity(0)),)
+        return (launched_ranks or this_host().usable_cpus,)
     try:
         sizes = tuple(sorted({int(word) for word in nproc.split(",")}))
     except ValueError:

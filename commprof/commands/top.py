@@ -121,7 +121,7 @@ def _lines(observer: Observer, run: str) -> tuple[list[str], bool]:
     width = shutil.get_terminal_size((100, 24)).columns
     state = observer.look()
     if state is None:
-        return waiting_frame(run, width), False
+        return waiting_frame(run, width, observer.problems), False
     return frame(state, run, width), state.finished
 
 

@@ -23,7 +23,8 @@ _NO_STRINGS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 def yaml_text(value: object, indent: str = "") -> str:
     """Returns a dictionary or list as YAML text, with one key or list item per line.
 
-    Strings other than plain words are written as JSON, which YAML reads the same way.
+    Values other than plain words are written as JSON, with YAML's escape for characters beyond
+    U+FFFF: YAML would read JSON's escape of such a character as two characters.
     """
     lines = []
     if isinstance(value, dict):
@@ -41,13 +42,23 @@ def yaml_text(value: object, indent: str = "") -> str:
 
 def _inline_or_below(item: object, indent: str) -> str:
     if isinstance(item, dict | list):
-        return "\n" + yaml_text(item, indent) if item else f" {json.dumps(item)}\n"
+        return "\n" + yaml_text(item, indent) if item else f" {_json(item)}\n"
     return f" {_scalar(item)}\n"
 
 
 def _scalar(value: object) -> str:
     plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9_./-]*", value)
-    return str(value) if plain and str(value).lower() not in _NO_STRINGS else json.dumps(value)
+    return str(value) if plain and str(value).lower() not in _NO_STRINGS else _json(value)
+
+
+def _json(value: object) -> str:
+    """Returns the value as JSON in ASCII, with escapes as YAML reads them."""
+    return re.sub(r"[^ -~]", _escaped, json.dumps(value, ensure_ascii=False))
+
+
+def _escaped(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
 
 
 #: Options of ``commprof run`` that these files fill in.

@@ -24,6 +24,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from commprof import _native
 from commprof.errors import CommprofError, RankFailedError, UsageError
+from commprof.invocation import quoted
 from commprof.launch.job import Job, Plan
 from commprof.launch.progress import ProgressLine
 from commprof.launch.rendezvous import ALONE, Rendezvous
@@ -66,10 +67,10 @@ def launch(
     this process's end, or a failure.
 
     Raises UsageError before anything is started, RankFailedError for the first rank that failed,
-    CommprofError if the rendezvous failed. A signal ends the ranks and is then raised again.
+    CommprofError if the rendezvous failed or the system refused something, such as to write a file.
+    A signal ends the ranks and is then raised again.
     """
     plan = check(job, rendezvous)
-    job.directory.mkdir(parents=True, exist_ok=True)
     job_path = job.directory / "job.json"
     job.save(job_path)
     steps = plan.steps + job.overhead_steps
@@ -108,7 +109,7 @@ def launch_function(
     log_dir, fork server and exceptions: as for `launch`. imports: modules that the fork server
     imports in addition to torch. more_arguments: arguments of the function after `argument`.
     """
-    log_dir.mkdir(parents=True, exist_ok=True)
+    _make_log_dir(log_dir)
     config = _config(world_size, _FlatLogs(log_dir, attempt=attempt), rendezvous)
     multiprocessing.forkserver.set_forkserver_preload([*_PRELOAD, *imports])
     with _environment({"OMP_NUM_THREADS": str(threads_per_rank)}):
@@ -134,11 +135,18 @@ def launch_script(
     Raises the exceptions of `launch`; a RankFailedError holds the exit code of the script.
     """
     rendezvous.check(world_size)
-    log_dir.mkdir(parents=True, exist_ok=True)
+    _make_log_dir(log_dir)
     logs = _FlatLogs(log_dir, keep_output=False, attempt=attempt)
     config = _config(world_size, logs, rendezvous)
     with _environment(environment):
         _run_ranks(lambda: elastic_launch(config, sys.executable)("-u", *command), log_dir, attempt)
+
+
+def _make_log_dir(log_dir: Path) -> None:
+    try:
+        log_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommprofError(f"cannot write to {quoted(log_dir)}: {error.strerror}") from None
 
 
 def _run_ranks(run: Callable[[], object], log_dir: Path, attempt: int) -> None:
@@ -156,6 +164,8 @@ def _run_ranks(run: Callable[[], object], log_dir: Path, attempt: int) -> None:
         raise CommprofError(
             f"the rendezvous of the ranks failed: {error}; check --rdzv-endpoint, if given"
         ) from error
+    except OSError as error:  # such as a full disk, or too many processes
+        raise CommprofError(f"the launcher of the ranks failed: {error}") from error
     if interrupted_by is not None:
         signal.raise_signal(interrupted_by)
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from commprof.errors import UsageError
+from commprof.errors import CommprofError, UsageError
 from commprof.files import checked, read_json, replace_file
+from commprof.invocation import quoted
 from commprof.workloads.loop import planned_steps
 from commprof.workloads.options import TrainingOptions, check_supported
 from commprof.workloads.spec import Workload, flag, parse_spec
@@ -124,10 +125,17 @@ class Job:
             )
 
     def save(self, path: Path) -> None:
-        """Write the job as JSON; a reader finds the whole file or none."""
+        """Write the job as JSON; a reader finds the whole file or none.
+
+        Creates the file's directory if it does not exist. Raises CommprofError if that, or the
+        writing, fails.
+        """
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         values["directory"] = str(self.directory)
-        write_json(path, {"schema_version": SCHEMA_VERSION, **values})
+        try:
+            write_json(path, {"schema_version": SCHEMA_VERSION, **values})
+        except OSError as error:
+            raise CommprofError(f"cannot write {quoted(path)}: {error.strerror}") from None
 
     @classmethod
     def load(cls, path: Path) -> Job:

@@ -105,12 +105,22 @@ ALONE = Rendezvous()
 def endpoint_parts(endpoint: str) -> tuple[str, int]:
     """Splits an endpoint into host and port. Raises UsageError if it is not HOST:PORT."""
     host, _, port = endpoint.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+    good = bool(host) and _may_name_host(host)
+    if not good or not port.isdecimal() or not 0 < int(port) < 65536:
         raise UsageError(
             f"endpoint {endpoint!r} is not HOST:PORT (allowed: a name or address of the first "
             "machine and a port from 1 to 65535), e.g. localhost:29500"
         )
     return host, int(port)
+
+
+def _may_name_host(text: str) -> bool:
+    """False for a text that no host can have as its name or address, such as ``a..b``."""
+    try:
+        text.encode("idna")  # as socket.getaddrinfo does
+    except UnicodeError:
+        return False
+    return True
 
 
 def _check_free(host: str, port: int, nodes: int) -> None:

@@ -30,6 +30,7 @@ _SPECS = ("workload", "hook", "strategy", "trial")
 RIVALS = (
     *(("steps", "epochs"), ("nproc", "world_sizes")),
     *(("hook", "trial"), ("bucket_cap_mb", "trial"), ("fsdp", "trial")),
+    *(("price_per_hour", "trial"), ("price_per", "trial")),
 )
 #: Options that a file cannot set.
 _NOT_IN_FILES = ("help", "help_all", "config")
@@ -235,7 +236,9 @@ def merged(
 
     If one option of a pair in ``RIVALS`` is on the command line, the file's value of the other one
     is left out. A script on the command line, with its arguments, replaces the file's script or
-    module and the arguments in the file.
+    module and the arguments in the file, and leaves out the file's options that only built-in
+    workloads take. A workload on the command line leaves out the file's script or module, and its
+    arguments.
 
     Args:
         given: arguments of the command line alone; None for options not given.
@@ -247,8 +250,16 @@ def merged(
             if getattr(given, one, None) is not None:
                 kept.pop(other, None)
     arguments = kept.pop("script_args", [])
+    names = _replaced(given)
+    for name in names:
+        kept.pop(name, None)
+    return kept, given.script_args if names else arguments
+
+
+def _replaced(given: argparse.Namespace) -> tuple[str, ...]:
+    """Names the options of a file that a script or workload on the command line replaces."""
     if getattr(given, "script", None) is not None:
-        for name in ("script", "module"):
-            kept.pop(name, None)
-        return kept, given.script_args
-    return kept, arguments
+        from commprof.commands.running.target import WORKLOAD_OPTIONS  # reports need none of it
+
+        return ("script", "module", *WORKLOAD_OPTIONS)
+    return ("script", "module") if getattr(given, "workload", None) is not None else ()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 from dataclasses import replace
 from typing import NoReturn
 
@@ -15,6 +14,7 @@ from commprof.commands.running.price import price_of
 from commprof.commands.running.run_worlds import subjects_of
 from commprof.commands.running.target import Target
 from commprof.errors import UsageError
+from commprof.launch.topology import this_host
 from commprof.monitor.watchdog.py_spy import find_py_spy
 from commprof.monitor.watchdog.thresholds import AUTO, parse_threshold
 from commprof.trace.run.run_directory import PREDICTIONS_FILE
@@ -80,7 +80,7 @@ def world_sizes_of(args: argparse.Namespace) -> list[int]:
                 f"{' with --nnodes' * (args.nnodes > 1)} for {most}; leave --nproc out"
             )
     else:
-        nproc = len(os.sched_getaffinity(0)) if args.nproc is None else args.nproc
+        nproc = this_host().usable_cores if args.nproc is None else args.nproc
         if args.script or args.trial:
             return [nproc * args.nnodes] if nproc >= 1 else _out_of_range(nproc)
         sizes = [2**power for power in range(max(nproc, 1).bit_length()) if 2**power <= nproc]

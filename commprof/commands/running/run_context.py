@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from commprof._version import __version__
+from commprof.commands.options.output_file import keep_text
 from commprof.commands.running.target import WORKLOAD_DEFAULTS
-from commprof.files import replace_file
 from commprof.interrupts import ends_at_once
 from commprof.launch.cluster_files import yaml_text
 from commprof.launch.pinning import RankPlacement
@@ -78,14 +78,17 @@ def save_changes(directory: Path, args: argparse.Namespace, context: dict[str, A
 
 
 def save_config(directory: Path, args: argparse.Namespace, world_sizes: Sequence[int]) -> None:
-    """Writes ``config.yaml``: the final value of every option, for ``--config``."""
+    """Writes ``config.yaml``: the final value of every option, for ``--config``.
+
+    A failure is printed on stderr and does not end the run.
+    """
     text = (
         "# Options of this run. To repeat it, in the directory where it was started:\n"
         f"#   {repeating_command(directory / CONFIG_FILE, 1)}\n"
     )
     text += yaml_text(effective_options(args, world_sizes))
     # The path in the comment may not be UTF-8; in the options, such bytes are escaped already.
-    replace_file(directory / CONFIG_FILE, text.encode(errors="backslashreplace"))
+    keep_text(directory / CONFIG_FILE, text.encode(errors="backslashreplace").decode())
 
 
 def effective_options(args: argparse.Namespace, world_sizes: Sequence[int]) -> dict[str, Any]:

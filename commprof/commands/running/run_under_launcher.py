@@ -23,7 +23,6 @@ from commprof.commands.running.run_worlds import save_context
 from commprof.commands.running.target import WorkloadTarget
 from commprof.errors import CommprofError, UsageError
 from commprof.interrupts import ends_at_once
-from commprof.invocation import quoted
 from commprof.launch.pinning import place_ranks
 from commprof.launch.progress import PROGRESS_FILE
 from commprof.launch.rendezvous import StartedRendezvous
@@ -130,10 +129,7 @@ class _RankTarget(WorkloadTarget):
     def save_job(self, world_size: int, directory: Path) -> Path:
         """Writes the job file that each rank reads; raises CommprofError if that fails."""
         path = directory / "job.json"
-        try:
-            self._job(world_size, directory).save(path)
-        except OSError as error:
-            raise CommprofError(f"cannot write {quoted(path)}: {error.strerror}") from None
+        self._job(world_size, directory).save(path)
         return path
 
 

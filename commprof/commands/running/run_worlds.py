@@ -62,7 +62,6 @@ def run_world_sizes(
     context: content of ``run.json``. beside: given a world size's directory, returns the context
     manager that is entered while that world size runs.
     """
-    directory.mkdir(exist_ok=True)
     if rendezvous.is_first:
         save_context(directory, context)
     for turn, size in enumerate(world_sizes):

@@ -204,7 +204,7 @@ class ScriptTarget:
         """Checks that the script exists and the options are for scripts; returns its command."""
         given = [
             "--" + name.replace("_", "-")
-            for name in _WORKLOAD_OPTIONS
+            for name in WORKLOAD_OPTIONS
             if getattr(self._args, name) is not None
         ]
         if given:
@@ -321,7 +321,7 @@ WORKLOAD_DEFAULTS: dict[str, Any] = {
 }
 """Defaults of ``commprof run``'s options for built-in workloads, by argument name."""
 
-_WORKLOAD_OPTIONS = (
+WORKLOAD_OPTIONS = (
     "workload",
     "steps",
     "epochs",
@@ -333,3 +333,4 @@ _WORKLOAD_OPTIONS = (
     "strategy",
     *TRAINING_OPTIONS,
 )
+"""Arguments of ``commprof run`` that only built-in workloads take; None if not given."""

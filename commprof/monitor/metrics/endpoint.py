@@ -68,6 +68,11 @@ def listen(address: tuple[str, int]) -> socket.socket:
         except OSError:
             server.close()
             raise
+    except UnicodeError:
+        raise UsageError(
+            f"cannot listen on --metrics-address {host}:{port}: {host!r} cannot be the name of a "
+            "host; give a name or an address of this machine, such as 127.0.0.1"
+        ) from None
     except OSError as error:
         raise UsageError(
             f"cannot listen on --metrics-address {host}:{port}: {error.strerror}; choose another "

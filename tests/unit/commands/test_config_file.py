@@ -13,7 +13,11 @@ import pytest
 from commprof.commands.options.config_file import key_of, read_config
 from commprof.commands.options.parser import Parser
 from commprof.commands.options.run_arguments import add_arguments
+from commprof.commands.running.run_context import save_config
 from commprof.errors import UsageError
+from commprof.invocation import quoted
+from commprof.launch.pinning import place_ranks
+from commprof.trace.run.run_directory import CONFIG_FILE
 
 pytest.importorskip("yaml")
 
@@ -135,9 +139,30 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
         ("world-sizes: [1, 2]", ["--nproc", "4"], {"world_sizes": None, "nproc": 4}),
         ("hook: int8", ["--trial", "fp16"], {"hook": None, "trial": "fp16"}),
         ("trial: fp16", ["--bucket-cap-mb", "5"], {"trial": None, "bucket_cap_mb": 5.0}),
+        ("trial: fp16", ["--price-per-hour", "3"], {"trial": None, "price_per_hour": 3.0}),
+        (
+            "price-per-hour: 3\nprice-per: rank",
+            ["--trial", "fp16"],
+            {"trial": "fp16", "price_per_hour": None, "price_per": None},
+        ),
         ("script: a.py\nscript-args: [x]", [], {"script": "a.py", "script_args": ["x"]}),
         ("script: a.py\nscript-args: [x]", ["b.py"], {"script": "b.py", "script_args": []}),
         ("script: a\nmodule: true", ["b.py", "--y"], {"module": False, "script_args": ["--y"]}),
+        # A script and a workload exclude each other, with all that belongs to them.
+        (
+            "workload: mlp\nseed: 1\nscale-lr: true\nstrategy: fsdp\nnproc: 2",
+            ["b.py", "--y"],
+            {
+                **dict.fromkeys(("workload", "seed", "scale_lr", "strategy")),
+                **{"nproc": 2, "script": "b.py", "script_args": ["--y"]},
+            },
+        ),
+        (
+            "script: a\nmodule: true\nscript-args: [x]\nnproc: 2",
+            ["--workload", "mlp"],
+            {"script": None, "module": False, "script_args": [], "workload": "mlp", "nproc": 2},
+        ),
+        ("workload: mlp\nseed: 1", ["--workload", "timed"], {"workload": "timed", "seed": 1}),
         ("nproc: 2", [], {"nproc": 2, "script": None, "script_args": []}),
     ],
 )
@@ -157,6 +182,30 @@ def test_a_refusal_is_one_line_and_ends_with_2(
     err = capsys.readouterr().err
     assert err.startswith("commprof run: ")
     assert err.count("\n") == 1
+
+
+def saved(directory: Path, words: Sequence[str]) -> argparse.Namespace:
+    args = parser().parse_args(words)
+    args.placement = place_ranks("none", "1", [2], 1)
+    save_config(directory, args, [2])
+    return args
+
+
+def test_a_saved_configuration_gives_a_script_the_same_arguments(tmp_path: Path) -> None:
+    words = ["train.py", "--name", "run-🚀é", r"\ud83d🚀", "\x7f\x85\u2028", "\udcff"]
+    args = saved(tmp_path, words)
+    again = parser().parse_args(["--config", str(tmp_path / CONFIG_FILE)])
+    assert (again.script, again.script_args) == (args.script, args.script_args)
+    assert again.script_args == words[1:]
+
+
+def test_a_configuration_that_cannot_be_saved_does_not_end_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "\udcff" / CONFIG_FILE).mkdir(parents=True)
+    saved(tmp_path / "\udcff", ["train.py"])
+    where = quoted(tmp_path / "\udcff" / CONFIG_FILE)
+    assert capsys.readouterr().err == f"commprof: cannot write {where}: Is a directory\n"
 
 
 def test_a_script_may_have_an_option_of_that_name(tmp_path: Path) -> None:

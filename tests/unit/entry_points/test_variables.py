@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from commprof import _native, variables
+from commprof import _native, variables, wrap
 from commprof.capture import boot
 from commprof.capture.settings import RankSettings
 from commprof.checks import run as health
@@ -201,6 +202,21 @@ def test_a_job_trains_and_records_nothing_where_it_cannot_do_as_asked(
     (line,) = [one for one in done.stderr.splitlines() if one.startswith("commprof: ")]
     assert line.startswith(f"commprof: {said}")
     assert not list(tmp_path.rglob("*.trace"))
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_a_wrapped_script_records_into_the_default_directory(
+    value: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "environ", {} if value is None else {variables.OUT: value})
+    monkeypatch.setattr(sys, "argv", ["commprof.wrap", "train.py"])
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    armed: list[str] = []
+    monkeypatch.setattr(wrap, "arm", armed.append)
+    wrap.main()
+    assert armed == [str(tmp_path / "commprof-trace")]
 
 
 @pytest.mark.parametrize("value", ["x/y", "0-1", "3-x/1"])

@@ -172,7 +172,10 @@ def test_a_pytorch_job_is_what_its_published_model_takes() -> None:
 
 
 def test_words_that_yaml_would_misread_stay_strings() -> None:
-    job = replace(JOB, script=("train.py", "no", "1e3", "a: b", "", "yes"))
+    # Text beyond U+FFFF, and what YAML ends a line at or does not print.
+    others = ("run-🚀é", r"\ud83d🚀", "\x7f\x85\u2028\ufeff\t", "\udcff")
+    job = replace(JOB, script=("train.py", "no", "1e3", "a: b", "", "yes", *others))
+    assert train_job(job).isascii()
     assert load(train_job(job))["spec"]["trainer"]["command"][3:] == list(job.script)
 
 

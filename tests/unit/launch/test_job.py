@@ -5,6 +5,7 @@ Peak memory of this process, against memory that a test takes.
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import mmap
@@ -21,6 +22,7 @@ import torch
 
 from commprof.analysis.rank_summary import RankSummary
 from commprof.errors import CommprofError, RankFailedError, UsageError
+from commprof.invocation import quoted
 from commprof.launch import elastic, rendezvous
 from commprof.launch.elastic import kill_lost_ranks
 from commprof.launch.job import Job, per_rank_batch
@@ -62,6 +64,26 @@ def test_a_file_of_another_shape_is_refused(
 
     with pytest.raises(UsageError, match=message):
         Job.load(path)
+
+
+def test_a_job_that_cannot_be_written_is_an_error_in_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for path, reason in ((file / "job.json", "File exists"), (tmp_path, "Is a directory")):
+        with pytest.raises(CommprofError) as caught:
+            Job("timed", 2, HERE).save(path)
+        assert str(caught.value) == f"cannot write {quoted(path)}: {reason}"
+
+
+def test_what_the_system_refuses_to_the_launcher_is_an_error_in_one_line(tmp_path: Path) -> None:
+    def refused() -> None:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    with pytest.raises(CommprofError, match=r"the launcher of the ranks failed: .*unavailable"):
+        elastic._run_ranks(refused, tmp_path, 0)
+    (tmp_path / "logs").touch()
+    with pytest.raises(CommprofError, match=r"cannot write to .*logs: File exists"):
+        elastic.launch_script(["-c", "pass"], 1, tmp_path / "logs", {})
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{"])

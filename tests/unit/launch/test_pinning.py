@@ -5,6 +5,7 @@ Cores from sample trees of /sys, /proc and /sys/fs/cgroup.
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -14,8 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from commprof.analysis.checks.outcome import Outcome
 from commprof.capture import boot
+from commprof.commands import check, microbench
+from commprof.commands.running.run_checks import world_sizes_of
 from commprof.errors import UsageError
+from commprof.launch import topology as topologies
 from commprof.launch.pinning import PIN_MODES, choose_threads, pin_this_process, plan_pinning
 from commprof.launch.topology import Core, Topology, format_cpu_list, parse_cpu_list, read_topology
 
@@ -142,6 +147,41 @@ def grid(nodes: int, cores: int, threads: int = 1, quota: float | None = None) -
         for i in range(total)
     ]
     return Topology(tuple(found), quota)
+
+
+@pytest.mark.parametrize(
+    ("topology", "of_run", "of_check", "of_microbench"),
+    [
+        (grid(1, 7, threads=2), [1, 2, 4, 7], 7, 14),
+        (grid(1, 7, threads=2, quota=5.5), [1, 2, 4, 5], 5, 5),
+        (grid(1, 7, quota=0.5), [1], 1, 1),
+    ],
+)
+def test_as_many_ranks_by_default_as_the_help_says(
+    topology: Topology,
+    of_run: list[int],
+    of_check: int,
+    of_microbench: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(topologies, "read_topology", lambda allowed: topology)
+    names = ("world_sizes", "nproc", "script", "trial")
+    assert world_sizes_of(argparse.Namespace(**dict.fromkeys(names), nnodes=1)) == of_run
+    launched: list[int] = []
+
+    def launch(ranks: int) -> tuple[Outcome, ...]:
+        launched.append(ranks)
+        return ()
+
+    monkeypatch.setattr(check, "_launched", launch)
+    assert check.CheckCommand().run(argparse.Namespace(nproc=None)) == 0
+    assert launched == [of_check]
+    parser = argparse.ArgumentParser()
+    microbench.add_arguments(parser)
+    plan = microbench.make_plan(parser.parse_args(["all_reduce"]), None)
+    assert plan.world_sizes == (of_microbench,)
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,13 @@ def test_ranks_must_divide_and_the_endpoint_be_one() -> None:
         Rendezvous("localhost").check(2)
 
 
+@pytest.mark.parametrize("host", ["node..cluster", "x" * 64, "\udcff"])
+def test_what_no_host_is_called_is_refused_on_every_machine(host: str) -> None:
+    for node_rank in (0, 1):
+        with pytest.raises(UsageError, match=r"is not HOST:PORT \(allowed: a name or address of "):
+            Rendezvous(f"{host}:29500", 2, node_rank).check(2)
+
+
 @pytest.mark.parametrize(
     ("nodes", "hint"),
     [

@@ -382,6 +382,16 @@ def test_addresses() -> None:
     assert parse_address("[::1]:9470") == ("::1", 9470)
 
 
+@pytest.mark.parametrize("host", ["node..cluster", "x" * 64, "\udcff"])
+def test_what_no_host_is_called_is_refused(host: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        listen((host, 9470))
+    assert str(caught.value) == (
+        f"cannot listen on --metrics-address {host}:9470: {host!r} cannot be the name of a host; "
+        "give a name or an address of this machine, such as 127.0.0.1"
+    )
+
+
 def test_a_port_that_is_taken(endpoint: Endpoint) -> None:
     with pytest.raises(UsageError, match="choose another port"):
         listen(endpoint.address)
