@@ -84,9 +84,14 @@ class CrossCheckSources:
         self._counted: dict[str, tuple[int, int]] = {}
         self._begin_ns = 0
 
-    def start(self) -> None:
-        """Starts counting bytes."""
+    def start(self, recorder: Recorder) -> None:
+        """Starts counting bytes, and writes the network namespace into the trace.
+
+        It is written now because the ranks of a network namespace share a host, and the trace of a
+        killed rank must tell its host too.
+        """
         self._begin_ns = time.monotonic_ns()
+        _write(recorder, self._opening())
         self._counted = {}
         self._counting_from = interface_bytes()
 
@@ -115,8 +120,7 @@ class CrossCheckSources:
         for model, called in self._models.items():
             called.read(model)
         closing = {
-            "begin_monotonic_ns": self._begin_ns,
-            "network_namespace": _namespace(),
+            **self._opening(),
             "interfaces": interfaces,
             "mtu_bytes": {name: mtu for name in interfaces if (mtu := _number(name, "mtu"))},
             "rated_mbit_per_s": {
@@ -127,7 +131,11 @@ class CrossCheckSources:
         self._models.clear()
         self._called.clear()
         self._latest = None
-        recorder.add_metadata(json.dumps({"cross_check_sources": closing}))
+        _write(recorder, closing)
+
+    def _opening(self) -> dict[str, Any]:
+        """Returns what is known from the start of capture on."""
+        return {"begin_monotonic_ns": self._begin_ns, "network_namespace": _namespace()}
 
     def note(self, model: DistributedDataParallel) -> None:
         """Notes a model's forward pass; a model that was only evaluated so far is left out."""
@@ -150,6 +158,11 @@ class CrossCheckSources:
             called = self._models[model] = _Called(weakref.ref(model))
             self._called.append(called)
         return called
+
+
+def _write(recorder: Recorder, sources: dict[str, Any]) -> None:
+    """Writes the figures into the trace, in place of any written before."""
+    recorder.add_metadata(json.dumps({"cross_check_sources": sources}))
 
 
 def interface_bytes() -> dict[str, tuple[int, int]]:

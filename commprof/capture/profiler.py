@@ -164,7 +164,7 @@ class Profiler:
         show_inner_attributes()
         for waits in self._waits:
             waits.install()
-        self._cross_check_sources.start()
+        self._cross_check_sources.start(self._recorder)
         self._telemetry.start(self._recorder)
         self._auto_phases.install()
         self._gradient_norms.install(path.with_suffix(".gradients"))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
+from collections.abc import Hashable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from commprof._version import __version__
 from commprof.capture.job.metadata import machine
@@ -29,11 +29,12 @@ def _arguments() -> list[str]:
     return words[1:] if words[:1] == ["microbench"] else words
 
 
-def context(plan: Plan, clocks: int) -> dict[str, Any]:
+def context(plan: Plan, clocks: Sequence[Hashable]) -> dict[str, Any]:
     """Describes machine, versions and method.
 
-    `clocks` is the number of different CLOCK_MONOTONIC clocks that the ranks read.
+    `clocks` identifies the CLOCK_MONOTONIC clock that each rank reads; a host has one clock.
     """
+    hosts = {clock: number for number, clock in enumerate(dict.fromkeys(clocks))}
     return {
         "timestamp": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join(["commprof", "microbench", *_arguments()]),
@@ -45,25 +46,26 @@ def context(plan: Plan, clocks: int) -> dict[str, Any]:
         "backend_version": _backend_version(plan.backend),
         "threads_per_rank": torch.get_num_threads(),
         "loop": loop_language(on_cpu=plan.backend != "nccl"),
-        "hosts": clocks,
-        "world_size": dist.get_world_size(),
+        "hosts": len(hosts),
+        "rank_hosts": [hosts[clock] for clock in clocks],
+        "world_size": len(clocks),
         "machine": {**machine(), "numa_nodes": _numa_nodes(), "interfaces": interfaces()},
         "sync": plan.sync,
         "start": _START[plan.sync],
-        "time": _time(plan, clocks),
+        "time": _time(plan, len(hosts)),
         "rounds": 1 if plan.overlap else plan.rounds,
         "warmup": WARMUP_RULE if plan.warmup is None else f"{plan.warmup} calls per round",
         "check": plan.check,
     }
 
 
-def _time(plan: Plan, clocks: int) -> str:
+def _time(plan: Plan, hosts: int) -> str:
     if plan.overlap:
         return (
             "for each sample, times of the rank with the largest t_ovrl (from issue, through the "
             "compute, to the end of the wait), by that rank's clock"
         )
-    if clocks == 1:
+    if hosts == 1:
         return "from the latest begin to the latest end of any rank"
     return (
         "if the measured ranks are on several hosts, the slowest rank's own time, including its "

@@ -66,7 +66,7 @@ class _Runner:
         self._progress = None
         self._rounds_done = 0
         if self._rank == 0:
-            self._collector = Collector(plan, context(plan, len(set(clocks))))
+            self._collector = Collector(plan, context(plan, clocks))
             if progress_directory is not None:
                 self._progress = ProgressFile(progress_directory)
 

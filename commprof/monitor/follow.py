@@ -128,6 +128,11 @@ class TraceTail:
         """True if the last poll reached the end of the file's complete blocks."""
         return self._caught_up
 
+    @property
+    def in_doubt(self) -> bool:
+        """True if the next polls must tell a damaged block from one that is being written."""
+        return self._retries > 0 and not self._broken
+
     def poll(self) -> Records:
         """Returns the records of newly completed blocks, ordered by time.
 
@@ -345,19 +350,27 @@ class JobTail:
         self._recent_bytes = recent_bytes
         self._only_rank = only_rank
         self._open: dict[Path, TraceTail] = {}
+        #: Tails of each rank's last attempt, by the rank in the file's name.
+        self._last: dict[int, TraceTail] = {}
         #: How often a rank was restarted and began another trace.
         self.restarts = 0
 
     @property
     def caught_up(self) -> bool:
         """True if the last poll reached the end of every trace."""
-        return all(tail.caught_up for tail in self.tails.values())
+        in_doubt = any(tail.in_doubt for tail in self.unread.values())
+        return not in_doubt and all(tail.caught_up for tail in self.tails.values())
+
+    @property
+    def unread(self) -> dict[int, TraceTail]:
+        """Tails without metadata by rank: not written yet, or the tail's ``problems`` say why."""
+        return {rank: tail for rank, tail in self._last.items() if tail.metadata is None}
 
     def poll(self) -> dict[int, Records]:
         """Returns new records by rank."""
         for rank, path in list(_traces(self.directory).items())[:_MOST_RANKS]:
             if path not in self._open and self._only_rank in (None, rank):
-                self._open[path] = TraceTail(path, self._recent_bytes)
+                self._open[path] = self._last[rank] = TraceTail(path, self._recent_bytes)
         found: dict[int, Records] = {}
         for path, tail in list(self._open.items()):
             records = tail.poll()

@@ -129,6 +129,8 @@ class Monitor:
             rank.is_local and rank.status == "running" for rank in state.ranks
         )
         if state is None:
+            for problem in self._observer.problems:
+                self._complain(problem)
             return
         for problem in state.monitor.problems:
             self._complain(problem)

@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,8 +29,7 @@ from commprof.monitor.state import (
     ProcessState,
     RankState,
 )
-from commprof.predict.fit.cost_model import OTHER_HOST, SAME_HOST, CostCurve
-from commprof.predict.fit.machine_profile import MachineProfile
+from commprof.predict.fit.machine_profile import LinkProfile, MachineProfile
 from commprof.trace.reader import Trace
 from commprof.trace.run.processes import PROC, TICKS_PER_S, Here, State, stat_of, text_of
 from commprof.trace.schema import OPS, RECORD_DTYPE, Kind
@@ -133,7 +132,7 @@ class Observer:
                 are assumed to have arrived.
         """
         self._run = run
-        self._profile = profile
+        self._links = profile.links if profile is not None else {}
         self._nested = nested
         self._patience_s = patience_s
         self._only_rank = only_rank
@@ -158,7 +157,7 @@ class Observer:
         if not tails:
             return None
         if self._world is None or self._job.restarts != restarts or self._world.grew(tails):
-            self._world = FollowedTraces(tails, self._curves, self._patience_s, self._settled_ns)
+            self._world = self._followed(tails)
         world = self._world
         for rank in tails.keys() & new.keys():
             world.steps.add(rank, new[rank])
@@ -166,8 +165,7 @@ class Observer:
             world.advance(tails)
         except Exception as error:  # these records contradict each other; later ones may not
             self._problems.append(f"some steps are left out: {type(error).__name__}: {error}")
-            world = FollowedTraces(tails, self._curves, self._patience_s, self._settled_ns)
-            self._world = world
+            self._world = world = self._followed(tails)
         return self._state(world, tails, time.perf_counter() - begin)
 
     @property
@@ -175,28 +173,34 @@ class Observer:
         """True if everything that was written so far has been read."""
         return self._job is not None and self._job.caught_up
 
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Why ranks' traces cannot be read, in sentences; also if :meth:`look` returns None."""
+        return tuple(self._problems_of({}))[:_MOST_PROBLEMS]
+
     def close(self) -> None:
         """Closes all files."""
         if self._job is not None:
             self._job.close()
 
-    def _curves(self, tails: dict[int, TraceTail]) -> dict[str, CostCurve]:
-        """Returns the profile's cost curves for the link between the ranks; empty if unknown."""
-        if self._profile is None:
-            return {}
-        boots = {metadata_of(tail)["machine"]["boot_id"] for tail in tails.values()}
-        whole = len(tails) == metadata_of(next(iter(tails.values())))["world_size"]
-        link = self._profile.links.get(SAME_HOST if whole and len(boots) == 1 else OTHER_HOST)
-        return dict(link.curves) if link is not None else {}
+    def _followed(self, tails: dict[int, TraceTail]) -> FollowedTraces:
+        """Begins to count the steps of these ranks."""
+        return FollowedTraces(tails, self._links, self._patience_s, self._settled_ns)
+
+    def _problems_of(self, tails: dict[int, TraceTail]) -> list[str]:
+        """Returns the problems of these tails, and of the tails whose metadata cannot be read."""
+        unread = self._job.unread if self._job is not None else {}
+        return [
+            f"rank {rank}: {problem}"
+            for rank, tail in (*sorted(tails.items()), *sorted(unread.items()))
+            for problem in tail.problems
+        ]
 
     def _state(self, world: FollowedTraces, tails: dict[int, TraceTail], look_s: float) -> JobState:
         first = metadata_of(tails[min(tails)])
         ranks = tuple(_rank_state(rank, tails[rank], world, self._here) for rank in sorted(tails))
         cpu_s, resident = own_process()
-        problems = [
-            f"rank {rank}: {problem}" for rank in sorted(tails) for problem in tails[rank].problems
-        ]
-        problems += dict.fromkeys(self._problems)
+        problems = [*self._problems_of(tails), *dict.fromkeys(self._problems)]
         return JobState(
             time_s=time.time(),
             world_size=first["world_size"],
@@ -320,15 +324,14 @@ class FollowedTraces:
     def __init__(
         self,
         tails: dict[int, TraceTail],
-        curves_of: Callable[[dict[int, TraceTail]], dict[str, CostCurve]],
+        links: Mapping[str, LinkProfile],
         patience_s: float,
         settled_ns: int = SETTLED_NS,
     ) -> None:
         self.world_size = int(metadata_of(tails[min(tails)])["world_size"])
         self.steps = StepFollower(self.world_size, settled_ns)
         self.recent = RecentSteps(self.world_size)
-        self._curves_of = curves_of
-        self.operations = RecentOperations()
+        self.operations = RecentOperations(links)
         self.summaries = {rank: Summaries() for rank in tails}
         #: By rank: bytes that an fp32 ring all-reduce would have sent, and bytes that were sent.
         self.compressed: dict[int, tuple[float, float]] = {}
@@ -350,7 +353,6 @@ class FollowedTraces:
             return  # ranks do not start at the same time
         if not self._ranks:
             self._ranks = set(tails)
-            self.operations = RecentOperations(self._curves_of(tails))
         new = self.steps.advance(tails)
         if new is not None:
             self.recent.add(new)

@@ -64,7 +64,8 @@ class Bandwidth:
 
     #: Sum of size x bus factor, divided by the sum of times from last start to last completion.
     busbw_bytes_per_s: float
-    #: Time predicted by the machine profile, divided by the measured time; NaN without a profile.
+    #: Time predicted by the machine profile, divided by the measured time, of the calls on links
+    #: that the profile has; NaN if there are none.
     of_profile: float
 
 

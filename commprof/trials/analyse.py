@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from commprof.analysis.align.device_timeline import on_device_timeline
 from commprof.analysis.align.measured import trial_of
-from commprof.analysis.collectives.traffic import sent_bytes
+from commprof.analysis.collectives.traffic import ring_bytes, sent_bytes
 from commprof.analysis.step.breakdown import breakdown
 from commprof.stats.intervals import (
     CONFIDENCE,
@@ -184,10 +184,10 @@ def _add_bytes(
     bucket_step = _trial_step(steps, buckets.ready_ns, first_step, count)
     sizes = buckets.bytes.astype(np.float64)
     compressed = np.isin(buckets.op_id, done.op_id)
-    ring = 2 * (trace.world_size - 1) / trace.world_size
+    ring = ring_bytes(trace, buckets, trace.world_size)
     seen = np.isfinite(table["wall"])
     plain = ~compressed & (bucket_step >= 0)
-    table["plain_ring"][seen] = ring * _sums(count, bucket_step[plain], sizes[plain])[seen]
+    table["plain_ring"][seen] = _sums(count, bucket_step[plain], ring[plain])[seen]
     of_bucket = look_up(done.op_id, buckets.op_id, np.arange(1, len(buckets) + 1)) - 1
     at = np.where(of_bucket >= 0, np.append(bucket_step, -1)[of_bucket], -1)
     used = at >= 0

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
+from commprof.text import named_ranks
 from commprof.trace.reader import Trace
+
+#: A machine, and one of its network namespaces: ranks with both in common share interfaces.
+Host: TypeAlias = "tuple[str, str]"
 
 #: Interface of a host to itself; all other interfaces lead outward.
 LOOPBACK = "lo"
@@ -55,10 +59,43 @@ def sent_by_interface(trace: Trace) -> dict[str, int]:
     }
 
 
-def host_of(trace: Trace) -> tuple[str, str]:
-    """Identifies a trace's host, and its interfaces, by boot ID and network namespace."""
-    boot = str(trace.metadata["machine"]["boot_id"])
-    return boot, str(cross_check_sources(trace).get("network_namespace"))
+def machine_of(trace: Trace) -> str:
+    """Identifies a rank's machine by the kernel's boot ID or, if that is unknown, the hostname."""
+    machine = trace.metadata["machine"]
+    return str(machine["boot_id"] or machine["hostname"])
+
+
+def host_of_each(traces: Sequence[Trace]) -> list[Host | None]:
+    """Returns the host of each trace's rank; None if it is unknown.
+
+    A trace may lack the network namespace: older versions of commprof wrote it only at the end of
+    capture, which a killed rank does not reach. Such a rank was on the host that the other traces
+    of its machine name. If they name several hosts, its host is unknown.
+    """
+    named = [(machine_of(trace), _network_namespace(trace)) for trace in traces]
+    namespaces: dict[str, set[str]] = {}
+    for machine, namespace in named:
+        namespaces.setdefault(machine, set()).update({namespace} - {""})
+    return [
+        (machine, namespace or next(iter(namespaces[machine]), ""))
+        if namespace or len(namespaces[machine]) < 2
+        else None
+        for machine, namespace in named
+    ]
+
+
+def _network_namespace(trace: Trace) -> str:
+    """Returns a rank's network namespace; empty if unknown.
+
+    A trace may inherit it from an earlier capture of the same process, where it was the same.
+    """
+    return str(trace.metadata.get("cross_check_sources", {}).get("network_namespace") or "")
+
+
+def unknown_hosts(traces: Sequence[Trace], hosts: Sequence[Host | None]) -> str:
+    """Says for which ranks ``host_of_each`` found no host; empty if it found all."""
+    lost = [trace.rank for trace, host in zip(traces, hosts, strict=True) if host is None]
+    return f"the host of {named_ranks(lost)} is not known" if lost else ""
 
 
 def header_share(trace: Trace, interface: str) -> float:

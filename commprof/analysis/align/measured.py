@@ -73,9 +73,14 @@ def median_per_step(steps: Steps, measured: Ints, begin_ns: Ints) -> int:
 
 def backward_passes(trace: Trace, measured: Ints) -> int:
     """Returns the training thread's median number of backward passes per step in ``measured``."""
+    return median_per_step(columns.steps(trace), measured, backward_begins(trace))
+
+
+def backward_begins(trace: Trace) -> Ints:
+    """Returns when each backward pass of the training thread began."""
     steps, phases = columns.steps(trace), columns.phases(trace)
     mine = (phases.key == Phase.BACKWARD) & np.isin(phases.thread, steps.thread)
-    return median_per_step(steps, measured, phases.begin_ns[mine])
+    return phases.begin_ns[mine]
 
 
 #: Robust standard deviations above the later steps' median that make a step warm-up ...

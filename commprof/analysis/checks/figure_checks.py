@@ -10,11 +10,13 @@ from typing import Any
 
 from commprof.analysis.align.interfaces import (
     LOOPBACK,
+    Host,
     ddp_logs,
-    host_of,
+    host_of_each,
     logged_bucket_sizes,
     outward_interface,
     sent_by_interface,
+    unknown_hosts,
 )
 from commprof.text import counted
 from commprof.trace.reader import Trace
@@ -202,24 +204,39 @@ def network_check(
         return _missing("not every trace holds the interfaces' counters")
     if any(group.backend != "gloo" for trace in traces for group in trace.groups.values()):
         return _missing("a backend other than gloo need not use these interfaces")
-    hosts: dict[tuple[str, str], list[dict[str, int]]] = {}
-    for trace, counters in zip(traces, sent, strict=True):
-        hosts.setdefault(host_of(trace), []).append(counters)
-    names, total = set(), 0
-    for members in hosts.values():
-        # The ranks of a host share its counters; that of the longest capture is the largest.
-        counters = {name: max(of.get(name, 0) for of in members) for name in set().union(*members)}
-        for name in _interfaces_used(counters, len(hosts), len(members)):
-            names.add(name)
-            total += counters[name]
+    places = host_of_each(traces)
+    if unknown := unknown_hosts(traces, places):
+        return _missing(unknown)
+    names, total_bytes, hosts = _sent_by_hosts(places, sent)
     if not names:
         return _missing("no collective of this run needs a network interface")
     payload = sum(payload_bytes)
     if math.isnan(payload):
         return _missing("the bytes that some collectives must send are not known")
-    label = f"bytes sent by {' and '.join(sorted(names))}, {counted(len(hosts), 'host')}"
-    check = compared("network", label, "MB", payload / 1e6, total / 1e6, SAME_BYTES, note)
+    label = f"bytes sent by {' and '.join(sorted(names))}, {counted(hosts, 'host')}"
+    check = compared("network", label, "MB", payload / 1e6, total_bytes / 1e6, SAME_BYTES, note)
     return check if not check.difference > SAME_BYTES else undecided(check)
+
+
+def _sent_by_hosts(
+    places: Sequence[Host | None], sent: Sequence[Mapping[str, int]]
+) -> tuple[set[str], int, int]:
+    """Returns the names of the interfaces in use, the bytes that they sent, and how many hosts.
+
+    ``places`` and ``sent`` hold the host of each rank, and what its trace says that each interface
+    sent.
+    """
+    hosts: dict[Host | None, list[Mapping[str, int]]] = {}
+    for place, counters in zip(places, sent, strict=True):
+        hosts.setdefault(place, []).append(counters)
+    names, total_bytes = set(), 0
+    for members in hosts.values():
+        # The ranks of a host share its counters; that of the longest capture is the largest.
+        counters = {name: max(of.get(name, 0) for of in members) for name in set().union(*members)}
+        for name in _interfaces_used(counters, len(hosts), len(members)):
+            names.add(name)
+            total_bytes += counters[name]
+    return names, total_bytes, len(hosts)
 
 
 def _interfaces_used(sent: Mapping[str, int], hosts: int, ranks_here: int) -> list[str]:

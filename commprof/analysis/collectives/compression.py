@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from commprof.analysis.collectives.traffic import ring_bytes
 from commprof.text import counted
 from commprof.trace import columns
 from commprof.trace.columns import Ints, compressions
@@ -48,7 +49,8 @@ class CompressionRow:
     #: Mean bytes per call: of a rank's encoded gradients, and of what it sends to other ranks.
     payload_bytes: float
     wire_bytes: float
-    #: Bytes that a ring all-reduce in fp32 sends, divided by ``wire_bytes``; NaN on one rank.
+    #: Bytes that a ring all-reduce in fp32 among the model's ranks sends, divided by
+    #: ``wire_bytes``; NaN if the model is on one rank.
     ratio: float
     #: Means over the calls whose error was measured; NaN if there are none: L2 norm of the error
     #: divided by that of the encoder's input, cosine between this input and what was sent, and norm
@@ -74,6 +76,8 @@ class _Calls:
     times_ns: Ints
     payload: Ints
     wire: Ints
+    #: Bytes that a ring all-reduce in fp32 sends.
+    ring: Floats
     quality: Floats
     non_finite: npt.NDArray[np.bool_]
 
@@ -82,7 +86,7 @@ def compression_rows(
     traces: Sequence[Trace], measured_steps: Ints, world_size: int
 ) -> tuple[CompressionRow, ...]:
     """Returns a row per compression scheme and bucket in measured steps; empty if there is none."""
-    parts = [_calls(trace, measured_steps) for trace in traces]
+    parts = [_calls(trace, measured_steps, world_size) for trace in traces]
     calls = _Calls(
         **{
             name: np.concatenate([getattr(part, name) for part in parts], axis=-1)
@@ -93,11 +97,7 @@ def compression_rows(
         set(zip(calls.scheme.tolist(), calls.bucket.tolist(), calls.size.tolist(), strict=True))
     )
     return tuple(
-        _row(
-            calls,
-            (calls.scheme == scheme) & (calls.bucket == bucket) & (calls.size == size),
-            world_size,
-        )
+        _row(calls, (calls.scheme == scheme) & (calls.bucket == bucket) & (calls.size == size))
         for scheme, bucket, size in kinds
     )
 
@@ -168,7 +168,7 @@ def _about_scheme(
     return found
 
 
-def _calls(trace: Trace, measured_steps: Ints) -> _Calls:
+def _calls(trace: Trace, measured_steps: Ints, world_size: int) -> _Calls:
     """One rank's compressed buckets of the measured steps."""
     done, buckets, steps = compressions(trace), columns.buckets(trace), columns.steps(trace)
     row = row_of(done.op_id, buckets.op_id)
@@ -194,24 +194,23 @@ def _calls(trace: Trace, measured_steps: Ints) -> _Calls:
         times_ns=np.vstack([queue, done.stage_ns[:, inside], buckets.end_ns[row] - ready]),
         payload=done.payload_bytes[inside],
         wire=done.wire_bytes[inside],
+        ring=ring_bytes(trace, buckets, world_size)[row],
         quality=np.vstack([*(ratio[inside] for ratio in ratios), *shares]),
         non_finite=done.non_finite[inside],
     )
 
 
-def _row(calls: _Calls, chosen: npt.NDArray[np.bool_], world_size: int) -> CompressionRow:
+def _row(calls: _Calls, chosen: npt.NDArray[np.bool_]) -> CompressionRow:
     first = int(np.flatnonzero(chosen)[0])
-    size = int(calls.size[first])
     times = np.median(calls.times_ns[:, chosen], axis=1).tolist()
     queue, encode, exchange, reduce, decode, done = (ns_to_ms(value) for value in times)
     assert len(times) == len(STAGES) + 2
-    wire = float(calls.wire[chosen].mean())
-    ring = 2 * (world_size - 1) / world_size * size
+    wire, ring = float(calls.wire[chosen].mean()), float(calls.ring[chosen].mean())
     quality = [_mean_of_known(values[chosen]) for values in calls.quality]
     return CompressionRow(
         scheme=str(calls.scheme[first]),
         bucket=int(calls.bucket[first]),
-        gradient_bytes=size,
+        gradient_bytes=int(calls.size[first]),
         calls=int(chosen.sum()),
         queue_ms=queue,
         encode_ms=encode,

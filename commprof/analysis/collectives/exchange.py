@@ -27,7 +27,7 @@ _LARGER_MB, _SMALLER_MB, _SMALLEST_MB = 25, 5, 1
 class SmallCalls:
     """Collectives so small that their number may matter more than their size."""
 
-    #: Small calls of a rank.
+    #: Small calls of a rank; mean over all ranks.
     calls_per_step: float
     mean_bytes: float
     #: Fraction of the exposed time.
@@ -38,14 +38,17 @@ def small_calls(world: WorldResult, step: MeanStep) -> SmallCalls | None:
     """Returns the small calls if they are many and hold much of the exposed time; else None."""
     known = [row for row in world.collectives if row.sizes_known]
     rows = [row for row in known if row.total_bytes < _SMALL_BYTES * row.calls]
-    number = sum(row.calls_per_step for row in rows)
-    exposed = world.parts.exposed_ms
-    if number < _MANY or not exposed > 0:
+    calls, exposed = sum(row.calls for row in rows), world.parts.exposed_ms
+    if calls == 0 or not exposed > 0:
+        return None
+    # A row's own ``calls_per_step`` is a mean over the ranks that made its calls.
+    number = calls / (len(world.ranks) * world.measured_steps)
+    if number < _MANY:
         return None
     share = sum(row.exposed_ms for row in rows) / exposed
     if share < _MOST or (step.split_ms and step.split_ms["wire"] < step.split_ms["waiting"]):
         return None
-    mean = sum(row.total_bytes for row in rows) / sum(row.calls for row in rows)
+    mean = sum(row.total_bytes for row in rows) / calls
     return SmallCalls(number, mean, min(1.0, share))
 
 

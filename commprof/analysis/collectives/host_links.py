@@ -18,17 +18,20 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.align.interfaces import (
+    Host,
     header_share,
-    host_of,
+    host_of_each,
     idle_interfaces,
     outward_interface,
     sent_by_interface,
+    unknown_hosts,
 )
 from commprof.analysis.checks.cross_checks import Observed
 from commprof.analysis.collectives.in_flight import in_flight_ns
 from commprof.analysis.collectives.traffic import sent_to_other_hosts
 from commprof.trace import columns
 from commprof.trace.lookup import row_containing
+from commprof.trace.reader import Trace
 from commprof.units import ns_to_s
 
 #: Largest relative difference at which counted and recorded bytes agree, beyond headers and
@@ -96,21 +99,17 @@ def host_links(world_size: int, ranks: Sequence[Observed]) -> HostLinks | None:
         world_size: ranks of the job.
         ranks: the ranks that left a trace, in order.
     """
-    places = [host_of(rank.trace) for rank in ranks]
-    if len(set(places)) < 2:
+    places = host_of_each([rank.trace for rank in ranks])
+    by_host = _by_host(ranks, places)
+    if len(by_host) < 2:
         return None
-    by_host = {
-        place: [r for r, p in zip(ranks, places, strict=True) if p == place] for place in places
-    }
-    counters = [sent_by_interface(members[0].trace) for members in by_host.values()]
+    witnesses = [_witness(members) for members in by_host.values()]
+    counters = [sent_by_interface(trace) for trace in witnesses]
     names = [outward_interface(sent) for sent in counters]
     counted = [math.nan if n is None else float(c[n]) for n, c in zip(names, counters, strict=True)]
-    idle = [
-        idle_interfaces(members[0].trace, name)
-        for name, members in zip(names, by_host.values(), strict=True)
-    ]
+    idle = [idle_interfaces(trace, name) for name, trace in zip(names, witnesses, strict=True)]
     known = tuple(sorted({name for name in names if name is not None}))
-    problem = _problem(world_size, ranks)
+    problem = _problem(world_size, ranks, places)
     sent = {
         rank.trace.rank: np.full(len(rank.table), np.nan)
         if problem
@@ -130,8 +129,8 @@ def host_links(world_size: int, ranks: Sequence[Observed]) -> HostLinks | None:
         header_share=float(
             np.max(
                 [
-                    math.nan if name is None else header_share(members[0].trace, name)
-                    for name, members in zip(names, by_host.values(), strict=True)
+                    math.nan if name is None else header_share(trace, name)
+                    for name, trace in zip(names, witnesses, strict=True)
                 ]
             )
         ),
@@ -139,9 +138,31 @@ def host_links(world_size: int, ranks: Sequence[Observed]) -> HostLinks | None:
     )
 
 
-def _problem(world_size: int, ranks: Sequence[Observed]) -> str:
+def _by_host(
+    ranks: Sequence[Observed], places: Sequence[Host | None]
+) -> dict[Host, list[Observed]]:
+    """Returns the ranks on each host, without ranks whose host is unknown."""
+    found: dict[Host, list[Observed]] = {}
+    for rank, place in zip(ranks, places, strict=True):
+        if place is not None:
+            found.setdefault(place, []).append(rank)
+    return found
+
+
+def _witness(members: Sequence[Observed]) -> Trace:
+    """Returns the first trace with the counters that a host's ranks share; any if none has them.
+
+    The trace of a killed rank has no counters.
+    """
+    traces = [rank.trace for rank in members]
+    return next((trace for trace in traces if sent_by_interface(trace)), traces[0])
+
+
+def _problem(world_size: int, ranks: Sequence[Observed], places: Sequence[Host | None]) -> str:
     if len(ranks) < world_size:
         return "not all ranks left a trace"
+    if unknown := unknown_hosts([rank.trace for rank in ranks], places):
+        return unknown
     if any(group.backend != "gloo" for rank in ranks for group in rank.trace.groups.values()):
         return "which rank sends to which is known only for the backend gloo"
     if any(rank.trace.summary is not None for rank in ranks):

@@ -4,6 +4,9 @@ Groups are numbered from 1 in the order in which forward gathers them. Backward 
 reverse: it gathers again the groups that were resharded after forward, and reduce-scatters the
 gradients of each group; under HSDP an all-reduce between the model replicas follows. If backward
 gathers fewer groups than forward, the groups are identified by the sizes of the all-gathers.
+
+With gradient accumulation a step has several such passes. Its first pass shows the groups; a later
+pass gathers all of them again, or those that were resharded.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from commprof.analysis.align.measured import MeasuredWorld
+from commprof.analysis.align.measured import MeasuredWorld, backward_begins
 from commprof.analysis.step.exposure import exposures_of
 from commprof.text import in_ms
 from commprof.trace import columns
@@ -43,7 +46,8 @@ class ShardedPart:
     part: str
     calls: float
     exposed_ms: float
-    #: The group with the most exposed time, and that time; 0 if groups cannot be distinguished.
+    #: The group with the most exposed time, and that time in all passes of a step; 0 if groups
+    #: cannot be distinguished.
     group: int
     group_ms: float
     #: Exposed time of the part's last call in a step, which no compute can hide; 0 for
@@ -56,7 +60,7 @@ class Sharding:
     """The parts of a sharded step's communication, the most exposed first."""
 
     parts: tuple[ShardedPart, ...]
-    #: Number of groups that forward gathers.
+    #: Number of groups that forward gathers in the first pass of a step.
     groups: int
     #: The run directory, for use in a command.
     directory: str = ""
@@ -128,30 +132,62 @@ def _rows(trace: Trace, table: Collectives, measured: Ints) -> Iterator[_Row]:
     waited = np.zeros(len(table))
     known = waits.collective >= 0
     np.add.at(waited, waits.collective[known], waits.waited_ns[known])
-    steps = columns.steps(trace)
+    steps, begins = columns.steps(trace), backward_begins(trace)
+    backward = table.graph_task >= 0
+    of_part = {
+        FORWARD: (table.op == _GATHER) & ~backward,
+        BACKWARD: (table.op == _GATHER) & backward,
+        SCATTER: (table.op == _SCATTER) & backward,
+        SUM: (table.op == _REDUCE) & backward,
+    }
     for step in np.flatnonzero(np.isin(steps.index, measured)).tolist():
-        inside = (table.issue_ns >= steps.begin_ns[step]) & (table.issue_ns < steps.end_ns[step])
-        backward = table.graph_task >= 0
-        forward = np.flatnonzero(inside & (table.op == _GATHER) & ~backward)
-        by_part = {
-            BACKWARD: np.flatnonzero(inside & (table.op == _GATHER) & backward),
-            SCATTER: np.flatnonzero(inside & (table.op == _SCATTER) & backward),
-            SUM: np.flatnonzero(inside & (table.op == _REDUCE) & backward),
-        }
-        groups = len(forward)
-        for number, row in enumerate(forward.tolist()):
-            yield _Row(FORWARD, number + 1, groups, False, float(waited[row]))
-        for part, found in by_part.items():
-            if part == BACKWARD:
-                sizes = table.bytes_out
-                numbers = groups_in_reverse(sizes[forward].tolist(), sizes[found].tolist())
-            else:
-                # With accumulation a group has several calls: they are not assigned to groups.
-                told = len(found) == groups
-                numbers = [groups - at if told else 0 for at in range(len(found))]
-            for row, number in zip(found.tolist(), numbers, strict=True):
-                is_last = part != BACKWARD and row == found[-1]
-                yield _Row(part, number, groups, is_last, float(waited[row]))
+        begin, end = steps.begin_ns[step], steps.end_ns[step]
+        inside = (table.issue_ns >= begin) & (table.issue_ns < end)
+        calls = {part: np.flatnonzero(inside & chosen) for part, chosen in of_part.items()}
+        in_backward = table.issue_ns[np.concatenate([calls[BACKWARD], calls[SCATTER], calls[SUM]])]
+        in_backward = np.append(in_backward, begins[(begins >= begin) & (begins < end)])
+        later = _later_passes(table.issue_ns[calls[FORWARD]], in_backward)
+        at = {part: np.searchsorted(later, table.issue_ns[r], "right") for part, r in calls.items()}
+        whole = table.bytes_out[calls[FORWARD][at[FORWARD] == 0]].tolist()
+        for part, found in calls.items():
+            for number in range(len(later) + 1):
+                rows = found[at[part] == number]
+                groups = _groups(part, whole, table.bytes_out[rows].tolist())
+                for row, group in zip(rows.tolist(), groups, strict=True):
+                    is_last = part in (SCATTER, SUM) and row == found[-1]
+                    yield _Row(part, group, len(whole), is_last, float(waited[row]))
+
+
+def _later_passes(forward_ns: Ints, backward_ns: Ints) -> Ints:
+    """Returns when each pass of a step after the first begins.
+
+    A pass that gathers nothing in forward counts as part of the pass before it.
+
+    Args:
+        forward_ns: when forward's all-gathers were issued.
+        backward_ns: times in each backward pass, at least one per pass.
+    """
+    issued = np.sort(forward_ns)
+    before = np.searchsorted(np.sort(backward_ns), issued, "right")
+    return issued[1:][np.diff(before) > 0]
+
+
+def _groups(part: str, whole: Sequence[int], sizes: Sequence[int]) -> list[int]:
+    """Assigns the calls of one part of a pass to groups; 0 where the group is unknown.
+
+    Args:
+        part: FORWARD, BACKWARD, SCATTER or SUM.
+        whole: sizes of the all-gathers of all groups, in forward's order.
+        sizes: output sizes of the calls in order; for reductions only their number counts.
+    """
+    if part == FORWARD:
+        # Read backwards, forward gathers its groups from last to first as backward does.
+        return groups_in_reverse(whole, sizes[::-1])[::-1]
+    if part == BACKWARD:
+        return groups_in_reverse(whole, sizes)
+    # Several passes whose gradients are reduced count as one if only the first gathers in forward.
+    told = len(sizes) == len(whole)
+    return [len(whole) - at if told else 0 for at in range(len(sizes))]
 
 
 def groups_in_reverse(forward: Sequence[int], backward: Sequence[int]) -> list[int]:

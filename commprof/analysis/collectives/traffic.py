@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.trace import columns
-from commprof.trace.columns import Collectives, Ints
+from commprof.trace.columns import Buckets, Collectives, Ints
 from commprof.trace.reader import Trace
 from commprof.trace.schema import OPS, op_name
 from commprof.trace.summary import Summary
@@ -109,6 +109,17 @@ def sent_bytes(trace: Trace, table: Collectives) -> Floats:
             rows = (table.op == OPS.index(name)) & (n > 0)
             result[rows] = factor(n[rows]) * size[rows]
     return result
+
+
+def ring_bytes(trace: Trace, buckets: Buckets, world_size: int) -> Floats:
+    """Bytes that a rank sends in an all-reduce of each gradient bucket over a ring.
+
+    The ring has the ranks of the model's process group, or all ``world_size`` ranks if the trace
+    does not describe this group.
+    """
+    sizes = {group.id: group.size for group in trace.groups.values() if group.size > 0}
+    n = np.array([sizes.get(group, world_size) for group in buckets.group.tolist()], np.float64)
+    return _OF_INPUT["all_reduce"](n) * buckets.bytes
 
 
 def all_sent_bytes(trace: Trace, table: Collectives | None = None) -> float:

@@ -28,10 +28,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from commprof.analysis.align.matching import POINT_TO_POINT
 from commprof.analysis.align.measured import MeasuredWorld
+from commprof.analysis.collectives.calls import group_sizes
 from commprof.analysis.collectives.traffic import sizes_bytes
 from commprof.stats.intervals import robust_deviation
-from commprof.trace.columns import Collectives
+from commprof.trace import columns
+from commprof.trace.columns import Collectives, Ints
 from commprof.trace.lookup import row_containing
 from commprof.trace.reader import Trace
 from commprof.trace.schema import PHASES
@@ -167,8 +170,8 @@ class StepFigures:
     wall_ms: float
     #: By rank: time per phase without waiting, in the order of ``schema.PHASES``.
     work_ms: Mapping[int, Sequence[float]]
-    #: Size of the collectives of ``BULK_BYTES`` or more, divided by their time from the last
-    #: rank's issue to completion; NaN without any.
+    #: Size of the collectives that ``bulk_bytes`` chooses, in all groups, divided by their time
+    #: from the last rank's issue to completion on the last rank; NaN without any.
     gbit_per_s: float = math.nan
 
 
@@ -307,31 +310,48 @@ def _figures(seen: MeasuredWorld) -> Iterator[StepFigures]:
         )
 
 
+def bulk_bytes(op: Ints, bytes_in: Ints, bytes_out: Ints, group_size: Ints) -> Ints:
+    """Returns the size of each collective that tells of bandwidth, and 0 for all other rows.
+
+    The others are messages, collectives below ``BULK_BYTES``, and collectives in groups of one
+    rank, which send nothing, or of unknown size (0).
+    """
+    size = sizes_bytes(op, bytes_in, bytes_out, group_size)
+    is_bulk = (size >= BULK_BYTES) & (group_size > 1) & ~np.isin(op, POINT_TO_POINT)
+    return np.where(is_bulk, size, 0)
+
+
 def _gbit_per_s(seen: MeasuredWorld) -> dict[int, float]:
-    """Returns, by step, the rate of the first rank's collectives of ``BULK_BYTES`` or more."""
-    arrivals, table = seen.arrivals[0], seen.tables[0]
-    if arrivals is None:
+    """Returns ``StepFigures.gbit_per_s`` by step; empty if the ranks' times cannot be compared.
+
+    A collective counts once, in the step in which its lowest rank issued it. It counts only if all
+    its ranks recorded its completion exactly and without an error.
+    """
+    if not seen.clocks_shared:
         return {}
-    size = sizes_bytes(
-        table.op, table.bytes_in, table.bytes_out, _group_sizes(seen.traces[0], table)
-    )
-    time_ns = table.end_ns - arrivals.last_arrival_ns
-    bulk = (size >= BULK_BYTES) & (arrivals.last_arrival_ns > 0) & (time_ns > 0)
-    bulk &= table.end_is_exact & ~table.failed
-    steps, count = seen.steps, len(seen.steps)
-    place = row_containing(steps.begin_ns, steps.end_ns, table.issue_ns[bulk])
-    inside = place >= 0
-    bits = np.bincount(place[inside], size[bulk][inside] * _BITS_PER_BYTE, count)
-    taken_ns = np.bincount(place[inside], time_ns[bulk][inside], count)
-    rates = np.divide(bits, taken_ns, out=np.full(count, math.nan), where=taken_ns > 0)
-    return dict(zip(seen.steps.index.tolist(), rates.tolist(), strict=True))
+    matching = seen.matching
+    of_ranks = [_bulk_of(*each) for each in zip(seen.traces, seen.tables, strict=True)]
+    step, size, issue_ns, end_ns = (np.concatenate(x) for x in zip(*of_ranks, strict=True))
+    lowest = np.zeros(len(step), dtype=np.bool_)
+    lowest[np.unique(matching.member, return_index=True)[1]] = True
+    time_ns = matching.latest(end_ns)[0] - matching.latest(issue_ns)[0]
+    counted = lowest & matching.every(size > 0) & (step >= 0) & (time_ns > 0)
+    steps, place = np.unique(step[counted], return_inverse=True)
+    bits = np.bincount(place, size[counted] * _BITS_PER_BYTE)
+    rates = bits / np.bincount(place, time_ns[counted])
+    return dict(zip(steps.tolist(), rates.tolist(), strict=True))
 
 
-def _group_sizes(trace: Trace, table: Collectives) -> np.ndarray:
-    sizes = np.ones(len(table), dtype=np.int64)
-    for group in trace.groups.values():
-        sizes[table.group == group.id] = group.size
-    return sizes
+def _bulk_of(trace: Trace, table: Collectives) -> tuple[Ints, Ints, Ints, Ints]:
+    """Returns step (-1 outside of all), ``bulk_bytes``, issue and end of one rank's collectives.
+
+    The size is also 0 if the collective failed, or if its end is not known exactly.
+    """
+    steps = columns.steps(trace)
+    row = row_containing(steps.begin_ns, steps.end_ns, table.issue_ns)
+    size = bulk_bytes(table.op, table.bytes_in, table.bytes_out, group_sizes(trace, table))
+    size = np.where(table.end_is_exact & ~table.failed, size, 0)
+    return np.append(steps.index, -1)[row], size, table.issue_ns, table.end_ns
 
 
 def _anomaly(key: tuple[str, int], change: Change, steps: list[StepFigures]) -> Anomaly:

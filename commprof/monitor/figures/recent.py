@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from commprof.analysis.align.interfaces import Host, host_of_each
 from commprof.analysis.align.matching import POINT_TO_POINT
+from commprof.analysis.align.measured import MeasuredWorld
 from commprof.analysis.collectives.calls import Calls, calls_of
 from commprof.analysis.collectives.traffic import bus_factor
 from commprof.analysis.late.stragglers import (
@@ -25,7 +27,8 @@ from commprof.analysis.late.stragglers import (
 from commprof.analysis.step.breakdown import mean_of_known
 from commprof.monitor.figures.steps import NewSteps, wall_ns
 from commprof.monitor.state import RECENT_STEPS, Bandwidth, Late, OperationState, StepTimes
-from commprof.predict.fit.cost_model import CostCurve
+from commprof.predict.fit.cost_model import OTHER_HOST, SAME_HOST
+from commprof.predict.fit.machine_profile import LinkProfile
 from commprof.predict.replay.algorithms import canonical
 from commprof.trace.schema import OPS
 from commprof.units import NS_PER_S, ns_to_s, us_to_ns
@@ -150,9 +153,9 @@ class _Operation:
 class RecentOperations:
     """Recent calls of all followed ranks, by operation."""
 
-    def __init__(self, curves: dict[str, CostCurve] | None = None) -> None:
-        """Starts empty; ``curves`` are a machine profile's cost curves by operation, or None."""
-        self._curves = curves or {}
+    def __init__(self, links: Mapping[str, LinkProfile]) -> None:
+        """Starts empty; ``links`` are those of a machine profile, or none."""
+        self._links = links
         self._found: dict[tuple[int, str], _Operation] = {}
         #: Bytes on the bus, transfer time and the profile's time (ns) per call, by operation.
         self._transfers: dict[str, deque[tuple[float, float, float]]] = {}
@@ -167,12 +170,13 @@ class RecentOperations:
             new.numbers,
             world.clocks_shared,
         )
+        inside = _groups_on_one_host(world) if self._links else set()
         for op in np.unique(calls.op).tolist():
             name = OPS[op] if op < len(OPS) else OPS[0]
             of_op = calls.rows(calls.op == op)
             for rank in np.unique(of_op.rank).tolist():
                 self._count(rank, name, of_op.rows(of_op.rank == rank))
-            self._transfer(name, of_op)
+            self._transfer(name, of_op, inside)
 
     def of_rank(self, rank: int) -> dict[str, OperationState]:
         """Figures of one rank by operation."""
@@ -182,8 +186,12 @@ class RecentOperations:
         """Bandwidth by operation, where all ranks of the group recorded the transfers."""
         result = {}
         for op, transfers in self._transfers.items():
-            moved, took_ns, expected_ns = np.sum(transfers, axis=0).tolist()
-            result[op] = Bandwidth(moved / took_ns * NS_PER_S, expected_ns / took_ns)
+            moved, took_ns, expected_ns = np.array(transfers).T
+            known = ~np.isnan(expected_ns)
+            of_profile = (
+                expected_ns[known].sum() / took_ns[known].sum() if known.any() else math.nan
+            )
+            result[op] = Bandwidth(float(moved.sum() / took_ns.sum()) * NS_PER_S, float(of_profile))
         return result
 
     def _count(self, rank: int, op: str, calls: Calls) -> None:
@@ -195,28 +203,50 @@ class RecentOperations:
         found.timed_ns += float(timed.sum())
         found.recent_ns.extend(timed[-_MOST_RECENT:].tolist())
 
-    def _transfer(self, op: str, calls: Calls) -> None:
-        """Counts each transfer once: all ranks of a call have the same transfer time."""
+    def _transfer(self, op: str, calls: Calls, inside: set[int]) -> None:
+        """Counts each transfer once: all ranks of a call have the same transfer time.
+
+        ``inside`` has the numbers of the groups within one host.
+        """
         once = calls if OPS.index(op) in POINT_TO_POINT else calls.rows(_by_lowest_rank(calls))
         known = once.rows((once.transfer_ns > 0) & (once.size_bytes > 0))
         kept = self._transfers.setdefault(op, deque(maxlen=_MOST_RECENT))
         rows = zip(
+            known.group.tolist(),
             known.size_bytes.tolist(),
             known.group_size.tolist(),
             known.transfer_ns.tolist(),
             strict=True,
         )
-        for size, ranks, took_ns in rows:
+        for group, size, ranks, took_ns in rows:
             factor = bus_factor(op, ranks)
+            link = SAME_HOST if group in inside else OTHER_HOST
             if not math.isnan(factor):
-                kept.append((size * factor, took_ns, self._expected_ns(op, size, ranks)))
+                kept.append((size * factor, took_ns, self._expected_ns(op, size, ranks, link)))
         if not kept:
             del self._transfers[op]
 
-    def _expected_ns(self, op: str, size_bytes: int, ranks: int) -> float:
-        """Time predicted by the profile; NaN if it has no curve for the operation."""
-        curve = self._curves.get(canonical(op))
+    def _expected_ns(self, op: str, size_bytes: int, ranks: int, link: str) -> float:
+        """Time predicted by the profile; NaN if it has no curve for the operation on this link."""
+        found = self._links.get(link)
+        curve = None if found is None else found.curves.get(canonical(op))
         return math.nan if curve is None else curve.time_s(size_bytes, ranks) * NS_PER_S
+
+
+def _groups_on_one_host(world: MeasuredWorld) -> set[int]:
+    """Returns the numbers of the process groups whose ranks all recorded, and on the same host."""
+    matching = world.matching
+    host = dict(zip(world.ranks, host_of_each(world.traces), strict=True))
+    hosts: dict[int, list[Host | None]] = {}
+    for group, rank in set(zip(matching.group.tolist(), matching.rank.tolist(), strict=True)):
+        hosts.setdefault(group, []).append(host[rank])
+    return {
+        number
+        for number, group in enumerate(matching.groups)
+        if len(found := hosts.get(number, [])) == group.size
+        and len(set(found)) == 1
+        and None not in found
+    }
 
 
 def _by_lowest_rank(calls: Calls) -> npt.NDArray[np.bool_]:

@@ -13,12 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from commprof.analysis.align.matching import POINT_TO_POINT
-from commprof.analysis.step.anomalies import BULK_BYTES, StepFigures
+from commprof.analysis.step.anomalies import StepFigures, bulk_bytes
 from commprof.analysis.step.breakdown import breakdown
 from commprof.trace import columns
 from commprof.trace.reader import Trace
-from commprof.trace.schema import RECORD_DTYPE, Kind, Records
+from commprof.trace.schema import FLAG_FAILED, RECORD_DTYPE, Kind, Records
 from commprof.units import ns_to_ms
 
 #: Most steps kept that some rank has not ended yet; a rank further behind is hung.
@@ -96,8 +95,9 @@ class StepMeter:
         for step in meter.take(records):
             self._open.setdefault(step.step, {})[rank] = step
         kinds = records["kind"]
-        for row in records[(kinds == Kind.ISSUE) | (kinds == Kind.END)]:
-            self._take_bulk(rank, row, groups)
+        rows = records[(kinds == Kind.ISSUE) | (kinds == Kind.END)]
+        for row, size in zip(rows, _bulk_bytes(rows, groups), strict=True):
+            self._take_bulk(rank, row, size, groups)
         while len(self._bulk) > _MOST_BULK:
             del self._bulk[next(iter(self._bulk))]
         while len(self._bulk_of) > _MOST_BULK:
@@ -111,14 +111,14 @@ class StepMeter:
             del self._open[min(self._open)]
         return result
 
-    def _take_bulk(self, rank: int, row: Records, groups: dict[int, tuple[str, int]]) -> None:
+    def _take_bulk(
+        self, rank: int, row: Records, size: int, groups: dict[int, tuple[str, int]]
+    ) -> None:
         op_id = int(row["op_id"])
         if row["kind"] == Kind.ISSUE:
-            size = max(int(row["bytes_in"]), int(row["bytes_out"]))
-            group = groups.get(int(row["group"]))
-            if size < BULK_BYTES or group is None or int(row["op"]) in POINT_TO_POINT:
+            if size == 0:
                 return
-            key = group[0], int(row["seq"])
+            key = groups[int(row["group"])][0], int(row["seq"])
             bulk = self._bulk.setdefault(key, _Bulk(size))
             bulk.issues[rank] = int(row["timestamp_ns"])
             self._bulk_of[rank, op_id] = key
@@ -126,6 +126,9 @@ class StepMeter:
         key_of = self._bulk_of.pop((rank, op_id), None)
         found = self._bulk.get(key_of) if key_of is not None else None
         if key_of is None or found is None:
+            return
+        if int(row["flags"]) & FLAG_FAILED:
+            del self._bulk[key_of]
             return
         found.ends.append(int(row["timestamp_ns"]))
         sizes = {name: count for name, count in groups.values()}
@@ -147,3 +150,11 @@ class StepMeter:
             },
             gbit_per_s=rate,
         )
+
+
+def _bulk_bytes(rows: Records, groups: dict[int, tuple[str, int]]) -> list[int]:
+    """Returns the ``bulk_bytes`` of each record; it has no meaning for an END."""
+    group_size = [groups.get(number, ("", 0))[1] for number in rows["group"].tolist()]
+    op, bytes_in, bytes_out = (columns.ints(rows[of]) for of in ("op", "bytes_in", "bytes_out"))
+    sizes: list[int] = bulk_bytes(op, bytes_in, bytes_out, np.array(group_size, np.int64)).tolist()
+    return sizes

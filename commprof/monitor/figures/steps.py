@@ -30,8 +30,8 @@ SETTLED_NS = 400_000_000
 #: A rank without new records for so long has flushed all that it had.
 _IDLE_S = 1.0
 _ALL_NS = 2**62
-#: Most records of a rank (16 MiB) kept until other ranks catch up or the step ends; the oldest are
-#: dropped.
+#: Most records of a rank (16 MiB) that wait for other ranks to catch up or for the step to end. If
+#: there are more after all complete steps were taken out, the oldest are dropped.
 _MOST_RECORDS = 1 << 18
 _MOST_CLOCKS = 256
 #: Backward passes without a step mark after which a loop counts as unmarked.
@@ -85,8 +85,16 @@ class StepFollower:
     def advance(self, tails: Mapping[int, TraceTail]) -> NewSteps | None:
         """Returns the steps that all ranks of ``tails`` newly completed; None if there are none."""
         pending = {rank: self._pending.setdefault(rank, _Pending()) for rank in sorted(tails)}
-        for rank in pending:
-            self.left_out += pending[rank].shrink()
+        new = self._completed(pending, tails)
+        # Only now: one reading may bring more records than may wait, of steps that are complete.
+        for waiting in pending.values():
+            self.left_out += waiting.shrink()
+        return new
+
+    def _completed(
+        self, pending: Mapping[int, _Pending], tails: Mapping[int, TraceTail]
+    ) -> NewSteps | None:
+        """Takes the newly completed steps out of the pending records; None if there are none."""
         traces = {rank: _trace(tails[rank], pending[rank].records()) for rank in pending}
         steps = {rank: columns.steps(trace) for rank, trace in traces.items()}
         last = min(

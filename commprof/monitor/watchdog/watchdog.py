@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from commprof.errors import UsageError
 from commprof.monitor.watchdog.feed import RankFeed
 from commprof.monitor.watchdog.tasks import (
     AnomalyTask,
@@ -18,6 +19,7 @@ from commprof.monitor.watchdog.tasks import (
 )
 from commprof.monitor.watchdog.thresholds import Threshold
 from commprof.trace.run.endings import rank_and_attempt
+from commprof.trace.run.processes import identity
 
 #: Seconds between two checks.
 LOOK_S = 0.5
@@ -107,11 +109,16 @@ def watch(
     Args:
         directory: directory of traces, watched with its subdirectories ``job_N``; may be missing.
         threshold_s: the hang threshold; None to learn it from the run.
-        parent: process id of the launcher; watching goes on while it lives. None without one.
+        parent: process id of the launcher, which need not be this process's parent; watching goes
+            on while it lives. None without one.
         quiet: True to write nothing to stderr.
         tells: True to report hangs, mismatched collectives and lasting changes of speed.
         samples: True to sample the ranks' stacks with py-spy.
+
+    Raises:
+        UsageError: no process has the id ``parent``.
     """
+    launcher = _Launcher(parent) if parent is not None else None
 
     def tasks(place: Path) -> list[WatchTask]:
         log = Log(place, quiet)
@@ -122,7 +129,7 @@ def watch(
     last_alive = time.monotonic()
     turn = 0
     try:
-        while parent is None or os.getppid() == parent or any(j.alive for j in jobs.values()):
+        while launcher is None or launcher.lives or any(job.alive for job in jobs.values()):
             if turn % _SEARCH_EVERY == 0:
                 _search(directory, jobs, tasks)
             turn += 1
@@ -132,13 +139,34 @@ def watch(
             if any(job.alive for job in jobs.values()):
                 last_alive = now
             seen = any(job.was_here for job in jobs.values())
-            if parent is None and now - last_alive > (_GRACE_S if seen else _PATIENCE_S):
+            if launcher is None and now - last_alive > (_GRACE_S if seen else _PATIENCE_S):
                 return
             time.sleep(LOOK_S)
     finally:
         for job in jobs.values():
             job.look(time.monotonic_ns())  # read what the ranks recorded last
             job.end()
+
+
+class _Launcher:
+    """The process that started the ranks."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        #: Start of the process, which distinguishes it from a later process with the same id.
+        self._began = identity(pid)
+        if not self.lives:
+            raise UsageError(
+                f"--parent {pid}: no process with this id runs here; give the process id of the "
+                "job's launcher, or leave --parent out to watch until this host's ranks have ended"
+            )
+
+    @property
+    def lives(self) -> bool:
+        """True until the process ends."""
+        # The parent of this process lives, even if no procfs shows it.
+        is_parent = os.getppid() == self._pid
+        return is_parent or (bool(self._began) and identity(self._pid) == self._began)
 
 
 def _search(

@@ -22,13 +22,20 @@ from commprof.predict.sharded.costs import fit_sharded
 from commprof.predict.sharded.steps import ShardedSteps
 
 
-def curves_of(recorded: Sequence[RecordedSteps]) -> dict[str, CostCurve]:
-    """Fits a curve per operation to runs over links of one class; skips runs with a compressor."""
+def curves_of(
+    recorded: Sequence[RecordedSteps], measured: Mapping[str, CostCurve]
+) -> dict[str, CostCurve]:
+    """Returns a curve per operation: those in ``measured``, and for other operations fits to runs.
+
+    All runs are over links of one class. Runs with a compressor are skipped.
+    """
     plain = [each for each in recorded if each.world_size > 1 and not each.hook]
     sharded = [each for each in plain if isinstance(each, ShardedSteps)]
     replicated = [each for each in plain if isinstance(each, Schedule)]
     curves = fit_sharded(sharded) if sharded else {}
-    return {**curves, "all_reduce": calibrate(replicated)} if replicated else curves
+    if replicated and "all_reduce" not in measured:
+        curves["all_reduce"] = calibrate(replicated)
+    return {**curves, **measured}
 
 
 def build_profile(
@@ -40,12 +47,12 @@ def build_profile(
 ) -> tuple[MachineProfile, list[str]]:
     """Fits a machine profile; also returns descriptions of the data that it left out.
 
-    The curves of a link class (same host or other host) are fitted to microbenchmarks if there are
-    any. Otherwise all-reduce is calibrated on recorded DDP steps, and the collectives of sharded
-    steps are fitted to their recorded calls.
+    On each link class (same host or other host), an operation's curve is fitted to its
+    measurements if they suffice. Otherwise, all-reduce is calibrated on recorded DDP steps, and the
+    collectives of sharded steps are fitted to their recorded calls.
 
     Args:
-        measurements: files of microbenchmarks.
+        measurements: collectives of microbenchmarks and of recorded jobs without steps.
         recorded: recorded runs, one entry per world size; the cost of a compressor is fitted to
             the runs with this compressor.
         sources: names of all files and runs, for the profile.
@@ -55,18 +62,8 @@ def build_profile(
     Raises:
         CommprofError: neither an all-reduce nor a reduce-scatter was measured.
     """
-    curves: dict[str, dict[str, CostCurve]] = {}
     left_out = [reason for each in measurements for reason in each.left_out]
-    for link in sorted({each.link for each in measurements}):
-        mine = [each for each in measurements if each.link == link]
-        points = [point for each in mine for point in each.points]
-        fitted, refused = fit_curves(points)
-        left_out += refused
-        curves[link] = _of_one_backend(link, fitted, recorded, left_out)
-    steps = [each.schedule for each in recorded]
-    plain = [each for each in steps if each.world_size > 1 and not each.hook]
-    for link in sorted({each.link for each in plain} - set(curves)):
-        curves[link] = curves_of([each for each in plain if each.link == link])
+    curves = _curves(measurements, recorded, left_out)
     if not any({"all_reduce", "reduce_scatter"} & each.keys() for each in curves.values()):
         raise CommprofError(
             "; ".join(left_out)
@@ -85,6 +82,21 @@ def build_profile(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
     return profile, left_out
+
+
+def _curves(
+    measurements: Sequence[Measurement], recorded: Sequence[Recorded], left_out: list[str]
+) -> dict[str, dict[str, CostCurve]]:
+    """Fits the curves of each link class; appends what was not used to ``left_out``, in words."""
+    points = [point for each in measurements for point in each.points]
+    steps = [each.schedule for each in recorded]
+    curves = {}
+    for link in sorted({each.link for each in points} | {each.link for each in steps}):
+        fitted, refused = fit_curves([each for each in points if each.link == link])
+        left_out += refused
+        measured = _of_one_backend(link, fitted, recorded, left_out)
+        curves[link] = curves_of([each for each in steps if each.link == link], measured)
+    return {link: found for link, found in curves.items() if found}
 
 
 def _of_one_backend(

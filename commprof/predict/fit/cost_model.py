@@ -24,14 +24,14 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from commprof.predict.replay.algorithms import canonical, work
+from commprof.predict.replay.algorithms import Work, canonical, work
 from commprof.stats.intervals import robust_deviation
 
 Floats = npt.NDArray[np.float64]
@@ -170,24 +170,27 @@ class CostCurve:
         If ``op`` is given, returns the time of ``op`` instead: the number of steps is that of
         ``op``, and the time per step is taken from this curve.
         """
-        done = work(canonical(op or self.op), ranks, self.backend)
+        done = self._work(ranks, op)
         return done.steps * self.step_s(done.step_bytes(size_bytes)) if done.steps else 0.0
 
-    def wire_s(self, size_bytes: float, ranks: int) -> float:
+    def wire_s(self, size_bytes: float, ranks: int, op: str | None = None) -> float:
         """Returns the part of ``time_s`` during which the link is busy, in seconds.
 
-        During the remaining time, other collectives may use the link.
+        During the remaining time, other collectives may use the link. ``op`` is as in ``time_s``.
         """
-        done = work(self.op, ranks, self.backend)
+        done = self._work(ranks, op)
         per_byte = self.pieces[-1].beta_s_per_byte
-        return min(self.time_s(size_bytes, ranks), done.sent * size_bytes * per_byte)
+        return min(self.time_s(size_bytes, ranks, op), done.sent * size_bytes * per_byte)
 
-    def outside(self, sizes_bytes: Sequence[float], ranks: int) -> list[str]:
-        """Returns the sizes and ranks outside the measured range, in words; empty if inside."""
+    def outside(self, sizes_bytes: Sequence[float], ranks: int, op: str | None = None) -> list[str]:
+        """Returns the sizes and ranks outside the measured range, in words; empty if inside.
+
+        ``op`` is as in ``time_s``.
+        """
         found = []
         if not min(self.world_sizes) <= ranks <= max(self.world_sizes):
             found.append(f"{ranks} ranks (measured: {', '.join(map(str, self.world_sizes))})")
-        done = work(self.op, ranks, self.backend)
+        done = self._work(ranks, op)
         steps = [done.step_bytes(size) for size in sizes_bytes] if done.steps else []
         low, high = self.step_bytes
         if steps and (min(steps) < 0.999 * low or max(steps) > 1.001 * high):
@@ -211,25 +214,35 @@ class CostCurve:
     def changed(self, alpha: Callable[[float], float], beta: Callable[[float], float]) -> CostCurve:
         """Returns the curve of another link: ``alpha`` converts the alphas, ``beta`` the betas.
 
-        An alpha of 0 stays 0. At a size of alpha divided by beta bytes, latency and transfer take
-        the same time. The lower ends of all pieces are multiplied by the factor by which this size
-        changes for the first piece. If its alpha or its beta is 0, the ends stay.
+        At a size of alpha divided by beta bytes, latency and transfer take the same time. The lower
+        ends of all pieces are multiplied by the factor by which this size changes for the first
+        piece. If its alpha or its beta is 0, the ends stay. If the ends move, an alpha of 0 stays 0
+        in all pieces but the first: in a later piece, transfers hide the latency, and the piece
+        then begins at the size from which they hide the other link's latency.
         """
-
-        def both(alpha_s: float, beta_s: float) -> tuple[float, float]:
-            return alpha(alpha_s) if alpha_s > 0 else 0.0, beta(beta_s)
-
         first = self.pieces[0]
         before = first.alpha_s, first.beta_s_per_byte
-        after = both(*before)
-        known = min(*before, *after) > 0
-        scale = (after[0] / before[0]) / (after[1] / before[1]) if known else 1.0
+        after = alpha(before[0]), beta(before[1])
+        moves = min(*before, *after) > 0
+        scale = (after[0] / before[0]) / (after[1] / before[1]) if moves else 1.0
+
+        def lines(old: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+            return tuple(
+                (0.0 if moves and number and not alpha_s else alpha(alpha_s), beta(beta_s))
+                for number, (alpha_s, beta_s) in enumerate(old)
+            )
+
+        new = lines((piece.alpha_s, piece.beta_s_per_byte) for piece in self.pieces)
         pieces = tuple(
-            Piece(piece.low_bytes * scale, *both(piece.alpha_s, piece.beta_s_per_byte))
-            for piece in self.pieces
+            Piece(piece.low_bytes * scale, *line)
+            for piece, line in zip(self.pieces, new, strict=True)
         )
-        drawn = tuple(tuple(both(*values) for values in each) for each in self.replicates)
+        drawn = tuple(lines(each) for each in self.replicates)
         return dataclasses.replace(self._on(pieces, scale), replicates=drawn)
+
+    def _work(self, ranks: int, op: str | None) -> Work:
+        """Returns the messages and bytes of a rank in ``op``; None is the curve's operation."""
+        return work(canonical(op or self.op), ranks, self.backend)
 
     def _with(self, values: list[tuple[float, float]]) -> CostCurve:
         pieces = tuple(

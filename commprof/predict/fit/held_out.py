@@ -181,9 +181,8 @@ def _fitted_alone(replay: Model) -> MachineProfile:
         return profile
     if schedule.hook or schedule.world_size < 2:
         return profile
-    own = curves_of([schedule])
     kept = {op: curve for op, curve in link.curves.items() if not curve.is_from_steps}
-    fitted = dataclasses.replace(link, curves={**own, **kept})
+    fitted = dataclasses.replace(link, curves=curves_of([schedule], kept))
     return dataclasses.replace(profile, links={**profile.links, schedule.link: fitted})
 
 

@@ -149,7 +149,8 @@ class HookCost:
         Args:
             size_bytes: size of the fp32 gradients.
             ranks: number of peers, see :meth:`peers`.
-            curve: cost of an all-reduce on the link between the peers.
+            curve: cost on the link between the peers, of an all-reduce or of an operation that
+                stands in for it.
             crowding: ranks per core divided by recorded ranks per core; multiplies processor time.
             sharing: result of :meth:`link_sharing`; multiplies the time on the wire.
             later_s: extra latency of a message, compared with the recorded run.
@@ -175,10 +176,11 @@ class HookCost:
     def wire_s(self, size_bytes: float, ranks: int, curve: CostCurve) -> float:
         """Time on the wire without the messages' latency, which the overhead includes."""
         if self.exchange == HIERARCHICAL:
-            chunks_s = _CHUNKS * curve.time_s(size_bytes / _CHUNKS, ranks)
-            return max(curve.time_s(size_bytes, ranks), chunks_s / _CHUNKS_IN_FLIGHT)
+            chunks_s = _CHUNKS * curve.time_s(size_bytes / _CHUNKS, ranks, "all_reduce")
+            whole_s = curve.time_s(size_bytes, ranks, "all_reduce")
+            return max(whole_s, chunks_s / _CHUNKS_IN_FLIGHT)
         if self.exchange == RING:
-            return curve.time_s(self.payload_ratio * size_bytes, ranks)
+            return curve.time_s(self.payload_ratio * size_bytes, ranks, "all_reduce")
         return self.sent_bytes(size_bytes, ranks) * curve.pieces[-1].beta_s_per_byte
 
     def sent_bytes(self, size_bytes: float, ranks: int) -> float:

@@ -39,27 +39,28 @@ class ScenarioLink:
         assert found is not None
         return found
 
-    def time_s(self, size_bytes: float, ranks: int, op: str | None = None) -> float:
+    def time_s(self, size_bytes: float, ranks: int, op: str) -> float:
         """Returns the time of a collective on idle links, in seconds.
 
-        A flat ring runs ``op``, or the fitted operation if ``op`` is None; in each step it is as
-        fast as its slowest link. The hierarchical algorithm ignores ``op``: it reduces within each
-        host, all-reduces the parts between hosts, and gathers within each host again.
+        A flat ring runs ``op``; in each step it is as fast as its slowest link. The hierarchical
+        algorithm ignores ``op``: it reduces within each host, all-reduces the parts between hosts,
+        and gathers within each host again.
         """
         if self.hierarchical and self.inner is not None and self.outer is not None:
-            inside = self.inner.time_s(size_bytes, self.ranks_per_host)
-            return inside + self.outer.time_s(size_bytes, self._hosts(ranks))
+            inside = self.inner.time_s(size_bytes, self.ranks_per_host, "all_reduce")
+            return inside + self.outer.time_s(size_bytes, self._hosts(ranks), "all_reduce")
         times = [c.time_s(size_bytes, ranks, op) for c in (self.inner, self.outer) if c is not None]
         return max(times)
 
-    def wire_s(self, size_bytes: float, ranks: int) -> float:
+    def wire_s(self, size_bytes: float, ranks: int, op: str) -> float:
         """Part of ``time_s`` that occupies the slowest link."""
         if self.hierarchical and self.inner is not None and self.outer is not None:
             return max(
-                self.inner.wire_s(size_bytes, self.ranks_per_host),
-                self.outer.wire_s(size_bytes, self._hosts(ranks)),
+                self.inner.wire_s(size_bytes, self.ranks_per_host, "all_reduce"),
+                self.outer.wire_s(size_bytes, self._hosts(ranks), "all_reduce"),
             )
-        return max(c.wire_s(size_bytes, ranks) for c in (self.inner, self.outer) if c is not None)
+        curves = [curve for curve in (self.inner, self.outer) if curve is not None]
+        return max(curve.wire_s(size_bytes, ranks, op) for curve in curves)
 
     def sent_bytes(self, size_bytes: float, ranks: int) -> float:
         """Returns the bytes that one rank sends in an all-reduce, over all links in total."""

@@ -82,11 +82,12 @@ def _links(scenario: Scenario, link: ScenarioLink, sizes: Floats) -> Iterator[st
         inside = link.ranks_per_host
         outside = math.ceil(scenario.world_size / link.ranks_per_host)
     if link.outer is not None:
-        for reason in link.outer.outside(sizes.tolist(), outside):
+        for reason in link.outer.outside(sizes.tolist(), outside, "all_reduce"):
             yield reason.replace(" ranks", " hosts", 1) if link.hierarchical else reason
     if link.inner is not None:
         where = "within a host: " if link.outer is not None else ""
-        yield from (where + each for each in link.inner.outside(sizes.tolist(), inside))
+        reasons = link.inner.outside(sizes.tolist(), inside, "all_reduce")
+        yield from (where + each for each in reasons)
 
 
 def _hook(scenario: Scenario, link: ScenarioLink, hook: HookCost, sizes: Floats) -> Iterator[str]:

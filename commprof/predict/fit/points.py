@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +42,8 @@ class Point:
     ranks_per_core: float = math.nan
     #: Relative standard error of the time; 0 if unknown.
     error: float = 0.0
+    #: Link class: ``OTHER_HOST`` if the point's ranks were on several hosts, else ``SAME_HOST``.
+    link: str = SAME_HOST
 
 
 @dataclass(frozen=True)
@@ -63,15 +66,16 @@ class _Context:
 
     hosts: int | None = None
     world_size: int | None = None
+    #: Number of each rank's host.
+    rank_hosts: tuple[int, ...] | None = None
     machine: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Points of one file, with the link and machine of the measurement."""
+    """Points of one file, with the machine of the measurement."""
 
     points: tuple[Point, ...]
-    link: str
     machine: Mapping[str, Any]
     #: Descriptions of unused rows.
     left_out: tuple[str, ...] = ()
@@ -79,17 +83,28 @@ class Measurement:
 
 @dataclass(frozen=True)
 class _Spread:
-    """Spread of a file's ranks over hosts: the same number of consecutive ranks on each."""
+    """Spread of the ranks of a file's job over hosts; smaller groups consist of its first ranks."""
 
+    #: Number of each rank's host; empty if the file does not tell. Then each host is supposed to
+    #: have the same number of consecutive ranks.
+    rank_hosts: tuple[int, ...]
+    #: Hosts and ranks of the whole job.
     hosts: int
-    #: Ranks of the whole job; smaller groups consist of its first ranks.
     ranks: int
     #: Cores of rank 0's host, supposed equal on all hosts.
     usable_cores: float
 
-    def ranks_per_core(self, ranks: int) -> float:
-        """Ranks per core on the fullest host, in a group of the first ``ranks`` ranks."""
-        return min(ranks, math.ceil(self.ranks / self.hosts)) / self.usable_cores
+    def placed(self, point: Point) -> Point:
+        """Returns the point with the link and the ranks per core of its group of first ranks."""
+        if self.rank_hosts:
+            together = max(Counter(self.rank_hosts[: point.ranks]).values())
+        else:
+            together = min(point.ranks, math.ceil(self.ranks / self.hosts))
+        return dataclasses.replace(
+            point,
+            link=SAME_HOST if together == point.ranks else OTHER_HOST,
+            ranks_per_core=together / self.usable_cores,
+        )
 
 
 def read_points(path: Path) -> Measurement:
@@ -113,20 +128,12 @@ def read_points(path: Path) -> Measurement:
             f"{invocation.quoted(path)} has no rows of a microbenchmark; write a new file with "
             + invocation.command("microbench", "OP", "--json", "FILE")
         )
-    points = [
-        dataclasses.replace(point, error=_error(point, None))
+    points = tuple(
+        spread.placed(dataclasses.replace(point, error=_error(point, None)))
         for row in rows
         if (point := _point(row)) is not None
-    ]
-    return Measurement(
-        tuple(
-            dataclasses.replace(point, ranks_per_core=spread.ranks_per_core(point.ranks))
-            for point in points
-        ),
-        OTHER_HOST if spread.hosts > 1 else SAME_HOST,
-        context.machine,
-        tuple(_left_out(path, rows)),
     )
+    return Measurement(points, context.machine, tuple(_left_out(path, rows)))
 
 
 def _of_nccl_tests(path: Path) -> Measurement:
@@ -142,6 +149,7 @@ def _of_nccl_tests(path: Path) -> Measurement:
         if row.key.placement == "in_place"
     }
     out_of_place = {row.key for row in sweep.rows if row.key.placement == "out_of_place"}
+    link = OTHER_HOST if sweep.context["hosts"] > 1 else SAME_HOST  # all ranks are in each group
     points = []
     for found, row in zip(rows, sweep.rows, strict=True):
         key = dataclasses.replace(row.key, placement="out_of_place")
@@ -149,9 +157,8 @@ def _of_nccl_tests(path: Path) -> Measurement:
         point = _point(dataclasses.replace(found, placement=key.placement) if alone else found)
         if point is not None:
             other_s = None if alone else in_place_s.get(key)
-            points.append(dataclasses.replace(point, error=_error(point, other_s)))
-    link = OTHER_HOST if sweep.context["hosts"] > 1 else SAME_HOST
-    return Measurement(tuple(points), link, {}, tuple(_left_out(path, rows)))
+            points.append(dataclasses.replace(point, error=_error(point, other_s), link=link))
+    return Measurement(tuple(points), {}, tuple(_left_out(path, rows)))
 
 
 def _error(point: Point, in_place_s: float | None) -> float:
@@ -175,6 +182,7 @@ def _spread(context: _Context, most_ranks: int) -> _Spread:
     """
     cores = checked(context.machine, {"usable_cpu_count": int | None}, "context.machine")
     return _Spread(
+        context.rank_hosts or (),
         context.hosts or 1,
         max(context.world_size or 1, most_ranks),
         float(cores.get("usable_cpu_count") or math.nan),

@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from commprof.analysis.align.clocks import on_common_clock, rank_clocks
 from commprof.analysis.align.device_timeline import on_device_timeline
-from commprof.analysis.align.matching import POINT_TO_POINT, match
+from commprof.analysis.align.interfaces import Host, host_of_each
+from commprof.analysis.align.matching import POINT_TO_POINT, Matching, match
 from commprof.analysis.collectives.calls import group_sizes
 from commprof.analysis.collectives.traffic import sizes_bytes
 from commprof.predict.fit.cost_model import OTHER_HOST, SAME_HOST
@@ -30,12 +31,14 @@ _LEAST_CALLS = 3
 def read_calls(directory: Path) -> list[Measurement]:
     """Reads the collectives of a run without steps, by world size.
 
+    World sizes that have neither points nor a reason why not are left out.
+
     Raises:
         CommprofError: ``directory`` is not a run directory.
     """
     runs = (read_world(directory, size) for size in read_context(directory)["world_sizes"])
     found = [_measurement(run) for run in runs if _is_stepless(run)]
-    return [each for each in found if each.points]
+    return [each for each in found if each.points or each.left_out]
 
 
 def _is_stepless(run: WorldRun) -> bool:
@@ -46,22 +49,22 @@ def _is_stepless(run: WorldRun) -> bool:
 def _measurement(run: WorldRun) -> Measurement:
     recorded = [on_device_timeline(run.traces[rank]) for rank in sorted(run.traces)]
     clocks = rank_clocks(recorded)
-    hosts = hosts_of(recorded)
-    link = SAME_HOST if len(hosts) == 1 else OTHER_HOST
     name = f"{run.directory} ({run.world_size} ranks)"
     if clocks is None:
         reason = f"{name}: the ranks' clocks cannot be compared, so no collective's time is known"
-        return Measurement((), link, recorded[0].metadata["machine"], (reason,))
-    points = tuple(_points(on_common_clock(recorded, clocks), len(hosts)))
-    return Measurement(points, link, recorded[0].metadata["machine"])
+        return Measurement((), recorded[0].metadata["machine"], (reason,))
+    points = tuple(_points(on_common_clock(recorded, clocks)))
+    return Measurement(points, recorded[0].metadata["machine"])
 
 
-def _points(traces: Sequence[Trace], hosts: int) -> Iterator[Point]:
-    """Yields a point per operation, number of ranks and size in bytes.
+def _points(traces: Sequence[Trace]) -> Iterator[Point]:
+    """Yields a point per operation, number of ranks, size in bytes and link class.
 
     A call lasts from the latest issue on any rank to the latest end on any rank. A point has the
-    median over its calls. Calls that overlapped another call on any of their ranks are left out.
+    median over its calls. Calls that overlapped another call on any of their ranks are left out, as
+    are calls with a rank whose host is unknown.
     """
+    places = host_of_each(traces)
     tables = [columns.collectives(trace) for trace in traces]
     matching = match(traces, tables)
     op, bytes_in, bytes_out, issue, end = (
@@ -69,15 +72,20 @@ def _points(traces: Sequence[Trace], hosts: int) -> Iterator[Point]:
         for field in ("op", "bytes_in", "bytes_out", "issue_ns", "end_ns")
     )
     ranks = np.concatenate([group_sizes(t, c) for t, c in zip(traces, tables, strict=True)])
-    usable = np.concatenate([t.end_is_exact & ~t.failed & _alone(t) for t in tables])
+    usable = np.concatenate(
+        [
+            t.end_is_exact & ~t.failed & _alone(t) & (place is not None)
+            for t, place in zip(tables, places, strict=True)
+        ]
+    )
     issued, _ = matching.latest(issue)
     ended, _ = matching.latest(end)
     known = matching.every(usable) & (ended > issued) & ~np.isin(op, POINT_TO_POINT)
     _, first = np.unique(matching.member, return_index=True)
     rows = first[known[first]]
     sizes = sizes_bytes(op, bytes_in, bytes_out, ranks)
-    kinds = np.stack([op, ranks, sizes], axis=1)[rows]
-    cores = machine_cpus(traces)
+    kinds = np.stack([op, ranks, sizes, _crosses_hosts(places, matching)], axis=1)[rows]
+    per_core = len(traces) / len(hosts_of(traces)) / machine_cpus(traces)
     for kind in np.unique(kinds, axis=0):
         name = canonical(op_name(int(kind[0])))
         mine = rows[(kinds == kind).all(axis=1)]
@@ -91,8 +99,19 @@ def _points(traces: Sequence[Trace], hosts: int) -> Iterator[Point]:
             size_bytes=float(kind[2]),
             time_s=float(np.median(samples)),
             samples_s=tuple(samples.tolist()),
-            ranks_per_core=len(traces) / hosts / cores,
+            ranks_per_core=per_core,
+            link=OTHER_HOST if kind[3] else SAME_HOST,
         )
+
+
+def _crosses_hosts(places: Sequence[Host | None], matching: Matching) -> npt.NDArray[np.bool_]:
+    """Returns a flag per row: True if the ranks of its collective were on several hosts.
+
+    ``places`` holds the host of each rank.
+    """
+    host = np.repeat([places.index(place) for place in places], matching.lengths)
+    highest, _ = matching.latest(host)
+    return ~matching.every(host == highest)
 
 
 def _alone(table: Collectives) -> npt.NDArray[np.bool_]:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from commprof.analysis.align.clocks import on_common_clock, rank_clocks
 from commprof.analysis.align.device_timeline import on_device_timeline
-from commprof.analysis.align.interfaces import ddp_logs
+from commprof.analysis.align.interfaces import Host, ddp_logs, host_of_each, machine_of
 from commprof.analysis.align.measured import count_warmup, samples_read, step_signatures
 from commprof.analysis.collectives.calls import DEFAULT_GLOO_THREADS, DEVICE_STREAMS
 from commprof.errors import CommprofError
@@ -152,8 +152,13 @@ class Schedule(RecordedSteps):
         return int(self.bucket_bytes.sum())
 
 
-def checked_name(run: WorldRun) -> str:
-    """Checks that a run can be the base of a prediction; returns its name for error messages.
+def checked_name(run: WorldRun, by: str = "a prediction", done: str = "predicted") -> str:
+    """Checks that a run's steps show how long one setting takes; returns the run's name.
+
+    Args:
+        run: one recorded world size.
+        by: what needs the steps, for error messages.
+        done: what cannot be done with unsuitable steps, as a participle for error messages.
 
     Raises:
         CommprofError: a rank is missing, device times were not recorded, or a trial switched
@@ -163,16 +168,16 @@ def checked_name(run: WorldRun) -> str:
     missing = [rank for rank in range(run.world_size) if rank not in run.traces]
     if missing:
         raise CommprofError(
-            f"{name}: no trace of rank {', '.join(map(str, missing))}; a prediction needs all ranks"
+            f"{name}: no trace of rank {', '.join(map(str, missing))}; {by} needs all ranks"
         )
     if reason := _untimed(list(run.traces.values())):
         raise CommprofError(
             f"{name}: the waiting time of its GPUs was not recorded ({reason}), so its steps "
-            "cannot be predicted"
+            f"cannot be {done}"
         )
     if any("trial" in trace.metadata for trace in run.traces.values()):
         raise CommprofError(
-            f"{name}: candidates of a trial took turns in its steps; a prediction needs steps of "
+            f"{name}: candidates of a trial took turns in its steps; {by} needs steps of "
             "one setting: record them without --trial"
         )
     return name
@@ -187,6 +192,15 @@ def _untimed(traces: Sequence[Trace]) -> str:
     return ""
 
 
+def timed_traces(run: WorldRun) -> list[Trace]:
+    """Returns the traces of a run's ranks, in rank order, in the form from which steps are read.
+
+    If a rank's GPU was timed, the rank's trace has the times of the GPU's stream. A trace that was
+    converted from another profiler's recording also has the records of its backward passes.
+    """
+    return [on_device_timeline(with_passes(run.traces[rank])) for rank in range(run.world_size)]
+
+
 def read_schedule(run: WorldRun) -> Schedule:
     """Reads the schedule of one world size.
 
@@ -195,7 +209,7 @@ def read_schedule(run: WorldRun) -> Schedule:
             steps have exactly one synchronised backward pass of DistributedDataParallel.
     """
     name = checked_name(run)
-    recorded = [on_device_timeline(with_passes(run.traces[rank])) for rank in range(run.world_size)]
+    recorded = timed_traces(run)
     clocks = rank_clocks(recorded)
     traces = on_common_clock(recorded, clocks) if clocks else recorded
     measured = measured_steps(traces)
@@ -307,23 +321,9 @@ def _median_of_known(values: Sequence[float]) -> float:
     return float(np.median(known)) if known else math.nan
 
 
-def _machine(trace: Trace) -> str:
-    """Returns an identifier of a rank's machine: the kernel's boot ID; if unknown, the hostname."""
-    machine = trace.metadata["machine"]
-    return str(machine["boot_id"] or machine["hostname"])
-
-
-def hosts_of(traces: Sequence[Trace]) -> list[tuple[str, str]]:
-    """Returns the hosts as seen by the network: pairs of machine and network namespace."""
-    return sorted(
-        {
-            (
-                _machine(trace),
-                str(trace.metadata.get("cross_check_sources", {}).get("network_namespace", "")),
-            )
-            for trace in traces
-        }
-    )
+def hosts_of(traces: Sequence[Trace]) -> list[Host]:
+    """Returns the hosts on which the ranks ran, as far as they are known."""
+    return sorted({host for host in host_of_each(traces) if host is not None})
 
 
 def placement_of(traces: Sequence[Trace], busy: float) -> Placement:
@@ -346,7 +346,7 @@ def machine_cpus(traces: Sequence[Trace]) -> int:
     """
     together: dict[str, set[int]] = {}
     for trace in traces:
-        named = together.setdefault(_machine(trace), set())
+        named = together.setdefault(machine_of(trace), set())
         named.update(trace.metadata["machine"].get("usable_cpus", ()))
     count = int(traces[0].metadata["machine"]["usable_cpu_count"])
     return max(count, *map(len, together.values())) or len(traces)

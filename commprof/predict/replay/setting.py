@@ -146,8 +146,8 @@ class Setting:
         if self.hook is not None and ranks > 1:
             alone = np.array([self._hook_s(self.hook, size) for size in sizes])
             return alone, alone
-        alone = np.array([self.link.time_s(size, ranks) for size in sizes])
-        return alone, np.array([self.link.wire_s(size, ranks) for size in sizes])
+        alone = np.array([self.link.time_s(size, ranks, "all_reduce") for size in sizes])
+        return alone, np.array([self.link.wire_s(size, ranks, "all_reduce") for size in sizes])
 
     def _hook_s(self, hook: HookCost, size_bytes: float) -> float:
         ranks, per_host = self.scenario.world_size, self.link.ranks_per_host

@@ -7,7 +7,15 @@ from dataclasses import dataclass, replace
 from commprof.analysis.replay.program import ISSUE, WAIT
 from commprof.errors import CommprofError
 from commprof.predict.replay.scenario import DTYPE_BYTES, Scenario
-from commprof.predict.sharded.steps import ALL, REPLICATE, SHARD, Call, ShardedSteps
+from commprof.predict.sharded.steps import (
+    ALL,
+    ALONE,
+    REPLICATE,
+    SHARD,
+    Call,
+    ShardedSteps,
+    ranks_among,
+)
 from commprof.predict.sharded.wrapping import Wrapped, wrapped
 
 _GATHER, _SCATTER, _REDUCE = "all_gather", "reduce_scatter", "all_reduce"
@@ -186,9 +194,9 @@ def _changed(
     """
     is_parameters = call.op in (_GATHER, _SCATTER)
     among = call.among
-    if is_parameters:
+    if is_parameters and among != ALONE:
         among = ALL if shard == scenario.world_size else SHARD
-    ranks = {ALL: scenario.world_size, SHARD: shard, REPLICATE: scenario.world_size // shard}[among]
+    ranks = ranks_among(among, scenario.world_size, shard)
     if ranks < 2:
         return []
     size = call.size_bytes
@@ -231,6 +239,12 @@ def _shard_ranks(steps: ShardedSteps, scenario: Scenario) -> int:
         raise CommprofError(
             "the run has 1 rank, which exchanges nothing, so it does not show how long collectives "
             "take; record 2 ranks or more, or choose another --from-world-size"
+        )
+    if steps.shard_ranks < 2:
+        raise CommprofError(
+            "each rank of the run held a whole copy of the model, so the run does not show how "
+            "long ranks take to exchange parameters; record a run in which 2 ranks or more share "
+            "each copy"
         )
     shard = scenario.shard_ranks
     if shard is None:

@@ -33,7 +33,7 @@ from commprof.predict.replay.algorithms import OPERATIONS, work
 from commprof.predict.replay.scenario import FLAT, Scenario
 from commprof.predict.replay.schedule import Placement
 from commprof.predict.sharded.changes import Change, ChangedCall
-from commprof.predict.sharded.steps import ALL, SHARD, Call, ShardedSteps
+from commprof.predict.sharded.steps import ALL, SHARD, Call, ShardedSteps, ranks_among
 from commprof.stats.intervals import percentile_interval
 
 Floats = npt.NDArray[np.float64]
@@ -153,9 +153,7 @@ def factors(
 
 def ranks_of(steps: ShardedSteps, call: Call) -> int:
     """Number of ranks that take part in a recorded collective."""
-    if call.among == ALL:
-        return steps.world_size
-    return steps.shard_ranks if call.among == SHARD else steps.world_size // steps.shard_ranks
+    return ranks_among(call.among, steps.world_size, steps.shard_ranks)
 
 
 def _link(
@@ -181,7 +179,7 @@ def _link(
 
 def _outside(link: ScenarioLink, each: ChangedCall) -> Sequence[str]:
     name = each.call.op.replace("_", "-")
-    reasons = link.slowest.outside([each.call.size_bytes], each.ranks)
+    reasons = link.slowest.outside([each.call.size_bytes], each.ranks, each.call.op)
     return [*link.outside, *(f"{name}: {reason}" for reason in reasons)]
 
 

@@ -123,9 +123,9 @@ def _share(table: Floats, before: int, event: int, after: int) -> float:
 
 Floats = npt.NDArray[np.float64]
 
-#: Ranks that take part in a collective: all, those of one copy of the model, or those that hold the
-#: same part of the model.
-ALL, SHARD, REPLICATE = "all", "shard", "replicate"
+#: Ranks that take part in a collective: all, those of one copy of the model, those that hold the
+#: same part of the model, or each rank by itself.
+ALL, SHARD, REPLICATE, ALONE = "all", "shard", "replicate", "alone"
 _SHARDING = tuple(map(OPS.index, ("all_gather_into_tensor", "reduce_scatter_tensor")))
 
 
@@ -137,7 +137,7 @@ class Call:
     op: str
     #: Size as defined by nccl-tests.
     size_bytes: float
-    #: One of ALL, SHARD and REPLICATE.
+    #: One of ALL, SHARD, REPLICATE and ALONE.
     among: str
     #: Bytes of an element; 0 if unknown.
     item_bytes: int
@@ -175,6 +175,16 @@ class ShardedSteps(RecordedSteps):
     def units(self) -> int:
         """Number of FSDP2's units, counted as reduce-scatters of a step; 0 for other strategies."""
         return sum(call.op == "reduce_scatter" for call in self.calls)
+
+
+def ranks_among(among: str, world_size: int, shard_ranks: int) -> int:
+    """Returns the number of ranks in each group that issues a collective.
+
+    ``among`` is one of ALL, SHARD, REPLICATE and ALONE; ``shard_ranks`` ranks share each copy of
+    the model.
+    """
+    copies = world_size // shard_ranks
+    return {ALL: world_size, SHARD: shard_ranks, REPLICATE: copies, ALONE: 1}[among]
 
 
 def passes_of(steps: RecordedSteps, scenario: Scenario) -> float:
@@ -414,6 +424,8 @@ def _among(groups: Sequence[Sequence[int]]) -> str:
             "the groups of ranks that share parameters have different sizes; a prediction needs "
             "groups of one size"
         )
+    if len(groups[0]) == 1:
+        return ALONE
     neighbours = all(group[-1] - group[0] == len(group) - 1 for group in groups)
     return SHARD if neighbours else REPLICATE
 
@@ -423,4 +435,7 @@ def _shard_ranks(
 ) -> int:
     """Returns the size of the groups that gather parameters; without groups, the world size."""
     sharded = [n for n, call in enumerate(found) if call.among == SHARD]
-    return len(_members(seen, row, sharded[0])[0]) if sharded else world_size
+    if sharded:
+        return len(_members(seen, row, sharded[0])[0])
+    parameters = {call.among for call in found if call.op in ("all_gather", "reduce_scatter")}
+    return 1 if parameters == {ALONE} else world_size

@@ -18,7 +18,7 @@ from pathlib import Path
 from commprof.errors import CommprofError
 from commprof.invocation import quoted
 from commprof.predict.replay.rank_steps import Cycle, cycles
-from commprof.predict.replay.schedule import hook_label, measured_steps
+from commprof.predict.replay.schedule import checked_name, hook_label, measured_steps, timed_traces
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
 
@@ -50,15 +50,12 @@ def export(run: WorldRun, directory: Path) -> list[Path]:
     """Writes ``commprof.RANK.et`` for each rank of a recorded world size; returns the files.
 
     Raises:
-        CommprofError: a rank is missing, the run has a compressor, no step can be written, a file
-            exists, or files cannot be written.
+        CommprofError: a rank is missing, device times were not recorded, a trial switched settings
+            between the steps, the run has a compressor, no step can be written, a file exists, or
+            files cannot be written.
     """
-    missing = [rank for rank in range(run.world_size) if rank not in run.traces]
-    if missing:
-        raise CommprofError(
-            f"no trace of rank {', '.join(map(str, missing))}; a simulator needs all ranks"
-        )
-    traces = [run.traces[rank] for rank in range(run.world_size)]
+    checked_name(run, "a simulator", "simulated")
+    traces = timed_traces(run)
     hook = next((label for trace in traces if (label := hook_label(trace))), "")
     if hook:
         raise CommprofError(

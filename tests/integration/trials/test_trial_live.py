@@ -70,7 +70,8 @@ def test_on_a_slow_link_fsdp2_keeps_what_it_has_gathered(tmp_path: Path) -> None
     assert (result.rounds, result.verdict.choice) == (4, "reshard-after-forward=false")
     none, headroom = result.of_role("baseline"), result.of_role("headroom")
     kept, ahead = result.candidates[3:]
-    assert 11 <= headroom.step_ms < 40
+    # Of 128 ms on the wire, work of 11 ms hides a part; a busy machine adds to both steps.
+    assert 11 <= headroom.step_ms < none.step_ms - 100
     assert kept.step_ms < none.step_ms
     assert none.wire_bytes == pytest.approx(16e6, rel=0.01)
     assert kept.wire_bytes == pytest.approx(12e6, rel=0.01)

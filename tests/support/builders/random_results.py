@@ -141,6 +141,7 @@ def _shown_world(
     failed = int(random.integers(1, 5)) if random.random() < 0.2 else 0
     bucket = collective(failed=failed, size_bytes=(4, int(random.choice([4_000_000, 25_000_000]))))
     steps = ms["step"].shape[1]
+    rank_steps = (ranks - len(missing)) * steps
     found = world(
         ranks,
         steps=steps + 2,
@@ -151,18 +152,19 @@ def _shown_world(
         missing_ranks=missing,
         stalled_steps=stalls,
         late_rank=_late(random, ranks, steps),
-        collectives=(bucket, *_tiny(random, exposed)),
+        collectives=(bucket, *_tiny(random, exposed, rank_steps)),
     )
     present = tuple(rank for rank in found.ranks if rank.rank not in missing)
     return replace(found, ranks=present)
 
 
-def _tiny(random: np.random.Generator, exposed_ms: float) -> list[CollectiveRow]:
+def _tiny(random: np.random.Generator, exposed_ms: float, rank_steps: int) -> list[CollectiveRow]:
     """At times, many small calls that hold some of the exposed time."""
     if random.random() < 0.6:
         return []
     held = exposed_ms * float(random.uniform(0.2, 1))
-    calls = {"calls": 640, "calls_per_step": 32.0, "total_bytes": 640 * 2048}
+    number = 32 * rank_steps
+    calls = {"calls": number, "calls_per_step": 32.0, "total_bytes": number * 2048}
     return [collective(**calls, size_bytes=(8, 4096), exposed_ms=held)]
 
 

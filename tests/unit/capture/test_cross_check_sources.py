@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -54,14 +55,23 @@ def test_only_bytes_of_the_time_with_capture_on_count(monkeypatch: pytest.Monkey
     )
     monkeypatch.setattr(cross_check_sources, "interface_bytes", lambda: next(seen))
     kept, counting = Kept(), CrossCheckSources()
-    counting.start()
+    counting.start(kept)  # type: ignore[arg-type]
     counting.set_enabled(True)  # it is on already
     counting.set_enabled(False)
     counting.set_enabled(False)
     counting.set_enabled(True)
     counting.stop(kept)  # type: ignore[arg-type]
-    assert kept.documents[0]["interfaces"] == {"lo": {"received_bytes": 9, "sent_bytes": 60}}
-    assert kept.documents[0]["ddp_logs"] == []
+    assert kept.documents[-1]["interfaces"] == {"lo": {"received_bytes": 9, "sent_bytes": 60}}
+    assert kept.documents[-1]["ddp_logs"] == []
+
+
+def test_the_host_is_told_before_a_rank_can_be_killed() -> None:
+    kept, counting = Kept(), CrossCheckSources()
+    counting.start(kept)  # type: ignore[arg-type]
+    (opening,) = kept.documents
+    assert opening["network_namespace"] == os.readlink("/proc/self/ns/net")
+    counting.stop(kept)  # type: ignore[arg-type]
+    assert opening.items() <= kept.documents[-1].items()
 
 
 @pytest.fixture
@@ -85,14 +95,14 @@ def logs_of(*models: Callable[[], None]) -> list[dict[str, Any]]:
     kept, counting = Kept(), CrossCheckSources()
     markers = {name: recorder().PhaseMarker(code) for code, name in enumerate(PHASES)}
     phases = AutoPhases(markers, called=counting.note)
-    counting.start()
+    counting.start(kept)  # type: ignore[arg-type]
     phases.install()
     for train_one in models:
         train_one()
         gc.collect()
     phases.remove()
     counting.stop(kept)  # type: ignore[arg-type]
-    logs: list[dict[str, Any]] = kept.documents[0]["ddp_logs"]
+    logs: list[dict[str, Any]] = kept.documents[-1]["ddp_logs"]
     return logs
 
 

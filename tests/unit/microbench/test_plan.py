@@ -16,7 +16,7 @@ import pytest
 from commprof.analysis.sweeps.sweep_file import read_sweep, write_sweep
 from commprof.commands.microbench import MicrobenchCommand, add_arguments, make_plan, show_measured
 from commprof.errors import RankFailedError, UsageError
-from commprof.microbench.context import interfaces
+from commprof.microbench.context import context, interfaces
 from commprof.microbench.measure import samples_per_round, warmup_calls
 from commprof.microbench.operations import OPERATIONS, dtype_name, operation
 from commprof.microbench.plan import Plan, check_memory, ladder, parse_size
@@ -285,6 +285,21 @@ def test_launched_ranks_are_all_taken_and_no_more() -> None:
     assert make_plan(arguments("all_reduce"), 8).world_sizes == (8,)
     with pytest.raises(UsageError, match="asks for 16 ranks, but 8 were launched"):
         make_plan(arguments("all_reduce", "--nproc", "2,16"), 8)
+
+
+def test_the_context_names_each_ranks_host() -> None:
+    clocks = [
+        ("boot b", "time 1"),
+        ("boot a", "time 1"),
+        ("boot a", "time 1"),
+        ("boot b", "time 1"),
+    ]
+    made = context(plan(), clocks)
+    assert (made["hosts"], made["rank_hosts"], made["world_size"]) == (2, [0, 1, 1, 0], 4)
+    assert made["time"].startswith("if the measured ranks are on several hosts, ")
+    alone = context(plan(), clocks[1:3])
+    assert (alone["hosts"], alone["rank_hosts"]) == (1, [0, 0])
+    assert alone["time"] == "from the latest begin to the latest end of any rank"
 
 
 def test_interfaces_that_are_up_and_their_speed_where_it_is_known(tmp_path: Path) -> None:

@@ -9,11 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from commprof.commands import main
 from commprof.monitor import follow
 from commprof.monitor.follow import TraceTail
+from commprof.monitor.monitor import Monitor
+from commprof.monitor.observer import Observer
+from commprof.monitor.settings import Settings
 from commprof.trace.schema import BlockType, Records
 from tests.support.builders import trace_bytes as made
-from tests.support.builders.traces import summary
+from tests.support.builders.run_directories import ranks_of
+from tests.support.builders.traces import GrowingRun, summary
 
 
 def times(records: Records) -> list[int]:
@@ -214,3 +219,55 @@ def test_a_device_is_no_trace_that_may_still_come(path: Path) -> None:
     with TraceTail(path) as tail:
         assert times(tail.poll()) == []
         assert tail.problems == ["the trace cannot be read: it is not a regular file"]
+
+
+def of_another_version(path: Path) -> None:
+    document = made.document(made.METADATA_BLOCK, made.metadata(rank=0))
+    path.write_bytes(made.file_header(version=2) + document)
+
+
+_REASON = "rank 0: the file is not a commprof trace of version 1"
+
+
+def test_why_no_trace_can_be_read_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "500")
+    of_another_version(tmp_path / "rank_0.trace")
+    monitor = Monitor(tmp_path, Settings())
+    monitor.end()
+    monitor.run()
+    monitor.close()
+    assert capsys.readouterr().err == f"commprof monitor: {_REASON}\n"
+    assert main(["top", str(tmp_path), "--once"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [f"no trace can be read in {tmp_path} yet; waiting", f"* {_REASON}"]
+
+
+def test_why_one_trace_cannot_be_read_is_said_beside_the_others(tmp_path: Path) -> None:
+    run = GrowingRun(tmp_path, ranks_of(2, 12))
+    run.begin()
+    run.end()
+    of_another_version(run.paths[0])
+    observer = Observer(tmp_path, patience_s=0)
+    state = observer.look()
+    assert state is not None
+    assert [rank.rank for rank in state.ranks] == [1]
+    assert state.monitor.problems == (_REASON,)
+    run.paths[0] = tmp_path / "rank_0.attempt_1.trace"
+    run.begin(0)
+    state = observer.look()  # rank 0 began anew
+    observer.close()
+    assert state is not None
+    assert [rank.rank for rank in state.ranks] == [0, 1]
+    assert state.monitor.problems == ()
+
+
+def test_one_frame_tells_of_damaged_metadata(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = bytearray(made.trace(rank=0))
+    data[-1] ^= 1
+    (tmp_path / "rank_0.trace").write_bytes(data)
+    assert main(["top", str(tmp_path), "--once"]) == 0
+    assert "* rank 0: the block at byte 32 has a wrong checksum" in capsys.readouterr().out

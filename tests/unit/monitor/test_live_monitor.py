@@ -29,6 +29,7 @@ from commprof.monitor.observer import Observer, newest, rank_process, this_host
 from commprof.monitor.settings import Settings, parse, settings_of_variable
 from commprof.monitor.start import start_in_rank, start_monitor
 from commprof.monitor.state import GradientState
+from commprof.monitor.watchdog import watchdog as watchdogs
 from commprof.monitor.watchdog.start import watched
 from commprof.monitor.watchdog.tasks import AnomalyTask, HangTask, Log, MismatchTask, WatchTask
 from commprof.monitor.watchdog.thresholds import Threshold
@@ -314,6 +315,33 @@ def test_gradients_are_those_of_the_attempt_that_is_followed(tmp_path: Path) -> 
     observer.close()
     assert state is not None
     assert state.ranks[0].gradients == GradientState(7, 1.5, 0.5, 0.25)
+
+
+def watching(directory: Path, parent: int) -> threading.Thread:
+    options = {"parent": parent, "quiet": True}
+    thread = threading.Thread(target=watchdogs.watch, args=(directory, 60.0), kwargs=options)
+    thread.start()
+    return thread
+
+
+def test_a_watchdog_started_by_hand_lasts_as_long_as_the_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdogs, "LOOK_S", 0.02)
+    looks: list[int] = []
+    monkeypatch.setattr(watchdogs, "_search", lambda *_: looks.append(1))
+    launcher = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    thread = watching(tmp_path, launcher.pid)
+    try:
+        until(lambda: len(looks) > 2 or not thread.is_alive())
+        assert thread.is_alive()
+    finally:
+        launcher.kill()
+        thread.join(timeout=10)
+        launcher.wait()  # only now: a process that nobody has waited for has ended all the same
+    assert not thread.is_alive()
+    with pytest.raises(UsageError, match=f"--parent {launcher.pid}: no process with this id runs"):
+        watchdogs.watch(tmp_path, 60.0, parent=launcher.pid)
 
 
 @pytest.fixture(scope="module")

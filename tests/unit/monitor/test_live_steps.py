@@ -16,10 +16,13 @@ from commprof.monitor.figures.steps import SETTLED_NS, StepFollower
 from commprof.monitor.follow import JobTail
 from commprof.monitor.observer import Observer
 from commprof.monitor.state import RECENT_STEPS
+from commprof.predict.fit.cost_model import OTHER_HOST, SAME_HOST
+from commprof.predict.fit.machine_profile import MachineProfile
 from commprof.trace.schema import BlockType, Phase
 from tests.support.builders import trace_bytes as made
 from tests.support.builders.random_run import RandomRun
 from tests.support.builders.run_directories import ranks_of
+from tests.support.builders.schedules import profile
 from tests.support.builders.traces import MS, GrowingRun, Rank, world_run
 
 
@@ -137,6 +140,22 @@ def test_a_rank_that_is_far_ahead_takes_no_more_memory(
     assert 5 < len(followed.numbers) < 60
 
 
+def test_steps_that_are_complete_count_however_many_come_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_steps, "_MOST_RECORDS", 200)
+    followed = Followed(tmp_path, ranks_of(2, 60))
+    followed.run.begin()
+    for now in (1_000 * MS, 6_000 * MS):  # of 50 steps, each rank has more than 400 records
+        followed.run.until(now)
+        followed.look()
+        assert len(followed.steps._pending[0].records()) <= 200
+    followed.run.end()
+    followed.look()
+    assert followed.numbers == list(range(60))
+    assert followed.steps.left_out == 0
+
+
 def test_a_loop_without_marks_is_counted_by_its_backward_passes(tmp_path: Path) -> None:
     rank = Rank(0, 1)
     at = 0
@@ -238,6 +257,48 @@ def test_bandwidth_counts_each_transfer_of_every_group_once(tmp_path: Path) -> N
     assert state is not None
     # Half of the transfers take 10 ms, half 30 ms; the bus factor of 2 ranks is 1.
     assert state.bandwidth["all_reduce"].busbw_bytes_per_s == pytest.approx(2 * 4_000_000 / 0.040)
+
+
+_INSIDE = profile(SAME_HOST, beta_s_per_byte=2.5e-9)
+_BETWEEN = profile(OTHER_HOST, beta_s_per_byte=1e-8)
+_BOTH = MachineProfile({**_INSIDE.links, **_BETWEEN.links}, {}, ("by hand",))
+
+
+@pytest.mark.parametrize(
+    ("inside_ms", "between_ms", "measured", "of_profile"),
+    [
+        (10, 40, _BOTH, 1.0),
+        (20, 40, _BOTH, 50 / 60),
+        (20, 40, _BETWEEN, 1.0),  # the cost within a host is unknown: only the others count
+        (20, 40, _INSIDE, 0.5),
+        (20, 40, profile("none"), None),
+    ],
+)
+def test_each_group_is_compared_with_its_own_link(
+    tmp_path: Path, inside_ms: int, between_ms: int, measured: MachineProfile, of_profile: float
+) -> None:
+    """Two hosts of two ranks; each rank is in a group of its host, and in one across both."""
+    ranks = []
+    for rank in range(4):
+        host, place = divmod(rank, 2)
+        groups = {1: (f"host {host}", 2), 2: (f"place {place}", 2)}
+        where = {"network_namespace": f"net {host}"}
+        ranks.append(Rank(rank, 4, groups=groups, cross_check_sources=where))
+        ranks[-1].group_ranks = {1: place, 2: host}
+        for step in range(20):
+            at = 100 * step * MS
+            ranks[-1].step(at, at + 100 * MS)
+            for group, delay, took in ((1, 5, inside_ms), (2, 50, between_ms)):
+                begin, end = at + delay * MS, at + (delay + took) * MS
+                ranks[-1].collective(step, begin, end, bytes=4_000_000, group=group)
+    run = GrowingRun(tmp_path / "world_4", ranks)
+    run.begin()
+    run.end()
+    state = Observer(tmp_path, measured).look()
+    assert state is not None
+    found = state.bandwidth["all_reduce"]
+    assert found.busbw_bytes_per_s == pytest.approx(8e9 / (inside_ms + between_ms))
+    assert found.of_profile == pytest.approx(of_profile or np.nan, nan_ok=True)
 
 
 def test_the_job_is_the_one_written_to_last(tmp_path: Path) -> None:

@@ -14,7 +14,9 @@ import pytest
 from commprof.errors import CommprofError
 from commprof.predict.replay.rank_steps import Cycle
 from commprof.predict.what_if.chakra import encode, export, nodes
+from commprof.trace.schema import FLAG_DEVICE_ASYNC, Phase
 from tests.support.builders.traces import MS, world_run
+from tests.unit.analysis.align.test_device_timeline import DeviceRank
 from tests.unit.predict.test_schedule import STEPS, rank_of
 
 SCHEMA: dict[str, dict[int, tuple[str, str]]] = {
@@ -144,6 +146,38 @@ def test_a_run_is_exported(tmp_path: Path) -> None:
         export(world_run([rank_of(0), rank_of(1)]), tmp_path / "et")
     with pytest.raises(CommprofError, match="no trace of rank 1"):
         export(world_run([rank_of(0)], world_size=2), tmp_path / "other")
+
+
+def test_a_gpu_s_steps_have_the_times_of_its_stream(tmp_path: Path) -> None:
+    ranks = [DeviceRank(rank, 2, steps=STEPS) for rank in range(2)]
+    for rank in ranks:
+        for step in range(STEPS):
+            # The host issues the step in 20 ms, and waits for the GPU until 100.
+            host, at = 100 * MS * step + 1, 100 * MS * step + MS
+            rank.device_step(host, host + 100 * MS, (at, at + 100 * MS))
+            rank.device_phase(Phase.BACKWARD, host + 5 * MS, host + 18 * MS, (at, at + 90 * MS))
+            done = rank.device_collective(
+                step, host + 8 * MS, (at + 50 * MS, at + 88 * MS), bytes=1000, graph_task=step
+            )
+            rank.device_wait(done, host + 15 * MS, (at + 65 * MS, at + 88 * MS))
+            rank.device_finalize(host + 15 * MS, (at + 65 * MS, at + 90 * MS), graph_task=step)
+    for path in export(world_run([*ranks]), tmp_path / "et"):
+        _, *found = messages(path.read_bytes())
+        # From 90 of the step before until 50, until 88, and until backward is over at 65.
+        lengths = [node["duration_micros"] for node in found[:3]]
+        assert lengths == pytest.approx([60_000, 38_000, 15_000], abs=2)
+
+
+def test_steps_that_show_no_setting_s_time_are_not_written(tmp_path: Path) -> None:
+    trial = [rank_of(0), rank_of(1, trial={})]
+    with pytest.raises(CommprofError, match="a simulator needs steps of one setting: record them"):
+        export(world_run(trial), tmp_path / "et")
+    unseen = [rank_of(rank, no_device_times="no events") for rank in range(2)]
+    for rank in unseen:
+        rank.collective(99, 10 * MS, 0, flags=FLAG_DEVICE_ASYNC)
+    with pytest.raises(CommprofError, match=r"\(no events\), so its steps cannot be simulated"):
+        export(world_run(unseen), tmp_path / "et")
+    assert not (tmp_path / "et").exists()
 
 
 def test_a_compressor_s_exchange_is_not_written_as_all_reduces(tmp_path: Path) -> None:

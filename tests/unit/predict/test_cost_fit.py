@@ -7,13 +7,14 @@ import json
 import math
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from commprof.errors import CommprofError
 from commprof.predict.fit.build import build_profile
-from commprof.predict.fit.cost_model import SAME_HOST
+from commprof.predict.fit.cost_model import OTHER_HOST, SAME_HOST
 from commprof.predict.fit.fit import fit_curves
 from commprof.predict.fit.held_out import checks, model_error
 from commprof.predict.fit.points import Point, read_points
@@ -196,7 +197,7 @@ def test_a_microbenchmark_is_read(tmp_path: Path) -> None:
     assert [point.op for point in found.points] == ["all_reduce", "all_gather"]
     assert found.points[0].time_s == pytest.approx(50e-6)
     assert found.points[0].samples_s == pytest.approx((49e-6, 50e-6, 51e-6))
-    assert (found.link, found.points[0].ranks_per_core) == ("same_host", 1.0)
+    assert (found.points[0].link, found.points[0].ranks_per_core) == ("same_host", 1.0)
 
 
 @pytest.mark.parametrize(
@@ -230,6 +231,64 @@ def test_ranks_per_core_that_nobody_knows(tmp_path: Path) -> None:
     path = tmp_path / "bench.json"
     path.write_text(json.dumps({**HEAD, "context": {"hosts": 2}, "rows": [ROW]}))
     assert math.isnan(read_points(path).points[0].ranks_per_core)
+
+
+@pytest.mark.parametrize(
+    ("context", "within"),
+    [
+        ({"hosts": 1, "world_size": 8}, {2, 3, 4, 8}),
+        ({"hosts": 2, "world_size": 8}, {2, 3, 4}),
+        ({"hosts": 4, "world_size": 8}, {2}),
+        ({"hosts": 8, "world_size": 8}, set()),
+        ({"hosts": 2}, {2, 3, 4}),  # an older file: no more ranks than its rows have
+        # Five ranks on one host and three on the other; ranks dealt to the hosts in turn.
+        ({"hosts": 2, "world_size": 8, "rank_hosts": [0, 0, 0, 0, 0, 1, 1, 1]}, {2, 3, 4}),
+        ({"hosts": 2, "world_size": 8, "rank_hosts": [0, 0, 0, 1, 1, 1, 1, 1]}, {2, 3}),
+        ({"hosts": 2, "world_size": 8, "rank_hosts": [0, 1, 0, 1, 0, 1, 0, 1]}, set()),
+    ],
+)
+def test_groups_on_one_host_measure_its_own_link(
+    context: dict[str, Any], within: set[int], tmp_path: Path
+) -> None:
+    rows = [{**ROW, "world_size": n} for n in (2, 3, 4, 8)]
+    path = tmp_path / "bench.json"
+    machine = {"machine": {"usable_cpu_count": 4}}
+    path.write_text(json.dumps({**HEAD, "context": {**machine, **context}, "rows": rows}))
+    points = read_points(path).points
+    assert {point.ranks for point in points if point.link == SAME_HOST} == within
+    assert {point.ranks for point in points if point.link == OTHER_HOST} == {2, 3, 4, 8} - within
+
+
+def test_ranks_per_core_count_the_ranks_that_share_a_host(tmp_path: Path) -> None:
+    context = {"hosts": 2, "rank_hosts": [0, 1, 1, 1], "machine": {"usable_cpu_count": 4}}
+    rows = [{**ROW, "world_size": n} for n in (2, 3, 4)]
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps({**HEAD, "context": context, "rows": rows}))
+    assert [point.ranks_per_core for point in read_points(path).points] == [0.25, 0.5, 0.75]
+
+
+def test_a_file_of_several_hosts_gives_a_curve_per_link(tmp_path: Path) -> None:
+    # Two hosts with four ranks each; the link between them is 100 times as slow.
+    rows = [
+        {
+            **ROW,
+            "world_size": n,
+            "size_bytes": int(size),
+            "time_us": time_of("all_reduce", n, size) * (100 if n == 8 else 1) * 1e6,
+            "samples_us": None,
+        }
+        for n in (2, 4, 8)
+        for size in SIZES
+    ]
+    path = tmp_path / "bench.json"
+    context = {"hosts": 2, "world_size": 8, "machine": {"usable_cpu_count": 4}}
+    path.write_text(json.dumps({**HEAD, "context": context, "rows": rows}))
+    made, left_out = build_profile([read_points(path)], [], ["bench"])
+    assert left_out == []
+    inside, outside = (made.links[name].curves["all_reduce"] for name in (SAME_HOST, OTHER_HOST))
+    assert (inside.world_sizes, outside.world_sizes) == ((2, 4), (8,))
+    assert inside.time_s(1e7, 4) == pytest.approx(time_of("all_reduce", 4, 1e7), rel=1e-3)
+    assert outside.time_s(1e7, 8) == pytest.approx(100 * time_of("all_reduce", 8, 1e7), rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -166,6 +166,15 @@ def test_a_longer_latency_delays_every_message(exchange: str, ranks: int, messag
     assert known.time_s(MB, ranks, curve(), later_s=-1.0) >= before - OVERHEAD_S
 
 
+@pytest.mark.parametrize("exchange", ["ring", "hierarchical"])
+def test_an_exchange_is_an_all_reduce_whatever_was_measured(exchange: str) -> None:
+    reduced, scattered = (
+        curve(alpha_s=1e-3, op=op, backend="nccl") for op in ("all_reduce", "reduce_scatter")
+    )
+    known = hook(exchange=exchange)
+    assert known.wire_s(MB, 4, scattered) == known.wire_s(MB, 4, reduced)
+
+
 def test_a_second_phase_is_a_message_more() -> None:
     known = hook(overhead_s=OVERHEAD_S, ranks=2)
     quick, slow = curve(alpha_s=0.0), curve(alpha_s=0.003)

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from commprof.errors import CommprofError
@@ -18,6 +19,7 @@ from commprof.predict.replay.replay import Replay
 from commprof.predict.replay.scenario import Scenario
 from commprof.predict.replay.schedule import Batch, Placement
 from tests.support.builders.schedules import MB, curve, hook, profile, schedule
+from tests.support.builders.sharded_job import fsdp_steps
 
 GBIT = 1e9 / 8
 
@@ -108,11 +110,18 @@ def test_batches_behind_the_compute() -> None:
 def measured_on(*backends: str) -> Measurement:
     """All-reduces at 2 ranks; those of the first backend take 1 ns a byte, the next ones 2."""
     points = [
-        Point("all_reduce", backend, 2, size, 1e-5 + (number + 1) * 1e-9 * size)
+        Point(
+            "all_reduce",
+            backend,
+            2,
+            size,
+            1e-5 + (number + 1) * 1e-9 * size,
+            link=OTHER_HOST,
+        )
         for number, backend in enumerate(backends)
         for size in (MB / 4, MB / 2, MB, 2 * MB)
     ]
-    return Measurement(tuple(points), OTHER_HOST, {})
+    return Measurement(tuple(points), {})
 
 
 def test_one_backend_s_costs_and_the_others_are_named() -> None:
@@ -123,6 +132,55 @@ def test_one_backend_s_costs_and_the_others_are_named() -> None:
     made, left_out = build_profile([measured_on("gloo", "nccl")], ran, ["bench"])
     assert made.links[OTHER_HOST].curves["all_reduce"].backend == "nccl"
     assert [reason[:20] for reason in left_out] == ["all_reduce on gloo ("]
+
+
+def measured_at(sizes: int, op: str, link: str = OTHER_HOST) -> Measurement:
+    """An operation of 2 ranks, measured at this number of sizes."""
+    points = [
+        Point(op, "gloo", 2, MB * 2.0**k, 1e-5 + 1e-9 * MB * 2.0**k, link=link)
+        for k in range(sizes)
+    ]
+    return Measurement(tuple(points), {})
+
+
+@pytest.mark.parametrize(
+    ("measured", "operations"),
+    [
+        (measured_at(5, "all_gather"), {"all_gather": "microbench", "all_reduce": "run"}),
+        (measured_at(2, "all_reduce"), {"all_reduce": "run"}),  # too few sizes for a curve
+        (measured_at(0, "all_reduce"), {"all_reduce": "run"}),  # only times of hooks, say
+        (measured_at(5, "all_reduce"), {"all_reduce": "microbench"}),
+    ],
+)
+def test_a_run_gives_the_costs_that_no_file_has(
+    measured: Measurement, operations: dict[str, str]
+) -> None:
+    made, _ = build_profile([measured], [Recorded("", schedule(), ())], ["bench", "RUN"])
+    curves = made.links[OTHER_HOST].curves
+    assert {op: curve.source for op, curve in curves.items()} == operations
+
+
+def test_a_run_is_not_calibrated_where_files_have_its_operation() -> None:
+    broken = schedule(bucket_bytes=np.zeros(0, dtype=np.int64))
+    file = measured_at(5, "all_reduce")
+    made, _ = build_profile([file], [Recorded("", broken, ())], ["bench", "RUN"])
+    assert made.links[OTHER_HOST].curves["all_reduce"].source == "microbench"
+
+
+def test_sharded_steps_give_the_costs_that_no_file_has() -> None:
+    file = measured_at(5, "all_gather")
+    made, _ = build_profile([file], [Recorded("", fsdp_steps(), ())], ["bench", "RUN"])
+    curves = made.links[OTHER_HOST].curves
+    found = {op: curve.source for op, curve in curves.items()}
+    assert found == {"all_gather": "microbench", "reduce_scatter": "calls"}
+
+
+def test_a_link_without_costs_is_not_in_the_profile() -> None:
+    few = measured_at(2, "all_reduce", SAME_HOST)
+    made, left_out = build_profile([few], [Recorded("", schedule(), ())], ["bench", "RUN"])
+    assert list(made.links) == [OTHER_HOST]
+    (reason,) = left_out
+    assert reason.startswith("all_reduce on gloo was measured at 1e+06, 2e+06 bytes only; ")
 
 
 def test_costs_of_another_backend_are_told() -> None:

@@ -52,6 +52,60 @@ def test_calls_that_share_the_link_say_nothing(tmp_path: Path) -> None:
     assert read_calls(write_run(tmp_path / "run", shared)) == []
 
 
+def test_groups_on_one_host_measure_its_own_link(tmp_path: Path) -> None:
+    """Four ranks on two hosts, in groups of 2: ranks 0, 1; 2, 3; 0, 2; 1, 3.
+
+    Calls within a host take 1 ms, and those between hosts 5.
+    """
+    made = []
+    for number in range(4):
+        row, column = f"row {number // 2}", f"column {number % 2}"
+        groups = {1: (row, 2), 2: (column, 2), 3: ("all", 4)}
+        rank = Rank(number, 4, groups=groups, boot_id=f"host {number // 2}")
+        for seq in range(3):
+            at = 30 * seq * MS
+            for group, (begin, took) in {1: (0, 1), 2: (10, 5), 3: (20, 7)}.items():
+                end = at + (begin + took) * MS
+                rank.collective(seq, at + begin * MS, end, bytes=1_000, group=group)
+        for at in (0, 90 * MS) if number else ():
+            rank.clock(at, offset=0, error=0)  # the hosts' clocks agree
+        made.append(rank)
+    (found,) = read_calls(write_run(tmp_path / "run", made))
+    points = [(p.link, p.ranks, p.time_s, len(p.samples_s)) for p in found.points]
+    assert sorted(points) == [
+        ("other_host", 2, 5e-3, 6),
+        ("other_host", 4, 7e-3, 3),
+        ("same_host", 2, 1e-3, 6),
+    ]
+
+
+def test_a_killed_rank_is_on_the_host_of_its_machine(tmp_path: Path) -> None:
+    made = calls()
+    made[0].metadata["cross_check_sources"] = {"network_namespace": "net:[1]"}
+    (found,) = read_calls(write_run(tmp_path / "run", made))
+    assert [point.link for point in found.points] == ["same_host"] * len(SIZES)
+
+
+def test_clocks_that_cannot_be_compared_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = [Rank(rank, 2, boot_id=f"host {rank}") for rank in range(2)]
+    for rank in made:
+        rank.collective(0, MS, 2 * MS, bytes=1_000)
+    run = write_run(tmp_path / "run", made)
+    assert main(["fit", str(run), "--output", str(tmp_path / "profile.json")]) == 1
+    assert "(2 ranks): the ranks' clocks cannot be compared" in capsys.readouterr().err
+
+
+def test_calls_with_a_rank_whose_host_is_unknown_are_left_out(tmp_path: Path) -> None:
+    made = [Rank(rank, 3) for rank in range(3)]
+    for rank, namespace in zip(made, ("net:[1]", "net:[2]", ""), strict=True):
+        rank.metadata["cross_check_sources"] = {"network_namespace": namespace}
+        for seq in range(3):
+            rank.collective(seq, (4 * seq + 1) * MS, (4 * seq + 2) * MS, bytes=1_000)
+    assert read_calls(write_run(tmp_path / "run", made)) == []
+
+
 def test_the_command_takes_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write_run(tmp_path / "run", calls())
     profile = tmp_path / "profile.json"

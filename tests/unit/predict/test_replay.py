@@ -17,7 +17,7 @@ from commprof.predict.fit.links import scenario_link
 from commprof.predict.fit.machine_profile import LinkProfile, MachineProfile
 from commprof.predict.replay.recorded import Recorded
 from commprof.predict.replay.replay import Replay
-from commprof.predict.replay.scenario import Scenario
+from commprof.predict.replay.scenario import Prediction, Scenario
 from commprof.predict.replay.schedule import Batch, Placement
 from tests.support.builders.schedules import MB, curve, hook, profile, schedule
 
@@ -183,6 +183,50 @@ def test_a_barrier_takes_as_long_at_any_rate() -> None:
     found = scenario_link(MachineProfile(links, {}), scenario, placement, "barrier")
     assert found.outer is not None
     assert found.outer.pieces == one.pieces
+
+
+@pytest.mark.parametrize("link", ["same_host", "other_host"])
+def test_a_stated_latency_counts_where_none_was_told_from_the_rate(link: str) -> None:
+    none = (Piece(0.0, 0.0, 1e-9),)
+    one = dataclasses.replace(curve(), pieces=none, replicates=(((0.0, 2e-9),),))
+    links = MachineProfile({link: LinkProfile({"all_reduce": one}, 1e9, 0.0)}, {})
+    scenario = Scenario(2, ranks_per_host=1, bandwidth_bytes_per_s=1e9, latency_s=0.5)
+    found = scenario_link(links, scenario, Placement(1, 4, 1, 0.5))
+    # Two steps of 1 MB.
+    assert found.time_s(2 * MB, 2, "all_reduce") == pytest.approx(2 * (0.5 + 0.001))
+    drawn = found.replicate(0)
+    assert drawn.time_s(2 * MB, 2, "all_reduce") == pytest.approx(2 * (0.5 + 0.002))
+
+
+def test_a_latency_that_transfers_hide_stays_hidden_from_a_larger_size() -> None:
+    # max(beta x, alpha + beta x / 2) with alpha of 1 ms and then 5 ms.
+    later = curve(alpha_s=1e-3).changed(lambda alpha: alpha + 4e-3, lambda beta: beta)
+    assert [piece.low_bytes for piece in later.pieces] == pytest.approx([0, MB])
+    assert later.step_s(0.9 * MB) == pytest.approx(0.005 + 0.0045)
+    assert later.step_s(2 * MB) == pytest.approx(0.020)
+
+
+@pytest.mark.parametrize("first", [(0.0, 1e-9), (1e-3, 0.0)])
+def test_more_latency_never_counts_at_small_sizes_alone(first: tuple[float, float]) -> None:
+    pieces = (Piece(0.0, *first), Piece(1.0 * MB, 0.0, 1e-9))
+    later = dataclasses.replace(curve(), pieces=pieces)
+    later = later.changed(lambda alpha: alpha + 0.5, lambda beta: beta)
+    assert later.step_s(2 * MB) == pytest.approx(0.5 + 0.002)
+
+
+@pytest.mark.parametrize("algorithm", ["flat", "hierarchical"])
+def test_gradients_are_all_reduced_whatever_was_measured(algorithm: str) -> None:
+    # An all-reduce has twice the steps of a reduce-scatter, each with as many bytes.
+    def replayed(op: str) -> Prediction:
+        one = curve(alpha_s=1e-3, op=op, backend="nccl", step_bytes=(0.1 * MB, 0.2 * MB))
+        links = {name: LinkProfile({op: one}) for name in ("same_host", "other_host")}
+        made = Replay(schedule(backend="nccl"), MachineProfile(links, {}))
+        return made.predict(Scenario(8, ranks_per_host=2, algorithm=algorithm))
+
+    reduced, scattered = replayed("all_reduce"), replayed("reduce_scatter")
+    assert scattered.step_s == reduced.step_s
+    assert scattered.outside == reduced.outside
+    assert any("ring steps" in each for each in scattered.outside)
 
 
 def test_a_hook_takes_its_time_and_saves_bytes() -> None:

@@ -100,6 +100,13 @@ def test_hosts_are_machines_and_network_namespaces() -> None:
     assert (found.placement.ranks_per_host, found.placement.cores_per_host) == (1.0, cores / 2)
 
 
+def test_a_killed_rank_shares_the_host_of_its_machine() -> None:
+    killed = rank_of(1)
+    del killed.metadata["cross_check_sources"]
+    found = read(rank_of(0), killed)
+    assert (found.link, found.placement.ranks_per_host) == ("same_host", 2.0)
+
+
 def test_a_missing_rank_is_refused() -> None:
     with pytest.raises(CommprofError, match="no trace of rank 1"):
         read_schedule(world_run([rank_of(0)], world_size=2))

@@ -31,8 +31,8 @@ from commprof.predict.sharded.wrapping import wrapped
 from commprof.predict.what_if.answers import answer
 from commprof.report.prediction import as_json, table
 from tests.support.builders.schedules import profile, schedule
-from tests.support.builders.sharded_job import MB, RATE, fsdp_ranks, fsdp_steps, replay
-from tests.support.builders.traces import Rank, world_run
+from tests.support.builders.sharded_job import FLOAT, MB, RATE, fsdp_ranks, fsdp_steps, replay
+from tests.support.builders.traces import MS, Rank, world_run
 
 
 def step_ms(**setting: object) -> float:
@@ -217,6 +217,56 @@ def test_copies_exchange_nothing_for_blocks_that_were_joined() -> None:
     # As two blocks in one unit, and then half of the bytes of both blocks' gradients once more.
     assert found.step_s.value == pytest.approx(0.116, abs=1e-8)
     assert found.buckets == 4
+
+
+def test_a_mesh_of_one_copy_exchanges_nothing_between_copies() -> None:
+    """FSDP2 then all-reduces each block's gradients in a group of one rank."""
+    ranks = fsdp_ranks()
+    for rank in ranks:
+        rank.groups[2] = (f"copies of part {rank.rank}", 1)
+        rank.group_ranks = {2: 0}
+        for step in range(8):
+            for block, end_ms in enumerate((62, 92)):
+                at = (96 * step + end_ms) * MS - 2000
+                rank.collective(
+                    2 * step + block, at, at + 1000, MB // 2, step, group=2, dtype=FLOAT
+                )
+    found = read_sharded(world_run(ranks))
+    assert found.shard_ranks == 2
+    assert [call.among for call in found.calls if call.op == "all_reduce"] == ["alone"] * 2
+    assert "all_reduce" not in fit_sharded([found])
+    placed = dataclasses.replace(found, link="other_host", placement=fsdp_steps().placement)
+    made = replay(placed)
+    for scenario in (
+        Scenario(2),
+        Scenario(4),
+        Scenario(4, shard_ranks=2),
+        Scenario(2, wrap_blocks=2),
+    ):
+        one, other = made.predict(scenario), replay().predict(scenario)
+        assert one.step_s.value == pytest.approx(other.step_s.value, abs=1e-5)
+        assert one.buckets == other.buckets
+        assert one.sent_bytes == other.sent_bytes
+
+
+def test_whole_copies_on_each_rank_do_not_show_how_parameters_are_exchanged() -> None:
+    ranks = fsdp_ranks()
+    for rank in ranks:
+        rank.groups = {1: (f"part of copy {rank.rank}", 1)}
+        rank.group_ranks = {1: 0}
+    found = read_sharded(world_run(ranks))
+    assert found.shard_ranks == 1
+    with pytest.raises(CommprofError, match="in which 2 ranks or more share each copy"):
+        replay(found).predict(Scenario(2, shard_ranks=2))
+
+
+def test_a_caveat_has_the_sizes_of_the_operation_s_own_steps() -> None:
+    calls = [dataclasses.replace(call, op="broadcast") for call in fsdp_steps().calls]
+    steps = dataclasses.replace(fsdp_steps(), calls=tuple(calls))
+    links = profile(bytes_per_s=RATE, latency_s=0.0, step_bytes=(0.9 * MB, 1.1 * MB))
+    # Broadcasts have the cost of all-reduces; one of their steps sends all of the 1 MB.
+    found = ShardedReplay(steps, links).predict(Scenario(4))
+    assert not any("ring steps" in reason for reason in found.outside)
 
 
 def test_a_late_rank_is_waited_for() -> None:

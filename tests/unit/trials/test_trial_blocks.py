@@ -80,6 +80,15 @@ def test_a_block_is_the_median_of_its_measured_steps_on_the_slowest_rank() -> No
     assert found.columns["exposed"][0] == pytest.approx((20 + 25) / 2 * MS)
 
 
+def test_plain_bytes_are_those_of_the_models_own_ring() -> None:
+    made = [rank(0), rank(1)]
+    for each in made:  # two of four ranks
+        each.metadata["world_size"] = 4
+        each.groups[0] = ("replicas", 2)
+    found = figures([each.trace() for each in made], PLAN.schedule(), FIRST)
+    assert found.columns["plain_ring"][0] == pytest.approx(4 * MB)
+
+
 def test_the_slowest_rank_is_that_of_all_rounds_and_not_of_each() -> None:
     """Or noise that visits the ranks in turn would lengthen every round."""
     traces = [rank(0, slower_ms=(0, 8, 3)).trace(), rank(1, slower_ms=(6, 1, 2)).trace()]

@@ -258,6 +258,10 @@ def test_no_counters_no_ratio() -> None:
     sound = sources(interfaces=counted(lo=1))
     missing = checks(ranks_of(2, cross_check_sources=sound)[:1], world_size=2)["network"]
     assert missing.note == "not all ranks left a trace"
+    ranks = ranks_of(3)
+    for rank, namespace in zip(ranks, ("net:[1]", "net:[2]", ""), strict=True):
+        rank.metadata["cross_check_sources"] = {**sound, "network_namespace": namespace}
+    assert checks(ranks)["network"].note == "the host of rank 2 is not known"
     assert math.isnan(missing.difference)
 
 

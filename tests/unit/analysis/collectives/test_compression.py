@@ -84,6 +84,20 @@ def test_one_rank_has_no_ratio() -> None:
     assert math.isnan(found.ratio)
 
 
+def test_the_ratio_is_that_of_the_models_own_ranks() -> None:
+    # A mesh of 2 x 2: a model on 2 of the 4 ranks, whose ring sends 1 MB.
+    rank = Rank(0, 4, groups={1: ("replicas", 2)})
+    rank.step(0, 100 * MS)
+    rank.compressed(0, MB, tuple(t * MS for t in (1, 2, 3, 4, 5, 6)), wire=MB // 4)
+    (found,) = compression_rows([rank.trace()], np.arange(1), 4)
+    assert found.ratio == pytest.approx(4.0)
+    (told,) = compression_remarks({}, [found], 4, 1, 1)
+    assert "sent 0.25 MB per step and rank instead of the 1 MB of an fp32 ring" in told
+    rank.groups = {1: ("alone", 1)}
+    (found,) = compression_rows([rank.trace()], np.arange(1), 4)
+    assert math.isnan(found.ratio)
+
+
 def test_the_name_of_a_scheme_cannot_harm() -> None:
     rank = Rank()
     rank.step(0, 100 * MS)

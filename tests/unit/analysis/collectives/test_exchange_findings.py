@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from commprof.analysis.align.interfaces import idle_interfaces
-from commprof.analysis.collectives.exchange import Exchange, exchange
+from commprof.analysis.collectives.exchange import Exchange, exchange, small_calls
 from commprof.analysis.collectives.host_links import HostLinks
 from commprof.analysis.step.mean_step import mean_step
 from tests.support.builders.results import collective, detail, parts, world
@@ -68,6 +68,21 @@ def test_small_calls_are_said_first() -> None:
     small = collective(size_bytes=(8, 4096), calls=4000, calls_per_step=200, total_bytes=2**22)
     found = of(replace(LINKS, idle=("eth0",)), (replace(small, exposed_ms=60),), wire=60)
     assert found.sentence == "Communication is cut into 200 small calls per step."
+
+
+@pytest.mark.parametrize(("each", "found"), [(10, None), (20, 20.0)])
+def test_small_calls_of_groups_side_by_side_are_those_of_one_rank(
+    each: int, found: float | None
+) -> None:
+    # 4 pairs of ranks; in each of 10 steps every rank makes this many calls in its own pair.
+    calls = {"calls": each * 2 * 10, "calls_per_step": each, "total_bytes": each * 2 * 10 * 1000}
+    rows = tuple(
+        collective(**calls, group=f"pair{n}", group_ranks=(2 * n, 2 * n + 1), exposed_ms=15)
+        for n in range(4)
+    )
+    shown = world(8, collectives=rows, parts=parts(exposed_ms=60))
+    small = small_calls(shown, mean_step(detail(8, wire=60)))
+    assert (small and small.calls_per_step) == found
 
 
 def test_interfaces_that_carried_nothing() -> None:

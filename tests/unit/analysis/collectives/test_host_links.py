@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks.multi_node import table
-from commprof.analysis.align.interfaces import header_share
+from commprof.analysis.align.interfaces import header_share, host_of_each
 from commprof.analysis.collectives.host_links import HostLinks
 from commprof.analysis.collectives.traffic import sent_to_other_hosts
 from commprof.report.sections import host_links as host_links_table
@@ -139,6 +139,54 @@ def test_ranks_of_one_host_have_no_link() -> None:
     result = analyse_world(world_run(two_hosts(counted=1, cross_check_sources={})))
     assert result is not None
     assert result.host_links is None
+
+
+def hosts_of_ranks(*namespaces: str) -> list[Rank]:
+    """Ranks of one machine; a rank without a namespace was killed, so its trace has no counters."""
+    ranks = []
+    for number, namespace in enumerate(namespaces):
+        seen = {
+            "begin_monotonic_ns": 2,
+            "network_namespace": namespace,
+            "interfaces": {"lo": {"sent_bytes": 10**12}, "eth0": {"sent_bytes": 9}},
+        }
+        rank = Rank(number, len(namespaces), **({"cross_check_sources": seen} if namespace else {}))
+        for step in range(STEPS):
+            at = 100 * MS * step
+            rank.step(at, at + 100 * MS)
+            rank.collective(step, at + 70 * MS, at + 90 * MS, bytes=8_000_000)
+        ranks.append(rank)
+    return ranks
+
+
+@pytest.mark.parametrize("namespaces", [("a", ""), ("", "a"), ("a", "", "a", "")])
+def test_a_killed_rank_is_on_the_host_of_its_machine(namespaces: tuple[str, ...]) -> None:
+    result = analyse_world(world_run(hosts_of_ranks(*namespaces)))
+    assert result is not None
+    assert result.host_links is None
+
+
+def test_a_killed_rank_s_host_has_the_counters_of_the_other_ranks() -> None:
+    ranks = hosts_of_ranks("", "a", "b", "b")
+    ranks[2].metadata["machine"]["boot_id"] = ranks[3].metadata["machine"]["boot_id"] = "other"
+    links = links_of(ranks, world_size=4)
+    assert (links.hosts, links.interfaces, links.note) == (2, ("eth0",), "")
+    assert links.counted_bytes == 2 * 9
+    assert links.step_bytes == 12_000_000  # 2 (n - 1) / n = 1.5, and one rank of each host
+
+
+def test_a_killed_rank_whose_host_is_unknown_leaves_no_figure() -> None:
+    links = links_of(hosts_of_ranks("a", "", "b", ""), world_size=4)
+    assert (links.hosts, links.note) == (2, "the host of ranks 1, 3 is not known")
+    figures = (links.step_bytes, links.in_flight_gbit_per_s, links.step_gbit_per_s)
+    assert all(math.isnan(figure) for figure in (*figures, links.difference))
+
+
+def test_machines_without_boot_id_have_hostnames() -> None:
+    traces = [rank.trace() for rank in hosts_of_ranks("", "", "")]
+    for trace, name in zip(traces, ("x", "y", "x"), strict=True):
+        trace.metadata["machine"].update(boot_id="", hostname=name)
+    assert host_of_each(traces) == [("x", ""), ("y", ""), ("x", "")]
 
 
 LINKS = HostLinks(2, ("eth0",), 6e6, 0.8, 0.25, 240e6, 242.4e6, "")

@@ -18,6 +18,7 @@ from commprof.analysis.collectives.sharding import (
 from commprof.analysis.step.detail import world_detail
 from commprof.analysis.verdict import verdict
 from commprof.analysis.world import world_result
+from commprof.trace.schema import Phase
 from tests.support.builders.results import run_result
 from tests.support.builders.sharded_job import fsdp_ranks
 from tests.support.builders.traces import MS, Rank, world_run
@@ -52,6 +53,87 @@ def test_the_sentence() -> None:
         "backward (most at parameter group 2 of 2, 5 ms)."
     )
     assert found().sentence(10_000.0) == ""
+
+
+#: Operation, bytes gathered, and exposed ms of each call in ``accumulated``.
+CALLS = {
+    **{"A": ("all_gather_into_tensor", 100, 2), "B": ("all_gather_into_tensor", 200, 3)},
+    **{"a": ("all_gather_into_tensor", 100, 4), "b": ("all_gather_into_tensor", 200, 5)},
+    **{"1": ("reduce_scatter_tensor", 50, 6), "2": ("reduce_scatter_tensor", 60, 7)},
+    "M": ("all_gather_into_tensor", 7, 1),
+}
+
+
+def accumulated(*passes: str, phases: bool = True) -> Sharding:
+    """Shards the steps of these passes, of a model with the groups A and B.
+
+    Each pass has its calls in order: those before "|" in forward, those after it in backward. A and
+    B are all-gathers in forward, a and b in backward; 1 and 2 are these groups' reduce-scatters; M
+    is an all-gather of the script's own.
+    """
+    rank = Rank(0, 1)
+    at, seq = 0, 0
+    for step in range(4):
+        begin = at
+        for number, calls in enumerate(passes):
+            task = -1
+            for call in calls:
+                if call == "|":
+                    task = len(passes) * step + number
+                    if phases:
+                        rank.phase(Phase.BACKWARD, at, at + MS)
+                    continue
+                op, size, exposed = CALLS[call]
+                end = at + exposed * MS
+                in_task = -1 if call == "M" else task
+                done = rank.collective(seq, at, end, size, op=op, graph_task=in_task)
+                rank.wait(done, at, end)
+                at, seq = end + MS, seq + 1
+        rank.step(begin, at)
+    seen = measured_world(world_run([rank]))
+    assert seen is not None
+    result = sharding(seen)
+    assert result is not None
+    return result
+
+
+@pytest.mark.parametrize(
+    ("passes", "expected"),
+    [
+        (("AB|b2a1",), {FORWARD: (2, 3), BACKWARD: (2, 5), SCATTER: (2, 7)}),
+        (("AB|b2a1", "AB|b2a1"), {FORWARD: (2, 6), BACKWARD: (2, 10), SCATTER: (2, 14)}),
+        # Only the last pass reduces.
+        (("AB|ba", "AB|b2a1"), {FORWARD: (2, 6), BACKWARD: (2, 10), SCATTER: (2, 7)}),
+        # The parameters are resharded after backward alone.
+        (("AB|", "AB|", "AB|21"), {FORWARD: (2, 9), SCATTER: (2, 7)}),
+        # The parameters, or those of one group, stay gathered until the last pass ends.
+        (("AB|", "|21"), {FORWARD: (2, 3), SCATTER: (2, 7)}),
+        (("AB|b", "B|b21"), {FORWARD: (2, 6), BACKWARD: (2, 10), SCATTER: (2, 7)}),
+        (("AB|", "A|", "A|21"), {FORWARD: (1, 6), SCATTER: (2, 7)}),
+        # Reductions of several passes, between which forward gathers nothing.
+        (("AB|21", "|21"), {FORWARD: (2, 3), SCATTER: (0, 0)}),
+        # Another all-gather after backward is of no group.
+        (("AB|b2a1M",), {FORWARD: (2, 3), BACKWARD: (2, 5), SCATTER: (2, 7)}),
+    ],
+)
+def test_each_pass_of_a_step_has_the_same_groups(
+    passes: tuple[str, ...], expected: dict[str, tuple[int, int]]
+) -> None:
+    result = accumulated(*passes)
+    assert result.groups == 2
+    assert {part.part: part.group for part in result.parts} == {
+        part: group for part, (group, _) in expected.items()
+    }
+    assert {part.part: part.group_ms for part in result.parts} == pytest.approx(
+        {part: group_ms for part, (_, group_ms) in expected.items()}
+    )
+    assert sum(part.calls for part in result.parts) == sum(map(len, passes)) - len(passes)
+    last = {part.part: part.last_ms for part in result.parts}
+    assert last == pytest.approx({part: 6 if part == SCATTER else 0 for part in last})
+
+
+def test_without_phases_the_calls_of_backward_tell_the_passes() -> None:
+    assert accumulated("AB|b2a1", "AB|b2a1", phases=False) == accumulated("AB|b2a1", "AB|b2a1")
 
 
 @pytest.mark.parametrize(

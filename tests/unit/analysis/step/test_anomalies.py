@@ -136,9 +136,9 @@ def live(made: list[Rank], batches: int = 40) -> list[tuple[str, int, int, str]]
     for end in np.linspace(0, last, batches + 1)[1:].tolist():
         for rank, part in zip(made, records, strict=True):
             now = part[(part["timestamp_ns"] > before) & (part["timestamp_ns"] <= end)]
-            meter.take(rank.rank, now, {1: ("0", 2)})
+            meter.take(rank.rank, now, rank.groups)
         before = end
-        for figures in meter.complete([0, 1]):
+        for figures in meter.complete([rank.rank for rank in made]):
             told += finder.add(figures)
     return [(one.what, one.rank, one.step, one.phase) for one in told]
 
@@ -167,6 +167,61 @@ def test_a_link_that_fails_slow_is_the_bandwidth() -> None:
     assert (slow.before, slow.after) == (pytest.approx(4.0), pytest.approx(1.0))
     assert slow.sentence == (f"Bandwidth fell from 4 to 1 Gbit/s (-75%) at step {CHANGE}")
     assert slow.found_step - slow.step <= 8
+
+
+#: Enough to look at every step: a look has one value of the bandwidth.
+_LOOKS = 2 * STEPS
+#: Size of what :func:`pairs` exchange besides an all-reduce of 1 MB.
+_OTHERS = {"send": 1_000_000, "gather": 40_000, "broadcast": 60_000}
+
+
+def pairs(slow: str) -> list[Rank]:
+    """Two pairs of ranks that never meet; one of their operations slows down at ``CHANGE``.
+
+    ``slow`` is "pair 0" or "pair 1" for a pair's all-reduce, else one of ``_OTHERS`` in pair 1.
+    """
+    made = [Rank(number, 4, groups={1: (f"pair {number // 2}", 2)}) for number in range(4)]
+    for rank in made:
+        pair, rank.group_ranks = rank.groups[1][0], {1: rank.rank % 2}
+        for step in range(STEPS):
+            at = (1000 + 100 * step) * MS
+            late = 20 * MS if step >= CHANGE else 0
+            end = at + 20 * MS + late * (pair == slow)
+            rank.collective(4 * step, at + 10 * MS, end, bytes=1_000_000)
+            for place, (op, size) in enumerate(_OTHERS.items() if pair == "pair 1" else ()):
+                begin, name = at + (40 + place) * MS, op
+                if op == "send":
+                    name = op if rank.rank == 2 else "recv"
+                end = begin + 10 * MS + late * (op == slow)
+                peer = rank.rank % 2 ^ 1 if op == "send" else 0
+                rank.collective(4 * step + place + 1, begin, end, bytes=size, op=name, aux=peer)
+            rank.step(at, at + 100 * MS)
+    return made
+
+
+@pytest.mark.parametrize("slow", ["pair 0", "pair 1", "gather"])
+def test_the_bandwidth_is_that_of_every_group(slow: str) -> None:
+    # Both parts of the gather are 80 kB together.
+    assert offline(pairs(slow)) == [(BANDWIDTH, -1, CHANGE, "")]
+    ((what, _, step, _),) = live(pairs(slow), _LOOKS)
+    assert (what, abs(step - CHANGE) <= 2) == (BANDWIDTH, True)
+
+
+@pytest.mark.parametrize("slow", ["send", "broadcast"])
+def test_messages_and_small_collectives_are_not_in_the_bandwidth(slow: str) -> None:
+    assert offline(pairs(slow)) == live(pairs(slow), _LOOKS) == []
+
+
+def test_failed_collectives_and_groups_of_one_rank_are_not_in_the_bandwidth() -> None:
+    made = ranks()
+    for number, rank in enumerate(made):
+        rank.groups[2] = (f"alone {number}", 1)
+        rank.group_ranks[2] = 0
+        for step, (begin, end) in enumerate(list(rank.steps)):
+            if step >= CHANGE:
+                rank.collective(STEPS + step, begin, end - 1, bytes=10**8, failed=True)
+                rank.collective(step, begin, end - 1, bytes=10**8, group=2)
+    assert offline(made) == live(made, _LOOKS) == []
 
 
 @pytest.mark.parametrize("until", [CHANGE + 12, CHANGE + 30, CHANGE + 60])
