@@ -11,7 +11,7 @@ from commprof.compressors import scheme_table
 from commprof.errors import CommprofError, UsageError
 
 if TYPE_CHECKING:
-    from commprof.compressors.running import Running
+    from commprof.compressors.running import Running, StateItems
 
 
 @dataclass(frozen=True)
@@ -136,6 +136,7 @@ class Compressor:
         self.measure_every = measure_every
         self._running: Running | None = None
         self._loaded: dict[str, Any] | None = None
+        self._scalers: list[Any] = []
 
     @property
     def label(self) -> str:
@@ -221,12 +222,20 @@ class Compressor:
     def follow_scaler(self, scaler: Any) -> None:
         """Makes residuals adapt whenever a GradScaler changes its scale or skips a step.
 
+        While the compressor is not attached to a model, only the scaler's own ``update`` runs.
+
         Args:
-            scaler: a ``torch.amp.GradScaler``; its ``update`` is wrapped.
+            scaler: a ``torch.amp.GradScaler``; its ``update`` is wrapped, once for each compressor.
         """
+        if any(known is scaler for known in self._scalers):
+            return
+        self._scalers.append(scaler)
         update = scaler.update
 
         def update_and_tell(*args: Any, **kwargs: Any) -> None:
+            if self._running is None:
+                update(*args, **kwargs)
+                return
             before = scaler.get_scale()
             update(*args, **kwargs)
             after = scaler.get_scale()
@@ -280,7 +289,7 @@ def parse(text: str) -> Compressor:
 
 #: Version of the state's format; states of other versions are refused.
 VERSION = 1
-#: Rank and world size in a merged state, which every rank of a job of any size may load.
+#: Rank and numbers of ranks in a merged state, which every rank of a job of any size may load.
 ANY = -1
 
 
@@ -297,6 +306,7 @@ def _collect(running: Running, compressor: Compressor) -> dict[str, Any]:
         "step": int(running.engine.step),
         "world_size": running.world_size,
         "rank": running.rank,
+        "residual_ranks": running.residual_ranks,
         "parameters": parameters,
     }
 
@@ -326,15 +336,36 @@ def _restore(running: Running, compressor: Compressor, state: Mapping[str, Any])
                 f"the saved residual of {running.names[number]} has {values.numel()} values, but "
                 f"the parameter has {count}; load the state of the same model"
             )
-    running.engine.load_state(items)
+    running.engine.load_state(_of_this_rank(items, running, state))
     running.engine.step = int(state["step"])
+
+
+def _of_this_rank(items: StateItems, running: Running, state: Mapping[str, Any]) -> StateItems:
+    """Returns the items of a saved state with the residuals that this rank has to keep.
+
+    A parameter's residuals on all ranks together change the mean of the gradients by their sum
+    divided by ``running.residual_ranks``. This change is as in the job that saved the state, even
+    if that job had another number of hosts.
+    """
+    if state["world_size"] == ANY:
+        if running.keeps_merged:
+            return items
+        return [item for item in items if item[1] != "residual"]
+    factor = running.residual_ranks / state.get("residual_ranks", running.residual_ranks)
+    if factor == 1:
+        return items
+    return [
+        (number, kind, values * factor if kind == "residual" else values)
+        for number, kind, values in items
+    ]
 
 
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Merges all ranks' states into a single state, which all ranks of a job of any size can load.
 
-    Each residual becomes the mean over the old ranks, so that the mean over ranks, which reaches
-    the model, does not change. Other state is the same on all ranks.
+    Each residual becomes the mean over the old ranks, or with ``hierarchical=1`` over the old
+    hosts, so that what it adds to the mean of the gradients does not change. Other state is the
+    same on all ranks.
 
     Args:
         states: ``state_dict()`` of every rank, in any order.
@@ -360,16 +391,18 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 )
     names = {name: None for state in ordered for name in state["parameters"]}
     parameters = {name: _merged(name, ordered) for name in names}
-    return {**first, "world_size": ANY, "rank": ANY, "parameters": parameters}
+    anywhere = dict.fromkeys(("world_size", "rank", "residual_ranks"), ANY)
+    return {**first, **anywhere, "parameters": parameters}
 
 
 def _merged(name: str, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     found = [state["parameters"].get(name, {}) for state in states]
+    count = states[0].get("residual_ranks", len(states))
     result = {}
     for kind in {kind: None for kinds in found for kind in kinds}:
         values = [kinds[kind] for kinds in found if kind in kinds]
         # A rank without a residual counts as one with a residual of zeros.
-        result[kind] = sum(values) / len(states) if kind == "residual" else values[0].clone()
+        result[kind] = sum(values) / count if kind == "residual" else values[0].clone()
     return result
 
 

@@ -110,6 +110,8 @@ class Exchange:
     """Number of ranks on each host that exchange with other hosts; 0 if ``team`` is None."""
     hosts: int = 0
     """Number of the model's hosts; 0 if ``team`` is None."""
+    local_rank: int = 0
+    """Position of this rank among the ranks of its host; 0 if ``team`` is None."""
     compresses: bool = True
     """True if the compressor's scheme is used. False if shared memory reaches all ranks: then fp32
     sums replace the scheme."""
@@ -205,4 +207,4 @@ class Groups:
         if hosts.local_rank < hosts.owners:
             peers = [self._ranks[ranks[hosts.local_rank]] for ranks in hosts.groups]
             group = self._new_group(peers, "gloo")
-        return Exchange(group, team, hosts.owners, len(hosts.groups))
+        return Exchange(group, team, hosts.owners, len(hosts.groups), hosts.local_rank)

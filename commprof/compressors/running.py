@@ -83,6 +83,12 @@ class Running:
         self.rank, self.world_size = model_group.rank(), model_group.size()
         parameters = [parameter for _, parameter in named]
         self.is_native = groups.native
+        #: Number of ranks that each keep a residual of a parameter: the gradients' mean is a mean
+        #: over these ranks. With ``hierarchical=1`` it is one rank of each host.
+        self.residual_ranks = self.world_size
+        #: True if this rank keeps the residuals of a merged state. With ``hierarchical=1`` it is
+        #: one rank of each host, which passes them to the ranks that exchange the parameters.
+        self.keeps_merged = True
         if not groups.native:
             self.engine: Any = TorchOps(model_group, parameters, compressor)
         else:
@@ -91,6 +97,8 @@ class Running:
             if replaced is not None:
                 replaced.stop()
             way = groups.way(compressor)
+            self.residual_ranks = way.hosts or self.world_size
+            self.keeps_merged = way.local_rank == 0
             scheme, options = compressor.scheme, compressor.options
             if not way.compresses:
                 scheme, options = "hierarchical", {}

@@ -2,8 +2,9 @@
 
 There are fewer schemes than in the native module, and results need not match it bit for bit.
 Every rank gets all ranks' encodings and sums them in rank order, so all ranks have the same bits.
-Callbacks of futures never wait: with several buckets in flight, waiting would deadlock gloo's
-threads.
+Callbacks of futures wait only for futures that are complete: with several buckets in flight,
+waiting for others would deadlock gloo's threads. On a GPU a future is complete once its collective
+has been launched, and a wait makes the current stream, and not the thread, wait for the data.
 """
 
 from __future__ import annotations
@@ -25,6 +26,14 @@ Encode = Callable[[Tensor], "tuple[Tensor, ...]"]
 Decode = Callable[["tuple[Tensor, ...]", Tensor], None]
 
 _BLOCK = 128
+#: fp16's scales are powers of two with exponents in this range; larger values count as not finite.
+#: These are the rules of csrc/compress/codecs/half_scale.h.
+_LEAST_EXPONENT, _LARGEST_EXPONENT = -66, 100
+_LARGEST_VALUE = 2.0**80
+#: fp32's layout: bits after the exponent, and the exponent that is stored for 2^0.
+_FRACTION_BITS, _BIAS = 23, 127
+#: Options that torch operations cannot follow.
+_NATIVE_OPTIONS = ("checksum", "hierarchical")
 
 
 def encode_cast(dtype: Any) -> Encode:
@@ -39,6 +48,28 @@ def encode_cast(dtype: Any) -> Encode:
 def add_cast(payload: tuple[Tensor, ...], total: Tensor) -> None:
     """Decodes one rank's output of ``encode_cast``'s encoder, and adds the values to ``total``."""
     total.add_(payload[0])
+
+
+def encode_fp16(x: Tensor) -> tuple[Tensor, ...]:
+    """Returns the values times a power of two as float16, and this scale as fp32 [1].
+
+    The scale moves the largest magnitude to between 2^14 and 2^15, within the allowed exponents. It
+    is NaN if some value is not finite or above 2^80.
+    """
+    largest = x.abs().amax().view(1)
+    exponent = (largest.view(torch.int32) >> _FRACTION_BITS) - _BIAS
+    scale_exponent = (14 - exponent).clamp(_LEAST_EXPONENT, _LARGEST_EXPONENT)
+    # From its bits, because a device's power function need not be exact.
+    scale = ((scale_exponent + _BIAS) << _FRACTION_BITS).view(torch.float32)
+    scale = torch.where(largest > 0, scale, torch.ones_like(scale))
+    scale = torch.where(largest <= _LARGEST_VALUE, scale, torch.full_like(scale, torch.nan))
+    return (x * scale).to(torch.float16), scale
+
+
+def add_fp16(payload: tuple[Tensor, ...], total: Tensor) -> None:
+    """Decodes one rank's output of ``encode_fp16``, and adds the values to ``total``."""
+    values, scale = payload
+    total.add_(values.float() / scale)
 
 
 def encode_int8(x: Tensor) -> tuple[Tensor, ...]:
@@ -77,19 +108,26 @@ def add_topk(payload: tuple[Tensor, ...], total: Tensor) -> None:
     total.index_add_(0, indices.long(), values.float())
 
 
-def lacks(scheme: str) -> str:
-    """Says why a scheme cannot run as torch operations; empty if it can."""
-    if scheme in _SCHEMES:
-        return ""
+def lacks(compressor: Compressor) -> str:
+    """Says why a compressor cannot run as torch operations; empty if it can."""
+    needs = "needs the native module and gradients on the CPU"
     why = _native.native_error or "gradients on a GPU"
-    return (
-        f"the compressor {scheme!r} needs the native module and gradients on the CPU; use one of "
-        f"{', '.join(_SCHEMES)} instead. Why the compressor cannot run: {why}"
-    )
+    if compressor.scheme not in _SCHEMES:
+        return (
+            f"the compressor {compressor.scheme!r} {needs}; use one of "
+            f"{', '.join(_SCHEMES)} instead. Why the compressor cannot run: {why}"
+        )
+    for name in _NATIVE_OPTIONS:
+        if compressor.options.get(name):
+            return (
+                f"the option {name!r} of the compressor {compressor.label!r} {needs}; leave the "
+                f"option out. Why the option cannot be used: {why}"
+            )
+    return ""
 
 
 def _scheme(compressor: Compressor) -> tuple[Encode, Decode]:
-    if reason := lacks(compressor.scheme):
+    if reason := lacks(compressor):
         raise CommprofError(reason)
     return _SCHEMES[compressor.scheme](compressor.options.get("ratio", 0.01))
 
@@ -97,7 +135,7 @@ def _scheme(compressor: Compressor) -> tuple[Encode, Decode]:
 #: By scheme name: the function that makes the encoder and the decoder, given topk's ratio.
 _SCHEMES: dict[str, Callable[[float], tuple[Encode, Decode]]] = {
     "none": lambda _: (encode_cast(torch.float32), add_cast),
-    "fp16": lambda _: (encode_cast(torch.float16), add_cast),
+    "fp16": lambda _: (encode_fp16, add_fp16),
     "bf16": lambda _: (encode_cast(torch.bfloat16), add_cast),
     "int8": lambda _: (encode_int8, add_int8),
     "topk": lambda ratio: (encode_topk(ratio), add_topk),
@@ -111,7 +149,7 @@ class TorchOps:
         """Makes the hook for a model's process group and its parameters, in the model's order.
 
         Raises:
-            CommprofError: the scheme is not available as torch operations.
+            CommprofError: the scheme or an option is not available as torch operations.
         """
         self.step = 0
         self._group = group
@@ -136,7 +174,7 @@ class TorchOps:
             self._sent.clear()
         buffer = bucket.buffer()
         plain = self._is_plain or step < self._start_step or buffer.dtype != torch.float32
-        if plain or self._world_size == 1:
+        if plain or self._world_size == 1 or not buffer.numel():
             mean = self._group.allreduce([buffer.mul_(1.0 / self._world_size)])
             return mean.get_future().then(lambda done: done.value()[0])
         payload, keep = self._encoded(buffer, bucket.parameters())
@@ -146,7 +184,12 @@ class TorchOps:
             for out, part in zip(gathered, payload, strict=True)
         ]
 
-        def mean_of_all(_: Any) -> Tensor:
+        futures = [work.get_future() for work in works]
+
+        def mean_of_all(together: Any) -> Tensor:
+            together.wait()  # raises if an all-gather failed; others may be incomplete then
+            for future in futures:
+                future.wait()  # `together` holds no tensors, so its wait makes no stream wait
             buffer.zero_()
             # 0, or NaN if some rank's gradients are not finite: then the whole mean becomes NaN.
             poison = sum((x * 0).sum() for x in chain(*gathered) if x.is_floating_point())
@@ -155,7 +198,7 @@ class TorchOps:
             keep(poison == 0)
             return buffer.mul_(1.0 / self._world_size).add_(poison)
 
-        return torch.futures.collect_all([work.get_future() for work in works]).then(mean_of_all)
+        return torch.futures.collect_all(futures).then(mean_of_all)
 
     def _encoded(
         self, buffer: Tensor, parameters: list[Any]

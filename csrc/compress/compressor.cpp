@@ -178,6 +178,16 @@ class BucketCompressor : public Compressor {
     return scheme_->wireBytes(slots, n, world) + handshakeBytes(world);
   }
 
+  std::vector<float> takeResidual(const Bucket& bucket, const Slot& slot)
+      override {
+    sent_log_.beginStep(bucket.step); // where this rank has no part, no run()
+    return residuals_.take(bucket, slot);
+  }
+
+  void putBack(const Slot& slot, std::vector<float> residual) override {
+    residuals_.load({slot.parameter, "residual", std::move(residual)});
+  }
+
   std::vector<ParameterState> state() const override {
     std::vector<ParameterState> state;
     residuals_.save(state);

@@ -66,6 +66,15 @@ class Compressor {
   // each rank once per signature besides.
   virtual uint64_t wireBytes(std::span<const Slot> slots, int world) const = 0;
 
+  // Takes this parameter's residual out, because another rank of this host
+  // exchanges the parameter in this bucket. Empty where there is none, and
+  // where the parameter's gradient is all zero, see residuals.h. Call it before
+  // the bucket's run(); putBack() makes what was taken the residual again.
+  virtual std::vector<float> takeResidual(
+      const Bucket& bucket,
+      const Slot& slot) = 0;
+  virtual void putBack(const Slot& slot, std::vector<float> residual) = 0;
+
   // Between steps. load() replaces all state; unknown kinds are refused.
   virtual std::vector<ParameterState> state() const = 0;
   virtual void load(const std::vector<ParameterState>& state) = 0;

@@ -23,6 +23,17 @@ void checkSize(const Slot& slot, size_t numel) {
   }
 }
 
+// Looks no further than the first part that holds something.
+bool allZero(const float* x, size_t n) {
+  constexpr size_t kPart = 4096;
+  for (size_t at = 0; at < n; at += kPart) {
+    if (kernels::maxAbsBits(x + at, std::min(kPart, n - at)) != 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
 } // namespace
 
 float* Residuals::forBucket(const Bucket& bucket) {
@@ -76,6 +87,28 @@ void Residuals::leave(const Home& home) {
   }
 }
 
+std::vector<float> Residuals::take(const Bucket& bucket, const Slot& slot) {
+  if (!holdsAny({&slot, 1}) ||
+      allZero(bucket.gradient + slot.offset, slot.numel)) {
+    return {};
+  }
+  std::vector<float> taken;
+  if (const auto stored = loaded_.find(slot.parameter);
+      stored != loaded_.end()) {
+    taken = std::move(stored->second);
+    loaded_.erase(stored);
+  } else {
+    const auto home = homes_.find(slot.parameter);
+    const float* from = arenas_.at(home->second.signature).values.floats() +
+        home->second.offset;
+    taken.assign(from, from + home->second.numel);
+    leave(home->second);
+    homes_.erase(home);
+  }
+  checkSize(slot, taken.size());
+  return taken;
+}
+
 bool Residuals::holdsAny(std::span<const Slot> slots) const {
   return std::any_of(slots.begin(), slots.end(), [this](const Slot& slot) {
     return homes_.contains(slot.parameter) || loaded_.contains(slot.parameter);
@@ -127,21 +160,6 @@ void Residuals::save(std::vector<ParameterState>& state) const {
 void Residuals::load(const ParameterState& state) {
   loaded_[state.parameter] = state.values;
 }
-
-namespace {
-
-// Looks no further than the first part that holds something.
-bool allZero(const float* x, size_t n) {
-  constexpr size_t kPart = 4096;
-  for (size_t at = 0; at < n; at += kPart) {
-    if (kernels::maxAbsBits(x + at, std::min(kPart, n - at)) != 0) {
-      return false;
-    }
-  }
-  return true;
-}
-
-} // namespace
 
 UnsentResiduals::UnsentResiduals(const Bucket& bucket, float* residual)
     : residual_(residual) {

@@ -91,6 +91,9 @@ class Residuals {
   // gave last for this signature; `next` gets that one's memory.
   float* replace(uint64_t signature, Scratch& next);
 
+  // Compressor::takeResidual().
+  std::vector<float> take(const Bucket& bucket, const Slot& slot);
+
   // Whether some parameter has a residual, be it zero.
   bool holdsAny(std::span<const Slot> slots) const;
 

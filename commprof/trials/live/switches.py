@@ -56,7 +56,9 @@ class _Held:
         self._waiting: list[tuple[torch.Tensor, Future[torch.Tensor]]] = []
 
     def hook(self, _: object, bucket: dist.GradBucket) -> Future[torch.Tensor]:
-        mean: Future[torch.Tensor] = Future()
+        at = bucket.buffer().device
+        # Without its device, the future would not make DDP's stream wait for the all-reduce.
+        mean: Future[torch.Tensor] = Future(devices=[] if at.type == "cpu" else [at])
         self._waiting.append((bucket.buffer(), mean))
         if bucket.is_last():
             waiting, self._waiting = self._waiting, []
@@ -220,7 +222,7 @@ class ReplicatedModel:
         if not self.is_for(candidate):
             return "it is a setting of FSDP2, but the model uses DDP"
         if candidate.compressor and not self.attachment.is_native:
-            return lacks(parse(candidate.compressor).scheme)
+            return lacks(parse(candidate.compressor))
         if candidate.buckets.label and (why := obstacle(self._ddp)):
             return f"DDP's buckets cannot be rebuilt: {why}"
         if candidate.buckets.first_mb is not None and not hasattr(self._ddp, _CONFIG):

@@ -1,5 +1,6 @@
 #include "compress/exchange/host_stage.h"
 
+#include <cmath>
 #include <string>
 #include <utility>
 
@@ -53,13 +54,14 @@ void HostStage::run(
     BucketReport& report) {
   try {
     BucketReport before;
-    const Bucket part = addUp(bucket, before);
+    const Bucket part = addUp(compressor, bucket, before);
     if (part.numel != 0) {
       compressor.run(part, *transport, report);
     }
     report.spans.insert(
         report.spans.begin(), before.spans.begin(), before.spans.end());
     share(bucket, report);
+    takeBack(compressor, bucket);
   } catch (const shm::TeamError&) {
     throw;
   } catch (const std::exception& error) {
@@ -73,24 +75,30 @@ void HostStage::abandon(const std::string& why) noexcept {
   team_->abandon(why);
 }
 
-Bucket HostStage::addUp(const Bucket& bucket, BucketReport& report) {
+Bucket HostStage::addUp(
+    Compressor& compressor,
+    const Bucket& bucket,
+    BucketReport& report) {
   const StageTimer timer(report, Stage::kReduce);
   slices_ = wholeSlots(bucket.slots, owners_);
+  const shm::Slice own =
+      team_->rank() < owners_ ? slices_[size_t(team_->rank())] : shm::Slice{};
+  slots_.clear();
+  handed_over_.clear();
+  for (Slot slot : bucket.slots) {
+    if (slot.offset >= own.begin && slot.offset + slot.numel <= own.end) {
+      slot.offset -= own.begin;
+      slots_.push_back(slot);
+    } else {
+      handOver(compressor, bucket, slot);
+    }
+  }
   shm::reduceToOwners(
       *team_,
       bytesOf(bucket),
       slices_,
       kernels::Element::kF32,
       kernels::Reduction::kSum);
-  const shm::Slice own =
-      team_->rank() < owners_ ? slices_[size_t(team_->rank())] : shm::Slice{};
-  slots_.clear();
-  for (Slot slot : bucket.slots) {
-    if (slot.offset >= own.begin && slot.offset + slot.numel <= own.end) {
-      slot.offset -= own.begin;
-      slots_.push_back(slot);
-    }
-  }
   Bucket part = bucket;
   part.gradient += own.begin;
   part.numel = own.count();
@@ -100,6 +108,29 @@ Bucket HostStage::addUp(const Bucket& bucket, BucketReport& report) {
     part.gradient[i] *= scale_;
   }
   return part;
+}
+
+void HostStage::handOver(
+    Compressor& compressor,
+    const Bucket& bucket,
+    const Slot& slot) {
+  std::vector<float> residual = compressor.takeResidual(bucket, slot);
+  if (residual.empty()) {
+    return;
+  }
+  float* const gradient = bucket.gradient + slot.offset;
+  for (size_t i = 0; i < residual.size(); ++i) {
+    gradient[i] += residual[i] / scale_; // the part's scale comes on top
+  }
+  handed_over_.emplace_back(slot, std::move(residual));
+}
+
+void HostStage::takeBack(Compressor& compressor, const Bucket& bucket) {
+  for (auto& [slot, residual] : handed_over_) {
+    if (std::isnan(bucket.gradient[slot.offset])) {
+      compressor.putBack(slot, std::move(residual));
+    }
+  }
 }
 
 void HostStage::share(const Bucket& bucket, BucketReport& report) {

@@ -5,10 +5,15 @@
 // Each of the first ranks of a host, as many as the smallest host has,
 // exchanges some of a bucket's parameters with the ranks of its place on the
 // other hosts. Parameters stay whole: residuals and factors belong to them.
+//
+// Where DDP rebuilds its buckets, or a state was loaded, a rank may hold the
+// residual of a parameter that another rank of its host exchanges. It adds the
+// residual to its own gradient, so that the residual reaches that rank.
 #pragma once
 
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "compress/bucket.h"
@@ -44,14 +49,22 @@ class HostStage {
  private:
   // This rank's part, scaled so that the mean over hosts is the mean over
   // ranks; of 0 values if there is none.
-  Bucket addUp(const Bucket& bucket, BucketReport& report);
+  Bucket addUp(
+      Compressor& compressor,
+      const Bucket& bucket,
+      BucketReport& report);
+  void handOver(Compressor& compressor, const Bucket& bucket, const Slot& slot);
   void share(const Bucket& bucket, BucketReport& report);
+  // A bucket that became NaN leaves residuals as they were.
+  void takeBack(Compressor& compressor, const Bucket& bucket);
 
   const std::shared_ptr<shm::Team> team_;
   const int owners_;
   const float scale_;
   std::vector<shm::Slice> slices_;
   std::vector<Slot> slots_; // of the part
+  // Of this bucket, by parameter.
+  std::vector<std::pair<Slot, std::vector<float>>> handed_over_;
 };
 
 } // namespace commprof::compress

@@ -1,7 +1,11 @@
 // Compression between hosts only: the mean over all ranks, the same bits
-// everywhere, on hosts of equal and unequal size.
+// everywhere, on hosts of equal and unequal size. Residuals are with the rank
+// that exchanges their parameter, whichever that is.
 #include "compress/exchange/host_stage.h"
 
+#include <cmath>
+#include <functional>
+#include <map>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -64,32 +68,40 @@ struct Job {
     }
   }
 
-  void runRank(
-      int host,
-      int place,
-      const Options& scheme,
-      const std::vector<Slot>& slots,
-      std::vector<float>& gradient) {
+  using Body = std::function<void(HostStage&, Transport*)>;
+
+  void withStage(int host, int place, const Body& body) {
     shm::TeamOptions options =
         shm::teamOptions(place, sizes[size_t(host)], 4096);
     options.name = names[size_t(host)];
     auto team = std::make_shared<shm::Team>(
         options, shm::Segment::alias(segments[size_t(host)]));
     HostStage stage(team, owners, int(sizes.size()), world);
-    const auto compressor = Compressor::make(scheme);
     std::unique_ptr<ThreadTransport> transport;
     if (place < owners) {
       transport =
           std::make_unique<ThreadTransport>(*rings[size_t(place)], host);
     }
-    Bucket bucket;
-    bucket.gradient = gradient.data();
-    bucket.numel = gradient.size();
-    bucket.slots = slots;
-    bucket.signature = signatureOf(slots);
-    BucketReport report;
-    stage.run(*compressor, bucket, transport.get(), report);
-    CHECK(report.spans.size() >= 2);
+    body(stage, transport.get());
+  }
+
+  // Calls body(rank, place, stage, transport) on all ranks.
+  void run(
+      const std::function<void(size_t, int, HostStage&, Transport*)>& body) {
+    std::vector<std::thread> threads;
+    size_t rank = 0;
+    for (size_t host = 0; host < sizes.size(); ++host) {
+      for (int place = 0; place < sizes[host]; ++place, ++rank) {
+        threads.emplace_back([&, host, place, rank] {
+          withStage(int(host), place, [&](HostStage& stage, Transport* to) {
+            body(rank, place, stage, to);
+          });
+        });
+      }
+    }
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
   }
 
   std::vector<int> sizes;
@@ -100,6 +112,19 @@ struct Job {
   std::vector<std::unique_ptr<ThreadGroup>> rings;
 };
 
+Bucket bucketOf(
+    const std::vector<Slot>& slots,
+    std::vector<float>& gradient,
+    uint64_t step) {
+  Bucket bucket;
+  bucket.gradient = gradient.data();
+  bucket.numel = gradient.size();
+  bucket.slots = slots;
+  bucket.signature = signatureOf(slots);
+  bucket.step = step;
+  return bucket;
+}
+
 void testMean(
     const std::vector<int>& host_sizes,
     const Options& scheme,
@@ -109,21 +134,115 @@ void testMean(
   Job job(host_sizes);
   Gradients gradients = someGradients(job.world, 6701, 3);
   const std::vector<double> mean = meanOf(gradients);
-  std::vector<std::thread> threads;
-  size_t rank = 0;
-  for (size_t host = 0; host < host_sizes.size(); ++host) {
-    for (int place = 0; place < host_sizes[host]; ++place, ++rank) {
-      threads.emplace_back([&, host, place, rank] {
-        job.runRank(int(host), place, scheme, slots, gradients[rank]);
-      });
-    }
-  }
-  for (std::thread& thread : threads) {
-    thread.join();
-  }
+  job.run([&](size_t rank, int, HostStage& stage, Transport* transport) {
+    const auto compressor = Compressor::make(scheme);
+    BucketReport report;
+    stage.run(
+        *compressor, bucketOf(slots, gradients[rank], 0), transport, report);
+    CHECK(report.spans.size() >= 2);
+  });
   CHECK(relativeError(mean, gradients[0]) <= tolerance);
   for (const auto& gradient : gradients) {
     CHECK(sameBits(gradient, gradients[0]));
+  }
+}
+
+// The slots' parameters in reverse order.
+std::vector<Slot> reversed(const std::vector<Slot>& slots) {
+  std::vector<Slot> result;
+  size_t offset = 0;
+  for (auto slot = slots.rbegin(); slot != slots.rend(); ++slot) {
+    result.push_back(*slot);
+    result.back().offset = offset;
+    offset += slot->numel;
+  }
+  return result;
+}
+
+using PerParameter = std::map<uint32_t, std::vector<double>>;
+
+void add(
+    PerParameter& sums,
+    uint32_t parameter,
+    std::span<const float> values,
+    double factor) {
+  std::vector<double>& sum = sums[parameter];
+  sum.resize(values.size());
+  for (size_t i = 0; i < values.size(); ++i) {
+    sum[i] += values[i] * factor;
+  }
+}
+
+// Steps whose buckets give parameters to other ranks of a host, one of them
+// with a NaN: results + residuals, mean over hosts = mean gradients + loaded
+// residual, and each host keeps one residual of each parameter.
+void testResidualsFollowTheirParameters(
+    const std::vector<int>& host_sizes,
+    const Options& scheme) {
+  constexpr uint64_t kSteps = 5;
+  constexpr uint64_t kPoisoned = 2; // gives all parameters to other ranks
+  const std::vector<Slot> there = slotsOf({3000, 500, 2500, 700});
+  const std::vector<Slot> back = reversed(there);
+  const auto slotsIn = [&](uint64_t step) -> const std::vector<Slot>& {
+    return step % 2 == 0 ? there : back;
+  };
+  Job job(host_sizes);
+  const auto size = size_t(job.world);
+  const double hosts = double(host_sizes.size());
+  std::vector<Gradients> gradients;
+  for (uint64_t step = 0; step < kSteps; ++step) {
+    gradients.push_back(someGradients(job.world, 6700, uint32_t(step)));
+  }
+  gradients[kPoisoned][0][0] = NAN;
+  const std::vector<Gradients> before = gradients;
+  const std::vector<float> loaded(2500, 1e-3f); // of a later place's parameter
+  std::vector<std::unique_ptr<Compressor>> compressors(size);
+  job.run([&](size_t rank, int place, HostStage& stage, Transport* transport) {
+    compressors[rank] = Compressor::make(scheme);
+    if (place == 0) {
+      compressors[rank]->load({{2, "residual", loaded}});
+    }
+    for (uint64_t step = 0; step < kSteps; ++step) {
+      BucketReport report;
+      stage.run(
+          *compressors[rank],
+          bucketOf(slotsIn(step), gradients[step][rank], step),
+          transport,
+          report);
+    }
+  });
+  PerParameter wanted, found;
+  add(wanted, 2, loaded, 1);
+  for (uint64_t step = 0; step < kSteps; ++step) {
+    for (const Slot& slot : slotsIn(step)) {
+      const std::span<const float> mean(
+          gradients[step][0].data() + slot.offset, slot.numel);
+      if (std::isnan(mean[0])) {
+        CHECK_EQ(step, kPoisoned);
+        continue; // of the NaN's part
+      }
+      add(found, slot.parameter, mean, 1);
+      for (const auto& gradient : before[step]) {
+        add(wanted,
+            slot.parameter,
+            {gradient.data() + slot.offset, slot.numel},
+            1.0 / double(size));
+      }
+    }
+  }
+  std::map<uint32_t, size_t> keepers;
+  for (const auto& compressor : compressors) {
+    for (const ParameterState& state : compressor->state()) {
+      add(found, state.parameter, state.values, 1 / hosts);
+      ++keepers[state.parameter];
+    }
+  }
+  for (const Slot& slot : there) {
+    const std::vector<double>& sum = found[slot.parameter];
+    CHECK(
+        relativeError(wanted[slot.parameter], {sum.begin(), sum.end()}) <=
+        1e-6);
+    CHECK_EQ(keepers[slot.parameter], host_sizes.size());
   }
 }
 
@@ -136,6 +255,8 @@ int main() {
     testMean(sizes, optionsOf("none"), 1e-6);
     testMean(sizes, optionsOf("fp16"), 1e-3);
     testMean(sizes, optionsOf("int8"), 3e-2);
+    testResidualsFollowTheirParameters(sizes, optionsOf("topk"));
+    testResidualsFollowTheirParameters(sizes, optionsOf("int4"));
   }
   return check::report();
 }

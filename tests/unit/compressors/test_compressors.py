@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
 
 from commprof import _native, compressors
 from commprof.compressors import compressor
-from commprof.compressors.compressor import SCHEMES
+from commprof.compressors.compressor import SCHEMES, Compressor
+from commprof.compressors.running import StateItems
 from commprof.errors import CommprofError, UsageError
 
 native = pytest.mark.skipif(_native.native is None, reason="no native module")
@@ -80,6 +82,73 @@ def test_what_needs_a_model_says_so() -> None:
         compressors.fp16().set_loss_scale(0, 1)
 
 
+class Engine:
+    """Notes what it is told."""
+
+    step = 0
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+        self.loaded: StateItems = []
+
+    def state(self) -> StateItems:
+        return self.loaded
+
+    def load_state(self, state: StateItems) -> None:
+        self.loaded = state
+
+    def scale_residuals(self, factor: float) -> None:
+        self.told.append(factor)
+
+    def step_skipped(self) -> None:
+        self.told.append("skipped")
+
+
+class Model:
+    """In the place of Running: one parameter "a" of three values."""
+
+    def __init__(self, world_size: int = 1, rank: int = 0, hosts: int = 0) -> None:
+        self.names, self.sizes = ["a"], [3]
+        self.world_size, self.rank = world_size, rank
+        self.residual_ranks = hosts or world_size
+        self.keeps_merged = not hosts or rank % (world_size // hosts) == 0
+        self.engine = Engine()
+
+
+def bound(compressor: Compressor, model: Model) -> Engine:
+    compressor.bind(model)  # type: ignore[arg-type]
+    return model.engine
+
+
+def skip_a_step(scaler: torch.amp.GradScaler) -> None:
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], 0.1)
+    scaler.scale(weight.sum() * float("inf")).backward()
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def test_a_scaler_that_was_followed_works_without_the_compressor() -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    first, second = compressors.topk(), compressors.topk()
+    engine = bound(first, Model())
+    for _ in range(2):  # the second call adds nothing
+        first.follow_scaler(scaler)
+    skip_a_step(scaler)
+    assert engine.told == ["skipped", 0.5]
+    first.unbind()
+    skip_a_step(scaler)
+    assert scaler.get_scale() == 16.0
+    other = bound(second, Model())
+    second.follow_scaler(scaler)
+    skip_a_step(scaler)
+    assert other.told == ["skipped", 0.5]
+    engine_again = bound(first, Model())
+    second.unbind()
+    skip_a_step(scaler)
+    assert engine_again.told == engine.told == other.told == ["skipped", 0.5]
+
+
 def states(world_size: int = 2) -> list[dict[str, object]]:
     return [
         {
@@ -106,6 +175,46 @@ def test_merged_residuals_are_means_over_the_ranks() -> None:
     assert parameters["a"]["q"].tolist() == [1.0, 1.0]
     assert parameters["b"]["residual"].tolist() == [0.25]  # the others have zeros
     assert (merged["step"], merged["world_size"], merged["rank"]) == (5, -1, -1)
+
+
+def states_on_hosts(
+    residuals: dict[int, float], *, world_size: int, hosts: int
+) -> list[dict[str, Any]]:
+    """The states of a job with hierarchical=1, with the residual of each rank that keeps one."""
+    found = []
+    for rank in range(world_size):
+        compressor = compressors.parse("int4:hierarchical=1")
+        engine = bound(compressor, Model(world_size, rank, hosts))
+        if rank in residuals:
+            engine.loaded = [(0, "residual", torch.full((3,), residuals[rank]))]
+        found.append(compressor.state_dict())
+    return found
+
+
+def loaded_on_hosts(state: dict[str, Any], *, rank: int, world_size: int, hosts: int) -> list[Any]:
+    compressor = compressors.parse("int4:hierarchical=1")
+    engine = bound(compressor, Model(world_size, rank, hosts))
+    compressor.load_state_dict(state)
+    return [values.tolist() for _, _, values in engine.loaded]
+
+
+def test_merged_residuals_are_means_over_the_hosts_and_kept_once_on_each() -> None:
+    # Rank 1 kept a residual too, for which there was no gradient since DDP's buckets changed.
+    old = states_on_hosts({0: 1.0, 1: 0.5, 4: 2.0}, world_size=8, hosts=2)
+    merged = compressors.merge_states(old)
+    assert merged["parameters"]["a"]["residual"].tolist() == [1.75] * 3
+    new = [loaded_on_hosts(merged, rank=rank, world_size=6, hosts=3) for rank in range(6)]
+    assert new == [[[1.75] * 3], []] * 3
+    again = compressors.merge_states(
+        states_on_hosts({0: 1.75, 2: 1.75, 4: 1.75}, world_size=6, hosts=3)
+    )
+    assert again["parameters"]["a"]["residual"].tolist() == [1.75] * 3
+
+
+def test_a_rank_s_residual_fits_another_number_of_hosts() -> None:
+    old = states_on_hosts({0: 1.0, 2: 1.0}, world_size=4, hosts=2)
+    assert loaded_on_hosts(old[0], rank=0, world_size=4, hosts=2) == [[1.0] * 3]
+    assert loaded_on_hosts(old[0], rank=0, world_size=4, hosts=0) == [[2.0] * 3]
 
 
 def test_states_that_do_not_belong_together_are_refused() -> None:

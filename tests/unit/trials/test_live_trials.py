@@ -15,6 +15,7 @@ from commprof.capture.attachment import Attachment, attach
 from commprof.capture.recorder import recorder
 from commprof.errors import CommprofError
 from commprof.trials.candidates import OWN_BUCKETS, Buckets, parse_candidate
+from commprof.trials.live import switches
 from commprof.trials.live.controller import Losses, Trial
 from commprof.trials.live.switches import Bucketings, ReplicatedModel, obstacle
 from commprof.trials.plan import SETTLE_STEPS, parse_trial
@@ -249,6 +250,45 @@ def test_a_compressor_that_torch_operations_lack_takes_no_part(
         "powersgd:rank=2+bucket-cap=1 takes no part in the trial: the compressor 'powersgd' needs "
         "the native module"
     ) in capsys.readouterr().err
+
+
+def test_a_compressor_whose_option_torch_operations_lack_takes_no_part(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Attachment, "is_native", False)
+    replicated = ReplicatedModel(attach(model()))
+    assert replicated.impossible(parse_candidate("int8")) == ""
+    why = replicated.impossible(parse_candidate("int8:hierarchical=1"))
+    assert why.startswith("the option 'hierarchical' of the compressor 'int8:hierarchical=1' needs")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:1"])
+def test_buckets_that_wait_for_the_last_have_futures_of_their_device(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or DDP's stream would not wait for the all-reduces."""
+    futures: list[Any] = []
+
+    def future(devices: list[torch.device]) -> torch.futures.Future[torch.Tensor]:
+        futures.append(devices)
+        return torch.futures.Future()
+
+    class Buffer:
+        def __init__(self) -> None:
+            self.device = torch.device(device)
+
+    class Bucket:
+        def buffer(self) -> Any:
+            return Buffer()
+
+        def is_last(self) -> bool:
+            return False
+
+    monkeypatch.setattr(switches, "Future", future)
+    hook = switches.no_overlap(model())
+    for _ in range(2):
+        assert not hook(None, Bucket()).done()
+    assert futures == [[] if device == "cpu" else [torch.device(device)]] * 2
 
 
 def test_a_model_that_comes_late_takes_no_part(capsys: pytest.CaptureFixture[str]) -> None:
