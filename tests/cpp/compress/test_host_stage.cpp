@@ -173,75 +173,90 @@ void add(
   }
 }
 
-// Steps whose buckets give parameters to other ranks of a host, one of them
-// with a NaN: results + residuals, mean over hosts = mean gradients + loaded
-// residual, and each host keeps one residual of each parameter.
+// Steps whose buckets give parameters to other ranks of a host each time, one
+// of them with a NaN.
+struct Steps {
+  static constexpr uint64_t kCount = 5;
+  static constexpr uint64_t kPoisoned = 2;
+
+  explicit Steps(int world)
+      : there(slotsOf({3000, 500, 2500, 700})), back(reversed(there)) {
+    for (uint64_t step = 0; step < kCount; ++step) {
+      gradients.push_back(someGradients(world, 6700, uint32_t(step)));
+    }
+    gradients[kPoisoned][0][0] = NAN;
+  }
+
+  const std::vector<Slot>& slotsIn(uint64_t step) const {
+    return step % 2 == 0 ? there : back;
+  }
+
+  const std::vector<Slot> there, back;
+  std::vector<Gradients> gradients; // by step; they become means
+};
+
+// Results and mean gradients of all parts without a NaN.
+void addResults(
+    const Steps& steps,
+    const std::vector<Gradients>& before,
+    PerParameter& wanted,
+    PerParameter& found) {
+  for (uint64_t step = 0; step < Steps::kCount; ++step) {
+    for (const Slot& slot : steps.slotsIn(step)) {
+      const auto of = [&slot](const std::vector<float>& bucket) {
+        return std::span(bucket).subspan(slot.offset, slot.numel);
+      };
+      const std::span<const float> mean = of(steps.gradients[step][0]);
+      if (std::isnan(mean[0])) {
+        CHECK_EQ(step, Steps::kPoisoned);
+        continue;
+      }
+      add(found, slot.parameter, mean, 1);
+      for (const auto& gradient : before[step]) {
+        const double share = 1.0 / double(before[step].size());
+        add(wanted, slot.parameter, of(gradient), share);
+      }
+    }
+  }
+}
+
+// Results + residuals, mean over hosts = mean gradients + loaded residual, and
+// each host keeps one residual of each parameter.
 void testResidualsFollowTheirParameters(
     const std::vector<int>& host_sizes,
     const Options& scheme) {
-  constexpr uint64_t kSteps = 5;
-  constexpr uint64_t kPoisoned = 2; // gives all parameters to other ranks
-  const std::vector<Slot> there = slotsOf({3000, 500, 2500, 700});
-  const std::vector<Slot> back = reversed(there);
-  const auto slotsIn = [&](uint64_t step) -> const std::vector<Slot>& {
-    return step % 2 == 0 ? there : back;
-  };
   Job job(host_sizes);
-  const auto size = size_t(job.world);
-  const double hosts = double(host_sizes.size());
-  std::vector<Gradients> gradients;
-  for (uint64_t step = 0; step < kSteps; ++step) {
-    gradients.push_back(someGradients(job.world, 6700, uint32_t(step)));
-  }
-  gradients[kPoisoned][0][0] = NAN;
-  const std::vector<Gradients> before = gradients;
+  Steps steps(job.world);
+  const std::vector<Gradients> before = steps.gradients;
   const std::vector<float> loaded(2500, 1e-3f); // of a later place's parameter
-  std::vector<std::unique_ptr<Compressor>> compressors(size);
+  std::vector<std::unique_ptr<Compressor>> compressors(size_t(job.world));
   job.run([&](size_t rank, int place, HostStage& stage, Transport* transport) {
     compressors[rank] = Compressor::make(scheme);
     if (place == 0) {
       compressors[rank]->load({{2, "residual", loaded}});
     }
-    for (uint64_t step = 0; step < kSteps; ++step) {
+    for (uint64_t step = 0; step < Steps::kCount; ++step) {
+      std::vector<float>& gradient = steps.gradients[step][rank];
+      const Bucket bucket = bucketOf(steps.slotsIn(step), gradient, step);
       BucketReport report;
-      stage.run(
-          *compressors[rank],
-          bucketOf(slotsIn(step), gradients[step][rank], step),
-          transport,
-          report);
+      stage.run(*compressors[rank], bucket, transport, report);
     }
   });
   PerParameter wanted, found;
   add(wanted, 2, loaded, 1);
-  for (uint64_t step = 0; step < kSteps; ++step) {
-    for (const Slot& slot : slotsIn(step)) {
-      const std::span<const float> mean(
-          gradients[step][0].data() + slot.offset, slot.numel);
-      if (std::isnan(mean[0])) {
-        CHECK_EQ(step, kPoisoned);
-        continue; // of the NaN's part
-      }
-      add(found, slot.parameter, mean, 1);
-      for (const auto& gradient : before[step]) {
-        add(wanted,
-            slot.parameter,
-            {gradient.data() + slot.offset, slot.numel},
-            1.0 / double(size));
-      }
-    }
-  }
+  addResults(steps, before, wanted, found);
   std::map<uint32_t, size_t> keepers;
   for (const auto& compressor : compressors) {
     for (const ParameterState& state : compressor->state()) {
-      add(found, state.parameter, state.values, 1 / hosts);
+      const double share = 1.0 / double(host_sizes.size());
+      add(found, state.parameter, state.values, share);
       ++keepers[state.parameter];
     }
   }
-  for (const Slot& slot : there) {
+  for (const Slot& slot : steps.there) {
     const std::vector<double>& sum = found[slot.parameter];
-    CHECK(
-        relativeError(wanted[slot.parameter], {sum.begin(), sum.end()}) <=
-        1e-6);
+    const std::vector<float> rounded(sum.begin(), sum.end());
+    CHECK(relativeError(wanted[slot.parameter], rounded) <= 1e-6);
     CHECK_EQ(keepers[slot.parameter], host_sizes.size());
   }
 }
