@@ -87,7 +87,8 @@ class Running:
         #: over these ranks. With ``hierarchical=1`` it is one rank of each host.
         self.residual_ranks = self.world_size
         #: True if this rank keeps the residuals of a merged state. With ``hierarchical=1`` it is
-        #: one rank of each host, which passes them to the ranks that exchange the parameters.
+        #: one rank of each host. In a step in which its own gradient of a parameter is not zero,
+        #: it passes the parameter's residual to the rank that exchanges the parameter.
         self.keeps_merged = True
         if not groups.native:
             self.engine: Any = TorchOps(model_group, parameters, compressor)

@@ -120,6 +120,12 @@ def device_calls(events: ProfilerEvents, device: int, world_size: int) -> list[C
     ]
 
 
+def host_backend(events: ProfilerEvents) -> str:
+    """Returns the backend in the name of the host's first collective; empty if there is none."""
+    names = (event.name for event in events.ranges if _C10D_RANGE.match(event.name))
+    return next(names, "").partition(":")[0]
+
+
 def host_calls(events: ProfilerEvents, world_size: int) -> list[Call]:
     """Returns the communication on the host (gloo), in order of issue.
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.errors import TraceError
-from commprof.recordings.profiler_calls import Call, device_calls, host_calls
+from commprof.recordings.profiler_calls import Call, device_calls, host_backend, host_calls
 from commprof.recordings.profiler_events import Intervals, ProfilerEvents
 from commprof.recordings.profiler_steps import (
     FoundSteps,
@@ -307,6 +307,8 @@ def _backend(found: RankRecording) -> str:
     name = str(found.events.about.get("backend", ""))
     by_device = backends_by_device(name, pairs)
     of_host = found.device is None
+    if of_host and (called := host_backend(found.events)) in by_device.values():
+        return called
     devices = sorted(by_device, key=lambda device: (device == "cpu") != of_host)
     return by_device[devices[0]] if devices else name
 

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import median_high
 from typing import Final
 
 import numpy as np
@@ -112,14 +113,17 @@ def _updates(events: ProfilerEvents) -> list[int]:
     passes = np.searchsorted(backward_ns, begin).tolist()
     until: dict[int, int] = {}
     turns: Counter[tuple[str, int]] = Counter()
-    ends: dict[tuple[str, int], set[int]] = {}
+    counted: list[tuple[Event, int]] = []
     for event, since, in_pass in zip(ranges, passes, inside.tolist(), strict=True):
         if in_pass or event.begin_ns < until.get(event.thread, 0):
             continue
         until[event.thread] = event.end_ns
-        turn = turns[event.name, since] if len(backward_ns) else 0
+        counted.append((event, turns[event.name, since] if len(backward_ns) else 0))
         turns[event.name, since] += 1
-        ends.setdefault((event.name, turn), set()).add(event.end_ns)
+    ends: dict[tuple[str, int], set[int]] = {}
+    for event, turn in counted:
+        usual = median_high(count for (name, _), count in turns.items() if name == event.name)
+        ends.setdefault((event.name, turn % usual), set()).add(event.end_ns)
     most = max(map(len, ends.values()), default=0)
     return next((sorted(found) for found in ends.values() if len(found) == most), [])
 

@@ -177,7 +177,8 @@ const std::vector<WaitLedger::Split>& WaitLedger::resolve(uint64_t now_ns) {
 }
 
 // Rank 0's clock becomes known some time after the first steps, and a new
-// process group may have another rank 0.
+// process group may have another rank 0. A jump of either clock, as after a
+// suspended machine, also moves what was before it: that is accepted.
 void WaitLedger::followClock() {
   links_ = exchange_.links();
   if (links_.clock_known) {

@@ -6,7 +6,8 @@ gradients of each group; under HSDP an all-reduce between the model replicas fol
 gathers fewer groups than forward, the groups are identified by the sizes of the all-gathers.
 
 With gradient accumulation a step has several such passes. Its first pass shows the groups; a later
-pass gathers all of them again, or those that were resharded.
+pass gathers all of them again, or those that were resharded. The calls of a pass that gathers other
+sizes, of a second model, are not assigned to groups.
 """
 
 from __future__ import annotations
@@ -148,11 +149,17 @@ def _rows(trace: Trace, table: Collectives, measured: Ints) -> Iterator[_Row]:
         in_backward = np.append(in_backward, begins[(begins >= begin) & (begins < end)])
         later = _later_passes(table.issue_ns[calls[FORWARD]], in_backward)
         at = {part: np.searchsorted(later, table.issue_ns[r], "right") for part, r in calls.items()}
-        whole = table.bytes_out[calls[FORWARD][at[FORWARD] == 0]].tolist()
+        gathered = [
+            table.bytes_out[calls[FORWARD][at[FORWARD] == number]].tolist()
+            for number in range(len(later) + 1)
+        ]
+        whole = gathered[0]
         for part, found in calls.items():
-            for number in range(len(later) + 1):
+            for number, forward in enumerate(gathered):
                 rows = found[at[part] == number]
-                groups = _groups(part, whole, table.bytes_out[rows].tolist())
+                is_known = _places(whole, forward) is not None
+                sizes = table.bytes_out[rows].tolist()
+                groups = _groups(part, whole, sizes) if is_known else [0] * len(rows)
                 for row, group in zip(rows.tolist(), groups, strict=True):
                     is_last = part in (SCATTER, SUM) and row == found[-1]
                     yield _Row(part, group, len(whole), is_last, float(waited[row]))

@@ -77,7 +77,7 @@ def world_sizes_of(args: argparse.Namespace) -> list[int]:
         if most < max(sizes):
             raise UsageError(
                 f"--world-sizes asks for {max(sizes)} ranks but --nproc"
-                f"{' with --nnodes' * (args.nnodes > 1)} for {most}; leave --nproc out"
+                f"{f' on {args.nnodes} machines' * (args.nnodes > 1)} for {most}; leave --nproc out"
             )
     else:
         nproc = this_host().usable_cores if args.nproc is None else args.nproc

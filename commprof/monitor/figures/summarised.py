@@ -46,7 +46,7 @@ class Summaries:
         """Adds a summary, unless it was added before."""
         if self._kept and summary.sequence <= self._kept[-1].sequence:
             return
-        if self._kept and summary.steps.count < self._kept[-1].steps.count:
+        if self._kept and _began_anew(summary, self._kept[-1]):
             self._kept.clear()  # earlier steps were guesses: the loop does mark its steps
         if len(self._kept) > 1 and self._kept[-1].end_ns < self._kept[-2].end_ns + _APART_NS:
             self._kept.pop()
@@ -132,6 +132,12 @@ def difference(newer: Histogram, older: Histogram) -> Histogram:
         buckets=buckets,
         counts=counts[buckets],
     )
+
+
+def _began_anew(summary: Summary, before: Summary) -> bool:
+    """Returns whether a summary counts other steps than the rank's summary before it."""
+    other_marks = summary.steps_end != before.steps_end
+    return other_marks or summary.steps.count < before.steps.count
 
 
 def _times(summary: Summary, steps: int) -> StepTimes:

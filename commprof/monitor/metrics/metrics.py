@@ -199,8 +199,8 @@ METRICS: Final = (
     ),
     _figure(
         "bandwidth_use_ratio",
-        "Time that the machine profile predicts for the recent operations, divided by the measured "
-        "time.",
+        "Time that the machine profile predicts for the recent operations on links that it has, "
+        "divided by the measured time.",
         values.bandwidth("of_profile"),
     ),
     _counter(

@@ -157,8 +157,9 @@ class _Launcher:
         self._began = identity(pid)
         if not self.lives:
             raise UsageError(
-                f"--parent {pid}: no process with this id runs here; give the process id of the "
-                "job's launcher, or leave --parent out to watch until this host's ranks have ended"
+                f"--parent {pid}: no running process with this id can be seen here; give the "
+                "process id of the job's launcher, or leave --parent out to watch until this "
+                "host's ranks have ended"
             )
 
     @property

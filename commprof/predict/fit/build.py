@@ -10,7 +10,7 @@ from typing import Any
 from commprof import invocation
 from commprof.errors import CommprofError
 from commprof.predict.fit.calibrate import calibrate
-from commprof.predict.fit.cost_model import CostCurve
+from commprof.predict.fit.cost_model import OTHER_HOST, SAME_HOST, CostCurve, link_words
 from commprof.predict.fit.fit import fit_curves
 from commprof.predict.fit.hook_costs import HookCost
 from commprof.predict.fit.hook_fit import fit_hook
@@ -56,8 +56,9 @@ def build_profile(
         recorded: recorded runs, one entry per world size; the cost of a compressor is fitted to
             the runs with this compressor.
         sources: names of all files and runs, for the profile.
-        bandwidth_bytes_per_s: the link's own rate, if the user states it.
-        latency_s: the link's one-way latency, if the user states it.
+        bandwidth_bytes_per_s: the own rate of the link between hosts, or without such a link of
+            that within a host, if the user states it.
+        latency_s: the one-way latency of the same link, if the user states it.
 
     Raises:
         CommprofError: neither an all-reduce nor a reduce-scatter was measured.
@@ -71,11 +72,11 @@ def build_profile(
             "hook, or a file of "
             + invocation.command("microbench", "all_reduce", "--json", "FILE")
         )
+    links = {link: LinkProfile(found) for link, found in curves.items()}
+    stated = OTHER_HOST if OTHER_HOST in links else SAME_HOST
+    links[stated] = LinkProfile(curves[stated], bandwidth_bytes_per_s, latency_s)
     profile = MachineProfile(
-        links={
-            link: LinkProfile(found, bandwidth_bytes_per_s, latency_s)
-            for link, found in curves.items()
-        },
+        links=links,
         hooks=_hooks(recorded, curves, left_out),
         sources=tuple(sources),
         machine=_machine(measurements),
@@ -119,7 +120,7 @@ def _of_one_backend(
         taken = chosen.setdefault(curve.op, curve)
         if taken is not curve:
             left_out.append(
-                f"{curve.op} on {curve.backend} ({link.replace('_', ' ')}): a profile holds the "
+                f"{curve.op} on {curve.backend} ({link_words(link)}): a profile holds the "
                 f"costs of one backend, in this case {taken.backend}; to fit {curve.backend}, give "
                 "only its files"
             )

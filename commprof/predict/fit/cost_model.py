@@ -99,6 +99,11 @@ SAME_HOST, OTHER_HOST = "same_host", "other_host"
 LINKS = (SAME_HOST, OTHER_HOST)
 
 
+def link_words(link: str) -> str:
+    """Returns a link class as words for a message, such as "other host"."""
+    return link.replace("_", " ")
+
+
 @dataclass(frozen=True)
 class Piece:
     """A size range in which a step of the algorithm takes alpha + beta * (bytes of the step)."""

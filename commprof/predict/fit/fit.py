@@ -13,7 +13,15 @@ import numpy.typing as npt
 
 from commprof import invocation
 from commprof.errors import CommprofError
-from commprof.predict.fit.cost_model import CostCurve, HeldOut, Knot, Piece, between, knots_through
+from commprof.predict.fit.cost_model import (
+    CostCurve,
+    HeldOut,
+    Knot,
+    Piece,
+    between,
+    knots_through,
+    link_words,
+)
 from commprof.predict.fit.points import Point
 from commprof.predict.fit.regression import Floats, Line, find_breaks, lines_on
 from commprof.predict.replay.algorithms import work
@@ -67,7 +75,8 @@ def _fit(op: str, backend: str, points: Sequence[Point]) -> CostCurve:
     if len(np.unique(data.x)) < _LEAST_SIZES and op != "barrier":
         sizes = ", ".join(f"{size:g}" for size in np.unique(data.size_bytes))
         raise CommprofError(
-            f"{op} on {backend} was measured at {sizes} bytes only; latency and rate need "
+            f"{op} on {backend} ({link_words(points[0].link)}) was measured at {sizes} bytes only; "
+            "latency and rate need "
             f"{_LEAST_SIZES} sizes or more: "
             + invocation.command("microbench", op, "-b", "1K", "-e", "64M", "-f", "4")
         )

@@ -159,7 +159,8 @@ class HookCost:
         wire_s = self.wire_s(size_bytes, ranks, curve) * sharing
         overlapped = min(work_s, wire_s) / self._pieces(size_bytes, ranks)
         messages = self._messages(ranks)
-        more_s = (messages - self._messages(self.ranks)) * curve.pieces[0].alpha_s
+        recorded_s = curve.pieces[0].alpha_s - later_s  # a message's latency in the recorded run
+        more_s = (messages - self._messages(self.ranks)) * recorded_s
         overhead_s = max(0.0, self.overhead_s + more_s + messages * later_s)
         return overhead_s + max(work_s, wire_s) + overlapped
 

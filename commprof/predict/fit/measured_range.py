@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from commprof.predict.fit.cost_model import OTHER_HOST, SAME_HOST
+from commprof.predict.fit.cost_model import OTHER_HOST, SAME_HOST, link_words
 from commprof.predict.fit.hook_costs import HookCost
 from commprof.predict.fit.links import ScenarioLink
 from commprof.predict.replay.scenario import STRONG, Scenario
@@ -96,8 +96,8 @@ def _hook(scenario: Scenario, link: ScenarioLink, hook: HookCost, sizes: Floats)
     crossed = OTHER_HOST if link.outer is not None else SAME_HOST
     if hook.link and hook.link != crossed:
         yield (
-            f"{hook.label} over links of class '{_words(crossed)}' "
-            f"(measured: '{_words(hook.link)}')"
+            f"{hook.label} over links of class '{link_words(crossed)}' "
+            f"(measured: '{link_words(hook.link)}')"
         )
     if hook.between_hosts and link.ranks_per_host != hook.ranks_per_host:
         yield (
@@ -112,7 +112,3 @@ def _hook(scenario: Scenario, link: ScenarioLink, hook: HookCost, sizes: Floats)
             f"{hook.label} on buckets of {sizes.min() / 1e6:.3g} to {sizes.max() / 1e6:.3g} MB "
             f"(measured: {low / 1e6:.3g} to {high / 1e6:.3g})"
         )
-
-
-def _words(link: str) -> str:
-    return link.replace("_", " ")

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from commprof.analysis.align.clocks import on_common_clock, rank_clocks
 from commprof.analysis.align.device_timeline import on_device_timeline
-from commprof.analysis.align.interfaces import Host, host_of_each
+from commprof.analysis.align.interfaces import Host, host_of_each, unknown_hosts
 from commprof.analysis.align.matching import POINT_TO_POINT, Matching, match
 from commprof.analysis.collectives.calls import group_sizes
 from commprof.analysis.collectives.traffic import sizes_bytes
@@ -54,7 +54,9 @@ def _measurement(run: WorldRun) -> Measurement:
         reason = f"{name}: the ranks' clocks cannot be compared, so no collective's time is known"
         return Measurement((), recorded[0].metadata["machine"], (reason,))
     points = tuple(_points(on_common_clock(recorded, clocks)))
-    return Measurement(points, recorded[0].metadata["machine"])
+    lost = unknown_hosts(recorded, host_of_each(recorded))
+    reason = f"{name}: {lost}; calls in which such a rank took part are not used"
+    return Measurement(points, recorded[0].metadata["machine"], (reason,) if lost else ())
 
 
 def _points(traces: Sequence[Trace]) -> Iterator[Point]:

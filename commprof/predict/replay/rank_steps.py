@@ -131,7 +131,7 @@ def _buckets(
     """Returns ready times, ends and bytes of one finalisation's buckets, in order of issue."""
     window_end = int(found.span.end_ns[row])
     hooked = columns.buckets(trace)
-    if len(hooked):
+    if hooked.end_ns.any():  # on a device, buckets have the host's times and no ends
         chosen = (hooked.ready_ns >= begin_ns) & (hooked.ready_ns < window_end)
         return hooked.ready_ns[chosen], hooked.end_ns[chosen], hooked.bytes[chosen]
     chosen = (table.graph_task == found.span.key[row]) & (table.op == OPS.index("all_reduce"))

@@ -10,6 +10,7 @@ import numpy as np
 
 from commprof import invocation
 from commprof.errors import CommprofError
+from commprof.predict.fit.cost_model import link_words
 from commprof.predict.fit.held_out import Check, ModelError, checks, model_error
 from commprof.predict.replay.model import Model
 from commprof.predict.replay.recorded import Recorded
@@ -199,7 +200,7 @@ def _fit_errors(replay: Model) -> list[str]:
         ):
             if left_out:
                 found.append(
-                    f"the fit of all-reduce ({name.replace('_', ' ')}) is wrong by "
+                    f"the fit of all-reduce ({link_words(name)}) is wrong by "
                     f"{left_out.mean:.1%} on average and {left_out.worst:.1%} at worst for {what} "
                     "that were left out of the fit"
                 )

@@ -122,7 +122,9 @@ def _context(run: Path) -> dict[str, Any]:
         said = "holds no recording" if run.exists() else "does not exist"
         raise CommprofError(f"{quoted(run)} {said}; {_GIVE}")
     path = run / RUN_FILE
-    if not path.exists():
+    try:
+        os.stat(path)  # unlike Path.exists, raises OSError without permission
+    except FileNotFoundError:
         return _context_of_traces(run)
     try:
         value = read_json(path)

@@ -180,9 +180,9 @@ struct Steps {
   static constexpr uint64_t kPoisoned = 2;
 
   explicit Steps(int world)
-      : there(slotsOf({3000, 500, 2500, 700})), back(reversed(there)) {
+      : there(slotsOf({30000, 5000, 25000, 7000})), back(reversed(there)) {
     for (uint64_t step = 0; step < kCount; ++step) {
-      gradients.push_back(someGradients(world, 6700, uint32_t(step)));
+      gradients.push_back(someGradients(world, 67000, uint32_t(step)));
     }
     gradients[kPoisoned][0][0] = NAN;
   }
@@ -228,7 +228,7 @@ void testResidualsFollowTheirParameters(
   Job job(host_sizes);
   Steps steps(job.world);
   const std::vector<Gradients> before = steps.gradients;
-  const std::vector<float> loaded(2500, 1e-3f); // of a later place's parameter
+  const std::vector<float> loaded(25000, 1e-3f); // of a later place's parameter
   std::vector<std::unique_ptr<Compressor>> compressors(size_t(job.world));
   job.run([&](size_t rank, int place, HostStage& stage, Transport* transport) {
     compressors[rank] = Compressor::make(scheme);

@@ -69,7 +69,7 @@ BAD_VALUES = [
     ("--nproc 2 --world-sizes 4", ["4 ranks", "--nproc for 2", "leave --nproc out"]),
     (
         "--nproc 2 --nnodes 2 --rdzv-endpoint h:1 --world-sizes 8",
-        ["8 ranks", "--nproc with --nnodes for 4"],
+        ["8 ranks", "--nproc on 2 machines for 4"],
     ),
     ("--scaling foo", ["--scaling", "'foo'", "weak", "strong"]),
     ("--workload transfomer", ["'transfomer'", "did you mean 'transformer'?", "timed"]),

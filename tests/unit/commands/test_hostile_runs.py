@@ -9,7 +9,7 @@ import os
 import random
 import shutil
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -140,16 +140,17 @@ def test_a_directory_that_may_not_be_read_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Without permission, nothing in a directory can be listed or looked at."""
-    denied, look_at = tmp_path / "denied", Path.stat
+    denied, look_at = tmp_path / "denied", os.stat
     denied.mkdir()
 
     def refuse(path: Path, **_: object) -> NoReturn:
         raise PermissionError(13, "Permission denied", str(path))
 
-    def looked_at(path: Path, **values: bool) -> os.stat_result:
-        return refuse(path) if denied in path.parents else look_at(path, **values)
+    def looked_at(path: Any, **values: Any) -> os.stat_result:
+        is_within = isinstance(path, str | Path) and denied in Path(path).parents
+        return refuse(Path(path)) if is_within else look_at(path, **values)
 
-    monkeypatch.setattr(Path, "stat", looked_at)
+    monkeypatch.setattr(os, "stat", looked_at)
     monkeypatch.setattr(Path, "iterdir", refuse)
     assert main([command, str(denied)]) == 1
     (line,) = capsys.readouterr().err.splitlines()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,11 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from commprof import compressors
+from commprof.compressors import torch_ops
 from commprof.compressors.torch_ops import TorchOps, add_fp16, encode_fp16, lacks
 from commprof.errors import CommprofError
+
+ROOT = Path(__file__).parents[3]
 
 
 class Bucket:
@@ -151,3 +155,11 @@ def test_an_option_that_torch_operations_lack_is_refused(text: str) -> None:
 @pytest.mark.parametrize("text", ["int8:hierarchical=0,checksum=0", "topk:feedback=1,start_step=3"])
 def test_the_other_options_are_followed(text: str) -> None:
     assert lacks(compressors.parse(text)) == ""
+
+
+def test_fp16_has_the_constants_of_the_native_module() -> None:
+    header = (ROOT / "csrc/compress/codecs/half_scale.h").read_text()
+    found = dict(re.findall(r"constexpr \w+ k(\w+) = ([-\w.]+?)f?;", header))
+    assert int(found["MinHalfExponent"]) == torch_ops._LEAST_EXPONENT
+    assert int(found["MaxHalfExponent"]) == torch_ops._LARGEST_EXPONENT
+    assert float.fromhex(found["LargestMagnitude"]) == torch_ops._LARGEST_VALUE

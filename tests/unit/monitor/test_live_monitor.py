@@ -340,7 +340,7 @@ def test_a_watchdog_started_by_hand_lasts_as_long_as_the_launcher(
         thread.join(timeout=10)
         launcher.wait()  # only now: a process that nobody has waited for has ended all the same
     assert not thread.is_alive()
-    with pytest.raises(UsageError, match=f"--parent {launcher.pid}: no process with this id runs"):
+    with pytest.raises(UsageError, match=f"--parent {launcher.pid}: no running process with"):
         watchdogs.watch(tmp_path, 60.0, parent=launcher.pid)
 
 

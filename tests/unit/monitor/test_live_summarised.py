@@ -92,6 +92,14 @@ def test_steps_that_were_none_are_forgotten() -> None:
     assert summaries.recent.steps == 5
 
 
+def test_found_steps_are_forgotten_once_the_script_declares_more_of_its_own() -> None:
+    summaries = Summaries()
+    summaries.add(read(counted(1, 15, 3, 0, steps_end="update")))
+    summaries.add(read(counted(2, 20, 30, 0)))
+    assert summaries.recent is not None
+    assert summaries.recent.steps == 30
+
+
 def test_one_that_was_taken_already_changes_nothing() -> None:
     summaries = Summaries()
     summaries.add(read(counted(2, 10, 5, 0)))

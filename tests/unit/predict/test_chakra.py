@@ -14,7 +14,7 @@ import pytest
 from commprof.errors import CommprofError
 from commprof.predict.replay.rank_steps import Cycle
 from commprof.predict.what_if.chakra import encode, export, nodes
-from commprof.trace.schema import FLAG_DEVICE_ASYNC, Phase
+from commprof.trace.schema import FLAG_DEVICE_ASYNC, Kind, Phase
 from tests.support.builders.traces import MS, world_run
 from tests.unit.analysis.align.test_device_timeline import DeviceRank
 from tests.unit.predict.test_schedule import STEPS, rank_of
@@ -148,7 +148,8 @@ def test_a_run_is_exported(tmp_path: Path) -> None:
         export(world_run([rank_of(0)], world_size=2), tmp_path / "other")
 
 
-def test_a_gpu_s_steps_have_the_times_of_its_stream(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_attached", [False, True])
+def test_a_gpu_s_steps_have_the_times_of_its_stream(is_attached: bool, tmp_path: Path) -> None:
     ranks = [DeviceRank(rank, 2, steps=STEPS) for rank in range(2)]
     for rank in ranks:
         for step in range(STEPS):
@@ -159,6 +160,9 @@ def test_a_gpu_s_steps_have_the_times_of_its_stream(tmp_path: Path) -> None:
             done = rank.device_collective(
                 step, host + 8 * MS, (at + 50 * MS, at + 88 * MS), bytes=1000, graph_task=step
             )
+            if is_attached:
+                ready = host + 8 * MS
+                rank._add(Kind.BUCKET, ready, op_id=done, bytes_in=1000, value=ready)
             rank.device_wait(done, host + 15 * MS, (at + 65 * MS, at + 88 * MS))
             rank.device_finalize(host + 15 * MS, (at + 65 * MS, at + 90 * MS), graph_task=step)
     for path in export(world_run([*ranks]), tmp_path / "et"):

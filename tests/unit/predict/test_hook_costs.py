@@ -182,6 +182,13 @@ def test_a_second_phase_is_a_message_more() -> None:
     assert later_s == pytest.approx([0.0, 0.003])
 
 
+def test_a_message_more_has_the_longer_latency_once() -> None:
+    known = hook(overhead_s=OVERHEAD_S, ranks=2)  # two messages; three at 4 ranks
+    before = known.time_s(MB, 4, curve(alpha_s=0.001))
+    after = known.time_s(MB, 4, curve(alpha_s=0.003), later_s=0.002)
+    assert after == pytest.approx(before + 3 * 0.002)
+
+
 def test_a_stated_latency_reaches_a_hook() -> None:
     def step_s(latency_s: float, alpha_s: float) -> float:
         known = hook(alpha_s=alpha_s, overhead_s=OVERHEAD_S)

@@ -180,7 +180,8 @@ def test_a_link_without_costs_is_not_in_the_profile() -> None:
     made, left_out = build_profile([few], [Recorded("", schedule(), ())], ["bench", "RUN"])
     assert list(made.links) == [OTHER_HOST]
     (reason,) = left_out
-    assert reason.startswith("all_reduce on gloo was measured at 1e+06, 2e+06 bytes only; ")
+    wanted = "all_reduce on gloo (same host) was measured at 1e+06, 2e+06 bytes only; "
+    assert reason.startswith(wanted)
 
 
 def test_costs_of_another_backend_are_told() -> None:

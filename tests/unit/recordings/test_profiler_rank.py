@@ -46,6 +46,17 @@ def test_the_backend_is_that_of_the_recorded_device(
         assert named == {expected}
 
 
+def test_a_host_that_calls_nccl_used_nccl(tmp_path: Path) -> None:
+    host = [annotation("ProfilerStep#1", 0, 100), annotation("nccl:all_reduce", 10, 60, tid=2)]
+    whole = json.loads(document(host, 0))
+    config = [{"backend_config": "cpu:gloo,cuda:nccl"}]
+    whole["distributedInfo"] |= {"backend": "undefined", "pg_config": config}
+    (tmp_path / "one.json").write_text(json.dumps(whole))
+    found = read_recording(tmp_path / "one.json")
+    assert found is not None
+    assert found.traces[0].metadata["backend"] == "nccl"
+
+
 def test_a_reduction_is_not_named_because_it_is_not_recorded(tmp_path: Path) -> None:
     (row,) = analyse_in_detail(both(tmp_path / "job"))[0].worlds[0].collectives
     assert (row.op, row.dtype, row.reduce_op) == ("all_reduce", "Float", "")

@@ -112,6 +112,8 @@ def accumulated(*passes: str, phases: bool = True) -> Sharding:
         (("AB|", "A|", "A|21"), {FORWARD: (1, 6), SCATTER: (2, 7)}),
         # Reductions of several passes, between which forward gathers nothing.
         (("AB|21", "|21"), {FORWARD: (2, 3), SCATTER: (0, 0)}),
+        # The second pass is that of another model.
+        (("AB|b2a1", "BA|a2b1"), {FORWARD: (0, 0), BACKWARD: (0, 0), SCATTER: (0, 0)}),
         # Another all-gather after backward is of no group.
         (("AB|b2a1M",), {FORWARD: (2, 3), BACKWARD: (2, 5), SCATTER: (2, 7)}),
     ],
