@@ -55,13 +55,14 @@ def judge(values: Sequence[tuple[str, float, float]]) -> Outcome:
         worst = max(abs(offset) + bound for _, offset, bound in values)
         return Outcome(NAME, PASS, f"wall clocks within {worst:.3g} ms of rank 0's")
     shown = ", ".join(
-        f"rank {rank} ({host}) by {offset:+.3g} +- {bound:.3g} ms"
+        f"rank {rank} ({host}) is {abs(offset):.3g} +- {bound:.3g} ms "
+        f"{'behind' if offset > 0 else 'ahead'}"
         for rank, (host, offset, bound) in apart.items()
     )
     return Outcome(
         NAME,
         WARN,
-        f"rank 0's wall clock is ahead of {shown}",
+        f"wall clocks differ from rank 0's: {shown}",
         "run chrony or another NTP client on these hosts: times in their logs cannot be compared "
         "(commprof itself compares clocks while it records)",
     )

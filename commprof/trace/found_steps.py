@@ -71,9 +71,13 @@ def communicating_backwards(records: Records, thread: int) -> Ints:
 
 
 def _at_backwards(marks: Records, passes_ns: Ints) -> StepMarks:
-    """Returns steps that end at ``passes_ns``; one begins where capture began or went on.
+    """Returns steps, each of which ends at the end of a backward pass.
 
-    ``marks`` are the begins of capture. Passes before the first of them are left out.
+    A step begins at the end of the step before, or where capture began or resumed after a pause.
+
+    Args:
+        marks: where capture began, and where it resumed; passes before the first are left out.
+        passes_ns: ends of the backward passes.
     """
     begins_ns = marks["timestamp_ns"].astype(np.int64)
     passes_ns = passes_ns[passes_ns > begins_ns[0]]

@@ -153,7 +153,7 @@ class Schedule(RecordedSteps):
 
 
 def checked_name(run: WorldRun, by: str = "a prediction", done: str = "predicted") -> str:
-    """Checks that a run's steps show how long one setting takes; returns the run's name.
+    """Checks that all steps of a run were timed with the same settings; returns the run's name.
 
     Args:
         run: one recorded world size.

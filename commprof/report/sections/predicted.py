@@ -38,8 +38,8 @@ def legend(predictions: Predictions) -> str:
             "recorded steps were held out."
         )
     return (
-        "predicted: in brackets the 95 % interval for real steps, with the model's errors on "
-        f"held-out steps (at most {predictions.worst_error:.1%})."
+        "predicted: in brackets the 95 % interval for real steps. It includes the model's error, "
+        f"which was at most {predictions.worst_error:.1%} on held-out steps."
     )
 
 

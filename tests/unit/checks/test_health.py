@@ -148,7 +148,9 @@ def test_the_hash_of_a_model_sees_one_bit() -> None:
 def test_clocks() -> None:
     says(clocks.judge([("a", 0.0, 0.0), ("a", 0.0, 0.1)]), SKIP)
     says(clocks.judge([("a", 0.0, 0.0), ("b", 2.0, 0.5)]), PASS, "within 2.5 ms")
-    says(clocks.judge([("a", 0.0, 0.0), ("b", -80.0, 0.5)]), WARN, "rank 1 (b) by -80 +- 0.5 ms")
+    says(
+        clocks.judge([("a", 0.0, 0.0), ("b", -80.0, 0.5)]), WARN, "rank 1 (b) is 80 +- 0.5 ms ahead"
+    )
     says(clocks.judge([("a", 0.0, 0.0), ("b", 80.0, 75.0)]), PASS)  # may be 5 ms
 
 
