@@ -160,6 +160,10 @@ def _run_ranks(run: Callable[[], object], log_dir: Path, attempt: int) -> None:
         raise _rank_failed(error, log_dir, attempt) from None
     except SignalException as error:
         interrupted_by = error.sigval
+    except UnboundLocalError as error:  # of torch's timing of a function that a signal interrupts
+        if not isinstance(error.__context__, SignalException):
+            raise
+        interrupted_by = error.__context__.sigval
     except (RendezvousError, dist.DistError) as error:  # of one machine, of several
         raise CommprofError(
             f"the rendezvous of the ranks failed: {error}; check --rdzv-endpoint, if given"

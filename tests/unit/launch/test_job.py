@@ -15,10 +15,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.elastic.metrics import api as metrics_api
+from torch.distributed.elastic.multiprocessing import SignalException
 
 from commprof.analysis.rank_summary import RankSummary
 from commprof.errors import CommprofError, RankFailedError, UsageError
@@ -84,6 +87,17 @@ def test_what_the_system_refuses_to_the_launcher_is_an_error_in_one_line(tmp_pat
     (tmp_path / "logs").touch()
     with pytest.raises(CommprofError, match=r"cannot write to .*logs: File exists"):
         elastic.launch_script(["-c", "pass"], 1, tmp_path / "logs", {})
+
+
+def test_a_signal_before_torch_times_a_function_is_that_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted() -> float:
+        raise SignalException("", signal.SIGINT)
+
+    monkeypatch.setattr(metrics_api, "time", SimpleNamespace(time=interrupted))
+    with pytest.raises(KeyboardInterrupt):
+        elastic._run_ranks(metrics_api.prof(lambda: None), tmp_path, 0)
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{"])
