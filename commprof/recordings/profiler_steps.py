@@ -99,8 +99,9 @@ def _updates(events: ProfilerEvents) -> list[int]:
 
     Only the outermost of nested updates counts, and no update inside a backward pass (an optimizer
     per parameter). Optimizers are told apart by the name of their class, and those of one class by
-    their order among its updates since backward last ran. The optimizer with most updates counts;
-    if several have as many, the one that updates first.
+    their order among its updates since backward last ran. As many updates as a class usually has
+    between backward passes are one round: a CUDA graph hides later backward passes. The optimizer
+    with most updates counts; if several have as many, the one that updates first.
     """
     ranges = [e for e in events.ranges if e.name.startswith(_UPDATE)]
     ranges.sort(key=lambda e: (e.begin_ns, -e.end_ns))
@@ -120,10 +121,13 @@ def _updates(events: ProfilerEvents) -> list[int]:
         until[event.thread] = event.end_ns
         counted.append((event, turns[event.name, since] if len(backward_ns) else 0))
         turns[event.name, since] += 1
+    by_name: dict[str, list[int]] = {}
+    for (name, _), count in turns.items():
+        by_name.setdefault(name, []).append(count)
+    usual = {name: median_high(counts) for name, counts in by_name.items()}
     ends: dict[tuple[str, int], set[int]] = {}
     for event, turn in counted:
-        usual = median_high(count for (name, _), count in turns.items() if name == event.name)
-        ends.setdefault((event.name, turn % usual), set()).add(event.end_ns)
+        ends.setdefault((event.name, turn % usual[event.name]), set()).add(event.end_ns)
     most = max(map(len, ends.values()), default=0)
     return next((sorted(found) for found in ends.values() if len(found) == most), [])
 

@@ -123,12 +123,18 @@ def test_the_same_as_the_whole_run_at_once(tmp_path: Path, seed: int) -> None:
             assert getattr(total, f"{name}_s") == pytest.approx(expected, abs=1e-12), name
 
 
+def with_few_pending(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Followed:
+    """Two ranks with 60 steps, of each of which at most 200 records may wait."""
+    monkeypatch.setattr(live_steps, "_MOST_RECORDS", 200)
+    followed = Followed(directory, ranks_of(2, 60))
+    followed.run.begin()
+    return followed
+
+
 def test_a_rank_that_is_far_ahead_takes_no_more_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_steps, "_MOST_RECORDS", 200)
-    followed = Followed(tmp_path, ranks_of(2, 60))
-    followed.run.begin()
+    followed = with_few_pending(tmp_path, monkeypatch)
     for now in range(0, 6_200, 100):
         followed.run.until(now * MS, 0)
         followed.look()
@@ -143,9 +149,7 @@ def test_a_rank_that_is_far_ahead_takes_no_more_memory(
 def test_steps_that_are_complete_count_however_many_come_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_steps, "_MOST_RECORDS", 200)
-    followed = Followed(tmp_path, ranks_of(2, 60))
-    followed.run.begin()
+    followed = with_few_pending(tmp_path, monkeypatch)
     for now in (1_000 * MS, 6_000 * MS):  # of 50 steps, each rank has more than 400 records
         followed.run.until(now)
         followed.look()

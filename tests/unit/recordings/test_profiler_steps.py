@@ -30,13 +30,19 @@ def update(optimizer: str, begin_us: float, end_us: float) -> Event:
     return annotation(f"Optimizer.step#{optimizer}.step", begin_us, end_us)
 
 
-def recorded(folder: Path, iteration: list[Event]) -> tuple[list[float], list[float], list[str]]:
-    """Begins and ends of the steps found in iterations of 1000 µs, and the recording's problems."""
+def recorded(
+    folder: Path, iteration: list[Event], eager: int = ITERATIONS
+) -> tuple[list[float], list[float], list[str]]:
+    """Begins and ends of the steps found in iterations of 1000 µs, and the recording's problems.
+
+    After the first ``eager`` iterations, a CUDA graph replays backward, without its operators.
+    """
     events = []
     for number in range(ITERATIONS):
         base = 1e6 + 1000.0 * number
         events += [kernel("gemm", base, base + 300), all_reduce(base + 300, base + 400, number)]
-        events += [{**event, "ts": event["ts"] + base} for event in iteration]
+        shown = [event for event in iteration if number < eager or event["cat"] != "cpu_op"]
+        events += [{**event, "ts": event["ts"] + base} for event in shown]
     found = read_recording(write(folder, [document(events, 0)]))
     assert found is not None
     steps = columns.steps(found.traces[0])
@@ -85,6 +91,12 @@ def test_the_optimizer_with_most_updates_ends_the_steps(tmp_path: Path) -> None:
         tmp_path / "job", [backward(100, 150), update("Adam", 200, 250), *critic]
     )
     assert begin == pytest.approx([430 + 20 + 400 * n + 200 * (n // 2) for n in range(11)])
+
+
+def test_updates_between_replays_of_a_graph_end_steps(tmp_path: Path) -> None:
+    iteration = [backward(100, 150), update("AdamW", 800, 850)]
+    begin, _, _ = recorded(tmp_path / "job", iteration, eager=ITERATIONS - 2)
+    assert begin == pytest.approx([1000 * number + 850 for number in range(ITERATIONS - 1)])
 
 
 def test_updates_inside_backward_passes_alone_end_no_steps(tmp_path: Path) -> None:

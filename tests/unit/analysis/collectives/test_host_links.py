@@ -93,8 +93,17 @@ def test_what_is_not_known_is_not_guessed() -> None:
 STEPS = 12
 
 
+def with_steps(rank: Rank) -> Rank:
+    """Adds steps of 100 ms with one all-reduce of 8 MB that takes 20 ms."""
+    for step in range(STEPS):
+        at = 100 * MS * step
+        rank.step(at, at + 100 * MS)
+        rank.collective(step, at + 70 * MS, at + 90 * MS, bytes=8_000_000)
+    return rank
+
+
 def two_hosts(counted: int, **metadata: Any) -> list[Rank]:
-    """A rank on each; steps of 100 ms with one all-reduce of 8 MB that takes 20 ms."""
+    """A rank on each; ``counted`` are the bytes that its interface sent."""
     ranks = []
     for number in range(2):
         seen = {
@@ -104,11 +113,7 @@ def two_hosts(counted: int, **metadata: Any) -> list[Rank]:
             "ddp_logs": [],
         }
         rank = Rank(number, 2, **{"cross_check_sources": seen, **metadata})
-        for step in range(STEPS):
-            at = 100 * MS * step
-            rank.step(at, at + 100 * MS)
-            rank.collective(step, at + 70 * MS, at + 90 * MS, bytes=8_000_000)
-        ranks.append(rank)
+        ranks.append(with_steps(rank))
     return ranks
 
 
@@ -151,11 +156,7 @@ def hosts_of_ranks(*namespaces: str) -> list[Rank]:
             "interfaces": {"lo": {"sent_bytes": 10**12}, "eth0": {"sent_bytes": 9}},
         }
         rank = Rank(number, len(namespaces), **({"cross_check_sources": seen} if namespace else {}))
-        for step in range(STEPS):
-            at = 100 * MS * step
-            rank.step(at, at + 100 * MS)
-            rank.collective(step, at + 70 * MS, at + 90 * MS, bytes=8_000_000)
-        ranks.append(rank)
+        ranks.append(with_steps(rank))
     return ranks
 
 
