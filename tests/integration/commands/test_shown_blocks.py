@@ -47,7 +47,7 @@ NOT_RUN = {
     "make run": "a minute of training; python -m commprof.run is run",
     "pip install --no-build-isolation .": SETS_UP,
     "make help": SETS_UP,
-    "pip install setuptools cmake ninja && pip install --no-build-isolation .": SETS_UP,
+    "pip install 'setuptools>=77' cmake ninja && pip install --no-build-isolation .": SETS_UP,
     "kill -USR2 PID": "needs a rank that trains: tests/integration/always_on/test_always_on.py",
     "sbatch job.sbatch": "needs a Slurm cluster",
     "commprof wrap train.py": "one rank of a launcher: torchrun -m commprof.wrap is run",
