@@ -292,6 +292,7 @@ def test_no_step_was_completed() -> None:
     assert math.isnan(result.step_median_ms)
 
 
+@pytest.mark.measures
 def test_eight_ranks_are_analysed_in_time() -> None:
     run = world_run([_long(rank, 8, steps=200, buckets=12) for rank in range(8)])
     begin = time.process_time()  # others use the machine too
@@ -301,6 +302,7 @@ def test_eight_ranks_are_analysed_in_time() -> None:
     assert result.measured_steps >= 100
 
 
+@pytest.mark.measures
 def test_a_long_run_of_one_rank_is_analysed_in_time() -> None:
     run = world_run([_long(0, 1, steps=20_000, buckets=4)])
     begin = time.process_time()  # others use the machine too
