@@ -6,7 +6,6 @@ The figures are written to the trace, so that a report can compare them with com
 from __future__ import annotations
 
 import json
-import os
 import time
 import weakref
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from commprof.address import interface_address
 from commprof.capture.recorder import Recorder
+from commprof.trace.run.processes import link_of
 
 _COUNTERS = Path("/proc/self/net/dev")
 _CLASS_NET = Path("/sys/class/net")
@@ -135,7 +135,10 @@ class CrossCheckSources:
 
     def _opening(self) -> dict[str, Any]:
         """Returns what is known from the start of capture on."""
-        return {"begin_monotonic_ns": self._begin_ns, "network_namespace": _namespace()}
+        return {
+            "begin_monotonic_ns": self._begin_ns,
+            "network_namespace": link_of("/proc/self/ns/net"),
+        }
 
     def note(self, model: DistributedDataParallel) -> None:
         """Notes a model's forward pass; a model that was only evaluated so far is left out."""
@@ -234,10 +237,3 @@ def _leads_away(interface: str) -> bool:
         return bool(interface_address(interface))
     except OSError:
         return False
-
-
-def _namespace() -> str:
-    try:
-        return os.readlink("/proc/self/ns/net")
-    except OSError:
-        return ""

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from commprof import invocation
 from commprof._version import __version__
 from commprof.commands.options.parser import Parser
-from commprof.errors import CommprofError
+from commprof.errors import CommprofError, UsageError
 from commprof.text import printable
 
 _DESCRIPTION = """\
@@ -153,6 +153,12 @@ def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
             raise
         print(f"{parser.prog}: {_missing(package)}", file=sys.stderr)
         return 1
+    except PermissionError as error:
+        if error.filename is None:
+            raise
+        shown = invocation.quoted(str(error.filename))
+        print(f"{parser.prog}: no permission to use {shown}", file=sys.stderr)
+        return UsageError.exit_code
     except KeyboardInterrupt:
         print(f"{parser.prog}: interrupted", file=sys.stderr)
         return 130

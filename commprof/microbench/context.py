@@ -29,12 +29,12 @@ def _arguments() -> list[str]:
     return words[1:] if words[:1] == ["microbench"] else words
 
 
-def context(plan: Plan, clocks: Sequence[Hashable]) -> dict[str, Any]:
+def context(plan: Plan, clocks: Sequence[Hashable], hosts: Sequence[Hashable]) -> dict[str, Any]:
     """Describes machine, versions and method.
 
-    `clocks` identifies the CLOCK_MONOTONIC clock that each rank reads; a host has one clock.
+    `clocks` names the CLOCK_MONOTONIC clock that each rank reads, and `hosts` each rank's host.
     """
-    hosts = {clock: number for number, clock in enumerate(dict.fromkeys(clocks))}
+    numbers = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
     return {
         "timestamp": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join(["commprof", "microbench", *_arguments()]),
@@ -46,30 +46,31 @@ def context(plan: Plan, clocks: Sequence[Hashable]) -> dict[str, Any]:
         "backend_version": _backend_version(plan.backend),
         "threads_per_rank": torch.get_num_threads(),
         "loop": loop_language(on_cpu=plan.backend != "nccl"),
-        "hosts": len(hosts),
-        "rank_hosts": [hosts[clock] for clock in clocks],
-        "world_size": len(clocks),
+        "hosts": len(numbers),
+        "rank_hosts": [numbers[host] for host in hosts],
+        "world_size": len(hosts),
         "machine": {**machine(), "numa_nodes": _numa_nodes(), "interfaces": interfaces()},
         "sync": plan.sync,
         "start": _START[plan.sync],
-        "time": _time(plan, len(hosts)),
+        "time": _time(plan, one_clock=len(set(clocks)) == 1),
         "rounds": 1 if plan.overlap else plan.rounds,
         "warmup": WARMUP_RULE if plan.warmup is None else f"{plan.warmup} calls per round",
         "check": plan.check,
     }
 
 
-def _time(plan: Plan, hosts: int) -> str:
+def _time(plan: Plan, *, one_clock: bool) -> str:
     if plan.overlap:
         return (
             "for each sample, times of the rank with the largest t_ovrl (from issue, through the "
             "compute, to the end of the wait), by that rank's clock"
         )
-    if hosts == 1:
+    if one_clock:
         return "from the latest begin to the latest end of any rank"
     return (
-        "if the measured ranks are on several hosts, the slowest rank's own time, including its "
-        "wait for late ranks; else from the latest begin to the latest end of any rank"
+        "if the measured ranks' machines have their own clocks, the slowest rank's own time, "
+        "including its wait for late ranks; "
+        "else from the latest begin to the latest end of any rank"
     )
 
 

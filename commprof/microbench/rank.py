@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from commprof.capture.job.metadata import clock_identity
+from commprof.capture.job.metadata import clock_identity, host_identity
 from commprof.launch.progress import ProgressFile
 from commprof.launch.worker import guarded
 from commprof.microbench.buffers import Buffers
@@ -43,9 +43,10 @@ def run_plan(plan: Plan, progress_directory: Path | None = None) -> None:
     if plan.backend == "commprof":
         import commprof.backend  # noqa: F401  (registers the backend)
     dist.init_process_group("gloo")
-    clocks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(clocks, tuple(clock_identity()))
-    runner = _Runner(plan, clocks, progress_directory)
+    places: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(places, (tuple(clock_identity()), tuple(host_identity())))
+    clocks, hosts = (list(each) for each in zip(*places, strict=True))
+    runner = _Runner(plan, clocks, hosts, progress_directory)
     with closing(runner):
         for sweep in plan.sweeps():
             runner.run(sweep)
@@ -56,7 +57,13 @@ def run_plan(plan: Plan, progress_directory: Path | None = None) -> None:
 class _Runner:
     """Runs sweeps; keeps the gloo groups that control them, and on rank 0 the result rows."""
 
-    def __init__(self, plan: Plan, clocks: list[Any], progress_directory: Path | None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        clocks: list[Any],
+        hosts: list[Any],
+        progress_directory: Path | None,
+    ) -> None:
         self._plan = plan
         self._clocks = clocks
         self._rank = dist.get_rank()
@@ -66,7 +73,7 @@ class _Runner:
         self._progress = None
         self._rounds_done = 0
         if self._rank == 0:
-            self._collector = Collector(plan, context(plan, clocks))
+            self._collector = Collector(plan, context(plan, clocks, hosts))
             if progress_directory is not None:
                 self._progress = ProgressFile(progress_directory)
 

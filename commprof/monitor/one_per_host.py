@@ -24,17 +24,18 @@ _OF_TASK: Final = ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
 def is_chosen(job: Path, what: str) -> bool:
     """True if this rank starts its host's helper process; true for at most one rank per host.
 
-    The chosen rank is the one whose ``LOCAL_RANK`` is 0. Without ``LOCAL_RANK``, the chosen rank is
-    the first to create a lock file in the job's directory. A rank does not try to create this file
-    if Slurm or Open MPI gives its task a number above 0 on the host.
+    The chosen rank is the one whose ``LOCAL_RANK`` is 0. If ``LOCAL_RANK`` is unset or holds no
+    number from 0 on, such as -1 where a script was started alone, the chosen rank is the first to
+    create a lock file in the job's directory. A rank does not try to create this file if Slurm or
+    Open MPI gives its task a number above 0 on the host.
 
     Args:
         job: a directory that belongs to this job alone.
         what: name of the process to start, such as ``monitor``; part of the lock file's name.
     """
-    own = os.environ.get(_OWN)
-    if own is not None:
-        return own == "0"
+    own = os.environ.get(_OWN, "").strip()
+    if own.isdecimal():
+        return int(own) == 0
     if next((os.environ[name] for name in _OF_TASK if name in os.environ), "0") != "0":
         return False
     try:

@@ -204,7 +204,7 @@ def _dump(rank: int, value: Any) -> Dump:
         rank=rank,
         version=version,
         members={name: ranks for name, one in named.items() if (ranks := _ranks(one))},
-        descriptions={name: str(one.get("desc", ""))[:100] for name, one in named.items()},
+        descriptions={name: _description(one) for name, one in named.items()},
         entries=tuple(entries),
         last_enqueued=enqueued,
         last_completed=_in_status("last_completed_collective", status, ids, list(named)),
@@ -246,6 +246,12 @@ def _is_behind(status: Any) -> bool:
         return False
     last, done = (status.get(f"last_{which}_collective") for which in ("enqueued", "completed"))
     return last is not None and done is not None and str(last) != str(done)
+
+
+def _description(group: Mapping[str, Any]) -> str:
+    """Returns the description that the script gave a group; empty if it gave none."""
+    text = str(group.get("desc", ""))[:100]
+    return "" if text == "undefined" else text
 
 
 def _ranks(config: Mapping[str, Any]) -> tuple[int, ...]:

@@ -75,6 +75,14 @@ def clock_identity() -> list[str]:
     return [boot_id, link_of("/proc/self/ns/time")]
 
 
+def host_identity() -> list[str]:
+    """Returns machine and network namespace; processes in which both are equal are on one host.
+
+    The machine is its boot id or, if that is unknown, the hostname. An unknown namespace is empty.
+    """
+    return [clock_identity()[0] or socket.gethostname(), link_of("/proc/self/ns/net")]
+
+
 def machine() -> dict[str, Any]:
     """Describes the host: processor, memory, kernel, and the CPUs that this process may use."""
     boot_id, time_namespace = clock_identity()

@@ -153,3 +153,14 @@ def test_a_package_that_is_missing_is_named_in_one_line(tmp_path: Path) -> None:
     assert f"the package numpy is not installed for {sys.executable}: " in done.stderr
     assert "pip install numpy" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_file_that_may_not_be_used_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(_: Path) -> bool:
+        raise PermissionError(13, "Permission denied", "private/run")
+
+    monkeypatch.setattr(Path, "is_dir", refused)
+    assert main(["compare", "private/run", "other"]) == 2
+    assert capsys.readouterr().err == "commprof: no permission to use private/run\n"

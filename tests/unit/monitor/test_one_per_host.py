@@ -41,6 +41,11 @@ def test_ranks_spawned_by_one_task_all_have_its_number(name: str, tmp_path: Path
     assert chosen(tmp_path, name, 3, "0") == [0]
 
 
+@pytest.mark.parametrize("own", ["-1", "", " "])
+def test_a_script_that_was_started_alone_has_no_number(own: str, tmp_path: Path) -> None:
+    assert chosen(tmp_path, "LOCAL_RANK", 3, own) == [0]
+
+
 def test_where_nothing_numbers_them_the_first_is_the_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from commprof.analysis.late.dumped_hang import diagnosis
 from commprof.commands import main
 from commprof.errors import TraceError
 from commprof.recordings.flight_recorder_files import is_flight_recorder
+from commprof.report.hang_diagnosis import render
 from tests.support.builders.flight_dumps import dump, entry
 from tests.support.builders.profiler_traces import document, rank_events
 
@@ -132,6 +133,18 @@ def test_a_status_that_tells_no_group_is_no_sign_of_health(tmp_path: Path) -> No
     (tmp_path / "trace_0.json").write_text(json.dumps(value))
     with pytest.raises(TraceError, match="its pg_status does not identify the groups"):
         diagnosis(tmp_path)
+
+
+def test_a_group_without_a_description_has_none(tmp_path: Path) -> None:
+    for rank in range(3):
+        value = hang(rank)
+        value["pg_config"] = {
+            name: {**one, "desc": "undefined"} for name, one in value["pg_config"].items()
+        }
+        (tmp_path / f"dump_{rank}").write_bytes(pickle.dumps(value, protocol=2))
+    found = diagnosis(tmp_path)
+    assert [one.rank for one in found.culprits] == [1]
+    assert "undefined" not in render(found, 100)
 
 
 def test_groups_of_one_name_and_other_ranks(tmp_path: Path) -> None:
