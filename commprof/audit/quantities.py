@@ -78,7 +78,18 @@ _RANKS = (
     re.compile(r"((num|number of|#) ?)?(workers|devices|nodes?)$"),
     re.compile(r"(configuration|config|setup|n)$"),
 )
-_COUNT_OF_RANKS = re.compile(rf"(?<![\d.,→>])(\d{{1,7}})[ -]?(?:{_PLURAL})\b", re.IGNORECASE)
+_COUNT = r"\d{1,3}(?:,\d{3})+|\d{1,7}"
+#: Words between the count and its unit, as in "8 NVIDIA A100 80GB GPUs".
+_MODEL = (
+    r"(?:(?:nvidia|amd|intel|tesla|geforce|radeon|instinct|quadro|rtx|gtx|[a-z]{1,4}\d{1,4}\w*"
+    r"|\d{4}(?:ti)?|\d{2,3}gb)[ -]){0,4}"
+)
+#: A count of ranks; in "2 x 8 GPUs", two counts. The number in the name of a model is no count.
+_COUNT_OF_RANKS = re.compile(
+    rf"(?<![\w.,→>])(?<!\d )({_COUNT})(?: ?[x×] ?(?:({_COUNT})[ -]?)?|[ -]?)"
+    rf"{_MODEL}(?:{_PLURAL})\b",
+    re.IGNORECASE,
+)
 _FOR_WORK = re.compile(
     r"(?:\b(?:for|to|per)|/|\() ?(\d[\d,]*(?:\.\d+)?)?(k?) ?(samples?|images?|epochs?)?\b"
 )
@@ -129,12 +140,20 @@ def ranks_column(headers: Sequence[str]) -> int | None:
 
 
 def parse_ranks(cell: str) -> int | None:
-    """Reads the world size of a cell: ``4``, ``**4**``, ``4-process``, ``Baseline (1 GPU)``."""
+    """Reads the world size of a cell.
+
+    Examples: ``4``, ``**4**``, ``1,024``, ``4-process``, ``Baseline (1 GPU)``, ``8 A100 GPUs``,
+    ``2 x 8 GPUs``.
+    """
     text = re.sub(r"[*_`]", "", cell).strip()
-    if re.fullmatch(r"\d{1,7}", text):
-        return int(text) or None
+    if re.fullmatch(_COUNT, text):
+        return _count(text) or None
     match = _COUNT_OF_RANKS.search(text)
-    return (int(match[1]) or None) if match else None
+    return (_count(match[1]) * _count(match[2] or "1") or None) if match else None
+
+
+def _count(digits: str) -> int:
+    return int(digits.replace(",", ""))
 
 
 def hourly_price(text: str, where: str) -> tuple[Figure, bool] | None:

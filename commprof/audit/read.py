@@ -27,7 +27,13 @@ _AT = re.compile(r"\bat (\d{1,6}) (?:process|gpu|rank|node)", re.I)
 _AMDAHL = re.compile(rf"^\W*N\s*=\s*(\d{{1,6}})\W.{{0,20}}speed-?up\W{{0,4}}({_NUMBER})", re.I)
 _PARALLEL = re.compile(r"^\W*P\s*=\s*(?:[A-Za-z ]{1,60}=\s*)?([\d.]+\s?%?)(?=$|[\s(])")
 _LISTED = re.compile(r"\s*(?:[-*•+]|\d+\.)?\s*\**([A-Za-z][\w /-]{0,60}?)\**\s*:\**\s*(\S.*)")
-_OVERHEAD = re.compile(rf"(?:^|[\s(])({_NUMBER}\s?%)\s(?:communication )?overhead", re.I)
+#: Another kind of overhead, such as that of checkpoints, is no figure of communication. A line that
+#: begins with an overhead means communication overhead.
+_OVERHEAD = re.compile(
+    rf"(?:^[\s*•+-]*({_NUMBER}\s?%)\s"
+    rf"|[\s(]({_NUMBER}\s?%)\s(?:comm(?:unication)?\.?|(?:gradient )?sync\w*)\s)overhead",
+    re.I,
+)
 #: Facts that a list may state for all world sizes.
 _FACTS = (
     "batch",
@@ -112,7 +118,7 @@ def _facts_of_line(line: str, where: str) -> list[tuple[str, Figure]]:
         is_share = quantity.name != "overhead" or (figure is not None and figure.unit == "%")
         return [(quantity.name, figure)] if figure and is_share else []
     match = _OVERHEAD.search(line)
-    figure = parse_figure(match[1], where) if match else None
+    figure = parse_figure(match[1] or match[2], where) if match else None
     return [("overhead", figure)] if figure else []
 
 

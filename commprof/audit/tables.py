@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -60,20 +59,31 @@ def markdown_tables(lines: Sequence[str]) -> Iterator[Table]:
 
 def csv_table(text: str) -> Table | None:
     """Reads a text as a table separated by commas, semicolons or tabs; None if it is no table."""
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    if len(lines) < 2:
+    numbered = [
+        (number, line)
+        for number, line in enumerate(text.splitlines(), start=1)
+        if line.strip() and not line.startswith("#")
+    ]
+    if len(numbered) < 2:
         return None
+    numbers, lines = zip(*numbered, strict=True)
     separator = max(",;\t", key=lines[0].count)
+    reader = csv.reader(lines, delimiter=separator)
+    rows, begins = [], []
     try:
-        rows = list(csv.reader(io.StringIO("\n".join(lines)), delimiter=separator))
+        while True:
+            begins.append(reader.line_num)
+            rows.append(next(reader))
+    except StopIteration:
+        pass
     except csv.Error:
         return None
     width = len(rows[0])
     if width < 2:
         return None
-    first = text.splitlines().index(lines[0]) + 2
     cells = [_padded(row, width) for row in rows[1:]]
-    return Table(tuple(rows[0]), tuple(cells), tuple(range(first, first + len(cells))))
+    where = [numbers[begin] for begin in begins[1 : len(rows)]]
+    return Table(tuple(rows[0]), tuple(cells), tuple(where))
 
 
 def rows_of(table: Table) -> list[Row]:

@@ -46,7 +46,10 @@ def judge(values: Sequence[list[float]]) -> Outcome:
         "builds on these ranks, and see the result of the all-reduce check"
     )
     if trend.not_finite is not None:
-        return Outcome(NAME, FAIL, f"not a finite number from step {trend.not_finite} on", advice)
+        where = (
+            f"from step {trend.not_finite} on" if trend.diverged else f"in step {trend.not_finite}"
+        )
+        return Outcome(NAME, FAIL, f"not a finite number {where}", advice)
     figure = f"{trend.first:.3g} to {trend.last:.3g} in {trend.steps} steps"
     if trend.falls:
         return Outcome(NAME, PASS, figure)

@@ -112,8 +112,12 @@ class ClusterJob:
 
     def check(self) -> None:
         """Raises UsageError for a job that no cluster would accept."""
-        for what, value in (("nodes", self.nodes), ("nproc-per-node", self.ranks_per_node)):
-            if value < 1:
+        for what, value in (
+            ("nodes", self.nodes),
+            ("nproc-per-node", self.ranks_per_node),
+            ("cpus-per-rank", self.cpus_per_rank),
+        ):
+            if value is not None and value < 1:
                 raise UsageError(f"--{what} {value} is out of range (allowed: 1 or more)")
         if not 0 < self.port < 65536:
             raise UsageError(f"--port {self.port} is out of range (allowed: 1 to 65535)")
@@ -159,11 +163,12 @@ def slurm(job: ClusterJob) -> str:
     job.check()
     if job.time_limit is not None:
         _check_time(job.time_limit)
+    cpus = job.cpus_per_rank and job.cpus_per_rank * job.ranks_per_node
     options = {
         "job-name": job.name,
         "nodes": job.nodes,
         "ntasks-per-node": 1,
-        "cpus-per-task": job.cpus_per_rank and job.cpus_per_rank * job.ranks_per_node,
+        "cpus-per-task": cpus,
         "partition": job.partition,
         "time": job.time_limit,
         "output": f"{job.name}-%j.log",
@@ -183,8 +188,10 @@ def slurm(job: ClusterJob) -> str:
         'hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")',
         "first=${hosts%%$'\\n'*}",
         "export first",
-        # Each node's shell fills in its own number.
-        f"srun --kill-on-bad-exit=1 bash -c {shlex.quote(command)}",
+        # Each node's shell fills in its own number. From Slurm 22.05 on, srun does not take the
+        # cores of a task from sbatch.
+        f"srun --kill-on-bad-exit=1{f' --cpus-per-task={cpus}' if cpus else ''} "
+        f"bash -c {shlex.quote(command)}",
         f"echo {shlex.quote(f'Report: {report}')}",
     ]
     return "\n".join(lines) + "\n"

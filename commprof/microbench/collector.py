@@ -223,7 +223,9 @@ def _overlap_row(key: RowKey, cells: Sequence[OverlapCell]) -> OverlapRow:
     slowest = np.argmax([cell.overlapped_us for cell in cells], axis=0)
 
     def of_slowest(name: str) -> Floats:
-        return np.choose(slowest, [getattr(cell, name) for cell in cells])
+        times = np.stack([getattr(cell, name) for cell in cells])
+        found: Floats = times[slowest, np.arange(len(slowest))]
+        return found
 
     checked = [cell.wrong for cell in cells if cell.wrong is not None]
     pure, alone, compute, overlapped = (

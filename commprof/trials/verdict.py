@@ -78,7 +78,7 @@ def judge(
         return Verdict("none", "", None, tuple(sentences), "")
     best = min(winners, key=lambda one: one.step_ms)
     equals = [one for one in winners if one is best or _tied(one, best, results, step_ns)]
-    choice = min(equals, key=_damage)
+    choice = min(equals, key=lambda one: (_damage(one), one.step_ms))
     sentences += [*_recommend(choice, equals, rounds), *_barred(results, chance)]
     candidate = next(one for one in candidates if one.label == choice.label)
     return Verdict(
@@ -244,12 +244,12 @@ def _tied(
     return between is not None and between.contains(1.0)
 
 
-def _damage(one: CandidateResult) -> tuple[float, float]:
-    """Sort key: gradient error (0 if uncompressed, infinite if unmeasured), then the step time."""
+def _damage(one: CandidateResult) -> tuple[float, bool]:
+    """Sort key: gradient error (0 if uncompressed, infinite if unmeasured), then changed bits."""
     error = one.relative_error
     if math.isnan(error):
         error = math.inf if one.compresses else 0.0
-    return (error, one.step_ms)
+    return (error, not one.exact)
 
 
 def _nothing_wins(results: Sequence[CandidateResult], chance: float) -> str:
@@ -294,6 +294,8 @@ def _recommend(
     others = [one.label for one in equals if one is not choice]
     if others:
         why = "changes the gradients least"
+        if len({_damage(one) for one in equals}) == 1:
+            why = "was the fastest"
         if math.isinf(_damage(choice)[0]):
             why = "was the fastest; errors of the gradients were not measured"
         # All of these were compared with the fastest one only.

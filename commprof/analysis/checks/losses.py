@@ -38,6 +38,8 @@ class LossTrend:
     steps: int
     #: Number of the first step whose loss is not finite; None if all losses are finite.
     not_finite: int | None
+    #: How many steps have a loss that is not finite.
+    not_finite_steps: int
     #: Means of the first and the last tenth of the steps; NaN if not finite.
     first: float
     last: float
@@ -46,6 +48,11 @@ class LossTrend:
     tau: float
     #: Two-sided p-value of tau; NaN if tau is NaN.
     p_value: float
+
+    @property
+    def diverged(self) -> bool:
+        """True if no loss is finite from some step on."""
+        return self.not_finite is not None and self.not_finite + self.not_finite_steps == self.steps
 
     @property
     def falls(self) -> bool:
@@ -73,6 +80,7 @@ def loss_trend(losses: Sequence[float]) -> LossTrend | None:
     return LossTrend(
         steps=len(values),
         not_finite=int(broken[0]) if len(broken) else None,
+        not_finite_steps=len(broken),
         first=first if math.isfinite(first) else math.nan,
         last=last if math.isfinite(last) else math.nan,
         tau=tau,
@@ -108,8 +116,8 @@ class LossAgreement:
     world_sizes: tuple[int, ...]
     #: Steps compared: those before the first whose number of samples differs between world sizes.
     steps: int
-    #: Samples of all ranks in a step.
-    samples: int
+    #: Samples of all ranks in a step; None if the steps have different numbers.
+    samples: int | None
     #: Largest difference from the smallest world size's loss, relative to that loss.
     worst: float
     #: World size and step of ``worst``; steps are counted from 0.
@@ -180,7 +188,7 @@ def loss_agreement(
     return LossAgreement(
         world_sizes=tuple(world.world_size for world in (base, *others)),
         steps=steps,
-        samples=base.step_samples[0],
+        samples=base.step_samples[0] if len(set(base.step_samples[:steps])) == 1 else None,
         worst=worst,
         worst_world_size=size,
         worst_step=step,
@@ -228,9 +236,10 @@ def _about(agreement: LossAgreement) -> str:
     worst = f"{agreement.worst:.1e} of its value"
     base = f"{sizes[0]} {'rank' if sizes[0] == '1' else 'ranks'}"
     if agreement.agrees:
+        samples = "samples" if agreement.samples is None else f"{agreement.samples} samples"
         return (
             f"Loss curves of {listed} agree: in {agreement.steps} steps, each of the same "
-            f"{agreement.samples} samples at every number of ranks, no loss differs by more than "
+            f"{samples} at every number of ranks, no loss differs by more than "
             f"{worst} from the loss at {base} {allowed}."
         )
     return (
@@ -254,6 +263,11 @@ def _trend(world: WorldResult) -> list[str]:
     if trend is None:
         return []
     where = f"At {counted(world.world_size, 'rank')}"
+    if trend.not_finite is not None and not trend.diverged:
+        return [
+            f"{where} the loss is not finite in {trend.not_finite_steps} of {trend.steps} steps, "
+            f"first in step {trend.not_finite}."
+        ]
     if trend.not_finite is not None:
         return [
             f"{where} the loss is not finite from step {trend.not_finite} on: training has "

@@ -31,7 +31,8 @@ dist.destroy_process_group()
 """
 #: One task per node, each with its number and a host name of its own, as srun gives them.
 COMMANDS = {
-    "srun": 'shift; for node in 0 1; do SLURM_NODEID=$node "$@" & pids="$pids $!"; done\n'
+    "srun": 'while [ "${1#--}" != "$1" ]; do shift; done\n'
+    'for node in 0 1; do SLURM_NODEID=$node "$@" & pids="$pids $!"; done\n'
     "for pid in $pids; do wait $pid || exit 1; done",
     "scontrol": "echo localhost",
 }

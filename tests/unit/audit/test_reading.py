@@ -22,6 +22,8 @@ from commprof.audit.checks import Finding
 from commprof.audit.figure import Span, exact, parse_figure
 from commprof.audit.json_rows import json_rows, load
 from commprof.audit.quantities import classify, parse_ranks
+from commprof.audit.read import facts
+from commprof.audit.tables import csv_table
 from commprof.commands import main
 
 
@@ -152,6 +154,9 @@ def test_headers_say_what_a_time_or_a_cost_is_for() -> None:
 @pytest.mark.parametrize(
     ("cell", "ranks"),
     [("4", 4), ("**4**", 4), ("4-process", 4), ("Baseline (1 GPU)", 1), ("2P", 2),
+     ("1,024", 1024), ("1,024 GPUs", 1024), ("1 024 GPUs", None), ("8 A100 GPUs", 8),
+     ("8x H100 GPU", 8), ("8 T4 GPUs", 8), ("4 RTX 3090 GPUs", 4), ("2 x 8 GPUs", 16),
+     ("2x8 NVIDIA A100 80GB GPUs", 16), ("A100 GPUs", None), ("32 samples per GPU", None),
      ("Baseline", None), ("0", None), ("1→4 processes", None), ("123456789012", None)],
 )  # fmt: skip
 def test_world_sizes_are_read(cell: str, ranks: int | None) -> None:
@@ -201,6 +206,30 @@ GARBAGE = {
     "brackets": b"(" * 1_000_000 + b"\n" + b"a|" * 1_000_000,
     "huge": b"GPUs,throughput\n" + b"1,2\n" * 1_100_000,
 }
+
+
+def test_lines_of_a_csv_file_are_its_own() -> None:
+    text = '# measured\n\ngpus,throughput,note\n1,100,"one\nhost"\n# more\n\n4,300,\n'
+    table = csv_table(text)
+    assert table is not None
+    assert [row[0] for row in table.rows] == ["1", "4"]
+    assert table.lines == (4, 8)
+
+
+@pytest.mark.parametrize(
+    ("line", "stated"),
+    [
+        ("<1% overhead vs step time", "<1%"),
+        ("- ~12% overhead", "~12%"),
+        ("The job has 12% communication overhead.", "12%"),
+        ("Estimated 9% gradient sync overhead", "9%"),
+        ("Checkpointing adds 2% overhead to each epoch.", None),
+        ("commprof's own cost: 0.5% overhead", None),
+    ],
+)
+def test_only_overhead_of_communication_is_a_fact(line: str, stated: str | None) -> None:
+    found = [figure.text for name, figure in facts([line]) if name == "overhead"]
+    assert found == ([] if stated is None else [stated])
 
 
 @pytest.mark.parametrize("content", GARBAGE.values(), ids=GARBAGE.keys())

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import torch
 
 from commprof.analysis.checks.outcome import FAIL, PASS, SKIP, WARN, Outcome, far_off
 from commprof.checks import (
@@ -25,6 +26,7 @@ from commprof.checks import (
 )
 from commprof.checks.pairs import Link, pairs_of
 from commprof.checks.pressure import Load
+from commprof.checks.ranks import Ranks
 from commprof.checks.run import read_outcomes, run_checks
 from commprof.commands import main
 from commprof.commands.check import render
@@ -121,6 +123,21 @@ def test_all_reduce() -> None:
     says(all_reduce.judge([([], "a"), ([], "a")]), PASS)
     says(all_reduce.judge([([], "a"), (["3 of 1000 int64"], "a")]), FAIL, "rank 1: 3 of 1000")
     says(all_reduce.judge([([], "a"), ([], "b")]), FAIL, "different bits")
+
+
+def test_all_reduce_sums_that_fp32_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = 4096
+    weights = [all_reduce._weight(rank) for rank in range(ranks)]
+
+    def summed(values: torch.Tensor) -> None:
+        pattern = values / weights[7]
+        values.zero_()
+        for weight in weights:
+            values += pattern.to(values.dtype) * weight
+
+    monkeypatch.setattr(all_reduce.dist, "all_reduce", summed)
+    monkeypatch.setattr(all_reduce, "_COUNTS", (1, 1000))
+    assert all_reduce.measure(Ranks(7, ranks, "host"))[0] == []
 
 
 def test_gradients() -> None:

@@ -30,7 +30,7 @@ JOB = ClusterJob(
 )
 
 FAKES = {
-    "srun": 'shift; SLURM_NODEID=2 exec "$@"',
+    "srun": 'while [ "${1#--}" != "$1" ]; do shift; done; SLURM_NODEID=2 exec "$@"',
     "scontrol": "echo node-a; sleep 0.1; echo node-b",
     "torchrun": 'printf "%s\\n" "$@" "OUT=$COMMPROF_OUT" "IF=$GLOO_SOCKET_IFNAME"',
 }
@@ -121,6 +121,16 @@ def test_the_batch_script_asks_for_what_was_asked() -> None:
         "#SBATCH --time=90",
         "#SBATCH --output=my-job-%j.log",
     ]
+    # From Slurm 22.05 on, srun does not take them from sbatch.
+    (srun,) = [line for line in lines if line.startswith("srun")]
+    assert srun.startswith("srun --kill-on-bad-exit=1 --cpus-per-task=6 bash -c ")
+    assert "cpus-per-task" not in slurm(replace(JOB, cpus_per_rank=None))
+
+
+@pytest.mark.parametrize("cpus", [0, -3])
+def test_a_rank_has_a_core(cpus: int) -> None:
+    with pytest.raises(UsageError, match=f"--cpus-per-rank {cpus} is out of range .allowed: 1 or"):
+        slurm(replace(JOB, cpus_per_rank=cpus))
 
 
 @pytest.mark.parametrize("limit", ["90", "2:30:00", "1-2", "1-02:30", "1-02:30:00"])

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,7 +14,7 @@ from commprof.analysis.sweeps.sweep import OverlapRow
 from commprof.analysis.sweeps.sweep_file import read_sweep, write_sweep
 from commprof.microbench import measure
 from commprof.microbench.buffers import Pattern
-from commprof.microbench.collector import Collector
+from commprof.microbench.collector import Collector, _overlap_row
 from commprof.microbench.plan import Plan
 from commprof.microbench.rank import run_plan
 from tests.support.builders.sweeps import key, sweep_result
@@ -107,6 +108,20 @@ def test_overlap_warms_up_and_checks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Pattern, "wrong", lambda *_: 5)
     run_plan(plan(tmp_path, overlap=True))
     assert [row.wrong for row in read_sweep(tmp_path / "result.json").overlap_rows] == [5, 5, 5]
+
+
+def test_overlap_of_many_ranks_is_that_of_the_slowest_in_each_sample() -> None:
+    ranks = 100
+    cells = []
+    for rank in range(ranks):
+        # Rank 70 is the slowest in the first two samples, and rank 5 in the last one.
+        overlapped = np.array([900.0, 900.0, 1.0]) if rank == 70 else np.full(3, float(rank == 5))
+        overlapped[2] += 500.0 * (rank == 5)
+        times = (np.full(3, start + rank) for start in (1000.0, 2000.0, 3000.0))
+        cells.append(measure.OverlapCell(8, "in_place", *times, overlapped))
+    row = _overlap_row(key(), cells)
+    assert (row.pure_us, row.compute_alone_us, row.compute_us) == (1070.0, 2070.0, 3070.0)
+    assert row.overlapped_us == 900.0
 
 
 def test_a_file_from_before_overlap_was_checked_is_read(tmp_path: Path) -> None:

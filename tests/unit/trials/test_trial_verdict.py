@@ -189,6 +189,17 @@ def test_of_equals_the_one_that_harms_gradients_least_is_taken() -> None:
     )
 
 
+def test_of_uncompressed_equals_the_one_that_keeps_all_bits_is_taken() -> None:
+    steps = {**BASE_TIMES, "hierarchical": (50.0, 0.02), "bucket-cap=5": (50.2, 0.02)}
+    verdict = trial(steps, errors={"hierarchical": float("nan")}).verdict
+    assert verdict.choice == "bucket-cap=5"
+    assert any("bucket-cap=5, which changes the gradients least." in s for s in verdict.sentences)
+    steps = {**BASE_TIMES, "bucket-cap=5": (50.0, 0.02), "bucket-cap=10": (50.2, 0.02)}
+    same = trial(steps).verdict
+    assert same.choice == "bucket-cap=5"
+    assert any("bucket-cap=5, which was the fastest." in said for said in same.sentences)
+
+
 def test_of_three_equals_all_are_said_to_equal_the_fastest() -> None:
     steps = {**BASE_TIMES, "topk:ratio=0.01": (50.0, 0.02), "int8": (50.3, 0.02)}
     steps["fp16"] = (50.2, 0.02)

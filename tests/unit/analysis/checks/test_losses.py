@@ -59,8 +59,18 @@ def test_a_loss_that_is_no_number(broken: float) -> None:
     trend = loss_trend([3.0] * 7 + [broken] * 13)
     assert trend is not None
     assert trend.not_finite == 7
+    assert trend.diverged
     assert math.isnan(trend.tau)
     assert math.isnan(trend.last)
+
+
+def test_one_loss_that_is_no_number_is_no_divergence() -> None:
+    losses = (4.0, math.inf, *(3.0 - n / 10 for n in range(20)))
+    trend = loss_trend(losses)
+    assert trend is not None
+    assert (trend.not_finite, trend.not_finite_steps, trend.diverged) == (1, 1, False)
+    (said,) = loss_remarks(context(), [curve(1, losses)])
+    assert said == "At 1 rank the loss is not finite in 1 of 22 steps, first in step 1."
 
 
 def test_few_losses_say_nothing() -> None:
@@ -97,6 +107,15 @@ def test_curves_that_are_equal_but_for_rounding_agree() -> None:
     assert (found.steps, found.samples, found.world_sizes) == (4, 16, (1, 2, 4))
     assert (found.worst_world_size, found.worst_step) == (4, 2)
     assert found.worst == pytest.approx(1e-5)
+
+
+def test_a_smaller_last_batch_is_not_said_to_be_as_large() -> None:
+    curves = [world(size, step_losses=CURVE, step_samples=(96, 96, 96, 32)) for size in (1, 2)]
+    found = loss_agreement(strong(), curves)
+    assert found is not None
+    assert (found.steps, found.samples) == (4, None)
+    said = loss_remarks(strong(), curves)[-1]
+    assert "in 4 steps, each of the same samples at every number of ranks" in said
 
 
 def test_a_curve_that_leaves_the_others_does_not() -> None:
