@@ -17,6 +17,8 @@ _TRAINING = (
     *("commprof.run", "commprof.microbench", "commprof.wrap", "commprof.launch.worker"),
     "torch.distributed.run",
 )
+#: A command that takes longer hangs: the slowest take 10 s alone, and a minute on a busy machine.
+_HANGS_S = 180
 
 
 def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
@@ -44,7 +46,7 @@ def without_gloo(output: str) -> str:
 
 
 def finish(
-    process: subprocess.Popen[str] | Forked, timeout_s: float = 60
+    process: subprocess.Popen[str] | Forked, timeout_s: float = _HANGS_S
 ) -> subprocess.CompletedProcess[str]:
     try:
         out, err = process.communicate(timeout=timeout_s)
@@ -56,7 +58,7 @@ def finish(
 
 
 def call(
-    *arguments: str, timeout_s: float = 60, cold: bool = False, **environment: str
+    *arguments: str, timeout_s: float = _HANGS_S, cold: bool = False, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command: a fork if it trains and ``cold`` is False, else a new Python."""
     trains = arguments[0] == "-m" and arguments[1] in _TRAINING
