@@ -49,9 +49,15 @@ def rank_list(ranks: Sequence[int]) -> str:
     return f"{ranks[0]}-{ranks[-1]}" + (f":{step}" if step > 1 else "")
 
 
+def plain_digits(value: float, significant: int = 3) -> str:
+    """Formats significant digits, or all integer digits if those are more; never "1.2e+04"."""
+    large = abs(value) >= 10 ** (significant - 1)
+    return f"{value:.0f}" if large else f"{value:.{significant}g}"
+
+
 def in_ms(value: float) -> str:
     """Formats milliseconds for a sentence: three significant digits, or all integer digits."""
-    return f"{value:.0f} ms" if abs(value) >= 100 else f"{value:.3g} ms"
+    return f"{plain_digits(value)} ms"
 
 
 def in_micros(value: float) -> str:
@@ -61,7 +67,7 @@ def in_micros(value: float) -> str:
 
 def in_seconds(ms: float) -> str:
     """Formats milliseconds as seconds for a sentence."""
-    return f"{ms / 1000:.3g} s"
+    return f"{plain_digits(ms / 1000)} s"
 
 
 def _printable(character: str) -> str:

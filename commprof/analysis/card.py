@@ -16,13 +16,14 @@ from commprof import invocation
 from commprof.analysis.collectives.exchange import SmallCalls
 from commprof.analysis.collectives.host_links import HostLinks
 from commprof.analysis.collectives.unseen import is_unseen
+from commprof.analysis.late.costs import MOST_UNSPLIT
 from commprof.analysis.late.stragglers import LateRank, fell_behind
 from commprof.analysis.remarks import FEW_STEPS
 from commprof.analysis.scaling import RunResult
 from commprof.analysis.step.cores import crowded, lacked_cores, no_core_share, usable_cores
 from commprof.analysis.step.detail import WorldDetail
 from commprof.analysis.step.mean_step import WORTH_A_LOOK, MeanStep, mean_step
-from commprof.analysis.verdict import MOST_UNSPLIT, Verdict, nobody_is_late
+from commprof.analysis.verdict import Verdict, nobody_is_late
 from commprof.analysis.world import WorldResult
 from commprof.text import counted, in_seconds, listed, named_ranks
 from commprof.units import ns_to_ms

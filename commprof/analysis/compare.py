@@ -86,7 +86,8 @@ class WorldComparison:
 
     world_size: int
     steps: tuple[int, int]
-    #: Number of independent steps that each run's steps are worth, from their correlation.
+    #: Number of independent steps that each run's steps are worth, from their correlation. Of a
+    #: run of more than ``_MOST_STEPS`` steps, only the compared ones count.
     effective_steps: tuple[float, float]
     #: Fraction of each run's time outside of waiting in which the ranks had no core.
     no_core_share: tuple[float, float]
@@ -185,12 +186,12 @@ def _world(a: WorldDetail, b: WorldDetail) -> WorldComparison:
     p_values = adjusted([change.p_value for change in where])
     where = [replace(each, p_value=p) for each, p in zip(where, p_values, strict=True)]
     collectives = sorted(where[len(parts) - 1 :], key=_longest_first)
-    share = independent_share(_thinned(a.slowest_ms), _thinned(b.slowest_ms))
-    counts = len(a.steps), len(b.steps)
+    thinned = _thinned(a.slowest_ms), _thinned(b.slowest_ms)
+    share = independent_share(*thinned)
     return WorldComparison(
         world_size=a.world_size,
-        steps=counts,
-        effective_steps=(counts[0] * share, counts[1] * share),
+        steps=(len(a.steps), len(b.steps)),
+        effective_steps=(len(thinned[0]) * share, len(thinned[1]) * share),
         no_core_share=(a.no_core_share, b.no_core_share),
         parts=(parts[0], *where[: len(parts) - 1]),
         with_cores=_change("step with cores", a.with_cores_ms, b.with_cores_ms),
@@ -244,7 +245,9 @@ def _over_ranks(values: Floats) -> Floats:
 
 
 def _thinned(values: Floats) -> Floats:
-    return values[:: max(1, math.ceil(len(values) / _MOST_STEPS))]
+    """Returns all values, or ``_MOST_STEPS`` of them that are evenly spread."""
+    kept = min(len(values), _MOST_STEPS)
+    return values[np.arange(kept) * len(values) // max(1, kept)]
 
 
 def _knows_buckets(timeline: Timeline) -> bool:

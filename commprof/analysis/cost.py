@@ -30,7 +30,7 @@ class Price:
 
     #: In any currency; costs are in the same currency.
     per_hour: float
-    #: "node" (a host with ranks on it) or "rank".
+    #: "node" (a machine with ranks on it) or "rank".
     unit: str
 
 
@@ -137,7 +137,7 @@ def _row(world: WorldResult, detail: WorldDetail, price: Price, samples: float) 
 def _billed(world: WorldResult, unit: str) -> int | None:
     if unit == "rank":
         return world.world_size
-    return None if world.missing_ranks else len({rank.host for rank in world.ranks})
+    return None if world.missing_ranks else len({rank.machine for rank in world.ranks})
 
 
 def _told_apart(

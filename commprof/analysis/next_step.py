@@ -11,7 +11,7 @@ from commprof import invocation
 from commprof.analysis.collectives.exchange import Exchange, cap_to_try_mb, way
 from commprof.analysis.collectives.sharding import BACKWARD, FORWARD, SCATTER, SUM, Sharding
 from commprof.analysis.collectives.unseen import how_to_see_it, is_unseen
-from commprof.analysis.late.stragglers import LateRank
+from commprof.analysis.late.stragglers import LateRank, who_waits
 from commprof.analysis.run_command import taken_apart
 from commprof.analysis.step.cores import crowded, lacked_cores, no_core_share
 from commprof.analysis.step.exposure import HOST_PAUSE
@@ -89,8 +89,8 @@ def next_step(
         )
     if late is not None:
         return NextStep(
-            f"{_find_out(world, late)}: the other ranks spend {late_share(late, step):.0%} of "
-            "their step waiting for it. No change to the communication can win that back.",
+            f"{_find_out(world, late)}: {time_spent(late, world.world_size, step)}. No change to "
+            "the communication can win that back.",
             "",
         )
     if own_part != "compute" and step.share(own_part) >= _FAR_LARGER * step.share("communication"):
@@ -169,7 +169,7 @@ def rank_to_look_at(
 ) -> LateRank | None:
     """Returns the late rank if it is the first thing to look at; else None."""
     late = world.late_rank
-    if late is None or late_share(late, step) < WORTH_A_LOOK:
+    if late is None or _late_share(late, step) < WORTH_A_LOOK:
         return None
     unsure = crowded(context, world) and math.isnan(no_core_share(world))
     little = step.exposed_ms < WORTH_A_LOOK * step.step_ms
@@ -178,9 +178,16 @@ def rank_to_look_at(
     return None if unsure or little else late
 
 
-def late_share(late: LateRank, step: MeanStep) -> float:
-    """Returns the fraction of the mean step that a rank spends waiting for the late rank."""
+def _late_share(late: LateRank, step: MeanStep) -> float:
+    """Returns the fraction of the mean step for which a waiting rank waits for the late rank."""
     return ns_to_ms(late.wait_ns) / step.step_ms
+
+
+def time_spent(late: LateRank, world_size: int, step: MeanStep) -> str:
+    """Returns who spends which fraction of the step waiting for the late rank, as a clause."""
+    who, several = who_waits(late.waiting_ranks, world_size)
+    spend, their = ("spend", "their") if several else ("spends", "its")
+    return f"{who} {spend} {_late_share(late, step):.0%} of {their} step waiting for it"
 
 
 def _candidates(cap_mb: int | None) -> str:

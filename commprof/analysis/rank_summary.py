@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from commprof.analysis.align.interfaces import machine_of
 from commprof.analysis.align.measured import samples_read
 from commprof.analysis.step.breakdown import Breakdown, mean_of_known
 from commprof.analysis.step.devices import DeviceTelemetry, KernelTimes, device_telemetry
@@ -68,7 +69,10 @@ class RankSummary:
     #: NaN if the training loop recorded no loss; so is ``final_loss``.
     average_loss: float
     final_loss: float
+    #: Hostname. Several machines may have the same, and a machine's containers may differ in it.
     host: str
+    #: Identity of the rank's machine: equal for ranks of one machine only.
+    machine: str
     #: Resident memory before the model was made, and its peak in training; NaN if not measured.
     before_rss_bytes: float = math.nan
     peak_rss_bytes: float = math.nan
@@ -97,6 +101,7 @@ def rank_summary(run: WorldRun, rank: int, part: Breakdown) -> RankSummary:
     else:
         samples = samples_trained(result, part.step)
         average_loss, final_loss = float(result["average_loss"]), float(result["losses"][-1])
+    host = str(run.traces[rank].metadata["machine"]["hostname"])
     return RankSummary(
         rank=rank,
         parts=_step_parts(part),
@@ -105,7 +110,9 @@ def rank_summary(run: WorldRun, rank: int, part: Breakdown) -> RankSummary:
         samples_per_s=samples / duration_s if duration_s > 0 else math.nan,
         average_loss=average_loss,
         final_loss=final_loss,
-        host=str(run.traces[rank].metadata["machine"]["hostname"]),
+        host=host,
+        # The machine that a foreign recording names tells only which ranks share a clock.
+        machine=host if run.traces[rank].is_foreign else machine_of(run.traces[rank]),
         before_rss_bytes=_bytes(result, "before_bytes"),
         peak_rss_bytes=_bytes(result, "peak_bytes"),
         device_peak_bytes=_bytes(result, "device_peak_bytes"),

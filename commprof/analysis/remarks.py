@@ -14,12 +14,12 @@ from commprof.analysis.checks.losses import loss_remarks
 from commprof.analysis.collectives.calls import DEFAULT_GLOO_THREADS
 from commprof.analysis.collectives.compression import compression_remarks
 from commprof.analysis.late.costs import LongerPhase
-from commprof.analysis.late.stragglers import LateRank, fell_behind
+from commprof.analysis.late.stragglers import LateRank, each_waits, fell_behind
 from commprof.analysis.scaling import Scaling
 from commprof.analysis.step.cores import crowded, no_core_share, usable_cores
 from commprof.analysis.step.overhead import Overhead, OwnCost
 from commprof.analysis.world import WorldResult
-from commprof.text import counted, listed, plural
+from commprof.text import counted, in_seconds, listed, plural
 from commprof.trace.found_steps import BACKWARD, UPDATE
 from commprof.units import ns_to_ms
 
@@ -27,6 +27,8 @@ from commprof.units import ns_to_ms
 FEW_STEPS = 10
 #: Fraction of the step that waiting must take for its causes to be named, and most causes named.
 _MUCH_WAITING, _MOST_CAUSES = 0.05, 3
+#: Fraction of the waiting that the named causes must explain; with less, none is named.
+_MOSTLY = 0.5
 #: Interquartile range divided by the median above which a run is called noisy.
 _NOISY = 0.15
 #: Fraction of the exposed time that may be left out without a remark.
@@ -154,7 +156,7 @@ def _about_steps(world: WorldResult) -> list[str]:
             f"median step.{_uneven_batches(world)}"
         )
     if world.stalled_steps:
-        steps = ", ".join(f"{step} ({ms / 1000:.3g} s)" for step, ms in world.stalled_steps)
+        steps = ", ".join(f"{step} ({in_seconds(ms)})" for step, ms in world.stalled_steps)
         found.append(
             f"Stalled at {name}: {plural(len(world.stalled_steps), 'step')} {steps}, more than ten "
             "times the median. Means and samples/s include stalled steps; the verdict does not."
@@ -162,10 +164,10 @@ def _about_steps(world: WorldResult) -> list[str]:
     found += _about_causes(world)
     late = world.late_rank
     if late is not None:
+        waits = each_waits(late.waiting_ranks, world.world_size)
         found.append(
-            f"Rank {late.rank} is late at {name}: each of the other ranks waits "
-            f"{ns_to_ms(late.wait_ns):.1f} ms per step for it, {late.share:.0%} of all waiting "
-            f"{_by_chance(late)}. {_about_lateness(late)}"
+            f"Rank {late.rank} is late at {name}: {waits} {ns_to_ms(late.wait_ns):.1f} ms per step "
+            f"for it, {late.share:.0%} of all waiting {_by_chance(late)}. {_about_lateness(late)}"
         )
     return found
 
@@ -180,7 +182,13 @@ def _about_causes(world: WorldResult) -> list[str]:
             for cost in costs
             if round(cost.share, 2) > 0
         ]
-        found.append(f"Waiting at {name} was caused mostly by {listed(told)}.")
+        if sum(cost.share for cost in costs) >= _MOSTLY:
+            found.append(f"Waiting at {name} was caused mostly by {listed(told)}.")
+        else:
+            found.append(
+                f"Waiting at {name} was spread over {len(world.wait_costs)} causes (a rank and its "
+                f"activity): the {len(costs)} largest together explain less than half of it."
+            )
     held_up = world.longer_phase
     if held_up is not None:
         found.append(
@@ -307,7 +315,7 @@ def _by_chance(late: LateRank) -> str:
 def _about_lateness(late: LateRank) -> str:
     text = (
         f"It was late in {late.late_steps} of {late.measured_steps} measured steps and cost the "
-        f"others {late.cost_s:.3g} s of waiting in all; "
+        f"others {in_seconds(1000 * late.cost_s)} of waiting in all; "
     )
     if late.phase is None and math.isnan(late.phase_share):
         return text + "the phase in which it fell behind is not known."

@@ -19,8 +19,9 @@ import numpy as np
 from commprof.analysis.collectives.exchange import Exchange, exchange
 from commprof.analysis.collectives.unseen import is_unseen
 from commprof.analysis.late import lines
-from commprof.analysis.late.stragglers import LateRank, fell_behind
-from commprof.analysis.next_step import NextStep, late_share, next_step, rank_to_look_at
+from commprof.analysis.late.costs import MOST_UNSPLIT
+from commprof.analysis.late.stragglers import LateRank, fell_behind, who_waits
+from commprof.analysis.next_step import NextStep, next_step, rank_to_look_at, time_spent
 from commprof.analysis.scaling import RunResult
 from commprof.analysis.step.cores import judged_place, lacked_cores, no_core_share, usable_cores
 from commprof.analysis.step.detail import WorldDetail
@@ -36,8 +37,6 @@ _TOLD_APART = 0.95
 _ABOUT_EQUAL = 0.8
 #: Smallest fraction that is mentioned: growth of the step, a part of this growth, communication.
 _WORTH_A_WORD = 0.03
-#: Largest fraction of exposed time that may be unsplit if the verdict is that no rank stands out.
-MOST_UNSPLIT = 0.1
 
 #: Names of the parts in sentences.
 _WORDS = {
@@ -148,10 +147,7 @@ def _held_up(world: WorldResult, step: MeanStep) -> str:
     if late is None:
         return ""
     where = f" falls behind {where}" if (where := fell_behind(late)) else " is late"
-    return (
-        f"Rank {late.rank}{where}: the other ranks spend {late_share(late, step):.0%} of their "
-        "step waiting for it."
-    )
+    return f"Rank {late.rank}{where}: {time_spent(late, world.world_size, step)}."
 
 
 def _binding(world: WorldResult, step: MeanStep) -> Binding:
@@ -183,8 +179,8 @@ def _headline(
         if binding.part is None:
             largest = f"parts are {words[first]} ({share:.1%}) and {words[second]} ({other:.1%})"
         return (
-            f"At {ranks}, rank {late.rank} delays the step: {where}the other ranks spend "
-            f"{late_share(late, step):.0%} of their step waiting for it. The mean step takes "
+            f"At {ranks}, rank {late.rank} delays the step: {where}"
+            f"{time_spent(late, binding.world_size, step)}. The mean step takes "
             f"{in_ms(step.step_ms)}; its largest {largest}."
         )
     if binding.part is not None:
@@ -290,8 +286,9 @@ def _late(world: WorldResult) -> list[str]:
             return []
         return ["No single rank stands out as the one that the others wait for."]
     where = fell_behind(late)
+    who, several = who_waits(late.waiting_ranks, world.world_size)
     return [
-        f"The other ranks wait for rank {late.rank}"
+        f"{who[0].upper()}{who[1:]} {'wait' if several else 'waits'} for rank {late.rank}"
         f"{', which falls behind ' + where if where else ''}: "
         f"{in_ms(ns_to_ms(late.wait_ns))} per step and waiting rank, "
         f"{late.share:.0%} of all waiting."

@@ -34,12 +34,9 @@ from commprof.analysis.late.lines import LongerLines, longer_lines
 from commprof.analysis.late.stragglers import (
     LateRank,
     few_steps,
-    find_late_rank,
-    find_slow_rank,
-    late_by_own_work,
+    late_rank,
     late_rank_of_few_steps,
     of_ranks,
-    with_cause,
 )
 from commprof.analysis.rank_summary import (
     RankSummary,
@@ -49,7 +46,7 @@ from commprof.analysis.rank_summary import (
     samples_trained,
 )
 from commprof.analysis.replay.gains import Gains, gains
-from commprof.analysis.step.breakdown import Breakdown
+from commprof.analysis.step.breakdown import Breakdown, caused_in_all
 from commprof.analysis.step.devices import kernel_times
 from commprof.analysis.step.mean_step import stalled
 from commprof.analysis.step.overhead import Overhead, overhead
@@ -302,22 +299,19 @@ def _late_rank(seen: MeasuredWorld, result: WorldResult) -> dict[str, Any]:
     """
     slowest = slowest_ns(seen.measured)
     hung = stalled(slowest)
-    parts = [part.rows(~hung) for part in seen.measured]
-    step_ns = ms_to_ns(result.step_median_ms)
-    caused = np.sum([part.caused_ns for part in parts], axis=0)
-    waited_for = of_ranks(caused)
-    find = late_rank_of_few_steps if result.foreign and few_steps(waited_for) else find_late_rank
-    late = find(waited_for, step_ns, us_to_ns(_between_ranks_us(seen)))
-    if late is not None and find is find_late_rank:
-        late = with_cause(late, caused)
-    slow = find_slow_rank(np.stack([part.by_origin_ns for part in parts]), step_ns)
-    if slow is not None:
-        slow = replace(slow, rank=seen.ranks[slow.rank])
+    step_ns, error_ns = ms_to_ns(result.step_median_ms), us_to_ns(_between_ranks_us(seen))
+    caused = caused_in_all(seen.measured, ~hung)
+    by_waiting = np.zeros((result.world_size, result.world_size))
+    for rank, part in zip(seen.ranks, seen.measured, strict=True):
+        by_waiting[rank] = of_ranks(part.caused_ns[~hung]).sum(axis=0)
+    if result.foreign and few_steps(waited_for := of_ranks(caused)):
+        late = late_rank_of_few_steps(waited_for, step_ns, error_ns, by_waiting)
+    else:
+        own = np.stack([part.by_origin_ns[:, ~hung] for part in seen.measured])
+        late = late_rank(caused, by_waiting, own, seen.ranks, step_ns, error_ns)
     stalls = zip(seen.measured[0].step[hung].tolist(), slowest[hung].tolist(), strict=True)
     return {
-        "late_rank": late
-        if find is not find_late_rank
-        else late_by_own_work(late, slow, waited_for, step_ns),
+        "late_rank": late,
         "stalled_steps": tuple((step, ns_to_ms(ns)) for step, ns in stalls),
     }
 

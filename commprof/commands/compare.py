@@ -31,8 +31,9 @@ results of the microbenchmark row by row: ratios, a rank test, and a verdict for
   commprof compare BEFORE.log AFTER.log                  outputs of nccl-tests
 
 With --fail-above 5% the exit code is 1 if AFTER is slower by more than 5% and beyond noise, or if
-it is a microbenchmark's result that lacks rows of BEFORE, was cut short or has wrong data. Without
---fail-above the exit code is 0, whatever the figures are.
+it is a microbenchmark's result that lacks rows of BEFORE, was cut short or has wrong data. It is 2
+if the two could not be told apart, however slow AFTER is: too few steps, or too few rounds, as in
+every output of nccl-tests. Without --fail-above the exit code is 0, whatever the figures are.
 """
 _GIVE = (
     "give two run directories, two recordings of torch.profiler, two JSON files of commprof "
@@ -148,20 +149,29 @@ def _must_be_able_to_fail(result: RunComparison) -> None:
 
 
 def _compare_microbenchmarks(a: Path, b: Path, fail_above: float | None, shown_as: str) -> int:
-    """Compares two microbenchmark results row by row, as ``_compare_runs`` compares runs."""
+    """Compares two microbenchmark results row by row, as ``_compare_runs`` compares runs.
+
+    Raises:
+        CommprofError: a file is not a result, the results have no row in common, or
+            ``fail_above`` is given and no difference between them could be significant.
+    """
     if shown_as != "table":
         raise UsageError(
             f"--format {shown_as} is for run directories; results of microbench are JSON already"
         )
     second = read_sweep(b)
     comparison = compare_sweeps(read_sweep(a), second)
+    unusable = list(_unusable(second, comparison.only_first))
+    if fail_above is not None and not (comparison.can_tell or unusable):
+        raise UsageError(
+            f"--fail-above cannot judge these results. {'. '.join(comparison.remarks)}"
+        )
     print(sweep_table.render_compared(comparison, table_width()), end="")
     if fail_above is None:
         return 0
     failed = comparison.slower_than(fail_above)
     rows = f"{counted(len(failed), 'row')} {'is' if len(failed) == 1 else 'are'}"
     print(f"Beyond noise, {rows} slower by more than {100 * fail_above:.3g}%.")
-    unusable = list(_unusable(second, comparison.only_first))
     for reason in unusable:
         print(f"B cannot pass: {reason}.")
     return 1 if failed or unusable else 0

@@ -104,6 +104,11 @@ def _hang(args: argparse.Namespace) -> str:
         raise UsageError(
             f"--format {args.format} is not for Flight Recorder dumps (allowed: table, json)"
         )
+    if args.price_per_hour is not None:
+        raise UsageError(
+            "--price-per-hour is not for Flight Recorder dumps, which hold no step times; give a "
+            "run directory, or leave the price out"
+        )
     from commprof.analysis.late.dumped_hang import diagnosis
     from commprof.report import hang_diagnosis
 

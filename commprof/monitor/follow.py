@@ -9,7 +9,7 @@ Nothing in a file is trusted, as in :mod:`commprof.trace.reader`: a length is ch
 file size before memory is allocated, and ``problems`` lists the parts that cannot be read.
 
 ``commprof run`` trains several world sizes and strategies one after the other, each in its own
-directory: the directory that was written to last is the current job.
+directory. The directory that was written to last is the current job; a job that runs remains so.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ _NO_RECORDS: Records = np.empty(0, dtype=schema.RECORD_DTYPE)
 class TraceTail:
     """Reader of one growing trace file. Not thread-safe; close it, or use it in ``with``.
 
-    The file stays open, so reading goes on even if the trace's directory is deleted.
+    The file stays open, so reading goes on even if the trace's directory is deleted; and if the
+    recorder then makes the trace anew, reading goes on there.
     """
 
     def __init__(self, path: Path, recent_bytes: int | None = None) -> None:
@@ -102,16 +103,19 @@ class TraceTail:
         return self._content.complete
 
     @property
+    def recording(self) -> bool:
+        """False while the mode is "off", or recording is switched off."""
+        summary, told = self._content.summary, (self.metadata or {}).get("capture_state", {})
+        return bool(told.get("recording", True)) and (summary is None or summary.mode != "off")
+
+    @property
     def ended(self) -> bool:
         """True if capture closed the trace, or commprof salvaged it after the rank's death."""
         return self._content.complete or self._content.salvaged
 
     @property
     def dropped(self) -> int:
-        """Number of records lost so far.
-
-        Read from the trace and, until the trace ends, also from the rank's ring files.
-        """
+        """Number of records lost so far: from the trace and, until it ends, from its ring files."""
         summary = self._content.summary
         told = max(self._content.dropped, summary.dropped if summary is not None else 0)
         if self.ended or self.metadata is None:
@@ -144,6 +148,7 @@ class TraceTail:
             if self._fd < 0 and not self._open():
                 return _NO_RECORDS
             self._budget = _BYTES_PER_POLL
+            self._follow_to_new_file()
             self._look_at_summaries()
             self._caught_up = self._read_blocks()
         except OSError as error:
@@ -188,6 +193,26 @@ class TraceTail:
         if self._recent_bytes is not None:
             self._skip_before = self._size() - self._recent_bytes
         return True
+
+    def _follow_to_new_file(self) -> None:
+        """If the file was removed and the recorder made it anew, goes on in the new file.
+
+        The recorder copies all that it has written, so the position stays valid. Until the copy is
+        complete, and if the name now belongs to another recording, the old file is kept.
+        """
+        old = os.fstat(self._fd)
+        if self._broken or old.st_nlink:
+            return
+        try:
+            fd = descriptor_of_regular(self.path)
+        except OSError:
+            return
+        try:
+            header, own_header = (os.pread(f, schema.FILE_HEADER.size, 0) for f in (fd, self._fd))
+            if header == own_header and os.fstat(fd).st_size >= old.st_size:
+                fd, self._fd = self._fd, fd
+        finally:
+            os.close(fd)
 
     def _file_header(self, fd: int) -> bytes:
         """Returns the file header's bytes written so far; closes a file that cannot be read."""
@@ -325,9 +350,9 @@ def newest_job(run: Path, nested: bool = True) -> Path | None:
     newest: tuple[int, Path] | None = None
     for pattern in _PLACES if nested else _PLACES[:1]:
         for directory in [run] if pattern == "." else _found(run, pattern):
-            written_ns = max((_written_ns(path) for path in _traces(directory).values()), default=0)
-            if written_ns and (newest is None or written_ns > newest[0]):
-                newest = written_ns, directory
+            at_ns = max((written_ns(path) for path in _traces(directory).values()), default=0)
+            if at_ns and (newest is None or at_ns > newest[0]):
+                newest = at_ns, directory
     return newest[1] if newest else None
 
 
@@ -415,7 +440,8 @@ def _found(run: Path, pattern: str) -> Iterator[Path]:
         return
 
 
-def _written_ns(path: Path) -> int:
+def written_ns(path: Path) -> int:
+    """Time of the last write to a file, in nanoseconds since the epoch; 0 if there is no file."""
     try:
         return path.stat().st_mtime_ns
     except OSError:

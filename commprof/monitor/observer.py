@@ -19,7 +19,7 @@ from commprof.files import checked, open_regular
 from commprof.monitor.figures.recent import RecentOperations, RecentSteps
 from commprof.monitor.figures.steps import SETTLED_NS, NewSteps, StepFollower
 from commprof.monitor.figures.summarised import Summaries, late_by_summaries
-from commprof.monitor.follow import JobTail, TraceTail, newest_job
+from commprof.monitor.follow import JobTail, TraceTail, newest_job, written_ns
 from commprof.monitor.state import (
     GradientState,
     HostState,
@@ -103,12 +103,18 @@ def _interfaces(text: str) -> dict[str, tuple[int, int]]:
 #: When a trace is opened, only the records in this many bytes before its end are read.
 _RECENT_BYTES: Final = 16 << 20
 _MOST_PROBLEMS: Final = 20
+#: A rank whose process cannot be seen counts as running for so long after it wrote to its trace.
+_QUIET_NS: Final = 10_000_000_000
 #: How long to wait for all ranks' traces before steps are counted with the ranks found so far.
 PATIENCE_S: Final = 5.0
 
 
 class Observer:
-    """Reads one run directory; writes no files and sends no signals."""
+    """Reads one run directory; writes no files and sends no signals.
+
+    If several jobs record into the directory, the job that was written to last is followed until
+    none of its ranks runs, so that counters do not mix.
+    """
 
     def __init__(
         self,
@@ -145,10 +151,11 @@ class Observer:
     def look(self) -> JobState | None:
         """Reads new records and returns the job's state; None before any rank has recorded."""
         begin = time.perf_counter()
-        directory = newest_job(self._run, self._nested)
-        if directory is not None and (self._job is None or self._job.directory != directory):
-            self.close()
-            self._job, self._world = JobTail(directory, _RECENT_BYTES, self._only_rank), None
+        if not self._job_runs():
+            directory = newest_job(self._run, self._nested)
+            if directory is not None and (self._job is None or self._job.directory != directory):
+                self.close()
+                self._job, self._world = JobTail(directory, _RECENT_BYTES, self._only_rank), None
         if self._job is None:
             return None
         restarts = self._job.restarts
@@ -182,6 +189,11 @@ class Observer:
         """Closes all files."""
         if self._job is not None:
             self._job.close()
+
+    def _job_runs(self) -> bool:
+        """True if the job that is followed has a rank that runs and has not ended its trace."""
+        tails = self._job.tails.values() if self._job is not None else ()
+        return any(not tail.ended and _runs(tail, self._here) for tail in tails)
 
     def _followed(self, tails: dict[int, TraceTail]) -> FollowedTraces:
         """Begins to count the steps of these ranks."""
@@ -275,6 +287,14 @@ def _status(tail: TraceTail, lives: bool | None) -> str:
     return {True: "running", False: "gone", None: ""}[lives]
 
 
+def _runs(tail: TraceTail, here: Here) -> bool:
+    """True if a rank's process runs or, where that is not known, has lately written its trace."""
+    state, _ = here.find(metadata_of(tail))
+    if state is State.UNKNOWN:
+        return time.time_ns() - written_ns(tail.path) < _QUIET_NS
+    return state is not State.GONE
+
+
 def _failed(tail: TraceTail) -> bool:
     """True if a rank raised an exception or died; the rank's trace must have ended."""
     raised = metadata_of(tail).get("ending", {}).get("error")
@@ -284,13 +304,16 @@ def _failed(tail: TraceTail) -> bool:
 def _since_step_s(rank: int, tail: TraceTail, world: FollowedTraces, here: Here) -> float:
     """Returns the seconds since the end of a rank's last step, or since capture began.
 
-    Returns NaN if the rank records in always-on mode, if the rank has ended, or if its trace is
-    not on this process's CLOCK_MONOTONIC.
+    If recording was switched off after that, the time counts from when it went on. Returns NaN if
+    the rank records in always-on mode or not at all, if the rank has ended, or if its trace is not
+    on this process's CLOCK_MONOTONIC.
     """
     metadata = metadata_of(tail)
-    if not here.shares_clock(metadata) or tail.summary is not None or tail.ended:
+    counts = tail.summary is None and tail.recording and not tail.ended
+    if not here.shares_clock(metadata) or not counts:
         return math.nan
     since = world.last_step_ns.get(rank) or int(metadata["clock"]["monotonic_ns"])
+    since = max(since, metadata.get("capture_state", {}).get("monotonic_ns", 0))
     return ns_to_s(max(0, time.monotonic_ns() - since))
 
 

@@ -112,6 +112,15 @@ class RankState:
         while len(self.pending) > _MOST_PENDING:
             del self.pending[next(iter(self.pending))]
 
+    def forget_open(self) -> None:
+        """Forgets what is under way, because its end will not be recorded.
+
+        The next step that ends counts as the first one.
+        """
+        self.pending.clear()
+        self.steps_ended = 0
+        self._finalizing = False
+
     def _take(self, row: dict[str, int], groups: dict[int, Group]) -> None:
         kind = row["kind"]
         if kind == Kind.ISSUE:

@@ -31,7 +31,8 @@ class StepTimes:
     backward_s: float
     optimizer_s: float
     other_s: float
-    #: Training thread blocked in communication; the sum of the three below.
+    #: Training thread blocked in communication; the sum of the three below, but that the total in
+    #: always-on mode also has the steps of the last seconds, which those do not have yet.
     exposed_s: float
     #: Exposed time until the last rank arrived, and exposed time after that.
     wait_s: float
@@ -117,8 +118,8 @@ class RankState:
     status: str
     #: Last complete step; -1 before the first.
     step: int
-    #: Time since the last step's end, or since capture began; NaN if on another host's clock, in
-    #: always-on mode, or if the rank has ended.
+    #: Time since the last step's end, or since recording began; NaN if on another host's clock, in
+    #: always-on mode, while recording is switched off, or if the rank has ended.
     since_step_s: float
     #: Sums of all steps and means of the recent ones; None before the first step.
     total: StepTimes | None
@@ -153,6 +154,8 @@ class Late:
     wait_s: float
     #: Phase in which the rank falls behind; empty if not known.
     phase: str
+    #: Number of ranks that wait for it; 0 if not known.
+    waiting_ranks: int = 0
 
 
 @dataclass(frozen=True)

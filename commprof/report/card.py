@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from commprof.analysis.card import Card, CardPart, CardRank, CardSize
 from commprof.report.one_screen import LINES, WIDTH, command_lines, cut, prose, whole
-from commprof.text import counted, in_ms, listed, printable
+from commprof.text import counted, in_ms, listed, plain_digits, printable
 
 #: Letter, name and terminal colour of each part in the bar.
 _LOOKS = {
@@ -93,7 +93,7 @@ def facts(card: Card) -> list[tuple[str, str]]:
 def _figures(card: Card) -> list[tuple[str, str]]:
     if math.isnan(card.exposed_ms):
         return [("Exposed communication", "not known: the capture saw no communication.")]
-    if card.world_size < 2 or not card.exposed_ms > 0:
+    if not card.exposed_ms > 0:
         return [("Exposed communication", "none.")]
     split = "not separated in this run"
     if not math.isnan(card.wait_ms):
@@ -153,7 +153,8 @@ def _link(card: Card) -> list[tuple[str, str]]:
     link = card.link
     if link is None:
         return []
-    said = f"{link.step_bytes / 1e6:.3g} MB per step and host over {listed(link.interfaces)}, "
+    sent_mb = plain_digits(link.step_bytes / 1e6)
+    said = f"{sent_mb} MB per step and host over {listed(link.interfaces)}, "
     said += f"{link.in_flight_gbit_per_s:.3g} Gbit/s while sending"
     if link.idle:
         said += f"; {listed(link.idle)} idle"
@@ -211,4 +212,4 @@ def _next(card: Card) -> list[str]:
 
 
 def _rate(value: float) -> str:
-    return "samples not counted" if math.isnan(value) else f"{value:.4g} samples/s"
+    return "samples not counted" if math.isnan(value) else f"{plain_digits(value, 4)} samples/s"

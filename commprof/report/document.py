@@ -262,6 +262,7 @@ def _of_last_world(world: WorldResult) -> Iterator[Section]:
                     compression_table.compression_grid(world, _MOST_ROWS),
                 ),
             ),
+            bullets=tuple(compression_table.notes(world, _MOST_ROWS)),
             legend=compression_table.LEGEND,
         )
     if world.cross_checks:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from commprof.analysis.late.stragglers import each_waits
 from commprof.analysis.step.exposure import HOST_PAUSE
 from commprof.monitor.state import JobState, RankState, StepTimes
 from commprof.text import counted, printable
@@ -79,10 +80,8 @@ def _late(state: JobState) -> str:
     where = f", in {late.phase}" if late.phase else ""
     if late.phase == HOST_PAUSE:
         where = ", its process did not run (host pause)"
-    return (
-        f"Late rank: {late.rank}{where}; each of the other ranks waits {_ms(late.wait_s)} ms per "
-        "step for it."
-    )
+    who = each_waits(late.waiting_ranks, state.world_size)
+    return f"Late rank: {late.rank}{where}; {who} {_ms(late.wait_s)} ms per step for it."
 
 
 def _bandwidth(state: JobState) -> list[str]:

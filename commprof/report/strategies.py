@@ -19,7 +19,7 @@ from commprof.report.sections import memory as memory_table
 from commprof.report.sections.setup import setup_text
 from commprof.report.sections.waiting import LEGEND as WAITING_LEGEND
 from commprof.report.sections.waiting import waiting_grid
-from commprof.report.table import PARTS_LEGEND, notes, parts_grid
+from commprof.report.table import notes, parts_grid, parts_legend
 from commprof.report.tabulated import Grid, tabulated, three_digits
 from commprof.text import counted, fitted, printable, wrapped
 
@@ -210,7 +210,7 @@ def strategy_sections(compared: ComparedStrategies) -> Iterator[Section]:
         "step",
         "Where each step goes",
         grids=tuple((f"{one.strategy}: mean step in ms", parts_grid(one.result)) for one in shown),
-        legend=PARTS_LEGEND,
+        legend=parts_legend([world for one in shown for world in one.result.worlds]),
     )
     yield Section("scaling", "Scaling", stands_alone=False)
     if memory := _memory(shown):

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from commprof.text import plain_digits, plural
+
 #: Spaces between columns.
 _GAP = 2
 
@@ -125,10 +127,21 @@ def _total(widths: Sequence[int], columns: Sequence[int]) -> int:
     return sum(widths[column] for column in columns) + _GAP * (len(columns) - 1)
 
 
+def not_shown(rows: int, noun: str, of: str = "") -> list[str]:
+    """Returns a sentence on rows that a table leaves out; an empty list if it shows them all.
+
+    Args:
+        rows: number of rows left out; 0 or less if there are none.
+        noun: what a row is, in the singular.
+        of: words behind the noun, with a space before them.
+    """
+    if rows <= 0:
+        return []
+    return [f"Not shown: {rows} more {plural(rows, noun)}{of} (see the JSON result)."]
+
+
 def three_digits(value: float) -> str:
     """Formats three significant digits; small numbers are not rounded to 0."""
     if math.isnan(value):
         return "-"
-    if abs(value) >= 100:
-        return f"{value:.0f}"
-    return f"{value:.3g}" if value == 0 or abs(value) >= 0.001 else "<0.001"
+    return plain_digits(value) if value == 0 or abs(value) >= 0.001 else "<0.001"

@@ -95,6 +95,13 @@ MORE_METADATA: Final[dict[str, Shape]] = {
     "ending": {"error": str},
     # The first write that failed.
     "write_failed": {"errno": int, "reason": str, "monotonic_ns": int},
+    # recording is False if no records have been made for half a second because the mode is "off",
+    # or recording was switched off, at monotonic_ns; it is True once recording goes on. Absent
+    # before the first such time.
+    "capture_state": {"recording": bool, "monotonic_ns": int},
+    # True if ring files were asked for and some threads' rings have none, for lack of space: the
+    # other ring files then do not hold all new records. Absent otherwise.
+    "private_rings": bool,
     # Times of half a second or more in which the process did not run; each is a record too.
     "pauses": {"count": int, "total_ns": int, "longest_ns": int, "longest_begin_ns": int},
     # On rank 0: comparisons of all ranks' models every so many steps; first_step is the step after

@@ -19,7 +19,7 @@ from commprof.files import open_regular, read_bytes
 from commprof.trace import documents, schema
 from commprof.trace.blocks import Block, pack_block, read_blocks
 from commprof.trace.documents import Group
-from commprof.trace.ring import has_rings, read_rings, remove_rings
+from commprof.trace.ring import RingContent, has_rings, read_rings, remove_rings
 from commprof.trace.run.processes import State, state_of
 from commprof.trace.schema import BlockType, Kind, Records
 from commprof.trace.stretches import Stretches
@@ -104,6 +104,20 @@ class TraceContent:
         return not self.complete and not self.salvaged
 
 
+@dataclass
+class _File:
+    """A trace file as it was read, and the records in the rings of its process."""
+
+    #: Random number of the recording; its ring files hold it too.
+    session: int
+    #: Offset after the last complete block.
+    end: int
+    metadata: dict[str, Any]
+    content: TraceContent
+    #: None if the file was closed or salvaged: the rings then hold nothing further.
+    rings: RingContent | None = None
+
+
 def read_trace(path: Path) -> Trace:
     """Reads the trace at ``path``.
 
@@ -114,21 +128,14 @@ def read_trace(path: Path) -> Trace:
         TraceError: the file is not a trace, or its metadata cannot be used.
         OSError: the file cannot be opened.
     """
-    session, metadata, content = _read_file(path)
-    if content.is_open:
-        # A running process moves records from the rings to the file, so the file is read after the
-        # rings: a record that is moved meanwhile is read twice, and is not lost.
-        rings = read_rings(metadata["ring_prefix"], session)
-        content = TraceContent()  # frees the memory of the first reading
-        _, metadata, content = _read_file(path)
-        if content.is_open:
-            # Always-on mode keeps no records, and the rings hold only those of the last moment.
-            if content.summary is None or content.summary.mode == "full":
-                content.batches.extend(rings.batches)
-            content.dropped = rings.dropped
+    file = _read_with_rings(path)
+    content = file.content
+    if file.rings is not None:
+        content.batches.extend(file.rings.batches)
+        content.dropped = file.rings.dropped
     return Trace(
         path=path,
-        metadata=metadata,
+        metadata=file.metadata,
         groups=content.groups,
         records=_merge(content.batches, deduplicate=not content.complete),
         complete=content.complete,
@@ -139,8 +146,29 @@ def read_trace(path: Path) -> Trace:
     )
 
 
-def _read_file(path: Path) -> tuple[int, dict[str, Any], TraceContent]:
-    """Reads a trace file without the rings; returns its session, its metadata and its content."""
+def _read_with_rings(path: Path) -> _File:
+    """Reads a trace file and, unless it was closed or salvaged, the rings of its process.
+
+    A running process moves records from the rings to the file, and so does :func:`salvage`, which
+    then removes the rings. So the file is read after the rings: a record that is moved meanwhile is
+    read twice, and is not lost.
+    """
+    file = _read_file(path)
+    if file.content.is_open:
+        rings = read_rings(file.metadata["ring_prefix"], file.session)
+        file.content = TraceContent()  # frees the memory of the first reading
+        file = _read_file(path)
+        if file.content.is_open:
+            summary = file.content.summary
+            if summary is not None and summary.mode != "full":
+                # Always-on mode keeps no records, and the rings hold only those of the last moment.
+                rings.batches.clear()
+            file.rings = rings
+    return file
+
+
+def _read_file(path: Path) -> _File:
+    """Reads a trace file without the rings."""
     found = read_blocks(path, read_bytes(path))
     content = TraceContent(problems=list(found.problems))
     for block in found.blocks:
@@ -150,7 +178,7 @@ def _read_file(path: Path) -> tuple[int, dict[str, Any], TraceContent]:
             f"{path}: no readable metadata block, so the trace cannot be used: the file is cut off "
             "or damaged near its beginning"
         )
-    return found.session, content.metadata, content
+    return _File(found.session, found.end, content.metadata, content)
 
 
 def read_first_metadata(path: Path) -> dict[str, Any]:
@@ -247,7 +275,8 @@ def salvage(path: Path) -> int:
     """Moves a dead process's records from its ring files into its trace, and removes the files.
 
     Call it only when the process is gone. A trace that was closed or salvaged before does not
-    change.
+    change. Several processes may do this at the same time: each either finds the trace salvaged, or
+    has read the rings before any process removed them and writes the same records.
 
     Returns:
         The number of records moved.
@@ -255,23 +284,17 @@ def salvage(path: Path) -> int:
     Raises:
         TraceError, OSError: the trace cannot be read or written; the ring files are then kept.
     """
-    trace = read_trace(path)
-    found = read_blocks(path, read_bytes(path))
-    ring_prefix = trace.metadata["ring_prefix"]
+    file = _read_with_rings(path)
     moved = 0
-    done = {BlockType.END, BlockType.SALVAGED} & {block.type for block in found.blocks}
-    if not done:
-        rings = read_rings(ring_prefix, found.session)
-        if trace.summary is not None and trace.summary.mode != "full":
-            rings.batches.clear()  # as in read_trace
-        moved = sum(len(batch) for batch in rings.batches)
-        counters = json.dumps({"records": moved, "dropped": rings.dropped}).encode()
+    if file.rings is not None:
+        moved = sum(len(batch) for batch in file.rings.batches)
+        counters = json.dumps({"records": moved, "dropped": file.rings.dropped}).encode()
         blocks = pack_block(BlockType.SALVAGED, counters)
         if moved:
-            records = np.concatenate(rings.batches).tobytes()
+            records = np.concatenate(file.rings.batches).tobytes()
             blocks = pack_block(BlockType.RECORDS, records) + blocks
-        _append(path, found.end, blocks)
-    remove_rings(ring_prefix, found.session)
+        _append(path, file.end, blocks)
+    remove_rings(file.metadata["ring_prefix"], file.session)
     return moved
 
 
@@ -295,15 +318,19 @@ def salvage_dead(directory: Path) -> None:
 def _append(path: Path, end: int, blocks: bytes) -> None:
     """Replaces all bytes after the last complete block, which ends at ``end``, by ``blocks``.
 
-    If the blocks cannot be written, cuts the file off at ``end`` and raises OSError.
+    The file is cut only after it was written: if another process has already written the same
+    blocks, no reader misses them meanwhile. If the blocks cannot be written, cuts the file off at
+    ``end`` and raises OSError, unless another process has written them.
     """
     with path.open("r+b", buffering=0) as file:
-        file.truncate(end)
         file.seek(end)
         try:
             written = file.write(blocks)
             if written != len(blocks):
                 raise OSError(f"{path}: only {written} of {len(blocks)} bytes could be written")
+            file.truncate()
         except OSError:
-            file.truncate(end)
-            raise
+            file.seek(end)
+            if file.read(len(blocks)) != blocks:
+                file.truncate(end)
+                raise

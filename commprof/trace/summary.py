@@ -1,12 +1,14 @@
 """The summary block of a trace, which always-on mode keeps instead of records.
 
 It is a JSON object, followed by spaces. Its keys are the fields of :class:`Summary`, with two
-exceptions: the object ``arrivals`` holds ``known``, ``unknown``, ``without_place`` and
-``unsplit_steps``, and ``paused`` holds ``paused_ns``. A histogram is an object of ``count``,
-``sum``, ``min``, ``max`` and ``buckets``: for each bucket that is not empty, its distance from the
-previous non-empty bucket (the first: from bucket 0), and its count. At most 255 combinations of
-operation, group and size class are kept; further ones, and the rarest if the block gets too long,
-are added up in an entry whose ``op`` and ``group`` are 0.
+exceptions: the object ``arrivals`` holds ``known``, ``unknown``, ``without_place``,
+``unsplit_steps`` and ``unsplit_ns``, and ``paused`` holds ``paused_ns``. A histogram is an object
+of ``count``, ``sum``, ``min``, ``max`` and ``buckets``: for each bucket that is not empty, its
+distance from the previous non-empty bucket (the first: from bucket 0), and its count. At most 255
+combinations of operation, group and size class are kept; further ones, and the rarest if the block
+gets too long, are added up in an entry of the same ``op`` whose ``group`` and ``size_class`` are 0.
+If the block is then still too long, the rarest operations are added up in such an entry whose
+``op`` is 0, where older versions added up all of these.
 
 This module also computes quantiles, means and sums of these histograms. The buckets are those of
 ``csrc/always_on/summary/histogram.h`` (HdrHistogram's): 64 of equal width for each power of two. A
@@ -53,11 +55,12 @@ class Histogram:
 class OperationSummary:
     """Figures of all operations with one operation code, process group and size class."""
 
-    #: Code of the operation, and ``id`` of the group; both 0 for the sum of all others.
+    #: Code of the operation; 0 for the sum of several operations.
     op: int
+    #: ``id`` of the group; 0 for the sum of several groups or size classes.
     group: int
     #: Number n of bits of the larger of input and output size: 0 for no bytes, else for 2**(n-1) to
-    #: 2**n - 1 bytes.
+    #: 2**n - 1 bytes; 0 for such a sum.
     size_class: int
     #: Number of operations issued.
     count: int
@@ -133,7 +136,7 @@ class Summary:
     dropped: int
     #: Number of completions and waits without a recorded issue.
     unmatched: int
-    #: Number of operations counted in the sum of all others.
+    #: Number of operations counted in sums of several groups or size classes.
     moved: int
     #: Length and exposed time of each complete step but the first.
     steps: Histogram
@@ -149,8 +152,8 @@ class Summary:
     #: arrival is known.
     arrival_clock_error: Histogram
     hosts: HostLinks
-    #: Exposed time before and after the arrival that ended the waiting, of each step but the first
-    #: and those in ``unsplit_steps``.
+    #: Exposed time before and after the arrival that ended the waiting, of each step but the first,
+    #: those in ``unsplit_steps``, and those of the last seconds, whose arrivals may still come.
     exposed_wait: Histogram
     exposed_wire: Histogram
     last: tuple[LastRank, ...]
@@ -162,6 +165,9 @@ class Summary:
     #: Part of ``arrivals_unknown`` from groups that had no place in the shared memory; 0 in
     #: summaries of older versions.
     arrivals_without_place: int = 0
+    #: Sum of the exposed times of the steps in ``unsplit_steps``; None in summaries of older
+    #: versions.
+    unsplit_ns: int | None = None
     #: Event at which steps end, one of ``found_steps.SOURCES``; DECLARED in summaries of older
     #: versions.
     steps_end: str = DECLARED
@@ -190,6 +196,7 @@ def read_summary(payload: memoryview) -> Summary:
         arrivals_unknown=_whole(arrivals, "unknown"),
         arrivals_without_place=_whole({"without_place": 0} | arrivals, "without_place"),
         unsplit_steps=_whole(arrivals, "unsplit_steps"),
+        unsplit_ns=_whole(arrivals, "unsplit_ns") if "unsplit_ns" in arrivals else None,
         arrival_clock_error=_histogram(
             _member(value, "arrival_clock_error"), "arrival_clock_error"
         ),

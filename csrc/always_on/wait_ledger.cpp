@@ -136,17 +136,23 @@ uint64_t WaitLedger::endOf(const Entry& entry) noexcept {
 
 void WaitLedger::takeStep(StepWaits&& step) {
   if (steps_.size() == kMaxSteps) {
+    countUnsplit(steps_.front());
     steps_.pop_front();
     drained_steps_ -= drained_steps_ > 0;
-    ++unsplit_steps_;
   }
   steps_.push_back(std::move(step));
+}
+
+void WaitLedger::countUnsplit(const StepWaits& step) noexcept {
+  ++unsplit_steps_;
+  unsplit_ns_ += step.exposed_ns;
 }
 
 void WaitLedger::forgetSteps() {
   steps_.clear();
   drained_steps_ = 0;
   unsplit_steps_ = 0;
+  unsplit_ns_ = 0;
   exposed_wait_ = {};
   exposed_wire_ = {};
   late_.forgetExposed();
@@ -243,7 +249,7 @@ bool WaitLedger::settle(const StepWaits& step, uint64_t now_ns) {
       return false;
     }
     if (state != State::kKnown) {
-      ++unsplit_steps_;
+      countUnsplit(step);
       return true;
     }
     found.push_back({exposure.begin_ns, rank, wait_ns});
@@ -312,6 +318,7 @@ void WaitLedger::appendJson(std::string& out) const {
   out += ",\"unknown\":" + std::to_string(unknown_);
   out += ",\"without_place\":" + std::to_string(without_place_);
   out += ",\"unsplit_steps\":" + std::to_string(unsplit_steps_);
+  out += ",\"unsplit_ns\":" + std::to_string(unsplit_ns_);
   out += "},\"arrival_clock_error\":";
   clock_error_.appendJson(out);
   out += ",\"hosts\":{\"clock\":" + std::to_string(links_.clock_known);

@@ -108,6 +108,7 @@ class WaitLedger {
   void followClock();
   bool settle(Entry& entry, uint64_t now_ns);
   bool settle(const StepWaits& step, uint64_t now_ns);
+  void countUnsplit(const StepWaits& step) noexcept;
   State splitExposure(
       const Exposure& exposure,
       uint64_t* wait_ns,
@@ -133,6 +134,7 @@ class WaitLedger {
   uint64_t unknown_ = 0;
   uint64_t without_place_ = 0; // of them: their group has none on the board
   uint64_t unsplit_steps_ = 0;
+  uint64_t unsplit_ns_ = 0; // exposed time of these steps
   Histogram clock_error_; // bounds, of collectives across hosts
   Histogram exposed_wait_;
   Histogram exposed_wire_;

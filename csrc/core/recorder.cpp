@@ -66,8 +66,8 @@ void Recorder::start(const RecorderOptions& options) {
   documents_taken_ = 0;
   pauses_taken_.reset();
   pauses_drained_.clear();
-  complained_ = abandoned_ = false;
-  next_look_ns_ = 0;
+  complained_ = abandoned_ = off_written_ = private_rings_written_ = false;
+  next_look_ns_ = off_since_ns_ = 0;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     options_ = options;
@@ -204,7 +204,8 @@ void Recorder::drainLocked() noexcept {
   try {
     markRingsLocked();
     takeToldLocked();
-    bool written = writePausesLocked() && writeDocumentsLocked();
+    bool written = writePausesLocked() && writeDocumentsLocked() &&
+        writePrivateRingsLocked() && writeRecordingLocked();
     if (keep_records_) {
       written = written && writeClocksLocked() && writeRecordsLocked();
     } else {

@@ -139,6 +139,8 @@ class Recorder {
   void keepPause(const Pause& pause) noexcept; // with mutex_
   void keepSupposedPause() noexcept; // with mutex_
   bool writePausesLocked() noexcept;
+  bool writePrivateRingsLocked() noexcept;
+  bool writeRecordingLocked() noexcept;
   void closeLocked();
   RecorderStats statsNow(); // with mutex_
   void publishLocked() noexcept;
@@ -189,6 +191,9 @@ class Recorder {
   bool complained_ = false; // about this trace, on stderr
   bool abandoned_ = false; // the file was removed and cannot be made anew
   uint64_t next_look_ns_ = 0; // when to check next that the file exists
+  uint64_t off_since_ns_ = 0; // no record is taken; 0: they are
+  bool off_written_ = false; // the trace tells that
+  bool private_rings_written_ = false; // the trace tells of them
   std::unique_ptr<TraceWriter> writer_;
   bool keep_records_ = true; // the mode is full
   // Latest clock records while records are not kept: full mode begins with

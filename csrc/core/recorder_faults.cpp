@@ -1,9 +1,11 @@
 // What happens to the recorder from outside: a full disk, a file that somebody
 // removed, a process that was stopped. Training goes on; the trace says so.
+#include <algorithm>
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
 #include <new>
+#include <string_view>
 
 #include "base/clock.h"
 #include "core/recorder.h"
@@ -104,6 +106,22 @@ void Recorder::keepPause(const Pause& pause) noexcept {
   } catch (const std::bad_alloc&) {
     countDropped();
   }
+}
+
+// Before the first records of such a ring: who reads the rings' files learns
+// from the trace what they lack.
+bool Recorder::writePrivateRingsLocked() noexcept {
+  const bool found = !options_.ring_prefix.empty() &&
+      std::any_of(marks_.begin(), marks_.end(), [](const auto& mark) {
+        return !mark.first->fileBacked();
+      });
+  if (!found || private_rings_written_) {
+    return true;
+  }
+  constexpr std::string_view kJson = "{\"private_rings\": true}";
+  private_rings_written_ =
+      writer_->writeBlock(BlockType::kMetadata, kJson.data(), kJson.size());
+  return private_rings_written_;
 }
 
 bool Recorder::writePausesLocked() noexcept {

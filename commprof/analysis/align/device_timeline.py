@@ -187,6 +187,10 @@ def _finalizations(records: Records, stream: _Stream) -> Records:
     """
     found = stream.of(_of_kind(records, Kind.DEVICE_FINALIZE))
     issues = _of_kind(records, Kind.ISSUE)
+    issues = issues[np.argsort(issues["value"], kind="stable")]
+    number = issues["value"].astype(np.int64)
+    wanted = found["op_id"].astype(np.int64) + 1
+    first, last = (np.searchsorted(number, wanted, side) for side in ("left", "right"))
     end_of = {
         op_id: end_ns
         for op_id, end_ns in _numbers(_of_kind(records, Kind.END), "op_id", "timestamp_ns")
@@ -197,8 +201,8 @@ def _finalizations(records: Records, stream: _Stream) -> Records:
     rows["thread"] = _training_thread(records)
     begins["op_id"] = ends["op_id"] = found["op_id"]
     begins["timestamp_ns"], ends["timestamp_ns"] = found["timestamp_ns"], found["value"]
-    for i, (task, begin_ns, end_ns) in enumerate(_numbers(found, "op_id", "timestamp_ns", "value")):
-        buckets = issues[issues["value"] == task + 1]
+    for i, (begin_ns, end_ns) in enumerate(_numbers(found, "timestamp_ns", "value")):
+        buckets = issues[first[i] : last[i]]
         known = [
             (end_of[op_id] - begin_ns, size)
             for op_id, size in _numbers(buckets, "op_id", "bytes_in")

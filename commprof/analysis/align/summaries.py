@@ -55,7 +55,7 @@ class SummaryLateRank:
     rank: int
     #: Mean waiting that this rank caused, per step and waiting rank.
     wait_ms: float
-    #: Fraction of all waiting for late ranks.
+    #: Fraction of all waiting.
     share: float
     #: As ``stragglers.LateRank.p_value``, with blocks of time instead of steps.
     p_value: float
@@ -65,6 +65,8 @@ class SummaryLateRank:
     phase: str
     #: Fraction of its excess of own work that lies in ``phase``.
     phase_share: float
+    #: As ``stragglers.LateRank.waiting_ranks``.
+    waiting_ranks: int = 0
 
 
 def last_rows(summaries: Sequence[Summary]) -> tuple[LastRow, ...]:
@@ -100,7 +102,8 @@ def late_rank(traces: Sequence[Trace], summaries: Sequence[Summary]) -> SummaryL
     error_ns = quantile_ns(error, 0.95) if error.count else 0.0  # one clock for all
     # find_late_rank works per row, and a row holds this many steps.
     per_row = steps / max(1, rows)
-    found = find_late_rank(waited_for, step_ns * per_row, error_ns * per_row)
+    by_waiting = _by_waiting(summaries)
+    found = find_late_rank(waited_for, step_ns * per_row, error_ns * per_row, by_waiting)
     if found is None:
         return None
     phase, share = _slow_phase(found.rank, summaries)
@@ -114,6 +117,7 @@ def late_rank(traces: Sequence[Trace], summaries: Sequence[Summary]) -> SummaryL
         cost_s=found.cost_s,
         phase=phase,
         phase_share=share,
+        waiting_ranks=found.waiting_ranks,
     )
 
 
@@ -146,6 +150,16 @@ def _waited_for(summaries: Sequence[Summary]) -> np.ndarray[tuple[int, int], np.
     return total
 
 
+def _by_waiting(summaries: Sequence[Summary]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """Returns waiting time in ns as ``[waiting rank, rank waited for]``, over all blocks."""
+    total = np.zeros((len(summaries), len(summaries)))
+    for row, summary in zip(total, summaries, strict=True):
+        _, culprit, waited = summary.waited_for.cells.T
+        inside = culprit < len(summaries)
+        np.add.at(row, culprit[inside], waited[inside])
+    return total
+
+
 def _slow_phase(rank: int, summaries: Sequence[Summary]) -> tuple[str, float]:
     """Returns the entry of ``ORIGINS`` (phases and pauses) with the rank's largest excess of time.
 
@@ -167,7 +181,7 @@ def _mean_by_origin(summary: Summary) -> list[float]:
     return [*(a - b for a, b in zip(work, paused, strict=True)), sum(paused)]
 
 
-#: Name of the row that sums up kinds of operations for which the summary had no room.
+#: Name of the row that sums up operations for which the summary had no room.
 _OTHERS = "other"
 
 
@@ -188,11 +202,13 @@ class Quantiles:
 class OperationRow:
     """Figures of one kind of operation over all ranks."""
 
-    #: c10d's name; "other" for kinds for which the summary had no room.
+    #: c10d's name; "other" for operations for which the summary had no room.
     op: str
-    #: Name of the process group, the same on all ranks; empty for "other".
+    #: Name of the process group, the same on all ranks; empty if the row adds up rare groups and
+    #: sizes, for which the summary had no room.
     group: str
-    #: Size class: sizes in bytes are below this, and at least half of it; 0 for no bytes.
+    #: Size class: sizes in bytes are below this, and at least half of it; 0 for no bytes, and for
+    #: such a sum.
     below_bytes: int
     #: Number of operations that all ranks issued.
     count: int
@@ -267,7 +283,7 @@ class SummaryResult:
     late_rank: SummaryLateRank | None
     #: Sorted by total time from issue to completion, largest first.
     operations: tuple[OperationRow, ...]
-    #: Number of operations that count in the row "other".
+    #: Number of operations that count in rows without a group.
     moved: int
     dropped_records: int
     #: Completions and waits whose issue was not seen.

@@ -77,7 +77,8 @@ class Exchange:
 
     #: None unless calls are small and many.
     small_calls: SmallCalls | None = None
-    #: Links between hosts, if the transfer is long enough to matter; None on one host.
+    #: Links between hosts, if the transfer is long enough to matter; None on one host, or if the
+    #: interfaces or the rate on them are not known.
     link: HostLinks | None = None
     #: Overlapped fraction of the transfer, if work could hide far more of it; else NaN.
     overlapped: float = math.nan
@@ -121,7 +122,7 @@ def exchange(world: WorldResult, step: MeanStep) -> Exchange:
     if not (wire_ms >= WORTH_A_LOOK * step.step_ms and wire_ms >= waiting_ms):
         return Exchange(small)
     links = world.host_links
-    if links is not None and math.isnan(links.in_flight_gbit_per_s):
+    if links is not None and (not links.interfaces or math.isnan(links.in_flight_gbit_per_s)):
         links = None
     transfer_ms = wire_ms + step.hidden_ms
     could_ms = min(step.backward_ms, transfer_ms)

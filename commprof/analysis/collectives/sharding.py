@@ -143,10 +143,12 @@ def _rows(trace: Trace, table: Collectives, measured: Ints) -> Iterator[_Row]:
     }
     for step in np.flatnonzero(np.isin(steps.index, measured)).tolist():
         begin, end = steps.begin_ns[step], steps.end_ns[step]
-        inside = (table.issue_ns >= begin) & (table.issue_ns < end)
-        calls = {part: np.flatnonzero(inside & chosen) for part, chosen in of_part.items()}
+        first, last = np.searchsorted(table.issue_ns, (begin, end))
+        calls = {
+            part: first + np.flatnonzero(chosen[first:last]) for part, chosen in of_part.items()
+        }
         in_backward = table.issue_ns[np.concatenate([calls[BACKWARD], calls[SCATTER], calls[SUM]])]
-        in_backward = np.append(in_backward, begins[(begins >= begin) & (begins < end)])
+        in_backward = np.append(in_backward, begins[slice(*np.searchsorted(begins, (begin, end)))])
         later = _later_passes(table.issue_ns[calls[FORWARD]], in_backward)
         at = {part: np.searchsorted(later, table.issue_ns[r], "right") for part, r in calls.items()}
         gathered = [

@@ -76,7 +76,7 @@ def attempts_remarks(attempts: tuple[Attempt, ...]) -> list[str]:
         return []
     known = [each.lost_s for each in attempts if not math.isnan(each.lost_s)]
     lost = f"{sum(known):.1f} s" if known else "an unknown time"
-    restarts = len(attempts) - 1
+    restarts = attempts[-1].number  # an attempt that died early may have left nothing to list
     return [
         f"At {attempts[0].world_size} ranks the job was restarted "
         f"{'once' if restarts == 1 else f'{restarts} times'}: for {lost} no step was "

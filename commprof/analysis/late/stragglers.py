@@ -10,6 +10,7 @@ the median of the other ranks in nearly every step, while delays by the host com
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -75,13 +76,22 @@ def find_slow_rank(work_ns: Floats, step_ns: float) -> SlowRank | None:
 
 
 def beyond_the_others(work_ns: Floats) -> Floats:
-    """Returns each rank's values less the median of the other ranks; the first axis is the rank."""
-    return np.stack(
-        [
-            work_ns[rank] - np.median(np.delete(work_ns, rank, axis=0), axis=0)
-            for rank in range(len(work_ns))
-        ]
+    """Returns each rank's values less the median of the other ranks; the first axis is the rank.
+
+    NaN if a value of another rank is NaN, or if there is no other rank.
+    """
+    others = len(work_ns) - 1
+    if others < 1:
+        return np.full(work_ns.shape, np.nan)
+    ordered = np.sort(work_ns, axis=0)
+    # Without a rank's own value, the values from its place on move down by one place.
+    low, high = (
+        np.where(work_ns <= ordered[place], ordered[place + 1], ordered[place])
+        for place in ((others - 1) // 2, others // 2)
     )
+    unknown = np.isnan(ordered[-1])
+    beyond: Floats = np.where(unknown, np.nan, work_ns - (low + high) / 2)
+    return beyond
 
 
 def _sign_test(beyond_ns: Floats, most_ns: float) -> float:
@@ -112,6 +122,8 @@ _PERMUTATIONS = 2000
 #: In longer runs neighbouring steps are relabelled together, to limit the cost of the test.
 _BLOCKS = 500
 _SEED = 20240501
+#: A rank waits for the late rank if it waits at least this fraction of the longest such waiting.
+_WAITS = 0.1
 
 
 @dataclass(frozen=True)
@@ -121,12 +133,12 @@ class LateRank:
     rank: int
     #: Mean waiting that the rank caused, per step and waiting rank.
     wait_ns: float
-    #: Fraction of all waiting for late ranks.
+    #: Fraction of all waiting that the rank caused, apart from the rank's lack of a core.
     share: float
     #: Probability of such a concentration if each step's late rank were drawn at random; for a rank
     #: that is named for its own work, ``SlowRank.p_value``. NaN if there are too few steps to test.
     p_value: float
-    #: Measured steps in which the other ranks waited for it 2 % of the step or more, on average.
+    #: Measured steps in which the waiting ranks waited for it 2 % of the step or more, on average.
     late_steps: int
     measured_steps: int
     #: Waiting that the rank caused in the measured steps, summed over the ranks that waited.
@@ -140,6 +152,40 @@ class LateRank:
     #: If the rank is named for its own work: least time by which ``phase`` exceeds the median of
     #: the others in three of four steps; else NaN.
     slower_ms: float = math.nan
+    #: Number of ranks that wait for it, see :func:`waiting_ranks`; 0 if not known.
+    waiting_ranks: int = 0
+
+
+def late_rank(
+    caused_ns: Floats,
+    by_waiting_ns: Floats,
+    work_ns: Floats,
+    ranks: Sequence[int],
+    step_ns: float,
+    clock_error_ns: float,
+) -> LateRank | None:
+    """Returns the late rank with the cause of its lateness, by all rules; None if none is named.
+
+    Args:
+        caused_ns: ``[step, rank, cause]`` as in ``Breakdown``, summed over the ranks that waited.
+        by_waiting_ns: as in :func:`find_late_rank`.
+        work_ns: as in :func:`find_slow_rank`.
+        ranks: global rank of each row of ``work_ns``.
+        step_ns: median step time.
+        clock_error_ns: as in :func:`find_late_rank`.
+    """
+    waited_for = of_ranks(caused_ns)
+    late = find_late_rank(waited_for, step_ns, clock_error_ns, by_waiting_ns)
+    if late is not None:
+        late = with_cause(late, caused_ns)
+    slow = find_slow_rank(work_ns, step_ns)
+    if slow is not None:
+        slow = replace(slow, rank=ranks[slow.rank])
+    late = late_by_own_work(late, slow, waited_for, step_ns, by_waiting_ns)
+    if late is None:
+        return None
+    # Waiting for a lack of cores is no part of ``waited_for``, but it is a part of all waiting.
+    return replace(late, share=late.share * float(waited_for.sum() / caused_ns.sum()))
 
 
 def of_ranks(caused_ns: Floats) -> Floats:
@@ -152,8 +198,28 @@ def of_ranks(caused_ns: Floats) -> Floats:
     return kept
 
 
+def waiting_ranks(by_waiting_ns: Floats, rank: int) -> npt.NDArray[np.bool_]:
+    """Returns a mask of the ranks that wait for ``rank``.
+
+    Args:
+        by_waiting_ns: as in :func:`find_late_rank`.
+        rank: global rank.
+
+    A rank that waits less than a tenth as long as the rank that waits longest does not count: such
+    waiting occurs by chance, or in passing, and would make the mean wait smaller than what each
+    rank that does wait sees. If all ranks wait for each other, chance makes their mean waits differ
+    by far less than this factor, so all other ranks count.
+    """
+    waited: Floats = by_waiting_ns[:, rank]
+    mask: npt.NDArray[np.bool_] = (waited > 0) & (waited >= _WAITS * waited.max())
+    return mask
+
+
 def find_late_rank(
-    waited_for_ns: npt.NDArray[np.float64], step_ns: float, clock_error_ns: float = 0.0
+    waited_for_ns: Floats,
+    step_ns: float,
+    clock_error_ns: float = 0.0,
+    by_waiting_ns: Floats | None = None,
 ) -> LateRank | None:
     """Returns the late rank; None if no rank is named.
 
@@ -164,25 +230,34 @@ def find_late_rank(
         clock_error_ns: bound on the error of a rank's clock. Opposite errors of two clocks can
             make a rank look late by twice this bound, so no rank is named unless the mean wait,
             over steps and waiting ranks, exceeds twice the bound. With NaN no rank is named.
+        by_waiting_ns: the same waiting as ``[waiting rank, rank]``, summed over the steps; both
+            axes are global ranks. None if each rank makes all other ranks wait equally.
 
-    The rank that caused the most waiting is named if it caused at least 60 % of all waiting, if the
+    The rank that caused the most waiting is named if it caused at least 60 % of the waiting, if the
     mean wait is at least 2 % of the step, and if chance does not explain the waiting. A permutation
     test, which shuffles the ranks within each step, gives the probability that chance puts as much
     waiting on one rank. The probability must be at most 1 %, or 0.1 % if the rank is late in less
     than half of the steps. Correlated neighbouring steps are shuffled together (Bayley and
     Hammersley 1946), because a rank may be late in one long series of steps, for example while
-    another process uses its core.
+    another process uses its core. If only some ranks wait for the rank, the larger of two
+    probabilities counts, among all ranks and among only these ranks: of two ranks that only wait
+    for each other, one is last in each step, however many other ranks the job has.
     """
-    rank = _most_waited_for(waited_for_ns, step_ns, clock_error_ns)
-    if rank is None:
+    late = late_rank_of_few_steps(waited_for_ns, step_ns, clock_error_ns, by_waiting_ns)
+    if late is None:
         return None
     steps, ranks = waited_for_ns.shape
-    caused = waited_for_ns.sum(axis=0)
-    alike = _steps_alike(waited_for_ns, rank, _OF_STEP * step_ns * (ranks - 1))
-    p_value = _chance(_blocks(waited_for_ns, alike), float(caused[rank]))
-    late = _late_rank(rank, waited_for_ns, step_ns, p_value)
+    caused_ns = float(waited_for_ns[:, late.rank].sum())
+    alike = _steps_alike(waited_for_ns, late.rank, _OF_STEP * step_ns * late.waiting_ranks)
+    blocks = _blocks(waited_for_ns, alike)
+    p_value = _chance(blocks, caused_ns)
+    if by_waiting_ns is not None and late.waiting_ranks < ranks - 1:
+        among = waiting_ranks(by_waiting_ns, late.rank)
+        among[late.rank] = True
+        p_value = max(p_value, _chance(blocks[:, among], caused_ns))
     mostly = late.late_steps >= steps / 2
-    return late if p_value <= (_SIGNIFICANCE if mostly else _SIGNIFICANCE_NOW_AND_THEN) else None
+    limit = _SIGNIFICANCE if mostly else _SIGNIFICANCE_NOW_AND_THEN
+    return replace(late, p_value=p_value) if p_value <= limit else None
 
 
 def few_steps(waited_for_ns: npt.NDArray[np.float64]) -> bool:
@@ -192,40 +267,34 @@ def few_steps(waited_for_ns: npt.NDArray[np.float64]) -> bool:
 
 
 def late_rank_of_few_steps(
-    waited_for_ns: npt.NDArray[np.float64], step_ns: float, clock_error_ns: float = 0.0
+    waited_for_ns: Floats,
+    step_ns: float,
+    clock_error_ns: float = 0.0,
+    by_waiting_ns: Floats | None = None,
 ) -> LateRank | None:
-    """Returns the rank that caused most of the waiting, without a test; None if no rank did.
+    """Returns the rank that caused most waiting, if its share and its cost are material; else None.
 
-    Args as for :func:`find_late_rank`. ``p_value`` is NaN, because the steps are too few to show
-    that the rank is late in other steps too.
+    Args as for :func:`find_late_rank`. No test is made, so ``p_value`` is NaN: few steps cannot
+    show that the rank is late in other steps too.
     """
-    rank = _most_waited_for(waited_for_ns, step_ns, clock_error_ns)
-    return None if rank is None else _late_rank(rank, waited_for_ns, step_ns, math.nan)
-
-
-def _most_waited_for(
-    waited_for_ns: npt.NDArray[np.float64], step_ns: float, clock_error_ns: float
-) -> int | None:
-    """Returns the rank that caused most waiting, if its share and its cost are material."""
     steps, ranks = waited_for_ns.shape
-    total = float(waited_for_ns.sum())
-    if ranks < 2 or steps == 0 or total <= 0:
+    if ranks < 2 or steps == 0 or float(waited_for_ns.sum()) <= 0:
         return None
-    caused = waited_for_ns.sum(axis=0)
-    rank = int(np.argmax(caused))
-    wait_ns = float(caused[rank]) / steps / (ranks - 1)
-    if float(caused[rank]) / total < _SHARE or wait_ns < _OF_STEP * step_ns:
+    rank = int(np.argmax(waited_for_ns.sum(axis=0)))
+    late = _late_rank(rank, waited_for_ns, step_ns, math.nan, by_waiting_ns)
+    if late.share < _SHARE or late.wait_ns < _OF_STEP * step_ns:
         return None
-    if math.isnan(clock_error_ns) or (clock_error_ns > 0 and wait_ns <= 2 * clock_error_ns):
+    if math.isnan(clock_error_ns) or (clock_error_ns > 0 and late.wait_ns <= 2 * clock_error_ns):
         return None
-    return rank
+    return late
 
 
 def late_by_own_work(
     late: LateRank | None,
     slow: SlowRank | None,
-    waited_for_ns: npt.NDArray[np.float64],
+    waited_for_ns: Floats,
     step_ns: float,
+    by_waiting_ns: Floats | None = None,
 ) -> LateRank | None:
     """Confirms or replaces the late rank by comparing how long each rank's own work takes.
 
@@ -234,6 +303,7 @@ def late_by_own_work(
         slow: result of :func:`find_slow_rank`, with the global rank.
         waited_for_ns: as in :func:`find_late_rank`.
         step_ns: median step time.
+        by_waiting_ns: as in :func:`find_late_rank`.
 
     Returns ``late`` unchanged if one cause explains at least half of the late rank's delay, or if
     no cause is known. Otherwise the host may have delayed the late rank, or all ranks in turn. The
@@ -245,7 +315,7 @@ def late_by_own_work(
     if slow is None or float(waited_for_ns[:, slow.rank].sum()) <= 0:
         return None
     if late is None or late.rank != slow.rank:
-        late = _late_rank(slow.rank, waited_for_ns, step_ns, slow.p_value)
+        late = _late_rank(slow.rank, waited_for_ns, step_ns, slow.p_value, by_waiting_ns)
     return replace(late, phase=slow.phase, phase_share=math.nan, slower_ms=ns_to_ms(slow.excess_ns))
 
 
@@ -276,20 +346,48 @@ def fell_behind(late: LateRank) -> str:
     return "outside of all phases" if late.phase == "other" else f"in the {late.phase} phase"
 
 
+def each_waits(waiting: int, world_size: int) -> str:
+    """Returns subject and verb: "each of the other ranks waits", "one other rank waits", ...
+
+    ``waiting`` is ``LateRank.waiting_ranks``.
+    """
+    who, several = who_waits(waiting, world_size)
+    return f"each of {who} waits" if several else f"{who} waits"
+
+
+def who_waits(waiting: int, world_size: int) -> tuple[str, bool]:
+    """Returns "the other ranks", or if fewer wait, "one other rank" or "2 other ranks".
+
+    Also returns True if this is a plural. ``waiting`` is ``LateRank.waiting_ranks``.
+    """
+    if not 0 < waiting < world_size - 1:
+        return "the other ranks", True
+    return ("one other rank", False) if waiting == 1 else (f"{waiting} other ranks", True)
+
+
 def _late_rank(
-    rank: int, waited_for_ns: npt.NDArray[np.float64], step_ns: float, p_value: float
+    rank: int,
+    waited_for_ns: Floats,
+    step_ns: float,
+    p_value: float,
+    by_waiting_ns: Floats | None,
 ) -> LateRank:
     steps, ranks = waited_for_ns.shape
-    caused = float(waited_for_ns[:, rank].sum())
-    late_steps = int((waited_for_ns[:, rank] >= _OF_STEP * step_ns * (ranks - 1)).sum())
+    caused_ns, waiting, theirs = waited_for_ns[:, rank], ranks - 1, 1.0
+    if by_waiting_ns is not None:
+        mask = waiting_ranks(by_waiting_ns, rank)
+        waiting = int(mask.sum())
+        theirs = float(by_waiting_ns[mask, rank].sum() / by_waiting_ns[:, rank].sum())
+    mean_ns = caused_ns * theirs / waiting  # per step
     return LateRank(
         rank=rank,
-        wait_ns=caused / steps / (ranks - 1),
-        share=caused / float(waited_for_ns.sum()),
+        wait_ns=float(mean_ns.sum()) / steps,
+        share=float(caused_ns.sum() / waited_for_ns.sum()),
         p_value=p_value,
-        late_steps=late_steps,
+        late_steps=int((mean_ns >= _OF_STEP * step_ns).sum()),
         measured_steps=steps,
-        cost_s=ns_to_s(caused),
+        cost_s=ns_to_s(float(caused_ns.sum())),
+        waiting_ranks=waiting,
     )
 
 

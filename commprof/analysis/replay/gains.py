@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.align.measured import MeasuredWorld, slowest_ns
+from commprof.analysis.late.costs import MOST_UNSPLIT
 from commprof.analysis.replay.engine import Calls, calls, replay
 from commprof.analysis.replay.program import LEAST_STEPS, Program, programs, replayed_steps
 from commprof.analysis.step.breakdown import own_run_delay_ns
@@ -88,9 +89,12 @@ def gains(seen: MeasuredWorld) -> Gains | None:
     """Replays the steps with each change; returns the gains, or None if no replay is possible.
 
     No replay is possible if there is only one rank, if the ranks' clocks cannot be compared, if
-    there are too few steps, or if the ranks deadlock in the replay.
+    there are too few steps, if waiting is not known (see :func:`_waiting_is_known`), or if the
+    ranks deadlock in the replay.
     """
     if len(seen.ranks) < 2 or not seen.clocks_shared or len(seen.measured[0].step) < LEAST_STEPS:
+        return None
+    if not _waiting_is_known(seen):
         return None
     chosen = replayed_steps(seen)
     step = np.concatenate(chosen)
@@ -126,6 +130,22 @@ def gains(seen: MeasuredWorld) -> Gains | None:
         serialisation=float(own.max() / ideal_ns),
         transfer=ideal_ns / float(base.sum()),
     )
+
+
+def _waiting_is_known(seen: MeasuredWorld) -> bool:
+    """True if all ranks left a trace and at most ``MOST_UNSPLIT`` of the exposed time is unsplit.
+
+    In a replay, a collective that was not seen on all of its ranks waits for no other rank, so that
+    all of its exposed time counts as transfer, although a part may be waiting.
+    """
+    world_size = seen.parts[0].caused_ns.shape[1]
+    if len(seen.ranks) < world_size:
+        return False
+    exposed, unsplit = (
+        sum(float(getattr(part, name).sum()) for part in seen.measured)
+        for name in ("exposed_ns", "unsplit_ns")
+    )
+    return unsplit <= MOST_UNSPLIT * exposed
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,8 @@ from commprof.trace.reader import Trace
 from commprof.trace.schema import PHASES
 from commprof.units import ns_to_ms
 
+Floats = npt.NDArray[np.float64]
+
 #: Number of values that a level is learnt from, at the begin and after each change.
 REFERENCE = 40
 #: Robust standard deviations at which a value is cut.
@@ -250,31 +252,46 @@ class AnomalyFinder:
 def find_anomalies(seen: MeasuredWorld) -> tuple[Anomaly, ...]:
     """Finds anomalies in a finished run; a change and the return from it count as one anomaly."""
     finder, figures = AnomalyFinder(), list(_figures(seen))
+    series = _series(figures)
     told: dict[tuple[str, int], list[Anomaly]] = {}
     for found in (one for each in figures for one in finder.add(each)):
         changes = told.setdefault((found.what, found.rank), [])
         former = changes[-1] if changes else None
         if former is None or former.last_step is None or not _is_return(found, former):
-            changes.append(_with_end(found, figures))
+            changes.append(_with_end(found, *series[found.what, found.rank]))
     return tuple(
         sorted((one for each in told.values() for one in each), key=lambda x: x.found_step)
     )
 
 
-def _with_end(found: Anomaly, figures: Sequence[StepFigures]) -> Anomaly:
-    """Returns ``found``, with ``last_step`` set if the former level came back after the change."""
-    key = found.what, found.rank
-    after = [each for each in figures if each.step > found.found_step and key in _values(each)]
-    values = np.array([_values(each)[key] for each in after])
+def _series(figures: Sequence[StepFigures]) -> dict[tuple[str, int], tuple[Ints, Floats]]:
+    """Returns the steps and the values of each series that is watched for changes."""
+    rows: dict[tuple[str, int], list[tuple[int, float]]] = {}
+    for each in figures:
+        for key, value in _values(each).items():
+            rows.setdefault(key, []).append((each.step, value))
+    return {
+        key: (np.array([step for step, _ in row]), np.array([value for _, value in row]))
+        for key, row in rows.items()
+    }
+
+
+def _with_end(found: Anomaly, steps: Ints, values: Floats) -> Anomaly:
+    """Returns ``found``, with ``last_step`` set if the former level came back after the change.
+
+    ``steps`` and ``values`` are the whole series in which the change was found.
+    """
+    after = steps > found.found_step
+    steps, values = steps[after], values[after]
     for place in np.flatnonzero(_nearer_before(values, found)).tolist():
         level = values[place : place + _BACK]
         if len(level) == _BACK and _nearer_before(np.median(level, keepdims=True), found).all():
-            last = after[place - 1].step if place else found.found_step
+            last = int(steps[place - 1]) if place else found.found_step
             return replace(found, last_step=last)
     return found
 
 
-def _nearer_before(values: npt.NDArray[np.float64], found: Anomaly) -> npt.NDArray[np.bool_]:
+def _nearer_before(values: Floats, found: Anomaly) -> npt.NDArray[np.bool_]:
     return np.asarray(np.abs(values - found.before) < np.abs(values - found.after))
 
 

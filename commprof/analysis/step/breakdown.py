@@ -12,6 +12,7 @@ not part of the sum.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -110,8 +111,23 @@ class Breakdown:
         return np.concatenate((work, paused.sum(axis=0, keepdims=True)))
 
     def rows(self, chosen: npt.NDArray[np.bool_]) -> Breakdown:
-        """Returns only the chosen steps."""
-        return Breakdown(**{f.name: getattr(self, f.name)[chosen] for f in fields(self)})
+        """Returns only the chosen steps; their values are not copied if the steps are in a row."""
+        at = np.flatnonzero(chosen)
+        in_a_row = len(at) > 0 and at[-1] - at[0] == len(at) - 1
+        rows = slice(at[0], at[-1] + 1) if in_a_row else at
+        return Breakdown(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+
+
+def caused_in_all(parts: Sequence[Breakdown], chosen: npt.NDArray[np.bool_]) -> Floats:
+    """Returns ``Breakdown.caused_ns`` of the chosen steps, summed over the ranks that waited.
+
+    The ranks' tables are added one by one: a copy of all tables at once would need memory in
+    proportion to the square of the ranks.
+    """
+    total = parts[0].caused_ns[chosen]
+    for part in parts[1:]:
+        total += part.caused_ns[chosen]
+    return total
 
 
 def own_run_delay_ns(trace: Trace) -> Floats:

@@ -16,6 +16,9 @@ from commprof.trace.columns import Ints
 
 Floats = npt.NDArray[np.float64]
 
+NCCL_TESTS = "nccl-tests"
+"""``instrument`` in the context of a result that was read from an output of nccl-tests."""
+
 
 @dataclass(frozen=True)
 class Times:

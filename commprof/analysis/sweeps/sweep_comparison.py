@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from commprof.analysis.sweeps.sweep import RowKey, SweepResult, SweepRow
+from commprof.analysis.sweeps.sweep import NCCL_TESTS, RowKey, SweepResult, SweepRow
 from commprof.errors import UsageError
 from commprof.stats.rank_tests import holm, least_p, rank_test, with_correlation
 from commprof.text import counted
@@ -55,7 +55,10 @@ class SweepComparison:
     correlation: float
     """Correlation of the medians of successive rounds, averaged over all rows; see `drift`."""
     remarks: tuple[str, ...]
-    """Sentences on the limits of the conclusion."""
+    """Sentences on the limits of the conclusion, without their full stops."""
+    can_tell: bool
+    """False if every row's verdict is ``same`` however much its times differ; `remarks` says why.
+    """
 
     def slower_than(self, limit: float) -> tuple[RowComparison, ...]:
         """Rows with verdict ``slower`` and a ratio above 1 + ``limit``, where 0.05 is 5 %."""
@@ -76,6 +79,9 @@ def compare_sweeps(first: SweepResult, second: SweepResult) -> SweepComparison:
         )
     pairs = [(firsts[key], seconds[key]) for key in both]
     correlation = drift([round_medians(row) for pair in pairs for row in pair])
+    least = min(_least_p(*pair, correlation) for pair in pairs)
+    can_tell = least * len(pairs) < SIGNIFICANCE
+    by_nccl_tests = any(each.context.get("instrument") == NCCL_TESTS for each in (first, second))
     p_values = [
         with_correlation(rank_test(round_medians(a), round_medians(b)), correlation)
         for a, b in pairs
@@ -90,7 +96,8 @@ def compare_sweeps(first: SweepResult, second: SweepResult) -> SweepComparison:
         only_second=len(seconds) - len(both),
         differences=_differences(first.context, second.context),
         correlation=correlation,
-        remarks=tuple(_remarks(pairs, correlation)),
+        remarks=() if can_tell else (_cannot_tell(pairs, correlation, by_nccl_tests),),
+        can_tell=can_tell,
     )
 
 
@@ -117,10 +124,11 @@ def drift(series: list[list[float]]) -> float:
     for values in series:
         if len(values) < 3 or min(values) <= 0:
             continue
-        centred = np.log(values) - np.log(values).mean()
-        spread = float((centred**2).sum())
-        if spread == 0:
+        logs = np.log(values)
+        if np.ptp(logs) == 0:  # their mean has a rounding error, which all deviations would share
             continue
+        centred = logs - logs.mean()
+        spread = float((centred**2).sum())
         # Each series counts alike, however noisy.
         along += float((centred[1:] * centred[:-1]).sum()) / spread
         missing += 1 / len(values)
@@ -152,14 +160,29 @@ def _differences(first: dict[str, Any], second: dict[str, Any]) -> tuple[tuple[s
     return tuple((name, str(a), str(b)) for name, a, b in named if a != b)
 
 
-def _remarks(pairs: list[tuple[SweepRow, SweepRow]], correlation: float) -> list[str]:
-    rounds = [min(len(a.round_iterations), len(b.round_iterations)) for a, b in pairs]
-    least = with_correlation(least_p(min(rounds), min(rounds)), correlation)
-    if least * len(pairs) < SIGNIFICANCE:
-        return []
+def _least_p(a: SweepRow, b: SweepRow, correlation: float) -> float:
+    """Returns the smallest p-value that rows of as many rounds as these two can have."""
+    p_value = least_p(len(round_medians(a)), len(round_medians(b)))
+    return with_correlation(p_value, correlation)
+
+
+def _cannot_tell(
+    pairs: list[tuple[SweepRow, SweepRow]], correlation: float, by_nccl_tests: bool
+) -> str:
+    """Says why no row can be called slower or faster, and what to do next.
+
+    by_nccl_tests: True if at least one of the results was read from an output of nccl-tests.
+    """
+    rounds = max(min(len(round_medians(row)) for row in pair) for pair in pairs)
     drifting = f", whose successive values correlate by {correlation:.2f}," * (correlation > 0)
-    return [
-        f"With {counted(min(rounds), 'round')}{drifting} and {counted(len(pairs), 'row')} no "
-        f"difference can be significant at {SIGNIFICANCE:.0%} over all rows; measure fewer sizes "
-        "or more rounds (-n limits their number)"
-    ]
+    reason = (
+        f"With {counted(rounds, 'round')}{drifting} and {counted(len(pairs), 'row')} no "
+        f"difference can be significant at {SIGNIFICANCE:.0%} over all rows"
+    )
+    if by_nccl_tests:
+        return (
+            f"{reason}, because an output of nccl-tests holds a single round of each size; to tell "
+            "a difference from noise, measure both with commprof microbench --json"
+        )
+    steadier = ", or while the machine's speed drifts less" * (correlation > 0)
+    return f"{reason}; measure fewer sizes or more rounds (-n limits their number){steadier}"

@@ -13,7 +13,7 @@ import numpy as np
 
 from commprof import invocation
 from commprof.analysis.collectives.traffic import bus_factor
-from commprof.analysis.sweeps.sweep import OverlapRow, RowKey, SweepResult, SweepRow
+from commprof.analysis.sweeps.sweep import NCCL_TESTS, OverlapRow, RowKey, SweepResult, SweepRow
 from commprof.errors import UsageError
 from commprof.files import checked, read_json, replace_file
 from commprof.recordings.nccl_tests import (
@@ -37,7 +37,7 @@ def read_nccl_tests_sweep(path: Path) -> SweepResult:
             made = _row(log, row)
             keys.setdefault(made.key, made)  # nccl-tests may repeat a size; the first counts
     most, hosts = max(log.ranks for log in logs), logs[0].hosts
-    context = {"instrument": "nccl-tests", "world_size": most, "hosts": hosts}
+    context = {"instrument": NCCL_TESTS, "world_size": most, "hosts": hosts}
     return SweepResult(context={**context, "machine": {}}, rows=tuple(keys.values()))
 
 

@@ -16,20 +16,14 @@ from commprof.analysis.align.matching import POINT_TO_POINT
 from commprof.analysis.align.measured import MeasuredWorld
 from commprof.analysis.collectives.calls import Calls, calls_of
 from commprof.analysis.collectives.traffic import bus_factor
-from commprof.analysis.late.stragglers import (
-    LateRank,
-    find_late_rank,
-    find_slow_rank,
-    late_by_own_work,
-    of_ranks,
-    with_cause,
-)
+from commprof.analysis.late.stragglers import LateRank, late_rank, of_ranks
 from commprof.analysis.step.breakdown import mean_of_known
 from commprof.monitor.figures.steps import NewSteps, wall_ns
 from commprof.monitor.state import RECENT_STEPS, Bandwidth, Late, OperationState, StepTimes
 from commprof.predict.fit.cost_model import OTHER_HOST, SAME_HOST
 from commprof.predict.fit.machine_profile import LinkProfile
 from commprof.predict.replay.algorithms import canonical
+from commprof.trace.columns import Ints
 from commprof.trace.schema import OPS
 from commprof.units import NS_PER_S, ns_to_s, us_to_ns
 
@@ -59,6 +53,9 @@ class RecentSteps:
         #: For each step, times in ns: ``[rank, part]``, own work ``[rank, origin]``, waiting caused
         #: ``[rank, cause]``, and the step's duration.
         self._recent: deque[tuple[Floats, Floats, Floats, float]] = deque(maxlen=RECENT_STEPS)
+        #: For each of these steps, the waiting of pairs of ranks, most of which do not wait:
+        #: ``waiting rank * world_size + rank`` of each pair that does, and its time in ns.
+        self._pairs: deque[tuple[Ints, Floats]] = deque(maxlen=RECENT_STEPS)
         self._clock_error_ns = 0.0
         self._late: LateRank | None = None
 
@@ -78,6 +75,7 @@ class RecentSteps:
         for row in rows:
             step = parts[:, :, row], work[:, :, row], caused[row], float(lengths[row])
             self._recent.append(step)
+            self._pairs.append(self._waiting_pairs(new, row))
         self._clock_error_ns = us_to_ns(new.world.clock_error_us)
         self._find_late()
 
@@ -114,7 +112,15 @@ class RecentSteps:
         found = self._late
         if found is None:
             return None
-        return Late(found.rank, ns_to_s(found.wait_ns), found.phase or "")
+        return Late(found.rank, ns_to_s(found.wait_ns), found.phase or "", found.waiting_ranks)
+
+    def _waiting_pairs(self, new: NewSteps, row: int) -> tuple[Ints, Floats]:
+        """Returns one step's entry of ``self._pairs``."""
+        waited = np.zeros((self._world_size, self._world_size))
+        for rank, part in zip(new.ranks, new.parts, strict=True):
+            waited[rank] = of_ranks(part.caused_ns[row : row + 1])[0]
+        pair = np.flatnonzero(waited)
+        return pair, waited.ravel()[pair]
 
     def _find_late(self) -> None:
         """Finds the late rank by the same rules as ``analysis.world``."""
@@ -122,13 +128,17 @@ class RecentSteps:
         if len(self._recent) < _FEWEST_FOR_LATE or len(self._ranks) != self._world_size:
             return
         _, works, caused, lengths = zip(*self._recent, strict=True)
-        waited_for = of_ranks(np.stack(caused))
-        step_ns = float(np.median(lengths))
-        late = find_late_rank(waited_for, step_ns, self._clock_error_ns)
-        if late is not None:
-            late = with_cause(late, np.stack(caused))
-        slow = find_slow_rank(np.stack(works, axis=2), step_ns)
-        self._late = late_by_own_work(late, slow, waited_for, step_ns)
+        pairs, waited = zip(*self._pairs, strict=True)
+        by_waiting = np.zeros((self._world_size, self._world_size))
+        np.add.at(by_waiting.reshape(-1), np.concatenate(pairs), np.concatenate(waited))
+        self._late = late_rank(
+            np.stack(caused),
+            by_waiting,
+            np.stack(works, axis=2),
+            self._ranks,
+            float(np.median(lengths)),
+            self._clock_error_ns,
+        )
 
 
 def _times(steps: int, values_ns: Sequence[float] | Floats) -> StepTimes:

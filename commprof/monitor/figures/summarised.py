@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -48,6 +49,7 @@ class Summaries:
             return
         if self._kept and _began_anew(summary, self._kept[-1]):
             self._kept.clear()  # earlier steps were guesses: the loop does mark its steps
+        summary = _with_unsplit(summary, self.newest)
         if len(self._kept) > 1 and self._kept[-1].end_ns < self._kept[-2].end_ns + _APART_NS:
             self._kept.pop()
         self._kept.append(summary)
@@ -113,7 +115,9 @@ class Summaries:
 def late_by_summaries(traces: Sequence[Trace], summaries: Sequence[Summary]) -> Late | None:
     """Finds the late rank by the report's rules, from all waiting since always-on mode began."""
     found = late_rank(traces, summaries) if summaries else None
-    return None if found is None else Late(found.rank, found.wait_ms / 1e3, found.phase)
+    if found is None:
+        return None
+    return Late(found.rank, found.wait_ms / 1e3, found.phase, found.waiting_ranks)
 
 
 def difference(newer: Histogram, older: Histogram) -> Histogram:
@@ -140,6 +144,19 @@ def _began_anew(summary: Summary, before: Summary) -> bool:
     return other_marks or summary.steps.count < before.steps.count
 
 
+def _with_unsplit(summary: Summary, before: Summary | None) -> Summary:
+    """Returns a summary with ``unsplit_ns``, which older versions did not write.
+
+    It is estimated as the exposed time that is neither wait nor wire. That includes the newest
+    steps, whose split is not known yet; so as not to fall, it is at least that of ``before``.
+    """
+    if summary.unsplit_ns is not None:
+        return summary
+    split_ns = summary.exposed_wait.sum_ns + summary.exposed_wire.sum_ns
+    least_ns = (before.unsplit_ns or 0) if before is not None else 0
+    return replace(summary, unsplit_ns=max(least_ns, summary.exposed.sum_ns - split_ns))
+
+
 def _times(summary: Summary, steps: int) -> StepTimes:
     """Returns a summary's sums over all steps; ``hidden_s``, which no summary holds, is NaN.
 
@@ -160,7 +177,7 @@ def _times(summary: Summary, steps: int) -> StepTimes:
         exposed_s=ns_to_s(exposed),
         wait_s=ns_to_s(wait),
         wire_s=ns_to_s(wire),
-        unsplit_s=ns_to_s(max(0, exposed - wait - wire)),
+        unsplit_s=ns_to_s(summary.unsplit_ns or 0),
         hidden_s=math.nan,
     )
 

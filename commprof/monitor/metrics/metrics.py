@@ -156,8 +156,8 @@ METRICS: Final = (
     ),
     _figure(
         "late_rank_wait_seconds",
-        "Time spent waiting for the late rank: mean over the other ranks and the recent steps (in "
-        "always-on mode: all steps).",
+        "Time spent waiting for the late rank: mean over the ranks that wait for it and the recent "
+        "steps (in always-on mode: all steps).",
         values.late_wait,
     ),
     _counter("collectives", "Operations issued.", values.operations("calls")),

@@ -14,7 +14,7 @@ from commprof.monitor.rank_state import RankState, common_names
 from commprof.monitor.watchdog.hang import DEAD, Process
 from commprof.trace import schema
 from commprof.trace.ring import RingTail
-from commprof.trace.run.processes import PROC, Here, stat_of, text_of
+from commprof.trace.run.processes import PROC, Here, State, stat_of, text_of
 from commprof.trace.schema import Records
 
 #: Looks in a row that must find state D before it is reported: page faults cause it briefly.
@@ -32,9 +32,11 @@ _CODES = {"T": "stopped", "t": "traced", "D": "uninterruptible", "Z": DEAD, "X":
 class ProcessWatch:
     """State of one process; a later process with the same id is not mistaken for it."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, *, gone: bool = False) -> None:
+        """Begins to watch; if ``gone``, the process has ended and another may have its id."""
         self.pid = pid
-        self._started = _stat(pid)[1]
+        #: Start of the process; None if it has ended before.
+        self._started = None if gone else _stat(pid)[1]
         self._asleep = 0
 
     def look(self) -> Process:
@@ -97,6 +99,8 @@ class RankFeed:
         self._watch: ProcessWatch | None = None
         #: Records of the trace, kept until it is clear whether there are rings.
         self._early: list[Records] = []
+        #: Threads of which the ring files had records.
+        self._in_rings: set[int] = set()
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -121,13 +125,21 @@ class RankFeed:
 
     @property
     def is_seen(self) -> bool:
-        """True if the rank's new records can be read: in its trace, or in its ring files.
+        """True if all of the rank's new records can be read: in its trace, or in its ring files.
 
-        False if no ring files are found and the mode is not "full": the trace then has no records.
+        False while the rank records nothing. Also False if some or all ring files are missing and
+        the mode is not "full": the trace then has no records.
         """
-        rings = self._rings is not None and self._rings.rings > 0
+        if not self._tail.recording:
+            return False
+        rings = self._rings is not None and self._rings.rings > 0 and not self._rings_lack_records
         summary = self._tail.summary
         return rings or summary is None or summary.mode == "full"
+
+    @property
+    def _rings_lack_records(self) -> bool:
+        """True if some threads have rings without files."""
+        return bool(self.metadata.get("private_rings"))
 
     def look(self) -> None:
         """Reads all new records and updates the state."""
@@ -141,16 +153,27 @@ class RankFeed:
         self.records = self._chosen(from_rings, from_trace)
         self.state.take(self.records, self._tail.groups.values())
         self.state.closed = self._tail.ended
+        if not self._tail.recording:
+            self.state.forget_open()
         if self._watch is not None:
             self.process = self._watch.look()
 
     def _chosen(self, from_rings: Records, from_trace: Records) -> Records:
-        """Returns the records of the rings if there are rings, else those of the trace."""
+        """Returns the records of the rings if there are rings, else those of the trace.
+
+        If some rings have no files, those of their threads come from the trace.
+        """
         if self._rings is None:
             return from_trace
         if self._rings.rings:
-            self._early.clear()
-            return from_rings
+            self._in_rings.update(np.unique(from_rings["thread"]).tolist())
+            early, self._early = self._early, []
+            if not self._rings_lack_records:
+                return from_rings
+            rest = np.concatenate([*early, from_trace])
+            rest = rest[~np.isin(rest["thread"], list(self._in_rings))]
+            found = np.concatenate([from_rings, rest])
+            return found[np.argsort(found["timestamp_ns"], kind="stable")]
         self._early.append(from_trace)
         if len(self._early) <= _RING_LOOKS or not any(map(len, self._early)):
             del self._early[: -2 * _RING_LOOKS]
@@ -172,7 +195,8 @@ class RankFeed:
         here = Here()
         if not (here.shares_pids(metadata) and here.shares_clock(metadata)):
             return
-        self._watch = ProcessWatch(metadata["pid"])
+        gone = here.find(metadata)[0] is State.GONE
+        self._watch = ProcessWatch(metadata["pid"], gone=gone)
         if metadata["ring_prefix"]:
             self._rings = RingTail(metadata["ring_prefix"], _session(self.path))
 

@@ -23,7 +23,7 @@ from commprof.predict.fit.cost_model import (
     link_words,
 )
 from commprof.predict.fit.points import Point
-from commprof.predict.fit.regression import Floats, Line, find_breaks, lines_on
+from commprof.predict.fit.regression import MOST_SIZES, Floats, Line, find_breaks, lines_on
 from commprof.predict.replay.algorithms import work
 from commprof.stats.intervals import percentile_interval
 
@@ -86,7 +86,7 @@ def _fit(op: str, backend: str, points: Sequence[Point]) -> CostCurve:
     lines = lines_on(breaks, data.x, data.y)
     assert lines is not None
     replicates = _bootstrap(breaks, data)
-    by_size = _leave_out(data, data.size_bytes)
+    by_size = _leave_out(data, data.size_bytes, breaks)
     knots = _knots(data) if by_size is not None and by_size.prefers_knots else ()
     residual = _either(knots, _predicted(breaks, lines, data.x), data.x) / data.y - 1
     return CostCurve(
@@ -99,7 +99,7 @@ def _fit(op: str, backend: str, points: Sequence[Point]) -> CostCurve:
         residual=float(np.sqrt(np.mean(residual**2))),
         worst_residual=float(np.abs(residual).max()),
         held_out_size=None if by_size is None else by_size.held_out,
-        held_out_world_size=_held_out_world_size(data),
+        held_out_world_size=_held_out_world_size(data, breaks),
         replicates=tuple(tuple(each) for each in replicates),
         knots=knots,
     )
@@ -236,27 +236,34 @@ def _are_knots_better(knots: Floats | np.float64, lines: Floats | np.float64) ->
     return knots < _ALMOST * lines
 
 
-def _leave_out(data: _Data, groups: Floats) -> _LeftOut | None:
+def _leave_out(data: _Data, groups: Floats, breaks: Sequence[float]) -> _LeftOut | None:
     """Leaves out each group of points in turn and refits; None if too few points remain.
 
-    The breaks between pieces are refitted too.
+    The breaks between pieces are refitted too, unless there are more than ``MOST_SIZES`` groups:
+    one group in so many hardly moves ``breaks``, the breaks of all points.
     """
     lines, knots = np.zeros(len(data.x)), np.zeros(len(data.x))
-    for value in np.unique(groups):
+    values = np.unique(groups)
+    for value in values:
         out = groups == value
         rest = _rows(data, ~out)
-        breaks = find_breaks(rest.x, rest.y)
-        fitted = lines_on(breaks, rest.x, rest.y)
+        used, fitted = breaks, None
+        if len(values) > MOST_SIZES:
+            fitted = lines_on(used, rest.x, rest.y)
+        if fitted is None:  # also if too few points of a piece remain
+            used = find_breaks(rest.x, rest.y)
+            fitted = lines_on(used, rest.x, rest.y)
         if fitted is None:
             return None
-        predicted = _predicted(breaks, fitted, data.x[out])
+        predicted = _predicted(used, fitted, data.x[out])
         lines[out] = predicted / data.y[out] - 1
         knots[out] = _either(_knots(rest), predicted, data.x[out]) / data.y[out] - 1
     return _LeftOut(lines, knots)
 
 
-def _held_out_world_size(data: _Data) -> HeldOut | None:
-    found = _leave_out(data, data.ranks) if len(np.unique(data.ranks)) > 1 else None
+def _held_out_world_size(data: _Data, breaks: Sequence[float]) -> HeldOut | None:
+    several = len(np.unique(data.ranks)) > 1
+    found = _leave_out(data, data.ranks, breaks) if several else None
     return None if found is None else found.held_out
 
 

@@ -24,6 +24,9 @@ _ROUNDS = 12
 #: Least number of different x in a piece.
 LEAST_PER_PIECE = 3
 MOST_PIECES = 3
+#: Most different x between which each place is tried as a break, and most sizes that are left out
+#: of a fit with breaks of its own: the time of both grows with a high power of their number.
+MOST_SIZES = 70
 #: Residuals below this do not justify another piece.
 _FINEST = 1e-3
 
@@ -79,14 +82,17 @@ def find_breaks(x: Floats, y: Floats) -> tuple[float, ...]:
     """Finds the pieces that fit ``y`` best by BIC, with one line each; returns where they begin.
 
     The first piece begins at 0, each other piece at the geometric midpoint of two neighbouring x.
+    Of more than ``MOST_SIZES`` different x, only so many are tried as begins of pieces, at equal
+    distances in the order of x; each line is still fitted to all points of its piece.
     """
     values = np.unique(x)
     most = max(1, min(MOST_PIECES, len(values) // LEAST_PER_PIECE))
-    costs = _segment_costs(x, y, values) if most > 1 else {}
+    places = _places(len(values))
+    costs = _segment_costs(x, y, values, places) if most > 1 else {}
     best: tuple[float, ...] = (0.0,)
     best_score = np.inf
     for pieces in range(1, most + 1):
-        for cuts in itertools.combinations(range(1, len(values)), pieces - 1):
+        for cuts in itertools.combinations(places[1:-1], pieces - 1):
             bounds = (0, *cuts, len(values))
             if min(j - i for i, j in itertools.pairwise(bounds)) < LEAST_PER_PIECE:
                 continue
@@ -100,6 +106,13 @@ def find_breaks(x: Floats, y: Floats) -> tuple[float, ...]:
                 begins = [float(np.sqrt(values[c - 1] * values[c])) for c in cuts]
                 best, best_score = (0.0, *begins), score
     return best
+
+
+def _places(count: int) -> list[int]:
+    """Returns the places, from 0 to ``count``, at which a piece may begin or end."""
+    if count <= MOST_SIZES:
+        return list(range(count + 1))
+    return [round(at * count / MOST_SIZES) for at in range(MOST_SIZES + 1)]
 
 
 def lines_on(breaks: Sequence[float], x: Floats, y: Floats) -> list[Line] | None:
@@ -137,15 +150,15 @@ def _weighted_lines(x: Floats, y: Floats, weight: Floats) -> Floats:
     return result
 
 
-def _segment_costs(x: Floats, y: Floats, values: Floats) -> dict[tuple[int, int], float]:
+def _segment_costs(
+    x: Floats, y: Floats, values: Floats, places: Sequence[int]
+) -> dict[tuple[int, int], float]:
     """Returns, by (i, j), the sum of absolute relative residuals of the line of one piece.
 
     The line is fitted to the points with x in ``values[i:j]``, and only they are in the sum.
-    ``values`` are the different x in ascending order.
+    ``values`` are the different x in ascending order, and i and j are two of ``places``.
     """
-    pairs = [
-        (i, j) for i in range(len(values)) for j in range(i + LEAST_PER_PIECE, len(values) + 1)
-    ]
+    pairs = [(i, j) for i, j in itertools.combinations(places, 2) if j - i >= LEAST_PER_PIECE]
     first, behind = np.array(pairs).T
     chosen = (x >= values[first][:, None]) & (x <= values[behind - 1][:, None])
     off = np.abs(_residuals(robust_lines(x, y, chosen), x, y))

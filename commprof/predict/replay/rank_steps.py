@@ -7,13 +7,14 @@ synchronise at these ends, so a replay begins at the end of a finalisation.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from commprof.analysis.align.matching import POINT_TO_POINT
 from commprof.analysis.step.exposure import exposures_of
 from commprof.trace import columns
-from commprof.trace.columns import Collectives, Finalizations, Ints
+from commprof.trace.columns import Ints
 from commprof.trace.lookup import row_containing
 from commprof.trace.reader import Trace
 from commprof.trace.schema import OPS, Kind, Phase, op_name
@@ -63,7 +64,7 @@ def cycles(trace: Trace, measured_steps: Ints) -> list[Cycle]:
     steps = columns.steps(trace)
     if len(steps) == 0:
         return []
-    table, found = columns.collectives(trace), columns.finalizations(trace)
+    found, buckets = columns.finalizations(trace), _buckets(trace)
     mine = np.flatnonzero(found.span.thread == steps.thread[0])
     mine = mine[np.argsort(found.span.begin_ns[mine], kind="stable")]
     row = row_containing(steps.begin_ns, steps.end_ns, found.span.begin_ns[mine])
@@ -75,16 +76,13 @@ def cycles(trace: Trace, measured_steps: Ints) -> list[Cycle]:
     outside = waits.graph_task < 0
     wait_at, wait_ns = waits.begin_ns[outside], waits.waited_ns[outside]
     result = []
-    for i in range(1, len(mine)):
-        alone = (step == step[i]).sum() == 1 and 0 <= step[i - 1] == step[i] - 1
-        if not alone or step[i] not in measured_steps:
-            continue
+    for i in _following(step, measured_steps).tolist():
         begin, current = int(found.span.end_ns[mine[i - 1]]), int(mine[i])
-        ready, end, size = _buckets(trace, table, found, current, begin)
+        window = (int(found.span.begin_ns[current]), int(found.span.end_ns[current]))
+        ready, end, size = buckets.of(int(found.span.key[current]), begin, window[1])
         if len(ready) == 0:
             continue
-        before = (wait_at >= begin) & (wait_at < ready[0])
-        window = (int(found.span.begin_ns[current]), int(found.span.end_ns[current]))
+        before = slice(*np.searchsorted(wait_at, (begin, ready[0])))
         used = cpu.get(window[0], 0) - cpu.get(begin, 0)
         known = window[0] in cpu and begin in cpu
         result.append(
@@ -125,24 +123,55 @@ def other_calls(trace: Trace, measured_steps: Ints) -> tuple[OtherCall, ...]:
     )
 
 
-def _buckets(
-    trace: Trace, table: Collectives, found: Finalizations, row: int, begin_ns: int
-) -> tuple[Ints, Ints, Ints]:
-    """Returns ready times, ends and bytes of one finalisation's buckets, in order of issue."""
-    window_end = int(found.span.end_ns[row])
-    hooked = columns.buckets(trace)
+def _following(step: Ints, measured_steps: Ints) -> Ints:
+    """Returns the places of the measured steps that occur once, right after the step before them.
+
+    ``step``: number of the step of each finalisation, in order of time; -1 outside of all steps.
+    """
+    _, place, times = np.unique(step, return_inverse=True, return_counts=True)
+    follows = (step[:-1] >= 0) & (step[1:] == step[:-1] + 1)
+    chosen = follows & (times[place[1:]] == 1) & np.isin(step[1:], measured_steps)
+    return 1 + np.flatnonzero(chosen)
+
+
+class _Buckets(NamedTuple):
+    """All buckets of one rank, in order of issue."""
+
+    ready_ns: Ints
+    end_ns: Ints
+    bytes: Ints
+    #: Backward pass of each bucket; None if it was not recorded.
+    graph_task: Ints | None
+
+    def of(self, task: int, begin_ns: int, end_ns: int) -> tuple[Ints, Ints, Ints]:
+        """Returns ready times, ends and bytes of the buckets of one backward pass.
+
+        Only buckets that became ready from ``begin_ns`` to before ``end_ns`` count.
+        """
+        rows = np.arange(*np.searchsorted(self.ready_ns, (begin_ns, end_ns)))
+        if self.graph_task is not None:
+            rows = rows[self.graph_task[rows] == task]
+        return self.ready_ns[rows], self.end_ns[rows], self.bytes[rows]
+
+
+def _buckets(trace: Trace) -> _Buckets:
+    hooked, table = columns.buckets(trace), columns.collectives(trace)
     if hooked.end_ns.any():  # on a device, buckets have the host's times and no ends
-        chosen = (hooked.ready_ns >= begin_ns) & (hooked.ready_ns < window_end)
-        return hooked.ready_ns[chosen], hooked.end_ns[chosen], hooked.bytes[chosen]
-    chosen = (table.graph_task == found.span.key[row]) & (table.op == OPS.index("all_reduce"))
-    chosen &= (table.issue_ns >= begin_ns) & (table.issue_ns < window_end)
-    return table.issue_ns[chosen], table.end_ns[chosen], table.bytes_in[chosen]
+        return _Buckets(hooked.ready_ns, hooked.end_ns, hooked.bytes, None)
+    rows = np.flatnonzero(table.op == OPS.index("all_reduce"))
+    return _Buckets(
+        table.issue_ns[rows], table.end_ns[rows], table.bytes_in[rows], table.graph_task[rows]
+    )
 
 
 def _last_before(times_ns: Ints, limit_ns: int, least_ns: int) -> float:
-    """Returns the last time from ``least_ns`` to ``limit_ns``; NaN if there is none."""
-    found = times_ns[(times_ns <= limit_ns) & (times_ns >= least_ns)]
-    return float(found.max()) if len(found) else float("nan")
+    """Returns the last time from ``least_ns`` to ``limit_ns``; NaN if there is none.
+
+    ``times_ns`` are in ascending order.
+    """
+    found = int(np.searchsorted(times_ns, limit_ns, "right")) - 1
+    is_known = found >= 0 and times_ns[found] >= least_ns
+    return float(times_ns[found]) if is_known else float("nan")
 
 
 def cpu_times(trace: Trace) -> dict[int, int]:

@@ -104,34 +104,27 @@ class Replay(Model):
             self.schedule, self.profile, self.compute_by_batch, scenario, self.batches
         )
         random = np.random.default_rng(SEED)
-        main = self._run(setting, self._draw(setting, STEPS, random))
+        main = self._run(setting, STEPS, random)
         replicates = []
         count = max(_STEPS_PER_REPLICATE, min(STEPS, 20_000 // scenario.world_size))
         for number in range(REPLICATES):
             rows = random.integers(0, len(setting.ready_s), len(setting.ready_s))
-            drawn = self._draw(setting, count, random, rows)
-            replicates.append(_medians(self._run(setting.replicate(number), drawn)))
+            replicates.append(_medians(self._run(setting.replicate(number), count, random, rows)))
         steps = np.array([each.step_s for each in replicates])
         return _prediction(self, setting, main, replicates), steps
 
-    def _draw(
+    def _run(
         self,
         setting: Setting,
         steps: int,
         random: np.random.Generator,
         rows: npt.NDArray[np.int64] | None = None,
-    ) -> DrawnSteps:
+    ) -> _Run:
+        """Replays ``steps`` steps drawn from the recorded ones, or from their ``rows`` only."""
         chosen = slice(None) if rows is None else rows
-        return draw_steps(
-            setting.ready_s[chosen],
-            setting.backward_end_s[chosen],
-            setting.scenario.world_size,
-            steps,
-            random,
-        )
-
-    def _run(self, setting: Setting, drawn: DrawnSteps) -> _Run:
+        ready_s, backward_end_s = setting.ready_s[chosen], setting.backward_end_s[chosen]
         ranks = setting.scenario.world_size
+        drawn = draw_steps(ready_s, backward_end_s, ranks, steps, random)
         total, wire = setting.bucket_times()
         workers = 1 if setting.hook else self.schedule.workers
         shift = setting.other_s()
@@ -144,7 +137,7 @@ class Replay(Model):
             wire_s=waited,
             wait_s=drawn.backward_end_s - drawn.mean_backward_end_s,
             busy_s=np.full(len(step), float(total.sum() if ranks > 1 else 0.0)),
-            other_s=shift,
+            other_s=shift + float(np.median(setting.kept_wait_s[chosen])),
             backward_end_s=last,
         )
 
@@ -157,6 +150,7 @@ class _Run:
     wire_s: Floats
     wait_s: Floats
     busy_s: Floats
+    #: Time of collectives other than the gradients', predicted or as recorded.
     other_s: float
     backward_end_s: Floats
 
@@ -181,7 +175,7 @@ def _prediction(
     step, wait, wire, exposed, hidden = estimates(_medians(run), replicates)
     busy = float(np.median(run.busy_s))
     copies = float(setting.copy_s.sum())
-    alone = float(np.median(setting.backward_end_s)) + copies
+    alone = float(np.median(setting.backward_end_s - setting.kept_wait_s)) + copies
     bare = float(np.median(run.backward_end_s)) + copies
     batch = schedule.batch.per_rank
     if scenario.scaling == STRONG:

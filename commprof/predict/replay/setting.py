@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from commprof import invocation
 from commprof.errors import CommprofError
+from commprof.predict.fit.cost_model import OTHER_HOST
 from commprof.predict.fit.hook_costs import HookCost, recording
 from commprof.predict.fit.links import ScenarioLink, scenario_link
 from commprof.predict.fit.machine_profile import MachineProfile
@@ -127,6 +128,9 @@ class Setting:
     copy_s: Floats
     #: Other collectives: (operation, size, number per step); empty if they stay as recorded.
     others: tuple[tuple[str, float, float], ...]
+    #: [steps, ranks]: waits for other collectives that stay as recorded, and are part of the times
+    #: above; 0 if the times of these collectives are predicted.
+    kept_wait_s: Floats
     outside: tuple[str, ...]
     remarks: tuple[str, ...]
 
@@ -208,7 +212,7 @@ def make_setting(
     stretch *= _hook_factor(schedule, hook, remarks)
     if hook is not None:
         remarks += hook.remarks(hook.peers(scenario.world_size, link.ranks_per_host))
-    moved = scenario.world_size != schedule.world_size or scenario.changes_link
+    moved = _is_moved(schedule, scenario, link)
     waits = schedule.other_wait_s if moved else np.zeros_like(schedule.other_wait_s)
     outside += outside_of(schedule, scenario, placement, link, hook, sizes, batches)
     if scenario.world_size > 1 and link.slowest.backend != schedule.backend:
@@ -226,9 +230,20 @@ def make_setting(
         ready_s=(ready - waits[:, :, None]) * stretch,
         backward_end_s=(schedule.backward_end_s - waits) * stretch,
         copy_s=schedule.copy_s_per_byte * sizes * crowded,
-        others=_others(schedule, remarks) if moved and scenario.world_size > 1 else (),
+        others=_others(schedule, scenario, remarks) if moved and scenario.world_size > 1 else (),
+        kept_wait_s=(schedule.other_wait_s - waits) * stretch,
         outside=tuple(outside),
         remarks=tuple(remarks),
+    )
+
+
+def _is_moved(schedule: Schedule, scenario: Scenario, link: ScenarioLink) -> bool:
+    """True if the times of collectives other than the gradients' differ from the recorded ones."""
+    other_class = (link.outer is not None) != (schedule.link == OTHER_HOST)
+    return (
+        scenario.world_size != schedule.world_size
+        or scenario.changes_link
+        or (scenario.world_size > 1 and other_class)
     )
 
 
@@ -340,7 +355,14 @@ def _batch_factor(schedule: Schedule, compute_by_batch: Line | None, scenario: S
     return (fixed + per_sample * there) / (fixed + per_sample * recorded)
 
 
-def _others(schedule: Schedule, remarks: list[str]) -> tuple[tuple[str, float, float], ...]:
+def _others(
+    schedule: Schedule, scenario: Scenario, remarks: list[str]
+) -> tuple[tuple[str, float, float], ...]:
+    """Returns ``Setting.others`` of a scenario that moves them, and adds its assumptions.
+
+    The recorded size of an all-gather or gather is that of all ranks' parts. Each rank's part stays
+    as recorded, so the size is in proportion to the ranks.
+    """
     known = [call for call in schedule.other_calls if canonical(call.op) in OPERATIONS]
     left_out = {call.op for call in schedule.other_calls} - {call.op for call in known}
     if left_out:
@@ -351,4 +373,12 @@ def _others(schedule: Schedule, remarks: list[str]) -> tuple[tuple[str, float, f
             f"the times of {names} outside of the gradients' exchange are predicted with the "
             "latency and rate of all-reduce"
         )
-    return tuple((call.op, float(call.size_bytes), call.per_step) for call in known)
+    growth = scenario.world_size / schedule.world_size
+    return tuple(
+        (
+            call.op,
+            call.size_bytes * (growth if canonical(call.op) in ("all_gather", "gather") else 1.0),
+            call.per_step,
+        )
+        for call in known
+    )

@@ -222,7 +222,9 @@ def render_compared(comparison: SweepComparison, tables: int | None = None) -> s
     for count, which in ((comparison.only_first, "A"), (comparison.only_second, "B")):
         if count:
             blocks.append(f"Only in {which}: {count} {'row' if count == 1 else 'rows'}.")
-    blocks += [f"* {remark}." for remark in comparison.remarks]
+    blocks += [
+        textwrap.fill(f"* {remark}.", 100, subsequent_indent="  ") for remark in comparison.remarks
+    ]
     counts = {name: sum(row.verdict == name for row in rows) for name in _VERDICTS}
     blocks.append("B against A: " + ", ".join(f"{counts[name]} {name}" for name in _VERDICTS) + ".")
     return "\n\n".join(blocks) + "\n"

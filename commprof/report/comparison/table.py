@@ -12,7 +12,7 @@ from typing import Any
 
 from commprof.analysis.compare import Change, RunComparison, WorldComparison
 from commprof.files import plain
-from commprof.report.tabulated import Grid, tabulated, three_digits
+from commprof.report.tabulated import Grid, not_shown, tabulated, three_digits
 from commprof.text import counted, fitted, printable
 
 LEGEND = """\
@@ -39,7 +39,9 @@ def render(
     blocks = ["\n".join(printable(line) for line in (f"A: {result.a}", f"B: {result.b}"))]
     for world in result.worlds:
         table = tabulated(*comparison_grid(world), width=tables)
-        blocks.append(f"{counted(world.world_size, 'rank')}, {_steps(world)}:\n{table}")
+        more = not_shown(len(world.collectives) - _MOST_COLLECTIVES, "kind", " of call")
+        heading = f"{counted(world.world_size, 'rank')}, {_steps(world)}:"
+        blocks.append("\n".join([heading, table, *more]))
     if result.worlds:
         blocks.append(fitted(LEGEND, width))
     if result.settings:
@@ -50,7 +52,7 @@ def render(
 
 
 def comparison_grid(world: WorldComparison) -> Grid:
-    """Makes a table with a row per figure of one world size."""
+    """Makes a table with a row per figure of one world size; of collectives, the longest ones."""
     changes = [*world.parts, *world.collectives[:_MOST_COLLECTIVES]]
     if world.is_busy:
         changes.insert(1, world.with_cores)

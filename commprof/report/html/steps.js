@@ -91,7 +91,7 @@ function drawWaiting() {
   if (!section) return;
   const tables = [...section.querySelectorAll(".scroll")];
   section.insertBefore(element("div", { class: "controls" }, worldChoice()), tables[0]);
-  const none = element("p", { class: "note" }, "With one rank there is nobody to wait for.");
+  const none = element("p", { class: "note" });
   section.insertBefore(none, tables[0]);
   tables.forEach(heated);
   onWorld(() => {
@@ -99,6 +99,9 @@ function drawWaiting() {
       table.hidden = table.querySelector("caption").textContent !== worldText(world());
     }
     none.hidden = tables.some((table) => !table.hidden);
+    none.textContent = world().ranks === 1
+      ? "With one rank there is nobody to wait for."
+      : "The ranks' clocks cannot be compared, so it is not known who waits for whom.";
   });
 }
 

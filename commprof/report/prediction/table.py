@@ -20,7 +20,7 @@ from commprof.report.prediction.cells import (
     within_if_wide,
 )
 from commprof.report.tabulated import tabulated, three_digits
-from commprof.text import printable
+from commprof.text import plain_digits, printable
 
 _CHECKED = """\
 step: median of the slowest rank, with its 95 % interval in brackets. The interval covers sampling,
@@ -218,7 +218,7 @@ def _cost(answer: Answer, is_priced: bool, is_sharded: bool) -> tuple[str, ...]:
 
 
 def _known(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.4g}"
+    return "-" if math.isnan(value) else plain_digits(value, 4)
 
 
 def _lines(answers: Answers, refused: Sequence[str], width: int) -> Iterator[str]:

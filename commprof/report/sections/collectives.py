@@ -6,8 +6,8 @@ import textwrap
 
 from commprof.analysis.collectives.kinds import CollectiveRow, SteplessCollectives
 from commprof.analysis.world import WorldResult
-from commprof.report.tabulated import Grid, tabulated, three_digits
-from commprof.text import printable, rank_list
+from commprof.report.tabulated import Grid, not_shown, tabulated, three_digits
+from commprof.text import plain_digits, printable, rank_list
 
 LEGEND = """\
 Times in ms: median over calls and ranks. total: issue to completion. Each call's total is queue +
@@ -59,7 +59,7 @@ def title_of(world: Shown) -> str:
 
 
 def collectives_section(world: Shown, most_rows: int = 12, tables: int | None = None) -> str:
-    """Renders heading, table, number of rows left out, notes, and callers if known.
+    """Renders heading, table, notes, and callers if known.
 
     Args:
         world: figures of one world size.
@@ -69,20 +69,21 @@ def collectives_section(world: Shown, most_rows: int = 12, tables: int | None = 
     shown = _rows_of(world)[:most_rows]
     table = tabulated(*collectives_grid(world, most_rows), width=tables)
     lines = [f"{title_of(world)}:", table]
-    left_out = len(_rows_of(world)) - len(shown)
-    if left_out:
-        more = "1 more kind" if left_out == 1 else f"{left_out} more kinds"
-        lines.append(f"Not shown: {more} of call (see the JSON result).")
     lines += [textwrap.fill(line, tables or 100) for line in notes(world, most_rows)]
     callers = [line for row in shown if row.callers for line in _callers(row, tables or 100)]
     return "\n".join([*lines, *callers])
 
 
 def notes(world: Shown, most_rows: int) -> list[str]:
-    """Returns notes on the rows of the table."""
-    shown = (_group(row, world.world_size) for row in _rows_of(world)[:most_rows])
+    """Returns the number of rows left out, and notes on the rows of the table."""
+    rows = _rows_of(world)
+    shown = (_group(row, world.world_size) for row in rows[:most_rows])
     listed = [GROUPS_LEGEND] if any("{" in group for group in shown) else []
-    return [*listed, *(unlisted(world) if isinstance(world, WorldResult) else [])]
+    return [
+        *not_shown(len(rows) - most_rows, "kind", " of call"),
+        *listed,
+        *(unlisted(world) if isinstance(world, WorldResult) else []),
+    ]
 
 
 def _rows_of(world: Shown) -> tuple[CollectiveRow, ...]:
@@ -146,7 +147,7 @@ def _group(row: CollectiveRow, world_size: int) -> str:
 
 
 def _size(row: CollectiveRow) -> str:
-    low, high = (f"{size / 1e6:.3g}" if row.sizes_known else "-" for size in row.size_bytes)
+    low, high = (plain_digits(size / 1e6) if row.sizes_known else "-" for size in row.size_bytes)
     return low if low == high else f"{low}-{high}"
 
 

@@ -6,8 +6,8 @@ import math
 
 from commprof.analysis.collectives.compression import CompressionRow
 from commprof.analysis.world import WorldResult
-from commprof.report.tabulated import Grid, tabulated, three_digits
-from commprof.text import printable
+from commprof.report.tabulated import Grid, not_shown, tabulated, three_digits
+from commprof.text import plain_digits, printable
 
 LEGEND = """\
 Times in ms, medians over calls and ranks. queue: the bucket was ready, but the compressor's thread
@@ -37,11 +37,12 @@ def compression_section(world: WorldResult, most_rows: int = 16, tables: int | N
     ranks = "1 rank" if world.world_size == 1 else f"{world.world_size} ranks"
     table = tabulated(*compression_grid(world, most_rows), width=tables)
     lines = [f"Compressed buckets of {ranks}:", table]
-    left_out = len(world.compression) - most_rows
-    if left_out > 0:
-        more = "1 more bucket" if left_out == 1 else f"{left_out} more buckets"
-        lines.append(f"{more}: see the JSON result.")
-    return "\n".join(lines)
+    return "\n".join([*lines, *notes(world, most_rows)])
+
+
+def notes(world: WorldResult, most_rows: int) -> list[str]:
+    """Returns the number of rows left out of the table."""
+    return not_shown(len(world.compression) - most_rows, "bucket")
 
 
 def compression_grid(world: WorldResult, most_rows: int) -> Grid:
@@ -57,7 +58,7 @@ def _cells(row: CompressionRow) -> tuple[str, ...]:
     return (
         printable(row.scheme),
         str(row.bucket),
-        f"{row.gradient_bytes / 1e6:.3g}",
+        plain_digits(row.gradient_bytes / 1e6),
         *map(three_digits, times),
         three_digits(row.done_ms),
         three_digits(row.wire_bytes / 1e6),

@@ -7,7 +7,7 @@ import textwrap
 
 from commprof.analysis.cost import Cost, CostRow
 from commprof.report.tabulated import Grid, tabulated
-from commprof.text import counted, fitted
+from commprof.text import counted, fitted, plain_digits
 
 LEGEND = """\
 Time and money from the measured samples/s [95 % interval of the mean step]; money in the currency
@@ -70,8 +70,8 @@ def best(cost: Cost) -> list[str]:
 
 
 def money(value: float) -> str:
-    """Formats money with four significant digits."""
-    return "-" if math.isnan(value) else f"{value:.4g}"
+    """Formats money with four significant digits, or all integer digits."""
+    return "-" if math.isnan(value) else plain_digits(value, 4)
 
 
 def _cells(row: CostRow) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from commprof.analysis.checks.figure_checks import CrossCheck
 from commprof.analysis.world import WorldResult
 from commprof.report.tabulated import Grid
-from commprof.text import counted, fitted, printable
+from commprof.text import counted, fitted, plain_digits, printable
 
 HEADING = """\
 Cross-checks: commprof's figure compared with another measurement of the same run. DDP's log holds
@@ -77,4 +77,4 @@ def _line(world_size: int, check: CrossCheck) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:.4g}"
+    return plain_digits(value, 4)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from commprof.analysis.collectives.host_links import HostLinks
 from commprof.analysis.world import WorldResult
 from commprof.report.tabulated import Grid, tabulated
-from commprof.text import printable
+from commprof.text import plain_digits, printable
 
 TITLE = "Between hosts, per host and outgoing link"
 
@@ -72,4 +72,4 @@ def _cells(world_size: int, links: HostLinks) -> tuple[str, ...]:
 
 
 def _number(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.4g}"
+    return "-" if math.isnan(value) else plain_digits(value, 4)

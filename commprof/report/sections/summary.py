@@ -7,8 +7,10 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from commprof.analysis.align.summaries import OperationRow, Quantiles, SummaryResult
+from commprof.analysis.late.stragglers import each_waits
 from commprof.analysis.step.exposure import HOST_PAUSE
 from commprof.report.sections.cross_checks import check_blocks
+from commprof.report.tabulated import not_shown
 from commprof.text import fitted, printable
 
 #: Function that renders rows under headers.
@@ -60,10 +62,9 @@ def blocks(
         if summary.world_size > 1 and summary.last:
             rows = [(row.rank, f"{row.share:.0%}", number(row.cost_s)) for row in summary.last]
             ranks = table(rows[:_LAST_ROWS], ("rank", "last", "cost s"))
-            legend = fitted(_LAST_LEGEND, width)
-            parts.append(
-                f"Ranks that issued last, at {_ranks(summary.world_size)}:\n{ranks}\n{legend}"
-            )
+            heading = f"Ranks that issued last, at {_ranks(summary.world_size)}:"
+            more = not_shown(len(rows) - _LAST_ROWS, "rank")
+            parts.append("\n".join([heading, ranks, *more, fitted(_LAST_LEGEND, width)]))
     checks = [(summary.world_size, summary.cross_checks) for summary in summaries]
     about = fitted(_OPERATIONS_LEGEND, width)
     return [*parts, about, *check_blocks(_CHECKS_HEADING, checks, width)]
@@ -99,8 +100,8 @@ def notes(summaries: Sequence[SummaryResult], told: Collection[int]) -> list[str
             )
         if summary.moved:
             found.append(
-                f"{where}{summary.moved} operations of rare kinds are counted as other, to keep "
-                "the summary small."
+                f"{where}{summary.moved} operations of rare groups and sizes are counted in the "
+                "rows without a group, to keep the summary small."
             )
         if summary.unmatched:
             found.append(
@@ -116,10 +117,11 @@ def _about_waiting(summary: SummaryResult) -> list[str]:
     late = summary.late_rank
     if late is not None:
         found.append(
-            f"rank {late.rank} is late: each of the other ranks waits {late.wait_ms:.1f} ms per "
-            f"step for it, {late.share:.0%} of all waiting, {late.cost_s:.1f} s in total "
-            f"(probability by chance: p = {late.p_value:.4f}). Its own work takes longer than "
-            f"that of the other ranks; {late.phase_share:.0%} of the excess {_lies_in(late.phase)}."
+            f"rank {late.rank} is late: {each_waits(late.waiting_ranks, summary.world_size)} "
+            f"{late.wait_ms:.1f} ms per step for it, {late.share:.0%} of all waiting, "
+            f"{late.cost_s:.1f} s in total (probability by chance: p = {late.p_value:.4f}). Its "
+            f"own work takes longer than that of the other ranks; {late.phase_share:.0%} of the "
+            f"excess {_lies_in(late.phase)}."
         )
     if not math.isnan(summary.arrival_clock_error_us):
         found.append(
@@ -210,7 +212,8 @@ def _parts_row(summary: SummaryResult, number: Callable[[float], str]) -> tuple[
 
 def _operation_row(row: OperationRow, number: Callable[[float], str]) -> tuple[Any, ...]:
     return (
-        *(printable(row.op), printable(row.group) or "-", _size(row.below_bytes), row.count),
+        *(printable(row.op), printable(row.group) or "-"),
+        *(_size(row.below_bytes) if row.group else "-", row.count),
         number(row.bytes / 1e6),
         *_times(row.duration, number),
         row.wait.count,

@@ -1,6 +1,7 @@
 #include "always_on/summary/summary.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 
 namespace commprof {
@@ -11,7 +12,7 @@ Summary::Summary(uint64_t begin_ns, ArrivalExchange& exchange)
       device_steps_(ledger_),
       steps_(std::in_place, ledger_),
       open_(kMaxOpen) {
-  operations_.push_back({Op::kOther, 0, 0});
+  othersOf(Op::kOther);
 }
 
 void Summary::fold(const Record* records, uint64_t count) {
@@ -107,7 +108,7 @@ void Summary::takeIssue(const Record& record) {
   Operation& kind = operation(index);
   ++kind.count;
   kind.bytes += std::max(record.bytes_in, record.bytes_out);
-  moved_ += &kind == &operations_[0];
+  moved_ += kind.others;
   ledger_.takeIssue(record, index);
   Open* open = this->open(record.op_id);
   if (open == nullptr) {
@@ -202,8 +203,8 @@ uint32_t Summary::operationOf(const Record& record) {
   if (known != index_.end()) {
     return known->second;
   }
-  if (operations_.size() == kMaxOperations) {
-    return 0;
+  if (index_.size() + 1 == kMaxOperations) {
+    return othersOf(record.op);
   }
   operations_.push_back({record.op, record.group, size_class});
   const auto index = uint32_t(operations_.size() - 1);
@@ -211,33 +212,67 @@ uint32_t Summary::operationOf(const Record& record) {
   return index;
 }
 
+uint32_t Summary::othersOf(Op op) {
+  const auto known = others_.find(op);
+  if (known != others_.end()) {
+    return known->second;
+  }
+  operations_.push_back({op, 0, 0, true});
+  const auto index = uint32_t(operations_.size() - 1);
+  others_.emplace(op, index);
+  return index;
+}
+
+// Where this one counts.
 Summary::Operation& Summary::operation(uint32_t index) {
   Operation& found = operations_[index];
-  return found.moved ? operations_[0] : found;
+  if (!found.moved) {
+    return found;
+  }
+  return found.others ? operations_[0] : operation(others_.at(found.op));
+}
+
+// The rarest that was not moved; 0: none is left. If `joins`, only of those
+// which have others of their operation to be moved to.
+size_t Summary::rarest(bool joins) const {
+  std::array<uint32_t, 256> count_of_op{};
+  for (const Operation& one : operations_) {
+    count_of_op[size_t(one.op)] += one.moved ? 0 : 1;
+  }
+  size_t found = 0;
+  for (size_t i = 1; i < operations_.size(); ++i) {
+    const Operation& one = operations_[i];
+    const bool can = !joins || (!one.others && count_of_op[size_t(one.op)] > 1);
+    if (can && !one.moved &&
+        (found == 0 || one.count < operations_[found].count)) {
+      found = i;
+    }
+  }
+  return found;
 }
 
 bool Summary::moveRarest() {
-  Operation* rarest = nullptr;
-  for (size_t i = 1; i < operations_.size(); ++i) {
-    Operation& one = operations_[i];
-    if (!one.moved && (rarest == nullptr || one.count < rarest->count)) {
-      rarest = &one;
-    }
+  size_t from = rarest(true);
+  if (from == 0) {
+    from = rarest(false); // an operation's sums fall, but the limit holds
   }
-  if (rarest == nullptr) {
+  if (from == 0) {
     return false;
   }
-  Operation& others = operations_[0];
-  others.duration.merge(rarest->duration);
-  others.wait.merge(rarest->wait);
-  others.until_last.merge(rarest->until_last);
-  others.wire.merge(rarest->wire);
-  others.count += rarest->count;
-  others.bytes += rarest->bytes;
-  others.failed += rarest->failed;
-  others.unfinished += rarest->unfinished;
-  moved_ += rarest->count;
-  *rarest = {rarest->op, rarest->group, rarest->size_class, true};
+  const bool whole = operations_[from].others;
+  const uint32_t to = whole ? 0 : othersOf(operations_[from].op);
+  Operation& others = operation(to);
+  Operation& rarest = operations_[from];
+  others.duration.merge(rarest.duration);
+  others.wait.merge(rarest.wait);
+  others.until_last.merge(rarest.until_last);
+  others.wire.merge(rarest.wire);
+  others.count += rarest.count;
+  others.bytes += rarest.bytes;
+  others.failed += rarest.failed;
+  others.unfinished += rarest.unfinished;
+  moved_ += whole ? 0 : rarest.count;
+  rarest = {rarest.op, rarest.group, rarest.size_class, whole, true};
   return true;
 }
 

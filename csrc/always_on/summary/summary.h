@@ -1,6 +1,7 @@
 // What always-on mode keeps in the place of records: per kind of operation and
 // for the steps, counts and histograms. Its size has a bound however long the
-// run: kMaxOperations in memory, and json() never exceeds its limit.
+// run: kMaxOperations and one more per operation in memory, and json() never
+// exceeds its limit.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +24,8 @@ namespace commprof {
 class Summary {
  public:
   // Combinations of operation, group and size; what comes later counts in the
-  // one that stands for all others.
+  // one that stands for all others of its operation, so that an operation's
+  // sums only grow.
   static constexpr size_t kMaxOperations = 256;
   // Operations between issue and end. One that has not ended when so many
   // others were issued after it counts as unfinished.
@@ -52,7 +54,8 @@ class Summary {
     uint64_t dropped; // records lost so far
   };
   // At most `limit` bytes, at least 350'000 for which there is always room: the
-  // rarest operations are moved to the others for good until it fits.
+  // rarest combinations are moved to the others of their operation for good
+  // until it fits, and if that is not enough, the rarest operations to kOther.
   const std::string& json(const State& state, size_t limit);
 
  private:
@@ -60,7 +63,8 @@ class Summary {
     Op op;
     uint32_t group;
     uint32_t size_class; // bits of the larger of bytes_in and bytes_out
-    bool moved = false; // to the others
+    bool others = false; // stands for all others of `op`; no group, no size
+    bool moved = false; // to the others of `op`, or these to those of kOther
     uint64_t count = 0;
     uint64_t bytes = 0;
     uint64_t failed = 0;
@@ -96,7 +100,9 @@ class Summary {
   void takeWait(const Record& record);
   void countDuration(Open& open, uint64_t end_ns);
   uint32_t operationOf(const Record& record);
+  uint32_t othersOf(Op op);
   Operation& operation(uint32_t index);
+  size_t rarest(bool joins) const;
   bool moveRarest();
   void write(const State& state);
 
@@ -108,8 +114,9 @@ class Summary {
   DeviceSteps device_steps_;
   std::optional<FoundSteps> steps_;
   std::vector<Record> retold_; // of one record
-  std::vector<Operation> operations_; // [0] stands for all others
-  std::unordered_map<uint64_t, uint32_t> index_;
+  std::vector<Operation> operations_; // [0] stands for the others of kOther
+  std::unordered_map<uint64_t, uint32_t> index_; // of those that are no others
+  std::unordered_map<Op, uint32_t> others_; // where they are in operations_
   std::vector<Open> open_;
   std::string json_;
 };

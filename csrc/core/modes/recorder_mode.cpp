@@ -3,6 +3,8 @@
 #include <signal.h>
 
 #include <chrono>
+#include <cinttypes>
+#include <cstdio>
 
 #include "always_on/summary/summary.h"
 #include "base/clock.h"
@@ -13,6 +15,9 @@ namespace commprof {
 namespace {
 
 constexpr size_t kClocksKept = 64;
+// A script may switch recording off and on in every step, which must not fill
+// the disk; who watches has more patience than this.
+constexpr uint64_t kTellOffAfterNs = 500'000'000;
 // The other ranks' last arrivals when capture stops: they stop at about the
 // same time, or drain within their flush interval.
 constexpr uint64_t kLastArrivalsNs = 300'000'000;
@@ -92,6 +97,34 @@ void Recorder::refreshEnabled() noexcept {
     enabled_.store(on);
   } while (on !=
            (wanted_.load() && started_.load() && mode_.load() != Mode::kOff));
+}
+
+// So that who watches this rank takes its silence for no hang. Told before the
+// first records that follow.
+bool Recorder::writeRecordingLocked() noexcept {
+  const uint64_t now_ns = nowNs();
+  if (enabled()) {
+    off_since_ns_ = 0;
+  } else if (off_since_ns_ == 0) {
+    off_since_ns_ = now_ns;
+  }
+  const bool off =
+      off_since_ns_ != 0 && now_ns - off_since_ns_ >= kTellOffAfterNs;
+  if (off == off_written_) {
+    return true;
+  }
+  char json[128];
+  const int length = std::snprintf(
+      json,
+      sizeof(json),
+      "{\"capture_state\": {\"recording\": %s, \"monotonic_ns\": %" PRIu64 "}}",
+      off ? "false" : "true",
+      off ? off_since_ns_ : now_ns);
+  if (!writer_->writeBlock(BlockType::kMetadata, json, size_t(length))) {
+    return false;
+  }
+  off_written_ = off;
+  return true;
 }
 
 void Recorder::setMode(Mode mode) {

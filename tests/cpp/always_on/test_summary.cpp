@@ -2,6 +2,7 @@
 #include "always_on/summary/summary.h"
 
 #include <algorithm>
+#include <map>
 #include <random>
 
 #include "check.h"
@@ -303,7 +304,7 @@ void moreKindsThanPlaces() {
   Summary summary(1, nobody);
   foldKinds(summary, 1000, 5'000);
   const std::string found = text(summary);
-  countsAddUp(found, 5'000, Summary::kMaxOperations);
+  countsAddUp(found, 5'000, Summary::kMaxOperations + 20); // 20 operations
   CHECK(numberBehind(found, "\"moved\":") > 1'000);
 }
 
@@ -318,6 +319,39 @@ void theSizeHasABound() {
   const std::string smaller = text(summary, 200'000);
   CHECK(smaller.size() <= 200'000);
   countsAddUp(smaller, 300'000, 200);
+}
+
+// Issues of each operation.
+std::map<uint64_t, uint64_t> issuesByOp(const std::string& found) {
+  std::map<uint64_t, uint64_t> issues;
+  const std::string name = "{\"op\":";
+  for (size_t at = 0; (at = found.find(name, at)) != std::string::npos; ++at) {
+    issues[numberBehind(found.substr(at, 200), name)] +=
+        numberBehind(found.substr(at, 200), "\"count\":");
+  }
+  return issues;
+}
+
+// Whoever watches an operation's sums sees them grow, also when its rare
+// combinations of group and size lose their own places.
+void anOperationKeepsItsCounts() {
+  Summary summary(1, nobody);
+  fold(summary, {issue(1, 1'000, 64, Op::kBarrier)});
+  std::mt19937_64 random(3);
+  for (uint64_t id = 2; id <= 50'000; ++id) {
+    const uint64_t kind = random() % 300; // more than there are places for
+    Record made = issue(id, 1'000, uint64_t(1) << (kind / 6), Op(1 + kind % 3));
+    made.group = uint32_t(1 + kind % 2);
+    fold(summary, {made, end(id, 1'000'000 + random() % 1'000'000)});
+  }
+  const auto all = issuesByOp(text(summary));
+  CHECK_EQ(all.size(), 4u);
+  const std::string smaller = text(summary, 50'000);
+  CHECK(smaller.size() <= 50'000);
+  CHECK(issuesByOp(smaller) == all);
+  // Alone of its operation, it would leave nothing smaller.
+  CHECK(smaller.find("{\"op\":16,\"group\":1,") != std::string::npos);
+  CHECK(issuesByOp(text(summary, 3'000)).size() < all.size());
 }
 
 // 0.1 % of a core, within the least and the most.
@@ -343,6 +377,7 @@ int main() {
   stepsWithAGapAreLeftOut();
   moreKindsThanPlaces();
   theSizeHasABound();
+  anOperationKeepsItsCounts();
   writingOftenStaysCheap();
   return check::report();
 }

@@ -312,7 +312,41 @@ void whoNeverComesIsNotWaitedForForEver() {
   ranks.early.ledger.resolve(kBegin + patience_ns + 10 * kMs);
   CHECK(!ranks.early.ledger.pending());
   CHECK(ranks.early.holds(
-      "\"known\":0,\"unknown\":1,\"without_place\":0,\"unsplit_steps\":1}"));
+      "\"known\":0,\"unknown\":1,\"without_place\":0,\"unsplit_steps\":1,"
+      "\"unsplit_ns\":1000000}"));
+  ranks.early.ledger.forgetSteps();
+  CHECK(ranks.early.holds("\"unsplit_steps\":0,\"unsplit_ns\":0}"));
+}
+
+// The exposed time of a step whose split may still come is in no part yet: the
+// sums of all parts only grow.
+void aStepIsUnsplitOnlyOnceNothingMoreCanCome() {
+  Pair ranks;
+  const auto step = [&](uint64_t op_id) {
+    const uint64_t at_ns = kBegin + op_id * 10 * kMs;
+    ranks.early.issue(op_id, at_ns - kBegin);
+    ranks.early.ledger.takeStep(
+        {at_ns,
+         at_ns + 9 * kMs,
+         7 * kMs,
+         {{at_ns + 1 * kMs, at_ns + 8 * kMs, 7 * kMs, op_id, 0}}});
+  };
+  step(1); // to which rank 1 never comes
+  const uint64_t patience_ns = WaitLedger::kPatienceNs;
+  ranks.early.ledger.resolve(kBegin + 20 * kMs);
+  ranks.early.ledger.resolve(kBegin + 21 * kMs);
+  CHECK(ranks.early.holds("\"unsplit_steps\":0,\"unsplit_ns\":0}"));
+  ranks.early.ledger.resolve(kBegin + patience_ns + 20 * kMs);
+  CHECK(ranks.early.holds("\"unsplit_steps\":1,\"unsplit_ns\":7000000}"));
+  step(2);
+  ranks.late.issue(2, 25 * kMs);
+  ranks.early.end(2, 28 * kMs);
+  for (uint64_t drain = 0; drain < 2; ++drain) {
+    ranks.early.ledger.resolve(kBegin + (30 + drain) * kMs);
+    CHECK(ranks.early.holds("\"unsplit_steps\":1,\"unsplit_ns\":7000000}"));
+  }
+  CHECK(ranks.early.holds("\"exposed_wait\":" + histogram({4 * kMs})));
+  CHECK(ranks.early.holds("\"exposed_wire\":" + histogram({3 * kMs})));
 }
 
 // Without anybody to exchange with nothing is kept.
@@ -368,14 +402,15 @@ void memoryHasABound() {
   const uint64_t count = 3 * WaitLedger::kMaxOpen;
   for (uint64_t id = 1; id <= count; ++id) {
     ranks.early.issue(id, id);
-    ranks.early.ledger.takeStep({kBegin, kBegin + id, 0, {}});
+    ranks.early.ledger.takeStep({kBegin, kBegin + id, 3, {}});
   }
   ranks.early.ledger.resolve(kBegin + kMs);
   // Those that lost their place are given up, the others still waited for.
   CHECK(ranks.early.holds(
       "\"unknown\":" + std::to_string(count - WaitLedger::kMaxOpen) +
       ",\"without_place\":0,\"unsplit_steps\":" +
-      std::to_string(count - WaitLedger::kMaxSteps)));
+      std::to_string(count - WaitLedger::kMaxSteps) + ",\"unsplit_ns\":" +
+      std::to_string(3 * (count - WaitLedger::kMaxSteps)) + "}"));
 }
 
 // Rank 1 is on another host, whose clock is known within 250 ns; rank 0's clock
@@ -427,6 +462,7 @@ int main() {
   aFinalisationIsSplitAtTheDecidingBucket();
   acrossHostsTheClocksErrorIsKept();
   whoNeverComesIsNotWaitedForForEver();
+  aStepIsUnsplitOnlyOnceNothingMoreCanCome();
   aloneNothingIsKnown();
   aGroupWithoutAPlaceIsCounted();
   memoryHasABound();

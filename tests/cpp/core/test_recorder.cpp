@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <system_error>
 #include <thread>
@@ -123,6 +124,34 @@ void enabledSwitches(const trace_file::Directory& directory) {
   recorder.stop();
 }
 
+// A watchdog reads the files of the rings, and learns that one has none.
+void ringsWithoutFilesAreTold(const trace_file::Directory& directory) {
+  Recorder& recorder = Recorder::instance();
+  const std::string told = "{\"private_rings\": true}";
+  for (const bool lies_in_a_file : {false, true}) {
+    RecorderOptions made = options(directory, "private");
+    made.ring_prefix = lies_in_a_file ? made.ring_prefix : "/no/such/place-";
+    recorder.start(made);
+    pushNumbers(0, 5);
+    recorder.flush();
+    recorder.flush();
+    CHECK_EQ(
+        recorder.stats().rings_in_private_memory, lies_in_a_file ? 0u : 1u);
+    recorder.stop();
+    const auto content = trace_file::read(made.trace_path);
+    CHECK_EQ(
+        std::count(content.metadata.begin(), content.metadata.end(), told),
+        lies_in_a_file ? 0 : 1);
+    CHECK_EQ(content.records.size(), 5u);
+  }
+  RecorderOptions made = options(directory, "no_rings");
+  made.ring_prefix.clear(); // nobody looks for files
+  recorder.start(made);
+  pushNumbers(0, 5);
+  recorder.stop();
+  CHECK_EQ(trace_file::read(made.trace_path).metadata.size(), 1u);
+}
+
 void badOptionsChangeNothing(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   RecorderOptions bad = options(directory, "bad");
@@ -195,6 +224,7 @@ int main() {
   closingRemovesRingFiles(directory);
   sessionAfterSession(directory);
   enabledSwitches(directory);
+  ringsWithoutFilesAreTold(directory);
   badOptionsChangeNothing(directory);
   if (!check::isEmulated()) {
     aPauseIsWrittenOnce(directory);

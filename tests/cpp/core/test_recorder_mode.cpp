@@ -3,6 +3,7 @@
 
 #include <signal.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <functional>
@@ -111,6 +112,43 @@ void offRecordsNothing(const trace_file::Directory& directory) {
   CHECK(!recorder.enabled());
 }
 
+// What a watcher is told of a rank that falls silent, and of the end of that.
+void aLongSilenceIsTold(const trace_file::Directory& directory) {
+  Recorder& recorder = Recorder::instance();
+  const RecorderOptions made = options(directory, "silent", Mode::kFull);
+  const auto told = [&](const std::string& value) {
+    const auto found = trace_file::read(made.trace_path).metadata;
+    return size_t(
+        std::count_if(found.begin(), found.end(), [&](const std::string& json) {
+          return json.starts_with(
+              "{\"capture_state\": {\"recording\": " + value + ", ");
+        }));
+  };
+  recorder.start(made);
+  recorder.setEnabled(false); // for a moment, as in every other step
+  recorder.flush();
+  recorder.setEnabled(true);
+  recorder.flush();
+  CHECK_EQ(told("true") + told("false"), 0u);
+  recorder.setEnabled(false);
+  CHECK(within5s([&] { return told("false") == 1; }));
+  recorder.setMode(Mode::kAlwaysOn); // does not end it
+  CHECK_EQ(told("true"), 0u);
+  recorder.setEnabled(true);
+  recorder.setMode(Mode::kFull);
+  CHECK_EQ(told("true"), 1u);
+  control(made, "off");
+  CHECK(within5s([&] { return told("false") == 2; }));
+  const auto end_ns = nowNs();
+  recorder.setMode(Mode::kFull);
+  pushSteps(0, 1);
+  recorder.stop();
+  CHECK_EQ(told("true"), 2u);
+  CHECK_EQ(told("false"), 2u);
+  const std::string last = trace_file::read(made.trace_path).metadata.back();
+  CHECK(std::stoull(last.substr(last.rfind(' '))) >= end_ns);
+}
+
 // The summary covers all that comes after it began, records only full mode.
 void theFileSwitches(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
@@ -176,7 +214,7 @@ void aSignalSwitchesAndTellsTheOthers(const trace_file::Directory& directory) {
   }
   recorder.stop();
   raise(SIGUSR2); // comes late, and ends nothing
-  CHECK_EQ(directory.count(".control"), 2u);
+  CHECK_EQ(directory.count(".control"), 3u);
 }
 
 void aHandlerOfTheProgramStays(const trace_file::Directory& directory) {
@@ -224,6 +262,7 @@ int main() {
   const trace_file::Directory directory;
   alwaysOnWritesNoRecords(directory);
   offRecordsNothing(directory);
+  aLongSilenceIsTold(directory);
   theFileSwitches(directory);
   clocksAreKeptForFullMode(directory);
   aSignalSwitchesAndTellsTheOthers(directory);

@@ -329,6 +329,23 @@ def test_the_page_of_several_strategies(page: Page, tmp_path: Path) -> None:
         assert page.value("document.documentElement.scrollWidth") <= size[0]
 
 
+def test_a_world_without_a_table_of_waiting_says_why(page: Page, tmp_path: Path) -> None:
+    apart = ranks_of(4, 9)
+    for rank in apart:  # on machines whose clocks were never compared
+        rank.metadata["machine"]["boot_id"] = f"boot {rank.rank}"
+    run = write_run(tmp_path / "run", ranks_of(1, 9), ranks_of(2, 9), apart)
+    assert main(["report", str(run), "--format", "html"]) == 0
+    page.open(run / "report.html")
+    note = "document.querySelector('#waiting .note')"
+    for place, said in ((0, "With one rank"), (1, ""), (2, "The ranks' clocks cannot be compared")):
+        page.value(
+            f"(() => {{ const s = document.querySelector('select.world'); s.value = {place}; "
+            "s.dispatchEvent(new Event('change')); })()"
+        )
+        assert page.value(f"{note}.hidden") is (said == "")
+        assert page.value(f"{note}.textContent").startswith(said)
+
+
 def test_the_page_of_a_trial(page: Page, tmp_path: Path) -> None:
     file = tmp_path / "trial.html"
     file.write_text(render(REPORT, sample()))

@@ -138,6 +138,7 @@ def world(world_size: int = 1, **values: Any) -> WorldResult:
             average_loss=2.5,
             final_loss=2.25,
             host="host",
+            machine="boot",
             before_rss_bytes=300e6,
             peak_rss_bytes=800e6,
         )

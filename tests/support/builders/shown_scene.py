@@ -78,7 +78,8 @@ def _write_results(here: Path) -> None:
         row(
             key=key(size_bytes=size, count=size // 4, placement="out_of_place"),
             time_us=us,
-            samples_us=(us,) * 4,
+            samples_us=(us,) * 10,
+            round_iterations=(1,) * 10,
         )
         for size, us in cost_us.items()
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,18 @@ def test_steps_that_are_alike_are_worth_too_few_to_be_told_apart() -> None:
     assert math.isnan(only.step.ratio.low)
     text = comparison_table.render(result, None, 100)
     assert "count as only 0.15 and 0.15 independent ones" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("count", [1000, 1010, 2999])
+def test_a_long_run_is_judged_by_the_steps_that_are_compared(count: int) -> None:
+    """At most 1000 steps of one slow wave are worth 5 independent ones: enough for a factor 2."""
+    wave = 20 * np.sin(2 * np.pi * np.arange(count) / count)
+    steps = 100 + wave + np.random.default_rng(0).normal(0, 0.1, count)
+    result = of(steps, 2 * steps)
+    (only,) = result.worlds
+    assert only.steps == (count, count)
+    assert only.effective_steps == pytest.approx((5.0, 5.0), rel=0.01)
+    assert result.slower_by_more_than(0.05) == (only,)
 
 
 def test_parts_of_ranks_without_cores_change_only_with_the_step() -> None:
@@ -173,6 +186,16 @@ def test_what_changed_is_named_by_part_and_by_collective(recorded: Path) -> None
     ]
     assert (first.a_ms, first.b_ms, first.significant) == (10.0, 10.0, False)
     assert (second.a_ms, second.b_ms, second.significant) == (20.0, 30.0, True)
+
+
+def test_kinds_of_calls_beyond_eight_are_counted() -> None:
+    steps = 100.0 + np.arange(30)
+    result = of(steps, steps)
+    kinds = tuple(replace(result.worlds[0].step, name=f"kind {n}") for n in range(10))
+    many = replace(result, worlds=(replace(result.worlds[0], collectives=kinds),))
+    text = comparison_table.render(many, None, 100)
+    assert "\nNot shown: 2 more kinds of call (see the JSON result).\n" in text
+    assert "Not shown" not in comparison_table.render(result, None, 100)
 
 
 def test_buckets_are_rows_only_where_both_runs_know_them(tmp_path: Path) -> None:

@@ -10,7 +10,11 @@ import pytest
 
 from commprof.analysis.cost import Cost, Price, cost
 from commprof.report.sections import cost as cost_table
+from commprof.trace.reader import TORCH_PROFILER
+from tests.support.analysed import analyse_world
 from tests.support.builders.results import detail, world
+from tests.support.builders.run_directories import ranks_of
+from tests.support.builders.traces import world_run
 
 
 def of(price: Price, *throughputs: float, **values: object) -> Cost:
@@ -32,15 +36,37 @@ def test_a_rank_s_price_is_paid_for_each() -> None:
     assert (found.cheapest, found.fastest, found.as_cheap) == (1, 2, ())
 
 
-def test_a_node_s_price_is_paid_once_per_host() -> None:
+def test_a_node_s_price_is_paid_once_per_machine() -> None:
     found = of(Price(3.6, "node"), 100.0, 160.0)
     assert [row.billed for row in found.rows] == [1, 1]
     assert found.rows[1].cost_per_1000_samples.value == pytest.approx(0.00625)
     assert (found.cheapest, found.fastest) == (2, 2)
     two = world(2, samples_per_s=160.0)
-    hosts = tuple(dataclasses.replace(r, host=f"h{r.rank}") for r in two.ranks)
-    apart = cost([dataclasses.replace(two, ranks=hosts)], [detail(2)], Price(3.6, "node"))
-    assert apart.rows[0].billed == 2
+    apart = tuple(dataclasses.replace(r, machine=f"m{r.rank}") for r in two.ranks)
+    paid = cost([dataclasses.replace(two, ranks=apart)], [detail(2)], Price(3.6, "node"))
+    assert paid.rows[0].billed == 2
+
+
+@pytest.mark.parametrize(
+    ("boots", "names", "capture", "nodes"),
+    [
+        (("a", "a"), ("container1", "container2"), "native", 1),
+        (("a", "b"), ("localhost", "localhost"), "native", 2),
+        (("", ""), ("h1", "h2"), "native", 2),
+        # The recording of another profiler has no boot ids: it tells there who shares a clock.
+        (("rank 0", "rank 1"), ("h1", "h1"), TORCH_PROFILER, 1),
+    ],
+)
+def test_a_machine_is_known_by_its_boot(
+    boots: tuple[str, str], names: tuple[str, str], capture: str, nodes: int
+) -> None:
+    ranks = ranks_of(2, 12)
+    for rank, boot, name in zip(ranks, boots, names, strict=True):
+        rank.metadata["machine"].update(boot_id=boot, hostname=name)
+        rank.metadata["capture"] = capture
+    found = analyse_world(world_run(ranks))
+    assert found is not None
+    assert cost([found], [detail(2)], Price(3.6, "node")).rows[0].billed == nodes
 
 
 def test_an_epoch_by_the_run_or_by_the_user() -> None:
@@ -86,6 +112,10 @@ def test_nodes_of_missing_ranks_are_not_guessed() -> None:
     assert row.billed is None
     assert math.isnan(row.cost_per_1000_samples.value)
     assert cost([damaged], [detail(4)], Price(3.6, "rank")).rows[0].billed == 4
+
+
+def test_much_money_is_written_in_digits() -> None:
+    assert [cost_table.money(x) for x in (12_345.6, 1.23456)] == ["12346", "1.235"]
 
 
 def test_the_table() -> None:

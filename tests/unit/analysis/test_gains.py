@@ -13,7 +13,7 @@ from commprof.analysis.replay.gains import Gain, gains
 from commprof.analysis.replay.program import programs, replayed_steps
 from commprof.analysis.run import analyse_in_detail
 from commprof.trace import columns
-from commprof.trace.schema import Phase
+from commprof.trace.schema import NO_SEQ, Phase
 from tests.support.builders.profiler_traces import all_reduce, annotation, document, kernel, write
 from tests.support.builders.random_run import RandomRun
 from tests.support.builders.traces import MS, THREAD, Rank, world_run
@@ -226,6 +226,31 @@ def test_efficiencies_are_those_of_pop() -> None:
 @pytest.mark.parametrize("ranks", [Job(1).ranks, Job(steps=3).ranks], ids=["one", "few steps"])
 def test_nothing_is_said_where_nothing_can_be_replayed(ranks: list[Rank]) -> None:
     assert gains(measured(ranks)) is None
+
+
+def test_waiting_that_is_not_known_counts_as_no_transfer() -> None:
+    without_the_late_rank = Job(late=3, delay=20 * MS).ranks[:3]
+    seen = measured_world(world_run(without_the_late_rank, 4))
+    assert seen is not None
+    assert seen.clocks_shared
+    assert gains(seen) is None
+
+
+@pytest.mark.parametrize(("any_source", "known"), [(8, True), (12, False)])
+def test_a_tenth_of_the_exposed_time_may_be_unsplit(any_source: int, known: bool) -> None:
+    """Of 100 ms exposed, rank 0 waits for a message from any source for ``any_source``."""
+    ranks = [Rank(0, 2), Rank(1, 2)]
+    for step in range(12):
+        begin = 200 * step * MS
+        for rank in ranks:
+            at, end = begin + 50 * MS, begin + 100 * MS - any_source * MS // 2
+            rank.wait(rank.collective(step, at, end), at, end)
+        at, end = begin + 120 * MS, begin + (120 + any_source) * MS
+        message = {"op": "recv_any_source", "aux": 0, "bytes": 8}
+        ranks[0].wait(ranks[0].collective(NO_SEQ, at, end, **message), at, end)
+        for rank in ranks:
+            rank.step(begin, begin + 200 * MS)
+    assert (gains(measured(ranks)) is not None) is known
 
 
 def test_collectives_that_no_thread_waits_for_hold_up_nothing() -> None:

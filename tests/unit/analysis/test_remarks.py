@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from commprof.analysis.checks.figure_checks import CrossCheck
+from commprof.analysis.late.costs import WaitCost
 from commprof.analysis.late.stragglers import LateRank
 from commprof.analysis.remarks import remarks
 from commprof.analysis.scaling import scale
@@ -167,6 +168,32 @@ LATE = (
 )
 def test_a_late_rank(values: dict[str, Any], where: str) -> None:
     assert said(world(4, late_rank=late_rank(**values))) == [LATE + where]
+
+
+def test_how_many_ranks_wait() -> None:
+    def beginning(waiting: int) -> str:
+        (remark,) = said(world(4, late_rank=late_rank(waiting_ranks=waiting)))
+        return remark.removeprefix("Rank 3 is late at 4 ranks: ").split(" 12.3 ms")[0]
+
+    assert [beginning(waiting) for waiting in (1, 2, 3)] == [
+        "one other rank waits",
+        "each of 2 other ranks waits",
+        "each of the other ranks waits",
+    ]
+
+
+@pytest.mark.parametrize("causes", [7, 1000])
+def test_waiting_without_a_main_cause(causes: int) -> None:
+    costs = tuple(WaitCost(rank, "forward", 20 / causes, 1 / causes) for rank in range(causes))
+    assert said(world(8, wait_costs=costs)) == [
+        f"Waiting at 8 ranks was spread over {causes} causes (a rank and its activity): the 3 "
+        "largest together explain less than half of it."
+    ]
+    few = tuple(WaitCost(rank, "data", 4.0, 0.2) for rank in range(5))
+    assert said(world(8, wait_costs=few)) == [
+        "Waiting at 8 ranks was caused mostly by rank 0 (data) 20%, rank 1 (data) 20% and rank 2 "
+        "(data) 20%."
+    ]
 
 
 def test_steps_that_stalled_are_named() -> None:

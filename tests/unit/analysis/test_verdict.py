@@ -145,6 +145,15 @@ def test_the_late_rank_is_named() -> None:
     assert "wait for rank 1, which falls behind in the data phase: 8 ms per step" in text
 
 
+def test_a_rank_that_one_other_rank_waits_for() -> None:
+    late = LateRank(1, 20e6, 0.9, 0.001, 9, 10, 0.1, "data", 0.8, waiting_ranks=1)
+    found = verdict(run_result(world(8, late_rank=late)), [detail(8, wait=60)])
+    assert found is not None
+    assert "one other rank spends 20% of its step waiting for it." in found.headline
+    assert "One other rank waits for rank 1, which falls behind" in " ".join(found.sentences)
+    assert "one other rank spends 20% of its step waiting for it." in found.next_step.advice
+
+
 def test_a_rank_that_did_not_run_is_named_so() -> None:
     late = LateRank(1, 8e6, 0.9, 0.001, 9, 10, 0.1, "host pause", 0.8)
     found = verdict(run_result(world(2, late_rank=late)), [detail(2, wait=60)])

@@ -14,6 +14,7 @@ from commprof.errors import UsageError
 from commprof.report.sections import predicted as predicted_table
 from tests.support.builders.flight_dumps import dump, entry, write_dumps
 from tests.support.builders.run_directories import answer, ranks_of, write_predictions, write_run
+from tests.support.builders.traces import MS
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +160,19 @@ def test_predictions_stand_beside_what_was_measured(
     assert "| 16 | as recorded | 1000 \\[800, 1250\\] |" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("format", ["table", "json", "markdown", "html"])
+def test_killed_ranks_of_two_hosts_left_no_counters(
+    tmp_path: Path, format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks = ranks_of(2, 12)
+    ranks[1].metadata["machine"].update(boot_id="other", hostname="h2")
+    for at in (1000, 1300 * MS):
+        ranks[1].clock(at, 0, 1000)
+    run = write_run(tmp_path / "r", ranks)
+    assert main(["report", str(run), "--format", format, "-o", "-"]) == 0
+    assert "bound by" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -202,6 +216,8 @@ def test_dumps_of_the_flight_recorder_are_diagnosed(
     assert (found["cause"], [one["rank"] for one in found["culprits"]]) == ("absent", [1])
     assert main(["report", folder, "--format", "html"]) == 2
     assert "html is not for Flight Recorder dumps" in capfd.readouterr().err
+    assert main(["report", folder, "--price-per-hour", "3"]) == 2
+    assert "--price-per-hour is not for Flight Recorder dumps" in capfd.readouterr().err
 
 
 def test_a_new_file_is_written(tmp_path: Path) -> None:

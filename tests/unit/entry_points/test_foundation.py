@@ -10,7 +10,7 @@ import torch.distributed as dist
 from commprof import address
 from commprof.address import own_address
 from commprof.files import read_json, replace_file, replacing
-from commprof.text import counted, listed, named_ranks, plural, printable
+from commprof.text import counted, in_seconds, listed, named_ranks, plain_digits, plural, printable
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,13 @@ def test_lists() -> None:
     assert named_ranks([0, 2]) == "ranks 0, 2"
     assert named_ranks([]) == "no rank"
     assert plural(2, "core") == "cores"
+
+
+def test_digits_without_an_exponent() -> None:
+    assert in_seconds(1_800_000) == "1800 s"
+    assert in_seconds(25_095) == "25.1 s"
+    assert [plain_digits(x, 4) for x in (12_345.6, 999.96, 0.5)] == ["12346", "1000", "0.5"]
+    assert [plain_digits(x) for x in (-1234.5, 99.96, 0.0)] == ["-1234", "100", "0"]
 
 
 def test_nothing_that_a_terminal_obeys() -> None:

@@ -333,7 +333,8 @@ def test_the_peak_is_that_since_the_start() -> None:
 
 
 def rank(**values: float) -> RankSummary:
-    measured = {"rank": 0, "samples": 1, "duration_s": 1, "samples_per_s": 1, "host": "host"}
+    measured = {"rank": 0, "samples": 1, "duration_s": 1, "samples_per_s": 1}
+    measured |= {"host": "host", "machine": "boot"}
     return RankSummary(parts=PARTS, average_loss=1.0, final_loss=1.0, **{**measured, **values})  # type: ignore[arg-type]
 
 

@@ -195,6 +195,23 @@ def test_a_deleted_trace_is_followed_on(path: Path) -> None:
         assert times(tail.poll()) == [6]
 
 
+def test_a_trace_that_is_made_anew_is_followed_there(path: Path) -> None:
+    before = made.trace(made.records(5))
+    path.write_bytes(before)
+    with TraceTail(path) as tail:
+        assert times(tail.poll()) == [5]
+        for other in (before[:-1], made.file_header(session=7) + before[32:]):
+            path.unlink()
+            path.write_bytes(other)  # the copy is not complete; another recording's trace
+            assert times(tail.poll()) == []
+        path.unlink()
+        path.write_bytes(before + made.records(6))
+        assert times(tail.poll()) == [6]
+        append(path, made.records(7) + made.end())
+        assert times(tail.poll()) == [7]
+        assert (tail.closed, tail.problems) == (True, [])
+
+
 def test_random_bytes_never_raise(path: Path) -> None:
     whole = made.trace(made.records(1, 2), made.end())
     for seed in range(300):

@@ -25,7 +25,7 @@ from commprof.monitor import monitor as monitors
 from commprof.monitor.metrics.metrics import flat, samples
 from commprof.monitor.metrics.outputs import exposition
 from commprof.monitor.monitor import Monitor, address_file
-from commprof.monitor.observer import Observer, newest, rank_process, this_host
+from commprof.monitor.observer import Observer, newest, this_host
 from commprof.monitor.settings import Settings, parse, settings_of_variable
 from commprof.monitor.start import start_in_rank, start_monitor
 from commprof.monitor.state import GradientState
@@ -261,24 +261,6 @@ def test_the_end_of_a_job_does_not_wait_for_a_stopped_watchdog(tmp_path: Path) -
 def test_a_monitor_that_cannot_start_says_so(tmp_path: Path) -> None:
     problem = start_monitor(tmp_path / "gone", Settings("127.0.0.1:0"))
     assert problem.startswith("no live metrics: ")
-
-
-def test_a_process_is_told_from_a_later_one_of_its_number() -> None:
-    machine = metadata()["machine"]
-    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    spaces = {f"{name}_namespace": os.readlink(f"/proc/self/ns/{name}") for name in ("pid", "time")}
-    now = {**metadata()["clock"], "monotonic_ns": time.monotonic_ns()}
-    mine = metadata(pid=os.getpid(), machine={**machine, "boot_id": boot_id, **spaces}, clock=now)
-    here = Here()
-    process, lives = rank_process(here, mine)
-    assert lives is True
-    assert process is not None
-    assert process.cpu_s > 0
-    assert process.resident_bytes > 1_000_000
-    old = {**now, "monotonic_ns": 1}  # before this process began
-    assert rank_process(here, {**mine, "clock": old}) == (None, False)
-    assert rank_process(here, {**mine, "pid": 2**22 + 1}) == (None, False)
-    assert rank_process(here, metadata()) == (None, None)  # another host's
 
 
 def test_this_host() -> None:

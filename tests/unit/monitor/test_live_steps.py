@@ -87,7 +87,7 @@ def test_the_late_rank_is_named_by_the_reports_rules(tmp_path: Path) -> None:
     followed.look()
     late = followed.recent.late
     assert late is not None
-    assert (late.rank, late.phase) == (2, "backward")
+    assert (late.rank, late.phase, late.waiting_ranks) == (2, "backward", 2)
     assert late.wait_s == pytest.approx(0.020)
 
 

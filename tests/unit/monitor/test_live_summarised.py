@@ -70,6 +70,49 @@ def test_totals_stand_in_the_newest_and_recent_is_the_last_minute() -> None:
     assert found.recent_p50_s == pytest.approx(0.025, rel=0.01)
 
 
+def unfinished(sequence: int, split: int, open_steps: int, **arrivals: int) -> dict[str, Any]:
+    """Steps with 3 ms of exposed time: so many split into 1 and 2 ms, and others not split yet."""
+    counts = {"known": split, "unknown": 0, "unsplit_steps": 0, **arrivals}
+    every = split + open_steps + counts["unsplit_steps"]
+    return summary(
+        sequence=sequence,
+        end_ns=sequence * 800 * MS,
+        steps=document([10 * MS] * every),
+        exposed=document([3 * MS] * every),
+        phases=[document([n * MS] * every) for n in (1, 1, 2, 3, 0)],
+        arrivals=counts,
+        exposed_wait=document([1 * MS] * split),
+        exposed_wire=document([2 * MS] * split),
+    )
+
+
+def test_steps_whose_split_is_still_to_come_are_not_unsplit() -> None:
+    summaries = Summaries()
+    found = []
+    for split, open_steps, unsplit in ((98, 2, 0), (180, 0, 0), (198, 3, 1), (201, 0, 1)):
+        arrivals = {"unsplit_steps": unsplit, "unsplit_ns": 3 * MS * unsplit}
+        summaries.add(read(unfinished(len(found) + 1, split, open_steps, **arrivals)))
+        total, recent = summaries.total, summaries.recent
+        assert total is not None
+        assert recent is not None
+        assert recent.unsplit_s >= 0
+        found.append(total.unsplit_s)
+    assert found == pytest.approx([0, 0, 0.003, 0.003])
+
+
+def test_unsplit_does_not_fall_where_an_older_version_did_not_write_it() -> None:
+    summaries = Summaries()
+    found = []
+    for split, open_steps in ((98, 2), (180, 0), (197, 3), (202, 0)):
+        summaries.add(read(unfinished(len(found) + 1, split, open_steps)))
+        total, recent = summaries.total, summaries.recent
+        assert total is not None
+        assert recent is not None
+        assert recent.unsplit_s >= 0
+        found.append(total.unsplit_s)
+    assert found == pytest.approx([0.006, 0.006, 0.009, 0.009])
+
+
 def test_few_are_kept_of_those_that_come_every_second() -> None:
     summaries = Summaries()
     for at_s in range(1, 301):
@@ -108,6 +151,18 @@ def test_one_that_was_taken_already_changes_nothing() -> None:
     recent = summaries.recent
     assert recent is not None
     assert recent.steps == 5
+
+
+def test_an_operation_has_the_calls_of_its_rare_groups_and_sizes() -> None:
+    summaries = Summaries()
+    parts = [
+        operation(count=5),
+        operation(group=0, size_class=0, count=2),
+        operation(op=0, group=0),
+    ]
+    summaries.add(read(counted(1, 5, 20, 0) | {"operations": parts}))
+    found = summaries.operations(["other", "all_reduce"])
+    assert {op: state.calls for op, state in found.items()} == {"all_reduce": 7, "other": 2}
 
 
 @pytest.mark.parametrize("seed", range(5))

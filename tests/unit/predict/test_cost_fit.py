@@ -145,6 +145,26 @@ def test_another_protocol_is_another_piece() -> None:
     assert fitted.time_s(2**24, 2) == pytest.approx(seconds(2**23))
 
 
+def test_many_sizes_are_fitted_as_few_are() -> None:
+    def seconds(x: float) -> float:
+        return 2 * (10e-6 + 2e-9 * x) if x < 5e5 else 2 * (900e-6 + 0.5e-9 * x)
+
+    draw = random.Random(1)
+    sizes = [1e4 * number for number in range(1, 201)]
+    made = [
+        Point("all_reduce", "gloo", 2, size, seconds(size / 2) * draw.gauss(1, 0.01))
+        for size in sizes
+    ]
+    (fitted,), _ = fit_curves(made)
+    assert [p.alpha_s for p in fitted.pieces] == pytest.approx([10e-6, 900e-6], rel=0.1)
+    assert [p.beta_s_per_byte for p in fitted.pieces] == pytest.approx([2e-9, 0.5e-9], rel=0.05)
+    # One in three sizes may begin a piece.
+    assert fitted.pieces[1].low_bytes == pytest.approx(5e5, abs=2e4)
+    assert fitted.held_out_size is not None
+    assert fitted.held_out_size.points == 200
+    assert fitted.held_out_size.mean < 0.015
+
+
 def test_too_few_sizes_are_left_out() -> None:
     few = [point for point in points("broadcast", (2,)) if point.size_bytes < 5000]
     curves, left_out = fit_curves(points("all_reduce", (2,)) + few)

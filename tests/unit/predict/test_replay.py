@@ -15,6 +15,7 @@ from commprof.predict.fit.held_out import check, checks, model_error
 from commprof.predict.fit.hook_costs import HookFigures
 from commprof.predict.fit.links import scenario_link
 from commprof.predict.fit.machine_profile import LinkProfile, MachineProfile
+from commprof.predict.replay.rank_steps import OtherCall
 from commprof.predict.replay.recorded import Recorded
 from commprof.predict.replay.replay import Replay
 from commprof.predict.replay.scenario import Prediction, Scenario
@@ -379,6 +380,55 @@ def test_the_model_s_own_error() -> None:
 def test_batches_unknown_leave_no_throughput() -> None:
     found = replay(batch=Batch(0.0, 0, "")).predict(Scenario(2))
     assert math.isnan(found.samples_per_s)
+
+
+def test_recorded_waits_for_other_collectives_are_no_own_work() -> None:
+    # 20 ms of backward, 10 of them a wait for an all-reduce of 1 MB, which takes 10 ms.
+    made = Replay(
+        schedule(
+            bytes_=(1, 1),
+            other_wait_s=np.full((5, 2), 0.010),
+            other_calls=(OtherCall("all_reduce", MB, 1.0),),
+        ),
+        profile(bytes_per_s=1e8, latency_s=0.0),
+    )
+    for found in map(made.predict, (Scenario(2), Scenario(2, bandwidth_bytes_per_s=1e8))):
+        assert found.step_s.value == pytest.approx(0.020, rel=1e-3)
+        assert (found.wait_s, found.wire_s) == pytest.approx((0.0, 0.010), rel=1e-3)
+        assert found.waiting.exposed_s.low == pytest.approx(0.010, rel=1e-3)
+        assert found.compute_s == pytest.approx(0.010, rel=1e-3)
+        assert found.efficiency == pytest.approx(0.5, rel=1e-3)
+
+
+def test_ranks_spread_over_hosts_wait_longer_for_other_collectives() -> None:
+    # 3 MB of gradients and 1 MB before them: 1 ms per MB within a host, 100 ms between hosts.
+    links = {
+        "same_host": LinkProfile({"all_reduce": curve(0.0, 1e-9)}),
+        "other_host": LinkProfile({"all_reduce": curve(0.0, 1e-7)}, 1e7, 0.0),
+    }
+    recorded = schedule(
+        link=SAME_HOST,
+        placement=Placement(2.0, 4.0, 1, 1.0),
+        other_wait_s=np.full((5, 2), 0.001),
+        other_calls=(OtherCall("all_reduce", MB, 1.0),),
+    )
+    made = Replay(recorded, MachineProfile(links, {}, ("by hand",)))
+    assert made.predict(Scenario(2)).step_s.value == pytest.approx(0.022)
+    # Ready at 9 ms without the recorded wait, and 100 ms later with the predicted one.
+    for rate in (math.nan, 1e7):
+        found = made.predict(Scenario(2, ranks_per_host=1, bandwidth_bytes_per_s=rate))
+        assert found.step_s.value == pytest.approx(0.009 + 0.100 + 0.300)
+    assert made.predict(Scenario(1, ranks_per_host=1)).step_s.value == pytest.approx(0.019)
+
+
+@pytest.mark.parametrize(
+    ("op", "parts"), [("all_gather_into_tensor", 3), ("gather", 3), ("all_to_all_single", 1.5)]
+)
+def test_gathered_bytes_grow_with_the_ranks(op: str, parts: float) -> None:
+    # 2 ranks gathered 1 MB each; of 4 ranks each gets 3 parts, and a message to all is still 2 MB.
+    others = (OtherCall(op, 2 * MB, 1.0),)
+    found = replay(bytes_=(1, 1), other_calls=others).predict(Scenario(4))
+    assert found.wire_s == pytest.approx(parts * 0.010, rel=1e-3)
 
 
 def test_ten_thousand_ranks() -> None:

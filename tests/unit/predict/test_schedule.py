@@ -63,6 +63,31 @@ def test_a_finalisation_before_all_steps_begins_no_cycle() -> None:
     assert [cycle.step for cycle in cycles(trace, measured)] == [1, 2, 3, 4]
 
 
+def test_a_cycle_needs_one_finalisation_and_one_in_the_step_before() -> None:
+    rank, tasks = Rank(0, 2), {0: 1, 1: 1, 2: 1, 3: 2, 4: 1, 5: 0, 6: 1, 7: 1}
+    for step, passes in tasks.items():
+        at = 100 * MS * step
+        rank.step(at, at + 100 * MS)
+        for number in range(passes):
+            begin, task = at + 40 * number * MS, 2 * step + number
+            rank.phase(Phase.BACKWARD, begin + 5 * MS, begin + 40 * MS)
+            for bucket in range(2):
+                ready = begin + (10 + bucket) * MS
+                rank.collective(4 * task + bucket, ready, ready + MS, bytes=task, graph_task=task)
+            # Another operation of the pass, and an all-reduce of no pass, are no buckets.
+            rank.collective(4 * task + 2, ready + 1, ready + MS, op="broadcast", graph_task=task)
+            rank.collective(4 * task + 3, ready + 2, ready + MS, bytes=1)
+            rank.finalize(begin + 20 * MS, begin + 30 * MS, cpu=5 * MS, graph_task=task)
+    found = cycles(rank.trace(), np.array([0, 1, 3, 4, 5, 6, 7]))
+    assert [cycle.step for cycle in found] == [1, 4, 7]
+    assert [cycle.bytes for cycle in found] == [(2, 2), (8, 8), (14, 14)]
+    assert [(cycle.begin_ns, cycle.backward_ns) for cycle in found] == [
+        (30 * MS, 105 * MS),
+        (370 * MS, 405 * MS),  # since the second finalisation of step 3
+        (630 * MS, 705 * MS),
+    ]
+
+
 def test_times_since_the_ranks_met() -> None:
     found = read(rank_of(0), rank_of(1, late_ms=4))
     # The first step is warm-up; a cycle begins at 80 of the step before.

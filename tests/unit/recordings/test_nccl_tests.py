@@ -11,6 +11,7 @@ import pytest
 
 from commprof.analysis.sweeps.sweep_comparison import compare_sweeps
 from commprof.analysis.sweeps.sweep_file import read_sweep
+from commprof.commands import main
 from commprof.errors import UsageError
 from commprof.predict.fit.fit import fit_curves
 from commprof.predict.fit.points import Point, read_points
@@ -104,6 +105,21 @@ def test_two_results_are_compared_and_busbw_follows_the_rule(tmp_path: Path) -> 
     assert [row.ratio for row in rows] == [1, 1, 2, 1]
     # 1,048,576 bytes in 128 us are 8.192 GB/s; 2 (n - 1) / n of it is 12.288.
     assert first.rows[2].busbw_gb_per_s == pytest.approx(12.288)
+
+
+def test_of_a_single_round_no_gate_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [
+        str(written(tmp_path, f"all_reduce_{name}.log", text))
+        for name, text in (("a", OLD), ("b", OLD.replace("128.0", "1280.0")))
+    ]
+    assert main(["compare", *paths]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "holds a single round of each size; to tell a difference from noise, measure" in shown
+    assert "-n limits" not in shown
+    assert main(["compare", *paths, "--fail-above", "5%"]) == 2
+    assert "measure both with commprof microbench --json" in capsys.readouterr().err
 
 
 def test_points_are_out_of_place_and_of_the_links_between_hosts(tmp_path: Path) -> None:

@@ -172,6 +172,14 @@ def test_a_document_with_every_field_is_as_described() -> None:
     assert required == full_run().keys()
 
 
+def test_nodes_that_are_not_known_are_as_described() -> None:
+    result = run_result(world(4, missing_ranks=(3,)))
+    unknown = cost(result.worlds, [detail(4)], Price(3.6, "node"))
+    document = json.loads(render(result, cost=unknown))
+    assert document["cost"]["rows"][0]["billed"] is None
+    assert [each for each in complaints(document, SCHEMA) if ".cost" in each] == []
+
+
 def without_value(value: Any, path: str = "") -> Iterator[str]:
     """Where a document holds null or an empty list, whose contents no schema then looks at."""
     if value is None or value == []:

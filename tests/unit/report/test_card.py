@@ -201,6 +201,29 @@ def test_one_world_size_alone_is_held_against_nothing() -> None:
     assert not re.search(r"speed-up|efficien|\(100%\)", text)
 
 
+def test_what_a_rank_alone_transfers_is_not_called_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In each step of about 100 ms the rank stands still for 20 ms, until a bucket is done."""
+    assert main(["report", str(write_run(tmp_path / "r", ranks_of(1, 12)))]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "T transfer 20 ms 19.7%" in text
+    assert "Exposed communication: 20 ms, 19.7% of the step" in text
+    assert "Exposed communication: none." in " ".join(
+        render(card_of(sizes=(1,), backward=90)).split()
+    )
+
+
+def test_large_figures_are_written_in_digits() -> None:
+    shown = KINDS["slow link"].card
+    fast = tuple(replace(size, samples_per_s=12_345.6) for size in shown.scaling)
+    assert shown.link is not None
+    large = replace(shown, scaling=fast, link=replace(shown.link, step_bytes=1.2346e9))
+    text = render(large)
+    assert "4 ranks 12346 samples/s" in " ".join(text.split())
+    assert "1235 MB per step and host" in " ".join(text.split())
+
+
 def test_a_card_of_many_caveats_and_a_long_command_fits() -> None:
     shown = KINDS["one late rank"].card
     long = replace(

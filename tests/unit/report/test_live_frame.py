@@ -59,6 +59,12 @@ def test_a_wide_frame() -> None:
     assert "all_reduce: bus bandwidth 1.25 GB/s, 50% of the machine profile's bandwidth." in text
 
 
+def test_a_late_rank_that_one_other_rank_waits_for() -> None:
+    late = Late(1, 0.012, "backward", waiting_ranks=1)
+    text = "\n".join(frame(job_state(world_size=4, late=late), "run", 200))
+    assert "Late rank: 1, in backward; one other rank waits 12 ms per step for it." in text
+
+
 def test_a_late_rank_that_did_not_run() -> None:
     text = "\n".join(frame(job_state(late=Late(1, 0.012, "host pause")), "run", 200))
     assert "Late rank: 1, its process did not run (host pause); each of the other ranks" in text

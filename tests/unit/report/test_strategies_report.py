@@ -15,6 +15,7 @@ from commprof.report.full_report import ComparedStrategies, FullReport
 from commprof.report.html import page
 from commprof.report.sections import incidents as incidents_table
 from commprof.report.strategies import strategy_sections
+from commprof.report.table import DEVICE_LEGEND, PARTS_LEGEND
 from tests.support.builders import results
 from tests.support.builders.results import context, detail, incidents, run_result
 from tests.support.builders.run_directories import write_strategies
@@ -91,6 +92,15 @@ def test_incidents_and_own_cost_stand_under_each_strategys_name() -> None:
     assert not [title for title in titles if title.endswith(": fsdp")]
     assert len({section.id for section in found}) == len(found)
     assert "Overhead of commprof: ddp" in page.render_strategies(compared)
+
+
+@pytest.mark.parametrize(("device_timed", "legend"), [(0, PARTS_LEGEND), (9, DEVICE_LEGEND)])
+def test_the_legend_is_that_of_the_clock_that_timed(device_timed: int, legend: str) -> None:
+    ddp = run_result(results.world(2), context=context(strategy="ddp"))
+    fsdp = run_result(results.world(2, device_timed=device_timed), context=context(strategy="fsdp"))
+    reports = tuple(FullReport(result, (detail(2),), None, None) for result in (ddp, fsdp))
+    found = strategy_sections(ComparedStrategies(reports, strategy_rows([ddp, fsdp])))
+    assert [section.legend for section in found if section.id == "step"] == [legend]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import tabulate
 
+from commprof.analysis.align.summaries import LastRow
 from commprof.analysis.checks.figure_checks import CrossCheck
 from commprof.analysis.collectives.kinds import Spread
 from commprof.analysis.late.costs import WaitCost
@@ -25,19 +26,22 @@ from commprof.report import markdown, table
 from commprof.report import strategies as strategies_table
 from commprof.report import trial as trial_table
 from commprof.report.full_report import FullReport
+from commprof.report.sections import summary as summary_table
 from commprof.report.sections.collectives import collectives_grid, collectives_section
 from commprof.report.table import render
-from commprof.report.tabulated import tabulated
+from commprof.report.tabulated import tabulated, three_digits
 from commprof.stats.intervals import Interval
 from commprof.text import printable, rank_list
 from tests.support.analysed import analyse_run
 from tests.support.builders.results import (
     OVERHEAD,
     collective,
+    compression,
     context,
     detail,
     parts,
     run_result,
+    summary,
     world,
 )
 from tests.unit.analysis import test_strategies
@@ -215,6 +219,26 @@ def test_more_kinds_than_rows_are_counted() -> None:
     section = collectives_section(world(1, collectives=kinds[:13]))
     assert section.splitlines()[-1] == "Not shown: 1 more kind of call (see the JSON result)."
     assert section.splitlines()[0] == "Collectives of 1 rank, sorted by exposed time:"
+
+
+def test_a_page_counts_the_rows_that_it_leaves_out() -> None:
+    kinds = tuple(collective(size_bytes=(size, size)) for size in range(1, 53))
+    buckets = tuple(compression(bucket=number) for number in range(25))
+    result = run_result(world(2, collectives=kinds, compression=buckets))
+    text = markdown.render(FullReport(result, (detail(2),), None, None))
+    assert "- Not shown: 28 more kinds of call (see the JSON result)." in text
+    assert "- Not shown: 1 more bucket (see the JSON result)." in text
+
+
+def test_ranks_that_issued_last_are_counted_beyond_eight() -> None:
+    ranks = tuple(LastRow(rank, 0.1, 2.5) for rank in range(10))
+    text = "\n".join(summary_table.blocks([summary(10, last=ranks)], tabulated, three_digits))
+    assert "\nNot shown: 2 more ranks (see the JSON result).\n" in text
+
+
+def test_a_size_in_gigabytes_is_written_in_digits() -> None:
+    section = collectives_section(world(2, collectives=(collective(size_bytes=(2**31, 2**31)),)))
+    assert " 2147 " in section
 
 
 def test_of_one_group_there_is_no_column() -> None:

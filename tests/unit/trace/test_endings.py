@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from commprof.analysis.late.attempts import attempts_of, attempts_remarks
+from commprof.analysis.late.attempts import Attempt, attempts_of, attempts_remarks
 from commprof.capture.ending import error_line
 from commprof.trace import ring
 from commprof.trace.reader import Trace, read_trace
@@ -222,6 +222,11 @@ def test_attempts_and_the_time_between_them(tmp_path: Path) -> None:
     assert (second.number, second.steps, second.ending) == (1, 2, "")
     (remark,) = attempts_remarks((first, second))
     assert "restarted once: for 0.6 s no step was trained" in remark
+
+
+def test_an_attempt_that_left_nothing_is_a_restart_too() -> None:
+    left = [Attempt(2, number, 2, 10, 1.0, math.nan, "") for number in (0, 2)]
+    assert "the job was restarted 2 times: for" in attempts_remarks(tuple(left))[0]
 
 
 def test_one_attempt_is_no_restart(tmp_path: Path) -> None:

@@ -6,15 +6,19 @@ A live process's rings, followed from outside; the process is a file that the te
 from __future__ import annotations
 
 import os
+import resource
 import struct
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from commprof.errors import CommprofError
-from commprof.trace.reader import read_trace, salvage_dead
+from commprof.trace import reader
+from commprof.trace import ring as rings
+from commprof.trace.reader import read_trace, salvage, salvage_dead
 from commprof.trace.ring import RingTail
 from commprof.trace.run.run_directory import read_context
 from tests.support.builders import trace_bytes
@@ -75,6 +79,69 @@ def test_not_of_a_process_that_runs(tmp_path: Path) -> None:
     _, ring = write(tmp_path, os.getpid())
     salvage_dead(tmp_path)
     assert ring.exists()
+
+
+#: What salvaging calls, in this order: a file is read, then two rings, then the file again.
+MOMENTS = ("read_bytes", "ring", "ring", "read_bytes", "_append", "remove_rings", "ring", "ring")
+
+
+class Meanwhile:
+    """Runs ``other`` once, before the call of this number among those in ``MOMENTS``."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, number: int, other: Callable[[], object]) -> None:
+        self.calls: list[str] = []
+        self._number, self._other = number, other
+        for name in ("read_bytes", "_append", "remove_rings"):
+            patch.setattr(reader, name, self._before(name, getattr(reader, name)))
+        patch.setattr(rings, "open_regular", self._before("ring", rings.open_regular))
+
+    def _before(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any) -> Any:
+            if len(self.calls) <= self._number:
+                self.calls.append(name)
+                if len(self.calls) == self._number + 1:
+                    self._other()
+            return call(*args)
+
+        return counted
+
+
+def write_with_two_rings(directory: Path) -> Path:
+    trace, _ = write(directory, 1)
+    (directory / "ring-1.ring").write_bytes(made.ring({0: made.record(6)}, head=1, dropped=3))
+    return trace
+
+
+@pytest.mark.parametrize("moment", range(len(MOMENTS)))
+def test_two_processes_that_salvage_at_the_same_time_lose_nothing(
+    moment: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_with_two_rings(tmp_path)
+    meanwhile = Meanwhile(monkeypatch, moment, lambda: salvage(path))
+    salvage(path)
+    trace = read_trace(path)
+    assert meanwhile.calls == list(MOMENTS[: moment + 1])
+    assert (trace.records["timestamp_ns"].tolist(), trace.dropped) == ([5, 6], 3)
+    assert trace.problems == ()
+    assert not list(tmp_path.glob("*.ring"))
+
+
+def test_what_another_process_salvaged_stays_where_this_one_cannot_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_with_two_rings(tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def other() -> None:
+        salvage(path)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+
+    Meanwhile(monkeypatch, MOMENTS.index("_append"), other)
+    try:
+        salvage(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert read_trace(path).records["timestamp_ns"].tolist() == [5, 6]
 
 
 def test_traces_of_two_jobs_are_no_run(tmp_path: Path) -> None:

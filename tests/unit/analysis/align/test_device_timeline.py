@@ -194,6 +194,22 @@ def test_a_finalisation_waits_for_its_buckets() -> None:
     assert exposed.collective[in_finalize].tolist() == [2, 3]
 
 
+def test_each_finalisation_waits_for_the_buckets_of_its_own_pass() -> None:
+    rank = two_steps()
+    # The buckets of two passes come in turns; pass 6 has none, and one end was not seen.
+    rank.device_collective(2, 80, (3880, 3930), bytes=10, graph_task=4)
+    rank.device_collective(3, 81, (4100, 4200), bytes=10, graph_task=5)
+    rank.device_collective(4, 82, (3881, 3970), bytes=10, graph_task=4)
+    rank.device_collective(5, 83, (4110, 0), bytes=10, graph_task=5)
+    rank.device_finalize(85, (3900, 3990), graph_task=4)
+    rank.device_finalize(95, (4190, 4230), graph_task=5)
+    rank.device_finalize(105, (4300, 4310), graph_task=6)
+    found = columns.finalizations(moved(rank)[0])
+    assert found.span.key.tolist() == [4, 5, 6]
+    # Copied 40 ns of 90; 30 of the 40 from 4200 on; nothing.
+    assert found.blocked_ns.tolist() == [50, 10, 10]
+
+
 def test_a_groups_collectives_follow_each_other() -> None:
     rank = DeviceRank()
     rank.backend = "nccl"

@@ -182,7 +182,10 @@ def test_the_report_says_what_cannot_be_known_and_what_is_missing(tmp_path: Path
     assert row[-2:] == ["2.00", "3.00"]
     assert re.search(r"all_reduce +dp +<2Mi", text)
     assert "3 records were dropped" in text
-    assert "5 operations of rare kinds are counted as other" in text
+    assert "5 operations of rare groups and sizes are counted in the rows without a group" in (
+        " ".join(text.split())
+    )
+    assert re.search(r"other +- +- +5 ", text)
     (tmp_path / "rank_1.trace").unlink()
     text = table.render(analyse_run(tmp_path), 100)
     assert "no summary from rank 1;" in text
@@ -243,9 +246,10 @@ def four_ranks(
     hosts: int = 1,
     links: dict[str, int] | None = None,
     paused_ms: int = 0,
+    waiting: tuple[int, ...] = (0, 1, 3),
     **changes: Any,
 ) -> Path:
-    """40 steps of 100 ms; rank 2's backward takes 23 ms, the others' 3, who wait 20 for it.
+    """40 steps of 100 ms; rank 2's backward takes 23 ms, the others' 3, ``waiting`` wait 20 for it.
 
     So much of rank 2's backward, in all steps together, its process did not run.
     """
@@ -259,7 +263,7 @@ def four_ranks(
             "phases": [document([n * MS] * 40) for n in (74, 1, 2, 23 if late else 3, 0)],
             "exposed": document([0 if late else 20 * MS] * 40),
             "last": [{"rank": 2, "count": 40, "wait_ns": 0 if late else 800 * MS}],
-            "waited_for": {"block_ns": length, "cells": [] if late else cells},
+            "waited_for": {"block_ns": length, "cells": cells if rank in waiting else []},
             **({} if links is None else {"hosts": links}),
             **({"paused": [0, 0, 0, paused_ms * MS if late else 0, 0]} if paused_ms else {}),
             **changes,
@@ -282,6 +286,16 @@ def test_the_late_rank_is_named_from_summaries_alone(tmp_path: Path) -> None:
     assert [(row.rank, row.share, row.cost_s) for row in found.last] == [(2, 1.0, 2.4)]
     text = " ".join(table.render(analyse_run(tmp_path), 100).split())
     assert "rank 2 is late: each of the other ranks waits 20.0 ms per step for it, 100% of" in text
+
+
+def test_only_the_ranks_that_wait_for_it_count(tmp_path: Path) -> None:
+    (found,) = analyse_run(four_ranks(tmp_path, waiting=(3,))).summaries
+    late = found.late_rank
+    assert late is not None
+    assert (late.rank, late.waiting_ranks) == (2, 1)
+    assert late.wait_ms == pytest.approx(20)
+    text = " ".join(table.render(analyse_run(tmp_path), 100).split())
+    assert "rank 2 is late: one other rank waits 20.0 ms per step for it" in text
 
 
 @pytest.mark.parametrize(

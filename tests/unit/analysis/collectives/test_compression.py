@@ -153,4 +153,4 @@ def test_the_table_is_as_it_was() -> None:
 def test_more_buckets_than_rows_are_counted() -> None:
     rows = tuple(row(bucket=i) for i in range(18))
     last = compression_section(world(2, compression=rows)).splitlines()[-1]
-    assert last == "2 more buckets: see the JSON result."
+    assert last == "Not shown: 2 more buckets (see the JSON result)."

@@ -62,6 +62,8 @@ def test_the_way_between_hosts() -> None:
     nothing = of(idle, backward=80, wire=5)
     assert astuple(nothing) == astuple(Exchange())  # nan included
     assert of(replace(idle, in_flight_gbit_per_s=math.nan), **slow).link is None
+    killed = of(replace(LINKS, interfaces=()), **slow)  # counters are written at the end
+    assert (killed.link, killed.sentence) == (None, "")
 
 
 def test_small_calls_are_said_first() -> None:

@@ -104,6 +104,26 @@ def test_run_delay_names_nobody_and_is_told() -> None:
     assert "the rank was ready to run but had no core for" in said
 
 
+def test_a_rank_that_its_own_pair_waits_for() -> None:
+    """Of 8 ranks in 4 pairs, rank 7 is late by 40 ms: rank 6 waits 40 ms, and no other rank."""
+    ranks = [Rank(rank, 8, groups={1: (f"pair {rank // 2}", 2)}) for rank in range(8)]
+    for rank in ranks:
+        rank.group_ranks = {1: rank.rank % 2}
+        for step in range(12):
+            begin = 60 * step * MS
+            ready = [begin + (50 if each == 7 else 10) * MS for each in range(8)]
+            at, end = ready[rank.rank], max(ready[rank.rank], ready[rank.rank ^ 1]) + MS
+            rank.phase(Phase.FORWARD, begin, at)
+            rank.wait(rank.collective(step, at, end), at, end)
+            rank.step(begin, begin + 60 * MS)
+    world = analyse_world(world_run(ranks))
+    assert world is not None
+    late = world.late_rank
+    assert late is not None
+    assert (late.rank, late.waiting_ranks, late.share) == (7, 1, 1.0)
+    assert late.wait_ns == pytest.approx(40 * MS)
+
+
 def test_what_held_up_a_phase_is_told() -> None:
     """Rank 1's backward takes 18 ms longer than the others', which the kernel can explain."""
 

@@ -12,11 +12,13 @@ import pytest
 
 from commprof.analysis.late.stragglers import (
     LateRank,
+    beyond_the_others,
     find_late_rank,
     find_slow_rank,
     late_by_own_work,
+    late_rank,
 )
-from commprof.analysis.step.exposure import ORIGINS
+from commprof.analysis.step.exposure import CAUSES, NO_CORE, ORIGINS
 from commprof.trace.schema import PHASES, Phase
 from tests.support.builders.traces import MS
 
@@ -33,6 +35,25 @@ def held_up(ranks: int, steps: int, seed: int) -> np.ndarray:  # type: ignore[ty
     random = np.random.default_rng(seed)
     size = (ranks, len(PHASES), steps)
     return work(ranks, steps) + random.exponential(20 * MS, size) * (random.random(size) < 0.4)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 7, 8])
+@pytest.mark.parametrize("kind", ["distinct", "ties", "unknown"])
+def test_each_rank_is_compared_with_the_median_of_the_others(ranks: int, kind: str) -> None:
+    random = np.random.default_rng(ranks)
+    values = random.random((ranks, 5, 40))
+    if kind == "ties":
+        values = np.round(4 * values)
+    if kind == "unknown":
+        values[random.random(values.shape) < 0.1] = np.nan
+    expected = [
+        values[rank] - np.median(np.delete(values, rank, axis=0), axis=0) for rank in range(ranks)
+    ]
+    np.testing.assert_array_equal(beyond_the_others(values), expected)
+
+
+def test_one_rank_is_compared_with_nobody() -> None:
+    assert np.isnan(beyond_the_others(np.ones((1, 3)))).all()
 
 
 def test_a_rank_that_is_always_a_little_slower_is_found() -> None:
@@ -327,3 +348,59 @@ def test_few_steps_that_are_alike_may_be_chance() -> None:
     waited[:, 1] = 30 * MS
     waited[[0, 5, 6, 12, 13], 1] = 0
     assert find_late_rank(waited, STEP) is None
+
+
+def in_pairs(waited: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+    """Waiting by waiting rank, if each rank makes only its neighbour in a pair wait."""
+    by_waiting = np.zeros((waited.shape[1], waited.shape[1]))
+    for rank, caused in enumerate(waited.sum(axis=0)):
+        by_waiting[rank ^ 1, rank] = caused
+    return by_waiting
+
+
+@pytest.mark.parametrize("ranks", [8, 64])
+def test_a_rank_that_one_other_rank_waits_for_costs_that_rank_all_of_it(ranks: int) -> None:
+    waited = np.random.default_rng(2).uniform(0, 0.01 * MS, (30, ranks))
+    waited[:, 7] = 40 * MS
+    late = find_late_rank(waited, STEP, by_waiting_ns=in_pairs(waited))
+    assert late is not None
+    assert (late.rank, late.waiting_ranks, late.late_steps) == (7, 1, 30)
+    assert late.wait_ns == pytest.approx(40 * MS)
+
+
+def test_a_rank_that_waits_in_passing_does_not_count() -> None:
+    waited = waits(12, 4)
+    waited[:, 2] = 22.9 * MS
+    by_waiting = np.zeros((4, 4))
+    by_waiting[:, 2] = 12 * np.array([10, 12, 0, 0.9]) * MS
+    late = find_late_rank(waited, STEP, by_waiting_ns=by_waiting)
+    assert late is not None
+    assert (late.waiting_ranks, late.cost_s) == (2, pytest.approx(12 * 0.0229))
+    assert late.wait_ns == pytest.approx(11 * MS)
+    by_waiting[:, 2] = 12 * np.array([10, 11.5, 0, 1.4]) * MS
+    late = find_late_rank(waited, STEP, by_waiting_ns=by_waiting)
+    assert late is not None
+    assert (late.waiting_ranks, late.wait_ns) == (3, pytest.approx(22.9 / 3 * MS))
+
+
+def test_of_two_ranks_that_wait_for_each_other_one_is_late_by_chance() -> None:
+    """Only ranks 0 and 1 of 64 wait, for each other: one of them is late in 60 % by chance."""
+    named = 0
+    for seed in range(100):
+        random = np.random.default_rng(seed)
+        waited = waits(20, 64)
+        waited[np.arange(20), random.integers(0, 2, 20)] = 30 * MS
+        named += find_late_rank(waited, STEP, by_waiting_ns=in_pairs(waited)) is not None
+    assert named <= 2
+
+
+def test_the_share_is_of_all_waiting_that_for_cores_too() -> None:
+    caused = np.zeros((20, 4, len(CAUSES)))
+    caused[:, 2, CAUSES.index("forward")] = 12 * MS
+    caused[:, 1, CAUSES.index(NO_CORE)] = 18 * MS
+    by_waiting = np.zeros((4, 4))
+    by_waiting[[0, 1, 3], 2] = 20 * 4 * MS
+    late = late_rank(caused, by_waiting, work(4, 20), range(4), STEP, 0.0)
+    assert late is not None
+    assert (late.rank, late.phase, late.wait_ns) == (2, "forward", 4 * MS)
+    assert late.share == pytest.approx(0.4)

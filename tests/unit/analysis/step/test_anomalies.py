@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from commprof.analysis.align.measured import measured_world
+from commprof.analysis.step import anomalies
 from commprof.analysis.step.anomalies import (
     BANDWIDTH,
     COMPUTE,
@@ -20,6 +21,7 @@ from commprof.analysis.step.anomalies import (
     AnomalyFinder,
     Change,
     ChangeDetector,
+    StepFigures,
     find_anomalies,
 )
 from commprof.monitor.figures.step_meter import RankMeter, StepMeter
@@ -234,6 +236,29 @@ def test_a_change_that_ended_is_one_with_its_end(until: int) -> None:
         (COMPUTE, 1, CHANGE, until - 1),
     }
     assert found[0].sentence.endswith(f"from step {CHANGE} to {until - 1}")
+
+
+def test_the_end_of_each_change_is_looked_for_in_its_own_series(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Two ranks change and return at different times; some steps lack some of the figures.
+    draw = np.random.default_rng(3)
+    figures = []
+    for step in range(400):
+        slow = (100 <= step < 160) * 6.0, (120 <= step < 300) * 8.0
+        lengths = (np.array([10.0, 10.0]) + slow) * draw.uniform(0.98, 1.02, 2)
+        work = {rank: [0.0, float(lengths[rank])] for rank in range(2) if draw.random() < 0.9}
+        wall = float(lengths.max()) if draw.random() < 0.9 else float("nan")
+        figures.append(StepFigures(3 * step, step, wall, work))
+    monkeypatch.setattr(anomalies, "_figures", lambda _: iter(figures))
+    seen = measured_world(world_run(ranks()))
+    assert seen is not None
+    found = {(one.what, one.rank): one for one in find_anomalies(seen)}
+    for rank, until in ((0, 160), (1, 300)):
+        last = max(each.step for each in figures[:until] if rank in each.work_ms)
+        assert found[COMPUTE, rank].last_step == last
+    last = max(each.step for each in figures[:300] if np.isfinite(each.wall_ms))
+    assert found[STEP, -1].last_step == last
 
 
 def test_a_change_to_yet_another_level_is_no_end() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from commprof.analysis.align.matching import match
 from commprof.analysis.late.arrivals import Arrivals, match_arrivals
-from commprof.analysis.step.breakdown import Breakdown, breakdown, mean_of_known
+from commprof.analysis.step.breakdown import Breakdown, breakdown, caused_in_all, mean_of_known
 from commprof.trace import columns
 from commprof.trace.reader import Trace
 from commprof.trace.schema import Phase
@@ -259,6 +259,30 @@ def test_without_steps_there_are_no_rows() -> None:
     (part,) = break_down(rank)
     assert len(part.step) == len(part.wall_ns) == len(part.exposed_ns) == 0
     assert part.waited_for_ns.shape == (0, 1)
+
+
+@pytest.mark.parametrize("chosen", ["000000", "001110", "111111", "100101", "000010"])
+def test_rows_and_sums_of_chosen_steps(chosen: str) -> None:
+    ranks = [Rank(rank, 3) for rank in range(3)]
+    for step in range(6):
+        begin = 1000 * step
+        for rank in ranks:
+            issue = begin + 100 * (1 + (rank.rank + step) % 3)
+            op = rank.collective(step, issue, begin + 500)
+            rank.wait(op, issue, begin + 500)
+            rank.step(begin, begin + 1000)
+    parts = break_down(*ranks)
+    mask = np.array([bit == "1" for bit in chosen])
+    for part in parts:
+        rows = part.rows(mask)
+        for each in dataclasses.fields(part):
+            expected = getattr(part, each.name)[mask]
+            np.testing.assert_array_equal(getattr(rows, each.name), expected)
+    total = np.sum([part.caused_ns[mask] for part in parts], axis=0)
+    assert total.any() == mask.any()
+    before = [part.caused_ns.copy() for part in parts]
+    np.testing.assert_array_equal(caused_in_all(parts, mask), total)
+    np.testing.assert_array_equal([part.caused_ns for part in parts], before)
 
 
 def test_an_empty_trace() -> None:

@@ -254,7 +254,7 @@ def test_drift_of_independent_rounds_is_none_on_average() -> None:
     assert abs(np.mean(found)) < 0.03
     steady = np.cumsum(np.ones(200)).tolist()
     assert drift([steady]) > 0.9
-    assert drift([[1.0, 1.0, 1.0], [1.0, 2.0]]) == 0
+    assert drift([[1.0, 1.0, 1.0], [1.0, 2.0], [51.0] * 10]) == 0
 
 
 def test_what_one_side_lacks_is_counted_and_what_differs_is_named() -> None:
@@ -289,6 +289,18 @@ def test_too_few_rounds_to_conclude_anything_are_said() -> None:
     assert compare_sweeps(noisy_result(1, 20), noisy_result(2, 20)).remarks == ()
 
 
+def test_a_row_with_rounds_enough_can_be_told_beside_one_without() -> None:
+    """A measurement that was cut short has fewer rounds of its last sizes."""
+    results = [
+        sweep_result(*noisy_result(seed, 3, {0: factor}).rows, row())
+        for seed, factor in ((1, 1), (2, 9))
+    ]
+    found = compare_sweeps(*results)
+    assert found.can_tell
+    assert found.remarks == ()
+    assert [one.verdict for one in found.rows] == ["slower", "same", "same", "same"]
+
+
 def test_too_much_drift_to_conclude_anything_is_said() -> None:
     first, second = (
         sweep_result(row(samples_us=tuple(at + r for r in range(10)), round_iterations=(1,) * 10))
@@ -301,6 +313,7 @@ def test_too_much_drift_to_conclude_anything_is_said() -> None:
         f"With 10 rounds, whose successive values correlate by {found.correlation:.2f}, and 1 row "
         "no difference can be significant at 1%"
     )
+    assert remark.endswith(", or while the machine's speed drifts less")
 
 
 GOLDEN = """\
@@ -313,8 +326,8 @@ A, B: median times. p: Mann-Whitney rank test between the rounds' medians, allow
 correlation of successive rounds (0.00); corrected by Holm's method for 1 row. If A
 and B are equal, the chance that any row is called slower or faster is at most 1%.
 
-* With 2 rounds and 1 row no difference can be significant at 1% over all rows; measure fewer\
- sizes or more rounds (-n limits their number).
+* With 2 rounds and 1 row no difference can be significant at 1% over all rows; measure fewer sizes
+  or more rounds (-n limits their number).
 
 B against A: 0 slower, 0 faster, 1 same.
 """
@@ -360,6 +373,30 @@ def test_a_result_that_says_less_cannot_pass(tmp_path: Path, capsys: Any) -> Non
         assert compare(tmp_path, second, "--fail-above", "60%") == 1
         assert f"B cannot pass: {reason}" in capsys.readouterr().out
     assert compare(tmp_path, whole, "--fail-above", "60%") == 0
+
+
+def test_a_gate_that_could_never_fail_is_refused(tmp_path: Path, capsys: Any) -> None:
+    few = replace(noisy_result(1, 3), rows=tuple(map(two_rounds, noisy_result(1, 3).rows)))
+    slow = replace(few, rows=tuple(map(two_rounds, noisy_result(2, 3, {1: 10.0}).rows)))
+    paths = [tmp_path / "few.json", tmp_path / "slow.json"]
+    for path, result in zip(paths, (few, slow), strict=True):
+        write_sweep(path, result)
+    words = ["compare", *map(str, paths)]
+    assert main(words) == 0
+    assert "* With 2 rounds and 3 rows no difference can be" in capsys.readouterr().out
+    assert main([*words, "--fail-above", "5%"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "--fail-above cannot judge these results. With 2 rounds and 3 rows no differ" in err
+    assert err.endswith("measure fewer sizes or more rounds (-n limits their number)\n")
+    # Data that are wrong are wrong in a single round.
+    write_sweep(paths[1], replace(slow, rows=(replace(slow.rows[0], wrong=7), *slow.rows[1:])))
+    assert main([*words, "--fail-above", "5%"]) == 1
+    assert "B cannot pass: 7 elements were wrong." in capsys.readouterr().out
+
+
+def two_rounds(whole: SweepRow) -> SweepRow:
+    return replace(whole, samples_us=whole.samples_us[:2], round_iterations=(1, 1))
 
 
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path, capsys: Any) -> None:
