@@ -228,12 +228,12 @@ def same(line: str) -> str:
 @pytest.mark.skipif(_native.native is None, reason="some need what the Python capture lacks")
 @pytest.mark.parametrize(("lines", "here"), list(cases()), indirect=["here"])
 def test_what_is_to_be_typed(
-    lines: list[str], here: Path, capfd: pytest.CaptureFixture[str]
+    lines: list[str], scene: Path, here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for line in lines:
         if "compare A.json B.json" in line:
-            # The lines before measured A again: only its like can be compared.
-            shutil.copy(here / "A.json", here / "B.json")
+            # The lines before measured A again, in few rounds and in other sizes than B.
+            shutil.copy(scene / "A.json", here / "A.json")
         check_line(line, here, capfd)
 
 
