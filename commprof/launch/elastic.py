@@ -181,10 +181,21 @@ def _no_rank_left() -> Iterator[None]:
     try:
         yield
     except BaseException:
+        _ignore_signals()
         _kill_ranks(others)
         kill_lost_ranks()
-        stop_fork_server()
+        _kill_fork_server()
         raise
+
+
+def _ignore_signals() -> None:
+    """Ignores signals until `_signal_handlers` restores the handlers: a second one leaves no rank.
+
+    SIGQUIT still ends the process.
+    """
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
 
 
 def stop_fork_server() -> None:
@@ -192,6 +203,25 @@ def stop_fork_server() -> None:
     # multiprocessing has no public function for this; the server ends once its last client
     # closes the pipe
     multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined]
+
+
+def _kill_fork_server() -> None:
+    """Ends the fork server with all processes that it has forked.
+
+    A signal can arrive between the request for a rank and the answer with its process ID. Such a
+    rank is known to nobody, may be forked only later, and keeps the server alive: without it,
+    `stop_fork_server` would wait for ever. So the server is stopped before its children are listed.
+    """
+    server = multiprocessing.forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    if server is None:
+        return
+    os.kill(server, signal.SIGSTOP)
+    os.waitid(os.P_PID, server, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    for pid in _children(server):
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    os.kill(server, signal.SIGKILL)
+    stop_fork_server()
 
 
 def _kill_ranks(others: list[multiprocessing.process.BaseProcess]) -> None:
@@ -356,9 +386,10 @@ def kill_lost_ranks() -> None:
                 os.killpg(pid, signal.SIGKILL)  # torch gives each rank its own session
 
 
-def _children() -> list[int]:
+def _children(process: int | str = "self") -> list[int]:
+    """Returns the IDs of a process's children; empty if the kernel does not list them."""
     found: list[int] = []
-    for task in Path("/proc/self/task").glob("*"):
+    for task in Path(f"/proc/{process}/task").glob("*"):
         with suppress(OSError):
             found += map(int, (task / "children").read_text().split())
     return found

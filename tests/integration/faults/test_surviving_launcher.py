@@ -6,7 +6,10 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -115,6 +118,32 @@ def test_ctrl_c_at_any_moment(
     chance = random.Random(f"{kind} {part}")
     after_s = interrupts.moment_s(lengths_s[kind], part, PARTS, chance)
     assert interrupts.interrupt(kind, after_s, tmp_path).complaint() == ""
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_ctrl_c_while_a_rank_is_forked(number: int, tmp_path: Path) -> None:
+    program = "tests.support.machines.faults.interrupted_start"
+    with subprocess.Popen(
+        [sys.executable, "-m", program, str(tmp_path / "logs"), str(number)],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            _, said = process.communicate(timeout=60)
+            assert process.returncode == -signal.SIGINT, said
+            assert "KeyboardInterrupt" in said
+            assert await_gone(members(process.pid)) == []  # the rank and the server
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def members(group: int) -> list[int]:
+    """The processes of a process group."""
+    shown = subprocess.run(["ps", "-e", "-o", "pid=,pgid="], capture_output=True, text=True)
+    pairs = (map(int, line.split()) for line in shown.stdout.splitlines())
+    return [pid for pid, of in pairs if of == group]
 
 
 def test_whose_traceback_it_is() -> None:
