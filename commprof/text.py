@@ -62,7 +62,7 @@ def in_ms(value: float) -> str:
 
 def in_micros(value: float) -> str:
     """Formats microseconds for a sentence, in milliseconds from 1000 on."""
-    return in_ms(value / 1000) if abs(value) >= 1000 else f"{value:.3g} µs"
+    return in_ms(value / 1000) if abs(value) >= 1000 else f"{plain_digits(value)} µs"
 
 
 def in_seconds(ms: float) -> str:

@@ -16,13 +16,12 @@ from commprof import invocation
 from commprof.analysis.collectives.exchange import SmallCalls
 from commprof.analysis.collectives.host_links import HostLinks
 from commprof.analysis.collectives.unseen import is_unseen
-from commprof.analysis.late.costs import MOST_UNSPLIT
 from commprof.analysis.late.stragglers import LateRank, fell_behind
 from commprof.analysis.remarks import FEW_STEPS
 from commprof.analysis.scaling import RunResult
 from commprof.analysis.step.cores import crowded, lacked_cores, no_core_share, usable_cores
 from commprof.analysis.step.detail import WorldDetail
-from commprof.analysis.step.mean_step import WORTH_A_LOOK, MeanStep, mean_step
+from commprof.analysis.step.mean_step import WORTH_A_LOOK, MeanStep, is_split, mean_step
 from commprof.analysis.verdict import Verdict, nobody_is_late
 from commprof.analysis.world import WorldResult
 from commprof.text import counted, in_seconds, listed, named_ranks
@@ -240,7 +239,7 @@ def _caveats(result: RunResult, world: WorldResult, step: MeanStep) -> Iterator[
         yield f"No usable trace came from {named_ranks(world.missing_ranks)}."
     if world.world_size > 1 and not world.clocks_shared:
         yield "The ranks' clocks cannot be compared: waiting and transfer are not separated."
-    elif step.split_ms and step.split_ms["unsplit"] > MOST_UNSPLIT * step.exposed_ms:
+    elif step.split_ms and not is_split(step.exposed_ms, step.split_ms["unsplit"]):
         share = f"{step.split_ms['unsplit'] / step.exposed_ms:.0%}"
         yield f"{share} of the exposed time could not be split into waiting and transfer."
     if world.parts.forward_ms == 0:

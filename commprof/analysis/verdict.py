@@ -19,13 +19,12 @@ import numpy as np
 from commprof.analysis.collectives.exchange import Exchange, exchange
 from commprof.analysis.collectives.unseen import is_unseen
 from commprof.analysis.late import lines
-from commprof.analysis.late.costs import MOST_UNSPLIT
 from commprof.analysis.late.stragglers import LateRank, fell_behind, who_waits
 from commprof.analysis.next_step import NextStep, next_step, rank_to_look_at, time_spent
 from commprof.analysis.scaling import RunResult
 from commprof.analysis.step.cores import judged_place, lacked_cores, no_core_share, usable_cores
 from commprof.analysis.step.detail import WorldDetail
-from commprof.analysis.step.mean_step import PARTS, MeanStep, mean_step
+from commprof.analysis.step.mean_step import PARTS, MeanStep, is_split, mean_step
 from commprof.analysis.world import WorldResult
 from commprof.stats.intervals import resampled_means
 from commprof.text import counted, in_ms, in_seconds, listed
@@ -307,7 +306,7 @@ def nobody_is_late(world: WorldResult) -> bool:
     known = world.clocks_shared and not world.missing_ranks and not math.isnan(parts.wait_ms)
     if world.late_rank is not None or world.world_size < 2 or not known:
         return False
-    return parts.exposed_ms > 0 and parts.unsplit_ms <= MOST_UNSPLIT * parts.exposed_ms
+    return parts.exposed_ms > 0 and is_split(parts.exposed_ms, parts.unsplit_ms)
 
 
 def _growth(result: RunResult, steps: Sequence[MeanStep], place: int) -> list[str]:

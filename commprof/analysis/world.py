@@ -304,7 +304,7 @@ def _late_rank(seen: MeasuredWorld, result: WorldResult) -> dict[str, Any]:
     by_waiting = np.zeros((result.world_size, result.world_size))
     for rank, part in zip(seen.ranks, seen.measured, strict=True):
         by_waiting[rank] = of_ranks(part.caused_ns[~hung]).sum(axis=0)
-    if result.foreign and few_steps(waited_for := of_ranks(caused)):
+    if result.foreign and few_steps(waited_for := of_ranks(caused), by_waiting):
         late = late_rank_of_few_steps(waited_for, step_ns, error_ns, by_waiting)
     else:
         own = np.stack([part.by_origin_ns[:, ~hung] for part in seen.measured])

@@ -79,14 +79,16 @@ _RANKS = (
     re.compile(r"(configuration|config|setup|n)$"),
 )
 _COUNT = r"\d{1,3}(?:,\d{3})+|\d{1,7}"
+_NO_REST = "".join(rf"(?!(?<=\b\d{{{digits}}} )\d{{3}}\b)" for digits in (1, 2, 3))
 #: Words between the count and its unit, as in "8 NVIDIA A100 80GB GPUs".
 _MODEL = (
     r"(?:(?:nvidia|amd|intel|tesla|geforce|radeon|instinct|quadro|rtx|gtx|[a-z]{1,4}\d{1,4}\w*"
     r"|\d{4}(?:ti)?|\d{2,3}gb)[ -]){0,4}"
 )
-#: A count of ranks; in "2 x 8 GPUs", two counts. The number in the name of a model is no count.
+#: A count of ranks; in "2 x 8 GPUs", two counts. No count are the numbers in "RTX 4090 GPUs", in
+#: "A100 GPUs" and, as they are one number, in "1 024 GPUs".
 _COUNT_OF_RANKS = re.compile(
-    rf"(?<![\w.,→>])(?<!\d )({_COUNT})(?: ?[x×] ?(?:({_COUNT})[ -]?)?|[ -]?)"
+    rf"(?<![\w.,→>])(?<!rtx )(?<!gtx ){_NO_REST}({_COUNT})(?: ?[x×] ?(?:({_COUNT})[ -]?)?|[ -]?)"
     rf"{_MODEL}(?:{_PLURAL})\b",
     re.IGNORECASE,
 )

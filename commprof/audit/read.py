@@ -31,7 +31,7 @@ _LISTED = re.compile(r"\s*(?:[-*•+]|\d+\.)?\s*\**([A-Za-z][\w /-]{0,60}?)\**\s
 #: begins with an overhead means communication overhead.
 _OVERHEAD = re.compile(
     rf"(?:^[\s*•+-]*({_NUMBER}\s?%)\s"
-    rf"|[\s(]({_NUMBER}\s?%)\s(?:comm(?:unication)?\.?|(?:gradient )?sync\w*)\s)overhead",
+    rf"|(?:^|[\s(])({_NUMBER}\s?%)\s(?:comm(?:unication)?\.?|(?:gradient )?sync\w*)\s)overhead",
     re.I,
 )
 #: Facts that a list may state for all world sizes.

@@ -68,7 +68,7 @@ def csv_table(text: str) -> Table | None:
         return None
     numbers, lines = zip(*numbered, strict=True)
     separator = max(",;\t", key=lines[0].count)
-    reader = csv.reader(lines, delimiter=separator)
+    reader = csv.reader([f"{line}\n" for line in lines], delimiter=separator)
     rows, begins = [], []
     try:
         while True:

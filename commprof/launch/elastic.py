@@ -176,7 +176,10 @@ def _run_ranks(run: Callable[[], object], log_dir: Path, attempt: int) -> None:
 
 @contextmanager
 def _no_rank_left() -> Iterator[None]:
-    """If the block raises, ends the ranks that were started in the block."""
+    """If the block raises, ends the ranks that were started in the block.
+
+    Ends every process of the fork server, too, whoever started it.
+    """
     others = multiprocessing.active_children()
     try:
         yield
@@ -189,12 +192,12 @@ def _no_rank_left() -> Iterator[None]:
 
 
 def _ignore_signals() -> None:
-    """Ignores signals until `_signal_handlers` restores the handlers: a second one leaves no rank.
+    """Ignores signals until `_signal_handlers` restores the handlers.
 
-    SIGQUIT still ends the process.
+    A further signal would interrupt the cleanup and leave ranks running. SIGQUIT is not ignored.
     """
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in {*_SIGNALS} - {signal.SIGQUIT}:
             signal.signal(number, signal.SIG_IGN)
 
 

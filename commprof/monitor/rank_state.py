@@ -112,14 +112,15 @@ class RankState:
         while len(self.pending) > _MOST_PENDING:
             del self.pending[next(iter(self.pending))]
 
-    def forget_open(self) -> None:
-        """Forgets what is under way, because its end will not be recorded.
+    def forget_open(self, before_ns: int) -> None:
+        """Forgets what began before a time and is under way, because its end will not be recorded.
 
-        The next step that ends counts as the first one.
+        If nothing newer was recorded, the next step that ends counts as the first one.
         """
-        self.pending.clear()
-        self.steps_ended = 0
-        self._finalizing = False
+        self.pending = {i: one for i, one in self.pending.items() if one.issue_ns >= before_ns}
+        if self.last_ns < before_ns:
+            self.steps_ended = 0
+            self._finalizing = False
 
     def _take(self, row: dict[str, int], groups: dict[int, Group]) -> None:
         kind = row["kind"]

@@ -31,8 +31,8 @@ class StepTimes:
     backward_s: float
     optimizer_s: float
     other_s: float
-    #: Training thread blocked in communication; the sum of the three below, but that the total in
-    #: always-on mode also has the steps of the last seconds, which those do not have yet.
+    #: Training thread blocked in communication; the sum of the three below. In always-on mode the
+    #: total is larger: it includes the steps of the last seconds, whose split is not known yet.
     exposed_s: float
     #: Exposed time until the last rank arrived, and exposed time after that.
     wait_s: float

@@ -13,7 +13,7 @@ from typing import Any
 from commprof.report.one_screen import LINES, WIDTH, command_lines, cut, prose, table_lines
 from commprof.report.tabulated import Grid, tabulated, three_digits
 from commprof.stats.intervals import Interval
-from commprof.text import counted, fitted, printable, wrapped
+from commprof.text import counted, fitted, plain_digits, printable, wrapped
 from commprof.trials.result import CandidateResult, TrialResult
 
 _HEADERS = (
@@ -134,9 +134,7 @@ def _step(one: CandidateResult) -> str:
     found = one.step_ms_interval
     if found is None:
         return three_digits(one.step_ms)
-    value, low, high = (
-        f"{x:.0f}" if x >= 1000 else f"{x:.4g}" for x in (found.value, found.low, found.high)
-    )
+    value, low, high = (plain_digits(x, 4) for x in (found.value, found.low, found.high))
     return f"{value} [{low}, {high}]"
 
 

@@ -97,7 +97,7 @@ MORE_METADATA: Final[dict[str, Shape]] = {
     "write_failed": {"errno": int, "reason": str, "monotonic_ns": int},
     # recording is False if no records have been made for half a second because the mode is "off",
     # or recording was switched off, at monotonic_ns; it is True once recording goes on. Absent
-    # before the first such time.
+    # before the first such time, and in traces of the capture in Python.
     "capture_state": {"recording": bool, "monotonic_ns": int},
     # True if ring files were asked for and some threads' rings have none, for lack of space: the
     # other ring files then do not hold all new records. Absent otherwise.

@@ -191,8 +191,8 @@ class Recorder {
   bool complained_ = false; // about this trace, on stderr
   bool abandoned_ = false; // the file was removed and cannot be made anew
   uint64_t next_look_ns_ = 0; // when to check next that the file exists
-  uint64_t off_since_ns_ = 0; // no record is taken; 0: they are
-  bool off_written_ = false; // the trace tells that
+  uint64_t off_since_ns_ = 0; // when recording went off; 0: it is on
+  bool off_written_ = false; // the trace says that recording is off
   bool private_rings_written_ = false; // the trace tells of them
   std::unique_ptr<TraceWriter> writer_;
   bool keep_records_ = true; // the mode is full

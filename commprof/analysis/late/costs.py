@@ -18,9 +18,6 @@ from commprof.trace import columns
 from commprof.trace.schema import PHASES
 from commprof.units import ns_to_ms
 
-#: Largest fraction of the exposed time that may be unsplit if a figure or sentence relies on the
-#: split into waiting and transfer.
-MOST_UNSPLIT = 0.1
 #: Work of a rank is reported as longer if the excess is at least this fraction of the step.
 LEAST_SHARE = 0.01
 #: Minor page faults per ms of excess that explain a longer phase. One major page fault per step, or

@@ -114,7 +114,7 @@ def _chance_of_heads(more: int, steps: int) -> float:
     return sum(math.exp(log - steps * math.log(2)) for log in logs)
 
 
-#: Least fraction of all waiting that a late rank must cause.
+#: Least fraction of the waiting attributed to ranks, see :func:`of_ranks`, that a late rank causes.
 _SHARE = 0.6
 #: Significance level for a rank that is late in less than half of the steps.
 _SIGNIFICANCE_NOW_AND_THEN = 0.001
@@ -133,7 +133,7 @@ class LateRank:
     rank: int
     #: Mean waiting that the rank caused, per step and waiting rank.
     wait_ns: float
-    #: Fraction of all waiting that the rank caused, apart from the rank's lack of a core.
+    #: Waiting that the rank caused, without that for its lack of a core, divided by all waiting.
     share: float
     #: Probability of such a concentration if each step's late rank were drawn at random; for a rank
     #: that is named for its own work, ``SlowRank.p_value``. NaN if there are too few steps to test.
@@ -260,10 +260,15 @@ def find_late_rank(
     return replace(late, p_value=p_value) if p_value <= limit else None
 
 
-def few_steps(waited_for_ns: npt.NDArray[np.float64]) -> bool:
-    """True if there are too few steps for any test to show that a rank is late beyond chance."""
-    steps, ranks = waited_for_ns.shape
-    return float(max(ranks, 1)) ** (1 - steps) > _SIGNIFICANCE
+def few_steps(waited_for_ns: Floats, by_waiting_ns: Floats) -> bool:
+    """True if no test of :func:`find_late_rank` can show that a rank is late beyond chance.
+
+    Args as there. The test that needs the most steps shuffles only the rank that caused the most
+    waiting and the ranks that wait for it.
+    """
+    rank = int(np.argmax(waited_for_ns.sum(axis=0)))
+    shuffled = 1 + int(waiting_ranks(by_waiting_ns, rank).sum())
+    return float(shuffled) ** (1 - len(waited_for_ns)) > _SIGNIFICANCE
 
 
 def late_rank_of_few_steps(

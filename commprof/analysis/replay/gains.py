@@ -30,11 +30,10 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.align.measured import MeasuredWorld, slowest_ns
-from commprof.analysis.late.costs import MOST_UNSPLIT
 from commprof.analysis.replay.engine import Calls, calls, replay
 from commprof.analysis.replay.program import LEAST_STEPS, Program, programs, replayed_steps
 from commprof.analysis.step.breakdown import own_run_delay_ns
-from commprof.analysis.step.mean_step import stalled
+from commprof.analysis.step.mean_step import is_split, stalled
 from commprof.stats.intervals import Interval, percentile_interval, resampled_means
 from commprof.text import rank_list
 from commprof.trace import columns
@@ -133,19 +132,18 @@ def gains(seen: MeasuredWorld) -> Gains | None:
 
 
 def _waiting_is_known(seen: MeasuredWorld) -> bool:
-    """True if all ranks left a trace and at most ``MOST_UNSPLIT`` of the exposed time is unsplit.
+    """True if all ranks left a trace and the exposed time is split, see :func:`is_split`.
 
     In a replay, a collective that was not seen on all of its ranks waits for no other rank, so that
     all of its exposed time counts as transfer, although a part may be waiting.
     """
-    world_size = seen.parts[0].caused_ns.shape[1]
-    if len(seen.ranks) < world_size:
+    if len(seen.ranks) < seen.traces[0].world_size:
         return False
     exposed, unsplit = (
         sum(float(getattr(part, name).sum()) for part in seen.measured)
         for name in ("exposed_ns", "unsplit_ns")
     )
-    return unsplit <= MOST_UNSPLIT * exposed
+    return is_split(exposed, unsplit)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ def crowded(context: Mapping[str, Any], world: WorldResult) -> bool:
     Even so, the ranks may not have waited for a core. Missing ranks are assumed to be spread evenly
     over hosts.
     """
-    hosts = Counter(rank.machine for rank in world.ranks)
+    hosts = Counter(rank.host for rank in world.ranks)
     evenly = math.ceil(world.world_size / max(len(hosts), int(context.get("nodes", 1))))
     fullest = max(evenly, *hosts.values()) if hosts else evenly
     return fullest * int(context["threads_per_rank"]) > usable_cores(context["machine"])

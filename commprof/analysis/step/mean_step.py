@@ -23,10 +23,19 @@ _RARE = 0.05
 #: Parts below this fraction of a step are too short to be worth optimising.
 WORTH_A_LOOK = 0.10
 
+#: Largest fraction of the exposed time that may be unsplit if a figure or sentence relies on the
+#: split into waiting and transfer.
+_MOST_UNSPLIT = 0.1
+
 #: Parts that add up to the step; communication is exposed communication.
 PARTS = ("compute", "communication", "data", "optimizer", "other")
 #: Parts that add up to communication.
 SPLIT = ("waiting", "wire", "unsplit")
+
+
+def is_split(exposed: float, unsplit: float) -> bool:
+    """True if figures may rely on the split of exposed time; both times in the same unit."""
+    return unsplit <= _MOST_UNSPLIT * exposed
 
 
 def stalled(slowest: Floats) -> npt.NDArray[np.bool_]:

@@ -153,10 +153,20 @@ class RankFeed:
         self.records = self._chosen(from_rings, from_trace)
         self.state.take(self.records, self._tail.groups.values())
         self.state.closed = self._tail.ended
-        if not self._tail.recording:
-            self.state.forget_open()
+        self._forget_unrecorded(self.state)
         if self._watch is not None:
             self.process = self._watch.look()
+
+    def _forget_unrecorded(self, state: RankState) -> None:
+        """Forgets what was under way when recording was switched off.
+
+        What begins once recording goes on can be in the ring files before the trace tells of it.
+        """
+        told = self.metadata.get("capture_state")
+        if told is not None and not told["recording"]:
+            state.forget_open(told["monotonic_ns"])
+        elif told is None and not self._tail.recording:  # only the summary says so, without a time
+            state.forget_open(state.last_ns + 1)
 
     def _chosen(self, from_rings: Records, from_trace: Records) -> Records:
         """Returns the records of the rings if there are rings, else those of the trace.

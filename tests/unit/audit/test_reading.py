@@ -156,7 +156,9 @@ def test_headers_say_what_a_time_or_a_cost_is_for() -> None:
     [("4", 4), ("**4**", 4), ("4-process", 4), ("Baseline (1 GPU)", 1), ("2P", 2),
      ("1,024", 1024), ("1,024 GPUs", 1024), ("1 024 GPUs", None), ("8 A100 GPUs", 8),
      ("8x H100 GPU", 8), ("8 T4 GPUs", 8), ("4 RTX 3090 GPUs", 4), ("2 x 8 GPUs", 16),
-     ("2x8 NVIDIA A100 80GB GPUs", 16), ("A100 GPUs", None), ("32 samples per GPU", None),
+     ("2x8 NVIDIA A100 80GB GPUs", 16), ("A100 GPUs", None), ("RTX 4090 GPUs", None),
+     ("A100 8 GPUs", 8), ("Config 1 4 GPUs", 4), ("dgx-2 16 GPUs", 16),
+     ("32 samples per GPU", None),
      ("Baseline", None), ("0", None), ("1→4 processes", None), ("123456789012", None)],
 )  # fmt: skip
 def test_world_sizes_are_read(cell: str, ranks: int | None) -> None:
@@ -213,6 +215,7 @@ def test_lines_of_a_csv_file_are_its_own() -> None:
     table = csv_table(text)
     assert table is not None
     assert [row[0] for row in table.rows] == ["1", "4"]
+    assert table.rows[0][2] == "one\nhost"
     assert table.lines == (4, 8)
 
 
@@ -221,6 +224,7 @@ def test_lines_of_a_csv_file_are_its_own() -> None:
     [
         ("<1% overhead vs step time", "<1%"),
         ("- ~12% overhead", "~12%"),
+        ("12% communication overhead in all", "12%"),
         ("The job has 12% communication overhead.", "12%"),
         ("Estimated 9% gradient sync overhead", "9%"),
         ("Checkpointing adds 2% overhead to each epoch.", None),

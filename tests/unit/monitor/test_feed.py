@@ -88,3 +88,23 @@ def test_in_always_on_mode_such_a_rank_is_not_seen(tmp_path: Path, private: bool
         feed.look()
     assert feed.is_seen is not private
     feed.close()
+
+
+def test_what_begins_before_the_trace_says_that_recording_goes_on_is_kept(tmp_path: Path) -> None:
+    path, prefix = tmp_path / "rank_1.trace", tmp_path / "r-"
+    head = trace_of_this_process(prefix, made.document(made.GROUP_BLOCK, made.group(1)))
+    off = head + written({"capture_state": {"recording": False, "monotonic_ns": 5}})
+    path.write_bytes(off)
+    ring = Path(f"{prefix}0.ring")
+    ring.write_bytes(made.ring({0: issue(1, 1)}, head=1, tail=1))
+    feed = RankFeed(path)
+    for _ in range(3):
+        feed.look()
+    assert feed.state is not None
+    assert list(feed.state.pending) == []  # its end is not recorded
+    ring.write_bytes(made.ring({0: issue(1, 1), 1: issue(2, 20)}, head=2, tail=1))
+    feed.look()
+    path.write_bytes(off + written({"capture_state": {"recording": True, "monotonic_ns": 25}}))
+    feed.look()
+    assert feed.is_seen
+    assert list(feed.state.pending) == [2]

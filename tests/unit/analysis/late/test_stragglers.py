@@ -13,6 +13,7 @@ import pytest
 from commprof.analysis.late.stragglers import (
     LateRank,
     beyond_the_others,
+    few_steps,
     find_late_rank,
     find_slow_rank,
     late_by_own_work,
@@ -366,6 +367,15 @@ def test_a_rank_that_one_other_rank_waits_for_costs_that_rank_all_of_it(ranks: i
     assert late is not None
     assert (late.rank, late.waiting_ranks, late.late_steps) == (7, 1, 30)
     assert late.wait_ns == pytest.approx(40 * MS)
+
+
+@pytest.mark.parametrize("steps", [3, 5, 7, 9])
+def test_a_pair_needs_as_many_steps_as_two_ranks(steps: int) -> None:
+    waited = waits(steps, 8)
+    waited[:, 7] = 40 * MS
+    late = find_late_rank(waited, STEP, by_waiting_ns=in_pairs(waited))
+    assert few_steps(waited, in_pairs(waited)) == (steps < 8)
+    assert (late is not None) == (steps >= 8)
 
 
 def test_a_rank_that_waits_in_passing_does_not_count() -> None:
