@@ -5,6 +5,7 @@ Each scenario is one function, which prints its actions on stdout, as JSON, one 
 
 from __future__ import annotations
 
+import functools
 import json
 import multiprocessing
 import os
@@ -16,6 +17,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -24,10 +26,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import commprof
+from commprof._native import native
 from commprof.errors import CommprofError
 
 QUIET_S = 0.05
 """Seconds in which gloo's threads record the last completions."""
+
+NEVER_MS = 3_600_000
+"""Milliseconds between two flushes in a process that lives for seconds."""
 
 
 def say(**what: Any) -> None:
@@ -40,6 +46,16 @@ def recorded(prof: commprof.Profiler) -> int:
     stats = prof.stats()
     assert stats.records_dropped == 0
     return int(stats.records_written + stats.records_unwritten)
+
+
+def flush_never() -> None:
+    """Makes the native recorders of this process leave their records in the rings.
+
+    Otherwise a flush takes some of them before the process dies, where the machine is slow.
+    """
+    if native is not None:
+        start = functools.partial(native.start, flush_interval_ms=NEVER_MS)
+        mock.patch.object(native, "start", start).start()
 
 
 def model() -> DistributedDataParallel:
@@ -104,6 +120,7 @@ def ends_without_stop(directory: Path) -> None:
 
 def ends_at_once(directory: Path) -> None:
     """Calls ``os._exit``: nothing is closed or cleaned up."""
+    flush_never()
     with commprof.profile(directory) as prof:
         for _ in range(100):
             prof.step()
@@ -114,6 +131,7 @@ def ends_at_once(directory: Path) -> None:
 
 def two_sessions(directory: Path) -> None:
     """Closes one trace, and leaves the next one cut off."""
+    flush_never()
     with commprof.profile(directory / "first") as prof:
         for _ in range(10):
             prof.step()
