@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <random>
 #include <vector>
 
@@ -86,11 +85,12 @@ struct Run {
 
 // sum over i of a(i) * b(i) in fp64, against `actual`; the bound is that of any
 // order of fp32 additions.
+template <typename A, typename B>
 bool near(
     float actual,
     size_t count,
-    const std::function<double(size_t)>& a,
-    const std::function<double(size_t)>& b,
+    const A& a,
+    const B& b,
     double start = 0) {
   double expected = start, magnitude = std::fabs(start);
   for (size_t i = 0; i < count; ++i) {
@@ -179,8 +179,9 @@ void testPasses() {
 
 // Levels and threads change no bit. Large enough for several pieces.
 void testSameBits() {
-  for (const int rank : {1, 2, 3, 4, 8}) {
-    const Shape shape{300, 3001, rank};
+  const std::vector<int> few{3, 8}, all{1, 2, 3, 4, 8};
+  for (const int rank : check::kSanitized ? few : all) {
+    const Shape shape{200, 3001, rank};
     setLevel(Level::kScalar);
     setThreads(1);
     const Run first(shape);
