@@ -49,9 +49,10 @@ def recorded(prof: commprof.Profiler) -> int:
 
 
 def flush_never() -> None:
-    """Makes the native recorders of this process leave their records in the rings.
+    """Makes the native recorders of this process leave nearly all records in the rings.
 
-    Otherwise a flush takes some of them before the process dies, where the machine is slow.
+    What they are told when they start makes them flush once, and where the machine is slow, this
+    takes the first steps, too.
     """
     if native is not None:
         start = functools.partial(native.start, flush_interval_ms=NEVER_MS)
