@@ -48,11 +48,10 @@ def recorded(prof: commprof.Profiler) -> int:
     return int(stats.records_written + stats.records_unwritten)
 
 
-def flush_never() -> None:
-    """Makes the native recorders of this process leave nearly all records in the rings.
+def leave_records_in_rings() -> None:
+    """Makes the native recorders of this process flush no records after their start.
 
-    What they are told when they start makes them flush once, and where the machine is slow, this
-    takes the first steps, too.
+    Where the machine is slow, the flushes of the start take the records of the first steps, too.
     """
     if native is not None:
         start = functools.partial(native.start, flush_interval_ms=NEVER_MS)
@@ -121,7 +120,7 @@ def ends_without_stop(directory: Path) -> None:
 
 def ends_at_once(directory: Path) -> None:
     """Calls ``os._exit``: nothing is closed or cleaned up."""
-    flush_never()
+    leave_records_in_rings()
     with commprof.profile(directory) as prof:
         for _ in range(100):
             prof.step()
@@ -132,7 +131,7 @@ def ends_at_once(directory: Path) -> None:
 
 def two_sessions(directory: Path) -> None:
     """Closes one trace, and leaves the next one cut off."""
-    flush_never()
+    leave_records_in_rings()
     with commprof.profile(directory / "first") as prof:
         for _ in range(10):
             prof.step()
