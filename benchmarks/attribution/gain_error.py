@@ -9,10 +9,11 @@ step, so that the mean step is up to 40 % longer. Steps with and without the del
 most eight steps apart, and a machine that becomes slower slows both. The report predicts the mean
 step if that rank were as fast as the other.
 The truth is the mean of the steps without the delay, from the same trace; a step right after a late
-one is left out, as it may begin late, and so are stalled steps, which the report leaves out too. 50
-delays, and 10 jobs without one as control, whose error is the noise of the comparison. ``--rounds``
-runs each job several times, and takes the means; runs in the results file count. On a machine with
-many cores, ``taskset -c 2,3 ... --part 1/6`` runs every sixth job; the files of all parts make one.
+one is left out, as it may begin late, and so are stalled steps, which the report leaves out too.
+Steps right after a swap take longer, and have the same share in both means. 50 delays, and 10 jobs
+without one as control, whose error is the noise of the comparison. ``--rounds`` runs each job
+several times, and takes the means; runs in the results file count. On a machine with many cores,
+``taskset -c 2,3 ... --part 1/6`` runs every sixth job; the files of all parts make one.
 Prints a line each; ends with 1 where a demand is not met.
 """
 
@@ -147,7 +148,10 @@ def _judge(job: dict[str, Any], directory: Path) -> dict[str, Any]:
     alone = ~(late | begins_late)[step] & ~stalled(slowest_ns(seen.measured))
     predicted = [g for g in found.gains if g.change == "rank" and g.rank == job["rank"]]
     predicted_ms = predicted[0].step_ms if predicted else found.step_ms
-    without_ms = float(wall_ms[alone].mean())
+    # Of each step between two swaps of cores as many: the first one after a swap takes longer.
+    place = step % job["steps_per_core"]
+    means = [wall_ms[alone & (place == each)].mean() for each in np.unique(place[alone])]
+    without_ms = float(np.mean(means))
     return {
         **{key: value for key, value in job.items() if key not in ("late", "steps_per_core")},
         "step_ms": found.step_ms,

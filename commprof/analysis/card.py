@@ -224,6 +224,8 @@ def _caveats(result: RunResult, world: WorldResult, step: MeanStep) -> Iterator[
         yield "More threads than cores; whether ranks waited for cores was not measured."
     elif crowded(result.context, world) and step.share("communication") < WORTH_A_LOOK:
         yield "More threads than cores: ranks may have waited for cores while they computed."
+    elif crowded(result.context, world) and "gloo" in result.context["backend"]:
+        yield "More threads than cores: gloo's threads may have waited for cores."  # not measured
     larger = [each.world_size for each in result.worlds if each.world_size > world.world_size]
     if larger:
         cores = counted(usable_cores(result.context["machine"]), "usable core")

@@ -3,18 +3,23 @@
 Each gain is a replay of the recorded steps (:mod:`commprof.analysis.replay.engine`) with one
 change. A rank "as fast as the others" gets the other ranks' own times (times without waiting for
 communication) in each phase: its longest time becomes their longest, its median their median, and
-so on; its long and short steps keep their order. This is done separately in two halves of the
-steps. The late half has the steps in which the mean waiting time of the other ranks exceeds the
-rank's waiting time the most. Without the halves, the late steps, which are the longest because of
-the rank's delay, would get the longest times of the other ranks. Each half gets the times of the
-other ranks from all steps. Phases in which the rank is faster than the others change too: if only
-its slower phases changed, the rank would become faster than the others.
+so on; its long and short steps keep their order. Phases in which the rank is faster than the others
+change too: if only its slower phases changed, the rank would become faster than the others.
+
+A rank may be late in only some of the steps. These steps are found by how much longer the other
+ranks waited in them than the rank did. If the steps do not form two groups by this, the rank counts
+as late in none or in all of them. If they do, the replay of a late step would be too long, because
+the delay changed more than the rank's own time: a transfer takes longer while one of its ranks
+computes, and a rank's caches are cold after a long wait. A late step therefore takes as long as
+another step in the replay, and longer by the other ranks' additional own work in late steps. Of a
+small addition, only the part that the rank has in common with the others counts, because the rest
+may be an effect of the waiting.
 
 A part of the own time is run delay: the training thread waits for a core, which other threads of
 the rank's process may use. While gloo's threads exchange buckets, the training thread of the rank
 that arrives last still needs a core, but the training threads of the other ranks wait. So the run
-delays of different ranks cannot be compared. Instead, each rank's run delay in the late half gets
-the values of the same rank in the other half.
+delays of different ranks cannot be compared. Instead, each rank's run delay in the late steps gets
+the values of the same rank in the other steps.
 
 The efficiencies in :class:`Gains` are those of POP (Performance Optimisation and Productivity, "POP
 Standard Metrics for Parallel Performance Analysis"): parallel = load balance x serialisation x
@@ -34,6 +39,7 @@ from commprof.analysis.replay.engine import Calls, calls, replay
 from commprof.analysis.replay.program import LEAST_STEPS, Program, programs, replayed_steps
 from commprof.analysis.step.breakdown import own_run_delay_ns
 from commprof.analysis.step.mean_step import is_split, stalled
+from commprof.stats.groups import two_groups
 from commprof.stats.intervals import Interval, percentile_interval, resampled_means
 from commprof.text import rank_list
 from commprof.trace import columns
@@ -48,6 +54,8 @@ _MOST_RANKS = 3
 _MOST_GROUPS = 3
 #: A rank or phase is tried if it would save at least this fraction of the own time.
 _LEAST_SHARE = 0.005
+#: After a long wait, own work takes longer by up to this fraction: up to a tenth was measured.
+_COLD = 0.15
 
 
 @dataclass(frozen=True)
@@ -224,13 +232,14 @@ class _Replays:
         total = float(own.max())
         places = np.argsort(-own, kind="stable")[:_MOST_RANKS].tolist()
         for place in places:
-            own_ns = self._as_others(place)
+            late = self._late_steps(place)
+            own_ns = self._as_others(place, late)
             faster = own_ns[place]
             spared = (self.own_ns[place] - faster)[self.counted].sum(axis=0)
             least = _LEAST_SHARE * total
             rank = self.ranks[place]
             if spared.sum() >= least:
-                yield _Change("rank", rank), self.step_ns(own_ns)
+                yield _Change("rank", rank), self._without_delay(place, late, own_ns)
             phases = np.flatnonzero(spared >= least)
             # The rank's own row says it already if one phase makes up its whole gain.
             one_is_all = len(phases) == 1 and spared[phases[0]] < spared.sum() + least
@@ -248,29 +257,79 @@ class _Replays:
             self.step_ns(free=self.all_rows),
         )
 
-    def _as_others(self, place: int) -> list[Floats]:
-        """Returns each rank's own time ``[step, phase]`` as if one rank were as fast as the others.
+    def _late_steps(self, place: int) -> npt.NDArray[np.bool_]:
+        """True for those of the counted steps in which a rank is late, unlike in the others.
 
         Args:
             place: position of that rank in :attr:`ranks`.
 
-        Steps outside of :attr:`counted` keep their recorded times.
+        False for all steps if the rank is late in no step, or in each one.
+        """
+        waited = np.stack(self.waited_ns)[:, self.counted]
+        late_ns = np.delete(waited, place, axis=0).mean(axis=0) - waited[place]
+        border = two_groups(late_ns)
+        return np.zeros(len(late_ns), dtype=bool) if border is None else late_ns > border
+
+    def _as_others(self, place: int, late: npt.NDArray[np.bool_]) -> list[Floats]:
+        """Returns each rank's own time ``[step, phase]`` as if one rank were as fast as the others.
+
+        Args:
+            place: position of that rank in :attr:`ranks`.
+            late: as :meth:`_late_steps` returns it.
+
+        The times of the other ranks are those of steps that are not late. Steps outside of
+        :attr:`counted` keep their recorded times.
         """
         own = np.stack(self.own_ns)[:, self.counted]
         kept = np.stack(self.kept_ns)[:, self.counted]
-        waited = np.stack(self.waited_ns)[:, self.counted]
-        late_ns = np.delete(waited, place, axis=0).mean(axis=0) - waited[place]
-        late = late_ns > np.median(late_ns)
         work = own - kept
-        others = np.concatenate(np.delete(work, place, axis=0))
-        for half in (late, ~late):
-            work[place, half] = _in_place_of(work[place, half], others)
+        others = np.concatenate(np.delete(work, place, axis=0)[:, ~late])
+        for part in (late, ~late):
+            work[place, part] = _in_place_of(work[place, part], others)
         for each in kept:
             each[late] = _in_place_of(each[late], each[~late])
         found = [each.copy() for each in self.own_ns]
         for rank, table in enumerate(found):
             table[self.counted] = work[rank] + kept[rank]
         return found
+
+    def _without_delay(
+        self, place: int, late: npt.NDArray[np.bool_], own_ns: Sequence[Floats]
+    ) -> Floats | None:
+        """Replays the steps as if one rank were as fast as the others, see the module's text.
+
+        Args:
+            place: position of that rank in :attr:`ranks`.
+            late: as :meth:`_late_steps` returns it.
+            own_ns: as :meth:`_as_others` returns it.
+
+        Returns:
+            The time of each step; None if the ranks deadlock.
+        """
+        counted = np.flatnonzero(self.counted)
+        # As recorded, a late step begins and ends when the ranks really were there.
+        steps = [each.copy() for each in own_ns]
+        for each, recorded in zip(steps, self.own_ns, strict=True):
+            each[counted[late]] = recorded[counted[late]]
+        found = self.step_ns(steps)
+        if found is None or not late.any():
+            return found
+        work = np.stack([a - b for a, b in zip(self.own_ns, self.kept_ns, strict=True)]).sum(axis=2)
+        mine = work[place, self.counted]
+        others = np.delete(work, place, axis=0)[:, self.counted].mean(axis=0)
+        longer = float(others[late].mean() - others[~late].mean())
+        if 0 < longer < _COLD * others[~late].mean():
+            longer *= _common(mine[~late], others[~late])
+        instead = counted[~late][np.arange(late.sum()) * (~late).sum() // late.sum()]
+        found[counted[late]] = found[instead] + longer
+        return found
+
+
+def _common(a: Floats, b: Floats) -> float:
+    """Fraction of the variance that two series share; 0 if one falls while the other rises."""
+    if not (a.std() > 0 and b.std() > 0):
+        return 0.0
+    return max(0.0, float(np.corrcoef(a, b)[0, 1])) ** 2
 
 
 def _in_place_of(mine: Floats, others: Floats) -> Floats:

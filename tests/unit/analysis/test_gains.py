@@ -58,6 +58,8 @@ class Job:
         stall: int = 0,
         begins: int = 0,
         exchange_cpu: int = 0,
+        late_transfer: int = 0,
+        late_work: int = 0,
     ) -> None:
         """Rank ``late`` works ``delay`` longer in forward of one of ``every`` steps.
 
@@ -65,7 +67,8 @@ class Job:
         If it works longer, it lacks a core, in each such backward pass for ``helpers_cpu`` because
         of its own process. The last rank's forward pass takes ``stall`` longer in the middle of the
         job. In steps in which no rank is late, each lacks a core for up to twice ``exchange_cpu``
-        in backward, because of its own process; in the late steps, only the late rank does.
+        in backward, because of its own process; in the late steps, only the late rank does. Late
+        steps take ``late_transfer`` longer in a transfer, ``late_work`` in each forward pass.
         """
         random = np.random.default_rng(7)
         self.ranks = [Rank(rank, ranks) for rank in range(ranks)]
@@ -76,6 +79,7 @@ class Job:
             now = [at + int(10 * MS * random.normal(1, 0.02)) for at in begin]
             is_late = late >= 0 and step >= begins and step % every == 0
             if is_late:
+                now = [at + late_work for at in now]
                 now[late] += delay
             if step == steps // 2:
                 now[-1] += stall
@@ -90,7 +94,7 @@ class Job:
                 now = [at + int(3 * MS * random.normal(1, 0.02)) for at in now]
                 if is_late:
                     now[late] -= earlier
-                free = max(free, *now) + transfer
+                free = max(free, *now) + transfer + is_late * late_transfer
                 ends.append(free)
                 for rank, at in zip(self.ranks, now, strict=True):
                     rank.collective(seq, at, free, 1000, graph_task=step)
@@ -172,6 +176,20 @@ def test_ranks_that_wait_get_the_run_delay_of_steps_without_the_delay() -> None:
     job = Job(2, late=1, every=2, delay=8 * MS, exchange_cpu=2 * MS, steps=200)
     without = Job(2, exchange_cpu=2 * MS, steps=200)
     assert found(job.ranks, "rank")[0].step_ms == pytest.approx(without.step_ms(), rel=0.003)
+
+
+@pytest.mark.parametrize("every", [2, 4])
+def test_a_delay_that_makes_transfers_longer_takes_them_along(every: int) -> None:
+    job = Job(late=1, every=every, delay=8 * MS, late_transfer=2 * MS, steps=60)
+    late = found(job.ranks, "rank")[0]
+    assert late.step_ms == pytest.approx(Job(steps=60).step_ms(), rel=0.005)
+    assert job.step_ms() > 1.1 * late.step_ms
+
+
+def test_late_steps_that_are_long_for_all_ranks_stay_long() -> None:
+    long = {"late": 1, "every": 2, "late_work": 10 * MS, "steps": 60}
+    late = found(Job(delay=8 * MS, **long).ranks, "rank")[0]
+    assert late.step_ms == pytest.approx(Job(**long).step_ms(), rel=0.005)
 
 
 @pytest.mark.parametrize("count", [2, 3])

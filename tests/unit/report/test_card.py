@@ -276,8 +276,11 @@ def test_a_long_word_of_a_command_is_the_same_to_a_shell() -> None:
 
 def test_stalls_and_cores_are_caveats_of_what_was_measured() -> None:
     crowded = {"machine": {"usable_cpu_count": 2, "cpu_model": "x"}}
-    sleeping = render(card_of(crowded, sizes=(1, 4), wire=40, backward=50))
-    assert "core" not in sleeping.partition("gain:")[2].replace("--nproc", "")
+    sending = card_of(crowded, sizes=(1, 4), wire=40, backward=50)
+    said = "More threads than cores: gloo's threads may have waited for cores."
+    assert [each for each in sending.caveats if "core" in each] == [said]
+    on_device = card_of({**crowded, "backend": "nccl"}, sizes=(1, 4), wire=40, backward=50)
+    assert "core" not in " ".join(on_device.caveats)
     judged = render(card_of(crowded, sizes=(1, 2, 4), wire=40, backward=50))
     assert "At 2 ranks" in judged
     healthy = render(card_of(crowded, sizes=(4,), wire=4, backward=90))

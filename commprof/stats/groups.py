@@ -1,0 +1,35 @@
+"""Tells whether values form two groups, and where the border between the groups is."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+#: Percentiles to which values are limited first, so that a few outliers are no group.
+_LIMITS = (5, 95)
+#: Two groups explain more of the variance of n values than ``_LEAST + _FEW / sqrt(n)``. Of samples
+#: of one normal distribution, 95 % explain less, for 8 to 1000 values (simulated).
+_LEAST, _FEW = 0.685, 0.65
+
+
+def two_groups(values: npt.NDArray[np.float64]) -> float | None:
+    """Returns the border between two groups of values; None if the values are one group.
+
+    The border is Otsu's (N. Otsu, "A threshold selection method from gray-level histograms", IEEE
+    Transactions on Systems, Man, and Cybernetics 9:1): with it, the means of the two groups explain
+    the largest part of the variance.
+    """
+    if len(values) < 2:
+        return None
+    limited = np.sort(np.clip(values, *np.percentile(values, _LIMITS)))
+    count, variance = len(limited), limited.var()
+    if not variance > 0:
+        return None
+    below = np.arange(1, count)
+    sums = np.cumsum(limited)
+    apart = (sums[-1] - sums[:-1]) / (count - below) - sums[:-1] / below
+    between = below * (count - below) / count**2 * apart**2
+    at = int(between.argmax())
+    if between[at] / variance <= _LEAST + _FEW / np.sqrt(count):
+        return None
+    return float(limited[at] + limited[at + 1]) / 2
