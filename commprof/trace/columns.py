@@ -48,8 +48,7 @@ class Collectives:
     #: True if the tensors are sparse; their sizes may differ from rank to rank.
     sparse: npt.NDArray[np.bool_]
     #: Completion on the host. If the backend does not report it (gloo's point-to-point and
-    #: reduce-scatter), or reports it later than that, the return of the wait for it; 0 if neither
-    #: is known, and on devices.
+    #: reduce-scatter), the return of the wait for it; 0 if neither is known, and on devices.
     end_ns: Ints
     #: True if the operation completed at ``end_ns``. Otherwise ``end_ns`` is 0, or the return of a
     #: wait that did not block: the operation completed at some time before.
@@ -168,16 +167,6 @@ def collectives(trace: Trace) -> Collectives:
     on_host = issues["flags"] & schema.FLAG_DEVICE_ASYNC == 0
     blocked = ints(waits["value"]) - ints(waits["timestamp_ns"]) >= _BLOCKED_NS
     blocked_until_ns = look_up(op_id, ints(waits["op_id"]), ints(waits["value"]) * blocked)
-    graph_task = ints(issues["value"]) - 1
-    # A thread that waits for a collective, or DDP for a backward pass's buckets, may go on before
-    # the thread that completed the collective has recorded the end.
-    latest = np.argsort(-ints(waits["value"]), kind="stable")
-    left_ns = look_up(op_id, ints(waits["op_id"])[latest], ints(waits["value"])[latest])
-    span = finalizations(trace).span
-    left_ns = np.where(left_ns > 0, left_ns, look_up(graph_task, span.key, span.end_ns))
-    is_late = on_host & (left_ns > 0) & (left_ns < end_ns)
-    end_ns = np.where(is_late, left_ns, end_ns)
-    passed = is_late & (waited_until_ns > 0) & (blocked_until_ns == 0)
     return Collectives(
         op_id=op_id,
         op=ints(issues["op"]),
@@ -189,11 +178,11 @@ def collectives(trace: Trace) -> Collectives:
         bytes_in=ints(issues["bytes_in"]),
         bytes_out=ints(issues["bytes_out"]),
         thread=ints(issues["thread"]),
-        graph_task=graph_task,
+        graph_task=ints(issues["value"]) - 1,
         issue_ns=ints(issues["timestamp_ns"]),
         sparse=issues["flags"] & schema.FLAG_SPARSE != 0,
         end_ns=np.where((end_ns == 0) & on_host, waited_until_ns, end_ns),
-        end_is_exact=((end_ns > 0) & ~passed) | ((blocked_until_ns > 0) & on_host),
+        end_is_exact=(end_ns > 0) | ((blocked_until_ns > 0) & on_host),
         failed=np.isin(op_id, ints(ends["op_id"][ends["flags"] & schema.FLAG_FAILED != 0])),
     )
 

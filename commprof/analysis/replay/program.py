@@ -8,7 +8,7 @@ then compute when the events happen if a phase or a transfer takes longer or sho
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,9 @@ from commprof.analysis.align.measured import MeasuredWorld
 from commprof.analysis.step.exposure import Exposures, exposures_of
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Finalizations, Ints, Spans, Steps
-from commprof.trace.schema import OPS, PHASES, Phase
+from commprof.trace.lookup import look_up
+from commprof.trace.reader import Trace
+from commprof.trace.schema import FLAG_DEVICE_ASYNC, OPS, PHASES, Kind, Phase
 from commprof.trace.stretches import covered
 
 Floats = npt.NDArray[np.float64]
@@ -95,6 +97,21 @@ class Program:
         return changed
 
 
+def ended_ns(trace: Trace, table: Collectives) -> Ints:
+    """Returns when each collective of ``table`` was complete; 0 if it is not known.
+
+    A thread that waits for a collective, or DDP for the buckets of a backward pass, may go on
+    before the thread that completed the collective has recorded the end, which lost its core.
+    """
+    waits, span = columns.waits(trace), columns.finalizations(trace).span
+    latest = np.argsort(-waits.end_ns, kind="stable")
+    left_ns = look_up(table.op_id, waits.key[latest], waits.end_ns[latest])
+    left_ns = np.where(left_ns > 0, left_ns, look_up(table.graph_task, span.key, span.end_ns))
+    flags = columns.of_kind(trace.records, Kind.ISSUE)["flags"]
+    known = (flags & FLAG_DEVICE_ASYNC == 0) & (left_ns > 0)
+    return np.where(known, np.minimum(table.end_ns, left_ns), table.end_ns)
+
+
 def programs(seen: MeasuredWorld, step: Ints) -> list[Program]:
     """Makes one program per rank; ``step``: the numbers of the replayed steps, in order."""
     first = np.concatenate(([0], np.cumsum(seen.matching.lengths)))
@@ -102,6 +119,7 @@ def programs(seen: MeasuredWorld, step: Ints) -> list[Program]:
     for rank, trace, table, offset in zip(
         seen.ranks, seen.traces, seen.tables, first[:-1].tolist(), strict=True
     ):
+        table = replace(table, end_ns=ended_ns(trace, table))
         steps = columns.steps(trace)
         chosen = np.isin(steps.index, step)
         steps = Steps(

@@ -107,52 +107,6 @@ def test_a_completion_that_nobody_reported(directory: Path) -> None:
     assert table.end_ns.tolist() == [20, 0, 0, 18, 41]
 
 
-def test_a_completion_that_was_reported_after_the_wait_for_it(directory: Path) -> None:
-    """The thread that completes the work wakes the waiting thread first, and may lose its core."""
-    table = columns.collectives(
-        trace_of(
-            directory,
-            *(issue(1_000, 1), waited(2_000, 9_000, 1), ended(9_500, 1)),
-            *(issue(10_000, 2), waited(12_000, 12_100, 2), ended(15_000, 2)),
-            *(issue(20_000, 3, flags=schema.FLAG_DEVICE_ASYNC), waited(21_000, 23_000, 3)),
-            ended(29_000, 3),
-            *(issue(30_000, 4), waited(31_000, 32_000, 4), waited(33_000, 36_000, 4)),
-            ended(35_000, 4),
-        )
-    )
-    assert table.end_ns.tolist() == [9_000, 12_100, 29_000, 35_000]
-    assert table.end_is_exact.tolist() == [True, False, True, True]
-
-
-def test_a_bucket_is_complete_when_ddp_has_waited_for_all_buckets(directory: Path) -> None:
-    def finalised(kind: int, time_ns: int) -> bytes:
-        return made.record(time_ns, kind, op_id=7)
-
-    table = columns.collectives(
-        trace_of(
-            directory,
-            *(issue(1_000, 1, value=8), issue(2_000, 2, value=8), issue(3_000, 3, value=9)),
-            *(finalised(made.FINALIZE_BEGIN, 4_000), finalised(made.FINALIZE_END, 6_000)),
-            *(ended(5_000, 1), ended(6_500, 2), waited(7_000, 8_500, 3), ended(8_000, 3)),
-        )
-    )
-    assert table.graph_task.tolist() == [7, 7, 8]
-    assert table.end_ns.tolist() == [5_000, 6_000, 8_000]
-
-
-def test_a_collective_that_the_script_awaits_may_outlast_ddps_wait(directory: Path) -> None:
-    table = columns.collectives(
-        trace_of(
-            directory,
-            issue(1_000, 1, value=8),
-            made.record(2_000, made.FINALIZE_BEGIN, op_id=7),
-            made.record(3_000, made.FINALIZE_END, op_id=7),
-            *(waited(4_000, 9_000, 1), ended(8_000, 1)),
-        )
-    )
-    assert table.end_ns.tolist() == [8_000]
-
-
 def test_steps_lie_between_boundaries(directory: Path) -> None:
     steps = columns.steps(
         trace_of(
