@@ -148,7 +148,7 @@ def _judge(job: dict[str, Any], directory: Path) -> dict[str, Any]:
     alone = ~(late | begins_late)[step] & ~stalled(slowest_ns(seen.measured))
     predicted = [g for g in found.gains if g.change == "rank" and g.rank == job["rank"]]
     predicted_ms = predicted[0].step_ms if predicted else found.step_ms
-    # Of each step between two swaps of cores as many: the first one after a swap takes longer.
+    # Steps at each place between two swaps count the same: those right after a swap are longer.
     place = step % job["steps_per_core"]
     means = [wall_ms[alone & (place == each)].mean() for each in np.unique(place[alone])]
     without_ms = float(np.mean(means))

@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from commprof.analysis.align.matching import POINT_TO_POINT, held_up_by
 from commprof.analysis.align.measured import MeasuredWorld
-from commprof.analysis.replay.program import ISSUE, MARK, STAND, Program, ended_ns
+from commprof.analysis.replay.program import ISSUE, MARK, STAND, Program
 from commprof.trace.columns import Ints
 
 
@@ -113,12 +113,11 @@ def calls(seen: MeasuredWorld, stretches: Sequence[Sequence[Program]]) -> list[C
 
     ``stretches``: for each stretch, the programs of all ranks.
     """
-    issue, op = (
+    issue, end, op = (
         np.concatenate([getattr(table, name) for table in seen.tables])
-        for name in ("issue_ns", "op")
+        for name in ("issue_ns", "end_ns", "op")
     )
-    ended = [ended_ns(*each) for each in zip(seen.traces, seen.tables, strict=True)]
-    end = np.maximum(np.concatenate(ended), issue)
+    end = np.maximum(end, issue)
     conditions = list(_conditions(seen, issue))
     begins = issue.astype(np.float64)
     for each in conditions:

@@ -36,7 +36,13 @@ import numpy.typing as npt
 
 from commprof.analysis.align.measured import MeasuredWorld, slowest_ns
 from commprof.analysis.replay.engine import Calls, calls, replay
-from commprof.analysis.replay.program import LEAST_STEPS, Program, programs, replayed_steps
+from commprof.analysis.replay.program import (
+    LEAST_STEPS,
+    Program,
+    completed,
+    programs,
+    replayed_steps,
+)
 from commprof.analysis.step.breakdown import own_run_delay_ns
 from commprof.analysis.step.mean_step import is_split, stalled
 from commprof.stats.groups import two_groups
@@ -103,6 +109,7 @@ def gains(seen: MeasuredWorld) -> Gains | None:
         return None
     if not _waiting_is_known(seen):
         return None
+    seen = completed(seen)
     chosen = replayed_steps(seen)
     step = np.concatenate(chosen)
     used = np.isin(seen.measured[0].step, step)
@@ -260,10 +267,10 @@ class _Replays:
     def _late_steps(self, place: int) -> npt.NDArray[np.bool_]:
         """True for those of the counted steps in which a rank is late, unlike in the others.
 
+        False for all steps if the rank is late in no step, or in each one.
+
         Args:
             place: position of that rank in :attr:`ranks`.
-
-        False for all steps if the rank is late in no step, or in each one.
         """
         waited = np.stack(self.waited_ns)[:, self.counted]
         late_ns = np.delete(waited, place, axis=0).mean(axis=0) - waited[place]

@@ -97,11 +97,24 @@ class Program:
         return changed
 
 
-def ended_ns(trace: Trace, table: Collectives) -> Ints:
-    """Returns when each collective of ``table`` was complete; 0 if it is not known.
+def completed(seen: MeasuredWorld) -> MeasuredWorld:
+    """Returns the ranks' records, with no collective that ends after the wait for it has returned.
 
-    A thread that waits for a collective, or DDP for the buckets of a backward pass, may go on
-    before the thread that completed the collective has recorded the end, which lost its core.
+    The thread that completes a collective wakes the waiting thread first, and may lose its core to
+    it before it records the end. A replay with such an end would let the rank wait until then.
+    """
+    tables = [
+        replace(table, end_ns=_ended_ns(trace, table))
+        for trace, table in zip(seen.traces, seen.tables, strict=True)
+    ]
+    return replace(seen, tables=tables)
+
+
+def _ended_ns(trace: Trace, table: Collectives) -> Ints:
+    """Returns the ends of ``table``, none later than the last wait for the collective.
+
+    DDP waits for the buckets of a backward pass without a record for each: the end of its
+    finalisation is the wait's. On devices, a wait may return before the collective is complete.
     """
     waits, span = columns.waits(trace), columns.finalizations(trace).span
     latest = np.argsort(-waits.end_ns, kind="stable")
@@ -119,7 +132,6 @@ def programs(seen: MeasuredWorld, step: Ints) -> list[Program]:
     for rank, trace, table, offset in zip(
         seen.ranks, seen.traces, seen.tables, first[:-1].tolist(), strict=True
     ):
-        table = replace(table, end_ns=ended_ns(trace, table))
         steps = columns.steps(trace)
         chosen = np.isin(steps.index, step)
         steps = Steps(

@@ -10,7 +10,7 @@ import pytest
 from commprof.analysis.align.measured import MeasuredWorld, measured_world
 from commprof.analysis.replay.engine import calls, replay
 from commprof.analysis.replay.gains import Gain, gains
-from commprof.analysis.replay.program import ended_ns, programs, replayed_steps
+from commprof.analysis.replay.program import completed, programs, replayed_steps
 from commprof.analysis.run import analyse_in_detail
 from commprof.trace import columns
 from commprof.trace.schema import FLAG_DEVICE_ASYNC, NO_SEQ, Phase
@@ -56,9 +56,10 @@ def test_a_collective_is_complete_when_the_wait_for_it_is_over() -> None:
     rank.collective(6, 33_000, 0, graph_task=7)
     rank.finalize(34_000, 36_000, 0, graph_task=7)
     rank.collective(7, 40_000, 41_000, graph_task=8)
-    trace = rank.trace()
-    ends = ended_ns(trace, columns.collectives(trace)).tolist()
-    assert ends == [9_000, 15_000, 25_000, 35_000, 36_000, 38_000, 0, 41_000]
+    for step in range(4):
+        rank.step(10_000 * step, 10_000 * (step + 1))
+    (table,) = completed(measured([rank])).tables
+    assert table.end_ns.tolist() == [9_000, 15_000, 25_000, 35_000, 36_000, 38_000, 0, 41_000]
 
 
 class Job:
@@ -209,6 +210,12 @@ def test_late_steps_that_are_long_for_all_ranks_stay_long() -> None:
     long = {"late": 1, "every": 2, "late_work": 10 * MS, "steps": 60}
     late = found(Job(delay=8 * MS, **long).ranks, "rank")[0]
     assert late.step_ms == pytest.approx(Job(**long).step_ms(), rel=0.005)
+
+
+def test_a_little_more_work_in_late_steps_is_an_effect_of_waiting() -> None:
+    job = Job(late=1, every=2, delay=8 * MS, late_work=int(0.8 * MS), steps=60)
+    late = found(job.ranks, "rank")[0]
+    assert late.step_ms == pytest.approx(Job(steps=60).step_ms(), rel=0.005)
 
 
 @pytest.mark.parametrize("count", [2, 3])

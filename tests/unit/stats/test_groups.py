@@ -18,7 +18,7 @@ def test_the_border_lies_between_two_groups(share: float) -> None:
 
 
 @pytest.mark.parametrize("count", [10, 30, 100, 1000])
-def test_few_samples_of_one_normal_distribution_look_like_two_groups(count: int) -> None:
+def test_samples_of_one_normal_distribution_are_seldom_two_groups(count: int) -> None:
     random = np.random.default_rng(5)
     found = [two_groups(random.normal(size=count)) for _ in range(400)]
     assert sum(border is not None for border in found) <= 0.08 * len(found)
