@@ -36,13 +36,7 @@ import numpy.typing as npt
 
 from commprof.analysis.align.measured import MeasuredWorld, slowest_ns
 from commprof.analysis.replay.engine import Calls, calls, replay
-from commprof.analysis.replay.program import (
-    LEAST_STEPS,
-    Program,
-    completed,
-    programs,
-    replayed_steps,
-)
+from commprof.analysis.replay.program import LEAST_STEPS, Program, programs, replayed_steps
 from commprof.analysis.step.breakdown import own_run_delay_ns
 from commprof.analysis.step.mean_step import is_split, stalled
 from commprof.stats.groups import two_groups
@@ -109,7 +103,6 @@ def gains(seen: MeasuredWorld) -> Gains | None:
         return None
     if not _waiting_is_known(seen):
         return None
-    seen = completed(seen)
     chosen = replayed_steps(seen)
     step = np.concatenate(chosen)
     used = np.isin(seen.measured[0].step, step)

@@ -8,7 +8,7 @@ then compute when the events happen if a phase or a transfer takes longer or sho
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +17,7 @@ from commprof.analysis.align.measured import MeasuredWorld
 from commprof.analysis.step.exposure import Exposures, exposures_of
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Finalizations, Ints, Spans, Steps
-from commprof.trace.lookup import look_up
-from commprof.trace.reader import Trace
-from commprof.trace.schema import FLAG_DEVICE_ASYNC, OPS, PHASES, Kind, Phase
+from commprof.trace.schema import OPS, PHASES, Phase
 from commprof.trace.stretches import covered
 
 Floats = npt.NDArray[np.float64]
@@ -95,34 +93,6 @@ class Program:
         moved = self.border_ns[0] + np.concatenate(([0.0], np.cumsum(length)))
         changed: Floats = np.interp(self.own_ns, self.border_ns, moved)
         return changed
-
-
-def completed(seen: MeasuredWorld) -> MeasuredWorld:
-    """Returns the ranks' records, with no collective that ends after the wait for it has returned.
-
-    The thread that completes a collective wakes the waiting thread first, and may lose its core to
-    it before it records the end. A replay with such an end would let the rank wait until then.
-    """
-    tables = [
-        replace(table, end_ns=_ended_ns(trace, table))
-        for trace, table in zip(seen.traces, seen.tables, strict=True)
-    ]
-    return replace(seen, tables=tables)
-
-
-def _ended_ns(trace: Trace, table: Collectives) -> Ints:
-    """Returns the ends of ``table``, none later than the last wait for the collective.
-
-    DDP waits for the buckets of a backward pass without a record for each: the end of its
-    finalisation is the wait's. On devices, a wait may return before the collective is complete.
-    """
-    waits, span = columns.waits(trace), columns.finalizations(trace).span
-    latest = np.argsort(-waits.end_ns, kind="stable")
-    left_ns = look_up(table.op_id, waits.key[latest], waits.end_ns[latest])
-    left_ns = np.where(left_ns > 0, left_ns, look_up(table.graph_task, span.key, span.end_ns))
-    flags = columns.of_kind(trace.records, Kind.ISSUE)["flags"]
-    known = (flags & FLAG_DEVICE_ASYNC == 0) & (left_ns > 0)
-    return np.where(known, np.minimum(table.end_ns, left_ns), table.end_ns)
 
 
 def programs(seen: MeasuredWorld, step: Ints) -> list[Program]:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from commprof.analysis.align.measured import MeasuredWorld, backward_passes, measured_world
 from commprof.analysis.collectives.traffic import sizes_bytes
 from commprof.analysis.replay.engine import Calls, calls
-from commprof.analysis.replay.program import Program, completed, programs, replayed_steps
+from commprof.analysis.replay.program import Program, programs, replayed_steps
 from commprof.analysis.step.exposure import exposures_of
 from commprof.errors import CommprofError
 from commprof.predict.fit.cost_model import OTHER_HOST, SAME_HOST
@@ -231,7 +231,6 @@ def read_sharded(run: WorldRun) -> ShardedSteps:
             f"{name}: {len(seen.measured[0].step)} measured steps; a prediction needs "
             f"{LEAST_STEPS + 1}: record more"
         )
-    seen = completed(seen)
     (step,) = replayed_steps(seen, most=1)
     made = programs(seen, step)
     (known,) = calls(seen, [made])

@@ -5,12 +5,15 @@
 
 #include "base/clock.h"
 #include "core/recorder.h"
+#include "core/wait_returns.h"
+#include "torch/capture/ddp/finalize.h"
 #include "torch/capture/timed_work.h"
 #include "torch/device/device_events.h"
 
 namespace commprof {
 
 void recordEnd(uint64_t op_id, Op op, bool failed) {
+  const uint64_t now_ns = nowNs();
   Recorder& recorder = Recorder::instance();
   if (!recorder.started()) { // paused: what was issued before still ends
     return;
@@ -21,7 +24,7 @@ void recordEnd(uint64_t op_id, Op op, bool failed) {
   record.op_id = op_id;
   record.thread = Recorder::threadId();
   record.flags = failed ? kFailed : 0;
-  record.timestamp_ns = nowNs();
+  record.timestamp_ns = WaitReturns::instance().completionNs(op_id, now_ns);
   recorder.push(record);
 }
 
@@ -103,6 +106,7 @@ bool watchCompletion(
           recordEnd(op_id, op, done.hasError());
         },
         /*uses_future=*/false);
+    awaitInPass(future, op_id);
     return true;
   }
   // A future with devices is complete when the operation has been launched; one

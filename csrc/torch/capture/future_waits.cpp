@@ -82,8 +82,9 @@ void followFutures(
 
 void waitForFuture(Future& future) {
   if (const auto awaited = futureTable().find(future)) {
-    const WaitTimer timer(awaited->op_id, awaited->op);
+    WaitTimer timer(awaited->op_id, awaited->op);
     future.wait();
+    timer.completed();
   }
 }
 

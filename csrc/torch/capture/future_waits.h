@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "core/record.h"
 #include "core/recorder.h"
+#include "core/wait_returns.h"
 
 namespace commprof {
 
@@ -25,7 +26,7 @@ class WaitTimer {
   WaitTimer(uint64_t op_id, Op op, bool is_end = false) noexcept
       : op_id_(op_id), op_(op), is_end_(is_end) {}
   ~WaitTimer() {
-    const uint64_t end_ns = nowNs();
+    const uint64_t end_ns = end_ns_ != 0 ? end_ns_ : nowNs();
     Recorder& recorder = Recorder::instance();
     if (!recorder.enabled() || (end_ns - begin_ns_ < kShortestNs && !is_end_)) {
       return;
@@ -39,6 +40,11 @@ class WaitTimer {
     record.value = end_ns;
     recorder.push(record);
   }
+  // The call has returned since the operation is complete.
+  void completed() noexcept {
+    end_ns_ = nowNs();
+    WaitReturns::instance().note(op_id_, end_ns_);
+  }
   WaitTimer(const WaitTimer&) = delete;
   WaitTimer& operator=(const WaitTimer&) = delete;
 
@@ -47,6 +53,7 @@ class WaitTimer {
   static constexpr uint64_t kShortestNs = 1000;
 
   const uint64_t begin_ns_ = nowNs();
+  uint64_t end_ns_ = 0;
   const uint64_t op_id_;
   const Op op_;
   const bool is_end_;

@@ -32,8 +32,12 @@ class TimedWork final : public c10d::Work {
     if (timeline_ != nullptr) {
       return holdingUpStream([&] { return inner_->wait(timeout); });
     }
-    const WaitTimer timer(op_id_, op_, !tells_end_);
-    return inner_->wait(timeout);
+    WaitTimer timer(op_id_, op_, !tells_end_);
+    const bool complete = inner_->wait(timeout);
+    if (complete) {
+      timer.completed();
+    }
+    return complete;
   }
   // Without a device these two do not block.
   void synchronize() override {

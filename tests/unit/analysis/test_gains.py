@@ -10,10 +10,10 @@ import pytest
 from commprof.analysis.align.measured import MeasuredWorld, measured_world
 from commprof.analysis.replay.engine import calls, replay
 from commprof.analysis.replay.gains import Gain, gains
-from commprof.analysis.replay.program import completed, programs, replayed_steps
+from commprof.analysis.replay.program import programs, replayed_steps
 from commprof.analysis.run import analyse_in_detail
 from commprof.trace import columns
-from commprof.trace.schema import FLAG_DEVICE_ASYNC, NO_SEQ, Phase
+from commprof.trace.schema import NO_SEQ, Phase
 from tests.support.builders.profiler_traces import all_reduce, annotation, document, kernel, write
 from tests.support.builders.random_run import RandomRun
 from tests.support.builders.traces import MS, THREAD, Rank, world_run
@@ -40,26 +40,6 @@ def test_nothing_changed_gives_the_recorded_steps(seed: int) -> None:
         chosen = np.isin(steps.index, step)
         walls.append(steps.end_ns[chosen] - steps.begin_ns[chosen])
     assert found == pytest.approx(np.mean(walls, axis=0), abs=2)
-
-
-def test_a_collective_is_complete_when_the_wait_for_it_is_over() -> None:
-    """The thread that completed it may record that later."""
-    rank = Rank()
-    rank.wait(rank.collective(0, 1_000, 9_500), 2_000, 9_000)
-    rank.wait(rank.collective(1, 10_000, 15_000, flags=FLAG_DEVICE_ASYNC), 11_000, 12_000)
-    twice = rank.collective(2, 20_000, 25_000)
-    rank.wait(twice, 21_000, 22_000)
-    rank.wait(twice, 23_000, 26_000)
-    rank.collective(3, 30_000, 35_000, graph_task=7)
-    rank.collective(4, 31_000, 36_500, graph_task=7)
-    rank.wait(rank.collective(5, 32_000, 38_000, graph_task=7), 37_000, 39_000)
-    rank.collective(6, 33_000, 0, graph_task=7)
-    rank.finalize(34_000, 36_000, 0, graph_task=7)
-    rank.collective(7, 40_000, 41_000, graph_task=8)
-    for step in range(4):
-        rank.step(10_000 * step, 10_000 * (step + 1))
-    (table,) = completed(measured([rank])).tables
-    assert table.end_ns.tolist() == [9_000, 15_000, 25_000, 35_000, 36_000, 38_000, 0, 41_000]
 
 
 class Job:

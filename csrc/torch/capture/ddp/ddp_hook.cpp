@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "core/recorder.h"
+#include "core/wait_returns.h"
 #include "torch/capture/ddp/finalize.h"
 #include "torch/capture/ddp/observed_buckets.h"
 #include "torch/capture/process_groups.h"
@@ -27,6 +28,7 @@ FuturePtr runInner(c10d::CommHookInterface& inner, c10d::GradBucket& bucket) {
 }
 
 void recordBucketEnd(uint64_t op_id, uint32_t index, bool failed) {
+  const uint64_t now_ns = nowNs();
   Recorder& recorder = Recorder::instance();
   if (!recorder.enabled()) {
     return;
@@ -37,7 +39,7 @@ void recordBucketEnd(uint64_t op_id, uint32_t index, bool failed) {
   record.aux = index;
   record.thread = Recorder::threadId();
   record.flags = failed ? kFailed : 0;
-  record.timestamp_ns = nowNs();
+  record.timestamp_ns = WaitReturns::instance().completionNs(op_id, now_ns);
   recorder.push(record);
 }
 
@@ -129,6 +131,7 @@ FuturePtr BucketHook::run(c10d::GradBucket& bucket) {
         }
       },
       /*uses_future=*/false);
+  awaitInPass(future, record.op_id);
   return future;
 }
 

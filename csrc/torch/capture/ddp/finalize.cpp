@@ -3,8 +3,12 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <memory>
+#include <vector>
+
 #include "base/clock.h"
 #include "core/recorder.h"
+#include "core/wait_returns.h"
 #include "device/device_timeline.h"
 #include "torch/capture/ddp/observed_buckets.h"
 
@@ -18,6 +22,29 @@ namespace {
 constexpr uint64_t kRunDelayIntervalNs = 100'000'000;
 
 thread_local int works_for = -1;
+
+// What the finalisation of a pass may wait for.
+struct Awaited {
+  struct Operation {
+    c10::intrusive_ptr<c10::ivalue::Future> future;
+    uint64_t op_id;
+  };
+  std::vector<Operation> operations;
+
+  // Of those that are complete: they were so at `end_ns`, but for the time that
+  // this takes.
+  void noteReturns(uint64_t end_ns) const {
+    for (const Operation& one : operations) {
+      if (one.future->completed()) {
+        WaitReturns::instance().note(one.op_id, end_ns);
+      }
+    }
+  }
+};
+
+thread_local int last_graph_task = -1;
+// Of the pass `last_graph_task`, whose callbacks hold it.
+thread_local std::weak_ptr<Awaited> awaited;
 
 // Whether this finalisation, of which both ends ask, reads the run delay.
 bool readsRunDelay(Kind kind) {
@@ -33,10 +60,11 @@ bool readsRunDelay(Kind kind) {
   return reads;
 }
 
-void recordFinalize(Kind kind, int graph_task) {
+// Returns the time of the record; the latest possible if there is none.
+uint64_t recordFinalize(Kind kind, int graph_task) {
   Recorder& recorder = Recorder::instance();
   if (!recorder.enabled()) {
-    return;
+    return UINT64_MAX;
   }
   Record record;
   record.kind = kind;
@@ -55,6 +83,7 @@ void recordFinalize(Kind kind, int graph_task) {
     record.timestamp_ns = nowNs();
   }
   recorder.push(record);
+  return record.timestamp_ns;
 }
 
 // The stretch of the device's stream that the finalisation fills.
@@ -88,23 +117,36 @@ int bracketFinalize() {
   if (graph_task < 0) {
     return works_for; // not inside a backward pass
   }
-  static thread_local int last_graph_task = -1;
   if (graph_task == last_graph_task) {
     return graph_task;
   }
   last_graph_task = graph_task;
   auto& engine = torch::autograd::Engine::get_default_engine();
-  engine.queue_callback([graph_task] {
+  const auto in_pass = std::make_shared<Awaited>();
+  awaited = in_pass;
+  engine.queue_callback([graph_task, in_pass] {
     recordFinalize(Kind::kFinalizeBegin, graph_task);
     markFinalize(Kind::kFinalizeBegin, graph_task);
     // Last: it may move the engine's list of callbacks, this one in it.
-    torch::autograd::Engine::get_default_engine().queue_callback([graph_task] {
+    torch::autograd::Engine::get_default_engine().queue_callback([graph_task, in_pass] {
       markFinalize(Kind::kFinalizeEnd, graph_task);
-      recordFinalize(Kind::kFinalizeEnd, graph_task);
+      in_pass->noteReturns(recordFinalize(Kind::kFinalizeEnd, graph_task));
       recordObservedBuckets(graph_task);
     });
   });
   return graph_task;
+}
+
+void awaitInPass(
+    const c10::intrusive_ptr<c10::ivalue::Future>& future,
+    uint64_t op_id) {
+  const int graph_task = torch::autograd::get_current_graph_task_id();
+  if (graph_task < 0 || graph_task != last_graph_task) {
+    return;
+  }
+  if (const auto in_pass = awaited.lock()) {
+    in_pass->operations.push_back({future, op_id});
+  }
 }
 
 WorksFor::WorksFor(int graph_task) noexcept {

@@ -1,0 +1,66 @@
+// What a wait's return says of the operation's completion.
+#include "core/wait_returns.h"
+
+#include <atomic>
+#include <memory>
+#include <thread>
+
+#include "check.h"
+
+using namespace commprof;
+
+namespace {
+
+void aLaterSightIsBoundedByTheReturn() {
+  const auto returns = std::make_unique<WaitReturns>();
+  returns->note(7, 100);
+  CHECK_EQ(returns->completionNs(7, 150), 100u);
+  CHECK_EQ(returns->completionNs(7, 90), 90u);
+  CHECK_EQ(returns->completionNs(8, 150), 150u); // nobody waited
+}
+
+void theFirstReturnCounts() {
+  const auto returns = std::make_unique<WaitReturns>();
+  returns->note(7, 100);
+  returns->note(7, 120);
+  CHECK_EQ(returns->completionNs(7, 150), 100u);
+}
+
+void aForgottenOperationIsNotConfused() {
+  const auto returns = std::make_unique<WaitReturns>();
+  returns->note(7, 100);
+  returns->note(7 + WaitReturns::kMost, 200);
+  CHECK_EQ(returns->completionNs(7, 150), 150u);
+  CHECK_EQ(returns->completionNs(7 + WaitReturns::kMost, 250), 200u);
+}
+
+// All operations share a place; each one's return is 10 times its number.
+void aReaderNeverSeesAnothersReturn() {
+  const auto returns = std::make_unique<WaitReturns>();
+  std::atomic<uint64_t> latest{7};
+  std::atomic<bool> stopping{false};
+  std::thread writer([&] {
+    for (uint64_t op_id = 7; !stopping; op_id += WaitReturns::kMost) {
+      returns->note(op_id, 10 * op_id);
+      latest = op_id;
+    }
+  });
+  constexpr uint64_t kNever = ~uint64_t{0};
+  for (int i = 0; i < 200000; ++i) {
+    const uint64_t op_id = latest;
+    const uint64_t seen_ns = returns->completionNs(op_id, kNever);
+    CHECK(seen_ns == 10 * op_id || seen_ns == kNever);
+  }
+  stopping = true;
+  writer.join();
+}
+
+} // namespace
+
+int main() {
+  aLaterSightIsBoundedByTheReturn();
+  theFirstReturnCounts();
+  aForgottenOperationIsNotConfused();
+  aReaderNeverSeesAnothersReturn();
+  return check::report();
+}
