@@ -128,11 +128,12 @@ int bracketFinalize() {
     recordFinalize(Kind::kFinalizeBegin, graph_task);
     markFinalize(Kind::kFinalizeBegin, graph_task);
     // Last: it may move the engine's list of callbacks, this one in it.
-    torch::autograd::Engine::get_default_engine().queue_callback([graph_task, in_pass] {
-      markFinalize(Kind::kFinalizeEnd, graph_task);
-      in_pass->noteReturns(recordFinalize(Kind::kFinalizeEnd, graph_task));
-      recordObservedBuckets(graph_task);
-    });
+    torch::autograd::Engine::get_default_engine().queue_callback(
+        [graph_task, in_pass] {
+          markFinalize(Kind::kFinalizeEnd, graph_task);
+          in_pass->noteReturns(recordFinalize(Kind::kFinalizeEnd, graph_task));
+          recordObservedBuckets(graph_task);
+        });
   });
   return graph_task;
 }
