@@ -31,6 +31,7 @@ from benchmarks.own_cost.overhead import (
     PROFILER,
     RECORDED,
     WATCHED,
+    Turns,
     add,
     below_profiler,
     call_times,
@@ -43,7 +44,8 @@ from benchmarks.own_cost.overhead import (
 MODES = ("plain", CONTROL, *RECORDED, PROFILER)
 SIZES = ("small", "medium", "large")
 CALLS = "calls"
-STEPS, ROUNDS, LEAST_GENERATIONS = 20, 5, 3
+TURNS: Turns = (20, 4, 5)
+LEAST_GENERATIONS = 3
 
 
 def main() -> int:
@@ -78,7 +80,7 @@ def _generations(results: dict[str, Any], end_s: float, file: Path | None) -> No
         while done < LEAST_GENERATIONS or time.monotonic() < end_s:
             for size, kept in results.items():
                 begin_s = time.monotonic()
-                add(kept, generation(server, size, 1, MODES, ROUNDS, STEPS, order))
+                add(kept, generation(server, size, 1, MODES, TURNS, order))
                 write_json(file, results)
                 print(f"{size}: {time.monotonic() - begin_s:.0f} s", file=sys.stderr, flush=True)
             done += 1

@@ -1,11 +1,13 @@
 """Measures the cost of recording, against processes that have never imported commprof.
 
 Each mode is a process per rank, with a model of its own; the modes take turns of a few steps, in
-shuffled order, round after round, and a process is stopped between its turns. Two plain processes
-have the A/A control as their ratio. Processes differ permanently by where their memory lies, so all
-are restarted again and again: a *generation* gives one ratio per mode, the median over its rounds,
-and an interval comes from Wilcoxon's signed ranks over generations, as does the report's interval
-of its own cost. A ratio is to the mean of the two plain processes in the same round.
+shuffled order, round after round, and a process is stopped between its turns. The first steps of a
+turn find the caches filled by another process, and are not counted. Two plain processes
+have the A/A control as their ratio. Processes differ permanently by where their memory lies, so
+each has holes of random size in its memory, and all are restarted again and again: a *generation*
+gives one ratio per mode, the median over its rounds, and an interval comes from Wilcoxon's signed
+ranks over generations, as does the report's interval of its own cost. A ratio is to the mean of the
+two plain processes in the same round.
 
 CPU time is that of all ranks, of the training thread and of the process; wall time that of the
 slowest rank. A demand on CPU time limits the estimate, and the width of the interval to either side
@@ -13,7 +15,7 @@ to the same amount; a demand on wall time limits the interval's upper end. The e
 demand is not met. Generations go on for ``--minutes``.
 
     PYTHONPATH=. python benchmarks/own_cost/overhead.py [calls] [calibration] [turns] [--minutes 8]
-        [--json FILE]
+        [--models MODEL ...] [--json FILE]
 
 The calibration cuts one long series of a plain job's steps into 200 consecutive blocks of 16 steps,
 and compares the steps of each block as the report compares capture on and off, with five random
@@ -34,6 +36,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +53,13 @@ from commprof.stats.intervals import Interval, signed_rank_ratio
 from commprof.workloads.loop import overhead_states
 from tests.support.machines.ranks import free_port
 
-#: Steps of a turn, and rounds of a generation at 1 rank and at 2.
-SIZES = {
-    "small": (10, 8, 5),
-    "many_buckets": (10, 5, 4),
-    "medium": (4, 4, 3),
-    "large": (3, 3, 2),
+#: Counted steps of a turn, uncounted ones before them, and turns of a process.
+Turns = tuple[int, int, int]
+SIZES: dict[str, Turns] = {
+    "small": (25, 5, 10),
+    "many_buckets": (20, 4, 6),
+    "medium": (8, 2, 6),
+    "large": (4, 1, 5),
 }
 #: Models with a demand, and the largest ratio of a step by mode to one without commprof.
 ASKED = ("small", "medium", "large")
@@ -96,6 +100,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)} (default: all)")
     parser.add_argument("--minutes", type=float, default=8.0, help="that it takes (default: 8)")
+    parser.add_argument("--models", nargs="+", choices=SIZES, default=list(SIZES), help="of turns")
     parser.add_argument("--json", type=Path, help="write all times there, beside other parts'")
     args = parser.parse_args()
     if wrong := set(args.parts) - set(PARTS):
@@ -109,32 +114,36 @@ def main() -> int:
         write_json(args.json, {**before, **results})
 
     for part in args.parts or PARTS:
-        {"calls": _calls, "calibration": calibrate, "turns": turns}[part](end_s, keep)
+        {"calls": _calls, "calibration": calibrate, "turns": partial(turns, args.models)}[part](
+            end_s, keep
+        )
     return judged(demands(results))
 
 
-def turns(end_s: float, keep: Keep) -> None:
+def turns(models: list[str], end_s: float, keep: Keep) -> None:
     """Measures all modes in turns; prints a table for each clock."""
-    results = generations(end_s, keep)
+    results = generations(models, end_s, keep)
     for clock, name in CLOCKS.items():
         print(f"\n{name[0].upper()}{name[1:]} per step, over that of plain processes [95 %]\n")
         print(table(results, clock) or "not available on this machine", flush=True)
 
 
-def generations(end_s: float, keep: Keep) -> dict[str, Cell]:
+def generations(models: list[str], end_s: float, keep: Keep) -> dict[str, Cell]:
     """Measures generations of each model and number of ranks in turn, while there is time.
 
     ``keep`` gets all of them after each round.
     """
-    cells: dict[str, Cell] = {cell_name(*cell): {} for cell in _cells()}
+    asked = [(size, ranks) for size, ranks in _cells() if size in models]
+    cells: dict[str, Cell] = {cell_name(*cell): {} for cell in asked}
     longest_s, order = 0.0, random.Random(0)
     with fork_server() as server:
         while time.monotonic() + longest_s < end_s:
             begin_s = time.monotonic()
-            for size, ranks in _cells():
-                steps, *rounds = SIZES[size]
-                kept = cells[cell_name(size, ranks)]
-                add(kept, generation(server, size, ranks, MODES, rounds[ranks - 1], steps, order))
+            for size, ranks in asked:
+                add(
+                    cells[cell_name(size, ranks)],
+                    generation(server, size, ranks, MODES, SIZES[size], order),
+                )
             keep(cells)
             longest_s = max(longest_s, time.monotonic() - begin_s)
             print(f"a generation of all took {time.monotonic() - begin_s:.0f} s", file=sys.stderr)
@@ -173,18 +182,18 @@ class Processes:
         self._pids.append(pid)
         os.kill(pid, signal.SIGSTOP)
 
-    def run(self, steps: int) -> list[dict[str, Any]]:
-        """Runs steps after one that does not count; returns the replies of the ranks."""
+    def run(self, steps: int, uncounted: int = 1) -> list[dict[str, Any]]:
+        """Runs steps after some that do not count; returns the replies of the ranks."""
         self._signal(signal.SIGCONT)
         for lines in self._lines:
-            print(steps, file=lines, flush=True)
+            print(steps, uncounted, file=lines, flush=True)
         taken = [json.loads(lines.readline()) for lines in self._lines]
         self._signal(signal.SIGSTOP)
         return taken
 
-    def turn(self, steps: int) -> dict[str, float]:
+    def turn(self, steps: int, uncounted: int) -> dict[str, float]:
         """Runs a turn; returns its figures by clock, see the top of this file."""
-        taken = self.run(steps)
+        taken = self.run(steps, uncounted)
         found = {"wall": max(one["wall"] for one in taken)}
         for clock in ("thread", "process", "instructions"):
             values = [one[clock] for one in taken]
@@ -211,11 +220,11 @@ def generation(
     size: str,
     ranks: int,
     modes: tuple[str, ...],
-    rounds: int,
-    steps: int,
+    turns: Turns,
     order: random.Random,
 ) -> dict[str, dict[str, list[float]]]:
     """Starts processes of all modes; returns the rounds' values by mode and clock."""
+    steps, uncounted, rounds = turns
     found: dict[str, dict[str, list[float]]] = {}
     with ExitStack() as stack:
         place = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
@@ -224,7 +233,7 @@ def generation(
             stack.callback(one.end)
         for _ in range(rounds):
             for mode in order.sample(modes, len(modes)):
-                for clock, value in running[mode].turn(steps).items():
+                for clock, value in running[mode].turn(steps, uncounted).items():
                     found.setdefault(mode, {}).setdefault(clock, []).append(round(value, 5))
     return found
 

@@ -3,7 +3,6 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
-#include <memory>
 #include <vector>
 
 #include "base/clock.h"
@@ -20,31 +19,40 @@ namespace {
 // 100 ms that is 0.02 % of the thread's time. Shorter steps have it now and
 // then.
 constexpr uint64_t kRunDelayIntervalNs = 100'000'000;
+constexpr size_t kMostAwaited = 1024;
 
 thread_local int works_for = -1;
 
-// What the finalisation of a pass may wait for.
-struct Awaited {
-  struct Operation {
-    c10::intrusive_ptr<c10::ivalue::Future> future;
-    uint64_t op_id;
-  };
-  std::vector<Operation> operations;
+thread_local int last_graph_task = -1;
 
-  // Of those that are complete: they were so at `end_ns`, but for the time that
-  // this takes.
-  void noteReturns(uint64_t end_ns) const {
-    for (const Operation& one : operations) {
-      if (one.future->completed()) {
-        WaitReturns::instance().note(one.op_id, end_ns);
-      }
-    }
-  }
+// What the finalisation of a pass may wait for. A future lives at least until
+// its callbacks have run.
+struct Awaited {
+  c10::weak_intrusive_ptr<c10::ivalue::Future> future;
+  uint64_t op_id;
+  int graph_task;
 };
 
-thread_local int last_graph_task = -1;
-// Of the pass `last_graph_task`, whose callbacks hold it.
-thread_local std::weak_ptr<Awaited> awaited;
+// Of this thread's passes that are not finalised yet.
+std::vector<Awaited>& awaited() {
+  static thread_local std::vector<Awaited> kept;
+  return kept;
+}
+
+// Those of the pass that are complete were so at `end_ns`, but for the time
+// that this takes.
+void noteReturns(int graph_task, uint64_t end_ns) {
+  std::erase_if(awaited(), [&](const Awaited& one) {
+    if (one.graph_task != graph_task) {
+      return false;
+    }
+    const auto future = one.future.lock();
+    if (future.defined() && future->completed()) {
+      WaitReturns::instance().note(one.op_id, end_ns);
+    }
+    return true;
+  });
+}
 
 // Whether this finalisation, of which both ends ask, reads the run delay.
 bool readsRunDelay(Kind kind) {
@@ -122,18 +130,18 @@ int bracketFinalize() {
   }
   last_graph_task = graph_task;
   auto& engine = torch::autograd::Engine::get_default_engine();
-  const auto in_pass = std::make_shared<Awaited>();
-  awaited = in_pass;
-  engine.queue_callback([graph_task, in_pass] {
+  if (awaited().size() >= kMostAwaited) { // of passes that failed
+    awaited().clear();
+  }
+  engine.queue_callback([graph_task] {
     recordFinalize(Kind::kFinalizeBegin, graph_task);
     markFinalize(Kind::kFinalizeBegin, graph_task);
     // Last: it may move the engine's list of callbacks, this one in it.
-    torch::autograd::Engine::get_default_engine().queue_callback(
-        [graph_task, in_pass] {
-          markFinalize(Kind::kFinalizeEnd, graph_task);
-          in_pass->noteReturns(recordFinalize(Kind::kFinalizeEnd, graph_task));
-          recordObservedBuckets(graph_task);
-        });
+    torch::autograd::Engine::get_default_engine().queue_callback([graph_task] {
+      markFinalize(Kind::kFinalizeEnd, graph_task);
+      noteReturns(graph_task, recordFinalize(Kind::kFinalizeEnd, graph_task));
+      recordObservedBuckets(graph_task);
+    });
   });
   return graph_task;
 }
@@ -142,11 +150,11 @@ void awaitInPass(
     const c10::intrusive_ptr<c10::ivalue::Future>& future,
     uint64_t op_id) {
   const int graph_task = torch::autograd::get_current_graph_task_id();
-  if (graph_task < 0 || graph_task != last_graph_task) {
-    return;
-  }
-  if (const auto in_pass = awaited.lock()) {
-    in_pass->operations.push_back({future, op_id});
+  if (graph_task >= 0 && graph_task == last_graph_task) {
+    awaited().push_back(
+        {c10::weak_intrusive_ptr<c10::ivalue::Future>(future),
+         op_id,
+         graph_task});
   }
 }
 
