@@ -10,8 +10,9 @@ A rank may be late in only some of the steps. These steps are found by how much 
 ranks waited in them than the rank did. If the steps do not form two groups by this, the rank counts
 as late in none or in all of them. If they do, the replay of a late step would be too long, because
 the delay changed more than the rank's own time: a transfer takes longer while one of its ranks
-computes, and a rank's caches are cold after a long wait. A late step therefore takes as long as
-another step in the replay, and longer by the other ranks' additional own work in late steps. Of a
+computes, and a rank's caches are cold after a long wait. The delay also changed the next step,
+which the ranks begin at different times. A late step, or one after it, therefore takes as long as
+another step in the replay, and longer by the other ranks' additional own work in such steps. Of a
 small addition, only the part that the rank has in common with the others counts, because the rest
 may be an effect of the waiting.
 
@@ -293,6 +294,14 @@ class _Replays:
             table[self.counted] = work[rank] + kept[rank]
         return found
 
+    def _affected(self, late: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Returns the late steps and those that follow one, unless too few other steps remain."""
+        every = np.zeros(len(self.counted), dtype=bool)
+        every[self.counted] = late
+        every[1:] |= every[:-1].copy()
+        found = every[self.counted]
+        return found if (~found).sum() >= LEAST_STEPS else late
+
     def _without_delay(
         self, place: int, late: npt.NDArray[np.bool_], own_ns: Sequence[Floats]
     ) -> Floats | None:
@@ -314,6 +323,7 @@ class _Replays:
         found = self.step_ns(steps)
         if found is None or not late.any():
             return found
+        late = self._affected(late)
         work = np.stack([a - b for a, b in zip(self.own_ns, self.kept_ns, strict=True)]).sum(axis=2)
         mine = work[place, self.counted]
         others = np.delete(work, place, axis=0)[:, self.counted].mean(axis=0)

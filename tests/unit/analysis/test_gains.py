@@ -60,6 +60,7 @@ class Job:
         exchange_cpu: int = 0,
         late_transfer: int = 0,
         late_work: int = 0,
+        next_transfer: int = 0,
     ) -> None:
         """Rank ``late`` works ``delay`` longer in forward of one of ``every`` steps.
 
@@ -68,7 +69,8 @@ class Job:
         of its own process. The last rank's forward pass takes ``stall`` longer in the middle of the
         job. In steps in which no rank is late, each lacks a core for up to twice ``exchange_cpu``
         in backward, because of its own process; in the late steps, only the late rank does. Late
-        steps take ``late_transfer`` longer in a transfer, ``late_work`` in each forward pass.
+        steps take ``late_transfer`` longer in a transfer, ``late_work`` in each forward pass; steps
+        after them ``next_transfer`` in a transfer.
         """
         random = np.random.default_rng(7)
         self.ranks = [Rank(rank, ranks) for rank in range(ranks)]
@@ -78,6 +80,8 @@ class Job:
             begin = list(self.end)
             now = [at + int(10 * MS * random.normal(1, 0.02)) for at in begin]
             is_late = late >= 0 and step >= begins and step % every == 0
+            follows_late = late >= 0 and step > begins and step % every == 1 % every
+            more = is_late * late_transfer + follows_late * next_transfer
             if is_late:
                 now = [at + late_work for at in now]
                 now[late] += delay
@@ -89,12 +93,12 @@ class Job:
             lacked = random.integers(0, 2 * exchange_cpu + 1, size=ranks)
             if is_late:
                 lacked[np.arange(ranks) != late] = 0
-            now = [at + int(more) for at, more in zip(now, lacked, strict=True)]
+            now = [at + int(lack) for at, lack in zip(now, lacked, strict=True)]
             for _ in range(4):
                 now = [at + int(3 * MS * random.normal(1, 0.02)) for at in now]
                 if is_late:
                     now[late] -= earlier
-                free = max(free, *now) + transfer + is_late * late_transfer
+                free = max(free, *now) + transfer + more
                 ends.append(free)
                 for rank, at in zip(self.ranks, now, strict=True):
                     rank.collective(seq, at, free, 1000, graph_task=step)
@@ -184,6 +188,12 @@ def test_a_delay_that_makes_transfers_longer_takes_them_along(every: int) -> Non
     late = found(job.ranks, "rank")[0]
     assert late.step_ms == pytest.approx(Job(steps=60).step_ms(), rel=0.005)
     assert job.step_ms() > 1.1 * late.step_ms
+
+
+def test_a_delay_that_makes_the_next_step_longer_takes_that_along() -> None:
+    job = Job(late=1, every=4, delay=8 * MS, next_transfer=2 * MS, steps=60)
+    late = found(job.ranks, "rank")[0]
+    assert late.step_ms == pytest.approx(Job(steps=60).step_ms(), rel=0.005)
 
 
 def test_late_steps_that_are_long_for_all_ranks_stay_long() -> None:
