@@ -158,7 +158,7 @@ GROUPS: dict[str, tuple[Study, ...]] = {
         Study(
             "Predicted gain of 50 late ranks that are mended",
             "gain_error.jsonl",
-            f"attribution/gain_error.py --results {RESULTS}/gain_error.jsonl",
+            f"attribution/gain_error.py --rounds 2 --results {RESULTS}/gain_error.jsonl",
             ("error at most 1 % of the step in the mean", "worst at most 3 %"),
             rows_of(gain_error.demands),
         ),

@@ -3,17 +3,17 @@
     PYTHONPATH=. python benchmarks/attribution/gain_error.py --results gain_error.jsonl
 
 Two ranks train a DDP model that computes all the time, each on a core of its own; they swap cores
-after every eight steps, with a barrier before. One rank is late in one of every two blocks of four
-steps, drawn by lot: it sleeps or multiplies further matrices in one phase, for 10 to 80 % of a
-step, so that the mean step is up to 40 % longer. Steps with and without the delay are therefore at
-most eight steps apart, and a machine that becomes slower slows both. The report predicts the mean
-step if that rank were as fast as the other.
-The truth is the mean of the steps without the delay, from the same trace; a step right after a late
-one is left out, as it may begin late, and so are stalled steps, which the report leaves out too.
-Steps right after a swap take longer, and have the same share in both means. 50 delays, and 10 jobs
-without one as control, whose error is the noise of the comparison. ``--rounds`` runs each job
-several times, and takes the means; runs in the results file count. On a machine with many cores,
-``taskset -c 2,3 ... --part 1/6`` runs every sixth job; the files of all parts make one.
+after every eight steps, in the middle of a block, with a barrier before. One rank is late in one of
+every two blocks of four steps, drawn by lot: it sleeps or multiplies further matrices in one phase,
+for 10 to 80 % of a step, so that the mean step is up to 40 % longer. Steps with and without the
+delay are therefore at most eight steps apart, and a machine that becomes slower slows both. The
+report predicts the mean step if that rank were as fast as the other. The truth is the mean of the
+steps without the delay, from the same trace; a step right after a late one is left out, as it may
+begin late, and so are stalled steps, which the report leaves out too. Steps right after a swap take
+longer, and have the same share in both means, because no swap is at the border of a block. 50
+delays, and 10 jobs without one as control, whose error is the noise of the comparison. ``--rounds``
+runs each job several times, and takes the means; runs in the results file count. On a machine with
+many cores, ``taskset -c 2,3 ... --part 1/6`` runs every sixth job; the files of all parts make one.
 Prints a line each; ends with 1 where a demand is not met.
 """
 
@@ -115,6 +115,7 @@ def _job(seed: int, step_ms: float) -> dict[str, Any]:
         "delay_ms": share * step_ms,
         "late": late,
         "steps_per_core": 2 * BLOCK_STEPS,
+        "first_swap": BLOCK_STEPS // 2,
     }
 
 
@@ -148,12 +149,9 @@ def _judge(job: dict[str, Any], directory: Path) -> dict[str, Any]:
     alone = ~(late | begins_late)[step] & ~stalled(slowest_ns(seen.measured))
     predicted = [g for g in found.gains if g.change == "rank" and g.rank == job["rank"]]
     predicted_ms = predicted[0].step_ms if predicted else found.step_ms
-    # Steps at each place between two swaps count the same: those right after a swap are longer.
-    place = step % job["steps_per_core"]
-    means = [wall_ms[alone & (place == each)].mean() for each in np.unique(place[alone])]
-    without_ms = float(np.mean(means))
+    without_ms = float(wall_ms[alone].mean())
     return {
-        **{key: value for key, value in job.items() if key not in ("late", "steps_per_core")},
+        **{key: job[key] for key in ("seed", "rank", "phase", "computes", "delay_ms")},
         "step_ms": found.step_ms,
         "late_ms": float(wall_ms[late[step]].mean()),
         "without_ms": without_ms,

@@ -42,10 +42,12 @@ class _Job:
         dist.barrier()
         with commprof.profile(directory) as capture:
             for number, is_late in enumerate(self._job["late"]):
-                turn, swaps = divmod(number + 1, self._job["steps_per_core"])
+                turn, since_swap = divmod(
+                    number + 1 - self._job["first_swap"], self._job["steps_per_core"]
+                )
                 self._is_late = is_late and dist.get_rank() == self._job["rank"]
                 self._step(capture)
-                if swaps == 0:
+                if since_swap == 0:
                     dist.barrier()  # else one rank would join the other on its core
                     _move(dist.get_rank() + turn)
                 capture.step()
