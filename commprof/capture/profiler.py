@@ -22,7 +22,7 @@ from commprof.capture.gradient_norms import GradientNorms
 from commprof.capture.job.job_directory import claim, own_rings, ring_prefix, trace_name
 from commprof.capture.job.metadata import gloo_threads, rank_and_world_size, trace_metadata
 from commprof.capture.job.own_trace import OwnTrace
-from commprof.capture.job.store_links import ArrivalLink, ClockLink
+from commprof.capture.job.store_links import ArrivalLink, ClockLink, StoreLink
 from commprof.capture.patches.waits import (
     Coalescing,
     FutureWaits,
@@ -93,6 +93,8 @@ class Profiler:
         self._gloo_threads: dict[str, int] = {}
         self._gradient_norms = GradientNorms(settings.gradient_norms_every)
         self._telemetry = DeviceTelemetry()
+        #: What looks at the end of each step for a connection or a device until it has found it.
+        self._connecting: list[StoreLink | DeviceTelemetry] = []
         self._seen = OwnTrace()
         self._step = 0
         self._path: Path | None = None
@@ -173,6 +175,8 @@ class Profiler:
         self._clock.start()
         self._arrivals = ArrivalLink()
         self._arrivals.start()
+        waiting = (self._clock, self._arrivals, self._telemetry)
+        self._connecting = [one for one in waiting if one.pending]
         self._gloo_threads = {}
         self._note_gloo_threads()
         self._note_ending("")
@@ -270,16 +274,17 @@ class Profiler:
     def _end_step(self, found: int) -> None:
         self._recorder.mark_step(self._step, True, found)
         self._step += 1
-        if self._clock.pending:
-            self._clock.look()
-        if self._arrivals.pending:
-            self._arrivals.look()
-        if self._telemetry.pending:
-            self._telemetry.look()
+        if self._connecting:  # few instructions in each later step
+            self._look()
         if self._sharded.pending and FSDP2 in sys.modules:
             self._sharded.look()
         for listener in self._listeners:
             listener.step_ended(self._step - 1)
+
+    def _look(self) -> None:
+        for one in self._connecting:
+            one.look()
+        self._connecting = [one for one in self._connecting if one.pending]
 
     def phase(self, name: str) -> Marker:
         """Returns a context manager for a phase: "data", "forward", "backward" or "optimizer".

@@ -2,7 +2,8 @@
 
 ``work.get_future().wait()`` and ``torch.futures.wait_all``: the native module times a Work's
 ``wait``, but the future inside is torch's own, which C++ cannot distinguish from other futures. So
-the future's Python methods report the waits. Their results and exceptions stay the same.
+the Work's Python methods tell which futures are a collective's, and the futures' Python methods
+report the waits. Their results and exceptions stay the same.
 
 ``stream.wait_event`` and ``stream.wait_stream``: the native module times the wait if a ``Work``
 makes a device's stream wait. FSDP2 issues its collectives on streams of its own, records an event
@@ -40,7 +41,7 @@ _COLLECT = "_collect_all"
 
 
 class FutureWaits:
-    """Patches of the methods that wait for futures or combine them."""
+    """Patches of the methods that return, wait for or combine futures."""
 
     def __init__(self) -> None:
         """Makes the list of patches; nothing is replaced yet."""
@@ -51,6 +52,10 @@ class FutureWaits:
         native = _native.native
         if native is None:
             return
+        for name in ("get_future", "get_future_result"):  # not every torch has the second
+            original = getattr(dist.Work, name, None)
+            if original is not None:
+                self._patches.replace(dist.Work, name, _known_future(original, native.note_future))
         self._patches.replace(_Future, "wait", _timed_future_wait(_Future.wait, native.wait_future))
         self._patches.replace(_Future, "then", _followed(_Future.then, native.follow_futures))
         collect = getattr(torch._C, _COLLECT, None)  # private to torch: it may be removed
@@ -60,6 +65,17 @@ class FutureWaits:
     def remove(self) -> None:
         """Restores the replaced methods."""
         self._patches.remove()
+
+
+def _known_future(original: Callable[..., Any], note_future: Callable[[Any, Any], None]) -> Any:
+    @wraps(original)
+    def get(work: Any) -> Any:
+        future = original(work)
+        if not torch.compiler.is_compiling():
+            note_future(work, future)
+        return future
+
+    return get
 
 
 def _timed_future_wait(original: Callable[..., Any], wait_future: Callable[[Any], None]) -> Any:

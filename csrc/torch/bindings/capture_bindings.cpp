@@ -105,6 +105,18 @@ using PythonFuture = std::shared_ptr<torch::jit::PythonFutureWrapper>;
 
 void bindFutures(py::module_& m) {
   m.def(
+      "note_future",
+      [](c10d::Work& work, const PythonFuture& future) {
+        const auto* timed = dynamic_cast<const TimedWork*>(&work);
+        if (timed != nullptr && future->fut && Recorder::instance().enabled()) {
+          noteFuture(future->fut, timed->awaited());
+        }
+      },
+      "Makes waits for `future`, which `work` returned, count as waits for the "
+      "work's collective.",
+      py::arg("work"),
+      py::arg("future"));
+  m.def(
       "wait_future",
       [](const PythonFuture& future) {
         const py::gil_scoped_release release;

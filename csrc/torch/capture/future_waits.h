@@ -2,8 +2,10 @@
 //
 // c10's Future has no virtual functions, so Python reports the wait
 // (commprof/capture/patches/waits.py). This file knows which futures belong to
-// a collective: those that a Work returned, until they are complete. A device's
-// future is complete once the collective has been launched, and blocks nobody.
+// a collective: those that Python got from a Work, until they are complete. DDP
+// gets the future of each bucket in C++, where nothing can report its wait. A
+// device's future is complete once the collective has been launched, and blocks
+// nobody.
 //
 // Any thread may call these functions.
 #pragma once

@@ -1,6 +1,5 @@
 // A Work that records how long wait() blocked a thread, or on a device the
-// stream, and that registers its futures. Everything else is forwarded to the
-// backend's Work.
+// stream. Everything else is forwarded to the backend's Work.
 #pragma once
 
 #include <torch/version.h>
@@ -66,10 +65,10 @@ class TimedWork final : public c10d::Work {
     inner_->abort();
   }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
-    return noted(inner_->getFuture());
+    return inner_->getFuture();
   }
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override {
-    return noted(inner_->getFutureResult());
+    return inner_->getFutureResult();
   }
   float getDuration() const override {
     return inner_->getDuration();
@@ -88,6 +87,9 @@ class TimedWork final : public c10d::Work {
   }
 #endif
 
+  AwaitedOp awaited() const noexcept {
+    return {op_id_, op_};
+  }
   // The backend's Work, which may be a subclass with further methods.
   const c10::intrusive_ptr<c10d::Work>& inner() const noexcept {
     return inner_;
@@ -102,14 +104,6 @@ class TimedWork final : public c10d::Work {
     const WaitTimer timer(op_id_, op_, !tells_end_);
     const DeviceWait device_wait(timeline_, op_id_, op_);
     return call();
-  }
-
-  c10::intrusive_ptr<c10::ivalue::Future> noted(
-      c10::intrusive_ptr<c10::ivalue::Future> future) const {
-    if (future != nullptr && Recorder::instance().enabled()) {
-      noteFuture(future, {op_id_, op_});
-    }
-    return future;
   }
 
   c10::intrusive_ptr<c10d::Work> inner_;
