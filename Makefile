@@ -128,6 +128,8 @@ docs: $(DEV) ## build the documentation as a site in build/docs; any warning fai
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 bench: $(BUILT) $(DEV) ## measure what commprof itself costs
+	$(BIN)/python benchmarks/own_cost/calls.py
+	$(BIN)/python benchmarks/own_cost/calibration.py
 	$(BIN)/python benchmarks/own_cost/overhead.py
 
 matrix: $(BUILT) $(DEV) ## build and test with each supported torch (TORCH_MINORS="2.15")

@@ -27,7 +27,7 @@ from benchmarks.attribution import (
 from benchmarks.judging import compression_demands, trial_truth_demands
 from benchmarks.judging.demands import Demand, of_all
 from benchmarks.judging.results_file import CONTEXT, read_json, read_parts, read_rows
-from benchmarks.own_cost import instructions, live_overhead, long_run, overhead
+from benchmarks.own_cost import calibration, calls, instructions, live_overhead, long_run, overhead
 from benchmarks.predictions import predict_error, predict_intervals, predict_sharded
 from tools.measured_tables import instruction_counts, step_ratios, strategy_rows
 
@@ -172,13 +172,13 @@ GROUPS: dict[str, tuple[Study, ...]] = {
         Study(
             "Cost of recording for a step, in turns with processes without commprof",
             "overhead_turns.json",
-            f"own_cost/overhead.py turns --minutes 60 --json {RESULTS}/overhead_turns.json",
+            f"own_cost/overhead.py --minutes 60 --json {RESULTS}/overhead_turns.json",
             (
                 "always-on mode at most 1.002 of the CPU time, full mode 1.005",
                 "upper end of wall time's interval at most 1.005, and 1.01",
                 "below torch.profiler in every row",
             ),
-            object_of(overhead.step_demands),
+            object_of(overhead.demands),
             beside=step_ratios,
         ),
         Study(
@@ -192,16 +192,16 @@ GROUPS: dict[str, tuple[Study, ...]] = {
         Study(
             "Intervals of the cost of recording if nothing differs",
             "overhead.json",
-            f"own_cost/overhead.py calibration --json {RESULTS}/overhead.json",
+            f"own_cost/calibration.py --json {RESULTS}/overhead.json",
             ("200 A/A blocks: the 95 % interval contains 1 in 93 to 97 %",),
-            object_of(overhead.calibration_demands),
+            object_of(calibration.demands),
         ),
         Study(
             "Cost of recording for a collective",
             "overhead.json",
-            f"own_cost/overhead.py calls --json {RESULTS}/overhead.json",
+            f"own_cost/calls.py --json {RESULTS}/overhead.json",
             ("at most 1 us on the fake backend",),
-            object_of(overhead.call_demands),
+            object_of(calls.demands),
         ),
         Study(
             "A long run in always-on mode",

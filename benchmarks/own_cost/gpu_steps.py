@@ -25,16 +25,15 @@ from tabulate import tabulate
 
 from benchmarks.judging.demands import Demand, judged
 from benchmarks.judging.results_file import write_json
+from benchmarks.own_cost.calls import WATCHED, call_times
 from benchmarks.own_cost.overhead import (
     CLOCKS,
     CONTROL,
     PROFILER,
     RECORDED,
-    WATCHED,
     Turns,
     add,
     below_profiler,
-    call_times,
     fork_server,
     generation,
     ratio,

@@ -14,12 +14,8 @@ slowest rank. A demand on CPU time limits the estimate, and the width of the int
 to the same amount; a demand on wall time limits the interval's upper end. The exit code is 1 if a
 demand is not met. Generations go on for ``--minutes``.
 
-    PYTHONPATH=. python benchmarks/own_cost/overhead.py [calls] [calibration] [turns] [--minutes 8]
-        [--models MODEL ...] [--json FILE]
-
-The calibration cuts one long series of a plain job's steps into 200 consecutive blocks of 16 steps,
-and compares the steps of each block as the report compares capture on and off, with five random
-orders per block. Nothing differs, so 95 % of the intervals should contain 1.
+    PYTHONPATH=. python benchmarks/own_cost/overhead.py [--minutes 8] [--models MODEL ...]
+        [--json FILE]
 """
 
 from __future__ import annotations
@@ -36,7 +32,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +40,9 @@ from tabulate import tabulate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.judging.demands import Demand, at_most, judged
-from benchmarks.judging.medians import median_interval
+from benchmarks.judging.demands import Demand, judged
 from benchmarks.judging.results_file import read_json, write_json
-from commprof.analysis.step.overhead import Samples, overhead
 from commprof.stats.intervals import Interval, signed_rank_ratio
-from commprof.workloads.loop import overhead_states
 from tests.support.machines.ranks import free_port
 
 #: Counted steps of a turn, uncounted ones before them, and turns of a process.
@@ -78,12 +70,6 @@ CLOCKS = {
     "instructions": "instructions of the training thread",
     "wall": "wall time",
 }
-BLOCKS, BLOCK_STEPS, LOTS = 200, 16, 5
-HELD_LEAST, HELD_MOST = 0.93, 0.97
-PARTS = ("calls", "calibration", "turns")
-#: Largest time added to a call, in us.
-MOST_US = 1.0
-WATCHED = ("observed", "always-on")
 #: Tensors lie one behind the other in every process, and not where the kernel puts each: equal
 #: models in one process differed by up to 19 % by where theirs lay.
 ALIKE = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "4000000000"}
@@ -96,36 +82,21 @@ Keep = Callable[[Mapping[str, Any]], None]
 
 
 def main() -> int:
-    """Runs the requested parts, prints tables and the demands."""
+    """Measures all modes in turns; prints a table for each clock, and the demands."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)} (default: all)")
     parser.add_argument("--minutes", type=float, default=8.0, help="that it takes (default: 8)")
-    parser.add_argument("--models", nargs="+", choices=SIZES, default=list(SIZES), help="of turns")
-    parser.add_argument("--json", type=Path, help="write all times there, beside other parts'")
+    parser.add_argument("--models", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--json", type=Path, help="write all times there, beside other models'")
     args = parser.parse_args()
-    if wrong := set(args.parts) - set(PARTS):
-        parser.error(f"no such part: {', '.join(wrong)}")
     end_s = time.monotonic() + 60 * args.minutes
-    results: dict[str, Any] = {}
     before = read_json(args.json)
-
-    def keep(found: Mapping[str, Any]) -> None:
-        results.update(found)
-        write_json(args.json, {**before, **results})
-
-    for part in args.parts or PARTS:
-        {"calls": _calls, "calibration": calibrate, "turns": partial(turns, args.models)}[part](
-            end_s, keep
-        )
-    return judged(demands(results))
-
-
-def turns(models: list[str], end_s: float, keep: Keep) -> None:
-    """Measures all modes in turns; prints a table for each clock."""
-    results = generations(models, end_s, keep)
+    results = generations(
+        args.models, end_s, lambda found: write_json(args.json, {**before, **found})
+    )
     for clock, name in CLOCKS.items():
         print(f"\n{name[0].upper()}{name[1:]} per step, over that of plain processes [95 %]\n")
         print(table(results, clock) or "not available on this machine", flush=True)
+    return judged(demands(results))
 
 
 def generations(models: list[str], end_s: float, keep: Keep) -> dict[str, Cell]:
@@ -317,11 +288,6 @@ def shown(found: Interval | None) -> str:
 
 
 def demands(results: dict[str, Any]) -> list[Demand]:
-    """Demands on measured steps, intervals and single calls."""
-    return [*step_demands(results), *calibration_demands(results), *call_demands(results)]
-
-
-def step_demands(results: dict[str, Any]) -> list[Demand]:
     """Demands on CPU and wall time of each recording mode, and that torch.profiler's is above."""
     found = []
     for size, ranks in _cells():
@@ -359,93 +325,6 @@ def _demand(what: str, clock: str, mode: str, found: Interval) -> Demand:
     figure = shown(found) + (", not measurable with this precision" if wide else "")
     asked = f"at most {limit:g}, with a precision of {limit - 1:.1%}"
     return Demand(what, figure, asked, found.value <= limit and not wide)
-
-
-def call_demands(results: dict[str, Any]) -> list[Demand]:
-    """Demands on the time that commprof adds to a call, on a backend that does nothing."""
-    found = []
-    for call, times in results.get("collectives", {}).items():
-        for mode in (mode for mode in WATCHED if mode in times):
-            more = np.array(times[mode]) - np.array(times["plain"])
-            what = f"time added to {call} on the fake backend, {mode}"
-            median = float(np.median(more))
-            found.append(at_most(what, median, MOST_US, " us", median_interval(more)))
-    return found
-
-
-def calibrate(_: float, keep: Keep) -> None:
-    """Counts the blocks whose interval contains 1, by comparison, clock and number of ranks."""
-    held: dict[str, int] = {}
-    order = random.Random(0)
-    with fork_server() as server, tempfile.TemporaryDirectory() as place:
-        for ranks in RANKS:
-            (job,) = server([PLAIN], "small", ranks, place).values()
-            each = np.array([one["each"] for one in job.run(BLOCKS * BLOCK_STEPS)], np.float64)
-            job.end()
-            series = list(zip(each[..., 0].max(axis=0), each[..., 1].sum(axis=0), strict=True))
-            for first in sorted([*range(0, len(series), BLOCK_STEPS)] * LOTS):
-                states = overhead_states(BLOCK_STEPS, str(order.random()))
-                times = series[first : first + BLOCK_STEPS]
-                samples = [(state, *both) for state, both in zip(states, times, strict=True)]
-                for name, holds in _held(samples):
-                    key = f"{name}, {ranks} gloo rank{'s' * (ranks > 1)}"
-                    held[key] = held.get(key, 0) + holds
-    keep({"calibration": {"blocks": BLOCKS, "tried": BLOCKS * LOTS, "held": held}})
-
-
-def _held(samples: Samples) -> Iterator[tuple[str, bool]]:
-    found = overhead(samples)
-    assert found is not None
-    assert found.cpu is not None
-    for clock, cost in (("CPU time", found.cpu), ("wall time", found.wall)):
-        yield f"{clock}, on over off", cost.on_over_off.contains(1.0)
-        yield f"{clock}, off over off", cost.control.contains(1.0)
-
-
-def calibration_demands(results: dict[str, Any]) -> list[Demand]:
-    """Demands that the intervals hold at their rate if nothing differs."""
-    measured = results.get("calibration", {"blocks": 0, "tried": 0, "held": {}})
-    found = []
-    for name, held in measured["held"].items():
-        share = held / measured["tried"]
-        what = f"intervals of A/A blocks of {BLOCK_STEPS} steps that contain 1: {name}"
-        figure = f"{held} of {measured['tried']} ({share:.1%}), {measured['blocks']} blocks"
-        met = measured["blocks"] >= BLOCKS and HELD_LEAST <= share <= HELD_MOST
-        found.append(Demand(what, figure, f"93 to 97 % in {BLOCKS} blocks", met))
-    return found
-
-
-def _call_table(times: dict[str, list[float]]) -> str:
-    plain = np.array(times["plain"])
-    rows = []
-    for mode, values in times.items():
-        if mode != "plain":
-            more = np.array(values) - plain
-            low, high = median_interval(more)
-            rows.append((mode, np.median(more), low, high, *np.percentile(more, [25, 75])))
-    headers = ("mode", "median", "95% low", "95% high", "quartile 1", "quartile 3")
-    return tabulate(rows, headers=headers, floatfmt=".3f")
-
-
-def call_times(backend: str, rounds: int) -> dict[str, Any]:
-    """Measures calls on a backend; prints a table of each, and returns times by mode in us."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(RANK_SCRIPT), "collectives", str(rounds), backend],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "99"},
-        stdout=subprocess.PIPE,
-        check=True,
-        text=True,
-    )
-    last = done.stdout.strip().splitlines()[-1]
-    found = json.loads(last, parse_float=lambda text: round(float(text), 4))
-    for call, times in found.items():
-        print(f"\nMicroseconds per {call} on the {backend} backend, difference to plain\n")
-        print(_call_table(times))
-    return dict(found)
-
-
-def _calls(_: float, keep: Keep) -> None:
-    keep({"collectives": call_times("fake", 40)})
 
 
 if __name__ == "__main__":

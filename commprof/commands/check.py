@@ -14,6 +14,7 @@ from commprof.errors import UsageError
 from commprof.interrupts import ends_at_once
 from commprof.launch.pinning import omp_threads
 from commprof.launch.topology import this_host
+from commprof.launch.under_launcher import rank_and_world_size
 from commprof.text import counted, printable, wrapped
 from commprof.workloads.options import check_ranks
 
@@ -45,13 +46,13 @@ Exit code: 1 if a check fails, else 0. The ranks communicate over gloo. See docs
 
     def run(self, args: argparse.Namespace) -> int:
         """Starts the ranks, or runs as one of them; prints the outcomes on rank 0."""
-        if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        if (launched := rank_and_world_size(os.environ)) is not None:
             if args.nproc is not None:
                 raise UsageError(
                     "leave --nproc out: a launcher already started this process as a rank (RANK "
                     "is set)"
                 )
-            outcomes, ranks = _as_rank(), int(os.environ["WORLD_SIZE"])
+            outcomes, ranks = _as_rank(), launched[1]
         else:
             ranks = this_host().usable_cores if args.nproc is None else args.nproc
             if ranks < 1:

@@ -12,7 +12,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -94,10 +94,7 @@ def given_rank(
 
 def _of_torchrun(variables: Mapping[str, str]) -> LaunchedRank:
     needed = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-    numbers = [name for name in needed if name != "MASTER_ADDR"]
-    wrong = [name for name in numbers if not variables.get(name, "").isdecimal()]
-    wrong += [] if variables.get("MASTER_ADDR") else ["MASTER_ADDR"]
-    if wrong:
+    if wrong := _unusable(variables, needed):
         raise UsageError(
             f"a launcher started this process as one of {variables['WORLD_SIZE']} ranks, but "
             f"{', '.join(wrong)} is unset or not a number: use torchrun, which sets "
@@ -115,6 +112,33 @@ def _of_torchrun(variables: Mapping[str, str]) -> LaunchedRank:
         variables["MASTER_ADDR"],
         int(variables["MASTER_PORT"]),
     )
+
+
+def rank_and_world_size(variables: Mapping[str, str]) -> tuple[int, int] | None:
+    """Returns the rank and world size that a launcher set in the environment; None if none did.
+
+    Raises:
+        UsageError: RANK and WORLD_SIZE are set, but not all that ``init_process_group`` needs.
+    """
+    if not {"RANK", "WORLD_SIZE"} <= variables.keys():
+        return None
+    if wrong := _unusable(variables, ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
+        raise UsageError(
+            "RANK and WORLD_SIZE in the environment make this process one rank of a launcher, but "
+            f"these are unset or not a number: {', '.join(wrong)}. Use torchrun, or unset RANK "
+            "and WORLD_SIZE, so that commprof starts the ranks"
+        )
+    return int(variables["RANK"]), int(variables["WORLD_SIZE"])
+
+
+def _unusable(variables: Mapping[str, str], needed: Sequence[str]) -> list[str]:
+    """Returns the variables that are unset or, unless they hold the address, not a number."""
+    return [
+        name
+        for name in needed
+        if not (value := variables.get(name, ""))
+        or (name != "MASTER_ADDR" and not value.isdecimal())
+    ]
 
 
 def _of_slurm(

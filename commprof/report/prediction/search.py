@@ -38,8 +38,13 @@ def render(
         width: columns that prose is wrapped to.
         tables: number of characters; a wider table is split, see ``tabulated``. None: no split.
     """
+    count = len(search.candidates)
+    which = (
+        "Settings" if count <= _MOST_CANDIDATES else f"Best {_MOST_CANDIDATES} of {count} settings"
+    )
     rows = [_row(each) for each in search.candidates[:_MOST_CANDIDATES]]
-    shown = f"Settings at {ranks} ranks, the best first:\n{tabulated(rows, _HEADERS, [1], tables)}"
+    table = tabulated(rows, _HEADERS, [1], tables)
+    shown = f"{which} at {ranks} ranks, the best first:\n{table}"
     texts = [_verdict(search.candidates, error), _compared(search), *_missing(search)]
     return "\n".join([shown, *(_filled(printable(text), width) for text in texts)])
 

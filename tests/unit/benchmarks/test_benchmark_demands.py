@@ -16,7 +16,7 @@ from benchmarks.attribution import hangs, known_schedules
 from benchmarks.judging import compression_demands, trial_truth_demands
 from benchmarks.judging.demands import Demand, at_least, at_most, judged, of_all
 from benchmarks.judging.medians import median_interval, ratio_interval, ratio_of
-from benchmarks.own_cost import live_overhead, overhead
+from benchmarks.own_cost import calibration, calls, live_overhead, overhead
 
 
 def missed(demands: list[Demand]) -> list[str]:
@@ -60,22 +60,22 @@ def turned(
     ],
 )
 def test_overhead_of_steps(clock: str, recorded: float, wrong: list[str]) -> None:
-    found = overhead.step_demands(turned(recorded, clock=clock))
+    found = overhead.demands(turned(recorded, clock=clock))
     assert [what.split(": ")[0].split(", ", 1)[1] for what in missed(found)] == wrong
     assert len(found) == len(overhead.RECORDED) + 1
 
 
 def test_what_is_not_known_exactly_enough_is_not_met() -> None:
     wide = (0.97, 0.98, 0.99, 1.0, 1.0, 1.01, 1.02, 1.03)
-    found = overhead.step_demands(turned(1.001, noise=wide))
+    found = overhead.demands(turned(1.001, noise=wide))
     assert len(missed(found)) == len(overhead.RECORDED)
     assert "not measurable with this precision" in found[0].figure
-    wall = overhead.step_demands(turned(0.997, noise=wide, clock="wall"))
+    wall = overhead.demands(turned(0.997, noise=wide, clock="wall"))
     assert len(missed(wall)) == len(overhead.RECORDED)  # the upper end counts
 
 
 def test_recording_costs_less_than_torch_profiler() -> None:
-    (one,) = missed(overhead.step_demands(turned(1.001, profiler=1.0005)))
+    (one,) = missed(overhead.demands(turned(1.001, profiler=1.0005)))
     assert one.endswith("below torch.profiler's")
 
 
@@ -104,15 +104,15 @@ def test_overhead_over_both_plain_processes_of_the_same_round() -> None:
 )
 def test_intervals_hold_at_their_rate(blocks: int, held: int, met: bool) -> None:
     measured = {"calibration": {"blocks": blocks, "tried": blocks, "held": {"wall time": held}}}
-    (one,) = overhead.calibration_demands(measured)
+    (one,) = calibration.demands(measured)
     assert one.met is met
-    assert overhead.calibration_demands({}) == []
+    assert calibration.demands({}) == []
 
 
 def test_overhead_of_calls() -> None:
     plain = [1.0, 1.1, 1.2]
     times = {"plain": plain, "observed": [x + 0.9 for x in plain], "always-on": [9.0] * 3}
-    found = overhead.call_demands({"collectives": {"dist.all_reduce()": times}})
+    found = calls.demands({"collectives": {"dist.all_reduce()": times}})
     assert missed(found) == ["time added to dist.all_reduce() on the fake backend, always-on"]
 
 

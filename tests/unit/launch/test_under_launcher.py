@@ -17,7 +17,13 @@ from torch.distributed import TCPStore
 from commprof.commands import main
 from commprof.errors import CommprofError, UsageError
 from commprof.launch.rendezvous import ALONE, Rendezvous
-from commprof.launch.under_launcher import LaunchedRank, StoreMessage, await_file, given_rank
+from commprof.launch.under_launcher import (
+    LaunchedRank,
+    StoreMessage,
+    await_file,
+    given_rank,
+    rank_and_world_size,
+)
 from tests.support.machines.ranks import free_port
 
 
@@ -137,6 +143,13 @@ def test_a_rank_of_torchrun() -> None:
 def test_a_rank_that_cannot_meet_the_others_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match=f"one of 8 ranks, but {name} is unset"):
         given_rank({key: value for key, value in TORCHRUN.items() if key != name})
+
+
+def test_a_rank_and_what_it_lacks_to_meet_the_others() -> None:
+    assert rank_and_world_size(TORCHRUN) == (5, 8)
+    assert rank_and_world_size({"RANK": "0"}) is None
+    with pytest.raises(UsageError, match=r"not a number: RANK, MASTER_PORT\. Use torchrun"):
+        rank_and_world_size({"RANK": "-1", "WORLD_SIZE": "2", "MASTER_ADDR": "first"})
 
 
 @pytest.mark.parametrize(

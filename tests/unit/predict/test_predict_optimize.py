@@ -134,6 +134,15 @@ def test_all_that_was_compared_is_named() -> None:
     assert f"left out, as another cap makes the same buckets: {search.same_count}." in text
 
 
+def test_a_table_of_the_best_says_of_how_many() -> None:
+    found = answers(["bucket-cap", "hook"])
+    search = found.answers[0].search
+    assert search is not None
+    assert len(search.candidates) > 5
+    assert f"Best 5 of {len(search.candidates)} settings at 2 ranks, the best first:" in told(found)
+    assert "Settings at 2 ranks, the best first:" in told(answers(["hook"]))
+
+
 class WithoutFp16(Replay):
     """Knows of fp16, but cannot say what comes of it."""
 

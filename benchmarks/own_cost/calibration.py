@@ -1,0 +1,90 @@
+"""Counts how often the report's intervals of its own cost contain 1 if nothing differs.
+
+One long series of a plain job's steps is cut into 200 consecutive blocks of 16 steps. The steps of
+each block are compared as the report compares capture on and off, with five random orders per
+block. Nothing differs, so 95 % of the intervals should contain 1. The exit code is 1 if the share
+is not between 93 and 97 %.
+
+    PYTHONPATH=. python benchmarks/own_cost/calibration.py [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.judging.demands import Demand, judged
+from benchmarks.judging.results_file import read_json, write_json
+from benchmarks.own_cost.overhead import PLAIN, RANKS, fork_server
+from commprof.analysis.step.overhead import Samples, overhead
+from commprof.workloads.loop import overhead_states
+
+BLOCKS, BLOCK_STEPS, LOTS = 200, 16, 5
+HELD_LEAST, HELD_MOST = 0.93, 0.97
+
+
+def main() -> int:
+    """Compares the blocks; prints the demands."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--json", type=Path, help="write the counts there, beside what the file holds"
+    )
+    args = parser.parse_args()
+    results = calibrate()
+    write_json(args.json, {**read_json(args.json), **results})
+    return judged(demands(results))
+
+
+def calibrate() -> dict[str, Any]:
+    """Counts the blocks whose interval contains 1, by comparison, clock and number of ranks."""
+    held: dict[str, int] = {}
+    order = random.Random(0)
+    with fork_server() as server, tempfile.TemporaryDirectory() as place:
+        for ranks in RANKS:
+            (job,) = server([PLAIN], "small", ranks, place).values()
+            each = np.array([one["each"] for one in job.run(BLOCKS * BLOCK_STEPS)], np.float64)
+            job.end()
+            series = list(zip(each[..., 0].max(axis=0), each[..., 1].sum(axis=0), strict=True))
+            for first in sorted([*range(0, len(series), BLOCK_STEPS)] * LOTS):
+                states = overhead_states(BLOCK_STEPS, str(order.random()))
+                times = series[first : first + BLOCK_STEPS]
+                samples = [(state, *both) for state, both in zip(states, times, strict=True)]
+                for name, holds in _held(samples):
+                    key = f"{name}, {ranks} gloo rank{'s' * (ranks > 1)}"
+                    held[key] = held.get(key, 0) + holds
+    return {"calibration": {"blocks": BLOCKS, "tried": BLOCKS * LOTS, "held": held}}
+
+
+def _held(samples: Samples) -> Iterator[tuple[str, bool]]:
+    found = overhead(samples)
+    assert found is not None
+    assert found.cpu is not None
+    for clock, cost in (("CPU time", found.cpu), ("wall time", found.wall)):
+        yield f"{clock}, on over off", cost.on_over_off.contains(1.0)
+        yield f"{clock}, off over off", cost.control.contains(1.0)
+
+
+def demands(results: dict[str, Any]) -> list[Demand]:
+    """Demands that the intervals hold at their rate if nothing differs."""
+    measured = results.get("calibration", {"blocks": 0, "tried": 0, "held": {}})
+    found = []
+    for name, held in measured["held"].items():
+        share = held / measured["tried"]
+        what = f"intervals of A/A blocks of {BLOCK_STEPS} steps that contain 1: {name}"
+        figure = f"{held} of {measured['tried']} ({share:.1%}), {measured['blocks']} blocks"
+        met = measured["blocks"] >= BLOCKS and HELD_LEAST <= share <= HELD_MOST
+        found.append(Demand(what, figure, f"93 to 97 % in {BLOCKS} blocks", met))
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
