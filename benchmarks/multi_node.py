@@ -20,9 +20,9 @@ from typing import Any
 from benchmarks.judging.demands import Demand, judged, of_all
 from benchmarks.judging.results_file import CONTEXT, read_json, write_json
 
-# The ranks import this file as their main module: what only the parent needs is imported below.
+# The ranks import this file as their main module: the parent's own imports are below.
 
-#: Hosts that are asked for, and by how much counters may differ from records.
+#: Numbers of hosts with a demand, and largest difference of counters from records.
 HOSTS = (2, 4)
 MOST_APART = 0.02
 WORKLOAD = "timed:layers=4,backward_ms=20,gradient_mb=2,bucket_cap_mb=0.1"

@@ -43,8 +43,8 @@ LEAST_COMMUNICATION = 3.0
 HOSTS_BYTES, RATES, RANKS_PER_HOST = 25_000_000, ("1gbit", "10gbit"), (2, 4)
 #: Least ratio of gloo's time to ours by link and ranks per host; elsewhere it must exceed 1.
 LEAST_BETWEEN_HOSTS = {("1gbit", 4): 1.8}
-#: Of two hosts each must send its sum of the data once, and receive the other's. Headers and
-#: acknowledgements come on top, 0.7 % in frames of 9000 bytes.
+#: Largest ratio of sent bytes to the data: each of two hosts must send its sum once, and receive
+#: the other's. Headers and acknowledgements add 0.7 % in frames of 9000 bytes.
 MOST_SENT = 1.02
 TRIES = 100
 

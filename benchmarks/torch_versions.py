@@ -42,12 +42,12 @@ PASSES = (
     ("measures and not slow",),
 )
 ROUNDS = 20
-#: An environment with a CUDA build of torch, a build tree and the traces of tests.
+#: Space for an environment with a CUDA build of torch, a build tree and the traces of tests.
 NEEDED_BYTES = 12 * 2**30
 
 
 def main() -> int:
-    """Measures version after version; writes the figures of each as soon as it is done."""
+    """Measures one version after another; writes the figures of each as soon as it is done."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -78,9 +78,9 @@ class Environment:
     """One version's virtual environment and clone."""
 
     def __init__(self, directory: Path, minor: str) -> None:
-        """Makes nothing yet; see ``measured``."""
+        """Sets paths only; ``measured`` creates the files."""
         self.minor = minor
-        #: Of the clone: this checkout may have another one when the tests end.
+        #: Commit of the clone: this checkout may have another one when the tests end.
         self.commit = ""
         self._directory = directory
         self._source = directory / "commprof"
@@ -91,7 +91,7 @@ class Environment:
         self._environ.pop("PYTHONPATH", None)
 
     def measured(self, python: str) -> dict[str, Any]:
-        """Installs, builds, tests and times; every figure of the version."""
+        """Installs, builds, tests and times; returns all figures of the version."""
         free = shutil.disk_usage(self._directory.parent).free
         if free < NEEDED_BYTES:
             sys.exit(f"{free / 1e9:.0f} GB are free in {self._directory.parent}: 13 are needed")
@@ -131,14 +131,14 @@ class Environment:
                 (self._source / name).unlink(missing_ok=True)
 
     def _about(self) -> dict[str, str]:
-        """The versions that were installed."""
+        """Returns the versions that were installed."""
         ask = "import json, platform, torch; print(json.dumps(dict("
         ask += "torch=torch.__version__, python=platform.python_version())))"
         found: dict[str, str] = json.loads(self._output(["-c", ask]))
         return found
 
     def _tested(self) -> dict[str, Any]:
-        """Counts over both passes; a failing test does not end them."""
+        """Returns counts over both passes; a failing test does not end them."""
         counts: Counter[str] = Counter()
         skipped: Counter[str] = Counter()
         failed: list[str] = []

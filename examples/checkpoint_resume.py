@@ -3,9 +3,9 @@
     commprof run --nproc 2 --max-restarts 1 examples/checkpoint_resume.py
     commprof run --nproc 2 --max-restarts 1 examples/checkpoint_resume.py --kill-at 25
 
-The second line kills the last rank at step 25 of its first attempt. commprof starts all ranks
-again, they go on from the last checkpoint, and the report shows both attempts and the time that
-was lost between them. It runs under ``torchrun --max-restarts 1`` and ``commprof env`` as well.
+The second line kills the last rank at step 25 of its first attempt. commprof restarts all ranks,
+they continue from the last checkpoint, and the report shows both attempts and the time that was
+lost between them. It runs under ``torchrun --max-restarts 1`` and ``commprof env`` as well.
 """
 
 import argparse
@@ -23,7 +23,7 @@ CHECKPOINT_EVERY = 10
 
 
 def main():
-    """Trains, saves, and goes on where the last attempt was."""
+    """Trains, saves, and continues from the checkpoint of the last attempt."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--checkpoint", type=Path, default=Path("checkpoint.pt"))
@@ -40,7 +40,7 @@ def main():
     for step in range(first, options.steps):
         if attempt == 0 and step == options.kill_at and rank == dist.get_world_size() - 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        # Data depends on step and rank alone: a resumed run sees what an unbroken one would.
+        # Data depends only on step and rank: a resumed run has the data of an undisturbed run.
         random = torch.Generator().manual_seed(1000 * step + rank)
         inputs = torch.randn(16, 32, generator=random)
         loss = (ddp(inputs) - inputs.sum(1, keepdim=True)).square().mean()
@@ -57,7 +57,7 @@ def main():
 
 
 def load(path, ddp, optimizer):
-    """Restores what the last attempt saved; the step to go on with."""
+    """Restores the state of the last attempt; returns the step to continue with."""
     if not path.exists():
         return 0
     saved = torch.load(path, weights_only=True)
@@ -67,7 +67,7 @@ def load(path, ddp, optimizer):
 
 
 def save(path, ddp, optimizer, step):
-    """Rank 0 writes the checkpoint whole or not at all; the others need not wait for it."""
+    """Rank 0 writes the checkpoint atomically; the other ranks need not wait for it."""
     if dist.get_rank() == 0:
         partial = path.with_suffix(".partial")
         torch.save(

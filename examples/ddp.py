@@ -1,4 +1,4 @@
-"""DistributedDataParallel in a loop of one's own.
+"""DistributedDataParallel in a training loop without a framework.
 
 torchrun --nproc-per-node 2 examples/ddp.py
 commprof report commprof-trace

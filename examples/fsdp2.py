@@ -1,4 +1,4 @@
-"""FSDP2: all-gathers and reduce-scatters are seen as they are, nothing is attached.
+"""FSDP2: all-gathers and reduce-scatters are recorded without attaching anything.
 
 torchrun --nproc-per-node 2 examples/fsdp2.py
 commprof report commprof-trace

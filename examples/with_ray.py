@@ -1,4 +1,4 @@
-"""Ray Train: the loop of each worker records itself.
+"""Ray Train: each worker records its own training loop.
 
 python examples/with_ray.py
 commprof report commprof-trace

@@ -1,4 +1,4 @@
-"""transformers.Trainer: a callback that knows its trainer.
+"""transformers.Trainer: a callback that gets the trainer.
 
 torchrun --nproc-per-node 2 examples/with_transformers.py
 commprof report commprof-trace
@@ -12,7 +12,7 @@ from commprof.capture.integrations.transformers import CommprofCallback
 
 
 class Sentences(Dataset[dict[str, torch.Tensor]]):
-    """Made-up tokens with a label that follows from them."""
+    """Random tokens with a label that follows from them."""
 
     def __len__(self) -> int:
         return 160

@@ -1,7 +1,7 @@
-"""What is left out shows: in the last lines of a run, with the command that runs it.
+"""Reports deselected tests in the summary, and runs tests that measure again when they fail.
 
-And second tries that show: a test that measures may be disturbed by others on the machine. What
-is wrong fails every time; what the machine disturbed once succeeds, and the summary tells of it.
+The summary names the command for the deselected tests. Other processes can disturb a test that
+measures: a disturbed test passes when it runs again, as the summary reports; a defect fails again.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from tests.support.machines.programs.programs import how_to_run, missing
 _TRIES_AGAIN = 2
 _DESELECTED = pytest.StashKey[list[pytest.Item]]()
 
-# Hundreds of processes import the same modules: compiling commprof takes each of them 0.5 s.
+# Hundreds of processes import the same modules; compiling commprof would take each of them 0.5 s.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-# As in an environment that is activated: commands are printed as `commprof ...`.
+# Simulates an activated environment, in which commands are printed as `commprof ...`.
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
 
 def pytest_configure() -> None:
-    # What a shell starts in the background ignores Ctrl-C, and so would all that tests start.
+    # A process that a shell starts in the background ignores Ctrl-C, and its children inherit this.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -52,7 +52,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         import torch
 
         if not torch.cuda.is_available():
-            # Where a GPU is promised, its absence is a failure.
+            # The absence of a GPU that the variable promises is a failure.
             promised = os.environ.get("COMMPROF_REQUIRE_GPU") == "1"
             (pytest.fail if promised else pytest.skip)("needs a CUDA device")
     if item.get_closest_marker("needs_netns") and not (os.geteuid() == 0 and shutil.which("ip")):
@@ -62,7 +62,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    # Under xdist the workers collect: `make test` ends with a run that has none.
+    # Under xdist only the workers collect; `make test` therefore ends with a run without xdist.
     deselected = config.stash.get(_DESELECTED, [])
     without = [item for item in deselected if missing(item)]
     slow = [item for item in deselected if item.get_closest_marker("slow") and item not in without]

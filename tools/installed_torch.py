@@ -49,9 +49,9 @@ class InstalledTorch:
 def in_target() -> InstalledTorch | None:
     """Returns the torch of the environment that commprof is being installed into.
 
-    pip's isolated build runs the target's own interpreter with another search
-    path, so a plain run of that interpreter finds the target's torch. Of frontends
-    that build in their own environment (uv, build), only that environment is seen.
+    pip's isolated build runs the target's own interpreter with another search path, so a plain run
+    of that interpreter finds the target's torch. If a frontend builds in its own environment (uv,
+    build), only that environment is seen.
     """
     if not _isolated_by_pip():
         return _in_this_process()

@@ -12,7 +12,7 @@ from benchmarks.own_cost import instructions, overhead
 
 
 def step_ratios(path: Path) -> str:
-    """Tables of all recording modes and the control, at 1 and 2 ranks, per clock."""
+    """Returns tables of all recording modes and the control, at 1 and 2 ranks, per clock."""
     results = read_json(path)
     shown = [
         f"{name}, divided by that of processes without commprof [95 %]:\n\n{squeezed(table)}"

@@ -29,13 +29,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# The ranks import this file as their main module: what only the parent needs is imported below.
+# The ranks import this file as their main module: the parent's own imports are below.
 
 CAUSES = (
     *("late in data", "slow rank", "slow link", "tiny buckets"),
     *("no overlap", "paused host", "wrong interface", "nothing wrong"),
 )
-#: Of the cards, as many as must be read rightly; of runs with nothing wrong none may be accused.
+#: Least share of cards that must be read correctly; no run without a fault may be accused.
 RIGHT = 0.9
 _STEPS = 24
 _FAST = "20gbit"

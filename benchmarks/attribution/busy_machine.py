@@ -28,7 +28,7 @@ from benchmarks.judging.results_file import Lines, read_rows
 PAIRS, RANKS = 20, (2, 4)
 WANTED, LEAST = PAIRS * len(RANKS), PAIRS * len(RANKS) - 2
 STEPS, WORKLOAD = 40, "mlp"
-#: Processes beside the job, one for each core.
+#: Processes next to the job, one for each core.
 LOAD = 2
 _BUSY = "while True: pass"
 

@@ -1,20 +1,20 @@
-"""Does a step get as much shorter as the report says, once a rank's delay is taken away?
+"""Tests if a step becomes as much shorter as the report predicts, once a rank's delay is removed.
 
     PYTHONPATH=. python benchmarks/attribution/gain_error.py --results gain_error.jsonl
 
-Two ranks train a DDP model that computes all the time, each on a core of its own; they swap cores
-after every eight steps, in the middle of a block, with a barrier before. One rank is late in one of
-every two blocks of four steps, drawn by lot: it sleeps or multiplies further matrices in one phase,
-for 10 to 80 % of a step, so that the mean step is up to 40 % longer. Steps with and without the
-delay are therefore at most eight steps apart, and a machine that becomes slower slows both. The
-report predicts the mean step if that rank were as fast as the other. The truth is the mean of the
-steps without the delay, from the same trace; a step right after a late one is left out, as it may
-begin late, and so are stalled steps, which the report leaves out too. Steps right after a swap take
-longer, and have the same share in both means, because no swap is at the border of a block. 50
-delays, and 10 jobs without one as control, whose error is the noise of the comparison. ``--rounds``
-runs each job several times, and takes the means; runs in the results file count. On a machine with
-many cores, ``taskset -c 2,3 ... --part 1/6`` runs every sixth job; the files of all parts make one.
-Prints a line each; ends with 1 where a demand is not met.
+Two ranks train a DDP model that computes all the time, each on its own core; they swap cores after
+every eight steps, in the middle of a block, after a barrier. One rank is late in a random one of
+every two blocks of four steps: it sleeps or multiplies further matrices in one phase, for 0.1 to
+0.8 steps, so that the mean step is up to 40 % longer. Steps with and without the delay are
+therefore at most eight steps apart, and a machine that becomes slower slows both. The report
+predicts the mean step if that rank were as fast as the other. The truth is the mean of the steps
+without the delay, from the same trace; a step right after a late one is left out, as it may begin
+late, and so are stalled steps, which the report leaves out too. Steps right after a swap take
+longer, and have the same share in both means, because no swap is at the border of a block. There
+are 50 delays, and 10 jobs without one as control, whose error is the noise of the comparison.
+``--rounds`` runs each job several times, and takes the means; runs in the results file count. On a
+machine with many cores, ``taskset -c 2,3 ... --part 1/6`` runs every sixth job; the files of all
+parts can be joined. Prints a line per demand; the exit code is 1 if one is not met.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from benchmarks.judging.demands import Demand, at_most, judged, of_all
 from benchmarks.judging.results_file import Lines, read_rows
 
 DELAYS, CONTROLS = 50, 10
-#: As many steps as a report replays of such a job: prediction and truth are of the same steps.
+#: Number of steps that a report replays of such a job: prediction and truth cover the same steps.
 STEPS, BLOCK_STEPS = 1000, 4
 PHASES = ("data", "forward", "backward", "optimizer")
-#: Of a step without a delay.
+#: Shortest and longest delay, as fractions of a step without a delay.
 SHARES = (0.10, 0.80)
-#: Errors that are asked for, as fractions of the step.
+#: Largest errors allowed, as fractions of the step.
 MEAN, WORST = 0.01, 0.03
 #: Jobs of one pair of processes, which may run for five minutes.
 _BATCH = 2
@@ -72,7 +72,7 @@ def main() -> int:
 
 
 def demands(rows: _Rows) -> list[Demand]:
-    """The errors of all delays; those of the controls are shown."""
+    """Demands on the errors of all delays; errors of the controls are shown."""
     errors = np.abs(_errors([row for row in rows if row["delay_ms"]]))
     noise = np.abs(_errors([row for row in rows if not row["delay_ms"]]))
     if not len(errors):
@@ -101,7 +101,7 @@ def _errors(rows: _Rows) -> list[float]:
 
 
 def _job(seed: int, step_ms: float) -> dict[str, Any]:
-    """Job of this number; the last ones are controls."""
+    """Returns the job of this number; the last ones are controls."""
     drawn = random.Random(seed)
     pairs = STEPS // (2 * BLOCK_STEPS)
     blocks = [is_late for _ in range(pairs) for is_late in drawn.sample((False, True), 2)]
@@ -130,7 +130,7 @@ def _run(jobs: list[dict[str, Any]]) -> _Rows:
 
 
 def _judge(job: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """Predicted step less the steps without the delay."""
+    """Returns a row with the predicted step, the mean step without the delay, and the error."""
     from commprof.analysis.align.measured import measured_world, slowest_ns
     from commprof.analysis.replay.gains import gains
     from commprof.analysis.step.mean_step import stalled

@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.judging.demands import Demand, judged, of_all
 from benchmarks.judging.results_file import Lines, read_rows
 
-# The ranks import this file as their main module: what only the parent needs is imported below.
+# The ranks import this file as their main module: the parent's own imports are below.
 
 TRIES = 20
 SOON_S = 5.0

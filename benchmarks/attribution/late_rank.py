@@ -23,13 +23,13 @@ from typing import Any
 from benchmarks.judging.demands import Demand, judged, of_all
 from benchmarks.judging.results_file import Lines, read_rows
 
-# The ranks import this file as their main module: what only the parent needs and takes time to
-# load is imported below.
+# The ranks import this file as their main module: slow imports that only the parent needs are
+# below.
 
 PHASES = ("data", "forward", "backward", "optimizer", "pause")
 NAMED_AS = {"pause": "host pause"}
 STEPS = 25
-#: Runs of each kind, and in how many the phase, or no rank, must be named.
+#: Runs of each kind, and in how many of them the phase, or no rank, must be named.
 WANTED, LEAST = 50, 48
 
 

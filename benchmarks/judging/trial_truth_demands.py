@@ -15,8 +15,8 @@ Row = dict[str, Any]
 Rows = Sequence[Row]
 
 TRIALS = 20
-#: Answers that say no. On loopback "not-the-bottleneck" is expected: the workload there is another
-#: than on the link, and hides its exchange.
+#: Verdicts that recommend no candidate. On loopback "not-the-bottleneck" is expected: the workload
+#: there differs from the link's, and hides its exchange.
 NO = ("none", "not-the-bottleneck")
 
 

@@ -37,7 +37,7 @@ def loop(device: Any, tensor: Any) -> Counter[str]:
         work = dist.all_reduce(tensor, async_op=True)
         device.compute(0.1 * MS)
         work.wait()
-        time.sleep(0.0005)  # the device keeps up: what was recorded is looked at meanwhile
+        time.sleep(0.0005)  # the device keeps up, and capture reads its events meanwhile
     return Counter(device.calls()) - before
 
 

@@ -86,7 +86,7 @@ def _generations(results: dict[str, Any], end_s: float, file: Path | None) -> No
 
 
 def demands(results: dict[str, Any]) -> list[Demand]:
-    """Asks that recording takes less time than torch.profiler, in steps and calls."""
+    """Demands that recording takes less time than torch.profiler, in steps and calls."""
     found = []
     for size in (size for size in SIZES if size in results):
         for clock in CLOCKS:

@@ -7,7 +7,7 @@ callgrind counts those of every thread of a process, also where the kernel gives
 counters. Each mode of ``overhead.py`` is a process per rank; the figure is that of rank 0's
 training thread, the median over steps, without the kernel's own instructions. Valgrind knows AVX2,
 but not AVX-512, and reads clocks by system calls, whose instructions are the kernel's. Steps take
-seconds under valgrind, and full capture looks once a second for the CPU quota of a thread that
+seconds under valgrind, and full capture reads once a second the CPU quota of a thread that
 lacks a core: leave a core to each rank, or its 64 thousand instructions count in every step. The
 exit code is 1 if a demand is not met; these are the limits on CPU time, applied to instructions.
 """

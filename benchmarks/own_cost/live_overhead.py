@@ -54,7 +54,7 @@ MORE_STEPS_THAN_IT_LASTS = "100000000"
 
 def main() -> int:
     """Runs the rounds that the file lacks; prints a table and the demands."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the job ends, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the job ends too
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -97,7 +97,7 @@ def measure(ranks: int, workload: str, rounds: int, seed: int) -> list[dict[str,
                 windows.append({name: _block(run, name) for name in names})
                 print(f"{ranks} ranks: round {number + 1} of {rounds}", file=sys.stderr)
         finally:
-            # The report of so long a run is not wanted: the ranks end with their launcher.
+            # So long a run needs no report: the ranks end with their launcher.
             os.killpg(job.pid, signal.SIGKILL)
             job.wait()
         time.sleep(1.0)

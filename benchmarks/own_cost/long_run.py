@@ -104,7 +104,7 @@ def demands(figures: dict[str, Any], wanted: int = COLLECTIVES) -> list[Demand]:
 
 
 def main() -> int:
-    """See the module."""
+    """Runs the collectives; prints the figures and the demands."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("collectives", type=int, nargs="?", default=COLLECTIVES)
     parser.add_argument("--json", type=Path, help="write the figures there")
@@ -118,7 +118,7 @@ def main() -> int:
 
     torch.set_num_threads(1)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    # The other rank never writes its arrivals down: what waits for them must have a bound.
+    # The other rank never writes its arrivals: memory of records that wait for them is bounded.
     assert _native.native is not None
     _native.native.arrivals_create(1, 0)
     with tempfile.TemporaryDirectory() as directory:

@@ -3,7 +3,7 @@
 Each mode is a process per rank, with a model of its own; the modes take turns of a few steps, in
 shuffled order, round after round, and a process is stopped between its turns. The first steps of a
 turn find the caches filled by another process, and are not counted. Two plain processes
-have the A/A control as their ratio. Processes differ permanently by where their memory lies, so
+have the A/A control as their ratio. Processes differ permanently by their memory's placement, so
 each has holes of random size in its memory, and all are restarted again and again: a *generation*
 gives one ratio per mode, the median over its rounds, and an interval comes from Wilcoxon's signed
 ranks over generations, as does the report's interval of its own cost. A ratio is to the mean of the
@@ -59,7 +59,7 @@ RECORDED = ("always-on", "full", "full, attached")
 MOST_CPU = dict(zip(RECORDED, (1.002, 1.005, 1.005), strict=True))
 MOST_WALL = dict(zip(RECORDED, (1.005, 1.01, 1.01), strict=True))
 PLAIN, CONTROL, PROFILER = "plain", "A/A control", "torch.profiler"
-#: DDP's own mean in commprof's hook, as a compressor would be.
+#: DDP's own mean in commprof's hook, in the place of a compressor.
 HOOK = "full, hook"
 MODES = (PLAIN, CONTROL, *RECORDED, HOOK, PROFILER)
 RANKS = (1, 2)
@@ -70,12 +70,12 @@ CLOCKS = {
     "instructions": "instructions of the training thread",
     "wall": "wall time",
 }
-#: Tensors lie one behind the other in every process, and not where the kernel puts each: equal
-#: models in one process differed by up to 19 % by where theirs lay.
+#: Makes tensors lie one after another in every process, instead of where the kernel puts each:
+#: equal models in one process differed by up to 19 % by the placement of theirs.
 ALIKE = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "4000000000"}
 RANK_SCRIPT = Path(__file__).parents[1] / "ranks" / "overhead_rank.py"
 
-#: By mode and clock, of each generation the values of its rounds, in ms per step.
+#: Values in ms per step, by mode and clock: one list per generation, one value per round.
 Cell = dict[str, dict[str, list[list[float]]]]
 #: Writes results into the file, and keeps them for the demands.
 Keep = Callable[[Mapping[str, Any]], None]
@@ -178,7 +178,7 @@ class Processes:
         for door in self._doors:
             door.shutdown(socket.SHUT_WR)
         for door, lines in zip(self._doors, self._lines, strict=True):
-            lines.read()  # until they are gone
+            lines.read()  # until the ranks have ended
             door.close()
 
     def _signal(self, number: int) -> None:

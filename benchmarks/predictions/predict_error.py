@@ -45,19 +45,19 @@ from tests.support.machines import netns
 MIB = 1 << 20
 STEPS, TRANSFORMER_STEPS = 14, 12
 BURST_KIB = 64
-#: Queue of a link, long enough that no packet is lost, which would cost TCP a good part of a step.
+#: Queue of a link, so long that no packet is lost: a loss would cost TCP a large part of a step.
 QUEUE = "2s"
-#: CUBIC, which Linux takes by itself, ends slow start when the delay rises (HyStart), which it does
-#: on a link that ranks share: the window stays below a message, whose rest then waits for a round
-#: trip through the others' queues. That came and went by the step, 90 ms of 350 with fp16 on 8
-#: ranks at 80 Mbit/s, and is not in the model. With Reno, which fills the link, it is gone.
+#: CUBIC, Linux's default, ends slow start when the delay rises (HyStart), as it does on a link that
+#: ranks share: the window stays below a message, whose rest then waits for a round trip through the
+#: other ranks' queues. This occurred in some steps only, 90 ms of 350 with fp16 on 8 ranks at 80
+#: Mbit/s, and is not in the model. It does not occur with Reno, which fills the link.
 CONGESTION = "reno"
 #: In the order of backward: ms of each layer, and MB of its gradient.
 BACKWARD_MS = (20, 12, 25, 8, 16, 30, 10, 14, 22, 18)
 GRADIENT_MB = (0.4, 0.2, 0.6, 0.1, 0.3, 0.5, 0.15, 0.25, 0.35, 0.2)
-#: One bucket a layer; all caps in MiB.
+#: Caps for one bucket per layer and for a single bucket; all caps are in MiB.
 FINEST, ONE = 0.01, 100.0
-#: By so much gradients are smaller where latency is to be seen.
+#: Factor of the gradients' size in runs that show latency.
 SMALL = 0.01
 CAPS_MIB = (FINEST, 0.5, 1.0, ONE)
 TRANSFORMER_CAPS_MIB = (0.25, 2.0, 5.0, ONE)
@@ -77,7 +77,7 @@ ERRORS = {
 
 @dataclass(frozen=True)
 class Point:
-    """One setting."""
+    """Setting that is predicted, and then run."""
 
     ranks: int
     rate_mbit: int
@@ -107,7 +107,7 @@ class Point:
         )
 
 
-#: Of a point, while the hypervisor disturbs it.
+#: Largest number of runs of a point while the hypervisor disturbs it.
 _TRIES = 4
 
 

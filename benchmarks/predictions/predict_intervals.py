@@ -40,7 +40,7 @@ from commprof.predict.what_if.answers import answer
 STEPS = 25
 SIZES = (2, 3, 4)
 MIB = 1 << 20
-#: Of 100 intervals.
+#: Number of 100 intervals that must hold.
 HOLD = 95
 
 

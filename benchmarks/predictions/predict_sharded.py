@@ -9,11 +9,11 @@ between hosts that are network namespaces with a rate limit (which needs root): 
 predicted divided by measured. Two answers that need no model are compared too: the step as it is
 now, and perfect overlap. Because other jobs may slow the machine down, the run with the shortest
 median step counts of several runs of a setting. All namespaces share this host's cores, and a
-prediction is told so. Studies: the `timed` workload, which sleeps; the `transformer`, which
+prediction includes that. Studies: the `timed` workload, which sleeps; the `transformer`, which
 computes; and `ddp`, the transformer under DDP, with other ranks and rates. In bf16 the transformer
 reduces gradients only: with parameters in bf16 it would compute in bf16 too, which a recording in
-fp32 cannot tell. With --results, points in the file are not run again; a recording of another hour,
-in which the machine is faster or slower, predicts them wrongly where ranks wait for cores. The exit
+fp32 does not show. With --results, points in the file are not run again; a recording of an hour
+in which the machine is faster or slower predicts them wrongly where ranks wait for cores. The exit
 code is 1 if a demand is not met.
 """
 
@@ -63,18 +63,18 @@ TIMED = (
 )
 TRANSFORMER = "transformer:vocab=512,d_model=128,feedforward=512,layers=6,sequence=64"
 RATES_MBIT = (80, 160, 320)
-#: Others than those with which the method was developed.
+#: Rates that were not used when the method was developed.
 TRANSFORMER_RATES_MBIT = (60, 120, 240)
-#: Eight ranks have a slower link too: at the fastest one they wait for the cores that they share.
+#: Eight ranks also have a slower link: at the fastest one they wait for the cores that they share.
 SLOWER_MBIT_OF_8 = {"timed": 40, "transformer": 30}
 #: Ranks, and those that share one copy of the model; HSDP if they are fewer than all.
 SHAPES = ((2, 2), (4, 4), (4, 2), (8, 8), (8, 4))
 TRANSFORMER_SHAPES = SHAPES[:4]
 DTYPES = ("fp32", "bf16")
 DDP, DDP_RANKS = "ddp", (2, 4, 8)
-#: Blocks wrapped together, and where: at the fastest link, at which latency counts most.
+#: Blocks wrapped together, and the shapes with it, on the fastest link, where latency counts most.
 WRAPPED, WRAPPED_SHAPES = 2, ((2, 2), (4, 4), (4, 2))
-#: Backward passes per step, and where.
+#: Backward passes per step, and the shapes with them.
 ACCUMULATED, ACCUMULATED_SHAPES = 3, ((2, 2), (4, 2))
 #: Allowed errors: mean, worst, and mean as a share of the better trivial answer's, if the two
 #: trivial answers differ by a fifth or more.
@@ -83,7 +83,7 @@ MEAN, WORST, OF_TRIVIAL, APART = 0.05, 0.15, 1 / 3, 0.2
 
 @dataclass(frozen=True)
 class Point:
-    """One setting."""
+    """Setting that is predicted, and then run."""
 
     ranks: int
     #: Ranks that share one copy of the model; 1 under DDP.

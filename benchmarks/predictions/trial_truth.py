@@ -85,8 +85,8 @@ SHARDED_LINK_WORKLOAD = (
 SHARDED_CANDIDATES = (
     "reshard-after-forward=false,prefetch=2,reshard-after-forward=false+reduce-dtype=bf16"
 )
-#: torch reduces in the training thread on a CPU, so only small reductions take next to no time. Of
-#: four layers the exchange took 9 % of a step, and gathering once won 3.6 % (means of 20 trials).
+#: torch reduces in the training thread on a CPU, so only small reductions take almost no time. With
+#: four layers the exchange took 9 % of a step; gathering once won 3.6 % (means of 20 trials).
 SHARDED_LOOPBACK_WORKLOAD = "timed:layers=2,data_ms=2,forward_ms=8,backward_ms=48,gradient_mb=0.1"
 #: Compute that hides the exchange of 1 MB on loopback.
 LOOPBACK_WORKLOAD = "timed:layers=4,data_ms=2,forward_ms=2,backward_ms=12,gradient_mb=0.25"
@@ -187,7 +187,7 @@ def _do(row: Row, results: Results) -> None:
             line.update(row.measure())
     except KeyboardInterrupt:
         raise
-    except Exception as error:  # a row that failed is a result, and the others go on
+    except Exception as error:  # a failed run is a result, and the other runs continue
         line["failed"] = f"{type(error).__name__}: {error}"[:2000]
     line["seconds"] = round(time.monotonic() - begin, 1)
     line["load"] = round(os.getloadavg()[0], 2)

@@ -94,7 +94,7 @@ class _Rank:
     def _call(self, op: str, group: str, root: int, slow_ms: float) -> None:
         members = self._job["groups"][group]
         send, receive = torch.ones(64), [torch.zeros(64) for _ in members]
-        if slow_ms:  # a link of so much: its bytes, at what loopback takes for them
+        if slow_ms:  # as many bytes as loopback transfers in this time
             send = torch.ones(int(slow_ms * self._job["floats_per_ms"]))
         to = self._groups[group]
         mine = receive if self._rank == root else None

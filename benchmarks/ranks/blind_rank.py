@@ -1,7 +1,7 @@
 """Training script with known faults, which are set by the environment and not by its arguments.
 
-``BLIND_RUN`` holds JSON: "options" of the workload ``timed``, "slow" ranks whose compute takes so
-many times as long, and "steps".
+``BLIND_RUN`` holds JSON: "options" of the workload ``timed``, "slow" ranks with the factor of their
+compute time, and "steps".
 """
 
 from __future__ import annotations

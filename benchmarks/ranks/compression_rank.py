@@ -102,7 +102,7 @@ def exchange(names: list[str], size_mb: float, rounds: int, interface: str) -> d
             dist.barrier()
             sent = _sent_bytes(interface)
             elapsed = _step(models[name], batch[turn % len(batch)])
-            dist.barrier()  # what is still queued for the link goes before it
+            dist.barrier()  # bytes still queued for the link are sent before it
             sent = _sent_bytes(interface) - sent
             if turn >= WARMUP:
                 out[name]["ms"].append(_slowest(elapsed) * 1e3)
@@ -134,7 +134,7 @@ def sum_of_halves(size_mb: float, rounds: int, interface: str) -> dict[str, Any]
             elapsed = time.perf_counter() - begin
             if turn >= WARMUP:
                 out[name].append(_slowest(elapsed) * 1e3)
-    # Of a ring over two ranks, each sums one half.
+    # In a ring of two ranks, each rank sums one half.
     return {**out, "elements_summed": numel / 2, "ours_elements": numel}
 
 

@@ -38,7 +38,7 @@ class _Job:
         self._job, self._is_late = job, False
 
     def run(self, directory: Path) -> None:
-        """All steps; the rank is late in those that the job lists."""
+        """Runs all steps; the rank is late in those that the job lists."""
         dist.barrier()
         with commprof.profile(directory) as capture:
             for number, is_late in enumerate(self._job["late"]):
@@ -48,7 +48,7 @@ class _Job:
                 self._is_late = is_late and dist.get_rank() == self._job["rank"]
                 self._step(capture)
                 if since_swap == 0:
-                    dist.barrier()  # else one rank would join the other on its core
+                    dist.barrier()  # otherwise both ranks would use one core
                     _move(dist.get_rank() + turn)
                 capture.step()
         dist.barrier()
@@ -75,7 +75,7 @@ class _Job:
             return
         end = time.thread_time() + self._job["delay_ms"] / 1e3
         while time.thread_time() < end:
-            torch.mm(self._inputs, self._weight)  # as the model: it loads the machine alike
+            torch.mm(self._inputs, self._weight)  # the same load on the machine as the model's
 
 
 def _move(turn: int) -> None:

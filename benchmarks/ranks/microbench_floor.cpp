@@ -1,5 +1,5 @@
-// The least that a loop over a c10d process group can be: what commprof
-// microbench is compared with. Built by microbench_floor.py.
+// Minimal loop over a c10d process group, with which commprof microbench is
+// compared. Built by microbench_floor.py.
 #include <torch/extension.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Types.hpp>
@@ -18,14 +18,14 @@ int64_t nowNs() {
 
 using Times = std::pair<std::vector<int64_t>, std::vector<int64_t>>;
 
-// Begins and ends of `iterations` all-reduces, each behind a barrier.
+// Returns begins and ends of `iterations` all-reduces, each after a barrier.
 Times allReduces(
     const c10::intrusive_ptr<c10d::ProcessGroup>& group,
     const at::Tensor& tensor,
     int64_t iterations) {
   const pybind11::gil_scoped_release release;
   std::vector<at::Tensor> tensors{tensor};
-  // As microbench calls it, whose caller waits.
+  // The options of microbench, whose caller waits.
   c10d::AllreduceOptions options;
   options.asyncOp = false;
   c10d::BarrierOptions meeting;

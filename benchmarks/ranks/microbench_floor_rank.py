@@ -54,7 +54,7 @@ def measure(plan: dict[str, Any]) -> None:
 
 
 def _loops(floor: Any, group: Any, size_bytes: int) -> dict[str, Loop]:
-    """Returns all loops, on one buffer: the place of two in memory makes 5 % at 100 MB."""
+    """Returns all loops, on one buffer: two buffers' places in memory make 5 % at 100 MB."""
     side = Side(group, dist.get_rank(), dist.get_world_size(), "cpu")
     nothing = torch.empty(0)
     meet = make_sampled_call("barrier", side, Buffers(nothing, nothing), "sum")
@@ -84,7 +84,7 @@ def _turn(loops: dict[str, Loop], order: random.Random, size_bytes: int) -> dict
     calls = max(1, min(20, int(4e6 / (size_bytes + 2e5))))
     taken = {}
     for name in order.sample(LOOPS, len(LOOPS)):
-        loops[name](1)  # untimed: what the loop before left in the caches
+        loops[name](1)  # untimed: the caches hold data of the previous loop
         taken[name] = loops[name](calls)
     return taken
 

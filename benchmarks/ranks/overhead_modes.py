@@ -47,7 +47,7 @@ def recorded(
     """
     if mode == "plain":
         yield nullcontext, _nothing
-    elif mode == "torch.profiler":  # anew in each turn: it keeps all that it saw in memory
+    elif mode == "torch.profiler":  # new in each turn: it keeps all events in memory
         yield _profiler, _nothing
     else:
         import commprof
@@ -57,7 +57,7 @@ def recorded(
             if attached:
                 attachment = commprof.attach(model)
                 if attached == "hook":
-                    assert attachment.bucket_hook is not None  # asking for it registers it
+                    assert attachment.bucket_hook is not None  # reading it registers the hook
             yield nullcontext, profiler.step
 
 

@@ -1,11 +1,11 @@
 """The processes of ``overhead.py``: single calls on a backend that does nothing; ranks in turns.
 
 ``overhead_rank.py serve SOCKET`` imports torch, and never commprof, and forks a rank for each line
-of JSON on its standard input. Such a rank tells that socket when it is warm; each request names the
-steps to count and those to run before. ``overhead_rank.py collectives ROUNDS [BACKEND]`` prints
-times as JSON, of calls on two ranks of the fake backend, which does nothing, or on one rank of
-another.
-``overhead_rank.py counted JSON`` is one rank under valgrind, for ``instructions.py``.
+of JSON on its standard input. Such a rank writes to that socket when it is warm; each request has
+the number of steps to count and of those to run before. ``overhead_rank.py collectives ROUNDS
+[BACKEND]`` prints times of calls as JSON, on two ranks of the fake backend, which does nothing, or
+on one rank of another. ``overhead_rank.py counted JSON`` is one rank under valgrind, for
+``instructions.py``.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 #: name: (layers, width, batch, bucket_cap_mb)
 SIZES = {
-    "small": (8, 256, 16, 25),  # buckets as DDP makes them without being told
+    "small": (8, 256, 16, 25),  # DDP's default buckets
     "many_buckets": (8, 256, 64, 0.25),
     "medium": (12, 512, 96, 1.0),
     "large": (8, 1024, 96, 4.0),
 }
 WARM_UP_STEPS = 4
-#: A ring holds the records of two such blocks: none is dropped, which would be cheaper.
+#: A ring holds the records of two such blocks: no record is dropped, which would take less time.
 COLLECTIVES_PER_BLOCK = 1000
 _PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
-#: perf_event_open(2): hardware instructions, and of the thread's own clock where that is asked.
+#: perf_event_open(2): hardware instructions, and the clock of the thread.
 INSTRUCTIONS, TASK_CLOCK = (0, 1), (1, 1)
 _PR_SET_PDEATHSIG = 1
 _USER_ONLY = 1 << 5 | 1 << 6  # exclude_kernel, exclude_hv
@@ -82,10 +82,10 @@ def collectives(rounds: int, backend: str = "fake") -> dict[str, dict[str, list[
 
 def serve(address: str) -> None:
     """Forks ranks that share this process's imports, and so its layout in memory."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for the ranks
     for line in sys.stdin:
         if os.fork() == 0:
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a stopped one, too
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # ends a stopped rank, too
             asked = json.loads(line)
             os.environ.update(asked["environment"])
             rank(asked, address)
@@ -128,7 +128,7 @@ def training(
 
 
 def random_holes() -> list[bytearray]:
-    """Returns what lies between holes of random size in this process's memory.
+    """Returns the memory between holes of random size in this process's memory.
 
     Processes forked from one would have equal layouts, and what a mode allocates would shift its
     tensors always by the same amount: a plain process with other holes took 1.7 % longer.
@@ -159,8 +159,8 @@ def rank(asked: dict[str, Any], address: str) -> None:
 def counted(asked: dict[str, Any]) -> None:
     """Trains under valgrind, and lets it count the instructions of each of ``asked["steps"]``.
 
-    Valgrind counts from the moment that the process itself asks for it, and begins a new count at
-    each call of getpgid(2).
+    Valgrind counts from the process's own request on, and begins a new count at each call of
+    getpgid(2).
     """
     with training(asked) as (step, around), around():
         command = ["callgrind_control", "--instr=on", str(os.getpid())]

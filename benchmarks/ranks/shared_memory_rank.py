@@ -22,7 +22,7 @@ from commprof.workloads.models.transformer import Transformer
 from commprof.workloads.spec import Shard
 
 WARMUP = 2
-#: Time of a turn of calls, long compared with the clock and the barrier before it.
+#: Time of a turn of calls, long compared with the clock's resolution and the barrier before it.
 TURN_S = 0.02
 
 
@@ -60,7 +60,7 @@ def _one_size(size: int, named: dict[str, dist.ProcessGroup], rounds: int) -> di
         for name, group in named.items()
     }
     calls["read and write"] = lambda: np.negative(array, out=array)
-    # As many calls for all, and on all ranks.
+    # All calls have the same count, on all ranks.
     once = max(_slowest([max(_timed(call, 1) for call in calls.values()) for _ in range(3)]))
     count = max(1, min(200, int(TURN_S / once)))
     times: dict[str, list[float]] = {name: [] for name in calls}
@@ -74,7 +74,7 @@ def _one_size(size: int, named: dict[str, dist.ProcessGroup], rounds: int) -> di
 
 def _transformer() -> tuple[nn.Module, torch.Tensor]:
     workload = Transformer()
-    # Few samples: of a long step the communication would be lost in the noise.
+    # Few samples, because in a long step the communication would be lost in the noise.
     trainee = workload.build(Shard(dist.get_rank(), dist.get_world_size(), 2, 1, 0))
     tokens = next(iter(trainee.batches(0))).inputs
     return trainee.model, tokens

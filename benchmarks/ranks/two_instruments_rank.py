@@ -24,7 +24,7 @@ STEPS = 30
 HELD_UP_S = 0.02
 #: Duration of an operator that needs no core.
 REST_S = 0.005
-#: Size of the matrices that are multiplied beside collectives, by backend.
+#: Size of the matrices that are multiplied during collectives, by backend.
 MATRIX = {"gloo": 512, "nccl": 4096}
 
 
@@ -35,17 +35,17 @@ def rest(values: torch.Tensor) -> None:
 
 
 class Rested(torch.autograd.Function):
-    """Rests on the way forward and on the way back."""
+    """Function that rests in forward and in backward."""
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor) -> torch.Tensor:
-        """The same values."""
+        """Returns the same values."""
         rest(values.detach())
         return values.view_as(values)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
-        """The same gradients."""
+        """Returns the same gradients."""
         rest(gradients[0])
         return gradients[0]
 
@@ -54,7 +54,7 @@ class Rest(nn.Module):
     """A layer that needs no core."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """The same values."""
+        """Returns the same values."""
         rested: torch.Tensor = Rested.apply(values)
         return rested
 

@@ -1,6 +1,6 @@
-// Steps, phases and waits of a rank whose collectives run on a device, retold
-// as the device's stream saw them: as records of the host, in the stream's
-// order. The figures are those of commprof/analysis/align/device_timeline.py.
+// Replaces the steps, phases and waits of a rank whose collectives run on a
+// device by those of the device's stream, as host records in its order. The
+// figures equal those of commprof/analysis/align/device_timeline.py.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,13 @@ namespace commprof {
 
 class WaitLedger;
 
-// Of a finalisation, the time in which the stream copied buckets and did not
-// wait. `buckets` in order: completion since the begin of the window, bytes.
+// Completion of a bucket, relative to the begin of the finalisation's window.
 struct BucketEnd {
   double end_ns;
   double size_bytes;
 };
+// Returns the time of a finalisation in which the stream copied buckets and did
+// not wait. `buckets` are in order of issue.
 double copyingNs(double window_ns, const std::vector<BucketEnd>& buckets);
 
 // Not thread-safe; may throw std::bad_alloc.
@@ -28,11 +29,12 @@ class DeviceSteps {
   // `ledger` knows when the buckets of a backward pass were complete.
   explicit DeviceSteps(const WaitLedger& ledger) : ledger_(ledger) {}
 
-  // Adds to `out` what stands for the record: itself, until the device tells.
+  // Appends the replacement of `record` to `out`. The host's steps, phases and
+  // waits pass unchanged until tells().
   void take(const Record& record, std::vector<Record>& out);
-  // Adds what waited for a bucket's completion that never came.
+  // Appends what was held back for a bucket's completion that never came.
   void finish(std::vector<Record>& out);
-  // Whether the device tells: then the host's waits hold up nobody.
+  // True once the device reports times: the host's waits then delay nothing.
   bool tells() const noexcept {
     return tells_;
   }
@@ -49,13 +51,13 @@ class DeviceSteps {
 
   const WaitLedger& ledger_;
   bool tells_ = false;
-  uint32_t thread_ = 0; // whose steps these are
-  // The stream that phases lie on; before any, that of the first wait.
+  uint32_t thread_ = 0; // the thread whose steps these are
+  // Stream of the phases; before the first phase, that of the first wait.
   bool stream_known_ = false;
   bool has_phases_ = false;
   uint32_t device_ = 0;
   uint64_t stream_ = 0;
-  std::deque<Record> held_; // behind a finalisation that is not known yet
+  std::deque<Record> held_; // from the first incomplete finalisation on
 };
 
 } // namespace commprof

@@ -62,7 +62,7 @@ void FoundSteps::takeMark(const Record& mark) {
   }
 }
 
-// Forgets the steps that ended otherwise than this one.
+// Forgets the steps whose ends were found by a weaker rule than this one.
 void FoundSteps::takeEnd(const Record& mark) {
   if (!marks_end_steps_) {
     marks_end_steps_ = true;

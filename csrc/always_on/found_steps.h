@@ -1,9 +1,9 @@
-// The steps of one rank, also of a loop that marks none: as long as no mark has
-// ended a step, each backward pass that communicated ends one. Once the script
-// declares that a step ends, marks found at updates end none. The rule is that
-// of commprof/trace/found_steps.py, which knows the whole trace; here the loop
-// is believed after kSurelyUnmarked such passes, and not before, and what was
-// counted under another rule is forgotten.
+// Finds the steps of one rank, also in a loop that marks none: as long as no
+// mark has ended a step, each backward pass that communicated ends one. Once
+// the script declares the end of a step, marks found at updates end none. The
+// rule is that of commprof/trace/found_steps.py, which knows the whole trace;
+// here a loop counts as unmarked only after kSurelyUnmarked such passes, and
+// what was counted under another rule is discarded.
 #pragma once
 
 #include <cstdint>
@@ -20,16 +20,16 @@ namespace commprof {
 // Not thread-safe. take() may throw std::bad_alloc.
 class FoundSteps {
  public:
-  // As many as commprof/monitor/figures/steps.py asks for.
+  // The number that commprof/monitor/figures/steps.py requires.
   static constexpr uint64_t kSurelyUnmarked = 20;
 
   // `ledger` gets the waits of each step that counts.
   explicit FoundSteps(WaitLedger& ledger) : ledger_(ledger), marked_(&ledger) {}
 
-  // As StepSummary::take(). An issue that is drained after the phase it lies in
-  // is not seen in it: then two steps become one.
+  // Like StepSummary::take(). An issue that is drained after the phase it lies
+  // in is missed, so that two steps become one.
   void take(const Record& record);
-  // "steps_end", and the members of StepSummary::appendJson().
+  // Appends "steps_end" and the members of StepSummary::appendJson().
   void appendJson(std::string& out) const;
 
  private:
@@ -40,13 +40,13 @@ class FoundSteps {
 
   WaitLedger& ledger_;
   StepSummary marked_;
-  std::optional<StepSummary> unmarked_; // once it is believed
+  std::optional<StepSummary> unmarked_; // once the loop counts as unmarked
   bool marks_end_steps_ = false;
-  uint32_t found_ = kStepDeclared; // by whom the last step's end was placed
+  uint32_t found_ = kStepDeclared; // who placed the last step's end
   Record begin_; // the last mark that ends no step; kind kNone before any
-  uint32_t thread_ = 0; // whose steps these are; 0 before the first mark
-  uint64_t backwards_ = 0; // that communicated
-  std::vector<uint64_t> issued_ns_; // in backward passes that are not over
+  uint32_t thread_ = 0; // thread of the steps; 0 before the first mark
+  uint64_t backwards_ = 0; // backward passes that communicated
+  std::vector<uint64_t> issued_ns_; // in backward passes not over yet
 };
 
 } // namespace commprof

@@ -16,7 +16,7 @@ bool isOver(uint64_t since_ns, uint64_t now_ns) noexcept {
 WaitLedger::WaitLedger(ArrivalExchange& exchange)
     : exchange_(exchange), entries_(kMaxOpen), tasks_(kMaxTasks) {}
 
-// Ids count up. Null for one that lost its place.
+// Ids increase. Returns null if a later operation has taken the place.
 WaitLedger::Entry* WaitLedger::place(uint64_t op_id) noexcept {
   Entry& entry = entries_[op_id % kMaxOpen];
   if (entry.op_id > op_id) {
@@ -82,7 +82,7 @@ void WaitLedger::arrive(Entry& entry, uint64_t at_ns) {
       task.number = number;
       task.op_ids.clear();
     }
-    if (task.op_ids.size() <= kMaxBuckets) { // one more: too many
+    if (task.op_ids.size() <= kMaxBuckets) { // one extra marks overflow
       task.op_ids.push_back(entry.op_id);
     }
   }
@@ -106,7 +106,7 @@ bool WaitLedger::bucketEnds(
   for (const uint64_t op_id : task.op_ids) {
     const Entry* entry = find(op_id);
     if (entry == nullptr || entry->end_ns == 0) {
-      complete = complete && entry == nullptr; // it lost its place: no more
+      complete = complete && entry == nullptr; // null: its place was taken
       continue;
     }
     found.push_back(
@@ -128,7 +128,8 @@ void WaitLedger::takeWait(const Record& record) {
   }
 }
 
-// 0 while it is not known. A wait for what runs on a device ends at once.
+// Returns 0 while the end is not known. A wait does not show the end of an
+// operation on a device, because it returns at once.
 uint64_t WaitLedger::endOf(const Entry& entry) noexcept {
   return entry.end_ns != 0 || entry.on_device ? entry.end_ns
                                               : entry.waited_until_ns;
@@ -172,7 +173,7 @@ const std::vector<WaitLedger::Split>& WaitLedger::resolve(uint64_t now_ns) {
   }
   queue_.swap(missing);
   // A step can be drained before the ends of its collectives, which are in
-  // other threads' rings: those of this drain wait for the next one.
+  // other threads' rings: the next call settles the steps of this drain.
   drained_steps_ = now_ns == UINT64_MAX ? steps_.size() : drained_steps_;
   while (drained_steps_ > 0 && settle(steps_.front(), now_ns)) {
     steps_.pop_front();
@@ -182,9 +183,9 @@ const std::vector<WaitLedger::Split>& WaitLedger::resolve(uint64_t now_ns) {
   return splits_;
 }
 
-// Rank 0's clock becomes known some time after the first steps, and a new
-// process group may have another rank 0. A jump of either clock, as after a
-// suspended machine, also moves what was before it: that is accepted.
+// Moves exposed times to rank 0's clock, which becomes known after the first
+// steps; a new process group may have another rank 0. A jump of either clock,
+// as after a suspended machine, also moves earlier times, which is accepted.
 void WaitLedger::followClock() {
   links_ = exchange_.links();
   if (links_.clock_known) {
@@ -194,12 +195,12 @@ void WaitLedger::followClock() {
   }
 }
 
-// False while something about it may still come.
+// Returns false while more about the operation may still become known.
 bool WaitLedger::settle(Entry& entry, uint64_t now_ns) {
   const bool over = isOver(entry.issue_ns, now_ns);
   const uint64_t end_ns = endOf(entry);
   if (end_ns == 0 && !over && mayBeDoneEarly(entry.issued_as.op)) {
-    return false; // who comes after its end did not hold it up
+    return false; // a rank that arrives after its end did not delay it
   }
   if (entry.state == State::kOpen) {
     ArrivalBoard::Last last;
@@ -223,7 +224,7 @@ bool WaitLedger::settle(Entry& entry, uint64_t now_ns) {
   if (entry.state != State::kKnown || end_ns == 0) {
     return entry.state == State::kUnknown || over;
   }
-  // Clocks of hosts differ by what is known of them.
+  // Errors of the hosts' clocks may put the last issue after the end.
   const uint64_t duration_ns =
       std::max(end_ns, entry.issue_ns) - entry.issue_ns;
   const uint64_t wait_ns =

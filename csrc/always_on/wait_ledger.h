@@ -1,6 +1,6 @@
-// What of a rank's waiting was for the last rank that it needs: keeps its
-// operations and steps for some seconds, until every other rank has written its
-// arrival down.
+// Finds how much of a rank's waiting was for the last rank that it needs. Keeps
+// the rank's operations and steps for some seconds, until every other rank has
+// written down its arrival.
 #pragma once
 
 #include <array>
@@ -25,67 +25,67 @@ struct StepWaits {
   std::vector<Exposure> exposures;
 };
 
-// Not thread-safe; everything may throw std::bad_alloc. Messages that cannot be
-// told from others are passed over.
+// Not thread-safe; every function may throw std::bad_alloc. Messages that
+// cannot be distinguished from others are ignored.
 class WaitLedger {
  public:
-  // Collectives kept; one that lost its place to a later one stays unknown.
+  // Collectives kept; one whose place a later one has taken stays unknown.
   static constexpr size_t kMaxOpen = 1 << 14;
   static constexpr size_t kMaxTasks = 1 << 10; // backward passes
-  static constexpr size_t kMaxBuckets = 1 << 12; // of one of them
+  static constexpr size_t kMaxBuckets = 1 << 12; // of one backward pass
   static constexpr size_t kMaxSteps = 1 << 12;
-  // After this nobody is expected to write down an arrival any more.
+  // After this time no further arrival is expected.
   static constexpr uint64_t kPatienceNs = 5'000'000'000;
 
   explicit WaitLedger(ArrivalExchange& exchange);
 
-  // Writes this rank's arrival down; `operation` comes back in a Split. To a
-  // collective on a device the rank arrives when its stream comes to it.
+  // Writes down this rank's arrival; a Split returns `operation`. A rank
+  // arrives at a collective on a device when its stream reaches it.
   void takeIssue(const Record& record, uint32_t operation);
   void takeReady(const Record& record);
   void takeEnd(const Record& record);
-  // Nothing else tells when a message of gloo's is over.
+  // Takes the end of a wait, which is the only known end of a gloo message.
   void takeWait(const Record& record);
   void takeStep(StepWaits&& step);
-  // Those taken so far turn out to be none: nothing is known of steps.
+  // Discards the steps taken so far, and what was counted for them.
   void forgetSteps();
 
-  // duration = wait + wire: until the last rank's issue, and from there to
-  // completion.
+  // An operation's duration, split at the last rank's issue: the wait before it
+  // and the wire time from there to completion.
   struct Split {
     uint32_t operation;
     uint64_t wait_ns;
     uint64_t wire_ns;
   };
-  // What has become known since the last call. Call it after each drain, with
-  // UINT64_MAX for the last time.
+  // Returns the splits that became known since the last call. Call it after
+  // each drain, and with UINT64_MAX the last time.
   const std::vector<Split>& resolve(uint64_t now_ns);
-  // Of an issue: the graph task + 1, or 0.
+  // Returns the graph task + 1 of an issue, or 0.
   uint64_t taskOf(uint64_t op_id) const noexcept;
-  // The completions of a backward pass's collectives, since `begin_ns`. False
-  // while one is missing.
+  // Finds the completions of a backward pass's collectives, relative to
+  // `begin_ns`. False while one is missing.
   bool bucketEnds(
       uint64_t graph_task,
       uint64_t begin_ns,
       std::vector<BucketEnd>& found) const;
-  // Whether another resolve() may tell more.
+  // True if another resolve() may find more.
   bool pending() const noexcept {
     return !queue_.empty() || !steps_.empty();
   }
 
-  // "arrivals", "arrival_clock_error", "hosts", "exposed_wait", "exposed_wire",
-  // and what LateRanks keeps, as members of a JSON object.
+  // Appends "arrivals", "arrival_clock_error", "hosts", "exposed_wait",
+  // "exposed_wire", and what LateRanks keeps, as members of a JSON object.
   void appendJson(std::string& out) const;
 
  private:
   enum class State : uint8_t { kOpen, kKnown, kUnknown };
   struct Entry {
-    uint64_t op_id = 0; // 0: nobody
-    uint64_t issue_ns = 0; // 0 until its issue was drained
-    uint64_t ready_ns = 0; // when its device's stream came to it
+    uint64_t op_id = 0; // 0: unused
+    uint64_t issue_ns = 0; // this rank's arrival; 0 until known
+    uint64_t ready_ns = 0; // when its device's stream reached it
     uint64_t task = 0; // graph task + 1
     uint64_t end_ns = 0; // 0 until its end was drained
-    uint64_t waited_until_ns = 0; // 0 until a wait for it was
+    uint64_t waited_until_ns = 0; // end of the first wait; 0: none yet
     uint64_t last_ns = 0; // issue by the last rank
     uint64_t size_bytes = 0;
     IssuedOp issued_as;
@@ -121,21 +121,21 @@ class WaitLedger {
   ArrivalExchange& exchange_;
   std::vector<Entry> entries_; // by op_id
   std::vector<Task> tasks_; // by number
-  std::deque<uint64_t> queue_; // operations of which something is missing
+  std::deque<uint64_t> queue_; // operations not settled yet
   std::deque<StepWaits> steps_;
-  size_t drained_steps_ = 0; // whose collectives were drained by now
+  size_t drained_steps_ = 0; // steps whose collectives were drained
   std::vector<Split> splits_;
   HostLinks links_; // at the last resolve()
-  // Rank 0's clock less this one, as used for the times in late_: good enough
-  // to tell blocks of time from each other. 0 before it is known.
+  // Rank 0's clock minus this one, used for the times in late_: accurate enough
+  // for their blocks of time. 0 before it is known.
   int64_t clock_offset_ns_ = 0;
 
   uint64_t known_ = 0;
   uint64_t unknown_ = 0;
-  uint64_t without_place_ = 0; // of them: their group has none on the board
+  uint64_t without_place_ = 0; // of unknown_: group without a board place
   uint64_t unsplit_steps_ = 0;
   uint64_t unsplit_ns_ = 0; // exposed time of these steps
-  Histogram clock_error_; // bounds, of collectives across hosts
+  Histogram clock_error_; // bounds, for collectives across hosts
   Histogram exposed_wait_;
   Histogram exposed_wire_;
   LateRanks late_;

@@ -31,7 +31,7 @@ inline uint64_t processCpuNs() noexcept {
 }
 
 // Time for which the calling thread was runnable but had no core, from
-// /proc/thread-self/schedstat (second field). 0 where the kernel does not tell.
+// /proc/thread-self/schedstat (second field); 0 if the kernel reports none.
 uint64_t threadRunDelayNs() noexcept;
 
 } // namespace commprof

@@ -1,4 +1,4 @@
-// FNV-1a, 64 bits (Fowler, Noll, Vo): tells things apart, and keeps no secret.
+// The 64-bit hash FNV-1a (Fowler, Noll, Vo), which is not cryptographic.
 #pragma once
 
 #include <cstdint>

@@ -15,7 +15,7 @@ namespace {
 constexpr uint64_t kNsPerUs = 1'000;
 constexpr uint64_t kLookAgainNs = 1'000'000'000;
 
-// A file of the kernel's that is read again and again from its begin.
+// A kernel file that is read repeatedly from its begin.
 class KernelFile {
  public:
   KernelFile() = default;
@@ -39,7 +39,7 @@ class KernelFile {
       fd_ = -1;
     }
   }
-  // Null if there is nothing; else valid until the next call.
+  // Returns the text, valid until the next call; null if there is none.
   const char* read() noexcept {
     const ssize_t n = fd_ < 0 ? -1 : pread(fd_, text_, sizeof(text_) - 1, 0);
     if (n <= 0) {
@@ -54,7 +54,7 @@ class KernelFile {
   char text_[2048];
 };
 
-// The number behind a word; false if the word is not there.
+// Finds the number after a word; false if the word is missing.
 bool numberAfter(const char* text, const char* word, uint64_t& found) noexcept {
   const char* at = std::strstr(text, word);
   if (at == nullptr) {
@@ -76,7 +76,7 @@ bool hasWord(const char* list, const char* word) noexcept {
 }
 
 // Opens `stat` of the first cgroup with a quota on the way from `path`, below
-// the mount, to its root. Version 2 writes "max" where there is none, version 1
+// the mount, to its root. Without a quota, version 2 writes "max", version 1
 // a negative number.
 bool openNearest(
     KernelFile& stat,

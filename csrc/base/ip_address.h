@@ -23,7 +23,7 @@ struct IpAddress {
   static IpAddress parse(const std::string& text, uint16_t port);
 };
 
-// Of the socket's own end; 0 where it is not bound.
+// Returns the port of the socket's own end; 0 if it is not bound.
 uint16_t portOf(int fd) noexcept;
 
 } // namespace commprof

@@ -1,4 +1,4 @@
-// Text as a JSON string.
+// Conversion of text to a JSON string.
 #pragma once
 
 #include <cstdio>
@@ -6,7 +6,7 @@
 
 namespace commprof {
 
-// `text` in quotes; UTF-8 goes through as it is.
+// Returns `text` in quotes and escaped; UTF-8 stays unchanged.
 inline std::string jsonString(const std::string& text) {
   std::string out = "\"";
   for (const char c : text) {

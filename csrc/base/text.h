@@ -1,6 +1,6 @@
-// Sentences from values, without streams: streams share the symbols of locales
-// with every other copy of the C++ library in the process, and crash in a
-// module that is linked with another version than torch's.
+// Builds text from values, without streams: streams share the symbols of
+// locales with every other copy of the C++ library in the process, and crash in
+// a module that is linked with another version than torch's.
 #pragma once
 
 #include <concepts>
@@ -16,7 +16,7 @@ inline void append(std::string& text, std::integral auto part) {
   text += std::to_string(part);
 }
 
-// Strings as they are, whole numbers in decimal.
+// Joins its arguments: strings as they are, whole numbers in decimal.
 template <class... Parts>
 std::string textOf(const Parts&... parts) {
   std::string text;

@@ -13,7 +13,7 @@ struct TaskThread::State {
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<Task> tasks;
-  bool busy = false; // a task is under way, here or in runHere()
+  bool busy = false; // a task runs, here or in runHere()
   bool stopping = false;
   bool finished = false;
 };
@@ -70,7 +70,7 @@ bool TaskThread::stop(
     std::chrono::milliseconds patience,
     const std::function<void()>& hurry) {
   if (forked()) {
-    thread_.release(); // never joinable here: it did not come along
+    thread_.release(); // cannot be joined: it does not exist here
     return false;
   }
   if (!thread_) {
@@ -110,7 +110,7 @@ void TaskThread::loop(State& state) {
     state.busy = true;
     lock.unlock();
     task();
-    task = nullptr; // what it holds goes outside of the lock
+    task = nullptr; // destroys what it holds outside of the lock
     lock.lock();
     state.busy = false;
   }

@@ -1,6 +1,5 @@
-// Threads of commprof's own in the user's process, and one that runs what it is
-// given, in order, for work that may block: on ranks that do not answer, for
-// one.
+// commprof's own threads in the user's process, and a thread that runs tasks in
+// order, for work that may block, for example on ranks that do not answer.
 #pragma once
 
 #include <pthread.h>
@@ -14,7 +13,7 @@
 
 namespace commprof {
 
-// Starts it with all signals blocked: they belong to the user's threads.
+// Starts a thread with all signals blocked: they belong to the user's threads.
 // `name` has at most 15 characters. Throws std::system_error.
 template <class Body>
 std::unique_ptr<std::thread> startHelper(const char* name, Body body) {
@@ -44,24 +43,24 @@ class TaskThread {
   explicit TaskThread(const char* name);
   TaskThread(const TaskThread&) = delete;
   TaskThread& operator=(const TaskThread&) = delete;
-  // Stops, with a second's patience. Hold no GIL that a task may want.
+  // Stops, with a patience of 1 s. Do not hold a GIL that a task may need.
   ~TaskThread();
 
-  // Whether this is a forked child, where the thread does not exist.
+  // True in a forked child, where the thread does not exist.
   bool forked() const noexcept;
 
-  // Any thread. False, and nothing done, once stopped or in a forked child.
+  // Any thread. Returns false and does nothing once stopped or in a forked
+  // child.
   bool post(Task task);
 
-  // Runs `task` in the calling thread if nothing is waiting or under way, so
-  // that its place in the order is now; false and nothing done otherwise.
+  // Runs `task` in the calling thread if no other task waits or runs, so that
+  // the order is kept; otherwise returns false and does nothing.
   bool runHere(const Task& task);
 
-  // Takes no more tasks and waits for those that it has, but no longer than
-  // `patience`; whether it has ended. `hurry`, if there is one, is called where
-  // it is late, and it gets as long again. A thread that is still busy then is
-  // left alone with all that its tasks hold. Idempotent; does nothing in a
-  // forked child.
+  // Takes no more tasks and waits at most `patience` for those that it has; if
+  // they are late, calls `hurry`, if given, and waits as long again. A thread
+  // that is still busy then is detached, with all that its tasks hold. Returns
+  // true if the thread has ended. Idempotent; does nothing in a forked child.
   bool stop(
       std::chrono::milliseconds patience,
       const std::function<void()>& hurry = {});

@@ -39,7 +39,7 @@ ClockResponder::ClockResponder(
 
 ClockResponder::~ClockResponder() {
   const uint64_t one = 1;
-  // An eventfd at 0 takes a write of 8 bytes without fail.
+  // A write of 8 bytes to an eventfd at 0 always succeeds.
   [[maybe_unused]] const ssize_t n = write(stop_fd_, &one, sizeof(one));
   thread_->join();
   ::close(stop_fd_);
@@ -81,7 +81,7 @@ void ClockResponder::answerAll() noexcept {
         &length);
     message.received_ns = nowNs();
     if (n < 0) {
-      return; // no more, or the error of an answer that found nobody
+      return; // no more, or the error of an undelivered answer
     }
     if (n != sizeof(message) || message.magic != ClockMessage::kAsks ||
         message.token != token_ || message.rank >= world_size_) {
@@ -89,7 +89,7 @@ void ClockResponder::answerAll() noexcept {
     }
     message.magic = ClockMessage::kAnswers;
     message.answered_ns = nowNs();
-    // Lost answers are asked for again.
+    // If the answer is lost, the follower asks again.
     sendto(
         socket_.fd(), &message, sizeof(message), MSG_DONTWAIT, sender, length);
   }
@@ -100,14 +100,14 @@ namespace {
 constexpr uint64_t kSecondNs = 1'000'000'000;
 // An answer that takes longer counts as lost.
 constexpr uint64_t kAnswerNs = 100'000'000;
-// A few questions in a row, while caches are warm, then a pause: so a burst
-// finds gaps between the gradients on the wire.
+// A few questions in a row, while caches are warm, then a pause, so that a
+// burst finds gaps between the gradients on the wire.
 constexpr uint32_t kWithoutPause = 4;
 constexpr uint64_t kPauseNs = 4'000'000;
 
 void record(const ClockSample& sample) noexcept {
   Recorder& recorder = Recorder::instance();
-  if (!recorder.started()) { // while it is paused, a clock still runs on
+  if (!recorder.started()) { // a paused recorder still takes clock records
     return;
   }
   Record record;
@@ -165,7 +165,7 @@ bool ClockFollower::sleepFor(uint64_t duration_ns) noexcept {
   });
 }
 
-// The one who stops waits for the last burst: that one does not pause.
+// The last burst has no pauses, because the caller that stops waits for it.
 bool ClockFollower::burst(bool last) noexcept {
   const uint64_t give_up_ns = nowNs() + kBurstNs;
   ClockSample best;
@@ -188,7 +188,7 @@ bool ClockFollower::burst(bool last) noexcept {
   return true;
 }
 
-// One question; no sample if no answer comes in time.
+// Asks one question; returns no sample if no answer comes in time.
 ClockSample ClockFollower::ask(uint64_t give_up_ns) noexcept {
   ClockMessage message;
   message.magic = ClockMessage::kAsks;
@@ -198,7 +198,7 @@ ClockSample ClockFollower::ask(uint64_t give_up_ns) noexcept {
   message.asked_ns = nowNs();
   const uint64_t asked_ns = message.asked_ns;
   const uint64_t until_ns = std::min(asked_ns + kAnswerNs, give_up_ns);
-  // A refusal of the question before may be reported here: only time decides.
+  // The error may be that of an earlier question, so it is ignored.
   send(socket_.fd(), &message, sizeof(message), MSG_DONTWAIT);
   for (;;) {
     const uint64_t now_ns = nowNs();
@@ -214,7 +214,7 @@ ClockSample ClockFollower::ask(uint64_t give_up_ns) noexcept {
         recv(socket_.fd(), &message, sizeof(message), MSG_DONTWAIT | MSG_TRUNC);
     const uint64_t came_ns = nowNs();
     if (n < 0 && errno != EAGAIN && errno != EINTR) {
-      return {}; // nobody listens there
+      return {}; // no process listens there
     }
     if (n == sizeof(message) && isAnswer(message) &&
         message.asked_ns == asked_ns) {
@@ -235,8 +235,8 @@ ClockSync& ClockSync::instance() {
 }
 
 ClockSync::ClockSync() {
-  // The handlers of a fork take locks in the reverse order of registration:
-  // ours, held while the follower records a last time, then the recorder's.
+  // Fork handlers take locks in the reverse order of registration: first
+  // mutex_, held while the follower records a last time, then the recorder's.
   Recorder::instance();
   pthread_atfork(&beforeFork, &afterForkParent, &afterForkChild);
 }
@@ -278,7 +278,7 @@ void ClockSync::afterForkParent() {
   instance().mutex_.unlock();
 }
 
-// The threads do not exist here, and their locks may be held for ever.
+// The threads do not exist in the child; their locks may be held for ever.
 void ClockSync::afterForkChild() {
   ClockSync& self = instance();
   if (ClockResponder* responder = self.responder_.release()) {

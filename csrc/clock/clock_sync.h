@@ -16,12 +16,9 @@
 
 namespace commprof {
 
-// The two sides of the clock comparison: rank 0 answers what its clock says,
-// the other ranks ask it now and then.
-
-// A thread that sleeps in poll() but for a few microseconds per question. It
-// answers questions of this job's ranks and is silent to everything else. It
-// waits for nobody and keeps nothing about those who ask.
+// A thread that sleeps in poll() except for a few microseconds per question. It
+// answers questions of this job's ranks and ignores everything else. It never
+// waits for a rank, and keeps no state about the ranks that ask.
 class ClockResponder {
  public:
   // Listens on a numeric address, any free port. Throws std::system_error or
@@ -40,7 +37,7 @@ class ClockResponder {
   uint64_t token() const noexcept {
     return token_;
   }
-  // In a forked child, where the thread does not exist: closes the sockets.
+  // For a forked child, where the thread does not exist: closes the sockets.
   // The object must then be leaked.
   void abandon() noexcept;
 
@@ -64,25 +61,25 @@ struct ClockFollowerOptions {
   uint32_t pings = 64; // in a burst
 };
 
-// A thread that asks in bursts: at once, after a second, then in doubling
-// distances up to the interval, and when it is stopped. Of each burst the
-// exchange with the least round trip becomes one clock record and goes into
-// `track`, which must outlive the follower. An unreachable
-// rank 0 leaves no record, and is asked again every second.
+// A thread that asks in bursts: at once, after a second, then at doubling
+// intervals up to the configured one, and when it is stopped. The exchange with
+// the shortest round trip of each burst becomes one clock record and goes into
+// `track`, which must outlive the follower. An unreachable rank 0 causes no
+// record, and is asked again every second.
 class ClockFollower {
  public:
   // Throws std::system_error or std::invalid_argument.
   ClockFollower(const ClockFollowerOptions& options, ClockTrack& track);
-  // Asks a last time, if rank 0 answered the time before; takes at most twice
+  // Asks a last time, if rank 0 answered the last burst; takes at most twice
   // kBurstNs.
   ~ClockFollower();
   ClockFollower(const ClockFollower&) = delete;
   ClockFollower& operator=(const ClockFollower&) = delete;
 
-  // As ClockResponder::abandon().
+  // Like ClockResponder::abandon().
   void abandon() noexcept;
 
-  // A burst is over after this, whatever has been answered.
+  // A burst ends after this time, however many questions were answered.
   static constexpr uint64_t kBurstNs = 400'000'000;
 
  private:
@@ -112,24 +109,24 @@ class ClockSync {
   // One per process, never destroyed.
   static ClockSync& instance();
 
-  // Rank 0: answers from now on until the process ends or stop(); ranks that
-  // finish later can so compare a last time. A second call returns the server
-  // that is open. Throws as ClockResponder does.
+  // For rank 0: answers until the process ends or stop(), so that ranks that
+  // finish later can compare a last time. A second call returns the server that
+  // is open. Throws like ClockResponder.
   ClockServer serve(
       const std::string& address,
       uint64_t token,
       uint32_t world_size);
-  // Another rank: asks until unfollow(). Does nothing while it asks already.
-  // Throws as ClockFollower does.
+  // For other ranks: asks until unfollow(). Does nothing if it already asks.
+  // Throws like ClockFollower.
   void follow(const ClockFollowerOptions& options);
   // Compares a last time and ends; at most twice ClockFollower::kBurstNs. Call
   // it before the trace is closed.
   void unfollow();
-  // Ends both.
+  // Stops asking and answering.
   void stop();
 
-  // What is known of this process's clock; stays where it is. A forked child
-  // begins with nothing.
+  // Relation of this process's clock to rank 0's; its address never changes. A
+  // forked child begins with an empty one.
   ClockTrack& track() noexcept {
     return track_;
   }

@@ -23,7 +23,7 @@ void ClockTrack::setSame() noexcept {
 
 void ClockTrack::add(const ClockSample& sample) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
-  same_ = false; // of another process group, which has another rank 0
+  same_ = false; // a new process group may have another rank 0
   if (count_ > 0) {
     const ClockLine line = lineLocked();
     const uint64_t error_ns = line.errorAt(sample.at_ns);
@@ -49,7 +49,7 @@ std::optional<ClockLine> ClockTrack::line() const noexcept {
   return lineLocked();
 }
 
-// From the oldest kept comparison to the last one.
+// Returns the line from the oldest kept comparison to the last one.
 ClockLine ClockTrack::lineLocked() const noexcept {
   const ClockSample& last = kept_[(count_ - 1) % kKept];
   const ClockSample& first = kept_[count_ < kKept ? 0 : count_ % kKept];

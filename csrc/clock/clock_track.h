@@ -1,5 +1,5 @@
-// How this process's clock relates to rank 0's, for use while the job runs:
-// what commprof/analysis/align/clocks.py finds afterwards from the same
+// Relation of this process's clock to rank 0's while the job runs;
+// commprof/analysis/align/clocks.py computes it afterwards from the same
 // comparisons. Two ranks compare their clocks by a message with four times.
 #pragma once
 
@@ -17,10 +17,10 @@ struct ClockMessage {
   static constexpr uint32_t kAsks = 0x3f4b4c43; // "CLK?"
   static constexpr uint32_t kAnswers = 0x214b4c43; // "CLK!"
   uint32_t magic = 0;
-  uint32_t rank = 0; // who asks
-  uint64_t token = 0; // of this job: strangers do not know it
-  uint64_t number = 0; // of the question: late answers are not mistaken
-  uint64_t asked_ns = 0; // by the clock of the one who asks
+  uint32_t rank = 0; // the asking rank
+  uint64_t token = 0; // of this job
+  uint64_t number = 0; // of the question, to detect late answers
+  uint64_t asked_ns = 0; // by the asking rank's clock
   uint64_t received_ns = 0; // by rank 0's clock
   uint64_t answered_ns = 0; // by rank 0's clock
 };
@@ -29,7 +29,7 @@ static_assert(sizeof(ClockMessage) == 48);
 // One comparison of this process's CLOCK_MONOTONIC with rank 0's.
 struct ClockSample {
   uint64_t at_ns = 0; // by this clock, middle of the exchange
-  int64_t offset_ns = 0; // rank 0's clock less this one
+  int64_t offset_ns = 0; // rank 0's clock minus this one
   uint64_t error_ns = 0; // the true offset is no farther away than this
   uint64_t round_trip_ns = 0; // without rank 0's own time; 0 = no sample
 };
@@ -37,9 +37,9 @@ struct ClockSample {
 // Rank 0 received the question after it was asked, and answered before the
 // answer came: offset <= received - asked and offset >= answered - came. The
 // sample is the middle of the two (Cristian 1989; NTP's on-wire protocol,
-// RFC 5905). Without a sample if the times are out of order.
+// RFC 5905). Returns no sample if the times are out of order.
 inline ClockSample sampleOf(const ClockMessage& answer, uint64_t came_ns) {
-  // Clocks may differ by more than any sum of them fits: differences first.
+  // Clocks may differ so much that a sum overflows: differences come first.
   const int64_t most = int64_t(answer.received_ns - answer.asked_ns);
   const int64_t least = int64_t(answer.answered_ns - came_ns);
   if (came_ns < answer.asked_ns || answer.answered_ns < answer.received_ns ||
@@ -55,35 +55,35 @@ inline ClockSample sampleOf(const ClockMessage& answer, uint64_t came_ns) {
   return sample;
 }
 
-// Rank 0's clock less this one, as a straight line through comparisons.
+// Rank 0's clock minus this one, as a straight line through comparisons.
 struct ClockLine {
   uint64_t at_ns = 0; // of the last comparison, by this clock
-  int64_t offset_ns = 0; // then
+  int64_t offset_ns = 0; // at that time
   uint64_t error_ns = 0; // bound on its error
   double rate = 0; // ns of offset gained per ns
   double rate_error = 0; // bound on its error
 
   int64_t offsetAt(uint64_t own_ns) const noexcept;
-  // Bound on its error: that of the last comparison, growing with distance.
+  // Bound on its error: the last comparison's, growing with distance.
   uint64_t errorAt(uint64_t own_ns) const noexcept;
 };
 
-// Any thread.
+// Thread-safe.
 class ClockTrack {
  public:
-  // Comparisons that the drift is taken from: 80 s of them in a long run.
+  // Comparisons that determine the drift: 80 s of them in a long run.
   static constexpr size_t kKept = 8;
-  // Bounds of drift where comparisons tell none, and of its change unseen, as
-  // in commprof/analysis/align/clocks.py.
+  // Bounds of the drift if comparisons give none, and of its unobserved change,
+  // as in commprof/analysis/align/clocks.py.
   static constexpr double kMostDrift = 500e-6;
   static constexpr double kUnseenWander = 1e-6;
 
-  // This clock is rank 0's: nothing is to be compared.
+  // Declares this clock to be rank 0's, which needs no comparison.
   void setSame() noexcept;
-  // A comparison that tells less than the line does is left out; one that
-  // contradicts it begins a new line.
+  // Ignores a comparison that is less exact than the line; one that contradicts
+  // the line begins a new one.
   void add(const ClockSample& sample) noexcept;
-  // Nothing before the first comparison.
+  // Returns nothing before the first comparison.
   std::optional<ClockLine> line() const noexcept;
 
  private:
@@ -91,8 +91,8 @@ class ClockTrack {
 
   mutable std::mutex mutex_; // everything below
   bool same_ = false;
-  std::array<ClockSample, kKept> kept_{}; // in a circle
-  size_t count_ = 0; // ever put there
+  std::array<ClockSample, kKept> kept_{}; // circular buffer
+  size_t count_ = 0; // number ever stored
 };
 
 } // namespace commprof

@@ -14,7 +14,7 @@ namespace {
 
 // The outermost open marker of a thread.
 struct Open {
-  const PhaseMarker* marker; // compared and never followed: it may be gone
+  const PhaseMarker* marker; // compared, never dereferenced: it may be gone
   uint32_t depth; // of the marker inside itself
   uint64_t begin_ns;
   uint32_t samples;
@@ -30,8 +30,8 @@ void forgetOpen() noexcept {
   t_open = {};
 }
 
-// The same boundary or phase, by the stream that the thread works on. The
-// host's time tells which record it belongs to, and when it was handed over.
+// Returns the same boundary or phase on the stream that the thread works on.
+// bytes_in is the host's time, which identifies the host's record.
 Record onDevice(const Record& on_host, Kind kind) noexcept {
   Record record = on_host;
   record.kind = kind;
@@ -41,17 +41,17 @@ Record onDevice(const Record& on_host, Kind kind) noexcept {
   return record;
 }
 
-// The kernel's counts take some 15 us to read while a model runs: 0.08 % of the
-// thread's time at most. While the thread lacks a core for a share of its time
-// that matters, or waits for pages from disk, what it lacks is told phase by
-// phase, for 0.5 %.
+// Reading the kernel's counts takes some 15 us while a model runs, at most 0.08
+// % of the thread's time. While the thread lacks a core for a relevant share of
+// its time, or waits for pages from disk, they are read at each phase, which
+// takes 0.5 %.
 constexpr uint64_t kRunDelayIntervalNs = 20'000'000;
 constexpr uint64_t kShortIntervalNs = 3'000'000;
-constexpr uint64_t kMatters = 32; // one part of so many
-// One page fault in so much time takes 2 % of it, or more.
+constexpr uint64_t kMatters = 32; // the relevant share is 1 in this many
+// One page fault per this time takes at least 2 % of it.
 constexpr uint64_t kFaultNs = 20'000;
 
-// What the kernel had counted when it was last asked.
+// The kernel's counts at the last reading.
 struct Counted {
   uint64_t at_ns = 0;
   uint64_t delay_ns = 0;
@@ -74,8 +74,8 @@ uint64_t more(uint64_t now, uint64_t before) noexcept {
   return now > before ? now - before : 0;
 }
 
-// What else kept the thread from its work: where it lacked a core, its cgroup's
-// quota may have, and where it read pages from disk, memory was short.
+// Records what else kept the thread from its work: throttling by a cgroup quota
+// if it lacked a core, and stalls for memory if it read pages from disk.
 void recordHostCounts(
     Recorder& recorder,
     Counted& last,
@@ -99,7 +99,7 @@ void recordHostCounts(
   }
   if (record.op_id > 0) {
     const uint64_t stall_ns = memoryStallNs();
-    // Tasks of the host may have stalled while nobody asked.
+    // The last reading of the stalls may be older than this interval.
     const uint64_t most_ns = now.at_ns - last.at_ns;
     record.bytes_out = std::min(more(stall_ns, last.stall_ns), most_ns);
     last.stall_ns = stall_ns;
@@ -113,8 +113,8 @@ uint64_t helpersCpuNs() noexcept {
   return more(processCpuNs(), mine_ns);
 }
 
-// How long the thread could run and had no core since it was last asked, and
-// what the kernel counted meanwhile.
+// Records for how long the thread was runnable without a core since the last
+// reading, and what the kernel counted meanwhile.
 void recordRunDelay(Recorder& recorder, uint64_t now_ns) noexcept {
   static thread_local Counted last;
   static thread_local uint64_t interval_ns = kRunDelayIntervalNs;
@@ -126,14 +126,13 @@ void recordRunDelay(Recorder& recorder, uint64_t now_ns) noexcept {
   now.delay_ns = threadRunDelayNs();
   now.helpers_cpu_ns = helpersCpuNs();
   now.thread = threadCounts();
-  if (last.at_ns == 0) { // from here on
+  if (last.at_ns == 0) { // the first reading
     now.throttled_ns = throttledNs(now_ns);
     now.stall_ns = memoryStallNs();
     last = now;
     return;
   }
-  // What the thread lacked after now_ns, until the count was read, is the next
-  // interval's.
+  // A delay between now_ns and the reading belongs to the next interval.
   const uint64_t found_ns =
       std::min(more(now.delay_ns, last.delay_ns), now_ns - last.at_ns);
   now.delay_ns = last.delay_ns + found_ns;

@@ -9,7 +9,7 @@ namespace commprof {
 
 // Marks a step boundary now. `step` ends at it if `ended`; otherwise the
 // boundary only begins the next step (start of capture, or after a pause).
-// `found` says who placed the boundary: kStepDeclared or one of its siblings.
+// `found` is who placed the boundary: kStepDeclared or one of its siblings.
 void markStep(
     uint64_t step,
     bool ended,

@@ -20,9 +20,9 @@ namespace commprof {
   X(FinalizeEnd, "finalize_end") /* thread CPU ns, bytes_in = run delay */ \
   X(Bucket, "bucket") /* gradients ready; aux = index, value = launch */   \
   X(BucketEnd, "bucket_end") /* the hook's future completed */             \
-  X(Clock, "clock") /* value = rank 0's clock less this one, signed */     \
+  X(Clock, "clock") /* value = rank 0's clock minus this one, signed */    \
   X(Stack, "stack") /* who issued op_id; value = number of the stack */    \
-  X(DeviceReady, "device_ready") /* the stream came to op_id's issue */    \
+  X(DeviceReady, "device_ready") /* the stream reached op_id's issue */    \
   X(DeviceWait, "device_wait") /* a stream waited until value */           \
   X(DeviceFinalize, "device_finalize") /* op_id = graph task, to value */  \
   X(DevicePhase, "device_phase") /* aux = phase code, value = end */       \

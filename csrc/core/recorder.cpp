@@ -28,7 +28,7 @@ Recorder::Recorder() {
 
 namespace {
 
-thread_local uint32_t t_thread_id = 0; // 0: not asked for yet
+thread_local uint32_t t_thread_id = 0; // 0: not queried yet
 
 } // namespace
 
@@ -147,7 +147,7 @@ void Recorder::closeLocked() {
 void Recorder::push(const Record& record) noexcept {
   if (Ring* ring = pool_.mine()) {
     if (ring->push(record)) {
-      wake_.notify_one(); // or it fills up before the next regular drain
+      wake_.notify_one(); // it may fill up before the next regular drain
     }
   } else {
     countDropped();
@@ -182,7 +182,7 @@ void Recorder::setBoard(
     global_rank_ = global_rank;
     board_told_ = true;
   }
-  // Or the next drain takes it.
+  // If a drain is running, the next one takes the board.
   const std::unique_lock<std::mutex> drain(drain_mutex_, std::try_to_lock);
   if (drain) {
     takeToldLocked();
@@ -195,8 +195,8 @@ void Recorder::flush() {
   drainLocked();
 }
 
-// What cannot be written waits for the next try: documents here, records in
-// their rings.
+// What cannot be written is kept for the next drain: documents in taken_,
+// records in their rings.
 void Recorder::drainLocked() noexcept {
   if (!writer_) {
     return;
@@ -222,8 +222,8 @@ void Recorder::drainLocked() noexcept {
   publishLocked();
 }
 
-// Before takeToldLocked(): a group is told before its first record is pushed,
-// so that every record up to these marks is of a group that is taken.
+// Call it before takeToldLocked(): a group is added before its first record is
+// pushed, so that every record up to these marks is of a group that is taken.
 void Recorder::markRingsLocked() {
   marks_.clear();
   for (Ring* ring : pool_.rings()) {
@@ -270,8 +270,8 @@ bool Recorder::writeDocumentsLocked() noexcept {
   return true;
 }
 
-// One block per drain: all rings' new records, ring by ring. Before them the
-// pauses, which lie in steps and phases that end later.
+// Writes one block per drain: first the pauses, which lie in steps and phases
+// that end later, then all rings' new records, ring by ring.
 bool Recorder::writeRecordsLocked() {
   drain_buffer_ = pauses_drained_;
   for (const auto& [ring, until] : marks_) {
@@ -332,8 +332,8 @@ RecorderStats Recorder::stats() {
   return open_ ? statsNow() : stats_;
 }
 
-// A drain that goes on meanwhile, or a start() or stop(), is not waited for:
-// the child then forgets what it was about.
+// Does not wait for a drain, start() or stop() in another thread: the child
+// then discards the state that it works on.
 void Recorder::beforeFork() {
   Recorder& self = instance();
   const bool has_session = self.session_mutex_.try_lock();
@@ -360,8 +360,8 @@ void Recorder::afterForkParent() {
 
 namespace {
 
-// In its place a new one. What it was is lost: another thread, which does not
-// exist here, may have been about to change it.
+// Constructs a new object in place and leaks the old one: another thread, which
+// does not exist here, may have been changing it.
 template <class T>
 void renew(T& object) noexcept {
   new (&object) T();
@@ -378,7 +378,7 @@ void Recorder::forgetDrain() noexcept {
     return;
   }
   renew(summary_);
-  renew(writer_); // its descriptor stays open: nobody else gets its number
+  renew(writer_); // its descriptor stays open and is not reused
   renew(exchange_);
   groups_taken_ = 0;
   renew(taken_);
@@ -390,10 +390,10 @@ void Recorder::forgetDrain() noexcept {
   renew(drain_mutex_);
 }
 
-// The child has one thread and shares the parent's files: let go of all of it.
+// The child has one thread and shares the parent's files: it releases them all.
 void Recorder::afterForkChild() {
   Recorder& self = instance();
-  t_thread_id = 0; // the parent's
+  t_thread_id = 0; // it was the parent's
   self.wanted_.store(false);
   self.started_.store(false);
   self.enabled_.store(false);

@@ -192,8 +192,8 @@ class Recorder {
   bool abandoned_ = false; // the file was removed and cannot be made anew
   uint64_t next_look_ns_ = 0; // when to check next that the file exists
   uint64_t off_since_ns_ = 0; // when recording went off; 0: it is on
-  bool off_written_ = false; // the trace says that recording is off
-  bool private_rings_written_ = false; // the trace tells of them
+  bool off_written_ = false; // the trace states that recording is off
+  bool private_rings_written_ = false; // the trace states that there are some
   std::unique_ptr<TraceWriter> writer_;
   bool keep_records_ = true; // the mode is full
   // Latest clock records while records are not kept: full mode begins with

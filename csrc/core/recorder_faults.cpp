@@ -1,5 +1,5 @@
-// What happens to the recorder from outside: a full disk, a file that somebody
-// removed, a process that was stopped. Training goes on; the trace says so.
+// The recorder's handling of external faults: a full disk, a removed trace
+// file, a stopped process. Training goes on; the trace records the fault.
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
@@ -45,7 +45,7 @@ void Recorder::complainLocked() noexcept {
   }
 }
 
-// A trace without a name would be lost when this process ends.
+// Restores a removed trace, which would be lost when this process ends.
 void Recorder::lookAfterFileLocked() noexcept {
   const uint64_t now_ns = nowNs();
   if (abandoned_ || now_ns < next_look_ns_) {
@@ -108,8 +108,8 @@ void Recorder::keepPause(const Pause& pause) noexcept {
   }
 }
 
-// Before the first records of such a ring: who reads the rings' files learns
-// from the trace what they lack.
+// Writes, before the first records of a ring in private memory, that there are
+// such rings: a reader of the ring files must know that some are missing.
 bool Recorder::writePrivateRingsLocked() noexcept {
   const bool found = !options_.ring_prefix.empty() &&
       std::any_of(marks_.begin(), marks_.end(), [](const auto& mark) {

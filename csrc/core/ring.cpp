@@ -22,10 +22,10 @@ void* mapFile(const std::string& path, size_t bytes) noexcept {
   int error = 0;
   do {
     error = posix_fallocate(fd, 0, off_t(bytes));
-  } while (error == EINTR); // a signal to the training thread is no full disk
+  } while (error == EINTR); // a signal does not mean a full disk
   void* memory = MAP_FAILED;
   if (error == 0) {
-    // Page tables filled now too: a push shall not stop for a fault.
+    // The page tables are filled now too, so that no push causes a fault.
     const int flags = MAP_SHARED | MAP_POPULATE;
     memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
   }
@@ -56,8 +56,8 @@ Ring::Ring(const std::string& path, uint64_t capacity, uint64_t session)
   records_ = reinterpret_cast<Record*>(header_ + 1);
 }
 
-// An empty ring at path_, or in memory if that cannot be; path_ is empty then.
-// MAP_FAILED without memory.
+// Maps an empty ring at path_, or in private memory if that fails; path_ is
+// then empty. Returns MAP_FAILED if there is no memory.
 void* Ring::map(uint64_t session, uint64_t position) noexcept {
   void* memory = path_.empty() ? MAP_FAILED : mapFile(path_, bytes());
   if (memory == MAP_FAILED) {
@@ -86,8 +86,8 @@ void Ring::rebind(const std::string& path, uint64_t session) noexcept {
     path_.clear();
   }
   const uint64_t position = header_->head.load(std::memory_order_acquire);
-  // Made elsewhere and put in place in one step: at no moment does the owning
-  // thread see no ring, or half of one.
+  // The ring is mapped elsewhere and moved into place in one step: the owning
+  // thread never sees a missing or incomplete ring.
   void* memory = map(session, position);
   if (memory != MAP_FAILED &&
       mremap(

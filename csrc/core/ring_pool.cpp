@@ -9,8 +9,8 @@ namespace commprof {
 
 namespace {
 
-// Of what is free where the files are: at most so much for one of them, and for
-// all of a process. 64 MiB, as containers have, are for 8 ranks too.
+// One file, and all files of a process, take at most one part in this many of
+// the free space there. The 64 MiB of a container then suffice for 8 ranks.
 constexpr uint64_t kRingShare = 64;
 constexpr uint64_t kProcessShare = 32;
 // A file for fewer records than this would be full before it is drained.
@@ -35,7 +35,7 @@ void RingPool::open(
     uint64_t capacity,
     uint64_t session) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  // So that a thread's end needs no memory.
+  // Reserved now, so that a thread's end needs no memory.
   rings_.reserve(kMaxRings);
   free_.reserve(kMaxRings);
   prefix_ = prefix;
@@ -94,7 +94,7 @@ Ring* RingPool::freeOrNewLocked() noexcept {
   }
 }
 
-// Bytes that the next file may have.
+// Returns the largest size of the next file, in bytes.
 uint64_t RingPool::roomLocked() const noexcept {
   struct statvfs found;
   const size_t slash = prefix_.rfind('/');
@@ -119,7 +119,7 @@ uint64_t RingPool::roomLocked() const noexcept {
   return std::min(free / kRingShare, own - std::min(own, taken));
 }
 
-// 0: no file.
+// Returns the capacity of a ring whose file fits; 0 if there is room for none.
 uint64_t RingPool::capacityForLocked(uint64_t room) const noexcept {
   const uint64_t least = std::min(capacity_, kLeastCapacity);
   uint64_t capacity = capacity_;

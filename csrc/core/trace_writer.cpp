@@ -58,7 +58,7 @@ int writeFully(int fd, const void* data, size_t bytes, uint64_t offset) {
   return 0;
 }
 
-// The first `bytes` of a file into another, or errno.
+// Copies the first `bytes` of a file into another, or returns errno.
 int copyFile(int from, int to, uint64_t bytes) noexcept {
   std::vector<char> buffer;
   try {
@@ -83,7 +83,7 @@ int copyFile(int from, int to, uint64_t bytes) noexcept {
   return 0;
 }
 
-// A note says why writing failed, in a line, then come spaces.
+// A note states why writing failed, in one line padded with spaces.
 using Note = std::array<char, 256>;
 
 Note spaced(std::string_view text) noexcept {
@@ -95,8 +95,8 @@ Note spaced(std::string_view text) noexcept {
 
 } // namespace
 
-// Slicing by 8 (Kounavis and Berry, 2005): eight bytes a turn, each through the
-// table for its distance from the end of the eight.
+// Slicing by 8 (Kounavis and Berry, 2005): eight bytes per iteration, each
+// through the table for its distance from the end of the eight.
 uint32_t crc32(const void* data, size_t bytes) noexcept {
   static const CrcTables tables = makeCrcTables();
   uint32_t c = 0xffffffffu;
@@ -135,7 +135,7 @@ TraceWriter::TraceWriter(const std::string& path, uint64_t session)
   offset_ = sizeof(header);
 }
 
-// Touches the file in no way: a forked child has the descriptor too.
+// Does not change the file: a forked child has the descriptor too.
 TraceWriter::~TraceWriter() {
   close(fd_);
 }
@@ -160,7 +160,7 @@ bool TraceWriter::writeBlock(
 }
 
 bool TraceWriter::writeSummary(const std::string& json) noexcept {
-  // What fits into a small slot mostly does so for ever.
+  // A summary that fits into a small slot mostly continues to fit.
   constexpr uint64_t kSmallBytes = 48 << 10;
   if (json.size() > kMaxSummaryBytes) {
     return false;
@@ -236,14 +236,14 @@ bool TraceWriter::removed() const noexcept {
 
 bool TraceWriter::restore() noexcept {
   try {
-    std::error_code failed; // open() fails as well then
+    std::error_code failed; // open() then fails too
     std::filesystem::create_directories(
         std::filesystem::path(path_).parent_path(), failed);
   } catch (const std::bad_alloc&) {
     error_ = ENOMEM;
     return false;
   }
-  // The name may have a new owner by now, who keeps it.
+  // Another process may have created the path by now; its file is kept.
   const int flags = O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC;
   const int fd = open(path_.c_str(), flags, 0644);
   const int error = fd < 0 ? errno : copyFile(fd_, fd, offset_);

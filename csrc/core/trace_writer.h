@@ -20,7 +20,7 @@ class TraceWriter {
   TraceWriter& operator=(const TraceWriter&) = delete;
 
   // Appends one block. On failure (disk full, file gone) the file is cut back
-  // to the last complete block, error() says why, and later calls try again.
+  // to the last complete block, error() is the errno, and later calls retry.
   bool writeBlock(BlockType type, const void* payload, size_t bytes) noexcept;
 
   bool writeJson(BlockType type, const std::string& json) noexcept {
@@ -43,7 +43,7 @@ class TraceWriter {
   // True if somebody removed the file.
   bool removed() const noexcept;
   // Makes the file anew at its path, with its directories and all content.
-  // False if that fails or the path exists; error() says why.
+  // False if that fails or the path exists; error() is then the errno.
   bool restore() noexcept;
 
   uint64_t bytesWritten() const noexcept {

@@ -1,9 +1,9 @@
 // Waits that have returned: the awaited operation was complete by then.
 //
-// Whoever completes an operation wakes the waiting thread before it runs the
-// callbacks of the operation's future, and the woken thread may take its core.
-// What a callback records as the completion may then be milliseconds late; a
-// wait that had returned by then bounds it.
+// The thread that completes an operation wakes the waiting thread before it
+// runs the callbacks of the operation's future, and the woken thread may take
+// its core. The completion time that a callback records may then be
+// milliseconds late; a wait that had returned by then bounds it.
 #pragma once
 
 #include <array>
@@ -16,15 +16,15 @@ namespace commprof {
 // Any thread may call its functions; none blocks.
 class WaitReturns {
  public:
-  // The returns of the latest operations; those before are forgotten.
+  // Number of latest operations whose returns are kept.
   static constexpr size_t kMost = 1024;
 
   static WaitReturns& instance() noexcept;
 
-  // The first return for an operation counts.
+  // Records a return; only the first one for an operation counts.
   void note(uint64_t op_id, uint64_t returned_ns) noexcept;
-  // `seen_ns`, or the time at which a wait for the operation returned if that
-  // was earlier.
+  // Returns `seen_ns`, or when a wait for the operation returned if that was
+  // earlier.
   uint64_t completionNs(uint64_t op_id, uint64_t seen_ns) const noexcept;
 
  private:

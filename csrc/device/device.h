@@ -1,4 +1,4 @@
-// A device with streams, as its timeline needs it.
+// Interface of a device with streams, as DeviceTimeline needs it.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +6,8 @@
 
 namespace commprof {
 
-// A device and its timed events. Any thread, several at once; of one event one
-// thread at a time. Calls may throw; none waits for the device.
+// A device and its timed events. Any threads may call it at once, but only one
+// at a time uses the same event. Calls may throw; none waits for the device.
 class Device {
  public:
   struct Event {
@@ -15,8 +15,8 @@ class Device {
   };
   virtual ~Device() = default;
 
-  // Makes this the thread's current device; what it gives goes to leave().
-  // Calls made with another one current would make a context on that.
+  // Makes this the thread's current device; pass the result to leave(). With
+  // another device current, calls would create a context on that one.
   virtual int enter() {
     return 0;
   }
@@ -25,21 +25,21 @@ class Device {
     return true;
   }
 
-  // Of the calling thread.
+  // Returns the current stream of the calling thread.
   virtual int64_t currentStream() const = 0;
-  // A stream that nothing else runs on.
+  // Returns a stream on which nothing else runs.
   virtual int64_t newStream() = 0;
-  // Whether what is put on the stream becomes part of a graph and does not run.
+  // True if work put on the stream becomes part of a graph and does not run.
   virtual bool capturing(int64_t stream) const = 0;
   virtual std::unique_ptr<Event> newEvent() = 0;
-  // Again and again: the last one counts.
+  // May be repeated for an event: the last call counts.
   virtual void record(Event& event, int64_t stream) = 0;
   virtual bool done(const Event& event) const = 0;
-  // Between two events that are done; negative if `to` came first.
+  // Time between two events that are done; negative if `to` came first.
   virtual double elapsedNs(const Event& from, const Event& to) const = 0;
 };
 
-// Calls for a device while this lives.
+// Makes a device the current one while this object lives.
 class OnDevice {
  public:
   explicit OnDevice(Device& device)

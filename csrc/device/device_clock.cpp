@@ -10,7 +10,8 @@ namespace commprof {
 
 namespace {
 
-// Also how far its middle, the best guess, lies behind its earliest.
+// Also the distance from the anchor's earliest time to its middle, the
+// estimate.
 double halfWidth(const ClockAnchor& anchor) {
   return double(anchor.latest_ns - anchor.earliest_ns) / 2;
 }
@@ -55,7 +56,7 @@ HostTime DeviceClock::toHost(int64_t device_ns) const {
       [&bound](const ClockAnchor& a, const ClockAnchor& b) {
         return bound(a) < bound(b);
       });
-  // Around the anchor: a double has no room for nanoseconds since boot.
+  // Relative to the anchor: a double cannot hold nanoseconds since boot.
   const double since =
       halfWidth(*best) + double(device_ns - best->device_ns) * rate();
   return {

@@ -32,7 +32,7 @@ DeviceTimeline::DeviceTimeline(
       sink_(std::move(sink)),
       clock_(*device_) {
   free_marks_.reserve(kMaxMarks);
-  pending_.resize(kMaxMarks); // each holds a mark of its own
+  pending_.resize(kMaxMarks); // each holds its own mark
   for (uint32_t i = 0; i < kMaxMarks; ++i) {
     free_marks_.push_back(Mark(kMaxMarks - 1 - i));
     pending_[i].next = i + 1 < kMaxMarks ? i + 1 : kNone;
@@ -117,7 +117,7 @@ void DeviceTimeline::put(
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     Queue* queue = queueLocked(streams_[end]);
-    if (queue != nullptr) { // then there is a place for it, too
+    if (queue != nullptr) { // there is then a free place, too
       const uint32_t place = free_pending_;
       Pending& pending = pending_[place];
       free_pending_ = pending.next;
@@ -199,7 +199,7 @@ void DeviceTimeline::poll(bool shielded, bool hurried) noexcept {
       }
     }
   } catch (const std::exception&) {
-    // A device that has failed: the program will hear of it from its own calls.
+    // The device has failed: the program's own calls report it.
   }
 }
 
@@ -237,7 +237,7 @@ void DeviceTimeline::write(const Pending& done) {
   Record record = done.record;
   record.timestamp_ns = end_host_ns;
   if (done.begin != kNoMark) {
-    // Of a stretch the length counts most: it owes nothing to the anchors.
+    // The length matters most, so it is not a difference of converted times.
     const double length_ns =
         device_->elapsedNs(*events_[done.begin], end) * clock_.rate();
     record.timestamp_ns =
@@ -246,7 +246,7 @@ void DeviceTimeline::write(const Pending& done) {
     record.bytes_out = uint64_t(streams_[done.end]);
     record.seq = index_;
   }
-  if (done.ends) { // it arrived where the stretch begins
+  if (done.ends) { // the rank arrived at the stretch's begin
     Record ready = done.record;
     ready.kind = Kind::kDeviceReady;
     ready.timestamp_ns = record.timestamp_ns;

@@ -1,6 +1,6 @@
-// Times what happens on the streams of one device without ever waiting for it:
-// marks are put on streams, and looked at later, when the device has passed
-// them. A mark's time goes into a record, moved to CLOCK_MONOTONIC.
+// Measures what happens on the streams of one device without ever waiting for
+// it: marks are put on streams, and read later, when the device has passed
+// them. A mark's time goes into a record, converted to CLOCK_MONOTONIC.
 #pragma once
 
 #include <array>
@@ -17,8 +17,8 @@
 
 namespace commprof {
 
-// Of one device. Any thread. Memory is bounded: what finds no room is dropped
-// and counted by the recorder.
+// Timeline of one device. Thread-safe. Memory is bounded: what does not fit is
+// dropped and counted by the recorder.
 class DeviceTimeline {
  public:
   static constexpr size_t kMaxMarks = 4096;
@@ -28,31 +28,31 @@ class DeviceTimeline {
   static constexpr Mark kNoMark = UINT32_MAX;
   using Sink = std::function<void(const Record&)>;
 
-  // `sink` takes the finished records, from the thread that polls.
+  // `sink` gets the finished records, in the thread that polls.
   DeviceTimeline(std::unique_ptr<Device> device, uint32_t index, Sink sink);
 
   Device& device() noexcept {
     return *device_;
   }
 
-  // What the caller knows already: asking costs a call of the device's runtime.
+  // Facts known to the caller, to save calls of the device's runtime.
   struct Known {
     bool captures_nothing = false; // the stream is not captured into a graph
     bool is_current = false; // the device is the calling thread's
   };
-  // A mark at the present end of the stream, to be handed to one of the next
-  // three. kNoMark, which they take too and which records nothing: no room, a
-  // device that failed, or a stream that is being captured into a graph.
+  // Puts a mark at the present end of the stream, for moment(), stretch() or
+  // forget(). Returns kNoMark, which they ignore, if there is no room, the
+  // device failed, or the stream is being captured into a graph.
   Mark mark(int64_t stream, Known known) noexcept;
   Mark mark(int64_t stream) noexcept {
     return mark(stream, Known());
   }
   Mark mark() noexcept; // on the thread's current stream
-  // Will write the record with the mark's time as `timestamp_ns`.
+  // Makes poll() write the record with the mark's time as `timestamp_ns`.
   void moment(const Record& record, Mark at) noexcept;
-  // As moment(), with the later mark's time as `value`, and as bytes_out the
-  // stream that `end` lies on, as seq the device. An operation that ran within
-  // the stretch in its stream has its end there: `ends`.
+  // Like moment() for `begin`, with the time of `end` as `value`, its stream as
+  // bytes_out and the device as seq. `ends`: an operation began and ended with
+  // the stretch, and gets records of that.
   void stretch(
       const Record& record,
       Mark begin,
@@ -60,14 +60,14 @@ class DeviceTimeline {
       bool ends = false) noexcept;
   void forget(Mark mark) noexcept;
 
-  // Writes the records whose marks the device has passed. Asking for an event
+  // Writes the records whose marks the device has passed. Querying an event
   // while another thread captures a graph breaks that capture, unless the
-  // calling thread is `shielded` (see device_poller.h). Does nothing while
-  // this thread captures one, or another one polls. `hurried`: see
-  // ClockKeeper::keep; so it is, too, if half of the marks are taken.
+  // calling thread is `shielded` (see device_poller.h). Does nothing while this
+  // thread captures a graph, or another thread polls. `hurried`: see
+  // ClockKeeper::keep(); also implied if half of the marks are taken.
   void poll(bool shielded = false, bool hurried = false) noexcept;
-  // Where collectives are issued and at steps: for devices that no shielded
-  // thread of our own polls.
+  // Call it when a collective is issued and at steps: polls unless a shielded
+  // thread of commprof polls the device.
   void pollUnlessElsewhere() noexcept {
     if (!polled_elsewhere_.load(std::memory_order_relaxed)) {
       poll();
@@ -76,15 +76,15 @@ class DeviceTimeline {
   void setPolledElsewhere() noexcept {
     polled_elsewhere_ = true;
   }
-  // Whether everything that was marked on the stream has been seen to be past.
+  // True if no record of the stream is pending.
   bool idle(int64_t stream) noexcept;
-  // Polls until nothing is left, or for so long; returns what is left.
+  // Polls until nothing is pending, or for `limit_ns`; returns how many are.
   size_t drain(uint64_t limit_ns, bool shielded = false) noexcept;
-  // Drops what waits: it belongs to a trace that is closed. Returns how many.
+  // Drops pending records, which are of a closed trace. Returns how many.
   size_t clear() noexcept;
 
-  // The timeline that steps and phases are marked on: that of the device which
-  // had the process's first collective on a device. Null until then.
+  // The timeline on which steps and phases are marked: that of the device of
+  // the process's first collective on a device. Null until then.
   static DeviceTimeline* main() noexcept {
     return main_.load(std::memory_order_acquire);
   }
@@ -99,9 +99,9 @@ class DeviceTimeline {
     Mark begin = kNoMark; // kNoMark: a moment
     Mark end = kNoMark;
     bool ends = false; // a stretch at whose end its operation ended
-    uint32_t next = kNone; // behind it in its queue, or in the free list
+    uint32_t next = kNone; // next in its queue or in the free list
   };
-  // Marks of one stream are passed in order, so the first one tells.
+  // Pending records of one stream, whose marks the device passes in order.
   struct Queue {
     int64_t stream = 0;
     uint32_t head = kNone;
@@ -121,15 +121,15 @@ class DeviceTimeline {
   const Sink sink_;
   std::atomic<bool> polled_elsewhere_{false};
 
-  std::mutex poll_mutex_; // the next two; taken before mutex_
+  std::mutex poll_mutex_; // guards the next two; taken before mutex_
   ClockKeeper clock_;
   uint64_t largest_error_ns_ = 0; // of times since the last anchor
 
-  // An event belongs to who holds its mark, else to the free list.
+  // An event belongs to the holder of its mark, else to the free list.
   std::array<std::unique_ptr<Device::Event>, kMaxMarks> events_;
   std::array<int64_t, kMaxMarks> streams_{};
 
-  std::mutex mutex_; // everything below; never held over a call to the device
+  std::mutex mutex_; // guards all below; never held during a device call
   std::vector<Mark> free_marks_;
   std::vector<Pending> pending_;
   uint32_t free_pending_ = kNone;

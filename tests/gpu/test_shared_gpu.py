@@ -1,7 +1,7 @@
-"""Two ranks of NCCL that share one GPU: real kernels, which wait for each other through sockets.
+"""Two NCCL ranks that share one GPU: real kernels, which wait for each other through sockets.
 
-How fast they are says nothing of a job with a GPU per rank. Which kernels there are, that each is
-timed, who waits for whom, and that training stays the same, is as it is there.
+Their speed differs from that of a job with one GPU per rank. The kernels, the timing of each, the
+waits between ranks and the unchanged training are the same as there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.support.machines.commands import RUN, TORCHRUN, call
 pytestmark = pytest.mark.needs_gpu
 
 SCRIPT = str(Path(__file__).parents[1] / "support/scripts/nccl.py")
-#: The GPU serves both ranks in turns of some 2 ms: far longer than that.
+#: Delay of the late rank, far longer than the turns of about 2 ms in which the GPU serves both.
 LATE_MS = 100
 EXPECTED = {"ddp": ("all_reduce",), "fsdp2": ("all_gather", "reduce_scatter")}
 

@@ -21,8 +21,8 @@ uint32_t lowBits(uint32_t place, int count) noexcept {
   return place & ((uint32_t(1) << count) - 1);
 }
 
-// gloo's binomial tree: a place gets its data from the one without its highest
-// bit, and waits until those that it sends to are there.
+// True if `place` needs `other` in gloo's binomial tree: a place gets its data
+// from the place without its highest bit, and waits for those that it sends to.
 bool needsInTree(uint32_t place, uint32_t other) noexcept {
   const bool is_above = lowBits(place, std::bit_width(other)) == other;
   const bool is_child =
@@ -60,17 +60,16 @@ namespace {
 using Word = std::atomic<uint64_t>;
 static_assert(Word::is_always_lock_free && sizeof(Word) == 8);
 
-// A cell: which round of the slots it is of, counted from 1, above the time.
+// A cell holds the round of the slots, counted from 1, above the time's bits.
 constexpr uint32_t kTimeBits = 45;
 constexpr uint64_t kTimeMask = (uint64_t(1) << kTimeBits) - 1;
 constexpr uint64_t kNoRoom = 1; // no place begins there
 
-// Of each group rank, before the cells: who it is, its end() and its clock's
-// error.
+// Words of each group rank before the cells: global rank, end(), clock error.
 constexpr uint64_t kWordsPerRank = 3;
-constexpr uint64_t kRemote = uint64_t(1) << 32; // beside a global rank + 1
+constexpr uint64_t kRemote = uint64_t(1) << 32; // next to global rank + 1
 
-// Numbers of collectives, and with them rounds, begin anew after the last.
+// Numbers of collectives, and with them rounds, wrap around.
 constexpr uint64_t kRounds = (uint64_t(1) << 32) / ArrivalBoard::kSlots;
 static_assert(kRounds < uint64_t(1) << (64 - kTimeBits));
 
@@ -80,7 +79,7 @@ uint64_t roundOf(uint32_t seq) noexcept {
 
 enum class Age { kEmpty, kOlder, kSame, kNewer };
 
-// Of what a cell holds, against a round: the nearer way round the circle.
+// Compares what a cell holds with a round, the shorter way round the circle.
 Age ageOf(uint64_t cell, uint64_t round) noexcept {
   const uint64_t held = cell >> kTimeBits;
   if (held == 0 || held == round) {
@@ -90,7 +89,7 @@ Age ageOf(uint64_t cell, uint64_t round) noexcept {
                                                           : Age::kOlder;
 }
 
-// Shifted to the top and back, the difference gets its sign.
+// Shifting the difference to the top and back extends its sign.
 int64_t sinceNs(uint64_t cell, uint64_t near_ns) noexcept {
   return int64_t((cell - near_ns) << (64 - kTimeBits)) >> (64 - kTimeBits);
 }
@@ -100,7 +99,7 @@ int64_t sinceNs(uint64_t cell, uint64_t near_ns) noexcept {
 struct ArrivalBoard::Header {
   Word token; // written last
   Word used_bytes;
-  // HostLinks.
+  // The fields of HostLinks.
   Word clock_known;
   Word clock_offset_ns;
   Word peers;
@@ -113,7 +112,8 @@ struct ArrivalBoard::Header {
   };
   Place places[kMaxGroups];
 
-  // Where that much begins; kNoRoom leaves what there is to smaller groups.
+  // Reserves `bytes` and returns their offset; kNoRoom if too few are left,
+  // which stay available to smaller groups.
   uint64_t take(uint64_t bytes) noexcept {
     uint64_t begin = used_bytes.load();
     do {
@@ -173,7 +173,7 @@ std::unique_ptr<ArrivalBoard> ArrivalBoard::open(
   if (fd < 0 || fstat(fd, &found) != 0) {
     fail(fd, path);
   }
-  // Another process may have got the number: look before reading.
+  // Another process may have the pid by now: check before reading.
   if (!S_ISREG(found.st_mode) || found.st_size != off_t(kBytes)) {
     close(fd);
     throw std::invalid_argument(path + " holds no arrivals");
@@ -316,7 +316,7 @@ void ArrivalBoard::Group::post(uint32_t seq, uint64_t issue_ns) noexcept {
   cells_[uint64_t(seq % kSlots) * size_ + rank_].store(
       cell, std::memory_order_release);
   const uint64_t end = ends_[rank_].load(std::memory_order_relaxed);
-  const uint32_t further = seq + 1 - uint32_t(end); // numbers begin anew
+  const uint32_t further = seq + 1 - uint32_t(end); // numbers wrap around
   if (end == 0 || comesBefore(uint32_t(end), seq + 1)) {
     const uint64_t next = end == 0 ? uint64_t(seq) + 1 : end + further;
     ends_[rank_].store(next, std::memory_order_release);
@@ -330,7 +330,7 @@ ArrivalBoard::State ArrivalBoard::Group::last(
     const AskedAbout& asked) const noexcept {
   const Word* cells = cells_ + uint64_t(seq % kSlots) * size_;
   const uint64_t round = roundOf(seq);
-  int64_t latest_ns = INT64_MIN; // after near_ns
+  int64_t latest_ns = INT64_MIN; // relative to near_ns
   uint32_t latest_rank = 0;
   uint64_t error_ns = 0;
   bool missing = false;

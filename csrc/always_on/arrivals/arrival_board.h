@@ -1,11 +1,11 @@
-// Memory that the ranks of one host share: when each of them issued each
-// collective. Any rank can then tell which one came last, and when.
+// Memory shared by the ranks of one host, with the time at which each of them
+// issued each collective. Any rank can read which one came last, and when.
 //
-// Every cell has one writer, the helper thread of its rank, so nobody waits for
-// anybody and a process that dies leaves nothing half done. A cell is written
-// over kSlots collectives of its group later; who reads it too late sees that.
-// For the ranks of other hosts writes the carrier (hosts/arrival_carrier.h), by
-// this host's clock.
+// Every cell has one writer, the helper thread of its rank, so no process waits
+// for another, and one that dies leaves nothing half done. A cell is
+// overwritten kSlots collectives of its group later, which a late reader
+// detects. The carrier (hosts/arrival_carrier.h) writes for the ranks of other
+// hosts, in this host's clock.
 #pragma once
 
 #include <atomic>
@@ -18,21 +18,21 @@
 
 namespace commprof {
 
-// Whom a rank waits for in an operation: all ranks of its group, or fewer where
-// the operation has a root and in messages. The reasons, and what was measured,
-// stand in commprof/analysis/align/matching.py; a test compares the two.
+// In an operation, a rank waits for all ranks of its group, or for fewer if the
+// operation has a root or is a message. The reasons and measurements are in
+// commprof/analysis/align/matching.py; a test compares the two.
 
 // One operation as its rank issued it.
 struct Meaning {
   Op op = Op::kAllReduce;
-  uint32_t root = 0; // rank in the group, of operations that have one
-  bool is_gloo = false; // who runs it
+  uint32_t root = 0; // rank in the group, if the operation has one
+  bool is_gloo = false; // gloo runs it
 };
 
-// Whether a rank may be done before another one has arrived.
+// True if a rank may be done before another one has arrived.
 bool mayBeDoneEarly(Op op) noexcept;
 
-// Whether `rank` cannot be done before `other` has arrived, both of the group's
+// True if `rank` cannot be done before `other` has arrived, both in a group of
 // `size` ranks. A rank needs itself.
 bool needs(
     const Meaning& meaning,
@@ -40,36 +40,36 @@ bool needs(
     uint32_t rank,
     uint32_t other) noexcept;
 
-// What this host's carrier has to do with those of other hosts.
+// State of this host's carrier, and its links to those of other hosts.
 struct HostLinks {
-  bool clock_known = false; // against rank 0's
-  int64_t clock_offset_ns = 0; // rank 0's clock less this host's
-  uint32_t peers = 0; // other hosts that said where they are
-  uint32_t heard = 0; // of them something was taken
-  uint64_t unsent = 0; // datagrams that the network would not take
+  bool clock_known = false; // compared with rank 0's
+  int64_t clock_offset_ns = 0; // rank 0's clock minus this host's
+  uint32_t peers = 0; // other hosts whose address is known
+  uint32_t heard = 0; // other hosts whose arrivals were taken
+  uint64_t unsent = 0; // datagrams that the network did not accept
 };
 
-// The operation that a rank asks about, and when it was done with it.
+// An operation that a rank asks about, and when the rank was done with it.
 struct AskedAbout {
   Meaning meaning;
-  uint64_t done_ns = UINT64_MAX; // by its own clock
+  uint64_t done_ns = UINT64_MAX; // by the rank's own clock
 };
 
 class ArrivalBoard {
  public:
   // Collectives of one group between the newest and the oldest known.
   static constexpr uint32_t kSlots = 1 << 14;
-  // Each pair of ranks that send each other messages is a group, and each way.
+  // Each ordered pair of ranks that exchange messages is a group, too.
   static constexpr uint32_t kMaxGroups = 192;
-  // Of all groups, on one host. A page counts once it was written to.
+  // Size for all groups of one host. Pages take memory when first written to.
   static constexpr size_t kBytes = 64 << 20;
 
-  // Memory without a name, which ends with the processes that hold it. Throws
-  // std::system_error.
+  // Makes unnamed memory, which is freed with the last process that holds it.
+  // Throws std::system_error.
   static std::unique_ptr<ArrivalBoard> create(uint64_t token);
-  // The same memory from another process of this user and host; `path` is
+  // Opens the same memory in another process of this user and host; `path` is
   // /proc/<pid>/fd/<fd()> of the one that made it. Throws std::system_error, or
-  // std::invalid_argument if what is there is not the board with this token.
+  // std::invalid_argument if the file is not the board with this token.
   static std::unique_ptr<ArrivalBoard> open(
       const std::string& path,
       uint64_t token);
@@ -82,13 +82,13 @@ class ArrivalBoard {
   }
 
   enum class State {
-    kMissing, // not all ranks of the group were seen yet
+    kMissing, // not all ranks of the group have arrived
     kKnown,
-    kLost, // written over by now
+    kLost, // overwritten by now
     kNoPlace, // the board had no place, or no room, for its group
   };
   struct Last {
-    uint64_t at_ns = 0; // issue by the last rank that held the asking one up
+    uint64_t at_ns = 0; // issue by the last rank that delayed the asking one
     uint32_t rank = 0; // its global rank
     // Bound on the error of comparing clocks; 0 among ranks of one host.
     uint64_t clock_error_ns = 0;
@@ -106,9 +106,9 @@ class ArrivalBoard {
    public:
     Group() = default;
     void post(uint32_t seq, uint64_t issue_ns) noexcept;
-    // The last rank to issue collective `seq` of those that this one needs and
-    // that came before it was done; itself if none came later. `near_ns` is an
-    // issue of it, since cells keep times modulo 9.7 hours.
+    // Finds the last rank to issue collective `seq` among those that this rank
+    // needs and that came before it was done; this rank if none came later.
+    // `near_ns` is one issue of it, since cells keep times modulo 9.7 hours.
     State last(
         uint32_t seq,
         uint64_t near_ns,
@@ -118,21 +118,21 @@ class ArrivalBoard {
       return cells_ != nullptr;
     }
 
-    // The rest is for the carrier, which sees all ranks.
+    // The functions below are for the carrier, which sees all ranks.
     uint32_t size() const noexcept {
       return size_;
     }
-    // Whether a rank of this host has joined as that one.
+    // True if a rank of this host has joined as `rank`.
     bool isLocal(uint32_t rank) const noexcept;
     uint32_t globalRank(uint32_t rank) const noexcept;
-    // One past the newest collective that the rank wrote down; 0: none yet. It
-    // counts on in 64 bits where the numbers begin anew.
+    // One past the newest collective that the rank wrote down; 0: none yet.
+    // Counts on in 64 bits when the numbers wrap around.
     uint64_t end(uint32_t rank) const noexcept;
-    // When the rank issued `seq`; false if it is not there, or no longer.
+    // Finds when the rank issued `seq`; false if not there yet, or no longer.
     bool find(uint32_t rank, uint32_t seq, uint64_t near_ns, uint64_t& issue_ns)
         const noexcept;
-    // From here on post() writes for that rank of another host, with times
-    // known within `clock_error_ns`. False if it is one of this host.
+    // Makes post() write for that rank of another host from now on, with times
+    // known within `clock_error_ns`. False if it is a rank of this host.
     bool standFor(const Member& remote, uint64_t clock_error_ns) noexcept;
 
    private:
@@ -146,15 +146,15 @@ class ArrivalBoard {
     std::atomic<uint64_t>* cells_ = nullptr; // [slot][group rank]
   };
 
-  // False if there is no place left. Another rank may be about to make the
-  // group's place: then `group` stays empty, and it is worth another try.
+  // False if there is no place left. While another rank is making the group's
+  // place, returns true and leaves `group` empty; the caller can try again.
   bool join(const Member& member, Group& group) noexcept;
-  // A group that a rank of this host has joined; empty without any.
+  // Returns a group that a rank of this host has joined; empty if none.
   Group find(uint64_t key) noexcept;
-  // The group in a place below kMaxGroups, and its key; empty without any.
+  // Returns the group in a place below kMaxGroups, and its key; empty if none.
   Group at(uint32_t place, uint64_t& key) noexcept;
 
-  // The carrier alone sets them.
+  // Only the carrier sets the links.
   void setLinks(const HostLinks& links) noexcept;
   HostLinks links() const noexcept;
 

@@ -8,8 +8,8 @@ namespace commprof {
 
 namespace {
 
-// Never 0. Two groups of one job with the same hash would have to be among the
-// first 64: one chance in 10^15.
+// Never 0. The chance that two of kMaxGroups groups have the same hash is one
+// in 10^15.
 uint64_t hashOf(const std::string& text) noexcept {
   Fnv1a hash;
   hash.add(text);
@@ -40,7 +40,7 @@ void ArrivalExchange::setBoard(
   }
 }
 
-// Null for a group that was not described.
+// Returns null for a group that was not added.
 ArrivalExchange::Membership* ArrivalExchange::membership(
     const IssuedOp& issued) {
   const auto found = groups_.find(issued.group);
@@ -66,7 +66,7 @@ ArrivalExchange::Membership* ArrivalExchange::membership(
   return &pair;
 }
 
-// Null where there is nobody to exchange with.
+// Joins the board if possible. Returns null for a group that was not added.
 ArrivalExchange::Membership* ArrivalExchange::joined(const IssuedOp& issued) {
   Membership* own = membership(issued);
   if (own != nullptr && !own->joined && board_ && !own->refused &&

@@ -1,5 +1,5 @@
-// This rank's part in telling who came last to each collective: its groups, and
-// the board on which the ranks of this host write down their arrivals.
+// This rank's part in finding who came last to each collective: its groups, and
+// the board to which the ranks of this host write their arrivals.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace commprof {
 
-// What its own process knows of a process group.
+// A process group, as one process knows it.
 struct GroupMembership {
   uint32_t id = 0; // in the records of this process
   std::string name; // the same on all ranks
@@ -22,13 +22,13 @@ struct GroupMembership {
   bool is_gloo = false; // its backend
 };
 
-// An operation as its rank issued it. A message is a group's of two ranks, its
-// sender and its receiver, and numbered there.
+// An operation as its rank issued it. A message belongs to a group of two
+// ranks, its sender and its receiver, and is numbered in it.
 struct IssuedOp {
   uint32_t group = 0;
   uint32_t seq = 0;
   Op op = Op::kAllReduce;
-  uint32_t peer = 0; // root, or the message's other end, as rank in the group
+  uint32_t peer = 0; // group rank of the root or of the message's other end
 
   bool isNumbered() const noexcept {
     return op != Op::kRecvAnySource && (!isPointToPoint(op) || seq != kNoSeq);
@@ -38,17 +38,17 @@ struct IssuedOp {
 // Not thread-safe.
 class ArrivalExchange {
  public:
-  // In the order in which this process first used them: a name that is used
-  // again is told apart by its turn, as commprof/analysis/align/matching.py
-  // does.
+  // Call it in the order in which this process first used the groups: groups of
+  // the same name are numbered in this order, as in
+  // commprof/analysis/align/matching.py.
   void addGroup(const GroupMembership& group);
-  // Null: nobody to exchange with. Groups join as they are used.
+  // A null board ends the exchange. Groups join when they are used.
   void setBoard(std::shared_ptr<ArrivalBoard> board, uint32_t global_rank);
 
-  // Both take what isNumbered(), and may throw std::bad_alloc.
+  // post() and last() need isNumbered(), and may throw std::bad_alloc.
   void post(const IssuedOp& issued, uint64_t issue_ns);
-  // As ArrivalBoard::Group::last(), for a rank that was done at `done_ns`. In a
-  // group of one, this rank is the last.
+  // Like ArrivalBoard::Group::last(), for a rank that was done at `done_ns`. In
+  // a group of one, this rank is the last.
   ArrivalBoard::State last(
       const IssuedOp& issued,
       uint64_t issue_ns,
@@ -60,7 +60,7 @@ class ArrivalExchange {
   struct Membership {
     ArrivalBoard::Member member;
     bool is_gloo = false;
-    std::string name; // with its turn, the same on all ranks
+    std::string name; // with its number, the same on all ranks
     ArrivalBoard::Group joined{};
     bool refused = false;
   };
@@ -70,7 +70,7 @@ class ArrivalExchange {
   std::shared_ptr<ArrivalBoard> board_;
   uint32_t global_rank_ = 0;
   std::unordered_map<uint32_t, Membership> groups_;
-  // By group, its other end, and whether this rank sends.
+  // Keyed by group, the other end, and true if this rank sends.
   std::map<std::tuple<uint32_t, uint32_t, bool>, Membership> messages_;
   std::map<std::string, uint32_t> turns_;
 };

@@ -7,14 +7,14 @@ namespace commprof {
 
 namespace {
 
-// Of a stretch in which `waited_ns` were waited, what lies before a time. All
-// relative to the same moment.
+// Returns the part of `waited_ns`, spread evenly over a stretch, that lies
+// before `time`. All times are relative to the same moment.
 double before(double begin, double end, double waited_ns, double time) {
   const double length = std::max(1.0, end - begin);
   return std::clamp(time - begin, 0.0, length) / length * waited_ns;
 }
 
-// The copy speed with which the replay waits for `blocked_ns`.
+// Returns the copy speed with which the replay waits for `blocked_ns`.
 double copyNsPerByte(
     const std::vector<double>& end_ns,
     const std::vector<double>& copied_bytes,
@@ -77,7 +77,7 @@ uint64_t waitedBefore(
   }
   const double speed = copyNsPerByte(
       end_ns, copied_bytes, blocked_ns, window_ns / std::max(1.0, size_bytes));
-  double all_ns = 0; // that the replay waits
+  double all_ns = 0; // total wait of the replay
   for (size_t i = 0; i < end_ns.size(); ++i) {
     all_ns = std::max(all_ns, end_ns[i] - speed * copied_bytes[i]);
   }
@@ -125,7 +125,7 @@ void LateRanks::moveExposed(int64_t by_ns) {
   if (blocks == 0) {
     return;
   }
-  // Modulo 2**64 as the times are.
+  // This wraps modulo 2**64, as the times do.
   const uint64_t whole_ns = uint64_t(blocks) * block_ns_;
   std::map<std::pair<uint64_t, uint32_t>, uint64_t> moved;
   for (const auto& [cell, wait_ns] : waited_ns_) {

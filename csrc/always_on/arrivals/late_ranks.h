@@ -1,8 +1,8 @@
-// Who came last to the collectives of this rank, and how long it waited for
-// whom: counts per rank, and the waiting by time for a test against chance.
+// Counts which ranks came last to the collectives of this rank, and how long it
+// waited for each, in total and per block of time for a test against chance.
 //
-// Which part of exposed time was waiting for the last rank, for one stretch of
-// it, has the figures of commprof/analysis/step/waiting.py and exposure.py.
+// The part of an exposed stretch that was waiting for the last rank equals that
+// of commprof/analysis/step/waiting.py and exposure.py.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ namespace commprof {
 struct Exposure {
   uint64_t begin_ns = 0;
   uint64_t end_ns = 0;
-  uint64_t waited_ns = 0; // not more than its length but for clock noise
-  uint64_t op_id = 0; // waited for in Work.wait; 0 for a finalisation
+  uint64_t waited_ns = 0; // at most its length, except for clock noise
+  uint64_t op_id = 0; // awaited in Work.wait; 0 for a finalisation
   uint64_t graph_task = 0; // of the finalisation
 };
 
@@ -38,33 +38,33 @@ uint64_t waitedBefore(const Exposure& exposure, uint64_t arrival_ns) noexcept;
 const BucketTimes& decidingBucket(
     const std::vector<BucketTimes>& buckets) noexcept;
 
-// The part of a finalisation's waiting that lies before `arrival_ns`. What was
-// waited is shared out over the buckets by replaying DDP's loop, as exposure.py
-// does. May throw std::bad_alloc.
+// The part of a finalisation's waiting that lies before `arrival_ns`. The
+// waiting is distributed over the buckets by replaying DDP's loop, as
+// exposure.py does. May throw std::bad_alloc.
 uint64_t waitedBefore(
     const Exposure& finalisation,
     const std::vector<BucketTimes>& buckets,
     uint64_t arrival_ns);
 
-// Not thread-safe. Its size has a bound: beyond kMaxCells, neighbouring blocks
-// of time become one.
+// Not thread-safe. Its size is bounded: beyond kMaxCells, neighbouring blocks
+// of time are merged.
 class LateRanks {
  public:
   static constexpr uint64_t kFirstBlockNs = uint64_t(1) << 24; // 17 ms
   static constexpr uint64_t kMaxBlocks = 128;
   static constexpr size_t kMaxCells = 1024;
 
-  // `rank` was the last that this one needed in an operation.
+  // Counts `rank` as the last that this rank needed in an operation.
   void wasLast(uint32_t rank, uint64_t wait_ns);
-  // The training thread stood still for `rank`, from `at_ns` on.
+  // Counts a wait of the training thread for `rank`, from `at_ns` on.
   void exposed(uint64_t at_ns, uint32_t rank, uint64_t wait_ns);
-  // The times that exposed() was told were `by_ns` too early: moves them by
-  // that, rounded to whole blocks of time. May throw std::bad_alloc.
+  // Moves the times that were passed to exposed() by `by_ns`, rounded to whole
+  // blocks of time. May throw std::bad_alloc.
   void moveExposed(int64_t by_ns);
-  // Nothing that exposed() was told counts any more.
+  // Discards all that was passed to exposed().
   void forgetExposed();
 
-  // "last" and "waited_for" as members of a JSON object.
+  // Appends "last" and "waited_for" as members of a JSON object.
   void appendJson(std::string& out) const;
 
  private:

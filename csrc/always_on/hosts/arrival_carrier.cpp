@@ -21,7 +21,7 @@ namespace commprof {
 
 namespace {
 
-// Datagrams taken before it looks whether it must send, or end.
+// Datagrams taken before a check whether to send or to end.
 constexpr int kInARow = 256;
 
 int openEvent() {
@@ -69,7 +69,7 @@ void ArrivalCarrier::abandon() noexcept {
 
 void ArrivalCarrier::wake() noexcept {
   const uint64_t one = 1;
-  // An eventfd that counts so little takes a write of 8 bytes without fail.
+  // A write of 8 bytes to an eventfd with so low a count always succeeds.
   [[maybe_unused]] const ssize_t n = write(wake_fd_, &one, sizeof(one));
 }
 
@@ -234,7 +234,7 @@ void HostCarrier::afterForkParent() {
   instance().mutex_.unlock();
 }
 
-// The thread does not exist here, and its lock may be held for ever.
+// The thread does not exist in the child; its lock may be held for ever.
 void HostCarrier::afterForkChild() {
   HostCarrier& self = instance();
   if (ArrivalCarrier* carrier = self.carrier_.release()) {

@@ -1,6 +1,6 @@
-// Tells the other hosts of this host's arrivals, and writes theirs down here.
+// Sends this host's arrivals to the other hosts, and puts theirs on its board.
 //
-// One process of a host does it for all: the one that made the host's board.
+// One process of each host does this for all: the one that made the board.
 #pragma once
 
 #include <atomic>
@@ -18,23 +18,23 @@
 
 namespace commprof {
 
-// Where another host's carrier listens.
+// Address of another host's carrier.
 struct ArrivalPeer {
   std::string address; // numeric
   uint16_t port = 0;
-  uint64_t token = 0; // what it listens to
+  uint64_t token = 0; // that it accepts
 };
 
 struct ArrivalCarrierOptions {
   std::string address; // to listen on, numeric; any free port
-  uint64_t token = 0; // strangers do not know it
+  uint64_t token = 0; // datagrams without it are ignored
   uint32_t host = 0; // number of this host, from 1
 };
 
-// A thread that sleeps in poll() but for what comes and for kPeriodNs, at which
-// it sends what is new; without peers it only sleeps. It waits for nobody: what
-// the network does not take is counted and left out. Without a clock nothing is
-// sent and nothing is taken.
+// A thread that sleeps in poll(), takes datagrams that come, and every
+// kPeriodNs sends what is new; without peers it sends nothing. Datagrams that
+// the network does not accept at once are counted and dropped. Without a clock
+// nothing is sent and nothing is taken.
 class ArrivalCarrier {
  public:
   static constexpr uint64_t kPeriodNs = 100'000'000;
@@ -57,8 +57,8 @@ class ArrivalCarrier {
   void addPeer(const ArrivalPeer& peer);
   // Any thread: sends now what is new.
   void flush() noexcept;
-  // In a forked child, where the thread does not exist: lets go of the sockets
-  // and the board. The object must then be leaked.
+  // For a forked child, where the thread does not exist: closes the descriptors
+  // and releases the board. The object must then be leaked.
   void abandon() noexcept;
 
  private:
@@ -76,15 +76,15 @@ class ArrivalCarrier {
   std::shared_ptr<ArrivalBoard> board_;
   const ClockTrack& clock_;
   UdpSocket socket_;
-  int wake_fd_; // readable once there is something else to do than to sleep
+  int wake_fd_; // readable when the thread must wake up
   std::atomic<bool> stopping_{false};
   std::atomic<bool> has_peers_{false};
-  std::atomic<uint32_t> heard_{0}; // hosts
+  std::atomic<uint32_t> heard_{0}; // hosts whose arrivals were taken
 
-  ArrivalReceiver receiver_; // the thread's own
-  std::vector<bool> hosts_heard_; // the thread's own; by number
+  ArrivalReceiver receiver_; // used only by the thread
+  std::vector<bool> hosts_heard_; // the same; by number of the host
 
-  std::mutex mutex_; // everything below
+  std::mutex mutex_; // guards the next three
   ArrivalSender sender_;
   std::vector<Target> peers_;
   uint64_t unsent_ = 0;
@@ -92,22 +92,23 @@ class ArrivalCarrier {
   std::unique_ptr<std::thread> thread_;
 };
 
-// Any thread may call; a forked child begins with neither.
+// The process's board and carrier. Any thread may call; a forked child begins
+// with neither.
 class HostCarrier {
  public:
   // One per process, never destroyed.
   static HostCarrier& instance();
 
-  // A new board, in the place of that of an earlier process group. Throws as
+  // Makes a board, which replaces that of an earlier process group. Throws like
   // ArrivalBoard::create().
   std::shared_ptr<ArrivalBoard> makeBoard(uint64_t token);
-  // Carries between it and other hosts from now on until the process ends or
-  // stop(): ranks that finish later still need it. Returns its port. Throws as
-  // ArrivalCarrier does, and std::logic_error without a board.
+  // Starts a carrier for the board, which runs until the process ends or
+  // stop(): ranks that finish later still need it. Returns its port. Throws
+  // like ArrivalCarrier, and std::logic_error without a board.
   uint16_t carry(const ArrivalCarrierOptions& options);
-  // Throws as ArrivalCarrier::addPeer(), and std::logic_error without one.
+  // Throws like ArrivalCarrier::addPeer(); std::logic_error without a carrier.
   void addPeer(const ArrivalPeer& peer);
-  // Sends what is new now, if there is a carrier.
+  // Sends now what is new, if there is a carrier.
   void flush();
   void stop();
 

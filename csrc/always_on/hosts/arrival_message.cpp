@@ -7,7 +7,7 @@ namespace commprof {
 
 namespace {
 
-// Little-endian as the trace is.
+// Little-endian, as the trace.
 struct MessageHeader {
   static constexpr uint32_t kMagic = 0x56525241; // "ARRV"
   static constexpr uint16_t kVersion = 1;
@@ -27,8 +27,8 @@ struct RunHeader {
   uint32_t size = 0;
   uint32_t global_rank = 0;
   uint32_t first_seq = 0;
-  uint32_t count = 0; // with the first
-  uint32_t bytes = 0; // of the differences
+  uint32_t count = 0; // of times, with the first
+  uint32_t bytes = 0; // size of the differences
 };
 static_assert(sizeof(RunHeader) == 40);
 
@@ -56,7 +56,7 @@ void appendDifference(Datagram& datagram, int64_t difference) {
   datagram.push_back(char(rest));
 }
 
-// Moves `at` on; false if the number does not end before `end`.
+// Advances `at`; returns false if the number does not end before `end`.
 bool readDifference(
     const char* data,
     size_t& at,

@@ -1,9 +1,9 @@
-// What one host's carrier tells another's: arrivals of its ranks, packed into
-// datagrams that need no fragmenting.
+// Messages from one host's carrier to another's: arrivals of its ranks, packed
+// into datagrams that need no fragmentation.
 //
 // A datagram is a header and runs of consecutive collectives of one rank in one
-// group. Times are by rank 0's clock; within a run each but the first is the
-// difference from the one before, as a variable-length number.
+// group. Times are in rank 0's clock; within a run, each but the first is
+// stored as the difference from the one before, as a variable-length number.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,7 @@ struct ArrivalRun {
 };
 
 struct ArrivalMessage {
-  uint32_t host = 0; // who sent it, counted from 1
+  uint32_t host = 0; // number of the sender, from 1
   uint64_t error_ns = 0; // bound on the error of its times
   std::vector<ArrivalRun> runs;
 };
@@ -33,18 +33,18 @@ using Datagram = std::vector<char>;
 // Not thread-safe; add() may throw std::bad_alloc.
 class ArrivalPacker {
  public:
-  static constexpr size_t kMaxBytes = 1200; // fits every path of IPv6's 1280
+  static constexpr size_t kMaxBytes = 1200; // fits IPv6's minimum MTU of 1280
   static constexpr size_t kMaxDatagrams = 64;
 
   explicit ArrivalPacker(uint32_t host) : host_(host) {}
 
-  // False if there is no room left. One rank's collectives in ascending order.
+  // False if there is no room left. Add a rank's collectives in their order.
   bool add(
       const ArrivalBoard::Member& member,
       uint32_t seq,
       uint64_t common_ns,
       uint64_t error_ns);
-  // Each still needs a token.
+  // Returns the datagrams; each still needs setToken().
   std::vector<Datagram>& datagrams() noexcept {
     return datagrams_;
   }
@@ -65,11 +65,11 @@ class ArrivalPacker {
   uint64_t last_ns_ = 0;
 };
 
-// The receiver's own, which strangers do not know.
+// Sets the receiver's token, without which it ignores the datagram.
 void setToken(Datagram& datagram, uint64_t token) noexcept;
 
-// Nothing, unless every byte is as the packer would have it. May throw
-// std::bad_alloc.
+// Reads a datagram with `token`. Returns nothing if any part of it is invalid.
+// May throw std::bad_alloc.
 std::optional<ArrivalMessage> readArrivals(
     const char* data,
     size_t size,

@@ -9,7 +9,7 @@ namespace commprof {
 
 namespace {
 
-// One past the newest collective of this host's ranks; nothing: none yet.
+// Returns one past the newest collective of this host's ranks, if any.
 std::optional<uint32_t> localEnd(const ArrivalBoard::Group& group) noexcept {
   std::optional<uint32_t> newest;
   for (uint32_t rank = 0; rank < group.size(); ++rank) {
@@ -21,7 +21,7 @@ std::optional<uint32_t> localEnd(const ArrivalBoard::Group& group) noexcept {
   return newest;
 }
 
-// Whether two numbers of a group are at most so many collectives apart.
+// True if two numbers of a group are at most `distance` collectives apart.
 bool isNear(uint32_t one, uint32_t other, uint32_t distance) noexcept {
   return std::min(one - other, other - one) <= distance;
 }
@@ -53,7 +53,7 @@ bool ArrivalReceiver::take(
   if (!group || group.size() != run.member.size) {
     return false;
   }
-  // A number far from ours would write over what is still wanted.
+  // A number far from this host's would overwrite cells still needed.
   const std::optional<uint32_t> end = localEnd(group);
   const uint32_t run_end = run.first_seq + uint32_t(run.common_ns.size());
   if (!end || !isNear(run_end, *end, ArrivalBoard::kSlots)) {
@@ -80,7 +80,7 @@ bool ArrivalReceiver::take(
 
 namespace {
 
-// Of a group that all its ranks have joined here nobody else wants to know.
+// False if all ranks of a group have joined here: no other host needs it.
 bool spansHosts(const ArrivalBoard::Group& group) noexcept {
   for (uint32_t rank = 0; rank < group.size(); ++rank) {
     if (!group.isLocal(rank)) {

@@ -1,5 +1,5 @@
-// What one host tells another of arrivals: what it has not told yet, and what
-// of the other's it writes down on its own board.
+// Exchange of arrivals between hosts: selects what has not been sent yet, and
+// writes what another host sent to this host's board.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +15,14 @@ namespace commprof {
 // Not thread-safe; must not outlive the board.
 class ArrivalReceiver {
  public:
-  // Arrivals this far in the past, or in the future, are not believed.
+  // Arrivals farther in the past, or in the future, are rejected.
   static constexpr uint64_t kPastNs = 60'000'000'000;
   static constexpr uint64_t kFutureNs = 1'000'000'000;
 
   explicit ArrivalReceiver(ArrivalBoard& board) : board_(board) {}
 
-  // Of runs of groups that this host's ranks have joined, and whose numbers and
-  // times are near theirs. Returns how many were taken.
+  // Takes the runs of groups that this host's ranks have joined, if their
+  // numbers and times are near this host's. Returns the number of runs taken.
   uint32_t take(
       const ArrivalMessage& message,
       const ClockLine& clock,
@@ -38,27 +38,27 @@ class ArrivalReceiver {
   ArrivalBoard& board_;
 };
 
-// Everything is told twice, in two calls in a row, so that a single lost
-// datagram loses nothing; and for a second after a rank was first seen again
-// and again, since the other hosts may not have joined its group yet. It keeps
-// nothing but places: the arrivals stand on the board. Not thread-safe; must
-// not outlive the board.
+// Sends everything twice, in two successive calls, so that a single lost
+// datagram loses nothing; for a second after a rank was first seen, in every
+// call, since the other hosts may not have joined its group yet. Keeps only
+// positions: the arrivals are on the board. Not thread-safe; must not outlive
+// the board.
 class ArrivalSender {
  public:
   static constexpr uint64_t kSettleNs = 1'000'000'000;
-  // Of a rank, or a host, that is new: collectives of before that are told.
+  // Earlier collectives that are sent of a new rank, or to a new host.
   static constexpr uint64_t kRewind = 1024;
 
   explicit ArrivalSender(ArrivalBoard& board) : board_(board) {}
 
-  // Packs what is new, and what was new the last time; what finds no room
-  // comes first the next time. May throw std::bad_alloc.
+  // Packs what is new, and what was new in the last call; what does not fit
+  // comes first in the next call. May throw std::bad_alloc.
   void collect(const ClockLine& clock, uint64_t now_ns, ArrivalPacker& out);
-  // Another host listens: it gets the latest kRewind collectives too.
+  // Sends the latest kRewind collectives again, for another host.
   void startAgain(uint64_t now_ns) noexcept;
 
  private:
-  // Collectives of one rank, as ends of ranges that begin at 0.
+  // Ends of the ranges of one rank's collectives, from 0, that were sent.
   struct Told {
     uint64_t once = 0;
     uint64_t twice = 0;
@@ -74,7 +74,7 @@ class ArrivalSender {
 
   ArrivalBoard& board_;
   std::map<std::pair<uint64_t, uint32_t>, Told> told_; // by key and rank
-  uint32_t first_place_ = 0; // whose turn it is to come first
+  uint32_t first_place_ = 0; // comes first in the next call
 };
 
 } // namespace commprof

@@ -28,7 +28,7 @@ class Histogram {
   static uint64_t valueOf(uint32_t bucket) noexcept;
 
   void add(uint64_t ns);
-  // In any order and grouping: the result is the same.
+  // The result does not depend on the order or grouping of merges.
   void merge(const Histogram& other);
 
   uint64_t count() const noexcept {

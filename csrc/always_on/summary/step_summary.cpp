@@ -7,11 +7,11 @@ namespace commprof {
 
 namespace {
 
-// Waits between two phases of one step; more of them count with the last one.
-// A step with more in all is not split into wait and wire.
+// Waits kept between two phases of one step; further ones are merged into the
+// last. A step with more waits in total is not split into wait and wire.
 constexpr size_t kMaxPending = 1 << 14;
 constexpr uint64_t kNoOperation = UINT64_MAX;
-constexpr size_t kMaxSpans = 1 << 10; // phases looked back to from a wait
+constexpr size_t kMaxSpans = 1 << 10; // phases that a wait is compared with
 constexpr size_t kMaxPauses = 1 << 10; // of one step; further ones are left out
 
 uint64_t less(uint64_t a, uint64_t b) {
@@ -103,14 +103,14 @@ void StepSummary::cutPauses(uint64_t begin_ns, uint64_t end_ns) {
     if (pause.begin_ns >= end_ns || pause.end_ns <= begin_ns) {
       continue;
     }
-    pauses_[i].end_ns = std::max(pause.begin_ns, begin_ns); // what lies before
+    pauses_[i].end_ns = std::max(pause.begin_ns, begin_ns); // the part before
     if (pause.end_ns > end_ns) {
       pauses_.push_back({end_ns, pause.end_ns});
     }
   }
 }
 
-// The first step is warm-up: DDP regroups its buckets after it.
+// The first step is warm-up: DDP rebuilds its buckets after it.
 void StepSummary::countStep(uint64_t end_ns) {
   if (++complete_steps_ == 1) {
     return;
@@ -154,7 +154,7 @@ void StepSummary::takePhase(const Record& record) {
   spans_.push_back(span);
 }
 
-// Takes that part of the waiting out of a phase which lies in it.
+// Subtracts from a phase's time the part of the waiting that lies in it.
 void StepSummary::cut(const PhaseSpan& span, const Exposure& exposure) {
   const uint64_t length_ns = less(exposure.end_ns, exposure.begin_ns);
   const uint64_t within_ns = less(
@@ -176,7 +176,7 @@ void StepSummary::takeWait(const Record& record) {
   expose({record.timestamp_ns, record.value, waited_ns, record.op_id});
 }
 
-// Wall time less CPU time of the thread, less the waits counted already.
+// Counts wall time minus CPU time of the thread, minus waits counted already.
 void StepSummary::takeFinalizeEnd(const Record& record) {
   const Record begin = finalize_;
   finalize_ = {};

@@ -1,5 +1,5 @@
-// Where the steps of one rank went, as histograms: a stream of its records in,
-// nothing kept but counts. The figures are those of
+// Histograms of where the time of one rank's steps went, from the stream of its
+// records, which are not kept. The figures equal those of
 // commprof/analysis/step/exposure.py and breakdown.py; a test compares them.
 #pragma once
 
@@ -20,17 +20,16 @@ class StepSummary {
  public:
   static constexpr size_t kPhases = size_t(Phase::kOptimizer) + 1;
 
-  // `ledger` gets the waits of each step that counts; null: nobody does.
+  // `ledger` gets the waits of each step that counts; it may be null.
   explicit StepSummary(WaitLedger* ledger) : ledger_(ledger) {}
 
-  // The records of each thread in the order in which it pushed them, a pause
-  // before what it lies in; other kinds than steps, phases, waits,
-  // finalisations and pauses are passed over.
+  // Takes each thread's records in the order in which it pushed them, a pause
+  // before the records of the step and phase that it lies in. Ignores kinds
+  // other than steps, phases, waits, finalisations and pauses.
   void take(const Record& record);
-  // The marks so far turn out to bound no steps: nothing is counted, and no
-  // step is open.
+  // Discards all steps so far: nothing is counted, and no step is open.
   void forgetSteps();
-  // "steps", "exposed", "phases" and "paused" as members of a JSON object.
+  // Appends "steps", "exposed", "phases" and "paused" to a JSON object.
   void appendJson(std::string& out) const;
 
  private:
@@ -53,19 +52,19 @@ class StepSummary {
   WaitLedger* const ledger_;
   // The open step.
   bool open_ = false;
-  uint32_t thread_ = 0; // whose steps these are; 0 before the first
+  uint32_t thread_ = 0; // thread of the steps; 0 before the first
   uint64_t step_ = 0;
   uint64_t begin_ns_ = 0;
   uint64_t exposed_ns_ = 0;
-  std::array<uint64_t, kPhases> phase_ns_{}; // less what was exposed in them
-  // What may still lie in a phase: it says only at its end when it began.
+  std::array<uint64_t, kPhases> phase_ns_{}; // minus what was exposed in them
+  // Waits that may still lie in a phase: its record comes only at its end.
   std::vector<Exposure> pending_;
   std::vector<PhaseSpan> spans_; // of the step; a wait may end after its phase
   std::vector<Exposure> exposures_; // of the step, for the ledger
-  Record finalize_; // its begin; kind kNone if there is none
+  Record finalize_; // begin of the open finalisation; else kNone
   uint64_t waited_in_finalize_ns_ = 0;
-  std::vector<Pause> pauses_; // less what was exposed in them
-  std::array<uint64_t, kPhases> paused_ns_{}; // of phase_ns_
+  std::vector<Pause> pauses_; // minus what was exposed in them
+  std::array<uint64_t, kPhases> paused_ns_{}; // paused part of phase_ns_
 
   uint64_t complete_steps_ = 0;
   Histogram step_ns_;

@@ -41,7 +41,7 @@ void Summary::fold(const Record* records, uint64_t count) {
     }
     const bool told = device_steps_.tells();
     device_steps_.take(*record, retold_);
-    if (device_steps_.tells() && !told) { // it tells these steps anew
+    if (device_steps_.tells() && !told) { // it reports the steps again
       ledger_.forgetSteps();
       steps_.emplace(ledger_);
     }
@@ -57,8 +57,8 @@ void Summary::takeSteps() {
   retold_.clear();
 }
 
-// Ids count up, so an id's place is free once kMaxOpen others were issued. Null
-// for one that lost its place.
+// Ids increase, so an id's place is free once kMaxOpen others were issued.
+// Returns null for an operation that lost its place.
 Summary::Open* Summary::open(uint64_t op_id) {
   Open& place = open_[op_id % kMaxOpen];
   if (place.op_id > op_id) {
@@ -76,7 +76,7 @@ void Summary::close(Open& open) {
   if (!open.issued) {
     unmatched_ += open.op_id != 0;
   } else if (open.has_end && !open.counted) {
-    // Some of gloo's operations report no completion but to who waits for it.
+    // Some of gloo's operations report completion only to the waiting thread.
     if (open.wait_end_ns != 0) {
       countDuration(open, open.wait_end_ns);
     } else {
@@ -139,7 +139,7 @@ void Summary::takeReady(const Record& record) {
   }
 }
 
-// From when the device's stream came to it until its event behind it.
+// Counts from when the device's stream reached it until the event behind it.
 void Summary::countOnDevice(Open& open) {
   if (open.issued && open.ready_ns != 0 && open.end_ns != 0) {
     open.has_end = true;
@@ -165,7 +165,7 @@ void Summary::takeEnd(const Record& record) {
     open->end_ns = record.timestamp_ns;
     countOnDevice(*open);
   } else {
-    open->has_end = true; // on a device, if the host sees it
+    open->has_end = true; // on a device: the host saw the end
     countDuration(*open, record.timestamp_ns);
   }
 }
@@ -223,7 +223,7 @@ uint32_t Summary::othersOf(Op op) {
   return index;
 }
 
-// Where this one counts.
+// Returns the entry in which operation `index` is counted.
 Summary::Operation& Summary::operation(uint32_t index) {
   Operation& found = operations_[index];
   if (!found.moved) {
@@ -232,8 +232,8 @@ Summary::Operation& Summary::operation(uint32_t index) {
   return found.others ? operations_[0] : operation(others_.at(found.op));
 }
 
-// The rarest that was not moved; 0: none is left. If `joins`, only of those
-// which have others of their operation to be moved to.
+// Returns the rarest entry that was not moved; 0 if none is left. With `joins`,
+// considers only entries that can be moved to others of their operation.
 size_t Summary::rarest(bool joins) const {
   std::array<uint32_t, 256> count_of_op{};
   for (const Operation& one : operations_) {
@@ -254,7 +254,7 @@ size_t Summary::rarest(bool joins) const {
 bool Summary::moveRarest() {
   size_t from = rarest(true);
   if (from == 0) {
-    from = rarest(false); // an operation's sums fall, but the limit holds
+    from = rarest(false); // reduces an operation's sums; keeps the limit
   }
   if (from == 0) {
     return false;
@@ -284,8 +284,8 @@ const std::string& Summary::json(const State& state, size_t limit) {
             operations_.begin(), operations_.end(), [](const Operation& one) {
               return one.count > 0;
             }));
-    // As if all were of one size: the rarest are smaller, so this takes a few
-    // turns and does not move too many.
+    // Assumes equal sizes: the rarest are smaller, so this takes a few
+    // iterations and does not move too many.
     const size_t excess = json_.size() - limit;
     size_t moves = 1 + excess * live / json_.size() / 2;
     bool moved = false;

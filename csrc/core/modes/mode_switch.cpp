@@ -38,7 +38,7 @@ bool ModeSwitch::countSignals(int number) noexcept {
   }
   struct sigaction ours{};
   ours.sa_handler = &countSignal;
-  ours.sa_flags = SA_RESTART; // the training thread's calls go on
+  ours.sa_flags = SA_RESTART; // interrupted system calls are restarted
   sigemptyset(&ours.sa_mask);
   return sigaction(number, &ours, nullptr) == 0;
 }
@@ -53,7 +53,7 @@ void ModeSwitch::watch(const std::string& path) {
 std::optional<Mode> ModeSwitch::poll(Mode current) {
   const uint64_t signalled = signals.load();
   if (signalled != signals_) {
-    signals_ = signalled; // several between two looks are one
+    signals_ = signalled; // several between two polls count as one
     writeFile(nextMode(current));
     return nextMode(current);
   }
@@ -76,7 +76,7 @@ bool ModeSwitch::changed() noexcept {
       int64_t(status.st_mtim.tv_nsec),
       uint64_t(status.st_ino),
       uint64_t(status.st_size)};
-  // An empty one is just being written.
+  // An empty file is just being written.
   if (found == seen_ || found.bytes == 0) {
     return false;
   }
@@ -103,7 +103,7 @@ std::optional<Mode> ModeSwitch::readFile() {
   return mode;
 }
 
-// Whole or not at all, for all ranks may read it now.
+// Replaces the file in one step, because all ranks may read it now.
 void ModeSwitch::writeFile(Mode mode) noexcept {
   if (path_.empty()) {
     return;
@@ -117,7 +117,7 @@ void ModeSwitch::writeFile(Mode mode) noexcept {
     std::fprintf(file, "%s\n", modeName(mode));
     if (std::fclose(file) == 0 &&
         std::rename(partial.c_str(), path_.c_str()) == 0) {
-      changed(); // and known
+      changed(); // marks this version as seen
     } else {
       std::remove(partial.c_str());
     }

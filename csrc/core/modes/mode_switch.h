@@ -22,8 +22,8 @@ class ModeSwitch {
   static bool countSignals(int number) noexcept;
 
   // Returns the mode that was asked for since the last call, if any. After a
-  // signal that is the mode after `current`, which the file then tells the
-  // other ranks.
+  // signal that is the mode after `current`, which is also written to the
+  // file for the other ranks.
   std::optional<Mode> poll(Mode current);
 
  private:

@@ -1,4 +1,4 @@
-// The recorder's helper thread, and what the mode makes of the records.
+// The recorder's helper thread, and its handling of records in each mode.
 #include <pthread.h>
 #include <signal.h>
 
@@ -16,10 +16,10 @@ namespace {
 
 constexpr size_t kClocksKept = 64;
 // A script may switch recording off and on in every step, which must not fill
-// the disk; who watches has more patience than this.
+// the disk; a monitor waits longer than this before it reports a hang.
 constexpr uint64_t kTellOffAfterNs = 500'000'000;
-// The other ranks' last arrivals when capture stops: they stop at about the
-// same time, or drain within their flush interval.
+// Longest wait for the other ranks' last arrivals when capture stops: they stop
+// at about the same time, or drain within their flush interval.
 constexpr uint64_t kLastArrivalsNs = 300'000'000;
 constexpr auto kLastArrivalsPoll = std::chrono::milliseconds(2);
 
@@ -89,7 +89,7 @@ void Recorder::setEnabled(bool on) noexcept {
   refreshEnabled();
 }
 
-// Of two threads that come here at once, the one that stores last looks again.
+// If two threads call this at once, the one that stores last checks again.
 void Recorder::refreshEnabled() noexcept {
   bool on = false;
   do {
@@ -99,8 +99,8 @@ void Recorder::refreshEnabled() noexcept {
            (wanted_.load() && started_.load() && mode_.load() != Mode::kOff));
 }
 
-// So that who watches this rank takes its silence for no hang. Told before the
-// first records that follow.
+// Writes whether recording is on, so that a monitor does not take this rank's
+// silence for a hang. Call it before the first records that follow are written.
 bool Recorder::writeRecordingLocked() noexcept {
   const uint64_t now_ns = nowNs();
   if (enabled()) {
@@ -140,14 +140,14 @@ void Recorder::setModeLocked(Mode mode) noexcept {
     try {
       summary_ = std::make_unique<Summary>(nowNs(), exchange_);
     } catch (const std::bad_alloc&) {
-      return; // all stays as it is
+      return; // the mode does not change
     }
   }
   mode_.store(mode);
   refreshEnabled();
-  drainLocked(); // what came in between, still in the manner of before
+  drainLocked(); // records pushed meanwhile, still in the earlier mode
   keep_records_ = mode == Mode::kFull;
-  next_summary_ns_ = 0; // the summary tells the mode
+  next_summary_ns_ = 0; // the summary contains the mode
   drainLocked();
 }
 

@@ -13,7 +13,7 @@ namespace commprof {
 
 namespace {
 
-// Python's own, where it cannot flush what was printed.
+// Python's exit code if it cannot flush what was printed.
 constexpr int kFlushFailed = 120;
 
 int noted_fd = -1;

@@ -18,7 +18,7 @@ namespace {
 
 constexpr uint64_t kSleepNs = 3'600'000'000'000; // an hour; then the next one
 constexpr time_t kSleepS = time_t(kSleepNs / 1'000'000'000);
-// For the sleeper to get a core and say when the stop began.
+// Time for the sleeper to get a core and store when the stop began.
 constexpr timespec kGrace{0, 5'000'000};
 
 // Written by the kernel, on behalf of the sleeper, when a stop begins.
@@ -28,7 +28,7 @@ struct Sleep {
 };
 constinit Sleep g_sleep; // of this process
 
-// 0 without any since this sleep began.
+// Returns when the last stop began; 0 if there was none in this sleep.
 uint64_t lastStopNs() noexcept {
   const uint64_t due_ns = g_sleep.due_ns.load();
   if (due_ns == 0) {
@@ -46,13 +46,13 @@ uint64_t lastStopNs() noexcept {
 
 void sleepOnAndOn() noexcept {
   const timespec length{kSleepS, 0};
-  // What remains is told up to the latest moment at which it may wake up.
+  // The remaining time includes the timer slack, which is set to its minimum.
   (void)prctl(PR_SET_TIMERSLACK, 1UL);
   for (;;) {
     g_sleep.remaining.tv_nsec = -1;
     g_sleep.due_ns.store(nowNs() + kSleepNs);
-    // Not clock_nanosleep() of the library, in whose place a tool may put one
-    // that looks at these times itself.
+    // Not the library's clock_nanosleep(): a tool may have replaced it by one
+    // that reads these times itself.
     const long failed = syscall(
         SYS_clock_nanosleep,
         CLOCK_MONOTONIC,
@@ -80,7 +80,7 @@ void awaitEnds(StopSink sink) noexcept {
       continue;
     }
     const uint64_t begin_ns = lastStopNs();
-    if (begin_ns == known_ns) { // the sleeper had no core all the while
+    if (begin_ns == known_ns) { // the sleeper has had no core yet
       clock_nanosleep(CLOCK_MONOTONIC, 0, &kGrace, nullptr);
       known_ns = lastStopNs();
       continue;

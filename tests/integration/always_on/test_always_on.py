@@ -1,4 +1,4 @@
-"""Always-on mode with real ranks: what it keeps, what bounds it, and how it is switched."""
+"""Always-on mode with real ranks: contents and limits of a recording, and switching of modes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def same(found: Histogram, values_ns: object) -> None:
 
 
 def test_the_summary_agrees_with_the_records(tmp_path: Path) -> None:
-    """The same records, folded as they came and analysed afterwards, give the same figures."""
+    """Records folded while they are made give the same figures as records analysed afterwards."""
     run_module("tests.support.ranks.always_on_rank", ["both", str(tmp_path)], 2)
     for rank in (0, 1):
         trace = read_trace(tmp_path / f"rank_{rank}.trace")
@@ -81,7 +81,7 @@ def until(condition: Callable[[], bool], seconds: float = 30) -> None:
 
 
 def modes(directory: Path) -> list[str]:
-    """What the ranks' summaries say; they are written when the mode changes."""
+    """Returns the mode in each rank's summary, which is written when the mode changes."""
     found = (read_trace(directory / f"rank_{rank}.trace").summary for rank in (0, 1))
     return ["off" if summary is None else summary.mode for summary in found]
 
@@ -180,12 +180,12 @@ def test_steps_of_a_loop_without_an_optimizer_are_found(tmp_path: Path) -> None:
     said = " ".join(done.stdout.split())
     assert "Step boundaries were inferred from backward passes that communicated" in said
     (summary,) = json.loads((out / "result.json").read_text())["summaries"]
-    # 40 backward passes, of which 20 had to be seen, and the first step is warm-up.
+    # 20 of the 40 backward passes had to be seen first, and the first step is warm-up.
     assert (summary["steps_end"], summary["steps"]) == ("backward", 19)
     assert summary["exposed_ms"] > 0
     assert summary["arrivals_known"] > 0
     (reduce,) = [one for one in summary["operations"] if one["op"] == "all_reduce"]
-    assert reduce["busbw_gb_per_s"] == reduce["algbw_gb_per_s"] > 0  # of two ranks
+    assert reduce["busbw_gb_per_s"] == reduce["algbw_gb_per_s"] > 0  # two ranks
     checks = {check["name"]: check for check in summary["cross_checks"]}
     assert checks["phases"]["agrees"]
     assert checks["ddp_exposed"]["other"] is not None
@@ -209,7 +209,7 @@ while True:
 
 
 def test_a_killed_process_leaves_a_whole_summary(tmp_path: Path) -> None:
-    """Killed at any moment of a file that is written over and over, half of the time."""
+    """SIGKILL at any moment leaves a readable summary, in a file that is rewritten all the time."""
     for round_number in range(5):
         path = tmp_path / f"rank_{round_number}.trace"
         victim = fork("-c", VICTIM, str(path), json.dumps(metadata()), spare_count=0)
@@ -223,8 +223,8 @@ def test_a_killed_process_leaves_a_whole_summary(tmp_path: Path) -> None:
         assert trace.summary is not None
         summary: Summary = trace.summary
         assert summary.mode == "always-on"
-        # Each flush folds 50 boundaries and writes; the first one has one more, and step 0
-        # is left out. The helper thread folds too, in between.
+        # Each flush folds 50 boundaries and writes; the first flush has one more, and step 0 is
+        # left out. The helper thread also folds, between flushes.
         assert summary.steps.count == max(0, summary.records - 2)
         assert path.stat().st_size < 110_000
 
@@ -243,11 +243,11 @@ with commprof.profile(sys.argv[1], mode="always-on") as profiler:
 @pytest.mark.slow
 @pytest.mark.measures
 def test_a_killed_process_loses_its_last_second(tmp_path: Path) -> None:
-    """It says when it ends each step; nothing but time makes it write its summary."""
+    """Only time makes the process write its summary; it prints the end of each step."""
     with start("-c", RECORDED_TO_THE_END, str(tmp_path)) as victim:
         assert victim.stdout is not None
         said = [int(victim.stdout.readline())]
-        while said[-1] < said[0] + 3_500_000_000:  # of the summaries, which began before it
+        while said[-1] < said[0] + 3_500_000_000:  # for 3.5 s, in which summaries are written
             said.append(int(victim.stdout.readline()))
         killed_ns = time.monotonic_ns()
         victim.kill()
@@ -258,7 +258,7 @@ def test_a_killed_process_loses_its_last_second(tmp_path: Path) -> None:
     assert summary is not None
     before = sum(1 for time_ns in said if time_ns < killed_ns - 1_200_000_000)
     assert before > 100
-    # Step 0 is left out, and of the last one the end may have been said too early.
+    # Step 0 is left out, and the last step's end may have been printed before it was recorded.
     assert summary.steps.count >= before - 2
     assert killed_ns - summary.end_ns < 1_200_000_000
 

@@ -1,4 +1,4 @@
-"""Wait and wire without a trace between two hosts, whose clocks are 300 ms apart."""
+"""Wait and wire time without a trace, on two hosts whose clocks differ by 300 ms."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ pytestmark = [
     pytest.mark.slow,
 ]
 
-#: The second host's clock is ahead of the first's by this.
+#: Offset in ms of each host's clock.
 AHEAD_MS = (0, 300)
 
 
 @pytest.mark.measures
 def test_the_summary_splits_as_the_records_do(tmp_path: Path) -> None:
-    """The same records, exchanged between the hosts and matched afterwards, give one figure."""
+    """Records exchanged between hosts give the figures of records matched afterwards."""
     with netns.Hosts(2, "1gbit") as hosts:
         arguments = [str(tmp_path), "-1", "0.6"]
         run_module_on_hosts(hosts, "tests.support.ranks.last_arrivals_rank", arguments, AHEAD_MS, 2)
@@ -47,7 +47,7 @@ def test_the_summary_splits_as_the_records_do(tmp_path: Path) -> None:
         assert (summary.arrivals_known, summary.arrivals_unknown) == (len(table_), 0)
         assert summary.unsplit_steps == 0
         assert (summary.hosts.clock, summary.hosts.peers, summary.hosts.heard) == (1, 1, 1)
-        # All but some messages have ranks of both hosts; known within 2 ms from the first second.
+        # All except some messages span both hosts; clocks are known to 2 ms after the first second.
         at_home = np.isin(table_.op, POINT_TO_POINT) & (table_.peer // 2 == trace.rank // 2)
         assert summary.arrival_clock_error.count == len(table_) - at_home.sum()
         assert 0 < summary.arrival_clock_error.max_ns < 2_000_000
@@ -60,7 +60,7 @@ def test_the_summary_splits_as_the_records_do(tmp_path: Path) -> None:
         found = merged_histogram(one.until_last for one in summary.operations)
         assert found.count == ended.sum()
         assert found.sum_ns == pytest.approx(wait[ended].sum(), abs=apart_ns * found.count)
-        # Arrivals closer than the clocks are known may change places.
+        # The order of arrivals is uncertain if they differ by less than the clocks' error.
         total = sum(last.count for last in summary.last)
         assert total == found.count
         for last in summary.last:

@@ -1,4 +1,4 @@
-"""Wait and wire without a trace: what the ranks told each other while they ran."""
+"""Wait and wire time without a trace, from arrivals that the ranks exchange while they run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def merged(summary: Summary, name: str) -> Histogram:
 
 
 def same(found: Histogram, values_ns: np.ndarray, apart_ns: float) -> None:  # type: ignore[type-arg]
-    """The values, each but for ``apart_ns``, and quantiles within the histogram's error."""
+    """Asserts that a histogram has these values, each within ``apart_ns``, and quantiles."""
     assert found.count == len(values_ns)
     assert found.sum_ns == pytest.approx(values_ns.sum(), abs=apart_ns * found.count)
     for q in (0.0, 0.1, 0.5, 0.9, 0.99, 1.0):
@@ -38,7 +38,7 @@ def same(found: Histogram, values_ns: np.ndarray, apart_ns: float) -> None:  # t
 
 
 def split(table: Collectives, arrivals: Arrivals) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
-    """By the definition, from the traces of all ranks."""
+    """Returns wait and wire time by their definition, from the traces of all ranks."""
     known = (arrivals.collective >= 0) & (table.end_ns > 0)
     duration = np.maximum(table.end_ns, table.issue_ns)[known] - table.issue_ns[known]
     wait = np.minimum(duration, arrivals.last_arrival_ns[known] - table.issue_ns[known])
@@ -46,7 +46,7 @@ def split(table: Collectives, arrivals: Arrivals) -> tuple[np.ndarray, np.ndarra
 
 
 def test_the_summary_splits_as_the_records_do(tmp_path: Path) -> None:
-    """The same records, exchanged in the job and matched afterwards, give the same figures."""
+    """Records exchanged in the job and matched afterwards give the same figures."""
     run_module("tests.support.ranks.last_arrivals_rank", [str(tmp_path)], 3)
     traces = [read_trace(tmp_path / f"rank_{rank}.trace") for rank in range(3)]
     tables = [columns.collectives(trace) for trace in traces]
@@ -86,7 +86,7 @@ def test_a_rank_that_does_not_record_leaves_the_others_without_its_arrivals(
         pair = {group.id for group in trace.groups.values() if group.size == 2}
         table = columns.collectives(trace)
         assert trace.summary is not None
-        # The group of these two, and their messages, have all that they need.
+        # All arrivals are known for the group of these two ranks and for their messages.
         between = np.isin(table.group, list(pair))
         between |= np.isin(table.op, POINT_TO_POINT) & (table.peer == 2 - rank)
         assert trace.summary.arrivals_known == between.sum() > 0
@@ -97,7 +97,7 @@ def test_a_rank_that_does_not_record_leaves_the_others_without_its_arrivals(
 
 
 def timed(out: Path, late_ms: int) -> tuple[dict[int, Summary], str]:
-    """Three ranks, of which rank 1 is so late; their summaries and the report."""
+    """Runs three ranks, of which rank 1 is late; returns their summaries and the report."""
     layers = "layers=1,data_ms=6,forward_ms=6,backward_ms=12,gradient_mb=0.02"
     late = f"late_rank=1,late_ms={late_ms},late_phase=data"
     done = call(
@@ -122,7 +122,7 @@ def test_a_rank_20_ms_late_is_seen_from_the_summaries_alone(tmp_path: Path) -> N
     for rank in (0, 2):
         wait_ms = quantile_ns(late[rank].exposed_wait, 0.5) / 1e6
         assert wait_ms == pytest.approx(20, abs=2)
-        # The late rank itself waits for nobody: all that it sees of the same exchange is wire.
+        # The late rank waits for no other rank: its part of the same exchange is all wire time.
         wire_ms = [quantile_ns(late[r].exposed_wire, 0.5) / 1e6 for r in (rank, 1)]
         assert wire_ms[0] == pytest.approx(wire_ms[1], abs=2)
     assert quantile_ns(late[1].exposed_wait, 0.5) < 2e6

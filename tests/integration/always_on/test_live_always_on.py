@@ -1,4 +1,4 @@
-"""Live metrics of a real job in always-on mode: what docs/monitoring.md promises, and no more."""
+"""Live metrics of a real job in always-on mode are those that docs/monitoring.md lists."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Scrape = dict[tuple[str, str], float]
 
 
 def scrape(address: str) -> Scrape:
-    """Values by name and labels; empty before the monitor has anything to tell."""
+    """Returns values by name and labels; empty before the monitor has any."""
     try:
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
             text = answer.read().decode()
@@ -60,13 +60,13 @@ def scrape(address: str) -> Scrape:
 
 
 def steps(found: Scrape) -> float:
-    """Of the rank that has fewest; 0 before both have any."""
+    """Returns the steps of the rank with the fewest; 0 before both ranks have any."""
     counts = [value for (name, _), value in found.items() if name == "commprof_steps_total"]
     return min(counts) if len(counts) == 2 else 0
 
 
 def _of(found: Scrape, metric: str, rank: str) -> dict[str, float]:
-    """Of one rank, by its labels."""
+    """Returns one rank's values of a metric, by labels."""
     return {labels: v for (name, labels), v in found.items() if name == metric and rank in labels}
 
 
@@ -82,7 +82,7 @@ def test_what_a_running_job_in_always_on_mode_tells(tmp_path: Path) -> None:
         address = target(run)
         wait = ("commprof_exposed_seconds_total", 'part="wait",rank="0"')
         first = until(lambda: found if wait in (found := scrape(address)) else None, "a split step")
-        # The minute that recent figures are about has two summaries in it by then.
+        # By then two summaries are in the minute that recent figures cover.
         second = until(
             lambda: found if steps(found := scrape(address)) > steps(first) + 100 else None, "steps"
         )
@@ -99,7 +99,7 @@ def test_what_a_running_job_in_always_on_mode_tells(tmp_path: Path) -> None:
         assert second["commprof_rank_running", of_rank] == 1
         assert second["commprof_rank_failed", of_rank] == 0
         step_s = second["commprof_recent_step_seconds", of_rank]
-        assert step_s > 0.02  # it sleeps so long
+        assert step_s > 0.02  # the job sleeps that long
         parts = _of(second, "commprof_recent_step_part_seconds", of_rank)
         assert len(parts) == 6
         assert sum(parts.values()) == pytest.approx(step_s, rel=1e-3)

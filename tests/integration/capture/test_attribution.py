@@ -32,7 +32,7 @@ WARMUP = 2
 
 
 def breakdowns(run: WorldRun) -> dict[int, Breakdown]:
-    """Every rank's steps, warm-up left out."""
+    """Returns every rank's steps without warm-up."""
     ranks = sorted(run.traces)
     assert ranks == list(range(run.world_size))
     traces = [run.traces[rank] for rank in ranks]
@@ -49,32 +49,32 @@ Floats = npt.NDArray[np.float64]
 
 
 def stamps(run: WorldRun, rank: int, phase: str) -> tuple[Floats, Floats]:
-    """Begin and end of a phase by the workload's own clock, for all steps."""
+    """Returns begin and end of a phase by the workload's own clock, for all steps."""
     truth = run.results[rank]["truth"]
     begin, length = (np.array(truth[f"{phase}_{key}"]) for key in ("begin_ns", "ns"))
     return begin, begin + length
 
 
 def truth(run: WorldRun, rank: int, phase: str) -> Floats:
-    """What the workload's own clock says about a phase, warm-up left out."""
+    """Returns a phase's times by the workload's own clock, without warm-up."""
     begin, end = stamps(run, rank, phase)
     return (end - begin)[WARMUP:].astype(np.float64)
 
 
 def most(run: WorldRun, rank: int, phase: str) -> Floats:
-    """As `truth`, with the gaps to the phases before and after.
+    """Returns the times of `truth` plus the gaps to the phases before and after.
 
-    Where a rank is held up in a gap, no stamp says to which of the phases that belongs.
+    If a rank is delayed in a gap, no timestamp tells to which phase the delay belongs.
     """
     before = {"data": "optimizer", "forward": "data", "backward": "forward"}
     after = {"data": "forward", "forward": "backward", "backward": "optimizer"}
     ended = stamps(run, rank, before[phase])[1]
-    ended = np.roll(ended, 1) if phase == "data" else ended  # the step before's
+    ended = np.roll(ended, 1) if phase == "data" else ended  # end of the previous step
     return (stamps(run, rank, after[phase])[0] - ended)[WARMUP:].astype(np.float64)
 
 
 def result_of(run: WorldRun) -> WorldResult:
-    """Figures of a run that has some."""
+    """Returns the figures of a run that has some."""
     result = analyse_world(run)
     assert result is not None
     assert result.measured_steps > 0
@@ -84,7 +84,7 @@ def result_of(run: WorldRun) -> WorldResult:
 @pytest.mark.measures
 @pytest.mark.parametrize("world_size", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_compute_and_data_time_are_recovered_on_every_step(tmp_path: Path, world_size: int) -> None:
-    # Gradients so small that 8 ranks on few cores are kept waiting by sleeps, not by work.
+    # Gradients so small that 8 ranks on few cores wait for sleeps, not for work.
     workload = "timed:layers=4,data_ms=5,forward_ms=5,backward_ms=10,gradient_mb=0.01"
     run = run_here(tmp_path, workload, world_size, steps=30)
     strict = 0
@@ -97,7 +97,7 @@ def test_compute_and_data_time_are_recovered_on_every_step(tmp_path: Path, world
             largest = most(run, rank, phase) - (part.exposed_ns if phase == "backward" else 0)
             good = (found >= expected - allowed) & (found <= largest + allowed)
             assert good.all(), (rank, phase, part.step[~good], (found - expected)[~good])
-    # A core for each rank leaves no gap worth a word; on fewer, most steps are still exact.
+    # With a core per rank, gaps are negligible; on fewer cores, most steps are still exact.
     assert strict >= 0.9 * 3 * (30 - WARMUP) * world_size
 
 
@@ -118,7 +118,7 @@ def test_phases_add_up_to_the_loops_own_step(tmp_path: Path) -> None:
         )
         loop = np.array(run.results[rank]["step_ns"], dtype=np.float64)
         allowed = 0.005 * loop.min()
-        # What holds a rank up between two steps is in no step of the loop, but in one of ours.
+        # A delay between two steps is in no step of the loop, but in a recorded step.
         strict = np.abs(total - loop[WARMUP:]) <= allowed
         assert strict.mean() >= 0.9
         begin, end = stamps(run, rank, "data")[0], stamps(run, rank, "optimizer")[1]
@@ -135,8 +135,8 @@ def test_phases_add_up_to_the_loops_own_step(tmp_path: Path) -> None:
 @pytest.mark.measures
 @pytest.mark.needs_netns
 def test_exposed_time_on_a_known_link(tmp_path: Path) -> None:
-    # Two ranks each send and receive the whole 25 MB: 2 (n - 1) / n = 1. The link is slow enough
-    # that gloo's own additions, which no link rate tells of, are small beside the transfer.
+    # Two ranks each send and receive the whole 25 MB: 2 (n - 1) / n = 1. The link is so slow that
+    # gloo's own overhead, which the rate does not include, is small compared with the transfer.
     arithmetic_ms = 25e6 * 8 / 250e6 * 1e3
     hidden = "timed:layers=2,gradient_mb=0/25,backward_ms=1200/5"
     with netns.Hosts(2, "250mbit") as hosts:
@@ -174,7 +174,7 @@ def test_a_late_rank_is_named_and_wire_time_stays(tmp_path: Path, phase: str) ->
     assert waited_ms[0] == pytest.approx(20, abs=1.5)
     assert waited_ms[1] < 1
     for rank in (0, 1):
-        # Of fast steps: the link is shaped, so a machine that lacks cores only adds to them.
+        # Quantile of the fast steps: the link's rate is fixed, so a lack of cores only adds time.
         wire_ms = [
             float(np.quantile(parts[rank].wire_ns[steps], 0.1)) / 1e6
             for steps in (is_late, ~is_late)
@@ -187,14 +187,14 @@ def test_a_late_rank_is_named_and_wire_time_stays(tmp_path: Path, phase: str) ->
 
 @pytest.mark.parametrize("late", [0, 3])
 def test_a_slow_rank_of_a_mesh_is_named_through_its_groups(tmp_path: Path, late: int) -> None:
-    """Half of what the others wait is for a rank that itself waited in another group."""
+    """Half of the other ranks' waiting is for a rank that itself waited in another group."""
     run_module("tests.support.scripts.mesh", [str(tmp_path), str(late)], 4)
     found = analyse_world(read_world(tmp_path, 4))
     assert found is not None
     assert found.late_rank is not None
     assert found.late_rank.rank == late
     assert found.late_rank.phase == "forward"
-    # By the last arrival alone it is two thirds; the rest is what a busy machine adds.
+    # Attribution to the last arrival alone gives two thirds; a busy machine explains the rest.
     no_core = sum(cost.share for cost in found.wait_costs if cost.cause == NO_CORE)
     assert found.late_rank.share > 0.8 * (1 - no_core)
     assert found.late_rank.wait_ns == pytest.approx(mesh.LATE_S * 1e9, rel=0.3)

@@ -1,4 +1,4 @@
-"""Capture never changes a result: same bits with and without it."""
+"""Capture never changes a result: the bits are the same with and without it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.ranks.capture.ddp_variants import SETTINGS, VARIANTS
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_gradients_after_20_steps_are_bit_identical(tmp_path: Path, world_size: int) -> None:
-    # With 3 ranks dividing by the world size and multiplying by its inverse differ.
+    # With 3 ranks, dividing by the world size and multiplying by its inverse give other bits.
     outputs = run_module("tests.support.ranks.capture.ddp_variants", [str(tmp_path)], world_size)
     by_rank = [json.loads(output.strip().splitlines()[-1]) for output in outputs]
     for setting in SETTINGS:

@@ -1,4 +1,4 @@
-"""Compiled models and optimizers compile to the same graphs with recording on as without."""
+"""Compiled models and optimizers compile to the same graphs with and without recording."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ def trained(directory: Path, cases: tuple[str, ...], *recorded: str) -> dict[str
 
 
 def breaks(counts: dict[str, Any]) -> list[Counter[str]]:
-    """Breaks after which a frame goes on, and those for which it is not compiled.
+    """Returns graph breaks after which a frame continues, and those that leave it uncompiled.
 
-    Together from Python 3.13 on, where the compiler chooses the second for an optimizer with hooks.
+    From Python 3.13 on their sum, because the compiler leaves an optimizer with hooks uncompiled.
     """
     kinds = [Counter(counts["during"][kind]) for kind in ("graph_break", "unimplemented")]
     return [kinds[0] + kinds[1]] if sys.version_info >= (3, 13) else kinds
 
 
 def both(directory: Path, *cases: str) -> dict[str, Any]:
-    """What plain training shows, once it is seen that recorded training shows the same."""
+    """Returns the results of plain training, after checking that recorded training has the same."""
     plain, recorded = trained(directory, cases), trained(directory, cases, "yes")
     for case, expected in plain.items():
         found = recorded[case]
         if "refused" in expected:
             assert found == expected, case
             continue
-        assert expected["during"] == expected["after"]  # all was compiled in the first steps
+        assert expected["during"] == expected["after"]  # the first steps compile everything
         assert expected["during"]["stats"]["unique_graphs"] >= 1
         for kind in ("stats", "recompiles"):
             assert found["during"][kind] == expected["during"][kind], case
         assert breaks(found) == breaks(expected), case
         assert found["during"]["frames"]["total"] <= expected["during"]["frames"]["total"]
-        assert found["after"] == found["during"]  # nothing compiles again when recording ends
+        assert found["after"] == found["during"]  # the end of recording causes no compilation
         assert found["parameters"] == expected["parameters"], case
     return plain
 
@@ -68,6 +68,6 @@ def test_recording_adds_none_to_sharded_models_and_whole_graphs(tmp_path: Path) 
     parts = ("ddp-parts-aot_eager", "fsdp2-parts-aot_eager", "functional-whole-aot_eager")
     some = ("fsdp2-any-aot_eager", "fsdp2nn-any-aot_eager")
     plain = both(tmp_path, *some, *whole, *parts)
-    # A wrapped or sharded model has breaks of torch's own in it; what is inside has none.
+    # A wrapped or sharded model has graph breaks of torch's own; its parts have none.
     assert [case for case in plain if "refused" in plain[case]] == [*whole]
     assert issued(tmp_path, "functional-whole-aot_eager").count("all_reduce") == 3

@@ -1,6 +1,6 @@
-"""Whoever issues a collective, it is captured, with its sizes: the tables of docs/your_job.md.
+"""Every way to issue a collective is captured, with its sizes: the tables of docs/your_job.md.
 
-``python -m tests.integration.capture.test_coverage`` writes these tables anew.
+``python -m tests.integration.capture.test_coverage`` writes these tables again.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ is seen if it was issued, and has the flag `failed`:
 
 @cache
 def outputs() -> list[list[dict[str, Any]]]:
-    """Per rank, per case."""
+    """Returns the output of each rank, by case."""
     with tempfile.TemporaryDirectory() as directory:
         texts = run_module("tests.support.ranks.capture.coverage_rank", [directory], 2)
     return [json.loads(text.strip().splitlines()[-1]) for text in texts]
 
 
 def seen_as(rank: int, case: int) -> str:
-    """The operations of a case with their number, in order of first issue."""
+    """Returns the operations of a case with their counts, in order of first issue."""
     counts = Counter(call["row"][0] for call in outputs()[rank][case]["calls"])
     return ", ".join(op if n == 1 else f"{n} {op}" for op, n in counts.items()) or "nothing"
 
 
 def document() -> str:
-    """The section of the page as it should be."""
+    """Returns the page's section with current tables."""
     served, refused = [], []
     for case, (name, (_, formula)) in enumerate(CASES.items()):
         error = outputs()[0][case]["error"]
@@ -89,7 +89,7 @@ def test_numbers_rise_without_a_gap_and_everything_ends(case: int) -> None:
         numbers: dict[str, list[int]] = {}
         for call in outputs()[rank][case]["calls"]:
             assert call["ended"], call
-            if call["seq"] != schema.NO_SEQ:  # of messages from any source
+            if call["seq"] != schema.NO_SEQ:  # messages from any source have no number
                 numbers.setdefault(str(call["sequence"]), []).append(call["seq"])
         for sequence, found in numbers.items():
             assert found == list(range(found[0], found[0] + len(found))), sequence

@@ -27,7 +27,7 @@ def test_attach_keeps_its_promises(
 @pytest.mark.slow
 def test_a_script_s_buckets_are_cut_as_asked(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    # 1.05 MB of gradients, which fit into one bucket of DDP's own.
+    # 1.05 MB of gradients, which fit into a single bucket of DDP's default size.
     script.write_text(plain_script(layers=4))
     options = ("--nproc", "2", "--bucket-cap-mb", "0.3", "--output", str(tmp_path / "run"))
     ended = call(*RUN, *options, str(script), timeout_s=120)
@@ -55,7 +55,7 @@ def test_passes_with_commprof_attached(name: str, tmp_path: Path) -> None:
     process = fork(
         *("-m", "tests.support.ranks.capture.torch_ddp_runner", name),
         directory=ROOT,
-        spare_count=1,  # the fork server of its ranks
+        spare_count=1,  # the fork server that starts the ranks
         **{"BACKEND": "gloo", "WORLD_SIZE": "2", "TEMP_DIR": str(tmp_path)},
         **{"OMP_NUM_THREADS": "1", "COMMPROF_TEST_TRACES": str(tmp_path / "traces")},
     )

@@ -1,4 +1,4 @@
-"""``commprof env``: jobs that something else launches, and every other Python in between."""
+"""``commprof env``: jobs with other launchers, and all Python processes between them and ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENV = ("-m", "commprof", "env", "--output")
 
 
 def variables(directory: Path) -> dict[str, str]:
-    """What ``commprof env`` tells a shell to set, as a shell understands it."""
+    """Returns the variables that ``commprof env`` makes a shell set, as the shell reads them."""
     printed = call(*ENV, str(directory))
     assert printed.returncode == 0, printed.stderr
     export, *words = shlex.split(printed.stdout)
@@ -65,7 +65,7 @@ def test_it_becomes_the_command(tmp_path: Path) -> None:
 def test_another_python_loads_nothing_and_runs_the_users_sitecustomize(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import os; os.environ['MINE'] = 'ran'\n")
     found = variables(tmp_path / "out")
-    found["PYTHONPATH"] = os.pathsep.join((boot._HERE, str(tmp_path)))  # commprof not importable
+    found["PYTHONPATH"] = os.pathsep.join((boot._HERE, str(tmp_path)))  # commprof is not importable
     program = (
         "import os, sys, sitecustomize; print(os.environ['MINE'], sitecustomize.__file__, "
         "[m for m in sys.modules if m.split('.')[0] in ('commprof', 'torch')])"
@@ -102,7 +102,7 @@ def test_ctrl_c_while_python_starts_shows_no_traceback(tmp_path: Path, out: bool
 
 @pytest.mark.slow
 def test_a_second_job_gets_a_directory_of_its_own(tmp_path: Path) -> None:
-    """And the ranks need no torchrun."""
+    """Checks two jobs in one directory, whose ranks start without torchrun."""
     found = variables(tmp_path)
     for _ in range(2):
         port = free_port()
@@ -130,7 +130,7 @@ def test_a_second_job_gets_a_directory_of_its_own(tmp_path: Path) -> None:
     for job in (tmp_path, tmp_path / "job_2"):
         (world,) = analyse_run(job).worlds
         assert (world.world_size, world.steps, problems_of(world)) == (2, 12, [])
-        # 4 samples a step on each of two ranks, but for the warm-up.
+        # 4 samples per step on each of two ranks, without the warm-up.
         assert sum(rank.samples for rank in world.ranks) == 8 * world.measured_steps
     shown = call("-m", "commprof", "report", str(tmp_path), "--all")
     assert f"Another job in this directory: commprof report {tmp_path / 'job_2'}" in shown.stdout

@@ -1,4 +1,4 @@
-"""Waits by a collective's future are exposed time, in full and in always-on mode."""
+"""Waits for a collective's future are exposed time, in full and in always-on mode."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ pytestmark = [
 ]
 
 MS = 1_000_000
-#: The way to wait that has nothing to wait for, because rank 0 comes last.
+#: Way to wait in which the wait is empty, because rank 0 comes last.
 HIDDEN = "hidden"
 
 
 @cache
 def run(mode: str) -> tuple[list[dict[str, Any]], list[Trace]]:
-    """What each rank says, and its trace."""
+    """Returns each rank's output and trace."""
     with TemporaryDirectory() as directory:
         said = run_module("tests.support.ranks.capture.future_waits_rank", [directory, mode], 2)
         traces = [read_trace(Path(directory) / f"rank_{rank}.trace") for rank in (0, 1)]
@@ -38,7 +38,7 @@ def run(mode: str) -> tuple[list[dict[str, Any]], list[Trace]]:
 
 
 def exposed_ms(trace: Trace) -> dict[str, float]:
-    """By way to wait, of the training thread: what it waited for all-reduces."""
+    """Returns the training thread's time blocked in all-reduces, by way to wait."""
     steps, table = columns.steps(trace), columns.collectives(trace)
     found = exposures_of(trace)
     result = {}
@@ -52,9 +52,9 @@ def exposed_ms(trace: Trace) -> dict[str, float]:
 
 
 def bounds_ms(said: list[dict[str, Any]], way: str) -> tuple[float, float]:
-    """How long rank 0 waited at least, and at most.
+    """Returns the shortest and longest possible wait of rank 0.
 
-    Until the other rank came, or until gloo gave up, and not longer than by the script's clock.
+    It waits until the other rank issues or gloo times out; the script's clock bounds it above.
     """
     mine = said[0][way]
     until_ns = said[1][way]["issued_ns"] if way in said[1] else mine["issued_ns"] + TIMEOUT_S * 1e9
@@ -80,7 +80,7 @@ def test_always_on_mode_counts_it_too() -> None:
     assert summary is not None
     waits = [one.wait for one in summary.operations if OPS[one.op] == "all_reduce"]
     bounds = [bounds_ms(said, way) for way in WAYS if way != HIDDEN]
-    # Of two futures at once the wait is one; one that found everything done is at most short.
+    # Two futures at once make one wait; a wait for complete collectives is at most short.
     assert len(bounds) <= sum(wait.count for wait in waits) <= len(bounds) + 2
     total_ms = sum(wait.sum_ns for wait in waits) / MS
     least, most = (sum(column) for column in zip(*bounds, strict=True))
@@ -96,7 +96,7 @@ def test_what_futures_give_and_raise_is_unchanged() -> None:
                 "then": 4.0,
                 "wait_all": [[2.0, 2.0]] * 2,
                 HIDDEN: [[2.0, 2.0]],
-                # Both what waiting raises and what torch's own method does, word by word.
+                # The error of waiting and that of torch's own method have the same text.
                 "callback_error": [ways["callback_error"]["came_of_it"][1]] * 2,
                 **({"failed": [ways["failed"]["came_of_it"][1]] * 2} if rank == 0 else {}),
             }

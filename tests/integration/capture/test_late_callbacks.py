@@ -34,8 +34,8 @@ def test_the_wait_bounds_the_end(tmp_path: Path, hooked: str) -> None:
         assert (finalized_ns > 0).sum() > 3 * STEPS
         until_ns = np.where(left_ns > 0, left_ns, finalized_ns)
         known = (until_ns > 0) & (table.end_ns > 0)
-        # 17 of rank 0 before returns of waits were noted. A callback that runs just between a
-        # return and its note is still late.
+        # Before returns of waits were recorded, 17 ends of rank 0 were late. An end is still late
+        # if its callback runs between a return and the record of it.
         assert (table.end_ns[known] > until_ns[known]).sum() <= MOST_LATE
         if hooked == "hooked":
             buckets = columns.buckets(trace)

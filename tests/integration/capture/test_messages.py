@@ -1,4 +1,4 @@
-"""Whom a message, or a collective with a root, waits for on a real group."""
+"""Ranks for which a message, or a collective with a root, waits in a real group."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_receiver_waits_for_its_late_sender(tmp_path: Path) -> None:
 def test_what_came_from_any_source_is_left_out_and_the_rest_is_kept(tmp_path: Path) -> None:
     world = result("any_source", tmp_path)
     receiver = world.ranks[1].parts
-    # Only messages before the first recv from any source have a number: none of a measured step.
+    # Messages have no number after the first recv from any source, so in no measured step.
     assert receiver.unsplit_ms == pytest.approx(receiver.exposed_ms)
     assert receiver.exposed_ms > 0.9 * 2 * LATE_S * 1e3
     assert math.isnan(receiver.wait_ms)

@@ -38,7 +38,7 @@ EXPECTED = [
 ]
 
 
-#: Their wait is recorded however short it was.
+#: Operations whose wait is recorded even if it was short.
 ALWAYS_WAITED = ("send", "recv", "monitored_barrier")
 
 
@@ -57,14 +57,14 @@ def test_every_collective_is_seen_with_its_sizes(tmp_path: Path) -> None:
             assert completed, row
             if row[0] in ALWAYS_WAITED:
                 assert waited, row
-        # Each blocks its caller, but for one whose rank had no core until the work was done.
+        # Each call blocks its caller, unless the rank got no core until the work was done.
         assert sum(bool(row[-1]) for row in found) >= len(found) // 2
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(_native.native is None, reason=_native.native_error or "")
 def test_works_of_other_backends_are_as_they_were(tmp_path: Path) -> None:
-    """Without a future, whether it is null or refused, the wait's end is the operation's."""
+    """A Work whose future is null or refused ends when the wait for it ends."""
     said = json.loads(
         run_module("tests.support.ranks.devices.foreign_works_rank", [str(tmp_path)], 1)[
             0
@@ -85,7 +85,7 @@ def test_works_of_other_backends_are_as_they_were(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(_native.native is None, reason=_native.native_error or "")
 def test_groups_made_in_a_loop_are_told_apart(tmp_path: Path) -> None:
-    """Addresses of groups that are gone are used again."""
+    """Groups have distinct names even if a new group has the address of a deleted one."""
     count = 500
     run_module("tests.support.ranks.capture.many_groups", [str(tmp_path), str(count)], 1)
     trace = read_trace(tmp_path / "rank_0.trace")
@@ -115,8 +115,8 @@ def test_each_call_has_the_stack_of_its_line(tmp_path: Path) -> None:
     trace = recorded(tmp_path, "on")
     table = columns.collectives(trace)
     numbers = columns.stacks(trace, table.op_id).tolist()
-    # Two from one line, two through another function, the first two again, two of a thread
-    # and DDP's bucket; each different stack stands in the trace once.
+    # Two calls from one line, two through another function, the first two again, two on a thread,
+    # and DDP's bucket; the trace holds each different stack once.
     assert [sorted(set(numbers)).index(number) for number in numbers] == [
         0, 0, 1, 1, 0, 0, 2, 2, 3,
     ]  # fmt: skip

@@ -87,5 +87,5 @@ def test_finalizations(job: tuple[list[Ended], list[Trace]]) -> None:
         last = np.cumsum(BUCKETS) - 1  # bucket of each backward pass
         assert found.span.key.tolist() == table.graph_task[last].tolist()
         assert (found.blocked_ns <= found.span.end_ns - found.span.begin_ns).all()
-        # DDP goes on when its last bucket is there.
+        # DDP continues when its last bucket is complete.
         assert (found.span.end_ns >= table.end_ns[last]).all()

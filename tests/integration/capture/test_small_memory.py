@@ -1,4 +1,4 @@
-"""Much to keep and little room: a small /dev/shm, and ten million events of a killed process."""
+"""Many records and little memory: a small /dev/shm, and ten million events of a killed process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _cannot_mount() -> bool:
 @pytest.mark.skipif(_native.native is None, reason=_native.native_error or "")
 @pytest.mark.skipif(_cannot_mount(), reason="needs a mount namespace")
 def test_rings_take_a_small_share_and_lose_nothing(tmp_path: Path) -> None:
-    """Smaller rings, then none at all in /dev/shm, and no signal where it is full."""
+    """Rings become smaller, then leave /dev/shm; a full /dev/shm raises no signal."""
     done = subprocess.run(
         [*UNSHARE, sys.executable, "-m", "tests.support.ranks.capture.small_memory", str(tmp_path)],
         capture_output=True,
@@ -53,9 +53,9 @@ _PYTHON_BYTES = 300 << 20
 def test_ten_million_events_are_kept_and_read_in_bounded_memory() -> None:
     found = many_events(10_000_000)
     assert found.all_accounted_for, found
-    assert found.found > 5_000_000, found  # on a busy machine the rest was dropped, and counted
+    assert found.found > 5_000_000, found  # a busy machine drops the rest, and counts it
     assert found.trace_bytes < 1.01 * _RECORD_BYTES * found.found, found
-    # The file, its records, and the records once more in order of time, with that order.
+    # The file, its records, and the records again in order of time, with that order.
     assert found.peak_bytes < 3.2 * found.trace_bytes + _PYTHON_BYTES, found
 
 

@@ -1,6 +1,6 @@
-"""Every part of a benchmark that measures ranks runs to its end, by its shortest setting.
+"""Every part of a benchmark that measures ranks runs to its end, with its shortest settings.
 
-What it finds is not asked here: on so few rounds a demand may be met or not.
+The figures are not checked: with so few rounds a demand may be met or not.
 """
 
 from __future__ import annotations

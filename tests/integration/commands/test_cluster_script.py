@@ -1,4 +1,4 @@
-"""The batch script as Slurm would run it: two nodes write into one directory."""
+"""The batch script under Slurm's commands: two nodes write into one directory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ for _ in range(6):
     optimizer.step()
 dist.destroy_process_group()
 """
-#: One task per node, each with its number and a host name of its own, as srun gives them.
+#: Replacements for Slurm's commands: one task per node, with its node number, as srun starts it.
 COMMANDS = {
     "srun": 'while [ "${1#--}" != "$1" ]; do shift; done\n'
     'for node in 0 1; do SLURM_NODEID=$node "$@" & pids="$pids $!"; done\n'
@@ -39,7 +39,7 @@ COMMANDS = {
 
 
 def submitted(batch: Path, tools: Path) -> subprocess.CompletedProcess[str]:
-    """Runs a batch script with Slurm's commands as above."""
+    """Runs a batch script with the commands above."""
     tools.mkdir()
     python = f'exec "{sys.executable}" "$@"'
     torchrun = f'exec "{sys.executable}" -m torch.distributed.run "$@"'

@@ -1,4 +1,4 @@
-"""The commands as real processes: what they print, and what they leave when something fails."""
+"""The commands as real processes: their output, and the files they leave after a failure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TIMED = "timed:layers=1,data_ms=0,forward_ms=1,backward_ms=1,gradient_mb=0.001"
 
 
 def rings_of(run: Path) -> list[str]:
-    """Ring files that ranks of this run left behind."""
+    """Returns ring files that ranks of this run left behind."""
     traces = sorted(run.rglob("rank_*.trace"))
     assert traces
     prefixes = [read_trace(trace).metadata["ring_prefix"] for trace in traces]
@@ -31,7 +31,7 @@ def rings_of(run: Path) -> list[str]:
 
 
 def processes_of(run: Path) -> list[str]:
-    """Command lines of the processes whose output goes into this run's logs, or that name it."""
+    """Returns command lines of processes that write to this run's logs, or name the run."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -48,7 +48,7 @@ def processes_of(run: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A run of one and two ranks, each process started as users start it, and what it printed."""
+    """Runs one and two ranks, each process started as users start it; returns the output too."""
     base = tmp_path_factory.mktemp("recorded")
     done = call(
         *RUN, "--nproc", "2", "--steps", "4", "--workload", TIMED, "--overhead-steps", "4",
@@ -138,7 +138,7 @@ def test_a_truncated_trace_is_used_as_far_as_it_goes(recorded: Any, tmp_path: Pa
 def test_a_missing_rank_is_named_and_the_rest_reported(recorded: Any, tmp_path: Path) -> None:
     run = copy_of(recorded[0] / "run", tmp_path / "run")
     _, of_two = json.loads((run / "result.json").read_text())["runs"]
-    # The other one waited, so there is something to split.
+    # The other rank waited, so its exposed time can be split.
     missing = min(of_two["rank_results"], key=lambda each: each["parts"]["exposed_ms"])["rank"]
     (run / "world_2" / f"rank_{missing}.trace").unlink()
     (run / "world_2" / f"rank_{missing}.json").unlink()

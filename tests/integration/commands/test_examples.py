@@ -1,4 +1,4 @@
-"""Every example runs as its first lines say, and leaves a report of both ranks."""
+"""Every example runs as its docstring shows, and leaves a report of both ranks."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ STEPS = 20
 
 @dataclass(frozen=True)
 class Example:
-    """A script, and what its report must hold."""
+    """An example script, and the contents that its report must have."""
 
-    #: Libraries that it needs besides torch, and where to get them.
+    #: Libraries that it needs in addition to torch, and where to get them.
     needs: tuple[str, ...] = ()
     extra: str = ""
     #: Collectives of a step.
@@ -42,7 +42,7 @@ EXAMPLES = {
 
 
 def first_lines(name: str) -> list[str]:
-    """The commands in the docstring of an example."""
+    """Returns the commands in the docstring of an example."""
     docstring = ast.get_docstring(ast.parse((ROOT / f"examples/{name}.py").read_text()))
     assert docstring is not None
     commands = ("torchrun ", "python ", "commprof ")
@@ -71,7 +71,7 @@ def test_an_example_is_recorded(name: str, tmp_path: Path) -> None:
     assert world.samples_source == ("dataloader" if example.reads_batches else "")
     parts = world.parts
     assert min(parts.forward_ms, parts.backward_ms, parts.optimizer_ms) > 0
-    # The update of these small models is quicker than the pass backward that Lightning makes in it.
+    # The update takes less time than the backward pass, which Lightning runs inside the update.
     assert parts.optimizer_ms < parts.backward_ms + parts.exposed_ms
 
 
@@ -91,5 +91,5 @@ def test_the_page_shows_what_the_examples_hold() -> None:
 
 
 def stripped(text: str) -> str:
-    """Without indentation, which an excerpt may lose."""
+    """Returns the lines without indentation, which an excerpt may have removed."""
     return "\n".join(line.strip() for line in text.strip().splitlines())

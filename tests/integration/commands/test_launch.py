@@ -1,4 +1,4 @@
-"""Real ranks over gloo: what a job leaves behind, and what happens when a rank or we are ended."""
+"""Real ranks over gloo: files that a job leaves, and the end of a rank or of the launcher."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def results(job: Job) -> list[dict[str, Any]]:
 
 
 def pid_of_rank(logs: Path, rank: int) -> int | None:
-    """The process whose stderr is that rank's log, if there is one."""
+    """Returns the process whose stderr is that rank's log, if there is one."""
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             if os.readlink(entry / "fd/2") == str(logs / f"rank_{rank}.err"):
@@ -51,7 +51,7 @@ def pid_of_rank(logs: Path, rank: int) -> int | None:
 
 
 def children() -> list[str]:
-    """Command lines of this process's children but for what the tests themselves keep."""
+    """Returns command lines of this process's children, except processes that the tests keep."""
     found: list[str] = []
     kept = ("resource_tracker", "tests.support.machines.fork_server")
     for entry in Path("/proc").glob("[0-9]*"):
@@ -131,7 +131,7 @@ def test_truth_of_the_timed_workload_holds_under_ddp(tmp_path: Path) -> None:
         late_ms = 30 if rank["rank"] == 1 else 0
         backward_ms = [value / MS for value in rank["truth"]["backward_ns"]]
         assert len(backward_ms) == 6
-        # The least disturbed step: the machine that runs the tests may be busy.
+        # The least disturbed step is checked, because the machine may be busy.
         assert 40 + late_ms <= min(backward_ms) < 40 + late_ms + 2
         # Rank 0 waits for its late peer, so both take the late rank's time.
         assert sorted(rank["step_ns"])[2] >= (40 + 30) * MS

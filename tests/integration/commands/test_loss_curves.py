@@ -1,4 +1,4 @@
-"""Training at 1, 2, 4 and 8 ranks takes the same course, and the report says whether it did."""
+"""The loss falls alike at 1, 2, 4 and 8 ranks, and the report compares the curves."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEPS = 8
 def train(
     directory: Path, world_sizes: str, **environment: str
 ) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
-    """The same global batch and seed at each of them; what was printed, and the result."""
+    """Trains with one global batch and seed at each size; returns the output and the result."""
     done = call(
         *RUN, "--world-sizes", world_sizes, "--scaling", "strong", "--workload", SMALL,
         "--batch-size", "16", "--steps", str(STEPS), "--overhead-steps", "0", "--seed", "3",
@@ -48,7 +48,7 @@ def test_loss_curves_of_1_2_4_and_8_ranks_agree(tmp_path: Path) -> None:
     curves = [run["aggregated_metrics"]["step_losses"] for run in result["runs"]]
     alone = curves[0]
     assert len(alone) == STEPS
-    assert len(set(alone)) > 1  # it trains
+    assert len(set(alone)) > 1  # the loss changes
     for curve in curves[1:]:
         assert curve == pytest.approx(alone, rel=1e-4)
     assert (

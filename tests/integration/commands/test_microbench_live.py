@@ -1,4 +1,4 @@
-"""The sweep with real ranks: every operation's data, and what happens when something fails."""
+"""The sweep with real ranks: data of every operation, and failures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MICROBENCH = ("-m", "commprof.microbench")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 SIZES = ("-b", "1K", "-e", "64K", "-f", "64")
 FEW = ("-n", "2", "-w", "1")
-PATIENCE_S = 180  # the machine is shared
+PATIENCE_S = 180  # for a shared machine
 
 
 def result_of(path: Path) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def result_of(path: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Every operation and a hook, at 2 and 3 ranks of one run."""
+    """Runs every operation and a hook, at 2 and 3 ranks of one run."""
     path = tmp_path_factory.mktemp("swept") / "deep" / "result.json"
     done = call(
         *MICROBENCH, *OPERATIONS, "--hook", "int8", "--nproc", "2,3", *SIZES, *FEW,
@@ -141,7 +141,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
 
 
 def rank_process(temporary: Path, rank: int) -> int | None:
-    """The process whose stderr is that rank's log, if there is one."""
+    """Returns the process whose stderr is that rank's log, if there is one."""
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             log = os.readlink(entry / "fd/2")
@@ -175,7 +175,7 @@ def test_a_rank_that_dies_ends_it_with_one_line_and_finished_rows_kept(tmp_path:
     assert done.stderr.count("\n") == 1
     assert "rank 1 failed: its process was ended by SIGKILL" in done.stderr
     result = result_of(path)
-    assert 1 <= len(result["rows"]) <= 4  # handed over one by one in the first round
+    assert 1 <= len(result["rows"]) <= 4  # rows are written one by one in the first round
     assert all(100 <= row["iterations"] < 1000 for row in result["rows"])
     (problem,) = result["problems"]
     assert problem.startswith("rank 1 failed")

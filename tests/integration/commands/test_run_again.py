@@ -21,7 +21,7 @@ overhead-steps: 0
 pin: cores
 steps: 1000
 """
-#: Over the documented command: a model that trains in a moment.
+#: Options added to the documented command: a model that trains within a second.
 SMALL = [
     *("--workload", "transformer:sequence=16,d_model=32,heads=2,layers=1,feedforward=32,vocab=64"),
     *("--nproc", "2", "--batch-size", "4", "--steps", "6"),
@@ -31,7 +31,7 @@ SECRET = "do-not-write-me-down"
 
 
 class Run:
-    """What the command left."""
+    """A run's directory and output."""
 
     def __init__(self, directory: Path, out: str) -> None:
         self.directory = directory
@@ -40,7 +40,7 @@ class Run:
 
 
 def documented() -> list[str]:
-    """The options of the command that docs/launching.md shows for a scaling study."""
+    """Returns the options of the command that docs/launching.md shows for a scaling study."""
     lines = (ROOT / "docs/launching.md").read_text().splitlines()
     line = next(line for line in lines if line.startswith("python -m") and "--price-per" in line)
     return shlex.split(line)[3:]
@@ -65,7 +65,7 @@ def test_one_command_compares_world_sizes_and_says_what_they_cost(run: Run) -> N
     worlds = json.loads((run.directory / "result.json").read_text())
     metrics = [world["aggregated_metrics"] for world in worlds["runs"]]
     assert [world["num_processes"] for world in worlds["runs"]] == [1, 2]
-    assert metrics[0]["efficiency"] == 1.0  # the ideal, which the other is held against
+    assert metrics[0]["efficiency"] == 1.0  # one rank is the reference of efficiency
     assert metrics[1]["efficiency"] == pytest.approx(metrics[1]["speedup"] / 2)
     rows = worlds["cost"]["rows"]
     for row, metric in zip(rows, metrics, strict=True):
@@ -76,7 +76,7 @@ def test_one_command_compares_world_sizes_and_says_what_they_cost(run: Run) -> N
         "effi-",
         "Cost at 3.06 per hour and node",
         "Cheapest per sample:",
-        worlds["verdict"]["headline"],  # which part is the largest is this machine's answer
+        worlds["verdict"]["headline"],  # the largest part depends on the machine
     ):
         assert " ".join(words.split()) in shown
 

@@ -1,4 +1,4 @@
-"""Unchanged scripts: same output, same bits, same exit code; and everything recorded."""
+"""Unchanged scripts: same output, same bits, same exit code; and everything is recorded."""
 
 from __future__ import annotations
 
@@ -80,18 +80,18 @@ def run(*command: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str
 
 
 def plain(*script: str, cwd: Path) -> list[str]:
-    """What the ranks print under torchrun without commprof."""
+    """Returns the lines that the ranks print under torchrun without commprof."""
     done = run("-m", "torch.distributed.run", "--nproc-per-node=2", *script, cwd=cwd)
     return ranks_lines(done.stdout)
 
 
 def ranks_lines(output: str) -> list[str]:
-    # torch 2.10 has lines of gloo that begin so too.
+    # torch 2.10 also prints lines of gloo that begin with a rank.
     return sorted(line for line in output.splitlines() if line[:4] in ("0 0x", "1 0x"))
 
 
 def recorded(directory: Path) -> None:
-    """Both ranks' traces are closed and hold every step."""
+    """Asserts that both ranks' traces are closed and hold every step."""
     for rank in (0, 1):
         trace = read_trace(directory / f"rank_{rank}.trace")
         assert trace.complete
@@ -169,7 +169,7 @@ def test_wrap_keeps_how_a_script_ends(train: Path, ending: str, code: int, last:
     )
     assert done.returncode == code
     *said, recorded_to = done.stderr.strip().splitlines()
-    # torch puts the rank before a traceback's lines.
+    # torch puts the rank in front of a traceback's lines.
     assert (said or [""])[-1].removeprefix("[rank0]: ") == last
     assert recorded_to.startswith("commprof: recorded to ")
     trace = read_trace(train.parent / "out/rank_0.trace")
@@ -230,7 +230,7 @@ def test_a_wrapped_script_that_exits_with_a_code_says_so_and_where_its_traces_ar
         "sys.exit(5)\n"
     )
     done = run(
-        # The launcher looks so seldom that it stops no rank for the end of the other.
+        # With this interval the launcher ends no rank because the other rank has ended.
         *("-m", "torch.distributed.run", "--nproc-per-node=2", "--monitor-interval=3"),
         *("-m", "commprof.wrap", "gives_up.py"),
         cwd=tmp_path,

@@ -1,6 +1,6 @@
-"""Scripts of all kinds: the same bits, output and exit code with and without commprof, and steps.
+"""Scripts of all kinds: same bits, output and exit code with and without commprof; their steps.
 
-Each runs twice at the same time, plain and with the environment that ``commprof env`` prints.
+Each script runs twice at once, plain and with the environment that ``commprof env`` prints.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ pytestmark = pytest.mark.slow
 
 @dataclass(frozen=True)
 class Twice:
-    """A script's two runs."""
+    """The two runs of a script."""
 
     plain: subprocess.CompletedProcess[str]
     recorded: subprocess.CompletedProcess[str]
     directory: Path
 
     def report(self) -> WorldResult:
-        """What was recorded."""
+        """Returns the figures of the recorded run."""
         (world,) = analyse_run(self.directory).worlds
         return world
 
@@ -43,7 +43,7 @@ def ranks_lines(output: str) -> list[str]:
 def run_twice(
     directory: Path, script: str, *arguments: str, launcher: tuple[str, ...] = TORCHRUN
 ) -> Twice:
-    """``{run}`` in an argument is another word in each of the two runs."""
+    """Runs a script plain and recorded; ``{run}`` in an argument becomes the run's own path."""
     traces = directory / "traces"
     processes = []
     for run, env in (("plain", {}), ("recorded", environment(traces))):
@@ -66,19 +66,19 @@ def assert_unchanged(twice: Twice, exit_code: int = 0) -> None:
 
 @dataclass(frozen=True)
 class Kind:
-    """A script, and what its trace must hold."""
+    """A script, and the contents that its trace must have."""
 
     script: str
-    #: Libraries besides torch.
+    #: Libraries needed in addition to torch.
     needs: tuple[str, ...] = field(default=(), kw_only=True)
     arguments: tuple[str, ...] = ()
     launcher: tuple[str, ...] = TORCHRUN
     steps: int = 8
-    #: Collectives of one step after the first, in c10d's words.
+    #: Collectives of one step after the first, by their c10d names.
     operations: tuple[str, ...] = ("all_reduce",)
     samples_source: str = ""
     steps_end: str = "update"
-    #: Found in each of its steps.
+    #: Phases in each step.
     phases: tuple[str, ...] = ("forward", "backward")
 
 
@@ -107,7 +107,7 @@ KINDS = {
     "scaler": Kind("loops", ("scaler",)),
     "manual": Kind("loops", ("manual",), steps_end="backward"),
     "marked": Kind("loops", ("marked",), steps_end="declared"),
-    # Seven updates, of which the step with two iterations counts in no figure.
+    # Of seven updates, the step with two iterations counts in no figure.
     "skip": Kind("loops", ("skip",), steps=6),
 }
 
@@ -136,4 +136,4 @@ def test_a_script_of_this_kind(name: str, tmp_path: Path) -> None:
     parts = ("data", "forward", "backward", "exposed", "optimizer", "other")
     total_ms = sum(getattr(world.parts, f"{part}_ms") for part in parts)
     assert total_ms == pytest.approx(world.parts.step_ms)
-    assert len(list(twice.directory.iterdir())) == 2  # torchrun's own process left nothing
+    assert len(list(twice.directory.iterdir())) == 2  # torchrun's own process left no file

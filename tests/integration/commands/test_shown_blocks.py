@@ -1,8 +1,8 @@
-"""All that pages and help show to be typed is run here, or has its reason not to be.
+"""Runs every command that pages and help show, except those that are listed with a reason.
 
-Commands run as they stand, but smaller, by options that they have: see `smaller`. Each block has
-a directory of its own, in which what it does not make itself is there already: see `scene`.
-Blocks of commands that only read are in test_told_commands.py.
+Commands run unchanged except for options that make them smaller: see `smaller`. Each block has its
+own directory, which holds the files that the block does not make itself: see `scene`. Blocks of
+commands that only read are in test_told_commands.py.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ NOT_RUN = {
         "goes on: tests/integration/faults/test_live_run.py"
     ),
 }
-#: The start of a line, and why no such line is run.
+#: Starts of lines that are not run, with the reason.
 NOT_RUN_KINDS = {
     "torchrun --nnodes": TWO_HOSTS,
     "python -m commprof.run --nnodes 2": TWO_HOSTS,
@@ -63,9 +63,9 @@ NOT_RUN_KINDS = {
     "python -m commprof.run --nproc 8 --workload transformer:sequence=128 --batch-size 16 "
     "--steps 50": "minutes, or two hosts: tests/integration/commands/test_run_again.py",
 }
-#: Libraries that a line with the word needs; it is run by itself, or skipped visibly.
+#: Libraries needed by lines with these words; such a line runs separately, or is skipped visibly.
 NEEDS = {"--workload lora": "peft", "lora:size=7b": "peft", "data=digits": "sklearn"}
-#: Blocks that show what something prints, or a picture, by page and first line.
+#: Blocks that show output or a picture, by page and first line.
 OUTPUT = {
     ("README.md", "Recording: dlrm_8xV100.tar.gz"): "tests/unit/entry_points/test_readme.py",
     ("docs/architecture.md", "training process"): "a picture",
@@ -81,7 +81,7 @@ OUTPUT = {
 }
 _OURS = re.compile(r"(?:python -m )?commprof(?:\.(?P<entry>run|microbench))? (?P<rest>[^>|;$]*)$")
 TORCHRUN = "-m torch.distributed.run --standalone"
-#: What starts Python after Python and needs nothing of a shell. `env` becomes the next command.
+#: Commands that start Python and need no shell syntax. `env` becomes the next command.
 _LAUNCHES = re.compile(
     r'(?P<set>(\w+=([\w-]+|"[^"]*") )*)(?P<program>torchrun|python|commprof) '
     r"(?P<rest>(?!.* -- )[^>|;$&]*)"
@@ -91,12 +91,12 @@ _STARTS_RANKS = re.compile(
 )
 _PROGRAMS = {"python": "", "commprof": "-m commprof", "torchrun": TORCHRUN}
 TINY = SMALL_OF["transformer"]
-#: Of one line: on a machine that others use, 18 s of CPU have taken two minutes.
+#: Limit per line: on a shared machine, 18 s of CPU have taken two minutes.
 LIMIT_S = 300
 
 
 def of_examples(block: Block) -> bool:
-    """Excerpts of `examples/`, which test_examples.py compares and runs."""
+    """True for excerpts of `examples/`, which test_examples.py compares and runs."""
     return block.page == "docs/your_job.md"
 
 
@@ -109,12 +109,12 @@ def name_of(block: Block) -> str:
 
 
 def library_of(text: str) -> str:
-    """The library that it needs, of those that not everybody has."""
+    """Returns the optional library that a text needs; empty if none."""
     return next((library for words, library in NEEDS.items() if words in text), "")
 
 
 def reason(line: str) -> str | None:
-    """Why a line is not run."""
+    """Returns the reason why a line is not run, if any."""
     for start, why in NOT_RUN_KINDS.items():
         if line.startswith(start):
             return why
@@ -124,7 +124,7 @@ def reason(line: str) -> str | None:
 
 
 def smaller(line: str, here: Path) -> str:
-    """The same command on two ranks, with a small model and small messages."""
+    """Returns the same command on two ranks, with a small model and small messages."""
     line = re.sub(r"--(nproc|nproc-per-node) [48]\b", r"--\1 2", line)
     line = re.sub(r"--nproc [\d,]+(?= -b)", "--nproc 2", line)
     line = line.replace("--world-sizes 1,2,4", "--world-sizes 1,2").replace("/shared/", f"{here}/")
@@ -143,7 +143,7 @@ def smaller(line: str, here: Path) -> str:
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """What the pages take for granted: scripts, recorded runs, results."""
+    """Creates the scripts, recorded runs and results that the pages assume to exist."""
     here = tmp_path_factory.mktemp("scene")
     write_scene(here)
     run = ("-m", "commprof.run", "--workload", TINY, "--steps", "24", "--overhead-steps", "0")
@@ -166,13 +166,13 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def here(
     request: pytest.FixtureRequest, scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Path:
-    """A copy of the scene, without what the lines of the parameter make."""
+    """Returns a copy of the scene without the files that the parameter's lines make."""
     directory = tmp_path / "here"
     shutil.copytree(scene, directory)
     for made in re.findall(r"--(?:output|json) (\S+)", request.param):
         path = directory / made
         if made.startswith("/"):
-            continue  # a job on a cluster makes it
+            continue  # a job on a cluster writes it
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     monkeypatch.chdir(directory)
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
@@ -181,15 +181,15 @@ def here(
         "PATH": f"{directory}/bin{os.pathsep}{os.environ['PATH']}",
         "OMP_NUM_THREADS": "1",
         "XDG_CONFIG_HOME": str(directory),
-        "COMMPROF_MODE": "full",  # which `commprof run --mode` changes in this process
+        "COMMPROF_MODE": "full",  # `commprof run --mode` changes it in this process
     }.items():
         monkeypatch.setenv(name, value)
     return directory
 
 
 def run_line(line: str, here: Path) -> int:
-    """In this process where it is a command of ours and nothing else; else in a shell."""
-    ours = None if " env " in line else _OURS.match(line)  # it becomes the command that follows
+    """Runs a single commprof command in this process, any other line in a shell."""
+    ours = None if " env " in line else _OURS.match(line)  # `env` becomes the command that follows
     launched = _LAUNCHES.fullmatch(line)
     if launched and _STARTS_RANKS.search(line):
         words = shlex.split(f"{_PROGRAMS[launched['program']]} {launched['rest']}")
@@ -208,7 +208,7 @@ def run_line(line: str, here: Path) -> int:
 
 
 def cases() -> Iterator[object]:
-    """Blocks with the lines that no block before showed, and with what only reads."""
+    """Yields blocks with the lines that no earlier block has, and with lines that only read."""
     seen: set[str] = set()
     for block in TYPED:
         lines = [line for line in block.lines() if not reason(line)]
@@ -220,7 +220,7 @@ def cases() -> Iterator[object]:
 
 
 def same(line: str) -> str:
-    """The line in the words of every other that does the same."""
+    """Returns the line in a form that is equal for all spellings of the same command."""
     return line.replace("python -m commprof.", "commprof ").replace("python -m ", "")
 
 
@@ -232,7 +232,7 @@ def test_what_is_to_be_typed(
 ) -> None:
     for line in lines:
         if "compare A.json B.json" in line:
-            # The lines before measured A again, in few rounds and in other sizes than B.
+            # The lines before measured A again, in few rounds and at other sizes than B.
             shutil.copy(scene / "A.json", here / "A.json")
         check_line(line, here, capfd)
 
@@ -260,7 +260,7 @@ APART = [(block, line) for block in TYPED for line in block.lines() if library_o
 def test_a_line_that_needs_a_library(
     line: str, here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """By itself: what was left out is counted, and never recorded as passed with its block."""
+    """Runs the line separately: a skip is counted, and never hidden in a block that passed."""
     check_line(line, here, capfd)
 
 

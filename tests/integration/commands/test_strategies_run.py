@@ -1,4 +1,4 @@
-"""Real ranks under each strategy: what they exchange, and that they train alike."""
+"""Real ranks under each strategy: exchanged bytes, and equal training."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def ddp(base: Path) -> WorldResult:
 
 
 def bytes_of(world: WorldResult) -> dict[str, int]:
-    """By operation, of all ranks and measured steps."""
+    """Returns bytes by operation, of all ranks and measured steps."""
     found: dict[str, int] = {}
     for row in world.collectives:
         found[row.op] = found.get(row.op, 0) + row.total_bytes
@@ -73,7 +73,7 @@ def bytes_of(world: WorldResult) -> dict[str, int]:
 
 
 def check_theory(world: WorldResult, *operations: str) -> None:
-    """The strategy's bytes are those of the theory, to the last one, on all ranks."""
+    """Asserts that the strategy's bytes on all ranks are exactly those of the theory."""
     checks = {check.name: check for check in world.cross_checks if check.name.startswith("theory")}
     assert checks.keys() == {f"theory_{op}" for op in operations}
     for check in checks.values():
@@ -112,9 +112,9 @@ def test_blocks_wrapped_together_are_gathered_together(base: Path) -> None:
     directory, three = base / "three", SMALL.replace("layers=2", "layers=3")
     world = trained(directory, workload=three, strategy="fsdp:wrap_blocks=2")
     calls = Counter[str]()
-    for row in world.collectives:  # one per operation and size
+    for row in world.collectives:  # one row per operation and size
         calls[row.op] += round(row.calls_per_step)
-    # Root and two units: gathered in forward, units again in backward, and scattered.
+    # Root and two units: gathered in forward, units again in backward, and reduce-scattered.
     assert calls == {"all_gather_into_tensor": 5, "reduce_scatter_tensor": 3}
     assert world.step_losses == pytest.approx(
         trained(directory, workload=three, strategy="fsdp").step_losses, rel=1e-5
@@ -147,7 +147,7 @@ def test_sharded_steps_are_predicted(
     assert document["is_sharded"] is True
     assert abs(document["checks"][0]["error"]) < 0.25
     predictions = [answer["prediction"] for answer in document["answers"]]
-    # Root and two blocks: gathered in forward, blocks again in backward, and scattered.
+    # Root and two blocks: gathered in forward, blocks again in backward, and reduce-scattered.
     assert not calls or {found["buckets"] for found in predictions} == calls
     own = predictions[0]
     measured_s = document["checks"][0]["measured_s"]
@@ -159,7 +159,7 @@ def test_sharded_steps_are_predicted(
 
 
 def test_nothing_is_gathered_in_vain_between_accumulated_passes(base: Path) -> None:
-    # Layers alone: no parameter is in the root, whose gathering would hide one of a layer.
+    # The root has no parameters of its own, whose gathering would hide a missing layer's.
     timed = "timed:layers=3,forward_ms=1,backward_ms=1,data_ms=0,gradient_mb=0.1"
     world = trained(base, workload=timed, strategy="fsdp", accumulate=2)
 
@@ -191,7 +191,7 @@ def test_every_workload_trains_with_all_options_together(
 
     assert len(world.step_losses) == 2
     assert all(0 < loss < 20 for loss in world.step_losses)
-    # Batch norm's statistics are of each rank's own batches: FSDP leaves buffers alone.
+    # Batch norm's statistics come from each rank's own batches: FSDP leaves buffers alone.
     assert world.weights_differ == ()
     if strategy == "fsdp":
         check_theory(world, "all_gather_into_tensor", "reduce_scatter_tensor")
@@ -199,14 +199,14 @@ def test_every_workload_trains_with_all_options_together(
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_batch_norm_where_weights_are_gathered_in_16_bits(base: Path, precision: str) -> None:
-    # Two images a rank, one step: backwards, an image takes seconds of CPU in 16 bits.
+    # Two images per rank and one step: a backward pass in 16 bits takes seconds of CPU per image.
     options = {"precision": precision, "batch_size": 4, "steps": 1}
     whole, cut = (
         trained(base, workload=SMALL_OF["resnet50"], strategy=strategy, **options)
         for strategy in ("ddp", "fsdp")
     )
 
-    # It computes what it does under DDP's autocast, batch norm in fp32.
+    # The result is that of DDP's autocast, with batch norm in fp32.
     assert cut.step_losses[0] == pytest.approx(whole.step_losses[0], rel=1e-4)
     check_theory(cut, "all_gather_into_tensor", "reduce_scatter_tensor")
 
@@ -216,7 +216,7 @@ def test_four_passes_per_update_take_a_quarter_of_the_synchronisations(
 ) -> None:
     # The same samples per update, in passes of a quarter of them.
     parts = trained(base, accumulate=4, batch_size=4)
-    # As many passes and samples in a quarter of the updates.
+    # As many passes and samples, with a quarter of the updates.
     once, fourth = (
         trained(base, steps=12, batch_size=4),
         trained(base, accumulate=4, steps=3, batch_size=4),
@@ -256,7 +256,7 @@ def test_strategies_are_shown_side_by_side(tmp_path: Path) -> None:
         tuple(row) for row in re.findall(r"^ +(\d) +(\w+) +[\d.]+ +([\d.]+)x ", done.stdout, re.M)
     ]
     one, two = [("1", "ddp"), ("1", "fsdp")], [("2", "ddp"), ("2", "fsdp")]
-    # The first screen begins with the largest world size.
+    # The first lines of output begin with the largest world size.
     assert [row[:2] for row in rows] == [*two, *one, *one, *two]
     assert {row[2] for row in rows if row[1] == "ddp"} == {"1.00"}
     assert re.search(r"^ +2 +fsdp +all_gather_into_tensor ", done.stdout, re.M)
@@ -293,7 +293,7 @@ def test_eight_and_sixteen_ranks_converge_alike_with_accumulation(tmp_path: Path
         losses = metrics["step_losses"]
         assert sum(losses[-4:]) < 0.8 * sum(losses[:4])
         assert metrics["weights_differ"] == []
-        # Half of the passes synchronise: all gradients once a step.
+        # Half of the passes synchronise: all gradients are sent once per step.
         reduced = [row for row in metrics["collectives"] if row["op"] == "all_reduce"]
         sizes = sum(row["total_bytes"] for row in reduced)
         weights = 17 * 32 + 33 * 32 + 33 * 10
@@ -302,7 +302,7 @@ def test_eight_and_sixteen_ranks_converge_alike_with_accumulation(tmp_path: Path
 
 
 def _check_costs(metrics: dict[str, Any], ranks: int) -> None:
-    """What was measured of a step, and of recording it, is of the size that it must be."""
+    """Asserts that measured parts and recording overhead of a step are in the possible range."""
     assert metrics["overhead"]["steps_on"] == 4
     ratio = metrics["overhead"]["on_over_off"]
     assert 0 < ratio["low"] <= ratio["value"] <= ratio["high"] < math.inf

@@ -1,6 +1,6 @@
-"""Commands that outputs, pages and help tell to type are typed: here all that only read.
+"""Runs the commands in outputs, pages and help that only read.
 
-What trains is in test_shown_blocks.py; here it is planned (`--dry-run`) or parsed.
+Training commands are in test_shown_blocks.py; here they are planned (`--dry-run`) or parsed.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from commprof.predict.fit.machine_profile import default_path
 from tests.support.builders.shown_scene import write_profile, write_scene
 from tests.support.machines.shown import only_reads, read_in_scene, shown_lines
 
-#: Of sleeps; buckets of several sizes, so that their costs can be told apart.
+#: Workload that sleeps; buckets of several sizes, so that their costs can be distinguished.
 WORKLOAD = (
     "timed:layers=4,data_ms=0,forward_ms=1,backward_ms=2,gradient_mb=0.1/0.4/0.2/0.8,"
     "bucket_cap_mb=0.01"
 )
-#: No environment is activated.
+#: Environment in which no virtual environment is active.
 BARE = {**os.environ, "PATH": "/usr/bin:/bin", "COLUMNS": "1000"}
 PROGRAM = Path(sys.executable).parent / "commprof"
 
 
 def typed(command: str, directory: Path) -> subprocess.CompletedProcess[str]:
-    """A line at a shell."""
+    """Runs a line in a shell."""
     return subprocess.run(
         ["bash", "-c", command], cwd=directory, env=BARE, capture_output=True, text=True, timeout=90
     )
@@ -50,7 +50,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def said(directory: Path) -> str:
-    """What a run printed."""
+    """Returns the output of a run."""
     words = f"--world-sizes 2 --steps 24 --workload {WORKLOAD} --overhead-steps 0"
     done = typed(f"{PROGRAM} run {words} --output 'my run'", directory)
     assert done.returncode == 0, done.stderr
@@ -64,7 +64,7 @@ def said(directory: Path) -> str:
 def here(
     said: str, directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Path]:
-    """The scene with the run in it, as this process's directory."""
+    """Makes the scene with the run in it the working directory."""
     monkeypatch.chdir(directory)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "1000")
@@ -108,13 +108,13 @@ def test_what_pages_and_help_tell_to_read_can_be_read(
 
 @dataclass(frozen=True)
 class Told:
-    """A command that an output of another one tells to type."""
+    """A command that the output of another command suggests."""
 
-    #: The call that makes it, by `site_of`.
+    #: Call that makes the command, in the form of `site_of`.
     site: str
-    #: What is typed before.
+    #: Command that is run first.
     given: str
-    #: What is told: the command is the group.
+    #: Regular expression of the output; its group is the suggested command.
     said: str
     code: int = 0
 
@@ -160,7 +160,7 @@ TOLD = (
 )
 LAST_LINES = "test_the_last_lines_of_a_run_can_be_typed"
 PLANNED = "test_runs_that_the_last_lines_tell_are_planned"
-#: Where the others are typed.
+#: Tests of the remaining commands.
 ELSEWHERE = {
     "*words, '--format', 'html'": LAST_LINES,
     "*words, '--all'": LAST_LINES,
@@ -235,14 +235,14 @@ def test_what_is_wrong_is_told_in_a_line(
 
 
 def site_of(call: ast.Call) -> str:
-    """A call by its arguments, wherever it stands; what is quoted for a shell is `.quoted`."""
+    """Returns a call's arguments as text; arguments quoted for a shell are `.quoted`."""
     words = ", ".join(map(ast.unparse, call.args))
     words = re.sub(r"(?:invocation\.quoted|shlex\.quote)\(([\w.]+)\)", r"\1.quoted", words)
     return re.sub(r"^'([\w-]+)'", r"\1", words)
 
 
 def test_every_command_that_is_told_is_typed_somewhere() -> None:
-    """Wherever the package makes a command, as it is to be typed here."""
+    """Checks that this file or ELSEWHERE has every call that makes a command."""
     made = {
         site_of(node)
         for file in Path(invocation.__file__).parent.rglob("*.py")

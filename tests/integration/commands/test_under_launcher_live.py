@@ -1,4 +1,4 @@
-"""A built-in workload as the ranks of torchrun, and as srun's: one of them reports."""
+"""A built-in workload as the ranks of torchrun, and as srun's: one rank reports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SMALL = ("--workload", "timed:layers=2", "--steps", "4", "--overhead-steps", "0"
 
 
 def check_run(directory: Path, out: str, launcher: str) -> dict[str, Any]:
-    """Two ranks trained in one run, and one of them has told of it; returns its run.json."""
+    """Asserts that two ranks trained in one run and one of them reported; returns its run.json."""
     result = json.loads((directory / "result.json").read_text())
     (run,) = result["runs"]
     assert run["num_processes"] == 2
@@ -43,7 +43,7 @@ def test_ranks_of_torchrun_are_one_run(tmp_path: Path, capsys: pytest.CaptureFix
     context = check_run(out, done.stdout, "torchrun")
     assert context["world_sizes"] == [2]
     assert (tmp_path / "run.json").read_text() == (out / "result.json").read_text()
-    # What the run directory repeats it by is for this one machine, without the launcher.
+    # The configuration in the run directory repeats the run on this machine, without a launcher.
     again = ["run", "--config", str(out / "config.yaml"), "--dry-run", "--output", f"{out}2"]
     assert main(again) == 0
     assert "World size 2, strategy ddp: ranks 0 to 1 on this machine" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""A rank that dies, or cannot go on, while buckets are compressed: the others raise, soon."""
+"""A rank dies, or cannot continue, while buckets are compressed: the other ranks raise soon."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def test_the_others_raise_and_end(world_size: int) -> None:
         place = rf"compressor int8 failed on rank {rank} in bucket \d of step 2: "
         first, second = told["errors"]
         assert re.search(place, first), first
-        assert second == first  # nothing is tried any more
-        assert told["seconds"] < 20  # not the half hour of the group's timeout
+        assert second == first  # nothing is tried again
+        assert told["seconds"] < 20  # not after the group's timeout of half an hour
     assert json.dumps(victim.said) == "[]"
 
 
@@ -63,4 +63,4 @@ def test_a_rank_that_cannot_compress_keeps_nobody_waiting(what: str, told: tuple
         assert ended.returncode == 0, ended.stderr
         (said,) = ended.said
         assert re.search(expected, said["error"]), said
-        assert said["seconds"] < 10  # rank 1 stays for 15 s more, or until rank 0 was told
+        assert said["seconds"] < 10  # rank 1 stays for 15 s, or until rank 0 has the error

@@ -1,4 +1,4 @@
-"""What compressors promise, on real ranks, in which the assertions are."""
+"""Tests of compressors on real ranks, which make the assertions themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``commprof run --hook``: for the built-in workload and for scripts that know nothing of it."""
+"""``commprof run --hook``, for the built-in workload and for unchanged scripts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.support.machines.commands import RUN, call
 from tests.support.ranks.plain_script import LAYER_BYTES, plain_script
 
-#: How late rank 1 comes in each backward pass.
+#: Delay in ms of rank 1 in each backward pass.
 LATE_MS = 20
 
 
@@ -19,7 +19,7 @@ LATE_MS = 20
 @pytest.mark.measures
 @pytest.mark.parametrize(("ranks", "hook"), [(2, "int8"), (3, "fp16"), (3, "topk:ratio=0.01")])
 def test_the_late_rank_of_a_compressed_backward_pass(tmp_path: Path, ranks: int, hook: str) -> None:
-    # Rank 1 is late in each backward pass: the others, and only they, wait about that long for it.
+    # Rank 1 is late in each backward pass: only the other ranks wait for it, about that long.
     run = tmp_path / "run"
     late = f"timed:late_rank=1,late_ms={LATE_MS}"
     ended = call(
@@ -48,7 +48,7 @@ ddp.register_comm_hook(None, allreduce_hook)
 
 
 def run(tmp_path: Path, *arguments: str) -> tuple[Any, str]:
-    """The result of a run on two ranks, and all that was printed."""
+    """Returns the result of a run on two ranks, and its whole output."""
     ended = call(
         *RUN, "--world-sizes", "2", "--output", str(tmp_path / "run"), *arguments, timeout_s=120
     )

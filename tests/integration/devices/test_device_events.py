@@ -1,4 +1,4 @@
-"""Device events, on a device without hardware: what comes out against what the device did."""
+"""Device events on a device without hardware: recorded times against the device's own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = [
 
 #: Collectives that are not captured into a graph.
 COUNT = 1 + 4 * STEPS + 2
-#: Two floats of elapsed time and the clock's drift over some ms.
+#: Error of an elapsed time, a difference of two floats, and the clock's drift over some ms.
 EXACT_NS = 2_000
 
 
@@ -40,7 +40,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, dict[str,
 
 
 def stalls_ns(truth: dict[str, Any]) -> Any:
-    """``[step, which]``: in Work.wait, then in the finalisation, as the device knows."""
+    """Returns stalls as ``[step, which]``: in Work.wait, then in the finalisation."""
     length = np.array([end - begin for begin, end in truth["stalls"]])
     return length[length > 3 * MS][: 2 * STEPS].reshape(STEPS, 2)
 
@@ -50,14 +50,14 @@ def of_kind(trace: Trace, kind: Kind) -> Any:
 
 
 def clock_error_ns(trace: Trace) -> float:
-    """The anchors' bound, and 500 ppm of the second until the next one."""
+    """Returns the anchors' error bound plus 500 ppm of the second until the next anchor."""
     return float(of_kind(trace, Kind.DEVICE_CLOCK)["bytes_in"].max()) + 500_000
 
 
 def test_every_collective_has_its_times(recorded: tuple[Trace, dict[str, Any]]) -> None:
     trace, truth = recorded
     table = columns.collectives(on_device_timeline(trace))
-    # All but the last, which was captured into a graph and marked with nothing.
+    # All collectives except the last, which was captured into a graph and has no marks.
     timed = table.op_id <= COUNT
     assert (len(table), timed.sum()) == (COUNT + 1, COUNT)
     ready, _, end = np.array(truth["collectives"][:COUNT]).T
@@ -66,8 +66,8 @@ def test_every_collective_has_its_times(recorded: tuple[Trace, dict[str, Any]]) 
     assert table.issue_ns[timed] == pytest.approx(ready, abs=error)
     assert table.end_is_exact[timed].all()
     assert table.end_ns[~timed].tolist() == [0]
-    # Against each other they are known far better than against the host. A busy host may be late
-    # with the mark of one, which then is in two differences.
+    # Ends relative to each other are known far better than relative to the host. A busy host may be
+    # late with the mark of one end, which then affects two differences.
     apart = np.sort(np.abs(np.diff(table.end_ns[timed]) - np.diff(end)))
     assert apart[:-2].max() < 60_000
     assert apart[-1] < 1 * MS
@@ -75,7 +75,7 @@ def test_every_collective_has_its_times(recorded: tuple[Trace, dict[str, Any]]) 
 
 @pytest.mark.skipif(torch.__version__ < (2, 15), reason="no completion hooks before torch 2.15")
 def test_a_completion_hook_is_no_end(recorded: tuple[Trace, dict[str, Any]]) -> None:
-    """It comes with the next issue or second, later by more than the longest collective takes."""
+    """The hook runs at the next issue or second, later than the longest collective takes."""
     trace, truth = recorded
     table = columns.collectives(on_device_timeline(trace))
     end = np.array(truth["collectives"][:COUNT])[:, 2]
@@ -98,7 +98,7 @@ def test_waits_are_the_stalls_of_the_stream(recorded: tuple[Trace, dict[str, Any
     waits = of_kind(trace, Kind.DEVICE_WAIT)
     assert set(waits["bytes_out"].tolist()) == {0}
     length = (waits["value"] - waits["timestamp_ns"]).astype(np.int64)
-    # Hidden and exposed Work.wait, then in the stream; the wait for that one waits for nothing.
+    # Hidden and exposed Work.wait, then the wait in the stream; waiting for that one adds nothing.
     per_step = length[1:-2].reshape(STEPS, 3)
     assert per_step[:, 0].max() < EXACT_NS
     assert per_step[:, 2] == pytest.approx(2 * MS, abs=EXACT_NS)
@@ -109,7 +109,7 @@ def test_waits_are_the_stalls_of_the_stream(recorded: tuple[Trace, dict[str, Any
 def test_other_calls_make_the_stream_wait_too(recorded: tuple[Trace, dict[str, Any]]) -> None:
     trace, truth = recorded
     waits = of_kind(trace, Kind.DEVICE_WAIT)[-2:]
-    # The last of all stalls is that of the graph, which is marked with nothing.
+    # The last stall is that of the graph, which has no marks.
     begin, end = np.array(truth["stalls"][-3:-1]).T
     length = (waits["value"] - waits["timestamp_ns"]).astype(np.int64)
     assert length == pytest.approx(end - begin, abs=EXACT_NS)
@@ -131,7 +131,7 @@ def test_a_step_on_the_devices_timeline(recorded: tuple[Trace, dict[str, Any]]) 
     trace, truth = recorded
     moved = on_device_timeline(trace)
     parts = breakdown(moved, columns.collectives(moved), None, 1)
-    # Of the steps but the first, which began before the device was known.
+    # All steps but the first, which began before capture knew the device.
     expected = stalls_ns(truth).sum(axis=1) + 2 * MS  # and the one in the stream
     assert parts.exposed_ns[1:] == pytest.approx(expected, abs=100_000)
     # 4 + 5 ms forward; 2 + 1.5 backward. The host may be late with what it issues in some step.
@@ -142,7 +142,7 @@ def test_a_step_on_the_devices_timeline(recorded: tuple[Trace, dict[str, Any]]) 
         for name in ("data", "forward", "backward", "exposed", "optimizer", "other")
     )
     assert total == pytest.approx(parts.wall_ns)
-    # In flight, not waited for: 3 ms of the first, 2 of the second.
+    # In flight and not waited for: 3 ms of the first collective, 2 ms of the second.
     assert np.median(parts.hidden_ns[1:]) == pytest.approx(5 * MS, abs=1 * MS)
 
 
@@ -150,9 +150,9 @@ def test_nothing_is_disturbed(recorded: tuple[Trace, dict[str, Any]]) -> None:
     _, truth = recorded
     assert truth["counts"].get("synchronized", 0) == 0
     assert truth["counts"].get("pool_streams", 0) == 0
-    # While a graph was captured the backend recorded its own two events, and nobody else any.
+    # During capture of a graph only the backend recorded events, two of its own.
     assert truth["counts"]["captured"] == 2
-    # torch itself does so in the finalisation's future.wait(), for which it has a reason.
+    # torch itself records tensors in the finalisation's future.wait().
     assert truth["after"].get("recorded_tensors", 0) == STEPS
     assert truth["dropped"] == 0
     assert truth["counts"]["timed_events"] < 200

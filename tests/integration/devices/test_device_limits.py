@@ -1,4 +1,4 @@
-"""Recording neither harms a device that has limits, nor is misled by them."""
+"""Recording does not harm a device that has limits, and is not misled by them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.machines.ranks import run_module
 from tests.support.ranks.devices.device_late_rank import LATE_MS, PER_STEP, STEPS
 from tests.support.ranks.devices.device_limits_script import GROUPS, HELD_UP_MS
 
-#: A vendor's library registers its kernels, and capture begins.
+#: Script that registers kernels as a vendor's library does, and begins capture.
 SEEN_KEYS = """
 import sys, torch, torch.distributed, commprof
 libraries = []
@@ -38,9 +38,9 @@ pytestmark = [
     pytest.mark.skipif(_native.native is None, reason="needs the native module"),
 ]
 
-#: The clock's anchors, the drift of a second until the next one, and a busy machine.
+#: Error of the clock's anchors, drift in the second until the next one, and a busy machine.
 ERROR_NS = 2_000_000
-#: Of c10's pool.
+#: Number of streams in c10's pool.
 POOL_STREAMS = 32
 
 
@@ -54,14 +54,14 @@ def test_a_group_that_is_held_up_delays_no_other_one(tmp_path: Path, backend: st
     table = columns.collectives(trace)
     ready, _, end = np.array(truth["collectives"]).T
     assert len(table) == len(end) == 2 * GROUPS
-    # The stream that issues goes on: no wait of ours blocks its hardware queue.
+    # The issuing stream goes on: no wait of commprof blocks its hardware queue.
     assert ready[-1] - ready[GROUPS] < 0.2 * HELD_UP_MS * 1e6
-    # Of 32 streams the communication library itself gives one to two groups.
+    # The communication library itself gives one of its 32 streams to two groups.
     held_up = np.isin(np.arange(2 * GROUPS), (GROUPS, GROUPS + POOL_STREAMS))
     took_ms = (end - ready) / 1e6
     assert took_ms[held_up].min() > 0.9 * HELD_UP_MS
     assert took_ms[~held_up].max() < 0.2 * HELD_UP_MS
-    assert truth["counts"]["new_streams"] - GROUPS == 1  # ours is for the clock
+    assert truth["counts"]["new_streams"] - GROUPS == 1  # commprof's stream is for the clock
     if backend == "silent":
         assert (table.end_ns == 0).all()
     else:
@@ -98,7 +98,7 @@ def test_a_device_that_cannot_tell_captures_is_not_marked_and_the_report_says_so
 
 
 def test_collectives_of_xpu_and_hpu_are_seen(tmp_path: Path) -> None:
-    """Where their libraries have registered kernels, as torch_xpu and habana do."""
+    """Kernels registered for XPU and HPU, as torch_xpu and habana do, are seen."""
     done = call("-c", SEEN_KEYS, str(tmp_path))
     assert done.returncode == 0, done.stderr
     for key in ("XPU", "HPU"):
@@ -117,12 +117,12 @@ def test_always_on_mode_names_the_rank_whose_device_is_late(tmp_path: Path) -> N
         assert summary.dropped == 0
         until_last = merged_histogram(one.until_last for one in summary.operations)
         wire = merged_histogram(one.wire for one in summary.operations)
-        # The first one came before the clocks were compared.
+        # The first collective came before the clocks were compared.
         assert until_last.count == wire.count == len(ready)
         assert until_last.sum_ns == pytest.approx((start - ready).sum(), rel=0.05, abs=20e6)
         assert wire.sum_ns == pytest.approx((end - start).sum(), rel=0.05)
     waited = [one.exposed_wait for one in summaries]
-    per_step_ns = sum(LATE_MS.values()) * 1e6  # before the wait and before the backward pass's
+    per_step_ns = sum(LATE_MS.values()) * 1e6  # delays before the wait and before backward's
     assert waited[0].count == waited[1].count == STEPS - 1
     assert waited[0].sum_ns / waited[0].count == pytest.approx(per_step_ns, rel=0.1)
     assert waited[1].sum_ns / waited[1].count < 0.1 * per_step_ns

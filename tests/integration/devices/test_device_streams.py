@@ -35,7 +35,7 @@ def waits_on(trace: Trace, stream: int) -> Any:
 
 
 def stalls_ns(truth: dict[str, Any]) -> Any:
-    """Those of the stream that computes that took time at all, in order."""
+    """Returns the compute stream's stalls that took time, in order."""
     length = np.array([end - begin for begin, end in truth["stalls"]])
     return length[length > 1 * UNIT_NS]
 
@@ -45,12 +45,12 @@ def test_waiting_for_an_event_behind_a_collective_is_seen(
 ) -> None:
     trace, truth = recorded
     table = columns.collectives(trace)
-    gathered = table.op_id[[1, 2, 4]]  # the first was in the stream that computes
+    gathered = table.op_id[[1, 2, 4]]  # the first was in the compute stream
     waits = waits_on(trace, COMPUTING)
     length = (waits["value"] - waits["timestamp_ns"]).astype(np.int64)
     of_events = np.isin(waits["op_id"], gathered)
     long = of_events & (length > EXACT_NS)
-    # In units: 4, the batch of 3, 5, 5 and 7, and then the messages' and the last collective's.
+    # In units: 4, the batch of 3, 5, 5 and 7, then those of the messages and the last collective.
     first, batch, second, third, *_ = stalls_ns(truth)
     assert (first > 3 * UNIT_NS, batch > 2 * UNIT_NS) == (True, True)
     assert (second > 4 * UNIT_NS, third > 10 * UNIT_NS) == (True, True)
@@ -95,7 +95,7 @@ def test_who_waits_for_coalesced_calls_waits_for_the_last_of_them(
     assert names[6:] == ["send", "recv", "send", "recv", "send", "all_reduce"]
     waits = waits_on(trace, COMPUTING)
     length = (waits["value"] - waits["timestamp_ns"]).astype(np.int64)
-    last_ones = table.op_id[[7, 9, 11]]  # watched again after the batch that failed
+    last_ones = table.op_id[[7, 9, 11]]  # recorded again after the batch that failed
     waited = waits["op_id"] > table.op_id[5]
     assert waits["op_id"][waited].tolist() == last_ones.tolist()
     assert length[waited] == pytest.approx(stalls_ns(truth)[-3:], abs=EXACT_NS)

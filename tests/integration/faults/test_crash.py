@@ -1,4 +1,4 @@
-"""Processes that end badly: what they recorded stays readable, and nothing is left behind."""
+"""Processes that end abnormally: their records stay readable, and no file is left behind."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def trace_of(directory: Path, rank: int = 0) -> Trace:
 
 
 def boundaries(trace: Trace) -> list[int]:
-    """The steps that ended, as their records say."""
+    """Returns the steps that ended according to the records."""
     marks = trace.records[trace.records["kind"] == Kind.STEP]
     return [int(mark["op_id"]) for mark in marks if mark["aux"] == 1]
 
@@ -49,14 +49,14 @@ def same(one: Trace, other: Trace) -> bool:
 
 
 def in_file(path: Path) -> int:
-    """The number of records in a trace file, without those in rings."""
+    """Returns the number of records in a trace file, without those in rings."""
     blocks = read_blocks(path, path.read_bytes()).blocks
     kept = sum(len(block.payload) for block in blocks if block.type == BlockType.RECORDS)
     return kept // RECORD_DTYPE.itemsize
 
 
 def salvaged(trace: Trace, ended: Ended) -> int:
-    """Salvages and checks that nothing changed but the rings, which are gone."""
+    """Salvages a trace, and checks that only the rings changed: they are gone."""
     assert ended.rings() != []
     moved = salvage(trace.path)
     assert ended.rings() == []
@@ -78,7 +78,7 @@ def test_a_rank_that_is_killed_loses_nothing(tmp_path: Path) -> None:
     assert boundaries(killed) == list(range(counted["steps"]))
     assert len(columns.buckets(killed)) == 0
     assert len(columns.collectives(killed)) >= 5 * 2
-    # Its last 2000 records took no time to speak of: they came out of the rings.
+    # The last 2000 records were made too fast to be flushed: they come from the rings.
     assert salvaged(killed, victim) > 0
 
     assert survivor.returncode == 1
@@ -104,7 +104,7 @@ def test_a_kill_in_the_middle_of_a_step(tmp_path: Path) -> None:
     steps = [line["step"] for line in killed.said]
     trace = trace_of(tmp_path, 1)
     ended = boundaries(trace)
-    # It may have been killed between the end of a step and the word about it.
+    # The process may have been killed between the end of a step and its output line.
     assert ended in (steps, [*steps, len(steps)])
     assert steps == list(range(len(steps)))
     salvaged(trace, killed)
@@ -169,7 +169,7 @@ def test_forks(tmp_path: Path, native: bool) -> None:
     assert (said["seen"], said["status"]) == (12, 0)
     parent = trace_of(tmp_path / "parent")
     assert parent.complete
-    # 12 samples, 2 a batch, and one step behind them; none of a child.
+    # 12 samples in batches of 2, and one step after them; no record of a child.
     assert boundaries(parent) == list(range(7))
     assert set(parent.records["thread"].tolist()) == {parent.metadata["main_thread"]}
     child = trace_of(tmp_path / "child")
@@ -194,7 +194,7 @@ def test_a_full_disk_does_not_disturb_training(tmp_path: Path, native: bool) -> 
     about = [line for line in ended.stderr.splitlines() if "cannot write" in line]
     assert len(about) == 1
     assert f"cannot write {trace.path}: File too large. Training goes on;" in about[0]
-    # The closing block fits into the 100 bytes that are left, and owns up to what did not.
+    # The closing block fits into the 100 bytes that are left, and counts the lost records.
     assert (trace.complete, trace.dropped) == (True, 10)
     assert ended.rings() == []
 
@@ -221,7 +221,7 @@ def test_what_cannot_work_is_refused_at_the_start(tmp_path: Path, native: bool) 
         assert messages[name].startswith(beginning), name
     assert "File too large" in messages["full"]
     assert messages["read only"].endswith("/rank_0.trace: Permission denied")
-    # The file that was there is untouched; what a refusal began is gone again.
+    # The existing file is untouched; the file that a refusal had begun is removed.
     assert (tmp_path / "taken/rank_0.trace").read_text() == "keep me"
     assert not (tmp_path / "a").exists()
     assert not (tmp_path / "second").exists()

@@ -1,4 +1,4 @@
-"""Real hangs of gloo, diagnosed from what torch's own Flight Recorder dumped."""
+"""Real hangs of gloo, diagnosed from dumps of torch's own Flight Recorder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.machines.fork_server import Forked
 
 _RANK = str(Path(__file__).parents[2] / "support/ranks/hung_gloo_rank.py")
 
-#: Cause, ranks, and the rank at fault: of every test run.
+#: Cause, number of ranks, and rank at fault, for the default test run.
 FEW = [("busy", 3, 1), ("chain", 3, 2)]
 STUDY = [
     *[("absent", ranks, guilty) for ranks in (2, 3, 4) for guilty in (0, ranks - 1)],

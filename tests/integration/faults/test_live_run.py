@@ -1,6 +1,6 @@
-"""Live metrics of real ranks, scraped by a real Prometheus that loads the rules we ship.
+"""Live metrics of real ranks, scraped by a real Prometheus that loads commprof's rules.
 
-Every expression of the dashboard and of the rules is put to it.
+Every expression of the dashboard and of the rules is evaluated.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ pytestmark = [
 ]
 needs_prometheus = pytest.mark.needs("prometheus")
 
-#: STEPS and PAUSE_S of it: it sleeps, so that the host is free for the others.
+#: Script with arguments STEPS and PAUSE_S: its sleeps leave the host free for the monitors.
 SCRIPT = """
 import sys, time, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -49,32 +49,32 @@ for _ in range(int(sys.argv[1])):
 
 @dataclass(frozen=True)
 class Watched:
-    """A run of 4 ranks, one of them late, and one of 2 that compress; as Prometheus saw them."""
+    """Runs of 4 ranks, one of them late, and of 2 that compress, with Prometheus's answers."""
 
     run: Path
     compressed: Path
-    #: Every answer by the expression asked for.
+    #: Answers by expression.
     answers: dict[str, Any]
-    #: Of ``commprof top --once`` while they ran.
+    #: Output of ``commprof top --once`` during the runs.
     frame: str
     exit_codes: tuple[int, int]
 
 
 def expressions() -> list[str]:
-    """Of every panel of the dashboard, and of every rule, as Prometheus takes them."""
+    """Returns the expressions of all dashboard panels and rules, in Prometheus's syntax."""
     dashboard = json.loads((DEPLOY / "grafana" / "commprof.json").read_text())
     panels = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     return [expr.replace("$instance", ".+") for expr in panels] + list(rules())
 
 
 def rules() -> list[str]:
-    """The rules' own, read without a YAML library: an expression is one line, or folded."""
+    """Returns the rules' expressions, on one line or folded, read without a YAML library."""
     found = re.findall(r"^ +expr: (>-\n(?: {10}.*\n)+|.*\n)", RULES.read_text(), re.MULTILINE)
     return [" ".join(text.removeprefix(">-").split()) for text in found]
 
 
 def profile(path: Path) -> Path:
-    """A machine that all-reduces without latency at 10 GB/s."""
+    """Writes the profile of a machine that all-reduces without latency at 10 GB/s."""
     exact = (0.0, 0.0)
     curve = CostCurve("all_reduce", "gloo", (Piece(0.0, 0.0, 1e-10, exact, exact),), (1, 1e9), (4,))
     save_profile(MachineProfile({"same_host": LinkProfile({"all_reduce": curve})}), path)
@@ -106,7 +106,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
     )
     server = Prometheus(place / "prometheus", [target(run) for run in runs])
     try:
-        # Rates need two scrapes of every series, and the late rank some steps.
+        # Rates need two scrapes of every series, and naming the late rank takes some steps.
         until(lambda: server.result("commprof_late_rank == 1"), "the late rank")
         until(lambda: server.result("rate(commprof_gradient_sent_bytes_total[1m]) > 0"), "bytes")
         until(lambda: server.result("rate(commprof_hidden_seconds_total[1m]) >= 0"), "rates")
@@ -129,7 +129,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
             job.send_signal(signal.SIGINT)
         for job in jobs:
             job.communicate(timeout=150)
-    assert alive == [True, True]  # the job does not notice the end of what watches it
+    assert alive == [True, True]  # the job is not affected by the end of a monitor
     codes = jobs[0].returncode, jobs[1].returncode
     return Watched(*runs, answers, frame, codes)
 
@@ -159,7 +159,7 @@ def test_every_rule_is_evaluated(watched: Watched) -> None:
     }
     assert [rule.get("lastError") for rule in group["rules"]] == [None] * len(group["rules"])
     firing = {rule["name"] for rule in group["rules"] if rule["alerts"]}
-    # The rank is late, and 30 ms of waiting are most of the step; a busy host does the rest.
+    # The rank is late, and 30 ms of waiting are most of the step; a busy host may add alerts.
     assert "CommprofLateRank" in firing
     expected = {"CommprofLateRank", "CommprofExposedCommunication", "CommprofLowBandwidth"}
     assert firing <= expected | {"CommprofStepSlower", "CommprofHostMemory"}
@@ -170,14 +170,14 @@ def test_the_figures_are_those_of_the_job(watched: Watched) -> None:
     (late,) = watched.answers['commprof_late_rank{instance=~".+"} == 1']
     assert late["metric"]["rank"] == "2"
     (cost,) = watched.answers['commprof_late_rank_wait_seconds{instance=~".+"}']
-    assert 0.002 < float(cost["value"][1]) < 0.1  # 30 ms, less what a busy host adds to others
+    assert 0.002 < float(cost["value"][1]) < 0.1  # 30 ms, less delays of other ranks on a busy host
     ratio = watched.answers[
         'sum by (rank) (rate(commprof_gradient_plain_bytes_total{instance=~".+"}[1m])) / '
         'sum by (rank) (rate(commprof_gradient_sent_bytes_total{instance=~".+"}[1m]))'
     ]
     assert [float(each["value"][1]) for each in ratio] == pytest.approx([2, 2], rel=0.05)
     norms = watched.answers['commprof_gradient_norm{instance=~".+"}']
-    assert len({each["value"][1] for each in norms}) == 2  # before the exchange they differ
+    assert len({each["value"][1] for each in norms}) == 2  # norms before the exchange differ
 
 
 @needs_prometheus

@@ -1,4 +1,4 @@
-"""The alert on a rank that is gone: it fires while others hang on, and only where one failed."""
+"""The alert for a lost rank fires only if the rank failed, also while other ranks hang."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ pytestmark = [
     pytest.mark.needs("prometheus", "promtool"),
 ]
 
-#: HOW STOP: rank 1 stays, or ends in good order; the others stay until the file STOP is there. A
-#: rank that needs no other any more leaves the file STOP.RANK.
+#: Script with arguments HOW STOP: rank 1 stays or ends normally, the others stay until the file
+#: STOP exists. A rank that needs no other rank any more creates the file STOP.RANK.
 SCRIPT = """
 import os, pathlib, sys, time, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -38,7 +38,7 @@ while not (sys.argv[1] == "ends" and dist.get_rank() == 1 or os.path.exists(sys.
 
 
 class Job:
-    """Two ranks that nobody launched together: one's end does not end the other."""
+    """Two ranks without a launcher: the end of one does not end the other."""
 
     def __init__(self, place: Path, how: str) -> None:
         place.mkdir()
@@ -57,7 +57,7 @@ class Job:
         ]
 
     def trained(self) -> bool:
-        """Returns if no rank is in a collective that another one's death would fail."""
+        """True if no rank is in a collective that another rank's death would fail."""
         return all(self.stop.with_name(f"stop.{rank}").exists() for rank in (0, 1))
 
     def end(self) -> list[int]:
@@ -79,7 +79,7 @@ def test_it_fires_for_a_killed_rank_whose_peers_hang_on(tmp_path: Path) -> None:
             both = f'sum(commprof_rank_running{{instance="{instances["killed"]}"}}) == 2'
             until(lambda: server.result(both), "two ranks that run")
             until(jobs["killed"].trained, "the end of training")
-            # The monitor was started by it and for it, and goes on with the rank that is left.
+            # Rank 0 started the monitor, which continues with the remaining rank.
             jobs["killed"].ranks[0].send_signal(signal.SIGKILL)
             alert = 'ALERTS{alertname="CommprofRankGone"}'
             (fired,) = until(
@@ -92,7 +92,7 @@ def test_it_fires_for_a_killed_rank_whose_peers_hang_on(tmp_path: Path) -> None:
     finally:
         codes = {how: job.end() for how, job in jobs.items()}
     assert (fired["metric"]["instance"], fired["metric"]["rank"]) == (instances["killed"], "0")
-    assert [each["metric"] for each in alerts] == [fired["metric"]]  # of the other job none pends
+    assert [each["metric"] for each in alerts] == [fired["metric"]]  # none pends in the other job
     found = {(each["metric"]["instance"], each["metric"]["rank"]): each["value"] for each in failed}
     assert {
         how: [found[instance, rank][1] for rank in ("0", "1")]
@@ -122,7 +122,7 @@ ALWAYS, NEVER, FROM_20_S, UNTIL_20_S = "1+0x12", "0+0x12", "0+0x3 1+0x8", "1+0x3
 def test_when_it_fires(
     running: tuple[str, str], failed: tuple[str, str], at: str, fires: bool, tmp_path: Path
 ) -> None:
-    """A sample and a look every 5 s."""
+    """Evaluates the alert on samples 5 s apart."""
     given = [series("commprof_rank_running", rank, text) for rank, text in enumerate(running)]
     given += [series("commprof_rank_failed", rank, text) for rank, text in enumerate(failed)]
     expected: list[dict[str, Any]] = []

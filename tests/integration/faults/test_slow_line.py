@@ -1,4 +1,4 @@
-"""A real rank that sleeps in one function: the line and the function are named."""
+"""The slow line and function of a real rank, which sleeps there, are named."""
 
 from __future__ import annotations
 
@@ -83,6 +83,6 @@ def test_the_function_is_named(world: dict[str, Any]) -> None:
     assert (found["rank"], found["problem"]) == (1, "")
     first = found["functions"][0]
     assert first["function"] == f"augment (train.py:{SLEEP})"
-    # 20 ms of each step, sampled some 500 times.
+    # 20 ms of each step, sampled about 500 times.
     assert first["own_ms"] == pytest.approx(20, rel=0.2)
     assert first["others_ms"] == 0

@@ -1,4 +1,4 @@
-"""The wall clock is stepped by an hour in the middle of a training, forward and back."""
+"""The wall clock is stepped by an hour during training, forward and back."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_training_and_times_do_not_notice(shim: Path, step_s: int, tmp_path: Pat
         **{"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "OMP_NUM_THREADS": "1"},
         **{"MASTER_PORT": str(free_port()), "COMMPROF_OUT": str(tmp_path / "out")},
         **{"LD_PRELOAD": str(shim), "CLOCK_STEP_S": str(step_s), "CLOCK_STEP_AFTER_S": "5"},
-        "PAUSE": "0.02",  # 6 s of steps: the clock is stepped before or within them
+        "PAUSE": "0.02",  # 6 s of steps: the clock is stepped before or during them
     }
     command = [sys.executable, "-m", "commprof.wrap", str(SCRIPT), "none", str(STEPS)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)

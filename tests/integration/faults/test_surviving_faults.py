@@ -1,5 +1,5 @@
-"""Each fault once: training goes on, or fails, as it does without commprof; all that was recorded
-can be read; and the report names the cause. ``benchmarks/faults.py`` tries each many times."""
+"""Tries each fault once: training continues or fails as without commprof, all records can be read,
+and the report names the cause. ``benchmarks/faults.py`` tries each many times."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.skipif(_native.native is None, reason="needs the C++ module"),
 ]
 
-#: With the watchdog and live metrics on; the benchmark does so with all of them.
+#: Faults tried with the watchdog and live metrics; the benchmark does so with all faults.
 WATCHED = ("no fault", "SIGKILL", "SIGSTOP, SIGCONT", "run directory deleted")
 
 
@@ -58,7 +58,7 @@ def test_a_fault_of_the_disk(fault: Fault, forks: Forks, tmp_path: Path) -> None
     if not limits.can_mount():
         pytest.skip("needs to mount a tmpfs")
     for parent in (tmp_path, *tmp_path.parents[:3]):
-        parent.chmod(0o755)  # ranks of another user work here
+        parent.chmod(0o755)  # ranks of another user enter it
     check(try_fault(fault, forks, tmp_path, Setting()))
 
 

@@ -32,7 +32,7 @@ pytestmark = [
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Launched]:
-    """A run of an endless script that records steps."""
+    """Starts a run of an endless script that records steps."""
     job = launch(run_of(tmp_path), tmp_path)
     try:
         job.await_steps()
@@ -45,7 +45,7 @@ def test_a_launcher_that_is_killed(running: Launched) -> None:
     ranks = running.pids()
     running.process.kill()
     running.process.wait()
-    # As under torchrun, the ranks of a script outlive a launcher that is killed.
+    # As under torchrun, a script's ranks outlive a launcher that is killed.
     running.await_growth()
     assert not any(gone(pid) for pid in ranks)
     for pid in ranks:
@@ -140,7 +140,7 @@ def test_ctrl_c_while_a_rank_is_forked(number: int, tmp_path: Path) -> None:
 
 
 def members(group: int) -> list[int]:
-    """The processes of a process group."""
+    """Returns the processes of a process group."""
     shown = subprocess.run(["ps", "-e", "-o", "pid=,pgid="], capture_output=True, text=True)
     pairs = (map(int, line.split()) for line in shown.stdout.splitlines())
     return [pid for pid, of in pairs if of == group]

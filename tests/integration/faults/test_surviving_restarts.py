@@ -1,4 +1,4 @@
-"""A killed rank, a restart, and the checkpoint: the same training as without the fault."""
+"""A killed rank, a restart and a checkpoint give the same training as an undisturbed run."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_restarts_by_torchrun_are_shown_alike(tmp_path: Path) -> None:
     wrapped = ("--max-restarts=1", "-m", "commprof.wrap", str(EXAMPLE), "--kill-at", "25")
     done = subprocess.run(
         [*TORCHRUN, *wrapped, "--checkpoint", str(tmp_path / "killed.pt")],
-        # Without it ranks may meet at what the attempt before left in the agent's store, and fail.
+        # Otherwise ranks may read the earlier attempt's keys in the agent's store, and fail.
         env={
             **os.environ,
             "COMMPROF_OUT": str(out),

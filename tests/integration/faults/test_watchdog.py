@@ -1,4 +1,4 @@
-"""The watchdog beside real ranks: stopped ones, late ones, ones that are out of step."""
+"""The watchdog next to real ranks that are stopped, late, or issue different collectives."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ pytestmark = [
     pytest.mark.skipif(_native.native is None, reason="needs the C++ module"),
 ]
 
-#: Rank 1 comes 4 s late to a step; then the ranks disagree about a collective and go on. Both last
-#: until the watchdog has told of them, at most a minute: a busy machine gives it a core late.
+#: Rank 1 comes 4 s late to a step; then the ranks issue different collectives, and continue. Both
+#: last until the watchdog has reported them, at most a minute: it may get a core late.
 SCRIPT = """
 import json
 import time
@@ -113,7 +113,7 @@ def test_a_stopped_rank_is_named(tmp_path: Path, seed: int, mode: str) -> None:
     if find_py_spy():
         assert "MainThread" in tried.stacks
         assert "loop.py" in tried.stacks
-    # The job went on as if nothing had been.
+    # The job's outcome is that of an undisturbed run.
     assert outcome(tmp_path, tried.ranks) == undisturbed(tried.ranks)
     assert {steps for steps, _, _ in outcome(tmp_path, tried.ranks)} == {STEPS}
     over = json.loads((tmp_path / f"hang_{tried.hang['number']}.json").read_text())
@@ -122,7 +122,7 @@ def test_a_stopped_rank_is_named(tmp_path: Path, seed: int, mode: str) -> None:
 
 @dataclass
 class Finished:
-    """The script under one of the launchers."""
+    """A finished run of the script under one of the launchers."""
 
     directory: Path
     process: subprocess.CompletedProcess[str]
@@ -181,7 +181,7 @@ def test_the_script_ran_as_without(finished: Finished) -> None:
         if line.startswith("rank ") and " loss " in line
     }
     assert len(losses) == 2
-    # Seven is the script's; torchrun has one for all.
+    # Seven is the script's exit code; torchrun always returns 1.
     assert finished.process.returncode == (7 if "run" in finished.directory.parts else 1)
 
 

@@ -1,5 +1,5 @@
-"""What goes wrong in a training without stopping it, told while it runs: a rank whose model differs
-by one bit, and a rank that becomes slower for good."""
+"""Reports, during training, of faults that do not stop it: a rank whose model differs by one bit,
+and a rank that becomes permanently slower."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 CHANGED, SLOWER, MORE_MS = 20, 80, 30
-#: Rank 1 changes one bit of its model, and later takes longer for each forward pass.
+#: Script in which rank 1 changes one bit of its model, and later takes longer per forward pass.
 SCRIPT = f"""
 import time
 import torch
@@ -64,7 +64,7 @@ dist.destroy_process_group()
 
 @dataclass
 class Finished:
-    """The script, watched."""
+    """The finished run of the script under the watchdog."""
 
     directory: Path
     process: subprocess.CompletedProcess[str]
@@ -72,7 +72,7 @@ class Finished:
 
 @pytest.fixture(scope="module")
 def runs() -> dict[int, Finished]:
-    """By try: a second one looks at another run."""
+    """Returns runs by number of the try: a repeated test uses another run."""
     return {}
 
 
@@ -101,7 +101,7 @@ def test_the_job_is_none_the_worse(finished: Finished) -> None:
 
 
 def test_a_model_that_differs_by_one_bit_is_told(finished: Finished) -> None:
-    # Looked at after every fifth step; of two that differ, either may be the right one.
+    # Models are compared after every fifth step; if two differ, either may be the correct one.
     said = "commprof: after step 24 the model of rank 1 is not bit-identical to "
     assert said in finished.process.stderr
     shown = " ".join(finished.process.stdout.split())
@@ -118,7 +118,7 @@ def anomalies(directory: Path) -> list[dict[str, Any]]:
 def test_a_rank_that_became_slower_is_told_while_it_runs(finished: Finished) -> None:
     (own,) = [one for one in anomalies(finished.directory) if one["what"] == "own work"]
     assert (own["rank"], own["phase"]) == (1, "forward")
-    # A busy machine's noise may be taken for its first steps, and lies in the medians.
+    # Noise of a busy machine may count as the first slow steps, and shifts the medians.
     assert SLOWER - 30 <= own["step"] <= SLOWER + 1
     assert SLOWER < own["found_step"] < SLOWER + 40
     assert own["after"] - own["before"] == pytest.approx(MORE_MS, rel=0.3)

@@ -1,6 +1,6 @@
-"""Two and four hosts on 1 Gbit/s links: what the run table says of them, against the interfaces.
+"""Compares the run table of two and four hosts on 1 Gbit/s links with the interfaces' counters.
 
-And one job over two launchers that share a directory, as on two machines.
+Also runs one job over two launchers that share a directory, as on two machines.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GRADIENT_BYTES = 6e6
 
 
 def table_row(text: str, ranks: int) -> list[str]:
-    """Of the table between hosts, the row of a world size."""
+    """Returns the row of a world size in the table between hosts."""
     table = text.partition("Between hosts, per host and outgoing link:\n")[2].partition("\n\n")[0]
     (row,) = (line.split() for line in table.splitlines() if line.split()[:1] == [str(ranks)])
     return row
@@ -42,13 +42,13 @@ def test_the_interfaces_counted_what_the_table_says_within_2_percent(
     for run, ranks in zip(result["runs"], sizes, strict=True):
         links = run["aggregated_metrics"]["host_links"]
         assert (links["hosts"], links["interfaces"], links["note"]) == (count, ["eth0"], "")
-        # A ring: each rank sends to the next, and of a host's ranks one to another host.
+        # In the ring each rank sends to the next, and one rank per host sends to another host.
         step_bytes = 2 * (ranks - 1) / ranks * GRADIENT_BYTES
         assert links["step_bytes"] == pytest.approx(step_bytes)
         assert links["recorded_bytes"] == pytest.approx(count * step_bytes * STEPS)
         assert links["agrees"]
         assert abs(links["counted_bytes"] / (count * step_bytes * STEPS) - 1) < 0.02
-        # All of it takes 48 ms and more at 1 Gbit/s, of which some is waiting.
+        # The bytes take 48 ms and more at 1 Gbit/s, and part of the time is waiting.
         assert 0.01 < links["in_flight_gbit_per_s"] < 1.0
         assert links["step_gbit_per_s"] < links["in_flight_gbit_per_s"]
         row = table_row(result["text"], ranks)

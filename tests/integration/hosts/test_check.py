@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def checked() -> subprocess.CompletedProcess[str]:
-    """Two ranks that may open too few files."""
+    """Runs the check on two ranks with a low limit of open files."""
 
     def limit() -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -55,7 +55,7 @@ def test_ranks_of_another_launcher_check_themselves() -> None:
 
 
 def outcomes_of(fault: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, str]]:
-    """Status and figure by check, of two ranks of which the second has the fault."""
+    """Returns status and figure by check, of two ranks of which the second has the fault."""
     monkeypatch.setenv("COMMPROF_CHECK_TIMEOUT_S", "30")
     output = run_module("tests.support.ranks.unhealthy", [fault], 2)[0]
     return {name: (status, figure) for name, status, figure in json.loads(output.splitlines()[-1])}

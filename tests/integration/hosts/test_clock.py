@@ -26,7 +26,7 @@ from tests.support.analysed import analyse_world
 from tests.support.machines import netns
 from tests.support.machines.ranks import run_module, run_on_hosts
 
-#: Rank 1's clock is ahead of rank 0's by this.
+#: Offset in ms of rank 1's clock, which is ahead of rank 0's.
 SHIFT_MS = 3
 OFFSET_NS = -SHIFT_MS * 1_000_000
 TRIALS = 20
@@ -36,7 +36,7 @@ PAIR = [sys.executable, "-m", "tests.support.ranks.clock_pair"]
 
 
 def fitted(trace: Trace) -> ClockMap:
-    """The map from the trace's comparisons, which are there."""
+    """Returns the map fitted to the trace's clock comparisons."""
     found = comparisons([trace])
     assert found is not None
     return found
@@ -66,7 +66,7 @@ def test_a_shift_of_3_ms_is_recovered_within_its_bound(tmp_path: Path) -> None:
 
 
 def waits_ms(run: WorldRun) -> list[float]:
-    """Median wait per step, by rank, warm-up left out."""
+    """Returns the median wait per step, by rank, without warm-up."""
     traces = [run.traces[rank] for rank in range(run.world_size)]
     clocks = rank_clocks(traces)
     assert clocks is not None
@@ -84,7 +84,7 @@ def waits_ms(run: WorldRun) -> list[float]:
 @pytest.mark.measures
 @pytest.mark.needs_netns
 def test_a_late_rank_is_named_across_hosts_with_clocks_of_their_own(tmp_path: Path) -> None:
-    # Without the comparison rank 1 would seem 3 ms late in the plain run, 23 ms in the late one.
+    # Without clock comparisons rank 1 would seem 3 ms late in the plain run, 23 ms in the late run.
     plain = "timed:layers=2,data_ms=2,forward_ms=2,backward_ms=4,gradient_mb=1"
     late = f"{plain},late_rank=1,late_ms=20,late_phase=data"
     with netns.Hosts(2, "1gbit") as hosts:
@@ -115,7 +115,7 @@ def test_a_late_rank_is_named_across_hosts_with_clocks_of_their_own(tmp_path: Pa
     [
         ("always", "before", True),  # capture starts before there is a process group
         ("always", "after", True),
-        ("auto", "after", False),  # one host, one clock
+        ("auto", "after", False),  # one host has one clock
         ("off", "after", False),
     ],
 )

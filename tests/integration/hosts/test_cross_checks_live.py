@@ -29,7 +29,7 @@ def test_interfaces_counted_what_two_hosts_must_send(tmp_path: Path) -> None:
     with netns.Hosts(2, "1gbit") as hosts:
         found = checks_of(run_on_hosts(hosts, tmp_path, WORKLOAD, STEPS))["network"]
     assert found.what == "bytes sent by eth0, 2 hosts"
-    # Each of two ranks sends its 6 MB once a step: 2 (n - 1) / n = 1.
+    # Each of two ranks sends its 6 MB once per step: 2 (n - 1) / n = 1.
     assert found.ours == pytest.approx(2 * 6 * STEPS)
     assert found.other == pytest.approx(found.ours, rel=0.05)
     assert found.agrees
@@ -45,6 +45,6 @@ def test_the_log_of_ddp_on_one_host(tmp_path: Path) -> None:
     assert found["ddp_backward"].other == pytest.approx(found["ddp_backward"].ours, rel=0.2)
     assert found["phases"].agrees
     assert found["loop_clock"].agrees
-    # Of all that is sent through `lo`, this run's payload is a part.
+    # This run's payload is a part of all bytes sent through `lo`.
     assert found["network"].what == "bytes sent by lo, 1 host"
     assert found["network"].other > 0.98 * 2 * 6 * STEPS

@@ -1,4 +1,4 @@
-"""A rank whose process is stopped in each step is named, and why; a lack of cores is no pause."""
+"""A rank stopped in each step is named with the cause; a lack of cores is not a pause."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def test_a_rank_that_is_stopped_in_each_step_is_named_for_its_pauses(tmp_path: P
     assert (late.rank, late.phase) == (1, "host pause")
     assert late.phase_share > 0.75
     lengths = pause_lengths_ms(run, 1)
-    # On a busy machine a stop may be seen late, or not at all.
+    # On a busy machine a stop may be noticed late, or not at all.
     assert 0.75 * STEPS <= len(lengths) <= STEPS + 1
     assert np.median(lengths) == pytest.approx(PAUSE_MS, abs=2)
     assert pause_lengths_ms(run, 0) == pause_lengths_ms(run, 2) == []
-    # Each lies in a forward phase, where the workload stops.
+    # Each pause is in a forward phase, where the workload stops.
     pauses, phases = columns.pauses(run.traces[1]), columns.phases(run.traces[1])
     row = np.searchsorted(phases.begin_ns, pauses.begin_ns, side="right") - 1
     forward = phases.key[row] == run.traces[1].metadata["phases"].index("forward")
@@ -73,7 +73,7 @@ def test_always_on_mode_names_it_as_well(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def no_free_core() -> Iterator[None]:
-    """Twice as many busy processes as there are cores."""
+    """Runs twice as many busy processes as there are cores."""
     burn = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(range(9999))"
     count = 2 * len(os.sched_getaffinity(0))
     processes = [subprocess.Popen([sys.executable, "-c", burn]) for _ in range(count)]

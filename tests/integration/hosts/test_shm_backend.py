@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 MODULE = "tests.support.ranks.shm_rank"
 
 
-#: Ranks by host: one host, and several with as many ranks each or not.
+#: Hosts by rank: one host, and several hosts with equal or different numbers of ranks.
 HOSTS = ["a,a", "a,a,a", "a,a,b,b", "a,b,a,a,b"]
 
 
@@ -36,7 +36,7 @@ def test_training_ends_with_the_same_parameters(world_size: int) -> None:
         assert "same parameters" in output
 
 
-#: What most ranks do in each disagreement, and what the last one does.
+#: Calls of most ranks in each disagreement, and the call of the last rank.
 DISAGREEMENTS = [
     ("fp32 sum of 12 bytes", "fp32 sum of 16 bytes"),
     ("fp32 sum of 4000000 bytes", "fp32 sum of 6000000 bytes"),
@@ -47,7 +47,7 @@ DISAGREEMENTS = [
 
 @pytest.mark.parametrize("hosts", ["a,a", "a,a,b", "a,a,b,b"])
 def test_ranks_that_disagree_are_told_who_does_what(hosts: str) -> None:
-    """Of several hosts, the odd rank is alone on its own, or beside one that does what all do."""
+    """On several hosts, the odd rank is alone on its host, or shares it with a rank that agrees."""
     outputs = run_module(MODULE, ["disagreement", hosts], hosts.count(",") + 1)
     for output in outputs:
         for usual, odd in DISAGREEMENTS:
@@ -119,7 +119,7 @@ def test_a_rank_that_dies_on_another_host_ends_all_waiting() -> None:
 
 
 def _lose_the_last(hosts: str) -> tuple[list[Forked], list[str]]:
-    """The ranks after the last one killed itself, and what they said."""
+    """Returns the ranks after the last one has killed itself, and their outputs."""
     count = hosts.count(",") + 1
     here = {**os.environ, "MASTER_ADDR": "localhost"}
     port = free_port()

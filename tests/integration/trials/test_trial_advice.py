@@ -1,4 +1,4 @@
-"""What a verdict tells to type does what it says, with the trial's variable still set."""
+"""The command that a verdict suggests works as described, with the trial's variable still set."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ def test_the_variables_set_compressor_and_bucket_cap_of_a_job_under_env(tmp_path
         trace = read_trace(out / f"rank_{rank}.trace")
         assert "trial" not in trace.metadata
         assert "int8" in set(compressions(trace).scheme)
-        # Four layers of 0.26 MB each: DDP's own cap would hold them in two buckets at most.
+        # Four layers of 0.26 MB each: DDP's default cap would put them in at most two buckets.
         assert len(set(columns.buckets(trace).index.tolist())) >= 4

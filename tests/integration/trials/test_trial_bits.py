@@ -1,4 +1,4 @@
-"""Trials leave training as it was: what they take back, and what they never changed."""
+"""Trials do not change training: undone steps leave no effect, and other steps are unchanged."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from tests.support.machines.ranks import run_module
 
 pytestmark = pytest.mark.slow
 
-#: A step that is declared, and one that is found, end in other places of the loop.
+#: Kinds of steps: declared and detected steps end at different places of the loop.
 WAYS = ("declared", "found")
 SHORT = "rounds=3,block=1,warmup=2"
-#: No step is taken back: every one of them is in the untouched run too.
+#: Trials that undo no step: every step is also in the untouched run.
 LOSSLESS = (
     "bucket-cap=0.005,no-overlap,no-overlap+bucket-cap=0.01,first-bucket=0.005,"
     f"gradient-as-bucket-view=true,headroom=0,{SHORT}"
 )
 TAKEN_BACK = f"int8,topk:ratio=0.05+bucket-cap=0.005,{SHORT}"
-#: Three ranks sum in an order that depends on the bucket.
+#: Candidates that change the order of sums of three ranks, which depends on the bucket.
 OTHER_BUCKETS = f"bucket-cap=0.005,no-overlap,{SHORT}"
 
 
-#: Settings of FSDP2, all of whose steps are kept; and those of which some are taken back.
+#: Settings of FSDP2 all of whose steps are kept, and settings with steps that are undone.
 SETTINGS = f"reshard-after-forward=true,reshard-after-forward=false,prefetch=1,headroom=0,{SHORT}"
 SETTINGS_TAKEN_BACK = f"reduce-dtype=bf16,reshard-after-forward=false+prefetch=2,{SHORT}"
 

@@ -1,4 +1,4 @@
-"""Trials on real ranks: where one candidate must win, and where the answer is no."""
+"""Trials on real ranks: cases in which one candidate must win, and cases in which none does."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tests.support.ranks.plain_script import LAYER_BYTES, plain_script
 
 pytestmark = pytest.mark.slow
 
-#: 8 MB of gradients take 64 ms on a link of 1 Gbit/s; the first half is there after 4 ms of 8.
+#: 8 MB of gradients take 64 ms at 1 Gbit/s; the first half is ready after 4 of 8 ms of backward.
 HEAVY = "timed:layers=2,data_ms=1,forward_ms=1,backward_ms=4,gradient_mb=4,bucket_cap_mb=1"
-#: 40 kB, behind 40 ms of sleep.
+#: 40 kB of gradients, and 40 ms of sleep in forward and backward.
 LIGHT = "timed:layers=4,data_ms=1,forward_ms=4,backward_ms=6,gradient_mb=0.01"
 
 
@@ -36,7 +36,7 @@ def test_on_a_slow_link_the_candidate_that_must_win_wins(tmp_path: Path) -> None
     assert (result.rounds, result.verdict.choice) == (4, "topk:ratio=0.01")
     none, headroom = result.of_role("baseline"), result.of_role("headroom")
     fp16, topk = result.candidates[3:]
-    # Work of 11 ms, and 64 ms on the wire from the 7th on; a busy machine only adds to that.
+    # 11 ms of work, and 64 ms on the wire from the 7th ms on; a busy machine only adds to that.
     assert 11 <= headroom.step_ms < 40
     assert 68 <= none.step_ms < 140
     assert topk.step_ms < fp16.step_ms < none.step_ms
@@ -59,7 +59,7 @@ def test_on_a_slow_link_the_candidate_that_must_win_wins(tmp_path: Path) -> None
 def test_on_a_slow_link_fsdp2_keeps_what_it_has_gathered(tmp_path: Path) -> None:
     """8 MB of parameters are gathered in forward, again in backward, and their gradients reduced.
 
-    A rank sends 4 MB for each gathering, and gloo 8 MB for the reducing: 128 ms.
+    A rank sends 4 MB per gathering, and gloo sends 8 MB for the reduction: 128 ms.
     """
     plan = "reshard-after-forward=false,prefetch=1,rounds=4,block=3"
     with Hosts(2, "1gbit") as hosts:
@@ -70,7 +70,7 @@ def test_on_a_slow_link_fsdp2_keeps_what_it_has_gathered(tmp_path: Path) -> None
     assert (result.rounds, result.verdict.choice) == (4, "reshard-after-forward=false")
     none, headroom = result.of_role("baseline"), result.of_role("headroom")
     kept, ahead = result.candidates[3:]
-    # Of 128 ms on the wire, work of 11 ms hides a part; a busy machine adds to both steps.
+    # 11 ms of work hide a part of the 128 ms on the wire; a busy machine adds to both steps.
     assert 11 <= headroom.step_ms < none.step_ms - 100
     assert kept.step_ms < none.step_ms
     assert none.wire_bytes == pytest.approx(16e6, rel=0.01)
@@ -123,7 +123,7 @@ def test_a_script_s_models_take_part_unchanged(tmp_path: Path) -> None:
     assert f"a trial of 5 candidates begins; it takes {5 * 3 * 4} steps" in text
 
 
-#: In the place of DDP.
+#: Replacement for DDP.
 SHARDED = """
 from torch.distributed.fsdp import fully_shard
 def DistributedDataParallel(model):
@@ -140,7 +140,7 @@ def test_an_fsdp2_script_takes_part_unchanged_and_trains_with_a_setting(tmp_path
     result, text = run(tmp_path / "trial", "--trial", plan, str(script))
     candidates = result["trial"]["candidates"]
     assert [one["label"] for one in candidates[3:]] == plan.split(",")[:2]
-    # Two of the three layers are gathered while another one computes, in 4-byte elements.
+    # Two of the three layers are gathered during another layer's compute, in 4-byte elements.
     assert candidates[3]["held_bytes"] == 3 * candidates[4]["held_bytes"] == 3 * LAYER_BYTES
     assert candidates[0]["wire_bytes"] == pytest.approx(3 * 2 * LAYER_BYTES)
     assert candidates[3]["wire_bytes"] == pytest.approx(3 * 1.5 * LAYER_BYTES)
@@ -150,11 +150,11 @@ def test_an_fsdp2_script_takes_part_unchanged_and_trains_with_a_setting(tmp_path
     assert result["context"]["fsdp"] == "reshard-after-forward=false"
     rows = result["runs"][0]["aggregated_metrics"]["collectives"]
     gathers = [row for row in rows if row["op"] == "all_gather_into_tensor"]
-    assert [row["calls_per_step"] for row in gathers] == [3]  # of forward alone
+    assert [row["calls_per_step"] for row in gathers] == [3]  # only those of forward
 
 
 def test_a_script_that_ends_before_its_trial_leaves_whole_records(tmp_path: Path) -> None:
-    """It destroys the process group, as most do: nothing at the end may need that."""
+    """The script destroys the process group, as most do: nothing at the end may need it."""
     plan = "int8,bucket-cap=0.1,rounds=20,block=2"
     of_round = 5 * 4  # candidates, each with its warm-up
     script = tmp_path / "train.py"
@@ -200,7 +200,7 @@ def test_a_trial_that_cannot_begin_says_why_and_harms_nothing(
 
 @pytest.mark.parametrize("hosts", ["ab", "aab"])
 def test_exchanges_between_hosts_take_their_turns_to_the_end(tmp_path: Path, hosts: str) -> None:
-    """One rank on each host, where no memory is shared, and hosts of unequal size."""
+    """Runs one rank on each host, where no memory is shared, and hosts of unequal size."""
     plan = "hierarchical,int8:hierarchical=1,rounds=3,block=2"
     named = f"os.environ['COMMPROF_HOST'] = '{hosts}'[int(os.environ['RANK'])]"
     script = tmp_path / "train.py"

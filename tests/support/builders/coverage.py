@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 #: Number of ranks.
 N = 2
-#: Bytes of a float; of a whole number.
+#: Bytes of a float, and of an integer.
 F, L = 4, 8
 
 
@@ -53,7 +53,7 @@ def reduced(size: int, reduce_op: str = "SUM", dtype: str = "Float") -> Row:
 
 #: Operations of ``all_gather_object``, which depend on torch's version.
 NEW = torch.__version__ >= (2, 15)
-#: Whether gloo implements ``all_to_all`` of lists.
+#: True if gloo implements ``all_to_all`` of lists.
 GLOO_TAKES_LISTS = torch.__version__ >= (2, 12)
 GATHERED = "all_gather_into_tensor" if NEW else "all_gather"
 #: An object to send.
@@ -77,13 +77,13 @@ def objects(rank: int) -> Prepared:
         dist.scatter_object_list([None], [VALUE] * N if root else None, src=0)
 
     return issue, [
-        Row(GATHERED, L, N * L, "Long"),  # how long each is, then all at the longest's length
+        Row(GATHERED, L, N * L, "Long"),  # all lengths, then all objects at the longest length
         Row(GATHERED, size, N * size, "Byte"),
         Row("broadcast", L, L, "Long"),
         Row("broadcast", size, size, "Byte"),
         Row("all_gather", L, N * L, "Long"),
         Row("gather", size, N * size if root else 0, "Byte"),
-        Row("broadcast", L, L, "Long"),  # the longest's length, the objects, then each one's own
+        Row("broadcast", L, L, "Long"),  # longest length, the objects, then each one's length
         Row("scatter", N * size if root else 0, size, "Byte"),
         Row("scatter", N * L if root else 0, L, "Long"),
     ]

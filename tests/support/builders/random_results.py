@@ -1,6 +1,6 @@
-"""Random runs, with all that is said of them and what is true of them.
+"""Random runs with true figures, and with the sentences that report and page print about them.
 
-Figures are worked out here from the steps themselves.
+Figures are computed here from the steps themselves.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ SIZES = ((1,), (2,), (4,), (1, 2), (2, 4), (4, 8), (1, 2, 4), (1, 2, 4, 8))
 
 @dataclass(frozen=True)
 class Size:
-    """One world size as it was made, and what is true of it."""
+    """One world size, with its true figures."""
 
     ranks: int
     detail: WorldDetail
     world: WorldResult
-    #: Without the step that stalled: ms per step of the five parts, and of wait, wire, unsplit.
+    #: Figures without the stalled step: ms per step of the five parts, and of wait, wire, unsplit.
     parts: dict[str, float]
     step_ms: float
     split_known: bool
@@ -52,7 +52,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Case:
-    """A run with everything that it says."""
+    """A run with everything that the report prints about it."""
 
     cores: int
     sizes: tuple[Size, ...]
@@ -125,7 +125,7 @@ def _finished(
 def _shown_world(
     random: np.random.Generator, ranks: int, ms: dict[str, Any], stalls: tuple[Any, ...]
 ) -> WorldResult:
-    """Figures of the same steps, stalled ones included, and what else a world size can have."""
+    """Figures of the same steps, stalled ones included, and of a world size's optional parts."""
     exposed = float(ms["exposed"].mean())
     no_core = random.choice([math.nan, 0.0, exposed * random.uniform(0, 0.5)])
     split = {
@@ -159,7 +159,7 @@ def _shown_world(
 
 
 def _tiny(random: np.random.Generator, exposed_ms: float, rank_steps: int) -> list[CollectiveRow]:
-    """At times, many small calls that hold some of the exposed time."""
+    """Returns, at times, many small calls that hold some of the exposed time."""
     if random.random() < 0.6:
         return []
     held = exposed_ms * float(random.uniform(0.2, 1))
@@ -169,7 +169,7 @@ def _tiny(random: np.random.Generator, exposed_ms: float, rank_steps: int) -> li
 
 
 def _late(random: np.random.Generator, ranks: int, steps: int) -> LateRank | None:
-    """Nobody, or a rank of whose phase more or less is known."""
+    """Returns no late rank, or one with more or less information about its phase."""
     kinds: list[dict[str, Any]] = [
         {"phase": "data", "phase_share": 0.8},
         {"phase": "host pause", "phase_share": 0.9},
@@ -196,7 +196,7 @@ def case(seed: int) -> Case:
         nodes=1,
     )
     worlds = [size.world for size in sizes]
-    # Modes were switched while it ran: the same world size has a summary too.
+    # Runs whose mode was switched: the same world size has a summary too.
     summaries = (summary(sizes[-1].ranks),) if random.random() < 0.2 else ()
     found = remarks(about, worlds, scale(worlds), None, summaries=summaries)
     result = run_result(*worlds, context=about, remarks=found, summaries=summaries, overhead=None)

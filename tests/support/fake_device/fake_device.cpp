@@ -1,8 +1,8 @@
 // A device without hardware: streams and timed events on a clock that runs with
-// the host's, and a c10d backend whose collectives take as long as they are
-// told to. It knows the truth about every stall, counts what a profiler must
-// not do, and has the limits that CUDA has: pools of 32 streams, 8 hardware
-// queues, a current device, and captures that other threads can break.
+// the host's, and a c10d backend whose collectives take a given time. It
+// records the truth about every stall, counts calls that a profiler must not
+// make, and has the limits of CUDA: pools of 32 streams, 8 hardware queues, a
+// current device, and captures that other threads can break.
 #include <ATen/ops/from_blob.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
@@ -31,24 +31,24 @@ namespace {
 
 constexpr auto kType = c10::DeviceType::PrivateUse1;
 constexpr c10::DeviceIndex kDevices = 2;
-constexpr double kDrift = 50e-6; // its clock is faster
+constexpr double kDrift = 50e-6; // the device's clock is faster
 constexpr double kOffsetNs = 5e15;
-// As c10's for CUDA: streams of one priority are handed out in turn.
+// As in c10 for CUDA: streams of one priority are handed out in turn.
 constexpr int64_t kPoolStreams = 32;
 constexpr int64_t kHardwareQueues = 8;
 constexpr int64_t kFirstPoolStream = 34; // others are named by the tests
 
 struct Stall {
   int64_t stream;
-  double begin_ns, end_ns; // by the device
+  double begin_ns, end_ns; // on the device's clock
 };
 struct Collective {
   double ready_ns, start_ns, end_ns;
 };
-// As cudaStreamCaptureMode.
+// Values of cudaStreamCaptureMode.
 enum CaptureMode : int { kGlobal, kThreadLocal, kRelaxed };
 
-// One of a device's streams; on device 0 its id.
+// Key of a device's stream; on device 0 it is the stream's id.
 int64_t keyOf(const c10::Stream& stream) {
   return int64_t(stream.device_index()) << 32 | stream.id();
 }
@@ -56,23 +56,23 @@ int64_t keyOf(const c10::Stream& stream) {
 struct Simulation {
   std::mutex mutex;
   std::map<int64_t, double> busy_ns;
-  // Until when a wait at the head of each hardware queue blocks what was put
-  // into it later, whichever stream that is of.
+  // Time until which a wait at the head of each hardware queue blocks the work
+  // that is queued later, of any stream.
   std::map<int64_t, double> blocked_ns;
   std::vector<Stall> stalls;
   std::vector<Collective> collectives;
-  std::vector<double> heard_ns; // when a completion hook was called
+  std::vector<double> heard_ns; // times of completion hooks' calls
   std::map<std::string, int> counts;
-  std::map<int, int64_t> taken; // by priority: streams of the pool
-  std::map<int, int> contexts; // by device: calls that made or used one
+  std::map<int, int64_t> taken; // streams taken from the pool, by priority
+  std::map<int, int> contexts; // calls that made or used a context, by device
   double collective_ns = 0;
   bool capturing = false;
-  bool refusing = false; // to launch coalesced calls
+  bool refusing = false; // true: coalesced calls fail
   bool coalesced_has_future = false;
-  bool tells_stream = true; // as NCCL, to who profiles
+  bool tells_stream = true; // shown to profilers, as NCCL's
   int64_t backends = 0;
-  // A graph is captured in global mode, by which thread, and whether somebody
-  // else's call has broken that.
+  // True while a graph is captured in global mode, the thread that captures,
+  // and the number of other threads' calls that broke the capture.
   bool capturing_globally = false;
   pthread_t capturing_thread{};
   int invalidated = 0;
@@ -119,10 +119,10 @@ Simulation& sim() {
 }
 
 struct Guard : c10::impl::DeviceGuardImplInterface {
-  static thread_local std::array<int64_t, kDevices> current; // streams
+  static thread_local std::array<int64_t, kDevices> current; // stream ids
   static thread_local c10::DeviceIndex device;
-  // Of this thread, by name. What CUDA's guard does inside one call (it looks
-  // whether the device is the current one) is not counted.
+  // This thread's calls, by name. Lookups of the current device inside one
+  // call, as CUDA's guard makes them, are not counted.
   static thread_local std::map<std::string, int> calls;
   static thread_local int capture_mode;
 
@@ -130,14 +130,14 @@ struct Guard : c10::impl::DeviceGuardImplInterface {
     const std::lock_guard<std::mutex> lock(sim().mutex);
     ++sim().counts[what];
   }
-  // Counts a call of the runtime. Like CUDA's it makes a context on the device
-  // that is current then, were it only for the way back from another one.
+  // Counts a call of the runtime. As with CUDA, it makes a context on the
+  // current device, even if it only returns from another device.
   static void called(const char* what) {
     ++calls[what];
     const std::lock_guard<std::mutex> lock(sim().mutex);
     ++sim().contexts[device];
   }
-  // One that must not be made while another thread captures globally.
+  // Counts a call that is forbidden while another thread captures globally.
   static void calledUnsafe(const char* what) {
     called(what);
     const std::lock_guard<std::mutex> lock(sim().mutex);
@@ -168,9 +168,9 @@ struct Guard : c10::impl::DeviceGuardImplInterface {
   }
   void setDevice(c10::Device next) const override {
     device = next.index();
-    called("set_device"); // since CUDA 12 it makes the context
+    called("set_device"); // since CUDA 12 this makes the context
   }
-  // As CUDA's: without a context where there was none.
+  // As with CUDA, no context is made if there was none.
   void uncheckedSetDevice(c10::Device next) const noexcept override {
     if (next.index() != device) {
       ++calls["set_device"];
@@ -259,7 +259,7 @@ thread_local std::array<int64_t, kDevices> Guard::current = {};
 thread_local c10::DeviceIndex Guard::device = 0;
 thread_local std::map<std::string, int> Guard::calls;
 thread_local int Guard::capture_mode = kGlobal;
-// As CUDA's; vendors' often have no answer of their own.
+// Reports captures, as CUDA's guard does; other vendors' often do not.
 struct TellingGuard final : Guard {
   bool isStreamCapturing(const c10::Stream& on) const override {
     called("capture_status");
@@ -271,7 +271,7 @@ C10_REGISTER_GUARD_IMPL(PrivateUse1, TellingGuard)
 
 class DeviceWork final : public c10d::Work {
  public:
-  // What is current now counts as the stream that it runs on.
+  // The stream that is current now counts as the Work's stream.
   DeviceWork(
       int rank,
       c10d::OpType type,
@@ -282,7 +282,7 @@ class DeviceWork final : public c10d::Work {
         future_(std::move(future)),
         end_(kType) {}
 
-  // As ProcessGroupNCCL does, under its stream.
+  // Records the end under the backend's stream, as ProcessGroupNCCL does.
   void launched(const std::vector<at::Tensor>& tensors) {
     end_.record(c10::impl::VirtualGuardImpl(kType).getStream(device_));
     if (future_ == nullptr) {
@@ -316,11 +316,10 @@ class DeviceWork final : public c10d::Work {
   c10::Event end_;
 };
 
-// As ProcessGroupNCCL: its own stream waits for the caller's, runs the
+// As ProcessGroupNCCL, the backend's stream waits for the caller's and runs the
 // collective, and the future holds an event behind it. With async_op=False it
-// runs in the caller's stream. With more ranks than one it begins when the last
-// of their devices has come to it, which they tell each other through the
-// store.
+// runs in the caller's stream. With several ranks it begins when the last of
+// their devices has reached it, which they exchange through the store.
 class DeviceBackend final : public c10d::Backend {
  public:
   DeviceBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int size)
@@ -352,7 +351,7 @@ class DeviceBackend final : public c10d::Backend {
     return run(tensors, !options.asyncOp);
   }
 
-  // As one, and only the one has a Work; that of NCCL has no future.
+  // Coalesced calls run as one, with one Work; NCCL's has no future.
   void startCoalescing() override {
     coalesced_ = true;
   }
@@ -410,8 +409,8 @@ class DeviceBackend final : public c10d::Backend {
     return work;
   }
 
-  // NCCL's looks for what has completed when a collective is issued, and once a
-  // second beside that.
+  // NCCL's backend looks for completed collectives at each issue, and in
+  // addition once a second.
   void tellCompletions() {
 #ifdef HAS_COMPLETION_HOOKS
     const double now_ns = sim().nowNs();
@@ -444,7 +443,7 @@ class DeviceBackend final : public c10d::Backend {
     running_.push_back(sim().collectives.back());
   }
 
-  // Of all ranks, by the host's clock, which they share.
+  // Latest time of all ranks, on the host's clock, which they share.
   double lastHostNs(double own_ns) {
     const std::string key = "collective" + std::to_string(launched_++) + ":";
     if (getSize() > 1) {
@@ -464,7 +463,7 @@ class DeviceBackend final : public c10d::Backend {
   int64_t launched_ = 0;
   bool coalesced_ = false;
   std::vector<at::Tensor> together_;
-  std::vector<Collective> running_; // of which no hook was told yet
+  std::vector<Collective> running_; // whose hooks are not called yet
 #ifdef HAS_COMPLETION_HOOKS
   std::map<int64_t, c10d::CompletionHook> hooks_;
   uint64_t told_ = 0;
@@ -482,7 +481,7 @@ at::Tensor tensor(int64_t count, c10::DeviceIndex index) {
 
 } // namespace
 
-// As cudaThreadExchangeStreamCaptureMode; found by who looks for it if the
+// As cudaThreadExchangeStreamCaptureMode; other libraries find it if this
 // module is loaded globally.
 extern "C" int privateuseoneThreadExchangeStreamCaptureMode(int* mode) {
   std::swap(*mode, Guard::capture_mode);
@@ -516,7 +515,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   });
   m.def("use_stream", [](int64_t stream) { Guard::current[0] = stream; });
   m.def("current_stream", [] { return Guard::current[0]; });
-  // Where an event on it would be passed; and the stream waits for such a one.
+  // Time at which a new event on the stream passes; a wait for such an event.
   m.def("reached", [](int64_t stream) {
     const std::lock_guard<std::mutex> lock(sim().mutex);
     return sim().reached(stream);
@@ -524,11 +523,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("wait_until", [](int64_t stream, double event_ns) {
     Guard().block(&event_ns, Guard::stream(stream));
   });
-  // Of the calling thread, until now.
+  // The calling thread's calls so far.
   m.def("calls", [] { return Guard::calls; });
   m.def("contexts", [] { return sim().contexts; });
   m.def("tells_stream", [](bool on) { sim().tells_stream = on; });
-  // This thread captures a graph, in global mode.
+  // Begins or ends a capture by this thread, in global mode.
   m.def("capture_globally", [](bool on) {
     const std::lock_guard<std::mutex> lock(sim().mutex);
     sim().capturing_globally = on;

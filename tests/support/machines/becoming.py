@@ -46,7 +46,7 @@ def enter_host(netns: str) -> None:
 
 
 def import_commprof() -> None:
-    """Imports what most commands and ranks need, which takes each of them 0.3 s of CPU.
+    """Imports the modules that most commands and ranks need, which take 0.3 s of CPU each time.
 
     Importing starts nothing, and reads one variable: see ``forget_other_capture``.
     """
@@ -55,7 +55,7 @@ def import_commprof() -> None:
 
 
 def forget_other_capture(environment: Mapping[str, str]) -> None:
-    """Lets commprof be imported anew if this environment chooses the other capture."""
+    """Lets commprof be imported again if this environment chooses the other capture."""
     if environment.get(variables.NATIVE) != os.environ.get(variables.NATIVE):
         _forget_commprof()
 
@@ -79,7 +79,7 @@ def take_over(environment: Mapping[str, str], directory: str) -> None:
 
 
 def freeze() -> None:
-    """Leaves out, when a child ends, what only takes time: exit handlers and destructors of torch.
+    """Skips, when a child ends, steps that only take time: exit handlers and destructors of torch.
 
     Python itself, and what a child imports and makes by itself, end as in any process.
     """
@@ -131,7 +131,7 @@ def run(words: Sequence[str]) -> None:
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
     if kind == "-m":
-        sys.modules.pop(words[1], None)  # of `import_commprof`: else a warning
+        sys.modules.pop(words[1], None)  # imported by `import_commprof`: would warn
         # The function that the interpreter itself calls for -m.
         runpy._run_module_as_main(words[1])  # type: ignore[attr-defined]
     elif kind == "-c":
@@ -158,11 +158,11 @@ def _add_python_path() -> None:
     given = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     new = [entry for entry in given if entry not in sys.path]
     sys.path[1:1] = new
-    # Debian's Pythons have loaded one of their own, which importlib.util would find.
+    # Debian's Pythons have loaded their own sitecustomize, which importlib.util would find.
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
     if new and spec is not None and spec.origin not in _DONE:
         sys.modules.pop("sitecustomize", None)
-        _forget_commprof()  # its imports are the script's to change
+        _forget_commprof()  # the script may change commprof's imports
         with suppress(ImportError):
             __import__("sitecustomize")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.support.machines.fork_server import Forked
 
-#: Environment in which a command can print any character.
+#: Start of a command that trains and prints the whole report.
 RUN = ("-m", "commprof.run", "--all")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 _TRAINING = (

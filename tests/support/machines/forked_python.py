@@ -1,8 +1,8 @@
 """A Python that has imported torch and forks for each script: a cold start needs seconds.
 
-Requests come as JSON lines on stdin, answers go to stdout. A child leaves the loop and then *is*
-the script, at the top level of its interpreter, so that exceptions, exit codes and exit handlers
-are those of ``python script.py``.
+Requests come as JSON lines on stdin, answers go to stdout. A child leaves the loop and runs the
+script at the top level of its interpreter, so that exceptions, exit codes and exit handlers are
+those of ``python script.py``.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def run_module(module: str, arguments: list[str], world_size: int) -> list[str]:
 def free_port() -> int:
     """Returns a TCP port of localhost that is free, below those that the kernel hands out.
 
-    One that it handed out, as to ``bind`` of port 0, it may soon give to another process.
+    The kernel may soon give another process a port that it handed out, as for ``bind`` of port 0.
     """
     handed_out = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     for port in random.SystemRandom().sample(range(10_000, handed_out), 100):

@@ -165,7 +165,7 @@ def failing() -> None:
             tensor = tensor if tensor is cannot_return else torch.ones(3)
         assert time.monotonic() - begin < 15
     sys.stdout.flush()
-    os._exit(0)  # the ends of broken groups cannot meet
+    os._exit(0)  # broken groups cannot be destroyed together
 
 
 def barrier() -> None:
@@ -197,7 +197,7 @@ def ending() -> None:
                 print(end, error, flush=True)
         dist.barrier()
     sys.stdout.flush()
-    os._exit(0)  # the ends of broken groups cannot meet
+    os._exit(0)  # broken groups cannot be destroyed together
 
 
 #: Compressors, with the largest relative difference of their means from the plain means.

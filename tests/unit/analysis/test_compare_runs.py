@@ -1,4 +1,4 @@
-"""Two runs side by side: what differs is found, what does not is left alone, and the gate."""
+"""Checks the comparison of two runs: real differences, differences by chance, and the gate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.builders.traces import MS
 
 
 def of(a: np.ndarray, b: np.ndarray, sizes: tuple[int, ...] = (2,)) -> RunComparison:
-    """Steps of these lengths at each world size."""
+    """Compares two runs with steps of these lengths at each world size."""
     runs = [
         (run_result(*map(world, sizes)), [detail(n, steps=len(x), step=x) for n in sizes])
         for x in (a, b)
@@ -77,7 +77,7 @@ def test_steps_that_are_alike_are_worth_too_few_to_be_told_apart() -> None:
 
 @pytest.mark.parametrize("count", [1000, 1010, 2999])
 def test_a_long_run_is_judged_by_the_steps_that_are_compared(count: int) -> None:
-    """At most 1000 steps of one slow wave are worth 5 independent ones: enough for a factor 2."""
+    """1000 steps of one slow wave count as 5 independent ones, enough to detect a factor of 2."""
     wave = 20 * np.sin(2 * np.pi * np.arange(count) / count)
     steps = 100 + wave + np.random.default_rng(0).normal(0, 0.1, count)
     result = of(steps, 2 * steps)
@@ -88,7 +88,7 @@ def test_a_long_run_is_judged_by_the_steps_that_are_compared(count: int) -> None
 
 
 def test_parts_of_ranks_without_cores_change_only_with_the_step() -> None:
-    """The load beside two equal runs differs in more than chance, and all parts with it."""
+    """Other load on the machine differs between two equal runs, and so do all parts."""
     wave = np.arange(30) % 7
 
     def compared(share: float, longer: float) -> RunComparison:
@@ -162,7 +162,7 @@ def test_long_settings_are_shown_where_they_differ() -> None:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs that differ by 10 ms of wire in the second bucket, and a name."""
+    """Two runs that differ by 10 ms of wire in the second bucket, and by the name of a hook."""
     base = tmp_path_factory.mktemp("runs")
     write_run(base / "a", ranks_of(1, 21), ranks_of(2, 21, group=HOSTILE))
     write_run(base / "b", ranks_of(2, 21, group=HOSTILE, slower_ms=10), hook=HOSTILE)
@@ -178,7 +178,7 @@ def test_what_changed_is_named_by_part_and_by_collective(recorded: Path) -> None
         change.name: change.b_ms - change.a_ms for change in only.parts if change.significant
     }
     assert changed == pytest.approx({"step": 10, "exposed": 10, "wire": 10})
-    # Two calls of one size a step: the second one takes 10 ms longer.
+    # A step has two calls of one size; the second one takes 10 ms longer in run b.
     second, first = only.collectives
     assert [kind.name.split(" group ")[0] for kind in (first, second)] == [
         "all_reduce 4 MB bucket 0",
@@ -215,7 +215,7 @@ SIZES = (14_158_848, 14_160_384)
 
 
 def gathering(directory: Path, *lengths_ms: float) -> Path:
-    """Each step gathers messages of two sizes, which take so long."""
+    """Writes a run whose steps gather messages of two sizes, which take `lengths_ms`."""
     ranks = ranks_of(2, 9)
     for rank in ranks:
         for step, (begin, _) in enumerate(rank.steps):
@@ -281,7 +281,7 @@ def test_steps_that_candidates_or_strategies_share_are_refused(
     assert main(["compare", tried, tried]) == 2
     assert "holds a trial, which compare cannot compare" in capsys.readouterr().err
     plain, inside = ranks_of(2, 9), ranks_of(2, 9)
-    for rank in inside:  # begun by the script itself: run.json says nothing of it
+    for rank in inside:  # a trial begun by the script itself, not named in run.json
         trial = {"plan": "", "first_step": 1, "left_out": {}}
         rank.metadata["trial"] = {**trial, "begin_monotonic_ns": rank.steps[1][0] + 1}
     paths = [str(write_run(tmp_path / name, r)) for name, r in (("p", plain), ("i", inside))]

@@ -1,4 +1,4 @@
-"""Time and money by arithmetic that can be done on paper."""
+"""Checks time and cost against figures computed by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.builders.traces import world_run
 
 
 def of(price: Price, *throughputs: float, **values: object) -> Cost:
-    """World sizes 1, 2, 4, ... with these samples/s."""
+    """Returns the cost at world sizes 1, 2, 4, ... with these samples/s."""
     sizes = [2**i for i in range(len(throughputs))]
     worlds = [world(n, samples_per_s=x) for n, x in zip(sizes, throughputs, strict=True)]
     return cost(worlds, [detail(n, **values) for n in sizes], price)
@@ -53,7 +53,7 @@ def test_a_node_s_price_is_paid_once_per_machine() -> None:
         (("a", "a"), ("container1", "container2"), "native", 1),
         (("a", "b"), ("localhost", "localhost"), "native", 2),
         (("", ""), ("h1", "h2"), "native", 2),
-        # The recording of another profiler has no boot ids: it tells there who shares a clock.
+        # Another profiler records no boot ids: the field only marks which ranks share a clock.
         (("rank 0", "rank 1"), ("h1", "h1"), TORCH_PROFILER, 1),
     ],
 )

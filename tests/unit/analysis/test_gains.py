@@ -1,4 +1,4 @@
-"""Replays of recorded steps: as they were, and with one thing changed."""
+"""Checks replays of recorded steps, unchanged and with one thing changed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_nothing_changed_gives_the_recorded_steps(seed: int) -> None:
 
 
 class Job:
-    """A DDP job that is worked out by hand: forward, four buckets in backward, one link."""
+    """DDP job that is computed by hand: forward, four buckets in backward, one link."""
 
     def __init__(
         self,
@@ -64,13 +64,13 @@ class Job:
     ) -> None:
         """Rank ``late`` works ``delay`` longer in forward of one of ``every`` steps.
 
-        This begins with step ``begins``. The rank works ``earlier`` less there before each bucket.
-        If it works longer, it lacks a core, in each such backward pass for ``helpers_cpu`` because
-        of its own process. The last rank's forward pass takes ``stall`` longer in the middle of the
-        job. In steps in which no rank is late, each lacks a core for up to twice ``exchange_cpu``
-        in backward, because of its own process; in the late steps, only the late rank does. Late
-        steps take ``late_transfer`` longer in a transfer, ``late_work`` in each forward pass; steps
-        after them ``next_transfer`` in a transfer.
+        These late steps begin with step ``begins``. In them the rank works ``earlier`` less before
+        each bucket; if that is negative, it lacks a core for the extra time, for ``helpers_cpu`` of
+        it because of its own process. The last rank's forward takes ``stall`` longer in the middle
+        step. In other steps, each rank lacks a core for up to twice ``exchange_cpu`` in backward,
+        because of its own process; in late steps, only the late rank does. In late steps each
+        transfer takes ``late_transfer`` and each forward pass ``late_work`` longer; in the steps
+        after them each transfer takes ``next_transfer`` longer.
         """
         random = np.random.default_rng(7)
         self.ranks = [Rank(rank, ranks) for rank in range(ranks)]
@@ -159,7 +159,7 @@ def test_a_rank_as_fast_as_the_others_loses_its_faster_phases_too() -> None:
     rank, phase = found(ranks, "rank")[0], found(ranks, "phase")[0]
     assert (rank.rank, phase.rank, phase.phase) == (1, 1, "forward")
     assert rank.step_ms == pytest.approx(Job().step_ms(), rel=0.005)
-    # As fast in forward alone, it is ahead of the others in backward, who then set the pace.
+    # If as fast in forward alone, it is ahead in backward, where the others set the pace.
     assert phase.saved.value == pytest.approx(rank.saved.value, abs=0.01)
 
 
@@ -253,7 +253,7 @@ def test_efficiencies_are_those_of_pop() -> None:
     assert result.load_balance == pytest.approx(own.mean() / own.max(), rel=0.01)
     efficiency = result.load_balance * result.serialisation * result.transfer
     assert efficiency == pytest.approx(own.mean() / result.step_ms, rel=0.01)
-    # Nobody but rank 1 is waited for: without transfers a step is its own work.
+    # Only rank 1 is waited for: without transfers a step is rank 1's own work.
     assert result.serialisation == pytest.approx(1.0, abs=0.01)
 
 
@@ -272,7 +272,7 @@ def test_waiting_that_is_not_known_counts_as_no_transfer() -> None:
 
 @pytest.mark.parametrize(("any_source", "known"), [(8, True), (12, False)])
 def test_a_tenth_of_the_exposed_time_may_be_unsplit(any_source: int, known: bool) -> None:
-    """Of 100 ms exposed, rank 0 waits for a message from any source for ``any_source``."""
+    """Rank 0 waits for a message from any source for ``any_source`` of 100 ms exposed."""
     ranks = [Rank(0, 2), Rank(1, 2)]
     for step in range(12):
         begin = 200 * step * MS
@@ -288,7 +288,7 @@ def test_a_tenth_of_the_exposed_time_may_be_unsplit(any_source: int, known: bool
 
 
 def test_collectives_that_no_thread_waits_for_hold_up_nothing() -> None:
-    """As on a GPU without device events: autograd's thread issues them, and the host goes on."""
+    """On a GPU without device events, autograd's thread issues them and the host goes on."""
     ranks = [Rank(rank, 2) for rank in range(2)]
     for rank in ranks:
         for step in range(20):
@@ -301,7 +301,7 @@ def test_collectives_that_no_thread_waits_for_hold_up_nothing() -> None:
 
 
 def of_the_mesh(rank: int) -> str:
-    """12 steps of one of four ranks: a group without a description, and one with that of two."""
+    """Trace of one of 4 ranks: a group without a description, and one of two of the same name."""
     row, column = divmod(rank, 2)
     events = []
     for step in range(12):
@@ -319,7 +319,7 @@ def of_the_mesh(rank: int) -> str:
 
 
 def test_groups_are_told_apart(tmp_path: Path) -> None:
-    """By c10d's name without a description, and by ranks where several have the same name."""
+    """Groups without a description have c10d's name; groups of the same name add their ranks."""
     path = write(tmp_path / "job", [of_the_mesh(rank) for rank in range(4)])
     result = analyse_in_detail(path)[0].worlds[0].gains
     assert result is not None

@@ -1,4 +1,4 @@
-"""What to do first: never more than the figures say, and a command that can be given."""
+"""Checks the advice on what to do first, and that its command can be given."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def advised(
     exchange: Exchange = Exchange(),  # noqa: B008
     **ms: float,
 ) -> NextStep:
-    """On steps of 100 ms of which so much is exposed."""
+    """Returns the advice for steps of 100 ms, of which `exposed` ms are transfer."""
     step = mean_step(detail(of.world_size, **{"backward": 50, "wire": exposed, **ms}))
     return next_step(about, of, step, {name: f"the {name}" for name in PARTS}, exchange)
 
@@ -87,7 +87,7 @@ def test_a_cap_above_every_bucket_is_not_tried() -> None:
 
 
 def on_hosts(ranks: int, hosts: int) -> WorldResult:
-    """A world whose ranks are dealt out to so many hosts."""
+    """World whose ranks are spread over `hosts` hosts."""
     one = world(ranks)
     placed = [
         dataclasses.replace(rank, host=f"host-{rank.rank * hosts // ranks}") for rank in one.ranks
@@ -124,7 +124,7 @@ LACKING = {"parts": parts(no_core_ms=3.0)}
 
 
 def test_ranks_that_waited_for_a_core_come_first() -> None:
-    # 3 of 30 ms exposed; also where there is little to win by communication.
+    # 3 of 30 ms exposed lack a core; also if communication offers little to gain.
     for exposed in (30, 5):
         found = advised(run(machine=TWO_CORES), world(4, **LACKING), exposed=exposed)
         assert found.advice == (
@@ -146,7 +146,7 @@ def test_a_wait_for_cores_that_nobody_measured_is_not_claimed() -> None:
     assert advised(run(machine=TWO_CORES), unread).advice.startswith(
         "First repeat the run with a core for each thread: this run did not measure whether ranks"
     )
-    assert advised(run(), unread).command  # a core for each: there is nothing to ask
+    assert advised(run(), unread).command  # there is a core for each thread
 
 
 def test_work_beside_too_few_cores_is_not_the_first_suspect() -> None:
@@ -271,7 +271,7 @@ def test_one_rank_has_nothing_to_exchange() -> None:
         ("python -m commprof.run --hook int8", {"hook": "int8"}, ""),
         ("python -m commprof.run --bucket-cap-mb 5", {"bucket_cap_mb": 5.0}, ""),
         (
-            # As a step of Slurm has it: nodes and numbers are the step's.
+            # As in a Slurm step, which sets the number of nodes and the node rank.
             "python -m commprof.run --rdzv-endpoint a:1 --world-sizes 2,4 --seed 3",
             {"nodes": 2},
             "commprof run --nproc 2 --trial T --nnodes 2 --node-rank N "

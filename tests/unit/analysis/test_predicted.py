@@ -1,4 +1,4 @@
-"""Predictions are read with their interval, and what is none is refused."""
+"""Checks that predictions are read with their interval, and other files refused."""
 
 from __future__ import annotations
 

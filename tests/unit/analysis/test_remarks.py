@@ -1,4 +1,4 @@
-"""What the reader is told before believing the figures."""
+"""Checks the remarks that qualify the figures of a report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RECORDING = "Recording alone"
 
 
 def said(*worlds: WorldResult, overhead: Overhead | None = None, **values: Any) -> list[str]:
-    """All remarks but the one on the cost of records."""
+    """Returns all remarks but the one on the cost of records."""
     found = remarks(context(**values), worlds, scale(worlds), overhead)
     return [remark for remark in found if not remark.startswith(RECORDING)]
 
@@ -80,7 +80,7 @@ def test_efficiency_above_the_ideal_within_the_noise() -> None:
     ],
 )
 def test_efficiency_above_the_ideal_beyond_the_noise(scaling: str | None, cause: str) -> None:
-    # Own work 70 ms a step alone and 35 ms at two ranks, over as many samples.
+    # Own work takes 70 ms per step alone and 35 ms at two ranks, over as many samples.
     faster = world(2, samples_per_s=300.0, parts=parts(step_ms=65.0))
     (remark,) = said(world(1), faster, scaling=scaling)
     assert "is 150.0%" in remark
@@ -126,7 +126,7 @@ def test_steps_of_unequal_size_explain_noise() -> None:
 
 
 def late_rank(**values: Any) -> LateRank:
-    """12.3 ms for each of three ranks in ten steps: 0.37 s."""
+    """Late rank that costs three ranks 12.3 ms in each of ten steps, 0.37 s in all."""
     late = LateRank(3, 12_340_000, 0.875, 1 / 2001, 9, 10, 0.3702, "forward", 0.93)
     return dataclasses.replace(late, **values)
 

@@ -1,6 +1,6 @@
-"""Nothing that a report says contradicts a figure beside it: random results, all their sentences.
+"""Checks on random results that no sentence of a report contradicts a figure next to it.
 
-Sentences are read as a reader would: by their words and numbers.
+Regular expressions find the words and numbers of each sentence.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ PART = "|".join(map(re.escape, WORDS))
 #: The letters of the card's bar.
 CARD_PARTS = {"d": "data", "f": "forward", "b": "backward", "W": "wait", "T": "wire"}
 CARD_PARTS |= {"X": "exposed", "o": "optimizer", ".": "other"}
-#: Rounding of a percentage with one digit, and of its arithmetic.
+#: Rounding error of a percentage with one decimal, and of its arithmetic.
 TENTH = 0.051
 
 
 def check(seed: int) -> None:
-    """Every rule that a sentence has to keep."""
+    """Checks every rule for the sentences of one random result."""
     one = case(seed)
     largest_is_the_largest(one)
     card_says_what_is(one)
@@ -58,7 +58,7 @@ def largest_is_the_largest(one: Case) -> None:
 
 
 def named(headline: str, size: Size) -> None:
-    """The parts of a headline are the largest, with their shares."""
+    """Checks that the parts of a headline are the largest, with their shares."""
     first, second = ranking(size)[:2]
     if match := re.search(rf"rank \d+ delays .* its largest part is ({PART}): ([\d.]+)%", headline):
         assert WORDS[match[1]] == first, headline
@@ -84,7 +84,7 @@ def named(headline: str, size: Size) -> None:
 
 
 def card_says_what_is(one: Case) -> None:
-    """Every figure on the card is that of the steps, and it fits on a screen."""
+    """Checks that the card's figures are those of the steps and that it fits on a screen."""
     size, text = one.judged, card_text.render(one.card)
     lines = text.splitlines()
     assert len(lines) <= 24, text
@@ -183,7 +183,7 @@ def growth_is_what_it_is(one: Case) -> None:
             part = LONGER[word]
             true = size.parts[part] - ideal * base.parts[part]
             assert float(ms) == pytest.approx(true, rel=0.006), line
-        if listed:  # what is not listed is less than 3 % each
+        if listed:  # parts that are not listed are below 3 % each
             values = [float(ms) for ms, _ in listed]
             rounding = 0.006 * sum(map(abs, values))
             assert sum(values) == pytest.approx(total, abs=7 * 0.03 * total + rounding), line
@@ -245,7 +245,7 @@ def advice_follows_from_the_figures(one: Case) -> None:
 
 
 def exchange_is_what_it_is(one: Case) -> None:
-    """What the headline says of the exchange, where no rank is late."""
+    """Checks what the headline states about the exchange and about a late rank."""
     size, headline = one.judged, one.verdict.headline
     if match := re.search(r"(?:Only (\d+)%|None) of the communication overlaps", headline):
         wire, hidden, backward = (size.parts[name] for name in ("wire", "hidden", "backward"))
@@ -268,7 +268,7 @@ def exchange_is_what_it_is(one: Case) -> None:
 
 
 def late_ranks_are_told_alike(one: Case) -> None:
-    """The headline names the rank that the advice is about, sentences no phase without a remark."""
+    """Checks that headline, advice and remarks agree on the late rank and its phase."""
     cost = r"(the other ranks spend \d+% of their step waiting for it)"
     says = rf"ank (\d+) delays the step: (?:it falls behind .*, and )?{cost}"
     held_up = re.search(says, one.verdict.headline)

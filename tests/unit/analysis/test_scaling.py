@@ -1,4 +1,4 @@
-"""World sizes against the smallest one."""
+"""Checks the scaling of world sizes relative to the smallest one."""
 
 from __future__ import annotations
 

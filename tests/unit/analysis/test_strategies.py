@@ -1,4 +1,4 @@
-"""Strategies side by side: the figures, and their table to the character."""
+"""Checks the figures of strategies side by side, and their table to the character."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_step_without_a_median_has_no_spread() -> None:
 def test_figures_of_a_strategy() -> None:
     row = row_of("fsdp", 2)
     assert row.versus_first == 0.75
-    assert math.isnan(row.efficiency)  # it has no other world size of its own
+    assert math.isnan(row.efficiency)  # fsdp has no other world size
     assert row.step_spread == pytest.approx(4 / 133.3)
     assert (row.exposed_ms, row.exposed_share) == (30.0, 0.3)
     assert row.training_bytes == 500_000_000
@@ -109,7 +109,7 @@ def test_kinds_of_one_operation_are_added_up() -> None:
     ((operation,),) = (row.operations for row in strategy_rows([result]))
     assert (operation.calls, operation.size_bytes) == (2.0, 8_000_000)
     assert (operation.in_flight_ms, operation.exposed_ms) == (1.0, 11.0)
-    assert operation.overlapped == 0.0  # never less
+    assert operation.overlapped == 0.0  # never negative
 
 
 def rendered() -> str:
@@ -119,7 +119,7 @@ def rendered() -> str:
 
 
 def test_the_table_is_as_it_was() -> None:
-    # After a wanted change: python -m tests.unit.analysis.test_strategies > GOLDEN
+    # To update the file: python -m tests.unit.analysis.test_strategies > GOLDEN
     assert rendered() == GOLDEN.read_text()
 
 

@@ -1,4 +1,4 @@
-"""What a step is bound by, in words: each part in turn, and nothing where it cannot be said."""
+"""Checks the sentences on what binds a step, for each part and for figures that are missing."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_communication_that_the_capture_cannot_see_is_not_called_none(
 
 
 def test_waiting_that_the_host_saw_is_not_called_unseen() -> None:
-    """As with TORCH_NCCL_BLOCKING_WAIT=1, or of another group on gloo."""
+    """The host waits with TORCH_NCCL_BLOCKING_WAIT=1, or in another group on gloo."""
     result = run_result(world(2, device_collectives=4))
     found = verdict(result, [detail(2, backward=30, exposed=40, wait=math.nan, wire=math.nan)])
     assert found is not None
@@ -231,7 +231,7 @@ def test_without_one_the_largest_is_judged() -> None:
 
 
 def test_cores_are_spoken_of_by_run_delay_alone() -> None:
-    # 3 of 30 ms exposed, and none: the ranks may as well have slept.
+    # First 3 of 30 ms exposed lack a core, then none: the ranks may have slept.
     lacking = about(world(4, parts=parts(no_core_ms=3.0)))
     assert lacking.sentences[0] == (
         "Ranks waited for CPU cores: for 10.0% of the exposed time, they were ready to run but had "

@@ -1,6 +1,6 @@
-"""One world size as figures, from traces and the training loop's own accounts.
+"""Checks the figures of one world size, from traces and the training loop's own results.
 
-How often a step runs its backward pass, its update and DDP's exchange.
+Also checks how often a step runs its backward pass, its update and DDP's exchange.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ BUCKETS = 3
 
 
 def rank_of(rank: int, world_size: int, steps: int, late_ms: int = 0, **metadata: object) -> Rank:
-    """Steps of 100 ms: data 10, forward 20, backward to 90, of that 20 in its finalisation.
+    """Rank with steps of 100 ms: data 10, forward 20, backward 60, 20 of it in its finalisation.
 
     The three buckets are issued at 40, 50 and 60 and done at 45, 55 and 80; the finalisation
-    only waits, from 60 to 80. `late_ms`: this rank issues the last bucket so much later.
+    only waits, from 60 to 80. This rank issues the last bucket `late_ms` later.
     """
     made = Rank(rank, world_size, steps=steps, **metadata)
     for step in range(steps):
@@ -132,7 +132,7 @@ def test_the_overhead_block_is_as_long_as_on_the_slowest_rank() -> None:
     run.results[0]["overhead_cpu_ns"] = [0.5, 2.0]
     result = analyse_world(run)
     assert result is not None
-    # Without the other rank's the CPU time is not known.
+    # Without the other rank's CPU time the sum is not known.
     assert [one[:2] for one in result.overhead_samples] == [("on", 3.0), ("off_a", 5.0)]
     assert all(math.isnan(cpu_ns) for _, _, cpu_ns in result.overhead_samples)
     run.results[1]["overhead_cpu_ns"] = [0.75, 1.0]
@@ -264,7 +264,7 @@ def test_what_a_capture_cannot_see_is_no_zero() -> None:
         alone.step(100 * MS * step, 100 * MS * (step + 1))
     of_one = analyse_world(world_run([alone]))
     assert of_one is not None
-    assert of_one.parts.exposed_ms == 0.0  # it has nobody to wait for
+    assert of_one.parts.exposed_ms == 0.0  # it has no rank to wait for
 
 
 def test_dropped_records_are_counted_over_the_ranks() -> None:
@@ -297,7 +297,7 @@ def test_no_step_was_completed() -> None:
 @pytest.mark.measures
 def test_eight_ranks_are_analysed_in_time() -> None:
     run = world_run([_long(rank, 8, steps=200, buckets=12) for rank in range(8)])
-    begin = time.process_time()  # others use the machine too
+    begin = time.process_time()  # other processes use the machine too
     result = analyse_world(run)
     assert time.process_time() - begin < 2
     assert result is not None
@@ -307,7 +307,7 @@ def test_eight_ranks_are_analysed_in_time() -> None:
 @pytest.mark.measures
 def test_a_long_run_of_one_rank_is_analysed_in_time() -> None:
     run = world_run([_long(0, 1, steps=20_000, buckets=4)])
-    begin = time.process_time()  # others use the machine too
+    begin = time.process_time()  # other processes use the machine too
     result = analyse_world(run)
     assert time.process_time() - begin < 10
     assert result is not None
@@ -333,7 +333,7 @@ def _long(rank: int, world_size: int, steps: int, buckets: int) -> Rank:
 
 
 def write_run(path: Path, ranks: list[Rank], **values: object) -> None:
-    """A run directory with one finished world size, these ranks'."""
+    """Writes a run directory with one finished world size, which has these ranks."""
     world = path / f"world_{len(ranks)}"
     world.mkdir()
     for rank in ranks:
@@ -417,7 +417,7 @@ def test_only_what_is_out_of_the_ordinary_is_said() -> None:
 def test_a_script_s_backend_is_the_one_that_its_ranks_used(
     script: dict[str, str], shown: str, tmp_path: Path
 ) -> None:
-    """In run.json a script's is the one that a workload would have used."""
+    """For a script, run.json holds the backend that a workload would have used."""
     ranks = [rank_of(rank, 2, 5) for rank in range(2)]
     for rank in ranks:
         rank.backend = "nccl"

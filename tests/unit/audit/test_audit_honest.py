@@ -1,4 +1,4 @@
-"""Reports that agree with themselves give no finding, however they round."""
+"""Consistent reports give no finding, however their figures are rounded."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_changed_figure_of_an_honest_report_is_found(seed: int) -> None:
 def test_a_last_digit_that_no_rounding_gives_is_found() -> None:
     text = "GPUs,throughput,speedup\n1,100.0,1.00\n2,195.0,{}\n"
     assert audit(text.format("1.95")).findings == ()
-    assert audit(text.format("1.94")).findings == ()  # 194.95 / 100.1, cut off
+    assert audit(text.format("1.94")).findings == ()  # 194.95 / 100.1, truncated
     (finding,) = audit(text.format("1.93")).findings
     assert (finding.rule, finding.row) == ("speedup-from-throughput", "2 ranks")
     assert finding.stated.text == "speed-up 1.93 (line 3)"
@@ -54,24 +54,24 @@ def test_a_last_digit_that_no_rounding_gives_is_found() -> None:
         "| 2 | DDP | 19 |\n| 2 | FSDP | 15 |",
         "| GPUs | samples/s | speedup |\n|-|-|-|\n| 1 | 10 | 1.0 |\n| 2 | 19 | 1.9 |\n\n"
         "| GPUs | samples/s | speedup |\n|-|-|-|\n| 1 | 30 | 1.0 |\n| 2 | 45 | 1.5 |",
-        # Strong scaling whose batch is the global one, and weak scaling of the same kind.
+        # Strong scaling, then weak scaling, each with the global batch in its column.
         "| GPUs | batch | samples/s | step ms | speedup |\n|-|-|-|-|-|\n"
         "| 1 | 64 | 640 | 100 | 1.0 |\n| 2 | 64 | 1067 | 60.0 | 1.67 |\n"
         "| 4 | 64 | 1600 | 40.0 | 2.5 |",
         "| GPUs | batch | samples/s | step ms | speedup |\n|-|-|-|-|-|\n"
         "| 1 | 64 | 640 | 100 | 1.0 |\n| 2 | 128 | 1067 | 120 | 1.67 |",
-        # Relative to the smallest size that was run.
+        # Speedup relative to the smallest number of GPUs in the table.
         "| GPUs | samples/s | speedup | efficiency |\n|-|-|-|-|\n"
         "| 8 | 800 | 1.0x | 100% |\n| 16 | 1500 | 1.9x | 94% |",
-        # One column per system, whose ratio is the speed-up; and throughput of one GPU.
+        # One column per system, whose ratio is the speedup; and the throughput of one GPU.
         "| GPUs | batch | ours img/s | theirs img/s | speedup |\n|-|-|-|-|-|\n"
         "| 1 | 32 | 100 | 80 | 1.25x |\n| 8 | 32 | 790 | 500 | 1.58x |",
         "| GPUs | batch/GPU | step ms | img/s per GPU | speedup |\n|-|-|-|-|-|\n"
         "| 1 | 32 | 100 | 320 | 1.0 |\n| 8 | 32 | 110 | 291 | 7.3 |",
-        # Four batches to an update.
+        # Four accumulated batches per update.
         "| GPUs | batch/GPU | grad accum | step ms | img/s |\n|-|-|-|-|-|\n"
         "| 1 | 8 | 4 | 100 | 320 |\n| 2 | 8 | 4 | 110 | 582 |",
-        # Other efficiencies and other throughputs.
+        # An efficiency and a throughput of another kind.
         "| GPUs | GPU efficiency | Throughput (GB/s) | latency p99 (ms) | speedup |\n|-|-|-|-|-|\n"
         "| 1 | 150% | 3 | 2 | 1 |\n| 2 | 170% | 30 | 4 | 1.9 |",
     ],
@@ -91,7 +91,7 @@ Format = Callable[[float], str]
 
 
 def honest_report(seed: int) -> tuple[str, str]:
-    """Name of the format and text; all of it follows from the seed."""
+    """Returns the name of the format and the text, both determined by the seed."""
     rng = random.Random(seed)
     rows = _measured(rng)
     name = ("markdown", "csv", "json", "commprof", "files")[seed % 5]
@@ -105,7 +105,7 @@ def honest_report(seed: int) -> tuple[str, str]:
 
 
 def _measured(rng: random.Random) -> list[dict[str, float]]:
-    """World sizes with what was measured and what follows, unrounded."""
+    """Returns the measured and derived figures of each world size, unrounded."""
     batch, step_s = rng.choice((8, 16, 30, 32, 128)), math.exp(rng.uniform(-6, 1))
     is_strong, loss, steps = rng.random() < 0.4, rng.uniform(0.0, 0.25), rng.randint(20, 3000)
     price = rng.choice((0.6, 1.1, 3.0, 32.77))
@@ -130,7 +130,7 @@ def _measured(rng: random.Random) -> list[dict[str, float]]:
 
 
 def _number(rng: random.Random, suffix: str = "", prefix: str = "") -> Format:
-    """One of the ways in which tools print: places, significant digits, thousands, cut off."""
+    """Returns a tool's number format: decimals, significant digits, thousands, or truncation."""
 
     def cut(value: float) -> str:
         return f"{math.floor(value * 100) / 100:.2f}"
@@ -148,7 +148,7 @@ def _number(rng: random.Random, suffix: str = "", prefix: str = "") -> Format:
 
 
 def _columns(rng: random.Random) -> list[tuple[str, Callable[[dict[str, float]], str]]]:
-    """Headers with their cells, some of them left out."""
+    """Returns headers with the functions that format their cells; some columns are left out."""
 
     def of(name: str, form: Format, scale: float = 1.0) -> Callable[[dict[str, float]], str]:
         return lambda row: form(row[name] * scale)
@@ -220,7 +220,7 @@ def _json(rng: random.Random, rows: list[dict[str, float]]) -> str:
 
 
 def _files(rng: random.Random, rows: list[dict[str, float]]) -> str:
-    """Text with the JSON of each world size, its ranks and its epochs."""
+    """Returns a text with the JSON of each world size, its ranks and its epochs."""
     epochs, parts = rng.randint(2, 4), ["| Setting | Value |\n|---|---|\n| Batch Size | 10 |"]
     for row in rows:
         ranks, batches = int(row["ranks"]), rng.randint(5, 50)
@@ -247,7 +247,7 @@ def _files(rng: random.Random, rows: list[dict[str, float]]) -> str:
 
 
 def _commprof(rng: random.Random, rows: list[dict[str, float]]) -> str:
-    """As `commprof run --json` writes: nothing rounded."""
+    """Returns unrounded JSON, as `commprof run --json` writes it."""
     runs = []
     for row in rows:
         ranks = int(row["ranks"])

@@ -1,4 +1,4 @@
-"""Columns that say by their name what their figures must follow from."""
+"""Columns whose names state what their figures must follow from."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_share_for_each_row_comes_before_the_reports() -> None:
     text = "P = 0.95\n\n| N | P | Amdahl |\n|-|-|-|\n| 8 | 50% | {} |\n"
     assert findings_in(text.format("1.78")) == []
     assert [f.rule for f in findings_in(text.format("5.93"))] == ["amdahl"]
-    assert findings_in(text.format("5.93").replace("50%", "200%")) == []  # no share of anything
+    assert findings_in(text.format("5.93").replace("50%", "200%")) == []  # 200% is no share
 
 
 def test_measured_speedup_beside_amdahls_is_checked() -> None:

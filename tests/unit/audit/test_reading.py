@@ -1,4 +1,4 @@
-"""How the audit reads numbers, headers and files that are no reports."""
+"""The audit's reading of numbers, of headers, and of files that are no reports."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from commprof.commands import main
         ("40-45x", 39.5, 42.5, 46),
         ("98–111%", 0.975, 1.045, 1.12),
         ("<1%", 0, 0.01, 0.01),
-        (">= 3", 2.5, 3, 4),  # ">=" is no sign that is known: the number is not read
+        (">= 3", 2.5, 3, 4),  # ">=" is not a known sign, so the number is not read
         ("≥3", 3, 3, math.inf),
         ("62.5 ± 0.5", 61.85, 62.5, 63.2),
         ("1.23e+03", 1225, 1230, 1240),

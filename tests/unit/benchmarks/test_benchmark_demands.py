@@ -1,4 +1,4 @@
-"""What benchmarks demand of their figures: when a demand is met, and each one's on both sides."""
+"""Demands of the benchmarks on their figures, with figures on both sides of each limit."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def turned(
     noise: tuple[float, ...] = (1.0,) * 8,
     clock: str = "thread",
 ) -> dict[str, Any]:
-    """Turns of the small model at one rank: a generation for each noise, two rounds in each."""
+    """Returns turns of the small model at one rank: a generation per noise, two rounds in each."""
     ratios = dict.fromkeys(overhead.MODES, recorded)
     ratios |= {overhead.PLAIN: 1.0, overhead.CONTROL: 1.0, overhead.PROFILER: profiler}
     cell = {
@@ -71,7 +71,7 @@ def test_what_is_not_known_exactly_enough_is_not_met() -> None:
     assert len(missed(found)) == len(overhead.RECORDED)
     assert "not measurable with this precision" in found[0].figure
     wall = overhead.demands(turned(0.997, noise=wide, clock="wall"))
-    assert len(missed(wall)) == len(overhead.RECORDED)  # the upper end counts
+    assert len(missed(wall)) == len(overhead.RECORDED)  # the interval's upper end counts
 
 
 def test_recording_costs_less_than_torch_profiler() -> None:
@@ -88,11 +88,11 @@ def test_overhead_over_both_plain_processes_of_the_same_round() -> None:
     full, control = (overhead.ratio(cell, mode, "wall") for mode in ("full", overhead.CONTROL))
     assert full is not None
     assert control is not None
-    assert (full.value, full.low, full.high) == pytest.approx((1.5, 1.5, 1.5))  # of 1.5, 1.5, 1
-    assert control.value == pytest.approx(1.0)  # of 3, 1, 1/9
+    assert (full.value, full.low, full.high) == pytest.approx((1.5, 1.5, 1.5))  # among 1.5, 1.5, 1
+    assert control.value == pytest.approx(1.0)  # median of 3, 1 and 1/9
     alone = overhead.ratio(cell, "full", "wall", (overhead.PLAIN,))
     assert alone is not None
-    assert alone.value == pytest.approx(1.5)  # of 3, 1.5, 5/9
+    assert alone.value == pytest.approx(1.5)  # median of 3, 1.5, 5/9
     assert overhead.ratio(cell, "full", "instructions") is None
     assert overhead.table({overhead.cell_name("small", 2): cell}, "instructions") == ""
     assert "1.5000 [1.5000, 1.5000]" in overhead.table({"turns_small_2": cell}, "wall")
@@ -204,7 +204,7 @@ def test_shared_memory_under_ddp() -> None:
     assert "step time, gloo / ours (25.0% shorter)" in found[1].what
     figures["25M 4"] = times(12.1)
     figures["25M 2"] = times(16.1)
-    figures["transformer 4"] = times(9.9)  # nothing left of communication
+    figures["transformer 4"] = times(9.9)  # faster than without communication
     assert missed(shared_memory.ddp_demands(figures)) == [
         "DDP, 25M 2 ranks: communication time, gloo / ours",
         "DDP, 25M 2 ranks: step time, gloo / ours (-0.6% shorter)",
@@ -301,7 +301,7 @@ def test_the_noise_of_training_is_that_of_its_seeds() -> None:
     losses = {name: [[loss] * 30 for loss in (1.0, 1.1, 1.2)] for name in names}
     losses["int8"] = [[loss] * 30 for loss in (1.0, 1.1, 1.31)]
     found = compression_demands.training(losses)
-    assert [one.met for one in found] == [True, True, False, True]  # 0.11 against 0.1
+    assert [one.met for one in found] == [True, True, False, True]  # 0.11 off; noise 0.1
     assert "topk:ratio=0.01 1.1000, powersgd 1.1000" in found[-1].figure
 
 
@@ -340,7 +340,7 @@ def test_runs_that_the_hypervisor_disturbed_are_left_out() -> None:
 
 
 def of_strategies() -> dict[str, Any]:
-    """Every setting, each with one operation that agrees; of a single rank nothing is known."""
+    """Returns rows of every setting, with one operation that agrees if there are several ranks."""
     rows = [
         {"strategy": name, "world_size": size}
         for name in strategies.STRATEGIES

@@ -1,4 +1,4 @@
-"""Plans of the runs whose cards are read blindly, and how answers are counted."""
+"""Plans of the runs whose cards are judged without knowing the cause, and counts of answers."""
 
 from __future__ import annotations
 

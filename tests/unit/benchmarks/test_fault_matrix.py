@@ -1,4 +1,4 @@
-"""Which faults ``benchmarks/faults.py`` tries, what it keeps of them, and what it demands."""
+"""Faults that ``benchmarks/faults.py`` tries, the results that it keeps, and its demands."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_an_unknown_one_is_refused(only: str, capsys: pytest.CaptureFixture[str]
 
 
 def counted() -> dict[str, dict[str, Any]]:
-    """A file in which everything is as it should be."""
+    """Returns the contents of a results file that meets every demand."""
     found: dict[str, dict[str, Any]] = {}
     for row in matrix.rows():
         tries = row.tries or 10
@@ -100,7 +100,7 @@ def test_events_and_damaged_directories_have_tries_of_their_own() -> None:
 def run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[dict[str, Any], list[str]]]:
-    """Runs a matrix of rows that do nothing; gives its file, and what was tried."""
+    """Function that runs a matrix of rows that do nothing; returns its file and the tried rows."""
     monkeypatch.setattr(matrix, "Forks", nullcontext)
     for module in (matrix, results_file):
         monkeypatch.setattr(module, "about", lambda: {"git_commit": "abc"})

@@ -1,4 +1,4 @@
-"""Counts of callgrind, and what is asked of them."""
+"""Instruction counts of callgrind, and the demands on them."""
 
 from __future__ import annotations
 

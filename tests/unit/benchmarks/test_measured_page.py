@@ -1,4 +1,4 @@
-"""docs/measured.md is what the committed results make; what is missing or missed shows there."""
+"""docs/measured.md is made from the committed results and shows missing and failed demands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tools.make_measured import NOT_YET, PAGE, RESULTS, STUDIES, _alike, _row_of
 
 
 def verdicts(text: str, title: str) -> list[str]:
-    """By demand; a row of demands that were met stands for as many as it says."""
+    """Returns a verdict per demand; a row of met demands stands for the number in its cell."""
     after = text.split(f"\n| **{title}** (")[1].split("\n\n")[0].splitlines()[1:]
     found: list[str] = []
     for row in after:
@@ -29,7 +29,7 @@ def verdicts(text: str, title: str) -> list[str]:
             break  # the next study
         found += ["NOT met" if missed else "met"] * int(
             row.split(" | ")[1] or 0
-        )  # none where not measured
+        )  # empty if not measured
     return found
 
 
@@ -70,7 +70,7 @@ def test_what_is_missed_is_said(tmp_path: Path) -> None:
     assert verdicts(text, "Ranks that hang") == ["NOT met", "NOT met", "met"]
     missed = "| **NOT met**: the hanging rank named, and no other | 1 | 19 of 20 | 20 of 20 |"
     assert missed in text
-    # The file does not tell the day.
+    # The file does not contain the day.
     assert "**Ranks that hang** (`attribution/hangs.py`) |" in text
 
 
@@ -85,7 +85,7 @@ def test_the_day_stands_beside_the_command_and_the_machine_above(tmp_path: Path)
     for seed in range(20):
         kept.append(hang(seed))
     lines = path.read_text().splitlines()
-    assert len(lines) == 21  # one context for the session
+    assert len(lines) == 21  # one context line for the session
     about = json.loads(lines[0])["context"]
     text = page(tmp_path)
     assert f"**Ranks that hang** (`attribution/hangs.py`, {about['timestamp'][:10]}) |" in text
@@ -142,7 +142,7 @@ def test_no_demand_is_lost_where_rows_stand_for_several() -> None:
     for study in STUDIES:
         for path in RESULTS.glob(
             f"{Path(study.file).with_suffix('')}.*"
-        ):  # none while nothing is measured
+        ):  # no file until something is measured
             judged = sorted("met" if one.met else "NOT met" for one in study.judge(path))
             assert sorted(verdicts(text, study.title)) == judged
 

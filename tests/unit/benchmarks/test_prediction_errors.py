@@ -1,4 +1,4 @@
-"""The study of the predictions' error: what it asks for, and what the page says of its results."""
+"""The study of prediction errors: its demands, and the figures that the pages quote from it."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_both_studies_may_share_a_file(
     monkeypatch.setattr("sys.argv", arguments)
     assert predict_error.main() == 1
     out = capsys.readouterr().out
-    assert "model: 9.00% in the mean" in out  # of this study's rows alone
+    assert "model: 9.00% in the mean" in out  # computed from this study's rows alone
     step = "transformer, error of the step: mean"
     assert (
         f"NOT met: {step}: 9.00 % (demand: at most 5 %)\nmet: {step}, compared with no overlap"

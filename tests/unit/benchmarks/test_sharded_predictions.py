@@ -1,4 +1,4 @@
-"""The study of sharded predictions: its points, and what it asks of their errors."""
+"""The study of sharded predictions: its points, and its demands on their errors."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_only_points_whose_trivial_answers_differ_are_held_against_them() -> Non
     assert not measured.met
     assert mean.met
     assert worst.met
-    # A third of the 10 % that perfect overlap misses the first point by.
+    # A third of the 10 % by which perfect overlap misses the first point.
     assert against.asked == "at most 3.33 %"
     assert not against.met
     assert len(demands(rows[1:], "timed")) == 3

@@ -1,4 +1,4 @@
-"""The table of PyTorch versions: a row for each, and what is asked of all."""
+"""The table of PyTorch versions: one row for each, and the demands on all of them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Forward and backward inside an optimizer's step are not the optimizer's phase.
+"""Phases that are marked automatically, in one process.
 
-Samples are counted where a batch says how many it holds, and nowhere else.
-
-The forward phase of modules that `fully_shard` was applied to, in one process.
+Forward and backward passes inside an optimizer's step are not in the optimizer's phase. Samples
+are counted only if a batch shows their number. Modules with `fully_shard` have a forward phase.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from commprof.trace.schema import SAMPLES_UNKNOWN
 
 
 class SharedMarker:
-    """Writes down into a list that all share."""
+    """Marker that writes its events to a list that all markers share."""
 
     def __init__(self, name: str, seen: list[str]) -> None:
         self._name = name
@@ -135,7 +134,7 @@ def test_own_collation_counts_if_it_agrees_with_the_loader() -> None:
 @pytest.mark.parametrize(
     "collate",
     [
-        lambda rows: [row[0] for row in rows],  # dimension 0 is the sample's own
+        lambda rows: [row[0] for row in rows],  # dimension 0 belongs to a sample
         lambda rows: (torch.zeros(3, 2), torch.zeros(2)),
         lambda rows: torch.zeros(()),
         lambda rows: [1, "text", None],
@@ -158,7 +157,7 @@ def test_a_batch_that_raises_stays_unknown() -> None:
 
 
 class Marker:
-    """Notes when the outermost begins and ends."""
+    """Marker that notes when the outermost phase begins and ends."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
@@ -182,7 +181,7 @@ class Marker:
 
 
 class Layer(nn.Linear):
-    """Has a `__call__` of its own, as a few libraries' modules do."""
+    """Layer with a `__call__` of its own, as modules of a few libraries have."""
 
     calls = 0
 
@@ -192,7 +191,7 @@ class Layer(nn.Linear):
 
 
 class Failing(nn.Module):
-    """A forward that does not come to its end."""
+    """Module whose forward raises an error."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         raise ValueError("no such input")
@@ -207,7 +206,7 @@ def group() -> Iterator[None]:
 
 @pytest.fixture
 def marker() -> Iterator[Marker]:
-    """Of a capture that runs while the test does."""
+    """Marker of a capture that runs during the test."""
     made, patches = Marker(), Patches()
     ShardedForward(made, patches).look()
     yield made
@@ -228,7 +227,7 @@ def test_the_whole_model_s_call_is_the_phase(marker: Marker) -> None:
     model(torch.ones(3, 4)).sum().backward()
     assert marker.seen == ["begins", "ends"]
     assert Layer.calls == 1
-    nn.Linear(4, 2)(torch.ones(3, 4))  # of nobody's
+    nn.Linear(4, 2)(torch.ones(3, 4))  # outside of sharded modules
     assert marker.seen == ["begins", "ends"]
 
 
@@ -255,7 +254,7 @@ def test_nothing_stays_and_models_made_before_are_seen() -> None:
 
 
 @pytest.mark.usefixtures("group")
-# Dynamo looks at each tensor's gradient and hides what torch says to that, unless it is an error.
+# Dynamo reads each tensor's gradient and hides torch's warning on that, unless it is an error.
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
 def test_a_compiled_model_computes_the_same(marker: Marker) -> None:
     def made() -> nn.Sequential:
@@ -265,7 +264,7 @@ def test_a_compiled_model_computes_the_same(marker: Marker) -> None:
     x, within = torch.ones(3, 4), made()
     expected = made()(x)
     within.compile(backend="eager")
-    # FSDP2's hooks break the graph, so that its __call__ is run and not compiled.
+    # FSDP2's hooks break the graph, so that its __call__ runs without being compiled.
     for compiled in (torch.compile(made(), backend="eager"), within):
         marker.seen.clear()
         assert torch.equal(compiled(x), expected)
@@ -285,7 +284,7 @@ def test_a_script_without_fsdp2_and_a_torch_without_the_class(
         another.delattr("torch.distributed.fsdp.FSDPModule")
         forward.look()
         assert forward.pending
-    forward.look()  # the script has imported it meanwhile
+    forward.look()  # the class exists by now
     assert not forward.pending
     assert "__call__" in vars(FSDPModule)
     patches.remove()
@@ -327,7 +326,7 @@ def test_a_marker_without_its_init_raises() -> None:
         ((1,), TypeError, "2 or 3 arguments: step, ended, found"),
         ((1, True, 0, 0), TypeError, "2 or 3 arguments: step, ended, found"),
         (("1", True), TypeError, "integer"),
-        (("1", torch.ones(2)), TypeError, "integer"),  # the first wrong one is named
+        (("1", torch.ones(2)), TypeError, "integer"),  # the first wrong argument is named
         ((1, torch.ones(2)), RuntimeError, "ambiguous"),
         ((-1, True), OverflowError, "negative"),
         ((1, True, 2**32), OverflowError, "found exceeds 32 bits"),

@@ -1,4 +1,4 @@
-"""What others counted while capture ran."""
+"""Counts of other sources while capture runs: network interfaces and DDP's logs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Inter-|   Receive                                                |  Transmit
 
 
 class Kept:
-    """Stands in for a recorder: keeps the documents."""
+    """Stand-in for a recorder that keeps the documents."""
 
     def __init__(self) -> None:
         self.documents: list[dict[str, Any]] = []
@@ -48,15 +48,15 @@ def test_the_kernel_s_table_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_only_bytes_of_the_time_with_capture_on_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    # On from 100 to 150 and from 1000 to 1010: 60 sent. An interface that appears later has no
-    # count to start from.
+    # Capture is on from 100 to 150 and from 1000 to 1010 bytes: 60 are sent. An interface that
+    # appears later has no start count.
     seen = iter(
         [{"lo": (0, 100)}, {"lo": (5, 150)}, {"lo": (5, 1000)}, {"lo": (9, 1010), "x": (1, 1)}]
     )
     monkeypatch.setattr(cross_check_sources, "interface_bytes", lambda: next(seen))
     kept, counting = Kept(), CrossCheckSources()
     counting.start(kept)  # type: ignore[arg-type]
-    counting.set_enabled(True)  # it is on already
+    counting.set_enabled(True)  # already on
     counting.set_enabled(False)
     counting.set_enabled(False)
     counting.set_enabled(True)
@@ -83,7 +83,7 @@ def one_rank(tmp_path: Path) -> Iterator[None]:
 
 
 def train(steps: int, hook: Any = None, bias: bool = True) -> None:
-    """A model that is gone when this returns."""
+    """Trains a model that no longer exists when this returns."""
     model = DistributedDataParallel(torch.nn.Linear(4, 1, bias=bias))
     if hook is not None:
         model.register_comm_hook(None, hook)
@@ -126,7 +126,7 @@ def test_a_hook_of_the_script_is_named(one_rank: None) -> None:
 
 
 def train_in_turns() -> None:
-    """Two models whose forward passes alternate, and one in evaluation."""
+    """Trains two models whose forward passes alternate, and runs one in evaluation mode."""
     models = [DistributedDataParallel(torch.nn.Linear(4, size)) for size in (1, 2)]
     for _ in range(3):
         for model in models:

@@ -1,4 +1,4 @@
-"""What a stand-in for NVML says of a GPU, from the training process to the report."""
+"""A GPU's figures from a stand-in for NVML, from the training process to the report."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class NVMLError(Exception):
 
 
 def stand_in(**changes: Any) -> ModuleType:
-    """A module ``pynvml`` with one GPU, half busy, whose clock is held down by heat and power."""
+    """Returns a fake ``pynvml``: one GPU, half busy, whose clock heat and power limits reduce."""
     nvml = ModuleType("pynvml")
     clocks = iter([1980, 1200] * 1000)
 
@@ -54,7 +54,7 @@ def stand_in(**changes: Any) -> ModuleType:
 
 
 def train(directory: Path, nvml: ModuleType | None, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A capture of a few steps on a machine that seems to have this GPU; its trace."""
+    """Captures a few steps on a machine that seems to have this GPU; returns the trace."""
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)

@@ -1,4 +1,4 @@
-"""What ``sys.exit`` ended a script with is known when its exit handlers run."""
+"""The exception that ended a script, as by ``sys.exit``, is known to its exit handlers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 MODULE = Path(__file__).parents[3] / "commprof" / "capture" / "ending.py"
-#: The module alone, without torch, which the package imports.
+#: Script that loads the module alone, because the package imports torch.
 BEGIN = f"""
 import atexit, importlib.util, sys, threading
 spec = importlib.util.spec_from_file_location("ending", {str(MODULE)!r})

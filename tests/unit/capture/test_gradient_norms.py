@@ -1,4 +1,4 @@
-"""Norms of a rank's own gradients, measured now and then."""
+"""Norms of a rank's own gradients, measured in some of the steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def figures(path: Path) -> dict[str, float]:
 
 
 def train(steps: int) -> tuple[nn.Module, list[list[torch.Tensor]]]:
-    """A small model, and the gradients of each of its steps."""
+    """Trains a small model; returns it and the gradients of each step."""
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -41,7 +41,7 @@ def test_the_figures_of_the_step_measured_last(
     _, seen = train(9)
     norms.remove()
     found = figures(path)
-    assert found["step"] == 7  # the second of every three: 1, 4, 7
+    assert found["step"] == 7  # the second of every three steps is measured: 1, 4, 7
     lengths = torch.stack([gradient.norm() for gradient in seen[7]]).double()
     assert found["norm"] == pytest.approx(float(lengths.norm()), rel=1e-6)
     assert found["layer_variance"] == pytest.approx(float(lengths.var(correction=0)), rel=1e-5)
@@ -117,9 +117,9 @@ def test_a_summary_for_trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with prof:
         assert prof.summary() == {}
         train(5)
-        time.sleep(0.02)  # other threads' completions are waited for so long
+        time.sleep(0.02)  # as long as completions from other threads are awaited
         train(1)
-        assert prof.summary()["commprof/step_seconds"] > 0  # no flush interval has passed
+        assert prof.summary()["commprof/step_seconds"] > 0  # before the first flush interval ends
     found = prof.summary()
     assert found["commprof/step_seconds"] > 0
     assert found["commprof/gradient_norm"] > 0

@@ -1,4 +1,4 @@
-"""Callbacks of training frameworks, without the frameworks."""
+"""Callbacks for training frameworks, tested without the frameworks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIBRARIES = ("lightning", "lightning.pytorch", "pytorch_lightning", "transformer
 
 @pytest.fixture(autouse=True)
 def without_libraries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As if none was installed, and as if neither callback was loaded yet."""
+    """Simulates that no framework is installed and that neither callback was imported yet."""
     for name in LIBRARIES:
         monkeypatch.setitem(sys.modules, name, None)  # type: ignore[arg-type]
     for name in (LIGHTNING, TRANSFORMERS):
@@ -42,7 +42,7 @@ def test_a_missing_library_is_named(module: str, message: str) -> None:
 
 
 class Recording:
-    """In place of the one that records."""
+    """Stand-in for the recording that notes its calls."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -61,7 +61,7 @@ class Recording:
 
 
 def callback(module: str, library: str, base: str, *arguments: Any) -> tuple[Any, list[str]]:
-    """The callback over a library that has nothing but its base class."""
+    """Returns the callback, for a library with only the base class, and its recording's calls."""
     fake = ModuleType(library)
     setattr(fake, base, type(base, (), {}))
     sys.modules[library] = fake
@@ -73,7 +73,7 @@ def callback(module: str, library: str, base: str, *arguments: Any) -> tuple[Any
 
 def test_lightning_s_steps_end_with_its_updates() -> None:
     made, calls = callback(LIGHTNING, "pytorch_lightning", "Callback")
-    # Of a training that was resumed after 7 updates, with two batches an update.
+    # The training was resumed after 7 updates and takes two batches per update.
     logged = []
     logger = SimpleNamespace(log_metrics=lambda values, step: logged.append((values, step)))
     trainer = SimpleNamespace(
@@ -94,7 +94,7 @@ def test_lightning_s_steps_end_with_its_updates() -> None:
 def test_lightning_without_logging_trains_and_logs_nothing() -> None:
     made, calls = callback(LIGHTNING, "pytorch_lightning", "Callback")
     made._log = lambda _: pytest.fail("logged")
-    # Lightning's own word for no logging; its loggers stay.
+    # log_every_n_steps=0 switches logging off in Lightning; its loggers remain.
     trainer = SimpleNamespace(
         **{"global_step": 0, "strategy": SimpleNamespace(model="wrapped"), "log_every_n_steps": 0}
     )
@@ -117,7 +117,7 @@ def test_the_lightning_that_the_script_uses_is_taken() -> None:
     pytorch.Callback = type("Callback", (), {})  # type: ignore[attr-defined]
     sys.modules["lightning"] = ModuleType("lightning")
     sys.modules["lightning.pytorch"] = pytorch
-    del sys.modules["pytorch_lightning"]  # installed, perhaps, and not imported
+    del sys.modules["pytorch_lightning"]  # not imported, though it may be installed
     module = importlib.import_module(LIGHTNING)
     assert issubclass(module.CommprofCallback, pytorch.Callback)
 
@@ -140,7 +140,7 @@ def test_transformers_logs_once_what_follows_its_own() -> None:
 
     def log(values: dict[str, float]) -> None:
         logged.append(values)
-        made.on_log(None, None, None, logs=values)  # as the trainer does
+        made.on_log(None, None, None, logs=values)  # as the Trainer does
 
     trainer.log = log
     log({"loss": 2.0})

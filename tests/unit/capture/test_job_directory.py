@@ -1,6 +1,6 @@
-"""Which directory a job's traces go to.
+"""The directory that a job's traces go to, and rings that are read and salvaged from there.
 
-Ring files made by hand: what a killed process left, and what only looks like it.
+The tests make the ring files: those that a killed process leaves, and files that resemble them.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from tests.support.builders import trace_bytes as made
 
 
 def begin(directory: Path, **metadata: object) -> None:
-    """As rank 0 of a job of its own did."""
+    """Writes the trace that rank 0 of a separate job begins."""
     directory.mkdir(exist_ok=True)
     (directory / "rank_0.trace").write_bytes(made.trace(rank=0, **metadata))
 
 
 def restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_id: str) -> str:
-    """Where attempt 1 of this job goes, below the directory asked for."""
+    """Returns where attempt 1 of this job goes, relative to the requested directory."""
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", run_id)
     return str(agree(tmp_path).relative_to(tmp_path))
@@ -47,7 +47,7 @@ def test_a_restart_goes_where_its_job_began(
 ) -> None:
     begin(tmp_path, elastic_run_id="first")
     begin(tmp_path / "job_2", elastic_run_id="second")
-    begin(tmp_path / "job_3")  # of an older version
+    begin(tmp_path / "job_3")  # written by an older version
     begin(tmp_path / "job_4")
     (tmp_path / "job_4/rank_0.trace").write_bytes(b"")  # nothing flushed yet
     assert restarted(tmp_path, monkeypatch, run_id) == place
@@ -55,7 +55,7 @@ def test_a_restart_goes_where_its_job_began(
 
 
 def test_of_two_jobs_with_one_id_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # What torchrun gives to all that name none.
+    # Torchrun gives this id to all jobs that name none.
     begin(tmp_path, elastic_run_id="none")
     begin(tmp_path / "job_2", elastic_run_id="none")
     begin(tmp_path / "job_3", elastic_run_id="other")
@@ -81,7 +81,7 @@ def test_a_second_training_after_a_restart_has_a_directory_of_its_own(
 
 
 class TwoRanks:
-    """Both ranks of a job, and their store: rank 0 answers only when rank 1 waits for it."""
+    """Store and both ranks of a job, in which rank 0 answers only when rank 1 waits for it."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._directory = directory
@@ -105,7 +105,7 @@ class TwoRanks:
         self._rank = 1
 
     def train(self) -> tuple[str, str]:
-        """Where each rank records, below the directory asked for."""
+        """Returns where each rank records, relative to the requested directory."""
         self._of_rank_0 = None
         of_rank_1 = agree(self._directory)
         if self._of_rank_0 is None:
@@ -129,7 +129,7 @@ def test_answers_before_a_restart_are_not_read_after_it(
     monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
     ranks = TwoRanks(tmp_path, monkeypatch)
     ranks.train()
-    ranks.begin_rank_0()  # and rank 1 died before it came to its second training
+    ranks.begin_rank_0()  # rank 1 died before its second training
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert [ranks.train() for _ in range(2)] == [("job_2",) * 2, ("job_3",) * 2]
 
@@ -143,7 +143,7 @@ def test_a_store_that_is_gone_leaves_the_given_directory(
 
 
 class Killed:
-    """A trace that holds the records of time 1 and 2, and a place for rings."""
+    """Trace with the records of times 1 and 2, and the paths of its rings."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.prefix = str(tmp_path / "commprof-[0]-")
@@ -169,12 +169,12 @@ def killed(tmp_path: Path) -> Killed:
 
 
 def slots(**times_ns: int) -> dict[int, bytes]:
-    """``s2=7`` puts a record of time 7 into slot 2."""
+    """Returns records by slot: ``s2=7`` puts a record of time 7 into slot 2."""
     return {int(name[1:]): made.record(value) for name, value in times_ns.items()}
 
 
 def test_undrained_records_are_taken_over(killed: Killed) -> None:
-    # Numbers 2 to 5 of a ring of 4: slots 2, 3, 0, 1.
+    # Records number 2 to 5 of a ring of 4 are in slots 2, 3, 0, 1.
     killed.leave(0, made.ring(slots(s2=3, s3=4, s0=5, s1=6), head=6, tail=2, dropped=8))
     killed.leave(1, made.ring(slots(s0=9, s1=10), head=1, dropped=1))
     trace = killed.read()
@@ -184,7 +184,7 @@ def test_undrained_records_are_taken_over(killed: Killed) -> None:
 
 
 def test_a_record_in_trace_and_ring_counts_once(killed: Killed) -> None:
-    # Killed between the write and the commit: the ring still holds all of it.
+    # The process was killed between write and commit: the ring still holds all records.
     killed.leave(0, made.ring(slots(s0=1, s1=2, s2=3), head=3))
 
     assert killed.times() == [1, 2, 3]
@@ -243,7 +243,7 @@ def test_records_that_differ_in_one_field_all_count(killed: Killed) -> None:
 
 
 def test_counters_near_their_limit(killed: Killed) -> None:
-    # The number 2**64 - 2 lies in slot 2 of 4.
+    # Record number 2**64 - 2 is in slot 2 of 4.
     killed.leave(0, made.ring(slots(s2=3), head=2**64 - 1, tail=2**64 - 2))
 
     assert killed.times() == [1, 2, 3]
@@ -285,7 +285,7 @@ def test_rings_cut_short_are_passed_over(killed: Killed, size: int) -> None:
 def test_only_numbered_regular_files_are_rings(killed: Killed) -> None:
     killed.leave("x", made.ring(slots(s0=7), head=1))
     killed.leave("0.old", made.ring(slots(s0=8), head=1))
-    os.mkfifo(killed.ring_path(1))  # reading it would block for ever
+    os.mkfifo(killed.ring_path(1))  # reading a FIFO would block forever
     killed.ring_path(2).mkdir()
 
     assert killed.times() == [1, 2]
@@ -331,7 +331,7 @@ def test_salvage_cuts_a_partial_block_off(killed: Killed) -> None:
 
 
 def test_salvage_again_after_a_crash_in_the_middle(killed: Killed) -> None:
-    """The records were appended, and neither the counters nor the removal followed."""
+    """The first salvage appended the records, then crashed before the counters and the removal."""
     killed.leave(0, made.ring(slots(s0=3, s1=4), head=2, dropped=5))
     with killed.path.open("ab") as file:
         file.write(made.records(3, 4))
@@ -367,7 +367,7 @@ def test_salvage_of_a_closed_trace_only_removes_rings(killed: Killed) -> None:
 
 def test_salvage_removes_its_own_rings_alone(killed: Killed) -> None:
     killed.leave(0, made.ring({}, session=1))
-    killed.leave(1, made.ring({})[:0])  # was just being made
+    killed.leave(1, made.ring({})[:0])  # its process was just creating it
     killed.leave(2, b"somebody's file")
 
     assert salvage(killed.path) == 0

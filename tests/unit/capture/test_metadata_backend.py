@@ -1,4 +1,4 @@
-"""The backend that a trace names: one, also where a job gave none or one for each device."""
+"""The backend that a trace names: a single one, even if a job gave none or one per device."""
 
 from __future__ import annotations
 

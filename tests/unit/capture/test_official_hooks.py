@@ -1,6 +1,6 @@
-"""What c10d's own hooks lack, for which capture replaces kernels: see docs/architecture.md.
+"""Features that c10d's hooks lack, for which capture replaces kernels: see docs/architecture.md.
 
-A torch whose hooks tell it fails here, so that capture can move over to them.
+The tests fail with a torch whose hooks have such a feature, so that capture can switch to it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What capture puts in the place of torch's futures' methods, and that nothing of it stays.
+"""Capture's replacements for methods of torch's futures, and their complete removal.
 
-``--bucket-cap-mb``: every DDP model gets it that names none, and what is refused.
+``--bucket-cap-mb`` applies to every DDP model that names no cap; some values are refused.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def installed() -> Iterator[None]:
 
 
 def methods() -> list[Any]:
-    """As they stand there, and not as one gets them."""
+    """Returns the methods as stored, not as attribute access binds them."""
     mine = vars(torch._C.Future)
     return [mine["wait"], mine["then"], torch._C._collect_all]
 
@@ -90,14 +90,14 @@ def test_errors_come_as_they_are() -> None:
 def one_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(
         DistributedDataParallel, "__init__", DistributedDataParallel.__init__
-    )  # what is put in its place goes away with the test
+    )  # the replacement ends with the test
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
 
 def cap_of(*args: object, **options: object) -> int:
-    """Of a model made like this, in bytes."""
+    """Returns the bucket cap in bytes of a model with these arguments."""
     ddp = DistributedDataParallel(torch.nn.Linear(8, 8), *args, **options)
     return int(ddp.bucket_bytes_cap)
 

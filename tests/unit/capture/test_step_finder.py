@@ -1,4 +1,4 @@
-"""Steps found at updates: which optimizer counts, what GradScaler leaves out, what waits."""
+"""Steps found at updates: the optimizer that counts, skips by GradScaler, and delayed ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from commprof.trace.schema import PHASES, STEP_SKIPPED, STEP_UPDATED
 
 
 class Loop:
-    """Two parameters with an optimizer each, and all that happens to phases and steps."""
+    """Two parameters with an optimizer each, and a log of all phases and steps."""
 
     def __init__(self) -> None:
         self.events: list[str | int] = []
@@ -49,7 +49,7 @@ class _Marker:
 
 @pytest.fixture(autouse=True)
 def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a new process: once one has compiled, what captures replace stays in place."""
+    """Simulates a new process: after a compilation, captures leave replaced methods in place."""
     monkeypatch.setattr(torch._dynamo.convert_frame, "FRAME_COUNTER", 0)
 
 
@@ -87,9 +87,9 @@ def model(size: int = 1) -> list[torch.Tensor]:
         pytest.param("aaaabbbbbbaaaabbbbbb", 20, id="folds"),
         pytest.param("aaaabbbbcccc" * 2, 24, id="three-folds"),
         pytest.param("aaaaaaaabbbbbbbb", 16, id="swap"),
-        # Not known to belong to an iteration before it was seen to: one step too many, once.
+        # The first g is not yet known to belong to an iteration: one step too many, once.
         pytest.param("dddddg" * 4, 5 * 4 + 1, id="critic-five-times"),
-        # The first update after a swap so early could have been a GAN's: one too few, once.
+        # The first update after so early a swap could be that of a GAN: one step too few, once.
         pytest.param("abbbbbbb", 7, id="swap-after-one"),
         pytest.param("ab" * 4 + "cd" * 4, 7, id="pairs-in-turn"),
     ],
@@ -124,7 +124,7 @@ def test_parameters_made_anew_for_each_update_are_the_same_optimizers(loop: Loop
 
 
 class Wrapper(torch.optim.Optimizer):
-    """As ZeroRedundancyOptimizer: an optimizer with another one inside."""
+    """Optimizer with another one inside, as ZeroRedundancyOptimizer is."""
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         super().__init__(model(), {})
@@ -164,7 +164,7 @@ def test_what_a_scaler_leaves_out_ends_a_step(loop: Loop) -> None:
             scaler.step(optimizer)
         scaler.update()
     assert loop.steps() == [STEP_SKIPPED, STEP_UPDATED, STEP_SKIPPED, STEP_UPDATED]
-    # The boundary comes behind the phase, which it would have cut off.
+    # The boundary follows the optimizer's phase, which it would otherwise cut off.
     at = loop.events.index(STEP_UPDATED)
     assert loop.events[at - 1] == "optimizer"
 
@@ -187,7 +187,7 @@ def test_nothing_is_found_after_stop_and_nothing_stays_after_remove() -> None:
 
 
 class Called:
-    """Stands for a class of torch's whose method is replaced."""
+    """Stand-in for a class of torch whose method is replaced."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + 1
@@ -215,7 +215,7 @@ def test_a_compiler_traces_no_phase_and_nothing_compiles_again_at_the_end(
     assert run(torch.ones(2)).tolist() == [2, 2]
     assert len(compiles) == 1
     assert original_of(Called.forward) is original
-    # A later capture puts its own in the place of what stayed, and nothing piles up.
+    # A later capture replaces what stayed in place, so that replacements do not pile up.
     torch._dynamo.convert_frame.FRAME_COUNTER = 0
     phases.install()
     phases.remove()

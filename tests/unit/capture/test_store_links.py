@@ -1,4 +1,4 @@
-"""How ranks agree on clocks, and find the memory and hosts with which they exchange arrivals."""
+"""Ranks agree on clocks, and find the memory and hosts with which they exchange arrivals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from commprof.capture.job.store_links import ArrivalLink, ClockLink
 
 
 class ClockModule:
-    """Stands for the module: notes who is asked."""
+    """Stand-in for the native module that notes its calls."""
 
     def __init__(self) -> None:
         self.followed: list[tuple[Any, ...]] = []
@@ -61,7 +61,7 @@ def ended() -> Iterator[None]:
 
 
 def join_for_clocks(rank: int, world_size: int = 2) -> dist.Store:
-    """A group of which this process is one rank; returns what the ranks share."""
+    """Creates a group in which this process is one rank; returns the store that the ranks share."""
     store = dist.HashStore()
     dist.init_process_group("fake", store=store, rank=rank, world_size=world_size)
     return store_links.default_store("commprof_clock")  # type: ignore[no-any-return]
@@ -120,7 +120,7 @@ def test_another_rank_asks_where_it_is_told(clock_module: ClockModule) -> None:
 @pytest.mark.parametrize(
     ("chosen", "said", "asks", "same"),
     [
-        ("auto", clock_server(clock=clock_identity()), False, 1),  # one clock
+        ("auto", clock_server(clock=clock_identity()), False, 1),  # a common clock
         ("always", clock_server(clock=clock_identity()), True, 0),
         ("auto", clock_server(port=0), False, 0),
         ("always", clock_server(port=0), False, 0),
@@ -186,7 +186,7 @@ def test_where_one_launcher_started_all_nothing_is_opened(
 
 
 class Native:
-    """Stands for the module: notes who is asked."""
+    """Stand-in for the native module that notes its calls."""
 
     def __init__(self) -> None:
         self.created: list[tuple[int, int]] = []
@@ -233,7 +233,7 @@ def native(monkeypatch: pytest.MonkeyPatch) -> Iterator[Native]:
 
 
 def join(rank: int, world_size: int = 2) -> dist.Store:
-    """A group of which this process is one rank; returns what the ranks of this host share."""
+    """Creates a group with this process as one rank; returns the store of this host's ranks."""
     store = dist.HashStore()
     dist.init_process_group("fake", store=store, rank=rank, world_size=world_size)
     host = "/".join([*clock_identity(), os.readlink("/proc/self/ns/pid")])
@@ -255,7 +255,7 @@ def test_the_first_rank_of_a_host_makes_the_memory_whoever_it_is(native: Native)
 
 def test_the_others_open_it_once_it_is_there(native: Native) -> None:
     store = join(0)
-    store.add("ranks", 1)  # somebody was first
+    store.add("ranks", 1)  # another rank was first
     link = ArrivalLink()
     link.start()
     assert link.pending
@@ -263,7 +263,7 @@ def test_the_others_open_it_once_it_is_there(native: Native) -> None:
     link.look()
     assert not link.pending
     assert native.opened == [("/proc/1/fd/3", 4711, 0)]
-    # A later capture of the same group finds them together.
+    # A later capture of the same group finds the memory already open.
     later = ArrivalLink()
     later.start()
     assert not later.pending
@@ -298,7 +298,7 @@ def test_a_place_that_cannot_be_opened_ends_the_search(native: Native) -> None:
 def test_a_rank_alone_and_a_process_without_a_group_meet_nobody(native: Native) -> None:
     link = ArrivalLink()
     link.start()
-    assert link.pending  # the group may come
+    assert link.pending  # the group may be created later
     join(0, 1)
     link.look()
     assert not link.pending
@@ -313,7 +313,7 @@ def test_without_the_module_there_is_nothing_to_agree_on(
 
 
 def several_hosts(monkeypatch: pytest.MonkeyPatch, rank: int, world_size: int) -> dist.Store:
-    """As :func:`join`; returns what the ranks of the job share."""
+    """Does as :func:`join` for several hosts; returns the store of all ranks of the job."""
     monkeypatch.delenv("LOCAL_WORLD_SIZE")
     join(rank, world_size)
     return store_links.default_store("commprof_arrivals")
@@ -327,7 +327,7 @@ def test_the_first_rank_of_a_host_carries_for_it_and_looks_for_the_other_hosts(
     native: Native, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = several_hosts(monkeypatch, 0, 4)
-    job.add("hosts", 1)  # one was before
+    job.add("hosts", 1)  # another host was first
     job.set("host/1", there(88))
     link = ArrivalLink()
     link.start()
@@ -336,18 +336,18 @@ def test_the_first_rank_of_a_host_carries_for_it_and_looks_for_the_other_hosts(
     own = {"address": "127.0.0.1", "port": 77, "token": token}
     assert json.loads(job.get("host/2")) == own
     assert native.peers == [("10.0.0.2", 88, 4712)]
-    assert link.pending  # of four ranks one has come
+    assert link.pending  # only one of four ranks has arrived
     job.add("hosts", 1)
     job.add("ranks", 3)
     link.look()
-    assert link.pending  # it has not said where it is
+    assert link.pending  # the third host has not published its address
     job.set("host/3", there(99))
     link.look()
     assert not link.pending
     assert native.peers[1:] == [("10.0.0.2", 99, 4712)]
     link.stop()
     assert native.flushed == 1
-    # A later capture of the same group finds all of it done.
+    # A later capture of the same group has nothing left to do.
     later = ArrivalLink()
     later.start()
     assert not later.pending

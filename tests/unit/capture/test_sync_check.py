@@ -37,7 +37,7 @@ def test_equal_models(capfd: pytest.CaptureFixture[str]) -> None:
     ranks = checks(models := [model(), model(), model()])
     models[1][1](torch.ones(3, 8))  # buffers may differ
     train(ranks, 6)
-    assert ranks[0].checks == 2  # a look is compared at the next one
+    assert ranks[0].checks == 2  # a snapshot is compared at the next one
     ranks[0].capture_ends()
     assert (ranks[0].checks, ranks[0].different) == (3, ())
     assert capfd.readouterr().err == ""

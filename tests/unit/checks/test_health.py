@@ -1,4 +1,4 @@
-"""Health checks on values: what passes, and planted faults that must be named."""
+"""Health checks on given values: values that pass, and planted faults that must be named."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def says(outcome: Outcome, status: str, *words: str) -> None:
 
 
 def links(world_size: int, bad: dict[tuple[int, int], tuple[float, float]]) -> list[list[Link]]:
-    """All pairs alike, but for those given as latency and bandwidth."""
+    """Returns similar links for all pairs but those in ``bad``, given as latency and bandwidth."""
     found: list[list[Link]] = [[] for _ in range(world_size)]
     for first, second in pairs_of(world_size):
         noise = 1 + 0.05 * ((first + 3 * second) % 5)
@@ -168,7 +168,7 @@ def test_clocks() -> None:
     says(
         clocks.judge([("a", 0.0, 0.0), ("b", -80.0, 0.5)]), WARN, "rank 1 (b) is 80 +- 0.5 ms ahead"
     )
-    says(clocks.judge([("a", 0.0, 0.0), ("b", 80.0, 75.0)]), PASS)  # may be 5 ms
+    says(clocks.judge([("a", 0.0, 0.0), ("b", 80.0, 75.0)]), PASS)  # the offset may be 5 ms
 
 
 def test_cores() -> None:

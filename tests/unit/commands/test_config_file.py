@@ -1,4 +1,4 @@
-"""``--config``: options from YAML, with the command line above them, and refusals with a line."""
+"""``--config``: options from YAML, which the command line overrides, and one-line refusals."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def parsed(tmp_path: Path, text: str, words: Sequence[str] = ()) -> argparse.Nam
 def test_every_option_but_the_file_itself_has_a_key(tmp_path: Path) -> None:
     keys = {key_of(action) for action in parser()._actions} - {"help", "config"}
     assert {"nproc", "world-sizes", "pin", "threads-per-rank", "script", "module"} <= keys
-    for key in keys:  # null gives nothing, and is no unknown key
+    for key in keys:  # null sets no value, and the key is known
         assert read(tmp_path, f"{key}: null\n") == {}
 
 
@@ -65,7 +65,7 @@ def test_every_option_but_the_file_itself_has_a_key(tmp_path: Path) -> None:
             {"trial": "fp16,topk:ratio=0.01,rounds=12"},
         ),
         ("hook: int8", {"hook": "int8"}),
-        # YAML 1.1 reads this word as false.
+        # YAML 1.1 reads "off" as false.
         ("mode: off", {"mode": "off"}),
         ("stacks: true\nscale-lr: false", {"stacks": True, "scale_lr": False}),
         ("output: runs/a", {"output": Path("runs/a")}),
@@ -131,10 +131,10 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
     ("text", "words", "values"),
     [
         ("nproc: 2\nsteps: 5", ["--steps", "7"], {"nproc": 2, "steps": 7}),
-        # Given as its default, it beats the file all the same.
+        # An option that is given its default value overrides the file as well.
         ("nnodes: 2\npin: cores", ["--nnodes", "1", "--pin", "auto"], {"nnodes": 1, "pin": "auto"}),
         ("stacks: true", ["--no-stacks"], {"stacks": False}),
-        # What excludes an option of the file puts it aside.
+        # An option overrides those options of the file that it excludes.
         ("steps: 5", ["--epochs", "1"], {"steps": None, "epochs": 1}),
         ("world-sizes: [1, 2]", ["--nproc", "4"], {"world_sizes": None, "nproc": 4}),
         ("hook: int8", ["--trial", "fp16"], {"hook": None, "trial": "fp16"}),
@@ -148,7 +148,7 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
         ("script: a.py\nscript-args: [x]", [], {"script": "a.py", "script_args": ["x"]}),
         ("script: a.py\nscript-args: [x]", ["b.py"], {"script": "b.py", "script_args": []}),
         ("script: a\nmodule: true", ["b.py", "--y"], {"module": False, "script_args": ["--y"]}),
-        # A script and a workload exclude each other, with all that belongs to them.
+        # A script and a workload exclude each other, with all of their options.
         (
             "workload: mlp\nseed: 1\nscale-lr: true\nstrategy: fsdp\nnproc: 2",
             ["b.py", "--y"],
@@ -223,6 +223,6 @@ def test_what_has_no_end_is_refused_at_once(tmp_path: Path, kind: str) -> None:
         path.symlink_to("/dev/zero")
     else:
         path.touch()
-        os.truncate(path, 1 << 40)  # a hole, which takes no room
+        os.truncate(path, 1 << 40)  # a sparse file, which takes no space
     with pytest.raises(UsageError, match=r"cannot read --config .*run\.yaml: .*; name a file"):
         read_config(path, parser()._actions)

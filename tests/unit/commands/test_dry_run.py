@@ -1,4 +1,4 @@
-"""``--dry-run``: what would be launched, for every kind of run, and nothing is."""
+"""``--dry-run``: prints what each kind of run would launch, and launches nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     for name in ("COMMPROF_STACKS", "COMMPROF_MODE"):
-        monkeypatch.setenv(name, "")  # what the command sets goes away with the test
+        monkeypatch.setenv(name, "")  # undoes the command's changes after the test
         monkeypatch.delenv(name)
 
 
@@ -152,7 +152,7 @@ def test_memory_of_a_sharded_model(tmp_path: Path) -> None:
     whole = model_memory(Job("mlp:layers=1", 1, tmp_path, strategy="fsdp"))
     half = model_memory(Job("mlp:layers=1", 2, tmp_path, strategy="fsdp"))
     assert (half.gradients, half.buckets) == (whole.gradients // 2, 0)
-    # A half of all, and the larger block while it is used.
+    # Half of all weights, and the whole of the larger block while it is used.
     assert half.weights == LINEAR // 2 + 4 * (256 * 512 + 512)
 
 
@@ -229,7 +229,7 @@ def test_the_7b_shape_is_shown_where_it_would_not_fit(
 def test_memory_of_groups_is_that_of_a_hosts_ranks(tmp_path: Path) -> None:
     job = Job("mlp:layers=1", 8, tmp_path, strategy="hsdp")
     assert model_memory(job, local_ranks=2).gradients == LINEAR // 2
-    assert model_memory(job, local_ranks=8).gradients == LINEAR // 4  # half of a single host's
+    assert model_memory(job, local_ranks=8).gradients == LINEAR // 4  # 4 of one host's 8 ranks
 
 
 def test_memory_holds_the_blocks_that_are_gathered_together(tmp_path: Path) -> None:
@@ -237,4 +237,4 @@ def test_memory_holds_the_blocks_that_are_gathered_together(tmp_path: Path) -> N
         model_memory(Job("mlp:layers=3,width=64", 2, tmp_path, strategy=f"fsdp:wrap_blocks={n}"))
         for n in (1, 2)
     )
-    assert two.weights - one.weights == 4 * 64 * 65  # the smaller of the first two layers
+    assert two.weights - one.weights == 4 * 64 * 65  # the smaller of the first 2 layers

@@ -1,4 +1,4 @@
-"""Damaged and hostile run directories: every command reads them or refuses them in a line.
+"""Damaged and hostile run directories: every command reads them or refuses them in one line.
 
 The seeds are fixed. ``benchmarks/faults.py --fuzz N`` tries N more.
 """
@@ -23,14 +23,14 @@ FORMATS = ("table", "json", "markdown", "html", "csv")
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = sound_run(tmp_path_factory.mktemp("sound") / "run")
-    # What is loaded once is loaded before memory gets short.
+    # Imports that happen once are done here, before memory is limited.
     for form in FORMATS:
         assert main(["report", str(run), "--format", form, "-o", "-"]) == 0
     assert main(["trace", str(run), "--output", str(run.parent / "timeline")]) == 0
     return run
 
 
-# The last ones crashed a command once.
+# The last five seeds once crashed a command.
 @pytest.mark.parametrize("seed", [*range(60), 1006, 1011, 1070, 1072, 3028])
 def test_damaged_runs_are_read_or_refused(
     seed: int, sound: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -39,7 +39,7 @@ def test_damaged_runs_are_read_or_refused(
     run = tmp_path / "run"
     shutil.copytree(sound, run)
     said = [damage(run, chance) for _ in range(chance.randint(1, 3))]
-    print(said)  # of a failing seed
+    print(said)  # shown if the seed fails
     form = FORMATS[seed % len(FORMATS)]
     with little_memory(1 << 30):
         codes = [main(["report", str(run), "--format", form, "-o", "-"])]
@@ -91,7 +91,7 @@ def test_files_of_other_kinds_are_neither_waited_for_nor_read_without_end(
     run = tmp_path / "run"
     shutil.copytree(sound, run)
     _planted(run / name, kind)
-    monkeypatch.setenv("HOME", str(tmp_path))  # where fit leaves its profile
+    monkeypatch.setenv("HOME", str(tmp_path))  # where fit writes its profile
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     with little_memory(1 << 30):
         for command in _READERS:
@@ -139,7 +139,7 @@ def test_a_directory_that_may_not_be_read_is_refused(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Without permission, nothing in a directory can be listed or looked at."""
+    """Without permission, the contents of a directory can be neither listed nor examined."""
     denied, look_at = tmp_path / "denied", os.stat
     denied.mkdir()
 

@@ -1,4 +1,4 @@
-"""``commprof report`` loads what its tables need and nothing else: that is most of its time."""
+"""``commprof report`` loads only what its tables need, because loading is most of its time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ except SystemExit as end:
 print(*sorted(sys.modules), file=sys.stderr)
 raise SystemExit(code)
 """
-#: Belong to training, to live views, to pages, or to other commands.
+#: Modules that belong to training, to live views, to pages, or to other commands.
 OTHERS = (
     *("torch", "rich", "jinja2", "http", "asyncio", "multiprocessing", "prometheus_client"),
     *("commprof._C", "commprof.capture", "commprof.compressors", "commprof.launch"),
@@ -40,7 +40,7 @@ def loaded(*words: str) -> set[str]:
 
 
 def others(modules: set[str]) -> set[str]:
-    """Of the modules, those that are in one of ``OTHERS``."""
+    """Returns those of the modules that are in one of ``OTHERS``."""
     return {name for name in modules if name.startswith(tuple(f"{one}." for one in OTHERS))} | (
         modules & set(OTHERS)
     )
@@ -55,7 +55,7 @@ def test_the_tables_of_a_run(tmp_path: Path) -> None:
 
 
 def test_a_page_loads_what_draws_it(tmp_path: Path) -> None:
-    """And the list above does name modules that exist."""
+    """Also checks that ``OTHERS`` names a module that exists."""
     write_run(tmp_path / "run", ranks_of(2, 5))
     modules = loaded("report", str(tmp_path / "run"), "--format", "html")
     assert "commprof.report.html.page" in others(modules)

@@ -1,4 +1,4 @@
-"""Whatever a file is called, a message names it in one line, as a shell takes it."""
+"""Messages name a file in one line, quoted for a shell, whatever its name contains."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def launch_files(file: Path) -> int:
     return main([*words, "--output", "/shared", "-o", str(file), "train.py"])
 
 
-#: What is done with a directory, the file in it that is named, "" for itself, and the words before.
+#: A call that fails in a directory, the file in it that is named ("": itself), the words before.
 REFUSED: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "report_file": (lambda path: writable_output(path, force=False), "", ""),
     "report_file, there": (lambda path: writable_output(path / "f", force=False), "f", ""),

@@ -1,4 +1,4 @@
-"""A wrong flag on the command line: one line, with the nearest one there is."""
+"""A wrong flag on the command line: one line, which suggests the most similar flag."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_wrap_has_a_help() -> None:
     assert done.stdout.startswith("usage: torchrun -m commprof.wrap ")
 
 
-#: Reading a run must neither need torch nor wait for it.
+#: Script that checks that reading a run neither needs nor imports torch.
 _READS = """
 import sys
 from commprof.commands import main

@@ -92,7 +92,7 @@ def test_predict_leaves_its_answers_for_the_page(
         f"commprof: wrote {file}; to see the predictions in a report, "
         f"run: commprof report {run} --format html\n"
     )
-    # Without the batch there are no samples/s to show: no empty table.
+    # Without the batch size there are no samples/s to show, and no empty table appears.
     assert read_predictions(file).points == ()
     assert main(["report", str(run), "--format", "markdown"]) == 0
     assert predicted_table.CAPTION not in capsys.readouterr().out
@@ -114,7 +114,7 @@ def test_predictions_in_the_run_that_are_none_are_left_out_and_told(
     out, err = capsys.readouterr()
     assert out.startswith("# commprof report")
     assert f"left out: {run}/predictions.json holds no predictions" in err
-    assert main(["report", str(run), "--all"]) == 0  # shows none
+    assert main(["report", str(run), "--all"]) == 0  # shows no predictions
     assert capsys.readouterr().err == ""
 
 
@@ -125,7 +125,7 @@ def test_a_price_is_in_every_format(run: Path, capsys: pytest.CaptureFixture[str
     assert main([*priced, "--format", "json", "--epoch-samples", "1000"]) == 0
     cost = json.loads(capsys.readouterr().out)["cost"]
     assert [row["billed"] for row in cost["rows"]] == [1, 2]
-    # 10 samples a rank and step of 101.5 ms on average, at 0.001 a second and rank.
+    # 10 samples per rank and step of 101.5 ms on average, at a price of 0.001 per second and rank.
     assert cost["rows"][1]["s_per_epoch"] == pytest.approx(1000 / (20 / 0.1015))
     assert cost["rows"][1]["cost_per_epoch"] == pytest.approx(0.002 * 1000 / (20 / 0.1015))
     assert main([*priced, "--format", "markdown"]) == 0

@@ -1,4 +1,4 @@
-"""Which machine of how many: as said, as Slurm says, and what would start each task's own sweep."""
+"""Number of machines and own rank, from options or Slurm; a sweep in every task is refused."""
 
 from __future__ import annotations
 

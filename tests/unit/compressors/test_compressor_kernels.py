@@ -1,4 +1,4 @@
-"""The kernels as Python has them, against torch's own operations."""
+"""The compressors' kernels as called from Python, compared with torch's own operations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIZES = (0, 1, 65, 4097, 70_001)
 
 
 def values(n: int, seed: int = 0) -> torch.Tensor:
-    """Normals on scales from 1e-5 to 1e-2, as gradients are."""
+    """Returns normally distributed values of scales from 1e-5 to 1e-2, similar to gradients."""
     generator = torch.Generator().manual_seed(seed)
     scale = 10.0 ** (torch.rand(n, generator=generator) * 3 - 5)
     return torch.randn(n, generator=generator) * scale

@@ -83,7 +83,7 @@ def test_what_needs_a_model_says_so() -> None:
 
 
 class Engine:
-    """Notes what it is told."""
+    """Stand-in for an engine that notes its calls."""
 
     step = 0
 
@@ -105,7 +105,7 @@ class Engine:
 
 
 class Model:
-    """In the place of Running: one parameter "a" of three values."""
+    """Stand-in for ``Running`` with one parameter "a" of three values."""
 
     def __init__(self, world_size: int = 1, rank: int = 0, hosts: int = 0) -> None:
         self.names, self.sizes = ["a"], [3]
@@ -173,14 +173,14 @@ def test_merged_residuals_are_means_over_the_ranks() -> None:
     parameters = merged["parameters"]
     assert parameters["a"]["residual"].tolist() == [1.5] * 3
     assert parameters["a"]["q"].tolist() == [1.0, 1.0]
-    assert parameters["b"]["residual"].tolist() == [0.25]  # the others have zeros
+    assert parameters["b"]["residual"].tolist() == [0.25]  # the other ranks have zeros
     assert (merged["step"], merged["world_size"], merged["rank"]) == (5, -1, -1)
 
 
 def states_on_hosts(
     residuals: dict[int, float], *, world_size: int, hosts: int
 ) -> list[dict[str, Any]]:
-    """The states of a job with hierarchical=1, with the residual of each rank that keeps one."""
+    """Returns the states of a job with hierarchical=1, with residuals for the given ranks."""
     found = []
     for rank in range(world_size):
         compressor = compressors.parse("int4:hierarchical=1")
@@ -199,7 +199,7 @@ def loaded_on_hosts(state: dict[str, Any], *, rank: int, world_size: int, hosts:
 
 
 def test_merged_residuals_are_means_over_the_hosts_and_kept_once_on_each() -> None:
-    # Rank 1 kept a residual too, for which there was no gradient since DDP's buckets changed.
+    # Rank 1 also has a residual, which has had no gradient since DDP's buckets changed.
     old = states_on_hosts({0: 1.0, 1: 0.5, 4: 2.0}, world_size=8, hosts=2)
     merged = compressors.merge_states(old)
     assert merged["parameters"]["a"]["residual"].tolist() == [1.75] * 3

@@ -1,4 +1,4 @@
-"""A forked Python acts as a new one, whatever the machine's Python has loaded by itself."""
+"""A forked Python behaves as a new one, whatever the machine's Python has loaded by itself."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-#: As Debian's and Ubuntu's Pythons start: with a sitecustomize of their own.
+#: Script that starts with a sitecustomize, as Debian's and Ubuntu's Pythons do.
 BECOME = """
 import os, sys
 import sitecustomize

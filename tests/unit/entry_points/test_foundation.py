@@ -1,4 +1,4 @@
-"""Sentences and counts, files written whole and read with a bound, and this host's address."""
+"""Words and counts in messages, files replaced as a whole and read with a limit, own address."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ LEADS_OUT = "198.51.100.7"
 
 
 class Store:
-    """As much of a TCPStore as matters."""
+    """Stand-in for a TCPStore with only the attribute that matters."""
 
     def __init__(self, host: str) -> None:
         self.host = host

@@ -1,4 +1,4 @@
-"""Commands are printed as they can be typed where they are printed."""
+"""Commands are printed in the form that works in the environment of the printing process."""
 
 from __future__ import annotations
 
@@ -93,12 +93,12 @@ def test_the_hints_of_a_report_can_be_run(
 
 
 PACKAGE = Path(invocation.__file__).parent
-#: How a command was written where it was not asked for here.
+#: Forms of commands that only ``invocation.py`` may write.
 LITERAL = re.compile(r"python3? -m \.?(commprof|pip)|pip install|\.venv/")
 
 
 def shown_strings(source: str) -> Iterator[str]:
-    """All strings of a module but the docstrings."""
+    """Yields all strings of a module except the docstrings."""
     tree = ast.parse(source)
     own = [
         node.body[0].value
@@ -116,7 +116,7 @@ def test_no_other_module_writes_a_command_out() -> None:
     found = {
         (file.relative_to(PACKAGE).as_posix(), text)
         for file in PACKAGE.rglob("*.py")
-        if file.name not in ("invocation.py", "_native.py")  # which names pip's options, too
+        if file.name not in ("invocation.py", "_native.py")  # the latter names pip's options
         for text in shown_strings(file.read_text())
         if LITERAL.search(text)
     }

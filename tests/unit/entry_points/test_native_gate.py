@@ -87,7 +87,7 @@ def test_command_installs_from_where_commprof_came(
 
 @pytest.fixture
 def fake_install(tmp_path: Path) -> Path:
-    """A package with the gate alone, a torch of one line, and a module nobody may open."""
+    """Package with the gate alone, a one-line torch, and a module file that must not be opened."""
     package = tmp_path / "commprof"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -98,7 +98,7 @@ def fake_install(tmp_path: Path) -> Path:
 
 
 def run_gate(package: Path, **env: str) -> list[str]:
-    """The printed `native` and `native_error` of a process that imports the gate."""
+    """Returns `native` and `native_error` as printed by a process that imports the gate."""
     result = subprocess.run(
         [sys.executable, "-c", SHOW],
         cwd=package.parent,
@@ -147,7 +147,7 @@ def test_gate_can_be_kept_shut_without_importing_torch(fake_install: Path) -> No
 
 @pytest.mark.skipif(_native.native is None, reason="needs the C++ module")
 def test_the_module_needs_no_library_that_torch_for_the_cpu_lacks() -> None:
-    """So it fits torch for CUDA as well: both have these three, with one interface."""
+    """The module also works with torch for CUDA, which has these libraries and interfaces too."""
     assert _native.native is not None
     read = ["readelf", "--dynamic", "--wide", str(_native.native.__file__)]
     needed = re.findall(r"NEEDED.*\[(.+)\]", subprocess.check_output(read, text=True))

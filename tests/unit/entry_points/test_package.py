@@ -1,4 +1,4 @@
-"""How commprof is imported, hooks into scripts' imports, and starts a command."""
+"""The import of commprof, its hooks into scripts' imports, and the start of a command."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ def test_every_dependency_stands_in_the_list_with_its_licence() -> None:
     rows = re.findall(r"^\| ([\w, -]+) \| [A-Z].+? \| .+ \|$", tables, re.MULTILINE)
     listed = [name for row in rows for name in row.split(", ")]
     assert len(listed) == len({*listed})
-    # Torch is the user's, with pybind11 in its headers; ninja may be of any version.
+    # The user brings torch, whose headers contain pybind11; ninja may be of any version.
     assert {*listed} == names | {"torch", "pybind11", "ninja"}
 
 
 class OtherTool(importlib.abc.MetaPathFinder):
-    """Finds the module itself, as a tracer that rewrites its source does."""
+    """Finder that loads the module itself, as a tracer that rewrites source code does."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -107,7 +107,7 @@ def test_other_tools_hooks_find_the_module_and_ours_runs_after_it(
     assert ours not in sys.meta_path
 
 
-#: WHEN the interrupt comes; what the command's own code sees of it is said on stdout.
+#: Script that is interrupted at the moment given; the command prints what it sees to stdout.
 SCRIPT = """
 import signal, sys
 from commprof.interrupts import enter
@@ -148,7 +148,7 @@ def test_an_interrupt_leaves_no_traceback(when: str, code: int, said: str) -> No
 
 
 def test_an_ignored_interrupt_stays_ignored() -> None:
-    """As nohup starts a command."""
+    """Checks a command that starts with SIGINT ignored, as one under nohup can."""
     ignoring = f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n{SCRIPT}"
     for when in ("loading", "running", "at the end"):
         done = subprocess.run(

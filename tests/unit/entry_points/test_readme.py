@@ -1,4 +1,4 @@
-"""What README and docs show is what commprof prints, takes and has."""
+"""README and docs agree with commprof's output, options and modules."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_readme_is_short() -> None:
     assert len(README.read_text().splitlines()) <= 110
 
 
-#: The file that docs/launching.md shows.
+#: The configuration file that docs/launching.md shows.
 CONFIG = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/launching.md").read_text(), re.DOTALL)[0]
 
 
@@ -53,7 +53,7 @@ _COMMAND = r"(?:python -m )?commprof(?:\.run|\.microbench)?"
 
 
 def commands() -> Iterator[str]:
-    """The command lines in the pages' code blocks and in the commands' own help."""
+    """Yields the command lines in the pages' code blocks and in the commands' own help."""
     texts = [
         block
         for page in PAGES
@@ -90,7 +90,7 @@ def test_there_are_commands_to_check() -> None:
     assert "commprof report DIR" in shown
 
 
-#: Options of pip, mypy, Slurm, our own benchmarks, somebody's script and py-spy.
+#: Options of pip, mypy, Slurm, the benchmarks, example scripts and py-spy.
 _OTHERS = {
     *("--no-build-isolation", "--strict", "--ntasks-per-node", "--python", "--lr"),
     *("--nonblocking", "--threads", "--idle", "--pid"),
@@ -170,7 +170,7 @@ def test_the_table_is_found() -> None:
 
 @pytest.mark.parametrize(("promise", "files", "target"), ROWS)
 def test_a_promise_has_its_tests(promise: str, files: str, target: str) -> None:
-    """In the target that is named: a module that is slow as a whole is not in make test."""
+    """Checks the named target: a module that is slow as a whole is not in make test."""
     slow = []
     for name in re.findall(r"`(tests/[\w/]+\.py)`", files):
         text = (ROOT / name).read_text()

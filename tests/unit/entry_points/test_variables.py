@@ -1,4 +1,4 @@
-"""Environment variables: an empty one is unset, and nonsense is refused with what is allowed."""
+"""Environment variables: empty counts as unset; errors on invalid values show allowed ones."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_names_of_variables_have_one_home() -> None:
         for name in literal.findall(path.read_text())
         if path.name != "variables.py"
     }
-    # What every Python of a job runs imports nothing of commprof.
+    # Code that every Python of a job runs imports nothing of commprof, and repeats the names.
     assert found == {
         ("__init__.py", variables.OUT),
         ("__init__.py", variables.CPUS),
@@ -129,7 +129,7 @@ def test_the_documentation_lists_every_variable() -> None:
 
 def test_choices_that_others_define_too() -> None:
     assert variables.MODE.allowed == ", ".join(MODES)
-    name = pickle.loads(pickle.dumps(variables.MODE))  # ranks get the environment so
+    name = pickle.loads(pickle.dumps(variables.MODE))  # as in the environment of ranks
     assert (name, type(name)) == ("COMMPROF_MODE", str)
 
 
@@ -154,7 +154,7 @@ def test_kernels_settings_are_refused_before_anything_is_recorded(
 ) -> None:
     if _native.native is None:
         pytest.skip("needs the C++ module")
-    # A process each, for the kernels keep the first answer.
+    # Each value needs a new process, because the kernels keep the first one.
     for value, accepted in (("nonsense", False), ("", True)):
         run = tmp_path / (value or "empty")
         done = finish(fork("-c", _RECORD, str(run), spare_count=0, **{name: value}))

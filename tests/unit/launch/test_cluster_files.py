@@ -1,4 +1,4 @@
-"""Files for clusters: what they say, that their readers accept them, and what is refused."""
+"""Files for clusters: their contents, their acceptance by the readers, and refused settings."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ WORKLOAD = replace(JOB, script=("--workload", "mlp:layers=2", "--strategy", "ddp
 
 
 def started(tmp_path: Path, job: ClusterJob) -> list[str]:
-    """What a batch script calls as ``python`` on node 2, and the variables that it gives."""
+    """Returns the arguments and variables with which a batch script calls ``python`` on node 2."""
     show = 'printf "%s\\n" "$@" "IF=$GLOO_SOCKET_IFNAME" "OMP=$OMP_NUM_THREADS" "OUT=$COMMPROF_OUT"'
     for name, body in {**FAKES, "python": show}.items():
         path = tmp_path / name
@@ -121,7 +121,7 @@ def test_the_batch_script_asks_for_what_was_asked() -> None:
         "#SBATCH --time=90",
         "#SBATCH --output=my-job-%j.log",
     ]
-    # From Slurm 22.05 on, srun does not take them from sbatch.
+    # From Slurm 22.05 on, srun does not take --cpus-per-task from sbatch.
     (srun,) = [line for line in lines if line.startswith("srun")]
     assert srun.startswith("srun --kill-on-bad-exit=1 --cpus-per-task=6 bash -c ")
     assert "cpus-per-task" not in slurm(replace(JOB, cpus_per_rank=None))
@@ -156,7 +156,7 @@ def test_a_train_job_says_how_many_run_what() -> None:
 def test_a_train_job_is_what_its_published_model_takes() -> None:
     models = pytest.importorskip("kubeflow_trainer_api.models")
     written = load(train_job(JOB))
-    # Names that the model does not know would be gone.
+    # The model would drop names that it does not know.
     assert models.TrainerV1alpha1TrainJob.from_dict(written).to_dict() == written
 
 
@@ -177,12 +177,12 @@ def test_a_pytorch_job_is_what_its_published_model_takes() -> None:
     reader = training.ApiClient()
     answer = SimpleNamespace(data=json.dumps(written))
     read = reader.deserialize(answer, "KubeflowOrgV1PyTorchJob")
-    # Names that the models do not know, down to those of the pods, would be gone.
+    # The models, down to those of the pods, would drop names that they do not know.
     assert reader.sanitize_for_serialization(read) == written
 
 
 def test_words_that_yaml_would_misread_stay_strings() -> None:
-    # Text beyond U+FFFF, and what YAML ends a line at or does not print.
+    # Characters beyond U+FFFF, and those that end a line in YAML or that YAML does not print.
     others = ("run-🚀é", r"\ud83d🚀", "\x7f\x85\u2028\ufeff\t", "\udcff")
     job = replace(JOB, script=("train.py", "no", "1e3", "a: b", "", "yes", *others))
     assert train_job(job).isascii()

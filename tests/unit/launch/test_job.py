@@ -1,6 +1,6 @@
-"""Children of a launcher that torch forgot.
+"""The job's file and plan, its progress line, its failed and lost ranks, and its peak memory.
 
-Peak memory of this process, against memory that a test takes.
+Peak memory of this process is compared with memory that a test allocates.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ def test_progress_on_a_terminal_is_one_line_that_is_erased(
         wait_for(stream, "2 ranks: step 5/12")
         progress.close()
 
-    # One line end, of which the cursor goes up again to erase the line.
+    # There is one line end, after which the cursor goes up again to erase the line.
     assert stream.getvalue().count("\n") == 1
     assert stream.getvalue().endswith("\n\x1b[?25h\r\x1b[1A\x1b[2K")
     assert list(tmp_path.iterdir()) == []
@@ -283,7 +283,7 @@ def test_progress_is_written_at_most_every_fifth_of_a_second(tmp_path: Path) -> 
 
 
 def sleeper(**environment: str) -> subprocess.Popen[bytes]:
-    """Says a line once it runs."""
+    """Starts a process that sleeps; returns it once it has printed a line."""
     process = subprocess.Popen(
         [sys.executable, "-c", "print(flush=True); import time; time.sleep(60)"],
         env={**os.environ, **environment},
@@ -301,7 +301,7 @@ def test_ranks_are_ended_and_other_children_are_not() -> None:
         kill_lost_ranks()
         assert rank.wait(10) == -signal.SIGKILL
         assert other.poll() is None
-        kill_lost_ranks()  # of what is gone there is nothing to end
+        kill_lost_ranks()  # no error if the rank has ended
     finally:
         for process in (rank, other):
             process.kill()
@@ -312,7 +312,7 @@ MIB = 1 << 20
 
 
 def take(size_bytes: int) -> mmap.mmap:
-    """Resident memory that goes back to the kernel when it is closed."""
+    """Returns resident memory that goes back to the kernel when it is closed."""
     memory = mmap.mmap(-1, size_bytes)
     memory.write(b"\1" * size_bytes)
     return memory
@@ -320,7 +320,7 @@ def take(size_bytes: int) -> mmap.mmap:
 
 def test_the_peak_is_that_since_the_start() -> None:
     memory = PeakMemory("cpu")
-    take(200 * MIB).close()  # as making a model would
+    take(200 * MIB).close()  # as building a model does
     memory.start()
     before = memory.use()
     take(64 * MIB).close()

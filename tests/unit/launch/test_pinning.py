@@ -1,6 +1,6 @@
-"""Which rank gets which CPUs, and how many threads: on machines that are only described.
+"""The CPUs and number of threads of each rank, on machines that are only described.
 
-Cores from sample trees of /sys, /proc and /sys/fs/cgroup.
+Cores are read from sample trees of /sys, /proc and /sys/fs/cgroup.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def test_one_node_without_hyper_threads(tmp_path: Path) -> None:
 
 
 def test_two_nodes_with_hyper_threads(tmp_path: Path) -> None:
-    # Linux numbers all first hyper-threads before the second ones.
+    # Linux numbers the first hyper-threads of all cores before the second ones.
     machine(tmp_path, nodes=2, cores=2, threads=2)
     found = read_topology(range(8), tmp_path)
     assert cores(found) == [(0, (0, 4)), (0, (1, 5)), (1, (2, 6)), (1, (3, 7))]
@@ -98,7 +98,7 @@ def test_siblings_under_the_older_name(tmp_path: Path) -> None:
         ({"proc/self/cgroup": "0::/\n"}, None),
         ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, None),
         ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "150000 100000\n"}, 1.5),
-        # The tightest of a group and those above it.
+        # The tightest quota among a group and the groups above it.
         (
             {
                 "proc/self/cgroup": "0::/jobs/a\n",
@@ -107,7 +107,7 @@ def test_siblings_under_the_older_name(tmp_path: Path) -> None:
             },
             3.0,
         ),
-        # A container of cgroup v1 sees its own group at the top, under the host's name for it.
+        # A container of cgroup v1 has its group at the top of the tree, but reads the host's path.
         (
             {
                 "proc/self/cgroup": "5:cpu,cpuacct:/docker/1a2b\n4:memory:/docker/1a2b\n",
@@ -140,7 +140,7 @@ def test_a_quota_below_one_cpu_leaves_one(tmp_path: Path) -> None:
 
 
 def grid(nodes: int, cores: int, threads: int = 1, quota: float | None = None) -> Topology:
-    """CPUs numbered as in tests.unit.launch.test_pinning."""
+    """Returns a topology whose CPUs are numbered as by :func:`machine`."""
     total = nodes * cores
     found = [
         Core(i // cores, tuple(i + thread * total for thread in range(threads)))
@@ -188,12 +188,12 @@ def test_as_many_ranks_by_default_as_the_help_says(
     ("mode", "topology", "ranks", "sets"),
     [
         ("cores", grid(1, 4), 2, "0-1/2-3"),
-        ("cores", grid(1, 4), 3, "0/1/2"),  # as many for each; CPU 3 stays free
+        ("cores", grid(1, 4), 3, "0/1/2"),  # as many for each rank; CPU 3 stays free
         ("cores", grid(1, 4, threads=2), 2, "0-1,4-5/2-3,6-7"),
         ("cores", grid(1, 2, threads=2), 4, "0/1/2/3"),
         ("cores", grid(2, 3), 2, "0-2/3-5"),
         ("cores", grid(2, 3), 3, "0-1/2-3/4-5"),  # the middle rank's cores are on both nodes
-        ("numa", grid(2, 3), 3, "0/1/3"),  # ... and here they are not
+        ("numa", grid(2, 3), 3, "0/1/3"),  # every rank's cores are on one node
         ("numa", grid(2, 4), 1, "0-3"),
         ("numa", grid(2, 4), 4, "0-1/2-3/4-5/6-7"),
         ("numa", grid(2, 2, threads=2), 2, "0-1,4-5/2-3,6-7"),
@@ -269,7 +269,7 @@ def test_a_thread_is_pinned_as_its_local_rank_says() -> None:
         pin_this_process(f"{allowed[-1]}/{allowed[0]}", 1)
         seen.append(os.sched_getaffinity(0))
 
-    thread = threading.Thread(target=rank)  # affinity is a thread's own
+    thread = threading.Thread(target=rank)  # each thread has its own affinity
     thread.start()
     thread.join()
     assert seen == [{allowed[0]}]
@@ -297,7 +297,7 @@ def test_a_set_that_cannot_be_had_is_refused(text: str, rank: int, message: str)
         ("auto", None, grid(1, 8, threads=2), "cores", 2, 4, "auto"),  # cores, not hyper-threads
         ("auto", None, grid(1, 8, quota=3), "none", 2, 1, "auto"),
         ("auto", None, grid(1, 2), "none", 4, 1, "auto"),
-        ("auto", None, grid(2, 4), "numa", 1, 4, "auto"),  # no more than its node has
+        ("auto", None, grid(2, 4), "numa", 1, 4, "auto"),  # no more than the node has
     ],
 )
 def test_threads(
@@ -355,7 +355,7 @@ def write(root: Path, files: Mapping[str, str]) -> None:
 
 
 def machine(root: Path, nodes: int, cores: int, threads: int) -> None:
-    """``cores`` of each node, numbered node by node; then once more for each further thread."""
+    """Writes files of a machine: CPUs are numbered node by node, then again per further thread."""
     total = nodes * cores
     write(root, {f"{_CPU}/online": f"0-{total * threads - 1}\n"})
     for node in range(nodes):

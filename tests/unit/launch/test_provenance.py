@@ -1,4 +1,4 @@
-"""What a run writes down to be repeated."""
+"""Information that a run records so that it can be repeated."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_changed_repository(repository: Path) -> None:
     (repository / "train.py").write_text("a\nc\nd\n")
     (repository / "new.py").write_text("x\n")
     found = git_state(repository)
-    # One line less, two more; new.py is not known to git yet.
+    # One line removed, two added; git does not track new.py yet.
     assert (found["changed_files"], found["diff_lines"]) == (2, 3)
 
 
@@ -87,7 +87,7 @@ def test_changes_are_kept_as_a_patch_that_brings_them_back(repository: Path) -> 
     (repository / "train.py").write_bytes(b"a\nc\xff\n")
     (inside / "gr\xfc\xdfe.py").write_text("x\nz")
     (repository / "gone.py").unlink()
-    # Of all of the repository, from wherever in it the run was started.
+    # The patch covers the whole repository, wherever in it the run was started.
     found = save_patch(inside, kept)
     size = (kept / "changes.patch").stat().st_size
     assert found == {
@@ -124,7 +124,7 @@ def test_a_patch_has_a_limit_and_no_binary_files(
 
 
 def test_without_a_change_or_a_place_there_is_no_patch(repository: Path, tmp_path: Path) -> None:
-    (repository / "new.py").write_text("x\n")  # not known to git
+    (repository / "new.py").write_text("x\n")  # not tracked by git
     nothing = {"file": "", "bytes": 0, "cut": False, "binary_files": [], "left_out": ""}
     assert save_patch(repository, repository) == nothing
     assert not (repository / "changes.patch").exists()

@@ -1,6 +1,6 @@
-"""Which rank torchrun or srun has started, where its ranks meet, and what they cannot be asked.
+"""Ranks that torchrun or srun has started: their rendezvous, and the options that they refuse.
 
-Where launchers meet: what is refused, and what torch's launcher is told.
+Rendezvous of commprof's launchers: refused settings, and the configuration of torch's launcher.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def rank(**values: Any) -> LaunchedRank:
 
 @pytest.fixture(autouse=True)
 def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is set in a test is gone after it."""
+    """Clears the launchers' variables for a test, and restores them after it."""
     names = {*TORCHRUN, *(name for name in os.environ if name.startswith(("SLURM_", "TORCHEL")))}
     for name in names:
         monkeypatch.setenv(name, "")
@@ -123,17 +123,17 @@ def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Of a store such as torchrun's own, which its ranks take."""
+    """Port of a store such as torchrun's own, which its ranks use."""
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     yield store.port
-    del store  # not before
+    del store  # the store must live until here
 
 
 def test_a_rank_of_torchrun() -> None:
     expected = LaunchedRank("torchrun", 5, 8, 1, 4, 2, "first", 29501)
     assert given_rank(TORCHRUN) == expected
-    # Of torchrun in srun too, and --nnodes is then refused like all that the launcher has said.
+    # The same within srun; --nnodes is then refused, like every option that the launcher has set.
     assert given_rank({**STEP, **TORCHRUN}, nodes=2) == expected
     counted = {name: value for name, value in TORCHRUN.items() if name != "GROUP_WORLD_SIZE"}
     assert given_rank(counted) == expected

@@ -1,4 +1,4 @@
-"""Ctrl-C at the end of a rank: one more than the rank needs to end leaves no traceback."""
+"""A Ctrl-C that comes after the end of a rank's work leaves no traceback."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Data with a known result: the closed form against the definition, and what it must notice.
+"""Data with a known result: the closed form, the definition, and errors that must be found.
 
-The loop of samples in C++: two ranks over gloo, as threads of this process.
+The loop of samples in C++ runs on two ranks over gloo, as threads of this process.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def test_parts_go_where_they_must(world_size: int) -> None:
             world_size, world_size, PATTERN_COUNT
         )
         for rank in ranks:
-            mine = parts[:, rank]  # what each rank holds for this one
+            mine = parts[:, rank]  # the parts that all ranks hold for this one
             wanted = mine.sum(0) if op == "reduce_scatter" else mine.flatten()
             assert torch.equal(pattern.expected(rank, PATTERN_COUNT), wanted)
 
@@ -160,7 +160,7 @@ T = TypeVar("T")
 
 
 def on_both(work: Callable[[int], T]) -> list[T]:
-    """By rank, at the same time; native calls release the GIL."""
+    """Returns the results of concurrent calls by rank; native calls release the GIL."""
     with ThreadPoolExecutor(RANKS) as threads:
         return list(threads.map(work, range(RANKS), timeout=60))
 
@@ -225,7 +225,7 @@ def test_samples_follow_each_other_behind_the_last_begin(sides: list[Side], meet
         assert len(times.begin_ns) == len(times.end_ns) == 20
         assert (times.end_ns > times.begin_ns).all()
         assert (times.begin_ns[1:] >= times.end_ns[:-1]).all()
-    # No rank has the sum before the other has begun.
+    # Neither rank has the sum before the other has begun.
     assert (first.end_ns > second.begin_ns).all()
     assert (second.end_ns > first.begin_ns).all()
 

@@ -1,6 +1,6 @@
 """Sizes, plans and schedules of a sweep.
 
-What the command makes of a measurement's end: exit code, lines, and the rows that are kept.
+Also the exit code, output and kept rows of the command, by the way a measurement ends.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def test_a_ladder_multiplies_or_adds_and_never_passes_its_end() -> None:
     assert ladder(8, 100, 4, None) == (8, 32)
     assert ladder(8, 8, None, None) == (8,)
     assert ladder(10, 45, None, 10) == (10, 20, 30, 40)
-    assert len(ladder(8, 128 << 20, None, None)) == 25  # doubling, where nothing is said
+    assert len(ladder(8, 128 << 20, None, None)) == 25  # doubling is the default
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_sizes_that_no_memory_holds_are_refused(tmp_path: Path) -> None:
     check_memory(plan(sizes_bytes=(64 << 20,)), meminfo)
     with pytest.raises(UsageError, match=r"2 ranks .* 134217728 bytes need about 1.6 GB .* 1.0 GB"):
         check_memory(plan(sizes_bytes=(128 << 20,)), meminfo)
-    # 20 processes without any data to speak of, unless they are there already.
+    # 20 processes need this even with little data, unless they run already.
     with pytest.raises(UsageError, match=r"20 ranks .* need about 3"):
         check_memory(plan(world_sizes=(20,)), meminfo)
     check_memory(plan(world_sizes=(20,)), meminfo, launched_here=20)

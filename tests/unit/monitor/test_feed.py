@@ -1,4 +1,4 @@
-"""What the watchdog reads of one rank: from which files, and whether that is all of it."""
+"""The watchdog's feed of one rank: the files that it reads, and whether they are complete."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from commprof.trace.schema import BlockType
 from tests.support.builders import trace_bytes as made
 from tests.support.builders.traces import summary
 
-#: Threads whose rings have a file, and have none.
+#: Thread whose ring has a file, and thread whose ring has none.
 FILED, PRIVATE = 1, 2
 
 
@@ -49,7 +49,7 @@ def written(value: dict[str, Any]) -> bytes:
 def test_the_records_of_rings_without_files_come_from_the_trace(
     tmp_path: Path, at_once: bool
 ) -> None:
-    """Each record counts once: those of rings with files are in the trace as well."""
+    """Each record counts once, although records of rings with files are in the trace as well."""
     path, prefix = tmp_path / "rank_1.trace", tmp_path / "r-"
     group = made.document(made.GROUP_BLOCK, made.group(1))
     head = trace_of_this_process(prefix, group)
@@ -101,7 +101,7 @@ def test_what_begins_before_the_trace_says_that_recording_goes_on_is_kept(tmp_pa
     for _ in range(3):
         feed.look()
     assert feed.state is not None
-    assert list(feed.state.pending) == []  # its end is not recorded
+    assert list(feed.state.pending) == []  # the operation's end is not recorded
     ring.write_bytes(made.ring({0: issue(1, 1), 1: issue(2, 20)}, head=2, tail=1))
     feed.look()
     path.write_bytes(off + written({"capture_state": {"recording": True, "monotonic_ns": 25}}))

@@ -1,6 +1,6 @@
-"""When the watchdog speaks up, and who is to blame when a job stands still.
+"""The watchdog's reports of hangs, and the ranks that it accuses.
 
-States are fed with records as a rank writes them.
+The states are made from records as a rank writes them.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def group(number: int, name: str, rank: int, size: int) -> Group:
 
 
 def state(rank: Rank, *groups: Group) -> RankState:
-    """Of one rank, with the group of all ranks if no other is given."""
+    """Returns the state of one rank, with the group of all ranks if no other is given."""
     result = RankState(rank.rank, rank.world_size)
     result.take(rank.records(), groups or (group(1, "0", rank.rank, rank.world_size),))
     return result
 
 
 def rank_in_backward(rank: int, buckets: int, ended: int = 0) -> Rank:
-    """One step of 100 ms, then the begin of the next and so many buckets of its backward pass."""
+    """Rank with one step of 100 ms, then the begin of a next one with buckets of its backward."""
     made = Rank(rank, WORLD)
     made.step(0, 100 * MS)
     made.phase(Phase.FORWARD, 100 * MS, 110 * MS)
@@ -46,7 +46,7 @@ def rank_in_backward(rank: int, buckets: int, ended: int = 0) -> Rank:
 def found(
     *states: RankState, now_s: float = 10, limit_s: float = 5, **processes: str
 ) -> Hang | None:
-    """processes: state of "rank_1"; the others run."""
+    """Returns the hang; ``processes`` are states of ranks such as "rank_1"; the others run."""
     watched = {
         one.rank: Process(1000 + one.rank, processes.get(f"rank_{one.rank}", "running"))
         for one in states
@@ -80,7 +80,7 @@ def test_the_rank_that_did_not_issue_is_accused() -> None:
 @pytest.mark.parametrize(
     ("op", "root", "arrived", "accused"),
     [
-        ("gather", 1, [0], [1]),  # who gives waits for the root, not for others that give
+        ("gather", 1, [0], [1]),  # a sender waits for the root, not for other senders
         ("gather", 1, [1], [0, 2]),
         ("broadcast", 1, [0], [1]),  # rank 0 is a leaf of the tree, as rank 2 is
         ("all_reduce", 1, [0], [1, 2]),
@@ -115,7 +115,7 @@ def test_sequence_numbers_begin_again_after_the_largest() -> None:
     assert [one.rank for one in hang.accused] == [1]
     assert hang.operation is not None
     assert hang.operation.seq == 1
-    # Read late, an older record does not put the number back.
+    # An older record that is read late does not lower the number.
     assert issued(0, 1, largest).next_seq["0"] == 2
 
 
@@ -187,7 +187,7 @@ def test_waiting_ranks_are_followed_to_the_one_that_waits_for_nobody() -> None:
     pair = {1: ("0", WORLD), 2: ("pair", 2)}
     first = Rank(0, WORLD, groups=pair)
     first.collective(0, 10 * MS, 0)
-    second = Rank(1, WORLD, groups=pair)  # waits for rank 2, which rank 0 knows nothing of
+    second = Rank(1, WORLD, groups=pair)  # waits for rank 2, in a group that rank 0 is not in
     second.collective(0, 20 * MS, 0, group=2)
     third = Rank(2, WORLD, groups=pair)
     third.collective(0, 5 * MS, 6 * MS, group=1, op="barrier")
@@ -237,7 +237,7 @@ def test_a_step_without_communication() -> None:
     assert hang.sentence == (
         "rank 0: no collective is pending (step 1, stuck for 9.9 s); last seen: after data"
     )
-    never = Rank(0, 1)  # it has not ended a step: it sets up, or marks none
+    never = Rank(0, 1)  # without an ended step, it is in setup or marks no steps
     assert found(state(never)) is None
 
 
@@ -249,7 +249,7 @@ def test_messages_wait_for_their_other_end() -> None:
     assert hang is not None
     assert [one.rank for one in hang.accused] == [1]
     sender.collective(0, 20 * MS, 0, op="send", aux=0)
-    # Both ends are there; gloo says nothing of the completion, so there is no hang to be sure of.
+    # Both ranks have arrived, but gloo reports no completion, so that a hang is not certain.
     assert found(both[0], state(sender)) is None
 
 
@@ -271,7 +271,7 @@ def test_a_state_forgets_what_is_complete() -> None:
     assert [one.bucket for one in now.pending.values()] == [2]
     assert now.next_seq == {"0": 3}
     assert (now.step, now.steps_ended, now.new_step_ns) == (1, 1, [])
-    # Its completion is read before its issue: the threads' rings are read one after the other.
+    # A completion may be read before its issue, as the threads' rings are read one after the other.
     late = Rank(0, WORLD)
     late.collective(3, 150 * MS, 160 * MS)
     records: Any = late.records()
@@ -287,7 +287,7 @@ def test_what_two_steps_left_behind_is_over() -> None:
     for begin in (10, 20, 30):
         rank.step(begin * MS, (begin + 10) * MS)
     assert state(rank).pending == {}
-    assert state(rank).new_step_ns == [10 * MS] * 3  # but for the first
+    assert state(rank).new_step_ns == [10 * MS] * 3  # all but the first
 
 
 def test_a_name_that_is_used_again_is_another_group() -> None:
@@ -330,7 +330,7 @@ def test_auto_learns_from_the_steps() -> None:
     assert learnt() == learnt(*[1.0] * 9) == START_S
     assert learnt(*[0.1] * 20) == FLOOR_S
     assert learnt(*[3.0] * 20) == pytest.approx(30)  # 10 x the median
-    # Half of them at 4, half at 6 s: 5 + 20 x 1.4826 x 1.
+    # Half of the steps take 4 s, half 6 s: median 5 s + 20 x 1.4826 x deviation 1 s.
     assert learnt(*[4.0, 6.0] * 10) == pytest.approx(max(50, 5 + 20 * 1.4826))
-    # A checkpoint of 40 s has come to an end: three times that.
+    # A checkpoint of 40 s has ended: the threshold is three times that.
     assert learnt(*[1.0] * 20, 40.0, *[1.0] * 20) == pytest.approx(120)

@@ -1,4 +1,4 @@
-"""Traces that grow while they are read: every block once, nothing trusted."""
+"""Traces that grow while they are read: each block is read once, and no content is trusted."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def path(tmp_path: Path) -> Path:
 def test_a_trace_that_is_not_there_yet(path: Path) -> None:
     tail = TraceTail(path)
     assert times(tail.poll()) == []
-    path.touch()  # claimed
+    path.touch()  # created, but empty
     assert times(tail.poll()) == []
     assert (tail.metadata, tail.problems, tail.caught_up) == (None, [], False)
     path.write_bytes(made.trace(made.records(5, 1)))
@@ -54,7 +54,7 @@ def test_each_block_comes_once_and_all_come(path: Path) -> None:
     group = made.document(made.GROUP_BLOCK, made.group(3, name="tp", size=2))
     blocks = [made.records(7, 3), group, made.records(9), made.end(dropped=4)]
     found = []
-    for byte in b"".join(blocks):  # however the file grows
+    for byte in b"".join(blocks):  # the file may grow byte by byte
         append(path, bytes([byte]))
         found += times(tail.poll())
     assert found == [3, 7, 9]
@@ -68,7 +68,7 @@ def test_a_hole_in_place_of_a_header_is_waited_for(path: Path) -> None:
     tail = TraceTail(path)
     tail.poll()
     begin, block = path.stat().st_size, made.records(4)
-    with path.open("r+b") as file:  # as the writer does it: the payload first
+    with path.open("r+b") as file:  # as the writer does: the payload first
         os.pwrite(file.fileno(), block[24:], begin + 24)
         assert times(tail.poll()) == []
         os.pwrite(file.fileno(), block[:24], begin)
@@ -81,7 +81,7 @@ def test_a_file_that_is_cut_back_and_written_again(path: Path) -> None:
     tail = TraceTail(path)
     assert times(tail.poll()) == [1]
     whole = path.read_bytes()
-    append(path, made.records(2)[:40])  # the disk is full
+    append(path, made.records(2)[:40])  # a full disk cuts the write off
     assert times(tail.poll()) == []
     path.write_bytes(whole)
     assert times(tail.poll()) == []
@@ -104,7 +104,7 @@ def test_summaries_are_read_where_they_are_written_over(path: Path) -> None:
     first = len(made.trace())
     new = slot(3)
     spare = made.block(BlockType.SPARE, new[24:])[:24]
-    data[first : first + len(new)] = spare + new[24:]  # half of the way
+    data[first : first + len(new)] = spare + new[24:]  # the slot is half overwritten
     path.write_bytes(data)
     tail.poll()
     assert tail.summary.sequence == 2
@@ -146,7 +146,7 @@ def test_a_damaged_block_is_left_out_and_said(path: Path) -> None:
     bad[-1] ^= 1
     path.write_bytes(made.trace(made.records(1), bytes(bad), made.records(3)))
     tail = TraceTail(path)
-    assert times(tail.poll()) == [1]  # it may be being written
+    assert times(tail.poll()) == [1]  # the damaged block may be incomplete
     found = [time for _ in range(5) for time in times(tail.poll())]
     assert found == [3]
     assert ["checksum" in problem for problem in tail.problems] == [True]
@@ -159,7 +159,7 @@ def test_a_length_is_not_believed(path: Path, length: int) -> None:
     tail = TraceTail(path)
     assert times(tail.poll()) == [1]
     assert times(tail.poll()) == []
-    if length == 1 << 30:  # a sparse file that has it all the same
+    if length == 1 << 30:  # a sparse file that has this length
         os.truncate(path, (1 << 30) + 10_000)
         tail.poll()
         assert "left out" in tail.problems[0]
@@ -202,7 +202,7 @@ def test_a_trace_that_is_made_anew_is_followed_there(path: Path) -> None:
         assert times(tail.poll()) == [5]
         for other in (before[:-1], made.file_header(session=7) + before[32:]):
             path.unlink()
-            path.write_bytes(other)  # the copy is not complete; another recording's trace
+            path.write_bytes(other)  # an incomplete copy; another recording's trace
             assert times(tail.poll()) == []
         path.unlink()
         path.write_bytes(before + made.records(6))
@@ -273,7 +273,7 @@ def test_why_one_trace_cannot_be_read_is_said_beside_the_others(tmp_path: Path) 
     assert state.monitor.problems == (_REASON,)
     run.paths[0] = tmp_path / "rank_0.attempt_1.trace"
     run.begin(0)
-    state = observer.look()  # rank 0 began anew
+    state = observer.look()  # rank 0 has started again
     observer.close()
     assert state is not None
     assert [rank.rank for rank in state.ranks] == [0, 1]

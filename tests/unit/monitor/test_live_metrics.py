@@ -1,4 +1,4 @@
-"""The list of metrics, every place where they are shown, and the endpoint that is scraped."""
+"""The list of metrics, every place where they are shown, and the scraped endpoint."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LINE = re.compile(r'([a-z_:][a-z0-9_:]*)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\.)*",?)*
 
 
 def shown(state: JobState) -> dict[str, float]:
-    """The lines of the exposition by what stands before the value."""
+    """Returns the values of the exposition's lines by metric name and labels."""
     found = {}
     for line in exposition(samples(state)).decode().splitlines():
         if not line.startswith("#"):
@@ -50,7 +50,7 @@ def test_every_metric_is_shown_and_named_once() -> None:
         assert f"\n{metric.name}" in text, metric.name
         assert text.count(f"# TYPE {metric.name} {metric.kind}\n") == 1
         assert metric.name.endswith("_total") == (metric.kind == "counter")
-    assert "step=" not in text  # a label per step would fill every database
+    assert "step=" not in text  # a label per step would add a time series per step
 
 
 def test_values_and_labels() -> None:
@@ -138,7 +138,7 @@ def test_flat_names() -> None:
     of_host = {"host_memory_available_bytes", "network_bytes_total/lo/sent"}
     assert {f"commprof/{name}" for name in of_host} <= figures.keys()
     assert "commprof/monitor_cpu_seconds_total" in figures
-    # A rank that looks at itself has no monitor; what it cannot know is not there, and never 0.
+    # A rank that observes itself has no monitor; unknown figures are left out and never 0.
     alone = flat(job_state(1), ranks=False)
     assert {f"commprof/{name}" for name in usage | of_host} <= alone.keys()
     assert not [name for name in alone if "monitor" in name]
@@ -174,7 +174,7 @@ def test_json_lines_hold_new_steps_alone(tmp_path: Path) -> None:
 
 
 def frames(data: bytes) -> list[bytes]:
-    """The content of TensorBoard's frames; their checksums must be right."""
+    """Returns the contents of TensorBoard's frames, whose checksums must be right."""
 
     def masked(part: bytes) -> int:
         crc = crc32c(part)
@@ -230,7 +230,7 @@ def test_the_documentation_lists_them_all() -> None:
 
 
 def room_for(bytes_left: int) -> None:
-    """From now on no file of this process may grow beyond so many bytes."""
+    """Limits the size of all files that this process writes from now on."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_left, resource.RLIM_INFINITY))
 
@@ -277,7 +277,7 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
 
 
 def ask(endpoint: Endpoint, request: bytes) -> bytes:
-    """All that comes back."""
+    """Sends a request; returns all bytes that come back."""
     with socket.create_connection(endpoint.address, timeout=5) as client:
         client.sendall(request)
         found = b""
@@ -328,7 +328,7 @@ def test_what_is_no_scrape_gets_no_metrics(
 ) -> None:
     try:
         answer = ask(endpoint, request_bytes)
-    except ConnectionError:  # it was closed on what we still had to say
+    except ConnectionError:  # closed before the request was sent completely
         return
     assert answer.startswith(b"HTTP/1.1 " + status)
     assert b"commprof_" not in answer
@@ -341,7 +341,7 @@ def test_a_head_has_no_body(endpoint: Endpoint) -> None:
 
 
 def silent_clients(endpoint: Endpoint) -> list[socket.socket]:
-    """Eight that say nothing, and one that stops in the middle of its request."""
+    """Connects eight clients that send nothing, and one that stops within its request."""
     clients = [socket.create_connection(endpoint.address, timeout=5) for _ in range(9)]
     clients[-1].sendall(b"GET /met")
     return clients
@@ -351,7 +351,7 @@ def test_silent_clients_hold_nobody_up(endpoint: Endpoint, monkeypatch: pytest.M
     monkeypatch.setattr(endpoints, "_DEADLINE_S", 60)
     clients = silent_clients(endpoint)
     assert ask(endpoint, b"GET /metrics HTTP/1.1\r\n\r\n").endswith(TEXT)
-    for client in clients:  # they are connected still: the answer did not wait for their end
+    for client in clients:  # still connected: the answer did not wait for them
         client.setblocking(False)
         with pytest.raises(BlockingIOError):
             client.recv(100)

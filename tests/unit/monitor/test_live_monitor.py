@@ -1,4 +1,4 @@
-"""The monitor: its options, and how it lives beside a job and ends with it."""
+"""The monitor: its options, its run next to a job, and its end with the job."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def fetch(run: Path) -> str:
 
 
 def until(seen: Any, timeout_s: float = 10) -> None:
-    """Waits for it to be true."""
+    """Waits until ``seen`` returns a true value; fails after the timeout."""
     end = time.monotonic() + timeout_s
     while not seen():
         assert time.monotonic() < end, "never came"
@@ -113,7 +113,7 @@ def test_a_monitor_shows_a_job_until_its_end(tmp_path: Path) -> None:
     monitor = Monitor(tmp_path, settings, of)
     thread = running(monitor)
     try:
-        assert fetch(tmp_path) == ""  # nobody records yet
+        assert fetch(tmp_path) == ""  # no rank records yet
         run.begin()
         run.until(2_000 * MS)
         until(lambda: 'commprof_steps_total{rank="0"}' in fetch(tmp_path))
@@ -202,7 +202,7 @@ def test_the_job_has_no_child_for_it(tmp_path: Path) -> None:
 
 
 def pid_of(run: Path, module: bytes = b"commprof.monitor") -> int:
-    """Of the monitor of a run, which is nobody's child; 0 for none."""
+    """Returns the pid of a run's monitor, which is no child of this process; 0 for none."""
     for place in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             words = place.read_bytes().split(b"\0")
@@ -245,7 +245,7 @@ def test_a_stopped_monitor_holds_no_job_up_and_catches_up(tmp_path: Path) -> Non
 
 
 def hears(pid: int) -> bool:
-    """Whether the process handles SIGTERM by now."""
+    """Returns True if the process handles SIGTERM by now."""
     caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
     return caught is not None and bool(int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)
 
@@ -320,7 +320,7 @@ def test_a_watchdog_started_by_hand_lasts_as_long_as_the_launcher(
     finally:
         launcher.kill()
         thread.join(timeout=10)
-        launcher.wait()  # only now: a process that nobody has waited for has ended all the same
+        launcher.wait()  # only now: a zombie must count as ended
     assert not thread.is_alive()
     with pytest.raises(UsageError, match=f"--parent {launcher.pid}: no running process with"):
         watchdogs.watch(tmp_path, 60.0, parent=launcher.pid)
@@ -330,7 +330,7 @@ def test_a_watchdog_started_by_hand_lasts_as_long_as_the_launcher(
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = sound_run(tmp_path_factory.mktemp("sound") / "run")
     observer = Observer(run, patience_s=0)
-    assert observer.look() is not None  # else nothing would be tried
+    assert observer.look() is not None  # otherwise the tests check nothing
     observer.close()
     return run
 
@@ -338,12 +338,12 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def damaged(sound: Path, run: Path, seed: int) -> Path:
     chance = random.Random(seed)
     shutil.copytree(sound, run)
-    print([damage(run, chance, "rank_*.trace") for _ in range(3)])  # of a failing seed
+    print([damage(run, chance, "rank_*.trace") for _ in range(3)])  # shown if the seed fails
     return run
 
 
 def watch(run: Path) -> None:
-    """What ``commprof top`` and the monitor do."""
+    """Does what ``commprof top`` and the monitor do."""
     observer = Observer(run, patience_s=0)
     for _ in range(3):
         state = observer.look()
@@ -355,7 +355,7 @@ def watch(run: Path) -> None:
 
 
 def guard(world: Path) -> None:
-    """What the watchdog does."""
+    """Does what the watchdog does."""
 
     def tasks(place: Path) -> list[WatchTask]:
         log = Log(place, quiet=True)

@@ -1,4 +1,4 @@
-"""Steps of traces that grow: each counted once, with the report's own figures."""
+"""Steps of growing traces: each is counted once, with the same figures as in the report."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.builders.traces import MS, GrowingRun, Rank, world_run
 
 
 class Followed:
-    """A growing run, and what is made of it."""
+    """A growing run, and the steps that are found in it."""
 
     def __init__(self, directory: Path, ranks: list[Rank], settled_ns: int = SETTLED_NS) -> None:
         self.run = GrowingRun(directory, ranks)
@@ -55,7 +55,7 @@ def test_every_step_counts_once_with_its_figures(tmp_path: Path) -> None:
         followed.run.until(now)
         followed.look()
     seen = len(followed.numbers)
-    assert 50 < seen < 60  # the newest may still come
+    assert 50 < seen < 60  # the newest steps may still be incomplete
     followed.run.end()
     followed.look()
 
@@ -82,7 +82,7 @@ def test_the_late_rank_is_named_by_the_reports_rules(tmp_path: Path) -> None:
     followed.run.begin()
     followed.run.until(500 * MS)
     followed.look()
-    assert followed.recent.late is None  # too few steps to judge by
+    assert followed.recent.late is None  # too few steps to name a late rank
     followed.run.end()
     followed.look()
     late = followed.recent.late
@@ -124,7 +124,7 @@ def test_the_same_as_the_whole_run_at_once(tmp_path: Path, seed: int) -> None:
 
 
 def with_few_pending(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Followed:
-    """Two ranks with 60 steps, of each of which at most 200 records may wait."""
+    """Follows two ranks with 60 steps; at most 200 records of each rank may be pending."""
     monkeypatch.setattr(live_steps, "_MOST_RECORDS", 200)
     followed = Followed(directory, ranks_of(2, 60))
     followed.run.begin()
@@ -150,7 +150,7 @@ def test_steps_that_are_complete_count_however_many_come_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     followed = with_few_pending(tmp_path, monkeypatch)
-    for now in (1_000 * MS, 6_000 * MS):  # of 50 steps, each rank has more than 400 records
+    for now in (1_000 * MS, 6_000 * MS):  # each rank has more than 400 records of 50 steps
         followed.run.until(now)
         followed.look()
         assert len(followed.steps._pending[0].records()) <= 200
@@ -371,7 +371,7 @@ def test_a_trace_of_another_job_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_wait_that_is_known_of_some_steps_is_the_reports(tmp_path: Path) -> None:
-    # Rank 1 waits for a collective that rank 0 was not seen in, then comes last to another.
+    # Rank 1 waits for a collective that rank 0 has no record of, then arrives last at another.
     ranks = [Rank(0, 2), Rank(1, 2)]
     for rank in ranks:
         rank.step(0, 100 * MS)

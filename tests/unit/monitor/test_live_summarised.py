@@ -1,4 +1,4 @@
-"""Live figures of ranks in always-on mode, from the summaries that they write over and over."""
+"""Live figures of ranks in always-on mode, from the summaries that they keep overwriting."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECOND = 1_000 * MS
 
 
 def counted(sequence: int, at_s: int, fast: int, slow: int, **changes: Any) -> dict[str, Any]:
-    """So many steps of 10 ms, and of 30 ms in which 21 ms more were waited, until `at_s`."""
+    """Summary until `at_s`: fast steps of 10 ms, and slow ones of 31 ms with 21 ms more wait."""
     exposed = [3 * MS] * fast + [24 * MS] * slow
     return summary(
         sequence=sequence,
@@ -50,7 +50,7 @@ def test_totals_stand_in_the_newest_and_recent_is_the_last_minute() -> None:
     summaries = Summaries()
     assert summaries.total is None
     summaries.add(read(counted(1, 5, 100, 0)))
-    for sequence in range(2, 30):  # every 5 s; slow steps alone from 100 s on
+    for sequence in range(2, 30):  # every 5 s; from 80 s on only slow steps are added
         at_s = 5 * sequence
         summaries.add(read(counted(sequence, at_s, 100, max(0, at_s - 80))))
     total, recent = summaries.total, summaries.recent
@@ -71,7 +71,7 @@ def test_totals_stand_in_the_newest_and_recent_is_the_last_minute() -> None:
 
 
 def unfinished(sequence: int, split: int, open_steps: int, **arrivals: int) -> dict[str, Any]:
-    """Steps with 3 ms of exposed time: so many split into 1 and 2 ms, and others not split yet."""
+    """Summary of steps with 3 ms exposed, split into 1 and 2 ms; ``open_steps`` not split yet."""
     counts = {"known": split, "unknown": 0, "unsplit_steps": 0, **arrivals}
     every = split + open_steps + counts["unsplit_steps"]
     return summary(
@@ -121,13 +121,13 @@ def test_few_are_kept_of_those_that_come_every_second() -> None:
         assert summaries.newest is not None
         assert summaries.newest.sequence == at_s
         assert summaries.recent is not None
-        # Those since the first summary, and later those of a minute and up to 5 s more.
+        # First the steps since the first summary, later those of a minute and up to 5 s more.
         steps = summaries.recent.steps
         assert steps == max(1, at_s - 1) if at_s <= 60 else 60 <= steps < 66
 
 
 def test_steps_that_were_none_are_forgotten() -> None:
-    """A loop marked its steps after all: those of its backward passes are gone."""
+    """A loop begins to mark its steps: the steps of its backward passes are dropped."""
     summaries = Summaries()
     for sequence, steps in ((1, 30), (2, 60), (3, 5)):
         summaries.add(read(counted(sequence, 10 * sequence, steps, 0)))

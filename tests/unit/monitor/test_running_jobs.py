@@ -1,4 +1,4 @@
-"""Processes and jobs of the past are told from those that run: by the observer and the watchdog."""
+"""The observer and the watchdog distinguish running processes and jobs from past ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.builders.traces import GrowingRun
 
 
 def of_this_host(pid: int, began_ns: int) -> dict[str, Any]:
-    """The metadata of a process of this host whose trace began at a time."""
+    """Returns the metadata of a process of this host whose trace began at the given time."""
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     spaces = {f"{name}_namespace": os.readlink(f"/proc/self/ns/{name}") for name in ("pid", "time")}
     machine = {**metadata()["machine"], "boot_id": boot_id, **spaces}
@@ -44,11 +44,11 @@ def test_a_process_is_told_from_a_later_one_of_its_number() -> None:
     old = of_this_host(os.getpid(), 1)  # before this process began
     assert rank_process(here, {**mine, **old}) == (None, False)
     assert rank_process(here, {**mine, "pid": 2**22 + 1}) == (None, False)
-    assert rank_process(here, metadata()) == (None, None)  # another host's
+    assert rank_process(here, metadata()) == (None, None)  # a process of another host
 
 
 def write_job(directory: Path, world_size: int, age_s: float, **changes: Any) -> None:
-    """A job whose traces were written to for the last time so long ago."""
+    """Writes a job whose traces were last modified ``age_s`` seconds ago."""
     ranks = ranks_of(world_size, 12)
     for rank in ranks:
         rank.metadata.update(changes)
@@ -97,7 +97,7 @@ def test_of_two_jobs_of_another_host_one_is_followed_while_it_writes(tmp_path: P
 def test_a_job_that_died_before_the_watchdog_began_hangs_no_more(
     reused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If another process has the rank's number; if the rank itself has it, the rank hangs."""
+    """A reused pid means that the rank has died; a rank that still runs hangs."""
     monkeypatch.setattr(py_spy, "find_py_spy", lambda: None)
     began_ns = 1 if reused else time.monotonic_ns()
     write_job(tmp_path, 1, 0, **of_this_host(os.getpid(), began_ns))

@@ -1,4 +1,4 @@
-"""The task that has py-spy sample the ranks, with a program in py-spy's place."""
+"""The task that has py-spy sample the ranks, tested with a stand-in for py-spy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def feed(rank: int, step: int = 3, state: str = "running", attempt: int = 0) -> 
 
 
 def sample(place: Path, monkeypatch: pytest.MonkeyPatch, does: str, *looks: list[Any]) -> str:
-    """The task's log after these looks and its end."""
+    """Runs the task with a fake py-spy; returns its log after these looks and its end."""
     program = place / "py-spy"
     program.write_text(f"#!/bin/sh\n{does}")
     program.chmod(0o755)

@@ -1,4 +1,4 @@
-"""A running job whose recording is switched off, and on again, does not seem to hang."""
+"""A running job whose recording is switched off, and on again, is not reported as a hang."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Job:
 
     def _rank(self, number: int) -> Rank:
         here = Here()
-        # Of this process, which began after the first records.
+        # The clock of this process, which began after the first records.
         clock = {"source": "x", "monotonic_ns": time.monotonic_ns(), "realtime_ns": 0}
         rank = Rank(number, 2, pid=os.getpid(), clock=clock, ring_prefix="")
         rank.metadata["machine"].update(
@@ -52,14 +52,14 @@ class Job:
                 rank.step(at_ns, at_ns + STEP)
                 rank.phase(Phase.OPTIMIZER, at_ns + 80 * MS, at_ns + 99 * MS)
                 rank.collective(first_seq + step, at_ns + 10 * MS, at_ns + 20 * MS, bytes=100)
-        # Its end is not recorded, as recording is switched off.
+        # The end of this one is not recorded, as recording is switched off.
         rank.collective(STEPS, self.begin_ns + STEPS * STEP + 10 * MS, 0, bytes=100)
-        if number == 0:  # rank 1 does not come to it
+        if number == 0:  # rank 1 does not arrive at this one
             rank.collective(500 + STEPS, self.begin_ns + LATER + STEPS * STEP + 10 * MS, 0)
         return rank
 
     def switch(self, on: bool, at_ns: int, *ranks: int) -> None:
-        """Writes what ranks, or all, write of themselves when recording is switched."""
+        """Writes the metadata that these ranks, or all, write when recording is switched."""
         state = {"capture_state": {"recording": on, "monotonic_ns": self.begin_ns + at_ns}}
         self.append(trace_bytes.document(trace_bytes.METADATA_BLOCK, state), *ranks)
 
@@ -69,7 +69,7 @@ class Job:
                 file.write(data)
 
     def hang(self, at_ns: int) -> str:
-        """Lets the watchdog look; returns the accused ranks' sentence, empty without a hang."""
+        """Runs the watchdog; returns the sentence on the accused ranks, empty without a hang."""
         for feed in self.feeds:
             feed.look()
         self.task.look(self.feeds, self.begin_ns + at_ns)
@@ -80,7 +80,7 @@ class Job:
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     monkeypatch.setattr(py_spy, "find_py_spy", lambda: None)
-    # All that happens lies in the past, on the clock that the ranks share with this process.
+    # All records lie in the past, on the clock that the ranks share with this process.
     return Job(tmp_path, time.monotonic_ns() - 100 * SECOND)
 
 
@@ -89,7 +89,7 @@ def test_what_is_switched_off_is_no_hang(job: Job) -> None:
     assert not job.hang(3 * SECOND)
     job.switch(False, 3 * SECOND)
     assert not job.hang(50 * SECOND)
-    job.switch(True, 59 * SECOND)  # nothing is known to be under way
+    job.switch(True, 59 * SECOND)  # no operation is known to be pending
     assert not job.hang(60 * SECOND)
     job.run.until(job.begin_ns + 100 * SECOND)
     assert not job.hang(63 * SECOND)

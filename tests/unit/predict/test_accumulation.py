@@ -1,4 +1,4 @@
-"""Sharded steps with another number of backward passes, worked out by hand."""
+"""Checks sharded steps with another number of backward passes, computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said beside the predicted steps: laws, money, profiles, tables."""
+"""Checks the output next to predicted steps: Amdahl's law, cost, profiles and tables."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_amdahl_through_exact_points() -> None:
 
 
 def test_amdahl_says_what_it_leaves_over() -> None:
-    # Faster than linear at 2: no p says that.
+    # Faster than linear at 2 ranks, which no p explains.
     fit = fit_amdahl({1: 100, 2: 250, 4: 400})
     assert fit.parallel == 1.0
     assert fit.residuals == pytest.approx((2 / 2.5 - 1, 0.0))
@@ -76,8 +76,8 @@ def test_the_interval_holds_the_held_out_error() -> None:
 
 
 def test_few_held_out_errors_leave_more_open() -> None:
-    # Student's t at 97.5 % for 3, 4 and 6 degrees of freedom: 3.182, 2.776 and 2.447; beside the
-    # errors stand two of 4 %.
+    # Student's t at 97.5 % for 3, 4 and 6 degrees of freedom: 3.182, 2.776 and 2.447. Two
+    # errors of 4 % are added.
     for errors, expected in (
         ((0.01,), 3.182 * math.sqrt((0.0032 + 0.0001) / 3)),
         ((0.04, -0.04), 2.776 * 0.04),
@@ -90,7 +90,7 @@ def test_few_held_out_errors_leave_more_open() -> None:
 
 
 def test_without_a_held_out_point_a_range_is_not_called_an_interval() -> None:
-    """Of nine real runs three lay in such ranges; those with the error on top hold."""
+    """Only three of nine real runs lay in such ranges; ranges that include the error hold."""
     checked = answers()
     alone = dataclasses.replace(checked, checks=(), error=None)
     for found, holds in ((checked, True), (alone, False)):
@@ -144,7 +144,7 @@ def test_the_base_has_cores_for_all_its_ranks() -> None:
 
 
 def test_ranks_that_share_cores_do_not_hide_what_they_want() -> None:
-    """8 ranks on 2 cores used a quarter each: that says how many cores there were."""
+    """8 ranks on 2 cores used a quarter each, which only reflects the number of cores."""
 
     def recorded(*ranks_and_busy: tuple[int, float]) -> list[Recorded]:
         found = [
@@ -160,7 +160,7 @@ def test_ranks_that_share_cores_do_not_hide_what_they_want() -> None:
     # Ranks that sleep share cores without crowding, whatever else was recorded.
     assert base_of(recorded((2, 0.1), (8, 0.09))).name == "8"
     assert base_of(recorded((4, 0.1), (8, 0.1))).name == "8"
-    # Where all world sizes fill the cores, a rank may want all of one.
+    # If all world sizes fill the cores, a rank may need a whole core.
     assert recorded((8, 0.248))[0].schedule.placement.crowding() == 4
 
 
@@ -200,7 +200,7 @@ def test_every_scenario_has_its_cost_and_bytes() -> None:
     text = told(*rates, price=3.6)
     table = text.split("cost per")[1]
     rows = [line.split() for line in table.splitlines() if line.strip().startswith("2 ")]
-    # Ranks, Gbit/s, latency as run, cap as run, hook, hosts, cost twice, GB per epoch.
+    # Columns: ranks, Gbit/s, latency as run, cap as run, hook, hosts, cost twice, GB per epoch.
     assert [(row[1], row[6], row[-1]) for row in rows] == [
         *(("1", "none", "0.03"), ("1", "fp16", "0.015")),
         *(("2", "none", "0.03"), ("2", "fp16", "0.015")),
@@ -272,7 +272,7 @@ def test_json_has_amdahl_s_residuals_and_limit() -> None:
         made = schedule(ranks=ranks, period_s=np.full(5, period_ms / 1e3))
         return Recorded(f"{ranks}", made, ())
 
-    # Samples in a step go as its ranks: speed-ups of 1, 1.6 and 2.
+    # Samples per step are proportional to ranks: speed-ups of 1, 1.6 and 2.
     runs = [known(1, 40), known(2, 50), known(4, 80)]
     found = answer(Replay(schedule(), profile()), [Scenario(2)], runs, [], None, math.nan)
     document = json.loads(prediction_json.render(found, "RUN", "by hand", []))

@@ -1,4 +1,4 @@
-"""The setting that a prediction recommends: named, typed, and held against a run with it."""
+"""Checks the setting that a prediction recommends: name, command, and comparison with a run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WORKLOAD = {"command": "commprof run --world-sizes 2,4 --strategy fsdp", "worklo
 
 
 def predicted(*scenarios: Scenario, held_out_ms: float | None = None) -> Answers:
-    """fp16 makes 40 ms into 34; held out are 4 ranks, for which the model says 55 ms."""
+    """Answers in which fp16 takes 34 of 40 ms; 55 ms are predicted for the 4 ranks held out."""
     others = []
     if held_out_ms is not None:
         period_s = np.full(5, held_out_ms / 1e3)
@@ -67,7 +67,7 @@ def test_the_shortest_step_is_named_with_what_it_saves(
 
 def test_nothing_is_best_where_no_setting_was_asked_for() -> None:
     assert predicted(Scenario(2), Scenario(4)).best is None
-    # Of other ranks and links only the first count, with which all is compared.
+    # Only settings with the first one's ranks and link are compared.
     found = predicted(Scenario(2), Scenario(4, hook="fp16"), Scenario(2, hook="fp16"))
     assert found.best is not None
     assert found.best.candidate.prediction.scenario.world_size == 2
@@ -196,7 +196,7 @@ def test_a_copy_of_the_model_keeps_its_ranks_in_a_larger_world() -> None:
 
 
 def keep(directory: Path) -> Path:
-    """What ``commprof predict`` leaves in a run: fp16 at 2 ranks."""
+    """Writes what ``commprof predict`` leaves in a run: fp16 at 2 ranks."""
     found = predicted(Scenario(2, hook="fp16"), held_out_ms=50)
     assert found.best is not None
     how = {"options": {"hook": "fp16"}, "in_script": [], "command": "commprof run"}

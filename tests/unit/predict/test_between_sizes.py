@@ -1,4 +1,4 @@
-"""Times between measured sizes: where they come from, and when a curve uses them."""
+"""Checks times between measured sizes: their interpolation, and when a curve uses them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIZES = [float(1 << n) for n in range(10, 31)]
 
 
 def bent(size: float) -> float:
-    """Seconds of a library that changes its way little by little, as NCCL does."""
+    """Returns seconds of a library that changes its algorithm gradually, as NCCL does."""
     return 20e-6 + 1.5e-8 * size**0.75
 
 
@@ -44,10 +44,10 @@ def fitted(made: list[Point]) -> CostCurve:
 
 def test_the_two_sizes_beside_one_say_its_time() -> None:
     knots = [(1.0, 2.0), (4.0, 8.0), (64.0, 16.0)]
-    # A straight line says 4; through the logarithms too.
+    # A straight line gives 4, also through the logarithms.
     assert between(knots, 2.0) == pytest.approx(4.0)
     assert between(knots, 4.0) == 8.0
-    # Of 2 + 3 x the straight line says 8, the power law less.
+    # For 2 + 3 x the straight line gives 8, the power law less.
     straight, power = 8.0, 5 * (14 / 5) ** 0.5
     assert between([(1.0, 5.0), (4.0, 14.0)], 2.0) == pytest.approx(math.sqrt(straight * power))
     assert math.isnan(between(knots, 0.5))
@@ -81,7 +81,7 @@ def test_lines_stay_where_they_are_right_and_for_several_numbers_of_ranks() -> N
     straight = [Point("all_reduce", "gloo", 2, size, 20e-6 + 1e-9 * size) for size in SIZES]
     assert fitted(straight).knots == ()
     assert fitted(points(ranks=(2, 4))).knots == ()
-    assert fitted(points()[::2]).knots == ()  # sizes of a factor 4: nothing could be left out
+    assert fitted(points()[::2]).knots == ()  # a factor of 4 between sizes: none could be left out
 
 
 def test_another_link_moves_the_knots_with_their_lines() -> None:
@@ -102,7 +102,7 @@ def test_a_profile_keeps_its_knots(tmp_path: Path) -> None:
     save_profile(made, tmp_path / "profile.json")
     again = load_profile(tmp_path / "profile.json").links["same_host"].curves["all_reduce"]
     assert again.knots == curve.knots
-    # A profile of a version without knots is lines alone.
+    # A profile of a version without knots has lines only.
     document = json.loads((tmp_path / "profile.json").read_text())
     del document["links"]["same_host"]["curves"]["all_reduce"]["knots"]
     (tmp_path / "older.json").write_text(json.dumps(document))

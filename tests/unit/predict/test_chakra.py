@@ -1,4 +1,4 @@
-"""Chakra traces, decoded here by the field numbers of the public schema.
+"""Checks Chakra traces, decoded here by the field numbers of the public schema.
 
 The tables repeat ``schema/protobuf/et_def.proto`` of github.com/mlcommons/chakra (commit 6dc63e1):
 message -> field number -> (name, type).
@@ -55,7 +55,7 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def decode(message: str, data: bytes) -> dict[str, Any]:
-    """Fields by name; fails for a field or a wire type that the schema does not have."""
+    """Returns the fields by name; fails for a field or wire type that the schema lacks."""
     found: dict[str, Any] = {}
     at = 0
     while at < len(data):
@@ -131,7 +131,7 @@ def test_the_file_is_what_the_schema_says() -> None:
     assert [node["id"] for node in found] == [1, 2, 3, 4, 5]
     bucket = found[3]
     assert (bucket["type"], bucket["data_deps"]) == (COLL, [3])
-    # ALL_REDUCE is 0 and stands there all the same.
+    # ALL_REDUCE is 0 and is written nevertheless.
     assert attributes(bucket) == {"is_cpu_op": 0, "comm_type": 0, "comm_size": 2_000_000}
     assert "all-reduce of bucket 1" in bucket["name"]
 
@@ -167,7 +167,7 @@ def test_a_gpu_s_steps_have_the_times_of_its_stream(is_attached: bool, tmp_path:
             rank.device_finalize(host + 15 * MS, (at + 65 * MS, at + 90 * MS), graph_task=step)
     for path in export(world_run([*ranks]), tmp_path / "et"):
         _, *found = messages(path.read_bytes())
-        # From 90 of the step before until 50, until 88, and until backward is over at 65.
+        # From 90 of the previous step to 50, on to 88, and from 50 to the end of backward at 65.
         lengths = [node["duration_micros"] for node in found[:3]]
         assert lengths == pytest.approx([60_000, 38_000, 15_000], abs=2)
 

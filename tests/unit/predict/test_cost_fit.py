@@ -1,4 +1,4 @@
-"""Fitted costs, against points made from known ones."""
+"""Checks costs fitted to points that are made from known costs."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_alpha_beta_and_gamma_come_back() -> None:
     assert gathered.pieces[0].alpha_s == pytest.approx(ALPHA)
     assert gathered.pieces[0].beta_s_per_byte == pytest.approx(BETA)
     assert gathered.gamma_s_per_byte is None
-    # A ring adds up half of what it sends.
+    # A ring reduces half of the bytes that it sends.
     assert reduced.pieces[0].beta_s_per_byte == pytest.approx(BETA + GAMMA / 2)
     assert reduced.gamma_s_per_byte == pytest.approx(GAMMA)
     low, high = reduced.gamma_interval_s_per_byte
@@ -128,11 +128,11 @@ def test_one_wild_point_moves_nothing() -> None:
     wild[3] = Point("all_reduce", "gloo", 2, wild[3].size_bytes, 20 * wild[3].time_s)
     (fitted,), _ = fit_curves(wild)
     assert fitted.pieces[-1].beta_s_per_byte == pytest.approx(BETA + GAMMA / 2, rel=0.05)
-    assert fitted.worst_residual > 0.9  # it is told of
+    assert fitted.worst_residual > 0.9  # and it is reported
 
 
 def test_another_protocol_is_another_piece() -> None:
-    # Two ranks send the size in one piece: below 1 MB per step fast starts, above a faster rate.
+    # Two ranks send half of the size per step: below 0.5 MB with less latency, above it faster.
     def seconds(x: float) -> float:
         return 2 * (10e-6 + 2e-9 * x) if x < 5e5 else 2 * (900e-6 + 0.5e-9 * x)
 
@@ -332,12 +332,12 @@ def test_every_operation_has_work() -> None:
     assert all(work(op, 3).steps > 0 for op in OPERATIONS)
 
 
-#: 1 MB at 2 ranks takes 10 ms in one of them, and 30 in the other.
+#: Rates in s per byte: 1 MB at 2 ranks takes 10 ms and 30 ms.
 FAST, SLOW = 1e-8, 3e-8
 
 
 def at_rate(ranks: int, beta_s_per_byte: float, **values: object) -> Schedule:
-    """Two buckets over a link of this rate, one after the other."""
+    """Schedule of two buckets over a link of this rate, one after the other."""
     made = schedule(ready_ms=(10, 20), ranks=ranks, **values)  # type: ignore[arg-type]
     sent = 2 * (ranks - 1) / ranks * made.bucket_bytes * beta_s_per_byte
     first = 0.010 + sent[0]
@@ -346,7 +346,7 @@ def at_rate(ranks: int, beta_s_per_byte: float, **values: object) -> Schedule:
 
 
 def runs(source: str = "RUN") -> list[Recorded]:
-    """At 4 ranks the link is three times as slow as at 2: no rate is right for both."""
+    """Runs whose link is three times as slow at 4 ranks as at 2, so that no rate fits both."""
     return [
         Recorded(f"{source}, 2 ranks", at_rate(2, FAST), (), source),
         Recorded(f"{source}, 4 ranks", at_rate(4, SLOW), (), source),
@@ -361,7 +361,7 @@ def test_a_checked_run_of_the_profile_has_no_part_in_its_cost() -> None:
     # 1.5 times the bytes at the rate of 2 ranks: 10 + 15 + 30 ms.
     assert found[1].predicted_s == pytest.approx(0.055, rel=0.02)
     assert [each.held_out for each in found] == [False, True]
-    # The same run where the profile is not of it: the profile's own rate.
+    # If the profile was not made from that run, the profile's own rate counts.
     elsewhere = dataclasses.replace(made, sources=("OTHER",))
     given, _ = checks(Replay(base.schedule, elsewhere), [other], [base, other])
     assert abs(given[1].predicted_s / 0.055 - 1) > 0.1
@@ -379,7 +379,7 @@ def test_what_cannot_be_taken_out_is_marked_and_not_counted() -> None:
     assert model_error(found) is None
     measured = dataclasses.replace(made, links=profile().links)
     (_, one), _ = checks(Replay(base.schedule, measured), [other], [base])
-    assert one.held_out  # all-reduce's cost is a microbenchmark's
+    assert one.held_out  # all-reduce's cost comes from a microbenchmark
 
 
 def test_the_checked_batch_has_no_part_in_the_compute() -> None:
@@ -393,7 +393,7 @@ def test_the_checked_batch_has_no_part_in_the_compute() -> None:
         )
         return Recorded(f"{ranks}", made, (), "RUN")
 
-    # 4 ms and 2 per sample; the last one takes 30 ms in the place of 8.
+    # 4 ms and 2 per sample; the last one takes 30 ms instead of 8.
     recorded = [strong(1, 16, 36), strong(2, 8, 20), strong(8, 2, 30)]
     base, other = recorded[1].schedule, recorded[2]
     made = Replay(base, profile(), compute_by_batch(recorded, base))

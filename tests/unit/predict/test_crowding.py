@@ -1,4 +1,4 @@
-"""Sharded steps on cores that another number of ranks shares, worked out by hand."""
+"""Checks sharded steps on cores shared by another number of ranks, computed by hand."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_ranks_that_share_cores_take_longer_for_their_own_work(
         (1, 10.0, 1.0),
         (1.5, 10.0, 1.25),
         (2, 10.0, 1.5),
-        # 15 ms at the core of 25: (1 + 2 * 15 / 25) after that.
+        # With 2 ranks 15 of 25 ms are at the core, so the third makes it 1 + 2 * 15 / 25.
         (3, 10.0, 2.2),
         (4, 0.0, 4.0),
         (4, 1e9, 1.0),
@@ -64,7 +64,7 @@ def test_time_at_a_core_is_that_of_mean_value_analysis(
 
 
 def placed(**changes: float) -> ShardedSteps:
-    """Two ranks on 2 cores whose thread computes for 33 ms of a step, and its helpers for 6 ms."""
+    """Steps of two ranks on 2 cores: the thread computes for 33 ms, and its helpers for 6 ms."""
     steps = fsdp_steps()
     cores: dict[str, float] = {"busy": 0.5, "ranks_per_host": 2, "cores_per_host": 2, **changes}
     placement = dataclasses.replace(steps.placement, **cores)
@@ -112,7 +112,7 @@ def test_the_share_of_processor_time_is_that_of_own_work() -> None:
             at = (96 * step + 92) * MS
             rank.finalize(at - MS, at, cpu=step * 33 * MS, graph_task=step)
     assert read_sharded(world_run(ranks)).placement.busy == pytest.approx(0.5)
-    for rank in ranks:  # 11 ms more that it could have run
+    for rank in ranks:  # 11 ms more in which it could have run
         for step in range(8):
             rank.no_core((96 * step + 93) * MS, (96 * step + 95) * MS, 11 * MS, 7 * MS)
     found = read_sharded(world_run(ranks))

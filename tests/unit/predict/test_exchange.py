@@ -1,4 +1,4 @@
-"""The exchange of a step's buckets: by hand, and against the simulation that follows segments."""
+"""Checks the exchange of a step's buckets, by hand and against a simulation of segments."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def test_buckets_follow_each_other_on_the_link() -> None:
 def test_latency_leaves_the_link_to_others() -> None:
     ready = np.zeros((1, 3))
     wire, latency = np.full(3, 0.001), np.full(3, 0.010)
-    # Two at a time: the second travels in the first one's latency, the third waits for a worker.
+    # Two workers: the second is sent during the first one's latency, the third waits for one.
     assert exchange(ready, wire, latency, 2)[0] == pytest.approx([0.011, 0.012, 0.022])
     assert exchange(ready, wire, latency, 1)[0] == pytest.approx([0.011, 0.022, 0.033])
 
 
 def test_ddp_copies_while_it_waits() -> None:
-    # There at 30 and 50, and at 5 and 6.
+    # The buckets are done at 30 and 50, in the second step at 5 and 6.
     ready = np.array([[0.029, 0.049], [0.004, 0.005]])
     wire, copy = np.full(2, 0.001), np.array([0.004, 0.001])
     done, waited = replay_ddp(ready, np.array([0.020, 0.020]), wire, np.zeros(2), copy, workers=2)

@@ -1,4 +1,4 @@
-"""What a fitted compressor's cost leaves open: intervals, replicates, residuals."""
+"""Checks the uncertainty of a fitted compressor's cost: intervals, replicates, residuals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SIZES = tuple(MB // 2 + number * MB // 4 for number in range(12))
 
 
 def rows(noise: float, seed: int = 0) -> list[CompressionRow]:
-    """What ``hook()`` takes for each bucket, give or take."""
+    """Returns the times of ``hook()`` for each bucket, with a relative noise."""
     random = np.random.default_rng(seed)
 
     def about(time_ms: float) -> float:
@@ -46,7 +46,7 @@ def rows(noise: float, seed: int = 0) -> list[CompressionRow]:
 
 
 def recorded(noise_s: float, seed: int = 0, steps: int = 30) -> Schedule:
-    """Ends as ``hook()`` with an overhead has them, each step's give or take the noise."""
+    """Schedule with the ends of ``hook()`` and an overhead, with noise in each step."""
     known = hook(overhead_s=OVERHEAD_S)
     # Far enough apart that no bucket waits for the one before.
     ready_ms = tuple(100.0 * number for number in range(1, len(SIZES) + 1))
@@ -82,9 +82,9 @@ def test_noise_is_the_interval_and_the_residual() -> None:
             inside += low <= getattr(hook(), name)[1] <= high
         assert found.low.overhead_s <= OVERHEAD_S * 1.2
         assert found.high.overhead_s >= OVERHEAD_S / 1.2
-        # Of the sum of 1, 0.5 and 0.5 parts with 10 % each: 10 % x sqrt(1.5) / 2.
+        # The sum of parts of 1, 0.5 and 0.5 with 10 % each varies by 10 % x sqrt(1.5) / 2.
         assert found.work_residual == pytest.approx(0.06, abs=0.04)
-    assert inside >= 13  # of 18: 12 buckets drawn anew leave out the truth more often than 5 %
+    assert inside >= 13  # of 18: resampling 12 buckets misses the truth in more than 5 %
     # Ends that differ by 1 ms (mean absolute difference 0.8) of a step of 1.4 s.
     assert found.residual == pytest.approx(0.0008 / 1.4, rel=0.3)
 
@@ -100,7 +100,7 @@ def test_a_replicate_has_its_own_figures() -> None:
 
 
 def test_a_slower_link_s_replicate_has_the_smaller_overhead() -> None:
-    # What the two take together was recorded.
+    # Only the sum of wire time and overhead was recorded.
     link = curve(replicates=(((0.0, 0.9e-8),), ((0.0, 1.1e-8),)))
     found = fitted(0.01, link=link)
     fast, slow = found.replicate(0), found.replicate(1)

@@ -1,4 +1,4 @@
-"""A compressor's cost, fitted on buckets whose times are made from known ones."""
+"""Checks a compressor's cost, fitted to buckets whose times are made from known costs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SIZES = (1 * MB, 2 * MB, MB // 2)
 
 
 def recorded() -> Schedule:
-    """Buckets of fp16 with the costs of ``hook()`` and an overhead, one after the other."""
+    """Schedule of successive fp16 buckets with the costs of ``hook()`` and an overhead."""
     known = hook(overhead_s=OVERHEAD_S)
     made = schedule(ready_ms=(10, 14, 40), bytes_=SIZES, hook="fp16")
     alone = np.array([known.time_s(size, 2, curve()) for size in SIZES])
@@ -61,14 +61,14 @@ def test_what_it_takes_from_compute() -> None:
     rows = [compression(scheme="fp16", gradient_bytes=MB, payload_bytes=MB / 2)]
     hooked = schedule(bytes_=SIZES, ready_ms=(1, 2, 3), backward_end_ms=27, hook="fp16")
     plain = schedule(bytes_=SIZES, ready_ms=(1, 2, 3), backward_end_ms=20)
-    other = schedule(backward_end_ms=90)  # of other buckets: says nothing
+    other = schedule(backward_end_ms=90)  # has other buckets: not used
     found = fit_hook("fp16", rows, [hooked], curve(), [other, plain])
     assert found.compute_s_per_byte == pytest.approx(0.007 / sum(SIZES))
     assert math.isnan(fit_hook("fp16", rows, [hooked], curve(), [other]).compute_s_per_byte)
 
 
 def two_levels(**values: Any) -> HookCost:
-    """Adds up within hosts at 2 ms per MB, then exchanges between two."""
+    """Hook that reduces within hosts at 2 ms per MB, then exchanges between two hosts."""
     return hook(
         "hierarchical",
         exchange="hierarchical",
@@ -85,11 +85,11 @@ def two_levels(**values: Any) -> HookCost:
 def test_both_levels_of_a_hierarchical_exchange() -> None:
     known = two_levels(overhead_s=OVERHEAD_S)
     fast = curve(beta_s_per_byte=1e-9)
-    # 2 ms within hosts, 1 ms between two of them, of which all but an eighth is beside the first.
+    # 2 ms within hosts; 1 ms between two of them, of which seven eighths overlap the former.
     assert known.time_s(MB, 2, fast) == pytest.approx(OVERHEAD_S + 0.002 + 0.001 / 8)
     assert known.time_s(MB, 1, fast) == pytest.approx(OVERHEAD_S + 0.002)
     assert (known.peers(8, 2), known.peers(7, 2), hook().peers(8, 2)) == (4, 4, 8)
-    # Of 8 chunks two are under way: with 1 ms of latency in both steps of each, 4 wait in turn.
+    # Two of 8 chunks are in flight at a time: 4 in turn, each with 1 ms of latency in two steps.
     slow = curve(alpha_s=0.001, beta_s_per_byte=1e-12)
     assert known.wire_s(MB, 2, slow) == pytest.approx(0.008, rel=1e-3)
     made = schedule(
@@ -114,7 +114,7 @@ def test_both_levels_of_a_hierarchical_exchange() -> None:
     assert found.high is not None
     assert found.low.reduce[1] <= found.reduce[1] <= found.high.reduce[1]
     assert found.low.overhead_s <= found.overhead_s <= found.high.overhead_s
-    assert math.isnan(found.work_residual)  # the stages' own times are not in it
+    assert math.isnan(found.work_residual)  # the stages' own times are not used
     assert found.residual < 0.01
 
 
@@ -158,7 +158,7 @@ def test_nothing_compressed_is_refused() -> None:
     [("two_phase", 2, 2), ("two_phase", 3, 3), ("gather", 2, 2), ("ring", 2, 0)],
 )
 def test_a_longer_latency_delays_every_message(exchange: str, ranks: int, messages: int) -> None:
-    # What a ring takes follows from the curve itself.
+    # The time of a ring follows from the curve itself.
     known = hook(exchange=exchange, overhead_s=OVERHEAD_S, payload_ratio=0.01, ranks=ranks)
     before = known.time_s(MB, ranks, curve())
     later = known.time_s(MB, ranks, curve(), later_s=0.002)
@@ -196,14 +196,14 @@ def test_a_stated_latency_reaches_a_hook() -> None:
         return made.predict(Scenario(2, latency_s=latency_s, hook="fp16")).step_s.value
 
     assert step_s(1e-5, 1e-4) == step_s(math.nan, 1e-4)  # the fitted link
-    # The second bucket's two messages are behind the end of backward.
+    # The second bucket's two messages come after the end of backward.
     assert step_s(1e-5 + 1e-4, 1e-4) == pytest.approx(step_s(1e-5, 1e-4) + 2e-4)
     assert step_s(0.5, math.nan) == step_s(1e-5, math.nan)  # an older profile
 
 
 def test_ranks_of_a_host_share_its_link() -> None:
     assert [hook().link_sharing(8, per_host) for per_host in (1, 8)] == [1.0, 1.0]
-    # 4 ranks each send to 4 of their 7 others.
+    # Each of 4 ranks sends to 4 of the 7 others.
     assert hook().link_sharing(8, 4) == pytest.approx(16 / 7)
     assert hook(exchange="ring").link_sharing(8, 4) == 1.0
     assert two_levels().link_sharing(8, 4) == 1.0
@@ -213,8 +213,8 @@ def test_ranks_of_a_host_share_its_link() -> None:
         made.predict(Scenario(4, ranks_per_host=per_host, hook="fp16")).step_s.value
         for per_host in (1, 2, 4)
     ]
-    # 7.5 ms of wire and 2 of work per MB: the second bucket's from 20 ms on. Where two share the
-    # link, 10 and 2: the first one's end at 22 ms.
+    # Per MB 7.5 ms of wire and 2 of work, for the second bucket from 20 ms on. If two ranks share
+    # the link, 10 and 2 ms; the first bucket then ends at 22 ms.
     assert step_s == pytest.approx([0.020 + 0.019, 0.022 + 0.024, 0.020 + 0.019])
 
 
@@ -239,7 +239,7 @@ def test_the_fit_knows_the_link_of_the_run(tmp_path: Path) -> None:
 def test_top_k_sends_no_more_than_all_values() -> None:
     known = hook("topk:ratio=0.25", exchange="gather", payload_ratio=0.25)
     assert known.sent_bytes(MB, 2) == pytest.approx(0.25 * MB)
-    # 8 ranks' choices are twice the bucket: all goes as halves, 7 / 8 of 2 x 0.5 MB.
+    # 8 ranks select twice the bucket: all is sent in halves, 7 / 8 of 2 x 0.5 MB.
     assert known.sent_bytes(MB, 8) == pytest.approx(0.875 * MB)
     assert known.remarks(3) == hook().remarks(8) == []
     assert "each rank adds up a part of the bucket" in known.remarks(4)[0]

@@ -1,4 +1,4 @@
-"""What lies outside of what was measured is said, and what lies inside is not."""
+"""Checks that settings outside the measured range are reported, and others are not."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GBIT = 1e9 / 8
 
 
 def replay() -> Replay:
-    """2 ranks on a host, 8 samples each. Links of both classes are measured at 2 to 64 ranks."""
+    """Replay of 2 ranks on a host, 8 samples each; links within and between hosts are measured."""
     links = {
         SAME_HOST: LinkProfile({"all_reduce": curve(world_sizes=(2,), ranks_per_core=1.0)}),
         OTHER_HOST: LinkProfile({"all_reduce": curve(world_sizes=(2, 8))}, GBIT, 20e-6),
@@ -108,7 +108,7 @@ def test_batches_behind_the_compute() -> None:
 
 
 def measured_on(*backends: str) -> Measurement:
-    """All-reduces at 2 ranks; those of the first backend take 1 ns a byte, the next ones 2."""
+    """All-reduces at 2 ranks; those of the first backend take 1 ns per byte, the next ones 2."""
     points = [
         Point(
             "all_reduce",
@@ -148,7 +148,7 @@ def measured_at(sizes: int, op: str, link: str = OTHER_HOST) -> Measurement:
     [
         (measured_at(5, "all_gather"), {"all_gather": "microbench", "all_reduce": "run"}),
         (measured_at(2, "all_reduce"), {"all_reduce": "run"}),  # too few sizes for a curve
-        (measured_at(0, "all_reduce"), {"all_reduce": "run"}),  # only times of hooks, say
+        (measured_at(0, "all_reduce"), {"all_reduce": "run"}),  # for example only times of hooks
         (measured_at(5, "all_reduce"), {"all_reduce": "microbench"}),
     ],
 )

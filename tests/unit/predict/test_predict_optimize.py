@@ -1,4 +1,4 @@
-"""The search for the best setting: what it compares, what it leaves out, what it calls a gain."""
+"""Checks the search for the best setting: what it compares, leaves out and calls a gain."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def replay(*hooks: HookCost) -> Replay:
 
 
 def answers(over: list[str] | None, measured_ms: float | None = None) -> Answers:
-    """With fp16 known; of a run at 4 ranks, for which the model says 55 ms, where one is given."""
+    """Answers with fp16 known; 55 ms are predicted for the 4 ranks that took ``measured_ms``."""
     made = replay(hook())
     others = []
     if measured_ms is not None:
@@ -67,7 +67,7 @@ def test_a_gain_is_more_than_the_model_s_error(
 
 
 def test_a_gain_whose_interval_reaches_into_the_error_is_none() -> None:
-    # 15 % in the median, and 11.1 % on the fast link: 32 ms in the place of 36.
+    # 15 % in the median, and 11.1 % on the fast link: 32 ms instead of 36.
     links = tuple(((0.0, b),) for b in (0.8e-8, 1e-8, 1.2e-8))
     made = Replay(schedule(), profile(hooks=(hook(),), replicates=links))
     (best, _) = optimize(made, Scenario(2), ["hook"], 0.13).candidates
@@ -144,7 +144,7 @@ def test_a_table_of_the_best_says_of_how_many() -> None:
 
 
 class WithoutFp16(Replay):
-    """Knows of fp16, but cannot say what comes of it."""
+    """Replay that knows fp16 but cannot predict it."""
 
     def sampled(self, scenario: Scenario) -> tuple[Prediction, npt.NDArray[np.float64]]:
         if scenario.hook == "fp16":

@@ -1,4 +1,4 @@
-"""Costs from the collectives of a job that has no steps."""
+"""Checks costs that are fitted to the collectives of a job without steps."""
 
 from __future__ import annotations
 

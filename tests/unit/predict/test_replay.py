@@ -1,4 +1,4 @@
-"""Replayed steps, worked out on paper."""
+"""Checks replayed steps against values computed by hand."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def replay(**values: object) -> Replay:
 
 
 def test_the_recorded_setting() -> None:
-    # Ready at 10 and 20 ms, 10 and 20 ms on the wire: there at 20 and 40, backward over at 20.
+    # Ready at 10 and 20 ms, 10 and 20 ms on the wire: done at 20 and 40; backward ends at 20.
     found = replay().predict(Scenario(2))
     assert found.step_s.value == pytest.approx(0.040)
     assert (found.wait_s, found.wire_s) == pytest.approx((0.0, 0.020))
@@ -42,7 +42,7 @@ def test_the_recorded_setting() -> None:
     assert found.samples_per_s == pytest.approx(2 * 8 / 0.040)
     assert found.efficiency == pytest.approx(0.5)
     assert found.sent_bytes == pytest.approx(3 * MB)
-    # 1 MB between the first bucket's and the last one's being ready.
+    # 1 MB in the time from the first bucket being ready to the last.
     assert found.hiding_bytes_per_s == pytest.approx(1 * MB / 0.010)
     assert found.outside == ()
 
@@ -54,7 +54,7 @@ def test_more_ranks_send_more() -> None:
 
 
 def test_copies_follow_the_waiting() -> None:
-    # 1 ns per byte: 1 ms behind the first bucket, hidden in the wait for the second; then 2 ms.
+    # At 1 ns per byte: 1 ms for the first bucket, hidden in the wait for the second; then 2 ms.
     found = replay(copy_s_per_byte=1e-9).predict(Scenario(2))
     assert found.step_s.value == pytest.approx(0.042)
     assert found.wire_s == pytest.approx(0.019)
@@ -76,7 +76,7 @@ def test_one_large_bucket_hides_nothing() -> None:
 
 
 def test_smaller_buckets_are_cut_at_parameters() -> None:
-    # Two of 1 MB in the second bucket: the first of them is half way, at 15 ms.
+    # The second bucket has two parameters of 1 MB; the first is ready half way, at 15 ms.
     known = {"parameter_bytes": [MB, MB, MB], "rebuilt_per_bucket_param_indices": "2, 1 0"}
     found = replay(ddp_log=known).predict(Scenario(2, bucket_cap_bytes=0.5 * MB))
     assert found.buckets == 3
@@ -117,12 +117,12 @@ def test_the_maximum_grows_with_the_ranks() -> None:
         Replay(noisy, profile(beta_s_per_byte=1e-12)).predict(Scenario(n)).step_s.value
         for n in (2, 8, 32)
     ]
-    # Of n exponential draws the largest is ln n + 0.577 means in the mean.
+    # The largest of n exponential draws is on average ln n + 0.577 times their mean.
     assert np.diff(steps) == pytest.approx(0.004 * math.log(4) * np.ones(2), rel=0.5)
 
 
 def test_crowded_cores_stretch_the_processor_s_part() -> None:
-    # 8 ranks on 4 cores: twice as long if they always compute, and as ever if half of the time.
+    # 8 ranks on 4 cores take twice as long if they always compute, no longer if half the time.
     def steps(busy: float) -> float:
         made = schedule(bytes_=(1, 1), placement=Placement(2, 4.0, 1, busy))
         return Replay(made, profile(SAME_HOST)).predict(Scenario(8, ranks_per_host=8)).step_s.value
@@ -148,7 +148,7 @@ def test_copies_have_the_gradients_bytes_whatever_the_batch() -> None:
     made = Replay(
         schedule(bytes_=(1, MB), copy_s_per_byte=1e-8), profile(), compute_by_batch=(0.0, 0.001)
     )
-    # Of the 20 ms, 10 are left with half of the samples; then 10 ms each on the link and to copy.
+    # Half of the samples leave 10 of the 20 ms; then 15 ms on the link and 10 ms to copy.
     found = made.predict(Scenario(4, scaling="strong"))
     assert found.step_s.value == pytest.approx(0.010 + 0.015 + 0.010, rel=1e-3)
 
@@ -158,7 +158,7 @@ def test_threads_of_a_rank_do_not_lengthen_a_message_between_hosts(threads: int)
     placement = Placement(4.0, 8.0, threads, 0.9)
     links = profile(alpha_s=1e-3, beta_s_per_byte=1e-15, ranks_per_core=1.0)
     made = Replay(schedule(ranks=8, bytes_=(1, 1), placement=placement), links)
-    # 14 messages one after the other for each of two buckets, 20 ms after the first began.
+    # Each bucket takes 14 successive messages of 1 ms, the second bucket from 20 ms on.
     assert made.predict(Scenario(8)).step_s.value == pytest.approx(0.034, rel=1e-3)
 
 
@@ -241,7 +241,7 @@ def test_a_hook_takes_its_time_and_saves_bytes() -> None:
 
 
 def test_a_hook_takes_processor_time_from_compute() -> None:
-    # 1 ns per byte of 3 MB makes 20 ms of own work 23, in which buckets get ready later too.
+    # 1 ns per byte of 3 MB makes 20 ms of own work 23 ms; buckets are ready later too.
     slower = hook(compute_s_per_byte=1e-9)
     found = Replay(schedule(), profile(hooks=(slower,))).predict(Scenario(2, hook="fp16"))
     assert found.step_s.value == pytest.approx(0.023 + 0.014)
@@ -257,11 +257,11 @@ def test_a_hook_takes_processor_time_from_compute() -> None:
 def test_a_gather_grows_with_the_ranks() -> None:
     gathered = hook("topk:ratio=0.01", exchange="gather", payload_ratio=0.01)
     assert gathered.sent_bytes(MB, 8) == pytest.approx(7 * 0.01 * MB)
-    # Decoding what 8 sent in the place of 2 takes four times as long.
+    # Decoding what 8 ranks sent instead of 2 takes four times as long.
     assert gathered.work_s(MB, 8) == pytest.approx(0.001 + 4 * 0.001)
     large = hook("int8", payload_ratio=1.0)
-    # Pieces of 1 MiB, of all values between two ranks, of a rank's share between more: the shorter
-    # of work and wire overlaps but for one.
+    # Pieces of 1 MiB: of all values with two ranks, of a rank's share with more. The shorter of
+    # work and wire overlaps, except for one piece.
     size, quick = 16.0 * MIB, curve(alpha_s=0.0)
     for ranks, pieces in ((2, 16), (4, 4)):
         work, wire = large.work_s(size, ranks), large.wire_s(size, ranks, quick)
@@ -309,7 +309,7 @@ def test_two_link_classes() -> None:
 def test_the_interval_is_that_of_the_fit() -> None:
     uncertain = profile(replicates=tuple(((0.0, b),) for b in (0.9e-8, 1e-8, 1.1e-8)))
     found = Replay(schedule(), uncertain).predict(Scenario(2))
-    # 2 MB from 20 ms on take 18 ms; at the slow rate the link is not free before 21, then 22.
+    # 2 MB from 20 ms on take 18 ms; at the slow rate they take 22 ms from 21 ms on.
     assert found.step_s.low == pytest.approx(0.038, abs=2e-4)
     assert found.step_s.high == pytest.approx(0.043, abs=2e-4)
 
@@ -317,7 +317,7 @@ def test_the_interval_is_that_of_the_fit() -> None:
 def test_what_is_exposed_and_hidden_has_an_interval() -> None:
     uncertain = profile(replicates=tuple(((0.0, b),) for b in (0.9e-8, 1e-8, 1.1e-8)))
     found = Replay(schedule(), uncertain).predict(Scenario(2))
-    # 3 MB take 30 ms, of which 20 are behind backward; 27 and 18 on the fast link, 33 and 23 on
+    # 3 MB take 30 ms, of which 20 are after backward; 27 and 18 on the fast link, 33 and 23 on
     # the slow one.
     waiting = found.waiting
     for each, (value, low, high) in (
@@ -344,12 +344,12 @@ def test_a_compressor_s_replicates_are_drawn_with_the_link_s() -> None:
 
     uncertain = hook(replicates=tuple(map(drawn, (0.5e-9, 1e-9, 1.5e-9))))
     found = Replay(schedule(), profile(hooks=(uncertain,))).predict(Scenario(2, hook="fp16"))
-    # 2 MB: 10 ms of wire and 4 of work, or 3 or 5.
+    # 2 MB take 10 ms of wire and 4, 3 or 5 ms of work.
     step = found.step_s
     assert (step.value, step.low, step.high) == pytest.approx((0.034, 0.033, 0.035))
     exposed = found.waiting.exposed_s
     assert (exposed.low, exposed.high) == pytest.approx((0.013, 0.015))
-    # Both of one number: the fast link with the small work, and the slow one with the large.
+    # Replicates of one number are combined: the fast link with little work, the slow with much.
     links = tuple(((0.0, b),) for b in (0.8e-8, 1e-8, 1.2e-8))
     both = Replay(schedule(), profile(hooks=(uncertain,), replicates=links))
     step = both.predict(Scenario(2, hook="fp16")).step_s
@@ -425,7 +425,7 @@ def test_ranks_spread_over_hosts_wait_longer_for_other_collectives() -> None:
     ("op", "parts"), [("all_gather_into_tensor", 3), ("gather", 3), ("all_to_all_single", 1.5)]
 )
 def test_gathered_bytes_grow_with_the_ranks(op: str, parts: float) -> None:
-    # 2 ranks gathered 1 MB each; of 4 ranks each gets 3 parts, and a message to all is still 2 MB.
+    # 2 ranks gathered 1 MB each; each of 4 ranks gets 3 parts, and a message to all is still 2 MB.
     others = (OtherCall(op, 2 * MB, 1.0),)
     found = replay(bytes_=(1, 1), other_calls=others).predict(Scenario(4))
     assert found.wire_s == pytest.approx(parts * 0.010, rel=1e-3)
@@ -441,9 +441,9 @@ def test_ten_thousand_ranks() -> None:
         steps=20,
     )
     made = Replay(base, profile())
-    begin = time.process_time()  # others use the machine too
+    begin = time.process_time()  # other processes use the machine too
     found = made.predict(Scenario(10_000))
     assert time.process_time() - begin < 10
-    # All of it on the wire from the first bucket on, twice the bytes but for one part in 10,000.
+    # The link is busy from the first bucket on, with twice the bytes less one part in 10,000.
     assert found.step_s.value == pytest.approx(0.001 + 2 * 0.9999 * 1.0, rel=1e-3)
     assert any("10000 ranks" in text for text in found.outside)

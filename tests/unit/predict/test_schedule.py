@@ -1,4 +1,4 @@
-"""A recorded run as a schedule, from traces built by hand."""
+"""Checks the schedule read from a recorded run, on traces built by hand."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from commprof.trace.schema import FLAG_DEVICE_ASYNC, Phase
 from tests.support.builders.traces import MS, Rank, world_run
 
 STEPS = 6
-#: The groups that DDP's log says it made of four parameters.
+#: DDP's log of three parameters and of the buckets made of them.
 LOG = {"parameter_bytes": [400, 600, 1000], "rebuilt_per_bucket_param_indices": "2, 1 0"}
 
 
 def rank_of(rank: int, late_ms: int = 0, cpu_ms: int = 90, **metadata: object) -> Rank:
-    """Steps of 100 ms. Buckets of 1000 bytes are ready at 50 and 60; backward is over at 65.
+    """Rank with steps of 100 ms: buckets of 1000 bytes ready at 50 and 60, backward ends at 65.
 
-    They are done at 58 and 75; the finalisation ends at 80, of that 5 ms at work. `cpu_ms` is the
-    thread's time per step. `late_ms`: this rank is so much later with the second bucket.
+    The buckets are done at 58 and 75; the finalisation ends at 80, with 5 ms of work. This rank
+    has the second bucket `late_ms` later.
     """
     witnesses = {
         "begin_monotonic_ns": 10**15,
@@ -51,7 +51,7 @@ def read(*ranks: Rank) -> Schedule:
 
 def test_a_finalisation_before_all_steps_begins_no_cycle() -> None:
     shifted = Rank(0, 2, steps=STEPS)
-    for step in range(1, STEPS):  # as rank_of, but what came before step 1 lies in no step
+    for step in range(1, STEPS):  # as in rank_of, but the time before step 1 lies in no step
         at = 100 * MS * step
         shifted.step(at, at + 100 * MS)
     for step in range(STEPS):
@@ -74,7 +74,7 @@ def test_a_cycle_needs_one_finalisation_and_one_in_the_step_before() -> None:
             for bucket in range(2):
                 ready = begin + (10 + bucket) * MS
                 rank.collective(4 * task + bucket, ready, ready + MS, bytes=task, graph_task=task)
-            # Another operation of the pass, and an all-reduce of no pass, are no buckets.
+            # Another operation of the pass, and an all-reduce outside any pass, are no buckets.
             rank.collective(4 * task + 2, ready + 1, ready + MS, op="broadcast", graph_task=task)
             rank.collective(4 * task + 3, ready + 2, ready + MS, bytes=1)
             rank.finalize(begin + 20 * MS, begin + 30 * MS, cpu=5 * MS, graph_task=task)
@@ -90,7 +90,7 @@ def test_a_cycle_needs_one_finalisation_and_one_in_the_step_before() -> None:
 
 def test_times_since_the_ranks_met() -> None:
     found = read(rank_of(0), rank_of(1, late_ms=4))
-    # The first step is warm-up; a cycle begins at 80 of the step before.
+    # The first step is warm-up; a cycle begins at 80 of the previous step.
     assert found.ready_s.shape == (STEPS - 1, 2, 2)
     assert found.ready_s[0] == pytest.approx(np.array([[0.070, 0.080], [0.070, 0.084]]))
     assert found.backward_begin_s[0] == pytest.approx([0.050, 0.050])
@@ -104,7 +104,7 @@ def test_times_since_the_ranks_met() -> None:
 
 def test_a_script_s_batch_is_what_its_loaders_gave() -> None:
     ranks = [rank_of(0), rank_of(1)]
-    assert read(*ranks).batch.per_rank == 0  # nobody says
+    assert read(*ranks).batch.per_rank == 0  # not recorded
     for step in range(STEPS):
         for rank, samples in zip(ranks, (8, 6), strict=True):
             begin = 100 * MS * step + MS
@@ -147,7 +147,7 @@ def test_steps_whose_device_waits_are_unknown_are_refused() -> None:
     with pytest.raises(CommprofError, match=r"time of its GPUs was not recorded \(no driver\)"):
         read(*ranks(flags=FLAG_DEVICE_ASYNC))
     with pytest.raises(CommprofError, match="measured steps have exactly one"):
-        read(*ranks())  # on the host, beside an unused device
+        read(*ranks())  # on the host, with an unused device
 
 
 def test_the_steps_of_a_trial_are_refused() -> None:
@@ -211,7 +211,7 @@ def test_ready_times_are_interpolated_by_bytes() -> None:
 
 
 def test_the_processor_s_share_of_compute() -> None:
-    # The helper gives each finalisation's begin the same CPU time: less is used than at its end.
+    # The builder gives each finalisation's begin the same CPU time, less than the previous end's.
     found = read(rank_of(0), rank_of(1))
     assert found.placement.busy == pytest.approx(-0.005 / 0.085)
 

@@ -1,4 +1,4 @@
-"""Steps of FSDP2 in other settings, worked out by hand."""
+"""Checks steps of FSDP2 in other settings against values computed by hand."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_waits_that_were_too_short_lie_where_another_rank_had_them() -> None:
     events = fsdp_steps().events
     assert events.index((WAIT, 1)) == events.index((ISSUE, 1)) + 1
     assert events[events.index((WAIT, 4)) + 1] == (WAIT, 3)
-    # Computing a block follows its wait: 17 and 62 ms, from 92 ms of the step before.
+    # Computing a block follows its wait: 17 and 62 ms, from 92 ms of the previous step.
     own = np.median(fsdp_steps().own_ns, axis=(0, 1)) / 1e6
     assert own[events.index((WAIT, 1))] == pytest.approx(4 + 2 + 10)
     assert own[events.index((WAIT, 3))] == pytest.approx(4 + 2 + 20 + 20)
@@ -118,8 +118,8 @@ def test_ranks_are_as_many_as_asked_for(ranks: int) -> None:
 
 
 def test_a_slow_link_makes_prefetched_all_gathers_wait_and_hold_up_others() -> None:
-    # 2 + 50; the second all-gather is there at 102, its block done at 112; 162; the prefetched
-    # one has the link until 212, so that the reduce-scatter of 182 ends at 312; 332 + 100; 4.
+    # 2 + 50; the second all-gather ends at 102, its block at 112; 162; the prefetched one uses the
+    # link until 212, so that the reduce-scatter issued at 182 ends at 312; 332 + 100; 4.
     assert step_ms(bandwidth_bytes_per_s=RATE / 10) == pytest.approx(436, abs=1e-5)
 
 
@@ -130,7 +130,7 @@ def test_what_a_collective_took_beyond_its_cost_stays() -> None:
     transfer[:, :, 5] -= 4e6
     uneven = dataclasses.replace(steps, transfer_ns=transfer)
     held = ShardedReplay(uneven, profile(bytes_per_s=RATE, latency_s=0.0))
-    # 13 and 6 ms in the place of 10 and 10; then 3 beyond 5, and three fifths of 5.
+    # 13 and 6 ms instead of 10 and 10; then 3 beyond 5, and three fifths of 5.
     assert held.predict(Scenario(2)).step_s.value == pytest.approx(0.095, abs=1e-8)
     half = held.predict(Scenario(2, reduce_dtype="bf16"))
     assert half.step_s.value == pytest.approx(0.076 + 0.008 + 0.003, abs=1e-8)
@@ -206,7 +206,7 @@ def test_blocks_that_are_not_told_are_not_wrapped() -> None:
 
 
 def test_copies_of_two_ranks_each_sum_their_parts() -> None:
-    # All as with 2 ranks, and behind each reduce-scatter half of its bytes once more.
+    # As with 2 ranks, plus an exchange of half of the bytes after each reduce-scatter.
     found = replay().predict(Scenario(4, shard_ranks=2))
     assert found.step_s.value == pytest.approx(0.106, abs=1e-8)
     assert found.buckets == 8
@@ -214,13 +214,13 @@ def test_copies_of_two_ranks_each_sum_their_parts() -> None:
 
 def test_copies_exchange_nothing_for_blocks_that_were_joined() -> None:
     found = replay().predict(Scenario(4, shard_ranks=2, wrap_blocks=2))
-    # As two blocks in one unit, and then half of the bytes of both blocks' gradients once more.
+    # As two blocks in one unit, plus an exchange of half of the bytes of both blocks' gradients.
     assert found.step_s.value == pytest.approx(0.116, abs=1e-8)
     assert found.buckets == 4
 
 
 def test_a_mesh_of_one_copy_exchanges_nothing_between_copies() -> None:
-    """FSDP2 then all-reduces each block's gradients in a group of one rank."""
+    """With one copy FSDP2 all-reduces each block's gradients in a group of one rank."""
     ranks = fsdp_ranks()
     for rank in ranks:
         rank.groups[2] = (f"copies of part {rank.rank}", 1)
@@ -374,7 +374,7 @@ def test_the_table_of_a_sharded_run() -> None:
     found = answer(replay(), [asked], [], others, None, math.nan)
     text = table.render(found, "RUN, 2 ranks", "by hand", [], 100)
     cells = next(line.split() for line in text.splitlines() if line.split()[:2] == ["4", "as"])
-    # Ranks, link, latency, sharding, types, collectives, step.
+    # Columns: ranks, link, latency, sharding, types, collectives, step.
     assert cells == [
         "4",
         *["as", "run"] * 2,

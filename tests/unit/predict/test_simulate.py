@@ -1,4 +1,4 @@
-"""Simulated exchanges, against schedules worked out by hand."""
+"""Checks simulated exchanges against schedules computed by hand."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ def test_a_bucket_waits_for_the_link() -> None:
 
 
 def test_two_equal_buckets_share_the_link() -> None:
-    # Four segments of 5 ms each, two by two: the first one's last pair passes at 30, when the
-    # second has two of its own left.
+    # Each sends four segments of 5 ms in pairs: the last pair of the first bucket passes at 30,
+    # when the second bucket has two segments left.
     step = simulate([Bucket(0.0, 2 * MB), Bucket(0.0, 2 * MB)], 0.0, 2, LINK)
     assert step.end_s == pytest.approx((0.030, 0.040))
 
 
 def test_shares_follow_the_segments() -> None:
-    # The small one sends segments of 1 ms, two before each pair of the large one's of 10 ms:
-    # its last pair is posted when its first has passed, behind the large one's first pair.
+    # The small bucket sends pairs of 1 ms segments before the large one's pairs of 10 ms ones:
+    # its last pair is posted when its first has passed, after the large one's first pair.
     step = simulate([Bucket(0.0, 0.4 * MB), Bucket(0.0, 4 * MB)], 0.0, 2, LINK)
     assert step.end_s == pytest.approx((0.024, 0.044))
 
@@ -56,7 +56,7 @@ def test_shares_follow_the_segments() -> None:
 def test_a_third_bucket_waits_for_a_thread() -> None:
     buckets = [Bucket(0.0, 2 * MB), Bucket(0.0, 2 * MB), Bucket(0.0, 2 * MB)]
     step = simulate(buckets, 0.0, 2, LINK)
-    # The first is done at 30; from then on the third shares the link, and all is through at 60.
+    # The first is done at 30; from then on the third shares the link, and all are done at 60.
     assert step.begin_s == pytest.approx((0.0, 0.0, 0.030))
     assert step.end_s[0] == pytest.approx(0.030)
     assert max(step.end_s) == pytest.approx(0.060)

@@ -1,4 +1,4 @@
-"""Flight Recorder dumps: who hangs, whom it takes along, and files that are damaged or hostile."""
+"""Flight Recorder dumps: ranks that hang, ranks that wait for them, damaged and hostile files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.builders.flight_dumps import dump, entry, write_dumps
 
 ALL = {"0": [0, 1, 2]}
 _PLACES = [place / "shared/data/flight_recorder" for place in Path(__file__).parents[4:6]]
-#: Beside the repository, or beside the folder that holds its worktrees.
+#: Recordings next to the repository, or next to the folder that holds its worktrees.
 DATA = next((place for place in _PLACES if place.exists()), _PLACES[0])
 
 
@@ -67,7 +67,7 @@ def test_a_rank_that_has_not_completed_what_others_have_is_the_culprit(tmp_path:
     write_dumps(tmp_path, dump(ALL, done, next_one), behind, dump(ALL, done, next_one))
     found = diagnosis(tmp_path)
     assert culprits(found) == ("behind", [1])
-    # The root of a broadcast may be done before the others have come: that accuses nobody.
+    # The root of a broadcast may complete before other ranks arrive: that accuses no rank.
     done, begun = entry("0", 1, "broadcast", "completed"), entry("0", 1, "broadcast")
     write_dumps(tmp_path, dump(ALL, done), dump(ALL, begun), dump(ALL, begun))
     assert culprits(diagnosis(tmp_path)) == ("arrived", [])
@@ -115,7 +115,7 @@ def test_a_rank_without_a_dump_is_the_culprit_if_nobody_else_can_be(tmp_path: Pa
     found = diagnosis(tmp_path)
     assert (culprits(found), found.missing) == (("undumped", [2]), (2,))
     assert found.victims == (0, 1)
-    # Rank 0 waits for nobody: that accuses it, and what rank 2 did is not known.
+    # Rank 0 waits for no rank, which accuses it; rank 2's operations are unknown.
     write_dumps(tmp_path, dump(groups), waits, None)
     write_dumps(tmp_path, dump(groups), dump(groups, entry("1", 2)), None)
     assert culprits(diagnosis(tmp_path)) == ("absent", [0])
@@ -128,7 +128,7 @@ def test_a_rank_whose_device_has_not_begun_is_the_culprit(tmp_path: Path) -> Non
     assert culprits(found) == ("behind", [2])
     assert found.culprits[0].why.startswith("rank 2 has not begun all_reduce number 2")
     assert found.groups[0].started == {0: 2, 1: 2}
-    # Without a start anywhere nothing tells when operations start.
+    # If no rank shows a start, starts of operations are not recorded.
     write_dumps(tmp_path, waits, waits, waits)
     found = diagnosis(tmp_path)
     assert culprits(found) == ("arrived", [])
@@ -152,7 +152,7 @@ def test_operations_that_are_launched_together_have_the_state_of_their_launch(
     late = dump(pair)
     write_dumps(tmp_path, dump(pair, *parts, whole), late)
     assert culprits(diagnosis(tmp_path)) == ("absent", [1])
-    # The launch has completed, and a dump of active entries leaves it out.
+    # The launch has completed, so a dump of active entries leaves it out.
     write_dumps(tmp_path, dump(pair, *parts), late)
     assert culprits(diagnosis(tmp_path)) == ("none", [])
 
@@ -173,7 +173,7 @@ def test_the_injected_ranks_of_a_real_job_are_named_and_nobody_else(name: str) -
 
 
 class _Hostile:
-    """Creates a file when a pickle of it is loaded."""
+    """Object that creates a directory when its pickle is loaded."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -183,7 +183,7 @@ class _Hostile:
 
 
 def refusal(folder: Path) -> str:
-    """Why its dump cannot be read; empty if it can, and then it is diagnosed."""
+    """Returns why the dump cannot be read; if it can, diagnoses it and returns an empty text."""
     try:
         read_dumps(folder)
     except TraceError as error:
@@ -198,7 +198,7 @@ def test_500_damaged_dumps_give_one_line_and_run_no_code(tmp_path: Path) -> None
     trap = tmp_path / "trap"
     hostile = pickle.dumps(value | {"entries": [_Hostile(trap)]}, protocol=2)
     whole = [pickle.dumps(value, protocol=protocol) for protocol in (2, 4)]
-    whole.append(repr(value).replace("'", '"').encode())  # no JSON, but like it
+    whole.append(repr(value).replace("'", '"').encode())  # not JSON, but similar
     chosen = random.Random(26)
     refused = 0
     for number in range(500):
@@ -208,7 +208,7 @@ def test_500_damaged_dumps_give_one_line_and_run_no_code(tmp_path: Path) -> None
         if number % 3 == 0:
             del data[chosen.randrange(100, len(data)) :]
         if number % 7 == 0:
-            # Instructions that call, import, and store under an index of four gigabytes.
+            # Instructions that import, call, and store at index 2**32 - 1.
             at = chosen.randrange(2, len(data))
             data[at:at] = chosen.choice((b"cos\nsystem\n", b"R", b"r\xff\xff\xff\xff", b"\x93"))
         (tmp_path / "dump_0").write_bytes(data)

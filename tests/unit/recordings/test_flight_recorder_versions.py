@@ -1,4 +1,4 @@
-"""Dumps as each version of the Flight Recorder writes them, and as people pack them."""
+"""Dumps as each version of the Flight Recorder writes them, and as users pack them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GROUPS = {"0": [0, 1, 2]}
 
 
 def hang(rank: int, number: int = 2) -> Value:
-    """Rank 1 of three did not arrive at the second all-reduce."""
+    """Dump of a rank; rank 1 of three did not arrive at all-reduce ``number``."""
     done, waits = entry("0", number - 1, state="completed"), entry("0", number)
     return dump(GROUPS, done) if rank == 1 else dump(GROUPS, done, waits)
 
@@ -39,7 +39,7 @@ def status(rank: int, text: bool = False) -> Value:
 
 
 def of_2_2(rank: int) -> Value:
-    """No status of groups, no threads."""
+    """Dump of version 2.2, without a status of groups."""
     value = {**hang(rank), "version": "2.2"}
     del value["pg_status"]
     return value
@@ -50,7 +50,7 @@ def of_2_3(rank: int) -> Value:
 
 
 def of_2_4(rank: int) -> Value:
-    """With stacks."""
+    """Dump of version 2.4, with stacks."""
     value = {**of_2_3(rank), "version": "2.4"}
     for one in value["entries"]:
         one["frames"] = [{"name": "step", "filename": "train.py", "line": 7}]
@@ -69,7 +69,7 @@ def of_2_10(rank: int) -> Value:
 
 
 def active_alone(rank: int) -> Value:
-    """Completed entries left out: only the status has them."""
+    """Dump without completed entries, of which only the status knows."""
     value = of_2_10(rank)
     value["entries"] = [one for one in value["entries"] if one["state"] != "completed"]
     return value
@@ -85,7 +85,7 @@ def test_every_version_says_who_hangs(tmp_path: Path, made: Callable[[int], Valu
 
 @pytest.mark.parametrize("active", [False, True])
 def test_json_has_texts_for_numbers_and_zeros_for_none(tmp_path: Path, active: bool) -> None:
-    """And no list of entries where there is none."""
+    """JSON dumps also lack the list of entries if it is empty."""
     for rank in range(3):
         value = {**(active_alone(rank) if active else of_2_10(rank))}
         value["pg_status"] = status(rank, text=True)
@@ -103,7 +103,7 @@ def without(value: Value, *keys: str) -> Value:
 
 
 def of_2_0(rank: int) -> Value:
-    """One number for collectives and messages alike, and nothing that came later."""
+    """Dump of version 2.0: one number for collectives and messages, and no later fields."""
     value = without({**hang(rank), "version": "2.0"}, "pg_status")
     later = ("p2p_seq_id", "collective_seq_id", "is_p2p", "time_created_ns", "state")
     value["entries"] = [
@@ -113,7 +113,7 @@ def of_2_0(rank: int) -> Value:
 
 
 def of_status_alone(rank: int) -> Value:
-    """As the debug server answers where collectives are not asked for."""
+    """Dump of the debug server if the request leaves collectives out."""
     return without({**of_2_10(rank), "pg_status": status(rank, text=True)}, "entries")
 
 
@@ -148,7 +148,7 @@ def test_a_group_without_a_description_has_none(tmp_path: Path) -> None:
 
 
 def test_groups_of_one_name_and_other_ranks(tmp_path: Path) -> None:
-    """As split_group makes them: every rank knows its own group under that name."""
+    """With split_group, every rank knows only its own group under the common name."""
     for rank in range(4):
         mine = [0, 1] if rank < 2 else [2, 3]
         value = dump({"0": [0, 1, 2, 3], "1": mine}, *([entry("1", 5)] if rank != 3 else []))
@@ -160,7 +160,7 @@ def test_groups_of_one_name_and_other_ranks(tmp_path: Path) -> None:
 
 
 def test_a_full_buffer_forgets_what_the_status_knows(tmp_path: Path) -> None:
-    """Rank 2's entries of the group that rank 1 did not arrive at are gone."""
+    """Rank 2's buffer has lost its entries of the group in which rank 1 did not arrive."""
     for rank in range(3):
         entries = [] if rank == 1 else [entry("1", 3)]
         if rank == 2:

@@ -1,4 +1,4 @@
-"""nccl-tests' output: read, compared, fitted, and refused where it does not say enough."""
+"""nccl-tests' output: read, compared, fitted, and refused where information is missing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from commprof.predict.fit.points import Point, read_points
 from commprof.recordings.nccl_tests import is_nccl_tests, read_nccl_tests
 
 _PLACES = [place / "shared/data/nccl_tests" for place in Path(__file__).parents[4:6]]
-#: Beside the repository, or beside the folder that holds its worktrees.
+#: Recordings next to the repository, or next to the folder that holds its worktrees.
 DATA = next((place for place in _PLACES if place.exists()), _PLACES[0])
 RANKS = "".join(
     f"#  Rank  {rank} Group  0 Pid   77 on host{rank // 2}    device  0 [0x0a] A GPU\n"
@@ -146,7 +146,7 @@ def test_damaged_results_give_one_line(tmp_path: Path) -> None:
 
 
 def refusal(path: Path) -> str:
-    """Why it cannot be read; empty if it can."""
+    """Returns why the file cannot be read; empty if it can."""
     try:
         read_nccl_tests(path)
     except UsageError as error:

@@ -1,4 +1,4 @@
-"""Predictions from traces of torch.profiler: DDP's passes, which these do not mark, on paper."""
+"""Predictions from torch.profiler traces, which do not mark DDP's passes, computed by hand."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def launch(at_us: float, correlation: int, tid: int) -> Event:
 
 
 def step_of_ddp(base: float, number: int) -> list[Event]:
-    """The second all-reduce is ready at 400, and begins when the first is done, at 600."""
+    """One step: the second all-reduce is ready at 400, and begins after the first, at 600."""
     id_of = 100 * number
     reduced = [
         all_reduce(base + 300, base + 600, 2 * number, 3000),
@@ -63,7 +63,7 @@ def job(folder: Path) -> Path:
 
 
 def test_the_schedule_of_ddp_on_a_device(tmp_path: Path) -> None:
-    """Times since the step before had all buckets, at 700."""
+    """Times count from 700 of the step before, when its last bucket was reduced."""
     (recorded,), refused = read_recorded(job(tmp_path / "job"))
     schedule = recorded.schedule
     assert not refused
@@ -87,7 +87,7 @@ def test_reports_do_not_count_passes_that_are_implied(tmp_path: Path) -> None:
 def test_a_recording_is_predicted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], bucket_cap: list[str], step_ms: float
 ) -> None:
-    """In one bucket both gradients are ready at 700 µs, and then take 400."""
+    """In a single bucket, both gradients are ready at 700 µs, and their transfer takes 400 µs."""
     assert main(["predict", str(job(tmp_path / "job")), *bucket_cap, "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
     step = found["answers"][0]["prediction"]["step_s"]["value"]
@@ -96,7 +96,7 @@ def test_a_recording_is_predicted(
 
 
 def test_all_reduces_outside_of_backward_passes_are_no_buckets(tmp_path: Path) -> None:
-    """As of a loss."""
+    """The all-reduce of a loss, for example, is no bucket."""
     events = []
     for step in range(STEPS):
         base = 5e9 + 1000.0 * step

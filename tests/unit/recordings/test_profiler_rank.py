@@ -16,12 +16,12 @@ from tests.support.builders.profiler_traces import annotation, both, document, r
     ("said", "config", "of_host", "of_device"),
     [
         ("nccl", "cuda:nccl", "nccl", "nccl"),
-        # Of a script that names no backend.
+        # The script names no backend.
         ("undefined", "cpu:gloo", "gloo", "gloo"),
         ("undefined", "cuda:nccl", "nccl", "nccl"),
         ("undefined", "cpu:gloo,cuda:nccl", "gloo", "nccl"),
         ("undefined", None, "undefined", "undefined"),
-        # Of a script that names one for each type of device.
+        # The script names a backend for each type of device.
         ("cpu:gloo,cuda:nccl", None, "gloo", "nccl"),
         ("cuda:nccl", "cuda:nccl", "nccl", "nccl"),
         (None, None, "unknown", "unknown"),

@@ -1,4 +1,4 @@
-"""Traces of other versions, libraries, devices and layouts than those of the recordings at hand."""
+"""Traces of versions, libraries, devices and layouts that the available recordings lack."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def world_of(path: Path) -> WorldResult:
 
 
 def unmarked(rank: int, ahead_us: float = 0.0) -> str:
-    """A trace that does not say its rank."""
+    """Trace that does not state its rank."""
     whole = json.loads(document(rank_events(rank, ahead_us), rank))
     del whole["distributedInfo"]
     return json.dumps(whole)
@@ -46,7 +46,7 @@ def written(folder: Path, texts: dict[str, str]) -> Path:
 
 
 def of_torch_1_9(events: list[Event]) -> list[Event]:
-    """Other categories, and nothing of a collective but its kernel's name."""
+    """Events with other categories, in which a collective has only its kernel's name."""
     for event in events:
         event["cat"] = {"kernel": "Kernel", "user_annotation": "Operator"}[event["cat"]]
         if "AllReduce" in event["name"]:
@@ -63,12 +63,12 @@ def in_ns(events: list[Event]) -> list[Event]:
 
 
 def marked_twice(events: list[Event]) -> list[Event]:
-    """By a second thread too."""
+    """Events whose steps are also marked by a second thread."""
     return events + [{**event, "tid": 9} for event in events if event["name"][:8] == "Profiler"]
 
 
 def in_pairs(events: list[Event]) -> list[Event]:
-    """Begins and ends apart, as other writers of such traces have them; one never ends."""
+    """Events as separate begins and ends, as other tools write them; one event never ends."""
     pairs = [(dict(event), dict(event)) for event in events]
     for number, (begin, end) in enumerate(pairs):
         begin["ph"], end["ph"], end["ts"] = "B", "E", end["ts"] + end["dur"]
@@ -84,7 +84,7 @@ def as_texts(events: list[Event]) -> list[Event]:
 
 
 def numbers_again(events: list[Event]) -> list[Event]:
-    """Two profilers of one file, each of which counts from 0."""
+    """Events of two profilers in one file, each of which counts steps from 0."""
     for event in events:
         if event["name"].startswith("ProfilerStep"):
             event["name"] = f"ProfilerStep#{int(event['name'][-1]) % 2}"
@@ -100,7 +100,7 @@ def numbers_again(events: list[Event]) -> list[Event]:
 )
 @pytest.mark.parametrize("alone", [False, True])
 def test_events_in_other_words_and_units(tmp_path: Path, change: Change, alone: bool) -> None:
-    """Whole documents, and arrays of events alone."""
+    """Events are read from whole documents, and from arrays of events alone."""
     texts = {}
     for rank in (0, 1):
         events = change(rank_events(rank))
@@ -150,7 +150,7 @@ def test_of_a_rank_that_was_recorded_twice_the_last_counts(tmp_path: Path) -> No
         ([(0, 5), (3, 8)], 8),
         ([(0, 8), (3, 5)], 8),
         ([(0, 8), (0, 5)], 8),
-        ([(0, 8), (0, 8)], 8),  # packed and unpacked
+        ([(0, 8), (0, 8)], 8),  # a packed and an unpacked copy
     ],
 )
 def test_windows_of_a_rank_count_as_one(
@@ -193,7 +193,7 @@ def test_windows_that_not_all_ranks_have_are_left_out(tmp_path: Path) -> None:
 def test_messages_of_a_pipeline_do_not_mix_with_collectives(tmp_path: Path, numbered: bool) -> None:
     """The middle one of three ranks has twice as many messages in the group of the all-reduces.
 
-    These begin 50 µs later on each rank; the parts of a message are not known.
+    The all-reduces begin 50 µs later on each rank; the parts of a message's time are unknown.
     """
     texts = {}
     for rank in range(3):
@@ -228,7 +228,7 @@ def test_a_file_without_its_rank_is_the_one_that_lacks(tmp_path: Path) -> None:
 
 
 def mesh(rank: int) -> list[Event]:
-    """Two groups of two ranks in each dimension, all four under two names."""
+    """Events of a mesh with two groups of two ranks per dimension, which share a name."""
     row, column = divmod(rank, 2)
     events = []
     for step in range(6):
@@ -245,7 +245,7 @@ def mesh(rank: int) -> list[Event]:
 
 
 def test_recorded_numbers_of_a_group_count_though_other_ranks_do_not_use_it(tmp_path: Path) -> None:
-    """Rank 1 was recorded from its second calls on."""
+    """Rank 1's recording begins with its second calls."""
     of_ranks = [mesh(rank) for rank in range(4)]
     del of_ranks[1][1:3]
     texts = {f"rank{rank}.json": document(of_ranks[rank], rank, 4) for rank in range(4)}
@@ -262,7 +262,7 @@ def test_groups_of_one_name_and_other_ranks_are_told_apart(tmp_path: Path) -> No
     assert {row.group for row in world.collectives} == {
         *("tp (ranks 0, 1)", "tp (ranks 2, 3)", "dp (ranks 0, 2)", "dp (ranks 1, 3)")
     }
-    # The first of each pair waits 20 µs in its row, and 40 in its column.
+    # The first rank of each pair waits 20 µs in its row, and 40 µs in its column.
     assert [rank.parts.wait_ms for rank in world.ranks] == pytest.approx([0.06, 0.04, 0.02, 0])
 
 
@@ -290,7 +290,7 @@ def test_groups_of_one_name_and_other_ranks_are_told_apart(tmp_path: Path) -> No
 def test_the_range_around_a_launch_says_what_a_kernel_is(
     tmp_path: Path, kernel_name: str, range_name: str, launch: str, category: str
 ) -> None:
-    """By every runtime that kineto records."""
+    """Checks launches by every runtime that kineto records."""
     launched = {**annotation(launch, 12, 14), "cat": category, "args": {"correlation": 7}}
     events = [
         *(annotation("ProfilerStep#1", 0, 100), annotation(range_name, 10, 20), launched),
@@ -318,7 +318,7 @@ def on_host(name: str, begin_us: float, end_us: float, tid: int = 1, **args: obj
 @pytest.mark.parametrize(
     ("kernel_name", "args", "beside", "expected"),
     [
-        # By c10d's operator; by what kineto counts; by the metadata of the operator around.
+        # Known from c10d's operator, from kineto's external id, or from the operator around it.
         (GENERIC, {}, [on_host("c10d::allreduce_", 8, 30)], ("all_reduce", None)),
         (
             *(GENERIC, {"external id": 8}),
@@ -333,7 +333,7 @@ def on_host(name: str, begin_us: float, end_us: float, tid: int = 1, **args: obj
             ],
             ("reduce_scatter_tensor", 1600),
         ),
-        # Launched at the end of a group of many, whose range does not say what they are.
+        # Launched at the end of a group of many operations, whose range does not name them.
         (
             *(GENERIC, {}),
             [
@@ -345,7 +345,7 @@ def on_host(name: str, begin_us: float, end_us: float, tid: int = 1, **args: obj
         ),
         (GENERIC, {"Collective name": "coalesced"}, [annotation("nccl:coalesced", 8, 20)], UNKNOWN),
         (GENERIC, {"graph node id": 3}, [], UNKNOWN),
-        # A kernel of no operator: the number is that of its launch.
+        # A kernel of no operator: its external id is the number of its launch.
         (GENERIC, {"External id": 7}, [on_host("nccl:all_reduce", 1, 2, **EXTERNAL)], UNKNOWN),
         ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", {}, [], ("all_reduce", None)),
         ("void vllm::cross_device_reduce_2stage<half, 8>(x)", {}, [], ("all_reduce", None)),
@@ -359,7 +359,7 @@ def test_what_neighbours_say_of_a_kernel(
     beside: list[Event],
     expected: tuple[str, int | None],
 ) -> None:
-    """And never a zero for what none says."""
+    """An unknown size is never reported as zero."""
     launched = {**annotation("cudaLaunchKernelExC", 10, 11), "cat": "cuda_runtime"}
     events = [
         *(annotation("ProfilerStep#1", 0, 100), {**launched, "args": {"correlation": 7}}, *beside),
@@ -388,7 +388,7 @@ def test_copies_within_a_device_hide_communication(tmp_path: Path, name: str) ->
 
 
 def phases_us(path: Path) -> dict[str, float]:
-    """Time of each phase in the recording's only rank."""
+    """Returns the time of each phase in the recording's only rank."""
     found = read_recording(path)
     assert found is not None
     spans = columns.phases(found.traces[0])
@@ -400,7 +400,7 @@ def phases_us(path: Path) -> dict[str, float]:
 
 
 def work(at_us: float, correlation: int, tid: int = 1) -> list[Event]:
-    """A kernel of 10 µs, launched 5 µs before."""
+    """Returns a kernel of 10 µs and its launch 5 µs before."""
     launch = {**annotation("cudaLaunchKernel", at_us - 5, at_us - 4, tid), "cat": "cuda_runtime"}
     return [
         {**launch, "args": {"correlation": correlation}},
@@ -409,7 +409,7 @@ def work(at_us: float, correlation: int, tid: int = 1) -> list[Event]:
 
 
 def test_phases_of_fsdp2(tmp_path: Path) -> None:
-    """Its ranges mark begins and ends of modules: the kernels in between are of no range."""
+    """FSDP2's ranges mark begins and ends of modules; the kernels in between are in no range."""
     backward = {
         **annotation("autograd::engine::evaluate_function: MmBackward0", 105, 140, tid=2),
         "cat": "cpu_op",
@@ -420,7 +420,7 @@ def test_phases_of_fsdp2(tmp_path: Path) -> None:
         *(annotation("FSDP::post_forward (layers.0)", 30, 31), *work(40, 2)),
         annotation("FSDP::post_forward", 50, 51),
         *(*work(80, 3), annotation("FSDP::pre_backward (layers.0)", 100, 101, tid=2), backward),
-        # Recomputed within the backward pass.
+        # The forward pass is recomputed within the backward pass.
         *(annotation("FSDP::pre_forward (layers.0)", 106, 107, tid=2), *work(120, 4, tid=2)),
         annotation("FSDP::post_forward (layers.0)", 125, 126, tid=2),
         *(annotation("Optimizer.step#AdamW.step", 190, 250), *work(200, 5)),

@@ -21,7 +21,7 @@ ITERATIONS = 6
 
 
 def backward(begin_us: float, end_us: float) -> Event:
-    """Operator of a backward pass, on the thread of the updates."""
+    """Event of a backward pass's operator, on the thread of the updates."""
     event = annotation("autograd::engine::evaluate_function: AddBackward0", begin_us, end_us)
     return {**event, "cat": "cpu_op"}
 
@@ -33,7 +33,7 @@ def update(optimizer: str, begin_us: float, end_us: float) -> Event:
 def recorded(
     folder: Path, iteration: list[Event], eager: int = ITERATIONS
 ) -> tuple[list[float], list[float], list[str]]:
-    """Begins and ends of the steps found in iterations of 1000 µs, and the recording's problems.
+    """Returns begins and ends of steps found in iterations of 1000 µs, and the problems.
 
     After the first ``eager`` iterations, a CUDA graph replays backward, without its operators.
     """
@@ -69,7 +69,7 @@ def recorded(
             ],
             350,
         ),
-        # Without operators of the host.
+        # No operators of the host.
         ([update("Wrapper", 800, 950), update("AdamW", 805, 850)], 950),
     ],
 )
@@ -84,7 +84,7 @@ def test_a_step_ends_with_the_update_of_one_optimizer(
 
 
 def test_the_optimizer_with_most_updates_ends_the_steps(tmp_path: Path) -> None:
-    """The generator of a GAN, which updates first, and its critic, which updates twice as often."""
+    """A GAN's generator updates first, and its critic updates twice as often."""
     critic = [backward(400, 420), update("RMSprop", 430, 450)]
     critic += [backward(800, 820), update("RMSprop", 830, 850)]
     begin, _, _ = recorded(

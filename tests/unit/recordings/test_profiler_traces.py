@@ -1,7 +1,7 @@
 """Traces of torch.profiler through the analysis that commprof's own traces get.
 
-Small jobs are written here, so that every figure follows on paper; recordings of real GPU jobs are
-read where they lie beside the repository.
+The tests write small jobs, whose figures can all be computed by hand. Recordings of real GPU jobs
+are read if they exist next to the repository.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tests.support.builders.profiler_traces import (
 )
 
 _PLACES = [place / "shared/data/profiler_traces" for place in Path(__file__).parents[4:6]]
-#: Beside the repository, or beside the folder that holds its worktrees.
+#: Recordings next to the repository, or next to the folder that holds its worktrees.
 DATA = next((place for place in _PLACES if place.exists()), _PLACES[0])
 DLRM, RESNET, TORCHREC = (
     DATA / name
@@ -135,7 +135,7 @@ def test_one_rank_alone_has_no_wait_and_no_wire(tmp_path: Path) -> None:
 
 
 def test_turns_count_from_the_first_step_that_all_ranks_recorded(tmp_path: Path) -> None:
-    """Rank 0's recording begins a step earlier, and no kernel has a number of its own."""
+    """Rank 0's recording begins a step earlier, and no kernel has a sequence number."""
     ranks = [rank_events(0, steps=5), [e for e in rank_events(1, steps=5) if e["ts"] >= 5e9 + 1000]]
     for event in [event for events in ranks for event in events]:
         event.get("args", {}).pop("Seq", None)
@@ -274,7 +274,7 @@ def test_odd_values_are_counted_and_harm_nothing(tmp_path: Path) -> None:
 
 
 def test_gloo_is_read_from_the_host_s_ranges(tmp_path: Path) -> None:
-    """c10d's operator says when it was issued; the issuing thread works until 40 and from 80."""
+    """c10d's operator shows the time of issue; the issuing thread works until 40 and from 80."""
     operator = {"ph": "X", "cat": "cpu_op", "pid": 1, "tid": 1}
     events = [annotation("ProfilerStep#0", 0, 100)]
     events += [
@@ -300,18 +300,18 @@ def of_host(name: str, begin_us: float, end_us: float, tid: int = 1) -> Event:
     ("beside", "exposed_us"),
     [
         ([], 80),
-        # To issue is work, however long it takes; to wait in an operator is not.
+        # Issuing is work, however long it takes; waiting in an operator is not.
         ([of_host("c10d::_allgather_base_", 10, 40)], 50),
         ([of_host("_c10d_functional::wait_tensor", 20, 90)], 80),
         # Python between the operators of a pass is work, unless the pass itself communicates.
         ([annotation("DistributedDataParallel.forward", 30, 60)], 50),
         ([annotation("DistributedDataParallel.forward", 5, 60)], 80),
-        # Its range may be closed a little after the thread went on.
+        # The range may be closed a little after the waiting thread went on.
         ([of_host("aten::mm", 89, 95)], 79),
     ],
 )
 def test_what_is_work_beside_gloo(tmp_path: Path, beside: list[Event], exposed_us: float) -> None:
-    """The all-gather is under way from 10 to 90."""
+    """The all-gather runs from 10 to 90."""
     events = [annotation("ProfilerStep#0", 0, 100)]
     if not any(event["name"].startswith("c10d::") for event in beside):
         events.append(of_host("c10d::_allgather_base_", 10, 10))
@@ -338,7 +338,7 @@ def test_threads_of_gloo_may_begin_out_of_order(tmp_path: Path) -> None:
 
 
 def test_a_thread_that_goes_on_before_a_collective_is_done_did_not_wait(tmp_path: Path) -> None:
-    """From 20 to 500 it ran Python, or had no core; from 600 it waited."""
+    """From 20 to 500 the thread ran Python, or had no core; from 600 it waited."""
     events = [
         *(annotation("ProfilerStep#0", 0, 1000), of_host("c10d::allreduce_", 10, 20)),
         *(of_host("aten::mm", 500, 600), annotation("gloo:all_reduce", 30, 900, tid=2)),
@@ -355,7 +355,7 @@ def test_a_thread_that_goes_on_before_a_collective_is_done_did_not_wait(tmp_path
 def test_ddp_has_waited_for_a_bucket_that_it_copies_back(
     tmp_path: Path, copy: str, exposed_us: float
 ) -> None:
-    """Though gloo's thread, without a core, closes the bucket's range at 900 only."""
+    """The bucket is done although gloo's thread, without a core, closes its range only at 900."""
     events = [
         *(annotation("ProfilerStep#0", 0, 1000), of_host("c10d::allreduce_", 10, 20)),
         *(of_host("aten::as_strided", 500, 501), of_host(copy, 502, 510)),
@@ -363,7 +363,7 @@ def test_ddp_has_waited_for_a_bucket_that_it_copies_back(
     ]
     path = tmp_path / "gloo.json"
     path.write_text(document(events, 0))
-    # From 501 to 502 the next bucket could still be on its way.
+    # From 501 to 502 the next bucket could still be in transfer.
     assert world_of(path).parts.exposed_ms == pytest.approx(exposed_us / 1000, abs=0.002)
 
 
@@ -422,7 +422,7 @@ def test_eight_ranks_of_100_000_events_take_at_most_three_times_their_decoding(
     filler = [{**kernel("gemm", 0, 1), "cat": "ac2g", "id": 1}] * 84_000
     folder = tmp_path / "job"
     documents = [document([*rank_events(0, steps=3200), *filler], rank, 8) for rank in range(8)]
-    # What costs time is decoding: of the events that are kept 16,000 a rank.
+    # Most of the time is spent on decoding; 16,000 events per rank are kept.
     write(folder, documents)
     began = time.process_time()
     for text in documents:

@@ -1,4 +1,4 @@
-"""Recordings as they come: names, folders, packings, versions of torch and of the libraries."""
+"""Variants of recordings: names, folders, packings, versions of torch and of the libraries."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def without_rank(rank: int) -> str:
         ("trace_0.json", "trace_1.json"),
         ("0.json", "1.json"),
         ("iteration_100_rank0.json", "iteration_100_rank1.json"),
-        # torch's own handler: host, process and time; numbered by name.
+        # Names by torch's own handler: host, process and time; ranks are numbered in name order.
         ("host_4711.1699999999999.pt.trace.json", "host_4712.1699999999998.pt.trace.json"),
         ("rank0/trace.json", "rank1/trace.json"),
         ("iteration_5/rank0_trace.json", "iteration_5/rank1_trace.json"),
@@ -115,7 +115,7 @@ def test_a_copy_without_communication_is_of_the_same_process(tmp_path: Path) -> 
 
 
 def test_an_output_follows_from_the_ranks_of_the_job(tmp_path: Path) -> None:
-    """Though no file states their number."""
+    """The output's size follows although no file states the number of ranks."""
     around: Event = annotation("nccl:_all_gather_base", 10, 20)
     around["args"] = {"Input Dims": [[25]], "Input type": ["float"]}
     events = [around, launched(7, 11), kernel("nccl", 20, 40, correlation=7)]
@@ -209,7 +209,7 @@ def test_nested_ranges_and_operators_say_what_a_kernel_is(tmp_path: Path) -> Non
     [
         ("nccl:broadcast", {"Collective name": "broadcast", "Rank": "1"}, "broadcast", 1),
         ("nccl:reduce", {"Collective name": "reduce", "Rank": 1}, "reduce", 1),
-        # An all-gather of unequal sizes, for which the rank is the own one.
+        # An all-gather of unequal sizes, for which "Rank" is the recording rank itself.
         ("nccl:_broadcast_oop", {"Collective name": "_allgather", "Rank": "1"}, "broadcast", 0),
         ("nccl:all_reduce", {"Collective name": "allreduce", "Rank": "1"}, "all_reduce", 0),
     ],
@@ -246,7 +246,7 @@ def test_a_recording_is_a_timeline_too(
     events = json.loads(gzip.decompress(written.read_bytes()))["traceEvents"]
     waits = [e for e in events if e.get("cat") == "exposed" or "wait" in str(e.get("name"))]
     assert waits
-    # Beside the recording it is no further rank of it.
+    # Next to the recording, the file does not count as another rank.
     written.rename(folder / written.name)
     assert ranks_of(folder) == [0, 1]
 
@@ -320,7 +320,7 @@ OUT, IN = "  20.5  0.20  0.20    0", "  21.0  0.20  0.20  N/A"
     ("row", "results"),
     [
         (f"4096 1024 {REDUCED}{OUT}{IN}", BOTH),
-        # A test that reduces nothing may leave the cell empty.
+        # A test that reduces nothing may leave the redop cell empty.
         (f"4096 1024 {ROOTED}{OUT}{IN}", BOTH),
         (f"4096 1024 {REDUCED}{' ' * len(OUT)}{IN}", [("in_place", 21.0)]),
         (f"4096 1024 {REDUCED}{OUT}", [("out_of_place", 20.5)]),
@@ -346,7 +346,7 @@ def test_rows_with_cells_that_are_empty(
     if results:
         (log,) = read_nccl_tests(path)
         assert [(each.placement, each.time_us) for each in log.rows] == results
-        assert len(read_points(path).points) == 1  # in place only where nothing else was measured
+        assert len(read_points(path).points) == 1  # in place only if nothing else was measured
     else:
         with pytest.raises(CommprofError, match="has no rows"):
             read_nccl_tests(path)
@@ -406,7 +406,7 @@ def test_folders_that_cannot_be_read_hold_no_dumps(
 
 
 def test_versions_of_the_metadata(tmp_path: Path) -> None:
-    """Ranks that torch shortens, sizes as text, and without a group's name."""
+    """Metadata with a shortened list of ranks, sizes as text, and no description of the group."""
     event = all_reduce(10, 20, seq=1)
     event["args"] |= {"Process Group Ranks": "[0, 1, ..., 1022, 1023]", "In msg nelems": "1000"}
     event["args"] |= {"Group size": 1024, "Process Group Name": "7"}

@@ -1,4 +1,4 @@
-"""The JSON result, and its schema, which names every field and no other, with its type."""
+"""Checks the JSON result, and that its schema names exactly its fields, with their types."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def resolved(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema that a reference leads to."""
+    """Returns the schema that a reference leads to."""
     target = schema.get("$ref")
     if target is None:
         return schema
@@ -131,7 +131,7 @@ def resolved(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def complaints(value: Any, schema: dict[str, Any], path: str = "") -> Iterator[str]:
-    """Where a value and its description differ; each way of an ``anyOf`` is tried."""
+    """Yields where a value differs from its schema; each way of an ``anyOf`` is tried."""
     schema = resolved(schema)
     if "anyOf" in schema:
         ways = [list(complaints(value, way, path)) for way in schema["anyOf"]]
@@ -156,7 +156,7 @@ def complaints(value: Any, schema: dict[str, Any], path: str = "") -> Iterator[s
 
 
 def descriptions(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every property at any depth."""
+    """Yields every property at any depth."""
     if isinstance(schema, dict):
         yield from schema.get("properties", {}).items()
         for inner in schema.values():
@@ -181,7 +181,7 @@ def test_nodes_that_are_not_known_are_as_described() -> None:
 
 
 def without_value(value: Any, path: str = "") -> Iterator[str]:
-    """Where a document holds null or an empty list, whose contents no schema then looks at."""
+    """Yields the paths of null and of empty lists, for which no schema of contents is checked."""
     if value is None or value == []:
         yield path
     elif isinstance(value, dict):
@@ -221,7 +221,7 @@ def test_a_document_that_differs_is_found(change: dict[str, Any], said: str) -> 
 
 
 def with_devices(result: WorldResult) -> WorldResult:
-    """The same, with what a driver said of each rank's GPU, and its kernels."""
+    """Returns the result with a driver's figures on each rank's GPU, and with kernel times."""
     limited = {"power": 0.25, "temperature": 0.0, "hardware": 0.0}
     device = DeviceTelemetry(20, 97.0, 1800.0, 1200.0, 350.0, 40e9, limited)
     kernels = KernelTimes(5.0, 7.0, 10.0, 2.0, 4.0, 1.0, 0.0)
@@ -233,7 +233,7 @@ def with_devices(result: WorldResult) -> WorldResult:
 
 
 def changed() -> Incidents:
-    """A change of level that ended."""
+    """Returns incidents with a change of level that ended."""
     found = incidents()
     ((time, change),) = found.anomalies
     return dataclasses.replace(
@@ -242,7 +242,7 @@ def changed() -> Incidents:
 
 
 def full_run() -> dict[str, Any]:
-    """A document in which every field has a value."""
+    """Returns a document in which every field has a value."""
     errors = {"arrival_clock_error_p95_us": 40.0, "arrival_clock_error_us": 90.0}
     late = LateRank(1, 2e6, 0.8, 0.001, 8, 10, 0.02, "data", 0.9, 1.5)
     gain = Gain("phase", 1, "forward", "", 90.0, Interval(0.1, 0.08, 0.12))
@@ -274,7 +274,7 @@ def full_run() -> dict[str, Any]:
         with_devices(world(1, missing_ranks=(0,), problems=("a",), **same)),
         with_devices(world(2, missing_ranks=(1,), problems=("b",), **same)),
     )
-    # As dear as each other.
+    # Both world sizes cost the same.
     details = [detail(n, step=100 + np.arange(20), epoch_samples=5000) for n in (1, 2)]
     judged = verdict(run_result(*worlds), details)
     said = card(run_result(*worlds), details, judged, Path("RUN"))
@@ -329,7 +329,7 @@ def test_every_table_has_one_set_of_columns(report: FullReport, table: str) -> N
 def test_a_row_per_world_size(report: FullReport) -> None:
     first, second = read(as_csv(report, "worlds"))
     assert (first["world_size"], second["world_size"]) == ("1", "2")
-    # Measured are steps 1 to 8, of 101, 102, 103, 100, 101, 102, 103 and 100 ms.
+    # Steps 1 to 8 are measured, of 101, 102, 103, 100, 101, 102, 103 and 100 ms.
     assert float(second["step_median_ms"]) == 101.5
     assert float(second["mean_step_ms"]) == pytest.approx(101.5)
     assert float(second["samples_per_s"]) == pytest.approx(2 * 10 / 0.1015)

@@ -1,4 +1,4 @@
-"""Cards of six kinds of run, each on one screen and with its cause; and of runs made to be long."""
+"""Checks that cards name the cause of each kind of run, and fit on a screen if they are long."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def card_of(
     links: HostLinks | None = None,
     **ms: float,
 ) -> Card:
-    """Steps of 100 ms with these parts at the largest size; a single rank waits for nothing."""
+    """Returns the card of steps of 100 ms with these parts; a single rank waits for nothing."""
     exposed = ms.get("wait", 0.0) + ms.get("wire", 0.0)
     times = {f"{name}_ms": value for name, value in {"wait": 0.0, "wire": 0.0, **ms}.items()}
     own = parts(exposed_ms=exposed, no_core_ms=0.0, **times)
@@ -63,7 +63,7 @@ def card_of(
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of run: its card must say and must not say these."""
+    """One kind of run, with the texts that its card has to contain and must not contain."""
 
     card: Card
     says: tuple[str, ...]
@@ -204,7 +204,7 @@ def test_one_world_size_alone_is_held_against_nothing() -> None:
 def test_what_a_rank_alone_transfers_is_not_called_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In each step of about 100 ms the rank stands still for 20 ms, until a bucket is done."""
+    """In each step of about 100 ms the rank waits 20 ms for a bucket."""
     assert main(["report", str(write_run(tmp_path / "r", ranks_of(1, 12)))]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "T transfer 20 ms 19.7%" in text

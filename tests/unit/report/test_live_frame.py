@@ -1,4 +1,4 @@
-"""What ``commprof top`` draws."""
+"""Checks what ``commprof top`` draws."""
 
 from __future__ import annotations
 

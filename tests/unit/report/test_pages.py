@@ -1,4 +1,4 @@
-"""Markdown and HTML: what stands in them, their size, and that no name can become markup."""
+"""Checks the content and size of Markdown and HTML, and that no name becomes markup."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ SCHEMA = {
 
 
 def check(value: Any, schema: Any, where: str) -> None:
-    """The same keys and types, all the way down."""
+    """Checks that a value has the schema's keys and types at every depth."""
     if isinstance(schema, dict):
         assert value.keys() == schema.keys(), where
         for key in schema:
@@ -302,7 +302,7 @@ def test_a_run_without_figures_has_a_page(tmp_path: Path) -> None:
 
 
 def luminance(colour: str) -> float:
-    """WCAG 2.2, relative luminance."""
+    """Returns the relative luminance of WCAG 2.2."""
     parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
     return float(np.dot((0.2126, 0.7152, 0.0722), linear))
@@ -323,7 +323,7 @@ def test_every_colour_can_be_told_from_the_page_and_carries_text(theme: str) -> 
 
 
 def many_buckets(world_size: int, steps: int, buckets: int = 25) -> list[Rank]:
-    """Steps of 1 s bound by a slow link, at times that are no round figures.
+    """Ranks with steps of 1 s bound by a slow link, at times that are not round figures.
 
     Ranks are late by up to 150 ms. A bucket is issued every 15 ms and one is done every 23 ms, so
     each waits longer in the queue of gloo's two threads. The training thread waits for the last.
@@ -353,7 +353,7 @@ def test_many_buckets_and_long_steps_keep_to_the_limit(tmp_path: Path) -> None:
     text = page.render(report)
     assert 950_000 < len(text.encode()) <= 1_000_000
     figures = text.split('id="data">')[1].split("</script>")[0]
-    # The limit of spans alone would not do.
+    # The limit of spans alone would not be enough.
     assert len(text.encode()) - len(figures) + len(page_data([report], None, 10**9)) > 1_000_000
     (world,) = json.loads(figures)["worlds"]
     timeline = world["timeline"]
@@ -361,8 +361,8 @@ def test_many_buckets_and_long_steps_keep_to_the_limit(tmp_path: Path) -> None:
     assert measured == 199
     assert 0 < len(shown) < measured
     assert shown == list(range(shown[0], shown[-1] + 1))
-    assert abs((shown[0] - 1) - (measured - shown[-1])) <= 2  # from both ends alike
-    assert timeline["left_out"] == 0  # whole steps are
+    assert abs((shown[0] - 1) - (measured - shown[-1])) <= 2  # cut equally at both ends
+    assert timeline["left_out"] == 0  # only whole steps are left out
     intervals = [rank["intervals"] for rank in timeline["ranks"]]
     assert [len(each["issue"]) for each in intervals] == [25 * len(shown)] * 8
     assert np.median(intervals[0]["queue"]) > 100_000

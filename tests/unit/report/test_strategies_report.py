@@ -1,4 +1,4 @@
-"""Several strategies on one page: side by side, each picture by name, within the page's limit."""
+"""Checks reports of several strategies: the tables, the names in charts, and the page's size."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_json_has_the_verdict_of_each(run: Path, capsys: pytest.CaptureFixture[s
 def test_markdown_has_the_same_tables(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(run, "markdown", capsys)
     rows = [line for line in text.splitlines() if line.startswith("| 2 | ")]
-    # 10 samples a rank and step of 101.5 ms; fsdp's steps take 10 ms more.
+    # 10 samples per rank in a step of 101.5 ms; fsdp's steps take 10 ms more.
     assert rows[0].startswith("| 2 | ddp | 197 | 1.00x |")
     assert rows[1].startswith("| 2 | fsdp | 179 | 0.91x |")
 

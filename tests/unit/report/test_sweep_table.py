@@ -1,4 +1,4 @@
-"""The sweep for the terminal, to the character."""
+"""Checks the sweep table for the terminal, to the character."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "sweep_table.txt"
 
 
 def golden_text() -> str:
-    """Two operations, one of them without placements or data, another cut short."""
+    """Returns the table of two operations, one without placements or data, in a failed sweep."""
     both = [
         row(key=key(placement="out_of_place"), time_us=61.5, algbw_gb_per_s=0.016_65, cv=0.041),
         row(),

@@ -1,4 +1,4 @@
-"""The report for the terminal, to the character."""
+"""Checks the report for the terminal, to the character."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ KINDS = (
 
 
 def golden_run() -> RunResult:
-    """A run of 1, 2 and 4 ranks in which 8 failed."""
+    """A run of 1, 2 and 4 ranks, in which the run of 8 ranks failed."""
     worlds = (
         world(1, parts=parts(exposed_ms=0.12, wait_ms=0.0, wire_ms=0.12, hidden_ms=0.0)),
         world(
@@ -132,7 +132,7 @@ def golden_run() -> RunResult:
 
 
 def test_the_report_is_as_it_was() -> None:
-    # After a wanted change: python -m tests.unit.report.test_table > tests/golden/run_table.txt
+    # To update the file: python -m tests.unit.report.test_table > tests/golden/run_table.txt
     assert rendered() == GOLDEN.read_text()
 
 

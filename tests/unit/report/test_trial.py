@@ -1,4 +1,4 @@
-"""A trial as text, on one screen, as JSON, and on its page."""
+"""Checks a trial as text, on one screen, as JSON, and on its page."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def sample() -> TrialResult:
 
 
 def test_the_whole_report() -> None:
-    # After a wanted change: python -m tests.unit.report.test_trial > FILE, FILE the golden.
+    # To update the file: python -m tests.unit.report.test_trial > tests/golden/trial_table.txt
     assert trial_table.render(sample(), "timed: sleeps.", 100) == GOLDEN.read_text()
 
 
@@ -165,7 +165,7 @@ def test_the_trial_comes_first_and_no_means_follow() -> None:
     found = {section.id: section for section in sections(REPORT, sample())}
     assert next(iter(found)) == "trial"
     assert not {"verdict", "step", "scaling", "collectives", "waiting"} & found.keys()
-    assert "steps" not in found  # quartiles over all candidates' steps would be nobody's
+    assert "steps" not in found  # quartiles over all candidates' steps describe none
     assert "timeline" in found
     assert found["trial"].lead == sample().verdict.sentences[0]
 
@@ -193,8 +193,8 @@ def test_a_candidate_that_was_still_settling_is_named() -> None:
     for halves, said in (
         (None, False),
         (Interval(0.93, 0.9, 0.96), True),
-        (Interval(0.93, 0.86, 1.01), False),  # it may be chance
-        (Interval(0.99, 0.985, 0.995), False),  # it does not matter
+        (Interval(0.93, 0.86, 1.01), False),  # possibly by chance
+        (Interval(0.99, 0.985, 0.995), False),  # too small to matter
     ):
         one = dataclasses.replace(last, later_over_earlier=halves)
         notes = trial_table.notes(dataclasses.replace(made, candidates=(*others, one)))

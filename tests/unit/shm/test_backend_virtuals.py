@@ -1,4 +1,4 @@
-"""What commprof does with each virtual function of c10d's Backend, Work and ProcessGroup."""
+"""Handling of each virtual function of c10d's Backend, Work and ProcessGroup by commprof."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _HEADERS = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d"
 _OWN = Path(__file__).parents[3] / "csrc/torch/shm"
 _CAPTURE = _OWN.parent / "capture"
 
-#: Not handed on to gloo, and why. A function of neither this list nor our headers is new.
+#: Functions not passed on to gloo, and why. A function neither here nor in our headers is new.
 LEFT = {
     "supportsSplitting": "a split would be gloo alone: false, and new_group() makes a commprof one",
     "split": "see supportsSplitting",
@@ -21,7 +21,7 @@ LEFT = {
     "suspend": "gloo cannot: c10d's error; not in torch 2.10",
     "resume": "gloo cannot: c10d's error; not in torch 2.10",
     "getMemoryStats": "gloo cannot: c10d's error; not in torch 2.10",
-    # From torch 2.15 on.
+    # These exist from torch 2.15 on.
     **dict.fromkeys(
         (
             *("all_gather_single", "all_gather_single_coalesced", "all_to_all_single"),
@@ -48,18 +48,18 @@ LEFT = {
     "setBoundDeviceId": "see getBoundDeviceId",
     "clone": "of Options",
 }
-#: What gloo does itself, and our backend does not hand on.
+#: Functions that gloo implements and our backend does not pass on.
 LEFT_OF_GLOO = {
     *("supportsSplitting", "split", "merge"),
     *("supportsReconfigure", "get_reconfigure_handle", "reconfigure", "clone"),
 }
-#: Of a ProcessGroup's functions, those that issue no collective.
+#: Functions of a ProcessGroup that issue no collective.
 LEFT_OF_GROUP = {
     *("getRank", "getSize", "getBackendName", "getSequenceNumberForGroup"),
     *("getGroupName", "setGroupName", "getGroupDesc", "setGroupDesc"),
     *("setSequenceNumberForGroup", "setTimeout", "addEphemeralTimeout", "shutdown", "abort"),
     *("startCoalescing", "endCoalescing"),  # commprof/capture/patches/coalescing.py
-    # What these make has its own functions, one-sided ones in a window.
+    # The objects that these make have their own functions; those of a window are one-sided.
     *("splitGroup", "mergeRemoteGroup", "new_window", "reconfigure"),
     *("supportsReconfigure", "get_reconfigure_handle", "supportsWindow"),
     *("supportsAbortHooks", "registerAbortHook", "unregisterAbortHook"),
@@ -93,7 +93,7 @@ def test_a_timed_work_hands_on_every_virtual() -> None:
 
 
 def test_every_collective_of_a_group_is_an_operator_that_is_recorded() -> None:
-    """Others of a group's functions call one of these, or are left for a reason."""
+    """Other functions of a group call one that is recorded, or are left out for a reason."""
     text = _text(_HEADERS / "ProcessGroup.hpp")
     bodies = {
         match[1]: part

@@ -1,4 +1,4 @@
-"""Two groups of values are found where there are two, and not in samples of one distribution."""
+"""Checks that two groups of values are found, but not in samples of one distribution."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Intervals over few rounds, against published quantiles and against simulated truth."""
+"""Checks intervals over few rounds against published quantiles and simulated values."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_ratios_are_paired_by_round() -> None:
 
 
 def test_the_center_is_the_median_of_the_pairs() -> None:
-    # Pairs of 0, 1, 5: 0, 0.5, 2.5, 1, 3, 5.
+    # The means of all pairs of 0, 1, 5 are 0, 0.5, 2.5, 1, 3, 5.
     assert center(np.array([0.0, 1.0, 5.0])) == pytest.approx((1 + 2.5) / 2)
     assert center(np.array([[0.0, 1.0, 5.0], [2.0, 2.0, 2.0]])).tolist() == [1.75, 2.0]
 
@@ -70,7 +70,7 @@ def test_a_higher_level_is_wider() -> None:
 @pytest.mark.parametrize("degrees", [3, math.inf])
 @pytest.mark.parametrize("count", [3, 4, 6, 12])
 def test_the_truth_is_covered_at_the_stated_rate(count: int, degrees: float) -> None:
-    """Of normal values, and of such as have wild ones among them (Student's distribution)."""
+    """Draws normal values, and values with outliers (Student's distribution)."""
     draw = np.random.default_rng(count)
     tries = 500
     covered = 0

@@ -1,8 +1,7 @@
-"""The rank test against values that can be counted by hand or by brute force.
+"""Checks the rank tests against enumeration, chance and values computed by hand.
 
-How much values say whose neighbours are alike, and the spread of disturbed ones.
-
-The rank test: against enumeration, against chance, and its correction for many questions.
+Also checks the worth of correlated values, the spread of disturbed ones, and the correction for
+multiple tests.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ def test_the_spread_of_disturbed_values() -> None:
 
 
 def by_counting(first: list[float], second: list[float]) -> float:
-    """The exact two-sided p-value, from all ways to choose which values are the first's."""
+    """Returns the exact two-sided p-value, from all ways to choose which values are the first's."""
     ranks = midranks(np.array([*first, *second]))
     n, mean = len(first), len(first) * ranks.mean()
     observed = abs(ranks[:n].sum() - mean)
@@ -91,7 +90,7 @@ def test_a_normal_value_is_beyond_1_96_deviations_once_in_twenty() -> None:
 
 
 def test_p_values_that_are_known() -> None:
-    # Of the C(6, 3) = 20 ways to draw, 2 are as extreme as all below all.
+    # Of the C(6, 3) = 20 ways to draw, 2 are as extreme as these.
     assert rank_test([1, 2, 3], [4, 5, 6]) == pytest.approx(0.1)
     assert rank_test([4, 5, 6], [1, 2, 3]) == pytest.approx(0.1)
     assert rank_test([1], [2]) == 1.0
@@ -133,7 +132,7 @@ def test_large_samples_agree_with_the_exact_test() -> None:
     random = np.random.default_rng(1)
     first, second = random.normal(0, 1, 30), random.normal(0.6, 1, 30)
     exact = rank_test(first.tolist(), second.tolist())
-    # The same values and two more in the middle of each: now by the normal approximation.
+    # With two more values in the middle of each, the normal approximation is used.
     more = [0.3001, 0.3002]
     normal = rank_test([*first, *more], [*second, *more])
     assert exact == pytest.approx(normal, rel=0.25)
@@ -146,7 +145,7 @@ def test_equal_distributions_are_told_apart_as_often_as_chance_has_it() -> None:
         rank_test(random.lognormal(size=10).tolist(), random.lognormal(size=10).tolist()) < 0.05
         for _ in range(trials)
     )
-    # The exact test of 10 against 10 rejects with 4.33 % at 5 %; four standard deviations.
+    # At a level of 5 % the exact test of 10 against 10 values rejects 4.33 %.
     deviation = math.sqrt(trials * 0.0433 * 0.9567)
     assert abs(found - trials * 0.0433) < 4 * deviation
 
@@ -158,7 +157,7 @@ def test_holm_by_hand() -> None:
 
 
 def exact(a: list[float], b: list[float]) -> float:
-    """Two-sided p-value by all ways to deal the values out."""
+    """Returns the two-sided p-value, from all ways to divide the values."""
     values = a + b
 
     def u(chosen: tuple[int, ...]) -> float:
@@ -201,7 +200,7 @@ def test_the_same_distribution_is_rarely_told_apart() -> None:
 
 
 def steps_alike(random: np.random.Generator, steps: int, r: float) -> np.ndarray:
-    """Steps of 100 ms with a standard deviation of 3, each like the one before: AR(1)."""
+    """Returns an AR(1) series of steps of 100 ms with a standard deviation of 3."""
     values = random.normal(size=steps)
     for i in range(1, steps):
         values[i] = r * values[i - 1] + math.sqrt(1 - r * r) * values[i]

@@ -1,6 +1,6 @@
 """Tables from records, with numbers small enough to check by eye.
 
-Tables of a trace are made once, and live and die with it.
+The tables of a trace are built once, and are released with the trace.
 """
 
 from __future__ import annotations
@@ -90,10 +90,10 @@ def test_a_completion_that_nobody_reported(directory: Path) -> None:
     table = columns.collectives(
         trace_of(
             directory,
-            issue(10, 1),  # its wait is its end
+            issue(10, 1),  # the wait's end is its end
             waited(15, 20, 1),
-            issue(11, 2),  # neither: still running
-            issue(12, 3, flags=async_flag),  # a wait for a device says nothing
+            issue(11, 2),  # no wait and no end: still running
+            issue(12, 3, flags=async_flag),  # a wait for a device does not show the end
             waited(16, 21, 3),
             issue(13, 4),  # the completion counts, not the wait
             waited(17, 30, 4),
@@ -124,7 +124,7 @@ def test_steps_lie_between_boundaries(directory: Path) -> None:
 
 
 def test_a_pause_is_in_no_step(directory: Path) -> None:
-    # Off after step 1; steps 2 and 3 pass; on again before step 4.
+    # Recording is off after step 1, during steps 2 and 3, and on again before step 4.
     rows = [boundary(0, 0, ended=False), boundary(10, 0), boundary(20, 1)]
     rows += [boundary(70, 4, ended=False), boundary(80, 4), boundary(95, 5)]
     steps = columns.steps(trace_of(directory, *rows))
@@ -179,9 +179,9 @@ def window(
 @pytest.mark.parametrize(
     ("cpu_ns", "run_delay_ns", "blocked_ns", "no_core_ns"),
     [
-        (30, 20, 70, 20),  # 100 of wall: 30 ran, 20 of the rest had no core
-        (30, 90, 70, 70),  # clocks of different grain: never more than it was off the core
-        (120, 0, 0, 0),  # nor less than none
+        (30, 20, 70, 20),  # 100 of wall time: 30 ran, 20 of the rest had no core
+        (30, 90, 70, 70),  # clocks of different resolution: at most the time off the core
+        (120, 0, 0, 0),  # and at least 0
         (0, 0, 100, 0),
     ],
 )
@@ -227,7 +227,7 @@ def test_finalizations_of_threads_and_halves(directory: Path) -> None:
         window(made.FINALIZE_BEGIN, 11, 3, 0, 0, thread=2),
         window(made.FINALIZE_END, 20, 2, 0, 0, thread=1),
         window(made.FINALIZE_END, 31, 3, 0, 0, thread=2),
-        window(made.FINALIZE_BEGIN, 40, 4, 0, 0),  # killed inside
+        window(made.FINALIZE_BEGIN, 40, 4, 0, 0),  # the process was killed inside
     ]
     span = columns.finalizations(trace_of(directory, *rows)).span
 
@@ -265,7 +265,7 @@ TABLES = (
 
 
 def calls_of(profile: cProfile.Profile, *files: str) -> Counter[str]:
-    """How often each function of these files ran."""
+    """Returns how often each function of these files ran."""
     found: Counter[str] = Counter()
     for (file, _, name), (_, calls, *_) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
         if file in files:
@@ -279,7 +279,7 @@ def test_a_report_makes_each_table_once_per_rank_and_matches_once(tmp_path: Path
     assert profile.runcall(main, ["report", str(run), "--format", "html"]) == 0
     made = calls_of(profile, columns.__file__, columns.__file__)
     assert {name: made[name] for name in TABLES} == dict.fromkeys(TABLES, 4)
-    assert made["kept"] > 2 * len(TABLES) * 4  # asked for far more often
+    assert made["kept"] > 2 * len(TABLES) * 4  # requested far more often than built
     assert calls_of(profile, exposure.__file__)["exposures"] == 4
     assert calls_of(profile, matching.__file__)["match"] == 1
 
@@ -319,5 +319,5 @@ def test_neither_tables_nor_the_records_behind_them_can_be_changed() -> None:
             column[0] = 1
     with pytest.raises(ValueError, match="read-only"):
         trace.records["timestamp_ns"][0] = 1
-    assert written.flags.writeable  # the caller's array is left as it was
+    assert written.flags.writeable  # the caller's array stays writable
     assert np.count_nonzero(written["kind"] == Kind.STEP) == 2

@@ -1,4 +1,4 @@
-"""What the report says of ranks and launchers that ended badly, and of restarts."""
+"""The report on ranks and launchers that ended abnormally, and on restarts."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_states_of_processes(tmp_path: Path) -> None:
     now = time.monotonic_ns()
     mine = trace(tmp_path, pid=os.getpid(), machine=HERE, monotonic_ns=now).metadata
     assert state_of(mine) is State.RUNS
-    # A process with this number that began after the trace is another one.
+    # A process with this pid that began after the trace is another one.
     assert state_of({**mine, "clock": {"monotonic_ns": 1}}) is State.GONE
     assert state_of({**mine, "pid": gone_pid()}) is State.GONE
     assert state_of({**mine, "machine": {**HERE, "boot_id": "another"}}) is State.UNKNOWN
@@ -169,7 +169,7 @@ def test_exceptions_in_a_line() -> None:
 
 
 def write_attempts(directory: Path, *attempts: tuple[int, int]) -> None:
-    """Writes two ranks' traces of each attempt: its begin in ms, and its steps of 100 ms."""
+    """Writes two ranks' traces of each attempt, given as begin in ms and steps of 100 ms."""
     for attempt, (begin_ms, steps) in enumerate(attempts):
         for number in (0, 1):
             rank = Rank(number, 2)

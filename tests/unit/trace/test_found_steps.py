@@ -1,4 +1,4 @@
-"""Steps, merged steps and samples of scripts, from records that one can follow by eye."""
+"""Steps, merged steps and samples of scripts, from few enough records to check by eye."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def phase(phase: Phase, begin: int, end: int, samples: int = 0) -> bytes:
 
 
 def backward(begin: int, end: int) -> tuple[bytes, bytes]:
-    """A backward pass that communicates."""
+    """Records of a backward pass that communicates."""
     return phase(Phase.BACKWARD, begin, end), made.record(begin + 1, made.ISSUE, value=1)
 
 
@@ -42,7 +42,7 @@ def test_what_the_script_declares_wins(tmp_path: Path) -> None:
     marks = (START, mark(8, 0, UPDATED), mark(10, 1), mark(20, 2), mark(30, 3))
     steps = columns.steps(trace_of(tmp_path, *marks))
     assert steps.source == "declared"
-    # The first began somewhere before 8: what came before the first declaration is no step.
+    # Step 1 began at an unknown time: what came before the first declaration is no step.
     assert list(zip(steps.index, steps.begin_ns, steps.end_ns, strict=True)) == [
         (2, 10, 20),
         (3, 20, 30),
@@ -75,7 +75,7 @@ def test_a_pause_of_capture_between_backward_passes_is_no_step(tmp_path: Path) -
 
 
 def iteration(begin: int, passes: int, step: int | None) -> list[bytes]:
-    """Backward passes of 2 ns, then an update that ends the step, if any."""
+    """Records of backward passes of 2 ns each, then of an update that ends the step, if any."""
     rows = [row for i in range(passes) for row in backward(begin + 3 * i, begin + 3 * i + 2)]
     end = begin + 3 * passes
     if step is not None:
@@ -96,7 +96,7 @@ def test_a_step_with_the_passes_of_two_and_the_update_of_one_is_named(tmp_path: 
 
 def test_accumulation_is_one_step(tmp_path: Path) -> None:
     assert merged(tmp_path, *(iteration(20 * i, 4, i) for i in range(4))) == []
-    # An epoch's rest carried into the next step: 6 is no multiple of 4.
+    # The rest of an epoch is carried into the next step: 6 is no multiple of 4.
     steps = [iteration(20 * i, 4, i) for i in range(3)]
     assert merged(tmp_path, *steps, iteration(60, 6, 3)) == []
 

@@ -1,6 +1,6 @@
-"""A trace is salvaged only where its process is known to be gone.
+"""Salvage of traces whose process is known to be gone, and reading of a live process's rings.
 
-A live process's rings, followed from outside; the process is a file that the test writes.
+The tests write the ring file of the live process.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ PIDS = os.readlink("/proc/self/ns/pid")
 
 @pytest.fixture
 def gone() -> int:
-    """The number of a process that has ended."""
+    """Pid of a process that has ended."""
     process = subprocess.Popen(["true"])
     process.wait()
     return process.pid
 
 
 def write(directory: Path, pid: int, boot_id: str = BOOT_ID, pids: str = PIDS) -> tuple[Path, Path]:
-    """A trace that was not closed, and the ring of its process with a record in it."""
+    """Writes a trace that was not closed, and the ring of its process with one record."""
     prefix = str(directory / "ring-")
     metadata: dict[str, Any] = made.metadata(pid=pid, ring_prefix=prefix)
     metadata["machine"].update(boot_id=boot_id, pid_namespace=pids)
@@ -81,12 +81,12 @@ def test_not_of_a_process_that_runs(tmp_path: Path) -> None:
     assert ring.exists()
 
 
-#: What salvaging calls, in this order: a file is read, then two rings, then the file again.
+#: Functions that salvage calls, in this order: a file is read, then two rings, then the file again.
 MOMENTS = ("read_bytes", "ring", "ring", "read_bytes", "_append", "remove_rings", "ring", "ring")
 
 
 class Meanwhile:
-    """Runs ``other`` once, before the call of this number among those in ``MOMENTS``."""
+    """Runs ``other`` once, before the call in ``MOMENTS`` with index ``number``."""
 
     def __init__(self, patch: pytest.MonkeyPatch, number: int, other: Callable[[], object]) -> None:
         self.calls: list[str] = []
@@ -158,7 +158,7 @@ SESSION = 77
 
 
 class Ring:
-    """A ring file as the recorder makes it."""
+    """Ring file as the recorder writes it."""
 
     def __init__(self, path: Path, capacity: int = 4, session: int = SESSION) -> None:
         self._path, self._capacity, self._head = path, capacity, 0
@@ -172,7 +172,7 @@ class Ring:
                 file.write(trace_bytes.record(time_ns))
                 self._head += 1
             file.seek(64)
-            # Head and tail: drained at once, as always-on mode does.
+            # Head and tail are equal: records are drained at once, as in always-on mode.
             file.write(struct.pack("<Q", self._head))
             file.seek(128)
             file.write(struct.pack("<Q", self._head))
@@ -202,7 +202,7 @@ def test_what_was_written_over_is_counted_and_the_slot_in_writing_left_out(tmp_p
     ring.push(1)
     assert times(tail) == [1]
     ring.push(2, 3, 4, 5, 6, 7)
-    # 4 slots, of which the next push takes the oldest.
+    # The oldest of the 4 slots is not read, as the next push overwrites it.
     assert times(tail) == [5, 6, 7]
     assert tail.missed == 3
 

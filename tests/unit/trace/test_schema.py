@@ -1,4 +1,4 @@
-"""The trace format's tables agree wherever they stand: C++ headers, the module, Python."""
+"""The trace format's tables agree in the C++ headers, the native module and Python."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FLAGS = {
     "sparse": schema.FLAG_SPARSE,
 }
 
-#: Of a summary, beside its counters.
+#: Keys of a summary in addition to its counters.
 SUMMARY_PARTS = (
     *("mode", "steps_end", "steps", "exposed", "phases", "paused", "arrivals"),
     *("arrival_clock_error", "hosts", "exposed_wait", "exposed_wire", "last", "waited_for"),
@@ -35,7 +35,7 @@ SUMMARY_PARTS = (
 )
 
 
-#: Number of a struct's characters by the type in C++.
+#: Format characters of the module struct by the type in C++.
 TYPES = {"char": "s", "uint64_t": "Q", "uint32_t": "I", "BlockType": "I"}
 
 
@@ -44,7 +44,7 @@ def header(name: str) -> str:
 
 
 def layout(text: str, struct_name: str) -> str:
-    """The fields of a C++ struct, up to its padding, as the module struct writes them."""
+    """Returns the fields of a C++ struct, up to its padding, as a format of the module struct."""
     body = re.findall(rf"^struct {struct_name} \{{\n(.*?)^\}};", text, re.MULTILINE | re.DOTALL)[0]
     body = re.sub(r"std::atomic<(\w+)>", r"\1", body.partition("char pad0")[0])
     found = re.findall(r"^  (\w+) \w+(?:\[(\d+)\])?;", body, re.MULTILINE)
@@ -52,7 +52,7 @@ def layout(text: str, struct_name: str) -> str:
 
 
 def fields_of_kinds() -> dict[str, str]:
-    """What the docstring of the schema says of each kind of record."""
+    """Returns the description of each kind of record in the schema's docstring."""
     listed = (schema.__doc__ or "").partition("other fields are 0:")[2].partition("\nTimes in")[0]
     entries = re.findall(r"^    (\w+) +((?:.*\n)(?:^ {20,}.*\n)*)", listed, re.MULTILINE)
     return {kind: " ".join(text.split()) for kind, text in entries}
@@ -83,7 +83,7 @@ def test_every_kind_says_which_fields_it_uses() -> None:
     for kind, text in described.items():
         named = set(re.findall(r"``([a-z_]+)``", text)) - {"wait"}
         assert named <= set(schema.RECORD_DTYPE.names or ()), kind
-        assert named or kind in ("none", "finalize_end")  # the latter is as the one before
+        assert named or kind in ("none", "finalize_end")  # finalize_end refers back
 
 
 def test_kinds_with_a_time_in_value_are_those_that_say_so() -> None:
@@ -108,12 +108,12 @@ def test_flags_and_blocks_have_a_meaning_beside_them() -> None:
 def test_layouts_equal_the_headers() -> None:
     assert layout(header("trace_format.h"), "FileHeader") == schema.FILE_HEADER.format
     assert layout(header("trace_format.h"), "BlockHeader") == schema.BLOCK_HEADER.format
-    # The magic is 8 characters there, and a number here.
+    # The magic is 8 characters in Python, and a number in C++.
     ring = layout(header("ring.h"), "RingHeader").replace("<Q", "<8s", 1)
     assert ring == schema.RING_HEADER.format
     assert f"sizeof(RingHeader) == {schema.RING_HEADER_BYTES}" in header("ring.h")
     lines = re.findall(r"alignas\(64\) std::atomic<uint64_t> (\w+);", header("ring.h"))
-    assert lines == ["head", "tail", "dropped"]  # each begins a line of 64 bytes, after the first
+    assert lines == ["head", "tail", "dropped"]  # each begins a 64-byte line after the first
     assert [schema.RING_HEAD_OFFSET, schema.RING_TAIL_OFFSET, schema.RING_DROPPED_OFFSET] == [
         64,
         128,
@@ -130,7 +130,7 @@ def test_magic_numbers_equal_the_headers() -> None:
 
 
 def test_every_key_of_a_json_block_says_what_it_holds() -> None:
-    """In the source, behind the key or above it."""
+    """Checks for a comment in the source, behind the key or above it."""
     source = Path(documents.__file__).read_text().splitlines()
     for line, before in zip(source[1:], source, strict=False):
         # A key of a block, not one within the object that is its value.

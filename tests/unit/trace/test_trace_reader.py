@@ -1,4 +1,4 @@
-"""Trace files made by hand, whole, cut off and damaged."""
+"""Trace files that the tests build: whole, cut off and damaged."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_cut_off_at_every_byte(tmp_path: Path) -> None:
 
 
 def test_killed_between_payload_and_header(tmp_path: Path) -> None:
-    """The writer's order: the payload stands in the file, its header is still a hole."""
+    """The writer writes the payload first: it is in the file, but its header is still a hole."""
     hole = bytes(24) + made.record(9)
     trace = read(tmp_path, made.trace(made.records(1)) + hole)
 
@@ -143,7 +143,7 @@ def test_single_flipped_bytes_never_crash(tmp_path: Path) -> None:
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
 
-    # No checksum covers headers: their reserved fields, the session, a type that becomes unknown.
+    # No checksum covers headers: reserved fields, the session, or a type that becomes unknown.
     headers = 32 + 5 * 24
     assert outcomes["unnoticed"] <= 4000 * headers / len(whole)
     assert outcomes["refused"] > 0
@@ -152,7 +152,7 @@ def test_single_flipped_bytes_never_crash(tmp_path: Path) -> None:
 
 
 def test_flipped_bytes_under_a_right_checksum_never_crash(tmp_path: Path) -> None:
-    """As a hostile writer would do it: the JSON is another one and the checksum fits."""
+    """A hostile writer can change the JSON and write the matching checksum."""
     chance = random.Random(2)
     payload = json.dumps(made.metadata()).encode()
     group = json.dumps(made.group()).encode()
@@ -221,7 +221,7 @@ def test_partial_records_are_left_out(tmp_path: Path) -> None:
 
 
 def required(shape: dict[str, Any], where: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """Every key that may not be missing, and every such key of an object in it."""
+    """Returns every required key, and every required key of an object in it."""
     found = []
     for key, inner in shape.items():
         if not isinstance(inner, UnionType):

@@ -1,4 +1,4 @@
-"""What a step changes is kept before a block of a trial, and put back: every kind by itself."""
+"""Checks that each kind of state which a step changes is kept before a block, and put back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from commprof.trials.live.state import Snapshot, Trainables
 
 
 class Counter:
-    """An object of the user's own."""
+    """An object of the user's own that has a state."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -28,7 +28,7 @@ class Counter:
 
 
 class Training:
-    """One step of it changes all that a snapshot covers."""
+    """Training in which one step changes all that a snapshot covers."""
 
     def __init__(self, optimizer: Callable[..., torch.optim.Optimizer]) -> None:
         torch.manual_seed(3)
@@ -42,7 +42,7 @@ class Training:
         self.counter = Counter()
 
     def step(self) -> None:
-        """Leaves gradients behind."""
+        """Runs one step, and leaves gradients behind."""
         self.optimizer.zero_grad(set_to_none=False)
         loss = self.model(torch.randn(6, 4) + np.random.normal() + random.random()).sum()
         self.scaler.scale(loss).backward()
@@ -53,7 +53,7 @@ class Training:
         self.counter.count += 1
 
     def everything(self) -> dict[str, Any]:
-        """By kind: bytes, or text of values that have no others."""
+        """Returns the state by kind, as bytes or as text."""
         gradients = [p.grad for p in self.model.parameters()]
         return {
             "model": _bytes(self.model.state_dict()),
@@ -98,7 +98,7 @@ def test_every_kind_of_state_is_put_back(
     for _ in range(2):
         training.step()
     after = training.everything()
-    # The test says something of each kind only if the steps changed it.
+    # A kind is tested only if the steps changed it.
     assert [kind for kind in before if before[kind] == after[kind]] == []
     snapshot.restore()
     assert training.everything() == before

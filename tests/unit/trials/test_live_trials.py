@@ -1,4 +1,4 @@
-"""A trial in one process of one rank: what it puts into a model, when, and what it leaves."""
+"""Checks a trial in one process: what it sets in a model, when, and what it leaves."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def one_rank() -> Iterator[None]:
 
 
 class Steps:
-    """In the place of a capture: told to end steps, it tells the trial."""
+    """Stand-in for a capture that reports the end of each step to the trial."""
 
     mode = "full"
 
@@ -72,7 +72,7 @@ def test_each_block_has_its_candidate_and_the_end_is_the_begin() -> None:
         if number >= SETTLE_STEPS:
             label = attachment.compressor.label if attachment.compressor else ""
             seen.append((label, ddp.reducer is reducer))
-        # As an optimizer would; noop's and fp16's steps must not stay.
+        # As an optimizer would; the updates of noop and fp16 must not stay.
         with torch.no_grad():
             for parameter in ddp.parameters():
                 parameter.add_(1.0)
@@ -105,7 +105,7 @@ def test_a_cap_cuts_the_buckets_that_ddp_would_cut() -> None:
         for _ in range(3):
             train(ddp)
         buckets.append(sizes)
-    # One bucket; then two layers of 1,024 bytes reach the cap of 1,048.
+    # First one bucket; then two layers of 1,024 bytes each, which reach the cap of 1,048.
     assert buckets[0] == buckets[1] == [1024] + [512] * 4
 
 
@@ -266,7 +266,7 @@ def test_a_compressor_whose_option_torch_operations_lack_takes_no_part(
 def test_buckets_that_wait_for_the_last_have_futures_of_their_device(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or DDP's stream would not wait for the all-reduces."""
+    """With other futures, DDP's stream would not wait for the all-reduces."""
     futures: list[Any] = []
 
     def future(devices: list[torch.device]) -> torch.futures.Future[torch.Tensor]:
@@ -313,7 +313,7 @@ def test_a_capture_that_keeps_no_records_is_refused() -> None:
 
 @pytest.fixture
 def noted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the trial puts into the trace."""
+    """Returns what the trial puts into the trace."""
     found: dict[str, Any] = {}
     monkeypatch.setattr(recorder(), "add_metadata", lambda text: found.update(json.loads(text)))
     return found
@@ -343,7 +343,7 @@ def test_the_end_of_a_script_without_its_process_group_says_how_far_the_trial_ca
 def test_a_trial_ends_where_the_script_destroys_the_group_and_goes_on(
     capsys: pytest.CaptureFixture[str], noted: dict[str, Any]
 ) -> None:
-    """Its blocks begin with collectives over that group."""
+    """A trial's blocks begin with collectives over that group."""
     ddp, steps = model(), Steps()
     trial = Trial(parse_trial("fp16,rounds=3,block=1"), steps)  # type: ignore[arg-type]
     trial.add(attach(ddp))
@@ -367,7 +367,7 @@ def test_losses_are_summed_over_a_step_s_backward_passes() -> None:
     weight[0].backward()
     losses.end_step()
     losses.end_step()
-    (weight * 2).backward(torch.ones(2))  # no single number
+    (weight * 2).backward(torch.ones(2))  # this loss is no single number
     losses.end_step()
     (weight.sum() * float("nan")).backward()
     losses.end_step()

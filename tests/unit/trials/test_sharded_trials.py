@@ -1,6 +1,6 @@
-"""A trial of FSDP2's settings in one process of one rank: what it sets, when, and what it leaves.
+"""Checks a trial of FSDP2's settings in one process: what it sets, when, and what it leaves.
 
-``--fsdp`` sets the same for good.
+Also checks ``--fsdp``, which applies these settings permanently.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.unit.trials.test_live_trials import Steps, model, one_rank, train
 __all__ = ["one_rank"]
 
 BLOCKS = 3
-#: In which gradients are sent where parameters are gathered in bf16 and no more is said.
+#: Default data type of sent gradients where parameters are gathered in bf16.
 REDUCED_UNLESS_SAID = "fp32" if torch.__version__ >= (2, 15) else "bf16"
 #: Bytes of a block's parameters: 16 x 16 weights and 16 biases.
 BLOCK_BYTES = 4 * (16 * 16 + 16)
@@ -51,12 +51,12 @@ def step(root: Any) -> None:
 
 
 def whole_parameters(group: Any) -> list[torch.Tensor]:
-    """Those gathered before; from torch 2.15 on their gradients have a type of their own."""
+    """Returns parameters gathered before; since torch 2.15 their gradients have an own type."""
     return [one._unsharded_param for one in group.fsdp_params if hasattr(one, "_unsharded_param")]
 
 
 def settings(root: Any) -> dict[str, Any]:
-    """All that a candidate may set, of every sharded module."""
+    """Returns all that a candidate may set, of every sharded module."""
     found: dict[str, Any] = {}
     for name, module in root.named_modules():
         if not hasattr(module, "_get_fsdp_state"):
@@ -81,7 +81,7 @@ PLAN = "reshard-after-forward=false,prefetch=2,reduce-dtype=bf16,rounds=3,block=
 
 
 def seen(root: Any) -> str:
-    """The label of the candidate that is at work, from what the first block has."""
+    """Returns the label of the active candidate, derived from the first block's settings."""
     found = settings(root)["0"]
     if isinstance(found["exchange"][0], _OwnGather):
         return "noop"
@@ -115,7 +115,7 @@ def test_each_block_has_its_setting_and_the_end_is_the_begin() -> None:
 
 
 def test_prefetching_follows_the_order_of_gathering() -> None:
-    """The root is gathered first in both passes, then the blocks, in backward the last first."""
+    """The root is gathered first in both passes, then the blocks, in backward in reverse."""
     root, order = sharded(), GatherOrder()
     setting = ShardedModel(root, order)
     order.watch()
@@ -151,7 +151,7 @@ def test_a_step_that_raises_leaves_the_settings_as_they_were() -> None:
     with pytest.raises(RuntimeError):
         root(torch.ones(2, 15))
     trial.capture_ends()
-    # As torch asks scripts to, which then go on; older ones can only give parameters back.
+    # Torch asks scripts that go on to do this; with older versions they can only reshard.
     if hasattr(root, "reset_iter_state"):
         root.reset_iter_state()
     else:
@@ -213,7 +213,7 @@ def test_held_bytes_are_those_of_parameters_that_stay_gathered() -> None:
     found = ShardedModel(root, GatherOrder())
     labels = ("reshard-after-forward=false", "prefetch=2", "reduce-dtype=bf16")
     held = {label: found.held_bytes(parse_candidate(label).sharding) for label in labels}
-    # The root's own stay anyway.
+    # The root's parameters stay gathered anyway.
     assert held["reshard-after-forward=false"] == BLOCKS * BLOCK_BYTES
     assert held["prefetch=2"] == 2 * BLOCK_BYTES
     assert held["reduce-dtype=bf16"] == 0
@@ -223,7 +223,7 @@ def test_unchanged_scripts_have_their_models_found(capsys: pytest.CaptureFixture
     steps, plan = Steps(), parse_trial("reshard-after-forward=false,rounds=3,block=1")
     trial = Trial(plan, steps)  # type: ignore[arg-type]
     trial.find_sharded()
-    left_over = sharded()  # such as an earlier stage's
+    left_over = sharded()  # such as a model of an earlier stage
     step(left_over)
     before = settings(left_over)
     steps.step()

@@ -1,4 +1,4 @@
-"""Traces of a trial built by hand: one number per block, and the result they lead to."""
+"""Checks the figures of blocks and the result of a trial, on traces built by hand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.builders.traces import MS, Rank, world_run
 
 PLAN = parse_trial("int8,rounds=3,block=3,warmup=2")
 FIRST = 4
-#: Step in ms by label; the waiting for communication in it is what is above 40.
+#: Step in ms by label; what is above 40 ms is waiting for communication.
 STEP_MS = {"none": 60, "none again": 60, "noop": 40, "int8": 50}
 MB = 1_000_000
 
@@ -30,9 +30,9 @@ MB = 1_000_000
 def rank(
     number: int, slower_ms: float | Sequence[float] = 0.0, rounds: int = 3, **trial: object
 ) -> Rank:
-    """A rank that followed the plan, each measured step as above, each warm-up step 30 ms longer.
+    """A rank that followed the plan: measured steps as in ``STEP_MS``, warm-up steps 30 ms longer.
 
-    Its loss falls by 1 a step from 1000, and by 2 with int8.
+    Its loss is 100, and 98 with int8.
     """
     made = Rank(number, 2)
     at, losses = 0, []
@@ -90,7 +90,7 @@ def test_plain_bytes_are_those_of_the_models_own_ring() -> None:
 
 
 def test_the_slowest_rank_is_that_of_all_rounds_and_not_of_each() -> None:
-    """Or noise that visits the ranks in turn would lengthen every round."""
+    """Otherwise noise that affects the ranks in turn would lengthen every round."""
     traces = [rank(0, slower_ms=(0, 8, 3)).trace(), rank(1, slower_ms=(6, 1, 2)).trace()]
     found = figures(traces, PLAN.schedule(), FIRST)
     assert found.step_ns[0] == pytest.approx([60 * MS, 68 * MS, 63 * MS])

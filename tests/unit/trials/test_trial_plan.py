@@ -1,4 +1,4 @@
-"""What a trial's line of text means, and whose turn is when."""
+"""Checks how a trial's text is parsed, and the schedule of its blocks."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_orders_are_shuffled_and_the_same_everywhere() -> None:
     }
     assert orders[0] != orders[1]
     assert len({tuple(orders[0][i : i + 4]) for i in range(0, 32, 4)}) > 3
-    # Written down: another process, or another Python, must draw the same.
+    # A fixed order: another process, or another Python, must draw the same.
     assert orders[0][:8] == ORDER_OF_SEED_0
 
 

@@ -1,6 +1,6 @@
-"""What a trial's figures amount to, in words: never more than they show.
+"""Checks the verdict on a trial's figures, which must not claim more than they show.
 
-Break-even bandwidths that can be worked out on paper.
+Also checks break-even bandwidths against values computed by hand.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MB, MS = 1e6, 1e6
 def found(
     plain: float, wire: float, coding: float, slowdown: float, hidden: float, spread: float = 0.0
 ):
-    """8 rounds of these means; MB, MB, ms, ms, ms."""
+    """Returns the break-even of 8 rounds with these means in MB, MB, ms, ms and ms."""
     noise = 1 + spread * np.array([1, -1, 1, -1, 1, -1, 1, -1])
     return break_even(
         Costs(

@@ -1,4 +1,4 @@
-"""Parameters are counted before anything is started, without the compiler's seconds of import."""
+"""Parameters are counted before anything starts, without the compiler's import of some seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-""""""
+"""ResNet-50: its data sets of images, its model, its training and its batch norm."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_made_up_images_depend_on_the_seed_and_differ_by_class() -> None:
     assert labels.max() < 10
     assert torch.equal(images, again)
     assert not torch.equal(images, other)
-    # Images of a class share a mean of variance 1; the noise on each has the same.
+    # Images of a class share a mean of variance 1; the noise on each also has variance 1.
     same = images[labels == labels[0]]
     assert (same.mean(0) - images.mean(0)).norm() > 2
 

@@ -1,4 +1,4 @@
-"""What strategies must exchange, on paper."""
+"""Bytes that strategies must exchange, computed by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from commprof.workloads.strategies.fsdp import Fsdp
 from commprof.workloads.strategies.theory import padded_count
 
 OPTIONS = MlpOptions(inputs=6, width=10, layers=2, classes=3, samples=4)
-# Two blocks, 10 x 6 + 10 and 10 x 10 + 10, and the last layer, 3 x 10 + 3.
+# Parameters: two blocks, 10 x 6 + 10 and 10 x 10 + 10, and the last layer, 3 x 10 + 3.
 BLOCKS, REST = 70 + 110, 33
 
 
@@ -56,7 +56,7 @@ def test_frozen_parameters_have_no_gradients() -> None:
     for parameter in built.blocks[0].parameters():
         parameter.requires_grad = False
     assert expected("ddp", 2, built) == {"all_reduce": 4 * (110 + REST)}
-    # They are gathered all the same.
+    # Frozen parameters are gathered nevertheless.
     assert expected("fsdp", 2, built) == {
         "all_gather_into_tensor": 4 * (2 * BLOCKS + 4 * 10 + 4),
         "reduce_scatter_tensor": 4 * (110 + 4 * 10 + 4),
@@ -64,13 +64,13 @@ def test_frozen_parameters_have_no_gradients() -> None:
 
 
 def test_fsdp_gathers_blocks_twice_and_the_rest_once() -> None:
-    # 10 rows divide by 2, 3 rows of the last layer are filled up to 4: 4 x 10 and 4.
+    # 10 rows divide by 2; the last layer's 3 rows are padded to 4: 4 x 10 weights and 4 biases.
     rest = 4 * 10 + 4
     assert expected("fsdp", 2) == {
         "all_gather_into_tensor": 4 * (2 * BLOCKS + rest),
         "reduce_scatter_tensor": 4 * (BLOCKS + rest),
     }
-    # 10 rows become 12 among 4 ranks.
+    # 10 rows are padded to 12 for 4 ranks.
     blocks = 12 * 6 + 12 + 12 * 10 + 12
     assert expected("fsdp", 4)["reduce_scatter_tensor"] == 4 * (blocks + rest)
 

@@ -1,6 +1,6 @@
-"""A process that has itself stopped: it is, and nothing of it stays behind.
+"""A process that has itself stopped for a time, and leaves no other process behind.
 
-Never the one that runs the tests: a shell would take it for stopped by its user.
+It is never the process that runs the tests, which a shell would take for stopped by its user.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _WITHIN_S = 60.0
 
 
 def stopped_process(duration_ns: int) -> int:
-    """A process that is stopped now; to be waited for."""
+    """Returns the pid of a process that is stopped now; the caller must wait for it."""
     process = subprocess.Popen([sys.executable, "-c", _SCRIPT.format(duration_ns)])
     _, status = os.waitpid(process.pid, os.WUNTRACED)
-    process.returncode = 0  # it is waited for by number
+    process.returncode = 0  # the caller waits for it by pid
     assert os.WIFSTOPPED(status)
     assert os.WSTOPSIG(status) == signal.SIGSTOP
     return process.pid
@@ -52,7 +52,7 @@ def test_the_child_ends_with_a_process_that_is_killed_while_stopped() -> None:
 
 
 def await_end(pid: int) -> None:
-    """Fails where it does not come."""
+    """Waits for the end of a process; fails if it does not end in time."""
     end = time.monotonic() + _WITHIN_S
     while runs(pid):
         assert time.monotonic() < end
@@ -60,7 +60,7 @@ def await_end(pid: int) -> None:
 
 
 def runs(pid: int) -> bool:
-    """Also false for one that nobody has waited for yet."""
+    """Returns True if the process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
@@ -111,7 +111,7 @@ def run(spec: str, steps: int = 10, rank: int = 0) -> tuple[LoopResult, dict[str
 
 
 def least_ms(values_ns: list[int]) -> float:
-    """The step that the machine disturbed least; what adds up by itself would be in it as well."""
+    """Returns the least disturbed step's time, which includes any systematic error."""
     return min(values_ns) / MS
 
 
@@ -197,7 +197,7 @@ def test_a_stopped_rank_is_late_in_forward() -> None:
         "timed:layers=1,data_ms=1,forward_ms=1,backward_ms=1,late_rank=1,late_ms=60,late_every=2,"
         "late_phase=pause"
     )
-    # Not this process: a shell would take it for stopped by its user.
+    # A new process, because a shell would take this one for stopped by its user.
     code = (
         "import json; from tests.unit.workloads.test_timed import run; "
         f"print(json.dumps(run({spec!r}, 6, 1)[1]))"

@@ -1,4 +1,4 @@
-"""Training options on values: what they do to gradients, weights and learning rate."""
+"""Effects of training options on gradients, weights and learning rate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def build(batch: int = 16, lr_scale: float = 1.0, steps: int = 4, **options: Any
 
 
 def step(training: Training, epoch: int = 0) -> float:
-    """One update, as the loop makes it; the mean loss before it."""
+    """Makes one update as the loop does; returns the mean loss before it."""
     batches = next(training.batches(epoch))
     samples = sum(batch.samples for batch in batches)
     total = 0.0
@@ -172,7 +172,7 @@ def test_schedules_at_their_ends_and_corners() -> None:
 def test_a_rate_is_scaled_warmed_up_and_then_falls() -> None:
     rate = LearningRate(base=0.1, schedule=cosine, steps=8, scale=4, warmup_steps=4)
 
-    # Quarters of 0.4, then a cosine over the four steps behind them.
+    # The rate rises in quarters of 0.4, then follows a cosine over the other four steps.
     expected = [0.1, 0.2, 0.3, 0.4, 0.4, 0.4 * 0.853553, 0.2, 0.4 * 0.146447, 0]
     assert [rate.at(step) for step in range(9)] == pytest.approx(expected, abs=1e-6)
     assert rate.at(100) == pytest.approx(0)

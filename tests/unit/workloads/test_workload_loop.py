@@ -36,7 +36,7 @@ class FakeRecorder:
 
 
 class FakeTraining:
-    """Epochs of two batches: 4 samples with loss 1, 2 samples with loss 4, plus the epoch."""
+    """Training with two batches per epoch: 4 samples of loss 1 and 2 of loss 4, plus the epoch."""
 
     def __init__(self, calls: list[str], accumulate: int = 1) -> None:
         self.calls = calls
@@ -91,7 +91,7 @@ def test_an_accumulating_step_synchronises_its_last_pass_only() -> None:
     once = [*phase("forward"), *phase("backward")]
     passes = ["keep<", *once, ">keep", "sync<", *once, ">sync"]
     assert calls == [*phase("data"), *passes, *phase("optimizer"), "step"] * 2
-    # Of 6 samples 4 are in the first batch: (4 * 1 + 2 * 4) / 6, and one more in epoch 1.
+    # The first batch has 4 of 6 samples: (4 * 1 + 2 * 4) / 6 = 2, and 1 more in epoch 1.
     assert training.weights == pytest.approx([2 / 3, 1 / 3] * 2)
     assert result.losses == pytest.approx([2, 3])
     assert result.step_samples == [6, 6]
@@ -116,7 +116,7 @@ def test_capture_is_on_in_one_of_two_steps_by_lot(steps: int) -> None:
     assert all(pair.count("on") == 1 for pair in pairs)
     offs = [state for state in states if state != "on"]
     assert all({*two} == {"off_a", "off_b"} for two in zip(offs[::2], offs[1::2], strict=False))
-    if steps == 400:  # of 200 coins, and of 100: five standard deviations
+    if steps == 400:  # five standard deviations of 200 and of 100 coin tosses
         assert 65 <= sum(first == "on" for first, _ in pairs) <= 135
         assert 25 <= offs[::2].count("off_a") <= 75
         assert states != overhead_states(steps, "another run")

@@ -32,7 +32,7 @@ def test_the_7b_shape_is_counted_without_being_allocated() -> None:
 
     # Per layer 16 x (4096 + 4096) for each of q and o, 16 x (4096 + 1024) for each of k and v.
     assert workload.parameter_count == 32 * 16 * (2 * 8192 + 2 * 5120) == 13_631_488
-    assert workload.frozen_count == 7_241_732_096  # Mistral-7B-v0.1's
+    assert workload.frozen_count == 7_241_732_096  # as Mistral-7B-v0.1
     assert "54.53 MB of gradients a step" in workload.describe()
 
 
@@ -79,7 +79,7 @@ def test_a_model_that_does_not_fit_is_refused(
 ) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000")
     workload = Lora(LoraOptions(size="7b", base=base))
-    # As counted where the extra is; nothing is built.
+    # The counts are those with the extra installed; nothing is built.
     monkeypatch.setitem(workload.__dict__, "_counts", (13_631_488, 7_241_732_096))
     with pytest.raises(UsageError, match=f"size=7b needs {taken}, and"):
         workload.build(Shard(0, 2000, 4, steps=1, seed=0))
@@ -93,7 +93,7 @@ def test_the_meta_device_takes_no_memory_and_is_never_too_small() -> None:
 
 
 class LargestIn32Bits(TorchDispatchMode):
-    """Notes the most values that any one tensor in fp32 had."""
+    """Mode that notes the largest number of values in any tensor in fp32."""
 
     values = 0
 
@@ -111,7 +111,7 @@ def test_weights_in_bf16_are_never_in_fp32() -> None:
     with torch.device("meta"), LargestIn32Bits() as seen:
         model = _base_model(LoraOptions(base="bf16"))
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
-    assert seen.values < 2048 * 256  # of the embedding
+    assert seen.values < 2048 * 256  # the embedding has as many
     assert torch.get_default_dtype() == torch.float32
 
 

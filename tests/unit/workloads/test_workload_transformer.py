@@ -107,7 +107,7 @@ def test_learning_rate_falls_along_a_cosine_to_zero() -> None:
         before = weight.detach().clone()
         training.backward(training.forward(batch), 1.0)
         training.update()
-        # Adam's largest change of a step is its learning rate while the gradients agree.
+        # Adam's largest change in a step is the learning rate while the gradients stay the same.
         rates.append((weight - before).abs().max().item())
 
     assert rates[0] == pytest.approx(5e-4, rel=1e-3)

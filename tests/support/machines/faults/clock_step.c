@@ -1,5 +1,5 @@
-// Preloaded, it steps the wall clock of one process: CLOCK_STEP_S seconds, once CLOCK_STEP_AFTER_S
-// seconds have passed since its first look at a clock. The machine's own clock is not touched.
+// Preloaded library that steps one process's wall clock by CLOCK_STEP_S
+// seconds, CLOCK_STEP_AFTER_S seconds after the process first reads a clock.
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <sys/syscall.h>

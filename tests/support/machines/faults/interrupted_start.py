@@ -17,7 +17,7 @@ from commprof.launch.elastic import launch_function
 
 
 def wait(_: str) -> None:
-    """What every rank does."""
+    """Entry point of every rank, which only waits."""
     time.sleep(600)
 
 

@@ -41,7 +41,7 @@ def _rings(pid: int | str) -> set[str]:
     return {path.name for path in Path("/dev/shm").glob(f"commprof-{os.getuid()}-{pid}-*")}
 
 
-#: What killed processes left before these tests: the kernel uses their numbers again.
+#: Files that killed processes left before these tests: the kernel reuses process IDs.
 _OLDER = _rings("*")
 
 

@@ -66,7 +66,7 @@ def buckets_are_timed(directory: Path) -> None:
     trace = read_trace(directory / f"rank_{dist.get_rank()}.trace")
     table, collectives = columns.buckets(trace), columns.collectives(trace)
     last = slice(-LAYERS, None)
-    # Also in the first pass, which has other buckets.
+    # This holds for the first pass too, which has other buckets.
     assert len(table) == np.count_nonzero(collectives.graph_task >= 0) > 3 * LAYERS
     assert table.index[last].tolist() == list(range(LAYERS))
     assert table.bytes[last].tolist() == [LAYER_BYTES] * LAYERS

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 import commprof
 
 STEPS = 10
-#: What callbacks are late by.
+#: Delay of callbacks in seconds.
 LATE_S = 0.005
 
 
@@ -53,7 +53,7 @@ def main() -> None:
             dist.all_reduce(data, async_op=True).get_future().wait()
             compute()
             profiler.step()
-            if step == 1:  # all threads are there
+            if step == 1:  # all threads exist
                 for thread in map(int, os.listdir("/proc/self/task")):
                     os.sched_setaffinity(thread, {mine})
                     if thread != threading.get_native_id():

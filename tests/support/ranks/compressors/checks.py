@@ -134,7 +134,7 @@ def other_types_pass(directory: Path) -> None:
 
 
 def disagreement_is_told(directory: Path) -> None:
-    """Other schemes, options or models on the ranks are refused on all of them."""
+    """Different schemes, options or models on the ranks are refused on all of them."""
     rank = dist.get_rank()
     mine, theirs = ("topk:ratio=0.1", "int8") if rank == 0 else ("int8", "topk:ratio=0.1")
     text = raises(

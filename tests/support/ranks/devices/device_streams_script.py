@@ -21,7 +21,7 @@ import commprof
 from commprof.capture.patches.waits import StreamWaits
 from tests.support import fake_device
 
-UNIT_NS = 10e6  # more than a busy machine holds up the process between two calls
+UNIT_NS = 10e6  # longer than a busy machine delays the process between two calls
 COMPUTING, SIDE = 0, 5
 
 device: Any = None

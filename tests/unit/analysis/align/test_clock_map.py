@@ -1,4 +1,4 @@
-"""Offset and drift of one clock against another, from comparisons with known truth."""
+"""Checks the offset and drift fitted between two clocks against known values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ints(*values: int) -> Ints:
 
 
 def fitted(*comparisons: tuple[int, int, int]) -> ClockMap:
-    """Of (time, offset, error)."""
+    """Returns the map fitted to comparisons (time, offset, error)."""
     return fit(*(ints(*column) for column in zip(*comparisons, strict=True)))
 
 
@@ -38,7 +38,7 @@ def test_a_straight_line_between_two_comparisons_and_the_same_drift_outside() ->
     clock = fitted((100 * S, 1000, 10), (110 * S, 2000, 30))
     own = ints(100 * S, 105 * S, 110 * S, 120 * S, 90 * S)
     assert (clock.to_common(own) - own).tolist() == [1000, 1500, 2000, 3000, 0]
-    # Outside: the drift of 100 ns/s is known to +-40 ns / 10 s.
+    # Outside the comparisons, the drift of 100 ns/s is known to +-40 ns / 10 s.
     assert clock.error(own) == pytest.approx([10, 20, 30, 30 + 40, 10 + 40])
     assert clock.wander == 0
 
@@ -58,7 +58,7 @@ def test_two_comparisons_too_close_to_tell_the_drift() -> None:
 
 def test_a_known_drift_is_followed_within_the_stated_error() -> None:
     random = np.random.default_rng(1)
-    begin = 10**16  # 115 days of uptime: more than a float can hold to the ns
+    begin = 10**16  # 115 days of uptime: too large for a float to be exact to the ns
     at = begin + np.arange(0, 600, 10) * S
     drift = 20e-6
 
@@ -91,7 +91,7 @@ def test_a_disturbed_comparison_is_left_out() -> None:
 
 
 def test_comparisons_on_a_full_link_do_not_bend_the_line() -> None:
-    # Most are disturbed, the last one too; its time is told by two better ones.
+    # Most comparisons, also the last, are disturbed; two better ones determine the line.
     clock = fitted(
         (0, 0, 12_000),
         (S, 9 * MS, 20 * MS),
@@ -102,7 +102,7 @@ def test_comparisons_on_a_full_link_do_not_bend_the_line() -> None:
     )
     assert clock.at_ns.tolist() == [0, 10 * S]
     assert clock.to_common(ints(5 * S)).tolist() == [5 * S + 500]
-    # (12 + 12) us / 10 s, two seconds after the end.
+    # The drift error is (12 + 12) us / 10 s; 12 s is 2 s after the last comparison used.
     assert clock.error(ints(5 * S, 12 * S)) == pytest.approx([12_000, 12_000 + 4_800])
 
 
@@ -112,7 +112,7 @@ def test_far_from_good_comparisons_a_poor_one_counts() -> None:
 
 
 def test_a_changing_drift_widens_the_error() -> None:
-    # 10 us/s, then 30 us/s; each known to +-(100 + 100) ns / 10 s = 0.02 us/s.
+    # The drift is 10 us/s, then 30 us/s, each known to +-(100 + 100) ns / 10 s = 0.02 us/s.
     offsets = [0, 100_000, 200_000, 500_000, 800_000]
     clock = fitted(*((i * 10 * S, offset, 100) for i, offset in enumerate(offsets)))
     assert clock.wander == pytest.approx(20e-6 - 0.04e-6)
@@ -152,8 +152,8 @@ def test_the_last_arrival_is_found_across_clocks() -> None:
         assert arrivals.late_rank.tolist() == [1, 0]
         assert arrivals.last_arrival_ns.tolist() == [S + 35 * MS, S + 200 * MS]
         assert table.end_ns.tolist() == [2 * S, 2 * S]
-    # One comparison each, 1 s by rank 0's clock: 500 ppm of 190 ms, the last that a compared
-    # rank issued.
+    # Each has one comparison, at 1 s of rank 0's clock: the error grows by 500 ppm of the 190 ms
+    # up to the last issue of a compared rank.
     assert clock_error_us(clocks, traces) == pytest.approx(0.1 + 500e-6 * 190e3)
 
 

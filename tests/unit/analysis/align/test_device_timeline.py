@@ -1,4 +1,4 @@
-"""A trace by its device's events: the figures of a small run, worked out by hand."""
+"""Checks traces on their device's timeline against figures of a small run computed by hand."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ ASYNC = schema.FLAG_DEVICE_ASYNC
 
 
 class DeviceRank(Rank):
-    """A rank whose host runs ahead of its device, with both times of everything."""
+    """Rank whose host runs ahead of its device, with host and device times of each record."""
 
     def device_step(self, begin: int, end: int, at: tuple[int, int]) -> None:
-        """A step; `at` on the device."""
+        """Adds a step; `at` holds its begin and end on the device."""
         first = not self.steps
         index = len(self.steps)
         self.step(begin, end)
@@ -43,7 +43,7 @@ class DeviceRank(Rank):
         self._add(Kind.DEVICE_PHASE, at[0], aux=phase, value=at[1], bytes_in=begin)
 
     def device_collective(self, seq: int, issue: int, at: tuple[int, int], **fields: int) -> int:
-        """Issued at `issue`; ready and complete at `at`, of which 0 was not seen."""
+        """Adds a collective issued at `issue`; `at` is (ready, complete), 0 if not recorded."""
         op_id = self.collective(seq, issue, 0, flags=ASYNC, **fields)
         if at[0]:
             self._add(Kind.DEVICE_READY, at[0], op_id=op_id, bytes_in=issue + 1)
@@ -67,7 +67,7 @@ def moved(rank: Rank) -> tuple[Any, columns.Collectives]:
 
 
 def two_steps() -> DeviceRank:
-    """The host hands over a step in 50; the device takes 1000 for it, of which 250 it waits."""
+    """Rank with two steps of 50 ns on the host and 1000 ns on the device, 250 of them waiting."""
     rank = DeviceRank()
     for step in range(2):
         host, device = 1 + 50 * step, 2000 + 1000 * step
@@ -106,7 +106,7 @@ def test_steps_and_phases_are_the_streams() -> None:
 
 def test_the_hosts_waits_are_not_the_streams() -> None:
     rank = two_steps()
-    rank.wait(rank.collective(5, 30, 45), 31, 45)  # of CPU tensors
+    rank.wait(rank.collective(5, 30, 45), 31, 45)  # a collective of CPU tensors
     trace, _ = moved(rank)
     assert exposures_of(trace).waited_ns.tolist() == [250.0, 250.0]
     assert columns.waits(trace).thread.tolist() == [THREAD, THREAD]
@@ -129,8 +129,8 @@ def test_another_device_s_stream_of_the_same_id_is_another() -> None:
 def test_a_collective_in_the_stream_is_ready_where_its_wait_begins() -> None:
     rank = two_steps()
     op = rank.device_collective(2, 95, (0, 3990))
-    rank.device_wait(op, 95, (3900, 3990))  # itself
-    rank.device_wait(op, 97, (3990, 3990))  # and the wait for it, which is none
+    rank.device_wait(op, 95, (3900, 3990))  # the collective itself
+    rank.device_wait(op, 97, (3990, 3990))  # the wait for it, of length 0
     trace, table = moved(rank)
     assert table.issue_ns.tolist()[-1] == 3900
     assert exposures_of(trace).waited_ns.tolist() == [250.0, 250.0, 90.0, 0.0]
@@ -155,17 +155,17 @@ def test_a_collective_without_events_keeps_the_hosts_times() -> None:
 @pytest.mark.parametrize(
     ("window", "buckets", "copying"),
     [
-        # One bucket at 60, copied in 40.
+        # One bucket, done at 60 and copied in 40.
         (100, [(60, 10)], 40.0),
-        # A view: nothing is copied, and the last bucket ends it.
+        # Buckets that are views: nothing is copied, and the last bucket ends the window.
         (90, [(30, 10), (90, 20)], 0.0),
-        # All were there: the loop does nothing but copy.
+        # All buckets are done before the window begins: all of it is copying.
         (80, [(-50, 10), (-5, 30)], 80.0),
-        # At 2 a byte: waits until 30, copies until 50, waits until 70, copies until 90.
+        # At 2 ns per byte: waits until 30, copies until 50, waits until 70, copies until 90.
         (90, [(30, 10), (70, 10)], 40.0),
-        # At 1 a byte the first is copied from 10 to 50, past the second, which takes until 60.
+        # At 1 ns per byte: copies the first from 10 to 50 and the second, done at 45, until 60.
         (60, [(10, 40), (45, 10)], 50.0),
-        # Nothing is known of the buckets.
+        # Nothing is known about the buckets.
         (60, [], 0.0),
         (60, [(10, 0)], 0.0),
     ],
@@ -178,7 +178,7 @@ def test_copying_is_told_from_waiting(
 
 def test_a_finalisation_waits_for_its_buckets() -> None:
     rank = two_steps()
-    # Two buckets, done at 3930 and 3970; copied at 2 ns a byte.
+    # Two buckets, done at 3930 and 3970 and copied at 2 ns per byte.
     rank.device_collective(2, 80, (3880, 3930), bytes=10, graph_task=4)
     rank.device_collective(3, 81, (3881, 3970), bytes=10, graph_task=4)
     rank.device_finalize(85, (3900, 3990), graph_task=4)
@@ -196,7 +196,7 @@ def test_a_finalisation_waits_for_its_buckets() -> None:
 
 def test_each_finalisation_waits_for_the_buckets_of_its_own_pass() -> None:
     rank = two_steps()
-    # The buckets of two passes come in turns; pass 6 has none, and one end was not seen.
+    # The buckets of two passes alternate; pass 6 has no bucket, and one end is not recorded.
     rank.device_collective(2, 80, (3880, 3930), bytes=10, graph_task=4)
     rank.device_collective(3, 81, (4100, 4200), bytes=10, graph_task=5)
     rank.device_collective(4, 82, (3881, 3970), bytes=10, graph_task=4)
@@ -206,7 +206,7 @@ def test_each_finalisation_waits_for_the_buckets_of_its_own_pass() -> None:
     rank.device_finalize(105, (4300, 4310), graph_task=6)
     found = columns.finalizations(moved(rank)[0])
     assert found.span.key.tolist() == [4, 5, 6]
-    # Copied 40 ns of 90; 30 of the 40 from 4200 on; nothing.
+    # Copying takes 40 of 90 ns, 30 of 40 ns (from 4200 on) and none of 10 ns.
     assert found.blocked_ns.tolist() == [50, 10, 10]
 
 
@@ -232,7 +232,7 @@ def test_the_world_is_on_the_devices_timeline() -> None:
 
 
 def test_the_clock_s_bound_is_that_of_the_times_that_were_placed() -> None:
-    """A poor comparison is not used once there is a good one."""
+    """A poor clock comparison is not used once there is a good one."""
     rank = two_steps()
     for at, bound, used in ((1000, 8, 0), (2000, 90_000, 12), (3000, 7, 11)):
         rank._add(Kind.DEVICE_CLOCK, at, bytes_in=bound, bytes_out=used)
@@ -247,7 +247,7 @@ def test_what_autograd_s_thread_issues_is_the_training_threads() -> None:
     rank = two_steps()
     rank.device_collective(2, 60, (3500, 3600), thread=THREAD + 2, graph_task=4)
     rank.device_collective(3, 61, (3600, 3700), thread=THREAD + 3)
-    rank.collective(4, 62, 63, thread=THREAD + 2, graph_task=4)  # of CPU tensors
+    rank.collective(4, 62, 63, thread=THREAD + 2, graph_task=4)  # CPU tensors
     _, table = moved(rank)
     by_seq = dict(zip(table.seq.tolist(), table.thread.tolist(), strict=True))
     assert [by_seq[seq] for seq in (2, 3, 4)] == [THREAD, THREAD + 3, THREAD + 2]
@@ -271,7 +271,7 @@ def test_a_collective_of_backward_is_backwards_whenever_its_stream_was_ready() -
 
 
 def test_a_wait_for_what_was_done_holds_up_no_replayed_step() -> None:
-    """Rank 0 works for 900 us of 1000, rank 1 for 100; then both add something up."""
+    """In steps of 1000 us rank 0 works for 900 us and rank 1 for 100; then both all-reduce."""
     ranks = [DeviceRank(rank, 2) for rank in range(2)]
     us = 1000
     for step in range(20):

@@ -1,4 +1,4 @@
-"""Histograms read in Python: quantiles, merging, the JSON that C++ writes."""
+"""Checks quantiles, merging and bucket layout of histograms in Python."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def same(a: Histogram, b: Histogram) -> bool:
 
 
 def test_buckets_by_hand() -> None:
-    """1000 = 125 * 8 is in bucket 3 * 64 + 125, whose values are 1000 to 1007: middle 1003."""
+    """1000 = 125 * 8 is in bucket 3 * 64 + 125, which holds 1000 to 1007 (middle: 1003)."""
     found = histogram_of([5, 1000, 1001, 7, 2**50])
     assert found.buckets.tolist() == [5, 7, 317, 2367]
     assert found.counts.tolist() == [1, 1, 2, 1]

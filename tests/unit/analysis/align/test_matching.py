@@ -1,6 +1,6 @@
-"""Whom each rank waits for in a collective that has a root.
+"""Checks which ranks a rank waits for in a collective that has a root.
 
-Which bucket a collective belongs to: by the hook, by a compressor's work, by DDP's order.
+Also checks the bucket of a collective, found by the hook, a compressor's work or DDP's order.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BROADCAST, REDUCE, GATHER, SCATTER = map(OPS.index, ("broadcast", "reduce", "gat
 def awaited(
     issue: list[int], end: list[int], op: str, root: int = 0, backend: str = "gloo"
 ) -> list[int]:
-    """The rank that each rank waited for last; one collective."""
+    """Returns the rank that each rank waited for last in one collective."""
     ranks = [Rank(rank, len(issue)) for rank in range(len(issue))]
     for rank, begun, done in zip(ranks, issue, end, strict=True):
         rank.backend = backend
@@ -39,13 +39,13 @@ def awaited(
     tables = [columns.collectives(trace) for trace in traces]
     matching = match(traces, tables)
     rows = last_awaited(matching, traces, tables, np.array(issue))
-    return [int(row) for row in rows]  # one row a rank
+    return [int(row) for row in rows]  # one row per rank
 
 
 @pytest.mark.parametrize(
     ("op", "root", "waiting"),
     [
-        # Of a gloo group of 6 ranks: who was seen to wait for each rank that came late.
+        # Measured in a gloo group of 6 ranks: {late rank: ranks that waited for it}.
         (BROADCAST, 0, {0: [1, 2, 3, 4, 5], 1: [0, 3, 5], 2: [0], 3: [1], 4: [0], 5: [1]}),
         (BROADCAST, 1, {0: [2], 1: [0, 2, 3, 4, 5], 2: [0, 1, 4], 3: [1], 4: [2], 5: [1]}),
         (GATHER, 1, {0: [1], 1: [0, 2, 3, 4, 5], 2: [1], 3: [1], 4: [1], 5: [1]}),
@@ -62,7 +62,7 @@ def test_ranks_wait_as_they_were_seen_to(op: int, root: int, waiting: dict[int, 
 @pytest.mark.skipif(_native.native is None, reason=_native.native_error or "")
 @pytest.mark.parametrize("size", range(1, 10))
 def test_always_on_mode_has_the_same_rule(size: int) -> None:
-    """The C++ of always-on mode, which asks of two ranks at a time, against this matrix."""
+    """Compares the C++ of always-on mode, which takes two ranks at a time, with this matrix."""
     assert _native.native is not None
     ranks = range(size)
     for op, root, is_gloo in itertools.product(SOME_WAIT, ranks, (False, True)):
@@ -74,7 +74,7 @@ def test_always_on_mode_has_the_same_rule(size: int) -> None:
 
 
 def test_a_late_root_is_waited_for_though_a_leaf_comes_later() -> None:
-    # Root 0 comes at 20, leaf 3 at 50: rank 1 sends to it, 0 and 2 do not.
+    # Root 0 arrives at 20 and leaf 3 at 50. Rank 1 sends to rank 3; ranks 0 and 2 do not.
     assert awaited([20, 5, 5, 50], [30, 55, 30, 55], "broadcast") == [0, 3, 0, 3]
 
 
@@ -83,7 +83,7 @@ def test_a_leaf_that_comes_between_the_root_and_the_end_holds_up_no_other_leaf()
 
 
 def test_who_arrives_when_a_rank_is_done_did_not_hold_it_up() -> None:
-    # NCCL's way through the ranks is not known: rank 1 was done before rank 2 came.
+    # NCCL's route through the ranks is not known, but rank 1 was done before rank 2 arrived.
     assert awaited([20, 5, 50], [22, 25, 55], "broadcast", backend="nccl") == [0, 0, 2]
 
 
@@ -142,12 +142,12 @@ def numbers(rank: Rank) -> list[int]:
 
 
 def hooked(rank: Rank, op_id: int, index: int, ready: int, launched: int) -> None:
-    """A bucket that reached the hook, as the C++ capture writes it."""
+    """Adds a bucket that reached the hook, as the C++ capture writes it."""
     rank._add(Kind.BUCKET, ready, op_id=op_id, aux=index, value=launched, thread=THREAD)
 
 
 def one_pass(rank: Rank, *sizes: int) -> None:
-    """All-reduces of these sizes in one backward pass, which ends with DDP's finalisation."""
+    """Adds all-reduces of these sizes in one backward pass, which DDP's finalisation ends."""
     for i, size in enumerate(sizes):
         rank.collective(i, (10 + i) * MS, (20 + i) * MS, bytes=size, graph_task=3)
     rank.finalize(30 * MS, 40 * MS, cpu=0, graph_task=3)
@@ -155,7 +155,7 @@ def one_pass(rank: Rank, *sizes: int) -> None:
 
 def test_what_the_hook_issues_is_its_buckets() -> None:
     rank = Rank()
-    # Launched in another order than they are numbered in; a call between them is of neither.
+    # The buckets launch in another order than numbered; the call between them is of neither.
     hooked(rank, 100, 1, 10 * MS, 12 * MS)
     rank.collective(0, 11 * MS, 20 * MS, graph_task=3)
     rank.collective(1, 13 * MS, 20 * MS, graph_task=3)
@@ -186,7 +186,7 @@ def test_the_python_captures_bucket_and_exchange_are_one_operation() -> None:
 def test_without_a_hook_the_order_in_the_pass_tells() -> None:
     rank = Rank()
     one_pass(rank, 8, 4, 4)
-    rank.collective(9, 50 * MS, 60 * MS, bytes=4)  # the loss's, outside of any pass
+    rank.collective(9, 50 * MS, 60 * MS, bytes=4)  # of the loss, outside any pass
     rank.collective(10, 70 * MS, 80 * MS, bytes=4, graph_task=5)  # a pass that DDP does not end
     assert numbers(rank) == [0, 1, 2, -1, -1]
 
@@ -203,7 +203,7 @@ def test_two_models_in_one_pass_leave_it_open() -> None:
     [
         ({"rebuilt_bucket_sizes": "4, 8"}, [0, 1]),
         ({"bucket_sizes": "8, 4", "rebuilt_bucket_sizes": "12"}, [0, 1]),
-        ({"rebuilt_bucket_sizes": "8"}, [-1, -1]),  # the other one is not DDP's
+        ({"rebuilt_bucket_sizes": "8"}, [-1, -1]),  # one of the two is not DDP's
         ({}, [0, 1]),
     ],
 )
@@ -216,7 +216,7 @@ def test_ddps_log_says_whether_another_all_reduce_is_among_them(
 
 
 def test_of_ranks_that_come_at_the_same_time_the_lowest_counts() -> None:
-    """As in always-on mode: two ranks of hundreds of collectives came in the same nanosecond."""
+    """Always-on mode has the same rule; such ties occur within hundreds of collectives."""
     traces = []
     for number in range(3):
         rank = Rank(number, 3)

@@ -1,4 +1,4 @@
-"""Summaries of always-on mode: reading them, and what the ranks together make of them."""
+"""Checks how summaries of always-on mode are read and combined across ranks."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_every_missing_key_is_named() -> None:
 
 
 def two_ranks(directory: Path) -> None:
-    """The same group has number 1 on rank 0 and 2 on rank 1, whose steps take 20 ms."""
+    """Writes two traces; one group is number 1 on rank 0, 2 on rank 1 (with steps of 20 ms)."""
     write(directory / "rank_0.trace", block(summary()), made.end(), world_size=2)
     other = summary(
         steps=document([20 * MS] * 2),
@@ -143,7 +143,7 @@ def test_the_ranks_together(tmp_path: Path) -> None:
     assert parts == (1, 2, 3, 0)
     assert (found.step_ms, found.exposed_ms, found.other_ms) == (15, 8, 1)
     assert sum(parts) + found.exposed_ms + found.other_ms == found.step_ms
-    # Rank 2 of 4 is one of rank 0's steps.
+    # The median, the second of 4 values, is one of rank 0's steps.
     assert found.step_median_ms == pytest.approx(10, rel=0.01)
     assert found.step_p95_ms == pytest.approx(20, rel=0.01)
     reduce, others = found.operations
@@ -155,7 +155,7 @@ def test_the_ranks_together(tmp_path: Path) -> None:
     assert reduce.duration.p99_ms == pytest.approx(8, rel=0.01)
     assert (others.op, others.group, others.below_bytes, others.count) == ("other", "", 0, 5)
     assert (found.moved, found.dropped_records) == (5, 3)
-    # 1, 1 and 4; 2, 2 and 5, over the three steps for which it is known.
+    # Means of 1, 1, 4 and of 2, 2, 5, over the three steps with a known split.
     assert (found.exposed_wait_ms, found.exposed_wire_ms) == (2, 3)
     assert (found.arrivals_known, found.arrivals_unknown, found.unsplit_steps) == (3, 4, 1)
     assert [(row.rank, row.share, row.cost_s) for row in found.last] == [
@@ -164,7 +164,7 @@ def test_the_ranks_together(tmp_path: Path) -> None:
     ]
     assert reduce.until_last.total_ms == 8
     assert reduce.wire.count == 4
-    # 1.5 MB each, and a wire of 3 ms; of two ranks one carries as much as the buffer.
+    # Each call moves 1.5 MB in 3 ms; with two ranks, busbw equals algbw.
     assert reduce.algbw_gb_per_s == reduce.busbw_gb_per_s == pytest.approx(0.5)
     assert math.isnan(others.algbw_gb_per_s)
     assert found.late_rank is None
@@ -203,7 +203,7 @@ def test_where_steps_end_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("op", "bytes_mb", "algbw", "busbw"),
-    # Of four ranks, 3 ms each: nccl-tests' size is the larger of input and output.
+    # Four ranks, 3 ms per call; nccl-tests' size is the larger of input and output.
     [("all_reduce", 3, 1.0, 1.5), ("all_gather", 3, 1.0, 0.75), ("gather", 3, None, None)],
 )
 def test_bandwidth_without_records(
@@ -229,7 +229,7 @@ def test_a_loop_without_updates_has_no_steps_and_the_report_says_why(tmp_path: P
 
 
 def test_a_rank_that_was_killed_keeps_its_summary_and_not_the_last_moment(tmp_path: Path) -> None:
-    """In always-on mode the ring's records are of 200 ms; in full mode they are the newest."""
+    """In always-on mode the ring's records cover 200 ms; in full mode they are the newest."""
     for mode, expected in (("always-on", 0), ("full", 1)):
         prefix = tmp_path / f"{mode}-"
         Path(f"{prefix}0.ring").write_bytes(made.ring({0: made.record(5)}, head=1, dropped=2))
@@ -249,13 +249,13 @@ def four_ranks(
     waiting: tuple[int, ...] = (0, 1, 3),
     **changes: Any,
 ) -> Path:
-    """40 steps of 100 ms; rank 2's backward takes 23 ms, the others' 3, ``waiting`` wait 20 for it.
+    """Writes 40 steps of 100 ms; backward takes 23 ms on rank 2, 3 ms elsewhere.
 
-    So much of rank 2's backward, in all steps together, its process did not run.
+    Ranks ``waiting`` wait 20 ms for rank 2, whose process is paused for ``paused_ms`` in total.
     """
     for rank in range(4):
         late = rank == 2
-        # Each rank has blocks of its own length: here those of rank 0 are twice as long.
+        # Block lengths differ between ranks: those of rank 0 are twice as long.
         length = (2 if rank == 0 else 1) << 24
         cells = [x for at in range(1000, 1040) for x in ((at << 24) // length, 2, 20 * MS)]
         content: dict[str, Any] = {
@@ -300,7 +300,7 @@ def test_only_the_ranks_that_wait_for_it_count(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("paused_ms", "named", "share"),
-    # Of the 20 ms that its backward takes longer, 800 ms in 40 steps.
+    # Rank 2's backward takes 20 ms longer, 800 ms in 40 steps.
     [(800, "host pause", 1.0), (600, "host pause", 0.75), (200, "backward", 0.75)],
 )
 def test_pauses_are_apart_from_the_phase(
@@ -381,7 +381,7 @@ def test_across_hosts_that_do_not_hear_of_each_other_nobody_is_named(
         (1, state_of(), 9, 2, "8 of these collectives belong to groups that did not fit"),
         (1, state_of(), 9, 1, "192 groups and 64 MiB); for the others, a rank did not record, or"),
         (2, state_of(), 9, 0, "other hosts' issue times were lost on the network."),
-        # Once per host, whose ranks share a carrier.
+        # Counted once per host: its ranks share a carrier.
         (2, state_of(unsent=3), 9, 0, "were lost on the network (6 datagrams could not be sent)"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Which leading steps stay out of the figures."""
+"""Checks which leading steps count as warm-up and are left out of the figures."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def test_leading_steps_with_other_collectives_are_warmup() -> None:
 
 
 def test_leading_slow_steps_are_warmup_up_to_the_first_usual_one() -> None:
-    # The second half: median 100, deviations 0 -> the limit is 110.
+    # The second half has the median 100 and deviations of 0, so the limit is 110.
     assert warmup([300, 200, 111, 110, 400, 100, 100, 100, 100, 100]) == 3
 
 
 def test_a_slow_step_must_stand_out_of_the_noise_too() -> None:
-    # Second half 90 ... 110: median 100, median deviation 5 (robust: 7.4): limit 137.
+    # Second half: median 100, median deviation 5 (7.4 as a robust sigma), so the limit is 137.
     later = [90, 95, 100, 105, 110]
     assert warmup([300, 136, 100, 100, 100, *later]) == 1
     assert warmup([300, 138, 100, 100, 100, *later]) == 2
@@ -64,7 +64,7 @@ def test_signatures_compare_operations_and_sizes_and_nothing_else() -> None:
         rank.step(100 * step, 100 * step + 100)
     rank.collective(0, 10, 20, bytes=8)
     rank.collective(1, 30, 40, bytes=16)
-    rank.collective(2, 115, 170, bytes=8)  # the same, at other times
+    rank.collective(2, 115, 170, bytes=8)  # the same operations at other times
     rank.collective(3, 120, 190, bytes=16)
     rank.collective(4, 210, 220, bytes=16)  # another order
     rank.collective(5, 230, 240, bytes=8)

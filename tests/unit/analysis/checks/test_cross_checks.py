@@ -1,6 +1,6 @@
-"""commprof's figures held against others': values that follow on paper.
+"""Checks commprof's figures against those of other sources, all computed by hand.
 
-Bytes exchanged against the strategy's theory, on steps made by hand.
+Also checks the bytes exchanged against the strategy's theory, on steps made by hand.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MB = 1_000_000
 
 
 def ranks_of(count: int, **metadata: Any) -> list[Rank]:
-    """Steps of 100 ms: backward 40 without 20 in its finalisation, one bucket of 8 MB."""
+    """Ranks with steps of 100 ms: backward 40 plus 20 in its finalisation, a bucket of 8 MB."""
     ranks = [Rank(rank, count, **metadata) for rank in range(count)]
     for step in range(STEPS):
         at = 100 * MS * step
@@ -39,7 +39,7 @@ def ranks_of(count: int, **metadata: Any) -> list[Rank]:
 
 
 def sources(**values: Any) -> dict[str, Any]:
-    """As capture writes them, after the trace's clock anchor at 1 ns."""
+    """Returns sources as capture writes them, after the trace's clock anchor at 1 ns."""
     return {
         "begin_monotonic_ns": 2,
         "network_namespace": "net:[1]",
@@ -62,7 +62,7 @@ def checks(ranks: list[Rank], world_size: int | None = None) -> dict[str, CrossC
 def test_parts_that_add_up_and_parts_that_do_not() -> None:
     found = checks(ranks_of(1))["phases"]
     assert (found.ours, found.other, found.agrees) == (100.0, pytest.approx(100.0), True)
-    # A second declaration of 60 ms: parts of 80 + 60 ms in 100, with 40 less than nothing left.
+    # A data phase of 80 ms overlaps backward: parts of 80 + 60 ms exceed the step by 40 ms.
     (rank,) = ranks_of(1)
     for step in range(STEPS):
         rank.phase(Phase.DATA, (100 * step + 20) * MS, (100 * step + 100) * MS)
@@ -132,7 +132,7 @@ def test_a_hook_of_the_script_decides_itself_what_it_sends(own: str) -> None:
 
 def test_every_backward_pass_is_one_of_ddp_s_iterations() -> None:
     # Three passes in a step, each synchronised, as in accumulation without no_sync and in LBFGS;
-    # beside DDP's own, other collectives of the pass.
+    # next to DDP's collectives, the pass has others.
     (rank,) = ranks_of(1, groups={1: ("0", 1), 2: ("tensor", 1)})
     for step in range(STEPS):
         for more in (1, 2):
@@ -182,7 +182,7 @@ def test_no_log_of_ddp(metadata: dict[str, Any], reason: str) -> None:
 
 
 def test_the_interface_of_one_host_is_shared() -> None:
-    # Four ranks send 2 * 3/4 * 8 MB = 12 MB each and step; lo counts those of all.
+    # Each of four ranks sends 2 * 3/4 * 8 MB = 12 MB per step; lo counts the bytes of all.
     payload = 4 * 12 * STEPS
     shared = sources(interfaces=counted(lo=payload * MB, eth0=7))
     found = checks(ranks_of(4, cross_check_sources=shared))["network"]
@@ -192,7 +192,7 @@ def test_the_interface_of_one_host_is_shared() -> None:
 
 
 def test_one_rank_on_each_host_sends_through_its_busiest_interface() -> None:
-    # Two ranks send 8 MB each and step.
+    # Each of two ranks sends 8 MB per step.
     ranks = ranks_of(2)
     for rank, sent in zip(ranks, (96 * MB, 97 * MB), strict=True):
         rank.metadata["cross_check_sources"] = sources(
@@ -227,7 +227,7 @@ def test_more_traffic_is_no_disagreement_and_less_is() -> None:
 
 
 def test_a_mode_switched_run_counts_what_records_and_the_summary_hold() -> None:
-    # Always-on from the 6th step on: its summary counts the later 6, of which full mode recorded 2.
+    # Always-on from 600 ms on: its summary counts the last 6 steps, 2 of which are also recorded.
     payload = 2 * 8 * STEPS * MB
     run = world_run(ranks_of(2, cross_check_sources=sources(interfaces=counted(lo=payload))))
     later = [(int(code), 1, 6, 6 * 8 * MB) for code in [OPS.index("all_reduce")]]
@@ -316,7 +316,7 @@ THEORY_STEPS = 8
 
 
 def gathering_ranks(count: int, **metadata: Any) -> list[Rank]:
-    """Steps of 100 ms: two all-gathers, of 3 MB and 1 MB, and a reduce-scatter of 2 MB."""
+    """Ranks with steps of 100 ms: all-gathers of 3 MB and 1 MB, and a reduce-scatter of 2 MB."""
     ranks = [Rank(rank, count, **metadata) for rank in range(count)]
     for step in range(THEORY_STEPS):
         at = 100 * MS * step

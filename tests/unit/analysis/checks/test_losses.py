@@ -1,6 +1,6 @@
-"""The trend of a loss, on values whose rank correlation can be counted by hand.
+"""Checks the trend of a loss, on values whose rank correlation can be counted by hand.
 
-Whether world sizes trained alike: curves and digests made by hand.
+Also checks whether world sizes trained alike, on curves and digests made by hand.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def test_noise_has_no_trend() -> None:
         trend = loss_trend([chance.gauss(4, 0.1) for _ in range(40)])
         assert trend is not None
         found += trend.falls or trend.rises
-    assert found <= 10  # of 300 at a level of 1 %: 3, and 4 standard deviations more
+    assert found <= 10  # at a level of 1 %: 3 of 300, plus 4 standard deviations
 
 
 def test_equal_losses_have_none() -> None:

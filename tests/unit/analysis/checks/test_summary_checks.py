@@ -1,4 +1,4 @@
-"""What always-on mode summarised held against others' figures: values that follow on paper."""
+"""Checks always-on summaries against figures of other sources, all computed by hand."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def all_reduces(megabytes: int, count: int = 3) -> dict[str, Any]:
 
 
 def run_of(directory: Path, ranks: int = 1, **changes: Any) -> WorldRun:
-    """Two steps of 10 ms after the first; 24 MB all-reduced in the three."""
+    """World with two steps of 10 ms after the first; the three steps all-reduce 24 MB."""
     parts = changes.pop("summary", {"operations": [all_reduces(24)]})
     traces = {}
     for rank in range(ranks):
@@ -69,7 +69,7 @@ def test_the_loop_s_own_clock(tmp_path: Path) -> None:
 
 def test_the_log_of_ddp(tmp_path: Path) -> None:
     found = checks(run_of(tmp_path, cross_check_sources=sources(ddp_logs=[LOG])))
-    # 24 MB in three steps; DDP's buckets hold 5 + 3. Backward and exposed 3 ms, and 42 and 25.
+    # 24 MB in 3 steps; DDP's buckets hold 5 + 3. Backward and exposed: 3 ms; in DDP's log 42, 25.
     bytes_ = found["ddp_bytes"]
     assert (bytes_.ours, bytes_.other, bytes_.agrees) == (8.0, 8.0, None)
     assert "all-reduces that DDP did not issue" in bytes_.note
@@ -84,7 +84,7 @@ def test_steps_without_marks_do_not_tell_the_bytes_of_one(tmp_path: Path) -> Non
 
 
 def test_the_interface_s_bytes(tmp_path: Path) -> None:
-    # Two ranks send as much as the buffer each: 48 MB.
+    # Each of two ranks sends as much as the buffer holds, 48 MB together.
     shared = sources(interfaces=counted(lo=49 * MB))
     found = checks(run_of(tmp_path, 2, cross_check_sources=shared))["network"]
     assert (found.ours, found.other, found.agrees) == (48.0, 49.0, True)

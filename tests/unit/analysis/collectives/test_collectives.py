@@ -1,4 +1,4 @@
-"""The table of collectives, against figures worked out on paper."""
+"""Checks the table of collectives against figures computed by hand."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def rows(*ranks: Rank, steps: int = 1, shared: bool = True) -> tuple[CollectiveR
 
 
 def spreads(row: CollectiveRow) -> list[float]:
-    """Medians in ms; the 95th percentile of equal calls is no other."""
+    """Returns the medians in ms; checks that no 95th percentile is below its median."""
     parts = (row.duration, row.queue, row.wait, row.wire)
     assert all(math.isnan(part.p95_ms) or part.p95_ms >= part.median_ms for part in parts)
     return [part.median_ms for part in parts]
 
 
 def pair(op: str = "all_reduce") -> list[Rank]:
-    """One collective of 8 MB: issued at 10 and 14 ms, complete at 30 on rank 0, 34 on rank 1."""
+    """Two ranks with a collective of 8 MB: issued at 10 and 14 ms, complete at 30 and 34 ms."""
     ranks = [Rank(rank, 2, dtypes=DTYPES) for rank in range(2)]
     for rank, issue, end in zip(ranks, (10, 14), (30, 34), strict=True):
         rank.step(0, 100 * MS)
@@ -52,7 +52,7 @@ def pair(op: str = "all_reduce") -> list[Rank]:
 
 def test_wait_and_wire_part_where_the_last_rank_starts() -> None:
     (row,) = rows(*pair())
-    # Rank 0: 20 = 0 + 4 + 16; rank 1: 20 = 0 + 0 + 20. Medians of the two.
+    # Medians of duration = queue + wait + wire: 20 = 0 + 4 + 16 and 20 = 0 + 0 + 20.
     assert spreads(row) == [20.0, 0.0, 2.0, 18.0]
     assert row.wait == Spread(2.0, pytest.approx(3.8))
     assert (row.op, row.dtype, row.reduce_op) == ("all_reduce", "Byte", "sum")
@@ -87,7 +87,7 @@ def test_without_steps_the_whole_recording_counts() -> None:
 
 
 def test_a_queued_collective_starts_when_a_thread_is_free() -> None:
-    # Three at once: the third of each rank waits for a thread until 30 (rank 0), 34 (rank 1).
+    # Of three calls at once the third waits for a thread until 30 (rank 0) and 34 ms (rank 1).
     ranks = pair()
     for rank, issue, end in zip(ranks, (10, 14), (60, 62), strict=True):
         rank.collective(1, issue * MS + 1, end * MS, bytes=8 * MB)
@@ -103,7 +103,7 @@ def test_calls_that_failed_are_counted_and_in_no_median() -> None:
     ranks = pair()
     for rank in ranks:
         rank.step(100 * MS, 200 * MS)
-        # Rank 1 times out; rank 0 saw nothing wrong, but who knows when the last rank was done?
+        # Rank 1 times out; rank 0 sees no failure, but the completion on the last rank is unknown.
         failed = rank.rank == 1
         late = rank.collective(1, 110 * MS, 190 * MS, bytes=8 * MB, failed=failed)
         rank.wait(late, 120 * MS, 190 * MS)
@@ -156,7 +156,7 @@ def test_a_call_that_one_rank_lacks_has_no_wait_and_no_wire() -> None:
 
 
 def test_a_rank_that_is_done_before_the_last_one_starts_did_not_wait_for_it() -> None:
-    # A broadcast's root hands its data over from 10 to 12 and goes; rank 1 comes at 40.
+    # A broadcast's root sends its data from 10 to 12 ms and returns; rank 1 arrives at 40 ms.
     ranks = [Rank(rank, 2) for rank in range(2)]
     for rank, issue, end in zip(ranks, (10, 40), (12, 44), strict=True):
         rank.step(0, 100 * MS)
@@ -168,7 +168,7 @@ def test_a_rank_that_is_done_before_the_last_one_starts_did_not_wait_for_it() ->
 
 
 def message(sent_ms: int, received_ms: int, waits: dict[int, tuple[int, int]]) -> list[Rank]:
-    """6 MB from rank 0 to rank 1; waits by rank, in ms."""
+    """Two ranks with a message of 6 MB from rank 0 to rank 1; ``waits`` are by rank, in ms."""
     ranks = [Rank(rank, 2) for rank in range(2)]
     for rank in ranks:
         rank.step(0, 100 * MS)
@@ -183,7 +183,7 @@ def message(sent_ms: int, received_ms: int, waits: dict[int, tuple[int, int]]) -
 
 
 def test_a_message_has_no_queue_and_ends_with_its_receiver() -> None:
-    # Sent at 20; the receiver has been there since 10 and has it at 32.
+    # The message is sent at 20 ms; the receiver waits from 10 ms and has it at 32 ms.
     ranks = message(20, 10, {0: (20, 26), 1: (10, 32)})
     by_op = {row.op: row for row in rows(*ranks)}
     assert spreads(by_op["recv"]) == [22.0, 0.0, 10.0, 12.0]
@@ -191,7 +191,7 @@ def test_a_message_has_no_queue_and_ends_with_its_receiver() -> None:
     for row in by_op.values():
         assert row.size_bytes == (6 * MB, 6 * MB)
         assert row.busbw_gb_per_s == row.algbw_gb_per_s == pytest.approx(0.5)
-        assert row.calls_per_step == 1.0  # of the one rank that does it
+        assert row.calls_per_step == 1.0  # on the one rank that issues it
 
 
 def test_a_message_waited_for_after_it_came_has_no_known_end() -> None:

@@ -1,4 +1,4 @@
-"""The table of compressed buckets, against figures worked out on paper."""
+"""Checks the table of compressed buckets against figures computed by hand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MB = 1_000_000
 
 
 def compressed_ranks() -> list[Rank]:
-    """Two ranks and two steps; the second step's bucket is measured."""
+    """Two ranks with two steps; the quality of the second step's bucket is measured."""
     ranks = [Rank(rank, 2) for rank in range(2)]
     for rank in ranks:
         rank.step(0, 100 * MS)
@@ -35,7 +35,7 @@ def compressed_ranks() -> list[Rank]:
             quality=(0.25, 0.5, 2.0, 200_000, 20_000),
             flags=schema.FLAG_NON_FINITE,
         )
-        rank.compressed(0, MB, tuple(t * MS for t in (300, 301, 302, 303, 304, 305)))  # no step
+        rank.compressed(0, MB, tuple(t * MS for t in (300, 301, 302, 303, 304, 305)))  # in no step
     return ranks
 
 

@@ -1,4 +1,4 @@
-"""What stands out in an exchange, and that nothing is said where nothing does."""
+"""Checks what is reported about an exchange, and that usual exchanges are not reported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LINKS = HostLinks(2, ("eth1",), 6e6, 0.1, 0.08, 2e8, 2e8, "", 0.007)
 
 
 def of(links: HostLinks | None = None, rows: tuple[Any, ...] = (), **ms: float) -> Exchange:
-    """Of steps of 100 ms with these parts."""
+    """Returns the exchange of steps of 100 ms with these parts."""
     own = parts(exposed_ms=ms.get("wire", 0.0) + ms.get("wait", 0.0))
     shown = world(2, host_links=links, collectives=rows, parts=own)
     return exchange(shown, mean_step(detail(2, **ms)))
@@ -28,14 +28,14 @@ def of(links: HostLinks | None = None, rows: tuple[Any, ...] = (), **ms: float) 
 @pytest.mark.parametrize(
     ("ms", "overlapped"),
     [
-        # 2 of 42 ms of transfer ran beside work, though 42 could: 45 ms of backward.
+        # 2 of 42 ms of transfer overlap work, although 45 ms of backward could hide all 42.
         ({"backward": 45, "wire": 40, "hidden": 2}, 2 / 42),
         ({"backward": 45, "wire": 40, "hidden": 9}, math.nan),
-        # All that a backward pass of 12 ms could hide, it hid.
+        # A backward pass of 12 ms hides all that it can.
         ({"backward": 12, "wire": 70, "hidden": 11}, math.nan),
-        # There was nothing to hide behind.
+        # There is hardly any work to overlap with.
         ({"backward": 5, "wire": 70}, math.nan),
-        # Too little to win, and most of it waiting.
+        # There is too little to gain, or most of it is waiting.
         ({"backward": 80, "wire": 9}, math.nan),
         ({"backward": 45, "wire": 12, "wait": 20}, math.nan),
     ],

@@ -1,4 +1,4 @@
-"""What crosses from host to host, by hand: rings, trees, and who is not known."""
+"""Checks the bytes sent between hosts, computed by hand for rings, trees and unknown hosts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EACH_ALONE = ("a", "b", "c", "d")
 
 
 def sent(op: str, hosts: Sequence[str], size: int = 1200, peer: int = 0) -> list[float]:
-    """Bytes that each rank sends to other hosts in one call with that many bytes in and out."""
+    """Returns the bytes each rank sends to other hosts in one call of `size` bytes in and out."""
     found = []
     for rank in range(len(hosts)):
         recorded = Rank(rank, len(hosts))
@@ -41,20 +41,20 @@ def sent(op: str, hosts: Sequence[str], size: int = 1200, peer: int = 0) -> list
 @pytest.mark.parametrize(
     ("op", "hosts", "peer", "expected"),
     [
-        # A ring towards lower ranks: 2 to 1 and 0 to 3 cross; each sends 2 * 3/4 of it.
+        # A ring towards lower ranks: 2 to 1 and 0 to 3 cross, with 2 * 3/4 of the size each.
         ("all_reduce", TWO_BY_TWO, 0, [1800, 0, 1800, 0]),
         ("all_reduce", EACH_ALONE, 0, [1800] * 4),
         ("all_reduce", ("a", "a", "a", "a"), 0, [0] * 4),
         ("reduce_scatter_tensor", TWO_BY_TWO, 0, [1800, 0, 1800, 0]),
         # A ring towards higher ranks: 1 to 2 and 3 to 0 cross with three parts each.
         ("all_gather_into_tensor", TWO_BY_TWO, 0, [0, 3600, 0, 3600]),
-        # From 0: to 1, then 0 to 2 and 1 to 3.
+        # Rank 0 sends to 1, then 0 to 2 and 1 to 3.
         ("broadcast", TWO_BY_TWO, 0, [1200, 1200, 0, 0]),
         ("broadcast", EACH_ALONE, 0, [2400, 1200, 0, 0]),
-        # From 3: to 0, then 3 to 1 and 0 to 2.
+        # Rank 3 sends to 0, then 3 to 1 and 0 to 2.
         ("broadcast", TWO_BY_TWO, 3, [1200, 0, 0, 2400]),
         ("broadcast", ("a", "b", "c"), 0, [2400, 0, 0]),
-        # Three quarters along the ring, then a quarter to the root.
+        # Three quarters go along the ring, then a quarter to the root.
         ("reduce", TWO_BY_TWO, 0, [900, 0, 900 + 300, 300]),
         ("gather", TWO_BY_TWO, 0, [0, 0, 1200, 1200]),
         ("scatter", TWO_BY_TWO, 0, [2400, 0, 0, 0]),
@@ -103,7 +103,7 @@ def with_steps(rank: Rank) -> Rank:
 
 
 def two_hosts(counted: int, **metadata: Any) -> list[Rank]:
-    """A rank on each; ``counted`` are the bytes that its interface sent."""
+    """Two ranks on a host each; ``counted`` are the bytes that its interface sent."""
     ranks = []
     for number in range(2):
         seen = {
@@ -196,7 +196,7 @@ LINKS = HostLinks(2, ("eth0",), 6e6, 0.8, 0.25, 240e6, 242.4e6, "")
 def test_counters_agree_within_2_percent() -> None:
     assert LINKS.difference == pytest.approx(0.01)
     assert LINKS.agrees is True
-    # 2.1 % more: headers may be the reason, if they are not known. 2.1 % less has none.
+    # Headers of unknown size may explain 2.1 % more; nothing explains 2.1 % less.
     assert replace(LINKS, counted_bytes=245e6).agrees is None
     assert replace(LINKS, counted_bytes=235e6).agrees is False
     unknown = HostLinks(2, (), math.nan, math.nan, math.nan, math.nan, math.nan, "why")
@@ -205,7 +205,7 @@ def test_counters_agree_within_2_percent() -> None:
 
 @pytest.mark.parametrize(
     ("mtu", "share", "most"),
-    # 66 bytes of headers to 1448 and to 8948 of payload; half as much again is acknowledged.
+    # 66 bytes of headers per 1448 or 8948 of payload; acknowledgements add half as much.
     [(1500, 66 / 1448, 1.0884), (9000, 66 / 8948, 1.0311), (65536, 66 / 65484, 1.0216)],
 )
 def test_headers_at_the_interfaces_mtu_are_no_disagreement(

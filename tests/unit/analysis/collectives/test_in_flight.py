@@ -1,6 +1,6 @@
-"""For how long each operation was under way.
+"""Checks how long each operation was in flight.
 
-The timeline that pages draw: parts of a collective's flight, and the cut to what has room.
+Also checks the timeline of pages: parts of a collective's time in flight, and the cut to fit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.support.builders.traces import MS, Rank, world_run
 
 
 def rank_of(number: int) -> Rank:
-    """Two steps of 100 ms: gathers 10 to 30 and 20 to 50, rank 1 to 60; a reduction 40 to 45."""
+    """Rank with two steps: gathers 10 to 30 and 20 to 50 (rank 1: 60), an all-reduce 40 to 45."""
     rank = Rank(number, 2)
     for step in range(2):
         at = 100 * MS * step
@@ -49,7 +49,7 @@ def seen(ranks: list[Rank]) -> MeasuredWorld:
 
 
 def flight(drawn: Timeline, rank: int, row: int) -> tuple[int, ...]:
-    """Negotiate, queue, wait and wire, in ms."""
+    """Returns the negotiate, queue, wait and wire times in ms."""
     intervals = drawn.ranks[rank].in_flight
     names = ("negotiate_ns", "queue_ns", "wait_ns", "wire_ns")
     return tuple(int(getattr(intervals, name)[row]) // MS for name in names)
@@ -60,13 +60,13 @@ def test_until_the_last_issue_is_negotiation() -> None:
     assert drawn.steps.tolist() == [1, 2, 3, 4, 5]
     assert [kind.op for kind in drawn.kinds] == ["all_reduce"]
     assert drawn.kinds[0].size_bytes == 4_000_000
-    # Both issue bucket 0 at 40 and have it at 50; bucket 1 at 60 and 75, and have it at 95.
+    # Bucket 0 is issued at 40 by both and done at 50; bucket 1 at 60 and 75, done at 95.
     assert [flight(drawn, 0, row) for row in (0, 1)] == [(0, 0, 0, 10), (15, 0, 0, 20)]
     assert [flight(drawn, 1, row) for row in (0, 1)] == [(0, 0, 0, 10), (0, 0, 0, 20)]
 
 
 def test_queue_here_and_then_wait_for_a_rank_whose_queue_is_longer() -> None:
-    # Two threads: of four collectives issued at 1, 2, 3 and 4 the third begins when the first ends.
+    # With two threads, the third collective of a step begins when the first one ends.
     ranks = [Rank(rank, 2) for rank in range(2)]
     for rank in ranks:
         for step in range(4):
@@ -77,7 +77,7 @@ def test_queue_here_and_then_wait_for_a_rank_whose_queue_is_longer() -> None:
             rank.collective(3 * step + 1, at + 2 * MS, at + 100 * MS)
             rank.collective(3 * step + 2, at + 10 * MS * (1 + rank.rank), at + 90 * MS)
     drawn = timeline(seen(ranks))
-    # The third: issued at 10 and 20, run at 30 and 50, done at 90.
+    # The third one is issued at 10 and 20, starts at 30 and 50 and is done at 90.
     assert flight(drawn, 0, 2) == (10, 10, 20, 40)
     assert flight(drawn, 1, 2) == (0, 30, 0, 40)
 

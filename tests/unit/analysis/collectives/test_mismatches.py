@@ -1,4 +1,4 @@
-"""Ranks that are out of step, live and afterwards."""
+"""Checks that collectives which differ between ranks are found, live and after the run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DTYPES = ["Byte", "Char", "Short", "Int", "Long", "Half", "Float"]
 
 
 def ranks(count: int = 3) -> list[Rank]:
-    """Two all-reduces on all of them, of 8 bytes of Float."""
+    """Returns ranks that each issue two all-reduces of 8 bytes of Float."""
     made = [Rank(rank, count, dtypes=DTYPES) for rank in range(count)]
     for rank in made:
         for seq in range(2):
@@ -26,7 +26,7 @@ def ranks(count: int = 3) -> list[Rank]:
 
 
 def mismatches(*made: Rank) -> tuple[list[str], int]:
-    """Sentences of the whole traces; the live finder must say the same of the first."""
+    """Returns sentences of the whole traces; checks that the live finder finds the same."""
     traces = [rank.trace() for rank in made]
     found, count = find_mismatches(traces, [columns.collectives(trace) for trace in traces])
     finder = MismatchFinder()
@@ -114,7 +114,7 @@ def test_the_live_finder_tells_each_group_once_and_keeps_little() -> None:
     finder.add(1, "0", 2, 2, LARGE, 6)
     assert finder.look() == []
     assert finder.count == 2
-    for seq in range(10_000):  # a rank that is alone
+    for seq in range(10_000):  # no other rank issues these
         finder.add(0, "1", 2, seq, SMALL, seq)
     assert len(finder._open) <= 4097
 
@@ -135,6 +135,6 @@ def test_the_live_finder_does_not_wait_for_a_rank_that_never_comes() -> None:
     finder.add(1, "0", 3, 0, LARGE, 2)
     assert finder.look() == []
     assert [one.odd_ranks for one in finder.look()] == [(0, 1)]
-    finder.add(2, "0", 3, 0, SMALL, 3)  # it comes after all
+    finder.add(2, "0", 3, 0, SMALL, 3)  # rank 2 issues it after all
     assert finder.look(last=True) == []
     assert finder.count == 1

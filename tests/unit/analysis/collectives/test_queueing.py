@@ -1,4 +1,4 @@
-"""Starts derived from issue and end: on a schedule by hand, and on any schedule."""
+"""Checks starts derived from issue and end, on hand-made and on random schedules."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_each_group_has_threads_of_its_own() -> None:
     for group in (1, 2):
         for seq in range(3):
             rank.collective(seq, 10 * group + seq, 100 + seq, group=group)
-    # Of each group two run at once; the third starts when the first is done.
+    # Two calls of each group run at once; the third starts when the first is done.
     assert starts(rank) == [10, 11, 100, 20, 21, 100]
 
 
@@ -78,8 +78,8 @@ def test_other_backends_queue_in_ways_that_are_not_known() -> None:
 
 
 def test_what_depends_on_an_end_that_was_not_seen_is_not_known() -> None:
-    # 1 has no end. 2 found a thread free whatever 1 did; 3 did so only if 1 was done; 4 came
-    # when 2 and 3 may have been under way, 5 when they are done: the other thread is free.
+    # Collective 1 has no end. 2 finds a thread free whatever 1 does; 3 does so only if 1 is
+    # done. 2 and 3 are done when 4 is issued, so that a thread is free.
     rank = Rank()
     for seq, (issue, end) in enumerate([(10, 20), (30, 0), (40, 90), (50, 95), (96, 99)]):
         rank.collective(seq, issue, end)
@@ -87,7 +87,7 @@ def test_what_depends_on_an_end_that_was_not_seen_is_not_known() -> None:
 
 
 def test_the_return_of_a_wait_that_did_not_block_bounds_the_end() -> None:
-    # 0 was over by 50, when it was waited for: 2 may have started from 30 to 40 on, 3 at 60.
+    # 0 ended by 50, when its wait returned: 2 may have started from 30 to 50; 3 starts at 60.
     rank = Rank()
     rank.wait(rank.collective(0, 10, 0), 40, 50)
     rank.collective(1, 20, 70)
@@ -97,7 +97,7 @@ def test_the_return_of_a_wait_that_did_not_block_bounds_the_end() -> None:
 
 
 def test_a_start_is_not_after_its_end() -> None:
-    # The ends of 0 and 1 were recorded late, after 2 had been run by the thread they left.
+    # The ends of 0 and 1 were recorded late, after the thread that they left had run 2.
     rank = Rank()
     for seq, (issue, end) in enumerate([(10, 50), (11, 52), (12, 49)]):
         rank.collective(seq, issue, end)
@@ -107,7 +107,7 @@ def test_a_start_is_not_after_its_end() -> None:
 def simulate(
     lots: random.Random, threads: int, count: int
 ) -> tuple[list[int], list[int], list[int]]:
-    """Issue, start and end in a FIFO queue, by going from event to event."""
+    """Returns issue, start and end times in a FIFO queue, simulated event by event."""
     issue = sorted(lots.randrange(1, 20 * count) for _ in range(count))
     duration = [lots.choice([lots.randrange(1, 10), lots.randrange(1, 200)]) for _ in issue]
     start, end = [0] * count, [0] * count

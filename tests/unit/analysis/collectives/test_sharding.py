@@ -1,4 +1,4 @@
-"""What FSDP2's collectives hold up, of a job that is worked out by hand."""
+"""Checks the exposed communication of FSDP2 in a job that is computed by hand."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ CALLS = {
 
 
 def accumulated(*passes: str, phases: bool = True) -> Sharding:
-    """Shards the steps of these passes, of a model with the groups A and B.
+    """Returns the sharding of steps with these passes, of a model with the groups A and B.
 
     Each pass has its calls in order: those before "|" in forward, those after it in backward. A and
     B are all-gathers in forward, a and b in backward; 1 and 2 are these groups' reduce-scatters; M
@@ -104,7 +104,7 @@ def accumulated(*passes: str, phases: bool = True) -> Sharding:
         (("AB|b2a1", "AB|b2a1"), {FORWARD: (2, 6), BACKWARD: (2, 10), SCATTER: (2, 14)}),
         # Only the last pass reduces.
         (("AB|ba", "AB|b2a1"), {FORWARD: (2, 6), BACKWARD: (2, 10), SCATTER: (2, 7)}),
-        # The parameters are resharded after backward alone.
+        # The parameters are resharded only after backward.
         (("AB|", "AB|", "AB|21"), {FORWARD: (2, 9), SCATTER: (2, 7)}),
         # The parameters, or those of one group, stay gathered until the last pass ends.
         (("AB|", "|21"), {FORWARD: (2, 3), SCATTER: (2, 7)}),
@@ -114,7 +114,7 @@ def accumulated(*passes: str, phases: bool = True) -> Sharding:
         (("AB|21", "|21"), {FORWARD: (2, 3), SCATTER: (0, 0)}),
         # The second pass is that of another model.
         (("AB|b2a1", "BA|a2b1"), {FORWARD: (0, 0), BACKWARD: (0, 0), SCATTER: (0, 0)}),
-        # Another all-gather after backward is of no group.
+        # Another all-gather after backward belongs to no group.
         (("AB|b2a1M",), {FORWARD: (2, 3), BACKWARD: (2, 5), SCATTER: (2, 7)}),
     ],
 )
@@ -142,9 +142,9 @@ def test_without_phases_the_calls_of_backward_tell_the_passes() -> None:
     ("forward", "backward", "expected"),
     [
         ([9, 4, 4, 7], [7, 4, 4, 9], [4, 3, 2, 1]),
-        # Neither the root's parameters nor the last group, as in most recipes, were resharded.
+        # As in most recipes, neither the root's parameters nor the last group were resharded.
         ([9, 4, 4, 4, 7], [4, 4, 4], [4, 3, 2]),
-        # One of three equal groups was not, and any of them may be it.
+        # One of three equal groups was not resharded, and it may be any of them.
         ([9, 4, 4, 4, 7], [7, 4, 4], [5, 0, 0]),
         ([9, 4, 4], [4, 4, 4], [0, 0, 0]),
         ([9, 4], [5], [0]),

@@ -1,4 +1,4 @@
-"""Who came last to each collective, and where that cannot be known."""
+"""Checks which rank arrives last at each collective, and when that cannot be known."""
 
 from __future__ import annotations
 
@@ -80,9 +80,9 @@ def message(rank: Rank, peer: int, seq: int, issue: int, op: str, bytes: int = 8
 def test_a_message_is_known_by_its_ends_and_number() -> None:
     first, second = Rank(0, 3), Rank(1, 3)
     message(first, 1, 0, 10, "send")
-    message(first, 2, 0, 12, "send")  # nobody was seen to receive it
+    message(first, 2, 0, 12, "send")  # no rank recorded receiving it
     message(first, 1, 1, 14, "send")
-    message(first, 1, 0, 16, "recv")  # numbers count by direction
+    message(first, 1, 0, 16, "recv")  # sequence numbers count per direction
     message(second, 0, 0, 11, "recv")
     message(second, 0, 1, 13, "recv")
     message(second, 0, 0, 30, "send")
@@ -100,7 +100,7 @@ def test_two_sends_are_no_message() -> None:
 
 
 def test_ends_of_different_size_are_no_message() -> None:
-    # As where tags are used to receive in another order than was sent.
+    # This happens when tags are used to receive in another order than was sent.
     first, second = Rank(0, 2), Rank(1, 2)
     for seq, size in enumerate((8, 16, 4)):
         message(first, 1, seq, 10 + seq, "send", size)
@@ -122,7 +122,7 @@ def test_from_any_source_and_after_it_nothing_is_known() -> None:
 
 
 def test_ranks_of_a_message_are_those_of_its_group() -> None:
-    # In this group of two, ranks 1 and 3 of the job are 0 and 1.
+    # Ranks 1 and 3 of the job are ranks 0 and 1 of this group.
     ranks = [Rank(rank, 4, groups={1: ("pair", 2)}) for rank in (1, 3)]
     message(ranks[0], 1, 0, 10, "send")
     message(ranks[1], 0, 0, 20, "recv")

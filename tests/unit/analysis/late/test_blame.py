@@ -1,4 +1,4 @@
-"""Where waiting began and what the rank did meanwhile, in simulated jobs with one known cause."""
+"""Checks where waiting began and what that rank did then, in simulated jobs of known cause."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def measured(of: Job) -> list[Breakdown]:
 
 
 def costs(parts: list[Breakdown]) -> Floats:
-    """``[rank, cause]``."""
+    """Returns the waiting caused, as ``[rank, cause]``."""
     total: Floats = np.sum([part.caused_ns.sum(axis=0) for part in parts], axis=0)
     return total
 
 
 def assert_conserved(parts: list[Breakdown]) -> None:
-    """What began anywhere adds up to what was waited, rank by rank and step by step."""
+    """Checks that the caused waiting adds up to the waiting of each rank and step."""
     for part in parts:
         assert (part.caused_ns >= 0).all()
         waited = np.nan_to_num(part.wait_ns)
@@ -46,7 +46,7 @@ def test_the_cause_is_found(shape: str, seed: int) -> None:
     order = np.argsort(-found.sum(axis=1), kind="stable")
     assert set(order[: len(of.ranks)].tolist()) == of.ranks
     assert CAUSES[int(found[list(of.ranks)].sum(axis=0).argmax())] == of.cause
-    # The others' part is what they add on the way: transfers, and the leaf that is later still.
+    # The other ranks' share is transfers and a leaf that is even later.
     assert found[list(of.ranks)].sum() > 0.6 * found.sum()
     assert_conserved(parts)
 
@@ -97,7 +97,7 @@ def test_run_delay_names_nobody_and_is_told() -> None:
     assert ({lacked.rank}, lacked.phase) == (of.ranks, "forward")
     starved = of.steps[0][lacked.rank][1][2]
     assert lacked.no_core_ms == pytest.approx(starved, rel=0.01)
-    # Other work is 4 ms a phase, give or take 5 %.
+    # Other work is 4 ms per phase, +-5 %.
     assert lacked.longer_ms == pytest.approx(starved, abs=0.4)
     said = " ".join(_about_causes(result))
     assert f"rank {lacked.rank}'s forward takes" in said
@@ -105,7 +105,7 @@ def test_run_delay_names_nobody_and_is_told() -> None:
 
 
 def test_a_rank_that_its_own_pair_waits_for() -> None:
-    """Of 8 ranks in 4 pairs, rank 7 is late by 40 ms: rank 6 waits 40 ms, and no other rank."""
+    """Rank 7 of 8 ranks in 4 pairs is 40 ms late: rank 6 waits 40 ms, and no other rank waits."""
     ranks = [Rank(rank, 8, groups={1: (f"pair {rank // 2}", 2)}) for rank in range(8)]
     for rank in ranks:
         rank.group_ranks = {1: rank.rank % 2}
@@ -125,7 +125,7 @@ def test_a_rank_that_its_own_pair_waits_for() -> None:
 
 
 def test_what_held_up_a_phase_is_told() -> None:
-    """Rank 1's backward takes 18 ms longer than the others', which the kernel can explain."""
+    """Rank 1's backward takes 18 ms longer than the others'; kernel counters explain it."""
 
     def said(no_core_ms: int, **counts: int) -> list[str]:
         ranks = [Rank(rank, 3) for rank in range(3)]

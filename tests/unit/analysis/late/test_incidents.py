@@ -1,4 +1,4 @@
-"""Hangs, ranks out of step and changes: from the watchdog's files to the reports."""
+"""Checks hangs, mismatches and anomalies, from the watchdog's files to the reports."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_hang_is_written_and_read_again(tmp_path: Path) -> None:
     feed.process = Process(os.getpid(), "running")
     file = HangFile(tmp_path, HANG, [feed], 10 * SECOND)
     file.set_threshold("5 s, as asked for")
-    # At once: the watchdog may be killed before there is a stack.
+    # Written at once, as the watchdog may be killed before there is a stack.
     assert json.loads((tmp_path / "hang_1.json").read_text())["threshold"] == "5 s, as asked for"
     assert "Threshold: 5 s, as asked for" in (tmp_path / "hang_1.txt").read_text()
     file.add_stack(1, "", "Thread 1\n    f (a.py:1)", "")

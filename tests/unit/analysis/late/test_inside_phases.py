@@ -1,4 +1,4 @@
-"""What takes a late rank longer within its phases: lines by stacks, and functions by samples."""
+"""Checks what delays a late rank within its phases: lines by stacks, functions by samples."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def issue(rank: Rank, seq: int, at_ms: float, line: int, thread: int = THREAD) -
 
 
 def late_world(no_core_ms: int = 0, lines: tuple[int, int, int] = (1, 2, 3)) -> WorldResult:
-    """Rank 2's backward takes 18 ms longer: 16 of them before its second operation, 2 behind it."""
+    """World whose rank 2's backward takes 18 ms longer: 16 before its second operation, 2 after."""
     ranks = [Rank(rank, 3) for rank in range(3)]
     for rank in ranks:
         second, third = (36, 48) if rank.rank == 2 else (20, 30)
@@ -94,7 +94,7 @@ def test_sentences_of_lines_that_a_step_begins_and_ends() -> None:
 
 
 MAIN = "thread (100): MainThread;main (train.py:9)"
-#: With more digits than int() takes.
+#: Lines that are no samples; one count has more digits than int() accepts.
 NOISE = f"{MAIN} -3\n{MAIN} ٣\n{MAIN} {'9' * 5000}\n\n;; 3\nx\n"
 ENGINE = f"{MAIN};backward (torch/_tensor.py:5);_engine_run_backward (torch/autograd/graph.py:8)"
 
@@ -111,16 +111,16 @@ def read(directory: Path, text: str | bytes, thread: int = THREAD, is_main: bool
     [
         (f"{MAIN} 3\n{MAIN};f (a b.py:1) 4\n", (7, {"main (train.py:9)": 3, "f (a b.py:1)": 4})),
         (f"{MAIN};f (a.py:1) 4\n{MAIN};f (a.py:7) 5\n", (9, {"f (a.py:7)": 9})),
-        # The innermost frame alone; a native one and one without a line.
+        # Only the innermost frame counts: one without a line, and a native one.
         (f"{MAIN};f (a.py:1);f (a.py:1);<lambda> (a.py) 2\n", (2, {"<lambda> (a.py)": 2})),
         (f"{MAIN};cblas_sgemm 2\n", (2, {"cblas_sgemm": 2})),
-        # A thread in no function, and one that waits for a collective.
+        # A thread outside any function, and one that waits for a collective.
         (f"thread (100): MainThread 5\n{MAIN};w (/x/torch/distributed/c10d.py:3) 6\n", (11, {})),
-        # Other threads; another process's ids.
+        # Other threads; ids of another form or process.
         (f"thread (7): Thread-1;g (b.py:1) 9\n{MAIN} 1\n", (1, {"main (train.py:9)": 1})),
         ("thread (0x7F): MainThread;f (a.py:1) 2\n", (2, {"f (a.py:1)": 2})),
         ('process 9:"p; x";thread (100): T;f (a.py:1) 2\n', (2, {"f (a.py:1)": 2})),
-        # A cut line, counts that are none or 0, noise.
+        # A truncated line, a count of 0, and lines that are no samples.
         (f"{MAIN} 2\n{MAIN};f (a.py:1) 30", (2, {"main (train.py:9)": 2})),
         (f"{MAIN} 2\n{MAIN};f (a.py:1) 0\n", (2, {"main (train.py:9)": 2})),
         (f"{MAIN} 2\n{NOISE}", (2, {"main (train.py:9)": 2})),
@@ -149,7 +149,7 @@ def test_without_the_training_thread_samples_are_refused(
 
 
 def sampled(directory: Path, *texts: str, no_core_ms: int = 0) -> WorldResult:
-    """Steps of 100 ms on three ranks, of which the last is 30 ms late to a backward pass's end."""
+    """World of three ranks with steps of 100 ms; the last ends its backward passes 30 ms late."""
     ranks = [Rank(rank, 3, pid=THREAD) for rank in range(3)]
     for rank in ranks:
         for step in range(STEPS):
@@ -172,7 +172,7 @@ def sampled(directory: Path, *texts: str, no_core_ms: int = 0) -> WorldResult:
 
 
 def test_functions_whose_share_grew(tmp_path: Path) -> None:
-    """Of the engine's time DDP waits 30 ms on the others, and not on rank 2."""
+    """On ranks 0 and 1, but not on rank 2, DDP waits for 30 ms of the engine's time."""
     other = f"{MAIN} 100\n{ENGINE} 700\n{MAIN};augment (data.py:31) 200\n"
     late = f"{MAIN} 95\n{ENGINE} 560\n{MAIN};noise (a.py:1) 5\n"
     late += f"{MAIN};augment (data.py:31) 240\n{MAIN};augment (data.py:33) 100\n"

@@ -1,4 +1,4 @@
-"""The phase in which a late rank fell behind, of schedules written by hand."""
+"""Checks the phase in which a late rank fell behind, in schedules written by hand."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def schedule(extras: list[Extra], buckets: int = 1, steps: int = 4) -> list[Rank
     for step in range(steps):
         begin, issues = list(now), []
         for i, (rank, extra) in enumerate(zip(ranks, extras, strict=True)):
-            # The update of the step before, what no phase holds, then this step's own work.
+            # The previous step's update, time outside any phase, then this step's own work.
             for phase in (Phase.OPTIMIZER, Phase.OTHER, Phase.DATA, Phase.FORWARD, Phase.BACKWARD):
                 length = (5 + extra.get(phase, 0)) * MS
                 if phase not in (Phase.OTHER, Phase.BACKWARD):
@@ -70,7 +70,7 @@ def test_the_phase_that_is_longer_is_named(phase: Phase, buckets: int) -> None:
 
 
 def test_a_share_is_that_of_the_phase() -> None:
-    # 20 ms late, of which 15 in forward.
+    # The rank is 20 ms late, of which 15 ms are in forward.
     found = explain(schedule([{}, {}, {Phase.FORWARD: 15, Phase.DATA: 5}]), 2, [1, 2, 3])
     assert found.phase == "forward"
     assert found.phase_share == pytest.approx(0.75)
@@ -84,7 +84,7 @@ def test_lateness_spread_over_phases_has_no_phase() -> None:
 
 
 def pause_in_forward(rank: Rank, length_ms: int) -> None:
-    """In each of its forward phases, 1 ms after their begin."""
+    """Adds a pause to each forward phase, 1 ms after its begin."""
     phases = columns.phases(rank.trace())
     for begin in phases.begin_ns[phases.key == Phase.FORWARD].tolist():
         rank.pause(begin + MS, begin + (1 + length_ms) * MS)
@@ -92,7 +92,7 @@ def pause_in_forward(rank: Rank, length_ms: int) -> None:
 
 @pytest.mark.parametrize(
     ("pause_ms", "named", "share"),
-    # Of the 20 ms that its forward is longer, so many are a pause.
+    # Rank 1's forward is 20 ms longer, of which `pause_ms` are a pause.
     [(20, "host pause", 1.0), (15, "host pause", 0.75), (5, "forward", 0.75)],
 )
 def test_a_pause_is_apart_from_the_phase_it_lies_in(
@@ -122,7 +122,7 @@ def test_pauses_that_the_others_have_as_well_explain_nothing() -> None:
 
 
 def test_each_rank_that_waits_is_compared_with_the_late_one() -> None:
-    # Ranks 0 and 1 need 8 ms more for their data, as does the late one; it is its forward.
+    # Ranks 0, 1 and 3 need 8 ms more for their data; rank 3 is late by its forward.
     ranks = schedule([{Phase.DATA: 8}, {Phase.DATA: 8}, {}, {Phase.DATA: 8, Phase.FORWARD: 20}])
     found = explain(ranks, 3, [1, 2, 3])
     assert found.phase == "forward"
@@ -131,14 +131,14 @@ def test_each_rank_that_waits_is_compared_with_the_late_one() -> None:
 
 
 def test_only_the_steps_given_count() -> None:
-    # The first step has nothing before it at which the ranks were side by side.
+    # No moment before the first step synchronises the ranks.
     assert math.isnan(explain(schedule([{}, {Phase.DATA: 9}]), 1, [0]).phase_share)
     assert explain(schedule([{}, {Phase.DATA: 9}]), 1, [0, 1]).phase == "data"
 
 
 def test_blocking_collectives_synchronise_too() -> None:
-    # Each step: 5 ms and a blocking all-reduce; the late rank takes 5 ms more before each
-    # second one, in its data phase.
+    # Each step has two blocking all-reduces, each after 5 ms; the late rank takes 5 ms more
+    # before the second one, in its data phase.
     ranks = [Rank(rank, 2) for rank in range(2)]
     now = 0
     for step in range(4):

@@ -1,4 +1,4 @@
-"""Where waiting began that went through several groups, in schedules whose cause is known."""
+"""Checks where waiting through several groups began, in schedules whose cause is known."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from commprof.analysis.step.waiting import Waiting, split
 from commprof.trace import columns
 from tests.support.builders.traces import MS, Rank, world_run
 
-#: Work in ms, or the name of a group whose collective the rank waits for.
+#: Each item is work in ms or the name of a group whose collective the rank waits for.
 Program = Sequence[float | str]
 WIRE_MS = 1
 STEPS = 6
 
 
 def run(step: list[Program], groups: dict[str, tuple[int, ...]], steps: int = STEPS) -> list[Rank]:
-    """Ranks that go through the same program in each step."""
+    """Returns ranks that repeat their program in each step."""
     numbers = {name: number for number, name in enumerate(groups, 1)}
     ranks = [
         Rank(r, len(step), groups={numbers[n]: (n, len(m)) for n, m in groups.items() if r in m})
@@ -59,7 +59,7 @@ def _step_ended(rank: Rank, step: Program, left: list[float | str], began: int, 
 
 
 def caused_ms(ranks: list[Rank]) -> list[float]:
-    """Per rank the waiting that began there, in all steps but the first."""
+    """Returns, per rank, the waiting that began there in all steps but the first."""
     seen = measured_world(world_run(ranks))
     assert seen is not None
     total = np.sum([part.waited_for_ns[1:].sum(axis=0) for part in seen.parts], axis=0)
@@ -67,7 +67,7 @@ def caused_ms(ranks: list[Rank]) -> list[float]:
 
 
 def of_each(ranks: list[Rank]) -> tuple[list[Waiting], list[Origins]]:
-    """What each rank waited for directly, and where that began."""
+    """Returns the direct waits of each rank and their origins."""
     traces = [rank.trace() for rank in ranks]
     tables = [columns.collectives(trace) for trace in traces]
     arrivals = match_arrivals(match(traces, tables), traces, tables)
@@ -82,19 +82,19 @@ CHAIN = {"first": (0, 1), "second": (1, 2)}
 def test_a_chain_over_two_groups_begins_at_its_first_rank() -> None:
     ranks = run([[20, "first"], [5, "first", "second"], [5, "second"]], CHAIN)
     waits, _ = of_each(ranks)
-    assert set(waits[2].culprit[waits[2].wait_ns > 0].tolist()) == {1}  # whom it waits for
+    assert set(waits[2].culprit[waits[2].wait_ns > 0].tolist()) == {1}  # the direct culprit
     caused = caused_ms(ranks)
-    # In each step rank 1 adds to it what it was on the wire.
+    # In each step rank 1 adds the transfer time of its first collective.
     assert caused[1:] == pytest.approx([(STEPS - 1) * WIRE_MS, 0])
     assert caused[0] > 0.9 * sum(caused)
 
 
 def test_a_rank_that_is_slow_too_has_its_part() -> None:
-    # Rank 2 waits 21 ms: 9 that rank 1 waited, 1 of its transfer, and 11 of its own work.
+    # Rank 2 waits 21 ms: 9 of rank 1's waiting, 1 of its transfer and 11 of its own work.
     ranks = run([[15, "first"], [6, "first", 11, "second"], [6, "second"]], CHAIN, steps=1)
     waits, parts = of_each(ranks)
     assert np.nansum(waits[2].wait_ns) == 21 * MS
-    # No moment is known before at which the two were side by side: all of it is rank 1's.
+    # No earlier moment synchronises the two ranks, so all of it counts as rank 1's.
     assert dict(zip(parts[2].rank.tolist(), parts[2].wait_ns.tolist(), strict=True)) == {1: 21 * MS}
 
     first = [("both",), ("both",), ("both",)]
@@ -112,7 +112,7 @@ def test_a_mesh_of_groups_names_the_slow_rank_alone(late: int) -> None:
     programs = [[20 if r == late else 5, f"tp{r // 2}", 3, f"dp{r % 2}"] for r in range(4)]
     ranks = run(programs, mesh)
     caused = caused_ms(ranks)
-    # The others wait for 15 ms in each step, once.
+    # Each other rank waits 15 ms, once per step.
     assert caused == pytest.approx([(r == late) * 3 * 15 * (STEPS - 1) for r in range(4)])
 
 
@@ -136,7 +136,7 @@ def test_a_pipeline_whose_sends_nobody_waits_for_begins_at_its_slow_stage() -> N
             rank.step(began, sent)
     waits, parts = of_each(ranks)
     assert set(waits[2].culprit[waits[2].wait_ns > 0].tolist()) == {1}
-    later = parts[2].exposure > 0  # before, the two were not side by side
+    later = parts[2].exposure > 0  # before that, nothing synchronises the two ranks
     by_rank = np.bincount(parts[2].rank[later], weights=parts[2].wait_ns[later], minlength=3)
     assert by_rank[0] > 0.9 * by_rank.sum()
 

@@ -1,4 +1,4 @@
-"""Moments at which ranks ran side by side: ends of collectives that all of them saw end."""
+"""Checks the moments that synchronise ranks: ends of collectives that all of them saw."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def shared(*ranks: Rank) -> SharedCalls:
 
 
 def two_ranks(ends: list[tuple[int, int]]) -> list[Rank]:
-    """Collectives with their end on either rank, which waits for it; 0 where nothing tells it."""
+    """Ranks that wait for collectives with these ends on either rank; 0 if the end is unknown."""
     ranks = [Rank(rank, 2) for rank in range(2)]
     for seq, of_ranks in enumerate(ends):
         for rank, end in zip(ranks, of_ranks, strict=True):

@@ -1,6 +1,6 @@
-"""A rank is named if the others wait for it, and not if it is chance.
+"""Checks that a rank is named late if the others wait for it, and not by chance.
 
-A rank whose own work takes longer is told from ranks that the host holds up.
+A rank whose own work takes longer is distinguished from ranks that the host delays.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ WORK_STEP = 80.0 * MS
 
 
 def work(ranks: int, steps: int) -> np.ndarray:  # type: ignore[type-arg]
-    """8 ms in each phase of each rank."""
+    """Returns work of 8 ms for each phase of each rank and step."""
     return np.full((ranks, len(PHASES), steps), 8.0 * MS)
 
 
 def held_up(ranks: int, steps: int, seed: int) -> np.ndarray:  # type: ignore[type-arg]
-    """The same on a host with too few cores: in 4 of 10 phases 20 ms more, on the average."""
+    """Returns that work on a host with too few cores: on average 20 ms more in 40 % of phases."""
     random = np.random.default_rng(seed)
     size = (ranks, len(PHASES), steps)
     return work(ranks, steps) + random.exponential(20 * MS, size) * (random.random(size) < 0.4)
@@ -63,7 +63,7 @@ def test_a_rank_that_is_always_a_little_slower_is_found() -> None:
     slow = find_slow_rank(slower, WORK_STEP)
     assert slow is not None
     assert (slow.rank, slow.phase, slow.excess_ns) == (2, "forward", 6.0 * MS)
-    # Twelve heads in twelve tosses, for 4 ranks and 5 phases.
+    # The sign test for 12 of 12 steps, times 4 ranks and 5 phases.
     assert slow.p_value == pytest.approx(20 / 2**12)
 
 
@@ -73,7 +73,7 @@ def test_it_is_found_among_ranks_that_the_host_holds_up_and_nobody_else_is() -> 
         assert find_slow_rank(noisy, WORK_STEP) is None
         noisy[5, Phase.OPTIMIZER] += 15 * MS
         slow = find_slow_rank(noisy, WORK_STEP)
-        if slow is not None:  # such noise hides some
+        if slow is not None:  # such noise hides some slow ranks
             assert (slow.rank, slow.phase) == (5, "optimizer")
     quiet = work(8, 23)
     quiet[5, Phase.OPTIMIZER] += 6 * MS
@@ -149,19 +149,19 @@ def test_a_slow_rank_is_named_with_the_waiting_that_it_caused() -> None:
     slower = work(4, 20)
     slower[2, Phase.FORWARD] += 6 * MS
     slow = find_slow_rank(slower, WORK_STEP)
-    waited = np.full((20, 4), 6.0 * MS)  # all ranks are late by turns, because of the host
+    waited = np.full((20, 4), 6.0 * MS)  # all ranks are late in turn, because of the host
     assert find_late_rank(waited, WORK_STEP) is None
     named = late_by_own_work(None, slow, waited, WORK_STEP)
     assert named is not None
     assert slow is not None
     assert (named.rank, named.phase, named.p_value) == (2, "forward", slow.p_value)
     assert (named.wait_ns, named.share) == (2.0 * MS, 0.25)
-    waited[:, 2] = 0  # nobody ever waited for it
+    waited[:, 2] = 0  # no rank ever waited for it
     assert late_by_own_work(None, slow, waited, WORK_STEP) is None
 
 
 def test_work_that_is_slow_for_a_while_is_not_a_slow_rank() -> None:
-    # Three of four steps, but in one stretch: alike steps count once.
+    # Three of four steps are slow, but in one stretch: correlated steps count once.
     slower = work(2, 48)
     slower[1, Phase.FORWARD, :36] += 6 * MS
     assert find_slow_rank(slower, WORK_STEP) is None
@@ -171,9 +171,9 @@ def test_work_that_is_slow_for_a_while_is_not_a_slow_rank() -> None:
 
 
 def test_few_steps_that_are_alike_name_nobody() -> None:
-    """Of these 20 steps, all above the others, r is 0.25 about their mean and 0.35 put right.
+    """The correlation r of these 20 slow steps is 0.25 about their mean and 0.35 unbiased.
 
-    They count as 9 and not as 12, and 20 / 2**9 is more than 0.01.
+    They count as 9 steps and not as 12, and 20 / 2**9 is more than 0.01.
     """
     alike = work(4, 20)
     alike[2, Phase.FORWARD] += 6 * MS
@@ -189,7 +189,7 @@ def waits(steps: int, ranks: int) -> np.ndarray:  # type: ignore[type-arg]
 
 
 def test_a_rank_that_is_always_late_is_named_with_what_it_costs() -> None:
-    # Three others wait 10 ms each: 30 ms a step.
+    # Three other ranks wait 10 ms each, 30 ms per step.
     waited = waits(12, 4)
     waited[:, 2] = 30 * MS
     late = find_late_rank(waited, STEP)
@@ -198,7 +198,7 @@ def test_a_rank_that_is_always_late_is_named_with_what_it_costs() -> None:
     # Twelve steps of 30 ms in all; each of the twelve costs far more than 2 % of 100 ms.
     assert (late.late_steps, late.measured_steps) == (12, 12)
     assert late.cost_s == pytest.approx(0.36)
-    # By lot all twelve fall on one of four ranks in 4 * 4**-12; of 2,000 draws none does.
+    # By chance all 12 fall on one of four ranks with p = 4 * 4**-12, in none of 2,000 draws.
     assert late.p_value == 1 / 2001
 
 
@@ -222,14 +222,14 @@ def test_two_ranks_late_by_turns_are_not_named() -> None:
 
 
 def test_three_late_steps_of_two_ranks_may_be_chance() -> None:
-    # The same rank three times out of three: by lot that happens once in four.
+    # The same of two ranks three times out of three happens by chance once in four.
     waited = waits(10, 2)
     waited[:3, 1] = 50 * MS
     assert find_late_rank(waited, STEP) is None
 
 
 def test_two_ranks_need_more_steps_than_eight() -> None:
-    # By lot 2 * 2**-n: 3.1 % for six steps, 0.4 % for nine.
+    # The chance is 2 * 2**-n: 3.1 % for six steps, 0.4 % for nine.
     waited = waits(9, 2)
     waited[:, 0] = 50 * MS
     assert find_late_rank(waited[:6], STEP) is None
@@ -241,7 +241,7 @@ def test_two_ranks_need_more_steps_than_eight() -> None:
 @pytest.mark.parametrize(("wait_ms", "named"), [(1.9, False), (2.1, True)])
 def test_lateness_below_two_percent_of_the_step_is_not_named(wait_ms: float, named: bool) -> None:
     waited = waits(30, 3)
-    waited[:, 1] = 2 * wait_ms * MS  # two others wait
+    waited[:, 1] = 2 * wait_ms * MS  # two other ranks wait
     assert (find_late_rank(waited, STEP) is not None) is named
 
 
@@ -283,7 +283,7 @@ def test_nobody_to_name(waited: np.ndarray) -> None:  # type: ignore[type-arg]
 
 
 def test_few_late_steps_of_a_long_run_may_be_chance() -> None:
-    # More steps than blocks. Four late steps on one of two ranks: by lot in 2 * 2**-4 = 1/8.
+    # More steps than blocks. Four late steps on one of two ranks: chance 2 * 2**-4 = 1/8.
     waited = waits(1_300, 2)
     waited[::400, 1] = 1_000 * MS
     assert find_late_rank(waited, STEP) is None
@@ -297,7 +297,7 @@ def test_a_long_run_is_tested_in_time() -> None:
     random = np.random.default_rng(3)
     waited = random.uniform(0, MS, (20_000, 8))
     waited[:, 5] += 50 * MS
-    begin = time.process_time()  # others use the machine too
+    begin = time.process_time()  # other processes use the machine too
     late = find_late_rank(waited, STEP)
     assert time.process_time() - begin < 1.5
     assert late is not None
@@ -318,11 +318,11 @@ def test_a_wait_that_clock_errors_may_feign_names_nobody(
 
 
 def test_a_rank_that_another_process_held_up_for_a_while_is_not_named() -> None:
-    # As seen on a busy machine: ten steps in a row of 57, and hardly anything else.
+    # Seen on a busy machine: 10 consecutive steps of 57 are late, and hardly any other.
     waited = np.random.default_rng(5).exponential(0.3 * MS, (57, 2))
     waited[21:31, 0] = 35 * MS
     assert find_late_rank(waited, STEP) is None
-    # As often, but now and then: by lot on the same of two ranks in 2 * 2**-11.
+    # About as often, but spread out: the chance for the same of two ranks is 2 * 2**-11.
     spread = np.random.default_rng(5).exponential(0.3 * MS, (57, 2))
     spread[3:57:5, 0] = 35 * MS
     late = find_late_rank(spread, STEP)
@@ -331,7 +331,7 @@ def test_a_rank_that_another_process_held_up_for_a_while_is_not_named() -> None:
 
 
 def test_a_rank_that_is_late_by_the_same_throughout_is_named() -> None:
-    """Equal values differ from their mean by a rounding, and are not alike for that."""
+    """Equal values differ from their mean by rounding, which is no correlation."""
     for late_ns in np.linspace(19e6, 21e6, 40):
         waited_for = np.zeros((23, 2))
         waited_for[:, 1] = late_ns + np.arange(23)
@@ -341,9 +341,9 @@ def test_a_rank_that_is_late_by_the_same_throughout_is_named() -> None:
 
 
 def test_few_steps_that_are_alike_may_be_chance() -> None:
-    """r is 0.25 about the mean of 20 steps and 0.35 put right, so 3 steps count as one, not 2.
+    """The correlation r of 20 steps is 0.25 about their mean, 0.35 unbiased: 3 count as 1, not 2.
 
-    Seven blocks of two ranks then agree by lot with a chance of 2 / 2**7, which is more than 0.01.
+    Seven blocks of two ranks then agree by chance with p = 2 / 2**7, which is more than 0.01.
     """
     waited = np.zeros((20, 2))
     waited[:, 1] = 30 * MS
@@ -352,7 +352,7 @@ def test_few_steps_that_are_alike_may_be_chance() -> None:
 
 
 def in_pairs(waited: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
-    """Waiting by waiting rank, if each rank makes only its neighbour in a pair wait."""
+    """Returns the waiting by waiting rank, if only the other rank of a pair waits for a rank."""
     by_waiting = np.zeros((waited.shape[1], waited.shape[1]))
     for rank, caused in enumerate(waited.sum(axis=0)):
         by_waiting[rank ^ 1, rank] = caused
@@ -394,7 +394,7 @@ def test_a_rank_that_waits_in_passing_does_not_count() -> None:
 
 
 def test_of_two_ranks_that_wait_for_each_other_one_is_late_by_chance() -> None:
-    """Only ranks 0 and 1 of 64 wait, for each other: one of them is late in 60 % by chance."""
+    """Only ranks 0 and 1 of 64 wait, for each other; by chance one is late in 60 % of steps."""
     named = 0
     for seed in range(100):
         random = np.random.default_rng(seed)

@@ -1,6 +1,6 @@
-"""Changes of level in a run, from finished traces and from records as they come.
+"""Checks the detection of level changes, in finished traces and in records as they arrive.
 
-Lasting changes: found soon where there are some, and hardly ever where there are none.
+Lasting changes have to be found soon, and false alarms have to be rare.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _SERIES, _LENGTH = 25, 2_000
 
 
 def changes(values: list[float]) -> list[Change]:
-    """All of them in a whole series; each as it is found in time."""
+    """Returns all changes of a series, each as it is first found."""
     detector = ChangeDetector()
     return [change for value in values if (change := detector.add(value)) is not None]
 
 
 def noise(kind: str, generator: np.random.Generator, length: int) -> np.ndarray:
-    """Around 100, with a spread of some percent."""
+    """Returns values around 100 with a spread of some percent."""
     if kind == "normal":
         return 100 + 3 * generator.standard_normal(length)
-    if kind == "student t, 2 degrees":  # no variance: tails as of a busy host
+    if kind == "student t, 2 degrees":  # no finite variance: tails as on a busy host
         return 100 + 3 * np.abs(generator.standard_t(2, length))
     if kind == "lognormal":
         return 100 * np.exp(0.1 * generator.standard_normal(length))
@@ -98,10 +98,10 @@ STEPS, CHANGE = 200, 120
 
 
 def ranks(slow_ms: int = 0, wire_ms: int = 2, until: int = STEPS) -> list[Rank]:
-    """Steps of 20 ms: forward 5, backward 10, and 5 in which both wait for one exchange of 1 MB.
+    """Two ranks with steps of 20 ms: forward 5, backward 10, waiting for an all-reduce 5.
 
-    From step ``CHANGE`` on rank 1's backward takes so much longer, and rank 0 waits for it; and the
-    exchange, 2 ms at first, takes ``wire_ms``. From step ``until`` on all is as at first.
+    From step ``CHANGE`` up to step ``until`` rank 1's backward takes ``slow_ms`` longer, rank 0
+    waits for it, and the all-reduce of 1 MB takes ``wire_ms`` instead of 2 ms.
     """
     made = [Rank(rank, 2) for rank in range(2)]
     begin = 1000 * MS
@@ -130,7 +130,7 @@ def offline(made: list[Rank]) -> list[tuple[str, int, int, str]]:
 
 
 def live(made: list[Rank], batches: int = 40) -> list[tuple[str, int, int, str]]:
-    """The same records in pieces, as a watchdog gets them."""
+    """Returns what is found in the same records in pieces, as a watchdog gets them."""
     meter, finder, told = StepMeter(), AnomalyFinder(), []
     records = [rank.records() for rank in made]
     last = max(int(part["timestamp_ns"][-1]) for part in records)
@@ -153,7 +153,7 @@ def test_a_rank_that_fails_slow_is_named_with_its_phase() -> None:
     made = ranks(slow_ms=6)
     expected = {(STEP, -1, CHANGE, ""), (COMPUTE, 1, CHANGE, "backward")}
     assert set(offline(made)) == expected
-    # Cut between records of a step, phases and waits of it may come a look later.
+    # If a piece ends within a step, its phases and waits may come with the next piece.
     found = live(made)
     assert {(what, rank) for what, rank, _, _ in found} == {(STEP, -1), (COMPUTE, 1)}
     assert all(abs(step - CHANGE) <= 2 for _, _, step, _ in found)
@@ -171,14 +171,14 @@ def test_a_link_that_fails_slow_is_the_bandwidth() -> None:
     assert slow.found_step - slow.step <= 8
 
 
-#: Enough to look at every step: a look has one value of the bandwidth.
+#: Enough pieces for every step, since each piece yields one value of the bandwidth.
 _LOOKS = 2 * STEPS
 #: Size of what :func:`pairs` exchange besides an all-reduce of 1 MB.
 _OTHERS = {"send": 1_000_000, "gather": 40_000, "broadcast": 60_000}
 
 
 def pairs(slow: str) -> list[Rank]:
-    """Two pairs of ranks that never meet; one of their operations slows down at ``CHANGE``.
+    """Two separate pairs of ranks; one of their operations slows down at ``CHANGE``.
 
     ``slow`` is "pair 0" or "pair 1" for a pair's all-reduce, else one of ``_OTHERS`` in pair 1.
     """

@@ -1,4 +1,4 @@
-"""Where each step went: the parts add up, on any trace."""
+"""Checks the parts of each step, and that they add up on any trace."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def values(part: Breakdown, *names: str) -> list[list[float]]:
 
 
 def one_step() -> Rank:
-    """Of 1000: data 100, forward 200, backward 400, optimizer 150, the rest nothing declared."""
+    """Rank with a step of 1000: data 100, forward 200, backward 400, optimizer 150."""
     rank = Rank()
     rank.step(0, 1000)
     rank.phase(Phase.DATA, 0, 100)
@@ -71,13 +71,13 @@ def test_waiting_is_taken_out_of_the_phase_it_happened_in() -> None:
 
 
 def test_waiting_over_the_bound_of_a_phase_is_shared_out() -> None:
-    # 25 to 60 is 5 of forward and 30 of nothing; 65 to 75 is 5 of nothing and 5 of backward.
+    # 25 to 60 is 5 in forward and 30 in no phase; 65 to 75 is 5 in no phase and 5 in backward.
     rank = Rank()
     rank.phase(Phase.FORWARD, 10, 30)
     rank.wait(rank.collective(0, 20, 60), 25, 60)
     rank.wait(rank.collective(1, 60, 75), 65, 75)
     rank.phase(Phase.BACKWARD, 70, 90)
-    # One that goes over three phases, and what lies in the step after counts in that one's.
+    # A wait over three phases of the second step is taken out of each of them.
     rank.phase(Phase.OPTIMIZER, 110, 120)
     rank.phase(Phase.DATA, 120, 130)
     rank.phase(Phase.FORWARD, 130, 150)
@@ -98,15 +98,15 @@ def test_pauses_are_told_by_the_phase_they_lie_in() -> None:
     rank.pause(990, 1010)  # after all phases: 10; the rest is in no step
     (part,) = break_down(rank)
     assert part.paused_ns.tolist() == [[20.0, 10.0, 25.0, 0.0, 0.0]]
-    # Phases hold what was paused in them; by origin it stands apart.
+    # Phases include their pauses; by origin, pauses are separate.
     assert part.work_ns[:, 0].tolist() == [150.0, 100.0, 160.0, 400.0, 150.0]
     assert part.by_origin_ns[:, 0].tolist() == [130.0, 90.0, 135.0, 400.0, 150.0, 55.0]
     assert part.by_origin_ns.sum() == part.wall_ns - part.exposed_ns
 
 
 def test_hidden_is_the_union_in_flight_less_what_was_exposed() -> None:
-    # In flight [100, 400], [200, 300] within it and [350, 500] over its end: 400. The apart
-    # [600, 700] makes 500. The thread waits from 450 to 500 and from 600 to 700.
+    # In flight: [100, 400], [200, 300] within it and [350, 500] past its end are 400; with the
+    # separate [600, 700] 500. The thread waits from 450 to 500 and from 600 to 700.
     rank = Rank()
     rank.step(0, 1000)
     rank.collective(0, 100, 400)
@@ -230,8 +230,8 @@ def test_without_a_common_clock_wait_and_wire_are_unknown() -> None:
 
 
 def test_what_cannot_be_split_is_set_apart_from_what_can() -> None:
-    # Both wait 100..150 for the first, whose last rank comes at 120. Rank 0 then waits
-    # 200..230 for a collective that rank 1 was not seen to issue.
+    # Both wait for the first until 150; its last rank arrives at 120. Rank 0 then waits
+    # 200..230 for a collective that rank 1 did not record.
     ranks = [Rank(rank, 2) for rank in range(2)]
     for rank, issue in zip(ranks, (90, 120), strict=True):
         rank.step(0, 1000)
@@ -314,7 +314,7 @@ def test_with_records_lost_at_random_the_parts_still_add_up(seed: int) -> None:
 
 
 def check_sums(part: Breakdown) -> None:
-    """Finite, not negative, and whole: to the nanosecond that clocks resolve."""
+    """Checks that parts are finite, not negative and add up, to the nanosecond."""
     for name in (*PARTS, "hidden_ns", "wall_ns"):
         assert np.isfinite(getattr(part, name)).all(), name
         assert (getattr(part, name) >= -1).all(), (name, getattr(part, name))

@@ -1,6 +1,6 @@
-"""How long the training thread stood still, and for which bucket.
+"""Checks how long the training thread waited, and for which bucket.
 
-Stretches of time, and the pauses of a rank's process outside of its waiting.
+Also checks stretches of time, and the pauses of a rank's process outside of its waiting.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def exposed(rank: Rank) -> Exposures:
 
 
 def rows(found: Exposures) -> list[tuple[int, int, int, float]]:
-    """Collective, begin, end, waited of each stretch."""
+    """Returns the collective, begin, end and waited time of each stretch."""
     values = (found.collective, found.begin_ns, found.end_ns, found.waited_ns)
     return list(zip(*(column.tolist() for column in values), strict=True))
 
@@ -68,7 +68,7 @@ def test_a_wait_without_any_collective() -> None:
 
 
 def test_a_finalisation_waits_for_its_buckets_in_turn() -> None:
-    # [100, 200]: nothing is copied, so it waits until 130 for the first and on to 200.
+    # Nothing is copied: [100, 130] is waiting for the first bucket, [130, 200] for the second.
     rank = Rank()
     rank.collective(0, 50, 130, graph_task=4)
     rank.collective(1, 60, 200, graph_task=4)
@@ -80,7 +80,7 @@ def test_a_finalisation_waits_for_its_buckets_in_turn() -> None:
 def test_a_wait_up_to_the_end_of_the_finalisation_counts_once() -> None:
     rank = Rank()
     bucket = rank.collective(0, 50, 190, graph_task=4)
-    rank.wait(bucket, 150, 200)  # a hook's own, as long as the finalisation's last bucket
+    rank.wait(bucket, 150, 200)  # a hook's wait, until the finalisation ends
     rank.finalize(100, 200, cpu=0, graph_task=4)
     assert exposed(rank).waited_ns.sum() == 100
 
@@ -108,7 +108,7 @@ def test_a_bucket_that_ended_during_a_copy_is_not_waited_for() -> None:
 
 
 def test_a_thread_that_was_busy_with_something_else_waited_less_than_its_bucket() -> None:
-    # One bucket at the very end, 30 of 100 blocked: no copying before it explains the 70.
+    # The only bucket ends at the very end, 30 of 100 blocked: no copying explains the 70.
     rank = Rank()
     rank.collective(0, 1, 100, bytes=10, graph_task=0)
     rank.finalize(0, 100, cpu=70)
@@ -116,9 +116,9 @@ def test_a_thread_that_was_busy_with_something_else_waited_less_than_its_bucket(
 
 
 def test_copying_takes_no_longer_than_the_whole_finalisation() -> None:
-    # 10 of 100 blocked. That B waits for no more takes 90 ns for A's one byte; but at more than
-    # 10 ns a byte the 10 bytes would take longer than the window. At that it waits 40 for A, copies
-    # until 50, and waits 50 for B: nine times as much as was measured.
+    # 10 of 100 blocked, which would need 90 ns to copy A's one byte; but above 10 ns per byte the
+    # 10 bytes would take longer than the window. At 10 ns per byte, it waits 40 for A, copies until
+    # 50, and waits 50 for B: nine times as much as was measured.
     rank = Rank()
     rank.collective(0, 1, 40, bytes=1, graph_task=0)
     rank.collective(1, 2, 100, bytes=9, graph_task=0)
@@ -130,7 +130,7 @@ def test_copying_takes_no_longer_than_the_whole_finalisation() -> None:
 
 
 def test_blocked_with_every_bucket_there_belongs_to_none() -> None:
-    # All of 100 blocked, for the bucket until 30; the rest had no core, or a page fault.
+    # All of 100 blocked: until 30 for the bucket, then without a core or in a page fault.
     rank = Rank()
     rank.collective(0, 1, 30, bytes=10, graph_task=0)
     rank.finalize(0, 100, cpu=0, run_delay=60)
@@ -189,7 +189,7 @@ def test_a_long_run_takes_time_in_proportion() -> None:
     def seconds(steps: int) -> float:
         trace = long_run(steps)
         table = columns.collectives(trace)
-        begin = time.process_time()  # others use the machine too
+        begin = time.process_time()  # other processes use the machine too
         found = exposures(table, columns.waits(trace), columns.finalizations(trace), THREAD)
         # Per step 30 in the wait, 30 in the finalisation: 20, 5 and 5 for its buckets.
         assert found.waited_ns.tolist() == [30.0, 20.0, 5.0, 5.0] * steps
@@ -201,7 +201,7 @@ def test_a_long_run_takes_time_in_proportion() -> None:
 
 
 def long_run(steps: int) -> Trace:
-    """Per step of 1 ms a wait for one collective and a finalisation of three buckets."""
+    """Trace with a wait for one collective and a finalisation of three buckets per step of 1 ms."""
     block = Rank()
     block.wait(block.collective(0, 1, 40), 10, 40)
     for seq in range(3):
@@ -220,13 +220,13 @@ def long_run(steps: int) -> Trace:
 
 
 def test_what_a_hook_issues_in_callbacks_is_waited_for_too() -> None:
-    # As torch's PowerSGD hook: when the first all-reduce is done at 130 its callback issues the
-    # second, and that one's the third. The finalisation waits from 100 for all of them, to 200.
+    # As in torch's PowerSGD hook, the callback of the first all-reduce, done at 130, issues the
+    # second, whose callback issues the third. The finalisation waits for all from 100 to 200.
     rank = Rank(groups={1: ("0", 1), 2: ("other", 1)})
     rank.collective(0, 50, 130, bytes=8, graph_task=7)
     rank.collective(1, 131, 160, bytes=4, thread=THREAD + 1)
     rank.collective(2, 161, 200, bytes=4, thread=THREAD + 1)
-    # Not of this pass: before it, of another group, by the training thread, and behind it.
+    # Not of this pass: before it, of another group, by the training thread, and after it.
     rank.collective(3, 40, 180, thread=THREAD + 1)
     rank.collective(4, 140, 180, thread=THREAD + 1, group=2)
     rank.collective(5, 140, 180)

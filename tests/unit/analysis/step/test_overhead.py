@@ -1,4 +1,4 @@
-"""Ratios of medians with their intervals, and commprof's own cost from them."""
+"""Checks ratios of medians with their intervals, and commprof's own cost from them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from commprof.workloads.loop import overhead_states
 
 
 def turns(times: list[float], on: float, lot: str = "") -> list[tuple[str, float, float]]:
-    """The overhead block of the training loop, in which capture costs ``on`` by both clocks."""
+    """Overhead block of the training loop; with capture, both times are ``on`` times as long."""
     labels = overhead_states(len(times), lot)
     found = [(x, t * on if x == "on" else t) for x, t in zip(labels, times, strict=True)]
     return [(label, time, time / 2) for label, time in found]
@@ -71,7 +71,7 @@ def test_a_cost_beyond_the_noise_is_told_apart() -> None:
 def test_cpu_time_counts_where_every_step_has_it() -> None:
     steps = turns([100.0] * 16, on=1.1)
     label, wall, _ = steps[3]
-    for unknown in (math.nan, 0.0):  # not told, or by a clock that is too coarse
+    for unknown in (math.nan, 0.0):  # not measured, or by a clock that is too coarse
         result = overhead([*steps[:3], (label, wall, unknown), *steps[4:]])
         assert result is not None
         assert result.cpu is None
@@ -79,14 +79,14 @@ def test_cpu_time_counts_where_every_step_has_it() -> None:
 
 
 def rhythmic(random: np.random.Generator) -> list[float]:
-    """Two of eight steps take longer, as where memory is asked for in turns."""
+    """Steps of which two in eight take longer, as with periodic memory allocation."""
     return list(
         100 * np.exp(0.01 * random.normal(size=16) + 0.03 * np.isin(np.arange(16) % 8, (1, 3)))
     )
 
 
 def alike(random: np.random.Generator, r: float) -> list[float]:
-    """16 steps of 100 ms with a standard deviation of 5 %, each like the one before."""
+    """16 steps of 100 ms with a standard deviation of 5 % and an autocorrelation of ``r``."""
     values = random.normal(size=16)
     for i in range(1, len(values)):
         values[i] = r * values[i - 1] + math.sqrt(1 - r * r) * values[i]
@@ -99,7 +99,7 @@ def drifting(random: np.random.Generator) -> list[float]:
 
 
 def disturbed(random: np.random.Generator) -> list[float]:
-    """Every tenth step or so another program begins to take the cores, for three steps or so."""
+    """Steps of which about every tenth begins a disturbance of about three steps."""
     values = 100 * np.exp(0.02 * random.normal(size=16))
     begin = int(random.geometric(0.1))
     while begin < len(values):
@@ -131,8 +131,8 @@ def test_the_intervals_hold_the_truth_as_often_as_they_say(
         )
         assert found is not None
         held += found.wall.on_over_off.contains(1.05), found.wall.control.contains(1.0)
-    # 95 % within 3 standard errors of 400 draws: there are 24 such counts. Of 4 pairs Student's
-    # interval is the wider the longer the tails.
+    # 95 % within 3 standard errors of 400 draws, since there are 24 such counts. With 4 pairs,
+    # the longer the tails, the wider is Student's interval.
     assert min(held) >= 400 * 0.917
     assert held[0] <= 400 * 0.983
 
@@ -152,7 +152,7 @@ def test_the_intervals_hold_the_truth_as_often_as_they_say(
 def test_signed_ranks_have_the_critical_values_of_the_tables(
     n: int, critical: int, tail: float, next_tail: float
 ) -> None:
-    # Powers of 2 have n (n + 1) / 2 different means; so many of the smallest are left out.
+    # Powers of 2 have n (n + 1) / 2 different means; the `critical` smallest are left out.
     values = 2.0 ** np.arange(n)
     first, second = np.triu_indices(n)
     means = np.sort((values[first] + values[second]) / 2) / values[-1]
@@ -172,7 +172,7 @@ def test_signed_ranks_have_the_critical_values_of_the_tables(
     [
         (Interval(1.010, 1.005, 1.015), True, True),
         (Interval(1.010, 0.999, 1.015), True, False),  # contains zero
-        (Interval(0.990, 0.985, 0.995), True, True),  # faster, for once
+        (Interval(0.990, 0.985, 0.995), True, True),  # faster
         (Interval(1.100, 1.050, 1.150), False, False),  # 5 % to either side
         (Interval(0.958, 0.903, 0.975), False, False),
     ],

@@ -1,4 +1,4 @@
-"""Exposed time split into waiting for the last rank and time on the wire."""
+"""Checks the split of exposed time into waiting for the last rank and time on the wire."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.builders.traces import MS, THREAD, Rank
 
 
 def waiting(ranks: list[Rank], of: int = 0) -> tuple[float, float, set[int]]:
-    """Wait and wire of one rank in ms, and whom it waited for."""
+    """Returns the wait and wire times of one rank in ms, and the ranks it waited for."""
     traces = [rank.trace() for rank in ranks]
     tables = [columns.collectives(trace) for trace in traces]
     arrivals = match_arrivals(match(traces, tables), traces, tables)[of]
@@ -26,7 +26,7 @@ def waiting(ranks: list[Rank], of: int = 0) -> tuple[float, float, set[int]]:
 
 
 def backward(rank: Rank, issues_ms: list[float], ends_ms: list[float], done_ms: float) -> Rank:
-    """One backward pass whose finalisation begins with the last issue and only waits."""
+    """Adds one backward pass whose finalisation begins with the last issue and only waits."""
     for seq, (issue, end) in enumerate(zip(issues_ms, ends_ms, strict=True)):
         rank.collective(seq, int(issue * MS), int(end * MS), bytes=8, graph_task=0)
     rank.finalize(int(issues_ms[-1] * MS), int(done_ms * MS), cpu=0)
@@ -34,7 +34,7 @@ def backward(rank: Rank, issues_ms: list[float], ends_ms: list[float], done_ms: 
 
 
 def test_one_wait_is_split_at_the_last_arrival() -> None:
-    # Rank 0 waits from 12 to 30; rank 1 comes at 25.
+    # Rank 0 waits from 12 to 30; rank 1 arrives at 25.
     ranks = [Rank(rank, 2) for rank in range(2)]
     for rank, issue in zip(ranks, (10, 25), strict=True):
         rank.wait(rank.collective(0, issue * MS, 30 * MS), (issue + 2) * MS, 30 * MS)
@@ -54,7 +54,7 @@ def test_a_receiver_waits_until_its_message_is_sent() -> None:
 
 
 def test_a_message_of_the_backward_pass_is_no_bucket() -> None:
-    # As in a pipeline: its peer was not traced, and DDP does not wait for it.
+    # As in a pipeline, the message's peer was not traced, and DDP does not wait for it.
     ranks = [
         backward(Rank(0, 2), [10, 14], [12.5, 36.5], 36.5),
         backward(Rank(1, 2), [10, 34], [12.5, 36.5], 36.5),
@@ -76,8 +76,8 @@ def test_a_late_rank_is_waited_for_when_the_wire_is_free_again() -> None:
 
 
 def test_a_late_rank_is_not_waited_for_while_the_wire_is_busy() -> None:
-    # The first bucket is on the wire until 210 whatever happens; that the second's last rank
-    # comes at 34 costs nobody anything.
+    # The first bucket is on the wire until 210 in any case: that the second's last rank
+    # arrives at 34 costs no time.
     ranks = [
         backward(Rank(0, 2), [10, 14], [210, 215], 215),
         backward(Rank(1, 2), [10, 34], [210, 215], 215),
@@ -87,8 +87,8 @@ def test_a_late_rank_is_not_waited_for_while_the_wire_is_busy() -> None:
 
 
 def test_the_wire_is_busy_until_the_longest_of_the_buckets_before() -> None:
-    # The second bucket is done at 40, long before the first: when the third's last rank comes at 60
-    # the first still keeps everybody, until 100.
+    # The second bucket is done at 40, long before the first: when the third's last rank arrives
+    # at 60, all ranks still wait for the first, until 100.
     ranks = [
         backward(Rank(0, 2), [10, 12, 14], [100, 40, 110], 110),
         backward(Rank(1, 2), [11, 12, 60], [100, 40, 110], 110),
@@ -106,7 +106,7 @@ def test_late_from_the_first_bucket_on() -> None:
 
 
 def test_the_path_goes_back_over_several_buckets_to_the_one_that_was_waited_for() -> None:
-    # All follow each other on the wire after the first, whose last rank came at 30:
+    # The buckets follow each other on the wire from 30 on, when the last rank has the first one:
     # [30, 40], [40, 50], [50, 60]. Rank 0 waits from 14 on.
     ranks = [
         backward(Rank(0, 2), [10, 12, 14], [40, 50, 60], 60),
@@ -160,10 +160,10 @@ def test_alone_nobody_is_waited_for() -> None:
 
 
 def compressed(rank: Rank, ready_ms: list[float], done_ms: list[float], size: int = 2) -> Rank:
-    """One backward pass of compressed buckets: headers and data to each other rank in messages.
+    """Adds a backward pass of compressed buckets, sent to each other rank in messages.
 
-    A rank's thread sends a bucket's messages when it has the bucket and has done the one before,
-    and has waited for all of them when the bucket is done.
+    A rank's thread sends a bucket's messages when it has the bucket and the previous one is done.
+    It has waited for all of them when the bucket is done.
     """
     before = 0.0
     for index, (ready, done) in enumerate(zip(ready_ms, done_ms, strict=True)):
@@ -184,7 +184,7 @@ def compressed(rank: Rank, ready_ms: list[float], done_ms: list[float], size: in
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_compressed_bucket_waits_for_the_gradients_of_the_last_rank(size: int) -> None:
     # The last rank has its first bucket 20 later. Both buckets then take 1 each, one by one: that
-    # the last rank comes to the second bucket while the first is on the wire costs nothing.
+    # the last rank arrives at the second bucket while the first is on the wire costs nothing.
     late = size - 1
     ranks = [compressed(Rank(rank, size), [10, 14], [31, 32], size) for rank in range(late)]
     ranks.append(compressed(Rank(late, size), [30, 30.5], [31, 32], size))
@@ -201,7 +201,7 @@ def test_compressed_buckets_that_not_all_ranks_had_are_not_split() -> None:
 
 
 def test_buckets_of_like_models_are_told_apart_by_their_turn() -> None:
-    # Two models with one bucket each, of one shape: rank 1 is late at the second.
+    # Two models with one bucket of the same shape each; rank 1 is late for the second.
     ranks = []
     for number, (first, second) in enumerate([(10.5, 12.0), (10.0, 20.0)]):
         rank = Rank(number, 2)

@@ -1,6 +1,6 @@
-"""A sweep's figures from times that one can follow on paper, and its file.
+"""Checks a sweep's figures against values computed by hand, and its file.
 
-Two sweeps compared: what is noise, what is not, and what a script is told.
+Also checks the comparison of two sweeps: noise, real differences, and the exit code.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def test_a_row_by_hand() -> None:
     assert (found.time_us, found.min_us, found.max_us, found.p50_us) == (200, 100, 300, 200)
     assert found.p99_us == pytest.approx(298)
     assert found.cv == pytest.approx(math.sqrt(2 / 3) / 2)
-    # 1 MB in 200 us is 5 GB/s; of 4 ranks an all-reduce moves 2 * 3 / 4 of it per link.
+    # 1 MB in 200 us is 5 GB/s; with 4 ranks an all-reduce moves 2 * 3 / 4 of it per link.
     assert found.algbw_gb_per_s == pytest.approx(5)
     assert found.busbw_gb_per_s == pytest.approx(7.5)
     assert (found.iterations, found.round_iterations) == (3, (2, 1))
@@ -165,7 +165,7 @@ PER_ROUND = 5
 
 
 def noisy_row(random: np.random.Generator, size_bytes: int, factor: float = 1.0) -> SweepRow:
-    """Samples around 100 us with 5 % between rounds and 3 % within."""
+    """Row of samples around 100 us that spread by 5 % between rounds and 3 % within."""
     level = 100 * factor * random.lognormal(0, 0.05, size=(ROUNDS, 1))
     samples = (level * random.lognormal(0, 0.03, size=(ROUNDS, PER_ROUND))).flatten()
     return row(
@@ -208,12 +208,12 @@ def test_equal_results_of_many_sizes_show_no_more_than_chance() -> None:
     for pair in range(pairs):
         a, b = noisy_result(2 * pair, 25), noisy_result(2 * pair + 1, 25)
         flagged += any(one.verdict != "same" for one in compare_sweeps(a, b).rows)
-    # At 1 % of all pairs: 5 or more of 100 would come with a chance of 0.4 %.
+    # At 1 % of all pairs, 5 or more of 100 have a chance of 0.4 %.
     assert flagged < 5
 
 
 def drifting_pair(random: np.random.Generator, sizes: int) -> tuple[SweepResult, SweepResult]:
-    """Two results taken one after the other on a machine whose speed wanders."""
+    """Two results taken one after the other on a machine whose speed drifts."""
     speed = np.exp(np.cumsum(random.normal(0, 0.03, size=2 * ROUNDS)))
     results = []
     for part in (speed[:ROUNDS], speed[ROUNDS:]):
@@ -244,7 +244,7 @@ def test_a_machine_that_drifts_is_not_taken_for_a_difference() -> None:
         min(holm([rank_test(round_medians(x), round_medians(y)) for x, y in rows])) < 0.01
         for rows in (list(zip(a.rows, b.rows, strict=True)) for a, b in pairs)
     )
-    assert blind > 15  # what the test alone would have said
+    assert blind > 15  # found by the test alone
     assert flagged <= blind / 5
 
 
@@ -389,7 +389,7 @@ def test_a_gate_that_could_never_fail_is_refused(tmp_path: Path, capsys: Any) ->
     assert out == ""
     assert "--fail-above cannot judge these results. With 2 rounds and 3 rows no differ" in err
     assert err.endswith("measure fewer sizes or more rounds (-n limits their number)\n")
-    # Data that are wrong are wrong in a single round.
+    # A single round is enough to see that data are wrong.
     write_sweep(paths[1], replace(slow, rows=(replace(slow.rows[0], wrong=7), *slow.rows[1:])))
     assert main([*words, "--fail-above", "5%"]) == 1
     assert "B cannot pass: 7 elements were wrong." in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""A run's timeline: lanes, arrows, clocks, and what is left out."""
+"""Checks a run's timeline: lanes, arrows, clocks, and steps that are left out."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ Event = dict[str, Any]
 
 
 def save(ranks: list[Rank], directory: Path) -> Path:
-    """The traces of a job, as commprof.profile() leaves them."""
+    """Writes the traces of a job as commprof.profile() leaves them."""
     for rank in ranks:
         rank.write(directory / f"rank_{rank.rank}.trace")
     return directory
 
 
 def trace_of(run: Path, *arguments: str) -> dict[str, Any]:
-    """What `commprof trace` writes."""
+    """Returns what `commprof trace` writes."""
     output = run / "trace.json"
     assert main(["trace", str(run), "-o", str(output), "--force", *arguments]) == 0
     value: dict[str, Any] = json.loads(output.read_text())
@@ -53,7 +53,7 @@ def slices(events: list[Event], kind: str, rank: int | None = None) -> list[Even
 
 
 def two_ranks(**values: Any) -> list[Rank]:
-    """Rank 1 comes 4 ms late to the second of two collectives that overlap."""
+    """Two ranks; rank 1 is 4 ms late for the second of two collectives that overlap."""
     ranks = [Rank(0, 2, **values), Rank(1, 2, **values)]
     for rank, late in zip(ranks, (0, 4 * MS), strict=True):
         rank.phase(Phase.FORWARD, 1 * MS, 2 * MS)
@@ -123,7 +123,7 @@ def test_arrows_lead_from_the_last_rank_to_those_that_waited(tmp_path: Path) -> 
     assert sent.keys() == received.keys()
     (number,) = [n for n, e in sent.items() if e["ts"] == 7000]
     assert (sent[number]["pid"], received[number]["pid"]) == (1, 0)
-    assert received[number]["ts"] == 7000.001  # within what follows in rank 0
+    assert received[number]["ts"] == 7000.001  # inside the slice that follows on rank 0
     assert received[number]["bp"] == "e"
     wire = [(e["pid"], e["ts"], e["dur"]) for e in slices(events, "transfer")]
     assert (0, 7000, 3000) in wire
@@ -174,7 +174,7 @@ def test_a_window_of_steps_leaves_out_the_rest(tmp_path: Path) -> None:
 
 
 def test_what_goes_on_into_the_window_is_shown_from_its_begin_on(tmp_path: Path) -> None:
-    """A collective that was issued 5 ms before the step, and took 60 ms of it; one that did not."""
+    """One collective is issued 5 ms before the step and takes 60 ms of it; another is in it."""
     ranks = [Rank(0, 2), Rank(1, 2)]
     for rank in ranks:
         for step in range(3):
@@ -218,7 +218,7 @@ def test_clocks_that_cannot_be_compared_are_said_to_be_so(
     assert value["otherData"]["clocks"] == "wall"
     assert value["otherData"]["clock_error_us"] is None
     assert [e for e in value["traceEvents"] if e["ph"] in "sf"] == []
-    # Rank 1's wall clock was 3 ms further when its monotonic clock showed the same.
+    # At the same monotonic time, rank 1's wall clock was 3 ms ahead.
     assert slices(value["traceEvents"], "steps (declared)", 1)[0]["ts"] == 3000
 
 
@@ -267,7 +267,7 @@ def test_the_suffix_decides_about_compression_and_nothing_is_overwritten(
     assert main(["trace", str(tmp_path)]) == 0
     with gzip.open(tmp_path / "trace_2.json.gz", "rt") as file:
         assert json.load(file)["otherData"]["world_size"] == 2
-    assert main(["trace", str(tmp_path)]) == 0  # in the place of its own
+    assert main(["trace", str(tmp_path)]) == 0  # replaces its own output
     named = ["trace", str(tmp_path), "-o", str(tmp_path / "trace_2.json.gz")]
     assert main(named) == 2
     assert "--force" in capsys.readouterr().err
@@ -338,7 +338,7 @@ def test_events_are_written_as_they_come() -> None:
 
     def endless() -> Any:
         for number in range(3):
-            assert out.getvalue().count("\n") == max(1, number)  # the one before is out
+            assert out.getvalue().count("\n") == max(1, number)  # the previous event is written
             yield json.dumps({"number": number})
 
     assert chrome_trace.write(out, {"a": 1}, endless()) == 3

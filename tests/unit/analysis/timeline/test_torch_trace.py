@@ -1,4 +1,4 @@
-"""Traces of torch.profiler: read event by event, moved onto the run's clock."""
+"""Checks that torch.profiler traces are read and moved onto the run's clock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BASE_NS = 1_700_000_000_000_000_000
 
 
 def torch_trace(**values: Any) -> dict[str, Any]:
-    """As export_chrome_trace() writes, the events in the middle."""
+    """Returns a trace as export_chrome_trace() writes it, with the events in the middle."""
     events = [
         {"ph": "M", "pid": 7, "tid": 0, "name": "process_name", "args": {"name": "python"}},
         {"ph": "M", "pid": 7, "tid": 0, "name": "process_sort_index", "args": {"sort_index": 7}},
@@ -84,7 +84,7 @@ def test_a_trace_without_events_is_empty(tmp_path: Path) -> None:
 def test_merged_events_are_on_the_runs_clock(tmp_path: Path) -> None:
     events = merged(run_with(tmp_path), write(tmp_path / "t.json", torch_trace()))
     (op,) = [e for e in events if e["name"] == "c10d::allreduce_"]
-    # Its first event, at 0.5 ms, becomes 0. That is 0.5 ms before the ranks' clock shows 0.
+    # The first event, at 0.5 ms, becomes 0, which is 0.5 ms before the ranks' clock shows 0.
     assert op["ts"] == pytest.approx(1500.5)
     (step,) = [e for e in events_of(tmp_path) if e.get("cat") == "steps (declared)"]
     assert step["ts"] == pytest.approx(500)
