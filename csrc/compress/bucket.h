@@ -1,4 +1,4 @@
-// One gradient bucket on its way through a compressor, and what came of it.
+// One gradient bucket of a compressor, and the report on its exchange.
 #pragma once
 
 #include <cstddef>
@@ -9,32 +9,31 @@
 
 namespace commprof::compress {
 
-// One parameter's place in a bucket. Buckets are rebuilt, and their indices and
-// addresses used again, so state belongs to parameters and to nothing else.
+// The position of one parameter in a bucket. DDP rebuilds buckets and reuses
+// their indices and addresses, so all state is keyed by parameter.
 struct Slot {
   uint32_t parameter = 0; // number in the model, the same on all ranks
-  size_t offset = 0; // in the bucket, in values
+  size_t offset = 0; // within the bucket, in values
   size_t numel = 0;
-  uint32_t rows = 0; // as a matrix: first dimension x all others
+  uint32_t rows = 0; // as a matrix: first dimension x all other dimensions
   uint32_t cols = 0; // 0: a vector or scalar, not for low-rank schemes
 };
 
 struct Bucket {
-  float* gradient =
-      nullptr; // local gradients; afterwards their mean over ranks
+  float* gradient = nullptr; // in: local gradients; out: their mean over ranks
   size_t numel = 0;
-  std::span<const Slot> slots; // in order of offset
-  uint64_t signature = 0; // of the slots, see signatureOf()
-  uint64_t step = 0; // synchronised steps of this model so far
-  uint32_t index = 0; // in this step
+  std::span<const Slot> slots; // sorted by offset
+  uint64_t signature = 0; // signatureOf(slots)
+  uint64_t step = 0; // number of synchronised steps of this model so far
+  uint32_t index = 0; // within the step
 };
 
-// FNV-1a over parameters, offsets and shapes: equal on all ranks or they
-// disagree.
+// FNV-1a hash of parameters, offsets and shapes. If it differs between ranks,
+// they do not exchange the same bucket.
 uint64_t signatureOf(std::span<const Slot> slots);
 
-// Throws std::invalid_argument where slots overlap or leave the bucket, a
-// matrix is not its slot's size, or the bucket has 2^31 values or more.
+// Throws std::invalid_argument if slots overlap or exceed the bucket, if a
+// matrix does not fit its slot, or if the bucket has 2^31 values or more.
 void checkBucket(const Bucket& bucket);
 
 enum class Stage : uint8_t { kEncode, kExchange, kReduce, kDecode };
@@ -46,28 +45,28 @@ struct Span {
 };
 
 struct BucketReport {
-  // In order of begin; pieces of one stage follow each other, exchange overlaps
-  // the rest where pieces are pipelined.
+  // Sorted by begin time. The spans of one stage's pieces are consecutive; with
+  // pipelined pieces, exchange spans overlap the others.
   std::vector<Span> spans;
-  // This rank's gradients once encoded, and the handshake's header.
+  // Size of this rank's encoded gradients, including the handshake's header.
   uint64_t payload_bytes = 0;
-  // What this rank sent to others for this bucket: all that it handed to
-  // Transport::exchange(), and 2 (W - 1) / W of what it had summed, as a ring
-  // sends (the backend may do otherwise).
+  // Bytes that this rank sent to other ranks for this bucket: everything passed
+  // to Transport::exchange(), plus 2 (W - 1) / W of the all-reduced bytes, as
+  // for a ring (the backend may use another algorithm).
   uint64_t wire_bytes = 0;
-  bool nonfinite = false; // some rank had one: the bucket is NaN on all ranks
+  bool nonfinite = false; // on any rank: the bucket is NaN on all
 
-  // Of this rank's own contribution and its first rounding; measured only
-  // where Options::measure_every says so (some more passes) and the code is
-  // lossy, else has_quality is false.
+  // Quality of this rank's own contribution after its first rounding. It is
+  // measured only in the steps that Options::measure_every selects (it costs
+  // extra passes) and only for lossy codes; otherwise has_quality is false.
   bool has_quality = false;
   double relative_error = 0; // ||wanted - sent|| / ||wanted||, wanted = g + r
   double cosine = 0; // between wanted and sent
   double residual_ratio =
-      0; // ||residual|| / ||g|| afterwards; 0 without feedback
-  uint64_t zeroed = 0; // values that were not zero and are sent as zero
-  // Values that are sent as something less than half their size: beyond the
-  // range of their code. Codes that scale by the largest value have none.
+      0; // ||residual|| / ||g|| after run(); 0 without feedback
+  uint64_t zeroed = 0; // number of nonzero values sent as zero
+  // Number of values sent as less than half of their size because they exceed
+  // the range of their code. Codes that scale by the largest value have none.
   uint64_t saturated = 0;
 };
 

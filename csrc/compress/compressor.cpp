@@ -24,22 +24,22 @@ namespace commprof::compress {
 
 namespace {
 
-// Options filled up with what is usual.
+// Options with all defaults filled in.
 struct Settings {
   SchemeCode scheme = SchemeCode::kNone;
   uint64_t ratio_ppb = 0; // topk: parts per billion, so that k is the
                           // same integer on all ranks
   int rank = 0; // powersgd
   bool feedback = false;
-  uint64_t start_step = 0; // plain means before it
+  uint64_t start_step = 0; // earlier steps exchange plain means
   bool checksum = false;
   uint64_t seed = 0;
   uint32_t measure_every = 0;
   size_t piece_bytes = 0;
-  uint16_t hash = 0; // of all that must be the same on all ranks
+  uint16_t hash = 0; // of all options that must be the same on all ranks
 };
 
-// Folds FNV-1a of all values to 16 bits.
+// FNV-1a hash of all values, folded to 16 bits.
 uint16_t hashOf(const std::vector<double>& values, uint64_t seed) {
   Fnv1a fnv;
   for (const double value : values) {
@@ -53,7 +53,7 @@ uint16_t hashOf(const std::vector<double>& values, uint64_t seed) {
 struct SchemeRow {
   const char* name;
   SchemeCode code;
-  double feedback; // unless told otherwise
+  double feedback; // default
 };
 
 SchemeRow rowOf(const std::string& scheme) {
@@ -98,7 +98,7 @@ Settings settingsOf(const Options& options) {
   return settings;
 }
 
-// Null for "none".
+// Returns null for "none".
 std::unique_ptr<Scheme> makeScheme(const Settings& settings) {
   switch (settings.scheme) {
     case SchemeCode::kNone:
@@ -123,12 +123,12 @@ std::unique_ptr<Scheme> makeScheme(const Settings& settings) {
   return nullptr;
 }
 
-// The mean of fp32 values by one all-reduce, as DDP takes it without a hook:
-// divided first, then summed.
+// Computes the mean of fp32 values with one all-reduce, as DDP does without a
+// hook: divides first, then sums.
 void plainMean(const Bucket& bucket, Channel& channel) {
   {
-    // A product and not a quotient: DDP multiplies while it copies into
-    // buckets, and the bits shall be the same.
+    // Multiplies instead of dividing, as DDP does when it copies into buckets,
+    // so that the results are equal to the bit.
     StageTimer timer(channel.report(), Stage::kEncode);
     const auto factor = float(1.0 / channel.size());
     for (size_t i = 0; i < bucket.numel; ++i) {
@@ -180,7 +180,7 @@ class BucketCompressor : public Compressor {
 
   std::vector<float> takeResidual(const Bucket& bucket, const Slot& slot)
       override {
-    sent_log_.beginStep(bucket.step); // where this rank has no part, no run()
+    sent_log_.beginStep(bucket.step); // ranks without a part skip run()
     return residuals_.take(bucket, slot);
   }
 
@@ -259,7 +259,8 @@ class BucketCompressor : public Compressor {
     return header;
   }
 
-  // Whether all ranks' values are finite; if not, the bucket is NaN.
+  // Exchanges headers; false, and a NaN bucket, if any rank has non-finite
+  // values.
   bool agree(
       const Bucket& bucket,
       const Header& mine,
@@ -313,8 +314,8 @@ class BucketCompressor : public Compressor {
     }
   }
 
-  // Where residuals exist, they are sent along; so all ranks must know first
-  // that all gradients are finite. Otherwise they meet once per signature.
+  // Error feedback also sends residuals, so all ranks must first know that all
+  // gradients are finite. Otherwise headers are exchanged once per signature.
   void runLossless(
       const Bucket& bucket,
       Channel& channel,
@@ -335,8 +336,8 @@ class BucketCompressor : public Compressor {
     plainMean(bucket, channel);
   }
 
-  // Before start_step there is no error feedback, but residuals that were
-  // loaded must not wait; null where there are none.
+  // Returns the residual to send with a lossless bucket, or null. Without error
+  // feedback, before start_step, only loaded residuals are sent.
   float* losslessResidual(const Bucket& bucket) {
     return bucket.step >= settings_.start_step ||
             residuals_.holdsAny(bucket.slots)
@@ -364,7 +365,7 @@ class BucketCompressor : public Compressor {
       const Header& mine,
       int world) {
     Sent fresh;
-    fresh.payload = std::move(sent.payload); // their memory is used again
+    fresh.payload = std::move(sent.payload); // reuses its memory
     fresh.lost = std::move(sent.lost);
     fresh.lost.clear();
     sent = std::move(fresh);
@@ -394,7 +395,7 @@ class BucketCompressor : public Compressor {
   Settings settings_;
   std::unique_ptr<Scheme> scheme_;
   Residuals residuals_;
-  Scratch next_residual_; // takes turns with those in residuals_
+  Scratch next_residual_; // swapped with arenas of residuals_
   SentLog sent_log_;
   Handshake handshake_;
   Quality quality_;

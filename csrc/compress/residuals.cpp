@@ -23,7 +23,7 @@ void checkSize(const Slot& slot, size_t numel) {
   }
 }
 
-// Looks no further than the first part that holds something.
+// Stops at the first part with a nonzero value.
 bool allZero(const float* x, size_t n) {
   constexpr size_t kPart = 4096;
   for (size_t at = 0; at < n; at += kPart) {

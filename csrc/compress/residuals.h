@@ -1,16 +1,16 @@
-// What lossy codes have not yet sent, per parameter, in units of this rank's
-// gradients. For speed it lies in arenas laid out like buckets, one per
-// signature; when DDP rebuilds its buckets, each parameter's part moves to
-// where the parameter now is. 4 bytes a parameter; arenas that are replaced
-// grow to the largest one.
+// Error-feedback residuals: what lossy codes have not yet sent, per parameter,
+// in units of this rank's gradients. For speed they are stored in arenas laid
+// out like buckets, one per signature. When DDP rebuilds its buckets, each
+// parameter's residual moves to the arena of its new bucket. Memory: 4 bytes
+// per parameter; replaced arenas grow to the size of the largest one.
 //
-// Residuals that stay behind. A parameter that this rank's backward pass did
-// not use has a gradient of zeros in the bucket. If no rank used it, DDP
-// (find_unused_parameters, static_graph) leaves its .grad as it was and drops
-// what the bucket brings, and a residual that had been sent would be lost.
-// Whether another rank used it, no rank knows in time. So residuals of
-// parameters whose gradients are all zero are put aside until there is another
-// gradient to go with.
+// Withheld residuals: a parameter that this rank's backward pass did not use
+// has a gradient of zeros in the bucket. If no rank used it, DDP
+// (find_unused_parameters, static_graph) keeps its .grad and discards the
+// bucket's result, so a residual sent with it would be lost. A rank cannot know
+// in time whether another rank used the parameter. Residuals of parameters
+// whose gradients are all zero are therefore withheld until a step with a
+// nonzero gradient.
 #pragma once
 
 #include <cstddef>
@@ -27,24 +27,24 @@
 
 namespace commprof::compress {
 
-// What this rank sent in the current step, as encoded. Where GradScaler skips
-// the step, it goes back to the residuals. Costs memory only with error
-// feedback: the payload's bytes once more, 1 % of the gradients' for topk with
-// its standard ratio; with two phases 4 bytes for each value of this rank's
-// chunk besides (int4: 1/8 + 1/W of the gradients).
+// The encoded data that this rank sent in the current step. If GradScaler skips
+// the step, the data returns to the residuals. Memory, only with error
+// feedback: the payload's size again, 1 % of the gradients' for topk with its
+// default ratio; with two phases, 4 more bytes per value of this rank's chunk
+// (int4: 1/8 + 1/W of the gradients).
 
 struct Sent {
   uint64_t signature = 0;
   uint64_t step = 0;
-  size_t numel = 0; // of the bucket
+  size_t numel = 0; // values in the bucket
   int world = 1;
   int exponent = 0; // of 16-bit values
-  size_t trailer = 0; // bytes of each message that are the channel's
-  float factor = 1; // by which residuals were scaled since
+  size_t trailer = 0; // bytes that the channel appends to each message
+  float factor = 1; // product of all later scaleResiduals() factors
   bool lossless = false; // payload is the bucket in fp32
-  bool chosen = false; // payload is topk's choice, not all values
-  std::vector<std::byte> payload; // otherwise the scheme's own
-  // What two phases put into the residual besides: their second rounding.
+  bool chosen = false; // payload holds topk's chosen values only
+  std::vector<std::byte> payload; // otherwise in the scheme's own format
+  // Second rounding error of two phases, which they add to the residual.
   std::vector<float> lost;
   size_t lost_offset = 0;
 
@@ -55,7 +55,7 @@ struct Sent {
 
 class SentLog {
  public:
-  // Forgets everything if `step` is another one than before.
+  // Clears the log if `step` differs from the previous call's.
   void beginStep(uint64_t step) {
     if (step != step_) {
       clear();
@@ -63,7 +63,7 @@ class SentLog {
     }
   }
   void clear() {
-    used_ = 0; // their memory is used again
+    used_ = 0; // keeps the entries' memory for reuse
   }
   Sent& append() {
     if (used_ == entries_.size()) {
@@ -83,21 +83,21 @@ class SentLog {
 
 class Residuals {
  public:
-  // bucket.numel values, valid until the next call that is not const. Throws
-  // std::invalid_argument where a loaded residual has another size than its
-  // parameter.
+  // Returns the bucket's residual, bucket.numel values, valid until the next
+  // non-const call. Throws std::invalid_argument if a loaded residual's size
+  // differs from its parameter's.
   float* forBucket(const Bucket& bucket);
-  // Puts what was written to `next` in the place of the arena that forBucket()
-  // gave last for this signature; `next` gets that one's memory.
+  // Swaps `next` with the arena that forBucket() last returned for this
+  // signature.
   float* replace(uint64_t signature, Scratch& next);
 
-  // Compressor::takeResidual().
+  // Implements Compressor::takeResidual().
   std::vector<float> take(const Bucket& bucket, const Slot& slot);
 
-  // Whether some parameter has a residual, be it zero.
+  // True if any of the parameters has a residual, even an all-zero one.
   bool holdsAny(std::span<const Slot> slots) const;
 
-  // The arena of forBucket(), or null if it is no longer there.
+  // Returns the arena of this signature, or null if it no longer exists.
   float* find(uint64_t signature);
   std::span<const Slot> slotsOf(uint64_t signature) const;
 
@@ -108,10 +108,10 @@ class Residuals {
 
  private:
   struct Arena {
-    Scratch values; // numel of them
+    Scratch values; // numel floats
     size_t numel = 0;
     std::vector<Slot> slots;
-    size_t owned = 0; // slots whose residual lies here
+    size_t owned = 0; // number of slots whose residual is in this arena
   };
   struct Home {
     uint64_t signature = 0;
@@ -122,14 +122,14 @@ class Residuals {
   void leave(const Home& home);
 
   std::unordered_map<uint64_t, Arena> arenas_;
-  std::map<uint32_t, Home> homes_; // of parameters that lie in an arena
-  std::map<uint32_t, std::vector<float>> loaded_; // and of those in none yet
+  std::map<uint32_t, Home> homes_; // parameters in an arena
+  std::map<uint32_t, std::vector<float>> loaded_; // not yet in an arena
 };
 
-// Until it goes out of scope or putBack(), these residuals are zero.
+// Sets residuals of all-zero gradients to zero until putBack() or destruction.
 class UnsentResiduals {
  public:
-  // `residual` is laid out like the bucket; null: nothing happens.
+  // `residual` has the bucket's layout; if null, nothing is withheld.
   UnsentResiduals(const Bucket& bucket, float* residual);
   ~UnsentResiduals() {
     putBack();
@@ -137,16 +137,16 @@ class UnsentResiduals {
   UnsentResiduals(const UnsentResiduals&) = delete;
   UnsentResiduals& operator=(const UnsentResiduals&) = delete;
 
-  // Another array has become the residual meanwhile.
+  // Sets the array that now holds the residual.
   void moveTo(float* residual) {
     residual_ = residual;
   }
-  // Adds them to what has become of their places meanwhile.
+  // Adds the withheld values to the current residual.
   void putBack();
 
  private:
   float* residual_;
-  std::vector<std::pair<size_t, std::vector<float>>> aside_; // by offset
+  std::vector<std::pair<size_t, std::vector<float>>> aside_; // offset, values
 };
 
 } // namespace commprof::compress

@@ -6,18 +6,18 @@
 
 namespace commprof::compress {
 
-enum class SchemeCode : uint8_t { // on the wire: append, never renumber
+enum class SchemeCode : uint8_t { // wire format: append, never renumber
   kNone,
   kHalf,
   kBfloat16,
   kInt8,
   kInt4,
   kTopK,
-  kPowerSgd = 7, // 6 and 8 were schemes that are gone
+  kPowerSgd = 7, // 6 and 8 belonged to removed schemes
 };
 
-// X(code, name, default of error feedback, meaning). The last scheme is "none"
-// on the wire: it differs by the caller's transport.
+// X(code, name, default of error feedback, meaning). The last scheme has the
+// code of "none": it differs only in the caller's transport.
 #define COMMPROF_SCHEMES(X)                                                   \
   X(None,                                                                     \
     "none",                                                                   \
@@ -44,7 +44,7 @@ enum class SchemeCode : uint8_t { // on the wire: append, never renumber
     "fp32 averages: shared memory within hosts, gloo between hosts")
 
 // X(code of the scheme with the option, name, minimum, maximum, default, whole
-// numbers only, meaning). Options of None are for all schemes that compress.
+// numbers only, meaning). Options of None apply to all compressing schemes.
 #define COMMPROF_SCHEME_OPTIONS(X)                                            \
   X(TopK, "ratio", 1e-9, 1, 0.01, false, "fraction of the values to send")    \
   X(PowerSgd, "rank", 1, 16, 4, true, "columns of the factors that are sent") \

@@ -1,5 +1,5 @@
-// Working memory that is allocated once and used again for every bucket: large
-// fresh allocations would be page-faulted in at every step.
+// Working memory that is allocated once and reused for every bucket; large new
+// allocations would cause page faults at every step.
 #pragma once
 
 #include <cstddef>
@@ -16,10 +16,10 @@ constexpr size_t aligned(size_t bytes) {
 
 class Scratch {
  public:
-  // At least `bytes`, aligned to 64; what it held before is lost.
+  // Returns at least `bytes` bytes, aligned to 64; previous contents are lost.
   std::byte* reserve(size_t bytes) {
     if (bytes > capacity_) {
-      memory_.reset(); // before: the peak counts
+      memory_.reset(); // first, to lower the peak memory use
       memory_.reset(
           static_cast<std::byte*>(
               ::operator new(bytes, std::align_val_t(kAlignment))));

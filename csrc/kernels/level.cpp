@@ -25,7 +25,7 @@ bool cpuHasF16c() {
 
 bool cpuHas([[maybe_unused]] Level level) {
 #ifdef COMMPROF_X86
-  // The first call may come before the compiler's own initialisation.
+  // This function may be called before the compiler's own initialisation.
   __builtin_cpu_init();
   switch (level) {
     case Level::kScalar:

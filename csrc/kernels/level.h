@@ -1,4 +1,4 @@
-// Which instructions the kernels use, chosen once at run time.
+// SIMD instruction sets of the kernels, selected once at run time.
 #pragma once
 
 #include <cstdint>
@@ -10,15 +10,15 @@ enum class Level : uint8_t { kScalar, kAvx2, kAvx512 };
 
 const char* levelName(Level level) noexcept; // "scalar", "avx2", "avx512"
 
-// The levels that this CPU and this build have, lowest first; never empty.
+// Levels that this CPU and this build support, lowest first; never empty.
 std::vector<Level> availableLevels();
 
-// The level in use: the highest available one, or what the environment variable
-// COMMPROF_SIMD names. Throws std::invalid_argument, with the value and the
-// allowed set, if that is unknown or not available here.
+// The level in use: the highest available one, or the value of the environment
+// variable COMMPROF_SIMD. Throws std::invalid_argument, with the value and the
+// allowed set, if the value is unknown or not available here.
 Level currentLevel();
 
-// For tests: changes the level in use. Throws as currentLevel().
+// Changes the level in use, for tests. Throws as currentLevel().
 void setLevel(Level level);
 
 template <class Table>
@@ -39,9 +39,9 @@ const Table& pickLevel(
 
 } // namespace commprof::kernels
 
-// From a public kernel to its code for the level in use. A kernel family has
-// one struct of function pointers; each compilation of its *.simd.cpp file
-// defines one object of it in its level's namespace:
+// Dispatch of public kernels to their code for the level in use. A kernel
+// family has one struct of function pointers; each compilation of its
+// *.simd.cpp file defines one object of it in its level's namespace:
 //
 //   block_tables.h: struct CastTable { void (*encodeHalf)(...); ... };
 //                   COMMPROF_TABLE(CastTable, castTable);

@@ -46,7 +46,7 @@ int initialThreads() {
 // 0 until the first use.
 std::atomic<int> allowed_threads{0};
 
-// One parallelFor(), shared by those who work on it.
+// One parallelFor() call, shared by its threads.
 struct Job {
   const detail::Work& work;
   std::atomic<size_t> next{0}; // first value of the next piece
@@ -65,11 +65,11 @@ struct Job {
   }
 };
 
-// Threads that wait for a job for as long as the process lives. One caller of
-// run() at a time.
+// Threads that wait for jobs until the process ends. run() has one caller at a
+// time.
 class Pool {
  public:
-  // Does not wait for a thread that comes too late to find a piece.
+  // Does not wait for threads that wake up after all pieces are taken.
   void run(Job& job, int helpers) {
     startUpTo(helpers);
     std::fegetenv(&job.environment);
@@ -88,7 +88,7 @@ class Pool {
   }
 
  private:
-  // A system that gives no more threads leaves fewer to share the work.
+  // If the system cannot start more threads, fewer share the work.
   void startUpTo(int count) {
     try {
       for (; started_ < count; ++started_) {
@@ -121,16 +121,16 @@ class Pool {
   Job* job_ = nullptr;
   int seats_ = 0; // threads that may still join the job
   int active_ = 0; // threads inside it
-  int started_ = 0; // by run()'s caller only
+  int started_ = 0; // accessed by run()'s caller only
 };
 
 std::atomic<bool> pool_taken{false};
-// Whoever took the pool may look at these.
+// Accessed only while pool_taken is held.
 Pool* pool = nullptr;
 Pool* left_behind = nullptr;
 
-// The child has none of the threads, nor knows what state they left. The old
-// pool stays reachable, so that no leak is reported.
+// The child has none of the threads and cannot know in which state they were.
+// The old pool stays reachable, so that leak checkers do not report it.
 void afterForkInChild() {
   left_behind = pool;
   pool = nullptr;

@@ -1,4 +1,4 @@
-// Kernels over several threads. What they give does not depend on how many.
+// Kernels on several threads, with results independent of the thread count.
 #pragma once
 
 #include <cstddef>
@@ -6,25 +6,25 @@
 
 namespace commprof::kernels {
 
-// Whether a kernel writes past the caches. Results of a second-level cache's
-// size and more, which would have left it before anyone read them: writing them
-// past the caches saves reading what they replace. stream() takes whole cache
-// lines.
+// True if a kernel should bypass the caches when it writes. Results at least as
+// large as the L2 cache would be evicted before they are read; non-temporal
+// stores avoid reading the lines that they overwrite. stream() needs whole
+// cache lines.
 inline bool goPastCaches(const float* out, size_t n) {
   constexpr size_t kLeastBytes = size_t(1) << 20;
   return n * sizeof(float) >= kLeastBytes &&
       reinterpret_cast<uintptr_t>(out) % 64 == 0;
 }
 
-// Values in one piece of a dense kernel's work: long beside the hand-over to
-// another thread, and a multiple of every kernel's block.
+// Values in one piece of a dense kernel's work: long compared with the
+// hand-over to another thread, and a multiple of every kernel's block.
 inline constexpr size_t kGrain = 256 * 1024;
 
 inline constexpr int kMaxThreads = 256;
 
-// Threads that a kernel may use: 1, or what the environment variable
-// COMMPROF_KERNEL_THREADS or setThreads() said. Both throw
-// std::invalid_argument, with the value and the allowed range.
+// Threads that a kernel may use: 1, or the value of the environment variable
+// COMMPROF_KERNEL_THREADS or of setThreads(). Both throw std::invalid_argument,
+// with the value and the allowed range.
 int threads();
 void setThreads(int count);
 
@@ -42,12 +42,12 @@ void runPieces(const Work& work, int threads);
 
 // Calls body(begin, end) once for each piece [0, grain), [grain, 2 grain), ...
 // of [0, n), on the calling thread and up to threads - 1 others, and returns
-// when all are done. grain > 0; body must not throw. The pieces are the same
-// whatever the number of threads, and so is the floating-point environment.
+// when all are done. grain > 0; body must not throw. Neither the pieces nor the
+// floating-point environment depend on the number of threads.
 //
-// The other threads are started on first use and kept. One caller at a time has
-// them; who comes meanwhile, a body that calls this again included, does all
-// its pieces itself. After a fork the child starts threads of its own.
+// The other threads are started on first use and kept. They serve one caller at
+// a time; a concurrent or nested caller processes all its pieces itself. After
+// a fork, the child starts new threads.
 template <class Body>
 void parallelFor(size_t n, size_t grain, int threads, const Body& body) {
   const auto call = [](const void* erased, size_t begin, size_t end) {
@@ -57,7 +57,7 @@ void parallelFor(size_t n, size_t grain, int threads, const Body& body) {
 }
 
 // Calls kernel(arguments..., begin, end) for each piece of a dense kernel's
-// work, over as many threads as kernels may use.
+// work, on threads() threads.
 template <class Kernel, class... Arguments>
 void runDense(size_t n, const Kernel& kernel, const Arguments&... arguments) {
   parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {

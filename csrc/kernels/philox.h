@@ -1,6 +1,6 @@
 // Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy
-// as 1, 2, 3", SC 2011): random bits that are a function of key and counter
-// alone, so that ranks agree on them without a message.
+// as 1, 2, 3", SC 2011): random bits that depend only on key and counter, so
+// that ranks generate the same bits without communication.
 #pragma once
 
 #include <array>
@@ -25,7 +25,7 @@ constexpr PhiloxBlock philox(PhiloxBlock counter, PhiloxKey key) {
   return counter;
 }
 
-// The words that belong to a seed and a counter, in order.
+// Sequence of the random words of a seed and a counter.
 class PhiloxStream {
  public:
   PhiloxStream(uint64_t seed, uint64_t counter)

@@ -10,7 +10,7 @@ namespace commprof::shm {
 
 namespace {
 
-// Fills `in` with the ranks' slots, from `offset` on.
+// Fills `in` with pointers into the ranks' slots, at `offset`.
 void slotsAt(
     const Team& team,
     uint32_t half,
@@ -22,9 +22,9 @@ void slotsAt(
   }
 }
 
-// Every rank sums everything for itself: one barrier a block. A half is written
-// again two blocks later, behind the next block's barrier, when all have read
-// it.
+// Every rank computes the full reduction itself, with one barrier per block. A
+// half is rewritten two blocks later, after the next block's barrier, when all
+// ranks have read it.
 void allReduceDirect(
     Team& team,
     std::byte* data,
@@ -46,7 +46,7 @@ void allReduceDirect(
   }
 }
 
-// A rank's own part of a block of n elements: cache lines are not shared.
+// A rank's own part of a block of n elements; parts do not share cache lines.
 struct Part {
   size_t begin, end;
 };
@@ -56,12 +56,12 @@ Part partOf(int rank, int size, size_t n) {
   return {begin, rank + 1 == size ? n : std::min(n, begin + share)};
 }
 
-// Each rank sums its part of the block for all. Between two barriers a rank
-// copies out block b - 1, sums its part of block b and copies in block b + 1:
-// one barrier a block, and one more. Nothing is overwritten too early: block b
-// + 1 goes where b - 1 was, which all had summed before they came to the last
-// barrier, and its result goes where that of b - 1 was, which all have copied
-// out at the next one.
+// Each rank reduces its part of every block for all ranks. Between two
+// barriers, a rank copies out block b - 1, reduces its part of block b and
+// copies in block b + 1: one barrier per block, plus one. Nothing is
+// overwritten too early: block b + 1 replaces the input of b - 1, which all
+// ranks reduced before the last barrier, and its result replaces that of b - 1,
+// which all ranks have copied out at the next one.
 void allReduceShared(
     Team& team,
     std::byte* data,
@@ -77,7 +77,7 @@ void allReduceShared(
     return std::min(block, count - b * block);
   };
   const auto halfOf = [&](size_t b) { return first_half ^ uint32_t(b & 1); };
-  // The rank's own part stays where it is: only this rank reads it.
+  // The rank's own part is not copied: only this rank reads it.
   const auto fillSlot = [&](size_t b) {
     if (b < blocks) {
       const Part own = partOf(team.rank(), team.size(), sizeOf(b));
@@ -111,7 +111,7 @@ void allReduceShared(
   }
 }
 
-// Up to here the ranks would rather do all sums than meet twice.
+// Up to this size, all sums on every rank take less time than two barriers.
 constexpr size_t kDirectBytes = 32 * 1024;
 
 } // namespace

@@ -1,8 +1,8 @@
-// Collectives between the ranks of one host. Every rank of the team calls the
-// same one in the same order, from one thread at a time; all block. Results are
-// the same bits on all ranks and on every run: sums are taken in the order of
-// the ranks. A rank that dies, stops or asks for something else makes them
-// throw TeamError.
+// Blocking collectives between the ranks of one host. Every rank of the team
+// calls the same one in the same order, from one thread at a time. Results are
+// equal to the bit on all ranks and in every run, because sums are taken in
+// rank order. They throw TeamError if a rank dies, stops or calls another
+// operation.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ namespace commprof::shm {
 using kernels::Element;
 using kernels::Reduction;
 
-// In place.
+// Reduces in place.
 void allReduce(
     Team& team,
     std::byte* data,
@@ -25,10 +25,10 @@ void allReduce(
     Element element,
     Reduction reduction);
 
-// From `root` to all, in place.
+// Copies `root`'s data to all ranks, in place.
 void broadcast(Team& team, std::byte* data, size_t bytes, int root);
 
-// out: team.size() parts of `bytes`, by rank; in one piece or in several.
+// Gathers team.size() parts of `bytes`, by rank, into one buffer or several.
 void allGather(Team& team, const std::byte* in, std::byte* out, size_t bytes);
 void allGather(
     Team& team,
@@ -36,8 +36,8 @@ void allGather(
     const std::vector<std::byte*>& out,
     size_t bytes);
 
-// in holds team.size() parts of `count` elements; out is this rank's part of
-// their reduction. out may be this rank's part of in.
+// Reduces team.size() parts of `count` elements; out receives this rank's part
+// of the result and may be this rank's part of in.
 void reduceScatter(
     Team& team,
     const std::byte* in,

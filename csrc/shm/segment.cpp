@@ -31,7 +31,7 @@ namespace {
       ": " + std::strerror(error) + hint);
 }
 
-// Closes it.
+// Closes the file descriptor on destruction.
 struct File {
   ~File() {
     close(fd);
@@ -63,7 +63,7 @@ std::byte* map(int fd, const std::string& name, size_t bytes) {
   if (memory == MAP_FAILED) {
     fail("cannot map", name, bytes, errno);
   }
-  // A forked child is no rank.
+  // Forked children are not ranks and do not need the memory.
   madvise(memory, bytes, MADV_DONTFORK);
   return static_cast<std::byte*>(memory);
 }

@@ -1,6 +1,6 @@
-// Memory that the ranks of one host share: mode 0600, under a name that only
-// this job can guess, without a name from the moment that all of them have
-// mapped it. What crashes after that leaves nothing behind.
+// Memory shared by the ranks of one host: mode 0600, with a random name that is
+// removed as soon as all ranks have mapped it, so that a later crash leaves
+// nothing behind.
 #pragma once
 
 #include <cstddef>
@@ -10,23 +10,23 @@
 
 namespace commprof::shm {
 
-// The host has no room for it, or does not allow it. what() gives name, size
-// and what to do. The caller goes on without shared memory.
+// Thrown if the host lacks space for the memory or does not allow it. what()
+// contains name, size and advice. The caller continues without shared memory.
 class SegmentError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
 class Segment {
  public:
-  // Bytes of it.
+  // Range of bytes of the segment.
   struct Range {
     size_t begin = 0;
     size_t end = 0;
   };
 
-  // `name` as shm_open wants it: "/commprof-...". Zero-filled. `own`: what this
-  // rank writes. It is backed by memory at once, on this rank's NUMA node: a
-  // full /dev/shm is met here and not later.
+  // Create or open a zero-filled segment. `name`: "/commprof-...", for
+  // shm_open. `own`: ranges that this rank writes. They are allocated now, on
+  // this rank's NUMA node, so that a full /dev/shm is detected here.
   static Segment create(
       const std::string& name,
       size_t bytes,
@@ -35,15 +35,15 @@ class Segment {
       const std::string& name,
       size_t bytes,
       std::span<const Range> own);
-  // The same mapping once more, for ranks that are threads of one process; it
-  // must not outlive `other`.
+  // Returns the same mapping again, for ranks that are threads of one process;
+  // it must not outlive `other`.
   static Segment alias(const Segment& other);
-  // A fresh name with 128 random bits.
+  // Returns a new name with 128 random bits.
   static std::string randomName();
 
   Segment(Segment&& other) noexcept;
   Segment& operator=(Segment&&) = delete;
-  ~Segment(); // unmaps; takes the name away too if this created it
+  ~Segment(); // unmaps; the creator also removes the name
 
   std::byte* data() const noexcept {
     return data_;
@@ -51,11 +51,11 @@ class Segment {
   size_t bytes() const noexcept {
     return bytes_;
   }
-  // Maps the pages that all ranks have reserved, so that no collective has to
-  // (from Linux 5.14 on). Before, it would take the others' memory from this
-  // rank's node.
+  // Maps the pages of all ranks in advance, so that no collective has to (from
+  // Linux 5.14 on). Called before the others have reserved theirs, it would
+  // allocate them on this rank's node.
   void populate() noexcept;
-  // Nobody else can open it from now on. The creator calls it, once.
+  // Prevents further opens of the segment. The creator calls it once.
   void unlinkName() noexcept;
 
  private:
@@ -64,8 +64,8 @@ class Segment {
   std::string name_; // empty once unlinked
   std::byte* data_;
   size_t bytes_;
-  bool owner_; // of the name
-  bool mapped_ = true; // by this
+  bool owner_; // created the name and must remove it
+  bool mapped_ = true; // this object must unmap it
 };
 
 } // namespace commprof::shm

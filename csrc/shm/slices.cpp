@@ -9,7 +9,7 @@ namespace commprof::shm {
 
 namespace {
 
-// Slices begin on cache lines of a buffer that does, for every element type.
+// Slices begin on cache lines, for every element type, if the buffer does.
 constexpr size_t kElementsPerLine = 64;
 
 size_t blocksOf(Slices slices, size_t block) {
@@ -17,7 +17,7 @@ size_t blocksOf(Slices slices, size_t block) {
   for (const Slice& slice : slices) {
     longest = std::max(longest, slice.count());
   }
-  // One at least, so that the ranks meet and compare.
+  // At least one block, so that the ranks compare their operations.
   return std::max<size_t>(1, (longest + block - 1) / block);
 }
 
@@ -29,7 +29,7 @@ uint64_t bytesOf(Slices slices, size_t width) {
   return bytes;
 }
 
-// The piece of a slice that block `index` moves.
+// Piece of a slice in block `index`.
 Slice pieceOf(const Slice& slice, size_t block, size_t index) {
   const size_t begin = std::min(slice.end, slice.begin + index * block);
   return {begin, std::min(slice.end, begin + block)};
@@ -50,8 +50,8 @@ std::vector<Slice> equalSlices(int owners, size_t count) {
   return slices;
 }
 
-// One barrier a block, as reduceScatter(): a half is written again two blocks
-// later, behind the next block's barrier, when all have read it.
+// Uses one barrier per block, like reduceScatter(): a half is rewritten two
+// blocks later, after the next block's barrier, when all ranks have read it.
 void reduceToOwners(
     Team& team,
     std::byte* data,
@@ -60,7 +60,7 @@ void reduceToOwners(
     kernels::Reduction reduction,
     const std::optional<Team::Intent>& intent) {
   const size_t width = kernels::elementBytes(element);
-  // A slot holds so many elements of each owner's slice.
+  // Number of elements of each owner's slice in a slot.
   const size_t block = std::max<size_t>(
       1,
       team.slotBytes() / slices.size() / width / kElementsPerLine *
@@ -131,14 +131,14 @@ void shareFromOwners(
 
 namespace {
 
-// An owner's part of a chunk: long enough to fill a link between hosts while
-// the next one is added up, short enough that little of the work within the
-// host is before the first or behind the last transfer.
+// Size of an owner's part of a chunk: large enough to saturate a link between
+// hosts while the next chunk is summed, small enough that little of the work
+// within the host is before the first or after the last transfer.
 constexpr size_t kLongestPart = size_t(1) << 20;
 constexpr size_t kShortestPart = size_t(1) << 16;
 constexpr size_t kChunksAtLeast = 8;
-// The first is a part of the longest, and each so many times as long as the one
-// before.
+// The first chunk is 1 / kRampFrom of the longest; each next one is kRamp times
+// longer.
 constexpr size_t kRampFrom = 8;
 constexpr size_t kRamp = 4;
 
@@ -168,7 +168,7 @@ std::vector<Slice> chunksOf(size_t count, size_t width, int owners) {
     chunks.push_back({at, end});
     at = end;
   }
-  for (size_t i = ramped; i-- > 0;) { // as they began, backwards
+  for (size_t i = ramped; i-- > 0;) { // the initial sizes in reverse order
     chunks.push_back({at, at + chunks[i].count()});
     at = chunks.back().end;
   }

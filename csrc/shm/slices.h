@@ -1,9 +1,9 @@
-// The two halves of an all-reduce that others finish in between: every owner
-// gets the host's sum of its slice, and later everybody gets all slices.
-// Between hosts, each owner's connection then carries its part of the bytes.
+// The two halves of an all-reduce whose middle part runs between hosts: each
+// owner receives the host's sum of its slice, and later every rank receives all
+// slices. Between hosts, each owner's connection transfers its slice.
 //
-// How an all-reduce over several hosts is cut up, so that the link between them
-// and the work within each host go on at the same time.
+// chunksOf() divides an all-reduce over several hosts into chunks, so that
+// transfers between hosts overlap with the work within each host.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@
 
 namespace commprof::shm {
 
-// In elements.
+// Range of elements.
 struct Slice {
   size_t begin = 0;
   size_t end = 0;
@@ -25,17 +25,17 @@ struct Slice {
   }
 };
 
-// By owner, which is a rank of the team: the first of them have slices, which
-// do not overlap; those may be empty, and need not cover all data.
+// Slices by owner. The owners are the first ranks of the team. Slices do not
+// overlap, may be empty, and need not cover all data.
 using Slices = std::span<const Slice>;
 
-// As equal as whole cache lines allow, and the same on every host that has as
-// many owners.
+// Divides into slices as equal as whole cache lines allow; the result is the
+// same on every host with as many owners.
 std::vector<Slice> equalSlices(int owners, size_t count);
 
 // Leaves in each owner's slice of `data` its reduction over the team; the rest
-// of `data` is as it was. 1 <= slices.size() <= team.size(). Throws TeamError;
-// `intent` says what this is a part of, for ranks that differ in that.
+// of `data` is unchanged. 1 <= slices.size() <= team.size(). Throws TeamError;
+// `intent` describes the enclosing operation, which ranks compare.
 void reduceToOwners(
     Team& team,
     std::byte* data,
@@ -44,17 +44,17 @@ void reduceToOwners(
     kernels::Reduction reduction,
     const std::optional<Team::Intent>& intent = {});
 
-// Copies each owner's slice of `data` to everybody's. Throws TeamError.
+// Copies each owner's slice of `data` to all ranks. Throws TeamError.
 void shareFromOwners(
     Team& team,
     std::byte* data,
     Slices slices,
     kernels::Element element);
 
-// In order, without gaps, and the same on every host. `width`: bytes of an
-// element. `owners`: ranks of a host among which each chunk is cut again. The
-// first and the last ones are shorter: the link stands still while the first is
-// added up, and while the last is shared.
+// Divides elements into chunks, in order and without gaps, the same on every
+// host. `width`: bytes per element. `owners`: number of ranks of a host that
+// each own a part of a chunk. The first and last chunks are shorter, because
+// the link is idle while the first is summed and while the last is shared.
 std::vector<Slice> chunksOf(size_t count, size_t width, int owners);
 
 } // namespace commprof::shm

@@ -21,14 +21,13 @@ namespace {
 
 constexpr size_t kPage = 4096;
 constexpr size_t kLineBytes = 192;
-// How long to spin for the others: about the time that a sleep and a wake-up
-// cost.
+// Spin iterations before yielding: about as long as a sleep and a wake-up take.
 constexpr uint32_t kSpins = 1500;
-// Then let others run, so often. A sleeper is woken on the core of the one who
-// wakes it, and the two may take turns there for long while another core idles:
-// runnable threads are spread over the cores, sleeping ones are not.
+// Number of yields before sleeping. The kernel may wake a sleeper on its
+// waker's core, where the two then alternate while another core is idle:
+// runnable threads are balanced over the cores, sleeping ones are not.
 constexpr uint32_t kYields = 64;
-constexpr size_t kCoreWords = 128; // of 64: no Linux has more cores
+constexpr size_t kCoreWords = 128; // 64 cores each: Linux supports no more
 constexpr auto kLook = std::chrono::milliseconds(50);
 
 using Clock = std::chrono::steady_clock;
@@ -52,7 +51,7 @@ void futexWakeAll(std::atomic<uint32_t>& word) noexcept {
   syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-// Tells apart pid namespaces: a pid means nothing outside of its own.
+// Identifies the pid namespace: a pid is only valid within its own.
 uint64_t pidNamespace() noexcept {
   struct stat status{};
   return stat("/proc/self/ns/pid", &status) == 0 ? uint64_t(status.st_ino) : 0;
@@ -70,16 +69,16 @@ size_t headerBytes(int size) {
 
 } // namespace
 
-// All zero at first, which is a team that has never met.
+// Shared state of the team, initially all zero.
 struct Team::Shared {
-  alignas(64) std::atomic<uint32_t> arrived; // of the barrier under way
-  alignas(64) std::atomic<uint32_t> generation; // barriers held; the futex
+  alignas(64) std::atomic<uint32_t> arrived; // at the current barrier
+  alignas(64) std::atomic<uint32_t> generation; // barriers passed; futex
   alignas(64) std::atomic<uint32_t> sleepers;
   alignas(64) std::atomic<uint32_t> broken; // 1: being written, 2: see reason
   char reason[512];
-  std::atomic<uint64_t> cores[kCoreWords]; // that any rank may use, a bit each
+  std::atomic<uint64_t> cores[kCoreWords]; // bit mask of all ranks' cores
 
-  // Of the calling rank.
+  // Adds the cores that the calling rank may use.
   void addCores() noexcept {
     uint64_t own[kCoreWords] = {};
     if (sched_getaffinity(0, sizeof own, reinterpret_cast<cpu_set_t*>(own)) ==
@@ -99,18 +98,18 @@ struct Team::Shared {
 };
 
 struct Team::RankLine {
-  std::atomic<uint32_t> barriers; // that this rank has come to
+  std::atomic<uint32_t> barriers; // that this rank has reached
   int32_t pid;
   uint64_t pid_namespace;
-  Intent intents[2]; // by parity of the barrier
+  Intent intents[2]; // indexed by the barrier's parity
 };
 
 size_t segmentBytes(int size, size_t slot_bytes) {
   return headerBytes(size) + 2 * size_t(size + 1) * slot_bytes;
 }
 
-// A rank's two slots, and of both results the part that it sums of a whole
-// block. Rank 0 has the header as well.
+// Reserves a rank's two slots, and its part of both results for a whole block.
+// Rank 0 also reserves the header.
 Segment Team::reserve(const TeamOptions& options) {
   const size_t bytes = segmentBytes(options.size, options.slot_bytes);
   const size_t header = headerBytes(options.size);
@@ -147,7 +146,7 @@ Team::Team(TeamOptions options, Segment segment)
   try {
     meet();
   } catch (const TeamError&) {
-    // The creator may be what is missing: leave no name behind in its place.
+    // The creator may be the missing rank, so this rank removes the name.
     shm_unlink(options_.name.c_str());
     throw;
   }
@@ -196,14 +195,14 @@ void Team::meet() {
     throwReason();
   }
   const uint32_t generation = meetings_++;
-  // Said when this rank has nothing left to do for the others: one that ends or
-  // stops between coming last and letting them go has not met.
+  // Stored after everything that this rank does for the others: a last rank
+  // that ends or stops before it releases them counts as missing.
   auto& met = line(options_.rank).barriers;
   const uint32_t size = uint32_t(options_.size);
   if (all.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == size) {
     all.arrived.store(0, std::memory_order_relaxed);
-    // Sequentially consistent with the sleeper's increment: one of the two sees
-    // the other.
+    // Sequentially consistent with the sleeper's increment, so that at least
+    // one of the two sees the other.
     all.generation.store(meetings_);
     if (all.sleepers.load() != 0) {
       futexWakeAll(all.generation);
@@ -241,11 +240,11 @@ void Team::waitUntilPast(uint32_t generation) {
   }
 }
 
-// Looks whether anybody will never come.
+// Throws if the team is broken, or if a missing rank has ended or is late.
 void Team::watch(uint32_t generation, Clock::time_point deadline) {
   if (broken()) {
     if (shared().generation.load(std::memory_order_acquire) != generation) {
-      return; // who broke it had been to this barrier
+      return; // this barrier was complete before the team broke
     }
     throwReason();
   }
@@ -286,7 +285,7 @@ void Team::breakUp(int missing, const std::string& why) {
 }
 
 void Team::abandon(const std::string& why) noexcept {
-  if (getpid() == pid_) { // a forked child has not even the memory
+  if (getpid() == pid_) { // the memory is not mapped in forked children
     tellWhy(personOf(options_.rank) + " gave up: " + why);
   }
 }
@@ -301,7 +300,7 @@ bool Team::broken() const noexcept {
   return shared().broken.load(std::memory_order_acquire) != 0;
 }
 
-// Only the first reason counts.
+// Stores the reason and breaks the team; later reasons are ignored.
 void Team::tellWhy(const std::string& reason) noexcept {
   Shared& all = shared();
   uint32_t whole = 0;
@@ -314,7 +313,7 @@ void Team::tellWhy(const std::string& reason) noexcept {
 
 void Team::throwReason() {
   const Shared& all = shared();
-  // Whoever writes the reason needs microseconds, unless it dies right there.
+  // Writing the reason takes microseconds, unless the writer dies meanwhile.
   for (int i = 0; i < 1000 && all.broken.load(std::memory_order_acquire) != 2;
        ++i) {
     usleep(100);
@@ -339,7 +338,7 @@ void Team::meetCheck(const Intent& intent) {
   for (int rank = 0; rank < options_.size; ++rank) {
     const Intent& other = line(rank).intents[parity];
     if (other != first) {
-      half_ = 0; // not all had come as far with it; nobody reads a slot now
+      half_ = 0; // may differ between ranks; no rank reads slots now
       throw TeamError(
           "ranks do not do the same: " + nameOf(0) + " does " + first.text() +
           ", " + nameOf(rank) + " does " + other.text());

@@ -1,12 +1,12 @@
-// The ranks of one host, which meet at barriers in shared memory.
+// Team: the ranks of one host, which synchronise at barriers in shared memory.
+// Data written before a barrier may be read by all ranks after it. Waiting
+// spins briefly and then sleeps on a futex, so that ranks without a core of
+// their own do not take one from working ranks. A missing rank is named:
+// immediately if its process has ended, otherwise after the timeout. The team
+// is then broken permanently for all ranks.
 //
-// What a rank wrote before a barrier, all may read after it.
-// Waiting spins briefly and then sleeps on a futex, so that ranks without a
-// core of their own do not take one from those who have work. A rank that does
-// not come is named: at once if its process has ended, after the timeout
-// otherwise; and the team is broken for good, for everybody.
-//
-// Collectives share the check that all ranks do the same, and copies.
+// Barriers, intend() and copyBytes() are helpers for collectives: they check
+// that all ranks call the same operation, and copy.
 #pragma once
 
 #include <atomic>
@@ -23,34 +23,34 @@
 
 namespace commprof::shm {
 
-// A rank is missing, or another one said so. what() names it.
+// Thrown if a rank is missing or reported an error. what() names it.
 class TeamError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
 struct TeamOptions {
-  std::string name; // of the segment, the same on all ranks
+  std::string name; // of the segment; the same on all ranks
   int rank = 0; // on this host
   int size = 1; // ranks of this host
-  std::vector<int> global_ranks; // what to call them in messages; by rank
+  std::vector<int> global_ranks; // numbers in messages, by rank
   size_t slot_bytes = 0; // per rank and buffer half, see Team::slot()
   std::chrono::milliseconds timeout{30000};
 };
 
 class Team {
  public:
-  // Rank 0 creates the segment, the others open it: call it on rank 0 first,
-  // tell the others, and return on any rank means that all have it mapped.
-  // Throws SegmentError and TeamError.
+  // Rank 0 creates the segment and the others open it, so it is constructed on
+  // rank 0 first. When the constructor returns on any rank, all have mapped the
+  // segment. Throws SegmentError and TeamError.
   static std::string makeName() {
     return Segment::randomName();
   }
-  // This rank's first half of it: its slots, on its own NUMA node.
+  // First step: makes or opens the segment, with slots on this NUMA node.
   static Segment reserve(const TeamOptions& options);
-  Team(TeamOptions options, Segment segment); // meets the others
+  Team(TeamOptions options, Segment segment); // waits for the others
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
-  ~Team(); // leaves
+  ~Team(); // calls leave()
 
   int rank() const noexcept {
     return options_.rank;
@@ -62,45 +62,45 @@ class Team {
     return options_.slot_bytes;
   }
   // Two halves of `slot_bytes` per rank, 64-byte aligned, and two results
-  // shared by all. Who may write where between which barriers is the
-  // collectives' affair.
+  // shared by all. The collectives define which rank may write where between
+  // which barriers.
   std::byte* slot(int rank, uint32_t half) const noexcept;
   std::byte* result(uint32_t half) const noexcept;
 
-  // Returns when all ranks have called it as often. Throws TeamError.
+  // Barrier: returns once all ranks have called it. Throws TeamError.
   void meet();
 
-  // Says what this rank is about to do, for meetCheck().
+  // Description of this rank's next operation, for meetCheck().
   struct Intent {
     char what[40] = ""; // operation, element type, reduction, as words
     uint64_t bytes = 0;
     bool operator==(const Intent&) const = default;
     std::string text() const; // "all_reduce fp32 sum of 12 bytes"
   };
-  // Meets, and throws TeamError naming two ranks and what differs, on all
-  // ranks, if they do not intend the same. The team is whole afterwards.
+  // Barrier that throws TeamError on all ranks, naming two of them and the
+  // difference, if their intents differ. The team stays usable afterwards.
   void meetCheck(const Intent& intent);
 
-  // Breaks the team up for good: the others' next barrier, or the one that
-  // they wait in, throws and names this rank and `why`.
+  // Breaks the team permanently: the other ranks' current or next barrier
+  // throws and names this rank and `why`.
   void abandon(const std::string& why) noexcept;
-  // The same where nothing went wrong: this rank needs the others no more.
+  // Like abandon(), but without an error: this rank no longer needs the others.
   void leave() noexcept;
   bool broken() const noexcept;
 
-  // Of all later barriers. Any thread.
+  // Sets the timeout of all later barriers. Callable from any thread.
   void setTimeout(std::chrono::milliseconds timeout) noexcept {
     timeout_ms_.store(timeout.count());
   }
-  // Whether waiting begins by spinning: the ranks have a core each.
+  // True if waiting begins by spinning, because each rank has a core.
   bool spins() const noexcept {
     return spins_ != 0;
   }
 
-  // What to call a rank of this host outside of it.
+  // Number of a rank of this host in messages.
   int globalRank(int rank) const;
 
-  // Which half the next operation uses; all ranks count alike.
+  // Half that the next operation uses, the same on all ranks.
   uint32_t nextHalf() noexcept {
     return half_ ^= 1;
   }
@@ -122,35 +122,34 @@ class Team {
 
   TeamOptions options_;
   Segment segment_;
-  const int pid_; // a forked child has no part in this
+  const int pid_; // forked children are not part of the team
   std::atomic<int64_t> timeout_ms_;
-  std::vector<int> pidfds_; // by rank; -1 where there is none
+  std::vector<int> pidfds_; // by rank; -1 if there is none
   uint32_t meetings_ = 0;
   uint32_t half_ = 0;
   uint32_t spins_ = 0;
 };
 
-// What a team needs in all, with its header.
+// Size of a team's segment, including its header.
 size_t segmentBytes(int size, size_t slot_bytes);
 
-// memcpy, which may not be called with null even for nothing.
+// memcpy that accepts null pointers for 0 bytes.
 inline void copyBytes(std::byte* to, const std::byte* from, size_t bytes) {
   if (bytes != 0) {
     std::memcpy(to, from, bytes);
   }
 }
 
-// What ranks compare, and what they say where they differ.
+// Makes the intent that ranks compare and that errors contain.
 Team::Intent intend(const std::string& what, uint64_t bytes);
 
-// "all_reduce fp32 sum"
+// Name of an operation, for example "all_reduce fp32 sum".
 std::string named(
     const char* what,
     kernels::Element element,
     kernels::Reduction reduction);
 
-// Barriers of one operation, the first of which checks that all ranks do
-// the same.
+// Barriers of one operation; the first checks that all ranks call the same one.
 class Barriers {
  public:
   Barriers(Team& team, const Team::Intent& intent)

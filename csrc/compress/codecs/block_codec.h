@@ -1,5 +1,5 @@
-// Values as the block scheme sends them: fixed length, in blocks, and such that
-// encodings can be summed, into one or into plain values.
+// Codecs of the block scheme: fixed-length encodings in blocks that can be
+// summed, into an encoding or into plain values.
 #pragma once
 
 #include <cstddef>
@@ -14,12 +14,12 @@ class BlockCodec {
  public:
   virtual ~BlockCodec() = default;
 
-  // Ranges begin at multiples of this many values.
+  // Number of values per block; ranges begin at multiples of it.
   virtual size_t block() const = 0;
   virtual size_t bytes(size_t n) const = 0;
 
-  // `exponent`: see half_scale.h; ignored by codecs with scales of their own.
-  // All byte pointers are aligned to 16. The residual may be null.
+  // `exponent`: see half_scale.h; codecs with their own scales ignore it. All
+  // byte pointers are aligned to 16. The residual may be null.
   virtual void encode(
       const float* x,
       float* residual,
@@ -27,18 +27,18 @@ class BlockCodec {
       int exponent,
       std::byte* out) const = 0;
 
-  // Of a message from elsewhere, bytes(n) long.
+  // True if a received message of bytes(n) bytes is well-formed.
   virtual bool valid(const std::byte* in, size_t n) const = 0;
 
-  // Mean of in.size() encodings, summed in fp32 in their order and rounded
-  // once; its exponent is the smallest of `exponents`.
+  // Writes the encoded mean of in.size() encodings, summed in fp32 in their
+  // order and rounded once; its exponent is the smallest of `exponents`.
   virtual void reduce(
       std::span<const std::byte* const> in,
       std::span<const int> exponents,
       size_t n,
       std::byte* out) const = 0;
 
-  // The same mean, not rounded: the same bits wherever the encodings are.
+  // Writes the same mean unrounded, with the same bits wherever it is computed.
   virtual void mean(
       std::span<const std::byte* const> in,
       std::span<const int> exponents,

@@ -26,12 +26,12 @@ std::vector<const uint16_t*> halves(std::span<const std::byte* const> in) {
 class SixteenBitCodec : public BlockCodec {
  public:
   size_t block() const override {
-    return 64; // only keeps messages aligned
+    return 64; // any size works; 64 keeps messages aligned
   }
   size_t bytes(size_t n) const override {
     return 2 * n;
   }
-  // Any bits are a number or a NaN, which harms nothing but the values.
+  // All bit patterns are numbers or NaNs, so every message is well-formed.
   bool valid(const std::byte*, size_t) const override {
     return true;
   }
@@ -79,8 +79,8 @@ class HalfCodec : public SixteenBitCodec {
   }
 
  private:
-  // By which encodings are multiplied to become their part of a mean that is
-  // scaled by 2^exponent.
+  // Factors that turn encodings into their share of a mean that is scaled by
+  // 2^exponent.
   static std::vector<float> factorsTo(
       int exponent,
       std::span<const int> exponents) {

@@ -10,8 +10,8 @@ namespace commprof::compress {
 
 namespace {
 
-// On the wire are scales first, then the integers. int8's scales are bfloat16
-// values and travel as such.
+// A message contains all scales, then all integers. int8's scales are bfloat16
+// values and are sent as such.
 struct Int8 {
   using Integer = int8_t;
   using Scale = uint16_t;
@@ -82,7 +82,7 @@ class IntegerCodec : public BlockCodec {
     return scales;
   }
 
-  // Of n values each.
+  // Pointers into encodings of n values each, with their unpacked scales.
   struct Encodings {
     Encodings(std::span<const std::byte* const> in, size_t n) {
       for (const std::byte* bytes : in) {

@@ -1,7 +1,7 @@
-// The power of two by which fp32 values are multiplied before they become
-// binary16: the largest lands in [2^14, 2^15), so nothing overflows and as
-// little as possible underflows. (Half of all gradients lie below binary16's
-// normal range without it.)
+// Power-of-two scale of fp32 values before their conversion to binary16: the
+// largest becomes a value in [2^14, 2^15), so that nothing overflows and as
+// little as possible underflows. (Without it, half of all gradients lie below
+// binary16's normal range.)
 #pragma once
 
 #include <algorithm>
@@ -11,13 +11,13 @@
 
 namespace commprof::compress {
 
-// Above, 2^-exponent / world would leave fp32's normal range; below, values
-// would be larger than kLargestMagnitude.
+// A larger exponent would put 2^-exponent / world outside fp32's normal range;
+// a smaller one only occurs with values above kLargestMagnitude.
 inline constexpr int kMaxHalfExponent = 100;
 inline constexpr int kMinHalfExponent = -66;
 
-// Larger gradients count as not finite: sums of them over ranks and over the
-// columns of a matrix may leave fp32.
+// Larger gradients count as not finite: their sums over ranks and over the
+// columns of a matrix may exceed fp32's range.
 inline constexpr float kLargestMagnitude = 0x1p80f;
 
 inline bool isFinite(uint32_t max_abs_bits) {
@@ -25,7 +25,7 @@ inline bool isFinite(uint32_t max_abs_bits) {
   return max_abs_bits <= kLargestBits;
 }
 
-// From the bits of the largest |x|, see kernels::maxAbsBits().
+// Exponent for the bits of the largest |x|, see kernels::maxAbsBits().
 inline int halfExponent(uint32_t max_abs_bits) {
   if (max_abs_bits == 0) {
     return 0;

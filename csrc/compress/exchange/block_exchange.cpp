@@ -53,9 +53,8 @@ PieceNote checkPiece(
 
 namespace {
 
-// Of a bucket on its way: the piece that is encoded, those that travel, and the
-// one that is summed, each in its place of a ring. So few bytes stay in the
-// caches from one end to the other.
+// One bucket in flight. The pieces being encoded, sent and summed each have a
+// slot of a ring buffer, so that the few bytes in use stay in the caches.
 class OnePhaseRun {
  public:
   OnePhaseRun(
@@ -125,7 +124,7 @@ class OnePhaseRun {
     job_.finite = job_.finite && finite;
   }
 
-  // The copy costs least while the piece is in the caches.
+  // Copies the piece now because it is still in the caches.
   void keep(int piece) {
     if (job_.sent != nullptr) {
       std::byte* const to = job_.sent->payload.data();
@@ -154,8 +153,8 @@ class OnePhaseRun {
         stride_ * (place(piece) * size_t(channel_.size()) + size_t(rank));
   }
 
-  // So the link has the next piece before it is done with one, where waking up
-  // for each would take as long as a piece does.
+  // Pieces sent before one is summed, so that the link always has a next piece;
+  // waking up for each piece would take as long as sending one.
   static constexpr int kAhead = 3;
   static constexpr size_t kPlaces = kAhead + 1;
 
@@ -181,10 +180,10 @@ void runOnePhase(
 
 namespace {
 
-// One bucket on its way. Some pieces travel to their owners before the first is
-// summed, and some sums travel back before the first is decoded: so the link
-// has the next piece before it is done with one, where waking up for each would
-// take as long as a piece does.
+// One bucket in flight. Some pieces are sent to their owners before the first
+// is summed, and some sums are sent back before the first is decoded, so that
+// the link always has a next piece; waking up for each piece would take as long
+// as sending one.
 class TwoPhaseRun {
  public:
   TwoPhaseRun(
@@ -308,17 +307,17 @@ class TwoPhaseRun {
     }
   }
 
-  // The second rounding is lost on all ranks alike. Its error becomes the
-  // owner's residual, times the world size because the owner's gradients count
-  // for so much less in the mean. Without it values far below their block's
-  // largest would vanish for good.
+  // Adds the second rounding's error, which all ranks lose alike, to the
+  // owner's residual, times the world size because the mean divides the owner's
+  // gradients by it. Without it, values far below their block's largest would
+  // never be sent.
   void feedBack(
       const std::vector<const std::byte*>& parts,
       Pieces::Range range,
       int result_exponent,
       const std::byte* result) {
     const auto [begin, count] = range;
-    constexpr size_t kPart = 4096; // stays in the first cache; whole blocks
+    constexpr size_t kPart = 4096; // whole blocks that fit into the L1 cache
     std::array<float, kPart> lost, values;
     const auto world = float(channel_.size());
     for (size_t at = 0; at < count; at += kPart) {
@@ -370,7 +369,7 @@ class TwoPhaseRun {
   }
 
   static constexpr int kAhead = 3; // pieces sent before one is summed
-  static constexpr int kBehind = 2; // and summed before one is decoded
+  static constexpr int kBehind = 2; // pieces summed before one is decoded
 
   const BlockCodec& codec_;
   Job& job_;

@@ -1,15 +1,15 @@
-// Exchanges of blocks, in one phase or in two, with memory of their own.
+// Block exchanges in one phase or two.
 //
-// In one phase everyone sends its whole bucket, encoded, to everyone, and adds
-// up what it gets and its own, in the order of ranks and from the encoded form:
-// the same bits on all ranks, with one rounding per rank and none of the sum.
+// One phase: every rank sends its whole encoded bucket to all others and sums
+// all encodings, its own included, in rank order. The result is equal to the
+// bit on all ranks, with one rounding per rank and none of the sum.
 //
-// In two phases each rank sums one chunk of the bucket: all send it theirs,
-// encoded; it sums in fp32 in the order of ranks, rounds once, and sends the
-// result to all. Two roundings in all, where a ring of 16-bit values has one
-// per rank; and what everyone decodes, the owner of the chunk too, is the same
-// bytes. Where a piece has values that are not finite, its owner's result says
-// so.
+// Two phases: each rank sums one chunk of the bucket. All ranks send it their
+// encoded chunk; it sums them in fp32 in rank order, rounds once and sends the
+// result to all. This makes two roundings in total, where a ring of 16-bit
+// values makes one per rank. All ranks, the chunk's owner included, decode the
+// same bytes. If a piece has non-finite values, the note of its result reports
+// this.
 #pragma once
 
 #include "compress/codecs/block_codec.h"
@@ -19,23 +19,23 @@
 
 namespace commprof::compress {
 
-// Used again for every bucket.
+// Buffers that are reused for every bucket.
 struct BlockScratch {
   Scratch encoded; // this rank's gradients
-  Scratch received; // others'
-  Scratch results; // means, of two phases
+  Scratch received; // other ranks' messages
+  Scratch results; // encoded means, with two phases
 };
 
-// Encodes these values of the job's bucket, and their note behind them. In two
-// passes, of which the second finds a piece in the caches.
+// Encodes a range of the job's bucket and appends its note. Makes two passes;
+// in the second, the piece is in the caches.
 void encodePiece(
     const BlockCodec& codec,
     const Job& job,
     Pieces::Range range,
     std::byte* out);
 
-// What `rank` says of a piece of `count` values; throws PayloadError where its
-// bytes cannot be.
+// Returns the note in a piece of `count` values from `rank`; throws
+// PayloadError if the bytes are malformed.
 PieceNote checkPiece(
     const BlockCodec& codec,
     const Channel& channel,
@@ -43,14 +43,14 @@ PieceNote checkPiece(
     const std::byte* in,
     size_t count);
 
-// `pieces` has one chunk.
+// Exchanges in one phase; `pieces` has one chunk.
 void runOnePhase(
     const BlockCodec& codec,
     const Pieces& pieces,
     BlockScratch& scratch,
     Job& job);
 
-// `pieces` has a chunk per rank.
+// Exchanges in two phases; `pieces` has one chunk per rank.
 void runTwoPhases(
     const BlockCodec& codec,
     const Pieces& pieces,

@@ -21,9 +21,9 @@ std::vector<shm::Slice> wholeSlots(std::span<const Slot> slots, int owners) {
       slots.empty() ? 0 : slots.back().offset + slots.back().numel;
   std::vector<shm::Slice> slices;
   size_t begin = 0;
-  size_t next = 0; // slot
+  size_t next = 0; // next slot
   for (int owner = 0; owner < owners; ++owner) {
-    // The cut nearest to an equal one: a slot belongs where its middle is.
+    // Cuts nearly equal parts: a slot belongs where its middle is.
     const size_t until = total * size_t(owner + 1) / size_t(owners);
     size_t end = begin;
     while (next < slots.size() &&
@@ -65,7 +65,7 @@ void HostStage::run(
   } catch (const shm::TeamError&) {
     throw;
   } catch (const std::exception& error) {
-    // The others of this host must not wait for what will not come.
+    // Keeps the other ranks of this host from waiting for this one.
     team_->abandon(std::string("between hosts: ") + error.what());
     throw;
   }
@@ -120,7 +120,7 @@ void HostStage::handOver(
   }
   float* const gradient = bucket.gradient + slot.offset;
   for (size_t i = 0; i < residual.size(); ++i) {
-    gradient[i] += residual[i] / scale_; // the part's scale comes on top
+    gradient[i] += residual[i] / scale_; // the part is scaled later
   }
   handed_over_.emplace_back(slot, std::move(residual));
 }

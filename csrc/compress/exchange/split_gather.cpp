@@ -44,20 +44,20 @@ namespace {
 using kernels::kSparsePart;
 using kernels::sparseParts;
 
-// Chosen places that are expected among the drawn ones: with 8 ranks the share
-// then is known to about 2 %.
+// Expected number of chosen places in the sample: with 8 ranks, the share is
+// then known to about 2 %.
 constexpr size_t kWanted = 256;
 constexpr size_t kMost = 2 * kWanted;
 
-// The finaliser of MurmurHash3 (Appleby, public domain): all bits of a place
-// count, so that regular choices are drawn from like any others.
+// The finaliser of MurmurHash3 (Appleby, public domain). All bits of a place
+// contribute, so that regular choices are sampled like any others.
 uint32_t mixed(uint32_t x) {
   x = (x ^ (x >> 16)) * 0x85ebca6bu;
   x = (x ^ (x >> 13)) * 0xc2b2ae35u;
   return x ^ (x >> 16);
 }
 
-// Places whose mixed() is not above it are drawn.
+// Largest mixed() value of the places in the sample.
 uint32_t limitFor(size_t k) {
   return uint32_t(
       std::min<uint64_t>(
@@ -123,14 +123,14 @@ using kernels::sparseBytes;
 using kernels::sparseParts;
 
 constexpr uint64_t kEntryBytes = 4;
-constexpr int kFewestRanks = 4; // below, even equal choices hardly pay
-// Below, messages are short and three more of them cost more than bytes do.
+constexpr int kFewestRanks = 4; // with fewer, even equal choices hardly pay
+// With fewer values, three additional messages cost more than the saved bytes.
 constexpr size_t kFewestValues = 16384;
-// What must be saved at least, since more work comes with it.
+// Upper limit of the bytes' ratio, since the exchange costs additional work.
 constexpr double kClearly = 0.9;
 
-// Bytes that a rank sends, mean over ranks, where all choices have `distinct`
-// places.
+// Bytes that a rank sends, averaged over ranks, if all choices together have
+// `distinct` distinct places.
 double splitBytes(size_t n, size_t k, int world, double distinct) {
   const double others = double(world - 1);
   return others / world * double(kEntryBytes) * (double(k) + distinct) +
@@ -187,7 +187,7 @@ void SplitGather::run(Job& job, const uint8_t* encoded) {
   share(job);
 }
 
-// Whole parts, so that about equally many chosen values go to each owner.
+// Assigns whole parts to owners with about equally many chosen values.
 void SplitGather::divide(size_t n) {
   const size_t world = choices_.size(), parts = sparseParts(n);
   uint64_t total = 0;
@@ -197,7 +197,7 @@ void SplitGather::divide(size_t n) {
     }
   }
   regions_.assign(world, {});
-  std::vector<size_t> before(world, 0); // values of each rank so far
+  std::vector<size_t> before(world, 0); // values of each rank in earlier parts
   uint64_t passed = 0;
   size_t part = 0;
   for (size_t owner = 0; owner < world; ++owner) {
@@ -279,15 +279,15 @@ void SplitGather::sum(Job& job) {
     values_.resize(own.numel);
   }
   found_ = 0;
-  for (size_t i = 0; i < own.numel; ++i) { // without branches
+  for (size_t i = 0; i < own.numel; ++i) { // branchless
     places_[found_] = int32_t(i);
     values_[found_] = sums[i];
     found_ += sums[i] != 0;
   }
 }
 
-// Leaves what the rounding of the sums loses in the owner's residual, times the
-// world size: its gradients count for so much less in the mean.
+// Adds the rounding error of the sums to the owner's residual, times the world
+// size because the mean divides the owner's gradients by it.
 void SplitGather::encodeSums(Job& job) {
   Channel& channel = job.channel;
   const Region& own = regions_[size_t(channel.rank())];
@@ -348,7 +348,7 @@ void SplitGather::share(Job& job) {
   channel.sendToAll({results_.data(), length}, receive).wait();
   StageTimer timer(channel.report(), Stage::kDecode);
   const float factor = powerOfTwo(-smallestExponent(job.headers));
-  if (job.residual == nullptr) { // otherwise the choice moved all of it
+  if (job.residual == nullptr) { // otherwise choosing has zeroed it
     std::fill_n(job.bucket.gradient, job.bucket.numel, 0.0f);
   }
   for (size_t r = 0; r < world; ++r) {

@@ -1,8 +1,9 @@
-// Chosen values by way of owners: each rank sums the choices of all for some
-// parts of the bucket and sends everyone the sums, one for each place that
-// anybody chose. Where many ranks choose the same places, that is fewer bytes
-// than everyone's choices sent to everyone: the exchange of Ok-Topk (Li and
-// Hoefler, PPoPP 2022) without its second choice, so nothing chosen is dropped.
+// Exchange of chosen values through owners: each rank sums all ranks' choices
+// for some parts of the bucket and sends everyone the sums, one per place that
+// any rank chose. If many ranks choose the same places, this is fewer bytes
+// than sending all choices to everyone. It is the exchange of Ok-Topk (Li and
+// Hoefler, PPoPP 2022) without its second choice, so no chosen value is
+// dropped.
 #pragma once
 
 #include <cstddef>
@@ -19,19 +20,19 @@
 
 namespace commprof::compress {
 
-// Everyone receives everyone's payload and adds all of them in the order of
-// ranks, its own too and from its encoded form: the same bits everywhere.
+// All-gather of payloads of equal size. Every rank sums all payloads in rank
+// order, including its own in encoded form: the same bits on all ranks.
 
 class Gather {
  public:
-  // Where to encode this rank's payload of so many bytes; the same on all
-  // ranks.
+  // Returns the buffer for this rank's payload of `bytes` bytes, a size that is
+  // the same on all ranks.
   std::byte* prepare(size_t bytes, const Channel& channel);
   std::span<const std::byte> mine() const {
     return {mine_.data(), bytes_};
   }
-  // All payloads, by rank, valid until prepare(). Messages of other ranks hold
-  // anything: check them.
+  // Returns all payloads, by rank, valid until prepare(). Payloads of other
+  // ranks may have any content and must be validated.
   std::vector<std::span<const std::byte>> run(Channel& channel);
 
  private:
@@ -44,12 +45,12 @@ class Gather {
     const Channel& channel,
     const char* reason);
 
-// What a rank tells the others about the values that it chose, before it sends
-// any: how many lie in each part of the bucket, and which of a few places,
-// drawn alike by all ranks, are among them. From the first follows who sends
-// how much to whom, from the second how many places the ranks have in common.
+// Summary of a rank's chosen values, sent before the values: the number in each
+// part of the bucket, and which places of a small sample, drawn alike by all
+// ranks, are among them. The numbers determine how much each rank sends to each
+// owner; the sample estimates how many places the ranks have in common.
 
-// Messages as the kernels take them.
+// Pointer types that the kernels take.
 inline uint8_t* octets(std::byte* bytes) {
   return reinterpret_cast<uint8_t*>(bytes);
 }
@@ -58,47 +59,46 @@ inline const uint8_t* octets(const std::byte* bytes) {
 }
 
 struct Choices {
-  std::vector<uint32_t> counts; // by part of kernels::kSparsePart places
-  std::vector<uint32_t> drawn; // those of the drawn places that were chosen
+  std::vector<uint32_t> counts; // per part of kernels::kSparsePart places
+  std::vector<uint32_t> drawn; // chosen places that are in the sample
 };
 
-// Of the message, for a bucket of n values.
+// Size of the message for a bucket of n values.
 size_t choicesBytes(size_t n);
 
-// chosen: places below n, ascending.
+// Writes the message; `chosen` are places below n in ascending order.
 void writeChoices(std::span<const int32_t> chosen, size_t n, std::byte* out);
 
-// Null where the message is not one of k places in a bucket of n values; it is
-// choicesBytes(n) long and may hold anything.
+// Returns the content, or null if it does not describe k places in a bucket of
+// n values. The message is choicesBytes(n) long and may have any content.
 std::optional<Choices> readChoices(const std::byte* in, size_t n, size_t k);
 
-// How many places all ranks chose together, each counted once, over the sum of
-// what each chose: from 1 / ranks to 1, estimated from the drawn places. Equal
-// on all ranks.
+// Number of distinct places that the ranks chose, divided by the sum of their
+// counts: from 1 / ranks to 1, estimated from the sample. Equal on all ranks.
 double distinctShare(std::span<const Choices> ranks);
 
 class SplitGather {
  public:
-  // Whether it can be clearly less than `other_bytes`, which a rank sends
-  // otherwise: then agree() is worth its message. From figures that all ranks
-  // have.
+  // True if the exchange may send clearly less than `other_bytes`, the bytes a
+  // rank sends otherwise, so that agree() is worth its message. Depends only on
+  // values that all ranks know.
   static bool canPay(size_t n, size_t k, int world, uint64_t other_bytes);
 
-  // Blocking; all ranks find the same. Whether run() will send clearly less
-  // than `other_bytes`. chosen: this rank's places, ascending.
+  // True, on all ranks alike, if run() will send clearly less than
+  // `other_bytes`; blocks. `chosen` are this rank's places in ascending order.
   bool agree(Job& job, std::span<const int32_t> chosen, uint64_t other_bytes);
 
-  // After agree(). encoded: of the chosen places, see kernels/linear/sparse.h.
-  // Leaves the mean in the bucket. What the sums lose in rounding goes to the
-  // owner's residual, if there is one.
+  // Exchanges the values and leaves the mean in the bucket; called after
+  // agree(). `encoded` contains the chosen places, see kernels/linear/sparse.h.
+  // Rounding errors of the sums are added to the owner's residual, if any.
   void run(Job& job, const uint8_t* encoded);
 
  private:
-  // One owner's part of the bucket.
+  // The part of the bucket that one owner sums.
   struct Region {
     size_t begin = 0; // in values
     size_t numel = 0;
-    std::vector<kernels::SparseRange> from; // by rank, in its encoding
+    std::vector<kernels::SparseRange> from; // by rank, in the rank's encoding
   };
 
   void divide(size_t n);
@@ -109,10 +109,10 @@ class SplitGather {
 
   std::vector<Choices> choices_; // by rank
   std::vector<Region> regions_; // by owner
-  Gather gather_; // of choices, and of how many sums each owner has
+  Gather gather_; // exchanges choices and the number of sums per owner
   Scratch sent_, received_, sums_, lost_, results_;
-  std::vector<const uint8_t*> parts_; // by rank: its values in this region
-  std::vector<int32_t> places_; // of the sums that are not zero, found_ of them
+  std::vector<const uint8_t*> parts_; // values in this region, by rank
+  std::vector<int32_t> places_; // of the found_ nonzero sums
   std::vector<float> values_;
   size_t found_ = 0;
 };

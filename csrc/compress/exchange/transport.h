@@ -1,5 +1,5 @@
-// How bytes get from rank to rank: the one thing that an exchange needs from
-// outside. Sockets and c10d stand behind it in training, threads in the core's
+// Interface through which an exchange sends bytes between ranks.
+// Implementations use sockets and c10d in training, and threads in the core's
 // own tests.
 #pragma once
 
@@ -11,22 +11,22 @@
 
 namespace commprof::compress {
 
-// A rank did not answer, or the group is broken. what() names the operation.
+// Thrown if a rank or the whole group fails. what() names the operation.
 class TransportError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Something under way. wait() must be called exactly once, before the buffers
-// are touched again; it throws TransportError. Dropping one unwaited is allowed
-// only while an exception unwinds.
+// A transfer in flight. wait() must be called exactly once, before the buffers
+// are used again; it throws TransportError. A transfer may be destroyed without
+// wait() only during stack unwinding.
 class Transfer {
  public:
   virtual ~Transfer() = default;
   virtual void wait() = 0;
 };
 
-// Used by one thread. All ranks start the same transfers in the same order;
-// several may be in flight. What begins as one call is one message per peer.
+// Not thread-safe. All ranks start the same transfers in the same order;
+// several may be in flight. Each call sends one message per peer.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -34,24 +34,24 @@ class Transport {
   virtual int size() const = 0;
 
   // For each peer r: sends send[r] to it and fills recv[r] from it. Lengths
-  // agree between the two ends. Entries of the rank itself are ignored; an
-  // empty one sends nothing. The same bytes may go to several peers.
+  // must agree at both ends. The rank's own entries are ignored; an empty entry
+  // sends nothing. The same bytes may be sent to several peers.
   virtual std::unique_ptr<Transfer> exchange(
       std::span<const std::span<const std::byte>> send,
       std::span<const std::span<std::byte>> recv) = 0;
 
-  // In place, the same bits on all ranks.
+  // Sums in place; the result is equal to the bit on all ranks.
   virtual std::unique_ptr<Transfer> allReduceSum(std::span<float> data) = 0;
 
-  // What errors call a rank.
+  // The rank's number in error messages.
   virtual int nameOf(int rank) const {
     return rank;
   }
 
-  // Nothing more will come of this rank: those that wait for its messages
-  // should learn of it before their timeouts tell, where the way knows how.
+  // Announces that this rank sends nothing more, so that peers fail before
+  // their timeouts, if the implementation supports it.
   virtual void abandon() noexcept {}
-  // From any thread: what another one waits for here should fail, likewise.
+  // Makes other threads' waits fail, if supported. Any thread may call it.
   virtual void interrupt() noexcept {}
 };
 

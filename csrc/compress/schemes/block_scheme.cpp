@@ -9,9 +9,8 @@ namespace commprof::compress {
 namespace {
 
 // One phase sends W - 1 times the encoded bucket, two phases 2 (W - 1) / W
-// times: the same for two ranks, and then each piece travels once, not twice,
-// and is rounded once. Predictions know the same rule
-// (predict/fit/hook_costs.py).
+// times. For two ranks these are equal, and one phase sends and rounds each
+// piece once instead of twice. predict/fit/hook_costs.py uses the same rule.
 bool inOnePhase(int world) {
   return world <= 2;
 }

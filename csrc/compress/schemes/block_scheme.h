@@ -1,9 +1,8 @@
-// Every value goes, in fewer bits: in two phases, or in one where that sends
-// no more (block_exchange.h).
+// Scheme that sends every value in fewer bits, in two phases, or in one if that
+// sends no more (block_exchange.h).
 //
-// Without a residual, which would have to stay as it was, nobody looks first
-// for values that are not finite: a piece that has some says so in its note
-// (pieces.h).
+// Without a residual, which non-finite values must leave unchanged, there is no
+// pass that looks for them first: the note of a piece (pieces.h) reports them.
 #pragma once
 
 #include <memory>

@@ -13,7 +13,8 @@ namespace commprof::compress {
 
 namespace {
 
-// Two dimensions' factors must be half the matrix at most, or it is sent raw.
+// True if both factors have at most half the matrix's size; else it is sent
+// raw.
 bool worthIt(const Slot& slot, size_t rank) {
   return slot.cols != 0 &&
       2 * rank * (size_t(slot.rows) + slot.cols) <= slot.numel;
@@ -102,7 +103,7 @@ void PowerSgd::project(const Job& job, const Plan& plan, float* residual) {
       residual[at] = 0;
     }
   }
-  if (job.sent != nullptr) { // the all-reduce is in place
+  if (job.sent != nullptr) { // the all-reduce overwrites them
     std::copy_n(first, plan.raw, kept_raw_.reserveFloats(plan.raw));
   }
   for (const Matrix& m : plan.matrices) {
@@ -117,7 +118,7 @@ void PowerSgd::project(const Job& job, const Plan& plan, float* residual) {
   }
 }
 
-// Raw values, P with orthonormal columns, this rank's Q.
+// Keeps the raw values, P with orthonormal columns, and this rank's own Q.
 void PowerSgd::keep(const Plan& plan, Sent& sent) const {
   sent.payload.resize((plan.raw + plan.p + plan.q) * sizeof(float));
   std::byte* out = sent.payload.data();
@@ -182,9 +183,9 @@ std::vector<float>& PowerSgd::startOf(const Matrix& matrix, uint64_t step) {
   return q;
 }
 
-// Only the direction of q's rows counts. Powers of two keep their size near 1,
-// or P would grow with the square of the gradients. A row of zeros would stay
-// so: it starts anew.
+// Only the direction of q's rows matters. They are scaled by powers of two to a
+// size near 1, or P would grow with the square of the gradients. A row of zeros
+// would stay zero and is filled randomly.
 void PowerSgd::warmStart(const Matrix& matrix, const float* q, uint64_t step) {
   std::vector<float>& start = q_[matrix.parameter];
   for (int row = 0; row < matrix.rank; ++row) {
@@ -205,7 +206,7 @@ void PowerSgd::warmStart(const Matrix& matrix, const float* q, uint64_t step) {
   }
 }
 
-// Uniform in [-1, 1), the same on all ranks.
+// Fills a row uniformly from [-1, 1), equal on all ranks.
 void PowerSgd::fillRandomly(
     const Matrix& matrix,
     uint64_t step,

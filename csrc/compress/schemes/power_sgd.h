@@ -1,7 +1,7 @@
-// PowerSGD (Vogels, Karimireddy, Jaggi, NeurIPS 2019): each matrix M as P Q of
-// low rank, by one step of power iteration from the last step's Q. Two
-// all-reduces a bucket, first of P = M Q' and of everything that is not worth
-// a factorisation, then of Q = P' M, once P's columns are orthonormal.
+// PowerSGD (Vogels, Karimireddy, Jaggi, NeurIPS 2019): approximates each matrix
+// M as a low-rank product P Q with one step of power iteration from the last
+// step's Q. Each bucket takes two all-reduces: first P = M Q' and all values
+// not worth a factorisation, then Q = P' M with P's columns orthonormalised.
 #pragma once
 
 #include <map>
@@ -30,23 +30,23 @@ class PowerSgd : public Scheme {
  private:
   struct Matrix {
     uint32_t parameter = 0;
-    size_t offset = 0; // in the bucket, in values
+    size_t offset = 0; // within the bucket, in values
     size_t rows = 0;
     size_t cols = 0;
-    int rank = 0; // at most both dimensions
-    size_t p = 0; // where its factors begin among all factors
+    int rank = 0; // at most the smaller dimension
+    size_t p = 0; // offset of its factors among all factors
     size_t q = 0;
   };
-  struct Range { // of values that are sent as they are
+  struct Range { // values that are sent unchanged
     size_t offset = 0;
     size_t count = 0;
-    size_t raw = 0; // where they lie in the first all-reduce
+    size_t raw = 0; // offset in the first all-reduce
   };
-  // First all-reduce: raw values, then all P. Second: all Q.
+  // The first all-reduce contains the raw values and all P, the second all Q.
   struct Plan {
     std::vector<Matrix> matrices;
     std::vector<Range> ranges;
-    size_t raw = 0; // values in all
+    size_t raw = 0; // total number of values
     size_t p = 0;
     size_t q = 0;
   };
@@ -64,8 +64,8 @@ class PowerSgd : public Scheme {
   std::map<uint32_t, std::vector<float>> q_; // rank x cols, by parameter
   Scratch first_; // raw values and P
   Scratch second_; // Q
-  Scratch local_; // Q of this rank alone
-  Scratch kept_raw_; // raw values of this rank alone
+  Scratch local_; // this rank's own Q
+  Scratch kept_raw_; // this rank's own raw values
   Scratch no_residual_;
 };
 

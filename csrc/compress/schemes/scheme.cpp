@@ -24,7 +24,7 @@ double norm2(const float* x, size_t n) {
   return kernels::compare(x, x, n).wanted_norm2;
 }
 
-// 0 where there is nothing to compare with: nothing was wanted, nothing lost.
+// Returns 0 if `whole` is 0: no values, no error.
 double ratio(double part, double whole) {
   return whole > 0 ? part / whole : 0;
 }

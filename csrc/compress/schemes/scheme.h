@@ -1,9 +1,9 @@
-// One way to send a bucket's gradients in fewer bytes. The compressor calls
-// inspect(), settles with all ranks that they do the same and that all values
-// are finite as far as anybody has seen, and calls run().
+// Interface of compression schemes. The compressor calls inspect(), agrees with
+// all ranks on the exchange and on finite values as far as inspect() found
+// them, and calls run().
 //
-// How well a scheme renders this rank's own gradients: what a BucketReport says
-// of it.
+// Quality measures for a BucketReport how well a scheme represents this rank's
+// own gradients.
 #pragma once
 
 #include <span>
@@ -18,21 +18,21 @@
 
 namespace commprof::compress {
 
-// What there is before the ranks have met.
+// Input of inspect(), before the handshake.
 struct Proposal {
   const Bucket& bucket;
   const float* residual; // as in Job
-  Scratch& next; // where a residual to come may be put
+  Scratch& next; // memory for a next residual
   int world;
   BucketReport& report;
 };
 
 struct Snapshot {
-  // Of |gradient + residual|, see kernels::maxAbsBits(); 0 where run() finds
-  // out itself what is not finite.
+  // Bits of the largest |gradient + residual|, see kernels::maxAbsBits(); 0 if
+  // run() itself detects non-finite values.
   uint32_t max_bits = 0;
-  // Proposal::next becomes the residual, if all ranks' values are finite; the
-  // bucket's gradients are lost.
+  // True if Proposal::next becomes the residual once all ranks' values are
+  // known to be finite; the bucket's gradients are overwritten.
   bool moved = false;
 };
 
@@ -41,50 +41,50 @@ struct Job {
   float* residual; // laid out like the bucket; null without error feedback
   Channel& channel;
   std::span<const Header> headers; // by rank
-  Sent* sent; // to keep what was sent in; may be null
-  bool finite = true; // run() clears it where it found what is not
+  Sent* sent; // receives a copy of what was sent; may be null
+  bool finite = true; // cleared by run() if it finds non-finite values
 
   const Header& mine() const {
     return headers[size_t(channel.rank())];
   }
 };
 
-// Of |gradient + residual|, which may be null.
+// Bits of the largest |gradient + residual|; the residual may be null.
 uint32_t largestBits(const Bucket& bucket, const float* residual);
 
 class Scheme {
  public:
   virtual ~Scheme() = default;
 
-  // Values, blocks or rank: what must be the same on all ranks for a bucket of
-  // n values. 0 where there is nothing to choose.
+  // Number of values, blocks or rank, which must be the same on all ranks for a
+  // bucket of n values; 0 if the scheme has none.
   virtual uint32_t k(size_t /*n*/) const {
     return 0;
   }
-  // Whether the plain mean of fp32 values is sent in its place. From n alone.
+  // True if the plain mean of fp32 values is sent instead. Depends on n alone.
   virtual bool lossless(size_t /*n*/) const {
     return false;
   }
-  // Reads the bucket once, unless the scheme knows better.
+  // Finds the largest value in one pass over the bucket, unless overridden.
   virtual Snapshot inspect(const Proposal& proposal);
-  // Encodes, exchanges, leaves the mean in the bucket, and adds up the report's
-  // payload bytes. With a residual: encodes gradient + residual, whose rest the
-  // residual then is.
+  // Encodes and exchanges the bucket, leaves the mean in it, and adds to the
+  // report's payload bytes. With a residual, gradient + residual is encoded,
+  // and the rounding error becomes the new residual.
   virtual void run(Job& job) = 0;
 
-  // dense += what run() kept in `sent`.
+  // Adds the values that run() kept in `sent` to `dense`.
   virtual void addSent(
       const Sent& sent,
       std::span<const Slot> slots,
       float* dense) = 0;
 
-  // Mean over ranks of what they send, without handshakes.
+  // Bytes sent per rank, averaged over ranks, without handshakes.
   virtual uint64_t wireBytes(std::span<const Slot> slots, size_t n, int world)
       const = 0;
 
-  // State besides residuals, if any.
+  // Saves the state other than residuals, if any.
   virtual void save(std::vector<ParameterState>& /*state*/) const {}
-  // Whether this kind of state is the scheme's.
+  // Loads the state; false if its kind is not one of this scheme's.
   virtual bool load(const ParameterState& /*state*/) {
     return false;
   }
@@ -93,10 +93,9 @@ class Scheme {
 
 class Quality {
  public:
-  // Before the scheme inspects it: copies gradient + residual, which may be
-  // null.
+  // Copies gradient + residual (which may be null); called before inspect().
   void begin(const Bucket& bucket, const float* residual);
-  // After: compares with what was sent.
+  // Compares the copy with what was sent; called after run().
   void finish(const Job& job, Scheme& scheme);
 
  private:

@@ -19,7 +19,7 @@ bool TopK::lossless(size_t n) const {
   return n < kSmallestSparse || k(n) == n;
 }
 
-// 4 k (W - 1) against 2 x 2 n (W - 1) / W.
+// Compares 4 k (W - 1) with 2 x 2 n (W - 1) / W bytes.
 bool TopK::dense(size_t n, int world) const {
   return uint64_t(k(n)) * uint64_t(world) >= n;
 }
@@ -82,8 +82,8 @@ uint32_t TopK::largestChosen() const {
   return kernels::maxAbsBits(values_.data(), values_.size());
 }
 
-// The choice has moved all gradients into the residual. Together they are what
-// they were, to the bit.
+// Restores the residual: the choice moved all other gradients into it, so that
+// adding the chosen values recreates the sum to the bit.
 void TopK::unchoose(Job& job) {
   const bool moved = chosen_ && job.residual != nullptr;
   for (size_t i = 0; moved && i < indices_.size(); ++i) {
@@ -112,7 +112,7 @@ void TopK::sendToAll(Job& job) {
   const int world = job.channel.size();
   const auto payloads = gather_.run(job.channel);
   StageTimer timer(job.channel.report(), Stage::kDecode);
-  if (job.residual == nullptr) { // otherwise the choice moved all of it
+  if (job.residual == nullptr) { // otherwise choosing has zeroed it
     std::fill_n(job.bucket.gradient, n, 0.0f);
   }
   for (int r = 0; r < world; ++r) {

@@ -1,7 +1,7 @@
-// The values largest in magnitude, exactly, as binary16, with their places:
-// 4 bytes each (kernels/linear/sparse.h). They go to everyone, or by way of
-// owners (split_gather.h), or, where so many are asked for that all values as
-// binary16 are fewer bytes, all go, by two phases: whichever sends least.
+// Scheme that sends exactly the k values of largest magnitude as binary16 with
+// their places, 4 bytes each (kernels/linear/sparse.h). It uses the exchange
+// that sends least: to every rank; through owners (split_gather.h); or, for
+// large k, all values as binary16 in two phases.
 #pragma once
 
 #include <algorithm>
@@ -15,11 +15,11 @@
 
 namespace commprof::compress {
 
-// In fp32 smaller buckets cost less than what a scheme saves on them, and a
-// share of them would be no value at all.
+// Sending smaller buckets in fp32 costs less than a scheme saves, and a small
+// ratio of them would be no value at all.
 inline constexpr size_t kSmallestSparse = 4096; // values: 16 KiB
 
-// Integer arithmetic, so that all ranks find the same. At least one, of n > 0.
+// Number of values to send, equal on all ranks; at least one for n > 0.
 inline size_t shareOf(size_t n, uint64_t parts_per_billion) {
   const uint64_t share = uint64_t(n) * parts_per_billion / 1'000'000'000;
   return std::clamp<size_t>(size_t(share), std::min<size_t>(n, 1), n);
@@ -31,17 +31,17 @@ class TopK : public Scheme {
 
   uint32_t k(size_t n) const override;
   bool lossless(size_t n) const override;
-  // Chooses, where it will not send all: the largest is among the chosen.
+  // Chooses values, including the largest, unless all will be sent.
   Snapshot inspect(const Proposal& proposal) override;
   void run(Job& job) override;
   void addSent(const Sent& sent, std::span<const Slot> slots, float* dense)
       override;
-  // Without owners, who send less.
+  // Assumes no exchange through owners, which sends less.
   uint64_t wireBytes(std::span<const Slot> slots, size_t n, int world)
       const override;
 
  private:
-  // Sent to all others, k entries of 4 bytes exceed what two phases send.
+  // True if k entries of 4 bytes, sent to all others, exceed two phases' bytes.
   bool dense(size_t n, int world) const;
   bool maySplit(std::span<const Slot> slots, size_t n, int world) const;
   void choose(const Proposal& proposal);
@@ -55,7 +55,7 @@ class TopK : public Scheme {
   SplitGather split_;
   Gather gather_;
   kernels::TopKScratch scratch_;
-  bool chosen_ = false; // indices_ and values_, by the last inspect()
+  bool chosen_ = false; // the last inspect() set indices_ and values_
   std::vector<int32_t> indices_;
   std::vector<float> values_;
 };

@@ -54,32 +54,32 @@ Endpoint parse(const std::string& text) {
   throw std::runtime_error("'" + text + "' is no endpoint");
 }
 
-// What the one that connects says first.
+// First message of the connecting rank.
 struct Hello {
   std::array<char, 8> magic{'c', 'o', 'm', 'm', 'p', 'r', 'o', 'f'};
   uint32_t version = 1;
   uint32_t rank = 0;
-  std::array<char, 2 * kSecretBytes> secret{}; // of the one that accepts
+  std::array<char, 2 * kSecretBytes> secret{}; // of the accepting rank
 };
 static_assert(sizeof(Hello) == 48); // no padding
 
 bool sameSecret(const Hello& hello, const std::string& secret) {
-  unsigned different = 0; // takes equally long for all
+  unsigned different = 0; // constant time for all inputs
   for (size_t i = 0; i < secret.size(); ++i) {
     different |= unsigned(hello.secret[i] ^ secret[i]);
   }
   return different == 0;
 }
 
-// Those who came to a listener and have not said who they are. All are listened
-// to at the same time: a stranger who says nothing keeps nobody waiting.
+// Accepted connections that have not sent their Hello yet. All are read at the
+// same time, so that a stranger that sends nothing does not delay the others.
 class Callers {
  public:
-  // `ranks`: that may come at once.
+  // `ranks`: number of ranks that may connect at once.
   Callers(const TcpSocket& listening, const std::string& secret, size_t ranks)
       : listening_(listening), secret_(secret), most_(ranks + kStrangers) {}
 
-  // The next one who knows the secret, and its rank. Throws std::system_error.
+  // Next connection with the secret, and its rank. Throws std::system_error.
   TcpSocket next(uint32_t& rank, Deadline deadline) {
     for (;;) {
       const auto all_said = std::ranges::find_if(
@@ -101,12 +101,12 @@ class Callers {
   }
 
  private:
-  static constexpr size_t kStrangers = 64; // then the first has to go
+  static constexpr size_t kStrangers = 64; // beyond, the oldest is dropped
 
   struct Caller {
     TcpSocket socket;
     Hello hello;
-    size_t said = 0; // bytes
+    size_t said = 0; // bytes received
   };
 
   void await(Deadline deadline) {
@@ -141,13 +141,13 @@ class Callers {
         callers_.erase(callers_.begin());
       }
       callers_.push_back({std::move(*socket), {}, 0});
-      if (!hear(callers_.back())) { // a rank speaks as soon as it is connected
+      if (!hear(callers_.back())) { // ranks send Hello immediately
         callers_.pop_back();
       }
     }
   }
 
-  // As far as it goes without waiting; whether it may have more to say.
+  // Reads as much as possible without blocking; false if the connection ended.
   static bool hear(Caller& caller) {
     while (caller.said < sizeof(Hello)) {
       const ssize_t bytes = recv(
@@ -173,7 +173,7 @@ class Callers {
   const TcpSocket& listening_;
   const std::string& secret_;
   const size_t most_;
-  std::vector<Caller> callers_; // in the order in which they came
+  std::vector<Caller> callers_; // in order of arrival
 };
 
 } // namespace
@@ -200,7 +200,7 @@ std::shared_ptr<Mesh> Listener::connect(
   }
   const Deadline deadline = std::chrono::steady_clock::now() + patience;
   std::vector<TcpSocket> sockets(endpoints.size());
-  // Lower ranks need not have come to accepting: the kernel does it for them.
+  // Lower ranks need not call accept() yet: the kernel queues connections.
   int peer = 0;
   try {
     for (; peer < rank; ++peer) {

@@ -1,4 +1,4 @@
-// How the ranks of a group find each other and connect.
+// Listening socket through which the ranks of a group connect to each other.
 #pragma once
 
 #include <chrono>
@@ -15,17 +15,17 @@ namespace commprof::net {
 
 class Listener {
  public:
-  // `address`: numeric, under which the other ranks reach this host. Throws as
-  // TcpSocket::listening().
+  // `address`: numeric address at which the other ranks reach this host. Throws
+  // as TcpSocket::listening().
   explicit Listener(const std::string& address);
 
-  // What the other ranks need; they must get it in a way that only they read:
-  // it holds a secret, and nobody else is let in.
+  // Returns what the other ranks need to connect. It contains a secret without
+  // which no connection is accepted, so only the other ranks may read it.
   std::string endpoint() const;
 
-  // All ranks call it, with the endpoints of all by rank; once. Throws
-  // std::runtime_error, which names the rank that is missing.
-  // `patience`: for all of them; `names` and `timeout`: of the mesh.
+  // Connects the ranks. All ranks call it once with all endpoints, by rank.
+  // Throws std::runtime_error that names the missing rank. `patience`: time
+  // limit for all connections; `names` and `timeout`: see Mesh.
   std::shared_ptr<Mesh> connect(
       int rank,
       std::span<const std::string> endpoints,

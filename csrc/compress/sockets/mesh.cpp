@@ -29,7 +29,7 @@ void Mesh::begin(
     std::span<const std::span<std::byte>> receive,
     int* left) {
   checkUsable();
-  // Each rank begins with its next, so that not all send to the same one.
+  // Each rank begins with its successor, so that not all send to the same rank.
   for (int step = 1; step < size(); ++step) {
     const int to = (rank_ + step) % size();
     if (!send[size_t(to)].empty()) {
@@ -81,7 +81,7 @@ void Mesh::awaitAny() {
   }
 }
 
-// For people: a job of many ranks has no use for all of them.
+// Lists at most four ranks, to keep errors of large jobs readable.
 std::string Mesh::stillWaiting(const std::vector<int>& peers) const {
   constexpr size_t kMost = 4;
   std::string text;
@@ -106,7 +106,7 @@ void Mesh::advance(int peer, short events) {
 }
 
 void Mesh::fail(const std::string& reason) {
-  const bool stopped = !usable(); // its own end is what the streams saw
+  const bool stopped = !usable(); // the streams failed because of it
   abandon();
   throw compress::TransportError(
       stopped ? "exchange was stopped on this rank"
@@ -141,8 +141,8 @@ namespace {
 class Messages final : public compress::Transfer {
  public:
   explicit Messages(std::shared_ptr<Mesh> mesh) : mesh_(std::move(mesh)) {}
-  // With messages under way it was given up, and what follows them in their
-  // streams has no meaning any more.
+  // Unfinished messages were abandoned, so that later bytes in their streams
+  // are meaningless.
   ~Messages() override {
     if (left_ != 0) {
       mesh_->abandon();

@@ -1,8 +1,8 @@
-// A TCP connection between each two ranks of a group, and what is under way on
-// them.
+// Mesh: TCP connections between all pairs of ranks of a group, with their
+// messages in flight.
 //
-// A compressor's transport over connections of its own: its messages move in
-// the thread that waits for them, without another thread to wake on the way.
+// SocketTransport: a compressor's transport over its own connections. Messages
+// move in the thread that waits for them, so no other thread needs waking.
 #pragma once
 
 #include <atomic>
@@ -19,12 +19,12 @@
 
 namespace commprof::net {
 
-// Used by one thread at a time.
+// Not thread-safe, unless noted.
 class Mesh {
  public:
-  // `sockets`: one per rank, this one's own being none. `names`: what ranks are
-  // called in errors, by rank. Where nothing moves for as long as `timeout`,
-  // those that are waited for are taken to be gone.
+  // `sockets`: one per rank, empty for this rank. `names`: numbers of the ranks
+  // in error messages, by rank. If no byte moves for `timeout`, the awaited
+  // ranks are considered lost.
   Mesh(
       int rank,
       std::vector<TcpSocket> sockets,
@@ -41,10 +41,10 @@ class Mesh {
     return names_[size_t(rank)];
   }
 
-  // Begins what compress::Transport::exchange() describes. `left` counts its
-  // messages that are not done; it and all bytes must live until there are
-  // none, or until abandon(). Throws compress::TransportError, which names the
-  // rank, as does finish().
+  // Starts an exchange as compress::Transport::exchange(). `left` counts its
+  // unfinished messages; it and all bytes must stay valid until it is 0, or
+  // until abandon(). Like finish(), throws compress::TransportError that names
+  // the rank.
   void begin(
       std::span<const std::span<const std::byte>> send,
       std::span<const std::span<std::byte>> receive,
@@ -52,18 +52,18 @@ class Mesh {
   // Blocks until `left` is 0.
   void finish(const int* left);
 
-  // Forgets all that is under way, and lets the other ranks know that nothing
-  // more will come of this one. All later exchanges fail.
+  // Drops all messages in flight and signals the other ranks that this rank
+  // sends nothing more. All later exchanges fail.
   void abandon() noexcept;
-  // From any thread: what is under way fails, and all later exchanges.
+  // Makes all current and later exchanges fail. Callable from any thread.
   void interrupt() noexcept;
-  // Whether neither has happened. Any thread.
+  // True if neither was called. Callable from any thread.
   bool usable() const noexcept {
     return usable_.load();
   }
 
  private:
-  void advance(int peer, short events = 0); // what poll() said of it
+  void advance(int peer, short events = 0); // events: result of poll()
   void awaitAny();
   void checkUsable() const;
   [[noreturn]] void fail(const std::string& reason);
@@ -78,8 +78,8 @@ class Mesh {
 
 class SocketTransport final : public compress::Transport {
  public:
-  // `sums`: of the same ranks, does the all-reduces. The mesh may have other
-  // users before and after, but none meanwhile.
+  // `sums`: transport of the same ranks for all-reduces. Others may use the
+  // mesh before and after this object's lifetime, but not during it.
   SocketTransport(
       std::shared_ptr<Mesh> mesh,
       std::unique_ptr<compress::Transport> sums);
@@ -98,7 +98,7 @@ class SocketTransport final : public compress::Transport {
   int nameOf(int rank) const override {
     return mesh_->nameOf(rank);
   }
-  // Both of messages only: a sum runs into the timeout of `sums`.
+  // Both affect messages only; all-reduces end with the timeout of `sums`.
   void abandon() noexcept override {
     mesh_->abandon();
   }

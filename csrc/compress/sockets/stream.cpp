@@ -14,8 +14,8 @@ namespace commprof::net {
 
 namespace {
 
-// In one call: so that neither direction keeps the other waiting for long, and
-// what was copied is still in the caches when it is used.
+// Maximum per call, so that neither direction delays the other for long and
+// copied bytes are still in the caches when they are used.
 constexpr size_t kMostBytes = size_t(1) << 20;
 
 constexpr const char* kEnded =
@@ -25,13 +25,13 @@ bool wouldBlock(int error) {
   return error == EAGAIN || error == EWOULDBLOCK || error == EINTR;
 }
 
-// Reset: it ended with messages unread.
+// ECONNRESET: the peer ended with unread messages.
 [[noreturn]] void fail(int error) {
   const bool ended = error == EPIPE || error == ECONNRESET;
   throw StreamError(ended ? kEnded : std::generic_category().message(error));
 }
 
-// The part of [frame][bytes] that begins after `done` bytes of it.
+// Fills `parts` with [frame][bytes] from byte `done` on; returns their number.
 int restOf(
     void* frame,
     size_t frame_bytes,
@@ -85,8 +85,8 @@ void Stream::advance() {
   }
 }
 
-// Both return whether a further call may move more: where the kernel took or
-// gave less than was asked for, it would not.
+// Both return true if another call may move more; false if the kernel took or
+// gave less than requested.
 bool Stream::sendSome() {
   if (sending_.empty()) {
     return false;
@@ -151,7 +151,7 @@ bool Stream::receiveSome() {
   return moved(receiving_, size_t(bytes)) || all;
 }
 
-// Whether a message is done.
+// Advances the front message; true if it is complete.
 template <class Byte>
 bool Stream::moved(std::deque<Message<Byte>>& queue, size_t bytes) {
   auto& message = queue.front();
@@ -165,7 +165,7 @@ bool Stream::moved(std::deque<Message<Byte>>& queue, size_t bytes) {
 }
 
 short Stream::awaited() const noexcept {
-  // Who only sends learns in no other way that nobody reads any more.
+  // POLLRDHUP is the only sign for a sender that the peer no longer reads.
   const int sending = sending_.empty() ? 0 : POLLOUT;
   const int receiving = receiving_.empty() ? 0 : POLLIN;
   const int end = sending != 0 && receiving == 0 ? POLLRDHUP : 0;
@@ -193,7 +193,7 @@ void Stream::abandon() noexcept {
   sending_.clear();
   receiving_.clear();
   if (socket_.fd() >= 0) {
-    shutdown(socket_.fd(), SHUT_WR); // not close(): what is unread would go
+    shutdown(socket_.fd(), SHUT_WR); // close() would discard unread data
   }
 }
 

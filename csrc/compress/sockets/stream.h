@@ -1,6 +1,6 @@
-// Messages between this rank and one other, each direction in order. Nothing
-// moves but in advance(): no thread of its own, no memory but for what is
-// under way, and what is sent is the caller's again once the kernel has it.
+// Messages between this rank and one other, in order for each direction. Data
+// moves only in advance(): no thread, and no memory except for messages in
+// flight. Sent bytes may be reused once the kernel has copied them.
 #pragma once
 
 #include <array>
@@ -14,42 +14,43 @@
 
 namespace commprof::net {
 
-// what() does not name the rank.
+// Error of one connection; what() does not name the rank.
 class StreamError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
 class Stream {
  public:
-  Stream() = default; // to nobody
+  Stream() = default; // not connected
   explicit Stream(TcpSocket socket) : socket_(std::move(socket)) {}
 
-  // `left` counts messages under way and is one less when this one is done;
-  // it and the bytes must live until then, or until abandon().
+  // Queue a message. `left` counts messages in flight, is decremented once this
+  // one is complete, and must stay valid until then, like the bytes, or
+  // abandon().
   void send(std::span<const std::byte> bytes, int* left);
   void receive(std::span<std::byte> bytes, int* left);
 
-  // As far as it goes without waiting. Throws StreamError.
+  // Moves as many bytes as possible without blocking. Throws StreamError.
   void advance();
 
   int fd() const noexcept {
     return socket_.fd();
   }
-  // For poll(), of what advance() could not do; 0 where nothing is under way.
+  // Events to poll() for before advance(); 0 if nothing is in flight.
   short awaited() const noexcept;
-  // What poll() said; throws StreamError where the other end takes no more.
+  // Checks poll()'s result; throws StreamError if the peer stopped reading.
   void check(short events) const;
-  // Of the message that is due next, for errors: "2 of 9 bytes from".
+  // Progress of the next message, for errors: "2 of 9 bytes from".
   std::string progress() const;
 
-  // Forgets all that is under way. The other end may read what it was sent,
-  // and then the end.
+  // Drops all messages in flight. The peer can still read what was sent,
+  // followed by end-of-file.
   void abandon() noexcept;
 
  private:
-  // Before each message: its number, which counts from 0 in each direction,
-  // and its length. Both ends know them; where they differ, ranks do not do
-  // the same, and one would take another's bytes for its own.
+  // Precedes each message: its number, which counts from 0 in each direction,
+  // and its length. Both ends know these values; if they differ, the ranks do
+  // not exchange the same messages.
   struct Frame {
     uint64_t number = 0;
     uint64_t bytes = 0;
@@ -61,7 +62,7 @@ class Stream {
     Frame frame;
     std::span<Byte> bytes;
     int* left = nullptr;
-    size_t done = 0; // the frame included
+    size_t done = 0; // bytes moved, including the frame
     size_t length() const {
       return kFrameBytes + bytes.size();
     }
@@ -76,7 +77,7 @@ class Stream {
   std::deque<Message<const std::byte>> sending_;
   std::deque<Message<std::byte>> receiving_;
   uint64_t sent_ = 0, received_ = 0; // numbers of the next messages
-  Frame arrived_; // of the message that is being received
+  Frame arrived_; // of the message being received
 };
 
 } // namespace commprof::net

@@ -52,7 +52,7 @@ void waitFor(int fd, short events, Deadline deadline, const std::string& what) {
   }
 }
 
-// Small messages must not wait for more to go with them.
+// Disables Nagle's algorithm, so that small messages are sent immediately.
 void sendAtOnce(int fd) {
   const int on = 1;
   if (setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)) != 0) {
@@ -117,7 +117,7 @@ std::optional<TcpSocket> TcpSocket::accepted() const {
   }
 }
 
-// Held over a fork, so that the child finds it whole.
+// The mutex is held during fork(), so that the set is consistent in the child.
 struct TcpSocket::Open {
   std::mutex mutex;
   std::set<TcpSocket*> sockets;
@@ -156,7 +156,7 @@ TcpSocket::TcpSocket(TcpSocket&& other) noexcept {
   *this = std::move(other);
 }
 
-// The two change places.
+// Swaps the two sockets.
 TcpSocket& TcpSocket::operator=(TcpSocket&& other) noexcept {
   Open& open = Open::instance();
   const std::lock_guard<std::mutex> lock(open.mutex);

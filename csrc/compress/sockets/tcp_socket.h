@@ -1,6 +1,6 @@
-// A stream socket of this process alone: closed in forked children, which would
-// keep the connection open after this process, and not inherited by exec. Never
-// blocking.
+// A non-blocking TCP socket that only this process uses: it is closed in forked
+// children, which would otherwise keep the connection open after this process
+// ends, and it is not inherited by exec.
 #pragma once
 
 #include <chrono>
@@ -15,18 +15,18 @@ using Deadline = std::chrono::steady_clock::time_point;
 
 class TcpSocket {
  public:
-  // `address` is numeric, IPv4 or IPv6. All throw std::system_error, of
+  // `address` is numeric, IPv4 or IPv6. All throw std::system_error, with
   // std::errc::timed_out after the deadline, or std::invalid_argument for an
-  // address that is none.
+  // invalid address.
   static TcpSocket listening(const std::string& address); // on any free port
   static TcpSocket connected(
       const std::string& address,
       uint16_t port,
       Deadline deadline);
-  // None where nobody waits to be let in.
+  // Accepts a connection; returns nothing if none is pending.
   std::optional<TcpSocket> accepted() const;
 
-  TcpSocket() = default; // none
+  TcpSocket() = default; // empty
   TcpSocket(TcpSocket&& other) noexcept;
   TcpSocket& operator=(TcpSocket&& other) noexcept;
   ~TcpSocket();
@@ -34,14 +34,14 @@ class TcpSocket {
   int fd() const noexcept {
     return fd_;
   }
-  uint16_t port() const noexcept; // its own
+  uint16_t port() const noexcept; // local port
 
-  // Blocking, of a short message. Throws std::system_error, of
+  // Sends a short message; blocks. Throws std::system_error, with
   // std::errc::timed_out after the deadline.
   void sendAll(const void* data, size_t bytes, Deadline deadline) const;
 
  private:
-  struct Open; // all of this process
+  struct Open; // all open sockets of this process
   explicit TcpSocket(int fd);
   int fd_ = -1;
 };

@@ -1,5 +1,5 @@
-// Blocks of integers made of values, and how the integers stand in memory, for
-// block_quant.simd.cpp.
+// Encoding of blocks of values as integers, and the integers' memory layout,
+// for block_quant.simd.cpp.
 #pragma once
 
 #include <cstring>
@@ -11,8 +11,8 @@ namespace commprof::kernels::COMMPROF_SIMD_LEVEL {
 
 namespace {
 
-// read() gives the values i to i + 15 of a block, i a multiple of 16. write()
-// asks integersAt(i) for the same, once for each i.
+// read() returns the values i to i + 15 of a block, for i a multiple of 16.
+// write() calls integersAt(i) once for each such i.
 struct Int8 {
   using Byte = int8_t;
   static constexpr size_t kValues = kInt8Block;
@@ -74,7 +74,7 @@ inline float floatFromBits(int32_t bits) {
   return out;
 }
 
-// To nearest even; stays infinite or not a number where it was.
+// Rounds to nearest even. Infinities stay infinite and NaNs stay NaNs.
 inline float asBfloat16(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, sizeof bits);
@@ -82,7 +82,7 @@ inline float asBfloat16(float x) {
   return floatFromBits(int32_t(bits & 0xffff0000u));
 }
 
-// Where the largest magnitude of a block has these bits.
+// Scale of a block whose largest magnitude has these bits.
 template <class Format>
 inline float scaleFor(int32_t largest_bits) {
   constexpr float kSmallestNormal = 0x1p-126f;
@@ -91,8 +91,8 @@ inline float scaleFor(int32_t largest_bits) {
   return exact < kSmallestNormal ? 0 : scale;
 }
 
-// Writes the block whose values are at `values`. Where kFeedback, what is lost
-// of each value stands there afterwards.
+// Writes the block whose values are at `values`. With kFeedback, replaces each
+// value by its rounding error.
 template <class Format, bool kFeedback, class Values>
 inline void writeBlock(
     Values* values,
@@ -110,8 +110,8 @@ inline void writeBlock(
   });
 }
 
-// Bits of the largest magnitude of a block. Where kFeedback, x + residual is
-// looked at, and stands at residual afterwards.
+// Returns the bits of the largest magnitude of a block. With kFeedback, uses x
+// + residual and stores the sum in residual.
 template <class Format, bool kFeedback>
 inline int32_t largestOf(const float* x, float* residual) {
   I32 largest = set1(0);
@@ -126,11 +126,11 @@ inline int32_t largestOf(const float* x, float* residual) {
   return maxLanes(largest);
 }
 
-// Blocks that are encoded together: the maximum and the divisions of one are
-// slow, and go on beside those of the others.
+// Number of blocks encoded together, so that the slow maximum and divisions of
+// one block overlap with those of the others.
 constexpr size_t kTogether = 4;
 
-// `count` whole blocks, at most kTogether.
+// Encodes `count` whole blocks, at most kTogether.
 template <class Format, bool kFeedback>
 inline void encodeBlocks(
     const float* x,

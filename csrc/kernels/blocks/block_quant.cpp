@@ -5,7 +5,7 @@
 
 namespace commprof::kernels {
 
-// A block must not lie in two pieces of the work.
+// No block may span two pieces of work.
 static_assert(kGrain % kInt8Block == 0);
 static_assert(kGrain % kInt4Block == 0);
 

@@ -1,16 +1,16 @@
-// Integers with one scale per block: max|x| / 127 over 128 values (int8),
-// rounded to bfloat16 so that it can travel as one, or max|x| / 7 over 64
-// values (int4). Rounding moves the largest quotient by less than 0.25, so it
-// is 127 still. A block of zeros, or whose scale would be denormal, has scale 0
-// and integers 0. The last block may be short. Inputs must be finite: look with
-// maxAbsBits() (compare.h) first.
+// Quantisation to integers with one scale per block: max|x| / 127 over 128
+// values (int8), rounded to bfloat16 so that it can be sent as one, or max|x| /
+// 7 over 64 values (int4). The rounding changes the largest quotient by less
+// than 0.25, so it still rounds to 127. A block of zeros, or whose scale would
+// be denormal, has scale 0 and integers 0. The last block may be short. Inputs
+// must be finite: check with maxAbsBits() (compare.h) first.
 //
 // int4: byte j of a block holds value j in its low four bits and value j + 32
-// in its high ones, two's complement; a short last block is filled up with
+// in its high ones, in two's complement; a short last block is padded with
 // zeros.
 //
-// Where `residual` is not null, x + residual is encoded and residual then holds
-// what was lost.
+// If `residual` is not null, x + residual is encoded, and residual then holds
+// the rounding error.
 #pragma once
 
 #include <cstddef>
@@ -44,8 +44,8 @@ void decodeInt8(
     float* out,
     size_t n,
     float factor);
-// Sums `count` encodings in fp32, in their order, times factor, and encodes the
-// sum: one rounding. Scales that are not finite or negative are read as 0.
+// Sums `count` encodings in fp32 in their order, multiplies by factor, and
+// encodes the sum, with one rounding. Negative or non-finite scales count as 0.
 void reduceInt8(
     const int8_t* const* in,
     const float* const* scales,
@@ -54,7 +54,7 @@ void reduceInt8(
     int8_t* out,
     float* out_scales,
     size_t n);
-// The same sums, not encoded.
+// Computes the same sums without encoding them.
 void sumInt8(
     const int8_t* const* in,
     const float* const* scales,

@@ -1,5 +1,5 @@
-// The kernels of block_quant.h and cast.h for one level, over the values begin
-// to end; of block_quant.h begin is a multiple of the block.
+// Kernels of block_quant.h and cast.h for one level, over the values begin to
+// end. For block_quant.h, begin is a multiple of the block size.
 #pragma once
 
 #include <cstddef>

@@ -1,10 +1,10 @@
-// fp32 to 16 bits and back. Two 16-bit types: binary16, with a scale that is a
-// power of two because half of all gradients lie below its normal range, and
-// bfloat16, whose range is fp32's.
+// Conversion between fp32 and two 16-bit types: binary16, with a power-of-two
+// scale because half of all gradients lie below its normal range, and bfloat16,
+// which has fp32's range.
 //
-// Arrays may have any alignment and length. Where `residual` is not null, error
-// feedback is fused in: what is encoded is x + residual, and afterwards
-// residual holds what the encoding lost of it.
+// Arrays may have any alignment and length. If `residual` is not null, error
+// feedback is fused in: x + residual is encoded, and residual then holds the
+// rounding error.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ void encodeHalf(
 // out = float(in) * factor
 void decodeHalf(const uint16_t* in, float* out, size_t n, float factor);
 
-// bfloat16, to nearest even; denormals kept, NaNs stay NaNs (quiet).
+// Rounds to bfloat16, to nearest even; keeps denormals, makes NaNs quiet.
 void encodeBfloat16(const float* x, float* residual, uint16_t* out, size_t n);
 void decodeBfloat16(const uint16_t* in, float* out, size_t n, float factor);
 
@@ -42,7 +42,7 @@ void reduceBfloat16(
     uint16_t* out,
     size_t n);
 
-// The same sums, not rounded.
+// Computes the same sums without rounding them.
 void sumHalf(
     const uint16_t* const* in,
     const float* factors,

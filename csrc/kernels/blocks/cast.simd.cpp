@@ -5,7 +5,7 @@ namespace commprof::kernels::COMMPROF_SIMD_LEVEL {
 
 namespace {
 
-// binary16 of value * scale. The inverse of a power of two is exact.
+// Format: binary16 of value * scale. The inverse of a power of two is exact.
 struct Half : HalfBits {
   explicit Half(float scale) : scale_(set1(scale)), inverse_(set1(1 / scale)) {}
 
@@ -128,11 +128,11 @@ void decode(
   chosen(in, out, factor, begin, end);
 }
 
-// What becomes of a sum: it is rounded to the format, or stays as it is.
+// Result formats of a sum: rounded to 16 bits, or exact fp32.
 template <class Format>
 struct Rounded : Format {
   using Value = uint16_t;
-  using Last = Rounded; // what the last few are written with
+  using Last = Rounded; // writer of the last values, through a buffer
   static void finish() {}
 };
 template <bool kStreams>

@@ -1,5 +1,5 @@
-// Several arrays into one, element by element, in the order given: the same
-// bits whoever does it. 16-bit types are summed in fp32 and rounded once.
+// Element-wise reduction of several arrays in the given order, with the same
+// bits on every rank. 16-bit types are summed in fp32 and rounded once.
 #pragma once
 
 #include <cstddef>
@@ -15,10 +15,10 @@ constexpr size_t elementBytes(Element element) {
   return kBytes[size_t(element)];
 }
 
-// out[i] = in[0][i] op in[1][i] op ...; mean: times 1 / count after the sum, in
-// fp32 for 16-bit types, towards zero for integers. max and min of a NaN:
-// either of the two. `out` may be one of the inputs, but may not overlap one
-// otherwise.
+// out[i] = in[0][i] op in[1][i] op ... The mean multiplies the sum by 1 /
+// count, in fp32 for 16-bit types; for integers it divides towards zero. max
+// and min with a NaN return either operand. `out` may be one of the inputs, but
+// must not partially overlap any.
 void combine(
     Element element,
     Reduction reduction,

@@ -1,6 +1,6 @@
-// Values that are added up as they are stored stay in registers, all arrays
-// side by side; others in blocks that stay in the first cache, with plain
-// loops.
+// Types that are summed in their stored form are reduced in registers, across
+// all arrays at once; the others in blocks that fit into the L1 cache, with
+// plain loops.
 #include <cstring>
 #include <type_traits>
 
@@ -38,7 +38,7 @@ struct Min {
   static constexpr bool kMean = false;
 };
 
-// What is stored as itself. Integers are added unsigned: overflow wraps.
+// Types reduced in their stored form. Integers add as unsigned: overflow wraps.
 template <class T, class Arithmetic>
 struct Plain {
   using Stored = T;
@@ -79,7 +79,7 @@ struct Narrow {
     if (i < n) {
       Padded<uint16_t, 16> last;
       last.copyFrom(in + i, n - i);
-      // kBlock is a multiple of 16: there is room behind the last values.
+      // kBlock is a multiple of 16, so there is room after the last values.
       COMMPROF_SIMD_LEVEL::store(out + i, Bits::read(last.values));
     }
     return out;
@@ -102,7 +102,7 @@ struct Narrow {
   }
 };
 
-// A cache line of values, whatever the CPU's registers hold.
+// A cache line of values, independent of the CPU's register size.
 template <class Held>
 struct Line {
   typedef Held Vector __attribute__((vector_size(64)));
@@ -116,7 +116,7 @@ struct Line {
   Vector values;
 };
 
-// As much as there are whole groups of lines; the values done.
+// Reduces all whole groups of lines; returns the number of values reduced.
 template <class Type, class Op>
 size_t runLines(
     const std::byte* const* in,
@@ -149,8 +149,8 @@ size_t runLines(
   return bytes / sizeof(Held);
 }
 
-// Of the values from `from` on, a block of all arrays after the other, so that
-// the sum stays in the first cache.
+// Reduces the values from `from` on, block by block across all arrays, so that
+// the sum stays in the L1 cache.
 template <class Type, class Op>
 void runBlocks(
     const std::byte* const* in,
@@ -195,7 +195,7 @@ void run(const std::byte* const* in, int count, std::byte* out, size_t n) {
 
 #define COMMPROF_ALL(Type) \
   {run<Type, Sum>, run<Type, Mean>, run<Type, Max>, run<Type, Min>}
-// Sums of integers wrap, which takes unsigned arithmetic; comparing needs the
+// Sums of integers wrap, which needs unsigned arithmetic; comparisons need the
 // sign.
 #define COMMPROF_INTEGER(T, Unsigned) \
   {run<Plain<T, Unsigned>, Sum>,      \

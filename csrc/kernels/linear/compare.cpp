@@ -10,7 +10,7 @@ namespace commprof::kernels {
 
 namespace {
 
-// What kernel(begin, end) gives for each piece of n values, in their order.
+// Returns kernel(begin, end) for each piece of n values, in their order.
 template <class Result, class Kernel>
 std::vector<Result> ofPieces(size_t n, const Kernel& kernel) {
   std::vector<Result> results((n + kGrain - 1) / kGrain);

@@ -1,4 +1,4 @@
-// What a whole array looks like, in one pass.
+// Statistics of whole arrays, each in one pass.
 #pragma once
 
 #include <cstddef>
@@ -6,15 +6,15 @@
 
 namespace commprof::kernels {
 
-// Largest |x| as bits: monotonous in |x|, and at least 0x7f800000 exactly where
-// some value is infinite or not a number. 0 for n = 0.
+// Bits of the largest |x|: monotonic in |x|, and at least 0x7f800000 exactly if
+// some value is infinite or NaN. 0 for n = 0.
 uint32_t maxAbsBits(const float* x, size_t n);
-// The same for x + y.
+// Bits of the largest |x + y|.
 uint32_t maxAbsBitsOfSum(const float* x, const float* y, size_t n);
 
 inline constexpr uint32_t kInfinityBits = 0x7f800000u;
 
-// How `sent` compares with `wanted`; sums in fp64 over blocks, in fixed order.
+// Comparison of `sent` with `wanted`; sums in fp64 over blocks, in fixed order.
 struct Comparison {
   double wanted_norm2 = 0; // sum of wanted^2
   double sent_norm2 = 0;

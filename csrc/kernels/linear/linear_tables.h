@@ -1,5 +1,5 @@
-// The kernels of combine.h, compare.h, low_rank.h and sparse.h for one level:
-// over the values begin to end, or over a part of the matrix.
+// Kernels of combine.h, compare.h, low_rank.h and sparse.h for one level, over
+// the values begin to end or over a part of the matrix.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 namespace commprof::kernels {
 
 struct CombineTable {
-  // By element, then by reduction.
+  // Indexed by element, then by reduction.
   using Function =
       void (*)(const std::byte* const* in, int count, std::byte* out, size_t n);
   Function functions[6][4];
@@ -70,8 +70,8 @@ struct LowRankTable {
 COMMPROF_TABLE(LowRankTable, lowRankTable);
 
 struct SparseTable {
-  // The low 16 bits of each index, and each value as binary16 of value * scale;
-  // what rounding lost goes to residual[index], unless residual is null.
+  // Stores the low 16 bits of each index, and each value as binary16 of value *
+  // scale; the rounding error goes to residual[index], unless residual is null.
   void (*pack)(
       const int32_t* indices,
       const float* values,

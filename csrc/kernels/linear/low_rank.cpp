@@ -11,14 +11,14 @@ namespace commprof::kernels {
 
 namespace {
 
-// Columns whose part of Q stays in the first-level cache while all rows pass.
+// Columns whose part of Q stays in the L1 cache during a pass over all rows.
 constexpr size_t kColumns = 1024;
 
 size_t rowGrain(size_t cols) {
   return std::max<size_t>(1, kGrain / std::max<size_t>(1, cols));
 }
 
-// Four sums, so that no addition waits for the one before it.
+// Uses four sums, so that no addition waits for the previous one.
 double dot(const double* a, const double* b, size_t n) {
   double sums[4] = {};
   size_t i = 0;
@@ -33,15 +33,15 @@ double dot(const double* a, const double* b, size_t n) {
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
-// Makes the last of the columns orthogonal to those before it, and its norm 1;
-// or zero where nothing is left of it but rounding.
+// Orthogonalises the last column to the previous ones and normalises it; sets
+// it to zero if only rounding errors are left of it.
 void orthogonaliseLast(std::vector<double>& columns, size_t rows, size_t last) {
-  // Relative to the column, squared. What fp32 sums of a dependent column leave
-  // is about 1e-6 of it.
+  // Squared norm relative to the original column. fp32 sums of a dependent
+  // column leave about 1e-6 of it.
   constexpr double kNothing = 1e-10;
   double* column = columns.data() + last * rows;
   const double before = dot(column, column, rows);
-  // Twice is enough to be orthogonal to working precision (Giraud, Langou,
+  // Two sweeps suffice for orthogonality to working precision (Giraud, Langou,
   // Rozloznik, van den Eshof, Numerische Mathematik 2005).
   for (int sweep = 0; sweep < 2; ++sweep) {
     for (size_t j = 0; j < last; ++j) {

@@ -18,9 +18,9 @@ void projectRows(
     int rank,
     const float* q,
     float* p);
-// Orthonormal columns, by Gram-Schmidt in fp64, in place. A column that is
-// (nearly) a combination of the ones before it becomes zero: no NaN from zero
-// matrices.
+// Orthonormalises the columns in place, by Gram-Schmidt in fp64. A column that
+// is (nearly) a combination of the previous ones becomes zero, so zero matrices
+// produce no NaN.
 void orthogonalise(float* p, size_t rows, int rank);
 // Q = P^T residual
 void projectCols(
@@ -30,8 +30,8 @@ void projectCols(
     int rank,
     const float* p,
     float* q);
-// out = P Q; residual -= P q_local. The residual is taken against this rank's
-// own projection (q_local, before the all-reduce), as in the authors' code.
+// out = P Q; residual -= P q_local. The residual is relative to this rank's own
+// projection (q_local, before the all-reduce), as in the authors' code.
 void reconstruct(
     float* out,
     float* residual,

@@ -7,9 +7,9 @@ namespace commprof::kernels::COMMPROF_SIMD_LEVEL {
 namespace {
 
 constexpr size_t kLanes = 16;
-constexpr size_t kRows = 4; // that one pass over Q takes together
+constexpr size_t kRows = 4; // rows processed in one pass over Q
 
-// Sixteen columns, or those that are left.
+// Access to sixteen columns, or to the remaining ones.
 struct WholeTile {
   F32 get(const float* p) const {
     return load(p);
@@ -44,7 +44,7 @@ inline void forTiles(size_t begin, size_t end, const Body& body) {
   }
 }
 
-// A rank that the compiler knows, or 0: any.
+// A compile-time rank; 0 means any rank.
 template <int kRank>
 struct Rank {
   static constexpr int kMost = kRank == 0 ? kMaxRank : kRank;
@@ -70,7 +70,7 @@ inline void withRank(int rank, const Body& body) {
   }
 }
 
-// One row of P.
+// Computes one row of P.
 template <class R>
 inline void projectRow(
     R,
@@ -113,7 +113,7 @@ void projectRows(
   });
 }
 
-// Adds kCount rows' part to Q, one row after the other.
+// Adds the contribution of kCount rows to Q, in row order.
 template <size_t kCount, class R>
 inline void addRows(
     R,
@@ -174,7 +174,7 @@ void projectCols(
   });
 }
 
-// One row. Where q and q_local are the same, so are both sums.
+// Reconstructs one row; kSame: q and q_local are equal, and so are both sums.
 template <bool kSame, class R>
 inline void reconstructRow(
     R,

@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kPart = kSparsePart;
 
-// Where the three arrays of an encoding begin. Byte is uint8_t and Word
+// Pointers to the three arrays of an encoding. Byte is uint8_t and Word
 // uint16_t, or both are const.
 template <class Byte, class Word>
 struct Layout {

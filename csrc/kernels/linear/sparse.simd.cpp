@@ -16,7 +16,7 @@ struct Scale {
   F32 factor, inverse;
 };
 
-// What rounding lost of sixteen values goes to `lost`.
+// Stores the rounding errors of sixteen values in `lost`.
 inline void packLanes(
     const int32_t* indices,
     const float* values,

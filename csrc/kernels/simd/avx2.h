@@ -169,7 +169,7 @@ inline I32 select(Mask m, I32 a, I32 b) {
       _mm256_blendv_epi8(b.hi, a.hi, m.hi)};
 }
 
-// Row `bits`: where the set lanes come from, in order.
+// Row `bits` contains the indices of the set lanes, in order.
 struct PackTable {
   alignas(32) int32_t row[256][8];
 };
@@ -216,7 +216,7 @@ inline void storeInt8(int8_t* p, I32 a) {
       _mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
 }
-// Narrow loads in halves: conversion from memory needs no shuffle before it.
+// Loads in halves: conversion directly from memory needs no shuffle.
 inline I32 loadInt8(const int8_t* p) {
   return {
       _mm256_cvtepi8_epi32(

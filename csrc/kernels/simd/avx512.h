@@ -1,8 +1,8 @@
 // Sixteen lanes in one register. For files compiled with -mavx512f/bw/vl/dq.
 #pragma once
 
-// GCC 12 takes the deliberately undefined operands in its own header for a
-// mistake (GCC bug 105593).
+// GCC 12 warns about the intentionally undefined operands in its own header
+// (GCC bug 105593).
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -142,8 +142,8 @@ inline F32 select(Mask m, F32 a, F32 b) {
 inline I32 select(Mask m, I32 a, I32 b) {
   return {_mm512_mask_blend_epi32(m.v, b.v, a.v)};
 }
-// Packed in a register and stored whole: the form that stores to memory is
-// microcoded on Zen 4.
+// Packs in a register and stores it whole: the instruction that packs to memory
+// is microcoded on Zen 4.
 inline void storePacked(float* p, F32 a, uint32_t bits) {
   _mm512_storeu_ps(p, _mm512_maskz_compress_ps(__mmask16(bits), a.v));
 }

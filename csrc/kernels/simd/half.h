@@ -1,6 +1,6 @@
-// IEEE 754 binary16 in plain C++, with the bits that F16C's instructions give:
-// round to nearest even, denormals kept, NaNs made quiet with their upper
-// payload bits kept.
+// IEEE 754 binary16 in plain C++, bit-identical to the F16C instructions:
+// rounds to nearest even, keeps denormals, makes NaNs quiet and keeps their
+// upper payload bits.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// Sixteen lanes in plain C++: the reference for the other two levels, and what
-// runs where the CPU has neither. Every operation gives the same bits on all
-// three levels; see vec.h for what each one means.
+// Sixteen lanes in plain C++: the reference for the other two levels, and the
+// fallback for CPUs that support neither. Every operation gives the same bits
+// on all three levels; see vec.h for their definitions.
 #pragma once
 
 #include <cmath>
@@ -88,7 +88,7 @@ inline F32 fma(F32 a, F32 b, F32 c) {
 }
 inline F32 fnma(F32 a, F32 b, F32 c) {
   COMMPROF_LANES {
-    // The instruction leaves a NaN's sign alone.
+    // The instruction keeps a NaN's sign.
     const float minus = std::isnan(a.lane[i]) ? a.lane[i] : -a.lane[i];
     a.lane[i] = std::fma(minus, b.lane[i], c.lane[i]);
   }

@@ -1,13 +1,14 @@
-// Sixteen 32-bit lanes, whatever the CPU: kernels are written once, over these
-// operations, and give the same bits at every level. A *.simd.cpp file is
+// Sixteen 32-bit lanes on every CPU: kernels are written once with these
+// operations and give the same bits at every level. A *.simd.cpp file is
 // compiled once per level, with COMMPROF_SIMD_LEVEL set to the level's name and
-// the flags that level needs, so it may use this header and plain C++ but
-// nothing that other files could share at link time: no standard containers, no
-// inline functions of other headers outside an anonymous namespace.
+// the flags of that level. It may therefore use this header and plain C++, but
+// nothing that could be shared with other files at link time: no standard
+// containers, no inline functions of other headers outside an anonymous
+// namespace.
 //
 //   load, store, set1, iota, asInt, asFloat
-//   stream: store past the caches, aligned to 64 bytes; streamed(): after the
-//     last, before another thread may read
+//   stream: non-temporal store, aligned to 64 bytes; streamed(): called after
+//     the last one, before another thread may read
 //   add, sub, mul; fma = a*b+c and fnma = c-a*b, rounded once
 //   sumLanes: halves folded onto each other, 16 -> 8 -> 4 -> 2 -> 1
 //   bitAnd, bitOr, shiftRight<n> (logical), shiftRightSigned<n>, shiftLeft<n>;
@@ -15,9 +16,9 @@
 //   greater (a > b, signed), equal, nans -> Mask; toBits,
 //     fromBits: lane i is bit i
 //   zeroWhere(m, a), select(m, a, b): a where set, else b
-//   storePacked(p, a, bits): the lanes in `bits`, side by side; writes up to 16
-//     lanes past p and what stands behind the packed ones is undefined
-//   roundToInt: to nearest even; INT32_MIN where it does not fit, NaN too
+//   storePacked(p, a, bits): stores the lanes in `bits` consecutively; writes
+//     up to 16 lanes from p on, undefined after the packed ones
+//   roundToInt: to nearest even; INT32_MIN for out of range and NaN
 //   storeInt8: saturating; storeUint16: the low 16 bits;
 //     storeUpper16: the high ones; loadInt8, loadUint16
 //   storeHalf, loadHalf: binary16, to nearest even (half.h)
@@ -48,10 +49,9 @@
 namespace commprof::kernels::COMMPROF_SIMD_LEVEL {
 namespace {
 
-// The last values of an array, too few for a kernel's step: worked on in a copy
-// with zeros behind them, so that they get the same arithmetic as all others
-// and nothing beyond the array is touched.
-// kSize values, zero until copyFrom() fills in the first ones.
+// Copy of an array's last values, too few for a kernel's step, padded with
+// zeros to kSize values. They get the same arithmetic as all others, and
+// nothing beyond the array is accessed.
 template <class T, size_t kSize>
 struct Padded {
   T values[kSize] = {};
@@ -64,7 +64,7 @@ struct Padded {
   }
 };
 
-// A store that the compiler chooses.
+// Stores or streams, selected at compile time.
 template <bool kStreams>
 inline void put(float* to, F32 v) {
   if constexpr (kStreams) {
@@ -88,8 +88,8 @@ struct Bfloat16Bits {
   static F32 read(const uint16_t* in) {
     return asFloat(shiftLeft<16>(loadUint16(in)));
   }
-  // To nearest even, by carry from the lower half. The carry would turn some
-  // NaNs into zeros, so a NaN is cut off instead, with its quiet bit set.
+  // Rounds to nearest even by carry from the lower half. The carry would turn
+  // some NaNs into zeros, so NaNs are truncated, with the quiet bit set.
   static void write(uint16_t* out, F32 v) {
     const I32 bits = asInt(v);
     const I32 odd = bitAnd(shiftRight<16>(bits), set1(1));

@@ -11,8 +11,8 @@ namespace commprof::kernels {
 
 namespace {
 
-// Values from which on a new residual goes past the caches: by the next step
-// they hold other things anyhow.
+// Number of values from which stores of a new residual bypass the caches: its
+// lines would be evicted before the next step anyway.
 constexpr size_t kStreamed = size_t(1) << 20;
 
 void checkSize(size_t n) {

@@ -1,8 +1,8 @@
-// The k values largest in magnitude, exactly: a sampled threshold that is very
-// likely too low, one pass that collects all above it, and an exact choice
-// among these; where the sample was too optimistic, further passes. Ties go to
-// the lowest index. NaN counts as larger than infinity (order of the bits of
-// |x|). The seed changes the time, never the result.
+// Exact selection of the k values of largest magnitude: a sampled threshold
+// that is very likely too low, one pass that collects all values above it, and
+// an exact selection among these; if the threshold was too high, further passes
+// follow. Ties go to the lowest index. NaN counts as larger than infinity
+// (order of the bits of |x|). The seed affects the time, never the result.
 #pragma once
 
 #include <cstddef>
@@ -13,12 +13,12 @@ namespace commprof::kernels {
 
 struct TopKStats {
   size_t count = 0; // min(k, n)
-  size_t candidates = 0; // most that were held at one time, over all threads
+  size_t candidates = 0; // most held at one time, over all threads
   uint32_t passes = 0; // over the whole array
-  uint32_t reselections = 0; // candidate buffer full: chosen again midway
+  uint32_t reselections = 0; // selections because a candidate buffer was full
 };
 
-// Memory that calls share, grown once: for each thread (parallel.h), at most
+// Memory that is reused between calls: for each thread (parallel.h), at most
 // 1.5 k + 64 Ki candidates.
 struct TopKScratch {
   std::vector<int32_t> indices;
@@ -27,8 +27,8 @@ struct TopKScratch {
   uint64_t seed = 0x9e3779b97f4a7c15ull;
 };
 
-// indices and values: room for min(k, n), filled in ascending order of index.
-// n < 2^31, else std::invalid_argument.
+// Selects the values. indices and values have room for min(k, n) and are filled
+// in ascending order of index. Throws std::invalid_argument for n >= 2^31.
 TopKStats topK(
     const float* x,
     size_t n,
@@ -37,8 +37,8 @@ TopKStats topK(
     float* values,
     TopKScratch& scratch);
 
-// Error feedback fused: chooses among gradient + residual. Afterwards residual
-// holds that sum, zero at the chosen places, and gradient is untouched.
+// Selects from gradient + residual, with fused error feedback: residual becomes
+// that sum, zero at the selected places; gradient is unchanged.
 TopKStats topKFeedback(
     const float* gradient,
     float* residual,
@@ -48,9 +48,9 @@ TopKStats topKFeedback(
     float* values,
     TopKScratch& scratch);
 
-// The same out of place, in one pass over all three: sum becomes what residual
-// becomes there, residual is only read, and gradient becomes zero. sum is
-// aligned to 64 bytes and overlaps with neither.
+// Selects from gradient + residual out of place, in one pass: sum receives what
+// topKFeedback() leaves in residual, residual is only read, and gradient
+// becomes zero. sum is aligned to 64 bytes and overlaps with neither.
 TopKStats topKMoved(
     float* gradient,
     const float* residual,

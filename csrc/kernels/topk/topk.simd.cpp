@@ -7,7 +7,7 @@ namespace commprof::kernels::COMMPROF_SIMD_LEVEL {
 namespace {
 
 constexpr size_t kLanes = 16;
-constexpr size_t kGroup = 4; // vectors that share one look for candidates
+constexpr size_t kGroup = 4; // vectors tested together for candidates
 
 inline I32 keysOf(F32 v) {
   return bitAnd(asInt(v), set1(int32_t(0x7fffffff)));
@@ -31,7 +31,7 @@ inline F32 loadSource(const float* x, const float* residual, size_t i) {
   }
 }
 
-// Fewer than 16 values, through a buffer.
+// Collects from at most 16 values, through a padded buffer.
 template <Source kSource>
 size_t collectTail(
     const float* x,
@@ -195,7 +195,7 @@ size_t collectResidual(
       nullptr, residual, begin, end, above, out, held);
 }
 
-// The lanes of the vector at i that lie below count.
+// Bits of the lanes of the vector at i that are below count.
 inline uint32_t liveLanes(size_t i, size_t count) {
   return count - i >= kLanes ? 0xffffu : (1u << (count - i)) - 1;
 }
@@ -251,7 +251,7 @@ inline void putBack(const Pairs& from, size_t i, uint32_t bits, float* to) {
   }
 }
 
-// storePacked() where fewer than 16 lanes may be written.
+// storePacked() for memory with room for fewer than 16 lanes.
 template <class Lanes, class T>
 inline void storeChosen(T* to, Lanes v, uint32_t bits, size_t room) {
   if (room >= kLanes) {

@@ -11,8 +11,8 @@ namespace commprof::kernels {
 namespace {
 
 constexpr size_t kLine = 16; // values in a cache line
-constexpr size_t kFewestLines = 64; // below: the sample would cost more
-constexpr size_t kBatch = 32; // lines whose memory is asked for together
+constexpr size_t kFewestLines = 64; // for fewer, sampling costs too much
+constexpr size_t kBatch = 32; // lines prefetched together
 constexpr int kBinShift = 17; // 64 bins for each power of two
 constexpr size_t kBins = size_t(1) << (31 - kBinShift);
 
@@ -67,8 +67,8 @@ void countSample(
   }
 }
 
-// The bin of the place-th largest of the sample, from 1; the lowest one where
-// there are fewer.
+// Bin of the place-th largest value of the sample, counting from 1; the lowest
+// bin if there are fewer.
 size_t binOf(const int32_t* bins, size_t place) {
   constexpr size_t kStride = 64; // most bins are empty
   size_t bin = kBins;
@@ -107,8 +107,8 @@ KeyBand guessBand(
   int32_t* bins = scratch.keys.data();
   std::fill(bins, bins + kBins, 0);
   countSample(x, residual, n, lines, scratch.seed, bins);
-  // How many of the sample are among the k largest: binomial, and four standard
-  // deviations to either side.
+  // The number of sampled values among the k largest is binomial; the band
+  // covers four standard deviations on either side.
   const double expected = double(k) / double(n) * double(lines * kLine);
   const double spread = 4.0 * std::sqrt(expected);
   const double most = expected + spread + 4.0;

@@ -1,4 +1,4 @@
-// Where the k-th largest key probably is, from a sample.
+// Estimate of the k-th largest key from a sample.
 #pragma once
 
 #include <cstddef>
@@ -15,11 +15,11 @@ struct KeyBand {
   int32_t highest = kLargestKey;
 };
 
-// A band that very likely holds the key of the k-th largest of x (+ residual,
-// where that is not null); everything, where n is small. The sample is of whole
-// cache lines, one from each of as many equal parts of the array: values of one
-// layer stand together and have one scale. Changes scratch.seed and
-// scratch.keys.
+// Returns a band that very likely contains the k-th largest key of x (+
+// residual, if not null), or the full range if n is small. The sample consists
+// of whole cache lines, one from each of equally many equal parts of the array,
+// because neighbouring values belong to the same layer and have a similar
+// scale. Changes scratch.seed and scratch.keys.
 KeyBand guessBand(
     const float* x,
     const float* residual,

@@ -13,10 +13,10 @@ namespace commprof::kernels {
 namespace {
 
 constexpr size_t kBins = 1024;
-// Neighbours count in different tables: where they are equal, neither increment
-// waits for the other.
+// Neighbouring keys are counted in different tables, so that equal ones do not
+// make one increment wait for the other.
 constexpr size_t kTables = 2;
-constexpr size_t kFew = 64; // sorted out without a histogram
+constexpr size_t kFew = 64; // so few need no histogram
 
 using Histogram = std::array<std::array<uint32_t, kBins>, kTables>;
 
@@ -100,8 +100,8 @@ Cut findCut(
 
 namespace {
 
-// Candidates that may be held after a block. Beyond k, so that choosing again
-// costs a fixed share of what was read since the last time.
+// Candidates that may be held after a block. It exceeds k so that a reselection
+// costs a fixed share of the values read since the last one.
 size_t capacity(size_t n, size_t k) {
   return std::min(n, k + k / 2 + 65536);
 }
@@ -152,8 +152,8 @@ void Segment::collect(
   }
 }
 
-// Leaves the k best of what is held, and returns their smallest key: what comes
-// later has a higher index and must be above it.
+// Keeps the k largest candidates and returns their smallest key. Later values
+// have higher indices and must exceed it.
 int32_t Segment::chooseAgain(float* residual, KeyBand& band) {
   ++reselections_;
   const Cut cut = findCut(held_.values, count_, k_, band, keys_);
@@ -250,14 +250,14 @@ class Search {
     }
   }
 
-  // To half the magnitude first, then to everything.
+  // Lowers the band to half the magnitude first, then to the full range.
   void lowerBand(uint32_t passes) {
     constexpr int32_t kHalf = 1 << 23;
     const bool half = passes == 1 && band_.lowest > kHalf;
     band_ = {half ? band_.lowest - kHalf : 0, kLargestKey};
   }
 
-  // Puts the segments' candidates side by side.
+  // Moves the segments' candidates together.
   size_t gather() {
     size_t count = 0;
     for (Segment& segment : segments_) {

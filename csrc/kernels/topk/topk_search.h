@@ -1,7 +1,6 @@
-// A top-K search from a given band: what topK() does after sampling, and what
-// tests call with a misleading band. The array is searched in stretches, a
-// thread's share each, with candidates of their own; among these the choice is
-// exact.
+// Top-K search from a given band of keys: topK() calls it after sampling, tests
+// with misleading bands. The array is divided into one segment per thread, each
+// with its own candidates; the final selection among these is exact.
 #pragma once
 
 #include "kernels/topk/topk_sample.h"
@@ -9,9 +8,9 @@
 
 namespace commprof::kernels {
 
-// The cut that chooses the k largest of `count` >= k values, whose keys are
-// all at least band.lowest; fast where the k-th is within the band. values and
-// keys, which is overwritten, have room for count + kPad.
+// The cut that selects the k largest of `count` >= k values, whose keys are all
+// at least band.lowest; fast if the k-th is within the band. values and keys,
+// which is overwritten, have room for count + kPad.
 Cut findCut(
     const float* values,
     size_t count,
@@ -19,8 +18,8 @@ Cut findCut(
     KeyBand band,
     int32_t* keys);
 
-// What a search reads. residual is null without error feedback; otherwise it
-// becomes x + residual, or x + before where that is not null: then `spent`, the
+// Input of a search. residual is null without error feedback. Otherwise it
+// becomes x + residual, or x + before if that is not null; then `spent`, the
 // same array as x, becomes zero.
 struct SearchInput {
   const float* x;
@@ -28,25 +27,25 @@ struct SearchInput {
   size_t n;
   const float* before = nullptr;
   float* spent = nullptr;
-  bool streams = false; // that sum goes past the caches
-  bool summed = false; // whether residual is that sum by now
+  bool streams = false; // stores of that sum bypass the caches
+  bool summed = false; // true once residual is that sum
 };
 
 class Segment {
  public:
-  // Between two looks at whether the candidates still fit.
+  // Values between two checks that the candidates still fit.
   static constexpr size_t kBlock = 4096;
 
-  // What held and keys must have room for.
+  // Number of entries that held and keys must have room for.
   static size_t room(size_t n, size_t k);
 
   Segment(size_t begin, size_t end, size_t k, Pairs held, int32_t* keys)
       : begin_(begin), end_(end), k_(k), held_(held), keys_(keys) {}
 
-  // Collects what is at least band.lowest; where that is too much, the k
-  // largest of it.
+  // Collects the keys of at least band.lowest; if these are too many, keeps the
+  // k largest.
   void sweep(const SearchInput& input, KeyBand band);
-  // Undoes what that did to the residual, but for the addition.
+  // Restores the collected values in the residual; the addition is not undone.
   void putBack(float* residual);
   // Moves the candidates, in their order.
   void moveTo(Pairs to);
@@ -77,8 +76,8 @@ class Segment {
   uint32_t reselections_ = 0;
 };
 
-// Where input.residual is not null it becomes the sum, zero where chosen.
-// 0 < k <= n.
+// Runs the search. input.residual, if not null, becomes the sum, zero where
+// selected. 0 < k <= n.
 TopKStats searchBand(
     const SearchInput& input,
     size_t k,

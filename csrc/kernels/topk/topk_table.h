@@ -1,8 +1,8 @@
-// The parts of a top-K search that run over vectors. A key is the bits of |x|,
-// as int32: never negative, and in the order of |x|.
+// Vectorised parts of a top-K search. A key is the bits of |x| as int32: never
+// negative, and ordered like |x|.
 //
-// Arrays of candidates have room for kPad entries more than they hold: vectors
-// are read and stored whole.
+// Candidate arrays have room for kPad additional entries, because vectors are
+// read and stored whole.
 #pragma once
 
 #include <cstddef>
@@ -19,14 +19,14 @@ struct Pairs {
   float* values;
 };
 
-// What is chosen: keys above `key`, and the first `ties` that equal it.
+// A selection: keys above `key`, and the first `ties` that equal it.
 struct Cut {
   int32_t key;
   size_t ties;
 };
 
-// The collectors append to `out`, behind the `held` pairs in it, what has
-// a key above `above` in [begin, end), and return how many are held then.
+// The collectors append to `out`, after its `held` pairs, the values in [begin,
+// end) whose key is above `above`, and return the new number of pairs.
 struct TopKTable {
   size_t (*collect)(
       const float* x,
@@ -35,7 +35,7 @@ struct TopKTable {
       int32_t above,
       Pairs out,
       size_t held);
-  // Of x + residual. residual becomes that sum, and zero where it was taken.
+  // Collects from x + residual; residual becomes the sum, zero where collected.
   size_t (*collectSum)(
       const float* x,
       float* residual,
@@ -44,8 +44,8 @@ struct TopKTable {
       int32_t above,
       Pairs out,
       size_t held);
-  // The same, with that sum in another array, and x becomes zero. `streams`:
-  // past the caches; then sum + begin is aligned to 64 bytes.
+  // As collectSum, but stores the sum in another array and zeroes x. `streams`:
+  // stores bypass the caches; then sum + begin is aligned to 64 bytes.
   size_t (*collectMoved)(
       float* x,
       const float* residual,
@@ -56,7 +56,7 @@ struct TopKTable {
       int32_t above,
       Pairs out,
       size_t held);
-  // Of residual, which becomes zero where it was taken.
+  // Collects from residual, which becomes zero where collected.
   size_t (*collectResidual)(
       float* residual,
       size_t begin,
@@ -64,23 +64,23 @@ struct TopKTable {
       int32_t above,
       Pairs out,
       size_t held);
-  // The keys of `values` up to `highest`, and in *higher how many exceed it.
+  // Stores the keys of `values` up to `highest`; *higher counts those above it.
   size_t (*keysUpTo)(
       const float* values,
       size_t count,
       int32_t highest,
       int32_t* keys,
       size_t* higher);
-  // The keys from `lowest` to `highest`; `out` may be `keys`.
+  // Stores the keys from `lowest` to `highest`; `out` may be `keys`.
   size_t (*keysWithin)(
       const int32_t* keys,
       size_t count,
       int32_t lowest,
       int32_t highest,
       int32_t* out);
-  // Moves the chosen pairs to `to`, which has room for just `room` of them or
-  // is `from`. The others' values go back to where they were in `residual`,
-  // unless that is null.
+  // Moves the selected pairs to `to`, which has room for exactly `room` of them
+  // or is `from`. The other pairs' values are restored in `residual` unless it
+  // is null.
   size_t (*keep)(
       Pairs from,
       size_t count,

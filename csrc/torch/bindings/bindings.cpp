@@ -85,7 +85,7 @@ std::shared_ptr<c10d::CommHookInterface> pythonHook(
 // interface: every step calls them, and pybind11's dispatcher takes hundreds of
 // instructions.
 
-// Null, with TypeError set, for an object that __init__ did not make.
+// Returns null and sets TypeError for an object whose __init__ was not called.
 PhaseMarker* markerOf(PyObject* self) {
   auto* held = reinterpret_cast<py::detail::instance*>(self);
   auto* marker = static_cast<PhaseMarker*>(held->simple_value_holder[0]);
@@ -180,7 +180,7 @@ PyCFunction asMethod(Function* function) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
 }
 
-// Their docstrings have pybind11's form, from which the stub is made.
+// Docstrings have pybind11's form, from which the stub is generated.
 PyMethodDef phase_methods[] = {
     {"begin", beginPhase, METH_NOARGS, "begin(self) -> None"},
     {"end",
@@ -220,7 +220,7 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
   m.def("now_ns", &nowNs, "Returns CLOCK_MONOTONIC in nanoseconds.");
   m.def(
       "start",
-      [](const std::filesystem::path& trace_path, // it need not be UTF-8
+      [](const std::filesystem::path& trace_path, // any bytes, not only UTF-8
          const std::filesystem::path& ring_prefix,
          const std::string& metadata_json,
          uint64_t session,

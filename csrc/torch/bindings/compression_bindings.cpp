@@ -23,7 +23,7 @@ namespace {
 using compress::ParameterState;
 
 // The last owner may be Python or the reducer, with or without the GIL, even
-// after the interpreter has ended, which has stopped the thread.
+// after the interpreter has ended and the thread has been stopped.
 std::shared_ptr<CompressingHook> makeHook(
     CompressingHook::Groups groups,
     const std::vector<at::Tensor>& parameters,

@@ -71,7 +71,7 @@ void bindArrivals(py::module_& m) {
       "arrivals_open",
       [](const std::string& path, uint64_t token, uint32_t rank) {
         Recorder::instance().setBoard(ArrivalBoard::open(path, token), rank);
-        HostCarrier::instance().stop(); // of an earlier process group
+        HostCarrier::instance().stop(); // from an earlier process group
       },
       "Exchanges arrivals through the memory of another rank, whose path is "
       "/proc/<pid>/fd/<descriptor>.",

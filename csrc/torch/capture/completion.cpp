@@ -15,7 +15,7 @@ namespace commprof {
 void recordEnd(uint64_t op_id, Op op, bool failed) {
   const uint64_t now_ns = nowNs();
   Recorder& recorder = Recorder::instance();
-  if (!recorder.started()) { // paused: what was issued before still ends
+  if (!recorder.started()) { // while paused, earlier operations still end
     return;
   }
   Record record;
@@ -36,8 +36,8 @@ struct Coalesced {
   bool open = false;
   DeviceTimeline* timeline = nullptr;
   std::vector<Record> issues;
-  // Where the backend runs it; not to be destroyed with the thread, whose
-  // profilers may be gone by then.
+  // Finds the stream of the operations. A raw pointer, so that it is not
+  // destroyed at the thread's end, when its profilers may no longer exist.
   StreamFinder* finder = nullptr;
 
   void reset(bool opened) {
@@ -52,8 +52,8 @@ Coalesced& coalesced() {
   return c;
 }
 
-// Whether it belongs to one that is launched later. A call that was never ended
-// does not go on for ever.
+// True if the operation is part of a coalesced call, which is launched later. A
+// coalesced call that is never ended is abandoned after kMost operations.
 bool isCoalesced(const Record& issue, DeviceTimeline* timeline) {
   Coalesced& together = coalesced();
   if (!together.open || (issue.flags & kDeviceAsync) == 0) {
@@ -70,7 +70,7 @@ bool isCoalesced(const Record& issue, DeviceTimeline* timeline) {
   return true;
 }
 
-// `on` is what it ran on if this is still the call that launched it.
+// `on` has the operation's stream only if called from the launching call.
 void completed(
     const DeviceOp& on,
     uint64_t op_id,
@@ -83,9 +83,9 @@ void completed(
   }
 }
 
-// Records when the Work is complete; whether it can. A Work without a future
-// gives none, as NCCL's of coalesced calls, or throws, as gloo's
-// reduce-scatter.
+// Arranges to record the Work's completion; false if it cannot be observed:
+// some Works have no future (NCCL's of coalesced calls) or throw (gloo's
+// reduce-scatter).
 bool watchCompletion(
     c10d::Work& work,
     const Record& issue,
@@ -93,7 +93,7 @@ bool watchCompletion(
   const uint64_t op_id = issue.op_id;
   const Op op = issue.op;
   const bool on_device = (issue.flags & kDeviceAsync) != 0;
-  if (!on_device && isPointToPoint(op)) { // of gloo: none, without asking
+  if (!on_device && isPointToPoint(op)) { // gloo's have no future
     return false;
   }
   const auto future = work.getFuture();
@@ -110,7 +110,7 @@ bool watchCompletion(
     return true;
   }
   // A future with devices is complete when the operation has been launched; one
-  // without them (gloo's) when it is done, unless it is complete at once.
+  // without them (gloo's) when it is done, unless it is complete immediately.
   if (future->devices().empty() && future->completed()) {
     return true;
   }
@@ -126,13 +126,13 @@ bool watchCompletion(
   return true;
 }
 
-// `issues`: what it stands for, at least one.
+// Wraps a Work that stands for `issues`, at least one.
 c10::intrusive_ptr<c10d::Work> timed(
     c10::intrusive_ptr<c10d::Work> work,
     const Record* issues,
     size_t count,
     const DeviceOp& on) {
-  bool tells_end = false; // else its end is that of the wait for it
+  bool tells_end = false; // if false, the end is that of its wait
   for (size_t i = 0; i < count; ++i) {
     try {
       tells_end = watchCompletion(*work, issues[i], on);
@@ -181,8 +181,7 @@ void watch(c10::IValue& result, const Record& issue, const DeviceOp& on) {
   if (isCoalesced(issue, on.timeline)) {
     return;
   }
-  auto& holder =
-      result.toObjectRef(); // fresh from the kernel, shared by nobody
+  auto& holder = result.toObjectRef(); // new from the kernel, not shared
   auto work = c10::static_intrusive_pointer_cast<c10d::Work>(
       holder.getSlot(0).toCapsule());
   if (!work) {

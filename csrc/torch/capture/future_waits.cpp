@@ -16,7 +16,7 @@ constexpr size_t kMostFutures = 4096;
 
 class FutureTable {
  public:
-  // Whether it is new and there was room.
+  // Adds a future; false if it is known or the table is full.
   bool add(const c10::intrusive_ptr<Future>& future, AwaitedOp op) {
     Entry entry{op, c10::weak_intrusive_ptr<Future>(future)};
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -40,7 +40,7 @@ class FutureTable {
  private:
   struct Entry {
     AwaitedOp op;
-    // One that is dropped before it is complete: its address stays its own.
+    // Keeps the address from being reused if the future is dropped early.
     c10::weak_intrusive_ptr<Future> future;
   };
   using Entries = std::unordered_map<const Future*, Entry>;
@@ -64,7 +64,7 @@ void noteFuture(const c10::intrusive_ptr<Future>& future, AwaitedOp op) {
   if (future->completed() || !futureTable().add(future, op)) {
     return;
   }
-  // At once, if it was completed meanwhile.
+  // The callback runs immediately if the future has completed meanwhile.
   future->addCallback(
       [](Future& done) { futureTable().remove(done); }, /*uses_future=*/false);
 }

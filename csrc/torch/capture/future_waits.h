@@ -21,7 +21,7 @@
 namespace commprof {
 
 // Records for how long a thread was blocked until an operation was complete.
-// Put it around the call that blocks. It also records if the call throws.
+// Placed around the call that blocks. It also records if the call throws.
 class WaitTimer {
  public:
   // `is_end`: no other record tells when the operation was complete.

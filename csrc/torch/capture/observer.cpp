@@ -22,8 +22,8 @@ namespace commprof {
 
 namespace {
 
-// A key counts if this process has kernels for it by then: XPU's and HPU's come
-// with their libraries.
+// Dispatch keys to observe. A key counts only if kernels for it are already
+// registered: XPU's and HPU's come with their libraries.
 constexpr c10::DispatchKey kKeys[] = {
     c10::DispatchKey::CPU,
     c10::DispatchKey::CUDA,
@@ -33,15 +33,15 @@ constexpr c10::DispatchKey kKeys[] = {
     c10::DispatchKey::SparseCPU,
     c10::DispatchKey::SparseCUDA};
 
-// The object behind a custom-class argument. The schema says what it is, so the
-// checks and the reference counting of IValue::toCustomClass are spared; the
-// IValue keeps it alive.
+// Returns the object of a custom-class argument. The schema guarantees its
+// type, so this avoids the checks and reference counting of
+// IValue::toCustomClass; the IValue keeps it alive.
 template <class T>
 T& customClass(const c10::IValue& value) {
   return static_cast<T&>(*value.toObjectRef().getSlot(0).toCapsule());
 }
 
-// What one call does, as its arguments tell.
+// Description of a call, from its arguments.
 struct Call {
   Record record;
   c10::Device device = c10::Device(c10::DeviceType::CPU);
@@ -64,14 +64,14 @@ void addBytes(const at::Tensor& tensor, uint64_t& bytes, Call& call) {
 void addBytes(const c10::IValue& value, uint64_t& bytes, Call& call) {
   if (value.isTensor()) {
     addBytes(value.toTensor(), bytes, call);
-  } else if (value.isList()) { // of tensors, or of lists of tensors
+  } else if (value.isList()) { // list of tensors, or of lists of tensors
     for (const c10::IValue& element : value.toListRef()) {
       addBytes(element, bytes, call);
     }
   }
 }
 
-// The kernel in front of one operator at one dispatch key.
+// Kernel in front of the original kernel of one operator and dispatch key.
 class Interposer final : public c10::OperatorKernel {
  public:
   Interposer(
@@ -89,7 +89,7 @@ class Interposer final : public c10::OperatorKernel {
     const size_t base = stack->size() - plan_.arguments;
     GroupInfo& info = groupInfo(
         customClass<c10d::ProcessGroup>((*stack)[base + plan_.group]));
-    // Counted with capture off as well: ranks must agree on the numbers.
+    // Counted even while capture is off: ranks must agree on the numbers.
     const uint32_t seq = isPointToPoint(plan_.op)
         ? info.nextMessage(plan_.op, peer(*stack, base))
         : info.next_seq.fetch_add(1, std::memory_order_relaxed);
@@ -121,7 +121,7 @@ class Interposer final : public c10::OperatorKernel {
   }
 
  private:
-  // What may be a bucket of an observed model; null else.
+  // Tensor that may be a bucket of an observed model, else null.
   const c10::TensorImpl* gradientsOf(
       const Record& issue,
       const torch::jit::Stack& stack,
@@ -142,7 +142,7 @@ class Interposer final : public c10::OperatorKernel {
       torch::jit::Stack* stack) {
     try {
       original_.callBoxed(op, keys, stack);
-    } catch (...) { // refused by the backend
+    } catch (...) { // rejected by the backend
       recordEnd(issue.op_id, issue.op, true);
       throw;
     }
@@ -153,7 +153,7 @@ class Interposer final : public c10::OperatorKernel {
     }
   }
 
-  // The call between marks on the stream that it is made from.
+  // Makes the call between marks on the issuing stream.
   void callOnDevice(
       c10::Device device,
       const Record& issue,
@@ -227,7 +227,7 @@ class Interposer final : public c10::OperatorKernel {
 
 struct Installed {
   std::mutex mutex;
-  // Never destroyed at exit: taking kernels out while gloo's threads still run
+  // Never destroyed at exit: removing kernels while gloo's threads still run
   // would race with them.
   std::vector<std::unique_ptr<torch::Library>> libraries;
   std::vector<std::string> operators;

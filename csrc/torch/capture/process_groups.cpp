@@ -25,7 +25,7 @@ std::string describe(uint32_t id, c10d::ProcessGroup& group) {
       ", \"size\": " + std::to_string(group.getSize()) + "}";
 }
 
-// The weak reference keeps the address from being given to another group.
+// The weak reference prevents the group's address from being reused.
 struct GroupEntry {
   GroupInfo info;
   c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
@@ -36,9 +36,9 @@ struct GroupEntry {
 struct GroupTable {
   std::mutex mutex;
   std::unordered_map<const void*, std::unique_ptr<GroupEntry>> entries;
-  uint32_t count = 0; // of all groups so far
-  size_t sweep_at = 64; // entries
-  // Changes when entries went, for the threads that remember one.
+  uint32_t count = 0; // number of all groups so far
+  size_t sweep_at = 64; // number of entries
+  // Number of sweeps, which invalidate the entries that threads remember.
   std::atomic<uint64_t> sweeps{0};
 
   GroupEntry& entry(c10d::ProcessGroup& group) {
@@ -50,14 +50,14 @@ struct GroupTable {
     return *(entries[&group] = std::make_unique<GroupEntry>(group));
   }
 
-  // A job may make groups in a loop: forgets those that nobody can use again,
-  // now and then.
+  // Removes destroyed groups once the table has grown, because a job may create
+  // groups in a loop.
   void sweep() {
     if (entries.size() < sweep_at) {
       return;
     }
-    // First, so that who gets a group at an address that is let go of here sees
-    // it.
+    // Incremented first, so that a thread with a new group at an address
+    // released here sees the new count.
     sweeps.fetch_add(1, std::memory_order_relaxed);
     std::erase_if(entries, [](const auto& entry) {
       return entry.second->group.expired();
@@ -66,8 +66,8 @@ struct GroupTable {
   }
 };
 
-// Late callbacks may outlive static objects. The recorder comes first, since
-// its lock is taken after this one, before a fork too.
+// Never destroyed: late callbacks may outlive static objects. The recorder is
+// created first, since its lock is acquired after this one, before a fork too.
 GroupTable& groupTable() {
   static GroupTable* t = [] {
     Recorder::instance();
@@ -94,8 +94,8 @@ GroupInfo& groupInfo(c10d::ProcessGroup& group) {
   static thread_local GroupInfo* last_info = nullptr;
   static thread_local uint64_t last_sweeps = 0;
   static GroupTable& known = groupTable();
-  // A thread that sees an old count here has got its group, which is alive,
-  // from before that sweep: it is still there.
+  // If a thread sees an old count here, its group, which is alive, is older
+  // than that sweep, so its entry still exists.
   const uint64_t sweeps = known.sweeps.load(std::memory_order_relaxed);
   if (&group == last_group && sweeps == last_sweeps) {
     return *last_info;

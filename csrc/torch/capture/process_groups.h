@@ -30,9 +30,9 @@ struct GroupInfo {
   bool any_source_ = false;
 };
 
-// Any thread. The first call for a group writes its description to the trace;
-// later calls from the same thread cost two comparisons. The reference is valid
-// as long as the group is alive.
+// Returns the entry of a group; callable from any thread. The first call for a
+// group writes its description to the trace; later calls from the same thread
+// cost two comparisons. The reference is valid as long as the group is alive.
 GroupInfo& groupInfo(c10d::ProcessGroup& group);
 
 } // namespace commprof

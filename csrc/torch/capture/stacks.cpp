@@ -18,31 +18,30 @@ namespace commprof {
 
 namespace {
 
-// Innermost frames that are kept.
+// Maximum number of innermost frames of a stack.
 constexpr size_t kMostFrames = 48;
 
 std::atomic<bool> g_enabled{false};
 
-// A frame is its code object and the line: two words that compare fast. Code
-// objects of known stacks are held for ever, so that their addresses
-// are not given to others.
+// A frame consists of its code object and line: two words that compare fast.
+// References to the code objects of known stacks are never released, so that
+// their addresses are not reused.
 using Frames = std::vector<std::pair<PyCodeObject*, int>>;
 
-// A lock of its own, for there may be no GIL. Nothing of Python's is called
-// under it: a thread that waits for it would hold up a collection of garbage.
+// Has its own lock, because the GIL may not exist. No Python function is called
+// under it: a waiting thread would delay a garbage collection.
 struct Interned {
   std::mutex mutex;
   std::map<Frames, uint32_t> numbers;
 
-  // 0 where they are new.
+  // Returns 0 if the frames are new.
   uint32_t find(const Frames& frames) {
     const std::lock_guard<std::mutex> lock(mutex);
     const auto known = numbers.find(frames);
     return known == numbers.end() ? 0 : known->second;
   }
-  // Keeps frames that are new, and their references. `json`: their description.
-  // Returns their number; `kept`: whether another thread had not kept them
-  // first.
+  // Stores new frames with their references. `json`: their description. Returns
+  // their number; `kept` is false if another thread stored them first.
   uint32_t keep(const Frames& frames, const std::string& json, bool& kept) {
     const std::lock_guard<std::mutex> lock(mutex);
     const auto [place, is_new] =
@@ -63,7 +62,7 @@ Interned& interned() {
   return *i;
 }
 
-// The current thread's frames, innermost first; each with a reference.
+// Returns the current thread's frames, innermost first, each with a reference.
 Frames currentFrames() {
   Frames frames;
   PyFrameObject* frame = PyEval_GetFrame();
@@ -99,7 +98,7 @@ std::string describe(const Frames& frames) {
   return json;
 }
 
-// 0 where there are no frames.
+// Returns 0 if there are no frames.
 uint32_t numberOfCurrentStack() {
   const py::gil_scoped_acquire gil;
   const Frames frames = currentFrames();

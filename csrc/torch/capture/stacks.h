@@ -1,4 +1,4 @@
-// Who issued an operation: the Python frames of the issuing thread.
+// Python stacks of the threads that issue operations.
 #pragma once
 
 #include "core/record.h"

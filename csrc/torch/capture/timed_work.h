@@ -38,7 +38,7 @@ class TimedWork final : public c10d::Work {
     }
     return complete;
   }
-  // Without a device these two do not block.
+  // Without a device, synchronize() and blockCurrentStream() do not block.
   void synchronize() override {
     holdingUpStream([this] { inner_->synchronize(); });
   }

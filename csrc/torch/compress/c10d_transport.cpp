@@ -39,15 +39,15 @@ class Operation {
     guarded([this] { work_->wait(); });
     work_.reset();
   }
-  // Its memory may go afterwards: a message is taken back; an all-reduce cannot
-  // be, so this waits for its end. Does nothing after wait().
+  // Ends the operation, so that its memory may be freed: aborts a message, or
+  // waits for an all-reduce. Does nothing after wait().
   void giveUp() noexcept {
     try {
       if (work_) {
         is_message_ ? work_->abort() : void(work_->wait());
       }
     } catch (const std::exception&) {
-      // The first error is already on its way to the user.
+      // The first error has already been reported.
     }
     work_.reset();
   }
@@ -96,7 +96,7 @@ Operation receiveFrom(
   });
 }
 
-// Waits for all, or takes the rest back when one fails.
+// Waits for all operations; if one fails, ends the rest.
 class Operations {
  public:
   Operations() = default;
@@ -166,8 +166,8 @@ int C10dTransport::size() const {
   return size_;
 }
 
-// gloo takes 31 bits. The number returns after 4096 exchanges, of which a few
-// are in flight; the rest is a hash of the length.
+// gloo's tags have 31 bits: the number modulo 4096 exchanges, of which only a
+// few are in flight, and a hash of the length.
 int C10dTransport::tagOf(size_t length) const {
   const uint64_t hash = (uint64_t(length) * 0x9e3779b97f4a7c15ull) >> 45;
   return int((exchanges_ % 4096) << 19 | uint32_t(hash));
@@ -178,8 +178,8 @@ std::unique_ptr<Transfer> C10dTransport::exchange(
     std::span<const std::span<std::byte>> recv) {
   auto transfer = std::make_unique<Messages>();
   ++exchanges_;
-  // Receives first: a message that finds its receive posted needs no wake-up
-  // more. Each rank begins with its next, so that not all send to the same one.
+  // Receives are posted first, which saves wake-ups. Each rank begins with its
+  // neighbour, so that not all send to the same rank.
   for (int step = 1; step < size_; ++step) {
     const int from = (rank_ + size_ - step) % size_;
     const std::span<std::byte> in = recv[size_t(from)];

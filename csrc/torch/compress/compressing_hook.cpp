@@ -22,8 +22,8 @@ namespace commprof {
 
 namespace {
 
-// Cached per composition, of which DDP makes a handful: one before it regroups
-// its buckets and one after.
+// Number of cached compositions. DDP makes only a few: one per bucket before it
+// regroups its buckets and one after.
 constexpr size_t kMostCompositions = 1024;
 
 compress::Slot slotOf(
@@ -68,7 +68,7 @@ uint32_t counted(uint64_t values) {
   return uint32_t(std::min<uint64_t>(values, UINT32_MAX));
 }
 
-// Records the spans, one kCompression and, where it was measured, one kQuality,
+// Records the spans, one kCompression and, if it was measured, one kQuality,
 // all with the bucket's op_id; nothing for op_id 0 or while capture is off.
 //   kSpan         aux = Stage, timestamp_ns = begin, value = end
 //   kCompression  aux = bucket index, bytes_in = payload, bytes_out = sent,
@@ -119,7 +119,7 @@ void recordReport(
 } // namespace
 
 struct Executor::State {
-  std::mutex using_compressor; // and of all below
+  std::mutex using_compressor; // guards the fields below
   std::unique_ptr<compress::Compressor> compressor;
   Exchange exchange;
   int rank = 0;
@@ -163,7 +163,7 @@ void Executor::refuse(
     uint32_t index,
     const std::string& why) noexcept {
   try {
-    // In its turn: the buckets before it are on their way on all ranks.
+    // Queued, because all ranks are already exchanging the earlier buckets.
     thread_.post([state = state_, step, index, why] {
       const std::lock_guard<std::mutex> lock(state->using_compressor);
       if (!state->first_error) {
@@ -174,11 +174,11 @@ void Executor::refuse(
       }
     });
   } catch (const std::bad_alloc&) {
-    // The others wait for the timeout.
+    // The other ranks run into the timeout.
   }
 }
 
-// Holds `using_compressor`.
+// Requires `using_compressor`.
 void Executor::giveUp(
     State& state,
     uint64_t step,
@@ -201,7 +201,7 @@ void Executor::stop(std::chrono::milliseconds patience) {
     }
   };
   if (thread_.stop(patience, interrupt)) {
-    // The group's threads end before the interpreter does.
+    // Destroys the transports: their threads must end before the interpreter.
     const std::lock_guard<std::mutex> lock(state_->using_compressor);
     state_->exchange = {};
   }

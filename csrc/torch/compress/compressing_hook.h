@@ -65,9 +65,9 @@ class Executor {
   // thread does not exist.
   void submit(BucketTask task);
 
-  // Call it instead of submit() if a bucket cannot be compressed: this rank
-  // sends nothing any more, and the ranks that wait for it are told. Any
-  // thread.
+  // Called instead of submit() if a bucket cannot be compressed: this rank
+  // sends nothing more, and the ranks that wait for it are notified. Callable
+  // from any thread.
   void refuse(uint64_t step, uint32_t index, const std::string& why) noexcept;
 
   // Accepts no more buckets and waits for the queued ones, but no longer than
@@ -76,7 +76,7 @@ class Executor {
   // again, it is abandoned with everything that it uses. Idempotent.
   void stop(std::chrono::milliseconds patience);
 
-  // Runs `use` while no bucket is being compressed; call it between steps.
+  // Runs `use` while no bucket is being compressed; called between steps.
   void withCompressor(const std::function<void(compress::Compressor&)>& use);
 
  private:
@@ -101,10 +101,10 @@ class Executor {
 class CompressingHook final : public c10d::CommHookInterface {
  public:
   struct Groups {
-    c10::intrusive_ptr<c10d::ProcessGroup> model; // DDP's
-    // The ranks that exchange with this one, used by no other code; null: none.
+    c10::intrusive_ptr<c10d::ProcessGroup> model; // DDP's group
+    // The ranks that exchange with this one, used by no other code, or null.
     c10::intrusive_ptr<c10d::ProcessGroup> own;
-    std::shared_ptr<net::Mesh> mesh; // of `own`; null: use its messages
+    std::shared_ptr<net::Mesh> mesh; // of `own`; null: messages use c10d
     std::unique_ptr<compress::HostStage> host; // null: `own` has all ranks
   };
 

@@ -22,7 +22,7 @@ struct Issued {
   Op op;
 };
 
-// The issue of one message, if anything is recorded; counted in any case, since
+// Records the issue of one message if recording is on. Always counts it, since
 // both ends must agree on its number.
 void recordIssue(
     GroupInfo& info,
@@ -66,9 +66,9 @@ void recordWait(uint64_t op_id, Op op, uint64_t begin_ns, uint64_t end_ns) {
   recorder.push(wait);
 }
 
-// Messages have no end of their own but that of their wait. Of several that are
-// received nobody knows which one held up the others; a wait that took no time
-// claims no more than that a message was there by then.
+// A message's end is recorded as the end of its wait. If several messages are
+// received, it is unknown which one delayed the others; waits of zero length
+// then only show that the messages had arrived by that time.
 class RecordedMessages final : public compress::Transfer {
  public:
   RecordedMessages(

@@ -17,7 +17,7 @@ namespace commprof {
 
 struct GroupInfo;
 
-// So reports, the watchdog and predictions see senders, receivers and waits
+// Lets reports, the watchdog and predictions see senders, receivers and waits
 // with any transport. All-reduces are left to the inner transport: those of
 // c10d are recorded when they are called.
 class RecordedTransport final : public compress::Transport {

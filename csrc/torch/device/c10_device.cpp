@@ -11,9 +11,9 @@ namespace commprof {
 namespace {
 
 #if defined(__GXX_ABI_VERSION)
-// The function that a virtual call of `member` reaches, by the Itanium C++ ABI:
-// a pointer to a virtual member is its offset in the table of functions, + 1
-// (on ARM the 1 lies beside it).
+// Returns the function that a virtual call of `member` reaches, by the Itanium
+// C++ ABI: a pointer to a virtual member is its offset in the virtual table, +
+// 1 (on ARM the 1 is stored in the adjustment).
 template <class Class, class Member>
 const void* reached(const Class& object, Member member) {
   struct {
@@ -29,7 +29,7 @@ const void* reached(const Class& object, Member member) {
   return found;
 }
 
-// Of another kind than the real one only where torch has none.
+// Returns the function behind isStreamCapturing(); null if torch has none.
 template <class Interface>
 const void* captureFunction(const Interface& guard) {
   if constexpr (requires(c10::Stream s) { guard.isStreamCapturing(s); }) {

@@ -12,20 +12,20 @@
 
 namespace commprof {
 
-// Priority of commprof's own streams. CUDA takes streams in turn from a pool
-// for each priority; the program's and NCCL's come from other pools, the first
-// two or the last.
+// Priority of commprof's own streams. torch takes streams round-robin from a
+// pool per priority; this one is not used by the program and NCCL, whose
+// streams come from the first two pools or the last.
 inline constexpr int kUnusualPriority = -2;
 
-// A mark on a stream that is captured into a graph would break the capture. The
-// guards of torch before 2.12 cannot tell, but CUDA can; where neither tells,
-// there are no device events.
+// A mark on a stream that is captured into a graph would break the capture.
+// Device guards of torch before 2.12 cannot report a capture, but CUDA can; if
+// neither can, there are no device events.
 template <class Guard>
 inline constexpr bool kTellsCapture =
     requires(const Guard& guard, c10::Stream s) { guard.isStreamCapturing(s); };
-// True if a device's own guard answers that question, and not torch's base
-// class, which always returns false. The symbol's name shows it; if the name is
-// hidden, the result may be true wrongly.
+// True if a device's own guard implements isStreamCapturing(), rather than
+// torch's base class, which always returns false. This is determined from the
+// symbol's name; if the name is hidden, the result may be wrongly true.
 bool answersCapture(c10::DeviceType type) noexcept;
 template <class Guard>
 bool isCapturing(const Guard& guard, c10::Stream stream) {

@@ -27,7 +27,7 @@ struct Cuda {
           loadedSymbol("cudaStreamIsCapturing", {"libcudart"}));
       take_last_error = reinterpret_cast<LastError>(
           loadedSymbol("cudaGetLastError", {"libcudart"}));
-    } catch (const std::exception&) { // no memory: as if there were none
+    } catch (const std::exception&) { // out of memory: as if not found
     }
   }
 };
@@ -47,7 +47,7 @@ bool cudaTellsCapture(c10::DeviceType type) noexcept {
 bool isCapturedByCuda(c10::Stream stream) {
   int status = 0;
   if (cuda().is_capturing(cuda().handle_of(&stream), &status) != 0) {
-    cuda().take_last_error(); // torch would find it after a kernel's launch
+    cuda().take_last_error(); // else torch reports it after a launch
     return true;
   }
   return status != 0;

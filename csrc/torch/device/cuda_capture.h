@@ -1,17 +1,17 @@
-// Whether a stream is captured into a graph, by CUDA's own runtime: the device
-// guards of torch before 2.12 do not tell. Can go when these are dropped.
+// Queries CUDA's runtime for streams that are captured into a graph, which
+// torch's device guards before 2.12 cannot report. To be removed with these.
 #pragma once
 
 #include <c10/core/Stream.h>
 
 namespace commprof {
 
-// True if this process has what `isCapturedByCuda` calls.
+// True if this process has the functions that `isCapturedByCuda` calls.
 bool cudaTellsCapture(c10::DeviceType type) noexcept;
 
-// True, too, if CUDA refuses the question, as while another thread captures.
-// For devices of which `cudaTellsCapture` is true. Throws c10::Error for a
-// stream that is none.
+// True if the stream is being captured, or if CUDA refuses the query, as while
+// another thread captures. Only for devices for which `cudaTellsCapture` is
+// true. Throws c10::Error for an invalid stream.
 bool isCapturedByCuda(c10::Stream stream);
 
 } // namespace commprof

@@ -22,12 +22,12 @@ namespace {
 
 constexpr uint64_t kDrainNs = 2'000'000'000;
 constexpr uint64_t kPollEveryNs = 5'000'000;
-// In the place of a stream's id: whichever one the caller works on.
+// Placeholder id for the caller's current stream.
 constexpr int64_t kCallersStream = INT64_MIN;
 constexpr c10::DeviceIndex kMaxDevices = 64;
 
 struct Entry {
-  C10Device* device; // the timeline's
+  C10Device* device; // owned by the timeline
   DeviceTimeline timeline;
   QueueStreams streams;
   Behind behind;
@@ -39,7 +39,7 @@ struct Entry {
           }
         }) {}
 
-  // From a thread that trains: each look costs calls of the runtime.
+  // Polls at most every kPollEveryNs, since each poll calls the runtime.
   void pollNowAndThen() noexcept {
     const uint64_t now_ns = nowNs();
     uint64_t next_ns = next_poll_ns_.load(std::memory_order_relaxed);
@@ -57,10 +57,10 @@ struct Table {
   std::mutex mutex;
   std::atomic<Entry*> entries[kMaxDevices] = {};
   bool failed[kMaxDevices] = {};
-  // CPU: none yet. Set under the mutex.
+  // Device type of all entries; CPU if there is none yet. Set under the mutex.
   std::atomic<c10::DeviceType> type{c10::DeviceType::CPU};
   ExchangeCaptureMode shield = nullptr;
-  std::unique_ptr<DevicePoller> poller; // where there is a shield
+  std::unique_ptr<DevicePoller> poller; // only with a shield
 };
 
 Table& table() {
@@ -81,8 +81,8 @@ void pollAll() noexcept {
   }
 }
 
-// Once per process. It ends before the device's driver does, which was loaded
-// before.
+// Called once per process. The poller ends before the device's driver, which
+// was loaded earlier.
 void startPollerLocked(Table& t) {
   t.shield = captureShield(t.type);
   if (t.shield != nullptr) {
@@ -91,7 +91,8 @@ void startPollerLocked(Table& t) {
   }
 }
 
-// Why a device has no times; null if it has. A word of the report's sentence.
+// Why a device has no times, as a part of the report's sentence; null if it
+// has.
 const char* leftOut(c10::DeviceType type) noexcept {
   const char* setting = std::getenv("COMMPROF_DEVICE_EVENTS");
   const std::string_view wanted = setting == nullptr ? "" : setting;
@@ -114,7 +115,7 @@ void tellLeftOut(const char* reason) noexcept {
     Recorder::instance().addDocument(
         BlockType::kMetadata,
         "{\"no_device_times\": " + jsonString(reason) + "}");
-  } catch (const std::exception&) { // no memory: it stays unsaid
+  } catch (const std::exception&) { // out of memory: the reason is not recorded
   }
 }
 
@@ -134,7 +135,7 @@ Entry* makeEntry(c10::Device device) noexcept {
   try {
     auto made = std::make_unique<C10Device>(device);
     const OnDevice on_device(*made);
-    // Kept for ever: events are to be gone before the device's driver, or not.
+    // Never destroyed: events must not be destroyed after the device's driver.
     auto* entry = new Entry(std::move(made), index);
     if (t.type == c10::DeviceType::CPU) {
       t.type = device.type();
@@ -177,7 +178,7 @@ Entry* findEntry(const DeviceTimeline* timeline) noexcept {
 Entry& entryOf(DeviceTimeline& timeline) noexcept {
   Entry* entry = findEntry(&timeline);
   if (entry == nullptr) {
-    std::abort(); // there is no timeline of another kind
+    std::abort(); // every timeline has an entry
   }
   return *entry;
 }
@@ -192,7 +193,7 @@ Record recordOf(Kind kind, uint64_t op_id, Op op) noexcept {
   return record;
 }
 
-// Of the device that the stream belongs to. A forked child has none, nor has a
+// Returns the entry of the stream's device; null in a forked child and for a
 // device without collectives.
 Entry* entryOf(StreamOrCurrent stream) noexcept {
   const int64_t index =
@@ -201,16 +202,16 @@ Entry* entryOf(StreamOrCurrent stream) noexcept {
                                            : table().entries[index].load();
 }
 
-// The thread's stream comes behind it from now on.
+// Notes that the thread's stream now runs after the collective.
 void noteBehind(DeviceTimeline& timeline, CollectiveId behind) noexcept {
   try {
     Entry& entry = entryOf(timeline);
     entry.behind.set(entry.device->currentStream(), behind);
-  } catch (const std::exception&) { // then waits for it are not seen
+  } catch (const std::exception&) { // waits for it are not recorded
   }
 }
 
-// Events are waited for on other devices too.
+// Forgets the collective on all devices: any of them can wait for an event.
 void waitedFor(CollectiveId behind) {
   for (auto& place : table().entries) {
     if (Entry* entry = place.load()) {
@@ -219,7 +220,7 @@ void waitedFor(CollectiveId behind) {
   }
 }
 
-// Null where nothing is to be marked.
+// Returns the timeline of a wait, or null if it is not marked.
 DeviceTimeline* timelineOfWait(
     StreamOrCurrent stream,
     CollectiveId behind) noexcept {
@@ -278,7 +279,7 @@ DeviceIssue::DeviceIssue(
     if (known.worth_looking && alone) {
       finder_ = std::make_unique<StreamFinder>(device);
     }
-  } catch (const std::exception&) { // the program's own calls will tell
+  } catch (const std::exception&) { // the program's own calls report errors
   }
 }
 
@@ -308,14 +309,14 @@ DeviceOp DeviceIssue::launched() noexcept {
 
 void DeviceIssue::learn(uint64_t queue, std::optional<int64_t> found) noexcept {
   try {
-    // An asynchronous one that runs where it is called may run elsewhere when
-    // it is called from elsewhere.
+    // An asynchronous operation that runs on the issuing stream may run
+    // elsewhere when issued from another stream.
     if (found == caller_) {
       found = in_callers_ ? std::optional(kCallersStream) : std::nullopt;
     }
     entryOf(*op_.timeline).streams.looked(queue, in_callers_, found);
     op_.stream = found;
-  } catch (const std::exception&) { // no memory: it is looked for again
+  } catch (const std::exception&) { // out of memory: the search is repeated
   }
 }
 

@@ -6,8 +6,8 @@
 // is marked on the stream that runs the operation, if the backend shows which
 // one that is (stream_finder.h).
 //
-// Marks are read by a thread of our own if that cannot break a graph capture
-// (device_poller.h), else when collectives are issued.
+// A separate thread reads the marks if that cannot break a graph capture
+// (device_poller.h); else they are read when collectives are issued.
 // COMMPROF_DEVICE_EVENTS=off turns all of this off.
 #pragma once
 
@@ -38,7 +38,7 @@ struct DeviceOp {
   bool is_current = false; // the device is the issuing thread's current one
 };
 
-// Put it around a call that issues an operation on a device.
+// Placed around a call that issues an operation on a device.
 class DeviceIssue {
  public:
   // `device`: the tensors'. `in_callers`: async_op=False, for which backends
@@ -67,15 +67,15 @@ class DeviceIssue {
   std::unique_ptr<StreamFinder> finder_;
 };
 
-// Marks an operation's completion. Call it after the operation was launched and
-// before anything else is.
+// Marks an operation's completion. Must be called after the operation was
+// launched and before anything else is.
 void markCompletion(const DeviceOp& on, uint64_t op_id, Op op) noexcept;
 
 // Returns an object that finds the stream of this thread's launches while it
-// lives. Null if there is no memory.
+// lives; null if out of memory.
 std::unique_ptr<StreamFinder> findStream(DeviceTimeline& timeline) noexcept;
 
-// Put it around a call that makes the current stream wait for an operation that
+// Placed around a call that makes the current stream wait for an operation that
 // was not captured into a graph.
 class DeviceWait {
  public:
@@ -110,8 +110,8 @@ using StreamOrCurrent = std::optional<DeviceStream>;
 // that no StreamWait waited for yet: an event recorded now comes after it.
 CollectiveId lastOnStream(StreamOrCurrent stream) noexcept;
 
-// Put it around a call that makes `stream` wait for an event after the
-// collective `behind`. It counts if `stream` is the thread's current stream.
+// Placed around a call that makes `stream` wait for an event after the
+// collective `behind`. Counts only if `stream` is the thread's current stream.
 class StreamWait {
  public:
   StreamWait(StreamOrCurrent stream, CollectiveId behind) noexcept;

@@ -35,7 +35,7 @@ DevicePoller::DevicePoller(
     ExchangeCaptureMode shield,
     std::function<void()> look)
     : shield_(shield), look_(std::move(look)) {
-  sigset_t all; // signals belong to the user's threads
+  sigset_t all; // the user's threads handle signals
   sigset_t before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);

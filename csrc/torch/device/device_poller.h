@@ -1,5 +1,5 @@
-// A thread that polls devices, so that training threads need not: each poll is
-// a call of the device's runtime.
+// A thread that polls devices, so that training threads do not have to: each
+// poll is a call of the device's runtime.
 #pragma once
 
 #include <c10/core/DeviceType.h>
@@ -21,7 +21,7 @@ namespace commprof {
 using ExchangeCaptureMode = int (*)(int* mode);
 ExchangeCaptureMode captureShield(c10::DeviceType type) noexcept;
 
-// Makes the calling thread's calls harmless to captures while it lives.
+// Makes the calling thread's calls harmless to captures during its lifetime.
 class Shielded {
  public:
   explicit Shielded(ExchangeCaptureMode exchange) noexcept

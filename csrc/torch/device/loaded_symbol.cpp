@@ -15,7 +15,7 @@ struct Wanted {
   void* found = nullptr;
 };
 
-// A library that Python loaded for itself alone is not in the global scope.
+// Searches one library: those that Python loads are not in the global scope.
 int lookInto(dl_phdr_info* info, size_t, void* data) {
   auto& wanted = *static_cast<Wanted*>(data);
   const char* file = info->dlpi_name;
@@ -27,7 +27,7 @@ int lookInto(dl_phdr_info* info, size_t, void* data) {
   }
   if (void* library = dlopen(file, RTLD_LAZY | RTLD_NOLOAD)) {
     wanted.found = dlsym(library, wanted.name.c_str());
-    dlclose(library); // it stays loaded: we opened nothing
+    dlclose(library); // RTLD_NOLOAD: the library stays loaded
   }
   return wanted.found != nullptr ? 1 : 0;
 }

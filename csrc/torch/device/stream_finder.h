@@ -21,7 +21,7 @@ class StreamFinder {
       handle_ = at::addThreadLocalCallback(
           at::RecordFunctionCallback(&began, &ended)
               .scopes({at::RecordScope::USER_SCOPE}));
-    } catch (const std::exception&) { // then no stream is found
+    } catch (const std::exception&) { // no stream is found
     }
   }
   ~StreamFinder() {
@@ -50,7 +50,7 @@ class StreamFinder {
   static std::unique_ptr<at::ObserverContext> began(const at::RecordFunction&) {
     return nullptr;
   }
-  // Works are asynchronous; other scopes may end while any stream is current.
+  // Works are asynchronous scopes; others may end while any stream is current.
   static void ended(const at::RecordFunction& what, at::ObserverContext*) {
     Sought& s = sought();
     if (s.active && what.isAsync()) {

@@ -20,10 +20,10 @@ inline uint64_t queueOf(uint32_t group, uint32_t peer, Op op) noexcept {
 }
 
 // The stream on which each queue's operations run, as found at the queue's
-// first operations. A mark after an operation on that stream blocks nothing. A
-// stream of ours that waited for the operation would: CUDA has eight hardware
+// first operations. A mark on that stream after an operation blocks nothing.
+// Waiting for the operation on a separate stream would: CUDA has eight hardware
 // queues, and all work after a wait in one of them waits too, including the
-// program's compute. Any thread.
+// program's compute. Thread-safe.
 class QueueStreams {
  public:
   static constexpr int kTries = 3; // for a backend that does not show streams
@@ -54,7 +54,7 @@ class QueueStreams {
   std::map<std::pair<uint64_t, bool>, Entry> entries_;
 };
 
-// The collective that each stream of the program waited for last. Any thread.
+// The collective that each stream of the program waited for last. Thread-safe.
 class Behind {
  public:
   void set(int64_t stream, CollectiveId behind) {

@@ -46,7 +46,7 @@ Options synchronous() {
   return options;
 }
 
-// A backend that has waited already gives no Work.
+// A backend that has already waited returns no Work.
 void finish(const c10::intrusive_ptr<c10d::Work>& work) {
   if (work) {
     work->wait();
@@ -93,8 +93,8 @@ Run broadcast(const Group& group, const CollectiveSpec& spec) {
       });
 }
 
-// The names that all supported versions of torch have; later ones deprecate
-// them for all_gather_single and its like.
+// Names that exist in all supported versions of torch; later versions deprecate
+// them in favour of all_gather_single and similar names.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 
@@ -127,7 +127,8 @@ Run allToAll(const Group& group, const CollectiveSpec& spec) {
 
 #pragma GCC diagnostic pop
 
-// To the next rank, from the one before, as nccl-tests' sendrecv does.
+// Sends to the next rank, receives from the previous, like nccl-tests'
+// sendrecv.
 Run sendRecv(const Group& group, const CollectiveSpec& spec) {
   const int size = group->getSize();
   const int after = (group->getRank() + 1) % size;
@@ -181,7 +182,7 @@ CallTimes CollectiveCall::sample(int64_t iterations, const CollectiveCall* meet)
     const {
   CallTimes times;
   auto& [begin_ns, end_ns] = times;
-  // Pages are touched here, not between two samples.
+  // Page faults happen here, not between two samples.
   begin_ns.resize(size_t(iterations));
   end_ns.resize(size_t(iterations));
   for (size_t i = 0; i < size_t(iterations); ++i) {

@@ -25,18 +25,18 @@ namespace {
 using kernels::Element;
 using kernels::Reduction;
 
-// Chunks between hosts at a time: gloo has two threads for each group.
+// Chunks in flight between hosts: gloo has two threads per group.
 constexpr size_t kInFlight = 2;
 
-// What the ranks of one host have in common, and what joins them to others.
+// Connections to the ranks of this host and to peers on other hosts.
 struct Connections {
   std::shared_ptr<shm::Team> team;
-  std::unique_ptr<Peers> peers; // null where this rank has none
+  std::unique_ptr<Peers> peers; // null if this rank has none
   int owners = 1;
 };
 
-// Runs what is done before this rank's peers hear of an exchange: they
-// must not wait for a rank that cannot do its part.
+// Runs the work that precedes this rank's message to its peers; on an error,
+// notifies them, so that they do not wait for this rank.
 template <class Local>
 void orGiveUp(Connections& connections, Local local) {
   try {
@@ -49,14 +49,14 @@ void orGiveUp(Connections& connections, Local local) {
   }
 }
 
-// One all-reduce: a small one at once, and a long one in chunks, which are
-// added up within the host in order; some are between hosts, and those that
-// came back are shared in the same order.
+// One all-reduce. A small one is exchanged at once. A large one is divided into
+// chunks: they are summed within the host in order, a few are in flight between
+// hosts, and those received are shared within the host in the same order.
 class Exchange {
  public:
   Exchange(
       Connections& connections,
-      const at::Tensor& tensor, // in order; the result goes there
+      const at::Tensor& tensor, // contiguous; receives the result
       Element element,
       c10d::ReduceOp::RedOpType reduction,
       int world)
@@ -69,7 +69,7 @@ class Exchange {
                                              : *reductionOf(reduction)),
         world_(world) {}
 
-  // `what`: of all ranks, or errors name two that differ.
+  // `what`: operation, the same on all ranks, or the error names two of them.
   void run(const std::string& what) {
     const size_t bytes = count() * width();
     const shm::Team::Intent intent = shm::intend(what, bytes);
@@ -90,8 +90,8 @@ class Exchange {
   struct Chunk {
     shm::Slice range;
     std::vector<shm::Slice> slices; // of the range, by owner
-    at::Tensor part; // this owner's; undefined where it has none
-    WorkPtr work; // null where this rank sends nothing
+    at::Tensor part; // of this owner; undefined if it has none
+    WorkPtr work; // null if this rank sends nothing
   };
 
   void runAtOnce(const shm::Team::Intent& intent) {
@@ -116,7 +116,7 @@ class Exchange {
     if (team().size() > 1) {
       orGiveUp(connections_, [&] { team().meetCheck(intent); });
     }
-    // The others' answers are on their way while the first chunk is added up.
+    // The peers' messages arrive while the first chunk is summed.
     std::optional<Peers::Told> told;
     if (connections_.peers) {
       told = connections_.peers->tell(intent, {});
@@ -265,7 +265,7 @@ class HierarchicalBackend final : public ThreadedBackend {
     }
   }
 
-  // gloo's own would know nothing of all-reduces that are under way here.
+  // gloo's own barrier would not wait for all-reduces in flight here.
   WorkPtr barrier(const c10d::BarrierOptions& options) override {
     return startBarrier(
         options.asyncOp, [connections = connections_, world = size_] {
@@ -277,7 +277,7 @@ class HierarchicalBackend final : public ThreadedBackend {
   }
 
  protected:
-  // gloo's connections close with it, which its other ends see at once.
+  // Closes gloo's connections, which their other ends detect immediately.
   void disconnect() override {
     connections_->peers.reset();
   }

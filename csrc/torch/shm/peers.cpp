@@ -19,7 +19,7 @@ namespace commprof {
 
 namespace {
 
-// What a message begins with; the payload follows, or the reason in words.
+// Header of a message, followed by the payload or by the reason as text.
 struct Head {
   shm::Team::Intent intent;
   int32_t global_rank = 0;
@@ -27,7 +27,7 @@ struct Head {
 };
 static_assert(sizeof(Head) == 56);
 
-// For peers to come and hear that this rank gave up.
+// Time for peers to receive the message that this rank gave up.
 constexpr auto kPatience = std::chrono::seconds(1);
 
 at::Tensor newFrame() {
@@ -44,8 +44,8 @@ std::byte* payloadOf(const at::Tensor& frame) {
   return bytesOf(frame) + sizeof(Head);
 }
 
-// A thread that still waits then is left alone with what it uses: gloo has no
-// other way to wait for a time and go on.
+// Waits up to kPatience on a detached thread, which keeps what it uses: gloo
+// has no wait with a timeout that leaves the group usable.
 void waitBriefly(std::vector<c10::intrusive_ptr<c10d::Work>> works) {
   auto sent = std::make_shared<std::promise<void>>();
   const std::future<void> done = sent->get_future();
@@ -55,7 +55,7 @@ void waitBriefly(std::vector<c10::intrusive_ptr<c10d::Work>> works) {
         work->wait();
       }
     } catch (const std::exception&) {
-      // They will find out by themselves.
+      // The peers detect the failure themselves.
     }
     sent->set_value();
   }).detach();
@@ -68,13 +68,13 @@ std::string nameOf(const Head& head) {
 
 } // namespace
 
-// gloo's tags are a number of 31 bits.
+// gloo's tags have 31 bits.
 int Peers::nextTag() {
   return int(told_++ & 0x7fffffffu);
 }
 
-// Receives first: a message that finds its receive posted needs no wake-up
-// more.
+// Posts receives first: a message with a posted receive needs no further
+// wake-up.
 Peers::Told Peers::receive(int tag) {
   Told told;
   told.timeout_ = std::chrono::milliseconds(timeout_ms_.load());
@@ -125,7 +125,7 @@ void Peers::giveUp(const std::string& why) noexcept {
     send(frame, sizeof head + bytes, nextTag(), works);
     waitBriefly(std::move(works));
   } catch (const std::exception&) {
-    // What made this rank give up is already on its way to the user.
+    // The error that made this rank give up has already been reported.
   }
 }
 
@@ -134,7 +134,7 @@ void Peers::Told::wait() {
     work->wait(timeout_);
   }
   check();
-  // Not before: who gave up takes no message.
+  // Sends are awaited last: a rank that gave up receives no messages.
   for (const auto& work : sends_) {
     work->wait(timeout_);
   }

@@ -38,8 +38,8 @@ class Peers {
     return *across_;
   }
 
-  // Any thread. gloo's messages keep the timeout with which their group was
-  // made.
+  // Callable from any thread. gloo's messages keep the timeout with which their
+  // group was made.
   void setTimeout(std::chrono::milliseconds timeout) {
     timeout_ms_.store(timeout.count());
     across_->setTimeout(timeout);
@@ -52,7 +52,7 @@ class Peers {
     // ranks differ, naming both, or if a rank gave up, with its reason.
     void wait();
     // Returns the data of each host, this one's included, in the same order on
-    // all ranks. Call it after wait().
+    // all ranks; valid only after wait().
     std::vector<const std::byte*> payloads() const;
 
    private:
@@ -64,12 +64,12 @@ class Peers {
     std::vector<c10::intrusive_ptr<c10d::Work>> sends_;
   };
 
-  // Sends this rank's next operation, and up to kMostPayload bytes of data.
-  // Call it once for each all-reduce, on all ranks in the same order.
+  // Sends this rank's next operation and up to kMostPayload bytes of data.
+  // Called once for each all-reduce, on all ranks in the same order.
   Told tell(
       const shm::Team::Intent& intent,
       std::span<const std::byte> payload);
-  // Call it instead of tell() if this rank cannot take part. The peers' wait()
+  // Called instead of tell() if this rank cannot take part. The peers' wait()
   // throws if they call it within a second: gloo delivers nothing before.
   void giveUp(const std::string& why) noexcept;
 

@@ -139,7 +139,7 @@ class ShmBackend final : public ThreadedBackend {
     return fit;
   }
 
-  // As ThreadedBackend's, with the team.
+  // As ThreadedBackend::start(), but passes the team.
   WorkPtr start(
       OpType type,
       Tensors outputs,

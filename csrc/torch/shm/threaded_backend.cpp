@@ -48,8 +48,8 @@ class ShmWork final : public Work {
   const c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
-// The caller's tensors may require gradients, be inference tensors, or be used
-// under autocast: none of this is to be seen by what moves their bytes.
+// Hides from the code that moves bytes that the caller's tensors may require
+// gradients, be inference tensors, or be used under autocast.
 struct AsKernel {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const c10::impl::ExcludeDispatchKeyGuard no_autocast{
@@ -86,8 +86,8 @@ void ThreadedBackend::end() {
   }
 }
 
-// In the caller's thread where nothing is before it: a hand-over costs more
-// than a small collective.
+// Runs in the caller's thread if the queue is empty: a hand-over to the thread
+// costs more than a small collective.
 WorkPtr ThreadedBackend::start(
     OpType type,
     Tensors outputs,
@@ -98,7 +98,7 @@ WorkPtr ThreadedBackend::start(
       const AsKernel kernel;
       run();
     } catch (const shm::TeamError&) {
-      throw; // all ranks of the host have it
+      throw; // all ranks of the host receive this error
     } catch (const std::exception& error) {
       team->abandon(reasonOf(error));
       throw;

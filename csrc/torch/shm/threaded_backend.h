@@ -28,7 +28,7 @@ class ThreadedBackend : public WrappingBackend {
   void setTimeout(std::chrono::milliseconds timeout) override;
   c10d::ErrorType getError() override;
   // Both make other ranks that wait for this one, now or later, fail with an
-  // error, and wait up to a second for the collectives under way on this rank.
+  // error, and wait up to a second for the running collectives of this rank.
   void abort() override;
   void shutdown() override;
 
@@ -48,8 +48,8 @@ class ThreadedBackend : public WrappingBackend {
 
   const std::shared_ptr<shm::Team> team_;
 
-  // Called when no collective is under way and none will be. Ends operations
-  // that other hosts' ranks may wait for.
+  // Called when no collective is running and none will be. Ends operations that
+  // other hosts' ranks may wait for.
   virtual void disconnect() {}
 
  private:

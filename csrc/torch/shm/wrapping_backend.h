@@ -221,7 +221,7 @@ class WrappingBackend : public c10d::Backend {
 
  private:
   std::mutex mutex_;
-  // Weak, so that Works that nobody holds any more are freed.
+  // Weak, so that Works without other owners are freed.
   std::vector<c10::weak_intrusive_ptr<c10d::Work>> started_;
 };
 

@@ -1,5 +1,5 @@
-// The board on which ranks write their arrivals down: threads and processes as
-// ranks, and what is lost is seen to be lost.
+// Tests the board on which ranks write their arrivals, with threads and
+// processes as ranks, and that lost arrivals are detected.
 #include "always_on/arrivals/arrival_board.h"
 
 #include <sys/wait.h>
@@ -20,8 +20,8 @@ namespace {
 constexpr uint64_t kToken = 4711;
 constexpr uint64_t kBegin = 1'000'000'000;
 
-// Rank r arrives at collective s so long after kBegin + s us; the last one is
-// rank s % ranks.
+// Time at which a rank arrives at collective `seq`, after kBegin + seq us; the
+// last one is rank seq % ranks.
 uint64_t arrival(uint32_t rank, uint32_t seq, uint32_t ranks) {
   return kBegin + seq * 1'000 + (rank == seq % ranks ? 900 : rank * 10);
 }
@@ -34,7 +34,7 @@ ArrivalBoard::Group joined(ArrivalBoard& board, uint32_t rank, uint32_t ranks) {
   return group;
 }
 
-// Posts and reads as a helper thread does; returns how often it was told so.
+// Acts like a helper thread; returns how often the last arrival was correct.
 uint32_t runRank(
     ArrivalBoard& board,
     uint32_t rank,
@@ -62,7 +62,7 @@ uint32_t runRank(
 void threadsAsRanks() {
   const auto board = ArrivalBoard::create(kToken);
   const uint32_t ranks = 4;
-  const uint32_t count = ArrivalBoard::kSlots + 1'000; // written over, too
+  const uint32_t count = ArrivalBoard::kSlots + 1'000; // overwrites some
   std::vector<uint32_t> known(ranks);
   std::vector<std::thread> threads;
   for (uint32_t rank = 0; rank < ranks; ++rank) {
@@ -126,7 +126,7 @@ void whatIsWrittenOverIsLost() {
   CHECK(one.last(5 + ArrivalBoard::kSlots, 100, last) == State::kMissing);
 }
 
-// Cells hold 45 bits of nanoseconds.
+// Cells hold 45 bits of nanoseconds and wrap.
 void timesGoOnWhereCellsBeginAnew() {
   const auto board = ArrivalBoard::create(kToken);
   ArrivalBoard::Group one = joined(*board, 0, 2);
@@ -141,7 +141,7 @@ void timesGoOnWhereCellsBeginAnew() {
   CHECK_EQ(last.at_ns, turn + 500);
 }
 
-// After 2**32 collectives of a group their numbers begin anew.
+// A group's sequence numbers wrap after 2**32 collectives.
 void numbersGoOnAfterTheLast() {
   const auto board = ArrivalBoard::create(kToken);
   ArrivalBoard::Group one = joined(*board, 0, 2);
@@ -159,13 +159,13 @@ void numbersGoOnAfterTheLast() {
     CHECK_EQ(last.at_ns, at_ns + 10);
     CHECK_EQ(uint32_t(one.end(0)), seq + 1);
   }
-  // Written over by one of after the turn.
+  // Overwritten by a collective after the wrap-around.
   CHECK(one.last(UINT32_MAX, at_ns, last) == State::kLost);
   uint64_t issue_ns = 0;
   CHECK(!one.find(0, UINT32_MAX, at_ns, issue_ns));
   CHECK(one.find(0, seq - 1, at_ns, issue_ns));
   const uint64_t end = one.end(0);
-  one.post(UINT32_MAX - 5, at_ns); // a late cell moves no end back
+  one.post(UINT32_MAX - 5, at_ns); // a late cell does not move the end back
   CHECK_EQ(one.end(0), end);
 }
 
@@ -185,7 +185,7 @@ void roomHasABound() {
     joined += small->join({key, 0, 2, 0}, group) && group;
   }
   CHECK_EQ(joined, ArrivalBoard::kMaxGroups);
-  ArrivalBoard::Group group; // whose size is not that of the one before
+  ArrivalBoard::Group group; // joined with a different size
   CHECK(!small->join({1, 0, 3, 0}, group));
 }
 

@@ -1,5 +1,5 @@
-// Carriers of two hosts, in one process over loopback: who came last, across
-// clocks; strangers; forks; and ends.
+// Tests carriers of two hosts in one process over loopback: the last rank
+// across clocks, strangers, forks, and shutdown.
 #include "always_on/hosts/arrival_carrier.h"
 
 #include <sys/socket.h>
@@ -20,7 +20,7 @@ using namespace commprof;
 using namespace arrival_hosts;
 using State = ArrivalBoard::State;
 
-// The thread sanitizer takes the parent's threads for the child's leaks.
+// The thread sanitizer reports the parent's threads as leaks of the child.
 extern "C" __attribute__((visibility("default"))) const char*
 __tsan_default_options() {
   return "report_thread_leaks=0";
@@ -70,8 +70,8 @@ uint64_t trueNs(uint64_t begin_ns, uint32_t seq, uint32_t rank) {
   return begin_ns + seq * kMs + (rank == seq % kRanks ? 500'000 : rank * 10);
 }
 
-// As the helper threads of one host's two ranks do; returns how often both
-// were told the truth about who came last, and when.
+// Acts like the helper threads of one host's two ranks; returns how often the
+// last rank and its arrival time were correct.
 uint32_t runHost(Host& host, uint64_t begin_ns, uint32_t count) {
   host.join();
   for (uint32_t seq = 0; seq < count; ++seq) {
@@ -137,7 +137,7 @@ void withoutAClockNothingIsSaid() {
   CHECK(pair.one.host.last(0, now_ns, last) == State::kMissing);
   CHECK(pair.two.host.last(0, now_ns, last) == State::kMissing);
   CHECK(!pair.two.host.board->links().clock_known);
-  // With the first comparison both hear what stands on the boards.
+  // After the first comparison, both hosts receive the boards' contents.
   pair.two.host.compare();
   for (Host* host : {&pair.one.host, &pair.two.host}) {
     CHECK(
@@ -153,7 +153,7 @@ void aPeerThatIsGoneIsNotMissed() {
     const UdpSocket gone = UdpSocket::bound(kHere);
     one.carrier.addPeer({kHere, gone.port(), 1});
   }
-  one.carrier.addPeer({"::1", 9, 1}); // no way there from an IPv4 socket
+  one.carrier.addPeer({"::1", 9, 1}); // unreachable from an IPv4 socket
   CHECK_THROWS(
       std::invalid_argument, one.carrier.addPeer({"no.such.host", 9, 1}));
   one.host.post(0, 0, nowNs());
@@ -198,7 +198,7 @@ void strangersChangeNothing() {
     damaged.resize(random() % damaged.size());
     say(damaged);
   }
-  say(arrival(2, kToken)); // that of another host
+  say(arrival(2, kToken)); // the token of another host
   say(arrival(ArrivalCarrier::kMaxHosts, kToken + 1));
   sleepMs(50);
   ArrivalBoard::Last last;
@@ -229,7 +229,7 @@ void aForkedChildHasNoneOfIt() {
   CHECK(carrier.carry({kHere, kToken, 1}) != 0);
   carrier.addPeer({kHere, 9, 1});
   for (int i = 0; i < 5; ++i) {
-    sleepMs(30); // the thread is at work
+    sleepMs(30); // the thread is running
     const pid_t pid = fork();
     if (pid == 0) {
       check::failed = 0;
@@ -244,7 +244,7 @@ void aForkedChildHasNoneOfIt() {
     CHECK_EQ(waitpid(pid, &status, 0), pid);
     CHECK_EQ(status, 0);
   }
-  carrier.makeBoard(kToken + 1); // of the next process group
+  carrier.makeBoard(kToken + 1); // for the next process group
   CHECK_THROWS(std::logic_error, carrier.addPeer({kHere, 9, 1}));
   carrier.stop();
   CHECK_EQ(openFiles(), before);

@@ -1,4 +1,4 @@
-// From one host's board through a datagram to another's, without a network.
+// Tests arrivals from one host's board to another's, without a network.
 #include "always_on/hosts/arrival_relay.h"
 #include "arrival_hosts.h"
 #include "check.h"
@@ -12,7 +12,7 @@ namespace {
 constexpr uint64_t kToken = 4711;
 constexpr uint64_t kSecond = 1'000'000'000;
 
-// Host 2 tells host 1; its clock is 3 s ahead.
+// Host 2 sends to host 1; host 2's clock is 3 s ahead.
 struct Pair {
   Host one{0, 0};
   Host two{3 * int64_t(kSecond), 2};
@@ -43,7 +43,7 @@ struct Pair {
     }
     return taken;
   }
-  // All ranks issue it now, rank `late` 5 us later.
+  // All ranks issue collective `seq` now, rank `late` 5 us later.
   void issue(uint32_t seq, uint32_t late) {
     for (uint32_t rank = 0; rank < kRanks; ++rank) {
       Host& host = rank < 2 ? one : two;
@@ -69,7 +69,7 @@ void arrivalsComeByThisHostsClock() {
   ArrivalBoard::Last last = hosts.known(0);
   CHECK_EQ(last.rank, 103u);
   CHECK_EQ(last.at_ns, hosts.now_ns + 5'000);
-  // 100 ns, and 500 ppm of the 5 us since.
+  // 100 ns, plus 500 ppm of the 5 us since the comparison.
   CHECK_EQ(last.clock_error_ns, 103u);
   hosts.issue(1, 1);
   hosts.deliver(hosts.collect());
@@ -92,10 +92,10 @@ void aLostDatagramLosesNothing() {
   hosts.known(2);
   CHECK(hosts.missing(0));
   hosts.collect();
-  CHECK(hosts.collect().empty()); // twice is enough
+  CHECK(hosts.collect().empty()); // each arrival is sent twice
 }
 
-// A helper thread drains one ring after another: numbers come out of order.
+// Helper threads drain one ring after another, so numbers are out of order.
 void aLateCellIsToldAsWell() {
   Pair hosts;
   hosts.issue(0, 3);
@@ -117,13 +117,13 @@ void whoJoinsLateIsToldAgain() {
   }
   CHECK_EQ(hosts.deliver(hosts.collect()), 0u); // nobody has joined
   hosts.one.join();
-  CHECK_EQ(hosts.deliver(hosts.collect()), 0u); // nor issued
+  CHECK_EQ(hosts.deliver(hosts.collect()), 0u); // nobody has issued
   hosts.one.post(0, 0, hosts.now_ns);
   hosts.one.post(1, 0, hosts.now_ns);
   hosts.now_ns += kSecond / 2;
   CHECK_EQ(hosts.deliver(hosts.collect()), 2u);
   hosts.known(0);
-  // So is a host that is found late.
+  // Arrivals are also sent again for a host that is found late.
   hosts.now_ns += 2 * kSecond;
   hosts.collect();
   hosts.collect();
@@ -132,15 +132,15 @@ void whoJoinsLateIsToldAgain() {
   CHECK_EQ(hosts.deliver(hosts.collect()), 2u);
 }
 
-// More than fits into one call; and what nobody can tell any more is passed
-// over.
+// More arrivals than fit into one call; those that no longer can be sent are
+// skipped.
 void tooMuchComesLater() {
   Pair hosts;
   hosts.issue(0, 3);
   hosts.collect();
   hosts.now_ns += 2 * kSecond;
   hosts.collect();
-  // Times that take five bytes each.
+  // Times that are encoded in five bytes each.
   const uint32_t count = ArrivalBoard::kSlots + 1'000;
   for (uint32_t seq = 1; seq <= count; ++seq) {
     for (uint32_t rank = 2; rank < 4; ++rank) {
@@ -162,7 +162,7 @@ void tooMuchComesLater() {
   }
 }
 
-// A group's numbers begin anew after 2**32 collectives.
+// A group's sequence numbers wrap after 2**32 collectives.
 void numbersGoOnAfterTheLast() {
   Pair hosts;
   uint32_t seq = UINT32_MAX - 3;
@@ -180,8 +180,8 @@ void numbersGoOnAfterTheLast() {
     }
   }
   hosts.collect();
-  CHECK(hosts.collect().empty()); // nothing is told a third time
-  // A rank of the other host that is seen only now, and a number far from ours.
+  CHECK(hosts.collect().empty()); // nothing is sent a third time
+  // A rank of the other host that appears only now, and distant numbers.
   const ClockLine line = *hosts.one.clock.line();
   const auto takes = [&](uint32_t first_seq) {
     const ArrivalRun run{{kGroup, 2, kRanks, 102}, first_seq, {hosts.now_ns}};
@@ -205,11 +205,11 @@ void whatIsNotOursChangesNothing() {
   bad.member.key = 78; // no such group
   CHECK(!takes(bad));
   bad = good;
-  bad.member.size = 5; // another one
+  bad.member.size = 5; // a different group size
   bad.member.rank = 4;
   CHECK(!takes(bad));
   bad = good;
-  bad.member.rank = 1; // which is here
+  bad.member.rank = 1; // a rank of this host
   CHECK(!takes(bad));
   bad = good;
   bad.first_seq = 11 + ArrivalBoard::kSlots;
@@ -233,7 +233,7 @@ void whatIsNotOursChangesNothing() {
   CHECK_EQ(hosts.known(10).rank, 101u);
 }
 
-// Nobody elsewhere is told of a group that is all on one host.
+// Arrivals of a group that is entirely on one host are not sent.
 void whatStaysOnOneHostIsNotSent() {
   Pair hosts;
   for (uint32_t rank = 0; rank < 2; ++rank) {

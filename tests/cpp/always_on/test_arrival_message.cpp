@@ -1,4 +1,4 @@
-// Datagrams between hosts: what goes in comes out, and nothing else does.
+// Tests datagrams between hosts: content is preserved, damage is rejected.
 #include "always_on/hosts/arrival_message.h"
 
 #include <cstring>
@@ -17,7 +17,7 @@ std::optional<ArrivalMessage> read(Datagram datagram) {
   return readArrivals(datagram.data(), datagram.size(), kToken);
 }
 
-// Two runs of one rank, one of another; times that go back and jump.
+// Datagram with two runs of one rank, one of another; times go back and jump.
 Datagram packed() {
   ArrivalPacker packer(2);
   const uint64_t times[] = {0, 1'000, 900, 3'000'000'000, 3'000'000'001};
@@ -69,7 +69,7 @@ void strangersAndDamageAreNotRead() {
   CHECK(!read(longer));
   longer.resize(ArrivalPacker::kMaxBytes + 1);
   CHECK(!read(longer));
-  // Magic, version and token are the first 16 bytes but for the count of runs.
+  // Magic, version and token are the first 16 bytes, except the count of runs.
   for (const size_t at : {0, 3, 4, 5, 6, 7, 8, 15}) {
     Datagram bad = good;
     bad[at] ^= 1;
@@ -98,7 +98,7 @@ void impossibleRunsAreNotRead() {
   CHECK(!with(36, UINT32_MAX));
 }
 
-// For the sanitizers: whatever is read is as long as it says.
+// For the sanitizers: damaged datagrams cause no out-of-bounds reads.
 void noDamageGoesAstray() {
   const Datagram good = packed();
   for (size_t at = 0; at < good.size(); ++at) {

@@ -1,6 +1,6 @@
-// Steps of a loop that marks none, and of one that marks them late. Given a
-// file of marks, it says for a reader in another language what steps they
-// bound.
+// Tests the steps found for loops that mark none or mark them late. With a file
+// of marks as argument, prints the steps that they bound, for comparison with a
+// reader in another language.
 #include "always_on/found_steps.h"
 
 #include <fstream>
@@ -100,8 +100,8 @@ void backwardPassesEndTheStepsOfALoopWithoutMarks() {
   loop.backwards(kBelieved - 1);
   CHECK(loop.holds("\"steps_end\":\"declared\",\"steps\":" + histogram(0, 0)));
   loop.backwards(7);
-  // From the end of one backward pass to that of the next; the first is
-  // warm-up.
+  // Steps last from the end of one backward pass to that of the next; the first
+  // is warm-up.
   CHECK(loop.holds(
       "\"steps_end\":\"backward\",\"steps\":" + histogram(5, kStepNs)));
   CHECK(loop.holds("\"exposed\":" + histogram(5, 10'000)));
@@ -135,7 +135,7 @@ void theFirstMarkThatEndsAStepForgetsThem() {
       histogram(1, 2 * kBelieved * kStepNs)));
 }
 
-// The first declared step is warm-up, as without the updates before it.
+// The first declared step is warm-up, even after steps found from updates.
 void whatTheScriptDeclaresWins() {
   Loop loop;
   loop.backward();
@@ -146,17 +146,17 @@ void whatTheScriptDeclaresWins() {
   CHECK(loop.holds(
       "\"steps_end\":\"update\",\"steps\":" + histogram(1, kStepNs)));
   loop.mark(2, true, 3 * kStepNs, kStepDeclared);
-  CHECK(!loop.ledger.pending()); // of the steps found before
+  CHECK(!loop.ledger.pending()); // the steps found earlier are dropped
   CHECK(loop.holds("\"steps_end\":\"declared\",\"steps\":" + histogram(0, 0)));
   loop.mark(3, true, 4 * kStepNs, kStepDeclared);
   loop.mark(4, true, 6 * kStepNs, kStepDeclared);
-  loop.mark(5, true, 7 * kStepNs); // found, and passed over
+  loop.mark(5, true, 7 * kStepNs); // found, ignored
   loop.mark(5, true, 8 * kStepNs, kStepDeclared);
   CHECK(loop.holds(
       "\"steps_end\":\"declared\",\"steps\":" + histogram(2, 2 * kStepNs)));
 }
 
-// Then the first step that the script declares is complete, and warm-up.
+// The first declared step is then complete, and is warm-up.
 void captureMayGoOnBetweenAnUpdateAndADeclaration() {
   Loop loop;
   loop.mark(0, true, 1 * kStepNs);
@@ -166,7 +166,7 @@ void captureMayGoOnBetweenAnUpdateAndADeclaration() {
   CHECK(loop.holds("\"steps\":" + histogram(1, 3 * kStepNs)));
 }
 
-// Off and on again: the stretch in between is no step.
+// The time during which capture is off is not a step.
 void aPauseOfTheCaptureIsNoStep() {
   Loop loop;
   loop.backwards(kBelieved + 3);
@@ -176,7 +176,7 @@ void aPauseOfTheCaptureIsNoStep() {
   CHECK(loop.holds("\"steps\":{\"count\":5,\"sum\":4750000,"));
 }
 
-// A mark per line: step, whether it ends there, time, by whom it was placed.
+// Reads one mark per line: step, whether it ends there, time, source.
 void printSteps(const char* path) {
   ArrivalExchange nobody;
   WaitLedger ledger{nobody};

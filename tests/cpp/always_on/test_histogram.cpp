@@ -1,5 +1,5 @@
-// The histogram: buckets, quantiles against exact ones, merging in any order.
-// With a file of numbers as argument: prints the JSON of their histogram.
+// Tests the histogram: buckets, quantiles against exact ones, merging in any
+// order. With a file of numbers as argument: prints their histogram's JSON.
 #include "always_on/summary/histogram.h"
 
 #include <algorithm>
@@ -33,8 +33,8 @@ Histogram of(const std::vector<uint64_t>& values) {
   return histogram;
 }
 
-// Every bucket's middle lies in it, they follow each other without a gap, and
-// both ends of each are within 1/128 of its middle.
+// Checks that every bucket contains its middle, that buckets are contiguous,
+// and that both ends of each are within 1/128 of its middle.
 void bucketsAreWhatTheySay() {
   uint32_t last = 0;
   for (double x = 0; x < kHourNs; x = x * 1.003 + 1) {
@@ -52,7 +52,7 @@ void bucketsAreWhatTheySay() {
   CHECK_EQ(Histogram::bucketOf(63), 63u);
   CHECK_EQ(Histogram::bucketOf(64), 64u);
   CHECK_EQ(Histogram::bucketOf(128), 128u);
-  CHECK_EQ(Histogram::bucketOf(130), 129u); // two wide
+  CHECK_EQ(Histogram::bucketOf(130), 129u); // buckets of width two
   CHECK_EQ(Histogram::bucketOf(UINT64_MAX), Histogram::kBuckets - 1);
 }
 
@@ -106,7 +106,7 @@ void countersAreExact() {
       "1125899906842624,\"buckets\":[5,1,312,2,2050,1]}");
 }
 
-// Any split into parts, merged in any order and grouping, is the whole.
+// Checks that parts, merged in any order and grouping, equal the whole.
 void mergingIsAssociativeAndCommutative() {
   Random random(3);
   for (int round = 0; round < 50; ++round) {

@@ -1,5 +1,5 @@
-// The waiting for late ranks by blocks of time: how many there are, and by
-// which clock they count.
+// Tests the waiting for late ranks by blocks of time: their number, and the
+// clock that they use.
 #include "always_on/arrivals/late_ranks.h"
 
 #include <string>
@@ -51,7 +51,7 @@ void blocksOfTimeGrow() {
   CHECK_EQ(sum, 50'000u);
 }
 
-// To the nearest block, in both directions.
+// Times move to the nearest block, in both directions.
 void timesMoveByWholeBlocks() {
   LateRanks late;
   late.exposed(1'000 * kBlock, 2, 5);
@@ -113,8 +113,7 @@ struct Neighbours {
 };
 
 // Rank 0's host has been up for one day, which becomes known after the first
-// step; then the job gets another rank 0, and nothing is known of its clock for
-// a while.
+// step; then the job gets another rank 0, whose clock is unknown for a while.
 void stepsOfBeforeRank0sClockIsKnownLieBesideTheLaterOnes() {
   Neighbours ranks;
   ranks.step(1);

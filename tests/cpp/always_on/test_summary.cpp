@@ -1,4 +1,4 @@
-// The summary: what it makes of records, and that its size has a bound.
+// Tests the summary: its content for given records, and the bound of its size.
 #include "always_on/summary/summary.h"
 
 #include <algorithm>
@@ -82,7 +82,7 @@ std::string operation(const std::string& counters) {
   return "{\"op\":1,\"group\":1,\"size_class\":7," + counters;
 }
 
-// The issue may be drained after the end and the wait: they are other threads'.
+// The issue may be drained after the end and the wait of other threads.
 void operationsAreJoinedInAnyOrder() {
   const Op op = Op::kAllReduce;
   std::vector<Record> records = {
@@ -105,7 +105,7 @@ void operationsAreJoinedInAnyOrder() {
       }));
 }
 
-// Without a completion the wait's end stands for it; on a device nothing does.
+// Without a completion, the wait's end counts; on a device nothing does.
 void operationsWithoutAnEnd() {
   Summary summary(1, nobody);
   const Op op = Op::kAllReduce;
@@ -128,14 +128,14 @@ void operationsWithoutAnEnd() {
   CHECK(holds(summary, "\"unmatched\":1,"));
 }
 
-// Where a device's events tell of its completion it counts, in any order.
+// A completion from a device's events counts, in any order of records.
 void aDeviceMayTellItsEnd() {
   Summary summary(1, nobody);
   Record device = issue(1, 100, 64, Op::kAllReduce);
   device.flags = kDeviceAsync;
   Record ready = device;
   ready.kind = Kind::kDeviceReady;
-  ready.timestamp_ns = 110; // the stream came to it
+  ready.timestamp_ns = 110; // the stream reached the operation
   fold(summary, {device, ready, end(1, 130, kDeviceTime)});
   device.op_id = ready.op_id = 2;
   fold(summary, {end(2, 150, kDeviceTime), ready, device});
@@ -148,7 +148,7 @@ void pointToPointEndsWithItsWait() {
   CHECK(holds(summary, "\"duration\":" + histogram({80})));
 }
 
-// Open operations have places for kMaxOpen; who loses his is unfinished.
+// Open operations have kMaxOpen places; one without a place is unfinished.
 void openOperationsAgeOut() {
   Summary summary(1, nobody);
   for (uint64_t id = 1; id <= Summary::kMaxOpen + 3; ++id) {
@@ -159,9 +159,9 @@ void openOperationsAgeOut() {
   CHECK(holds(summary, "\"unmatched\":1,"));
 }
 
-// Step 0 is warm-up. Step 1 lasts 10,000 ns: data 1,000; backward 4,000, in
-// which a wait of 500 and a finalisation that stood still for 1,500 (of 2,000,
-// with 300 on the CPU and 200 in a wait counted by itself); 100 waited outside.
+// Step 0 is warm-up. Step 1 lasts 10,000 ns: data 1,000; backward 4,000, with a
+// wait of 500 and a finalisation blocked for 1,500 (of 2,000, with 300 on the
+// CPU and 200 in a wait counted separately); 100 of waiting outside.
 void stepsAreSplit() {
   Summary summary(1, nobody);
   const Op op = Op::kAllReduce;
@@ -194,7 +194,7 @@ void stepsAreSplit() {
 }
 
 // The times of test_waiting_over_the_bound_of_a_phase_is_shared_out, in the
-// order in which a thread and a device's stream would tell of them.
+// record orders of a thread and of a device's stream.
 void waitsAreSharedOutOverPhases() {
   const Op op = Op::kAllReduce;
   const std::vector<std::vector<Record>> orders = {
@@ -227,7 +227,7 @@ void waitsAreSharedOutOverPhases() {
   }
 }
 
-// By phase, and none of it in what the thread waited for anyway.
+// Pauses are counted by phase, except for the part during the thread's waits.
 void pausesAreTold() {
   Summary summary(1, nobody);
   const auto pause = [](uint64_t begin_ns, uint64_t end_ns) {
@@ -257,7 +257,7 @@ void pausesAreTold() {
   CHECK(holds(summary, "\"paused\":[200,50,150,0,0]"));
 }
 
-// A boundary that was dropped: the two steps around it are no step.
+// If a boundary was dropped, the two steps around it are not counted.
 void stepsWithAGapAreLeftOut() {
   Summary summary(1, nobody);
   fold(
@@ -270,8 +270,8 @@ void stepsWithAGapAreLeftOut() {
   CHECK(holds(summary, "\"steps\":" + histogram({10, 15})));
 }
 
-// `count` operations of `kinds` kinds, with durations and waits over twelve
-// orders of magnitude, which fill all buckets.
+// Folds `count` operations of `kinds` kinds, with durations and waits over
+// twelve orders of magnitude, which fill all buckets.
 void foldKinds(Summary& summary, uint64_t kinds, uint64_t count) {
   std::mt19937_64 random(11);
   for (uint64_t id = 1; id <= count; ++id) {
@@ -287,7 +287,7 @@ uint64_t numberBehind(const std::string& text, const std::string& name) {
   return std::stoull(text.substr(text.find(name) + name.size(), 20));
 }
 
-// Every operation is counted somewhere: by itself, or in the others.
+// Checks that every operation is counted, by itself or in a merged entry.
 void countsAddUp(const std::string& found, uint64_t count, uint64_t most) {
   uint64_t kinds = 0;
   uint64_t issues = 0;
@@ -313,7 +313,7 @@ void theSizeHasABound() {
   foldKinds(summary, 200, 300'000);
   const std::string found = text(summary);
   CHECK(found.size() <= kLimit);
-  CHECK(found.size() > kLimit / 2); // no more was moved than had to be
+  CHECK(found.size() > kLimit / 2); // no more was merged than needed
   CHECK(numberBehind(found, "\"moved\":") > 0);
   countsAddUp(found, 300'000, 200);
   const std::string smaller = text(summary, 200'000);
@@ -321,7 +321,7 @@ void theSizeHasABound() {
   countsAddUp(smaller, 300'000, 200);
 }
 
-// Issues of each operation.
+// Number of issues of each operation.
 std::map<uint64_t, uint64_t> issuesByOp(const std::string& found) {
   std::map<uint64_t, uint64_t> issues;
   const std::string name = "{\"op\":";
@@ -332,14 +332,14 @@ std::map<uint64_t, uint64_t> issuesByOp(const std::string& found) {
   return issues;
 }
 
-// Whoever watches an operation's sums sees them grow, also when its rare
-// combinations of group and size lose their own places.
+// An operation's sums never shrink, even if its rare combinations of group and
+// size lose their own places.
 void anOperationKeepsItsCounts() {
   Summary summary(1, nobody);
   fold(summary, {issue(1, 1'000, 64, Op::kBarrier)});
   std::mt19937_64 random(3);
   for (uint64_t id = 2; id <= 50'000; ++id) {
-    const uint64_t kind = random() % 300; // more than there are places for
+    const uint64_t kind = random() % 300; // more than the places
     Record made = issue(id, 1'000, uint64_t(1) << (kind / 6), Op(1 + kind % 3));
     made.group = uint32_t(1 + kind % 2);
     fold(summary, {made, end(id, 1'000'000 + random() % 1'000'000)});
@@ -349,12 +349,12 @@ void anOperationKeepsItsCounts() {
   const std::string smaller = text(summary, 50'000);
   CHECK(smaller.size() <= 50'000);
   CHECK(issuesByOp(smaller) == all);
-  // Alone of its operation, it would leave nothing smaller.
+  // An operation's only entry is kept, since merging it would save nothing.
   CHECK(smaller.find("{\"op\":16,\"group\":1,") != std::string::npos);
   CHECK(issuesByOp(text(summary, 3'000)).size() < all.size());
 }
 
-// 0.1 % of a core, within the least and the most.
+// 0.1 % of a core, within the minimum and maximum interval.
 void writingOftenStaysCheap() {
   CHECK_EQ(untilNextSummaryNs(0), 800'000'000u);
   CHECK_EQ(untilNextSummaryNs(799'999), 800'000'000u);

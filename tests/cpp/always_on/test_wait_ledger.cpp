@@ -1,4 +1,4 @@
-// What of a rank's waiting was for the last rank, from records of two ranks.
+// Tests which part of a rank's waiting was for the last rank.
 #include "always_on/wait_ledger.h"
 
 #include <memory>
@@ -114,7 +114,7 @@ void aCollectiveIsSplitAtTheLastArrival() {
   CHECK(ranks.early.holds("\"arrivals\":{\"known\":1,\"unknown\":0,"));
 }
 
-// Clocks of two hosts may differ by more than the last rank's lead.
+// Clocks of two hosts may differ by more than the last rank's delay.
 void aWaitEndsWithTheCollective() {
   Pair ranks;
   ranks.early.issue(3, 1 * kMs);
@@ -143,8 +143,8 @@ void aBackwardPassHasItsBuckets() {
   CHECK_EQ(found[1].size_bytes, 1'000.0);
 }
 
-// To a collective on a device a rank arrives when its stream comes to it, of
-// which both ranks hear later, one of them before the issue.
+// On a device, a rank arrives at a collective when its stream reaches it. Both
+// ranks record this later, one of them before the issue.
 void onADeviceARankArrivesWithItsStream() {
   Pair ranks;
   const auto issue = [](Rank& rank, uint64_t at_ns) {
@@ -178,8 +178,8 @@ void onADeviceARankArrivesWithItsStream() {
   CHECK(ranks.early.holds("\"last\":[{\"rank\":1,\"count\":1,"));
 }
 
-// A window of 10 ms, of which two buckets of equal size are copied at its end:
-// the second one was complete after 6 ms, so 4 ms are left for its copy.
+// Two buckets of equal size are copied at the end of a window of 10 ms. The
+// second was complete after 6 ms, which leaves 4 ms for its copy.
 void theRestOfAFinalisationIsCopying() {
   CHECK_EQ(copyingNs(10, {{6, 100}}), 4.0);
   CHECK_EQ(copyingNs(10, {{2, 100}, {6, 100}}), 8.0);
@@ -187,8 +187,7 @@ void theRestOfAFinalisationIsCopying() {
   CHECK_EQ(copyingNs(10, {}), 0.0);
 }
 
-// Who comes when each of four ranks, and for whom it waited; ranks are done at
-// `end_ms`.
+// Checks for which rank each of four ranks waited.
 void waitsFor(
     Op op,
     const std::vector<uint64_t>& issue_ms,
@@ -209,7 +208,7 @@ void waitsFor(
   }
 }
 
-// gloo's tree from root 0: rank 1 sends to rank 3, and nobody else waits for
+// gloo's tree from root 0: rank 1 sends to rank 3, and no other rank waits for
 // that leaf.
 void aLateRootIsWaitedForThoughALeafComesLater() {
   const std::vector<uint64_t> issue_ms{20, 5, 5, 50};
@@ -225,7 +224,7 @@ void aLateRootIsWaitedForThoughALeafComesLater() {
       {{3, 30}, {0, 15}, {0, 15}, {3, 0}});
 }
 
-// All ranks may wait for all in a reduce, but for those who came later.
+// In a reduce, a rank may wait for any other that arrives before its end.
 void whoIsDoneEarlyWaitedForNobodyWhoCameLater() {
   waitsFor(
       Op::kReduce,
@@ -234,7 +233,7 @@ void whoIsDoneEarlyWaitedForNobodyWhoCameLater() {
       {{1, 2}, {3, 6}, {3, 7}, {3, 0}});
 }
 
-// Rank 2 sends to rank 0, which comes 6 ms later; nobody else takes part.
+// Rank 2 sends to rank 0, which arrives 6 ms later; no other rank takes part.
 void aSenderWaitsForItsReceiver() {
   const std::shared_ptr<ArrivalBoard> board = ArrivalBoard::create(1);
   Rank receiver{board, 0};
@@ -247,12 +246,12 @@ void aSenderWaitsForItsReceiver() {
   CHECK(sender.holds("\"last\":[{\"rank\":0,"));
   CHECK_EQ(receiver.ledger.resolve(kBegin + 10 * kMs).size(), 1u);
   CHECK(receiver.holds("\"last\":[{\"rank\":0,\"count\":1,\"wait_ns\":0}]"));
-  receiver.run(Op::kRecvAnySource, 2, 8 * kMs, 9 * kMs); // of nobody known
+  receiver.run(Op::kRecvAnySource, 2, 8 * kMs, 9 * kMs); // sender unknown
   CHECK(receiver.holds("\"known\":1,\"unknown\":0,"));
 }
 
-// The thread waits from 2 to 24 ms for a collective to which rank 1 comes
-// at 21.
+// The thread waits from 2 to 24 ms for a collective at which rank 1 arrives at
+// 21 ms.
 void aWaitIsSplitWhenItsStepIsOver() {
   Pair ranks;
   ranks.early.issue(1, 1 * kMs);
@@ -273,9 +272,9 @@ void aWaitIsSplitWhenItsStepIsOver() {
       std::to_string(block) + ",1,19000000]}"));
 }
 
-// Two buckets; rank 1 came to the first one at 10 ms, when the wire was free,
-// and to the second one at 11 ms, when it was not: the first one decided. The
-// finalisation stood still from 5 to 15 ms.
+// Two buckets. Rank 1 arrived at the first at 10 ms, when the network was free,
+// and at the second at 11 ms, when it was busy, so the first one decided. The
+// finalisation was blocked from 5 to 15 ms.
 void aFinalisationIsSplitAtTheDecidingBucket() {
   Pair ranks;
   ranks.early.issue(1, 1 * kMs, 9);
@@ -318,8 +317,8 @@ void whoNeverComesIsNotWaitedForForEver() {
   CHECK(ranks.early.holds("\"unsplit_steps\":0,\"unsplit_ns\":0}"));
 }
 
-// The exposed time of a step whose split may still come is in no part yet: the
-// sums of all parts only grow.
+// The exposed time of a step that may still be split is not counted in any part
+// yet, so the sums of all parts only grow.
 void aStepIsUnsplitOnlyOnceNothingMoreCanCome() {
   Pair ranks;
   const auto step = [&](uint64_t op_id) {
@@ -331,7 +330,7 @@ void aStepIsUnsplitOnlyOnceNothingMoreCanCome() {
          7 * kMs,
          {{at_ns + 1 * kMs, at_ns + 8 * kMs, 7 * kMs, op_id, 0}}});
   };
-  step(1); // to which rank 1 never comes
+  step(1); // at which rank 1 never arrives
   const uint64_t patience_ns = WaitLedger::kPatienceNs;
   ranks.early.ledger.resolve(kBegin + 20 * kMs);
   ranks.early.ledger.resolve(kBegin + 21 * kMs);
@@ -349,7 +348,7 @@ void aStepIsUnsplitOnlyOnceNothingMoreCanCome() {
   CHECK(ranks.early.holds("\"exposed_wire\":" + histogram({3 * kMs})));
 }
 
-// Without anybody to exchange with nothing is kept.
+// Without a board, nothing is kept.
 void aloneNothingIsKnown() {
   Rank alone(nullptr, 0);
   alone.issue(1, 1 * kMs);
@@ -357,7 +356,7 @@ void aloneNothingIsKnown() {
   CHECK(alone.ledger.resolve(kBegin + 3 * kMs).empty());
   CHECK(!alone.ledger.pending());
   CHECK(alone.holds("\"known\":0,\"unknown\":1,"));
-  alone.exchange.addGroup({3, "self", 0, 1}); // a group of one has its last
+  alone.exchange.addGroup({3, "self", 0, 1}); // the rank itself is the last
   Record record;
   record.kind = Kind::kIssue;
   record.op = Op::kAllReduce;
@@ -371,7 +370,7 @@ void aloneNothingIsKnown() {
   CHECK_EQ(found[0].wire_ns, 4 * kMs);
 }
 
-// The board has places for so many groups; of one more nobody learns anything.
+// The board has kMaxGroups places; one more group's arrivals are unknown.
 void aGroupWithoutAPlaceIsCounted() {
   Pair ranks;
   const uint32_t groups = ArrivalBoard::kMaxGroups + 1;
@@ -405,7 +404,7 @@ void memoryHasABound() {
     ranks.early.ledger.takeStep({kBegin, kBegin + id, 3, {}});
   }
   ranks.early.ledger.resolve(kBegin + kMs);
-  // Those that lost their place are given up, the others still waited for.
+  // Operations that lost their place are abandoned; others are still pending.
   CHECK(ranks.early.holds(
       "\"unknown\":" + std::to_string(count - WaitLedger::kMaxOpen) +
       ",\"without_place\":0,\"unsplit_steps\":" +

@@ -1,5 +1,5 @@
-// Tasks run in order, one at a time, wherever they run; a busy thread can be
-// left alone; a forked child is told that the thread did not come along.
+// Tests that tasks run in order, one at a time, on either thread; that a busy
+// thread can be abandoned; and that calls fail in a forked child.
 #include "base/threads.h"
 
 #include <sys/wait.h>
@@ -42,7 +42,7 @@ void aTaskRunsHereOnlyWhereNothingIsBeforeIt() {
     go.get_future().wait();
   });
   begun.get_future().wait();
-  CHECK(!thread.runHere([] { CHECK(false); })); // one is under way
+  CHECK(!thread.runHere([] { CHECK(false); })); // one is running
   std::atomic<bool> done{false};
   thread.post([&] { done = true; });
   go.set_value();
@@ -56,7 +56,7 @@ void nothingRunsBesideATaskThatRunsHere() {
   CHECK(thread.runHere([&] {
     thread.post([&] { posted_ran = true; });
     usleep(20000);
-    CHECK(!posted_ran); // the thread sanitizer would say so too
+    CHECK(!posted_ran); // the thread sanitizer would also report it
   }));
   CHECK(thread.stop(milliseconds(10000)));
   CHECK(posted_ran);
@@ -73,7 +73,7 @@ void aBusyThreadIsLeftAlone() {
     });
     CHECK(!thread.stop(milliseconds(10)));
   }
-  release->set_value(); // it lives on with what it holds
+  release->set_value(); // the thread still runs, with its captures
   ended->get_future().wait();
 }
 

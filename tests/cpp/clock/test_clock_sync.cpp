@@ -1,5 +1,5 @@
-// Clocks of two ranks, compared over a socket. Both ends are this process, so
-// the true offset is 0.
+// Tests the comparison of two ranks' clocks over a socket. Both ends are this
+// process, so the true offset is 0.
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -17,7 +17,7 @@
 
 using namespace commprof;
 
-// The thread sanitizer takes the parent's threads for the child's leaks.
+// The thread sanitizer reports the parent's threads as leaks of the child.
 extern "C" __attribute__((visibility("default"))) const char*
 __tsan_default_options() {
   return "report_thread_leaks=0";
@@ -36,7 +36,7 @@ void sleepMs(int ms) {
   std::this_thread::sleep_for(std::chrono::milliseconds(ms));
 }
 
-// The clock records that are written while `body` runs.
+// Returns the clock records that are written while `body` runs.
 std::vector<Record> recorded(const std::function<void()>& body) {
   const trace_file::Directory directory;
   RecorderOptions to;
@@ -58,7 +58,7 @@ ClockMessage answer(
 }
 
 void theMiddleOfWhatIsPossible() {
-  // The question took 100 or less, the answer 100 or less: 5000 +- 100.
+  // The question and the answer each took at most 100: 5000 +- 100.
   const ClockSample ahead = sampleOf(answer(1000, 6100, 6150), 1250);
   CHECK_EQ(ahead.offset_ns, 5000);
   CHECK_EQ(ahead.error_ns, 101u);
@@ -67,7 +67,7 @@ void theMiddleOfWhatIsPossible() {
   const ClockSample behind = sampleOf(answer(6000, 1010, 1010), 6030);
   CHECK_EQ(behind.offset_ns, -5005); // between -5020 and -4990
   CHECK_EQ(behind.error_ns, 16u);
-  // A difference that no signed sum of two times could hold.
+  // A difference whose signed sum of two times would overflow.
   const uint64_t late = uint64_t(1) << 63;
   CHECK_EQ(
       sampleOf(answer(late, 100, 100), late).offset_ns,
@@ -84,11 +84,11 @@ void oneClockHasOffsetZero() {
   const auto records = recorded([&] {
     const ClockServer server = sync.serve(kHere, kToken, 2);
     CHECK_EQ(server.token, kToken);
-    // Asked again, the open server is named.
+    // A second call returns the open server.
     CHECK_EQ(sync.serve(kHere, kToken + 1, 2).port, server.port);
     CHECK_EQ(sync.serve(kHere, kToken + 1, 2).token, kToken);
     sync.follow(options(server.port));
-    sync.follow(options(server.port)); // asks already
+    sync.follow(options(server.port)); // already follows
     sleepMs(300);
     Recorder::instance().setEnabled(false); // a pause of capture
     sync.unfollow();
@@ -103,7 +103,7 @@ void oneClockHasOffsetZero() {
   }
 }
 
-// What comes back for this question, and whether anything does.
+// Sends a question; true if an answer comes back.
 bool isAnswered(const UdpSocket& socket, const void* data, size_t size) {
   CHECK_EQ(send(socket.fd(), data, size, 0), ssize_t(size));
   char buffer[128];
@@ -136,7 +136,7 @@ void strangersGetNoAnswer() {
   CHECK(isAnswered(socket, &good, sizeof(good)));
 }
 
-// Asks a rank 0 for which `act` stands. Returns how many records that gave.
+// Follows a rank 0 that `act` simulates. Returns the number of records.
 size_t recordsFrom(uint16_t port, const std::function<void()>& act) {
   uint64_t stop_ns = 0;
   const auto records = recorded([&] {
@@ -229,7 +229,7 @@ void aForkedChildHasNoneOfIt() {
   const ClockServer server = sync.serve(kHere, kToken, 2);
   sync.follow(options(server.port));
   for (int i = 0; i < 5; ++i) {
-    sleepMs(5); // the threads are at work
+    sleepMs(5); // the threads are running
     const pid_t pid = fork();
     if (pid == 0) {
       check::failed = 0;
@@ -246,7 +246,7 @@ void aForkedChildHasNoneOfIt() {
   CHECK_EQ(openFiles(), before);
 }
 
-// Of the threads with commprof's name: how many, and how many block `bit`.
+// Checks that the two clock threads block signals, which other threads handle.
 void signalsBelongToOthers() {
   ClockSync& sync = ClockSync::instance();
   sync.follow(options(sync.serve(kHere, kToken, 2).port));

@@ -1,4 +1,4 @@
-// The line through comparisons of two clocks, with values worked out on paper.
+// Tests the line through two clocks' comparisons, with values by hand.
 #include "clock/clock_track.h"
 
 #include <cmath>
@@ -22,11 +22,11 @@ void nothingIsKnownBeforeTheFirst() {
   track.setSame();
   CHECK_EQ(track.line()->offsetAt(kBegin), 0);
   CHECK_EQ(track.line()->errorAt(kBegin), 0u);
-  track.add(sample(0, 5)); // of a later group, whose rank 0 is elsewhere
+  track.add(sample(0, 5)); // of a later group with another rank 0
   CHECK_EQ(track.line()->offsetAt(kBegin), 5);
 }
 
-// What the kernel may correct a clock by, 500 ppm, is all that bounds drift.
+// Drift is bounded only by the kernel's maximum correction, 500 ppm.
 void oneComparisonTellsNoDrift() {
   ClockTrack track;
   track.add(sample(0, -3'000'000));
@@ -35,12 +35,12 @@ void oneComparisonTellsNoDrift() {
   CHECK_EQ(line.errorAt(kBegin), 100u);
   CHECK_EQ(line.errorAt(kBegin + kSecond), 500'100u);
   CHECK_EQ(line.errorAt(kBegin - kSecond), 500'100u);
-  // Two that are so close that their bounds allow more tell none either.
+  // Nor do two comparisons that are so close that larger drifts are possible.
   track.add({kBegin + 1'000, -3'000'000, 100, 200});
   CHECK_EQ(track.line()->rate_error, ClockTrack::kMostDrift);
 }
 
-// 1,000 ns in 10 s; known to (100 + 100) / 10 s, and 1 ppm for what is unseen.
+// 1,000 ns in 10 s, known to (100 + 100) / 10 s, plus 1 ppm if unobserved.
 void twoComparisonsTellTheDrift() {
   ClockTrack track;
   track.add(sample(0, 0));
@@ -73,7 +73,7 @@ void aContradictionBeginsANewLine() {
   CHECK_EQ(line.rate_error, ClockTrack::kMostDrift);
 }
 
-// The drift is that of the last kKept comparisons: 7 s, after a slower time.
+// The drift is that of the last kKept comparisons, 7 s, after a slower period.
 void theOldestAreForgotten() {
   ClockTrack track;
   for (uint64_t s = 0; s <= 30; ++s) {

@@ -1,5 +1,5 @@
-// What compressors do with gradients that are not finite, with ranks that
-// disagree, with damaged messages and with a transport that fails.
+// Tests compressors with non-finite gradients, ranks that disagree, damaged
+// messages and a failing transport.
 #include "check.h"
 #include "compress/exchange/messages/wire.h"
 #include "compress_world.h"
@@ -57,14 +57,14 @@ void checkNonfinite(const Options& options, float value, size_t n) {
     }
   }
   CHECK(sameState(world[0].state(), before));
-  gradients = someGradients(3, n, 3); // and all is well again
+  gradients = someGradients(3, n, 3); // the next step is finite again
   world.run(gradients, slots, 2);
   for (const float x : gradients[0]) {
     CHECK(std::isfinite(x));
   }
 }
 
-// Without a scheme the bucket is what the sums make of it.
+// Without a scheme, the bucket holds the sums of non-finite values.
 void checkNonfinitePlain() {
   World world(2, optionsOf("none"));
   Gradients gradients(2, std::vector<float>{1, 2, 3});
@@ -85,7 +85,7 @@ void checkAllThrow(
   }
 }
 
-// Rank 1 differs in one thing, and both ranks say so.
+// Checks that both ranks report the one field in which rank 1 differs.
 void checkDisagreement(
     const std::string& field,
     const std::function<void(Bucket&, Options&)>& change,
@@ -139,7 +139,7 @@ void checkDisagreements() {
       optionsOf("powersgd"));
 }
 
-// Every bit of the header: refused, with the rank's name.
+// Flips every bit of the header; it must be rejected, naming the rank.
 void checkDamagedHeaders() {
   for (size_t bit = 0; bit < 8 * kHeaderBytes; ++bit) {
     World world(2, optionsOf("topk"));
@@ -162,16 +162,16 @@ void checkVersion() {
   HeaderBytes other = bytes;
   other[0] ^= std::byte{1};
   CHECK_THROWS(PayloadError, unpack(other, 0, 0));
-  bytes[1] = std::byte{200}; // a later version, its check right
+  bytes[1] = std::byte{200}; // a later version with a correct check
   bytes[2] = bytes[3] = std::byte{0};
   const auto check = uint16_t(commprof::crc32(bytes.data(), bytes.size()));
   std::memcpy(&bytes[2], &check, sizeof(check));
   CHECK_THROWS(DisagreementError, unpack(bytes, 0, 0));
 }
 
-// Anything may be in a payload: nothing is written or read out of bounds (the
-// sanitizers look), and what is noticed is named: everything by checksums,
-// random bytes by topk without them too.
+// Damages payloads: nothing may be read or written out of bounds (sanitizers
+// detect this). Detected damage must be named: checksums detect all of it, and
+// topk also random bytes without checksums.
 void checkFuzz(const Options& options, bool noticed) {
   std::mt19937 random(3);
   for (int round = 0; round < (check::kThreadSanitized ? 6 : 40); ++round) {
@@ -200,7 +200,7 @@ void checkFuzz(const Options& options, bool noticed) {
   }
 }
 
-// The rank whose transfer fails says so, wherever it is; nothing leaks.
+// Checks that any failed transfer throws on its rank, without leaks.
 void checkTransportFailures(const Options& options) {
   const size_t n = 20000;
   Options pieces = options;
@@ -242,7 +242,7 @@ void checkBadBuckets() {
 int main() {
   for (const Options& options : compressed()) {
     checkNonfinite(options, NAN, kValues);
-    if (!check::kThreadSanitized) { // the same threads
+    if (!check::kThreadSanitized) { // no additional races
       for (const float value : {INFINITY, -INFINITY, 3e38f}) {
         checkNonfinite(options, value, kValues);
       }
@@ -252,13 +252,13 @@ int main() {
   for (const char* scheme : {"fp16", "bf16", "int8", "int4", "topk"}) {
     for (const double feedback : {0.0, 1.0}) {
       Options pieces = optionsOf(scheme, {{"feedback", feedback}});
-      pieces.piece_bytes = 512; // one of many has the value
+      pieces.piece_bytes = 512; // one of many pieces has the value
       checkNonfinite(pieces, INFINITY, kValues);
     }
   }
   checkNonfinite(optionsOf("topk", {{"ratio", 0.9}}), NAN, kValues); // all sent
   for (const char* scheme : {"topk", "powersgd"}) {
-    checkNonfinite(optionsOf(scheme), NAN, 100); // sent without loss
+    checkNonfinite(optionsOf(scheme), NAN, 100); // sent losslessly
   }
   checkNonfinitePlain();
   checkTransportFailures(optionsOf("none"));

@@ -1,5 +1,5 @@
-// Error feedback: nothing is lost over many steps, whatever happens to the
-// buckets, the step or the process in between.
+// Tests that error feedback loses nothing over many steps, whatever happens to
+// the buckets, the step or the process in between.
 #include "check.h"
 #include "compress_world.h"
 
@@ -69,7 +69,7 @@ double distance(const std::vector<double>& a, const std::vector<double>& b) {
   return std::sqrt(error / norm);
 }
 
-// Sum of results + mean residual = sum of mean gradients.
+// Checks that sum of results + mean residual = sum of mean gradients.
 void checkConservation(const Options& options, int size) {
   const std::vector<Slot> slots = someSlots(kValues);
   World world(size, options);
@@ -89,7 +89,7 @@ void checkConservation(const Options& options, int size) {
 }
 
 // Step 0 has one bucket in the order of definition, step 1 several in reverse
-// order, as with DDP. Parameters keep what was theirs.
+// order, as with DDP. Parameters must keep their residuals.
 void checkRebuild(const Options& options) {
   const std::vector<Slot> first{
       {0, 0, 4096, 64, 64}, {1, 4096, 64, 64, 0}, {2, 4160, 6000, 100, 60}};
@@ -130,8 +130,8 @@ void checkRebuild(const Options& options) {
   CHECK(distance(wanted, found) <= 1e-6);
 }
 
-// A parameter's residual does not change by moving: a bucket of NaN leaves all
-// state alone but makes the new arenas.
+// Checks that moving a parameter's residual does not change it: a bucket with a
+// NaN leaves all state unchanged but creates the new arenas.
 void checkMoveIsExact() {
   const std::vector<Slot> first{
       {0, 0, 5000, 5000, 0}, {1, 5000, 3000, 3000, 0}};
@@ -171,7 +171,7 @@ void checkContinuation(const Options& options) {
 }
 
 // Results of a skipped step are not applied, so the residuals must hold all of
-// it: both what had been left over and the step's own gradients.
+// it: the earlier residual and the step's own gradients.
 void checkSkippedStep(const Options& options, int size) {
   const std::vector<Slot> slots = someSlots(kValues);
   World world(size, options);
@@ -185,15 +185,15 @@ void checkSkippedStep(const Options& options, int size) {
   world.run(gradients, slots, 1);
   for (int rank = 0; rank < size; ++rank) {
     world[rank].stepSkipped();
-    world[rank].stepSkipped(); // gives nothing back twice
+    world[rank].stepSkipped(); // a second call has no effect
   }
   std::vector<double> found = applied;
   add(found, meanResidual(world, size, slots, kValues));
   CHECK(distance(wanted, found) <= 1e-6);
 }
 
-// As DDP with find_unused_parameters: what a bucket brings for a parameter that
-// no rank used is dropped. Rank 0 never uses the third parameter, which the
+// Behaves like DDP with find_unused_parameters: the result for a parameter that
+// no rank used is discarded. Rank 0 never uses the third parameter, which the
 // others do.
 void checkUnused(const Options& options) {
   const std::vector<Slot> slots{
@@ -226,9 +226,9 @@ void checkUnused(const Options& options) {
   CHECK(distance(wanted, found) <= 1e-6);
 }
 
-// Rank 0 does not use the first parameter in some steps, the others do. In two
-// phases it sums that part of the bucket, and what rounding the sum loses
-// counts beside the residual that was put aside.
+// In some steps, rank 0 does not use the first parameter, but the others do.
+// With two phases, rank 0 sums that part of the bucket, and the sum's rounding
+// error adds to the withheld residual.
 void checkUnusedByOne(const Options& options) {
   const std::vector<Slot> slots{{0, 0, 4096, 64, 64}, {1, 4096, 9000, 100, 90}};
   constexpr size_t n = 13096;
@@ -258,14 +258,14 @@ void checkScaledResiduals() {
   for (size_t i = 0; i < kValues; ++i) {
     CHECK(after[i] == before[i] / 2);
   }
-  world[0].stepSkipped(); // in the new scale too: 0.5 (g + r), all of it
+  world[0].stepSkipped(); // also in the new scale: all of 0.5 (g + r)
   std::vector<float> local = someGradients(2, kValues, 1)[0];
   std::vector<double> wanted(local.begin(), local.end());
   add(wanted, wanted, -0.5);
   CHECK(distance(wanted, residualOf(world[0], slots, kValues)) <= 1e-6);
   CHECK_THROWS(std::invalid_argument, world[0].scaleResiduals(0));
   CHECK_THROWS(std::invalid_argument, world[0].scaleResiduals(INFINITY));
-  // What was loaded and belongs to no bucket yet is scaled, too.
+  // Loaded residuals that belong to no bucket yet are scaled, too.
   World loaded(1, optionsOf("topk"));
   loaded[0].load({{3, "residual", {2.0f, -4.0f}}});
   loaded[0].scaleResiduals(0.5f);
@@ -274,8 +274,8 @@ void checkScaledResiduals() {
   CHECK(state.at(0).values == std::vector<float>({1.0f, -2.0f}));
 }
 
-// Loaded residuals are sent also where the step or the bucket has no lossy
-// code.
+// Checks that loaded residuals are also sent if the step or the bucket has no
+// lossy code.
 void checkLosslessSendsResiduals(
     size_t n,
     std::map<std::string, double> values) {
@@ -308,7 +308,7 @@ int main() {
   for (const Options& options : withFeedback()) {
     checkConservation(options, 3);
     checkSkippedStep(options, 3); // in two phases
-    if (!check::kThreadSanitized) { // the same threads
+    if (!check::kThreadSanitized) { // no additional races
       checkRebuild(options);
       checkContinuation(options);
       checkSkippedStep(options, 2);

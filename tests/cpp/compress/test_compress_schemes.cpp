@@ -1,5 +1,5 @@
-// Every scheme, world and size: the mean within the scheme's error, the same
-// bits on all ranks, twice the same bits, and the bytes that were announced.
+// Tests, for every scheme, world and size, that the mean is accurate and has
+// the same bits on all ranks and in repeated runs, and the predicted bytes.
 #include "check.h"
 #include "compress/schemes/top_k.h"
 #include "compress_world.h"
@@ -37,15 +37,15 @@ bool feedback(const Case& one) {
   return scheme == "int4" || scheme == "topk" || scheme == "powersgd";
 }
 
-// Without state to protect, plain means are preceded by a handshake only when
-// a bucket is met for the first time.
+// True if plain means are preceded by a handshake only for a new bucket,
+// because there is no state to protect.
 bool meetsOnce(const Case& one, size_t n) {
   const bool sparse = one.options.scheme == "topk";
   return one.options.scheme == "none" || (sparse && !feedback(one) && n < 4096);
 }
 
-// Spans in order, and as many bytes as were announced: those are means over
-// ranks, and of floor()s.
+// Checks that spans are in order and that the bytes match the prediction, which
+// is a mean over ranks and rounded down.
 void checkReports(World& world, const Case& one, int size, size_t n) {
   uint64_t sent = 0;
   for (const BucketReport& report : world.reports) {
@@ -56,7 +56,7 @@ void checkReports(World& world, const Case& one, int size, size_t n) {
       begin = span.begin_ns;
     }
     sent += report.wire_bytes;
-    // The header, and behind each chunk its note.
+    // The header, and a note after each chunk.
     CHECK(report.payload_bytes <= n * sizeof(float) + 64 + 4 * size_t(size));
     CHECK(n == 0 || report.payload_bytes > n / 300);
   }
@@ -69,7 +69,7 @@ void checkReports(World& world, const Case& one, int size, size_t n) {
   CHECK(sent <= announced + ranks && announced <= sent + ranks);
 }
 
-// Relative to what ranks sent and not to their mean, which may cancel out.
+// Error relative to the ranks' gradients, since their mean may cancel out.
 double errorOfMean(const Gradients& local, const std::vector<float>& found) {
   const std::vector<double> wanted = meanOf(local);
   double error = 0, norm = 0;
@@ -106,7 +106,7 @@ void checkMean(const Case& one, int size, size_t n) {
   checkReports(world, one, size, n);
 }
 
-// Which rank has which gradients changes no more than the order of fp32 sums.
+// Checks that permuting the ranks changes only the order of fp32 sums.
 void checkPermutation(const Case& one) {
   const size_t n = 9001;
   Gradients gradients = someGradients(3, n, 5);
@@ -115,7 +115,7 @@ void checkPermutation(const Case& one) {
   world.run(gradients, someSlots(n), 0);
   other.run(permuted, someSlots(n), 0);
   const std::vector<double> wanted(gradients[0].begin(), gradients[0].end());
-  // A sum on the edge between two codes may round either way.
+  // A sum halfway between two codes may round either way.
   CHECK(relativeError(wanted, permuted[0]) <= one.bound / 10 + 1e-6);
 }
 
@@ -145,8 +145,8 @@ void checkManyBuckets(const Case& one) {
   }
 }
 
-// Where a share of all values is as many bytes as all of them in two bytes
-// each, all of them go: nothing is left out at the same cost.
+// Checks that all values are sent in two bytes each if the chosen ones would
+// need as many bytes.
 void checkTie() {
   const size_t n = 8192;
   for (const double ratio : {0.25, 0.2499}) {
@@ -184,8 +184,8 @@ void checkQuality(const Case& one) {
   }
 }
 
-// What the documentation quotes: given any argument, this is printed and
-// nothing is checked.
+// Prints the figures that the documentation quotes; called instead of the
+// checks if there is any argument.
 void printAccuracy() {
   for (const Case& one : cases()) {
     const size_t n = 1'000'003;
@@ -205,8 +205,8 @@ void printAccuracy() {
 }
 
 void checkShare() {
-  CHECK_EQ(shareOf(5000, 10'000'000), 50u); // of a billion
-  CHECK_EQ(shareOf(5000, 1), 1u); // something is sent of every bucket
+  CHECK_EQ(shareOf(5000, 10'000'000), 50u); // parts per billion
+  CHECK_EQ(shareOf(5000, 1), 1u); // at least one value per bucket
   CHECK_EQ(shareOf(5000, 1'000'000'000), 5000u);
   CHECK_EQ(shareOf(0, 10'000'000), 0u);
 }
@@ -231,7 +231,7 @@ int main(int argc, char**) {
     checkMean(pieces, 3, 70001);
     checkManyBuckets(one);
     checkZeros(one);
-    if (!check::kThreadSanitized) { // arithmetic, by the same threads
+    if (!check::kThreadSanitized) { // no additional races
       checkMean(one, 2, 1'000'003);
       checkPermutation(one);
       checkQuality(one);

@@ -1,5 +1,5 @@
-// Top-k by way of owners: chosen when that is fewer bytes, the same mean as by
-// sending everything to everyone, nothing lost, and damage refused.
+// Tests top-k through owners: it is used if it sends fewer bytes, has the mean
+// of sending everything to all ranks, loses nothing and rejects damage.
 #include <cstring>
 #include <numeric>
 #include <optional>
@@ -13,7 +13,7 @@ using namespace commprof::compress;
 
 namespace {
 
-constexpr size_t kParts = check::kThreadSanitized ? 4 : 8; // 4: as few as ranks
+constexpr size_t kParts = check::kThreadSanitized ? 4 : 8; // 4: one per rank
 constexpr size_t kValues = kParts * 65536 - 1000;
 constexpr double kRatio = 0.125;
 const size_t kChosen = size_t(kRatio * kValues);
@@ -23,8 +23,8 @@ Options topK(double ratio, std::map<std::string, double> more = {}) {
   return optionsOf("topk", std::move(more));
 }
 
-// All ranks' largest values at the same places, which `seed` moves about, or
-// each rank's at places of its own.
+// Gradients whose largest values are at the same places on all ranks, shifted
+// by `seed`, or at different places on each rank.
 Gradients gradientsAt(int world, uint32_t seed, bool together) {
   Gradients gradients = someGradients(world, kValues, seed);
   const size_t every = size_t(1 / kRatio);
@@ -49,7 +49,7 @@ uint64_t toEveryoneBytes(World& world, int size) {
   return world[0].wireBytes(someSlots(kValues), size) * uint64_t(size);
 }
 
-// By definition: each rank's k largest, lowest place first where equal.
+// Mean of each rank's k largest values, lowest place first among equals.
 std::vector<double> meanOfChosen(const Gradients& local) {
   std::vector<double> mean(kValues);
   for (const auto& g : local) {
@@ -75,7 +75,7 @@ void checkSharedChoices(int size, std::map<std::string, double> options) {
   Gradients gradients = gradientsAt(size, 1, true);
   const Gradients local = gradients;
   world.run(gradients, someSlots(kValues), 0);
-  // k to the owners and k back, each (W - 1) / W, against k to W - 1 others.
+  // k to owners and k back, each (W - 1) / W, instead of k to W - 1 others.
   const double saved =
       double(sentBytes(world)) / double(toEveryoneBytes(world, size));
   CHECK(saved > 1.9 / size && saved < 2.2 / size);
@@ -93,14 +93,14 @@ void checkChoicesApart() {
   CHECK(relativeError(meanOfChosen(local), gradients[0]) < 4e-4);
 }
 
-// Where all values are fewer bytes and owners would save nothing, the bits are
-// those of all values as binary16.
+// If sending all values needs fewer bytes and owners would save nothing, the
+// result equals that of all values as binary16 to the bit.
 void checkAllValuesAfterAll() {
   const double ratio = 0.3;
   World world(4, topK(ratio)), halves(4, optionsOf("fp16", {{"feedback", 1}}));
   for (uint64_t step = 0; step < 3; ++step) {
     Gradients gradients = someGradients(4, kValues, uint32_t(step));
-    for (auto& g : gradients) { // places in common: no more than by chance
+    for (auto& g : gradients) { // places in common only by chance
       std::mt19937 random(uint32_t(&g - gradients.data()) + 10);
       std::shuffle(g.begin(), g.end(), random);
     }
@@ -116,7 +116,7 @@ void checkAllValuesAfterAll() {
   }
 }
 
-// Mean over ranks of what is left over.
+// Mean residual over ranks.
 std::vector<double> meanResidual(World& world, int size) {
   std::vector<double> mean(kValues);
   const std::vector<Slot> slots = someSlots(kValues);
@@ -131,8 +131,8 @@ std::vector<double> meanResidual(World& world, int size) {
   return mean;
 }
 
-// Sum of results + mean residual = sum of mean gradients, also where the last
-// step is skipped.
+// Checks that sum of results + mean residual = sum of mean gradients, even if
+// the last step is skipped.
 void checkConservation() {
   World world(4, topK(kRatio));
   std::vector<double> wanted(kValues);
@@ -161,7 +161,7 @@ void checkConservation() {
   CHECK(relativeError(wanted, found) <= 1e-6);
 }
 
-// Each message in turn: choices, values to owners, counts, sums.
+// Damages one of the messages: choices, values to owners, counts, sums.
 void checkDamage(uint64_t sequence, bool checksum) {
   std::mt19937 random{uint32_t(sequence)};
   for (int attempt = 0; attempt < 6; ++attempt) {
@@ -211,7 +211,7 @@ void checkChoices() {
   CHECK_EQ(distinctShare(std::vector{told({}), told({})}), 1.0);
 }
 
-// A part may be chosen whole, but no more than whole.
+// Checks that up to all places of a part may be chosen, but no more.
 void checkWholeParts() {
   constexpr size_t n = 200'000;
   std::vector<int32_t> all(n);
@@ -237,7 +237,7 @@ int main() {
   checkSharedChoices(4, {});
   checkSharedChoices(4, {{"checksum", 1}, {"feedback", 0}});
   checkChoicesApart();
-  if (!check::kThreadSanitized) { // arithmetic, by the same threads
+  if (!check::kThreadSanitized) { // no additional races
     checkSharedChoices(8, {{"feedback", 0}});
     checkAllValuesAfterAll();
     checkConservation();

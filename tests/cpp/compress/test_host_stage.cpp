@@ -1,6 +1,6 @@
-// Compression between hosts only: the mean over all ranks, the same bits
-// everywhere, on hosts of equal and unequal size. Residuals are with the rank
-// that exchanges their parameter, whichever that is.
+// Tests compression between hosts only: the mean over all ranks is equal to the
+// bit everywhere, on hosts of equal and unequal size, and residuals are on the
+// rank that exchanges their parameter.
 #include "compress/exchange/host_stage.h"
 
 #include <cmath>
@@ -173,8 +173,8 @@ void add(
   }
 }
 
-// Steps whose buckets give parameters to other ranks of a host each time, one
-// of them with a NaN.
+// Steps whose buckets assign parameters to different ranks of a host each time;
+// one of them has a NaN.
 struct Steps {
   static constexpr uint64_t kCount = 5;
   static constexpr uint64_t kPoisoned = 2;
@@ -195,7 +195,7 @@ struct Steps {
   std::vector<Gradients> gradients; // by step; they become means
 };
 
-// Results and mean gradients of all parts without a NaN.
+// Adds the results and mean gradients of all parts without a NaN.
 void addResults(
     const Steps& steps,
     const std::vector<Gradients>& before,
@@ -220,15 +220,15 @@ void addResults(
   }
 }
 
-// Results + residuals, mean over hosts = mean gradients + loaded residual, and
-// each host keeps one residual of each parameter.
+// Checks that results + residuals (mean over hosts) = mean gradients + loaded
+// residual, and that each host keeps one residual of each parameter.
 void testResidualsFollowTheirParameters(
     const std::vector<int>& host_sizes,
     const Options& scheme) {
   Job job(host_sizes);
   Steps steps(job.world);
   const std::vector<Gradients> before = steps.gradients;
-  const std::vector<float> loaded(25000, 1e-3f); // of a later place's parameter
+  const std::vector<float> loaded(25000, 1e-3f); // a later rank exchanges it
   std::vector<std::unique_ptr<Compressor>> compressors(size_t(job.world));
   job.run([&](size_t rank, int place, HostStage& stage, Transport* transport) {
     compressors[rank] = Compressor::make(scheme);

@@ -1,5 +1,5 @@
-// Ranks that end, give up, stand still or do something else than the others,
-// and strangers that connect: errors that name the rank, soon, and no waiting.
+// Tests with ranks that end, give up, hang or call another operation, and with
+// strangers that connect: errors name the rank and come without delay.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -33,8 +33,8 @@ bool contains(const std::string& text, const std::string& part) {
 
 using Body = std::function<void(SocketTransport&, Mesh&)>;
 
-// Rank 1 does this, the others exchange once and then wait for it in a second
-// exchange. What all of them threw.
+// Runs `victim` on rank 1; the others exchange once and then wait for it in a
+// second exchange. Returns what all ranks threw.
 std::vector<std::exception_ptr> with(
     const Body& victim,
     int world = 3,
@@ -52,7 +52,7 @@ std::vector<std::exception_ptr> with(
 
 void checkEnds() {
   const auto errors = with([](auto&, auto&) {});
-  // Rank 2 may learn it from rank 0, which gave up for it.
+  // Rank 2 may be notified by rank 0, which gave up because of rank 1.
   for (const int rank : {0, 2}) {
     CHECK(contains(messageOf(errors[size_t(rank)]), "exchange failed: with "));
     const std::string text = messageOf(errors[size_t(rank)]);
@@ -63,7 +63,7 @@ void checkEnds() {
       contains(messageOf(pair[0]), "exchange failed: with rank 11: it closed"));
 }
 
-// Others may read what was sent before, and then learn that it was the last.
+// Checks that peers still receive earlier messages, and then get an error.
 void checkGivesUp() {
   std::latch told(1);
   const auto errors =
@@ -98,7 +98,7 @@ void checkGivesUp() {
   CHECK_EQ(messageOf(errors[1]), "");
 }
 
-// One that only sends has nothing to read the end from.
+// A rank that only sends cannot detect the end by reading.
 void checkSendsToNobody() {
   std::latch told(1);
   const auto only_to_1 = [](int from, int to) {
@@ -169,7 +169,7 @@ void checkInterrupt() {
         }
         std::thread other([&] {
           waiting.wait();
-          std::this_thread::sleep_for(milliseconds(50)); // it waits by then
+          std::this_thread::sleep_for(milliseconds(50)); // until it waits
           transport.interrupt();
         });
         Round round(transport, 0, some);
@@ -190,8 +190,8 @@ void checkInterrupt() {
   CHECK_EQ(messageOf(errors[0]), "");
 }
 
-// They come first and say nothing, nonsense, or the right thing without the
-// secret.
+// The strangers connect first and send nothing, random bytes, or the beginning
+// of a Hello without the secret.
 void checkStrangers() {
   Listener first("127.0.0.1"), second("127.0.0.1");
   const std::vector<std::string> endpoints = {
@@ -223,8 +223,8 @@ void checkStrangers() {
   CHECK_EQ(mesh->size(), 2);
 }
 
-// They keep their connections open and say nothing, so many that one after the
-// other would use up all patience.
+// Strangers keep their connections open and send nothing; waiting for one after
+// the other would exceed the time limit.
 void checkSilentStrangers() {
   constexpr milliseconds kLittle{3000};
   Listener first("127.0.0.1"), second("127.0.0.1");
@@ -247,7 +247,7 @@ void checkSilentStrangers() {
   CHECK(mesh != nullptr);
 }
 
-// A child, of a DataLoader for one, lives on when its rank is gone.
+// A forked child, such as a DataLoader worker, may outlive its rank.
 void checkForkedChild() {
   std::unique_ptr<Listener> first = std::make_unique<Listener>("127.0.0.1");
   Listener second("127.0.0.1");
@@ -261,7 +261,7 @@ void checkForkedChild() {
   rank0.join();
   const pid_t child = fork();
   if (child == 0) {
-    const int reused = open("/dev/null", O_RDONLY); // the number of a socket
+    const int reused = open("/dev/null", O_RDONLY); // reuses a socket's fd
     victim.reset();
     first.reset();
     if (fcntl(reused, F_GETFD) < 0) {

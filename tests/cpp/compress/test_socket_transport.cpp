@@ -1,5 +1,5 @@
-// What is exchanged over sockets arrives, whatever its length, however much is
-// under way; and compressors leave the same bits as over any other transport.
+// Tests that messages over sockets arrive, whatever their length and number in
+// flight, and that compressors give the same bits as over any other transport.
 #include <algorithm>
 #include <deque>
 #include <random>
@@ -13,7 +13,7 @@ using namespace commprof::net;
 
 namespace {
 
-// Several in flight, of lengths that all ranks derive alike.
+// Several messages in flight, with lengths that all ranks derive alike.
 void checkExchanges(int world, size_t most_bytes, uint32_t rounds) {
   const auto bytesOf = [most_bytes](uint32_t number, int from, int to) {
     std::mt19937 generator(number * 4096 + uint32_t(from * 64 + to));
@@ -47,7 +47,7 @@ void checkExchanges(int world, size_t most_bytes, uint32_t rounds) {
   }
 }
 
-// Messages that no socket's buffer holds, all sent before any is waited for.
+// Messages larger than any socket buffer, all sent before any is waited for.
 void checkLargerThanBuffers() {
   const auto errors =
       runConnected(3, kPatience, [](const std::shared_ptr<Mesh>& mesh) {

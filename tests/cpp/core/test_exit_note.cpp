@@ -1,4 +1,4 @@
-// What the end of a process adds to its closed trace.
+// Tests the note that a process adds to its closed trace when it exits.
 #include "core/process/exit_note.h"
 
 #include <sys/wait.h>
@@ -28,8 +28,8 @@ std::string closedTrace(
   return path;
 }
 
-// The trace of a process that ends with `code`, and perhaps has a child that
-// does so before.
+// Returns the trace of a process that exits with `code`, or, with `child_only`,
+// whose child does so first.
 std::string traceAfter(const std::string& path, int code, bool child_only) {
   const pid_t pid = fork();
   if (pid == 0) {
@@ -59,7 +59,7 @@ int main() {
   const std::string path = closedTrace(directory, "rank_0.trace");
   const std::string closed = bytesOf(path);
   CHECK(traceAfter(path, 0, false) == closed);
-  CHECK(traceAfter(path, 256, false) == closed); // which is 0 to a parent
+  CHECK(traceAfter(path, 256, false) == closed); // a parent sees 0
   CHECK(traceAfter(path, 120, false) == closed); // Python could not flush
   CHECK(traceAfter(path, 3, true) == closed);
   const std::string said = traceAfter(path, 3, false);

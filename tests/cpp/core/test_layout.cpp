@@ -1,5 +1,5 @@
-// One record of each kind with a different number in every field, for a reader
-// in another language. Arguments: the trace to write, its metadata.
+// Writes one record of each kind with a different number in every field, for a
+// reader in another language. Arguments: the trace to write, its metadata.
 #include <cstddef>
 
 #include "check.h"

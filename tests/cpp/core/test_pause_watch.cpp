@@ -1,5 +1,5 @@
-// Which pauses count: stops that were seen, and sleeps that took far too long
-// while the process used no processor.
+// Tests which pauses count: observed stops, and sleeps that took far too long
+// while the process used no CPU.
 #include "core/process/pause_watch.h"
 
 #include "check.h"
@@ -19,7 +19,7 @@ void sleep(PauseWatch& watch, uint64_t begin_ms, uint64_t end_ms) {
 void supposed() {
   PauseWatch watch(2);
   sleep(watch, 1000, 3200); // nothing for 2 s
-  CHECK_EQ(watch.found().count, 0u); // a stop may still be told of
+  CHECK_EQ(watch.found().count, 0u); // a stop may still be reported
   const auto pause = watch.supposed();
   CHECK(pause && pause->begin_ns == 1100 * kMs && pause->end_ns == 3200 * kMs);
   CHECK_EQ(watch.found().count, 1u);
@@ -60,7 +60,7 @@ void theLongestOfSeveral() {
   CHECK_EQ(watch.found().longest_begin_ns, 3100 * kMs);
 }
 
-// Short ones are in no note, and tools' looks are no pauses.
+// Short pauses are not counted, and brief stops by tools are not pauses.
 void seen() {
   PauseWatch watch(2);
   CHECK(watch.take({1000 * kMs, 1005 * kMs}));
@@ -73,7 +73,7 @@ void seen() {
   CHECK_EQ(watch.found().longest_begin_ns, 3000 * kMs);
 }
 
-// Whichever of the two threads comes first.
+// A stop counts once, whichever of the two threads reports first.
 void seenAndSupposedCountOnce() {
   PauseWatch before(2);
   before.begin(200 * kMs, 1000 * kMs, 0);

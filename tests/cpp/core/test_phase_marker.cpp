@@ -1,4 +1,4 @@
-// Phases: the outermost marker of a thread counts, a step boundary forgets it.
+// Tests phases: a thread's outermost marker counts, a step boundary drops it.
 #include "core/phase_marker.h"
 
 #include <sched.h>
@@ -119,7 +119,7 @@ void stepBoundaryForgetsAnOpenMarker() {
     left_open.begin();
     left_open.begin();
     markStep(0, true);
-    left_open.end(); // of the step before
+    left_open.end(); // of the previous step
     next.begin();
     left_open.end();
     next.end();
@@ -178,7 +178,7 @@ void stepsAreMarked() {
   CHECK(records.at(0).timestamp_ns <= records.at(1).timestamp_ns);
 }
 
-// Computes until the destructor, in a thread of this process or in a process.
+// Computes until destroyed, in a thread of this process or in another process.
 class Rival {
  public:
   explicit Rival(bool in_this_process) {
@@ -215,7 +215,7 @@ class Rival {
   pid_t child_ = -1;
 };
 
-// Two threads that compute on one core: each waits for it half of the time.
+// Two threads compute on one core, so each waits for it half of the time.
 void runDelayIsReadBesidePhases(bool in_this_process) {
   cpu_set_t before;
   CHECK_EQ(sched_getaffinity(0, sizeof(before), &before), 0);
@@ -263,7 +263,7 @@ void pageFaultsAreCountedBesidePhases() {
   constexpr size_t kBytes = 40 << 20;
   const auto records = recorded(Kind::kHostCounts, [] {
     PhaseMarker marker(kForward);
-    for (int i = 0; i < 3; ++i) { // the first may be the thread's first reading
+    for (int i = 0; i < 3; ++i) { // the first may only set the baseline
       marker.begin();
       void* memory = mmap(
           nullptr,
@@ -288,7 +288,7 @@ void pageFaultsAreCountedBesidePhases() {
     faults += record.seq;
   }
   CHECK(faults >= 2 * kBytes / 4096);
-#ifndef __SANITIZE_THREAD__ // which touches memory of its own
+#ifndef __SANITIZE_THREAD__ // it touches additional memory
   CHECK(faults < 4 * kBytes / 4096);
 #endif
 }

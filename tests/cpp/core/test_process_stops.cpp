@@ -1,4 +1,4 @@
-// A child stops this process and lets it go on: begin and end are seen.
+// Tests that stops of this process by a child are observed.
 #include "core/process/process_stops.h"
 
 #include <errno.h>
@@ -28,7 +28,7 @@ struct Stop {
   uint64_t end_ns = 0;
 };
 
-// Never destroyed: a tool that looks for leaks at the very end stops us too.
+// Never destroyed: a leak checker also stops the process at exit.
 std::mutex& mutex = *new std::mutex;
 std::vector<Stop>& seen = *new std::vector<Stop>;
 
@@ -46,7 +46,7 @@ void pauseFor(uint64_t ns) {
   std::this_thread::sleep_for(std::chrono::nanoseconds(ns));
 }
 
-// When the signals were sent, from before to after it.
+// Stops this process; returns the times of the signals.
 std::vector<Stop> stopThisProcess() {
   void* const shared = mmap(
       nullptr,
@@ -76,8 +76,8 @@ std::vector<Stop> stopThisProcess() {
   return {sent, sent + kStops};
 }
 
-// On a crowded machine the threads may be seen to stop late, or not at all;
-// never before they are told to, but for what the sleeper took to fall asleep.
+// On a loaded machine, stops may be observed late or not at all, but never
+// before the signal, except for the time that the sleeper took to fall asleep.
 void stopsAreSeen() {
   const std::vector<Stop> sent = stopThisProcess();
   for (int i = 0; i < 500 && seenSoFar().empty(); ++i) {
@@ -101,7 +101,7 @@ void nothingIsSeenWithoutAStop() {
   for (const uint64_t until_ns = nowNs() + 200 * kMs; nowNs() < until_ns;) {
     sum = sum + 1;
   }
-  kill(getpid(), SIGCONT); // it runs already
+  kill(getpid(), SIGCONT); // it is already running
   CHECK_EQ(seenSoFar().size(), before);
 }
 
@@ -109,7 +109,7 @@ void nothingIsSeenWithoutAStop() {
 
 int main() {
   watchStops(&take);
-  watchStops(&take); // once is enough
+  watchStops(&take); // a second call has no effect
   pauseFor(50 * kMs);
   nothingIsSeenWithoutAStop();
   if (!check::isEmulated()) {

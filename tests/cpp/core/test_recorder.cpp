@@ -1,4 +1,4 @@
-// The recorder on one thread: sessions, counters, ring files, bad options.
+// Tests the recorder on one thread: sessions, counters, ring files, options.
 #include "core/recorder.h"
 
 #include <errno.h>
@@ -47,8 +47,8 @@ void oneSession(const trace_file::Directory& directory) {
   CHECK(recorder.started() && recorder.enabled());
   recorder.addDocument(BlockType::kGroup, "{\"id\": 2}");
   pushNumbers(0, 64);
-  // Some are written already: a document and a half full ring wake the helper
-  // thread. What does not fit: test_recorder_disk, where it cannot write.
+  // Some records are already written: a document and a half-full ring wake the
+  // helper thread. test_recorder_disk covers overflow, with a blocked writer.
   recorder.flush();
   CHECK_EQ(recorder.stats().records_written, 64u);
   CHECK_EQ(recorder.stats().records_unwritten, 0u);
@@ -82,25 +82,25 @@ void countersStayReadable(const trace_file::Directory& directory) {
   CHECK_EQ(stats.write_errno, 0);
 }
 
-// A closed trace needs no ring files, so they are gone.
+// A closed trace needs no ring files, so they are removed.
 void closingRemovesRingFiles(const trace_file::Directory& directory) {
   CHECK_EQ(directory.count(".ring"), 0u);
-  pushNumbers(0, 100); // after stop(): nowhere
+  pushNumbers(0, 100); // after stop(): not recorded
   CHECK_EQ(directory.count(".ring"), 0u);
 }
 
-// Each trace gets all of its own records and none of another.
+// Each trace contains all of its own records and none of another's.
 void sessionAfterSession(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   for (uint64_t session = 1; session <= 20; ++session) {
     const std::string name = "again" + std::to_string(session);
     recorder.start(options(directory, name, session));
     pushNumbers(session * 1000, session * 1000 + session);
-    // The ring file is where this trace's metadata says.
+    // The ring file has the path in this trace's metadata.
     CHECK(std::filesystem::exists(directory / (name + "-0.ring")));
     CHECK_EQ(directory.count(".ring"), 1u);
     recorder.stop();
-    pushNumbers(0, 3); // late: into no trace
+    pushNumbers(0, 3); // after stop(): in no trace
     const auto content = trace_file::read(directory / (name + ".trace"));
     CHECK(content.sound);
     CHECK_EQ(content.session, session);
@@ -124,7 +124,7 @@ void enabledSwitches(const trace_file::Directory& directory) {
   recorder.stop();
 }
 
-// A watchdog reads the files of the rings, and learns that one has none.
+// A watchdog reads ring files; the trace must state that a ring has none.
 void ringsWithoutFilesAreTold(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   const std::string told = "{\"private_rings\": true}";
@@ -145,7 +145,7 @@ void ringsWithoutFilesAreTold(const trace_file::Directory& directory) {
     CHECK_EQ(content.records.size(), 5u);
   }
   RecorderOptions made = options(directory, "no_rings");
-  made.ring_prefix.clear(); // nobody looks for files
+  made.ring_prefix.clear(); // no ring files are requested
   recorder.start(made);
   pushNumbers(0, 5);
   recorder.stop();
@@ -176,7 +176,7 @@ void badOptionsChangeNothing(const trace_file::Directory& directory) {
   CHECK_EQ(trace_file::read(directory / "good.trace").records.size(), 5u);
 }
 
-// A child stops this process for a while, and lets it go on.
+// Forks a child that stops this process for a while and continues it.
 void stopThisProcess() {
   const pid_t parent = getpid();
   const pid_t child = fork();
@@ -206,11 +206,11 @@ void aPauseIsWrittenOnce(const trace_file::Directory& directory) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
     recorder.flush();
   }
-  recorder.flush(); // has no more to write
+  recorder.flush(); // has nothing left to write
   recorder.stop();
   const std::vector<Record> pauses = pausesIn(made.trace_path);
   CHECK(!pauses.empty());
-  for (size_t i = 1; i < pauses.size(); ++i) { // others the machine may add
+  for (size_t i = 1; i < pauses.size(); ++i) { // may include real pauses
     CHECK(pauses[i].timestamp_ns != pauses[i - 1].timestamp_ns);
   }
 }

@@ -1,5 +1,5 @@
-// The recorder on a full disk: training goes on, one line says so, what waits
-// in memory is written when there is room, and what is lost is counted.
+// Tests the recorder on a full disk: training continues, one line reports it,
+// records in memory are written once there is space, lost ones are counted.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -15,7 +15,7 @@ using trace_file::numbered;
 
 namespace {
 
-// Every ring file fits (256 + 64 * 64 bytes), no trace with records does.
+// Fits every ring file (256 + 64 * 64 bytes), but no trace with records.
 constexpr rlim_t kLimit = 256 + 64 * 64;
 
 RecorderOptions options(
@@ -36,7 +36,7 @@ void pushNumbers(uint64_t begin, uint64_t end) {
   }
 }
 
-// Standard error of this process, in a file, while it lives.
+// Redirects standard error of this process to a file during its lifetime.
 class Captured {
  public:
   explicit Captured(const std::string& path) : path_(path), before_(dup(2)) {
@@ -85,7 +85,7 @@ void recordsWaitForRoom(const trace_file::Directory& directory) {
     CHECK_EQ(stats.records_unwritten, 30u);
     CHECK_EQ(stats.records_dropped, 0u);
     CHECK_EQ(stats.trace_bytes, written_bytes);
-    // Not `sound`: the helper thread may be in the middle of another try.
+    // `sound` is not checked: the helper thread may be retrying right now.
     CHECK_EQ(trace_file::read(directory / "wait.trace").records.size(), 20u);
     pushNumbers(50, 100); // 34 fit
     CHECK_EQ(recorder.stats().records_dropped, 16u);
@@ -106,14 +106,14 @@ void recordsWaitForRoom(const trace_file::Directory& directory) {
   CHECK(content.end.at(0).starts_with("{\"records\": 94, \"dropped\": 16, "));
 }
 
-// The records do not fit, the closing block does: it owns up to the loss.
+// The records do not fit, but the closing block does and contains their number.
 void lostAtStopIsCounted(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   Captured captured(directory / "stderr");
   recorder.start(options(directory, "lost"));
   pushNumbers(0, 10);
   recorder.flush();
-  pushNumbers(10, 40); // not half of the ring, which would be drained now
+  pushNumbers(10, 40); // below half of the ring, which would be drained
   {
     const FullDisk full(recorder.stats().trace_bytes + 200);
     recorder.stop();
@@ -164,7 +164,7 @@ void fullFromTheStart(const trace_file::Directory& directory) {
   CHECK_EQ(trace_file::read(directory / "big.trace").end.size(), 1u);
 }
 
-// The note about it stands in room that was kept from the start.
+// The note is written into space that was reserved at the start.
 void aFullDiskIsNamedInTheTrace(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   Captured captured(directory / "stderr");

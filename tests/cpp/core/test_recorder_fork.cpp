@@ -1,4 +1,4 @@
-// A fork in the middle of a trace: the child is a process of its own.
+// Tests forks in the middle of a trace: the child does not affect it.
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -15,29 +15,29 @@ using namespace commprof;
 using trace_file::numbered;
 
 // The address sanitizer of GCC 12 does not hold its allocator's locks over
-// fork(): one that a helper thread held stays locked in the child for ever.
+// fork(): a lock that a helper thread held stays locked in the child.
 #ifdef __SANITIZE_ADDRESS__
 constexpr bool kChildMayAllocate = false;
 #else
 constexpr bool kChildMayAllocate = true;
 #endif
 
-// The thread sanitizer itself dies when the child of a process with threads
-// starts one, as a child that records does.
+// The thread sanitizer crashes when the child of a process with threads starts
+// one, as a recording child does.
 #ifdef __SANITIZE_THREAD__
 constexpr bool kChildMayRecord = false;
 #else
 constexpr bool kChildMayRecord = kChildMayAllocate;
 #endif
 
-// It also takes the parent's threads for the child's leaks.
+// The thread sanitizer also reports the parent's threads as leaks of the child.
 extern "C" __attribute__((visibility("default"))) const char*
 __tsan_default_options() {
   return "report_thread_leaks=0";
 }
 
-// The address sanitizer's allocator, unlike the C library's, does not give a
-// child its locks unlocked. Its quarantine takes them at most frees.
+// Unlike the C library's allocator, the address sanitizer's does not unlock its
+// locks in a child. Its quarantine takes them at most frees.
 extern "C" __attribute__((visibility("default"))) const char*
 __asan_default_options() {
   return "quarantine_size_mb=0:thread_local_quarantine_size_kb=0";
@@ -47,13 +47,13 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// The disk of this process: how long a write takes, and how many have begun.
+// Simulated disk of this process: duration of a write, and writes begun.
 std::atomic<int64_t> write_takes_ms{0};
 std::atomic<int> writes{0};
 
 } // namespace
 
-// In the place of the C library's.
+// Replaces the C library's pwrite().
 extern "C" ssize_t pwrite(int fd, const void* data, size_t bytes, off_t at) {
   ++writes;
   std::this_thread::sleep_for(std::chrono::milliseconds(write_takes_ms));
@@ -86,7 +86,7 @@ void childHasNoTrace(const trace_file::Directory& directory) {
   const std::string ring = bytesOf(directory / "parent-0.ring");
   const std::string trace = bytesOf(directory / "parent.trace");
   for (uint64_t i = 0; i < 50; ++i) {
-    recorder.push(numbered(i)); // as a caller that checked before the fork
+    recorder.push(numbered(i)); // by a caller that checked before fork()
   }
   recorder.flush();
   recorder.stop();
@@ -109,9 +109,9 @@ void childStartsItsOwn(const trace_file::Directory& directory, size_t groups) {
   CHECK(content.sound);
   CHECK_EQ(Recorder::threadId(), uint32_t(getpid()));
   CHECK_EQ(content.session, 2u);
-  CHECK_EQ(content.groups.size(), groups); // the parent's are its own too
+  CHECK_EQ(content.groups.size(), groups); // includes the parent's groups
   CHECK_EQ(content.records.size(), 11u);
-  for (int i = 0; i < 5; ++i) { // nobody waits for the parent's helper thread
+  for (int i = 0; i < 5; ++i) { // must not wait for the parent's helper
     recorder.start(options(directory, "child", 3));
     recorder.stop();
   }
@@ -147,7 +147,7 @@ uint64_t forkWhileOthersPush(Counting& here) {
   std::atomic<bool> done{false};
   Counting there;
   std::thread busy([&] {
-    do { // once where it gets no core until the forks are over
+    do { // at least once, even if it gets no core until the forks end
       there.push(100);
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     } while (!done);
@@ -225,14 +225,14 @@ void isQuick(Call&& call) {
   CHECK(std::chrono::steady_clock::now() - begin < 1s);
 }
 
-// A thread that forks, makes a group or asks how it goes does not wait for it.
+// Threads that fork, add a group or query statistics do not wait for the disk.
 void theDiskIsSlow(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   recorder.start(options(directory, "slow", 4));
   const int before = writes;
   write_takes_ms = 5000;
   recorder.push(numbered(0));
-  while (writes == before) { // until the helper thread is in it
+  while (writes == before) { // until the helper thread is in pwrite()
     std::this_thread::sleep_for(1ms);
   }
   isQuick([&] { recorder.addGroup({9, "late", 0, 2}, "{\"id\": 9}"); });

@@ -1,5 +1,5 @@
-// Ten million records: none is lost without being counted, all that is counted
-// as written is in the file.
+// Tests with ten million records that each lost record is counted and each
+// record counted as written is in the file.
 #include <filesystem>
 #include <thread>
 
@@ -12,13 +12,13 @@ using namespace commprof;
 namespace {
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr uint64_t kRecords = 1'000'000; // they make it 20 times slower
+constexpr uint64_t kRecords = 1'000'000; // sanitizers are 20 times slower
 #else
 constexpr uint64_t kRecords = 10'000'000;
 #endif
 
-// As fast as it can, but for a break when the ring is full: a training thread
-// is never so fast.
+// Pushes as fast as possible, but pauses when the ring is full, because a
+// training thread is never so fast.
 void pushAll(uint64_t count) {
   Recorder& recorder = Recorder::instance();
   for (uint64_t i = 0; i < count; ++i) {
@@ -53,7 +53,7 @@ int main() {
   Recorder& recorder = Recorder::instance();
   RecorderOptions options{
       directory / "many.trace", directory / "many-", "{}", /*session=*/1};
-  options.flush_interval_ms = 1; // two half-full rings ask for no drain
+  options.flush_interval_ms = 1; // rings below half do not trigger drains
   recorder.start(options);
   std::thread other([] { pushAll(kRecords / 2); });
   pushAll(kRecords / 2);

@@ -1,4 +1,4 @@
-// The recorder's modes: what reaches the file, and switching from outside.
+// Tests the recorder's modes: the file's contents, and switching from outside.
 #include "core/recorder.h"
 
 #include <signal.h>
@@ -52,7 +52,7 @@ void pushSteps(uint64_t begin, uint64_t end) {
   }
 }
 
-// The summary that counts: the one of highest number.
+// Returns the valid summary: the one with the highest number.
 std::string summaryOf(const trace_file::Content& content) {
   std::string found;
   uint64_t highest = 0;
@@ -79,7 +79,7 @@ void alwaysOnWritesNoRecords(const trace_file::Directory& directory) {
   for (int round = 0; round < 100; ++round) {
     pushSteps(0, 1000);
     recorder.flush();
-    if (round == 2) { // two summaries have their places
+    if (round == 2) { // both places for summaries are allocated
       bytes = std::filesystem::file_size(made.trace_path);
     }
   }
@@ -105,14 +105,14 @@ void offRecordsNothing(const trace_file::Directory& directory) {
   CHECK(recorder.enabled());
   recorder.setEnabled(false);
   recorder.setMode(Mode::kAlwaysOn);
-  CHECK(!recorder.enabled()); // paused stays paused
+  CHECK(!recorder.enabled()); // stays paused
   recorder.setEnabled(true);
   CHECK(recorder.enabled());
   recorder.stop();
   CHECK(!recorder.enabled());
 }
 
-// What a watcher is told of a rank that falls silent, and of the end of that.
+// The trace reports when a rank stops recording, and when it resumes.
 void aLongSilenceIsTold(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   const RecorderOptions made = options(directory, "silent", Mode::kFull);
@@ -132,7 +132,7 @@ void aLongSilenceIsTold(const trace_file::Directory& directory) {
   CHECK_EQ(told("true") + told("false"), 0u);
   recorder.setEnabled(false);
   CHECK(within5s([&] { return told("false") == 1; }));
-  recorder.setMode(Mode::kAlwaysOn); // does not end it
+  recorder.setMode(Mode::kAlwaysOn); // does not resume recording
   CHECK_EQ(told("true"), 0u);
   recorder.setEnabled(true);
   recorder.setMode(Mode::kFull);
@@ -149,7 +149,7 @@ void aLongSilenceIsTold(const trace_file::Directory& directory) {
   CHECK(std::stoull(last.substr(last.rfind(' '))) >= end_ns);
 }
 
-// The summary covers all that comes after it began, records only full mode.
+// The summary covers all later records, the file only those of full mode.
 void theFileSwitches(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   const RecorderOptions made = options(directory, "file", Mode::kFull);
@@ -158,7 +158,7 @@ void theFileSwitches(const trace_file::Directory& directory) {
   control(made, "always-on");
   CHECK(becomes(Mode::kAlwaysOn));
   pushSteps(10, 30);
-  control(made, "sometimes"); // says so on stderr
+  control(made, "sometimes"); // rejected with a message on stderr
   std::this_thread::sleep_for(std::chrono::milliseconds(1100));
   CHECK(recorder.mode() == Mode::kAlwaysOn);
   control(made, "full");
@@ -179,7 +179,7 @@ void theFileSwitches(const trace_file::Directory& directory) {
   recorder.stop();
 }
 
-// The latest of those that always-on mode did not keep: full mode needs them.
+// Full mode needs, and writes, the latest clock records of always-on mode.
 void clocksAreKeptForFullMode(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   const RecorderOptions made = options(directory, "clock", Mode::kAlwaysOn);
@@ -213,7 +213,7 @@ void aSignalSwitchesAndTellsTheOthers(const trace_file::Directory& directory) {
     }));
   }
   recorder.stop();
-  raise(SIGUSR2); // comes late, and ends nothing
+  raise(SIGUSR2); // late; must not end the process
   CHECK_EQ(directory.count(".control"), 3u);
 }
 
@@ -230,9 +230,9 @@ void aHandlerOfTheProgramStays(const trace_file::Directory& directory) {
   recorder.stop();
 }
 
-// 16384 records fit into a ring: without being woken the helper thread would
-// drain it after a minute. Near its end this waits, so that a helper thread
-// which gets no core for a while loses nothing; a record wakes it again.
+// A ring holds 16384 records: without being woken, the helper thread would
+// drain it after a minute. Near the ring's end this test waits, so that a
+// helper thread without a core loses nothing; a record wakes it again.
 void aHalfFullRingIsDrainedEarly(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   RecorderOptions made = options(directory, "fast", Mode::kAlwaysOn);

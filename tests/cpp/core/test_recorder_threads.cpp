@@ -1,5 +1,5 @@
-// The recorder under many threads: rings are reused and bounded, stopping while
-// others push loses nothing that was pushed before, and groups stand before
+// Tests the recorder with many threads: rings are reused and bounded, stopping
+// while others push loses no earlier records, and groups are written before
 // their operations.
 #include <latch>
 #include <thread>
@@ -40,7 +40,7 @@ void ringsAreReused(const trace_file::Directory& directory) {
   CHECK(trace_file::countUp(content.records, 0));
 }
 
-// 300 threads at once; 256 get a ring, the others' records are counted.
+// 256 of 300 concurrent threads get a ring; the other records are dropped.
 void ringsAreBounded(const trace_file::Directory& directory) {
   constexpr int kThreads = 300;
   constexpr int kRings = 256;
@@ -66,7 +66,7 @@ void ringsAreBounded(const trace_file::Directory& directory) {
   for (std::thread& thread : threads) {
     thread.join();
   }
-  // Rings came back: a new thread records again.
+  // Rings were returned: a new thread records again.
   std::thread([&recorder] { recorder.push(numbered(11)); }).join();
   recorder.stop();
   const auto content = trace_file::read(directory / "bounded.trace");
@@ -75,7 +75,7 @@ void ringsAreBounded(const trace_file::Directory& directory) {
   CHECK_EQ(directory.count(".ring"), 0u);
 }
 
-// A thread that was refused a ring asks again once one came back.
+// A thread that got no ring asks again once one has been returned.
 void refusedThreadAsksAgain(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   recorder.start(options(directory, "refused"));
@@ -172,7 +172,7 @@ void pushWhileStopping(const trace_file::Directory& directory) {
   }
 }
 
-// Two threads stop, two start: one of each wins, and nothing breaks.
+// Two threads stop and one starts the recorder concurrently.
 void stopAndStartRace(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   for (int round = 0; round < 50; ++round) {
@@ -201,7 +201,7 @@ void stopAndStartRace(const trace_file::Directory& directory) {
 
 constexpr uint32_t kLeastGroups = 100;
 
-// Tells of a group and then records an operation of it, over and over.
+// Repeatedly adds a group and then records an operation of it.
 void tellAndPush(const std::atomic<bool>& done) {
   Recorder& recorder = Recorder::instance();
   for (uint32_t id = 1; !done || id <= kLeastGroups; ++id) {
@@ -213,8 +213,8 @@ void tellAndPush(const std::atomic<bool>& done) {
   }
 }
 
-// Drains wait while another thread gets a ring: the longest that anything can
-// come in between.
+// Drains wait while another thread gets a ring, which is the longest possible
+// delay between a group and its operation.
 void drainWhileThreadsGetRings() {
   constexpr int kThreads = 40;
   Recorder& recorder = Recorder::instance();
@@ -236,8 +236,8 @@ void drainWhileThreadsGetRings() {
   }
 }
 
-// What a group is stands before the operations of it, whatever threads do in
-// between.
+// A group's description is written before its operations, whatever threads do
+// meanwhile.
 void groupsComeBeforeTheirOperations(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   recorder.start(options(directory, "groups", 1 << 14));

@@ -1,4 +1,4 @@
-// The ring: order, wrap-around, a full ring, two threads, the file.
+// Tests the ring: order, wrap-around, a full ring, two threads, the file.
 #include <sys/stat.h>
 
 #include <thread>
@@ -12,7 +12,7 @@ using trace_file::numbered;
 
 namespace {
 
-// Rings are never destroyed; the leak checker is to find these.
+// Rings are never destroyed; this keeps them reachable for the leak checker.
 Ring& makeRing(const std::string& path, uint64_t capacity, uint64_t session) {
   static auto& rings = *new std::vector<Ring*>();
   rings.push_back(new Ring(path, capacity, session));
@@ -55,7 +55,7 @@ void peekWithoutCommitKeeps() {
   ring.peek([&](const Record*, uint64_t) { ++calls; });
   ring.peek([&](const Record*, uint64_t) { ++calls; });
   CHECK_EQ(calls, 2);
-  // Pushed between peek and commit: not committed with it.
+  // A record pushed between peek and commit is not committed.
   const uint64_t mark = ring.peek([](const Record*, uint64_t) {});
   ring.push(numbered(8));
   ring.commit(mark);
@@ -82,7 +82,7 @@ bool isFull(Ring& ring) {
   return header.head.load() - header.tail.load() == header.capacity;
 }
 
-// `patient` waits while the ring is full; the other loses records.
+// If not `patient`, the producer loses records when the ring is full.
 void twoThreads(uint64_t count, bool patient) {
   Ring& ring = makeRing("", 1024, 1);
   std::atomic<bool> done{false};
@@ -168,12 +168,12 @@ void rebindMovesToAnEmptyFile(const trace_file::Directory& directory) {
   CHECK(ring.fileBacked());
   ring.unlinkFile();
   CHECK(!std::filesystem::exists(directory / "fourth.ring"));
-  ring.push(numbered(10)); // goes on in memory
+  ring.push(numbered(10)); // continues in memory
   CHECK_EQ(drain(ring).at(0), 10u);
 }
 
-// A thread may be inside push() while the ring is moved: whatever it stores,
-// the ring stays within its bounds.
+// A thread may be inside push() while the ring is moved; the ring must stay
+// within its bounds.
 void rebindUnderAPusher(const trace_file::Directory& directory) {
   Ring& ring = makeRing(directory / "moving.ring", 64, 1);
   std::atomic<bool> done{false};

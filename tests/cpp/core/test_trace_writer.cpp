@@ -1,4 +1,4 @@
-// The trace writer: the bytes it writes, and what a full disk does to them.
+// Tests the bytes that the trace writer writes, and a full disk.
 #include "core/trace_writer.h"
 
 #include <sys/stat.h>
@@ -35,7 +35,7 @@ uint32_t crcBitByBit(const std::string& data) {
   return c ^ 0xffffffffu;
 }
 
-// Every length around the eight bytes of a turn, at every alignment.
+// Lengths around multiples of eight bytes, at every alignment.
 void checksumsOfAllLengths() {
   std::string data(200, 0);
   for (size_t i = 0; i < data.size(); ++i) {
@@ -82,7 +82,7 @@ void badPathsThrow(const trace_file::Directory& directory) {
   }
 }
 
-// Blocks of 24 + 1000 bytes behind 32: three fit into 4000 bytes.
+// Blocks of 24 + 1000 bytes after 32: three fit into 4000 bytes.
 void fullDiskCutsBack(const trace_file::Directory& directory) {
   const std::string path = directory / "full.trace";
   TraceWriter writer(path, 1);
@@ -107,7 +107,7 @@ void fullDiskCutsBack(const trace_file::Directory& directory) {
     CHECK(!writer.writeJson(BlockType::kEnd, ""));
     CHECK_EQ(sizeOf(path), 4000u);
   }
-  CHECK(writer.writeJson(BlockType::kGroup, payload)); // room again
+  CHECK(writer.writeJson(BlockType::kGroup, payload)); // has space again
   const trace_file::Content content = trace_file::read(path);
   CHECK(content.sound);
   CHECK_EQ(content.groups.size(), 4u);
@@ -119,7 +119,7 @@ std::string summary(int number, size_t bytes) {
   return std::to_string(number) + std::string(bytes - 1, 'x');
 }
 
-// Two places, used in turn; longer ones get two larger places, once.
+// Summaries alternate between two places; longer ones get two larger ones.
 void summariesDoNotGrowTheFile(const trace_file::Directory& directory) {
   const std::string path = directory / "summaries.trace";
   TraceWriter writer(path, 1);
@@ -132,7 +132,7 @@ void summariesDoNotGrowTheFile(const trace_file::Directory& directory) {
   CHECK(writer.writeJson(BlockType::kGroup, "group"));
   for (int i = 0; i < 9; ++i) {
     CHECK(writer.writeSummary(summary(i, 60'000 + i)));
-    CHECK(writer.writeSummary(summary(i, 1000))); // stays there
+    CHECK(writer.writeSummary(summary(i, 1000))); // uses the same places
   }
   CHECK(!writer.writeSummary(summary(0, TraceWriter::kMaxSummaryBytes + 1)));
   CHECK(writer.writeSummary(summary(7, TraceWriter::kMaxSummaryBytes)));
@@ -148,7 +148,7 @@ void summariesDoNotGrowTheFile(const trace_file::Directory& directory) {
   CHECK(content.summaries[3].starts_with("8xxx"));
 }
 
-// Where there is no room for a second summary the first one stays.
+// If there is no space for a second summary, the first one is kept.
 void aFullDiskKeepsTheLastSummary(const trace_file::Directory& directory) {
   const std::string path = directory / "full-summary.trace";
   TraceWriter writer(path, 1);
@@ -161,7 +161,7 @@ void aFullDiskKeepsTheLastSummary(const trace_file::Directory& directory) {
   CHECK_EQ(content.summaries.size(), 1u);
 }
 
-// A reader that comes while a place is written anew passes over it.
+// A reader skips a place that is being rewritten.
 void aSummaryHalfWrittenIsNone(const trace_file::Directory& directory) {
   const std::string path = directory / "half-summary.trace";
   TraceWriter writer(path, 1);

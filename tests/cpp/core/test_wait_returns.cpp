@@ -1,4 +1,4 @@
-// What a wait's return says of the operation's completion.
+// Tests the bound that a wait's return sets on the operation's completion.
 #include "core/wait_returns.h"
 
 #include <atomic>
@@ -16,7 +16,7 @@ void aLaterSightIsBoundedByTheReturn() {
   returns->note(7, 100);
   CHECK_EQ(returns->completionNs(7, 150), 100u);
   CHECK_EQ(returns->completionNs(7, 90), 90u);
-  CHECK_EQ(returns->completionNs(8, 150), 150u); // nobody waited
+  CHECK_EQ(returns->completionNs(8, 150), 150u); // no wait returned
 }
 
 void theFirstReturnCounts() {
@@ -34,7 +34,7 @@ void aForgottenOperationIsNotConfused() {
   CHECK_EQ(returns->completionNs(7 + WaitReturns::kMost, 250), 200u);
 }
 
-// All operations share a place; each one's return is 10 times its number.
+// All operations share one place; each one's return time is 10 times its id.
 void aReaderNeverSeesAnothersReturn() {
   const auto returns = std::make_unique<WaitReturns>();
   std::atomic<uint64_t> latest{7};

@@ -1,4 +1,4 @@
-// A device's clock against the host's: known anchors, times worked out by hand.
+// Tests a device's clock against the host's, with times computed by hand.
 #include "device/device_clock.h"
 
 #include <cstdlib>
@@ -15,7 +15,7 @@ bool near(uint64_t actual, uint64_t expected, uint64_t error) {
   return (actual > expected ? actual - expected : expected - actual) <= error;
 }
 
-// One anchor tells no rate: the bound grows by 500 ppm of the distance.
+// One anchor determines no rate: the error grows by 500 ppm of the distance.
 void oneAnchorIsItsMiddle() {
   DeviceClock clock;
   CHECK(!clock.known());
@@ -37,8 +37,8 @@ void keepsNanosecondsOfALongUptime() {
   CHECK_EQ(clock.toHost(3).time_ns, late + 3);
 }
 
-// The host's clock gains 100 ppm on the device's. The two anchors of the three
-// that tell it best are 10 s apart and 2 us wide together.
+// The host's clock is 100 ppm faster than the device's. The best two of the
+// three anchors are 10 s apart and together 2 us wide.
 void twoAnchorsTellTheRate() {
   DeviceClock clock;
   const auto host = [](int64_t device_ns) {
@@ -75,7 +75,7 @@ void theBoundHolds() {
   }
 }
 
-// Old anchors go: the rate is that of now.
+// Old anchors are dropped: the rate is the current one.
 void forgetsTheOldest() {
   DeviceClock clock;
   const auto count = int64_t(DeviceClock::kMaxAnchors);

@@ -1,5 +1,5 @@
-// Marks on a simulated device's streams: the records that come of them carry
-// the times at which the streams came there, and nobody waits.
+// Tests marks on a simulated device's streams: their records contain the times
+// at which the streams reached them, and no thread waits.
 #include "device/device_timeline.h"
 
 #include <atomic>
@@ -20,8 +20,8 @@ using namespace commprof;
 
 namespace {
 
-// A device of streams on a clock of its own, which runs while the test does.
-// What a stream does takes the time it is told to; every event's time is known.
+// A device with streams and its own clock, which runs in real time. Each
+// operation takes the duration it is given; every event's time is known.
 class SimulatedDevice final : public Device {
  public:
   struct Timed final : Event {
@@ -34,18 +34,18 @@ class SimulatedDevice final : public Device {
   double nowNs() const {
     return double(commprof::nowNs() - begin_ns_) * (1.0 + drift_) + kOffsetNs;
   }
-  // When the host's clock showed the same; the truth of a record's time.
+  // Host time of a device time: the true value of a record's time.
   double hostNs(double device_ns) const {
     return double(begin_ns_) + (device_ns - kOffsetNs) / (1.0 + drift_);
   }
 
-  // Work for the stream; returns when it will be done.
+  // Adds work to the stream; returns the time of its end.
   double run(int64_t stream, double duration_ns) {
     const std::lock_guard<std::mutex> lock(mutex_);
     busy_[stream] = std::max(busy_[stream], nowNs()) + duration_ns;
     return busy_[stream];
   }
-  // The stream waits until then; returns for how long.
+  // Makes the stream wait until `until_ns`; returns the duration.
   double wait(int64_t stream, double until_ns) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const double from_ns = std::max(busy_[stream], nowNs());
@@ -104,7 +104,7 @@ constexpr uint64_t kLongNs = 5'000'000'000;
 
 struct Setup {
   SimulatedDevice* device;
-  std::vector<Record> records; // but for the clock's
+  std::vector<Record> records; // except for the clock's
   std::vector<Record> clocks;
   std::unique_ptr<DeviceTimeline> timeline;
 
@@ -126,8 +126,8 @@ Record record(Kind kind, uint64_t op_id) {
   return made;
 }
 
-// Within the bound of the one anchor: its own, 500 ppm of the distance to it,
-// and two roundings.
+// True if the time is within the error of the one anchor: its own error, 500
+// ppm of the distance to it, and two roundings.
 bool near(const Setup& setup, uint64_t actual_ns, double truth_ns) {
   const Record& anchor = setup.clocks.at(0);
   const double distance = truth_ns - double(anchor.timestamp_ns);
@@ -136,8 +136,8 @@ bool near(const Setup& setup, uint64_t actual_ns, double truth_ns) {
   return std::abs(double(actual_ns) - truth_ns) <= error + 100;
 }
 
-// Compute for 16 ms, then wait for a collective that takes 40: 24 are exposed.
-// A busy machine polls for the first time before these are over.
+// Computes for 16 ms, then waits for a collective of 40 ms: 24 ms are exposed.
+// On a busy machine, the first poll may come before these are over.
 void aStretchIsTheWaiting(double drift) {
   Setup setup(drift);
   DeviceTimeline& timeline = *setup.timeline;
@@ -154,7 +154,7 @@ void aStretchIsTheWaiting(double drift) {
   timeline.poll(false, /*hurried=*/true);
   CHECK_EQ(setup.clocks.size(), 1u);
   CHECK_EQ(setup.clocks.at(0).aux, 3u);
-  CHECK(setup.records.size() <= 1); // what is not done is not there yet
+  CHECK(setup.records.size() <= 1); // unfinished marks have no record
   CHECK_EQ(timeline.drain(kLongNs), 0u);
   CHECK_EQ(setup.records.size(), 3u);
   for (const Record& made : setup.records) {
@@ -174,14 +174,14 @@ void aStretchIsTheWaiting(double drift) {
         CHECK_EQ(made.bytes_out, 1u);
         CHECK_EQ(made.seq, 3u); // the device, as of the clock
         const double length_ns = double(made.value - made.timestamp_ns);
-        // A single anchor knows no drift: 500 ppm of 24 ms are 12 us.
+        // One anchor determines no drift: 500 ppm of 24 ms are 12 us.
         CHECK(std::abs(length_ns - stall_ns / (1.0 + drift)) < 12100);
     }
   }
 }
 
-// Times are placed by the first comparison until the next one, and would jump
-// then: one whose answer came late is not taken, except in a hurry.
+// Times use the first comparison until the next one, when they would jump. One
+// with a late answer is therefore rejected, unless hurried.
 void theFirstComparisonIsNarrow() {
   Setup setup;
   DeviceTimeline& timeline = *setup.timeline;
@@ -202,7 +202,7 @@ void theFirstComparisonIsNarrow() {
   CHECK_EQ(setup.records.size(), 1u);
 }
 
-// A stream that is far behind holds up no other one.
+// A stream that is far behind does not delay the others.
 void streamsAreResolvedApart() {
   Setup setup;
   DeviceTimeline& timeline = *setup.timeline;
@@ -228,13 +228,13 @@ void aCapturedStreamIsLeftAlone() {
   timeline.stretch(
       record(Kind::kDeviceWait, 3), timeline.mark(2), timeline.mark(1));
   timeline.poll();
-  CHECK_EQ(setup.records.size(), 0u); // asking would break the capture
+  CHECK_EQ(setup.records.size(), 0u); // querying would break the capture
   setup.device->captured = -1;
   CHECK_EQ(timeline.drain(kLongNs), 0u);
   CHECK_EQ(setup.records.size(), 1u);
 }
 
-// Events are used again, and what finds no room counts as dropped.
+// Events are reused, and marks without room count as dropped.
 void memoryIsBounded() {
   const trace_file::Directory directory;
   Recorder& recorder = Recorder::instance();
@@ -276,7 +276,7 @@ void queuesAreUsedAgain() {
   CHECK_EQ(setup.records.size(), size_t(streams));
 }
 
-// The clock is asked once a second, and then by the way.
+// The clock is compared once per second, during a poll.
 void theClockIsKept() {
   Setup setup;
   for (int i = 0; i < 1000; ++i) {

@@ -1,4 +1,4 @@
-// int8 and int4 blocks: bits against a plain reference, at all levels.
+// Tests that int8 and int4 blocks have a plain reference's bits, at all levels.
 #include <limits>
 
 #include "kernel_cases.h"
@@ -9,7 +9,7 @@ using namespace kernel_cases;
 
 namespace {
 
-// Both widths behind one face; int4's bytes are looked at as int8's.
+// Common interface of both widths; int4's bytes are accessed as int8_t.
 struct Width {
   const char* name;
   size_t block;
@@ -108,14 +108,14 @@ struct Encoded {
   std::vector<float> decoded;
 };
 
-// With 8 significant bits, ties to even.
+// Rounds to 8 significant bits, ties to even.
 float nearestBfloat16(float x) {
   int exponent = 0;
   const float fraction = std::frexp(x, &exponent);
   return std::ldexp(std::nearbyint(std::ldexp(fraction, 8)), exponent - 8);
 }
 
-// From block_quant.h, value by value.
+// Reference implementation of block_quant.h, value by value.
 Encoded reference(const Width& width, const std::vector<float>& x) {
   Encoded out;
   const size_t n = x.size();
@@ -193,7 +193,7 @@ void decodes(const Width& width, const Case& c) {
     width.decode(bytes.data(), scales.data(), out.data(), c.n, 1);
     CHECK_SAME_BITS(out.values(), in.decoded, what);
     CHECK_AT(out.guardsIntact(), what);
-    // Half a step, or the whole value where the scale would be denormal.
+    // Half a step, or the whole value if the scale would be denormal.
     bool close = true;
     for (size_t i = 0; i < c.n; ++i) {
       const double step = in.scales[i / width.block];
@@ -257,8 +257,8 @@ void reduces(const Width& width, size_t n, int count) {
   });
 }
 
-// Where results go past the caches: long ones that begin on a cache line, with
-// all that follows the last whole block.
+// Tests non-temporal stores: long results that begin on a cache line, and the
+// values after the last whole block.
 void longOnesAreTheSame(const Width& width) {
   constexpr size_t kLong = (size_t(1) << 18) + 5;
   const Encoded a = reference(width, make(kPatterns[8], kLong, 1));
@@ -281,7 +281,7 @@ void longOnesAreTheSame(const Width& width) {
   });
 }
 
-// Scales come from another machine: one that is none counts as zero.
+// Scales are received from other ranks: invalid ones count as zero.
 void reduceReadsBadScalesAsZero(const Width& width) {
   const size_t n = 5 * width.block;
   Encoded in = reference(width, make(kPatterns[8], n, 3));
@@ -300,7 +300,7 @@ void reduceReadsBadScalesAsZero(const Width& width) {
     for (int block = 0; block < 4; ++block) {
       CHECK_EQ(out_scales[block], 0.0f);
     }
-    // Re-encoding the block that stayed changes nothing beyond the last bit.
+    // Re-encoding the valid block changes nothing beyond the last bit.
     CHECK(std::fabs(out_scales[4] / kept - 1) < 1e-6f);
     CHECK(std::equal(out.end() - fifth, out.end(), in.bytes.end() - fifth));
   });

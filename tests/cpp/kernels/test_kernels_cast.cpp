@@ -1,4 +1,4 @@
-// binary16 and bfloat16: bits against plain references, at all levels.
+// Tests that binary16 and bfloat16 have a reference's bits, at all levels.
 #include <limits>
 
 #include "kernel_cases.h"
@@ -21,7 +21,7 @@ uint32_t bitsOf(float x) {
   return out;
 }
 
-// From the definition: a multiple of the spacing around |x|, ties to even.
+// Reference by definition: nearest multiple of the spacing, ties to even.
 uint16_t nearestHalf(float x) {
   const uint16_t sign = std::signbit(x) ? 0x8000 : 0;
   if (std::isnan(x)) {
@@ -37,7 +37,7 @@ uint16_t nearestHalf(float x) {
   }
   const double spacings =
       std::nearbyint(std::ldexp(magnitude, 10 - exponent)); // 0 to 2048
-  // 1024 spacings up from the exponent's first value carry into the exponent.
+  // 1024 spacings above the exponent's first value carry into the exponent.
   return uint16_t(sign | (((exponent + 14) << 10) + int(spacings)));
 }
 
@@ -115,8 +115,8 @@ std::vector<uint16_t> allSixteenBits() {
   return out;
 }
 
-// Each sign, exponent and upper ten bits of mantissa, with lower bits about
-// every half way, and some that are random.
+// Every sign, exponent and upper ten bits of mantissa, with lower bits around
+// each midpoint, and some random ones.
 std::vector<float> denseFloats() {
   std::vector<float> out;
   Random random(1);
@@ -133,7 +133,7 @@ void everyHalfDecodes(const Type& type) {
   const std::vector<uint16_t> in = allSixteenBits();
   std::vector<float> expected, out(in.size());
   for (const uint16_t bits : in) {
-    // Arithmetic makes a NaN quiet, multiplication by one too.
+    // Arithmetic makes a NaN quiet, even multiplication by one.
     const float value = type.value(bits);
     expected.push_back(
         std::isnan(value) ? floatOf(bitsOf(value) | 0x400000u) : value);
@@ -170,7 +170,7 @@ void encodesWithoutFeedback(const Type& type, const Case& c) {
   });
 }
 
-// What is sent and what stays add up to what there was.
+// Checks that the sent value and the residual add up to the original sum.
 void feedbackKeepsWhatIsLost(const Type& type, const Case& c) {
   std::vector<uint16_t> expected;
   std::vector<float> lost;
@@ -236,8 +236,8 @@ void reduceSumsInOrder(const Type& type, size_t n, int count) {
   });
 }
 
-// Where results go past the caches: long ones that begin on a cache line, with
-// all that follows the last whole one.
+// Tests non-temporal stores: long results that begin on a cache line, and the
+// values after the last whole one.
 void longOnesAreTheSame(const Type& type) {
   constexpr size_t kLong = (size_t(1) << 18) + 5;
   const float factors[] = {0.5f, 0.25f};
@@ -278,7 +278,7 @@ void decodeMultiplies(const Type& type, const Case& c) {
   });
 }
 
-// Half of the spacing, relative to the value: 2^-11 and 2^-8.
+// Maximum relative error, half of the spacing: 2^-11 and 2^-8.
 void errorIsBounded() {
   const std::vector<float> x = make(kPatterns[8], 100003, 5);
   std::vector<uint16_t> half(x.size()), brain(x.size());

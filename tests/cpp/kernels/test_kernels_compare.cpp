@@ -1,4 +1,4 @@
-// What an array looks like: against plain loops, at all levels.
+// Tests the statistics of arrays against plain loops, at all levels.
 #include <limits>
 
 #include "kernel_cases.h"
@@ -81,7 +81,7 @@ Comparison plainly(const std::vector<float>& a, const std::vector<float>& b) {
   return out;
 }
 
-// Rounding is relative to `size`, what the terms' magnitudes add up to.
+// Rounding errors are relative to `size`, the sum of the terms' magnitudes.
 void near(
     double actual,
     double expected,
@@ -117,7 +117,7 @@ void compares(const Case& c) {
   });
 }
 
-// More than one piece of work: each counts, the first and the last too.
+// Tests several pieces of work: each counts, including the first and last.
 void arraysOfSeveralPieces() {
   Case c;
   c.n = 2 * kGrain + 5;

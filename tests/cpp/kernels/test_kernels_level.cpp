@@ -1,4 +1,4 @@
-// The level in use: the environment's word, and what is refused.
+// Tests the level in use: selection by the environment, and rejected values.
 #include <cstdlib>
 
 #include "check.h"

@@ -1,4 +1,4 @@
-// Threads: every piece once, the same results as with one, and forks.
+// Tests threads: every piece runs once, results equal one thread's, and forks.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,8 +14,8 @@
 using namespace commprof::kernels;
 using namespace kernel_cases;
 
-// The thread sanitizer itself dies when the child of a process with threads
-// starts one.
+// The thread sanitizer crashes when the child of a process with threads starts
+// one.
 #ifdef __SANITIZE_THREAD__
 constexpr bool kChildMayStartThreads = false;
 #else
@@ -43,7 +43,7 @@ void everyPieceIsRunOnce(size_t n, size_t grain, int count) {
   }));
 }
 
-// Another thread takes a piece: the first piece waits for the second.
+// Tests that another thread takes a piece, for which the first one waits.
 void othersHelp() {
   std::atomic<bool> second_began{false};
   parallelFor(2, 1, 2, [&](size_t begin, size_t) {
@@ -102,7 +102,7 @@ void theChildStartsItsOwn() {
   othersHelp();
 }
 
-// All dense kernels over one large array; what they leave, end to end.
+// Runs all dense kernels over one large array and concatenates their results.
 class Everything {
  public:
   Everything() {

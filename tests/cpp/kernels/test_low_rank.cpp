@@ -83,8 +83,8 @@ struct Run {
   std::vector<float> gradient, before, q, sum, p, next_q, out, left;
 };
 
-// sum over i of a(i) * b(i) in fp64, against `actual`; the bound is that of any
-// order of fp32 additions.
+// Compares `actual` with the fp64 sum over i of a(i) * b(i); the bound holds
+// for any order of fp32 additions.
 template <typename A, typename B>
 bool near(
     float actual,
@@ -177,7 +177,7 @@ void testPasses() {
   }
 }
 
-// Levels and threads change no bit. Large enough for several pieces.
+// Tests that levels and threads change no bit, with shapes of several pieces.
 void testSameBits() {
   const std::vector<int> few{3, 8}, all{1, 2, 3, 4, 8};
   for (const int rank : check::kSanitized ? few : all) {
@@ -195,7 +195,7 @@ void testSameBits() {
   setThreads(1);
 }
 
-// One rank: what is sent is what the residual loses.
+// Tests a single rank: exactly what is sent is subtracted from the residual.
 void testSameQ() {
   const Shape shape{33, 47, 3};
   const Run run(shape);
@@ -215,7 +215,7 @@ void testSameQ() {
   }
 }
 
-// P^T P against the identity; `kept` says which columns are there.
+// Compares P^T P with the identity; `kept` tells which columns are nonzero.
 void checkOrthonormal(
     const std::vector<float>& p,
     size_t rows,
@@ -274,7 +274,7 @@ void testMoreColumnsThanRows() {
   checkOrthonormal(p, 3, {true, true, true, false, false, false, false, false});
 }
 
-// PowerSGD's step on one rank: what has rank 2 comes back whole.
+// Tests PowerSGD's step on one rank: a matrix of rank 2 is reproduced.
 void testStep() {
   const size_t rows = 120, cols = 77;
   const std::vector<float> a = normals(rows * 2, 1), b = normals(cols * 2, 2);
@@ -315,7 +315,7 @@ void testStep() {
   }
 }
 
-// Known answers of the authors' Random123 distribution (kat_vectors).
+// Tests known answers of the authors' Random123 distribution (kat_vectors).
 void testPhilox() {
   constexpr uint32_t kOnes = 0xffffffffu;
   CHECK(

@@ -33,8 +33,8 @@ struct Chosen {
     }
   }
 
-  // From exactly as many bytes as an encoding has, so that sanitizers see any
-  // step beyond; at another address where `skip` is.
+  // Encodes into a buffer at offset `skip` and checks the guard bytes after the
+  // encoding.
   std::vector<uint8_t> encode(float scale, float* residual, size_t skip = 0)
       const {
     const size_t size = sparseBytes(n, indices.size());
@@ -80,8 +80,8 @@ std::vector<Shape> shapes() {
 }
 
 void testLayout() {
-  // By hand: places 1 and 65,535 of the first part, 0 of the second, none of
-  // the third; 1.0 is 0x3c00 in binary16 and -2.0 is 0xc000.
+  // Computed by hand: places 1 and 65,535 of the first part, 0 of the second,
+  // none of the third; 1.0 is 0x3c00 in binary16 and -2.0 is 0xc000.
   const int32_t indices[] = {1, 65535, 65536};
   const float values[] = {0.5f, -1.0f, 0.25f};
   const size_t n = 2 * 65536 + 5;
@@ -119,7 +119,7 @@ void testRoundTrip(const Shape& shape, float scale) {
   CHECK(residual == left);
 }
 
-// `damage` of a valid encoding is refused.
+// Checks that an encoding with this damage is rejected.
 template <class Damage>
 void refused(const Shape& shape, Damage damage) {
   std::vector<uint8_t> bytes =
@@ -138,13 +138,13 @@ void testRefused() {
   const size_t offsets = 8;
   refused(shape, [](auto& bytes) { setCount(bytes, 0, 1001); });
   refused(shape, [](auto& bytes) { setCount(bytes, 1, 0xffffffffu); });
-  refused(shape, [](auto& bytes) { bytes[0] ^= 1; }); // one too many, or few
+  refused(shape, [](auto& bytes) { bytes[0] ^= 1; }); // one more or less
   refused(shape, [](auto& bytes) {
     setCount(bytes, 0, 0);
     setCount(bytes, 1, 0);
   });
   for (const size_t place : {0, 1, 15, 16, 17, 300, 598}) { // all in part 0
-    refused(shape, [&](auto& bytes) { // the next one's offset, twice
+    refused(shape, [&](auto& bytes) { // repeats the next one's offset
       uint8_t* at = bytes.data() + offsets + 2 * place;
       std::memcpy(at, at + 2, 2);
     });
@@ -154,15 +154,15 @@ void testRefused() {
       std::swap(at[1], at[3]);
     });
   }
-  // 34,464 places in the last part: the first that is not there.
+  // The last part has 34,464 places: the first place beyond it.
   refused(shape, [&](auto& bytes) {
     const uint16_t beyond = 100000 - 65536;
     std::memcpy(bytes.data() + offsets + 2 * 999, &beyond, 2);
   });
 }
 
-// What passes the check stays in bounds: dense and bytes are exact allocations,
-// for sanitizers, and guards say the same without them.
+// Checks that valid encodings stay in bounds: sanitizers detect accesses beyond
+// the exact allocations, and guards detect writes without them.
 void addIfValid(const std::vector<uint8_t>& bytes, const Shape& shape) {
   const auto exact = std::make_unique<uint8_t[]>(bytes.size());
   std::memcpy(exact.get(), bytes.data(), bytes.size());
@@ -211,7 +211,7 @@ void testNotFinite() {
   addSparse(bytes, 3, 3, 1.0f, dense);
   CHECK(std::isinf(dense[0]));
   CHECK(std::isnan(dense[1]));
-  CHECK(std::isinf(dense[2])); // beyond binary16: the scale's owner must know
+  CHECK(std::isinf(dense[2])); // beyond binary16: callers choose the scale
 }
 
 void testAll() {

@@ -54,7 +54,7 @@ bool chosenRight(
   return good;
 }
 
-// What was not chosen, bit for bit, and zero where it was.
+// True if the residual is equal to the sum to the bit, and zero where chosen.
 bool residualRight(
     const std::vector<float>& residual,
     const Result& result,
@@ -81,7 +81,7 @@ void note(bool good, const Data& data, size_t k, const char* what) {
   check::note(good, text, __FILE__, __LINE__);
 }
 
-// Gradient and residual that add up to what the test is about.
+// Gradient and residual whose sum is the test array.
 struct Parts {
   explicit Parts(const std::vector<float>& x)
       : gradient(x.size()), residual(x.size()), sum(x.size()) {
@@ -147,7 +147,7 @@ bool allZero(const std::vector<float>& x) {
   return good;
 }
 
-// Aligned as a new residual must be, with a guard behind it.
+// Array with the alignment of a new residual, followed by a guard value.
 struct Sum {
   explicit Sum(size_t n) : n_(n), memory_(n + 32, kBehind) {
     const auto address = reinterpret_cast<uintptr_t>(memory_.data());
@@ -189,7 +189,7 @@ void testMoved(const Data& data, const Parts& parts, TopKScratch& scratch) {
   }
 }
 
-// Past the caches, from bands that take one pass and several.
+// Tests non-temporal stores, with bands that need one pass or several.
 void testStreamed(const Data& data, const Parts& parts, TopKScratch& scratch) {
   const size_t n = data.x.size(), k = n / 50 + 1;
   for (const KeyBand& band :
@@ -212,8 +212,8 @@ void testStreamed(const Data& data, const Parts& parts, TopKScratch& scratch) {
   }
 }
 
-// Bands that no sample would give: too high, so that passes are repeated; too
-// low, so that candidates overflow; and one whose upper end is wrong.
+// Tests bands that no sample would give: too high, so that passes are repeated;
+// too low, so that candidates overflow; and with a wrong upper end.
 void testMisleadingBands(
     const Data& data,
     const Parts& parts,
@@ -223,7 +223,7 @@ void testMisleadingBands(
     return int32_t(bitsOf(parts.sum[size_t(parts.order[place])]) & 0x7fffffffu);
   };
   std::vector<size_t> counts{n / 10 + 1};
-  if (n < 60000) { // sorting out the large arrays takes long
+  if (n < 60000) { // large arrays take long
     counts.insert(counts.end(), {1, n / 100 + 1, n / 2 + 1, n});
   }
   for (const size_t k : counts) {
@@ -250,7 +250,7 @@ void testMisleadingBands(
   }
 }
 
-// Long enough for a stretch per thread; ties cross from one to the next.
+// Tests arrays with one segment per thread; ties span several segments.
 void testThreads() {
   const size_t n = 3 * kGrain + 1001;
   TopKScratch scratch;
@@ -299,12 +299,12 @@ void testUnaligned() {
 }
 
 void testAll() {
-  TopKScratch scratch; // shared: what a call leaves must not harm the next
+  TopKScratch scratch; // shared, so that stale contents are tested
   for (const size_t n :
        {0,   1,    2,    15,   16,   17,   63,    64,    65,    100,
         127, 1023, 1024, 4095, 4096, 4097, 65535, 65536, 65537, 300001}) {
     if (check::kSanitized && n > 4097 && n != 65537) {
-      continue; // of the large ones, one: see kSanitized
+      continue; // only one large size: see kSanitized
     }
     for (const Data& data : arrays(n)) {
       testPlain(data, scratch);

@@ -1,5 +1,5 @@
-// How the search goes about it: passes, memory, seeds and sizes. What it finds
-// is held against a reference in test_topk.cpp.
+// Tests the search's passes, memory, seeds and sizes. test_topk.cpp compares
+// its results with a reference.
 #include "kernels/topk/topk.h"
 
 #include <cstring>
@@ -34,7 +34,7 @@ void testRepeatedPasses() {
         .passes;
   };
   CHECK_EQ(passes({int32_t(bitsOf(2.0f)), kLargestKey}), 1u); // 4.6 % above
-  CHECK_EQ(passes({int32_t(bitsOf(3.0f)), kLargestKey}), 2u); // 0.3 %, 13 %
+  CHECK_EQ(passes({int32_t(bitsOf(3.0f)), kLargestKey}), 2u); // 0.3, then 13 %
   CHECK_EQ(passes({int32_t(bitsOf(40.0f)), kLargestKey}), 3u);
 }
 
@@ -73,7 +73,7 @@ void testSeedChangesNothing() {
   }
 }
 
-// The histogram's bins are as many as fit, the band's last key included.
+// Tests bands around the number of histogram bins, with their last key.
 void testCutAtTheEndOfABand() {
   const int32_t lowest = int32_t(bitsOf(1.0f));
   for (const int32_t wide : {1022, 1023, 1024, 1025, 2047, 2048}) {

@@ -47,7 +47,7 @@ std::vector<float> inputOf(int rank, size_t n, uint64_t round) {
   return out;
 }
 
-// These values are small multiples of 2^-7: every order of summing is exact.
+// All values are small multiples of 2^-7, so sums are exact in every order.
 std::vector<float> sumOf(int size, size_t n, uint64_t round) {
   std::vector<float> out = inputOf(0, n, round);
   for (int rank = 1; rank < size; ++rank) {
@@ -162,7 +162,7 @@ void testDisagreement() {
   });
 }
 
-// Ranks that differ have come differently far with the halves of their slots.
+// Tests sums after a disagreement with different numbers of slot halves.
 void testSumsAfterADisagreement() {
   runTeam(2, 4096, [](Team& team) {
     for (uint64_t round = 0; round < 5; ++round) {
@@ -186,8 +186,8 @@ std::string reasonOf(Team& team) {
   return "";
 }
 
-// The last rank goes, and the others learn it long before the timeout; what
-// was done before holds.
+// Tests that when the last rank goes, the others fail long before the timeout,
+// and earlier results are correct.
 void testOneGoes(void (*go)(Team&), const char* reason) {
   runTeam(3, 4096, [=](Team& team) {
     std::vector<float> data = inputOf(team.rank(), 100, 0);
@@ -213,7 +213,7 @@ void pinTo(int core) {
   CHECK_EQ(sched_setaffinity(0, sizeof set, &set), 0);
 }
 
-// A rank that is pinned to one core does not know of the others' by its own.
+// Tests spinning; no pinned rank knows the others' cores from its own.
 void testSpinning(const std::vector<int>& cores, bool expected) {
   TeamOptions first = teamOptions(0, int(cores.size()), 4096);
   first.name = Team::makeName();
@@ -226,7 +226,7 @@ void testSpinning(const std::vector<int>& cores, bool expected) {
       options.rank = int(rank);
       Team team(options, Segment::alias(segment));
       CHECK_EQ(team.spins(), expected);
-      barrier(team); // nobody leaves before
+      barrier(team); // no rank leaves earlier
     });
   }
   for (std::thread& thread : threads) {
@@ -258,7 +258,7 @@ size_t bytesInMemory(const std::string& name) {
   return size_t(status.st_blocks) * 512;
 }
 
-// Pages lie on the node of the rank that asks for them first.
+// Tests that ranks reserve their own pages, for memory on their NUMA node.
 void testEachRankReservesItsOwn() {
   constexpr int kSize = 4;
   constexpr size_t kSlot = 1 << 20;
@@ -277,7 +277,7 @@ void testEachRankReservesItsOwn() {
   CHECK_EQ(bytesInMemory(options.name), all);
 }
 
-// How an all-reduce over several hosts is cut up.
+// Tests of chunksOf().
 
 using Slices = std::vector<Slice>;
 
@@ -302,8 +302,8 @@ void allOfItOnceAndInOrder() {
   }
 }
 
-// 25 MB of 4-byte elements, for 4 owners: as many a side, and the longest in
-// the middle.
+// 25 MB of 4-byte elements for 4 owners: chunk sizes are symmetric, and the
+// longest chunks are in the middle.
 void itBeginsAndEndsShort() {
   const size_t count = 6'250'000;
   const Slices chunks = chunksOf(count, 4, 4);

@@ -1,5 +1,5 @@
-// A rank that is killed or stopped at any moment: the others fail in time and
-// name it, sums are never wrong, and no name is left in /dev/shm.
+// Tests with a rank that is killed or stopped at any moment: the others fail in
+// time and name it, sums are never wrong, and no name remains in /dev/shm.
 #include <dirent.h>
 #include <signal.h>
 #include <sys/ptrace.h>
@@ -43,14 +43,14 @@ void addUp(Team& team) {
   }
 }
 
-// A rank that is slowed down is the last to come to every meeting.
+// Only barriers: a rank that is slowed down is the last at each of them.
 void onlyMeet(Team& team) {
   for (;;) {
     team.meet();
   }
 }
 
-// What a rank does until it fails; its exit status says how.
+// Runs a rank until it fails; its exit status describes the failure.
 [[noreturn]] void train(
     const std::string& name,
     int rank,
@@ -63,7 +63,7 @@ void onlyMeet(Team& team) {
   options.size = kSize;
   options.slot_bytes = 65536;
   options.timeout = kTimeout;
-  alarm(20); // whoever waits for ever ends by a signal
+  alarm(20); // a signal ends a rank that waits forever
   const std::string culprit = "rank " + std::to_string(victim) + " ";
   try {
     Team team(options, made ? std::move(*made) : Team::reserve(options));
@@ -84,7 +84,7 @@ bool nameIsGone(const std::string& name) {
   return gone;
 }
 
-// How the victim ends.
+// Function that ends or stops the victim.
 using Fate = std::function<void(pid_t)>;
 
 Fate signalled(int number, int delay_us) {
@@ -94,8 +94,8 @@ Fate signalled(int number, int delay_us) {
   };
 }
 
-// Instruction by instruction, so that it also ends between coming last to a
-// meeting and letting the others go. `number` 0: it stays where it is.
+// Single-steps the victim first, so that it also ends between arriving last at
+// a barrier and releasing the others. `number` 0: it stays stopped.
 Fate steppedThenSignalled(int number, int steps) {
   return [=](pid_t victim) {
     usleep(20000);
@@ -144,7 +144,7 @@ void testOnce(int victim, void (*work)(Team&), const Fate& fate) {
   CHECK(took < kTimeout + std::chrono::seconds(3));
   kill(pids[victim], SIGKILL);
   waitpid(pids[victim], nullptr, 0);
-  segment.unlinkName(); // as rank 0 would have at its first meeting
+  segment.unlinkName(); // as rank 0 does after its first barrier
   CHECK(nameIsGone(options.name));
 }
 

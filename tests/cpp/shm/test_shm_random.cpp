@@ -1,5 +1,5 @@
-// Random sizes, element types, reductions, rank orders and team sizes against
-// sums taken one after another: `test_shm_random [CASES] [SEED]`.
+// Tests random sizes, element types, reductions, rank orders and team sizes
+// against sequential sums: `test_shm_random [CASES] [SEED]`.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -20,7 +20,7 @@ struct Case {
   Element element;
   Reduction reduction;
   size_t count;
-  int owners; // 0: allReduce(), else by way of owners
+  int owners; // 0: allReduce(), else through owners
   uint64_t seed;
 };
 
@@ -43,15 +43,15 @@ Case draw(std::mt19937_64& random, int size) {
   return one;
 }
 
-// Small whole numbers, which every type holds and sums exactly.
+// Small integers, which every type represents and sums exactly.
 int valueOf(const Case& one, int rank, size_t i) {
   const uint64_t mixed =
       (one.seed + uint64_t(rank) * 7919 + i) * 0x9e3779b97f4a7c15ull;
   return int(mixed >> 60);
 }
 
-// Of a number that it holds exactly, so the exponent moves and the fraction is
-// cut. GCC 11 has no _Float16.
+// Converts an integer that binary16 represents exactly: shifts the exponent and
+// truncates the fraction. GCC 11 has no _Float16.
 uint16_t toHalf(int whole) {
   const float value = float(whole);
   uint32_t bits;
@@ -116,7 +116,7 @@ std::vector<std::byte> expected(const Case& one, int size) {
   return out;
 }
 
-// Equal ones, or of any length.
+// Equal slices, or slices of random lengths.
 std::vector<Slice> slicesOf(const Case& one) {
   if (one.seed % 2 == 0) {
     return equalSlices(one.owners, one.count);

@@ -1,5 +1,5 @@
-// Two hosts with boards and clocks of their own, each with some of the ranks of
-// one group.
+// Simulated hosts with their own boards and clocks, each with some of the ranks
+// of one group.
 #pragma once
 
 #include <memory>
@@ -14,7 +14,7 @@ namespace arrival_hosts {
 constexpr uint64_t kGroup = 77;
 constexpr uint32_t kRanks = 4;
 
-// True times are by rank 0's clock, which is this process's.
+// One host. True times use rank 0's clock, which is this process's.
 struct Host {
   int64_t ahead_ns; // of rank 0's clock
   uint32_t first_rank;
@@ -25,7 +25,7 @@ struct Host {
 
   Host(int64_t ahead, uint32_t first) : ahead_ns(ahead), first_rank(first) {}
 
-  // Compared now, within 100 ns.
+  // Compares the clocks now, with an error of 100 ns.
   void compare() {
     if (ahead_ns == 0) {
       clock.setSame();

@@ -1,4 +1,4 @@
-// Checks that count and print. A test's main() ends with `return report();`.
+// Checks that count and print. A test's main() returns check::report().
 #pragma once
 
 #include <atomic>
@@ -9,23 +9,23 @@
 
 namespace check {
 
-// Each step takes many times as long under a sanitizer: there the kinds of
-// cases count, not how many of each are tried.
+// Sanitizers make each step many times slower, so they get fewer repetitions of
+// each kind of case.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr bool kSanitized = true;
 #else
 constexpr bool kSanitized = false;
 #endif
 
-// What threads do to each other does not depend on sizes and on steps: the
-// thread sanitizer, the slowest, gets few of them.
+// The thread sanitizer, the slowest, gets the fewest: races do not depend on
+// sizes and numbers of steps.
 #ifdef __SANITIZE_THREAD__
 constexpr bool kThreadSanitized = true;
 #else
 constexpr bool kThreadSanitized = false;
 #endif
 
-// Under qemu-user no process with threads forks, and no stop of one is seen.
+// True under qemu-user: no forks with threads, and stops are not observed.
 inline bool isEmulated() {
   return std::getenv("COMMPROF_EMULATED") != nullptr;
 }

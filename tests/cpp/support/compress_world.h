@@ -1,5 +1,5 @@
-// A data-parallel job in miniature for the compressors' tests: ranks with
-// gradients, their compressors, and the mean that they should arrive at.
+// A small data-parallel job for the compressors' tests: ranks with gradients,
+// their compressors, and the expected mean.
 #pragma once
 
 #include <cmath>
@@ -12,7 +12,7 @@ namespace commprof::compress {
 
 using Gradients = std::vector<std::vector<float>>; // by rank
 
-// Normals, the same in every run.
+// Normally distributed values, equal in every run.
 inline const std::vector<float>& normals() {
   static const std::vector<float> pool = [] {
     std::mt19937 generator(1);
@@ -26,8 +26,8 @@ inline const std::vector<float>& normals() {
   return pool;
 }
 
-// Normals with 12 scales from 1e-5 to 1e-2, in runs, as layers have them. A
-// part is the same on all ranks, as gradients are.
+// Normally distributed values with 12 scales from 1e-5 to 1e-2, in runs, like
+// layers. As for real gradients, a part is common to all ranks.
 inline Gradients someGradients(int world, size_t n, uint32_t seed) {
   const std::vector<float>& pool = normals();
   const auto next = [&pool](uint32_t& state) { // Knuth's generator, high bits
@@ -77,7 +77,7 @@ inline bool sameBits(const std::vector<float>& a, const std::vector<float>& b) {
       (a.empty() || std::memcmp(a.data(), b.data(), a.size() * 4) == 0);
 }
 
-// One matrix (where n allows for one of 16 columns) and a vector.
+// One matrix of 16 columns, if n is large enough, and a vector.
 inline std::vector<Slot> someSlots(size_t n) {
   std::vector<Slot> slots;
   const size_t rows = n / 2 / 16;
@@ -90,7 +90,7 @@ inline std::vector<Slot> someSlots(size_t n) {
   return slots;
 }
 
-// All ranks' compressors, alive over several steps.
+// All ranks' compressors, kept over several steps.
 class World {
  public:
   World(int world, const Options& options) : group_(world) {
@@ -100,7 +100,7 @@ class World {
     reports.resize(size_t(world));
   }
 
-  // Turns each rank's gradients into the mean; what ranks threw.
+  // Replaces each rank's gradients by the mean; returns what ranks threw.
   std::vector<std::exception_ptr> tryRun(
       Gradients& gradients,
       const std::vector<Slot>& slots,
@@ -122,7 +122,7 @@ class World {
     });
   }
 
-  // The same where nothing may be thrown and all must end with the same bits.
+  // As tryRun(), but nothing may throw and all results must have the same bits.
   void run(
       Gradients& gradients,
       const std::vector<Slot>& slots,

@@ -1,4 +1,4 @@
-// Arrays that kernels are tried on, at every level that this CPU has.
+// Test arrays for kernels, at every level that this CPU supports.
 #pragma once
 
 #include <algorithm>
@@ -33,7 +33,7 @@ inline constexpr size_t kSizes[] = {
     4099,
     100003};
 
-// The same numbers on every machine: xorshift64*.
+// xorshift64* generator: the same numbers on every machine.
 class Random {
  public:
   explicit Random(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15ull + 1) {}
@@ -52,7 +52,7 @@ class Random {
   uint64_t state_;
 };
 
-// Finite values of one kind.
+// Generator of finite values of one kind.
 struct Pattern {
   const char* name;
   float (*value)(size_t i, Random& random);
@@ -88,9 +88,9 @@ inline std::vector<float> make(
   return out;
 }
 
-// What a kernel reads: ends where its memory ends, so that the address
-// sanitizer sees a read beyond it, and begins `offset` values behind the
-// alignment of the heap.
+// Input of a kernel. It ends where its memory ends, so that the address
+// sanitizer detects reads beyond it, and begins `offset` values after the
+// heap's alignment.
 template <class T>
 class Input {
  public:
@@ -108,7 +108,7 @@ class Input {
   size_t offset_;
 };
 
-// What a kernel writes, between guards.
+// Output of a kernel, between guard values.
 template <class T>
 class Output {
  public:
@@ -157,7 +157,7 @@ void forEachCase(const Body& body) {
   for (const size_t n : kSizes) {
     for (const Pattern& pattern : kPatterns) {
       if (n > 10000 && &pattern != std::end(kPatterns) - 1) {
-        continue; // more of the same, and slow under sanitizers
+        continue; // redundant, and slow under sanitizers
       }
       Case c;
       c.n = n;
@@ -173,7 +173,7 @@ void forEachCase(const Body& body) {
   }
 }
 
-// Calls body(name) with each level in use, and says which were left out.
+// Calls body(name) with each available level in use.
 template <class Body>
 void forEachLevel(const Body& body) {
   using namespace commprof::kernels;
@@ -221,7 +221,7 @@ void sameBits(
 
 #define CHECK_SAME_BITS(actual, expected, what) \
   kernel_cases::sameBits(actual, expected, what, __FILE__, __LINE__)
-// `what` says where, in the place of the condition's text.
+// `what` names the case, before the condition's text.
 #define CHECK_AT(condition, what)          \
   check::note(                             \
       bool(condition),                     \

@@ -1,4 +1,4 @@
-// Runs a test at each level that this machine has, and says which it lacks.
+// Runs a test at each level of this machine, and prints those that it lacks.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Ranks as threads that are connected by real sockets, on the loopback.
+// Ranks as threads that are connected by real loopback sockets.
 #pragma once
 
 #include <algorithm>
@@ -21,8 +21,8 @@ namespace commprof::net {
 
 constexpr std::chrono::milliseconds kPatience{20'000};
 
-// One thread per rank; what each of them threw, or null. A rank's connections
-// end with its body. Errors call rank 0 10, and so on.
+// Runs body on one thread per rank; returns what each threw, or null. A rank's
+// connections end with its body. Errors name rank 0 as 10, and so on.
 inline std::vector<std::exception_ptr> runConnected(
     int world,
     std::chrono::milliseconds timeout,
@@ -33,7 +33,7 @@ inline std::vector<std::exception_ptr> runConnected(
     listeners.push_back(std::make_unique<Listener>("127.0.0.1"));
     endpoints.push_back(listeners.back()->endpoint());
   }
-  std::vector<int> names; // not the ranks, to tell them apart
+  std::vector<int> names; // differ from the ranks
   for (int rank = 0; rank < world; ++rank) {
     names.push_back(10 + rank);
   }
@@ -58,7 +58,7 @@ inline std::vector<std::exception_ptr> runConnected(
 
 using Bytes = std::vector<std::byte>;
 
-// Of the message that `from` sends to `to` in its exchange of this number.
+// Content of the message that `from` sends to `to` in exchange `number`.
 inline Bytes contentOf(int from, int to, uint32_t number, size_t bytes) {
   Bytes content(bytes);
   uint32_t state = uint32_t(from * 64 + to) * 7919u + number;
@@ -74,7 +74,7 @@ inline bool sameBytes(const Bytes& one, const Bytes& other) {
       (one.empty() || std::memcmp(one.data(), other.data(), one.size()) == 0);
 }
 
-// The buffers of one exchange, and the exchange itself.
+// One exchange with its buffers.
 struct Round {
   // `bytesOf(from, to)`: length of each message, 0 for none.
   Round(

@@ -1,5 +1,5 @@
-// A team whose ranks are threads of this process, all over one mapping, so that
-// the thread sanitizer sees every access.
+// A team whose ranks are threads of this process that share one mapping, so
+// that the thread sanitizer observes every access.
 #pragma once
 
 #include <functional>

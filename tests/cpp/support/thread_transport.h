@@ -1,5 +1,5 @@
-// Ranks as threads: a transport that copies messages between them, and can
-// damage or lose them.
+// Transport between ranks that are threads: it copies messages, and can damage
+// or lose them.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +28,7 @@ class ThreadGroup {
 
   // Called with each message of an exchange before it is delivered.
   std::function<void(int from, int to, uint64_t sequence, Message&)> tamper;
-  // Whether the rank's transfer of this number fails when it is waited for.
+  // Returns true if wait() of the rank's transfer `sequence` must fail.
   std::function<bool(int rank, uint64_t sequence)> fails;
 
   int world() const {
@@ -59,7 +59,7 @@ class ThreadGroup {
     return message;
   }
 
-  // The rank sends nothing more.
+  // Marks that the rank sends nothing more.
   void leave(int rank) {
     const std::lock_guard lock(mutex_);
     left_.insert(rank);
@@ -152,7 +152,7 @@ class ThreadTransport : public Transport {
         std::memcpy(recv[size_t(r)].data(), message.data(), message.size());
       }
       for (const auto& [span, as_sent] :
-           sent) { // nobody touched them meanwhile
+           sent) { // the buffers must be unchanged
         CHECK(std::equal(span.begin(), span.end(), as_sent.begin()));
       }
     }
@@ -187,7 +187,7 @@ class ThreadTransport : public Transport {
   uint64_t sent_bytes_ = 0;
 };
 
-// One thread per rank; what each of them threw, or null.
+// Runs body on one thread per rank and returns what each threw, or null.
 inline std::vector<std::exception_ptr> runRanks(
     ThreadGroup& group,
     const std::function<void(ThreadTransport&)>& body) {

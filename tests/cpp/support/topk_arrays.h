@@ -1,4 +1,4 @@
-// Arrays that make a top-K search go wrong, and the order it must find.
+// Adversarial arrays for top-K searches, and the expected order.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ struct Data {
   std::vector<float> x;
 };
 
-// Normals with twelve scales from 1e-5 to 1e-2, as layers have.
+// Normally distributed values with 12 scales from 1e-5 to 1e-2, like layers.
 class Mixed {
  public:
   explicit Mixed(size_t n) : n_(n) {
@@ -90,7 +90,7 @@ inline std::vector<Data> arrays(size_t n) {
       })};
 }
 
-// Places by falling key, lowest index first among equals.
+// Places in descending order of key, lowest index first among equals.
 inline std::vector<int32_t> stableOrder(const std::vector<float>& x) {
   std::vector<int32_t> order(x.size());
   for (size_t i = 0; i < x.size(); ++i) {

@@ -1,5 +1,5 @@
-// What the tests need around a trace: a directory, a full disk, a second reader
-// of the format that shares no code with the writer.
+// Helpers for tests of traces: a directory, a full disk, and a second reader of
+// the format that shares no code with the writer.
 #pragma once
 
 #include <signal.h>
@@ -18,7 +18,7 @@
 
 namespace trace_file {
 
-// Removed with all that is in it.
+// Temporary directory that is removed with its contents.
 struct Directory {
   std::filesystem::path path;
   Directory() {
@@ -43,8 +43,8 @@ struct Directory {
   }
 };
 
-// While it lives, no file of this process can grow beyond `bytes`: the write
-// that crosses the limit is cut short, the next one fails with EFBIG.
+// During its lifetime, no file of this process can grow beyond `bytes`: the
+// write that crosses the limit is truncated, the next one fails with EFBIG.
 class FullDisk {
  public:
   explicit FullDisk(rlim_t bytes) {
@@ -66,12 +66,12 @@ struct Content {
   uint64_t session = 0;
   std::vector<std::string> metadata;
   std::vector<std::string> groups;
-  std::vector<size_t> records_before_group; // one for each of them
+  std::vector<size_t> records_before_group; // per group
   std::vector<std::string> end;
   std::vector<std::string> summaries; // in file order
   std::vector<commprof::Record> records; // in file order
 
-  // The records of each thread, in file order.
+  // Returns the records of each thread, in file order.
   std::map<uint32_t, std::vector<commprof::Record>> byThread() const {
     std::map<uint32_t, std::vector<commprof::Record>> threads;
     for (const commprof::Record& record : records) {
@@ -133,7 +133,7 @@ inline Content read(const std::string& path) {
   return content;
 }
 
-// A record of the calling thread that carries `number`.
+// Returns a record of the calling thread that contains `number`.
 inline commprof::Record numbered(uint64_t number) {
   commprof::Record record;
   record.kind = commprof::Kind::kStep;
@@ -143,7 +143,7 @@ inline commprof::Record numbered(uint64_t number) {
   return record;
 }
 
-// Whether the records' numbers are first, first + 1, ...
+// True if the records' numbers are first, first + 1, ...
 inline bool countUp(
     const std::vector<commprof::Record>& records,
     uint64_t first) {

@@ -1,5 +1,5 @@
-// The transport of one bucket: times each transfer, counts what it sends, and
-// adds a checksum to each message where that is asked for.
+// Transport of one bucket: times each transfer, counts the bytes sent, and adds
+// a checksum to each message if requested.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +29,7 @@ class Channel {
   int size() const {
     return transport_.size();
   }
-  // What errors call a rank.
+  // The rank's number in error messages.
   int nameOf(int rank) const {
     return transport_.nameOf(rank);
   }
@@ -39,7 +39,7 @@ class Channel {
   uint32_t bucketIndex() const {
     return bucket_index_;
   }
-  // Each message of exchange() ends in so many bytes that are the channel's.
+  // Bytes that the channel uses at the end of each message of exchange().
   size_t trailerBytes() const {
     return checksum_ ? 4 : 0;
   }
@@ -47,7 +47,7 @@ class Channel {
   class Pending {
    public:
     Pending() = default;
-    // Throws TransportError, or PayloadError where a checksum is wrong.
+    // Throws TransportError, or PayloadError if a checksum is wrong.
     void wait();
 
    private:
@@ -58,10 +58,10 @@ class Channel {
     std::vector<Bytes> received_;
   };
 
-  // As Transport::exchange(), trailers included in the lengths. Nothing happens
-  // where there is no other rank.
+  // As Transport::exchange(); lengths include trailers. Does nothing if there
+  // is no other rank.
   Pending exchange(std::span<const Bytes> send, std::span<const Bytes> recv);
-  // The same message to every other rank.
+  // Sends the same message to every other rank.
   Pending sendToAll(Bytes message, std::span<const Bytes> recv);
   Pending allReduceSum(std::span<float> data);
 
@@ -76,11 +76,11 @@ class Channel {
   bool checksum_;
 };
 
-// Bytes that one rank sends in an all-reduce by ring: 2 (W - 1) / W of the data
+// Bytes that one rank sends in a ring all-reduce: 2 (W - 1) / W of the data
 // (Patarasuk and Yuan, 2009), rounded down.
 uint64_t ringBytes(size_t bytes, int world);
 
-// Times what happens until it goes out of scope.
+// Records a span of the stage from construction to destruction.
 class StageTimer {
  public:
   StageTimer(BucketReport& report, Stage stage);

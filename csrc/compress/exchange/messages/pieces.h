@@ -1,10 +1,10 @@
-// What an exchange of blocks says of each piece, behind its values: 4 bytes,
-// little-endian. So nobody has to read a bucket to the end before its first
-// piece is sent.
+// PieceNote: metadata that a block exchange appends to the values of each
+// piece, 4 bytes, little-endian. With it, a bucket need not be read completely
+// before its first piece is sent.
 //
-// How an exchange of blocks divides a bucket: into chunks, of which each rank
-// sums one or everyone all (then it is one chunk), and each chunk into equally
-// many pieces that are pipelined.
+// Pieces: division of a bucket for a block exchange, into chunks, each summed
+// by one rank (or one chunk summed by all ranks), and of each chunk into
+// equally many pieces that are pipelined.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ namespace commprof::compress {
 
 struct PieceNote {
   int exponent = 0; // of 16-bit values, see half_scale.h
-  bool finite = true; // if not, the values mean nothing
+  bool finite = true; // if false, the values are meaningless
 };
 
 inline constexpr size_t kPieceNoteBytes = 4;
@@ -30,7 +30,7 @@ inline void putNote(const PieceNote& note, std::byte* out) {
   std::memcpy(out, fields, kPieceNoteBytes);
 }
 
-// Nothing where the bytes are no note.
+// Returns nothing if the bytes are not a valid note.
 inline std::optional<PieceNote> readNote(const std::byte* in) {
   int16_t fields[2];
   std::memcpy(fields, in, kPieceNoteBytes);
@@ -45,8 +45,8 @@ inline std::optional<PieceNote> readNote(const std::byte* in) {
 class Pieces {
  public:
   struct Size {
-    size_t piece_bytes = 0; // wanted, encoded
-    size_t trailer = 0; // by which messages are longer than what they carry
+    size_t piece_bytes = 0; // desired encoded size
+    size_t trailer = 0; // bytes appended to each message
   };
   Pieces(const BlockCodec& codec, size_t n, int chunks, Size size);
 
@@ -62,14 +62,14 @@ class Pieces {
     return count_;
   }
   Range range(int chunk, int piece) const;
-  // Of the piece's message, 0 if it carries nothing.
+  // Size of the piece's message; 0 if it has no values.
   size_t messageBytes(int chunk, int piece) const;
-  // Where it lies in a buffer that holds all messages, aligned; and the end.
+  // Aligned offset in a buffer of all messages, and the end of the buffer.
   size_t offset(int chunk, int piece) const;
   size_t end() const {
     return offsets_.back();
   }
-  // Without trailers.
+  // Size of all messages without trailers.
   size_t payloadBytes() const;
 
  private:

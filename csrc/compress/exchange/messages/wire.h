@@ -1,9 +1,7 @@
-// What ranks tell each other about a bucket before they exchange it: 32 bytes,
-// little-endian, in which all that must be the same on all ranks is compared.
-//
-// Before anything else is exchanged of a bucket, every rank tells every other
-// one what it is about to do. So lengths are known to agree when payloads
-// travel, and one rank's non-finite gradients are known to all in time.
+// Handshake before a bucket's exchange: every rank sends every other rank a
+// 32-byte little-endian header, and all fields that must be the same on all
+// ranks are compared. The lengths of payloads then agree before they are sent,
+// and all ranks know in time if one rank's gradients are not finite.
 #pragma once
 
 #include <array>
@@ -17,12 +15,12 @@
 
 namespace commprof::compress {
 
-// As in Options::scheme; "unknown" for a number that is none.
+// Name as in Options::scheme; "unknown" for an invalid code.
 const char* schemeName(SchemeCode code);
 
 struct Header {
   SchemeCode scheme = SchemeCode::kNone;
-  bool nonfinite = false; // this rank's gradients are: nothing else follows
+  bool nonfinite = false; // of this rank's gradients; if true, nothing follows
   int8_t exponent = 0; // 16-bit values are x * 2^exponent
   uint16_t options = 0; // hash of all options and the seed
   uint32_t n = 0; // values in the bucket
@@ -37,7 +35,7 @@ using HeaderBytes = std::array<std::byte, kHeaderBytes>;
 
 HeaderBytes pack(const Header& header);
 
-// Throws PayloadError where the bytes are no header or were damaged, and
+// Throws PayloadError if the bytes are not a header or are damaged, and
 // DisagreementError for another version. `rank` sent it, for bucket `index`.
 Header unpack(std::span<const std::byte> bytes, int rank, uint32_t index);
 
@@ -50,20 +48,20 @@ void checkAgreement(
 
 class Handshake {
  public:
-  // All ranks' headers, by rank, valid until the next call. The channel must
-  // have no checksums: ranks may disagree about them too. Throws
+  // Returns all ranks' headers, by rank, valid until the next call. The channel
+  // must not use checksums, because ranks may disagree about them too. Throws
   // DisagreementError, PayloadError, TransportError.
   std::span<const Header> run(const Header& mine, Channel& channel);
 
  private:
-  // Members, because a transfer that an exception leaves behind may write into
-  // them still.
+  // Members, because a transfer abandoned by an exception may still write to
+  // them.
   HeaderBytes mine_{};
   std::vector<HeaderBytes> theirs_;
   std::vector<Header> headers_;
 };
 
-// Bytes that a rank sends for it.
+// Bytes that a rank sends for the handshake.
 inline uint64_t handshakeBytes(int world) {
   return kHeaderBytes * uint64_t(world - 1);
 }

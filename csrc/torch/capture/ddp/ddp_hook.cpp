@@ -49,7 +49,7 @@ uint64_t currentBucket() noexcept {
   return current_bucket;
 }
 
-// What the reducer owns.
+// The hook object that the reducer owns.
 class BucketHook::Registered final : public c10d::CommHookInterface {
  public:
   explicit Registered(std::shared_ptr<BucketHook> hook)
@@ -87,7 +87,7 @@ void BucketHook::setInner(std::shared_ptr<c10d::CommHookInterface> inner) {
     inner = std::make_shared<MeanAllReduce>(group_);
   }
   const std::lock_guard<std::mutex> lock(inner_mutex_);
-  inner_.swap(inner); // the one before is destroyed without the lock
+  inner_.swap(inner); // the old hook is destroyed without the lock
 }
 
 std::shared_ptr<c10d::CommHookInterface> BucketHook::inner() {
@@ -97,7 +97,7 @@ std::shared_ptr<c10d::CommHookInterface> BucketHook::inner() {
 
 FuturePtr BucketHook::run(c10d::GradBucket& bucket) {
   const auto inner = this->inner();
-  // Counted with capture off as well: ranks must agree on the numbers.
+  // Counted even while capture is off: ranks must agree on the numbers.
   const uint32_t seq = next_seq_.fetch_add(1, std::memory_order_relaxed);
   Recorder& recorder = Recorder::instance();
   if (!recording() || !recorder.enabled()) {
@@ -118,14 +118,14 @@ FuturePtr BucketHook::run(c10d::GradBucket& bucket) {
   bracketFinalize();
   current_bucket = record.op_id;
   FuturePtr future = runInner(*inner, bucket);
-  record.value = nowNs(); // launched: the exchange is on its way
+  record.value = nowNs(); // launched: the exchange has started
   recorder.push(record);
-  if (future == nullptr) { // DDP says so itself
+  if (future == nullptr) { // DDP reports this error
     return future;
   }
   future->addCallback(
       [op_id = record.op_id, index = record.aux](c10::ivalue::Future& done) {
-        // A device's is complete at launch, which would be a false end.
+        // A device's future is complete at launch, which is not the end.
         if (done.devices().empty() || done.hasError()) {
           recordBucketEnd(op_id, index, done.hasError());
         }

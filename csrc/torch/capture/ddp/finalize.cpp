@@ -15,9 +15,9 @@ namespace commprof {
 
 namespace {
 
-// The kernel's count takes some 10 us to read while a model runs; twice every
-// 100 ms that is 0.02 % of the thread's time. Shorter steps have it now and
-// then.
+// Reading the kernel's run delay takes about 10 us while a model runs; twice
+// every 100 ms is 0.02 % of the thread's time. With shorter steps, only some
+// finalisations read it.
 constexpr uint64_t kRunDelayIntervalNs = 100'000'000;
 constexpr size_t kMostAwaited = 1024;
 
@@ -25,22 +25,22 @@ thread_local int works_for = -1;
 
 thread_local int last_graph_task = -1;
 
-// What the finalisation of a pass may wait for. A future lives at least until
-// its callbacks have run.
+// A future that the finalisation of a pass may wait for. It lives at least
+// until its callbacks have run.
 struct Awaited {
   c10::weak_intrusive_ptr<c10::ivalue::Future> future;
   uint64_t op_id;
   int graph_task;
 };
 
-// Of this thread's passes that are not finalised yet.
+// Futures of this thread's backward passes that DDP has not finalised yet.
 std::vector<Awaited>& awaited() {
   static thread_local std::vector<Awaited> kept;
   return kept;
 }
 
-// Those of the pass that are complete were so at `end_ns`, but for the time
-// that this takes.
+// Notes `end_ns` as the completion of the pass's complete futures; they may
+// have completed slightly later, during this call.
 void noteReturns(int graph_task, uint64_t end_ns) {
   std::erase_if(awaited(), [&](const Awaited& one) {
     if (one.graph_task != graph_task) {
@@ -54,7 +54,7 @@ void noteReturns(int graph_task, uint64_t end_ns) {
   });
 }
 
-// Whether this finalisation, of which both ends ask, reads the run delay.
+// True, at both ends of a finalisation, if its records have the run delay.
 bool readsRunDelay(Kind kind) {
   static thread_local uint64_t last_ns = 0;
   static thread_local bool reads = false;
@@ -78,7 +78,7 @@ uint64_t recordFinalize(Kind kind, int graph_task) {
   record.kind = kind;
   record.op_id = uint64_t(graph_task);
   record.thread = Recorder::threadId();
-  // The window is [Begin, End]: its own clock reads stay outside of it.
+  // The window [Begin, End] excludes the reads of the other clocks.
   if (kind == Kind::kFinalizeEnd) {
     record.timestamp_ns = nowNs();
   }
@@ -94,7 +94,7 @@ uint64_t recordFinalize(Kind kind, int graph_task) {
   return record.timestamp_ns;
 }
 
-// The stretch of the device's stream that the finalisation fills.
+// Marks the begin and end of the finalisation on the device's stream.
 void markFinalize(Kind kind, int graph_task) {
   static thread_local auto begin = DeviceTimeline::kNoMark;
   static thread_local int begun = -1;
@@ -103,7 +103,7 @@ void markFinalize(Kind kind, int graph_task) {
     return;
   }
   if (kind == Kind::kFinalizeBegin) {
-    timeline->forget(begin); // of one that was never ended
+    timeline->forget(begin); // of a finalisation without an end
     begin = timeline->mark();
     begun = graph_task;
   } else if (begun == graph_task) {
@@ -130,13 +130,13 @@ int bracketFinalize() {
   }
   last_graph_task = graph_task;
   auto& engine = torch::autograd::Engine::get_default_engine();
-  if (awaited().size() >= kMostAwaited) { // of passes that failed
+  if (awaited().size() >= kMostAwaited) { // left by failed passes
     awaited().clear();
   }
   engine.queue_callback([graph_task] {
     recordFinalize(Kind::kFinalizeBegin, graph_task);
     markFinalize(Kind::kFinalizeBegin, graph_task);
-    // Last: it may move the engine's list of callbacks, this one in it.
+    // Must be last: it may move the list of callbacks that contains this one.
     torch::autograd::Engine::get_default_engine().queue_callback([graph_task] {
       markFinalize(Kind::kFinalizeEnd, graph_task);
       noteReturns(graph_task, recordFinalize(Kind::kFinalizeEnd, graph_task));

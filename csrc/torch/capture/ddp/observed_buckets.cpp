@@ -11,7 +11,7 @@ namespace commprof {
 namespace {
 
 struct Watched {
-  std::mutex mutex; // not held while a reducer's is taken
+  std::mutex mutex; // never held while a reducer's is acquired
   std::vector<std::weak_ptr<ObservedBuckets>> models;
   std::atomic<size_t> count{0};
 };
@@ -21,7 +21,7 @@ Watched& watched() {
   return *w;
 }
 
-// Also forgets models that are gone.
+// Returns the observed models and forgets those that no longer exist.
 std::vector<std::shared_ptr<ObservedBuckets>> watchedModels() {
   Watched& all = watched();
   const std::lock_guard<std::mutex> lock(all.mutex);
@@ -121,7 +121,7 @@ void noteAllReduce(const Record& issue, const c10::TensorImpl* tensor) {
   const int graph_task = int(issue.value) - 1;
   if (pass.graph_task != graph_task) {
     pass.graph_task = graph_task;
-    pass.noted.clear(); // of a pass that failed
+    pass.noted.clear(); // left by a failed pass
   }
   pass.noted.push_back({issue, tensor, nowNs()});
 }
