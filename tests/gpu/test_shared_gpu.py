@@ -62,7 +62,9 @@ def test_every_collective_of_every_rank_is_timed(late: tuple[str, str, Path]) ->
         assert all(any(name.startswith(op) for name in ops) for op in EXPECTED[strategy]), ops
 
 
-def test_the_late_rank_is_named_and_what_it_costs(late: tuple[str, str, Path]) -> None:
+def test_the_late_rank_is_named_and_the_wait_for_it_is_measured(
+    late: tuple[str, str, Path],
+) -> None:
     _, output, directory = late
     result, details = analyse_in_detail(directory)
     wait_ms = np.median(details[0].parts_ms["wait"], axis=1)
@@ -76,7 +78,9 @@ def test_the_late_rank_is_named_and_what_it_costs(late: tuple[str, str, Path]) -
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 @pytest.mark.parametrize("mode", ["full", "always-on"])
-def test_training_stays_bit_identical(strategy: str, mode: str, tmp_path: Path) -> None:
+def test_losses_are_bit_identical_with_and_without_recording(
+    strategy: str, mode: str, tmp_path: Path
+) -> None:
     plain = call(*TORCHRUN, SCRIPT, strategy, "0", timeout_s=180)
     assert plain.returncode == 0, plain.stderr
     output, _ = recorded(strategy, 0, tmp_path / "run", "--mode", mode)

@@ -67,7 +67,7 @@ def test_the_summary_agrees_with_the_records(tmp_path: Path) -> None:
         )
 
 
-def test_50_000_collectives_in_bounded_memory() -> None:
+def test_50_000_collectives_take_bounded_memory() -> None:
     done = call(str(ROOT / "benchmarks/own_cost/long_run.py"), "50000")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.split("\n\n")[0])["counted"] <= 50_000
@@ -91,7 +91,7 @@ def recorded_steps(directory: Path, rank: int) -> int:
 
 
 @pytest.mark.slow
-def test_a_running_job_is_switched_by_file_and_by_signal(tmp_path: Path) -> None:
+def test_the_mode_of_a_running_job_is_switched_by_file_and_by_signal(tmp_path: Path) -> None:
     stop, out = tmp_path / "stop", tmp_path / "out"
     port = str(free_port())
     ranks = [
@@ -242,7 +242,7 @@ with commprof.profile(sys.argv[1], mode="always-on") as profiler:
 
 @pytest.mark.slow
 @pytest.mark.measures
-def test_a_killed_process_loses_its_last_second(tmp_path: Path) -> None:
+def test_the_summary_of_a_killed_process_lacks_at_most_the_last_1200_ms(tmp_path: Path) -> None:
     """Only time makes the process write its summary; it prints the end of each step."""
     with start("-c", RECORDED_TO_THE_END, str(tmp_path)) as victim:
         assert victim.stdout is not None
@@ -264,7 +264,7 @@ def test_a_killed_process_loses_its_last_second(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["sometimes", "Full"])
-def test_unknown_modes_are_refused(
+def test_unknown_modes_and_signals_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     import commprof
@@ -281,7 +281,7 @@ def test_unknown_modes_are_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_command_refuses_unknown_modes(tmp_path: Path) -> None:
+def test_commprof_run_refuses_unknown_modes(tmp_path: Path) -> None:
     wrong = call("-m", "commprof.run", "--mode", "some", "--output", str(tmp_path / "a"))
     assert wrong.returncode == 2
     assert "always-on" in wrong.stderr

@@ -30,7 +30,9 @@ AHEAD_MS = (0, 300)
 
 
 @pytest.mark.measures
-def test_the_summary_splits_as_the_records_do(tmp_path: Path) -> None:
+def test_waits_in_the_summary_match_the_records_of_hosts_whose_clocks_differ(
+    tmp_path: Path,
+) -> None:
     """Records exchanged between hosts give the figures of records matched afterwards."""
     with netns.Hosts(2, "1gbit") as hosts:
         arguments = [str(tmp_path), "-1", "0.6"]

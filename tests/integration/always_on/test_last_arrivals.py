@@ -45,7 +45,7 @@ def split(table: Collectives, arrivals: Arrivals) -> tuple[np.ndarray, np.ndarra
     return wait, duration - wait
 
 
-def test_the_summary_splits_as_the_records_do(tmp_path: Path) -> None:
+def test_wait_and_wire_time_in_the_summary_match_the_records(tmp_path: Path) -> None:
     """Records exchanged in the job and matched afterwards give the same figures."""
     run_module("tests.support.ranks.last_arrivals_rank", [str(tmp_path)], 3)
     traces = [read_trace(tmp_path / f"rank_{rank}.trace") for rank in range(3)]
@@ -77,7 +77,7 @@ def test_the_summary_splits_as_the_records_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_that_does_not_record_leaves_the_others_without_its_arrivals(
+def test_arrivals_are_unknown_in_groups_with_a_rank_that_does_not_record(
     tmp_path: Path,
 ) -> None:
     run_module("tests.support.ranks.last_arrivals_rank", [str(tmp_path), "1"], 3)

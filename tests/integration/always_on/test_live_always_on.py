@@ -70,7 +70,7 @@ def _of(found: Scrape, metric: str, rank: str) -> dict[str, float]:
     return {labels: v for (name, labels), v in found.items() if name == metric and rank in labels}
 
 
-def test_what_a_running_job_in_always_on_mode_tells(tmp_path: Path) -> None:
+def test_a_running_job_in_always_on_mode_exports_the_expected_metrics(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     run = tmp_path / "run"
     job = start(

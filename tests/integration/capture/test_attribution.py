@@ -102,7 +102,7 @@ def test_compute_and_data_time_are_recovered_on_every_step(tmp_path: Path, world
 
 
 @pytest.mark.measures
-def test_phases_add_up_to_the_loops_own_step(tmp_path: Path) -> None:
+def test_phases_add_up_to_the_step_time_measured_by_the_loop(tmp_path: Path) -> None:
     run = run_here(tmp_path, "timed:gradient_mb=2", 2, steps=30)
     for rank, part in breakdowns(run).items():
         table, waited = (f(run.traces[rank]) for f in (columns.collectives, columns.finalizations))
@@ -134,7 +134,7 @@ def test_phases_add_up_to_the_loops_own_step(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.measures
 @pytest.mark.needs_netns
-def test_exposed_time_on_a_known_link(tmp_path: Path) -> None:
+def test_exposed_time_on_a_link_of_known_rate_matches_the_arithmetic(tmp_path: Path) -> None:
     # Two ranks each send and receive the whole 25 MB: 2 (n - 1) / n = 1. The link is so slow that
     # gloo's own overhead, which the rate does not include, is small compared with the transfer.
     arithmetic_ms = 25e6 * 8 / 250e6 * 1e3
@@ -157,7 +157,7 @@ def test_exposed_time_on_a_known_link(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "phase", [*(pytest.param(it, marks=pytest.mark.slow) for it in ("data", "forward")), "backward"]
 )
-def test_a_late_rank_is_named_and_wire_time_stays(tmp_path: Path, phase: str) -> None:
+def test_a_late_rank_is_named_and_does_not_change_the_wire_time(tmp_path: Path, phase: str) -> None:
     # 2 x 1 MB at 1 Gbit/s: 16 ms, of which backward hides the first bucket's 8 ms in part.
     plain = "timed:layers=2,data_ms=2,forward_ms=2,backward_ms=4,gradient_mb=1"
     late = f"{plain},late_rank=1,late_ms=20,late_phase={phase},late_every=2"
@@ -186,7 +186,9 @@ def test_a_late_rank_is_named_and_wire_time_stays(tmp_path: Path, phase: str) ->
 
 
 @pytest.mark.parametrize("late", [0, 3])
-def test_a_slow_rank_of_a_mesh_is_named_through_its_groups(tmp_path: Path, late: int) -> None:
+def test_a_slow_rank_of_a_mesh_is_named_across_its_process_groups(
+    tmp_path: Path, late: int
+) -> None:
     """Half of the other ranks' waiting is for a rank that itself waited in another group."""
     run_module("tests.support.scripts.mesh", [str(tmp_path), str(late)], 4)
     found = analyse_world(read_world(tmp_path, 4))
@@ -201,7 +203,7 @@ def test_a_slow_rank_of_a_mesh_is_named_through_its_groups(tmp_path: Path, late:
 
 
 @pytest.mark.measures
-def test_phases_are_found_and_reported(tmp_path: Path) -> None:
+def test_phases_of_a_user_loop_are_found_and_reported(tmp_path: Path) -> None:
     run_module("tests.support.ranks.capture.user_loop", [str(tmp_path)], 2)
     (world,) = analyse_run(tmp_path).worlds
     assert (world.world_size, world.steps) == (2, 12)

@@ -58,12 +58,12 @@ def issued(directory: Path, case: str) -> list[str]:
     return [OPS[op] for op in trace.records["op"][trace.records["kind"] == Kind.ISSUE]]
 
 
-def test_recording_adds_no_graph_and_no_break_to_ddp(tmp_path: Path) -> None:
+def test_recording_adds_no_graphs_or_graph_breaks_to_compiled_ddp(tmp_path: Path) -> None:
     both(tmp_path, "ddp-any-eager", "ddp-any-aot_eager")
 
 
 @pytest.mark.slow
-def test_recording_adds_none_to_sharded_models_and_whole_graphs(tmp_path: Path) -> None:
+def test_recording_adds_no_graphs_or_breaks_to_compiled_sharded_models(tmp_path: Path) -> None:
     whole = ("ddp-whole-aot_eager", "fsdp2-whole-aot_eager")
     parts = ("ddp-parts-aot_eager", "fsdp2-parts-aot_eager", "functional-whole-aot_eager")
     some = ("fsdp2-any-aot_eager", "fsdp2nn-any-aot_eager")

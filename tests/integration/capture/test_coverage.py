@@ -76,7 +76,7 @@ NAMES = [case.__name__ for case, _ in CASES.values()]
 
 
 @pytest.mark.parametrize("case", range(len(CASES)), ids=NAMES)
-def test_it_is_seen_with_the_bytes_that_theory_gives(case: int) -> None:
+def test_each_way_to_issue_a_collective_is_recorded_with_the_expected_bytes(case: int) -> None:
     for rank in range(2):
         found = outputs()[rank][case]
         assert [call["row"] for call in found["calls"]] == found["expected"], found["error"]
@@ -84,7 +84,7 @@ def test_it_is_seen_with_the_bytes_that_theory_gives(case: int) -> None:
 
 
 @pytest.mark.parametrize("case", range(len(CASES)), ids=NAMES)
-def test_numbers_rise_without_a_gap_and_everything_ends(case: int) -> None:
+def test_sequence_numbers_have_no_gaps_and_every_call_ends(case: int) -> None:
     for rank in range(2):
         numbers: dict[str, list[int]] = {}
         for call in outputs()[rank][case]["calls"]:
@@ -95,7 +95,7 @@ def test_numbers_rise_without_a_gap_and_everything_ends(case: int) -> None:
             assert found == list(range(found[0], found[0] + len(found))), sequence
 
 
-def test_what_gloo_refuses_is_known() -> None:
+def test_calls_that_gloo_refuses_are_the_expected_ones() -> None:
     refused = [case["error"] for case in outputs()[0] if case["error"]]
     after_issue = 1 + ("gathered_into_one_tensor" in NAMES)
     assert len(refused) == 1 + after_issue
@@ -104,7 +104,7 @@ def test_what_gloo_refuses_is_known() -> None:
     assert refused_after_issue == [0] * (len(CASES) - after_issue) + [1] * after_issue
 
 
-def test_the_document_says_what_was_found() -> None:
+def test_the_coverage_tables_in_your_job_md_are_current() -> None:
     shown = PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
     assert shown
     if f"torch {torch.__version__.split('+')[0]}," not in shown:

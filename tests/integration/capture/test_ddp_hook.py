@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("native", ["1", "0"])
-def test_attach_keeps_its_promises(
+def test_attach_checks_pass_on_real_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, native: str
 ) -> None:
     monkeypatch.setenv("COMMPROF_NATIVE", native)
@@ -25,7 +25,7 @@ def test_attach_keeps_its_promises(
 
 
 @pytest.mark.slow
-def test_a_script_s_buckets_are_cut_as_asked(tmp_path: Path) -> None:
+def test_bucket_cap_mb_limits_the_buckets_of_a_script(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     # 1.05 MB of gradients, which fit into a single bucket of DDP's default size.
     script.write_text(plain_script(layers=4))
@@ -50,7 +50,7 @@ TESTS = (
 
 
 @pytest.mark.parametrize("name", TESTS)
-def test_passes_with_commprof_attached(name: str, tmp_path: Path) -> None:
+def test_torch_ddp_tests_pass_with_commprof_attached(name: str, tmp_path: Path) -> None:
     ranks = 4 if name.startswith("DdpComparisonTest") else 2
     process = fork(
         *("-m", "tests.support.ranks.capture.torch_ddp_runner", name),

@@ -32,7 +32,7 @@ def variables(directory: Path) -> dict[str, str]:
     return dict(word.split("=", 1) for word in words)
 
 
-def test_the_variables_are_for_a_shell(tmp_path: Path) -> None:
+def test_env_prints_variables_that_a_shell_can_evaluate(tmp_path: Path) -> None:
     out = tmp_path / "with a space"
     found = variables(out)
     assert found["COMMPROF_OUT"] == str(out)
@@ -46,14 +46,14 @@ def test_the_variables_are_for_a_shell(tmp_path: Path) -> None:
     assert done.stdout == f"{out}\n"
 
 
-def test_twice_is_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_env_applied_twice_gives_the_same_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
     once = boot.environment(Path("/out"))
     monkeypatch.setenv("PYTHONPATH", once["PYTHONPATH"])
     assert boot.environment(Path("/out")) == once
 
 
-def test_it_becomes_the_command(tmp_path: Path) -> None:
+def test_env_runs_the_given_command_with_its_output_and_exit_code(tmp_path: Path) -> None:
     program = "import os, sys; print(os.environ['COMMPROF_OUT']); sys.exit(5)"
     done = call(*ENV, str(tmp_path), "--", sys.executable, "-c", program)
     assert (done.returncode, done.stdout, done.stderr) == (5, f"{tmp_path}\n", "")
@@ -62,7 +62,9 @@ def test_it_becomes_the_command(tmp_path: Path) -> None:
     assert "cannot run 'no-such-program'" in missing.stderr
 
 
-def test_another_python_loads_nothing_and_runs_the_users_sitecustomize(tmp_path: Path) -> None:
+def test_a_python_without_commprof_loads_nothing_and_runs_the_users_sitecustomize(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "sitecustomize.py").write_text("import os; os.environ['MINE'] = 'ran'\n")
     found = variables(tmp_path / "out")
     found["PYTHONPATH"] = os.pathsep.join((boot._HERE, str(tmp_path)))  # commprof is not importable
@@ -148,7 +150,7 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 
 
 @pytest.mark.slow
-def test_a_checkout_that_python_does_not_find_records_too(tmp_path: Path) -> None:
+def test_a_job_is_recorded_by_a_checkout_outside_the_python_path(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", NOT_FOUND, str(SCRIPTS / "plain.py")],
         cwd="/",
@@ -187,7 +189,7 @@ def test_a_script_that_ends_early_leaves_closed_traces(way: str, code: int, tmp_
 
 
 @pytest.mark.slow
-def test_report_salvages_what_killed_ranks_left(tmp_path: Path) -> None:
+def test_report_salvages_the_records_of_killed_ranks(tmp_path: Path) -> None:
     """Rank 1 is killed; torchrun then ends rank 0, which sleeps, with SIGTERM."""
     command = (sys.executable, *TORCHRUN, str(SCRIPTS / "ends.py"), "kill")
     done = call(*ENV, str(tmp_path), "--", *command, OMP_NUM_THREADS="1")
@@ -238,7 +240,9 @@ dist.barrier()
         ("all", [f"rank {rank} failed: it raised SystemExit: 5" for rank in (0, 1)]),
     ],
 )
-def test_ranks_that_left_with_a_code_are_named(who: str, said: list[str], tmp_path: Path) -> None:
+def test_ranks_that_exited_with_a_code_are_named_in_the_report(
+    who: str, said: list[str], tmp_path: Path
+) -> None:
     (tmp_path / "leaves.py").write_text(LEAVES)
     variables = boot.environment(tmp_path / "run")
     done = finish(fork(*TORCHRUN, str(tmp_path / "leaves.py"), who, **variables))

@@ -61,7 +61,7 @@ def bounds_ms(said: list[dict[str, Any]], way: str) -> tuple[float, float]:
     return (until_ns - mine["begin_ns"]) / MS, (mine["end_ns"] - mine["begin_ns"]) / MS
 
 
-def test_the_blocked_thread_s_time_is_exposed() -> None:
+def test_time_blocked_in_a_future_is_exposed() -> None:
     said, (trace, _) = run("full")
     exposed = exposed_ms(trace)
     for way in WAYS:
@@ -73,7 +73,7 @@ def test_the_blocked_thread_s_time_is_exposed() -> None:
             assert 0 < least <= exposed[way] <= most, way
 
 
-def test_always_on_mode_counts_it_too() -> None:
+def test_always_on_mode_counts_waits_for_futures() -> None:
     said, (trace, _) = run("always-on")
     assert len(trace.records) == 0
     summary = trace.summary
@@ -87,7 +87,7 @@ def test_always_on_mode_counts_it_too() -> None:
     assert 0 < least <= total_ms <= most + 0.25 * LATE_S * 1e3
 
 
-def test_what_futures_give_and_raise_is_unchanged() -> None:
+def test_recording_does_not_change_results_or_errors_of_futures() -> None:
     for mode in ("full", "always-on"):
         said, _ = run(mode)
         for rank, ways in enumerate(said):

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(_native.native is None, reason=_native.native_er
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="needs Linux's SCHED_IDLE")
 @pytest.mark.parametrize("hooked", ["observed", "hooked"])
-def test_the_wait_bounds_the_end(tmp_path: Path, hooked: str) -> None:
+def test_a_collective_ends_no_later_than_the_wait_for_it(tmp_path: Path, hooked: str) -> None:
     run_module("tests.support.ranks.capture.late_callbacks", [str(tmp_path), hooked], 2)
     for rank in (0, 1):
         trace = read_trace(tmp_path / f"rank_{rank}.trace")

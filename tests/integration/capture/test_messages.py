@@ -38,7 +38,7 @@ def test_a_receiver_waits_for_its_late_sender(tmp_path: Path) -> None:
     assert by_op["recv"].size_bytes == (4000, 4000)
 
 
-def test_what_came_from_any_source_is_left_out_and_the_rest_is_kept(tmp_path: Path) -> None:
+def test_exposed_time_after_a_recv_from_any_source_is_kept_but_not_split(tmp_path: Path) -> None:
     world = result("any_source", tmp_path)
     receiver = world.ranks[1].parts
     # Messages have no number after the first recv from any source, so in no measured step.
@@ -48,7 +48,9 @@ def test_what_came_from_any_source_is_left_out_and_the_rest_is_kept(tmp_path: Pa
 
 
 @pytest.mark.measures
-def test_the_ranks_that_wait_for_a_late_one_are_those_that_the_tree_says(tmp_path: Path) -> None:
+def test_ranks_waiting_for_a_late_rank_in_rooted_collectives_match_needed_ranks(
+    tmp_path: Path,
+) -> None:
     size = 5
     run_module("tests.support.ranks.capture.messages", ["rooted", str(tmp_path)], size)
     traces = [read_trace(tmp_path / f"rank_{rank}.trace") for rank in range(size)]

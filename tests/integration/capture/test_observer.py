@@ -63,7 +63,7 @@ def test_every_collective_is_seen_with_its_sizes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(_native.native is None, reason=_native.native_error or "")
-def test_works_of_other_backends_are_as_they_were(tmp_path: Path) -> None:
+def test_works_of_other_backends_behave_as_without_recording(tmp_path: Path) -> None:
     """A Work whose future is null or refused ends when the wait for it ends."""
     said = json.loads(
         run_module("tests.support.ranks.devices.foreign_works_rank", [str(tmp_path)], 1)[
@@ -84,7 +84,7 @@ def test_works_of_other_backends_are_as_they_were(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(_native.native is None, reason=_native.native_error or "")
-def test_groups_made_in_a_loop_are_told_apart(tmp_path: Path) -> None:
+def test_groups_made_in_a_loop_have_distinct_names(tmp_path: Path) -> None:
     """Groups have distinct names even if a new group has the address of a deleted one."""
     count = 500
     run_module("tests.support.ranks.capture.many_groups", [str(tmp_path), str(count)], 1)
@@ -134,7 +134,7 @@ def test_each_call_has_the_stack_of_its_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["off", "environment"])
-def test_without_asking_there_are_none(
+def test_no_stacks_are_recorded_unless_requested(
     tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COMMPROF_STACKS", raising=False)
@@ -144,7 +144,7 @@ def test_without_asking_there_are_none(
 
 
 @pytest.mark.slow
-def test_the_environment_asks_and_the_report_names_the_line(
+def test_stacks_requested_by_the_environment_name_the_line_in_the_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COMMPROF_STACKS", "1")

@@ -25,7 +25,9 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Ended], list[Tra
     return ended, [read_trace(directory / f"rank_{rank}.trace") for rank in range(WORLD_SIZE)]
 
 
-def test_gradients_are_bit_identical(job: tuple[list[Ended], list[Trace]]) -> None:
+def test_python_capture_leaves_gradients_bit_identical(
+    job: tuple[list[Ended], list[Trace]],
+) -> None:
     digests = [one.said[0] for one in job[0]]
     for by_variant in digests:
         assert len(by_variant) == 3
@@ -33,7 +35,9 @@ def test_gradients_are_bit_identical(job: tuple[list[Ended], list[Trace]]) -> No
     assert digests[0] == digests[1]
 
 
-def test_it_is_said_once_on_stderr(job: tuple[list[Ended], list[Trace]]) -> None:
+def test_each_rank_prints_once_that_python_capture_is_used(
+    job: tuple[list[Ended], list[Trace]],
+) -> None:
     for one in job[0]:
         about = [line for line in one.stderr.splitlines() if line.startswith("commprof:")]
         assert about == [
@@ -42,7 +46,7 @@ def test_it_is_said_once_on_stderr(job: tuple[list[Ended], list[Trace]]) -> None
         ]
 
 
-def test_the_traces_are_whole(job: tuple[list[Ended], list[Trace]]) -> None:
+def test_traces_of_python_capture_are_complete(job: tuple[list[Ended], list[Trace]]) -> None:
     for rank, trace in enumerate(job[1]):
         assert (trace.rank, trace.world_size) == (rank, WORLD_SIZE)
         assert (trace.complete, trace.dropped, trace.problems) == (True, 0, ())
@@ -51,7 +55,7 @@ def test_the_traces_are_whole(job: tuple[list[Ended], list[Trace]]) -> None:
         assert (group.id, group.backend, group.rank, group.size) == (1, "gloo", rank, WORLD_SIZE)
 
 
-def test_steps_and_phases(job: tuple[list[Ended], list[Trace]]) -> None:
+def test_python_capture_records_steps_and_phases(job: tuple[list[Ended], list[Trace]]) -> None:
     for trace in job[1]:
         steps, phases = columns.steps(trace), columns.phases(trace)
         assert steps.index.tolist() == list(range(STEPS))
@@ -62,7 +66,9 @@ def test_steps_and_phases(job: tuple[list[Ended], list[Trace]]) -> None:
         assert set(phases.thread.tolist()) == {trace.metadata["main_thread"]}
 
 
-def test_buckets_and_collectives(job: tuple[list[Ended], list[Trace]]) -> None:
+def test_python_capture_records_buckets_and_collectives(
+    job: tuple[list[Ended], list[Trace]],
+) -> None:
     for trace in job[1]:
         buckets, table = columns.buckets(trace), columns.collectives(trace)
         assert len(buckets) == len(table) == sum(BUCKETS)
@@ -81,7 +87,7 @@ def test_buckets_and_collectives(job: tuple[list[Ended], list[Trace]]) -> None:
     )
 
 
-def test_finalizations(job: tuple[list[Ended], list[Trace]]) -> None:
+def test_python_capture_records_finalizations(job: tuple[list[Ended], list[Trace]]) -> None:
     for trace in job[1]:
         found, table = columns.finalizations(trace), columns.collectives(trace)
         last = np.cumsum(BUCKETS) - 1  # bucket of each backward pass

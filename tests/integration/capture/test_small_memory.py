@@ -23,7 +23,7 @@ def _cannot_mount() -> bool:
 
 @pytest.mark.skipif(_native.native is None, reason=_native.native_error or "")
 @pytest.mark.skipif(_cannot_mount(), reason="needs a mount namespace")
-def test_rings_take_a_small_share_and_lose_nothing(tmp_path: Path) -> None:
+def test_rings_take_little_of_a_small_dev_shm_and_lose_no_records(tmp_path: Path) -> None:
     """Rings become smaller, then leave /dev/shm; a full /dev/shm raises no signal."""
     done = subprocess.run(
         [*UNSHARE, sys.executable, "-m", "tests.support.ranks.capture.small_memory", str(tmp_path)],
@@ -59,7 +59,7 @@ def test_ten_million_events_are_kept_and_read_in_bounded_memory() -> None:
     assert found.peak_bytes < 3.2 * found.trace_bytes + _PYTHON_BYTES, found
 
 
-def test_a_stop_adds_a_record_that_is_no_step() -> None:
+def test_a_stopped_process_records_a_pause_that_is_not_a_step() -> None:
     found = many_events(10_000, stops=True)
     assert found.pauses == 1, found
     assert found.all_accounted_for, found

@@ -35,7 +35,7 @@ PARTS += [("shared_memory", *item) for item in SHARED_MEMORY.items()]
 @pytest.mark.parametrize(
     ("script", "part", "settings"), PARTS, ids=[f"{script}-{part}" for script, part, _ in PARTS]
 )
-def test_a_part_runs_and_judges_what_it_measured(
+def test_each_part_of_a_benchmark_runs_and_judges_its_demands(
     tmp_path: Path, script: str, part: str, settings: tuple[str, ...]
 ) -> None:
     out = tmp_path / "figures.json"

@@ -59,7 +59,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return base, done
 
 
-def test_a_run_reports_every_world_size_and_how_to_go_on(recorded: Any) -> None:
+def test_a_run_prints_a_row_per_world_size_and_commands_for_next_steps(recorded: Any) -> None:
     base, done = recorded
     rows = re.findall(r"^ +([12]) +2\+2 ", done.stdout, re.MULTILINE)
     assert rows == ["1", "2"]
@@ -73,14 +73,14 @@ def test_a_run_reports_every_world_size_and_how_to_go_on(recorded: Any) -> None:
     ]
 
 
-def test_nothing_moves_where_there_is_no_terminal(recorded: Any) -> None:
+def test_no_progress_display_is_printed_without_a_terminal(recorded: Any) -> None:
     _, done = recorded
     steps = "4 steps to train, then 4 to measure commprof's overhead"
     assert done.stderr == f"1 rank: {steps}\n2 ranks: {steps}\n"
     assert all(line.isprintable() for line in done.stdout.split("\n"))
 
 
-def test_json_and_table_are_had_again_from_the_recording(recorded: Any) -> None:
+def test_report_repeats_the_json_and_tables_of_the_run(recorded: Any) -> None:
     base, done = recorded
     shown = call("-m", "commprof", "report", str(base / "run"), "--format", "json")
     assert shown.returncode == 0
@@ -93,14 +93,14 @@ def test_json_and_table_are_had_again_from_the_recording(recorded: Any) -> None:
     assert [run["num_processes"] for run in json.loads(shown.stdout)["runs"]] == [1, 2]
 
 
-def test_the_report_is_for_terminals_of_any_encoding(recorded: Any) -> None:
+def test_report_escapes_characters_that_an_ascii_terminal_lacks(recorded: Any) -> None:
     base, _ = recorded
     shown = call("-m", "commprof", "report", str(base / "run"), "--all", PYTHONIOENCODING="ascii")
     assert shown.returncode == 0, shown.stderr
     assert r"\xb5s" in shown.stdout
 
 
-def test_a_reader_that_goes_away_is_no_error_of_ours(recorded: Any) -> None:
+def test_report_into_a_closed_pipe_prints_no_error(recorded: Any) -> None:
     base, _ = recorded
     with start("-m", "commprof", "report", str(base / "run"), "--all") as process:
         assert process.stdout is not None
@@ -125,7 +125,7 @@ def report_of(run: Path) -> str:
     return re.sub(r"\s+", " ", done.stdout)
 
 
-def test_a_truncated_trace_is_used_as_far_as_it_goes(recorded: Any, tmp_path: Path) -> None:
+def test_a_truncated_trace_is_reported_up_to_its_cut(recorded: Any, tmp_path: Path) -> None:
     run = copy_of(recorded[0] / "run", tmp_path / "run")
     trace = run / "world_2" / "rank_1.trace"
     trace.write_bytes(trace.read_bytes()[:-40])
@@ -175,7 +175,7 @@ sys.meta_path.insert(0, Plant())
 
 
 @pytest.mark.slow
-def test_a_rank_that_raises_in_the_middle_of_a_sweep(tmp_path: Path) -> None:
+def test_a_rank_that_raises_ends_the_sweep_and_finished_sizes_are_reported(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(PLANT)
     run = tmp_path / "run"
     done = call(
@@ -203,7 +203,7 @@ def test_a_rank_that_raises_in_the_middle_of_a_sweep(tmp_path: Path) -> None:
     assert tables == done.stdout.partition("\n\nRun directory:")[0]
 
 
-def test_an_interrupt_ends_everything_and_shows_what_there_is(tmp_path: Path) -> None:
+def test_an_interrupt_ends_all_processes_and_reports_finished_world_sizes(tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = subprocess.Popen(
         [

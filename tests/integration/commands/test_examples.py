@@ -53,7 +53,7 @@ def first_lines(name: str) -> list[str]:
     "name",
     [pytest.param(name, marks=needs(*it.needs)) for name, it in EXAMPLES.items()],
 )
-def test_an_example_is_recorded(name: str, tmp_path: Path) -> None:
+def test_each_example_runs_as_documented_and_is_reported(name: str, tmp_path: Path) -> None:
     example = EXAMPLES[name]
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     train, show = first_lines(name)
@@ -75,13 +75,13 @@ def test_an_example_is_recorded(name: str, tmp_path: Path) -> None:
     assert parts.optimizer_ms < parts.backward_ms + parts.exposed_ms
 
 
-def test_every_example_is_run() -> None:
+def test_every_example_is_named_in_some_test() -> None:
     others = [file.read_text() for file in Path(__file__).parents[1].rglob("test_*.py")]
     for file in (ROOT / "examples").glob("*.py"):
         assert file.stem in EXAMPLES or any(file.name in text for text in others), file.name
 
 
-def test_the_page_shows_what_the_examples_hold() -> None:
+def test_python_blocks_in_your_job_md_are_excerpts_of_examples() -> None:
     page = [block for block in blocks() if block.page == "docs/your_job.md"]
     shown = [block for block in page if block.language == "python"]
     assert len(shown) >= len(EXAMPLES)

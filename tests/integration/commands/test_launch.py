@@ -122,7 +122,7 @@ def test_the_fork_server_is_kept_for_the_next_world_size(tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.measures
-def test_truth_of_the_timed_workload_holds_under_ddp(tmp_path: Path) -> None:
+def test_the_timed_workload_takes_the_requested_times_under_ddp(tmp_path: Path) -> None:
     spec = "timed:layers=3,backward_ms=20/10/10,gradient_mb=0/4/4,late_rank=1,late_ms=30"
     job = Job(spec, 2, tmp_path / "w2", steps=6)
     launch(job, tmp_path / "logs")
@@ -175,7 +175,7 @@ def test_a_killed_rank_is_named_and_not_the_peers_that_lose_it(tmp_path: Path) -
     assert all(pid_of_rank(logs, rank) is None for rank in range(3))
 
 
-def test_an_interrupt_ends_the_ranks_and_goes_on(tmp_path: Path) -> None:
+def test_an_interrupt_ends_the_ranks_and_raises_keyboard_interrupt(tmp_path: Path) -> None:
     job = Job(ENDLESS, 2, tmp_path / "w2", steps=100_000)
     handler = signal.getsignal(signal.SIGTERM)
     interrupter = meanwhile(job, lambda: os.kill(os.getpid(), signal.SIGINT))
@@ -190,7 +190,7 @@ def test_an_interrupt_ends_the_ranks_and_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_impatient_interrupt_ends_a_rank_that_is_stuck(tmp_path: Path) -> None:
+def test_a_second_interrupt_ends_a_stopped_rank(tmp_path: Path) -> None:
     job = Job(ENDLESS, 2, tmp_path / "w2", steps=100_000)
     logs = tmp_path / "logs"
 
@@ -259,7 +259,7 @@ def test_a_rank_without_its_environment_says_what_it_needs(
 
 
 @pytest.mark.slow
-def test_an_endpoint_of_ones_own_is_used(tmp_path: Path) -> None:
+def test_a_given_rendezvous_endpoint_is_used(tmp_path: Path) -> None:
     job = Job(ENDLESS, 2, tmp_path / "w2", steps=1)
     launch(job, tmp_path / "logs", Rendezvous(f"127.0.0.1:{free_port()}"))
 
@@ -280,7 +280,7 @@ launch(Job({ENDLESS!r}, 2, Path(sys.argv[1]), steps=1), Path(sys.argv[1]) / "log
 
 
 @pytest.mark.needs_netns
-def test_the_machine_s_own_name_needs_no_address(tmp_path: Path) -> None:
+def test_ranks_start_where_the_host_name_has_no_address(tmp_path: Path) -> None:
     done = finish(fork("-c", _ON_AN_UNKNOWN_HOST, str(tmp_path / "w2")))
     assert done.returncode == 0, done.stderr
     assert len(list(tmp_path.rglob("rank_?.json"))) == 2
@@ -297,7 +297,7 @@ def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("endpoint", ["29500", "localhost:", "localhost:99999", ":29500", "h:x"])
-def test_what_is_no_endpoint_is_refused(tmp_path: Path, endpoint: str) -> None:
+def test_an_invalid_rendezvous_endpoint_is_refused(tmp_path: Path, endpoint: str) -> None:
     with pytest.raises(UsageError, match=r"is not HOST:PORT .* e\.g\. localhost:29500"):
         launch(Job(ENDLESS, 2, tmp_path / "w2"), tmp_path / "logs", Rendezvous(endpoint))
 

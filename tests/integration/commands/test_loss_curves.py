@@ -100,7 +100,7 @@ sys.meta_path.insert(0, Plant())
 """
 
 
-def test_they_disagree_where_a_rank_skips_one_synchronisation(tmp_path: Path) -> None:
+def test_loss_curves_disagree_where_a_rank_skips_one_synchronisation(tmp_path: Path) -> None:
     (tmp_path / "planted.py").write_text(PLANT)
     (tmp_path / "sitecustomize.py").write_text(SITE)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])

@@ -44,7 +44,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return done, result_of(path)
 
 
-def test_every_operation_is_there_at_every_size_and_right(swept: Any) -> None:
+def test_every_operation_is_measured_at_every_size_with_correct_results(swept: Any) -> None:
     _, result = swept
     rows = result["rows"]
     assert result["problems"] == []
@@ -73,7 +73,7 @@ def test_figures_follow_from_the_samples(swept: Any) -> None:
             )
 
 
-def test_the_context_says_where_and_how(swept: Any) -> None:
+def test_the_result_records_command_backend_and_machine(swept: Any) -> None:
     context = swept[1]["context"]
     assert context["command"].startswith("commprof microbench all_reduce")
     assert context["backend"] == "gloo"
@@ -92,7 +92,7 @@ def test_the_table_holds_nccl_tests_columns(swept: Any) -> None:
     assert done.stdout.count("# Out of bounds values : 0 OK") == 2 * len(OPERATIONS)
 
 
-def test_overlap_has_imbs_columns(tmp_path: Path) -> None:
+def test_overlap_is_measured_and_shown_in_the_columns_of_imb(tmp_path: Path) -> None:
     path = tmp_path / "overlap.json"
     done = call(
         *MICROBENCH,
@@ -163,7 +163,9 @@ def kill_after_the_first_row(process: subprocess.Popen[str], temporary: Path) ->
     os.kill(victim, signal.SIGKILL)
 
 
-def test_a_rank_that_dies_ends_it_with_one_line_and_finished_rows_kept(tmp_path: Path) -> None:
+def test_a_dead_rank_ends_the_sweep_with_one_error_line_and_keeps_finished_rows(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "result.json"
     process = start(
         *MICROBENCH, "all_reduce", "--nproc", "2", *SIZES, "-n", "1000",
@@ -182,7 +184,7 @@ def test_a_rank_that_dies_ends_it_with_one_line_and_finished_rows_kept(tmp_path:
     assert "# Cut short: rank 1 failed" in done.stdout
 
 
-def test_torchrun_may_start_the_ranks_and_the_backend_be_our_own(tmp_path: Path) -> None:
+def test_microbench_runs_under_torchrun_with_the_commprof_backend(tmp_path: Path) -> None:
     path = tmp_path / "shm.json"
     done = call(
         *TORCHRUN, *MICROBENCH, "all_reduce", "reduce_scatter", "all_gather", *SIZES, *FEW,

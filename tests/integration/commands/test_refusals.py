@@ -19,7 +19,7 @@ from commprof.workloads.strategies import STRATEGY_NAMES, parse_strategy
 from tests.support.machines.commands import RUN, call
 
 
-def test_help_teaches() -> None:
+def test_help_lists_exactly_the_existing_settings_with_their_defaults() -> None:
     done = call(*RUN, "--help-all", cold=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "commprof run --nproc 8" in done.stdout
@@ -129,7 +129,7 @@ def test_a_backend_without_its_device_is_refused(
 
 
 @pytest.mark.parametrize("arguments", ["--nproc 0", "--workload transfomer", "--scaling foo"])
-def test_a_bad_value_ends_the_process_with_2(arguments: str) -> None:
+def test_a_bad_value_ends_the_process_with_exit_code_2(arguments: str) -> None:
     done = call(*RUN, *arguments.split(), cold=True)
     check_refused(done.returncode, done.stdout, done.stderr, arguments.split()[-1])
 
@@ -160,14 +160,14 @@ def test_places_that_cannot_be_written_are_refused_before_the_run(
 
 
 @pytest.mark.parametrize("latency", ["", "us", "0x", "-1us"])
-def test_a_latency_without_a_number_is_no_zero(
+def test_a_link_latency_without_a_valid_number_is_refused(
     latency: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     code = main(["fit", "RUN", f"--link-latency={latency}"])
     check_refused(code, *capfd.readouterr(), f"--link-latency '{latency}'", "a number with a unit")
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_report_refuses_a_directory_without_a_readable_run(tmp_path: Path) -> None:
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "run.json").write_text("{")
     for name in ("missing", "", "broken"):

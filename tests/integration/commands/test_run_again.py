@@ -61,7 +61,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run(directory, done.stdout)
 
 
-def test_one_command_compares_world_sizes_and_says_what_they_cost(run: Run) -> None:
+def test_one_command_compares_world_sizes_and_their_cost(run: Run) -> None:
     worlds = json.loads((run.directory / "result.json").read_text())
     metrics = [world["aggregated_metrics"] for world in worlds["runs"]]
     assert [world["num_processes"] for world in worlds["runs"]] == [1, 2]
@@ -81,7 +81,7 @@ def test_one_command_compares_world_sizes_and_says_what_they_cost(run: Run) -> N
         assert " ".join(words.split()) in shown
 
 
-def test_the_command_line_had_the_last_word(run: Run) -> None:
+def test_options_of_the_command_line_override_the_configuration_file(run: Run) -> None:
     results = json.loads((run.directory / "world_2/rank_0.json").read_text())
     assert (results["steps"], results["per_rank_batch"]) == (6, 4)
 
@@ -105,7 +105,7 @@ def test_ranks_ran_where_they_were_pinned(run: Run) -> None:
     assert "1 thread(s) per rank (OMP_NUM_THREADS) pinned (cores)" in run.out.replace("\n", " ")
 
 
-def test_the_run_directory_says_how_and_with_what(run: Run) -> None:
+def test_the_run_directory_holds_command_versions_and_changes_but_no_secret(run: Run) -> None:
     assert run.context["command"].startswith("python -m commprof.run --all --nproc 8 --workload")
     found = run.context["reproduction"]
     assert found["environment"]["NCCL_DEBUG"] == "INFO"
@@ -119,7 +119,9 @@ def test_the_run_directory_says_how_and_with_what(run: Run) -> None:
         assert not file.is_file() or SECRET.encode() not in file.read_bytes()
 
 
-def test_the_report_says_how_to_run_it_again(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_shows_the_command_that_repeats_the_run(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["report", str(run.directory), "--all"]) == 0
     again = f"Run it again: commprof run --config {run.directory}/config.yaml"
     assert again in capsys.readouterr().out

@@ -140,7 +140,7 @@ def test_a_sweep_runs_the_script_at_every_world_size(train: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_module_of_a_package_is_launched_as_one(train: Path) -> None:
+def test_a_module_of_a_package_is_launched_as_a_module(train: Path) -> None:
     package = train.parent / "package"
     package.mkdir()
     train.rename(package / "train.py")
@@ -161,7 +161,9 @@ def test_a_module_of_a_package_is_launched_as_one(train: Path) -> None:
         ('raise RuntimeError("out of cheese")', 1, "RuntimeError: out of cheese"),
     ],
 )
-def test_wrap_keeps_how_a_script_ends(train: Path, ending: str, code: int, last: str) -> None:
+def test_wrap_keeps_the_exit_code_and_error_of_a_script(
+    train: Path, ending: str, code: int, last: str
+) -> None:
     train.write_text(train.read_text().replace("sys.exit(int(sys.argv[1]))", ending))
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
     done = run(
@@ -179,7 +181,7 @@ def test_wrap_keeps_how_a_script_ends(train: Path, ending: str, code: int, last:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hook", ["", HOOKED])
-def test_wrap_gives_the_same_bits(tmp_path: Path, hook: str) -> None:
+def test_a_wrapped_script_trains_bit_identically(tmp_path: Path, hook: str) -> None:
     package = tmp_path / "package"
     package.mkdir()
     (package / "train.py").write_text(TRAIN.replace("    HOOK", hook))
@@ -220,7 +222,7 @@ def test_options_of_workloads_are_refused_and_nothing_starts(train: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_wrapped_script_that_exits_with_a_code_says_so_and_where_its_traces_are(
+def test_wrap_records_the_exit_code_and_prints_the_report_command_once(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "gives_up.py").write_text(

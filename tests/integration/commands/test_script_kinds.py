@@ -115,7 +115,7 @@ KINDS = {
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=needs(*kind.needs)) for name, kind in KINDS.items()]
 )
-def test_a_script_of_this_kind(name: str, tmp_path: Path) -> None:
+def test_a_script_of_each_kind_runs_unchanged_and_is_recorded(name: str, tmp_path: Path) -> None:
     kind = KINDS[name]
     twice = run_twice(tmp_path, kind.script, *kind.arguments, launcher=kind.launcher)
     assert_unchanged(twice)

@@ -227,7 +227,7 @@ def same(line: str) -> str:
 @pytest.mark.slow
 @pytest.mark.skipif(_native.native is None, reason="some need what the Python capture lacks")
 @pytest.mark.parametrize(("lines", "here"), list(cases()), indirect=["here"])
-def test_what_is_to_be_typed(
+def test_commands_shown_in_pages_and_help_succeed(
     lines: list[str], scene: Path, here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for line in lines:
@@ -268,12 +268,12 @@ def test_a_line_that_needs_a_library(
 @pytest.mark.parametrize(
     "block", [pytest.param(b, id=name_of(b), marks=needs(library_of(b.text))) for b in PYTHON]
 )
-def test_what_is_python(block: Block, tmp_path: Path) -> None:
+def test_python_blocks_shown_in_pages_run_on_two_ranks(block: Block, tmp_path: Path) -> None:
     (tmp_path / "block.py").write_text(block.text)
     launch_function(run_block, str(tmp_path / "block.py"), 2, tmp_path / "logs")
 
 
-def test_every_block_is_run_or_known() -> None:
+def test_every_shown_block_is_run_or_listed_as_output() -> None:
     for block in blocks():
         if block in TYPED or block in PYTHON or of_examples(block):
             continue
@@ -283,7 +283,7 @@ def test_every_block_is_run_or_known() -> None:
         )
 
 
-def test_no_reason_is_left_over() -> None:
+def test_lists_of_blocks_that_are_not_run_have_no_stale_entries() -> None:
     lines = {line for block in TYPED for line in block.lines()}
     assert set(NOT_RUN) <= lines
     for start in NOT_RUN_KINDS:

@@ -121,7 +121,9 @@ def test_blocks_wrapped_together_are_gathered_together(base: Path) -> None:
     )
 
 
-def test_fsdp_with_every_option(ddp: WorldResult, base: Path) -> None:
+def test_fsdp_with_bf16_accumulation_and_checkpointing_trains_like_ddp(
+    ddp: WorldResult, base: Path
+) -> None:
     options = {"precision": "bf16", "accumulate": 2, "checkpoint_activations": True}
     world = trained(base, strategy="fsdp", batch_size=8, clip_norm=1.0, **options)
 
@@ -158,7 +160,7 @@ def test_sharded_steps_are_predicted(
     assert sharded is None or sharded.groups == 3
 
 
-def test_nothing_is_gathered_in_vain_between_accumulated_passes(base: Path) -> None:
+def test_fsdp_makes_no_superfluous_gathers_between_accumulated_passes(base: Path) -> None:
     # The root has no parameters of its own, whose gathering would hide a missing layer's.
     timed = "timed:layers=3,forward_ms=1,backward_ms=1,data_ms=0,gradient_mb=0.1"
     world = trained(base, workload=timed, strategy="fsdp", accumulate=2)
@@ -169,7 +171,9 @@ def test_nothing_is_gathered_in_vain_between_accumulated_passes(base: Path) -> N
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp"])
-def test_fp16_with_its_scaled_loss(ddp: WorldResult, base: Path, strategy: str) -> None:
+def test_fp16_with_loss_scaling_trains_like_fp32(
+    ddp: WorldResult, base: Path, strategy: str
+) -> None:
     world = trained(base, strategy=strategy, precision="fp16", clip_norm=1.0)
 
     assert world.step_losses == pytest.approx(ddp.step_losses, rel=2e-2)
@@ -198,7 +202,7 @@ def test_every_workload_trains_with_all_options_together(
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_batch_norm_where_weights_are_gathered_in_16_bits(base: Path, precision: str) -> None:
+def test_batch_norm_under_16_bit_fsdp_gives_the_loss_of_ddp(base: Path, precision: str) -> None:
     # Two images per rank and one step: a backward pass in 16 bits takes seconds of CPU per image.
     options = {"precision": precision, "batch_size": 4, "steps": 1}
     whole, cut = (
@@ -230,7 +234,7 @@ def test_four_passes_per_update_take_a_quarter_of_the_synchronisations(
 
 
 @pytest.mark.needs("peft", "transformers")
-def test_adapters_alone_are_synchronised(base: Path) -> None:
+def test_only_lora_adapters_are_synchronised(base: Path) -> None:
     world = trained(base, workload="lora:sequence=8,samples=32", batch_size=8)
 
     # 4 layers: 16 x (256 + 256) for each of q and o, 16 x (256 + 128) for each of k and v.

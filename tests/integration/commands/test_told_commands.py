@@ -89,7 +89,7 @@ def test_runs_that_the_last_lines_tell_are_planned(hint: str, said: str, here: P
     assert main([words[0], "--dry-run", *words[1:]]) == 0
 
 
-def test_a_run_prints_one_screen_and_what_to_type(said: str) -> None:
+def test_the_output_of_a_run_fits_one_screen_followed_by_commands(said: str) -> None:
     card, _, hints = said.partition("\n\nRun directory: ")
     assert len(card.splitlines()) <= 24
     assert max(map(len, card.splitlines()[:-2])) <= 80
@@ -98,7 +98,7 @@ def test_a_run_prints_one_screen_and_what_to_type(said: str) -> None:
 
 
 @pytest.mark.parametrize("line", [line for line in shown_lines() if only_reads(line)])
-def test_what_pages_and_help_tell_to_read_can_be_read(
+def test_reading_commands_shown_in_pages_and_help_succeed(
     line: str, here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     if "--hook" in line:
@@ -181,7 +181,7 @@ def ended(words: list[str]) -> int:
 
 
 @pytest.mark.parametrize("told", TOLD, ids=lambda told: told.site)
-def test_what_an_output_tells_to_type_is_taken(
+def test_commands_suggested_by_outputs_are_accepted(
     told: Told, here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     code = ended(shlex.split(told.given))
@@ -223,7 +223,7 @@ def test_what_an_output_tells_to_type_is_taken(
         ("microbench all_reduce --nproc 0", "all_reduce needs 1 rank or more, not 0; raise"),
     ],
 )
-def test_what_is_wrong_is_told_in_a_line(
+def test_wrong_arguments_give_one_line_of_error(
     given: str, said: str, here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (here / "broken.tar.gz").write_bytes(b"\x1f\x8b12345")
@@ -241,7 +241,7 @@ def site_of(call: ast.Call) -> str:
     return re.sub(r"^'([\w-]+)'", r"\1", words)
 
 
-def test_every_command_that_is_told_is_typed_somewhere() -> None:
+def test_every_suggested_command_has_a_test() -> None:
     """Checks that this file or ELSEWHERE has every call that makes a command."""
     made = {
         site_of(node)

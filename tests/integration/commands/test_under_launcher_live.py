@@ -35,7 +35,9 @@ def check_run(directory: Path, out: str, launcher: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_ranks_of_torchrun_are_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ranks_of_torchrun_are_reported_as_one_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "run"
     done = call(*TORCHRUN, *RUN, *SMALL, "--output", str(out), "--json", f"{out}.json")
     assert done.returncode == 0, done.stderr
@@ -49,7 +51,7 @@ def test_ranks_of_torchrun_are_one_run(tmp_path: Path, capsys: pytest.CaptureFix
     assert "World size 2, strategy ddp: ranks 0 to 1 on this machine" in capsys.readouterr().out
 
 
-def test_what_rank_0_refuses_ends_all_ranks_in_one_line(tmp_path: Path) -> None:
+def test_an_option_that_rank_0_refuses_ends_all_ranks_with_one_error_line(tmp_path: Path) -> None:
     done = call(*TORCHRUN, *RUN, *SMALL, "--world-sizes", "2", "--output", str(tmp_path / "run"))
     assert done.returncode != 0
     assert (
@@ -60,7 +62,7 @@ def test_what_rank_0_refuses_ends_all_ranks_in_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_tasks_of_srun_are_one_run(tmp_path: Path) -> None:
+def test_tasks_of_srun_are_reported_as_one_run(tmp_path: Path) -> None:
     out = tmp_path / "run"
     step = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_NNODES": "1"}
     step |= {"SLURM_NODEID": "0", "MASTER_PORT": str(free_port())}

@@ -13,7 +13,7 @@ from tests.support.ranks.compressors.victim import EXIT_CODE
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_the_others_raise_and_end(world_size: int) -> None:
+def test_surviving_ranks_raise_soon_after_a_rank_dies_during_compression(world_size: int) -> None:
     processes = start("tests.support.ranks.compressors.victim", [], world_size)
     *others, victim = [finish(process) for process in processes]
     assert victim.returncode == EXIT_CODE
@@ -57,7 +57,9 @@ def test_the_others_raise_and_end(world_size: int) -> None:
         ),
     ],
 )
-def test_a_rank_that_cannot_compress_keeps_nobody_waiting(what: str, told: tuple[str, str]) -> None:
+def test_all_ranks_raise_soon_where_one_rank_cannot_compress_its_gradient(
+    what: str, told: tuple[str, str]
+) -> None:
     ranks = run_module("tests.support.ranks.compressors.refusal", [what], 2)
     for ended, expected in zip(ranks, told, strict=True):
         assert ended.returncode == 0, ended.stderr

@@ -25,17 +25,17 @@ _CHECKS = "tests.support.ranks.compressors.checks"
         (2, ("headers_disagree",)),
     ],
 )
-def test_compressors_keep_their_promises(
+def test_compressor_checks_pass_on_real_ranks(
     tmp_path: Path, world_size: int, names: tuple[str, ...]
 ) -> None:
     run_module(_CHECKS, [str(tmp_path), *names], world_size)
 
 
-def test_unusual_gradients() -> None:
+def test_compressors_handle_sparse_and_unused_gradients() -> None:
     run_module("tests.support.ranks.compressors.gradients", [], 2)
 
 
-def test_torch_operations_stand_in_for_the_module(
+def test_torch_operations_replace_the_native_module_where_it_is_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COMMPROF_NATIVE", "0")
@@ -43,7 +43,7 @@ def test_torch_operations_stand_in_for_the_module(
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_all_ranks_end_with_the_same_bits(world_size: int) -> None:
+def test_compressed_training_ends_bit_identical_on_all_ranks(world_size: int) -> None:
     outputs = run_module("tests.support.ranks.compressors.train", [], world_size)
     by_rank = [json.loads(output.strip().splitlines()[-1]) for output in outputs]
     first = by_rank[0]
@@ -70,5 +70,7 @@ def test_all_ranks_end_with_the_same_bits(world_size: int) -> None:
         (2, "forked_child_ends"),
     ],
 )
-def test_messages(tmp_path: Path, world_size: int, name: str) -> None:
+def test_connection_checks_of_compressors_pass_on_real_ranks(
+    tmp_path: Path, world_size: int, name: str
+) -> None:
     run_module("tests.support.ranks.compressors.connections", [str(tmp_path), name], world_size)

@@ -18,7 +18,9 @@ LATE_MS = 20
 @pytest.mark.slow
 @pytest.mark.measures
 @pytest.mark.parametrize(("ranks", "hook"), [(2, "int8"), (3, "fp16"), (3, "topk:ratio=0.01")])
-def test_the_late_rank_of_a_compressed_backward_pass(tmp_path: Path, ranks: int, hook: str) -> None:
+def test_the_late_rank_is_named_where_gradients_are_compressed(
+    tmp_path: Path, ranks: int, hook: str
+) -> None:
     # Rank 1 is late in each backward pass: only the other ranks wait for it, about that long.
     run = tmp_path / "run"
     late = f"timed:late_rank=1,late_ms={LATE_MS}"
@@ -58,7 +60,7 @@ def run(tmp_path: Path, *arguments: str) -> tuple[Any, str]:
     return result, ended.stdout + ended.stderr + "".join(log.read_text() for log in logs)
 
 
-def test_the_workload_s_gradients_are_compressed(tmp_path: Path) -> None:
+def test_run_hook_compresses_the_gradients_of_a_built_in_workload(tmp_path: Path) -> None:
     small = "transformer:vocab=512,d_model=64,heads=2,feedforward=128,sequence=16,samples=64"
     result, text = run(
         tmp_path,
@@ -82,7 +84,7 @@ def test_the_workload_s_gradients_are_compressed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_script_s_model_gets_one(tmp_path: Path) -> None:
+def test_run_hook_compresses_the_gradients_of_a_script(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(plain_script())
     result, text = run(tmp_path, "--hook", "topk:ratio=0.1", str(script))
@@ -93,7 +95,7 @@ def test_a_script_s_model_gets_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_script_s_own_hook_comes_first(tmp_path: Path) -> None:
+def test_a_hook_of_the_script_replaces_the_compressor_with_a_warning(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(plain_script(wrapped=OWN_HOOK))
     result, text = run(tmp_path, "--hook", "int8", str(script))
@@ -109,7 +111,7 @@ def test_an_unknown_compressor_is_refused_at_once(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_help_names_every_scheme() -> None:
+def test_run_help_lists_compressor_schemes() -> None:
     ended = call(*RUN, "--help-all", cold=True)
     for line in ("  int8 ", "  topk:ratio=0.01 ", "  powersgd:rank=4 ", "--hook NAME"):
         assert line in ended.stdout

@@ -54,7 +54,7 @@ def clock_error_ns(trace: Trace) -> float:
     return float(of_kind(trace, Kind.DEVICE_CLOCK)["bytes_in"].max()) + 500_000
 
 
-def test_every_collective_has_its_times(recorded: tuple[Trace, dict[str, Any]]) -> None:
+def test_collective_times_match_those_of_the_device(recorded: tuple[Trace, dict[str, Any]]) -> None:
     trace, truth = recorded
     table = columns.collectives(on_device_timeline(trace))
     # All collectives except the last, which was captured into a graph and has no marks.
@@ -74,7 +74,9 @@ def test_every_collective_has_its_times(recorded: tuple[Trace, dict[str, Any]]) 
 
 
 @pytest.mark.skipif(torch.__version__ < (2, 15), reason="no completion hooks before torch 2.15")
-def test_a_completion_hook_is_no_end(recorded: tuple[Trace, dict[str, Any]]) -> None:
+def test_a_late_completion_hook_is_not_taken_as_the_end_of_a_collective(
+    recorded: tuple[Trace, dict[str, Any]],
+) -> None:
     """The hook runs at the next issue or second, later than the longest collective takes."""
     trace, truth = recorded
     table = columns.collectives(on_device_timeline(trace))
@@ -85,7 +87,9 @@ def test_a_completion_hook_is_no_end(recorded: tuple[Trace, dict[str, Any]]) -> 
     assert np.median(np.abs(table.end_ns[:COUNT] - end)) < 1 * MS
 
 
-def test_starts_follow_from_the_queue(recorded: tuple[Trace, dict[str, Any]]) -> None:
+def test_start_times_derived_from_the_queue_match_the_device(
+    recorded: tuple[Trace, dict[str, Any]],
+) -> None:
     trace, truth = recorded
     moved = on_device_timeline(trace)
     start = start_times(moved, columns.collectives(moved))[:COUNT]
@@ -93,7 +97,9 @@ def test_starts_follow_from_the_queue(recorded: tuple[Trace, dict[str, Any]]) ->
     assert start == pytest.approx(expected, abs=clock_error_ns(trace))
 
 
-def test_waits_are_the_stalls_of_the_stream(recorded: tuple[Trace, dict[str, Any]]) -> None:
+def test_recorded_waits_match_the_stalls_of_the_stream(
+    recorded: tuple[Trace, dict[str, Any]],
+) -> None:
     trace, truth = recorded
     waits = of_kind(trace, Kind.DEVICE_WAIT)
     assert set(waits["bytes_out"].tolist()) == {0}
@@ -106,7 +112,9 @@ def test_waits_are_the_stalls_of_the_stream(recorded: tuple[Trace, dict[str, Any
     assert (per_step[:, 1] > 3.5 * MS).all()
 
 
-def test_other_calls_make_the_stream_wait_too(recorded: tuple[Trace, dict[str, Any]]) -> None:
+def test_waits_by_synchronize_and_block_current_stream_are_recorded(
+    recorded: tuple[Trace, dict[str, Any]],
+) -> None:
     trace, truth = recorded
     waits = of_kind(trace, Kind.DEVICE_WAIT)[-2:]
     # The last stall is that of the graph, which has no marks.
@@ -127,7 +135,9 @@ def test_the_finalisation_is_split_into_waiting_and_copying(
     assert copied == pytest.approx(1.5 * MS, abs=60_000)
 
 
-def test_a_step_on_the_devices_timeline(recorded: tuple[Trace, dict[str, Any]]) -> None:
+def test_step_parts_on_the_device_timeline_match_the_known_work(
+    recorded: tuple[Trace, dict[str, Any]],
+) -> None:
     trace, truth = recorded
     moved = on_device_timeline(trace)
     parts = breakdown(moved, columns.collectives(moved), None, 1)
@@ -146,7 +156,9 @@ def test_a_step_on_the_devices_timeline(recorded: tuple[Trace, dict[str, Any]]) 
     assert np.median(parts.hidden_ns[1:]) == pytest.approx(5 * MS, abs=1 * MS)
 
 
-def test_nothing_is_disturbed(recorded: tuple[Trace, dict[str, Any]]) -> None:
+def test_recording_adds_no_synchronisation_or_streams_to_the_device(
+    recorded: tuple[Trace, dict[str, Any]],
+) -> None:
     _, truth = recorded
     assert truth["counts"].get("synchronized", 0) == 0
     assert truth["counts"].get("pool_streams", 0) == 0
@@ -158,7 +170,7 @@ def test_nothing_is_disturbed(recorded: tuple[Trace, dict[str, Any]]) -> None:
     assert truth["counts"]["timed_events"] < 200
 
 
-def test_events_are_left_out_where_they_are_switched_off(tmp_path: Path) -> None:
+def test_device_events_are_not_recorded_where_they_are_switched_off(tmp_path: Path) -> None:
     trace, truth = run(tmp_path, COMMPROF_DEVICE_EVENTS="off")
     assert truth["counts"].get("timed_events", 0) == 0
     assert on_device_timeline(trace) is trace

@@ -49,7 +49,7 @@ def run(directory: Path, scenario: str) -> tuple[Trace, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("backend", ["as_nccl", "silent", "unshielded"])
-def test_a_group_that_is_held_up_delays_no_other_one(tmp_path: Path, backend: str) -> None:
+def test_a_delayed_group_does_not_delay_other_groups(tmp_path: Path, backend: str) -> None:
     trace, truth = run(tmp_path, f"many_groups@{backend}")
     table = columns.collectives(trace)
     ready, _, end = np.array(truth["collectives"]).T
@@ -68,26 +68,26 @@ def test_a_group_that_is_held_up_delays_no_other_one(tmp_path: Path, backend: st
         assert table.end_ns == pytest.approx(end, abs=ERROR_NS)
 
 
-def test_no_context_is_made_on_a_device_that_nobody_uses(tmp_path: Path) -> None:
+def test_no_context_is_created_on_an_unused_device(tmp_path: Path) -> None:
     trace, truth = run(tmp_path, "another_device")
     assert list(truth["contexts"]) == ["1"]
     assert (columns.collectives(trace).end_ns > 0).all()
 
 
-def test_another_thread_s_capture_is_not_broken(tmp_path: Path) -> None:
+def test_recording_does_not_invalidate_a_graph_capture_in_another_thread(tmp_path: Path) -> None:
     trace, truth = run(tmp_path, "another_capture")
     assert truth["invalidated"] == 0
     assert (columns.collectives(trace).end_ns > 0).all()
     assert (trace.records["kind"] == Kind.DEVICE_WAIT).sum() == 21
 
 
-def test_a_collective_and_its_wait_cost_few_calls_of_the_runtime() -> None:
+def test_a_collective_and_its_wait_cost_at_most_8_runtime_calls() -> None:
     calls = counted_apart(shields=True)
     assert sum(calls.values()) <= 8
     assert calls["capture_status"] == 1
 
 
-def test_a_device_that_cannot_tell_captures_is_not_marked_and_the_report_says_so(
+def test_device_events_are_off_with_a_note_where_captures_cannot_be_detected(
     tmp_path: Path,
 ) -> None:
     trace, _ = run(tmp_path, "another_device@inherits")

@@ -40,7 +40,7 @@ def stalls_ns(truth: dict[str, Any]) -> Any:
     return length[length > 1 * UNIT_NS]
 
 
-def test_waiting_for_an_event_behind_a_collective_is_seen(
+def test_a_wait_for_an_event_after_a_collective_is_recorded(
     recorded: tuple[Trace, dict[str, Any]],
 ) -> None:
     trace, truth = recorded
@@ -58,7 +58,7 @@ def test_waiting_for_an_event_behind_a_collective_is_seen(
     assert length[long] == pytest.approx([first, second, third], abs=EXACT_NS)
 
 
-def test_what_no_collective_came_before_is_none_of_ours(
+def test_a_wait_for_an_event_without_a_collective_before_it_is_not_recorded(
     recorded: tuple[Trace, dict[str, Any]],
 ) -> None:
     trace, truth = recorded
@@ -68,7 +68,7 @@ def test_what_no_collective_came_before_is_none_of_ours(
     assert not (np.abs(length - batch) < EXACT_NS).any()
 
 
-def test_another_stream_s_wait_is_not_the_one_that_computes(
+def test_waits_are_recorded_for_the_stream_that_waits(
     recorded: tuple[Trace, dict[str, Any]],
 ) -> None:
     trace, _ = recorded
@@ -78,7 +78,7 @@ def test_another_stream_s_wait_is_not_the_one_that_computes(
     assert set(waits_on(trace, SIDE)["op_id"].tolist()) == set(table.op_id[1:6].tolist())
 
 
-def test_an_event_of_another_device_comes_behind_nothing_of_this_one(
+def test_an_event_of_another_device_is_not_matched_with_a_collective(
     recorded: tuple[Trace, dict[str, Any]],
 ) -> None:
     trace, _ = recorded
@@ -86,7 +86,7 @@ def test_an_event_of_another_device_comes_behind_nothing_of_this_one(
     assert gathered not in waits_on(trace, COMPUTING)["op_id"]
 
 
-def test_who_waits_for_coalesced_calls_waits_for_the_last_of_them(
+def test_a_wait_for_coalesced_calls_counts_for_the_last_call(
     recorded: tuple[Trace, dict[str, Any]],
 ) -> None:
     trace, truth = recorded
@@ -113,7 +113,9 @@ def test_coalesced_calls_end_together_where_their_work_has_a_future(
     assert apart == pytest.approx(ends[-1] - ends[-2], abs=60_000)
 
 
-def test_nothing_is_left_replaced(recorded: tuple[Trace, dict[str, Any]]) -> None:
+def test_patched_torch_functions_are_restored_after_recording(
+    recorded: tuple[Trace, dict[str, Any]],
+) -> None:
     _, truth = recorded
     assert truth["restored"]
     assert truth["group_restored"]

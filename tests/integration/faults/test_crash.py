@@ -66,7 +66,7 @@ def salvaged(trace: Trace, ended: Ended) -> int:
 
 
 @native_only
-def test_a_rank_that_is_killed_loses_nothing(tmp_path: Path) -> None:
+def test_a_killed_rank_loses_no_records(tmp_path: Path) -> None:
     survivor, victim = run_scenario("killed_by_itself", tmp_path, 2)
 
     assert victim.returncode == -signal.SIGKILL
@@ -92,7 +92,7 @@ def test_a_rank_that_is_killed_loses_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @native_only
-def test_a_kill_in_the_middle_of_a_step(tmp_path: Path) -> None:
+def test_a_rank_killed_during_training_keeps_every_finished_step(tmp_path: Path) -> None:
     processes = start_scenario("killed_from_outside", tmp_path, 2)
     victim = processes[1]
     while victim.output().count("\n") < 30:
@@ -119,7 +119,7 @@ def test_a_kill_in_the_middle_of_a_step(tmp_path: Path) -> None:
     ("name", "returncode"),
     [("ends_with_exit", 3), ("ends_with_error", 1), ("ends_without_stop", 0)],
 )
-def test_a_process_that_ends_in_python_closes_its_trace(
+def test_a_process_that_exits_or_raises_closes_its_trace(
     tmp_path: Path, name: str, returncode: int, native: bool
 ) -> None:
     (ended,) = run_scenario(name, tmp_path, native=native)
@@ -134,7 +134,7 @@ def test_a_process_that_ends_in_python_closes_its_trace(
 
 @pytest.mark.slow
 @captures
-def test_a_process_that_ends_at_once(tmp_path: Path, native: bool) -> None:
+def test_a_process_that_ends_by_os_exit_keeps_its_records(tmp_path: Path, native: bool) -> None:
     (ended,) = run_scenario("ends_at_once", tmp_path, native=native)
 
     assert ended.returncode == 4
@@ -148,7 +148,7 @@ def test_a_process_that_ends_at_once(tmp_path: Path, native: bool) -> None:
 
 @pytest.mark.slow
 @native_only
-def test_the_second_session_of_a_process_is_as_safe_as_the_first(tmp_path: Path) -> None:
+def test_a_kill_in_the_second_profile_session_loses_no_records(tmp_path: Path) -> None:
     (ended,) = run_scenario("two_sessions", tmp_path)
 
     assert ended.returncode == -signal.SIGKILL
@@ -161,7 +161,9 @@ def test_the_second_session_of_a_process_is_as_safe_as_the_first(tmp_path: Path)
 
 @pytest.mark.slow
 @captures
-def test_forks(tmp_path: Path, native: bool) -> None:
+def test_children_record_separately_and_leave_the_trace_of_the_parent_intact(
+    tmp_path: Path, native: bool
+) -> None:
     (ended,) = run_scenario("forks", tmp_path, native=native)
 
     assert ended.returncode == 0, ended.stderr
@@ -201,7 +203,9 @@ def test_a_full_disk_does_not_disturb_training(tmp_path: Path, native: bool) -> 
 
 @pytest.mark.slow
 @captures
-def test_what_cannot_work_is_refused_at_the_start(tmp_path: Path, native: bool) -> None:
+def test_profile_refuses_unusable_directories_metadata_and_ranks_at_the_start(
+    tmp_path: Path, native: bool
+) -> None:
     ended = run_scenario_cold("refusals", tmp_path, native=native)
 
     assert ended.returncode == 0, ended.stderr

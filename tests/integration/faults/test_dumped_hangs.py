@@ -48,7 +48,7 @@ def check(found: Diagnosis, cause: str, ranks: int, guilty: int) -> None:
     ("cause", "ranks", "guilty"),
     [pytest.param(*one, marks=() if one in FEW else pytest.mark.slow) for one in STUDY],
 )
-def test_20_of_20_hangs_of_gloo_are_diagnosed(
+def test_the_cause_and_culprit_of_a_gloo_hang_are_found_from_its_dumps(
     tmp_path: Path, cause: str, ranks: int, guilty: int
 ) -> None:
     assert len(STUDY) == 20

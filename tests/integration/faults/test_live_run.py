@@ -143,7 +143,7 @@ def _kill_monitor(run: Path) -> None:
 
 
 @needs_prometheus
-def test_every_panel_shows_something(watched: Watched) -> None:
+def test_every_dashboard_panel_has_data(watched: Watched) -> None:
     panels = expressions()[: len(expressions()) - len(rules())]
     assert len(panels) > 25
     empty = [expr for expr in panels if not watched.answers[expr]]
@@ -151,7 +151,7 @@ def test_every_panel_shows_something(watched: Watched) -> None:
 
 
 @needs_prometheus
-def test_every_rule_is_evaluated(watched: Watched) -> None:
+def test_every_prometheus_rule_is_evaluated_without_error(watched: Watched) -> None:
     (group,) = watched.answers["rules"]
     assert len(group["rules"]) == len(rules()) >= 9
     assert {rule["name"]: rule["health"] for rule in group["rules"]} == {
@@ -166,7 +166,7 @@ def test_every_rule_is_evaluated(watched: Watched) -> None:
 
 
 @needs_prometheus
-def test_the_figures_are_those_of_the_job(watched: Watched) -> None:
+def test_metrics_match_the_late_rank_and_compression_of_the_job(watched: Watched) -> None:
     (late,) = watched.answers['commprof_late_rank{instance=~".+"} == 1']
     assert late["metric"]["rank"] == "2"
     (cost,) = watched.answers['commprof_late_rank_wait_seconds{instance=~".+"}']
@@ -181,13 +181,13 @@ def test_the_figures_are_those_of_the_job(watched: Watched) -> None:
 
 
 @needs_prometheus
-def test_top_names_the_same_rank(watched: Watched) -> None:
+def test_commprof_top_names_the_late_rank(watched: Watched) -> None:
     assert "4 ranks, gloo, full mode, at " in watched.frame
     assert "Late rank: 2, in backward" in watched.frame
 
 
 @needs_prometheus
-def test_the_job_ends_as_it_would_without(watched: Watched) -> None:
+def test_interrupted_jobs_exit_with_130_and_leave_no_monitor(watched: Watched) -> None:
     assert watched.exit_codes == (130, 130)
     for run in (watched.run, watched.compressed):
         assert (run / "monitor.log").read_text() == ""
@@ -199,7 +199,7 @@ def test_promtool_accepts_the_rules() -> None:
     subprocess.run(["promtool", "check", "rules", str(RULES)], check=True, capture_output=True)
 
 
-def test_a_rank_of_a_job_that_something_else_launches_starts_it(tmp_path: Path) -> None:
+def test_wrap_starts_the_monitor_in_a_job_of_another_launcher(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     lines, out = tmp_path / "metrics.jsonl", tmp_path / "out"
     job = start(

@@ -67,7 +67,7 @@ class Job:
         return [rank.returncode for rank in self.ranks]
 
 
-def test_it_fires_for_a_killed_rank_whose_peers_hang_on(tmp_path: Path) -> None:
+def test_the_alert_fires_for_a_killed_rank_while_its_peer_runs_on(tmp_path: Path) -> None:
     jobs = {how: Job(tmp_path / how, how) for how in ("killed", "ends")}
     codes = {}
     try:
@@ -119,7 +119,7 @@ ALWAYS, NEVER, FROM_20_S, UNTIL_20_S = "1+0x12", "0+0x12", "0+0x3 1+0x8", "1+0x3
         ),
     ],
 )
-def test_when_it_fires(
+def test_the_alert_fires_only_15_s_after_a_failure_while_other_ranks_run(
     running: tuple[str, str], failed: tuple[str, str], at: str, fires: bool, tmp_path: Path
 ) -> None:
     """Evaluates the alert on samples 5 s apart."""

@@ -68,7 +68,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return figures
 
 
-def test_the_lines_are_named(world: dict[str, Any]) -> None:
+def test_the_collective_calls_around_the_slow_code_are_named_by_line(world: dict[str, Any]) -> None:
     (found,) = world["longer_lines"]
     assert Path(found["begin"].rsplit(" ", 1)[0]).name == f"train.py:{FIRST}"
     assert Path(found["end"].rsplit(" ", 1)[0]).name == f"train.py:{SECOND}"
@@ -78,7 +78,7 @@ def test_the_lines_are_named(world: dict[str, Any]) -> None:
 
 
 @pytest.mark.needs("py-spy")
-def test_the_function_is_named(world: dict[str, Any]) -> None:
+def test_the_slow_function_of_the_late_rank_is_named(world: dict[str, Any]) -> None:
     found = world["grown_functions"]
     assert (found["rank"], found["problem"]) == (1, "")
     first = found["functions"][0]

@@ -35,7 +35,9 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("step_s", [3600, -3600])
-def test_training_and_times_do_not_notice(shim: Path, step_s: int, tmp_path: Path) -> None:
+def test_a_step_of_the_wall_clock_affects_neither_training_nor_recorded_times(
+    shim: Path, step_s: int, tmp_path: Path
+) -> None:
     environment = {
         **os.environ,
         **{"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "OMP_NUM_THREADS": "1"},

@@ -39,14 +39,18 @@ def named(fault: Fault) -> str:
 
 
 @pytest.mark.parametrize("fault", fault_list.FAULTS, ids=named)
-def test_a_fault_in_a_job(fault: Fault, forks: Forks, tmp_path: Path) -> None:
+def test_after_a_fault_in_a_job_records_are_kept_and_the_cause_is_named(
+    fault: Fault, forks: Forks, tmp_path: Path
+) -> None:
     check(try_fault(fault, forks, tmp_path, Setting()))
 
 
 @pytest.mark.parametrize(
     "fault", [fault for fault in fault_list.FAULTS if fault.name in WATCHED], ids=named
 )
-def test_a_fault_in_a_watched_job(fault: Fault, forks: Forks, tmp_path: Path) -> None:
+def test_after_a_fault_in_a_watched_job_records_are_kept_and_the_cause_is_named(
+    fault: Fault, forks: Forks, tmp_path: Path
+) -> None:
     verdict = try_fault(fault, forks, tmp_path, Setting(watched=True))
     check(verdict)
     assert verdict.at_work
@@ -54,7 +58,9 @@ def test_a_fault_in_a_watched_job(fault: Fault, forks: Forks, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("fault", fault_list.DISK_FAULTS, ids=named)
-def test_a_fault_of_the_disk(fault: Fault, forks: Forks, tmp_path: Path) -> None:
+def test_after_a_disk_fault_records_are_kept_and_the_cause_is_named(
+    fault: Fault, forks: Forks, tmp_path: Path
+) -> None:
     if not limits.can_mount():
         pytest.skip("needs to mount a tmpfs")
     for parent in (tmp_path, *tmp_path.parents[:3]):
@@ -62,7 +68,9 @@ def test_a_fault_of_the_disk(fault: Fault, forks: Forks, tmp_path: Path) -> None
     check(try_fault(fault, forks, tmp_path, Setting()))
 
 
-def test_running_out_of_memory_in_a_cgroup(forks: Forks, tmp_path: Path) -> None:
+def test_after_a_cgroup_is_out_of_memory_records_are_kept_and_the_cause_named(
+    forks: Forks, tmp_path: Path
+) -> None:
     with limits.memory_cgroup(1 << 30) as cgroup:
         if not cgroup:
             pytest.skip("needs a cgroup of its own")
@@ -71,6 +79,8 @@ def test_running_out_of_memory_in_a_cgroup(forks: Forks, tmp_path: Path) -> None
 
 @pytest.mark.needs_netns
 @pytest.mark.parametrize("fault", fault_list.NETWORK_FAULTS, ids=named)
-def test_a_fault_between_hosts(fault: Fault, forks: Forks, tmp_path: Path) -> None:
+def test_after_a_fault_between_hosts_records_are_kept_and_the_cause_is_named(
+    fault: Fault, forks: Forks, tmp_path: Path
+) -> None:
     with Hosts(2, "1gbit") as hosts:
         check(try_fault(fault, forks, tmp_path, Setting(hosts.names)))

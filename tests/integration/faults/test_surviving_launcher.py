@@ -41,7 +41,7 @@ def running(tmp_path: Path) -> Iterator[Launched]:
         job.end()
 
 
-def test_a_launcher_that_is_killed(running: Launched) -> None:
+def test_ranks_outlive_a_killed_launcher_and_the_report_names_the_kill(running: Launched) -> None:
     ranks = running.pids()
     running.process.kill()
     running.process.wait()
@@ -61,7 +61,9 @@ def test_a_launcher_that_is_killed(running: Launched) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_launcher_that_is_told_to_end(running: Launched, number: signal.Signals) -> None:
+def test_a_launcher_that_gets_sigint_or_sigterm_ends_its_ranks(
+    running: Launched, number: signal.Signals
+) -> None:
     ranks = running.pids()
     running.process.send_signal(number)
     code = 130 if number is signal.SIGINT else -signal.SIGTERM
@@ -75,7 +77,9 @@ def test_a_launcher_that_is_told_to_end(running: Launched, number: signal.Signal
     }
 
 
-def test_a_rank_that_the_kernel_kills_for_memory(tmp_path: Path) -> None:
+def test_after_an_out_of_memory_kill_records_are_kept_and_the_cause_is_named(
+    tmp_path: Path,
+) -> None:
     if reason := no_cgroup():
         pytest.skip(reason)
     found = out_of_memory(tmp_path, random.Random(1))
@@ -83,7 +87,7 @@ def test_a_rank_that_the_kernel_kills_for_memory(tmp_path: Path) -> None:
     assert told == (True, True, True), found.said
 
 
-def test_two_jobs_in_one_directory(tmp_path: Path) -> None:
+def test_two_jobs_with_one_output_directory_record_separately(tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = (*TORCHRUN, "-m", "commprof.wrap", str(SCRIPT), "none", "30")
     jobs = [fork(*command, COMMPROF_OUT=str(out), OMP_NUM_THREADS="1") for _ in range(2)]
@@ -112,7 +116,7 @@ def lengths_s(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
 
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("kind", list(interrupts.KINDS))
-def test_ctrl_c_at_any_moment(
+def test_ctrl_c_at_any_moment_leaves_no_harm_and_is_named(
     kind: str, part: int, lengths_s: dict[str, float], tmp_path: Path
 ) -> None:
     chance = random.Random(f"{kind} {part}")
@@ -121,7 +125,7 @@ def test_ctrl_c_at_any_moment(
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_ctrl_c_while_a_rank_is_forked(number: int, tmp_path: Path) -> None:
+def test_ctrl_c_while_a_rank_is_forked_leaves_no_process(number: int, tmp_path: Path) -> None:
     program = "tests.support.machines.faults.interrupted_start"
     with subprocess.Popen(
         [sys.executable, "-m", program, str(tmp_path / "logs"), str(number)],
@@ -146,7 +150,7 @@ def members(group: int) -> list[int]:
     return [pid for pid, of in pairs if of == group]
 
 
-def test_whose_traceback_it_is() -> None:
+def test_own_tracebacks_are_distinguished_from_those_of_the_script() -> None:
     script = 'Traceback (most recent call last):\n  File "{}", line 1\nKeyboardInterrupt\n'
     theirs = script.format(interrupts.SCRIPT)
     ours = script.format(f"{interrupts._PACKAGE}commands/run.py")

@@ -42,7 +42,9 @@ def loss_without_a_fault(tmp_path: Path) -> str:
     return last_loss(unbroken.stdout)
 
 
-def test_the_example_resumes_under_the_profiler(tmp_path: Path) -> None:
+def test_the_checkpoint_example_resumes_after_a_killed_rank_under_commprof_run(
+    tmp_path: Path,
+) -> None:
     run = tmp_path / "run"
     done = call(
         *(
@@ -83,7 +85,7 @@ def test_the_example_resumes_under_the_profiler(tmp_path: Path) -> None:
     assert not glob(f"{rings}*")
 
 
-def test_restarts_by_torchrun_are_shown_alike(tmp_path: Path) -> None:
+def test_restarts_by_torchrun_are_reported_as_attempts(tmp_path: Path) -> None:
     out = tmp_path / "out"
     wrapped = ("--max-restarts=1", "-m", "commprof.wrap", str(EXAMPLE), "--kill-at", "25")
     done = subprocess.run(

@@ -98,7 +98,7 @@ def fork_server() -> Iterator[None]:
         *(pytest.param(seed, "always-on", marks=pytest.mark.slow) for seed in (3, 6)),
     ],
 )
-def test_a_stopped_rank_is_named(tmp_path: Path, seed: int, mode: str) -> None:
+def test_the_watchdog_names_a_rank_stopped_by_sigstop(tmp_path: Path, seed: int, mode: str) -> None:
     tried = stop_a_rank(tmp_path, seed, most_ranks=4, mode=mode)
     assert tried.hang is not None
     assert tried.named_after_s is not None
@@ -151,7 +151,7 @@ def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return Finished(place / "out", done)
 
 
-def test_the_late_rank_and_its_line_are_named(finished: Finished) -> None:
+def test_the_watchdog_names_the_late_rank_and_its_line(finished: Finished) -> None:
     hang = finished.hang()
     assert (hang["kind"], [one["rank"] for one in hang["accused"]]) == ("absent", [1])
     assert hang["waiting"] == [0]
@@ -166,7 +166,7 @@ def test_the_late_rank_and_its_line_are_named(finished: Finished) -> None:
         assert all("pip install" in one["problem"] for one in hang["stacks"])
 
 
-def test_ranks_out_of_step_are_told_while_they_run(finished: Finished) -> None:
+def test_mismatched_collectives_are_reported_during_the_run(finished: Finished) -> None:
     (path,) = finished.directory.glob("watchdog_*.jsonl")
     events = [json.loads(line) for line in path.read_text().splitlines()]
     (event,) = [one for one in events if one["kind"] == "mismatch"]
@@ -174,7 +174,7 @@ def test_ranks_out_of_step_are_told_while_they_run(finished: Finished) -> None:
     assert "rank 1: all_reduce(sum) of 12 bytes as Float" in event["sentence"]
 
 
-def test_the_script_ran_as_without(finished: Finished) -> None:
+def test_the_watched_script_finishes_with_its_usual_exit_code(finished: Finished) -> None:
     losses = {
         line.split()[-1]
         for line in finished.process.stdout.splitlines()
@@ -185,7 +185,7 @@ def test_the_script_ran_as_without(finished: Finished) -> None:
     assert finished.process.returncode == (7 if "run" in finished.directory.parts else 1)
 
 
-def test_the_report_shows_both(finished: Finished) -> None:
+def test_the_report_shows_the_hang_and_the_mismatch(finished: Finished) -> None:
     words = ("-m", "commprof", "report", str(finished.directory))
     text = call(*words, "--all", COLUMNS="200").stdout
     assert "rank 1 did not arrive at all_reduce number" in text
@@ -199,7 +199,7 @@ def test_the_report_shows_both(finished: Finished) -> None:
     assert 'id="incidents"' in (finished.directory / "report.html").read_text()
 
 
-def test_no_watchdog_is_left(finished: Finished) -> None:
+def test_no_watchdog_process_is_left_after_the_run(finished: Finished) -> None:
     left = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -215,7 +215,7 @@ def test_no_watchdog_is_left(finished: Finished) -> None:
     assert left == []
 
 
-def test_what_it_takes() -> None:
+def test_an_invalid_watchdog_threshold_is_refused() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "commprof.run", "--watchdog", "soon"],
         capture_output=True,

@@ -96,11 +96,11 @@ def watched(place: Path) -> Finished:
     return Finished(place / "run/world_2", done)
 
 
-def test_the_job_is_none_the_worse(finished: Finished) -> None:
+def test_the_watched_job_exits_with_0(finished: Finished) -> None:
     assert finished.process.returncode == 0, finished.process.stderr
 
 
-def test_a_model_that_differs_by_one_bit_is_told(finished: Finished) -> None:
+def test_a_model_that_differs_by_one_bit_is_reported(finished: Finished) -> None:
     # Models are compared after every fifth step; if two differ, either may be the correct one.
     said = "commprof: after step 24 the model of rank 1 is not bit-identical to "
     assert said in finished.process.stderr
@@ -115,7 +115,7 @@ def anomalies(directory: Path) -> list[dict[str, Any]]:
     return [event for event in events if event["kind"] == "anomaly"]
 
 
-def test_a_rank_that_became_slower_is_told_while_it_runs(finished: Finished) -> None:
+def test_a_rank_that_became_slower_is_reported_during_the_run(finished: Finished) -> None:
     (own,) = [one for one in anomalies(finished.directory) if one["what"] == "own work"]
     assert (own["rank"], own["phase"]) == (1, "forward")
     # Noise of a busy machine may count as the first slow steps, and shifts the medians.
@@ -126,7 +126,7 @@ def test_a_rank_that_became_slower_is_told_while_it_runs(finished: Finished) -> 
     assert any(SLOWER < one["found_step"] < SLOWER + 40 and one["rank"] == -1 for one in steps)
 
 
-def test_the_report_tells_the_same(finished: Finished) -> None:
+def test_the_report_names_the_rank_that_became_slower(finished: Finished) -> None:
     shown = " ".join(finished.process.stdout.split())
     assert "Rank 1's own work rose from" in shown
     assert "most of it in forward" in shown

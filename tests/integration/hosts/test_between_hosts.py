@@ -31,7 +31,7 @@ def table_row(text: str, ranks: int) -> list[str]:
 
 @pytest.mark.needs_netns
 @pytest.mark.parametrize(("count", "sizes"), [(2, (2, 4)), (4, (4,))])
-def test_the_interfaces_counted_what_the_table_says_within_2_percent(
+def test_bytes_in_the_host_table_match_interface_counters_within_2_percent(
     tmp_path: Path, count: int, sizes: tuple[int, ...]
 ) -> None:
     common = ["--workload", WORKLOAD, "--steps", str(STEPS), "--overhead-steps", "0", "--all"]
@@ -56,7 +56,7 @@ def test_the_interfaces_counted_what_the_table_says_within_2_percent(
         assert row[-1] == "yes"
 
 
-def test_machine_0_reports_what_both_trained(tmp_path: Path) -> None:
+def test_machine_0_reports_the_ranks_of_both_machines(tmp_path: Path) -> None:
     out = tmp_path / "run"
     common = ["-m", "commprof.run", "--nnodes", "2", "--nproc", "1", "--output", str(out)]
     common += ["--rdzv-endpoint", f"localhost:{free_port()}", "--workload", "timed:layers=2"]

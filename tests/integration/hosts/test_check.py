@@ -32,7 +32,7 @@ def checked() -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_limit_that_is_too_low_fails_and_the_rest_is_checked(
+def test_a_low_open_file_limit_fails_and_the_other_checks_still_run(
     checked: subprocess.CompletedProcess[str],
 ) -> None:
     assert checked.returncode == 1, checked.stderr
@@ -47,7 +47,7 @@ def test_a_limit_that_is_too_low_fails_and_the_rest_is_checked(
     assert "ulimit -n 4096" in checked.stdout
 
 
-def test_ranks_of_another_launcher_check_themselves() -> None:
+def test_check_runs_on_ranks_started_by_another_launcher() -> None:
     first, second = run_module("commprof", ["check"], 2)
     assert re.search(r"^pass  gradients ", first, re.MULTILINE)
     assert re.search(r"^2 ranks: ", first, re.MULTILINE)
@@ -61,7 +61,7 @@ def outcomes_of(fault: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[
     return {name: (status, figure) for name, status, figure in json.loads(output.splitlines()[-1])}
 
 
-def test_wrong_sums_and_a_model_of_its_own_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_sums_and_a_diverging_model_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes = outcomes_of("wrong", monkeypatch)
     assert [status for status, _ in outcomes.values()] == ["pass", "fail", "fail", "pass"]
     assert "rank 1: 1 of 1000 int64" in outcomes["all-reduce"][1]

@@ -45,7 +45,7 @@ def fitted(trace: Trace) -> ClockMap:
 @pytest.mark.slow
 @pytest.mark.measures
 @pytest.mark.needs_netns
-def test_a_shift_of_3_ms_is_recovered_within_its_bound(tmp_path: Path) -> None:
+def test_a_clock_offset_of_3_ms_is_measured_within_its_error_bound(tmp_path: Path) -> None:
     with netns.Hosts(2, "1gbit") as hosts:
         host = hosts.address(0)
         rank_0 = hosts.popen(0, [*PAIR, "answer", host], {}, stdin=subprocess.PIPE)
@@ -83,7 +83,7 @@ def waits_ms(run: WorldRun) -> list[float]:
 @pytest.mark.slow
 @pytest.mark.measures
 @pytest.mark.needs_netns
-def test_a_late_rank_is_named_across_hosts_with_clocks_of_their_own(tmp_path: Path) -> None:
+def test_a_late_rank_is_named_across_hosts_whose_clocks_differ(tmp_path: Path) -> None:
     # Without clock comparisons rank 1 would seem 3 ms late in the plain run, 23 ms in the late run.
     plain = "timed:layers=2,data_ms=2,forward_ms=2,backward_ms=4,gradient_mb=1"
     late = f"{plain},late_rank=1,late_ms=20,late_phase=data"
@@ -119,7 +119,7 @@ def test_a_late_rank_is_named_across_hosts_with_clocks_of_their_own(tmp_path: Pa
         ("off", "after", False),
     ],
 )
-def test_on_one_host_the_offset_is_zero_within_its_bound(
+def test_on_one_host_the_clock_offset_is_zero_within_its_error_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, begin: str, compared: bool
 ) -> None:
     monkeypatch.setenv("COMMPROF_CLOCK", mode)
@@ -137,7 +137,7 @@ def test_on_one_host_the_offset_is_zero_within_its_bound(
     assert all(clock.is_same_clock for clock in maps)
 
 
-def test_another_mode_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_clock_mode_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMMPROF_CLOCK", "sometimes")
     with pytest.raises(
         CommprofError, match=r"COMMPROF_CLOCK='sometimes' .*\(allowed: auto, always, off\)"

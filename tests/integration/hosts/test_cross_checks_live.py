@@ -25,7 +25,7 @@ def checks_of(run: WorldRun) -> dict[str, CrossCheck]:
 
 @pytest.mark.slow
 @pytest.mark.needs_netns
-def test_interfaces_counted_what_two_hosts_must_send(tmp_path: Path) -> None:
+def test_interface_counters_match_the_bytes_that_two_hosts_must_send(tmp_path: Path) -> None:
     with netns.Hosts(2, "1gbit") as hosts:
         found = checks_of(run_on_hosts(hosts, tmp_path, WORKLOAD, STEPS))["network"]
     assert found.what == "bytes sent by eth0, 2 hosts"
@@ -37,7 +37,7 @@ def test_interfaces_counted_what_two_hosts_must_send(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.measures
-def test_the_log_of_ddp_on_one_host(tmp_path: Path) -> None:
+def test_recorded_bytes_and_backward_times_match_the_log_of_ddp(tmp_path: Path) -> None:
     found = checks_of(run_here(tmp_path, WORKLOAD, 2, STEPS))
     assert (found["ddp_bytes"].ours, found["ddp_bytes"].other) == (6.0, 6.0)
     # Backward sleeps for 35 ms; the rest is copies, and late wake-ups on a busy machine.

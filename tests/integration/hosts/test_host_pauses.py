@@ -58,7 +58,7 @@ def test_a_rank_that_is_stopped_in_each_step_is_named_for_its_pauses(tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.measures
-def test_always_on_mode_names_it_as_well(tmp_path: Path) -> None:
+def test_always_on_mode_names_a_stopped_rank_for_its_pauses(tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = call(
         *("-m", "commprof.run", "--mode", "always-on", "--world-sizes", "3"),
@@ -86,7 +86,7 @@ def no_free_core() -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_a_lack_of_cores_is_no_pause(tmp_path: Path) -> None:
+def test_a_lack_of_cores_is_not_recorded_as_a_pause(tmp_path: Path) -> None:
     with no_free_core():
         run = run_here(tmp_path, TIMED, 3, STEPS)
     assert [pause_lengths_ms(run, rank) for rank in range(3)] == [[], [], []]

@@ -19,19 +19,19 @@ HOSTS = ["a,a", "a,a,a", "a,a,b,b", "a,b,a,a,b"]
 
 
 @pytest.mark.parametrize("hosts", HOSTS)
-def test_every_operation_gives_what_gloo_gives(hosts: str) -> None:
+def test_collectives_over_shared_memory_give_the_results_of_gloo(hosts: str) -> None:
     for output in run_module(MODULE, ["collectives", hosts], hosts.count(",") + 1):
         assert "equal" in output
 
 
 @pytest.mark.parametrize("hosts", ["a,a,a", "a,b,a,a,b"])
-def test_long_all_reduces_are_as_on_paper(hosts: str) -> None:
+def test_large_all_reduces_give_the_known_sums(hosts: str) -> None:
     for output in run_module(MODULE, ["large", hosts], hosts.count(",") + 1):
         assert "as on paper" in output
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_training_ends_with_the_same_parameters(world_size: int) -> None:
+def test_ddp_over_shared_memory_ends_with_the_parameters_of_gloo(world_size: int) -> None:
     for output in run_module(MODULE, ["training"], world_size):
         assert "same parameters" in output
 
@@ -46,7 +46,7 @@ DISAGREEMENTS = [
 
 
 @pytest.mark.parametrize("hosts", ["a,a", "a,a,b", "a,a,b,b"])
-def test_ranks_that_disagree_are_told_who_does_what(hosts: str) -> None:
+def test_mismatched_all_reduces_raise_an_error_that_names_both_calls(hosts: str) -> None:
     """On several hosts, the odd rank is alone on its host, or shares it with a rank that agrees."""
     outputs = run_module(MODULE, ["disagreement", hosts], hosts.count(",") + 1)
     for output in outputs:
@@ -56,13 +56,13 @@ def test_ranks_that_disagree_are_told_who_does_what(hosts: str) -> None:
 
 
 @pytest.mark.parametrize("hosts", ["a,a", "a,a,b"])
-def test_what_autograd_keeps_apart_is_exchanged_as_gloo_does(hosts: str) -> None:
+def test_tensors_restricted_by_autograd_are_exchanged_as_by_gloo(hosts: str) -> None:
     for output in run_module(MODULE, ["caller_state", hosts], hosts.count(",") + 1):
         assert "as from a kernel" in output
 
 
 @pytest.mark.parametrize("hosts", ["a,a,a", "a,a,b,b"])
-def test_a_call_that_fails_on_one_rank_is_told_to_the_others(hosts: str) -> None:
+def test_a_collective_that_fails_on_one_rank_is_reported_by_the_others(hosts: str) -> None:
     outputs = run_module(MODULE, ["failing", hosts], hosts.count(",") + 1)
     for output in outputs[:-1]:
         assert output.count(f"rank {len(outputs) - 1} (pid ") >= (3 if hosts == "a,a,a" else 0)
@@ -71,13 +71,13 @@ def test_a_call_that_fails_on_one_rank_is_told_to_the_others(hosts: str) -> None
 
 
 @pytest.mark.parametrize("hosts", ["a,a", "a,a,b"])
-def test_a_barrier_waits_for_what_is_under_way(hosts: str) -> None:
+def test_a_barrier_waits_for_collectives_in_flight(hosts: str) -> None:
     for output in run_module(MODULE, ["barrier", hosts], hosts.count(",") + 1):
         assert "complete" in output
 
 
 @pytest.mark.parametrize("hosts", ["a,a", "a,a,b,b"])
-def test_a_rank_that_ends_its_group_is_named(hosts: str) -> None:
+def test_a_rank_that_ends_its_group_or_comes_late_is_named_by_the_others(hosts: str) -> None:
     outputs = run_module(MODULE, ["ending", hosts], hosts.count(",") + 1)
     neighbour = outputs[-2]
     assert "left: it shut its process group down" in neighbour
@@ -91,14 +91,14 @@ def test_compressors_between_hosts_give_the_mean(hosts: str) -> None:
         assert "near the mean" in output
 
 
-def test_a_host_without_room_gets_gloo_alone_and_is_told() -> None:
+def test_a_host_with_too_little_shared_memory_uses_gloo_and_prints_why() -> None:
     outputs = run_module(MODULE, ["kind"], 2)
     assert "gloo alone is used; reason from rank 0: cannot reserve" in outputs[0]
     assert "/dev/shm is too small" in outputs[0]
     assert all("ProcessGroupGloo" in output for output in outputs)
 
 
-def test_ranks_without_a_neighbour_get_gloo_alone() -> None:
+def test_ranks_that_are_alone_on_their_hosts_use_gloo() -> None:
     for output in run_module(MODULE, ["kind", "a,b"], 2):
         assert "ProcessGroupGloo" in output
 

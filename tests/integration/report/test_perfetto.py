@@ -249,7 +249,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Perfetto]:
         yield opened_page
 
 
-def test_nothing_is_lost_in_the_import(page: Perfetto) -> None:
+def test_perfetto_imports_every_event_without_an_error(page: Perfetto) -> None:
     problems = (
         "select name, value from stats where severity in ('error', 'data_loss') and value > 0"
     )
@@ -264,7 +264,7 @@ def test_nothing_is_lost_in_the_import(page: Perfetto) -> None:
     assert nested == [[waiting]]
 
 
-def test_overlapping_collectives_have_lanes(page: Perfetto) -> None:
+def test_overlapping_collectives_are_on_separate_tracks(page: Perfetto) -> None:
     (lanes,) = page.query(
         "select count(distinct thread.utid), count(*) from slice join thread_track "
         "on slice.track_id = thread_track.id join thread using (utid) join process using (upid) "
@@ -273,7 +273,7 @@ def test_overlapping_collectives_have_lanes(page: Perfetto) -> None:
     assert lanes == [[4, STEPS * BUCKETS]]  # issued every 4 ms, done after 14
 
 
-def test_arrows_lead_from_the_late_rank_to_each_other(page: Perfetto) -> None:
+def test_arrows_lead_from_the_late_rank_to_every_other_rank(page: Perfetto) -> None:
     (arrows,) = page.query(
         "select pf.name, count(*), count(distinct pt.name) from flow "
         "join slice f on flow.slice_out = f.id join thread_track ft on f.track_id = ft.id "
@@ -284,13 +284,13 @@ def test_arrows_lead_from_the_late_rank_to_each_other(page: Perfetto) -> None:
     assert arrows == [["rank 5, host", STEPS * BUCKETS * (RANKS - 1), RANKS - 1]]
 
 
-def test_times_are_exact(page: Perfetto) -> None:
+def test_step_times_in_perfetto_are_exact(page: Perfetto) -> None:
     (steps,) = page.query(
         "select ts, dur from slice where name = 'step 3' and category = 'steps (declared)'"
     )
     assert steps == [[3 * 50 * MS + 3 * 333, 50 * MS + 333]] * RANKS
 
 
-def test_the_page_shows_the_ranks(page: Perfetto) -> None:
+def test_the_perfetto_page_lists_every_rank(page: Perfetto) -> None:
     assert page.shows(*(f"rank {rank}, host" for rank in range(RANKS)))
     assert "import error" not in page.text().lower()

@@ -47,7 +47,7 @@ def recorded(run: Path) -> Recorded:
     return found
 
 
-def test_the_schedule_is_the_workload_s(recorded: Recorded) -> None:
+def test_the_recorded_schedule_matches_the_workload(recorded: Recorded) -> None:
     schedule = recorded.schedule
     assert schedule.bucket_bytes.tolist() == [400_000, 800_000, 200_000]
     # Data and three layers' forward come first; a gradient is ready at the end of its layer.
@@ -59,7 +59,7 @@ def test_the_schedule_is_the_workload_s(recorded: Recorded) -> None:
     assert known.size_bytes == (400_000, 800_000, 200_000)
 
 
-def test_fit_and_predict(
+def test_a_step_predicted_from_a_fitted_profile_matches_the_recorded_step(
     run: Path, recorded: Recorded, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     profile = tmp_path / "profile.json"
@@ -77,7 +77,7 @@ def test_fit_and_predict(
     assert document["error"] is None  # one setting was recorded
 
 
-def test_what_was_not_measured_is_refused(
+def test_predictions_that_need_unmeasured_costs_are_refused_with_a_hint(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     profile = tmp_path / "profile.json"
@@ -92,7 +92,7 @@ def test_what_was_not_measured_is_refused(
         assert next_step in capsys.readouterr().err
 
 
-def test_the_run_as_chakra_traces(
+def test_a_run_is_exported_as_one_chakra_trace_per_rank(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["chakra", str(run), "--output", str(tmp_path / "et")]) == 0

@@ -103,7 +103,9 @@ def test_every_picture_is_drawn(page: Page) -> None:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("size", [DESKTOP, PHONE])
-def test_it_is_not_blank_nor_too_wide(page: Page, theme: str, size: tuple[int, int]) -> None:
+def test_no_section_is_blank_or_wider_than_the_screen(
+    page: Page, theme: str, size: tuple[int, int]
+) -> None:
     page.size(*size)
     page.theme(theme)
     for place in ("#verdict", "#step", "#scaling", "#timeline", "#waiting"):
@@ -117,12 +119,12 @@ def test_it_is_not_blank_nor_too_wide(page: Page, theme: str, size: tuple[int, i
     page.theme("light")
 
 
-def test_no_name_became_markup(page: Page) -> None:
+def test_hostile_names_are_shown_as_text_not_markup(page: Page) -> None:
     assert page.value("document.querySelectorAll('img').length") == 0
     assert "onerror" in text_of(page, "header p")
 
 
-def test_the_timeline_answers_the_pointer(page: Page) -> None:
+def test_the_timeline_responds_to_the_mouse(page: Page) -> None:
     left, top, width, _ = in_sight(page, "canvas")
     before = shown_axis(page)
     for step in range(40):  # over the first rank's collectives
@@ -141,7 +143,7 @@ def test_the_timeline_answers_the_pointer(page: Page) -> None:
     assert shown_axis(page) != moved
 
 
-def test_the_timeline_answers_the_keyboard(page: Page) -> None:
+def test_the_timeline_responds_to_the_keyboard(page: Page) -> None:
     in_sight(page, "canvas")
     page.value("document.querySelector('canvas').focus()")
     page.press("Home", 36)
@@ -161,7 +163,7 @@ def test_the_timeline_answers_the_keyboard(page: Page) -> None:
     assert text_of(page, "#timeline-chosen") == ""
 
 
-def test_the_buttons_zoom_and_change_the_step(page: Page) -> None:
+def test_timeline_buttons_zoom_and_change_the_step(page: Page) -> None:
     shown = {shown_axis(page)}
     for title in ("All steps", "Zoom in", "Zoom out", "Next step", "Previous step"):
         left, top, width, height = in_sight(page, f"button[title='{title}']")
@@ -170,7 +172,7 @@ def test_the_buttons_zoom_and_change_the_step(page: Page) -> None:
     assert len(shown) >= 4
 
 
-def test_another_world_size_is_one_choice_for_all_pictures(page: Page) -> None:
+def test_choosing_a_world_size_changes_all_pictures(page: Page) -> None:
     choose = (
         "(() => {{ const s = document.querySelector('select.world'); s.value = '{}'; "
         "s.dispatchEvent(new Event('change')); }})()"
@@ -186,7 +188,7 @@ def test_another_world_size_is_one_choice_for_all_pictures(page: Page) -> None:
     assert page.value(last) == 4
 
 
-def test_a_step_leads_to_the_timeline(page: Page) -> None:
+def test_a_click_on_a_step_shows_it_in_the_timeline(page: Page) -> None:
     left, top, width, height = in_sight(page, "#steps-picture svg")
     before = shown_axis(page)
     page.click(left + width * 0.9, top + height / 2)
@@ -200,7 +202,7 @@ def distinct(page: Page, selector: str) -> list[str]:
     return list(texts)
 
 
-def test_no_two_ticks_read_the_same(page: Page) -> None:
+def test_axis_ticks_have_distinct_labels(page: Page) -> None:
     distinct(page, "#scaling-picture .tick[text-anchor=end]")
     distinct(page, "#steps-picture .tick[y][x='48']")
 
@@ -249,7 +251,7 @@ def focus(page: Page, selector: str) -> None:
     page.value(f"document.querySelector({selector!r}).focus()")
 
 
-def test_the_keyboard_chooses_a_step_and_shows_it(page: Page) -> None:
+def test_arrow_keys_choose_a_step_and_enter_shows_it_in_the_timeline(page: Page) -> None:
     focus(page, "#steps-picture svg")
     page.press("ArrowRight", 39)
     first = text_of(page, "#tooltip strong")
@@ -268,7 +270,7 @@ def test_the_keyboard_chooses_a_step_and_shows_it(page: Page) -> None:
     assert text_of(page, "#timeline-chosen") == ""  # the step is in the timeline
 
 
-def test_the_points_of_the_scaling_curve_explain_themselves_on_focus(page: Page) -> None:
+def test_focus_on_a_point_of_the_scaling_curve_shows_its_tooltip(page: Page) -> None:
     focus(page, "#scaling-picture .point.measured")
     tip = text_of(page, "#tooltip")
     assert tip.startswith("1 rank")
@@ -302,7 +304,7 @@ def test_the_skip_link_leads_past_the_list_of_sections(page: Page) -> None:
     assert page.value("document.activeElement.closest('nav') === null")
 
 
-def test_a_bar_explains_itself_on_focus(page: Page) -> None:
+def test_focus_on_a_bar_shows_its_tooltip(page: Page) -> None:
     page.value("document.querySelector('#step-picture .bar').focus()")
     assert "compute: backward" in text_of(page, "#tooltip")
     label = page.value("document.querySelector('#step-picture .bar').getAttribute('aria-label')")
@@ -312,7 +314,9 @@ def test_a_bar_explains_itself_on_focus(page: Page) -> None:
 # These tests are last, because they open other pages than the fixture's.
 
 
-def test_the_page_of_several_strategies(page: Page, tmp_path: Path) -> None:
+def test_a_page_of_several_strategies_offers_each_strategy_and_world_size(
+    page: Page, tmp_path: Path
+) -> None:
     run = write_strategies(tmp_path / "run")
     assert main(["report", str(run), "--format", "html"]) == 0
     page.open(run / "report.html")
@@ -329,7 +333,7 @@ def test_the_page_of_several_strategies(page: Page, tmp_path: Path) -> None:
         assert page.value("document.documentElement.scrollWidth") <= size[0]
 
 
-def test_a_world_without_a_table_of_waiting_says_why(page: Page, tmp_path: Path) -> None:
+def test_a_world_size_without_a_waiting_table_shows_the_reason(page: Page, tmp_path: Path) -> None:
     apart = ranks_of(4, 9)
     for rank in apart:  # machines whose clocks were never compared
         rank.metadata["machine"]["boot_id"] = f"boot {rank.rank}"
@@ -346,7 +350,7 @@ def test_a_world_without_a_table_of_waiting_says_why(page: Page, tmp_path: Path)
         assert page.value(f"{note}.textContent").startswith(said)
 
 
-def test_the_page_of_a_trial(page: Page, tmp_path: Path) -> None:
+def test_a_trial_page_draws_its_candidates_with_tooltips(page: Page, tmp_path: Path) -> None:
     file = tmp_path / "trial.html"
     file.write_text(render(REPORT, sample()))
     page.open(file)

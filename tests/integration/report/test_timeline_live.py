@@ -31,7 +31,9 @@ def processes(events: list[dict[str, Any]]) -> dict[int, str]:
 
 @pytest.mark.slow
 @pytest.mark.measures
-def test_both_saw_a_collective_at_the_same_time(events: list[dict[str, Any]]) -> None:
+def test_torch_profiler_and_commprof_record_collectives_at_the_same_times(
+    events: list[dict[str, Any]],
+) -> None:
     names = processes(events)
     for rank in range(RANKS):
         of_torch = {pid for pid, name in names.items() if name.startswith(f"rank {rank}, torch")}

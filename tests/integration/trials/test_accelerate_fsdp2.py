@@ -25,7 +25,7 @@ def run(directory: Path, steps: int, *arguments: str) -> dict[str, Any]:
     return result
 
 
-def test_it_takes_part_in_a_trial(tmp_path: Path) -> None:
+def test_an_accelerate_fsdp2_script_takes_part_in_a_trial(tmp_path: Path) -> None:
     plan = "reshard-after-forward=false,prefetch=1,rounds=3,block=1"
     trial = run(tmp_path / "run", parse_trial(plan).steps, "--trial", plan)["trial"]
     labels = [one["label"] for one in trial["candidates"][3:]]
@@ -33,7 +33,7 @@ def test_it_takes_part_in_a_trial(tmp_path: Path) -> None:
     assert trial["candidates"][3]["wire_bytes"] < trial["candidates"][0]["wire_bytes"]
 
 
-def test_it_is_predicted(tmp_path: Path) -> None:
+def test_an_accelerate_fsdp2_script_is_predicted(tmp_path: Path) -> None:
     run(tmp_path / "run", 14)
     asked = ("predict", str(tmp_path / "run"), "--reshard-after-forward", "on,off")
     ended = call("-m", "commprof", *asked, "--format", "json")

@@ -21,7 +21,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
 
 @pytest.mark.slow
-def test_the_variables_set_compressor_and_bucket_cap_of_a_job_under_env(tmp_path: Path) -> None:
+def test_the_suggested_command_sets_compressor_and_bucket_cap_under_env(tmp_path: Path) -> None:
     script, out = tmp_path / "train.py", tmp_path / "out"
     script.write_text(plain_script(layers=4))
     setting = Setting("train.py", is_run=False)

@@ -40,7 +40,7 @@ SETTINGS_TAKEN_BACK = f"reduce-dtype=bf16,reshard-after-forward=false+prefetch=2
         ("hsdp", (SETTINGS_TAKEN_BACK,), 4),
     ],
 )
-def test_a_trial_leaves_every_bit_of_the_steps_that_it_keeps(
+def test_steps_kept_by_a_trial_train_bit_identically_to_a_run_without_it(
     tmp_path: Path, kind: str, plans: tuple[str, ...], world_size: int
 ) -> None:
     arguments = [kind, str(tmp_path), *plans]

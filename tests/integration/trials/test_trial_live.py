@@ -27,7 +27,7 @@ LIGHT = "timed:layers=4,data_ms=1,forward_ms=4,backward_ms=6,gradient_mb=0.01"
 
 @pytest.mark.needs_netns
 @pytest.mark.measures
-def test_on_a_slow_link_the_candidate_that_must_win_wins(tmp_path: Path) -> None:
+def test_on_a_slow_link_the_candidate_with_the_fewest_bytes_wins(tmp_path: Path) -> None:
     plan = "fp16,topk:ratio=0.01,rounds=4,block=3"
     with Hosts(2, "1gbit") as hosts:
         run_on_hosts(hosts, tmp_path, HEAVY, parse_trial(plan).steps, trial=plan)
@@ -56,7 +56,7 @@ def test_on_a_slow_link_the_candidate_that_must_win_wins(tmp_path: Path) -> None
 
 @pytest.mark.needs_netns
 @pytest.mark.measures
-def test_on_a_slow_link_fsdp2_keeps_what_it_has_gathered(tmp_path: Path) -> None:
+def test_on_a_slow_link_fsdp2_without_resharding_after_forward_wins(tmp_path: Path) -> None:
     """8 MB of parameters are gathered in forward, again in backward, and their gradients reduced.
 
     A rank sends 4 MB per gathering, and gloo sends 8 MB for the reduction: 128 ms.
@@ -88,7 +88,7 @@ def run(tmp_path: Path, *arguments: str) -> tuple[Any, str]:
 
 
 @pytest.mark.measures
-def test_where_communication_is_hidden_the_answer_is_no(tmp_path: Path) -> None:
+def test_a_trial_with_hidden_communication_says_it_is_not_the_bottleneck(tmp_path: Path) -> None:
     result, text = run(
         tmp_path, "--workload", LIGHT, "--trial", "int8,bucket-cap=0.02,rounds=3,block=2"
     )
@@ -103,7 +103,7 @@ def test_where_communication_is_hidden_the_answer_is_no(tmp_path: Path) -> None:
     assert "Communication is not the bottleneck" in again.stdout
 
 
-def test_a_script_s_models_take_part_unchanged(tmp_path: Path) -> None:
+def test_an_unchanged_ddp_script_takes_part_in_a_trial(tmp_path: Path) -> None:
     plan = "int8,hierarchical,bucket-cap=0.1,rounds=3,block=2"
     steps = parse_trial(plan).steps
     script = tmp_path / "train.py"
@@ -188,7 +188,7 @@ ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
         ),
     ],
 )
-def test_a_trial_that_cannot_begin_says_why_and_harms_nothing(
+def test_a_trial_that_cannot_begin_reports_why_and_the_script_still_runs(
     tmp_path: Path, changes: dict[str, Any], reason: str
 ) -> None:
     script = tmp_path / "train.py"
@@ -199,7 +199,7 @@ def test_a_trial_that_cannot_begin_says_why_and_harms_nothing(
 
 
 @pytest.mark.parametrize("hosts", ["ab", "aab"])
-def test_exchanges_between_hosts_take_their_turns_to_the_end(tmp_path: Path, hosts: str) -> None:
+def test_a_trial_of_hierarchical_exchanges_completes_all_rounds(tmp_path: Path, hosts: str) -> None:
     """Runs one rank on each host, where no memory is shared, and hosts of unequal size."""
     plan = "hierarchical,int8:hierarchical=1,rounds=3,block=2"
     named = f"os.environ['COMMPROF_HOST'] = '{hosts}'[int(os.environ['RANK'])]"
@@ -223,7 +223,7 @@ def test_exchanges_between_hosts_take_their_turns_to_the_end(tmp_path: Path, hos
         (("--nproc", "2", "--trial", "static-graph"), "cannot change between steps: DDP learns"),
     ],
 )
-def test_what_cannot_be_tried_is_refused_at_once(
+def test_an_impossible_trial_is_refused_before_the_run(
     tmp_path: Path, arguments: tuple[str, ...], complaint: str
 ) -> None:
     ended = call(*RUN, *arguments, "--output", str(tmp_path / "run"), cold=True)

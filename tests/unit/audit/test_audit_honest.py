@@ -15,27 +15,27 @@ from commprof.audit.audit import audit
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_an_honest_report_has_no_finding(seed: int) -> None:
+def test_a_consistent_report_has_no_finding(seed: int) -> None:
     name, text = honest_report(seed)
     result = audit(text)
     assert result.findings == (), f"{name}\n{text}"
 
 
-def test_they_are_compared_and_not_passed_over() -> None:
+def test_the_figures_of_consistent_reports_are_actually_compared() -> None:
     checks = [audit(honest_report(seed)[1]).checks for seed in range(40)]
     assert min(checks) >= 1
     assert sum(checks) > 400
 
 
 @pytest.mark.parametrize("seed", [3, 8, 13, 18])  # commprof's own JSON
-def test_a_changed_figure_of_an_honest_report_is_found(seed: int) -> None:
+def test_one_changed_figure_in_a_consistent_report_is_found(seed: int) -> None:
     value = json.loads(honest_report(seed)[1])
     value["runs"][-1]["aggregated_metrics"]["samples_per_sec"] *= 1.0001
     found = {finding.rule for finding in audit(json.dumps(value)).findings}
     assert {"throughput-from-work", "speedup-from-throughput"} <= found
 
 
-def test_a_last_digit_that_no_rounding_gives_is_found() -> None:
+def test_a_speedup_that_no_rounding_of_the_throughputs_gives_is_found() -> None:
     text = "GPUs,throughput,speedup\n1,100.0,1.00\n2,195.0,{}\n"
     assert audit(text.format("1.95")).findings == ()
     assert audit(text.format("1.94")).findings == ()  # 194.95 / 100.1, truncated
@@ -76,11 +76,11 @@ def test_a_last_digit_that_no_rounding_gives_is_found() -> None:
         "| 1 | 150% | 3 | 2 | 1 |\n| 2 | 170% | 30 | 4 | 1.9 |",
     ],
 )
-def test_what_only_looks_like_a_contradiction_is_none(table: str) -> None:
+def test_figures_that_only_seem_to_contradict_give_no_finding(table: str) -> None:
     assert audit(table).findings == ()
 
 
-def test_words_around_the_figures_do_not_matter() -> None:
+def test_markup_and_words_around_figures_do_not_change_the_findings() -> None:
     plain = "| ranks | samples/s | speedup |\n|-|-|-|\n| 1 | 10.0 | 1.0 |\n| 2 | 19.0 | 2.5 |\n"
     dressed = re.sub(r"2\.5", "**2.5×** (best)", plain).replace("| 2 |", "| Distributed (2 GPUs) |")
     for text in (plain, dressed, plain.replace("|-|-|-|", "| :--- | ---: |:-:|")):

@@ -53,7 +53,7 @@ def one(name: str, rule: str, row: str) -> Finding:
         ("expected_lora", "overhead-and-efficiency", "4 ranks", "<1%", 0.06),
     ],
 )
-def test_what_a_reader_can_refute_is_found(
+def test_each_known_contradiction_in_the_reports_is_found(
     name: str, rule: str, row: str, stated: str, implied: float
 ) -> None:
     found = one(name, rule, row)
@@ -74,11 +74,13 @@ def test_what_a_reader_can_refute_is_found(
         ("expected_lora", "throughput-from-work", {"1 rank", "2 ranks", "4 ranks"}),
     ],
 )
-def test_what_is_right_in_them_is_left_alone(name: str, rule: str, right: set[str]) -> None:
+def test_consistent_rows_of_the_reports_give_no_finding(
+    name: str, rule: str, right: set[str]
+) -> None:
     assert not {row for found, row in rules(name) if found == rule} & right
 
 
-def test_every_finding_names_the_place_of_what_it_quotes() -> None:
+def test_every_finding_names_the_line_of_the_stated_figure() -> None:
     for path in sorted(DATA.glob("*.md")):
         for finding in findings(path.stem):
             assert "line " in finding.stated.text, finding

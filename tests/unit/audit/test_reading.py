@@ -45,7 +45,9 @@ from commprof.commands import main
         ("2,469.67s (41.2 min)", 2469.665, 2469.67, 2469.68),
     ],
 )
-def test_a_figure_is_what_prints_like_it(text: str, low: float, value: float, high: float) -> None:
+def test_a_printed_number_is_parsed_as_the_interval_that_rounds_to_it(
+    text: str, low: float, value: float, high: float
+) -> None:
     figure = parse_figure(text)
     if text.startswith(">= "):
         assert figure is None
@@ -61,12 +63,12 @@ def test_a_figure_is_what_prints_like_it(text: str, low: float, value: float, hi
     ["", "-", "n/a", "Baseline", "2026-02-09", "12:50:57", "1,5", "10.0.0.1", "-3", "9-2", "nan",
      "inf", "1e999", "9" * 400],
 )  # fmt: skip
-def test_what_is_no_figure_is_not_guessed(text: str) -> None:
+def test_text_that_is_no_number_is_not_parsed(text: str) -> None:
     assert parse_figure(text) is None
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_the_value_behind_a_printed_number_is_in_its_span(seed: int) -> None:
+def test_the_interval_of_a_printed_number_contains_the_exact_value(seed: int) -> None:
     value = math.exp(random.Random(seed).uniform(-12, 12))
     for text in (f"{value:.2f}", f"{value:,.0f}", f"{value:.3g}", f"{value:.1e}", repr(value)):
         figure = parse_figure(text)
@@ -77,7 +79,7 @@ def test_the_value_behind_a_printed_number_is_in_its_span(seed: int) -> None:
     assert cut.span.low <= value <= cut.span.high + 1e-9 * value
 
 
-def test_arithmetic_keeps_every_value() -> None:
+def test_span_arithmetic_covers_all_possible_results() -> None:
     a, b = Span(1.0, 2.0, 3.0), Span(2.0, 4.0, 5.0)
     assert a * b == Span(2.0, 8.0, 15.0)
     assert a / b == Span(0.2, 0.5, 1.5)
@@ -113,7 +115,9 @@ def test_arithmetic_keeps_every_value() -> None:
         ("total_samples_per_rank", "rank_samples", ""),
     ],
 )
-def test_headers_are_known_by_many_names(header: str, name: str, unit: str) -> None:
+def test_column_headers_are_classified_by_quantity_and_unit(
+    header: str, name: str, unit: str
+) -> None:
     quantity = classify(header)
     assert quantity is not None
     assert (quantity.name, quantity.unit) == (name, unit)
@@ -133,11 +137,11 @@ def test_headers_are_known_by_many_names(header: str, name: str, unit: str) -> N
         "Amdahl speedup (P = 0.9)",
     ],
 )
-def test_other_headers_are_left_alone(header: str) -> None:
+def test_unrelated_column_headers_are_not_classified(header: str) -> None:
     assert classify(header) is None
 
 
-def test_headers_say_what_a_time_or_a_cost_is_for() -> None:
+def test_headers_give_the_samples_or_epochs_of_a_time_or_cost() -> None:
     found = [
         classify(h) for h in ("Time for 10K samples", "Time to 90 Epochs", "Cost per 1,000 samples")
     ]
@@ -154,11 +158,11 @@ def test_headers_say_what_a_time_or_a_cost_is_for() -> None:
      ("32 samples per GPU", None),
      ("Baseline", None), ("0", None), ("1→4 processes", None), ("123456789012", None)],
 )  # fmt: skip
-def test_world_sizes_are_read(cell: str, ranks: int | None) -> None:
+def test_world_sizes_are_parsed_from_cells(cell: str, ranks: int | None) -> None:
     assert parse_ranks(cell) == ranks
 
 
-def test_a_wrong_encoding_is_seen_through(tmp_path: Path) -> None:
+def test_a_report_decoded_with_the_wrong_encoding_is_still_audited(tmp_path: Path) -> None:
     path = tmp_path / "report.md"
     path.write_text(
         "- **1→4 processes:** 20.22× speedup (95% efficiency)\n".encode().decode("cp1252")
@@ -203,7 +207,7 @@ GARBAGE = {
 }
 
 
-def test_lines_of_a_csv_file_are_its_own() -> None:
+def test_rows_of_a_csv_table_keep_their_line_numbers_in_the_file() -> None:
     text = '# measured\n\ngpus,throughput,note\n1,100,"one\nhost"\n# more\n\n4,300,\n'
     table = csv_table(text)
     assert table is not None
@@ -224,13 +228,13 @@ def test_lines_of_a_csv_file_are_its_own() -> None:
         ("commprof's own cost: 0.5% overhead", None),
     ],
 )
-def test_only_overhead_of_communication_is_a_fact(line: str, stated: str | None) -> None:
+def test_only_communication_overhead_is_read_from_text(line: str, stated: str | None) -> None:
     found = [figure.text for name, figure in facts([line]) if name == "overhead"]
     assert found == ([] if stated is None else [stated])
 
 
 @pytest.mark.parametrize("content", GARBAGE.values(), ids=GARBAGE.keys())
-def test_what_is_no_report_ends_with_one_line(
+def test_a_file_that_is_no_report_is_refused_in_one_line(
     content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "report"
@@ -245,7 +249,7 @@ def test_what_is_no_report_ends_with_one_line(
     assert str(path) in err
 
 
-def test_a_missing_file_and_a_directory_end_with_one_line(
+def test_a_missing_file_and_a_directory_are_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for path in (tmp_path, tmp_path / "none"):
@@ -273,7 +277,7 @@ def test_a_damaged_report_is_audited_or_refused(
     assert all(line.isprintable() for line in [*out.split("\n"), *err.split("\n")])
 
 
-def test_the_command_prints_findings_and_says_so_in_its_exit_code(
+def test_the_audit_command_prints_findings_and_exits_with_1_if_any(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
@@ -292,7 +296,7 @@ def test_the_command_prints_findings_and_says_so_in_its_exit_code(
     assert capsys.readouterr().out == f"{path}: no findings in 2 comparisons of 2 rows\n"
 
 
-def test_a_pipe_is_refused_and_holds_nobody_up(
+def test_a_pipe_is_refused_without_waiting_for_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "report.md"

@@ -23,7 +23,7 @@ def missed(demands: list[Demand]) -> list[str]:
     return [one.what for one in demands if not one.met]
 
 
-def test_schedules() -> None:
+def test_known_schedules_are_judged_by_count_mean_and_worst_error() -> None:
     rows = [{"seed": seed, "error %": (-1) ** seed * 0.9} for seed in range(20)]
     assert missed(known_schedules.demands(rows)) == []
     rows[3]["error %"] = -3.1
@@ -59,13 +59,15 @@ def turned(
         ("wall", 1.011, ["always-on", "full", "full, attached"]),
     ],
 )
-def test_overhead_of_steps(clock: str, recorded: float, wrong: list[str]) -> None:
+def test_each_recording_mode_is_judged_by_its_step_overhead(
+    clock: str, recorded: float, wrong: list[str]
+) -> None:
     found = overhead.demands(turned(recorded, clock=clock))
     assert [what.split(": ")[0].split(", ", 1)[1] for what in missed(found)] == wrong
     assert len(found) == len(overhead.RECORDED) + 1
 
 
-def test_what_is_not_known_exactly_enough_is_not_met() -> None:
+def test_step_overhead_with_too_wide_an_interval_is_not_met() -> None:
     wide = (0.97, 0.98, 0.99, 1.0, 1.0, 1.01, 1.02, 1.03)
     found = overhead.demands(turned(1.001, noise=wide))
     assert len(missed(found)) == len(overhead.RECORDED)
@@ -74,12 +76,12 @@ def test_what_is_not_known_exactly_enough_is_not_met() -> None:
     assert len(missed(wall)) == len(overhead.RECORDED)  # the interval's upper end counts
 
 
-def test_recording_costs_less_than_torch_profiler() -> None:
+def test_recording_must_cost_less_than_torch_profiler() -> None:
     (one,) = missed(overhead.demands(turned(1.001, profiler=1.0005)))
     assert one.endswith("below torch.profiler's")
 
 
-def test_overhead_over_both_plain_processes_of_the_same_round() -> None:
+def test_overhead_is_relative_to_both_plain_processes_of_the_same_round() -> None:
     cell = {
         overhead.PLAIN: {"wall": [[1.0, 2.0, 9.0]] * 6},
         overhead.CONTROL: {"wall": [[3.0, 2.0, 1.0]] * 6},
@@ -102,14 +104,16 @@ def test_overhead_over_both_plain_processes_of_the_same_round() -> None:
     ("blocks", "held", "met"),
     [(200, 186, True), (200, 194, True), (200, 185, False), (200, 195, False), (199, 190, False)],
 )
-def test_intervals_hold_at_their_rate(blocks: int, held: int, met: bool) -> None:
+def test_intervals_must_hold_about_as_often_as_they_state(
+    blocks: int, held: int, met: bool
+) -> None:
     measured = {"calibration": {"blocks": blocks, "tried": blocks, "held": {"wall time": held}}}
     (one,) = calibration.demands(measured)
     assert one.met is met
     assert calibration.demands({}) == []
 
 
-def test_overhead_of_calls() -> None:
+def test_time_added_to_collective_calls_is_judged() -> None:
     plain = [1.0, 1.1, 1.2]
     times = {"plain": plain, "observed": [x + 0.9 for x in plain], "always-on": [9.0] * 3}
     found = calls.demands({"collectives": {"dist.all_reduce()": times}})
@@ -123,13 +127,13 @@ def monitored(on: float) -> list[dict[str, float]]:
     ]
 
 
-def test_live_metrics() -> None:
+def test_overhead_of_live_metrics_is_judged() -> None:
     found = live_overhead.demands({"mlp 2": monitored(1.001), "mlp 4": monitored(1.05)})
     assert missed(found) == ["step of mlp 4 ranks, with live metrics / without"]
     assert missed(live_overhead.demands({"mlp 2": monitored(1.0)})) == ["world sizes measured"]
 
 
-def test_hangs_need_the_rank_the_time_and_the_stacks() -> None:
+def test_hangs_are_judged_by_named_rank_time_and_stacks() -> None:
     row = {"right": True, "beyond_threshold_s": 4.9, "has_stacks": True}
     rows = [dict(row) for _ in range(20)]
     assert missed(hangs.demands(rows)) == []
@@ -139,7 +143,7 @@ def test_hangs_need_the_rank_the_time_and_the_stacks() -> None:
     assert len(missed(hangs.demands(rows))) == 3
 
 
-def test_several_hosts() -> None:
+def test_recorded_bytes_on_several_hosts_must_match_interface_counters() -> None:
     row = {"ranks": 2, "hosts": 2, "difference": 0.019}
     both = {"2": [row], "4": [{**row, "hosts": 4, "difference": -0.021}]}
     what = "2 ranks on 4 hosts: interface counters against records"
@@ -147,7 +151,7 @@ def test_several_hosts() -> None:
     assert missed(multi_node.demands({"2": [row]})) == ["numbers of hosts measured"]
 
 
-def test_the_microbenchmark_beside_its_floor() -> None:
+def test_microbenchmark_times_are_judged_against_the_floor() -> None:
     def row(size: int, ours: float) -> dict[str, Any]:
         floor = [100.0] * 9
         return {"size_bytes": size, "ours": [ours] * 9, "floor": floor, "floor_again": floor}
@@ -165,13 +169,15 @@ def test_the_microbenchmark_beside_its_floor() -> None:
 @pytest.mark.parametrize(
     ("flagged", "pairs", "met"), [(1, 20, True), (2, 20, False), (0, 19, False)]
 )
-def test_pairs_of_equal_sweeps(flagged: int, pairs: int, met: bool) -> None:
+def test_few_pairs_of_equal_sweeps_may_be_flagged_as_different(
+    flagged: int, pairs: int, met: bool
+) -> None:
     found = [{"flagged": int(number < flagged)} for number in range(pairs)]
     (one,) = microbench_aa.demands({"significance": 0.01, "pairs": found})
     assert one.met is met
 
 
-def test_shared_memory_all_reduce() -> None:
+def test_shared_memory_all_reduce_is_judged_against_gloo_and_a_data_pass() -> None:
     def times(size: int, gain: float) -> dict[str, list[float]]:
         return {"commprof": [1.0] * 5, "gloo": [gain] * 5, "read and write": [0.3] * 5}
 
@@ -191,7 +197,7 @@ def test_shared_memory_all_reduce() -> None:
     assert "points measured" in missed(shared_memory.all_reduce_demands(figures))
 
 
-def test_shared_memory_under_ddp() -> None:
+def test_ddp_over_shared_memory_is_judged_against_gloo() -> None:
     def times(ours: float) -> dict[str, list[float]]:
         return {"no communication": [10.0] * 5, "gloo": [16.0] * 5, "commprof": [ours] * 5}
 
@@ -212,7 +218,7 @@ def test_shared_memory_under_ddp() -> None:
     ]
 
 
-def test_shared_memory_between_hosts() -> None:
+def test_all_reduce_between_hosts_is_judged_by_time_and_bytes() -> None:
     def point(gain: float, sent: float) -> dict[str, Any]:
         bytes_ = [sent * shared_memory.HOSTS_BYTES]
         ours = {"ms": [1.0] * 3, "sent": bytes_, "received": bytes_}
@@ -234,13 +240,13 @@ def test_shared_memory_between_hosts() -> None:
     ]
 
 
-def test_shared_memory_faults() -> None:
+def test_shared_memory_needs_enough_fault_tries_and_no_failure() -> None:
     assert missed(shared_memory.faults_demands({"tries": 100, "failed": 0})) == []
     assert len(missed(shared_memory.faults_demands({"tries": 100, "failed": 1}))) == 1
     assert len(missed(shared_memory.faults_demands({"tries": 10, "failed": 0}))) == 1
 
 
-def test_kernels_are_asked_for_a_least_or_a_most() -> None:
+def test_kernels_are_judged_against_a_minimum_or_maximum_ratio() -> None:
     row = {"ratio": 50.0, "low": 49.0, "high": 51.0}
     figures = {
         "top-K 1 % : torch.topk, 1 MB": {**row, "demand": "50 at least"},
@@ -269,7 +275,7 @@ def exchanged(fp16_ms: float, counted: float) -> dict[str, Any]:
     }
 
 
-def test_an_exchange_counts_without_the_step_around_it() -> None:
+def test_compressed_exchanges_are_judged_without_the_surrounding_step() -> None:
     figures = {"1gbit 25 MB": exchanged(11.0, 1.01)}
     found = compression_demands.exchange(figures)
     assert missed(found) == ["links measured"]
@@ -283,7 +289,7 @@ def test_an_exchange_counts_without_the_step_around_it() -> None:
     ]
 
 
-def test_the_other_parts_of_compression() -> None:
+def test_sums_powersgd_and_accuracy_of_compression_are_judged() -> None:
     ours = {"fp16_ms": [10.0] * 5, "uint8_ms": [2.0] * 5, "ours_ms": [1.9] * 5}
     figures = {**ours, "elements_summed": 1000, "ours_elements": 2000}
     (one,) = compression_demands.sums(figures)
@@ -296,7 +302,7 @@ def test_the_other_parts_of_compression() -> None:
     assert [what.split(": ")[1] for what in missed(found)] == ["fp16 / torch's fp16 hook"]
 
 
-def test_the_noise_of_training_is_that_of_its_seeds() -> None:
+def test_compressed_training_may_differ_by_the_noise_between_seeds() -> None:
     names = ("plain", "fp16", "bf16", "int8", "topk:ratio=0.01", "powersgd")
     losses = {name: [[loss] * 30 for loss in (1.0, 1.1, 1.2)] for name in names}
     losses["int8"] = [[loss] * 30 for loss in (1.0, 1.1, 1.31)]
@@ -305,7 +311,7 @@ def test_the_noise_of_training_is_that_of_its_seeds() -> None:
     assert "topk:ratio=0.01 1.1000, powersgd 1.1000" in found[-1].figure
 
 
-def test_trials() -> None:
+def test_trials_are_judged_against_long_fixed_runs() -> None:
     truth = [
         {"part": "truth", "label": label, "step_ms": ms, "seconds": 1.0}
         for label, ms in (("none", 100.0), ("fp16", 60.0))
@@ -327,7 +333,7 @@ def test_trials() -> None:
     ]
 
 
-def test_runs_that_the_hypervisor_disturbed_are_left_out() -> None:
+def test_runs_disturbed_by_the_hypervisor_are_left_out_of_the_summary() -> None:
     truth = [
         {"part": "truth", "label": label, "step_ms": ms, "seconds": 1.0, "stolen": stolen}
         for label, ms, stolen in (("none", 100.0, 0.0), ("fp16", 60.0, 0.02), ("fp16", 200.0, 0.03))
@@ -350,7 +356,7 @@ def of_strategies() -> dict[str, Any]:
     return {name: {"rows": rows, "theory": theory} for name in strategies.COMMANDS}
 
 
-def test_strategies_must_exchange_the_bytes_of_the_theory() -> None:
+def test_strategies_must_exchange_the_theoretical_bytes() -> None:
     results = of_strategies()
     assert missed(strategies.demands(results)) == []
     *theory, last = results["lora"]["theory"]
@@ -361,7 +367,7 @@ def test_strategies_must_exchange_the_bytes_of_the_theory() -> None:
         assert missed(strategies.demands(changed)) == ["settings measured", what]
 
 
-def test_bytes_of_strategies_that_were_not_held_against_the_theory_are_missed() -> None:
+def test_strategy_bytes_not_compared_with_the_theory_are_missed() -> None:
     results = of_strategies()
     what = "settings whose operations all have the theoretical bytes per step"
     without = {name: {"rows": result["rows"]} for name, result in results.items()}
@@ -372,7 +378,7 @@ def test_bytes_of_strategies_that_were_not_held_against_the_theory_are_missed() 
     assert [one.figure for one in strategies.demands(results) if not one.met] == ["11 of 12"]
 
 
-def test_a_limit_itself_meets_and_nan_does_not() -> None:
+def test_a_figure_at_the_limit_meets_the_demand_and_nan_does_not() -> None:
     assert at_least("x", 3.0, 3).met
     assert not at_least("x", 2.999, 3).met
     assert at_most("x", 3.0, 3).met
@@ -381,7 +387,7 @@ def test_a_limit_itself_meets_and_nan_does_not() -> None:
     assert not at_most("x", math.nan, 3).met
 
 
-def test_figures_carry_unit_and_interval() -> None:
+def test_demand_figures_are_shown_with_unit_and_interval() -> None:
     one = at_least("gain", 3.14159, 3, "x", (2.9, 3.3))
     assert (one.figure, one.asked) == ("3.14x [2.90, 3.30]", "at least 3x")
     assert at_most("error", 0.00123, 0.01, form=".1e").figure == "1.2e-03"
@@ -391,7 +397,9 @@ def test_figures_carry_unit_and_interval() -> None:
     ("found", "tried", "met"),
     [(20, 20, True), (19, 20, False), (19, 19, False), (40, 40, True), (39, 40, False)],
 )
-def test_all_of_so_many(found: int, tried: int, met: bool) -> None:
+def test_a_demand_for_all_tries_needs_enough_tries_and_no_failure(
+    found: int, tried: int, met: bool
+) -> None:
     assert of_all("x", found, tried, 20).met is met
 
 
@@ -399,13 +407,15 @@ def test_all_of_so_many(found: int, tried: int, met: bool) -> None:
     ("found", "tried", "met"),
     [(48, 50, True), (47, 50, False), (96, 100, True), (95, 100, False), (49, 49, False)],
 )
-def test_a_share_of_so_many(found: int, tried: int, met: bool) -> None:
+def test_a_demand_for_a_share_of_tries_scales_with_their_number(
+    found: int, tried: int, met: bool
+) -> None:
     one = of_all("x", found, tried, 50, 48)
     assert one.met is met
     assert one.asked == "48 of 50"
 
 
-def test_one_that_is_not_met_decides_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_single_unmet_demand_makes_the_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
     good, bad = Demand("a", "1", "at most 2", True), Demand("b", "3", "at most 2", False)
     assert judged([good]) == 0
     assert judged([good, bad]) == 1
@@ -414,12 +424,12 @@ def test_one_that_is_not_met_decides_the_exit_code(capsys: pytest.CaptureFixture
     )
 
 
-def test_nothing_measured_is_not_success(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_measured_figure_makes_the_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert judged([]) == 1
     assert "NOT met: no figure with a demand was measured" in capsys.readouterr().out
 
 
-def test_nothing_left_below_is_infinitely_better() -> None:
+def test_a_ratio_over_zero_or_less_is_infinite() -> None:
     assert ratio_of(2, 4) == 0.5
     assert ratio_of(2, 0) == ratio_of(2, -1) == math.inf
     assert ratio_interval([2.0] * 9, [4.0] * 9) == (0.5, 0.5)
@@ -427,7 +437,7 @@ def test_nothing_left_below_is_infinitely_better() -> None:
     assert (low, high) == (2.0, math.inf)
 
 
-def test_the_interval_of_a_median_holds_it() -> None:
+def test_the_interval_of_a_median_contains_the_median() -> None:
     low, high = median_interval([1.0, 2.0, 3.0, 4.0, 100.0])
     assert 1 <= low <= 3 <= high <= 100
 
@@ -436,7 +446,9 @@ RANKS = Path(__file__).parents[3] / "benchmarks/ranks"
 
 
 @pytest.mark.parametrize("script", sorted(RANKS.glob("*.py")), ids=lambda path: path.stem)
-def test_what_it_imports_is_there(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_imported_by_rank_scripts_exist(
+    script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "path", [str(RANKS), *sys.path])
     names = []
     for node in ast.walk(ast.parse(script.read_text())):

@@ -13,7 +13,7 @@ from commprof.workloads.models.timed import TimedOptions
 
 
 @pytest.mark.parametrize("cause", blind_cards.CAUSES)
-def test_a_plan_can_be_run_and_has_its_cause_alone(cause: str) -> None:
+def test_each_plan_can_be_run_and_has_only_its_own_cause(cause: str) -> None:
     for seed in range(20):
         plan = blind_cards._plan(cause, random.Random(seed))
         options = {
@@ -42,7 +42,7 @@ def test_a_plan_can_be_run_and_has_its_cause_alone(cause: str) -> None:
         ({"40": "slow link"}, 1, "39 of 40 right; 1 runs accused"),
     ],
 )
-def test_answers_are_held_against_the_key(
+def test_answers_are_counted_against_the_key(
     said: dict[str, str], code: int, shown: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     key = {f"{i + 1:02}": blind_cards.CAUSES[i // 5] for i in range(40)}

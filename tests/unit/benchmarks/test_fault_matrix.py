@@ -23,19 +23,21 @@ def names(only: str | None) -> list[str]:
     return [row.name for row in matrix.chosen(argparse.ArgumentParser(), only)]
 
 
-def test_every_fault_has_a_name_of_its_own() -> None:
+def test_fault_names_are_unique() -> None:
     found = names(None)
     assert len(set(found)) == len(found) >= 24
 
 
-def test_faults_are_chosen_by_name_also_with_a_comma_in_it() -> None:
+def test_faults_are_selected_by_names_that_may_contain_a_comma() -> None:
     chosen = ["SIGKILL", "SIGSTOP, SIGCONT", "SIGKILL at any moment", "Ctrl-C at any moment"]
     assert names(",".join(chosen)) == chosen
     assert names("full disk, SIGKILL") == ["full disk", "SIGKILL"]
 
 
 @pytest.mark.parametrize("only", ["SIGKIL", "SIGKILL,", "SIGKILL,full", "SIGKILL;full disk", ""])
-def test_an_unknown_one_is_refused(only: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_fault_name_is_refused_and_the_known_ones_are_listed(
+    only: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         names(only)
     assert ended.value.code == 2
@@ -61,11 +63,11 @@ def missed(found: dict[str, dict[str, Any]]) -> dict[str, str]:
     return {one.what: one.figure for one in matrix.demands(found) if not one.met}
 
 
-def test_a_full_matrix_is_met() -> None:
+def test_a_complete_fault_matrix_meets_all_demands() -> None:
     assert missed(counted()) == {}
 
 
-def test_a_row_that_is_missing_or_was_left_out_is_missed() -> None:
+def test_a_missing_or_untried_fault_fails_its_demands() -> None:
     names, found = len(matrix.rows()), counted()
     del found["SIGKILL"]
     found["full disk"] = {"tries": 0, "yes": [0, 0, 0], "why": "no file system can be mounted"}
@@ -79,19 +81,19 @@ def test_a_row_that_is_missing_or_was_left_out_is_missed() -> None:
 
 
 @pytest.mark.parametrize("name", ["SIGKILL", "10 million events"])
-def test_one_try_that_shows_harm_is_missed(name: str) -> None:
+def test_one_failed_try_of_a_fault_fails_its_demand(name: str) -> None:
     found = counted()
     found[name]["yes"][-1] -= 1
     assert len(missed(found)) == 1
 
 
-def test_tries_without_watchers_are_missed() -> None:
+def test_too_few_fault_tries_with_watchers_fail_the_demand() -> None:
     found = counted()
     found["SIGKILL"]["watched"] = 4
     assert len(missed(found)) == 1
 
 
-def test_events_and_damaged_directories_have_tries_of_their_own() -> None:
+def test_only_many_events_and_damaged_directories_set_their_own_tries() -> None:
     own = {row.name: row.tries for row in matrix.rows() if row.tries}
     assert own == {"10 million events": 1, "damaged and hostile run directories": 500}
 
@@ -131,7 +133,7 @@ def run(
     return ran
 
 
-def test_a_matrix_that_is_stopped_keeps_its_rows_and_goes_on(run: Any) -> None:
+def test_a_stopped_fault_matrix_keeps_finished_rows_and_resumes(run: Any) -> None:
     kept, tried = run("SIGKILL", "SIGSEGV", "exception", fails="exception")
     row = {"tries": 3, "yes": [3, 3, 3], "git_commit": "abc"}
     assert (kept["SIGKILL"], kept["SIGSEGV"]) == (row, row)
@@ -144,7 +146,7 @@ def test_a_matrix_that_is_stopped_keeps_its_rows_and_goes_on(run: Any) -> None:
     assert kept["exception"] == row
 
 
-def test_what_cannot_be_tried_is_kept_with_its_reason(run: Any) -> None:
+def test_a_fault_that_cannot_be_tried_is_recorded_with_its_reason(run: Any) -> None:
     kept, tried = run("full disk", why="needs root")
     assert tried == []
     assert kept["full disk"] == {"tries": 0, "yes": [0, 0, 0], "why": "needs root"}
@@ -154,7 +156,7 @@ def test_what_cannot_be_tried_is_kept_with_its_reason(run: Any) -> None:
     assert kept["full disk"]["tries"] == 3
 
 
-def test_a_try_that_raises_shows_nothing_good() -> None:
+def test_a_fault_try_that_raises_counts_as_failed_in_every_respect() -> None:
     def try_once() -> Outcome:
         raise TimeoutError("process 7 ran on")
 
@@ -181,15 +183,15 @@ def judged(verdict: Verdict) -> tuple[bool, bool, bool]:
     return verdict.unharmed, verdict.records_kept, verdict.cause_named
 
 
-def test_a_good_one() -> None:
+def test_a_try_with_a_good_outcome_passes_in_every_respect() -> None:
     assert judged(GOOD) == (True, True, True)
 
 
-def test_a_watcher_that_stays_behind_is_harm() -> None:
+def test_a_leftover_watcher_process_counts_as_harm() -> None:
     assert judged(replace(GOOD, left=[7])) == (False, True, True)
 
 
-def test_what_may_be_lost_is_a_count_of_steps_or_what_came_after_a_moment() -> None:
+def test_lost_records_are_allowed_by_step_count_or_required_steps() -> None:
     less = replace(GOOD, kept=[20, 15])
     assert judged(less) == (True, False, True)
     assert judged(replace(less, fault=replace(FAULT, may_lose=5))) == (True, True, True)
@@ -198,6 +200,6 @@ def test_what_may_be_lost_is_a_count_of_steps_or_what_came_after_a_moment() -> N
 
 
 @pytest.mark.parametrize("said", ["", "commprof: watchdog: rank 1 is gone\n"])
-def test_the_first_error_is_the_scripts_whatever_watches(said: str) -> None:
+def test_the_first_error_is_that_of_the_script_and_not_of_a_watcher(said: str) -> None:
     stderr = f"Traceback (most recent call last):\n  File x\n{said}RuntimeError: gloo 7\n"
     assert first_error(said + stderr) == "RuntimeError: gloo N"

@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks.own_cost import instructions
 
 
-def test_counts_are_those_of_the_steps_of_the_first_thread(tmp_path: Path) -> None:
+def test_instruction_counts_are_read_for_steps_of_the_first_thread(tmp_path: Path) -> None:
     for part in range(1, 8):
         for thread in (1, 2):
             text = f"thread: {thread}\nevents: Ir\nfn=(1) step\n1 5\ntotals: {part}{thread}\n"
@@ -15,7 +15,7 @@ def test_counts_are_those_of_the_steps_of_the_first_thread(tmp_path: Path) -> No
     assert instructions.counts_in(tmp_path, 77, steps=5) == [21, 31, 41, 51, 61]
 
 
-def test_modes_are_compared_with_a_process_without_commprof() -> None:
+def test_instructions_per_mode_are_compared_with_a_plain_process() -> None:
     cell = {
         "plain": [1000, 1001, 5000],
         "always-on": [1003, 1004, 9000],

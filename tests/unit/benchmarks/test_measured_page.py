@@ -42,29 +42,29 @@ def written(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path.parent
 
 
-def test_the_page_is_what_the_committed_results_make() -> None:
+def test_the_measured_page_is_generated_from_the_committed_results() -> None:
     assert PAGE.read_text() == page(RESULTS), "run `python -m tools.make_measured`"
 
 
-def test_every_file_of_results_is_shown() -> None:
+def test_every_results_file_belongs_to_a_study() -> None:
     kept = {path.relative_to(RESULTS).with_suffix("") for path in RESULTS.rglob("*.json*")}
     assert kept <= {Path(study.file).with_suffix("") for study in STUDIES}
 
 
-def test_every_command_names_a_script_that_is_there() -> None:
+def test_every_study_command_names_an_existing_script() -> None:
     for study in STUDIES:
         script = study.command.split()[0]
         assert (RESULTS.parent / script).exists(), study.command
 
 
-def test_what_has_no_file_is_not_measured_yet(tmp_path: Path) -> None:
+def test_studies_without_a_results_file_are_shown_as_not_measured(tmp_path: Path) -> None:
     text = page(tmp_path)
     rows = re.findall(rf"^\| .* \|  \| {NOT_YET} \|  \|$", text, re.MULTILINE)
     assert len(rows) == sum(len(study.asked) for study in STUDIES)
     assert f"Of 0 demands on measured figures, 0 are met; {len(rows)} lines are {NOT_YET}." in text
 
 
-def test_what_is_missed_is_said(tmp_path: Path) -> None:
+def test_missed_demands_are_marked_on_the_page(tmp_path: Path) -> None:
     rows = [hang(seed, right=seed != 7) for seed in range(20)]
     text = page(written(tmp_path / "hangs.jsonl", rows))
     assert verdicts(text, "Ranks that hang") == ["NOT met", "NOT met", "met"]
@@ -74,12 +74,12 @@ def test_what_is_missed_is_said(tmp_path: Path) -> None:
     assert "**Ranks that hang** (`attribution/hangs.py`) |" in text
 
 
-def test_too_few_tries_show_nothing_yet(tmp_path: Path) -> None:
+def test_too_few_hang_runs_meet_no_demand(tmp_path: Path) -> None:
     text = page(written(tmp_path / "hangs.jsonl", [hang(seed) for seed in range(19)]))
     assert verdicts(text, "Ranks that hang") == ["NOT met"] * 3
 
 
-def test_the_day_stands_beside_the_command_and_the_machine_above(tmp_path: Path) -> None:
+def test_the_page_shows_day_and_machine_of_a_measurement(tmp_path: Path) -> None:
     path = tmp_path / "hangs.jsonl"
     kept = Lines(path)
     for seed in range(20):
@@ -108,7 +108,7 @@ def test_a_late_rank_stopped_by_its_host_counts_as_found(tmp_path: Path) -> None
     assert verdicts(text, title) == ["met", "NOT met", "met"]
 
 
-def test_pytorchs_own_tests_must_all_end_alike(tmp_path: Path) -> None:
+def test_pytorchs_ddp_tests_must_end_the_same_with_and_without_capture(tmp_path: Path) -> None:
     counts = {"listed": 3, "run": 3, "passed_without": 2, "passed_with": 2, "different": {}}
     path = tmp_path / "torch_ddp_tests.json"
     path.write_text(json.dumps({"modules": {"torch.x": counts}}))
@@ -118,7 +118,7 @@ def test_pytorchs_own_tests_must_all_end_alike(tmp_path: Path) -> None:
     assert verdicts(page(tmp_path), "PyTorch's own DDP tests") == ["NOT met"]
 
 
-def test_a_fault_is_asked_for_in_all_tries_and_respects(tmp_path: Path) -> None:
+def test_a_fault_row_is_met_only_if_all_tries_pass_in_all_respects(tmp_path: Path) -> None:
     rows = {
         "SIGKILL": {"tries": 10, "yes": [10, 10, 10]},
         "full disk": {"tries": 10, "yes": [10, 9, 10]},
@@ -137,7 +137,7 @@ def test_the_trials_of_the_committed_file_are_all_counted(tmp_path: Path) -> Non
     assert page(tmp_path).count("| 1 | 20 of 20 | 20 of 20 |") == 2
 
 
-def test_no_demand_is_lost_where_rows_stand_for_several() -> None:
+def test_merged_rows_of_the_page_still_count_every_demand() -> None:
     text = PAGE.read_text()
     for study in STUDIES:
         for path in RESULTS.glob(
@@ -170,7 +170,7 @@ def demand(what: str, figure: str, asked: str = "at least 2x", met: bool = True)
         ([demand("sum", "1x [0, 2]", met=False)], "| **NOT met**: sum | 1 | 1x [0, 2] | at least"),
     ],
 )
-def test_demands_of_one_kind_share_a_row(demands: list[Demand], row: str) -> None:
+def test_similar_demands_share_a_row(demands: list[Demand], row: str) -> None:
     (alike,) = _alike(demands)
     assert _row_of(alike).startswith(row)
 
@@ -183,11 +183,11 @@ def test_demands_of_one_kind_share_a_row(demands: list[Demand], row: str) -> Non
         demand("time to the first byte", "3x"),
     ],
 )
-def test_demands_of_other_kinds_have_rows_of_their_own(other: Demand) -> None:
+def test_dissimilar_demands_have_separate_rows(other: Demand) -> None:
     assert len(_alike([demand("sum of 4 MB", "3x"), other])) == 2
 
 
-def test_the_page_shows_the_committed_results() -> None:
+def test_the_strategies_page_shows_the_committed_results() -> None:
     results = json.loads(RESULT.read_text())
     assert results.keys() == COMMANDS.keys()
     for result in results.values():
@@ -207,14 +207,14 @@ def test_the_tables_of_every_workload_are_printed() -> None:
     assert text.count("all_gather_into_tensor") == 6
 
 
-def test_figures_say_from_which_commit_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_context_of_figures_names_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     here = {"git_commit": "0123456789", "timestamp": "now", "machine": {"cpu_model": "x"}}
     monkeypatch.setattr(results_file, "about", lambda: here)
     run = {"timestamp": "then", "backend": "gloo", "threads_per_rank": 1, "description": "mlp"}
     assert context_of({**run, "machine": {"hostname": "a"}}) == {**here, **run}
 
 
-def test_a_library_that_is_missing_ends_it_before_anything_is_overwritten(
+def test_strategies_with_a_missing_library_end_before_overwriting_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = tmp_path / "strategies.json"

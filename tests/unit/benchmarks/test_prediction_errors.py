@@ -22,7 +22,9 @@ def point(error: float, bounds: float = 0.2, **setting: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("transformer", "count"), [(False, "{} points"), (True, "{} settings")])
-def test_the_pages_say_what_the_file_holds(transformer: bool, count: str) -> None:
+def test_the_pages_quote_the_prediction_errors_of_the_results_file(
+    transformer: bool, count: str
+) -> None:
     rows = [row for row in read_rows(RESULTS) if is_transformer(row) == transformer]
     page = (ROOT / "docs" / "prediction.md").read_text()
     found = errors(rows)
@@ -35,7 +37,7 @@ def test_the_pages_say_what_the_file_holds(transformer: bool, count: str) -> Non
 
 
 @pytest.mark.parametrize("transformer", [False, True])
-def test_the_measured_points_meet_what_is_asked(transformer: bool) -> None:
+def test_the_committed_prediction_errors_meet_all_demands(transformer: bool) -> None:
     rows = [row for row in read_rows(RESULTS) if is_transformer(row) == transformer]
     assert all(one.met for one in demands(rows))
 
@@ -55,7 +57,7 @@ WHAT = "timed workload, error of the step: "
         ),
     ],
 )
-def test_what_is_missed_is_named(rows: list[dict[str, Any]], missed: list[str]) -> None:
+def test_missed_prediction_demands_are_named(rows: list[dict[str, Any]], missed: list[str]) -> None:
     repeated = rows * (72 // len(rows))
     found = [one.what for one in demands(repeated) if not one.met]
     assert found == [WHAT + what for what in missed]
@@ -63,7 +65,7 @@ def test_what_is_missed_is_named(rows: list[dict[str, Any]], missed: list[str]) 
     assert few[0] == "timed workload, points measured"
 
 
-def test_nothing_is_asked_of_a_single_transformer_step() -> None:
+def test_single_transformer_steps_have_no_demand_on_the_worst_error() -> None:
     rows: list[dict[str, Any]] = [point(error) for error in (0.0, 0.0, 0.0, 0.19)] * 3
     for row in rows:
         row.pop("ranks", None)
@@ -71,7 +73,7 @@ def test_nothing_is_asked_of_a_single_transformer_step() -> None:
     assert not all(one.met for one in demands(rows[1:]))
 
 
-def test_both_studies_may_share_a_file(
+def test_timed_and_transformer_studies_can_share_a_results_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results = tmp_path / "points.jsonl"

@@ -21,7 +21,7 @@ def row(measured: float, predicted: float, as_is: float, perfect: float) -> dict
     return {"measured_ms": measured, **{f"{k}_ms": v for k, v in found.items()}, **errors}
 
 
-def test_no_point_is_the_recorded_setting() -> None:
+def test_points_are_distinct_and_exclude_the_recorded_setting() -> None:
     found = points()
     assert len(found) == len(set(found)) == 38
     assert len(set(transformer_points())) == 31
@@ -29,7 +29,7 @@ def test_no_point_is_the_recorded_setting() -> None:
     assert found == points()  # in the same order each time
 
 
-def test_a_point_asks_for_what_it_is() -> None:
+def test_the_scenario_of_a_point_has_its_settings() -> None:
     scenario = Point(4, 2, 80, "bf16").scenario
     assert (scenario.world_size, scenario.shard_ranks) == (4, 2)
     assert scenario.bandwidth_bytes_per_s == 10e6
@@ -38,7 +38,7 @@ def test_a_point_asks_for_what_it_is() -> None:
     assert (computing.gather_dtype, computing.reduce_dtype) == ("fp32", "bf16")
 
 
-def test_a_point_is_run_as_it_is_predicted() -> None:
+def test_a_point_is_run_with_the_strategy_that_is_predicted() -> None:
     wrapped = Point(4, 2, 80, wrap_blocks=2)
     assert (wrapped.scenario.wrap_blocks, wrapped.strategy) == (2, "hsdp:shard=2,wrap_blocks=2")
     assert Point(4, 4, 80).strategy == "fsdp:wrap_blocks=1"
@@ -46,7 +46,7 @@ def test_a_point_is_run_as_it_is_predicted() -> None:
     assert ddp == ("ddp", "ddp", None)
 
 
-def test_only_points_whose_trivial_answers_differ_are_held_against_them() -> None:
+def test_only_points_with_clearly_differing_bounds_are_compared_with_them() -> None:
     rows = [row(100, 104, 60, 90), row(100, 98, 99, 100)]
     assert summary(rows)["predicted"] == pytest.approx((0.03, 0.04))
     measured, mean, worst, against = demands(rows, "timed")

@@ -41,7 +41,7 @@ def test_the_supported_minors_begin_with_the_oldest_that_installs() -> None:
     assert len({*MINORS}) == len(MINORS)
 
 
-def test_rows_are_in_the_order_of_versions() -> None:
+def test_rows_of_the_table_are_ordered_by_torch_version() -> None:
     parts = of(figures("2.15.0+cu130"), figures("2.9.1"), figures("2.10.0+cpu", no_gpu=3))
     text = table(parts)
     rows = cells(text)
@@ -50,7 +50,7 @@ def test_rows_are_in_the_order_of_versions() -> None:
     assert text.endswith("\n\nSkipped: no_gpu (3 with 2.10.0+cpu)")
 
 
-def test_all_minors_are_asked_for_and_no_failing_test() -> None:
+def test_demands_need_all_torch_minors_and_no_failing_test() -> None:
     parts = of(*(figures(f"{minor}.0") for minor in MINORS))
     assert all(one.met for one in demands(parts))
     built, *_ = demands(of(figures("2.15.0")))
@@ -62,7 +62,7 @@ def test_all_minors_are_asked_for_and_no_failing_test() -> None:
     ]
 
 
-def test_a_version_is_measured_anew_in_its_own_place(tmp_path: Path) -> None:
+def test_a_new_measurement_replaces_that_of_the_same_torch_version(tmp_path: Path) -> None:
     path = tmp_path / "torch_versions.json"
     for build_s in (70, 90):
         version = {**figures("2.15.0"), "build_s": build_s}
@@ -73,7 +73,7 @@ def test_a_version_is_measured_anew_in_its_own_place(tmp_path: Path) -> None:
     assert [(row[0], row[2]) for row in rows] == [("2.14.1", "71"), ("2.15.0", "90")]
 
 
-def test_counts_by_how_they_ended() -> None:
+def test_torch_tests_are_counted_by_outcome_with_and_without_capture() -> None:
     done = {
         "test_a": ["passed", "passed"],
         "test_b": ["passed", "failed"],
@@ -99,7 +99,7 @@ def test_counts_by_how_they_ended() -> None:
     assert RESULT.parent.is_dir()
 
 
-def test_each_module_has_counts_of_its_own() -> None:
+def test_torch_tests_are_counted_separately_for_each_module() -> None:
     every = [
         *("test_a", "test_b", "DdpComparisonTest.test_a", "DdpUnderDistAutogradTest.test_c"),
         "RpcTest.test_d",

@@ -51,7 +51,7 @@ def seen() -> list[str]:
     return []
 
 
-def test_the_closure_is_outside_wherever_it_stands(seen: list[str]) -> None:
+def test_a_closure_argument_runs_outside_the_optimizer_phase(seen: list[str]) -> None:
     marker = SharedMarker("optimizer", seen)
 
     def closure() -> float:
@@ -69,13 +69,13 @@ def test_the_closure_is_outside_wherever_it_stands(seen: list[str]) -> None:
     assert seen == ["optimizer ends", "closure", "optimizer begins"] * 2
 
 
-def test_without_a_closure_nothing_changes(seen: list[str]) -> None:
+def test_optimizer_arguments_without_a_closure_are_unchanged(seen: list[str]) -> None:
     marker = SharedMarker("optimizer", seen)
     assert outside(marker, ("self",), {}) is None
     assert outside(marker, ("self", None), {"closure": None}) is None
 
 
-def test_the_phase_goes_on_after_a_closure_that_failed(seen: list[str]) -> None:
+def test_the_optimizer_phase_resumes_after_a_closure_raises(seen: list[str]) -> None:
     def closure() -> float:
         raise ValueError("no loss")
 
@@ -86,7 +86,7 @@ def test_the_phase_goes_on_after_a_closure_that_failed(seen: list[str]) -> None:
     assert seen == ["optimizer ends", "optimizer begins"]
 
 
-def test_an_optimizer_that_calls_backward(seen: list[str]) -> None:
+def test_backward_in_a_closure_is_outside_the_optimizer_phase(seen: list[str]) -> None:
     names = ("data", "forward", "backward", "optimizer")
     phases = AutoPhases({name: SharedMarker(name, seen) for name in names})
     model = nn.Linear(2, 1)
@@ -123,11 +123,11 @@ def stacked(rows: list[Any]) -> dict[str, torch.Tensor]:
     return {"x": torch.stack([row[0] for row in rows]), "y": torch.stack([row[1] for row in rows])}
 
 
-def test_default_collation() -> None:
+def test_samples_are_counted_with_default_collation() -> None:
     assert counted(DataLoader(DATA, batch_size=3)) == [3, 3, 1]
 
 
-def test_own_collation_counts_if_it_agrees_with_the_loader() -> None:
+def test_samples_are_counted_with_a_custom_collation_of_matching_size() -> None:
     assert counted(DataLoader(DATA, batch_size=3, collate_fn=stacked)) == [3, 3, 1]
 
 
@@ -140,15 +140,15 @@ def test_own_collation_counts_if_it_agrees_with_the_loader() -> None:
         lambda rows: [1, "text", None],
     ],
 )
-def test_other_batches_stay_unknown(collate: Any) -> None:
+def test_samples_of_batches_that_do_not_show_their_size_stay_unknown(collate: Any) -> None:
     assert set(counted(DataLoader(DATA, batch_size=3, collate_fn=collate))) == {UNKNOWN}
 
 
-def test_a_loader_that_does_not_batch_stays_unknown() -> None:
+def test_samples_of_a_loader_without_batches_stay_unknown() -> None:
     assert set(counted(DataLoader(DATA, batch_size=None))) == {UNKNOWN}
 
 
-def test_a_batch_that_raises_stays_unknown() -> None:
+def test_samples_of_a_batch_that_raises_stay_unknown() -> None:
     class Broken(dict[str, int]):
         def values(self) -> Any:
             raise RuntimeError("not now")
@@ -221,7 +221,7 @@ def sharded(*layers: nn.Module) -> nn.Sequential:
 
 
 @pytest.mark.usefixtures("group")
-def test_the_whole_model_s_call_is_the_phase(marker: Marker) -> None:
+def test_the_forward_phase_is_the_call_of_the_outermost_sharded_module(marker: Marker) -> None:
     model = sharded(Layer(4, 4), nn.ReLU(), nn.Linear(4, 2))
     Layer.calls = 0
     model(torch.ones(3, 4)).sum().backward()
@@ -232,7 +232,7 @@ def test_the_whole_model_s_call_is_the_phase(marker: Marker) -> None:
 
 
 @pytest.mark.usefixtures("group")
-def test_a_forward_that_fails_ends_its_phase(marker: Marker) -> None:
+def test_a_sharded_forward_that_raises_ends_its_phase(marker: Marker) -> None:
     model = sharded(nn.Linear(4, 4), Failing())
     with pytest.raises(ValueError, match="no such input"):
         model(torch.ones(3, 4))
@@ -240,7 +240,7 @@ def test_a_forward_that_fails_ends_its_phase(marker: Marker) -> None:
 
 
 @pytest.mark.usefixtures("group")
-def test_nothing_stays_and_models_made_before_are_seen() -> None:
+def test_sharded_models_made_before_are_marked_and_removal_is_complete() -> None:
     model, marker, patches = sharded(nn.Linear(4, 4)), Marker(), Patches()
     forward = ShardedForward(marker, patches)
     forward.look()
@@ -256,7 +256,7 @@ def test_nothing_stays_and_models_made_before_are_seen() -> None:
 @pytest.mark.usefixtures("group")
 # Dynamo reads each tensor's gradient and hides torch's warning on that, unless it is an error.
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
-def test_a_compiled_model_computes_the_same(marker: Marker) -> None:
+def test_a_compiled_sharded_model_computes_the_same_and_is_marked(marker: Marker) -> None:
     def made() -> nn.Sequential:
         torch.manual_seed(0)
         return sharded(nn.Linear(4, 4), nn.Linear(4, 2))
@@ -271,7 +271,7 @@ def test_a_compiled_model_computes_the_same(marker: Marker) -> None:
         assert marker.seen == ["begins", "ends"]
 
 
-def test_a_script_without_fsdp2_and_a_torch_without_the_class(
+def test_sharded_forward_waits_for_the_fsdp2_class(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     patches = Patches()
@@ -301,7 +301,7 @@ def test_a_script_without_fsdp2_and_a_torch_without_the_class(
         ((2**32,), {}, OverflowError, "samples exceeds 32 bits"),
     ],
 )
-def test_an_argument_that_a_marker_cannot_take_is_named(
+def test_wrong_arguments_of_a_phase_marker_are_named(
     args: tuple[Any, ...], named: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     marker = recorder().PhaseMarker(0)
@@ -312,7 +312,7 @@ def test_an_argument_that_a_marker_cannot_take_is_named(
 
 
 @pytest.mark.skipif(_native.native is None, reason="needs the C++ module")
-def test_a_marker_without_its_init_raises() -> None:
+def test_a_phase_marker_without_init_raises() -> None:
     kind: Any = recorder().PhaseMarker
     for method in (kind.begin, kind.end):
         with pytest.raises(TypeError, match="__init__"):
@@ -332,7 +332,7 @@ def test_a_marker_without_its_init_raises() -> None:
         ((1, True, 2**32), OverflowError, "found exceeds 32 bits"),
     ],
 )
-def test_an_argument_that_a_step_boundary_cannot_take_is_named(
+def test_wrong_arguments_of_mark_step_are_named(
     args: tuple[Any, ...], error: type[Exception], words: str
 ) -> None:
     mark: Any = recorder().mark_step

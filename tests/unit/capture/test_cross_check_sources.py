@@ -39,7 +39,9 @@ class Kept:
         self.documents.append(json.loads(text)["cross_check_sources"])
 
 
-def test_the_kernel_s_table_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interface_bytes_are_read_from_proc_net_dev(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "dev").write_text(PROC_NET_DEV)
     monkeypatch.setattr(cross_check_sources, "_COUNTERS", tmp_path / "dev")
     assert interface_bytes() == {"lo": (1000, 2000), "eth0": (70, 90)}
@@ -47,7 +49,7 @@ def test_the_kernel_s_table_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert interface_bytes() == {}
 
 
-def test_only_bytes_of_the_time_with_capture_on_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interface_bytes_count_only_while_capture_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
     # Capture is on from 100 to 150 and from 1000 to 1010 bytes: 60 are sent. An interface that
     # appears later has no start count.
     seen = iter(
@@ -65,7 +67,7 @@ def test_only_bytes_of_the_time_with_capture_on_count(monkeypatch: pytest.Monkey
     assert kept.documents[-1]["ddp_logs"] == []
 
 
-def test_the_host_is_told_before_a_rank_can_be_killed() -> None:
+def test_the_network_namespace_is_recorded_when_capture_starts() -> None:
     kept, counting = Kept(), CrossCheckSources()
     counting.start(kept)  # type: ignore[arg-type]
     (opening,) = kept.documents
@@ -107,7 +109,7 @@ def logs_of(*models: Callable[[], None]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("steps", [1, 3, 15])
-def test_the_log_of_a_model_that_is_gone_is_kept(one_rank: None, steps: int) -> None:
+def test_the_ddp_log_of_a_deleted_model_is_kept(one_rank: None, steps: int) -> None:
     (log,) = logs_of(lambda: train(steps))
     assert log["bucket_sizes"] == "20"  # 4 weights and a bias
     assert log["parameter_bytes"] == [16, 4]
@@ -115,12 +117,12 @@ def test_the_log_of_a_model_that_is_gone_is_kept(one_rank: None, steps: int) -> 
     assert (log["group_name"], log["own_exchange"]) == ("0", "")
 
 
-def test_a_model_that_is_wrapped_again_has_a_log_of_its_own(one_rank: None) -> None:
+def test_a_model_wrapped_again_has_a_separate_ddp_log(one_rank: None) -> None:
     logs = logs_of(lambda: train(3), lambda: train(3, bias=False))
     assert [log["bucket_sizes"] for log in logs] == ["20", "16"]
 
 
-def test_a_hook_of_the_script_is_named(one_rank: None) -> None:
+def test_the_scripts_communication_hook_is_named_in_the_ddp_log(one_rank: None) -> None:
     (log,) = logs_of(lambda: train(2, default_hooks.fp16_compress_hook))
     assert log["own_exchange"] == "the communication hook fp16_compress_hook"
 
@@ -134,7 +136,7 @@ def train_in_turns() -> None:
     DistributedDataParallel(torch.nn.Linear(4, 3)).eval()(torch.ones(1, 4))
 
 
-def test_models_that_train_in_turns_have_a_log_each(one_rank: None) -> None:
+def test_models_that_train_alternately_have_one_ddp_log_each(one_rank: None) -> None:
     logs = logs_of(train_in_turns)
     assert [log["bucket_sizes"] for log in logs] == ["20", "40"]
     assert [log["iteration"] for log in logs] == [2, 2]

@@ -69,7 +69,7 @@ def train(directory: Path, nvml: ModuleType | None, monkeypatch: pytest.MonkeyPa
     return read_trace(directory / "rank_0.trace")
 
 
-def test_what_the_driver_says_reaches_the_table(
+def test_gpu_figures_from_the_driver_reach_the_report_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = device_telemetry(train(tmp_path, stand_in(), monkeypatch))
@@ -90,7 +90,7 @@ def refused(*_: Any) -> Any:
     raise NVMLError("not supported")
 
 
-def test_what_the_driver_does_not_say_is_left_out(
+def test_gpu_figures_that_the_driver_refuses_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nvml = stand_in(
@@ -105,14 +105,14 @@ def test_what_the_driver_does_not_say_is_left_out(
 
 
 @pytest.mark.parametrize("nvml", [None, stand_in(nvmlInit=refused)])
-def test_without_nvml_nothing_is_said(
+def test_without_nvml_there_is_no_gpu_telemetry(
     nvml: ModuleType | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert device_telemetry(train(tmp_path, nvml, monkeypatch)) is None
     assert grid([world(1, ranks=(rank(),))]) is None
 
 
-def test_sums_stay_bounded_and_means_are_of_all_samples() -> None:
+def test_gpu_samples_are_summarised_as_mean_minimum_and_maximum() -> None:
     values = iter([10.0, 20.0, 60.0])
     samples = Samples("GPU-x", {"power_w": lambda: next(values)})
     for _ in range(3):

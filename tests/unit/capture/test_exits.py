@@ -49,7 +49,9 @@ def caught(code):
         ("t = threading.Thread(target=leave, args=(3,)); t.start(); t.join()", 0, ""),
     ],
 )
-def test_the_exit_that_ended_it(script: str, code: int, said: str) -> None:
+def test_exit_handlers_see_the_exception_that_ended_the_script(
+    script: str, code: int, said: str
+) -> None:
     done = subprocess.run(
         [sys.executable, "-c", BEGIN + script], capture_output=True, text=True, timeout=60
     )

@@ -33,7 +33,7 @@ def train(steps: int) -> tuple[nn.Module, list[list[torch.Tensor]]]:
     return model, seen
 
 
-def test_the_figures_of_the_step_measured_last(
+def test_gradient_norms_are_those_of_the_last_measured_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     norms, path = GradientNorms(3), tmp_path / "rank_0.gradients"
@@ -48,7 +48,7 @@ def test_the_figures_of_the_step_measured_last(
     assert 0 < found["cost_s"] < 1
 
 
-def test_training_does_not_change_and_nothing_stays(
+def test_measuring_gradient_norms_keeps_training_equal_and_leaves_no_hooks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain, _ = train(6)
@@ -64,7 +64,7 @@ def test_training_does_not_change_and_nothing_stays(
     assert path.read_bytes() == before
 
 
-def test_a_file_that_cannot_be_written_costs_the_figures_alone(
+def test_an_unwritable_gradient_norms_file_does_not_stop_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     norms = GradientNorms(1)
@@ -73,7 +73,7 @@ def test_a_file_that_cannot_be_written_costs_the_figures_alone(
     norms.remove()
 
 
-def test_complex_parameters(
+def test_norms_of_complex_gradients_are_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     norms, path = GradientNorms(1), tmp_path / "rank_0.gradients"
@@ -91,7 +91,7 @@ def test_complex_parameters(
 
 
 @pytest.mark.parametrize("broken", ["_measure", "_take"])
-def test_a_failure_ends_the_measuring_and_nothing_else(
+def test_a_failure_ends_the_gradient_norms_but_not_the_training(
     broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*_: object) -> None:
@@ -110,7 +110,9 @@ def test_a_failure_ends_the_measuring_and_nothing_else(
     norms.remove()
 
 
-def test_a_summary_for_trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_summary_for_trackers_has_step_times_and_gradient_norm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COMMPROF_GRADIENT_NORMS", "1")
     prof = commprof.profile(tmp_path, find_steps=True)
     assert prof.summary() == {}

@@ -36,7 +36,7 @@ def without_libraries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         (TRANSFORMERS, r"needs transformers, .* pip install transformers accelerate"),
     ],
 )
-def test_a_missing_library_is_named(module: str, message: str) -> None:
+def test_importing_an_integration_names_its_missing_library(module: str, message: str) -> None:
     with pytest.raises(CommprofError, match=message):
         importlib.import_module(module)
 
@@ -71,7 +71,7 @@ def callback(module: str, library: str, base: str, *arguments: Any) -> tuple[Any
     return made, recording.calls
 
 
-def test_lightning_s_steps_end_with_its_updates() -> None:
+def test_lightning_steps_end_with_optimizer_updates() -> None:
     made, calls = callback(LIGHTNING, "pytorch_lightning", "Callback")
     # The training was resumed after 7 updates and takes two batches per update.
     logged = []
@@ -112,7 +112,7 @@ def test_an_exception_under_lightning_closes_the_trace() -> None:
     assert calls == ["stop"]
 
 
-def test_the_lightning_that_the_script_uses_is_taken() -> None:
+def test_the_lightning_package_that_the_script_imported_is_used() -> None:
     pytorch = ModuleType("lightning.pytorch")
     pytorch.Callback = type("Callback", (), {})  # type: ignore[attr-defined]
     sys.modules["lightning"] = ModuleType("lightning")
@@ -122,7 +122,7 @@ def test_the_lightning_that_the_script_uses_is_taken() -> None:
     assert issubclass(module.CommprofCallback, pytorch.Callback)
 
 
-def test_transformers_callback_asks_its_trainer_for_the_model() -> None:
+def test_transformers_callback_gets_the_wrapped_model_from_its_trainer() -> None:
     trainer = SimpleNamespace(model_wrapped="wrapped")
     made, calls = callback(TRANSFORMERS, "transformers", "TrainerCallback", trainer)
 
@@ -133,7 +133,7 @@ def test_transformers_callback_asks_its_trainer_for_the_model() -> None:
     assert calls == ["start wrapped", "step", "stop"]
 
 
-def test_transformers_logs_once_what_follows_its_own() -> None:
+def test_transformers_callback_logs_once_after_each_log_of_the_trainer() -> None:
     logged = []
     trainer = SimpleNamespace(model_wrapped="wrapped")
     made, _ = callback(TRANSFORMERS, "transformers", "TrainerCallback", trainer)

@@ -42,7 +42,7 @@ def restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_id: str) -> s
 @pytest.mark.parametrize(
     ("run_id", "place"), [("first", "."), ("second", "job_2"), ("unknown", "job_4")]
 )
-def test_a_restart_goes_where_its_job_began(
+def test_a_restart_writes_to_the_directory_where_its_job_began(
     run_id: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin(tmp_path, elastic_run_id="first")
@@ -54,7 +54,9 @@ def test_a_restart_goes_where_its_job_began(
     assert (tmp_path / place / "rank_0.attempt_1.trace").exists()
 
 
-def test_of_two_jobs_with_one_id_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restart_continues_the_last_of_two_jobs_with_the_same_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Torchrun gives this id to all jobs that name none.
     begin(tmp_path, elastic_run_id="none")
     begin(tmp_path / "job_2", elastic_run_id="none")
@@ -62,7 +64,7 @@ def test_of_two_jobs_with_one_id_the_last(tmp_path: Path, monkeypatch: pytest.Mo
     assert restarted(tmp_path, monkeypatch, "none") == "job_2"
 
 
-def test_a_first_attempt_goes_to_a_directory_of_its_own(
+def test_each_first_attempt_gets_a_new_job_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
@@ -71,7 +73,7 @@ def test_a_first_attempt_goes_to_a_directory_of_its_own(
     assert agree(tmp_path) == tmp_path / "job_3"
 
 
-def test_a_second_training_after_a_restart_has_a_directory_of_its_own(
+def test_a_second_training_after_a_restart_gets_a_new_job_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin(tmp_path, elastic_run_id="first")
@@ -123,7 +125,7 @@ def test_all_ranks_share_the_directory_of_each_training(
     assert [ranks.train() for _ in range(3)] == [(".", "."), ("job_2",) * 2, ("job_3",) * 2]
 
 
-def test_answers_before_a_restart_are_not_read_after_it(
+def test_directories_agreed_on_before_a_restart_are_not_reused_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
@@ -134,7 +136,7 @@ def test_answers_before_a_restart_are_not_read_after_it(
     assert [ranks.train() for _ in range(2)] == [("job_2",) * 2, ("job_3",) * 2]
 
 
-def test_a_store_that_is_gone_leaves_the_given_directory(
+def test_without_a_working_store_the_given_directory_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranks = TwoRanks(tmp_path, monkeypatch)
@@ -173,7 +175,7 @@ def slots(**times_ns: int) -> dict[int, bytes]:
     return {int(name[1:]): made.record(value) for name, value in times_ns.items()}
 
 
-def test_undrained_records_are_taken_over(killed: Killed) -> None:
+def test_records_left_in_rings_are_read_with_the_trace(killed: Killed) -> None:
     # Records number 2 to 5 of a ring of 4 are in slots 2, 3, 0, 1.
     killed.leave(0, made.ring(slots(s2=3, s3=4, s0=5, s1=6), head=6, tail=2, dropped=8))
     killed.leave(1, made.ring(slots(s0=9, s1=10), head=1, dropped=1))
@@ -183,7 +185,7 @@ def test_undrained_records_are_taken_over(killed: Killed) -> None:
     assert (trace.dropped, trace.complete, trace.problems) == (9, False, ())
 
 
-def test_a_record_in_trace_and_ring_counts_once(killed: Killed) -> None:
+def test_a_record_in_both_trace_and_ring_counts_once(killed: Killed) -> None:
     # The process was killed between write and commit: the ring still holds all records.
     killed.leave(0, made.ring(slots(s0=1, s1=2, s2=3), head=3))
 
@@ -203,7 +205,7 @@ SALVAGED = made.document(made.SALVAGED_BLOCK, {"records": 2, "dropped": 2})
     ],
     ids=["drained", "closed", "salvaged"],
 )
-def test_records_that_leave_the_rings_during_a_reading_count_once(
+def test_records_moved_out_of_rings_while_reading_count_once(
     added: bytes,
     left: bytes | None,
     complete: bool,
@@ -242,7 +244,7 @@ def test_records_that_differ_in_one_field_all_count(killed: Killed) -> None:
     assert killed.times() == [1, 1, 1, 2]
 
 
-def test_counters_near_their_limit(killed: Killed) -> None:
+def test_ring_counters_near_64_bits_are_read_correctly(killed: Killed) -> None:
     # Record number 2**64 - 2 is in slot 2 of 4.
     killed.leave(0, made.ring(slots(s2=3), head=2**64 - 1, tail=2**64 - 2))
 
@@ -267,7 +269,7 @@ FOREIGN: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("changes", FOREIGN.values(), ids=FOREIGN)
-def test_foreign_and_damaged_rings_are_passed_over(killed: Killed, changes: dict[str, Any]) -> None:
+def test_foreign_and_damaged_rings_are_ignored(killed: Killed, changes: dict[str, Any]) -> None:
     killed.leave(0, made.ring(slots(s0=7), **{"head": 1, "dropped": 5, **changes}))
     trace = killed.read()
 
@@ -276,7 +278,7 @@ def test_foreign_and_damaged_rings_are_passed_over(killed: Killed, changes: dict
 
 
 @pytest.mark.parametrize("size", [0, 8, 255, 256, 319])
-def test_rings_cut_short_are_passed_over(killed: Killed, size: int) -> None:
+def test_truncated_rings_are_ignored(killed: Killed, size: int) -> None:
     killed.leave(0, made.ring(slots(s0=7), head=1)[:size])
 
     assert killed.times() == [1, 2]
@@ -294,7 +296,7 @@ def test_only_numbered_regular_files_are_rings(killed: Killed) -> None:
     assert killed.ring_path(1).exists()
 
 
-def test_a_closed_trace_reads_no_rings(killed: Killed) -> None:
+def test_rings_of_a_closed_trace_are_not_read(killed: Killed) -> None:
     with killed.path.open("ab") as file:
         file.write(made.end(3))
     killed.leave(0, made.ring(slots(s0=7), head=1, dropped=9))
@@ -320,7 +322,7 @@ def test_salvage_moves_records_and_counters_and_is_idempotent(killed: Killed) ->
     assert killed.path.read_bytes() == after
 
 
-def test_salvage_cuts_a_partial_block_off(killed: Killed) -> None:
+def test_salvage_removes_a_partial_block_at_the_end_of_the_trace(killed: Killed) -> None:
     with killed.path.open("ab") as file:
         file.write(made.records(*range(50, 90))[:-1])  # longer than what salvage writes
     killed.leave(0, made.ring(slots(s0=3), head=1))
@@ -330,7 +332,7 @@ def test_salvage_cuts_a_partial_block_off(killed: Killed) -> None:
     assert killed.read().problems == ()
 
 
-def test_salvage_again_after_a_crash_in_the_middle(killed: Killed) -> None:
+def test_salvage_after_a_crash_midway_adds_no_record_twice(killed: Killed) -> None:
     """The first salvage appended the records, then crashed before the counters and the removal."""
     killed.leave(0, made.ring(slots(s0=3, s1=4), head=2, dropped=5))
     with killed.path.open("ab") as file:
@@ -342,7 +344,7 @@ def test_salvage_again_after_a_crash_in_the_middle(killed: Killed) -> None:
     assert killed.read().dropped == 5
 
 
-def test_salvage_after_a_crash_before_the_removal(killed: Killed) -> None:
+def test_salvage_after_a_crash_before_the_removal_only_removes_the_ring(killed: Killed) -> None:
     ring = made.ring(slots(s0=3), head=1, dropped=5)
     killed.leave(0, ring)
     salvage(killed.path)
@@ -365,7 +367,7 @@ def test_salvage_of_a_closed_trace_only_removes_rings(killed: Killed) -> None:
     assert not killed.ring_path(0).exists()
 
 
-def test_salvage_removes_its_own_rings_alone(killed: Killed) -> None:
+def test_salvage_removes_only_rings_of_its_own_trace(killed: Killed) -> None:
     killed.leave(0, made.ring({}, session=1))
     killed.leave(1, made.ring({})[:0])  # its process was just creating it
     killed.leave(2, b"somebody's file")
@@ -391,13 +393,15 @@ def test_salvage_that_cannot_write_keeps_the_rings(killed: Killed) -> None:
     assert salvage(killed.path) == 1
 
 
-def test_salvage_of_something_else(tmp_path: Path) -> None:
+def test_salvage_of_a_file_that_is_no_trace_raises(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"not a trace")
     with pytest.raises(TraceError):
         salvage(tmp_path / "x")
 
 
-def test_it_joins_the_capture_that_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_profile_within_a_recorded_job_joins_the_running_capture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     whole = commprof.profile(tmp_path / "job").start()
     whole.of_whole_job = True
     try:

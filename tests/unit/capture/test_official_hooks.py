@@ -28,24 +28,24 @@ def members(text: str, struct: str) -> set[str]:
     return set(re.findall(r"(\w+)(?: = [^;]+)?;", body[1]))
 
 
-def test_a_hook_before_a_collective_is_not_told_how_it_reduces(hooks: str) -> None:
+def test_c10d_pre_hooks_do_not_get_the_reduction(hooks: str) -> None:
     told = {"name", "async_op", "input_tensors", "output_tensors", "root", "op_id"}
     assert members(hooks, "PreHookArgs") == told
 
 
-def test_a_hook_after_a_collective_cannot_put_its_own_work_in_the_place(hooks: str) -> None:
+def test_c10d_post_hooks_cannot_replace_the_work(hooks: str) -> None:
     assert members(hooks, "PostHookArgs") == {"name", "async_op", "work", "op_id"}
     assert "using PostHook = std::function<void(const PostHookArgs&)>;" in hooks
 
 
-def test_there_is_none_around_a_monitored_barrier(hooks: str) -> None:
+def test_c10d_has_no_hook_for_a_monitored_barrier(hooks: str) -> None:
     names = re.search(r"enum class HookOpName : uint8_t {(.*?)}", hooks, re.DOTALL)
     assert names is not None
     assert "BARRIER" in names[1]
     assert "MONITORED" not in names[1]
 
 
-def test_gloo_tells_no_completion(hooks: str) -> None:
+def test_c10d_gloo_has_no_completion_hooks(hooks: str) -> None:
     assert (
         "supportsCompletionHooks() const override"
         not in (_C10D / "ProcessGroupGloo.hpp").read_text()

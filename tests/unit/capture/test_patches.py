@@ -38,7 +38,7 @@ def methods() -> list[Any]:
 
 
 @pytest.mark.skipif(_native.native is None, reason=_native.native_error or "")
-def test_nothing_stays() -> None:
+def test_removing_the_future_patches_restores_all_methods() -> None:
     before = methods()
     waits = FutureWaits()
     waits.install()
@@ -50,7 +50,9 @@ def test_nothing_stays() -> None:
     assert future.wait() == 3
 
 
-def test_without_the_native_module_nothing_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_native_module_no_future_method_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(_native, "native", None)
     before = methods()
     waits = FutureWaits()
@@ -60,7 +62,7 @@ def test_without_the_native_module_nothing_is_replaced(monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("installed")
-def test_futures_of_others_work_as_ever() -> None:
+def test_patched_futures_of_the_script_behave_as_before() -> None:
     first: Future[int] = Future()
     second: Future[int] = Future()
     doubled = first.then(lambda done: 2 * done.value())
@@ -75,7 +77,7 @@ def test_futures_of_others_work_as_ever() -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_errors_come_as_they_are() -> None:
+def test_patched_futures_raise_the_original_errors() -> None:
     failed: Future[int] = Future()
     failed.set_exception(KeyError("mine"))
     with pytest.raises(KeyError, match="mine"):
@@ -103,7 +105,9 @@ def cap_of(*args: object, **options: object) -> int:
 
 
 @pytest.mark.usefixtures("one_rank")
-def test_models_that_name_no_cap_get_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ddp_models_without_a_bucket_cap_get_the_given_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert cap_of() == 25 << 20
     cap_every_model(2.5)
     assert cap_of() == cap_of(bucket_cap_mb=None) == 2.5 * (1 << 20)
@@ -111,7 +115,7 @@ def test_models_that_name_no_cap_get_it(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.usefixtures("one_rank")
-def test_a_model_that_names_its_own_keeps_it_and_that_is_said_once(
+def test_a_ddp_model_with_its_own_bucket_cap_keeps_it_with_one_message(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     cap_every_model(2.5)
@@ -124,7 +128,9 @@ def test_a_model_that_names_its_own_keeps_it_and_that_is_said_once(
 
 
 @pytest.mark.usefixtures("one_rank")
-def test_a_list_of_caps_is_named_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_ddp_model_with_a_list_of_bucket_caps_keeps_it_with_a_message(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     if "bucket_cap_mb_list" not in inspect.signature(DistributedDataParallel).parameters:
         pytest.skip("this torch takes no list of caps")
     cap_every_model(2.5)
@@ -133,7 +139,7 @@ def test_a_list_of_caps_is_named_too(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.usefixtures("one_rank")
-def test_wrong_arguments_are_refused_by_ddp_itself() -> None:
+def test_wrong_ddp_arguments_raise_the_error_of_ddp() -> None:
     cap_every_model(2.5)
     with pytest.raises(TypeError, match="no_such_option"):
         cap_of(no_such_option=1)
@@ -159,7 +165,7 @@ def test_wrong_arguments_are_refused_by_ddp_itself() -> None:
         (["--nproc", "2", "--strategy", "zero1", "--trial", "int8"], "(allowed: ddp, fsdp, hsdp)"),
     ],
 )
-def test_the_command_refuses_before_anything_starts(
+def test_unusable_bucket_caps_and_fsdp_settings_are_refused_before_the_run(
     words: list[str],
     complaint: str,
     tmp_path: Path,

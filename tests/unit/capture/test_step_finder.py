@@ -103,7 +103,7 @@ def test_one_step_per_iteration_whichever_optimizers_take_turns(
     assert loop.steps() == [STEP_UPDATED] * steps
 
 
-def test_groups_stepped_one_by_one_are_one_step(loop: Loop) -> None:
+def test_parameter_groups_updated_one_by_one_are_one_step(loop: Loop) -> None:
     groups = [{"params": model(2)}, {"params": model(2)}]
     optimizer = torch.optim.SGD(groups, lr=0.1)
     own = optimizer.param_groups
@@ -115,7 +115,7 @@ def test_groups_stepped_one_by_one_are_one_step(loop: Loop) -> None:
     assert loop.steps() == [STEP_UPDATED] * 12
 
 
-def test_parameters_made_anew_for_each_update_are_the_same_optimizers(loop: Loop) -> None:
+def test_an_optimizer_with_new_parameters_per_update_is_the_same_one(loop: Loop) -> None:
     optimizer = torch.optim.SGD(model(), lr=0.1)
     for _ in range(5):
         optimizer.param_groups[0]["params"] = model()
@@ -136,7 +136,7 @@ class Wrapper(torch.optim.Optimizer):
             raise MemoryError
 
 
-def test_of_nested_optimizers_the_outermost_counts_also_after_it_raised(loop: Loop) -> None:
+def test_only_the_outermost_of_nested_optimizers_ends_steps(loop: Loop) -> None:
     wrapper = Wrapper(loop.optimizers[0])
     for broken in (False, False, True, False, False):
         wrapper.broken = broken
@@ -148,14 +148,14 @@ def test_of_nested_optimizers_the_outermost_counts_also_after_it_raised(loop: Lo
     assert loop.steps() == [STEP_UPDATED] * 4
 
 
-def test_an_update_inside_backward_counts_after_it(loop: Loop) -> None:
+def test_an_update_inside_backward_ends_the_step_after_backward(loop: Loop) -> None:
     loop.first.register_post_accumulate_grad_hook(lambda _: loop.optimizers[0].step())
     for _ in range(2):
         (loop.first * 2).sum().backward()
     assert loop.events == ["optimizer", "backward", STEP_UPDATED] * 2
 
 
-def test_what_a_scaler_leaves_out_ends_a_step(loop: Loop) -> None:
+def test_an_update_skipped_by_a_grad_scaler_ends_a_step(loop: Loop) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     for factor in (float("inf"), 1.0, float("inf"), 1.0):
         for parameter, optimizer in zip((loop.first, loop.second), loop.optimizers, strict=True):
@@ -169,7 +169,7 @@ def test_what_a_scaler_leaves_out_ends_a_step(loop: Loop) -> None:
     assert loop.events[at - 1] == "optimizer"
 
 
-def test_nothing_is_found_after_stop_and_nothing_stays_after_remove() -> None:
+def test_no_step_is_found_after_stop_and_removal_is_complete() -> None:
     def functions() -> tuple[object, ...]:
         return torch.autograd.backward, torch.amp.GradScaler.step
 
@@ -194,7 +194,7 @@ class Called:
 
 
 @pytest.mark.filterwarnings("ignore:Guards may run slower:RuntimeWarning")  # Python 3.13.0
-def test_a_compiler_traces_no_phase_and_nothing_compiles_again_at_the_end(
+def test_torch_compile_traces_no_phase_and_removal_does_not_recompile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Called, "forward", Called.forward)
@@ -222,7 +222,7 @@ def test_a_compiler_traces_no_phase_and_nothing_compiles_again_at_the_end(
     assert DistributedDataParallel.forward is ddp_forward
 
 
-def test_a_compiler_sees_the_recorded_forward_in_the_file_of_the_original() -> None:
+def test_torch_compile_sees_the_recorded_forward_in_the_original_file() -> None:
     plain = torch._dynamo.trace_rules.check(DistributedDataParallel.forward)
     file = DistributedDataParallel.forward.__code__.co_filename
     phases = AutoPhases({name: recorder().PhaseMarker(0) for name in PHASES})

@@ -76,7 +76,7 @@ def clock_server(**changes: Any) -> str:
 pytestmark = pytest.mark.usefixtures("ended")
 
 
-def test_rank_0_says_where_it_answers_and_waits_for_nobody(
+def test_rank_0_publishes_its_clock_server_address_without_waiting(
     clock_module: ClockModule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
@@ -92,7 +92,7 @@ def test_rank_0_says_where_it_answers_and_waits_for_nobody(
     assert clock_module.same == 1
 
 
-def test_rank_0_without_an_address_or_a_module_tells_others_not_to_wait(
+def test_rank_0_that_cannot_serve_clocks_publishes_port_0(
     clock_module: ClockModule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no_such_if")
@@ -106,7 +106,7 @@ def test_rank_0_without_an_address_or_a_module_tells_others_not_to_wait(
     assert json.loads(store.get("clock_server"))["port"] == 0
 
 
-def test_another_rank_asks_where_it_is_told(clock_module: ClockModule) -> None:
+def test_another_rank_follows_the_published_clock_server(clock_module: ClockModule) -> None:
     join_for_clocks(1).set("clock_server", clock_server())
     link = ClockLink("auto")
     link.start()
@@ -129,7 +129,7 @@ def test_another_rank_asks_where_it_is_told(clock_module: ClockModule) -> None:
         ("off", clock_server(), False, 0),
     ],
 )
-def test_when_there_is_nobody_to_ask(
+def test_clocks_are_not_asked_if_shared_switched_off_or_not_served(
     clock_module: ClockModule, chosen: str, said: str, asks: bool, same: int
 ) -> None:
     join_for_clocks(1).set("clock_server", said)
@@ -142,7 +142,7 @@ def test_when_there_is_nobody_to_ask(
     assert clock_module.same == same
 
 
-def test_capture_may_start_before_the_group_and_rank_0_may_come_late(
+def test_clocks_are_followed_once_the_group_and_rank_0_exist(
     clock_module: ClockModule,
 ) -> None:
     link = ClockLink("auto")
@@ -160,7 +160,7 @@ def test_capture_may_start_before_the_group_and_rank_0_may_come_late(
     assert len(clock_module.followed) == 1
 
 
-def test_a_rank_0_that_does_not_record_is_not_looked_for_for_ever(
+def test_the_search_for_a_rank_0_that_does_not_record_ends(
     clock_module: ClockModule,
 ) -> None:
     join_for_clocks(1)
@@ -175,7 +175,7 @@ def test_a_rank_0_that_does_not_record_is_not_looked_for_for_ever(
 
 
 @pytest.mark.parametrize(("local", "world_size"), [("2", 2), ("1", 1)])
-def test_where_one_launcher_started_all_nothing_is_opened(
+def test_no_clock_server_starts_if_one_launcher_started_all_ranks(
     clock_module: ClockModule, monkeypatch: pytest.MonkeyPatch, local: str, world_size: int
 ) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
@@ -240,7 +240,7 @@ def join(rank: int, world_size: int = 2) -> dist.Store:
     return store_links.default_store(f"commprof_arrivals/{host}")
 
 
-def test_the_first_rank_of_a_host_makes_the_memory_whoever_it_is(native: Native) -> None:
+def test_the_first_rank_to_arrive_on_a_host_creates_the_shared_memory(native: Native) -> None:
     store = join(1)
     link = ArrivalLink()
     link.start()
@@ -253,7 +253,7 @@ def test_the_first_rank_of_a_host_makes_the_memory_whoever_it_is(native: Native)
     assert native.opened == []
 
 
-def test_the_others_open_it_once_it_is_there(native: Native) -> None:
+def test_later_ranks_open_the_shared_memory_once_it_exists(native: Native) -> None:
     store = join(0)
     store.add("ranks", 1)  # another rank was first
     link = ArrivalLink()
@@ -270,7 +270,7 @@ def test_the_others_open_it_once_it_is_there(native: Native) -> None:
     assert (len(native.opened), native.created) == (1, [])
 
 
-def test_where_there_is_no_memory_nobody_goes_on_looking(native: Native) -> None:
+def test_ranks_stop_looking_if_shared_memory_cannot_be_created(native: Native) -> None:
     native.refuses = True
     store = join(0)
     link = ArrivalLink()
@@ -284,7 +284,7 @@ def test_where_there_is_no_memory_nobody_goes_on_looking(native: Native) -> None
     assert native.opened == []
 
 
-def test_a_place_that_cannot_be_opened_ends_the_search(native: Native) -> None:
+def test_shared_memory_that_cannot_be_opened_ends_the_search(native: Native) -> None:
     native.refuses = True
     store = join(0)
     store.add("ranks", 1)
@@ -295,7 +295,7 @@ def test_a_place_that_cannot_be_opened_ends_the_search(native: Native) -> None:
     assert native.opened == []
 
 
-def test_a_rank_alone_and_a_process_without_a_group_meet_nobody(native: Native) -> None:
+def test_a_single_rank_or_no_group_shares_no_memory(native: Native) -> None:
     link = ArrivalLink()
     link.start()
     assert link.pending  # the group may be created later
@@ -305,7 +305,7 @@ def test_a_rank_alone_and_a_process_without_a_group_meet_nobody(native: Native) 
     assert (native.created, native.opened) == ([], [])
 
 
-def test_without_the_module_there_is_nothing_to_agree_on(
+def test_without_the_native_module_the_arrival_link_is_not_pending(
     native: Native, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_native, "native", None)
@@ -323,7 +323,7 @@ def there(port: int) -> str:
     return json.dumps({"address": "10.0.0.2", "port": port, "token": 4712})
 
 
-def test_the_first_rank_of_a_host_carries_for_it_and_looks_for_the_other_hosts(
+def test_the_first_rank_of_a_host_exchanges_arrivals_with_the_other_hosts(
     native: Native, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = several_hosts(monkeypatch, 0, 4)
@@ -354,7 +354,7 @@ def test_the_first_rank_of_a_host_carries_for_it_and_looks_for_the_other_hosts(
     assert (len(native.created), len(native.carried), len(native.peers)) == (1, 1, 2)
 
 
-def test_a_host_that_cannot_be_reached_says_so(
+def test_a_host_without_a_reachable_address_publishes_port_0(
     native: Native, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = several_hosts(monkeypatch, 0, 2)
@@ -368,7 +368,7 @@ def test_a_host_that_cannot_be_reached_says_so(
     assert (native.carried, native.peers) == ([], [])
 
 
-def test_nobody_is_told_of_a_host_that_cannot_be_reached(
+def test_a_host_that_published_port_0_gets_no_arrivals(
     native: Native, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = several_hosts(monkeypatch, 0, 2)
@@ -381,7 +381,7 @@ def test_nobody_is_told_of_a_host_that_cannot_be_reached(
     assert (len(native.carried), native.peers) == (1, [])
 
 
-def test_the_other_ranks_of_a_host_carry_nothing(
+def test_later_ranks_of_a_host_exchange_nothing_with_other_hosts(
     native: Native, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = several_hosts(monkeypatch, 1, 4)
@@ -397,7 +397,9 @@ def test_the_other_ranks_of_a_host_carry_nothing(
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_neither_the_group_nor_its_store_outlives_the_job(native: Native, is_first: bool) -> None:
+def test_the_arrival_link_does_not_keep_the_process_group_alive(
+    native: Native, is_first: bool
+) -> None:
     store = join(0)
     if not is_first:
         store.add("ranks", 1)

@@ -33,7 +33,9 @@ def train(ranks: list[SyncCheck], steps: int, first: int = 0) -> None:
             rank.step_ended(step)
 
 
-def test_equal_models(capfd: pytest.CaptureFixture[str]) -> None:
+def test_equal_models_pass_the_sync_check_though_buffers_differ(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     ranks = checks(models := [model(), model(), model()])
     models[1][1](torch.ones(3, 8))  # buffers may differ
     train(ranks, 6)
@@ -43,7 +45,9 @@ def test_equal_models(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().err == ""
 
 
-def test_the_rank_that_differs_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_sync_check_names_the_rank_whose_model_differs(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     ranks = checks(models := [model(), model(), model()])
     train(ranks, 4)
     with torch.no_grad():
@@ -59,14 +63,14 @@ def test_the_rank_that_differs_is_named(capfd: pytest.CaptureFixture[str]) -> No
     )
 
 
-def test_a_rank_that_never_answers_holds_nobody_up() -> None:
+def test_the_sync_check_does_not_wait_for_a_rank_that_never_answers() -> None:
     ranks = checks([model(), model()])
     train(ranks[:1], 400)
     ranks[0].capture_ends()
     assert ranks[0].checks == 0
 
 
-def test_the_digest_is_of_bits() -> None:
+def test_the_digest_of_parameters_depends_on_their_exact_bits() -> None:
     assert parameters_digest([model()]) == parameters_digest([model()])
     assert parameters_digest([model()]) != parameters_digest([model(1e-7)])
     zero, negative = nn.Linear(1, 1), nn.Linear(1, 1)

@@ -53,7 +53,7 @@ def links(world_size: int, bad: dict[tuple[int, int], tuple[float, float]]) -> l
     return found
 
 
-def test_kernels() -> None:
+def test_kernels_check_warns_if_ranks_use_different_simd_kernels() -> None:
     says(kernels.judge([("a", "avx2 on x86_64")] * 2), PASS, "a: avx2 on x86_64")
     says(kernels.judge([("a", ""), ("b", "")]), SKIP, "no C++ module")
     mixed = kernels.judge([("b", "scalar on aarch64"), ("a", "avx2 on x86_64")])
@@ -61,18 +61,18 @@ def test_kernels() -> None:
     says(kernels.judge([("a", "avx2 on x86_64"), ("b", "")]), WARN, "b: no C++ module")
 
 
-def test_ring() -> None:
+def test_ring_check_names_ranks_that_received_wrong_values() -> None:
     says(ring.judge([(True, 120.0), (True, 1.0)]), PASS, "120 us")
     says(ring.judge([(True, 1.0), (False, 1.0), (False, 1.0)]), FAIL, "rank 1, 2")
     says(ring.judge([(True, 0.0)]), SKIP)
 
 
-def test_pairs_alike_pass() -> None:
+def test_pairs_of_similar_speed_pass() -> None:
     says(pairs.judge(links(6, {})), PASS, "15 pairs")
     says(pairs.judge([[]]), SKIP)
 
 
-def test_each_pair_is_shown() -> None:
+def test_the_pairs_check_shows_latency_and_bandwidth_of_each_pair() -> None:
     bad = {(0, 2): (1234.4, 0.0125)}
     found = pairs.judge(links(3, bad))
     assert found.details == (
@@ -87,24 +87,24 @@ def test_each_pair_is_shown() -> None:
     assert pairs.judge(links(17, {})).details == ()
 
 
-def test_a_slow_and_a_thin_pair_are_named() -> None:
+def test_a_pair_with_high_latency_or_low_bandwidth_is_named() -> None:
     says(pairs.judge(links(6, {(1, 4): (900.0, 1.0)})), WARN, "1-4 900 us")
     outcome = pairs.judge(links(6, {(0, 5): (100.0, 0.1)}))
     says(outcome, WARN, "0-5 100 us, 0.1 GB/s")
     assert "1-4" not in outcome.figure
 
 
-def test_a_rank_behind_a_bad_port_is_seen_in_all_its_pairs() -> None:
+def test_all_pairs_of_a_rank_with_a_bad_port_are_named() -> None:
     bad = {pair: (800.0, 0.2) for pair in pairs_of(8) if 3 in pair}
     figure = pairs.judge(links(8, bad)).figure
     assert all(f"{min(3, r)}-{max(3, r)} 800 us" in figure for r in range(8) if r != 3)
 
 
-def test_few_pairs_have_no_outlier() -> None:
+def test_no_pair_is_an_outlier_among_few_pairs() -> None:
     says(pairs.judge(links(3, {(0, 1): (9000.0, 0.01)})), PASS)
 
 
-def test_many_ranks_are_compared_in_part() -> None:
+def test_only_some_pairs_of_many_ranks_are_measured() -> None:
     assert len(pairs_of(16)) == 120
     chosen = pairs_of(64)
     assert len(chosen) < 64 * 7
@@ -112,20 +112,22 @@ def test_many_ranks_are_compared_in_part() -> None:
     assert all(first < second for first, second in chosen)
 
 
-def test_values_far_from_the_others() -> None:
+def test_far_off_finds_values_far_above_the_others() -> None:
     assert far_off([1, 1, 1, 1, 10], 3) == [4]
     assert far_off([1, 1, 1, 10], 3) == []
     assert far_off([1, 2, 3, 4, 10], 3) == []  # 10 is above 9, but not above 3 + 5 x 1.4826
     assert far_off([1.0] * 6, 3) == []
 
 
-def test_all_reduce() -> None:
+def test_all_reduce_check_fails_for_wrong_sums_and_different_bits() -> None:
     says(all_reduce.judge([([], "a"), ([], "a")]), PASS)
     says(all_reduce.judge([([], "a"), (["3 of 1000 int64"], "a")]), FAIL, "rank 1: 3 of 1000")
     says(all_reduce.judge([([], "a"), ([], "b")]), FAIL, "different bits")
 
 
-def test_all_reduce_sums_that_fp32_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_reduce_check_uses_sums_that_fp32_represents_exactly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ranks = 4096
     weights = [all_reduce._weight(rank) for rank in range(ranks)]
 
@@ -140,7 +142,7 @@ def test_all_reduce_sums_that_fp32_holds(monkeypatch: pytest.MonkeyPatch) -> Non
     assert all_reduce.measure(Ranks(7, ranks, "host"))[0] == []
 
 
-def test_gradients() -> None:
+def test_gradients_check_names_the_rank_whose_model_differs() -> None:
     says(gradients.judge(["a", "a"]), PASS)
     says(
         gradients.judge(["a", "b", "a", "a"]),
@@ -150,7 +152,7 @@ def test_gradients() -> None:
     says(gradients.judge(["a"]), SKIP)
 
 
-def test_the_hash_of_a_model_sees_one_bit() -> None:
+def test_the_hash_of_a_model_changes_with_one_bit() -> None:
     import torch
 
     one, other = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
@@ -162,7 +164,7 @@ def test_the_hash_of_a_model_sees_one_bit() -> None:
     assert gradients.parameters_hash(one.to(torch.bfloat16))
 
 
-def test_clocks() -> None:
+def test_clocks_check_warns_of_hosts_whose_clocks_differ() -> None:
     says(clocks.judge([("a", 0.0, 0.0), ("a", 0.0, 0.1)]), SKIP)
     says(clocks.judge([("a", 0.0, 0.0), ("b", 2.0, 0.5)]), PASS, "within 2.5 ms")
     says(
@@ -171,7 +173,7 @@ def test_clocks() -> None:
     says(clocks.judge([("a", 0.0, 0.0), ("b", 80.0, 75.0)]), PASS)  # the offset may be 5 ms
 
 
-def test_cores() -> None:
+def test_pinning_check_warns_of_too_many_threads_and_shared_cores() -> None:
     says(pinning.judge([("a", frozenset({0, 1}), 1), ("a", frozenset({2, 3}), 1)]), PASS, "4 cores")
     too_many = [("a", frozenset({0, 1}), 4), ("b", frozenset({0, 1}), 2)]
     says(pinning.judge(too_many), WARN, "a has more threads than cores", "OMP_NUM_THREADS to 2")
@@ -179,14 +181,14 @@ def test_cores() -> None:
     says(pinning.judge(part), WARN, "share some of their cores")
 
 
-def test_file_limits() -> None:
+def test_file_limits_check_warns_and_fails_for_low_limits() -> None:
     says(file_limits.judge([("a", -1), ("b", -1)]), PASS)
     says(file_limits.judge([("a", 65536), ("b", 4096)]), PASS, "4096 on b")
     says(file_limits.judge([("a", 1024)]), WARN, "ulimit -n 4096")
     says(file_limits.judge([("a", 1024)] * 128), FAIL, "need 1280 files")
 
 
-def test_shared_memory() -> None:
+def test_shared_memory_check_warns_and_fails_if_space_is_short() -> None:
     gb = 1_000_000_000
     says(shared_memory.judge([("a", (8 * gb, 16 * gb))]), PASS, "8 of 16 GB free on a")
     says(shared_memory.judge([("a", (60_000_000, 64_000_000))]), WARN, "--shm-size")
@@ -194,7 +196,7 @@ def test_shared_memory() -> None:
     says(shared_memory.judge([("a", (-1, -1))]), SKIP)
 
 
-def test_network_interfaces(tmp_path: Path) -> None:
+def test_interfaces_check_warns_of_a_host_with_slow_interfaces(tmp_path: Path) -> None:
     found = (
         ("eth0", "up", "100000"),
         ("eth1", "down", "1"),
@@ -213,7 +215,7 @@ def test_network_interfaces(tmp_path: Path) -> None:
     says(interfaces.judge([("a", {})]), SKIP)
 
 
-def test_pressure(tmp_path: Path) -> None:
+def test_pressure_check_warns_of_busy_cores_and_short_memory(tmp_path: Path) -> None:
     (tmp_path / "pressure").mkdir()
     (tmp_path / "meminfo").write_text("MemTotal:  1000 kB\nMemFree: 1 kB\nMemAvailable:   250 kB\n")
     (tmp_path / "pressure" / "cpu").write_text("some avg10=12.50 avg60=1.00 avg300=0.00 total=9\n")
@@ -234,7 +236,7 @@ def test_pressure(tmp_path: Path) -> None:
         says(pressure.judge([("a", Load(50.0, 0.0, left))]), FAIL, "memory is short on a")
 
 
-def test_the_table_to_the_character() -> None:
+def test_the_table_of_outcomes_is_rendered_exactly() -> None:
     outcomes = [
         Outcome("ring", PASS, "20 rounds, 100 us from rank to rank"),
         Outcome("open files", FAIL, "limit 200 on a", "2 ranks need 272 files: run ulimit -n 4096"),
@@ -250,7 +252,7 @@ def test_the_table_to_the_character() -> None:
 
 
 @pytest.mark.parametrize("rank", [None, "0"])
-def test_refused_at_once(
+def test_check_with_no_ranks_is_refused_at_once(
     rank: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if rank is not None:
@@ -264,7 +266,7 @@ def test_refused_at_once(
     ("given", "said"),
     [("4,2", "4 threads"), ("", "1 threads"), ("x", "OMP_NUM_THREADS=x is out of range")],
 )
-def test_threads_of_the_ranks(
+def test_check_takes_threads_per_rank_from_omp_num_threads(
     given: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def launch(*_: object, threads_per_rank: int, **__: object) -> None:
@@ -277,20 +279,20 @@ def test_threads_of_the_ranks(
 
 
 @pytest.mark.parametrize("text", ["abc", "0", "nan", "inf", "-3"])
-def test_a_timeout_that_is_none(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unusable_check_timeout_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMMPROF_CHECK_TIMEOUT_S", text)
     with pytest.raises(UsageError, match=r"COMMPROF_CHECK_TIMEOUT_S='.*' .*allowed: 1 to 86400"):
         run_checks(())
 
 
-def test_outcomes_go_through_a_file(tmp_path: Path) -> None:
+def test_outcomes_are_read_back_from_their_file(tmp_path: Path) -> None:
     outcomes = (pairs.judge(links(3, {})), Outcome("ring", PASS, "x"))
     path = tmp_path / "outcomes.json"
     path.write_text(json.dumps([asdict(outcome) for outcome in outcomes]))
     assert read_outcomes(path) == outcomes
 
 
-def test_loss_trend() -> None:
+def test_loss_check_fails_if_the_loss_does_not_fall() -> None:
     says(loss.judge([[2.0 / (step + 1) for step in range(30)]] * 2), PASS)
     says(loss.judge([[2.0] * 30]), FAIL, "does not fall")
     says(loss.judge([[2.0] * 3 + [float("nan")] * 27]), FAIL, "from step 3 on")

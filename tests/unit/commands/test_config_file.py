@@ -40,7 +40,7 @@ def parsed(tmp_path: Path, text: str, words: Sequence[str] = ()) -> argparse.Nam
     return parser().parse_args(["--config", str(path), *words])
 
 
-def test_every_option_but_the_file_itself_has_a_key(tmp_path: Path) -> None:
+def test_every_option_but_config_has_a_key(tmp_path: Path) -> None:
     keys = {key_of(action) for action in parser()._actions} - {"help", "config"}
     assert {"nproc", "world-sizes", "pin", "threads-per-rank", "script", "module"} <= keys
     for key in keys:  # null sets no value, and the key is known
@@ -77,7 +77,7 @@ def test_every_option_but_the_file_itself_has_a_key(tmp_path: Path) -> None:
         ("workload: &w mlp\ntrial: *w\n", {"workload": "mlp", "trial": "mlp"}),
     ],
 )
-def test_values_come_out_as_on_the_command_line(
+def test_config_values_are_read_as_on_the_command_line(
     tmp_path: Path, text: str, values: dict[str, Any]
 ) -> None:
     assert read(tmp_path, text) == values
@@ -109,19 +109,21 @@ def test_values_come_out_as_on_the_command_line(
         ("[" * 3000, ["nested too deeply"]),
     ],
 )
-def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, text: str, words: list[str]) -> None:
+def test_errors_in_the_config_file_are_named_with_their_line(
+    tmp_path: Path, text: str, words: list[str]
+) -> None:
     with pytest.raises(UsageError) as caught:
         read(tmp_path, text)
     for word in [str(tmp_path / "run.yaml"), *words]:
         assert word in str(caught.value)
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_config_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot read --config .*missing.yaml: No such file"):
         read_config(tmp_path / "missing.yaml", parser()._actions)
 
 
-def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+def test_a_config_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_bytes(b"nproc: \xff\xfe\n")
     with pytest.raises(UsageError, match="not YAML"):
         read_config(tmp_path / "run.yaml", parser()._actions)
@@ -166,14 +168,14 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
         ("nproc: 2", [], {"nproc": 2, "script": None, "script_args": []}),
     ],
 )
-def test_the_command_line_beats_the_file(
+def test_the_command_line_overrides_the_config_file(
     tmp_path: Path, text: str, words: list[str], values: dict[str, Any]
 ) -> None:
     found = parsed(tmp_path, text, words)
     assert {name: getattr(found, name) for name in values} == values
 
 
-def test_a_refusal_is_one_line_and_ends_with_2(
+def test_a_wrong_config_file_is_refused_in_one_line_with_exit_code_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
@@ -208,14 +210,14 @@ def test_a_configuration_that_cannot_be_saved_does_not_end_the_run(
     assert capsys.readouterr().err == f"commprof: cannot write {where}: Is a directory\n"
 
 
-def test_a_script_may_have_an_option_of_that_name(tmp_path: Path) -> None:
+def test_a_config_option_after_the_script_belongs_to_the_script(tmp_path: Path) -> None:
     found = parser().parse_args(["train.py", "--config", str(tmp_path / "its_own.yaml")])
     assert found.config is None
     assert found.script_args == ["--config", str(tmp_path / "its_own.yaml")]
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "long"])
-def test_what_has_no_end_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+def test_endless_or_huge_config_files_are_refused_at_once(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "run.yaml"
     if kind == "pipe":
         os.mkfifo(path)

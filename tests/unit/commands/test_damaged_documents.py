@@ -104,7 +104,7 @@ def read_damaged(read: Callable[[Path], object], path: Path, document: Any) -> s
 
 
 @pytest.mark.parametrize("kind", DOCUMENTS)
-def test_damage_is_an_error_that_names_the_file_and_the_key(kind: str, tmp_path: Path) -> None:
+def test_damaged_documents_raise_an_error_that_names_the_file(kind: str, tmp_path: Path) -> None:
     make, read = DOCUMENTS[kind]
     path = tmp_path / "document.json"
     whole = json.dumps(make(path))
@@ -147,7 +147,7 @@ def test_damage_is_an_error_that_names_the_file_and_the_key(kind: str, tmp_path:
         ("metadata of a trace", ("clock", "source"), 1, "clock.source is not a string: 1"),
     ],
 )
-def test_a_wrong_value_is_named(
+def test_a_wrong_value_in_a_document_is_named_with_its_key(
     kind: str, where: tuple[Any, ...], wrong: Any, said: str, tmp_path: Path
 ) -> None:
     make, read = DOCUMENTS[kind]
@@ -159,7 +159,7 @@ def test_a_wrong_value_is_named(
     assert re.search(said, read_damaged(read, tmp_path / "a.json", document))
 
 
-def test_what_a_profile_holds_is_read_again(tmp_path: Path) -> None:
+def test_a_machine_profile_is_unchanged_by_loading_and_saving(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     machine_profile(path)
     again = tmp_path / "b.json"

@@ -31,7 +31,9 @@ def dry_run(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return out
 
 
-def test_a_sweep_of_a_workload(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_of_a_sweep_shows_world_sizes_directories_and_pinning(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     words = ["--nproc", "4", "--workload", "mlp", "--pin", "cores", "--output", "out"]
     text = dry_run(capsys, *words)
     assert "World sizes: 1, 2, 4, one after the other" in text
@@ -43,13 +45,15 @@ def test_a_sweep_of_a_workload(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Memory of a rank: at least" in text
 
 
-def test_strategies_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_shows_a_directory_for_each_strategy(capsys: pytest.CaptureFixture[str]) -> None:
     text = dry_run(capsys, "--nproc", "2", "--strategy", "ddp,fsdp", "--output", "out")
     assert "they write to: out/ddp/world_2" in text
     assert "they write to: out/fsdp/world_2" in text
 
 
-def test_a_script(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_dry_run_of_a_script_shows_its_command_and_environment(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     script = tmp_path / "train.py"
     script.write_text("raise SystemExit('started')\n")
     words = ["--nproc", "2", "--threads-per-rank", "3", "--output", "out", "train.py", "--lr", "1"]
@@ -60,7 +64,9 @@ def test_a_script(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "not known before it runs" in text
 
 
-def test_one_of_several_machines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_on_one_of_several_machines_shows_its_ranks(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     machines = ["--nnodes", "2", "--node-rank", "1", "--rdzv-endpoint", "first-host:29500"]
     text = dry_run(capsys, *machines, "--nproc", "2", "--workload", "mlp", "--output", "out")
     assert "Machines: 2; this is machine 1, counted from 0" in text
@@ -69,19 +75,19 @@ def test_one_of_several_machines(capsys: pytest.CaptureFixture[str]) -> None:
     assert "rendezvous: first-host:29501" in text
 
 
-def test_a_trial(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_of_a_trial_shows_its_candidates(capsys: pytest.CaptureFixture[str]) -> None:
     text = dry_run(capsys, "--nproc", "2", "--trial", "fp16,rounds=3", "--output", "out")
     assert "Trial: none,fp16,rounds=3" in text
     assert "World size 2, strategy ddp" in text
 
 
-def test_more_ranks_than_cores_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_reports_more_ranks_than_cores(capsys: pytest.CaptureFixture[str]) -> None:
     text = dry_run(capsys, "--world-sizes", "512", "--workload", "mlp", "--output", "out")
     assert "more ranks than cores: 512 ranks share" in text
     assert "not pinned to CPUs: 512 ranks on" in text
 
 
-def test_threads_of_the_users_own(
+def test_dry_run_shows_threads_from_omp_num_threads(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
@@ -89,7 +95,9 @@ def test_threads_of_the_users_own(
     assert "Threads of a rank: 2 (OMP_NUM_THREADS)" in text
 
 
-def test_what_cannot_run_is_refused_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_refuses_an_output_directory_that_is_not_empty(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     Path("full").mkdir()
     Path("full/file").write_text("")
     assert main(["run", "--dry-run", "--nproc", "1", "--output", "full"]) == 2
@@ -122,7 +130,7 @@ def test_the_port_of_each_world_size_must_be_free(
     assert f"port {port} is in use on 127.0.0.1" in capsys.readouterr().err
 
 
-def test_a_file_says_the_same_as_the_command_line(
+def test_dry_run_is_equal_from_config_file_and_command_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     pytest.importorskip("yaml")
@@ -140,7 +148,7 @@ LINEAR = 4 * (256 * 512 + 512 + 512 * 10 + 10)
     ("strategy", "weights", "gradients", "moments", "buckets"),
     [("ddp", LINEAR, LINEAR, LINEAR, LINEAR), ("zero1", LINEAR, LINEAR, LINEAR // 2, LINEAR)],
 )
-def test_memory_of_the_model(
+def test_estimated_memory_of_a_replicated_model_is_exact(
     tmp_path: Path, strategy: str, weights: int, gradients: int, moments: int, buckets: int
 ) -> None:
     found = model_memory(Job("mlp:layers=1", 2, tmp_path, strategy=strategy))
@@ -148,7 +156,7 @@ def test_memory_of_the_model(
     assert (found.optimizer_state, found.buckets) == (moments, buckets)
 
 
-def test_memory_of_a_sharded_model(tmp_path: Path) -> None:
+def test_estimated_memory_of_a_sharded_model_is_exact(tmp_path: Path) -> None:
     whole = model_memory(Job("mlp:layers=1", 1, tmp_path, strategy="fsdp"))
     half = model_memory(Job("mlp:layers=1", 2, tmp_path, strategy="fsdp"))
     assert (half.gradients, half.buckets) == (whole.gradients // 2, 0)
@@ -156,14 +164,14 @@ def test_memory_of_a_sharded_model(tmp_path: Path) -> None:
     assert half.weights == LINEAR // 2 + 4 * (256 * 512 + 512)
 
 
-def test_memory_is_told_of_every_workload_that_is_here(tmp_path: Path) -> None:
+def test_memory_is_estimated_for_every_workload(tmp_path: Path) -> None:
     for workload in ("transformer", "resnet50", "timed"):
         assert "at least" in model_memory(Job(workload, 2, tmp_path)).text
     adam = model_memory(Job("transformer", 2, tmp_path))
     assert adam.optimizer_state == 2 * adam.gradients
 
 
-def test_strategies_over_several_machines_meet_at_ports_of_their_own(
+def test_each_strategy_and_world_size_has_its_own_rendezvous_port(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     machines = ["--nnodes", "2", "--node-rank", "1", "--rdzv-endpoint", "first-host:29500"]
@@ -173,7 +181,9 @@ def test_strategies_over_several_machines_meet_at_ports_of_their_own(
     assert ports == ["29500", "29501", "29502", "29503"]
 
 
-def test_how_a_workload_is_trained_and_recorded(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_shows_the_training_and_recording_options(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     words = ["--nproc", "2", "--workload", "mlp", "--output", "out", "--scaling", "strong"]
     plain = " ".join(dry_run(capsys, *words).split())
     assert "Training: strong scaling, seed 0, backend gloo, no hook." in plain
@@ -190,7 +200,7 @@ def test_how_a_workload_is_trained_and_recorded(capsys: pytest.CaptureFixture[st
     assert "--metrics-jsonl" in text
 
 
-def test_samples_take_py_spy(
+def test_samples_need_py_spy(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["--nproc", "1", "--workload", "mlp", "--output", "out", "--samples"]
@@ -203,7 +213,7 @@ def test_samples_take_py_spy(
     assert "--samples needs py-spy in commprof's environment: " in capsys.readouterr().err
 
 
-def test_a_model_that_this_machine_cannot_hold_is_shown_and_said_to_be_too_large(
+def test_dry_run_reports_a_model_that_is_too_large_for_this_machine(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("commprof.workloads.options.available_bytes", lambda: 10**6)
@@ -218,7 +228,7 @@ def test_a_model_that_this_machine_cannot_hold_is_shown_and_said_to_be_too_large
 
 
 @pytest.mark.needs("peft", "transformers")
-def test_the_7b_shape_is_shown_where_it_would_not_fit(
+def test_dry_run_shows_the_7b_model_although_it_does_not_fit(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("commprof.workloads.options.available_bytes", lambda: 10**9)
@@ -226,13 +236,13 @@ def test_the_7b_shape_is_shown_where_it_would_not_fit(
     assert "This machine has too little memory: 2 ranks need" in dry_run(capsys, *words)
 
 
-def test_memory_of_groups_is_that_of_a_hosts_ranks(tmp_path: Path) -> None:
+def test_memory_of_hsdp_depends_on_the_ranks_of_a_host(tmp_path: Path) -> None:
     job = Job("mlp:layers=1", 8, tmp_path, strategy="hsdp")
     assert model_memory(job, local_ranks=2).gradients == LINEAR // 2
     assert model_memory(job, local_ranks=8).gradients == LINEAR // 4  # 4 of one host's 8 ranks
 
 
-def test_memory_holds_the_blocks_that_are_gathered_together(tmp_path: Path) -> None:
+def test_memory_includes_all_blocks_that_are_gathered_together(tmp_path: Path) -> None:
     one, two = (
         model_memory(Job("mlp:layers=3,width=64", 2, tmp_path, strategy=f"fsdp:wrap_blocks={n}"))
         for n in (1, 2)

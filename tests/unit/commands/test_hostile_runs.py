@@ -80,7 +80,7 @@ def _planted(place: Path, kind: str) -> None:
         *("world_2/endings.json", "world_2/hang_1.json"),
     ],
 )
-def test_files_of_other_kinds_are_neither_waited_for_nor_read_without_end(
+def test_pipes_and_huge_files_in_a_run_neither_block_nor_exhaust_memory(
     name: str,
     kind: str,
     sound: Path,
@@ -101,7 +101,7 @@ def test_files_of_other_kinds_are_neither_waited_for_nor_read_without_end(
 
 
 @pytest.mark.parametrize("kind", ["pipe", "nested", "sparse"])
-def test_a_profile_or_sweep_of_another_kind_is_refused(
+def test_a_profile_or_sweep_that_is_no_regular_json_file_is_refused(
     kind: str, sound: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     planted = tmp_path / "planted.json"
@@ -114,7 +114,7 @@ def test_a_profile_or_sweep_of_another_kind_is_refused(
     assert str(planted) in capfd.readouterr().err
 
 
-def test_no_command_prints_what_a_terminal_would_obey(
+def test_no_command_prints_terminal_control_characters(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     evil = "\x1b[2J\x1b]0;title\x07\0" + "x" * 100_000
@@ -133,7 +133,7 @@ def test_no_command_prints_what_a_terminal_would_obey(
 
 
 @pytest.mark.parametrize("command", ["report", "trace"])
-def test_a_directory_that_may_not_be_read_is_refused(
+def test_a_run_directory_without_read_permission_is_refused(
     command: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

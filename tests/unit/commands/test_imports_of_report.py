@@ -46,7 +46,7 @@ def others(modules: set[str]) -> set[str]:
     )
 
 
-def test_the_tables_of_a_run(tmp_path: Path) -> None:
+def test_the_report_tables_load_no_unneeded_module(tmp_path: Path) -> None:
     write_run(tmp_path / "run", ranks_of(2, 5))
     modules = loaded("report", str(tmp_path / "run"), "--all")
     assert {"numpy", "tabulate", "commprof.report.table"} <= modules
@@ -54,7 +54,7 @@ def test_the_tables_of_a_run(tmp_path: Path) -> None:
     assert others(modules) == set()
 
 
-def test_a_page_loads_what_draws_it(tmp_path: Path) -> None:
+def test_the_html_report_loads_only_what_it_needs(tmp_path: Path) -> None:
     """Also checks that ``OTHERS`` names a module that exists."""
     write_run(tmp_path / "run", ranks_of(2, 5))
     modules = loaded("report", str(tmp_path / "run"), "--format", "html")

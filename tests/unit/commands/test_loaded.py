@@ -22,7 +22,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_run(directory, ranks_of(1, 9), ranks_of(2, 9, late_ms=10))
 
 
-def test_it_shows_the_first_screen(run: Path) -> None:
+def test_a_loaded_run_shows_the_first_screen_of_the_report(run: Path) -> None:
     loaded = commprof.load(run)
     assert "Exposed communication: 25 ms" in repr(loaded)
     page = loaded._repr_html_()
@@ -33,7 +33,7 @@ def test_it_shows_the_first_screen(run: Path) -> None:
     assert [world.world_size for world in loaded.result.worlds] == [1, 2]
 
 
-def test_tables_are_arrays(run: Path) -> None:
+def test_tables_of_a_loaded_run_are_numpy_arrays(run: Path) -> None:
     loaded = commprof.load(str(run))
     assert loaded.tables == ["worlds", "ranks", "steps", "collectives"]
     steps = loaded.table("steps")
@@ -44,7 +44,7 @@ def test_tables_are_arrays(run: Path) -> None:
         loaded.table("candidates")
 
 
-def test_a_frame_is_made_by_pandas(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_of_a_loaded_run_need_pandas(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = commprof.load(run)
     monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=list))
     assert [row["world_size"] for row in loaded.frame("worlds")] == [1, 2]
@@ -53,13 +53,13 @@ def test_a_frame_is_made_by_pandas(run: Path, monkeypatch: pytest.MonkeyPatch) -
         loaded.frame("worlds")
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_loading_a_directory_that_is_no_single_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CommprofError):
         commprof.load(tmp_path / "nowhere")
     with pytest.raises(UsageError, match="several strategies; load one of "):
         commprof.load(write_strategies(tmp_path / "run"))
 
 
-def test_to_read_a_run_needs_no_torch(run: Path) -> None:
+def test_loading_a_run_does_not_import_torch(run: Path) -> None:
     code = "import sys, commprof; commprof.load(sys.argv[1]); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code, str(run)]).returncode == 0

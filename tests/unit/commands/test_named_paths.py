@@ -61,7 +61,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str, str]] = {
 
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
 @pytest.mark.parametrize("what", REFUSED)
-def test_an_error_names_it(what: str, name: str, tmp_path: Path) -> None:
+def test_an_error_quotes_the_path_for_a_shell(what: str, name: str, tmp_path: Path) -> None:
     refuse, named, before = REFUSED[what]
     directory = tmp_path / name
     directory.mkdir()
@@ -76,7 +76,7 @@ def test_an_error_names_it(what: str, name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
-def test_a_line_of_output_names_it(
+def test_a_line_of_output_quotes_the_path_for_a_shell(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept, fitted = tmp_path / name, tmp_path / f"{name}.fitted"
@@ -94,7 +94,7 @@ def test_a_line_of_output_names_it(
 
 
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
-def test_what_goes_to_stderr_names_it(
+def test_messages_on_stderr_quote_the_path_for_a_shell(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / name

@@ -33,7 +33,9 @@ from tests.support.machines.commands import call
         ("check --nproc 2 extra", "commprof check: unrecognized arguments: extra (see "),
     ],
 )
-def test_names_the_nearest(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_word_is_refused_with_the_nearest_known_one(
+    line: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         make_parser().parse_args(line.split())
     assert ended.value.code == 2
@@ -54,7 +56,7 @@ def test_without_a_command_the_commands_are_listed(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize("command", ["report", "compare", "trace", "top --once", "chakra"])
-def test_what_does_not_exist_is_said_to_be_missing(
+def test_commands_report_a_path_that_does_not_exist(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     missing = str(tmp_path / "nothing")
@@ -76,21 +78,21 @@ def test_what_does_not_exist_is_said_to_be_missing(
         ("commprof run -m nosuch.train --lr 1", "no module 'nosuch.train' is found from "),
     ],
 )
-def test_a_script_that_is_not_there_is_refused_in_one_line(words: str, said: str) -> None:
+def test_a_missing_script_or_module_is_refused_in_one_line(words: str, said: str) -> None:
     done = call("-m", *words.split())
     assert done.returncode in (1, 2)
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
 
 
-def test_wrap_becomes_the_script(tmp_path: Path) -> None:
+def test_wrap_runs_the_script_as_main_with_its_arguments(tmp_path: Path) -> None:
     script = tmp_path / "said.py"
     script.write_text("import sys; print(sys.argv[1:], __name__); sys.exit(7)")
     done = call("-m", "commprof", "wrap", str(script), "-m", "--lr", "1")
     assert (done.returncode, done.stdout) == (7, "['-m', '--lr', '1'] __main__\n")
 
 
-def test_the_help_of_run_is_short_and_says_where_the_rest_is(
+def test_the_help_of_run_is_short_and_refers_to_help_all(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     shown = {}
@@ -146,7 +148,7 @@ def test_reading_a_run_loads_no_torch(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_package_that_is_missing_is_named_in_one_line(tmp_path: Path) -> None:
+def test_a_missing_package_is_named_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "numpy.py").write_text("raise ModuleNotFoundError('x', name='numpy')\n")
     done = call("-m", "commprof", "report", str(tmp_path), PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
@@ -155,7 +157,7 @@ def test_a_package_that_is_missing_is_named_in_one_line(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_a_file_that_may_not_be_used_is_one_line(
+def test_a_path_without_permission_is_refused_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refused(_: Path) -> bool:

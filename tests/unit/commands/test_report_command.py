@@ -35,7 +35,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--format", "html", "-o", "-"], "<!doctype html>\n"),
     ],
 )
-def test_a_file_holds_what_the_terminal_shows(
+def test_a_report_file_has_the_same_text_as_the_terminal(
     run: Path, tmp_path: Path, arguments: list[str], begins: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["report", str(run), *arguments]) == 0
@@ -49,7 +49,7 @@ def test_a_file_holds_what_the_terminal_shows(
     assert target.read_text() == shown
 
 
-def test_a_page_goes_into_the_run_and_takes_the_place_of_its_own_only(
+def test_an_html_report_overwrites_only_the_default_file_without_force(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["report", str(run), "--format", "html"]
@@ -62,7 +62,7 @@ def test_a_page_goes_into_the_run_and_takes_the_place_of_its_own_only(
     assert main([*words, "--force"]) == 0
 
 
-def test_a_page_shows_the_predictions_that_lie_in_the_run(
+def test_a_report_shows_the_predictions_stored_in_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = write_run(tmp_path / "r", ranks_of(1, 9), ranks_of(2, 9))
@@ -79,7 +79,7 @@ def test_a_page_shows_the_predictions_that_lie_in_the_run(
     assert "| 16 | as recorded |" not in shown
 
 
-def test_predict_leaves_its_answers_for_the_page(
+def test_predict_stores_its_answers_in_the_run_for_the_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))  # no machine profile
@@ -105,7 +105,7 @@ def test_predict_leaves_its_answers_for_the_page(
     assert {path.name for path in run.iterdir()} == {file.name, "run.json", "world_2"}
 
 
-def test_predictions_in_the_run_that_are_none_are_left_out_and_told(
+def test_unreadable_predictions_in_a_run_are_left_out_with_a_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = write_run(tmp_path / "r", ranks_of(1, 9))
@@ -118,7 +118,9 @@ def test_predictions_in_the_run_that_are_none_are_left_out_and_told(
     assert capsys.readouterr().err == ""
 
 
-def test_a_price_is_in_every_format(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_report_format_shows_the_cost_for_a_price(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     priced = ["report", str(run), "--price-per-hour", "3.6", "--price-per", "rank"]
     assert main(priced) == 0
     assert "Cost at 3.6 per hour and rank:" in capsys.readouterr().out
@@ -133,7 +135,7 @@ def test_a_price_is_in_every_format(run: Path, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("format", ["csv", "json", "markdown"])
-def test_what_is_written_stands_up_to_the_audit(
+def test_written_reports_pass_the_audit(
     tmp_path: Path, format: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = write_run(tmp_path / "r", ranks_of(1, 9), ranks_of(2, 9, slower_ms=30))
@@ -145,7 +147,7 @@ def test_what_is_written_stands_up_to_the_audit(
     assert "no findings in" in capsys.readouterr().out
 
 
-def test_predictions_stand_beside_what_was_measured(
+def test_predictions_from_a_given_file_are_shown_in_the_report(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [
@@ -161,7 +163,7 @@ def test_predictions_stand_beside_what_was_measured(
 
 
 @pytest.mark.parametrize("format", ["table", "json", "markdown", "html"])
-def test_killed_ranks_of_two_hosts_left_no_counters(
+def test_a_run_of_two_hosts_without_counters_is_reported(
     tmp_path: Path, format: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ranks = ranks_of(2, 12)
@@ -186,7 +188,7 @@ def test_killed_ranks_of_two_hosts_left_no_counters(
         (["-o", "missing/a"], "missing is not a directory"),
     ],
 )
-def test_refusals(
+def test_unusable_report_options_are_refused(
     run: Path, arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["report", str(run), *arguments]) == 2
@@ -194,14 +196,14 @@ def test_refusals(
 
 
 @pytest.mark.parametrize("format", ["table", "html", "parquet"])
-def test_a_directory_that_is_no_run(
+def test_a_report_of_a_missing_directory_is_refused(
     tmp_path: Path, format: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["report", str(tmp_path / "none"), "--format", format]) == 1
     assert "none does not exist; give a directory that" in capsys.readouterr().err
 
 
-def test_dumps_of_the_flight_recorder_are_diagnosed(
+def test_report_diagnoses_flight_recorder_dumps(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     done, waits = entry("0", 1, state="completed"), entry("0", 2)
@@ -220,7 +222,7 @@ def test_dumps_of_the_flight_recorder_are_diagnosed(
     assert "--price-per-hour is not for Flight Recorder dumps" in capfd.readouterr().err
 
 
-def test_a_new_file_is_written(tmp_path: Path) -> None:
+def test_write_output_creates_a_new_file(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     writable_output(path, force=False)
     write_output(path, "µ")
@@ -228,7 +230,7 @@ def test_a_new_file_is_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_another_is_left_alone_without_force(tmp_path: Path) -> None:
+def test_an_existing_output_file_is_overwritten_only_with_force(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("old")
     with pytest.raises(UsageError, match="--force"):
@@ -239,12 +241,12 @@ def test_another_is_left_alone_without_force(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "missing/a.txt"])
-def test_no_place_for_a_file(tmp_path: Path, name: str) -> None:
+def test_an_output_path_that_cannot_be_a_file_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="director"):
         writable_output(tmp_path / name, force=True)
 
 
-def test_a_device_is_written_to(tmp_path: Path) -> None:
+def test_output_to_a_device_keeps_the_device(tmp_path: Path) -> None:
     writable_output(Path("/dev/null"), force=False)
     write_output(Path("/dev/null"), "text")
     assert Path("/dev/null").is_char_device()

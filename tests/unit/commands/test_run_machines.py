@@ -38,14 +38,16 @@ def inside(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
         monkeypatch.setenv(name, value)
 
 
-def test_one_machine_unless_it_is_said() -> None:
+def test_one_machine_is_assumed_unless_options_give_more() -> None:
     assert rendezvous() == Rendezvous()
     assert rendezvous(ENDPOINT) == Rendezvous(ENDPOINT)
     assert rendezvous(ENDPOINT, 2, 1) == Rendezvous(ENDPOINT, 2, 1)
     assert rendezvous(ENDPOINT, 2) == Rendezvous(ENDPOINT, 2, 0)
 
 
-def test_a_step_of_one_task_per_node_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machines_and_rank_come_from_a_slurm_step_with_one_task_per_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     inside(monkeypatch, STEP)
     assert rendezvous(ENDPOINT) == Rendezvous(ENDPOINT, 3, 2)
     assert rendezvous(ENDPOINT, 3) == Rendezvous(ENDPOINT, 3, 2)
@@ -53,7 +55,7 @@ def test_a_step_of_one_task_per_node_says_it(monkeypatch: pytest.MonkeyPatch) ->
     assert rendezvous(ENDPOINT, 2) == Rendezvous(ENDPOINT, 2, 0)
 
 
-def test_a_batch_script_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slurm_variables_of_a_batch_script_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     inside(monkeypatch, {**STEP, "SLURM_NODEID": "0"})
     monkeypatch.delenv("SLURM_STEP_ID")
     assert rendezvous(ENDPOINT) == Rendezvous(ENDPOINT)
@@ -62,7 +64,7 @@ def test_a_batch_script_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("tasks", "nodes", "endpoint"), [("8", "2", ENDPOINT), ("4", "1", None), ("2", "2", None)]
 )
-def test_tasks_that_would_each_start_a_sweep_are_refused(
+def test_slurm_tasks_that_would_each_start_a_sweep_are_refused(
     monkeypatch: pytest.MonkeyPatch, tasks: str, nodes: str, endpoint: str | None
 ) -> None:
     inside(monkeypatch, {**STEP, "SLURM_NTASKS": tasks, "SLURM_NNODES": nodes})
@@ -73,7 +75,7 @@ def test_tasks_that_would_each_start_a_sweep_are_refused(
 
 
 @pytest.mark.parametrize("variables", [{"WORLD_SIZE": "4"}, {"WORLD_SIZE": "1", "LOCAL_RANK": "0"}])
-def test_a_machine_of_an_operator_and_a_single_rank_are_taken(
+def test_operator_machines_and_single_ranks_are_accepted(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
 ) -> None:
     inside(monkeypatch, variables)

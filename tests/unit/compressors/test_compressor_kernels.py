@@ -25,7 +25,7 @@ def values(n: int, seed: int = 0) -> torch.Tensor:
 
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 1.0, 2.0])
-def test_topk_is_torch_s(n: int, share: float) -> None:
+def test_topk_equals_torch_topk(n: int, share: float) -> None:
     x, k = values(n), int(share * n)
     found, indices = kernels.topk(x, k)
     wanted = torch.topk(x.abs(), min(k, n)).indices.sort().values
@@ -34,7 +34,7 @@ def test_topk_is_torch_s(n: int, share: float) -> None:
     assert torch.equal(found, x[wanted])
 
 
-def test_topk_with_feedback_keeps_the_rest() -> None:
+def test_topk_with_feedback_keeps_the_unsent_values_in_the_residual() -> None:
     g, r = values(5000), values(5000, seed=1)
     both, before = g + r, g.clone()
     found, indices = kernels.topk_feedback(g, r, 100)
@@ -45,7 +45,7 @@ def test_topk_with_feedback_keeps_the_rest() -> None:
 
 
 @pytest.mark.parametrize("n", SIZES)
-def test_casts_are_torch_s(n: int) -> None:
+def test_fp16_kernels_equal_torch_casts(n: int) -> None:
     x = values(n)
     assert torch.equal(kernels.encode_fp16(x, 1024.0), (x * 1024).to(torch.float16))
     half = x.to(torch.float16)
@@ -55,7 +55,7 @@ def test_casts_are_torch_s(n: int) -> None:
 
 
 @pytest.mark.parametrize("n", SIZES)
-def test_integers_are_within_half_a_step(n: int) -> None:
+def test_int8_rounding_errors_are_within_half_a_step(n: int) -> None:
     x, residual = values(n), torch.zeros(n)
     integers, scales = kernels.encode_int8(x, residual)
     step = scales.repeat_interleave(128)[:n]
@@ -84,6 +84,8 @@ def test_integers_are_within_half_a_step(n: int) -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(call: Callable[[], object], message: str) -> None:
+def test_wrong_kernel_arguments_are_refused_by_name(
+    call: Callable[[], object], message: str
+) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         call()

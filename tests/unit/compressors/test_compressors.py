@@ -19,7 +19,7 @@ from commprof.errors import CommprofError, UsageError
 native = pytest.mark.skipif(_native.native is None, reason="no native module")
 
 
-def test_each_function_makes_its_scheme() -> None:
+def test_each_compressor_function_makes_its_own_scheme() -> None:
     for name in SCHEMES:
         assert getattr(compressors, name)().scheme == compressors.parse(name).scheme == name
     assert compressors.topk().label == "topk:ratio=0.01"
@@ -31,7 +31,7 @@ def test_each_function_makes_its_scheme() -> None:
 
 
 @pytest.mark.parametrize("text", ["none", "topk:ratio=0.001,feedback=0", "powersgd:rank=8,seed=3"])
-def test_a_label_parses_to_itself(text: str) -> None:
+def test_a_compressor_label_parses_to_itself(text: str) -> None:
     assert compressors.parse(text).label == text
     assert compressors.parse(compressors.parse(text).label).label == text
 
@@ -59,23 +59,23 @@ def test_a_label_parses_to_itself(text: str) -> None:
         ("int8:seed=0.5", "int8: seed=0.5 is not a whole number"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(text: str, message: str) -> None:
+def test_unusable_compressor_options_are_refused_by_name(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
         compressors.parse(text)
 
 
-def test_the_help_text_has_a_line_for_each() -> None:
+def test_the_help_text_has_a_line_for_each_compressor() -> None:
     lines = compressor.help_text().splitlines()
     assert [line.split()[0].partition(":")[0] for line in lines] == list(SCHEMES)
 
 
-def test_making_one_loads_no_torch() -> None:
+def test_making_a_compressor_does_not_import_torch() -> None:
     make = "import sys; from commprof import compressors; compressors.topk()"
     check = f"{make}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", check], check=True)
 
 
-def test_what_needs_a_model_says_so() -> None:
+def test_compressor_calls_that_need_a_model_are_refused_without_one() -> None:
     with pytest.raises(CommprofError, match="is not attached to a model"):
         compressors.fp16().state_dict()
     with pytest.raises(UsageError, match="not both above 0"):
@@ -128,7 +128,7 @@ def skip_a_step(scaler: torch.amp.GradScaler) -> None:
     scaler.update()
 
 
-def test_a_scaler_that_was_followed_works_without_the_compressor() -> None:
+def test_a_followed_grad_scaler_still_works_after_the_compressor_is_unbound() -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
     first, second = compressors.topk(), compressors.topk()
     engine = bound(first, Model())
@@ -211,13 +211,13 @@ def test_merged_residuals_are_means_over_the_hosts_and_kept_once_on_each() -> No
     assert again["parameters"]["a"]["residual"].tolist() == [1.75] * 3
 
 
-def test_a_rank_s_residual_fits_another_number_of_hosts() -> None:
+def test_a_rank_s_residual_can_be_loaded_with_another_number_of_hosts() -> None:
     old = states_on_hosts({0: 1.0, 2: 1.0}, world_size=4, hosts=2)
     assert loaded_on_hosts(old[0], rank=0, world_size=4, hosts=2) == [[1.0] * 3]
     assert loaded_on_hosts(old[0], rank=0, world_size=4, hosts=0) == [[2.0] * 3]
 
 
-def test_states_that_do_not_belong_together_are_refused() -> None:
+def test_states_of_missing_ranks_or_different_steps_are_not_merged() -> None:
     with pytest.raises(UsageError, match="needed: one state of each rank"):
         compressors.merge_states(states()[:1])
     with pytest.raises(UsageError, match="needed: one state of each rank"):

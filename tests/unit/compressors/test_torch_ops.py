@@ -80,7 +80,7 @@ def hook(text: str) -> TorchOps:
 
 
 @pytest.mark.parametrize("text", ["fp16", "bf16", "int8", "topk:ratio=1,feedback=0"])
-def test_gathered_data_is_read_only_once_it_has_arrived(
+def test_gathered_data_is_read_only_after_the_all_gather_completes(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dist, "all_gather", lambda out, part, **_: Work(Gathered(out, part)))
@@ -88,7 +88,7 @@ def test_gathered_data_is_read_only_once_it_has_arrived(
     assert mean.tolist() == [127.0, -64.0, 1.0]
 
 
-def test_the_error_of_an_all_gather_is_raised_before_the_others_are_complete(
+def test_a_failed_all_gather_raises_before_the_other_all_gathers_complete(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     first: Future[Any] = Future()
@@ -153,7 +153,7 @@ def test_an_option_that_torch_operations_lack_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["int8:hierarchical=0,checksum=0", "topk:feedback=1,start_step=3"])
-def test_the_other_options_are_followed(text: str) -> None:
+def test_options_that_torch_operations_support_are_accepted(text: str) -> None:
     assert lacks(compressors.parse(text)) == ""
 
 

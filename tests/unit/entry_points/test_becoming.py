@@ -17,7 +17,7 @@ becoming.run(["-c", "pass"])
 """
 
 
-def test_the_sitecustomize_of_a_new_path_is_run_in_place_of_the_machines(tmp_path: Path) -> None:
+def test_a_forked_python_runs_the_sitecustomize_of_its_new_path(tmp_path: Path) -> None:
     for name in ("system", "given"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "sitecustomize.py").write_text(f"print({name!r}, flush=True)\n")

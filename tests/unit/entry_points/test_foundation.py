@@ -23,11 +23,11 @@ from commprof.text import counted, in_seconds, listed, named_ranks, plain_digits
         ([1, 2, 4], "1, 2 and 4 steps"),
     ],
 )
-def test_counts(numbers: int | list[int], said: str) -> None:
+def test_counts_are_worded_with_singular_or_plural(numbers: int | list[int], said: str) -> None:
     assert counted(numbers, "step") == said
 
 
-def test_lists() -> None:
+def test_lists_and_ranks_are_joined_in_words() -> None:
     assert listed(["a"]) == "a"
     assert listed((1, 2)) == "1 and 2"
     assert named_ranks([3]) == "rank 3"
@@ -36,18 +36,18 @@ def test_lists() -> None:
     assert plural(2, "core") == "cores"
 
 
-def test_digits_without_an_exponent() -> None:
+def test_numbers_are_printed_without_an_exponent() -> None:
     assert in_seconds(1_800_000) == "1800 s"
     assert in_seconds(25_095) == "25.1 s"
     assert [plain_digits(x, 4) for x in (12_345.6, 999.96, 0.5)] == ["12346", "1000", "0.5"]
     assert [plain_digits(x) for x in (-1234.5, 99.96, 0.0)] == ["-1234", "100", "0"]
 
 
-def test_nothing_that_a_terminal_obeys() -> None:
+def test_control_characters_are_escaped_for_a_terminal() -> None:
     assert printable("a\nb\x1b[2J\x00") == "a b\\x1b[2J\\x00"
 
 
-def test_a_file_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+def test_replace_file_replaces_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     replace_file(path, "[1]")
     replace_file(path, b"[1, 2]")
@@ -55,7 +55,7 @@ def test_a_file_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_fails_leaves_the_old_content_and_nothing_else(tmp_path: Path) -> None:
+def test_a_failed_replacement_keeps_the_old_file_and_leaves_no_other(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     replace_file(path, "old")
 
@@ -87,21 +87,25 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_the_one_that_leads_to_the_store(host: str) -> None:
+def test_own_address_is_the_one_that_leads_to_the_store(host: str) -> None:
     assert own_address(Store(host)) in ("127.0.0.1", "::1")
 
 
-def test_the_store_is_found_under_prefixes() -> None:
+def test_own_address_is_found_through_prefix_stores() -> None:
     store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)
     assert own_address(dist.PrefixStore("a", dist.PrefixStore("b", store))) == "127.0.0.1"
 
 
-def test_a_store_without_a_host_leaves_the_environment_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_address_uses_master_addr_for_a_store_without_a_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     assert own_address(dist.HashStore()) == "127.0.0.1"
 
 
-def test_the_interface_that_gloo_is_told_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_address_prefers_the_interface_of_gloo_socket_ifname(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,eth7")
     assert own_address(Store(LEADS_OUT)) == "127.0.0.1"
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no_such_if")
@@ -112,7 +116,7 @@ def test_the_interface_that_gloo_is_told_comes_first(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("host", "expected"), [("node0", LEADS_OUT), ("127.0.0.2", "127.0.1.1"), ("", LEADS_OUT)]
 )
-def test_a_host_that_knows_itself_as_loopback_takes_the_way_out(
+def test_own_address_is_loopback_only_for_a_loopback_store(
     monkeypatch: pytest.MonkeyPatch, host: str, expected: str
 ) -> None:
     def towards(asked: str) -> str:

@@ -20,12 +20,14 @@ from tests.support.builders.run_directories import ranks_of, write_run
 OWN = Path(sys.executable).parent
 
 
-def test_an_activated_environment_has_the_plain_names() -> None:
+def test_commands_have_plain_names_in_an_activated_environment() -> None:
     assert invocation.command("report", "RUN") == "commprof report RUN"
     assert invocation.pip("yaml", "sklearn") == "pip install PyYAML scikit-learn"
 
 
-def test_else_its_own_programs_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_are_given_by_path_outside_an_activated_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     monkeypatch.chdir("/")
     assert invocation.command("top", "RUN", anywhere=True) == f"{OWN}/commprof top RUN"
@@ -43,7 +45,9 @@ def test_a_module_is_started_by_this_python(monkeypatch: pytest.MonkeyPatch) -> 
     )
 
 
-def test_examples_of_a_help_text_are_typed_as_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_in_help_texts_take_the_form_that_works_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     text = 'The commprof of old.\n  commprof top RUN\n  eval "$(commprof env)"\n  sh commprof x\n'
     assert invocation.examples(text) == text
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
@@ -54,14 +58,14 @@ def test_examples_of_a_help_text_are_typed_as_here(monkeypatch: pytest.MonkeyPat
     )
 
 
-def test_without_an_installation_python_is_named(
+def test_commands_start_with_python_m_without_an_installed_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "a b" / "python"))
     assert invocation.command("top") == f"'{tmp_path}/a b/python' -m commprof top"
 
 
-def test_the_hints_of_a_report_can_be_run(
+def test_commands_in_the_hints_of_a_report_can_be_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
@@ -112,7 +116,7 @@ def shown_strings(source: str) -> Iterator[str]:
             yield node.value
 
 
-def test_no_other_module_writes_a_command_out() -> None:
+def test_no_other_module_spells_out_a_command() -> None:
     found = {
         (file.relative_to(PACKAGE).as_posix(), text)
         for file in PACKAGE.rglob("*.py")
@@ -126,7 +130,7 @@ def test_no_other_module_writes_a_command_out() -> None:
     assert [file for file in sources if "-m commprof" in file.read_text()] == []
 
 
-def test_words_with_bytes_that_no_terminal_shows_can_be_copied() -> None:
+def test_quoted_paths_with_unprintable_bytes_can_be_pasted_into_a_shell() -> None:
     assert invocation.quoted(Path("/a b/run")) == "'/a b/run'"
     for name in ("/tmp/\udcff", "/tmp/it's\n\\\udce4"):
         shown = invocation.quoted(name)

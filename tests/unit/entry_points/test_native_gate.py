@@ -31,7 +31,9 @@ SHOW = "import commprof._native as n; print(n.native); print(n.native_error)"
         ("3.0.0", "_torch30"),
     ],
 )
-def test_module_name_holds_major_and_minor(version: str, name: str) -> None:
+def test_the_native_module_name_contains_torchs_major_and_minor_version(
+    version: str, name: str
+) -> None:
     assert _native.module_name(version) == name
 
 
@@ -41,26 +43,26 @@ def test_built_for_counts_only_what_this_python_can_load() -> None:
     assert _native.built_for(files + others) == ["2.9", "2.13", "2.15"]
 
 
-def test_message_names_what_is_built_what_runs_and_the_command() -> None:
+def test_missing_module_message_names_both_torch_versions_and_the_command() -> None:
     assert _native.missing_message("2.15.0+cu132", ["2.13"], None, COMMAND) == (
         "no C++ module for torch 2.15.0+cu132: it was built for torch 2.13. Using the Python "
         "capture (fewer facts, more overhead). To build the C++ module: pip install something"
     )
 
 
-def test_message_gives_a_failed_build_as_the_one_cause() -> None:
+def test_missing_module_message_gives_a_failed_build_as_the_only_cause() -> None:
     message = _native.missing_message("2.13.0", ["2.10"], "no compiler", COMMAND)
     assert "its build failed: no compiler." in message
     assert "2.10" not in message
 
 
-def test_message_without_any_module_names_the_python() -> None:
+def test_missing_module_message_names_python_if_nothing_was_built() -> None:
     version = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
     message = _native.missing_message("2.13.0", [], None, COMMAND)
     assert f"it was not built for {version}." in message
 
 
-def test_command_installs_from_the_checkout(tmp_path: Path) -> None:
+def test_install_command_uses_the_checkout(tmp_path: Path) -> None:
     (tmp_path / "CMakeLists.txt").touch()
     command = _native.install_command(tmp_path / "commprof", None)
     assert command.startswith(f"{sys.executable} -m pip install ")
@@ -78,7 +80,7 @@ def test_command_installs_from_the_checkout(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_command_installs_from_where_commprof_came(
+def test_install_command_uses_the_source_that_commprof_came_from(
     tmp_path: Path, record: dict[str, object] | None, source: str
 ) -> None:
     direct_url = None if record is None else json.dumps(record)
@@ -111,7 +113,7 @@ def run_gate(package: Path, **env: str) -> list[str]:
     return result.stdout.splitlines()
 
 
-def test_gate_leaves_a_module_for_another_torch_shut(fake_install: Path) -> None:
+def test_gate_does_not_load_a_module_for_another_torch(fake_install: Path) -> None:
     native, error = run_gate(fake_install)
     assert native == "None"
     assert "torch 2.99.0: it was built for torch 2.13." in error
@@ -131,14 +133,14 @@ def test_gate_reports_a_matching_module_that_does_not_load(fake_install: Path) -
     assert "the C++ module does not load under torch 2.13.1: " in error
 
 
-def test_gate_opens_the_matching_module(fake_install: Path) -> None:
+def test_gate_loads_the_matching_module(fake_install: Path) -> None:
     (fake_install / "_torch299.py").touch()
     native, error = run_gate(fake_install)
     assert native.startswith("<module 'commprof._torch299'")
     assert error == "None"
 
 
-def test_gate_can_be_kept_shut_without_importing_torch(fake_install: Path) -> None:
+def test_gate_can_be_switched_off_without_importing_torch(fake_install: Path) -> None:
     (fake_install.parent / "torch.py").write_text("raise AssertionError\n")
     native, error = run_gate(fake_install, COMMPROF_NATIVE="0")
     assert native == "None"
@@ -146,7 +148,7 @@ def test_gate_can_be_kept_shut_without_importing_torch(fake_install: Path) -> No
 
 
 @pytest.mark.skipif(_native.native is None, reason="needs the C++ module")
-def test_the_module_needs_no_library_that_torch_for_the_cpu_lacks() -> None:
+def test_the_native_module_needs_only_libraries_of_torch_for_the_cpu() -> None:
     """The module also works with torch for CUDA, which has these libraries and interfaces too."""
     assert _native.native is not None
     read = ["readelf", "--dynamic", "--wide", str(_native.native.__file__)]
@@ -159,7 +161,7 @@ def test_the_module_needs_no_library_that_torch_for_the_cpu_lacks() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("compiler", ["g++-11", "clang++"])
-def test_other_compilers_take_the_sources(compiler: str) -> None:
+def test_other_compilers_build_the_sources(compiler: str) -> None:
     if shutil.which(compiler) is None:
         pytest.skip(f"needs {compiler}")
     done = subprocess.run(

@@ -33,7 +33,7 @@ for name in commprof.__all__:
 """
 
 
-def test_all_names_are_there_and_torch_is_loaded_only_when_needed() -> None:
+def test_all_public_names_exist_and_torch_is_imported_only_when_needed() -> None:
     subprocess.run([sys.executable, "-c", CHECK], check=True)
 
 
@@ -49,11 +49,11 @@ assert "prometheus_client" not in sys.modules
 
 
 @pytest.mark.parametrize("words", [["--help"], ["report", "--help"], ["run", "--help"]])
-def test_commands_do_not_load_what_only_a_monitor_needs(words: list[str]) -> None:
+def test_commands_do_not_load_modules_that_only_a_monitor_needs(words: list[str]) -> None:
     subprocess.run([sys.executable, "-c", COMMAND, *words], check=True, stdout=subprocess.DEVNULL)
 
 
-def test_the_citation_is_of_this_version_under_this_licence() -> None:
+def test_the_citation_file_has_the_version_and_licence_of_the_package() -> None:
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     project = (ROOT / "pyproject.toml").read_text()
     assert cited["version"] == _version.__version__ == commprof.__version__
@@ -61,7 +61,7 @@ def test_the_citation_is_of_this_version_under_this_licence() -> None:
     assert {"cff-version", "message", "title", "authors"} <= cited.keys()
 
 
-def test_every_dependency_stands_in_the_list_with_its_licence() -> None:
+def test_every_dependency_is_listed_with_its_licence() -> None:
     needed = re.search(r"install_requires=\[(.*?)\]", (ROOT / "setup.py").read_text(), re.DOTALL)
     assert needed is not None
     written = needed[1] + (ROOT / "pyproject.toml").read_text()
@@ -91,7 +91,7 @@ class OtherTool(importlib.abc.MetaPathFinder):
         return importlib.machinery.ModuleSpec(name, loader, origin=str(self.path))
 
 
-def test_other_tools_hooks_find_the_module_and_ours_runs_after_it(
+def test_the_import_hook_runs_after_those_of_other_tools(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "theirs.py").write_text("by = 'the other tool'\n")
@@ -147,7 +147,7 @@ def test_an_interrupt_leaves_no_traceback(when: str, code: int, said: str) -> No
     assert (done.returncode, done.stdout, done.stderr) == (code, said, "")
 
 
-def test_an_ignored_interrupt_stays_ignored() -> None:
+def test_an_ignored_sigint_stays_ignored() -> None:
     """Checks a command that starts with SIGINT ignored, as one under nohup can."""
     ignoring = f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n{SCRIPT}"
     for when in ("loading", "running", "at the end"):
@@ -166,7 +166,7 @@ def item(request: pytest.FixtureRequest) -> pytest.Item:
 @pytest.mark.parametrize(
     ("promised", "left"), [(None, {"promtool"}), ("0", {"promtool"}), ("1", set())]
 )
-def test_what_is_missing(
+def test_missing_programs_and_libraries_of_a_test_are_found(
     promised: str | None, left: set[str], item: pytest.Item, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(PROMETHEUS_VARIABLE, raising=False)
@@ -177,15 +177,15 @@ def test_what_is_missing(
     assert missing(item) == left | {"no_such_library"}
 
 
-def test_a_program_that_is_there_is_not_missing(item: pytest.Item) -> None:
+def test_an_installed_program_is_not_missing(item: pytest.Item) -> None:
     item.add_marker(needs("env")[0])
     assert missing(item) == set()
 
 
-def test_what_needs_nothing_is_not_marked() -> None:
+def test_tests_without_requirements_are_not_marked() -> None:
     assert needs("", "") == ()
 
 
-def test_how_to_run_what_was_left_out() -> None:
+def test_skipped_tests_come_with_the_command_that_runs_them() -> None:
     assert how_to_run({"peft"}) == "make integrations"
     assert how_to_run({"promtool"}) == "apt-get install prometheus && make test-all"

@@ -23,7 +23,7 @@ PAGES = sorted(
 )
 
 
-def test_the_report_in_the_readme_is_what_is_printed(
+def test_the_report_in_the_readme_equals_the_printed_report(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown = re.findall(r"<!-- report:[^\n]*-->\n```\n(.*?)```\n", README.read_text(), re.DOTALL)
@@ -41,7 +41,7 @@ def test_the_report_in_the_readme_is_what_is_printed(
     assert capsys.readouterr().out == shown[0]
 
 
-def test_the_readme_is_short() -> None:
+def test_the_readme_has_at_most_110_lines() -> None:
     assert len(README.read_text().splitlines()) <= 110
 
 
@@ -68,7 +68,7 @@ def commands() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("line", sorted(set(commands())))
-def test_a_command_that_is_shown_can_be_given(
+def test_commands_shown_in_the_docs_are_accepted_by_the_parser(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "--config" in line:
@@ -84,7 +84,7 @@ def test_a_command_that_is_shown_can_be_given(
         parse_spec(args.workload)
 
 
-def test_there_are_commands_to_check() -> None:
+def test_commands_are_found_in_the_docs() -> None:
     shown = set(commands())
     assert "commprof predict RUN --bucket-cap-mb 1,5,25,100" in shown
     assert "commprof report DIR" in shown
@@ -97,7 +97,7 @@ _OTHERS = {
 }
 
 
-def test_commands_and_options_that_sentences_name_are_there() -> None:
+def test_commands_and_options_named_in_the_docs_exist() -> None:
     flags = {}
     for name in COMMANDS:
         parser = Parser(prog=name)
@@ -119,19 +119,19 @@ def test_commands_and_options_that_sentences_name_are_there() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_relative_links_lead_somewhere(page: Path) -> None:
+def test_relative_links_in_the_docs_lead_to_existing_files(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
     assert [target for target in targets if not (page.parent / target).exists()] == []
 
 
-def test_the_docs_are_twelve_pages_of_twenty_thousand_words() -> None:
+def test_the_docs_have_at_most_12_pages_and_20000_words() -> None:
     pages = list((ROOT / "docs").rglob("*.md"))
     assert len(pages) <= 12
     words = re.findall(r"\S*\w\S*", "\n".join(page.read_text() for page in pages))
     assert len(words) <= 20_000
 
 
-def test_pages_that_the_code_names_are_there() -> None:
+def test_docs_pages_named_in_the_code_exist() -> None:
     named = {
         name
         for directory in ("commprof", "csrc")
@@ -143,7 +143,7 @@ def test_pages_that_the_code_names_are_there() -> None:
     assert [name for name in sorted(named) if not (ROOT / "docs" / name).is_file()] == []
 
 
-def test_headings_that_links_name_are_there() -> None:
+def test_headings_linked_in_the_docs_exist() -> None:
     for page in PAGES:
         for target, heading in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text()):
             text = (page.parent / target if target else page).read_text()
@@ -152,7 +152,7 @@ def test_headings_that_links_name_are_there() -> None:
             assert heading in slugs, f"{page.name}: {target}#{heading}"
 
 
-def test_every_rule_of_the_audit_is_described() -> None:
+def test_every_audit_rule_is_described_in_the_docs() -> None:
     text = (ROOT / "docs/reading.md").read_text()
     assert [rule.name for rule in RULES if rule.name not in text] == []
 
@@ -164,12 +164,14 @@ ROWS = re.findall(
 )
 
 
-def test_the_table_is_found() -> None:
+def test_the_table_of_promises_is_found() -> None:
     assert len(ROWS) >= 10
 
 
 @pytest.mark.parametrize(("promise", "files", "target"), ROWS)
-def test_a_promise_has_its_tests(promise: str, files: str, target: str) -> None:
+def test_every_promise_names_existing_tests_and_the_right_make_target(
+    promise: str, files: str, target: str
+) -> None:
     """Checks the named target: a module that is slow as a whole is not in make test."""
     slow = []
     for name in re.findall(r"`(tests/[\w/]+\.py)`", files):

@@ -35,7 +35,9 @@ READ: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("name", READ)
-def test_an_empty_value_is_unset(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_environment_variable_counts_as_unset(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv(name, raising=False)
     unset = READ[name]()
     monkeypatch.setenv(name, "")
@@ -44,7 +46,9 @@ def test_an_empty_value_is_unset(name: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("value", ["x", "-1"])
 @pytest.mark.parametrize("name", READ)
-def test_nonsense_is_refused(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_environment_variables_are_refused_with_the_allowed_values(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(CommprofError, match=rf"^{name}=.*{value}") as caught:
         READ[name]()
@@ -62,7 +66,7 @@ def test_nonsense_is_refused(name: str, value: str, monkeypatch: pytest.MonkeyPa
         RankSettings(mode="off", clock="always", bucket_cap_mb=0.25),
     ],
 )
-def test_ranks_read_the_settings_that_were_left_for_them(
+def test_ranks_read_back_the_settings_exported_for_them(
     settings: RankSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "environ", {variables.MODE: "off", variables.STACKS: "1"})
@@ -70,7 +74,7 @@ def test_ranks_read_the_settings_that_were_left_for_them(
     assert RankSettings.from_environment() == settings
 
 
-def test_the_least_number_of_steps_is_allowed() -> None:
+def test_numbers_of_steps_below_the_minimum_are_refused() -> None:
     found = RankSettings.from_environment(
         {variables.GRADIENT_NORMS: "0", variables.CHECK_SYNC: "1"}
     )
@@ -81,7 +85,7 @@ def test_the_least_number_of_steps_is_allowed() -> None:
         RankSettings.from_environment({variables.CHECK_SYNC: "9" * 5000})
 
 
-def test_a_tracer_is_a_process() -> None:
+def test_the_ptracer_variable_must_be_a_process_id() -> None:
     assert RankSettings.from_environment({variables.PTRACER: "4711"}).tracer == 4711
     for text in ("0", "2147483648", "1e3", "٣", "9" * 5000):
         with pytest.raises(UsageError, match=r"\(allowed: a process ID above 0\)"):
@@ -89,12 +93,12 @@ def test_a_tracer_is_a_process() -> None:
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "much"])
-def test_what_is_no_bucket_cap_is_refused(text: str) -> None:
+def test_an_invalid_bucket_cap_variable_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"is not valid \(allowed: MiB above 0\)"):
         RankSettings.from_environment({variables.BUCKET_CAP_MB: text})
 
 
-def test_names_of_variables_have_one_home() -> None:
+def test_names_of_environment_variables_are_defined_in_one_module() -> None:
     root = Path(__file__).parents[3]
     literal = re.compile(r'"(COMMPROF_[A-Z_]+)"')
     found = {
@@ -118,7 +122,7 @@ def test_names_of_variables_have_one_home() -> None:
     assert read == {variables.DEVICE_EVENTS, variables.SIMD, variables.KERNEL_THREADS}
 
 
-def test_the_documentation_lists_every_variable() -> None:
+def test_the_documentation_lists_every_environment_variable() -> None:
     page = (Path(__file__).parents[3] / "docs" / "your_job.md").read_text()
     rows = re.findall(r"^\| `(COMMPROF_\w+)` \| (.*) \| (.*) \| (.*) \|$", page, re.MULTILINE)
     assert rows == [
@@ -127,7 +131,7 @@ def test_the_documentation_lists_every_variable() -> None:
     ]
 
 
-def test_choices_that_others_define_too() -> None:
+def test_the_mode_variable_lists_all_modes_and_survives_pickling() -> None:
     assert variables.MODE.allowed == ", ".join(MODES)
     name = pickle.loads(pickle.dumps(variables.MODE))  # as in the environment of ranks
     assert (name, type(name)) == ("COMMPROF_MODE", str)
@@ -149,7 +153,7 @@ except UsageError as error:
 @pytest.mark.parametrize(
     ("name", "allowed"), [("COMMPROF_SIMD", "scalar"), ("COMMPROF_KERNEL_THREADS", "1 to 256")]
 )
-def test_kernels_settings_are_refused_before_anything_is_recorded(
+def test_invalid_kernel_settings_are_refused_before_anything_is_recorded(
     name: str, allowed: str, tmp_path: Path
 ) -> None:
     if _native.native is None:
@@ -193,7 +197,7 @@ print("trained")
         (variables.MODE, "most", "not recording: COMMPROF_MODE='most' is not valid (allowed: "),
     ],
 )
-def test_a_job_trains_and_records_nothing_where_it_cannot_do_as_asked(
+def test_a_job_with_an_invalid_setting_trains_but_records_nothing(
     name: str, value: str, said: str, tmp_path: Path
 ) -> None:
     of_rank = {name: value, "RANK": "0", "WORLD_SIZE": "1"}

@@ -110,7 +110,7 @@ def test_manifests_start_a_workload_on_each_node(make: Any) -> None:
     assert "COMMPROF_OUT" not in text
 
 
-def test_the_batch_script_asks_for_what_was_asked() -> None:
+def test_the_batch_script_requests_the_given_nodes_cpus_and_time() -> None:
     lines = slurm(replace(JOB, time_limit="90", partition="long")).splitlines()
     assert [line for line in lines if line.startswith("#SBATCH")] == [
         "#SBATCH --job-name=my-job",
@@ -128,17 +128,17 @@ def test_the_batch_script_asks_for_what_was_asked() -> None:
 
 
 @pytest.mark.parametrize("cpus", [0, -3])
-def test_a_rank_has_a_core(cpus: int) -> None:
+def test_fewer_than_one_cpu_per_rank_is_refused(cpus: int) -> None:
     with pytest.raises(UsageError, match=f"--cpus-per-rank {cpus} is out of range .allowed: 1 or"):
         slurm(replace(JOB, cpus_per_rank=cpus))
 
 
 @pytest.mark.parametrize("limit", ["90", "2:30:00", "1-2", "1-02:30", "1-02:30:00"])
-def test_time_limits_of_sbatch_are_taken(limit: str) -> None:
+def test_time_limits_in_sbatch_format_are_accepted(limit: str) -> None:
     assert f"#SBATCH --time={limit}\n" in slurm(replace(JOB, time_limit=limit))
 
 
-def test_a_train_job_says_how_many_run_what() -> None:
+def test_a_train_job_has_the_given_nodes_command_and_volume() -> None:
     job = load(train_job(JOB))
     assert (job["apiVersion"], job["kind"]) == ("trainer.kubeflow.org/v1alpha1", "TrainJob")
     trainer = job["spec"]["trainer"]
@@ -153,7 +153,7 @@ def test_a_train_job_says_how_many_run_what() -> None:
     assert pod["containers"][0]["volumeMounts"] == [{"name": "traces", "mountPath": "/traces"}]
 
 
-def test_a_train_job_is_what_its_published_model_takes() -> None:
+def test_a_train_job_matches_its_published_model() -> None:
     models = pytest.importorskip("kubeflow_trainer_api.models")
     written = load(train_job(JOB))
     # The model would drop names that it does not know.
@@ -171,7 +171,7 @@ def test_a_pytorch_job_has_one_master_and_the_rest_as_workers() -> None:
     assert "Worker" not in load(pytorch_job(replace(JOB, nodes=1)))["spec"]["pytorchReplicaSpecs"]
 
 
-def test_a_pytorch_job_is_what_its_published_model_takes() -> None:
+def test_a_pytorch_job_matches_its_published_model() -> None:
     training = pytest.importorskip("kubeflow.training")
     written = load(pytorch_job(JOB))
     reader = training.ApiClient()
@@ -209,7 +209,7 @@ def test_words_that_yaml_would_misread_stay_strings() -> None:
         ("k8s-pytorchjob", {"volume_claim": None}, "--volume-claim is missing"),
     ],
 )
-def test_what_no_cluster_would_take_is_refused(
+def test_settings_that_a_cluster_would_reject_are_refused(
     target: str, change: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
@@ -217,12 +217,12 @@ def test_what_no_cluster_would_take_is_refused(
     assert message in str(caught.value)
 
 
-def test_the_command_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_launch_files_names_the_missing_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["launch-files", "--target", "slurm", "--nodes", "2"]) == 2
     assert "--nproc-per-node, --output missing" in capsys.readouterr().err
 
 
-def test_the_command_writes_a_new_file_only(
+def test_launch_files_does_not_overwrite_a_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "job.sbatch"
@@ -234,7 +234,7 @@ def test_the_command_writes_a_new_file_only(
     assert "exists already" in capsys.readouterr().err
 
 
-def test_the_command_takes_options_of_a_workload(capsys: pytest.CaptureFixture[str]) -> None:
+def test_launch_files_accepts_the_options_of_a_workload(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["launch-files", "--target", "slurm", "--nodes", "2", "--nproc-per-node", "4"]
     command += ["--output", "/shared/run", "--", "--workload", "mlp"]
     assert main([*command, "--steps", "50"]) == 0
@@ -260,7 +260,7 @@ def test_the_command_takes_options_of_a_workload(capsys: pytest.CaptureFixture[s
         ("--workload mlp --check-sync 0", "--check-sync 0 is out of range"),
     ],
 )
-def test_what_run_would_refuse_is_refused_here(
+def test_launch_files_refuses_options_that_run_would_refuse(
     options: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = dict(os.environ)
@@ -272,7 +272,7 @@ def test_what_run_would_refuse_is_refused_here(
     assert os.environ == before
 
 
-def test_options_for_other_machines_than_this_one_are_taken(
+def test_launch_files_accepts_options_that_this_machine_cannot_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     command = ["launch-files", "--target", "slurm", "--nodes", "2", "--nproc-per-node", "64"]

@@ -39,7 +39,7 @@ from tests.support.machines.ranks import free_port
 HERE = Path("run/w2")
 
 
-def test_a_job_survives_its_file(tmp_path: Path) -> None:
+def test_a_job_is_unchanged_by_saving_and_loading(tmp_path: Path) -> None:
     job = Job("timed:layers=2", 2, HERE, steps=3, batch_size=8, scaling="strong", hook=False)
     job.save(tmp_path / "job.json")
 
@@ -58,7 +58,7 @@ def test_a_job_survives_its_file(tmp_path: Path) -> None:
         ({"nodes": 3}, r"unknown keys: \['nodes'\]"),
     ],
 )
-def test_a_file_of_another_shape_is_refused(
+def test_a_job_file_with_wrong_keys_or_types_is_refused(
     tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     path = tmp_path / "job.json"
@@ -69,7 +69,7 @@ def test_a_file_of_another_shape_is_refused(
         Job.load(path)
 
 
-def test_a_job_that_cannot_be_written_is_an_error_in_one_line(tmp_path: Path) -> None:
+def test_a_job_file_that_cannot_be_written_is_an_error_in_one_line(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     for path, reason in ((file / "job.json", "File exists"), (tmp_path, "Is a directory")):
@@ -78,7 +78,7 @@ def test_a_job_that_cannot_be_written_is_an_error_in_one_line(tmp_path: Path) ->
         assert str(caught.value) == f"cannot write {quoted(path)}: {reason}"
 
 
-def test_what_the_system_refuses_to_the_launcher_is_an_error_in_one_line(tmp_path: Path) -> None:
+def test_a_system_error_of_the_launcher_is_an_error_in_one_line(tmp_path: Path) -> None:
     def refused() -> None:
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
@@ -89,7 +89,7 @@ def test_what_the_system_refuses_to_the_launcher_is_an_error_in_one_line(tmp_pat
         elastic.launch_script(["-c", "pass"], 1, tmp_path / "logs", {})
 
 
-def test_a_signal_before_torch_times_a_function_is_that_signal(
+def test_a_signal_to_the_launcher_is_raised_as_keyboard_interrupt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted() -> float:
@@ -101,7 +101,7 @@ def test_a_signal_before_torch_times_a_function_is_that_signal(
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{"])
-def test_what_is_no_job_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_missing_or_malformed_job_file_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "job.json").write_text(text)
 
     with pytest.raises(UsageError, match="not a job file"):
@@ -123,7 +123,7 @@ def test_what_is_no_job_is_refused(tmp_path: Path, text: str) -> None:
         ({"steps": 3, "epochs": 2}, "exclude each other"),
     ],
 )
-def test_values_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+def test_job_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Job(**{"workload": "timed", "world_size": 1, "directory": HERE, **options})
 
@@ -132,11 +132,13 @@ def test_values_out_of_range_are_refused(options: dict[str, Any], message: str) 
     ("batch_size", "world_size", "scaling", "per_rank"),
     [(16, 4, "weak", 16), (16, 3, "weak", 16), (16, 4, "strong", 4), (16, 16, "strong", 1)],
 )
-def test_batch_of_a_rank(batch_size: int, world_size: int, scaling: str, per_rank: int) -> None:
+def test_the_batch_per_rank_is_divided_only_in_strong_scaling(
+    batch_size: int, world_size: int, scaling: str, per_rank: int
+) -> None:
     assert per_rank_batch(batch_size, world_size, scaling) == per_rank
 
 
-def test_a_global_batch_that_does_not_divide_is_refused_with_what_would() -> None:
+def test_an_indivisible_global_batch_is_refused_with_allowed_sizes() -> None:
     with pytest.raises(UsageError, match=r"allowed world sizes: 1, 2, 4, 8, 16\).* such as 18"):
         per_rank_batch(16, 3, "strong")
 
@@ -151,7 +153,7 @@ def test_a_global_batch_that_does_not_divide_is_refused_with_what_would() -> Non
         ({"batch_size": 32, "steps": 7}, 32, 5, 7),
     ],
 )
-def test_plan_of_the_transformer(
+def test_the_plan_of_a_transformer_job_has_batch_and_steps(
     options: dict[str, Any], batch: int, per_epoch: int, steps: int
 ) -> None:
     values: dict[str, Any] = {"workload": "transformer", "world_size": 2, "directory": HERE}
@@ -195,7 +197,7 @@ def test_each_machine_needs_gpus_for_its_own_ranks_only(
         elastic.check(job)
 
 
-def test_a_first_machine_that_never_comes_is_an_error_with_the_option_to_check(
+def test_a_rendezvous_without_the_first_machine_fails_and_names_the_option(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rendezvous, "_TIMEOUT_S", 1)
@@ -212,7 +214,7 @@ def test_a_first_machine_that_never_comes_is_an_error_with_the_option_to_check(
         (-11, "", "rank 3 failed: its process was ended by SIGSEGV; see logs/rank_3.err"),
     ],
 )
-def test_a_failed_rank_in_one_line(exit_code: int, reason: str, message: str) -> None:
+def test_a_failed_rank_is_described_in_one_line(exit_code: int, reason: str, message: str) -> None:
     error = RankFailedError(3, exit_code, reason, Path("logs/rank_3.err"))
 
     assert str(error) == message
@@ -232,7 +234,7 @@ def wait_for(stream: io.StringIO, text: str) -> None:
         time.sleep(0.02)
 
 
-def test_progress_on_a_terminal_is_one_line_that_is_erased(
+def test_progress_on_a_terminal_is_one_line_that_is_erased_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
@@ -250,9 +252,7 @@ def test_progress_on_a_terminal_is_one_line_that_is_erased(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_terminal_that_obeys_nothing_gets_no_progress(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dumb_terminal_gets_no_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
     stream = Terminal()
     with ProgressLine(tmp_path, 2, 12, stream) as line:
@@ -262,7 +262,7 @@ def test_a_terminal_that_obeys_nothing_gets_no_progress(
     assert stream.getvalue().strip() == ""
 
 
-def test_progress_elsewhere_is_at_most_one_line(tmp_path: Path) -> None:
+def test_progress_without_a_terminal_is_at_most_one_line(tmp_path: Path) -> None:
     stream = io.StringIO()
     with ProgressLine(tmp_path, 2, 12, stream):
         pass
@@ -295,7 +295,7 @@ def sleeper(**environment: str) -> subprocess.Popen[bytes]:
     return process
 
 
-def test_ranks_are_ended_and_other_children_are_not() -> None:
+def test_kill_lost_ranks_ends_ranks_and_no_other_children() -> None:
     rank, other = sleeper(TORCHELASTIC_RUN_ID="none", RANK="0"), sleeper(RANK="0")
     try:
         kill_lost_ranks()
@@ -318,7 +318,7 @@ def take(size_bytes: int) -> mmap.mmap:
     return memory
 
 
-def test_the_peak_is_that_since_the_start() -> None:
+def test_peak_memory_is_measured_from_its_start() -> None:
     memory = PeakMemory("cpu")
     take(200 * MIB).close()  # as building a model does
     memory.start()
@@ -338,14 +338,14 @@ def rank(**values: float) -> RankSummary:
     return RankSummary(parts=PARTS, average_loss=1.0, final_loss=1.0, **{**measured, **values})  # type: ignore[arg-type]
 
 
-def test_what_training_took_is_the_gpus_where_there_is_one() -> None:
+def test_training_memory_is_that_of_the_gpu_if_there_is_one() -> None:
     assert rank(before_rss_bytes=300, peak_rss_bytes=800).training_bytes == 500
     both = rank(before_rss_bytes=300, peak_rss_bytes=800, device_peak_bytes=70)
     assert both.training_bytes == 70
     assert rank().training_bytes != rank().training_bytes  # NaN
 
 
-def test_the_table_names_the_ranks_that_take_most_and_least() -> None:
+def test_the_memory_table_shows_the_highest_and_lowest_use_of_any_rank() -> None:
     ranks = (
         rank(before_rss_bytes=300e6, peak_rss_bytes=800e6),
         rank(before_rss_bytes=310e6, peak_rss_bytes=700e6),

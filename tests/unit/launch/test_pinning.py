@@ -33,25 +33,25 @@ def cores(topology: Topology) -> list[tuple[int, tuple[int, ...]]]:
     ("text", "cpus"),
     [("0", (0,)), ("0-3", (0, 1, 2, 3)), ("0-1,8,10-11\n", (0, 1, 8, 10, 11)), ("\n", ())],
 )
-def test_a_list_of_cpus_is_read_and_written(text: str, cpus: tuple[int, ...]) -> None:
+def test_a_list_of_cpus_is_parsed_and_formatted(text: str, cpus: tuple[int, ...]) -> None:
     assert parse_cpu_list(text) == cpus
     assert format_cpu_list(cpus) == text.strip()
 
 
 @pytest.mark.parametrize("text", ["a", "1-", "-1", "0-3-5", "0 1"])
-def test_what_is_no_list_of_cpus_is_refused(text: str) -> None:
+def test_a_malformed_list_of_cpus_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not a list of CPUs such as 0-3,8"):
         parse_cpu_list(text)
 
 
-def test_one_node_without_hyper_threads(tmp_path: Path) -> None:
+def test_topology_of_one_node_without_hyper_threads_is_read(tmp_path: Path) -> None:
     machine(tmp_path, nodes=1, cores=4, threads=1)
     found = read_topology(range(4), tmp_path)
     assert cores(found) == [(0, (0,)), (0, (1,)), (0, (2,)), (0, (3,))]
     assert (found.usable_cpus, found.usable_cores, found.quota_cpus) == (4, 4, None)
 
 
-def test_two_nodes_with_hyper_threads(tmp_path: Path) -> None:
+def test_topology_of_two_nodes_with_hyper_threads_is_read(tmp_path: Path) -> None:
     # Linux numbers the first hyper-threads of all cores before the second ones.
     machine(tmp_path, nodes=2, cores=2, threads=2)
     found = read_topology(range(8), tmp_path)
@@ -60,7 +60,7 @@ def test_two_nodes_with_hyper_threads(tmp_path: Path) -> None:
     assert (found.usable_cpus, found.usable_cores) == (8, 4)
 
 
-def test_nodes_that_are_interleaved_come_in_order(tmp_path: Path) -> None:
+def test_cores_of_interleaved_nodes_are_ordered_by_node(tmp_path: Path) -> None:
     machine(tmp_path, nodes=2, cores=2, threads=1)
     write(tmp_path, {"sys/devices/system/node/node0/cpulist": "0,2"})
     write(tmp_path, {"sys/devices/system/node/node1/cpulist": "1,3"})
@@ -75,18 +75,18 @@ def test_offline_cpus_are_left_out(tmp_path: Path) -> None:
     assert cores(read_topology(range(4), tmp_path)) == [(0, (0,)), (0, (1, 3))]
 
 
-def test_a_restricted_cpuset_leaves_parts_of_cores_and_nodes(tmp_path: Path) -> None:
+def test_a_restricted_cpuset_limits_the_topology_to_its_cpus(tmp_path: Path) -> None:
     machine(tmp_path, nodes=2, cores=4, threads=2)
     found = read_topology([6, 7, 14], tmp_path)
     assert cores(found) == [(1, (6, 14)), (1, (7,))]
     assert found.nodes == (1,)
 
 
-def test_a_kernel_that_tells_nothing_gives_a_core_for_each_cpu(tmp_path: Path) -> None:
+def test_without_topology_files_each_cpu_is_a_core(tmp_path: Path) -> None:
     assert cores(read_topology([1, 3], tmp_path)) == [(0, (1,)), (0, (3,))]
 
 
-def test_siblings_under_the_older_name(tmp_path: Path) -> None:
+def test_siblings_are_read_from_the_older_file_name(tmp_path: Path) -> None:
     folder = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
     write(tmp_path, {folder.format(cpu): "0-1" for cpu in (0, 1)})
     assert cores(read_topology([0, 1], tmp_path)) == [(0, (0, 1))]
@@ -126,7 +126,9 @@ def test_siblings_under_the_older_name(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_the_cgroups_quota(tmp_path: Path, files: Mapping[str, str], quota: float | None) -> None:
+def test_the_cpu_quota_is_read_from_the_cgroup(
+    tmp_path: Path, files: Mapping[str, str], quota: float | None
+) -> None:
     machine(tmp_path, nodes=1, cores=4, threads=1)
     write(tmp_path, files)
     found = read_topology(range(4), tmp_path)
@@ -134,7 +136,7 @@ def test_the_cgroups_quota(tmp_path: Path, files: Mapping[str, str], quota: floa
     assert found.usable_cpus == (4 if quota is None else int(quota))
 
 
-def test_a_quota_below_one_cpu_leaves_one(tmp_path: Path) -> None:
+def test_a_quota_below_one_cpu_leaves_one_usable_cpu(tmp_path: Path) -> None:
     write(tmp_path, {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "50000 100000\n"})
     assert read_topology([0, 1], tmp_path).usable_cpus == 1
 
@@ -157,7 +159,7 @@ def grid(nodes: int, cores: int, threads: int = 1, quota: float | None = None) -
         (grid(1, 7, quota=0.5), [1], 1, 1),
     ],
 )
-def test_as_many_ranks_by_default_as_the_help_says(
+def test_the_default_number_of_ranks_follows_from_cores_cpus_and_quota(
     topology: Topology,
     of_run: list[int],
     of_check: int,
@@ -207,14 +209,16 @@ def test_as_many_ranks_by_default_as_the_help_says(
         ("numa", grid(2, 1), 4, "0/0/1/1"),
     ],
 )
-def test_the_sets_of_each_rank(mode: str, topology: Topology, ranks: int, sets: str) -> None:
+def test_each_pin_mode_gives_the_expected_cpus_to_each_rank(
+    mode: str, topology: Topology, ranks: int, sets: str
+) -> None:
     assert plan_pinning(mode, topology, ranks).text == sets
 
 
 @pytest.mark.parametrize("mode", [mode for mode in PIN_MODES if mode != "none"])
 @pytest.mark.parametrize("nodes", [1, 2, 3])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_sets_are_equal_in_size_and_disjoint_while_there_is_a_cpu_for_each_rank(
+def test_cpu_sets_are_equal_in_size_and_disjoint_if_cpus_suffice(
     mode: str, nodes: int, threads: int
 ) -> None:
     topology = grid(nodes, 4, threads)
@@ -252,16 +256,18 @@ def check_sets(mode: str, topology: Topology, ranks: int) -> None:
         ("numa", grid(2, 2), 2, "no two ranks share a CPU, and no rank crosses nodes (2 NUMA"),
     ],
 )
-def test_the_reason_is_said(mode: str, topology: Topology, ranks: int, reason: str) -> None:
+def test_the_plan_of_pinning_gives_its_reason(
+    mode: str, topology: Topology, ranks: int, reason: str
+) -> None:
     assert reason in plan_pinning(mode, topology, ranks).reason
 
 
-def test_an_unknown_mode_is_refused() -> None:
+def test_an_unknown_pin_mode_is_refused() -> None:
     with pytest.raises(UsageError, match=r"unknown --pin 'core' \(allowed: none, cores, numa"):
         plan_pinning("core", grid(1, 1), 1)
 
 
-def test_a_thread_is_pinned_as_its_local_rank_says() -> None:
+def test_a_thread_is_pinned_to_the_cpus_of_its_local_rank() -> None:
     allowed = sorted(os.sched_getaffinity(0))
     seen: list[set[int]] = []
 
@@ -280,7 +286,7 @@ def test_a_thread_is_pinned_as_its_local_rank_says() -> None:
     ("text", "rank", "message"),
     [("0/1", 2, "no set for local rank 2"), ("99999", 0, "cannot be pinned to CPUs 99999")],
 )
-def test_a_set_that_cannot_be_had_is_refused(text: str, rank: int, message: str) -> None:
+def test_an_unavailable_cpu_set_is_refused(text: str, rank: int, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         pin_this_process(text, rank)
 
@@ -300,7 +306,7 @@ def test_a_set_that_cannot_be_had_is_refused(text: str, rank: int, message: str)
         ("auto", None, grid(2, 4), "numa", 1, 4, "auto"),  # no more than the node has
     ],
 )
-def test_threads(
+def test_threads_per_rank_come_from_option_variable_or_default(
     asked: str | None,
     omp: str | None,
     topology: Topology,
@@ -321,7 +327,7 @@ def test_threads(
         (None, "x", "OMP_NUM_THREADS=x is out of range"),
     ],
 )
-def test_threads_that_cannot_be_are_refused(
+def test_invalid_numbers_of_threads_are_refused(
     asked: str | None, omp: str | None, message: str
 ) -> None:
     nothing = plan_pinning("none", grid(1, 1), 1)
@@ -330,7 +336,7 @@ def test_threads_that_cannot_be_are_refused(
     assert message in str(caught.value)
 
 
-def test_a_script_is_pinned_before_it_starts_and_its_children_may_choose() -> None:
+def test_a_script_is_pinned_at_its_start_and_the_variable_is_removed() -> None:
     allowed = sorted(os.sched_getaffinity(0))
     shown = "import os; print(sorted(os.sched_getaffinity(0)), 'COMMPROF_CPUS' in os.environ)"
     environment = {

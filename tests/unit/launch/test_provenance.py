@@ -35,7 +35,7 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_only_variables_on_the_list_are_kept_and_no_secrets() -> None:
+def test_only_listed_environment_variables_without_secrets_are_kept() -> None:
     kept = {"OMP_NUM_THREADS": "2", "NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "0"}
     others = {
         "HOME": "/home/a",
@@ -48,26 +48,28 @@ def test_only_variables_on_the_list_are_kept_and_no_secrets() -> None:
     assert environment({**kept, **others}) == kept
 
 
-def test_versions_name_what_is_installed() -> None:
+def test_versions_include_python_torch_and_commprof() -> None:
     found = versions()
     assert {"python", "system", "torch", "commprof", "numpy"} <= found.keys()
 
 
-def test_versions_of_all_that_a_workload_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_include_all_packages_that_a_workload_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(provenance, "version", lambda package: f"{package} 1")
     wanted = {"transformers", "peft", "bitsandbytes", "scikit-learn", "pillow", "torchvision"}
     wanted |= {"accelerate", "datasets", "lightning", "pytorch-lightning", "ray"}
     assert {versions()[package] for package in wanted} == {f"{package} 1" for package in wanted}
 
 
-def test_a_clean_repository(repository: Path) -> None:
+def test_git_state_of_a_clean_repository_has_no_changes(repository: Path) -> None:
     found = git_state(repository)
     assert len(found["commit"]) == 40
     rest = {name: value for name, value in found.items() if name != "commit"}
     assert rest == {"branch": "main", "changed_files": 0, "diff_lines": 0}
 
 
-def test_a_changed_repository(repository: Path) -> None:
+def test_git_state_of_a_changed_repository_counts_files_and_lines(repository: Path) -> None:
     (repository / "train.py").write_text("a\nc\nd\n")
     (repository / "new.py").write_text("x\n")
     found = git_state(repository)
@@ -75,7 +77,7 @@ def test_a_changed_repository(repository: Path) -> None:
     assert (found["changed_files"], found["diff_lines"]) == (2, 3)
 
 
-def test_changes_are_kept_as_a_patch_that_brings_them_back(repository: Path) -> None:
+def test_uncommitted_changes_are_saved_as_a_patch_that_restores_them(repository: Path) -> None:
     inside, kept = repository / "folder with space", repository / "run"
     inside.mkdir()
     kept.mkdir()
@@ -101,7 +103,7 @@ def test_changes_are_kept_as_a_patch_that_brings_them_back(repository: Path) -> 
     assert not (repository / "gone.py").exists()
 
 
-def test_a_patch_has_a_limit_and_no_binary_files(
+def test_a_patch_is_cut_at_its_limit_and_omits_binary_files(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (repository / "[a]\tb.bin").write_bytes(bytes(range(256)))
@@ -123,7 +125,9 @@ def test_a_patch_has_a_limit_and_no_binary_files(
     assert (repository / "changes.patch").read_text() == patch[:50]
 
 
-def test_without_a_change_or_a_place_there_is_no_patch(repository: Path, tmp_path: Path) -> None:
+def test_no_patch_is_saved_without_a_change_or_a_writable_directory(
+    repository: Path, tmp_path: Path
+) -> None:
     (repository / "new.py").write_text("x\n")  # not tracked by git
     nothing = {"file": "", "bytes": 0, "cut": False, "binary_files": [], "left_out": ""}
     assert save_patch(repository, repository) == nothing
@@ -134,16 +138,18 @@ def test_without_a_change_or_a_place_there_is_no_patch(repository: Path, tmp_pat
     assert "No such file or directory" in found["left_out"]
 
 
-def test_a_directory_without_a_repository_says_so(tmp_path: Path) -> None:
+def test_git_state_outside_a_repository_is_unknown(tmp_path: Path) -> None:
     assert git_state(tmp_path) == {"unknown": "it is not in a git repository"}
 
 
-def test_a_machine_without_git_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_git_state_without_git_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert git_state(tmp_path) == {"unknown": "git is not installed"}
 
 
-def test_a_git_that_hangs_does_not(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_git_state_gives_up_on_a_git_that_hangs(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake = repository / "bin" / "git"
     fake.parent.mkdir()
     fake.write_text("#!/bin/sh\nexec sleep 60\n")
@@ -164,14 +170,14 @@ def test_a_git_that_hangs_does_not(repository: Path, monkeypatch: pytest.MonkeyP
         (["/opt/bin/python3", "/opt/bin/commprof", "run", "--nproc", "2"], "commprof run"),
     ],
 )
-def test_the_command_can_be_typed_again(
+def test_the_recorded_command_line_can_be_typed_again(
     words: list[str], typed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "orig_argv", words)
     assert " ".join(command_line()) == f"{typed} --nproc 2"
 
 
-def test_what_is_written_as_yaml_is_read_alike() -> None:
+def test_yaml_text_is_read_back_as_the_same_value() -> None:
     yaml = pytest.importorskip("yaml")
     value = {
         "steps": 12,
@@ -186,7 +192,7 @@ def test_what_is_written_as_yaml_is_read_alike() -> None:
     assert yaml.safe_load(yaml_text(value)) == value
 
 
-def test_the_line_of_the_report() -> None:
+def test_the_reproduce_line_names_command_directory_and_commit() -> None:
     git_found = {
         "commit": "0123456789abcdef",
         "branch": "main",

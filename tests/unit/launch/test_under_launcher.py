@@ -27,13 +27,13 @@ from commprof.launch.under_launcher import (
 from tests.support.machines.ranks import free_port
 
 
-def test_one_machine_takes_any_free_port() -> None:
+def test_the_launcher_of_one_machine_uses_any_free_port() -> None:
     config = ALONE.launch_config(4)
     assert (config["min_nodes"], config["nproc_per_node"]) == (1, 4)
     assert config["rdzv_endpoint"] == "localhost:0"
 
 
-def test_machines_share_the_ranks_in_their_order() -> None:
+def test_machines_divide_the_ranks_equally_in_order() -> None:
     rendezvous = Rendezvous("first:29500", nodes=3, node_rank=2)
     config = rendezvous.launch_config(12)
     assert (config["min_nodes"], config["max_nodes"], config["nproc_per_node"]) == (3, 3, 4)
@@ -42,7 +42,7 @@ def test_machines_share_the_ranks_in_their_order() -> None:
     assert not rendezvous.is_first
 
 
-def test_each_world_size_of_a_sweep_has_a_port_of_its_own() -> None:
+def test_each_world_size_of_a_sweep_has_its_own_port() -> None:
     rendezvous = Rendezvous("first:29500", nodes=2)
     assert rendezvous.turn(3).endpoint == "first:29503"
     assert ALONE.turn(3) == ALONE
@@ -56,13 +56,15 @@ def test_each_world_size_of_a_sweep_has_a_port_of_its_own() -> None:
         ((None, 2, 0), "--nnodes needs --rdzv-endpoint"),
     ],
 )
-def test_what_does_not_fit_is_refused(arguments: tuple[str | None, int, int], message: str) -> None:
+def test_rendezvous_arguments_out_of_range_are_refused(
+    arguments: tuple[str | None, int, int], message: str
+) -> None:
     with pytest.raises(UsageError) as caught:
         Rendezvous(*arguments)
     assert message in str(caught.value)
 
 
-def test_ranks_must_divide_and_the_endpoint_be_one() -> None:
+def test_indivisible_ranks_and_malformed_endpoints_are_refused() -> None:
     with pytest.raises(UsageError, match="5 ranks cannot be divided equally among 2 machines"):
         Rendezvous("localhost:1", nodes=2, node_rank=1).check(5)
     with pytest.raises(UsageError, match="is not HOST:PORT"):
@@ -70,7 +72,7 @@ def test_ranks_must_divide_and_the_endpoint_be_one() -> None:
 
 
 @pytest.mark.parametrize("host", ["node..cluster", "x" * 64, "\udcff"])
-def test_what_no_host_is_called_is_refused_on_every_machine(host: str) -> None:
+def test_an_invalid_host_name_is_refused_on_every_machine(host: str) -> None:
     for node_rank in (0, 1):
         with pytest.raises(UsageError, match=r"is not HOST:PORT \(allowed: a name or address of "):
             Rendezvous(f"{host}:29500", 2, node_rank).check(2)
@@ -83,7 +85,7 @@ def test_what_no_host_is_called_is_refused_on_every_machine(host: str) -> None:
         (2, "choose another port, the same on all machines"),
     ],
 )
-def test_only_a_single_machine_is_advised_to_leave_the_endpoint_out(nodes: int, hint: str) -> None:
+def test_only_a_single_machine_is_advised_to_omit_the_endpoint(nodes: int, hint: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -130,7 +132,7 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     del store  # the store must live until here
 
 
-def test_a_rank_of_torchrun() -> None:
+def test_a_rank_started_by_torchrun_is_recognised() -> None:
     expected = LaunchedRank("torchrun", 5, 8, 1, 4, 2, "first", 29501)
     assert given_rank(TORCHRUN) == expected
     # The same within srun; --nnodes is then refused, like every option that the launcher has set.
@@ -140,12 +142,12 @@ def test_a_rank_of_torchrun() -> None:
 
 
 @pytest.mark.parametrize("name", ["RANK", "MASTER_ADDR", "MASTER_PORT"])
-def test_a_rank_that_cannot_meet_the_others_is_refused(name: str) -> None:
+def test_a_rank_without_rank_or_master_variables_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match=f"one of 8 ranks, but {name} is unset"):
         given_rank({key: value for key, value in TORCHRUN.items() if key != name})
 
 
-def test_a_rank_and_what_it_lacks_to_meet_the_others() -> None:
+def test_rank_and_world_size_are_read_and_wrong_variables_named() -> None:
     assert rank_and_world_size(TORCHRUN) == (5, 8)
     assert rank_and_world_size({"RANK": "0"}) is None
     with pytest.raises(UsageError, match=r"not a number: RANK, MASTER_PORT\. Use torchrun"):
@@ -162,15 +164,17 @@ def test_a_rank_and_what_it_lacks_to_meet_the_others() -> None:
         {key: value for key, value in STEP.items() if key != "SLURM_STEP_ID"},  # a batch script
     ],
 )
-def test_what_is_no_rank(variables: dict[str, str]) -> None:
+def test_variables_of_no_launched_rank_give_no_rank(variables: dict[str, str]) -> None:
     assert given_rank(variables) is None
 
 
-def test_a_task_that_is_told_the_number_of_machines_starts_its_own_ranks() -> None:
+def test_a_slurm_task_with_a_given_number_of_machines_is_no_rank() -> None:
     assert given_rank({**STEP, "SLURM_NNODES": "1"}, nodes=1) is None
 
 
-def test_a_task_of_srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_started_by_srun_is_recognised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "scontrol").write_text(
         '#!/bin/sh\n[ "$*" = "show hostnames node-[a-b]" ] || exit 1\necho node-a\necho node-b\n'
     )
@@ -208,7 +212,7 @@ def test_a_task_of_srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         ("--steps 0", "--steps 0 is out of range"),
     ],
 )
-def test_what_ranks_cannot_do_is_refused_by_rank_0_in_one_line(
+def test_options_unusable_under_a_launcher_are_refused_in_one_line(
     words: str,
     expected: str,
     port: int,
@@ -229,7 +233,7 @@ def test_what_ranks_cannot_do_is_refused_by_rank_0_in_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_several_hosts_need_a_directory_that_all_see(
+def test_several_hosts_need_an_output_directory(
     port: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     rank(port=port).export()
@@ -238,7 +242,7 @@ def test_several_hosts_need_a_directory_that_all_see(
     assert "2 machines need --output DIR, the same directory on all" in capfd.readouterr().err
 
 
-def test_the_others_hear_what_rank_0_says_and_wait_no_longer_than_told(port: int) -> None:
+def test_other_ranks_get_rank_0s_message_or_time_out(port: int) -> None:
     rank(port=port).export()
     word = StoreMessage(rank(port=port), patience_s=0.3)
     silent = r"rank 0 ended, or did not send settings within 0\.3 s"
@@ -248,7 +252,7 @@ def test_the_others_hear_what_rank_0_says_and_wait_no_longer_than_told(port: int
     assert word.hear() == {"job": "/a/job.json"}
 
 
-def test_a_rank_that_reaches_nobody_says_where_it_looked() -> None:
+def test_a_rank_that_cannot_reach_the_rendezvous_names_its_address() -> None:
     other = rank(rank=1, local_rank=1, port=free_port())
     other.export()
     words = f"rank 1 on .* did not reach localhost:{other.port}, the rendezvous of the 2 ranks of "
@@ -256,7 +260,7 @@ def test_a_rank_that_reaches_nobody_says_where_it_looked() -> None:
         StoreMessage(other, patience_s=0.5)
 
 
-def test_a_directory_that_is_not_shared_is_noticed(tmp_path: Path) -> None:
+def test_a_rank_that_does_not_see_the_output_directory_fails(tmp_path: Path) -> None:
     await_file(tmp_path, rank())
     with pytest.raises(CommprofError, match=r"rank 1 on .* did not see .*/x, .*--output DIR"):
         await_file(tmp_path / "x", rank(rank=1), patience_s=0.1)

@@ -29,7 +29,7 @@ def _rank(work: Callable[[], None]) -> None:
 
 
 @pytest.mark.parametrize(("work", "code"), [(_nothing, 0), (_interrupt, 130)])
-def test_an_interrupt_after_the_end_of_the_work_is_ignored(
+def test_an_interrupt_after_the_end_of_a_ranks_work_is_ignored(
     work: Callable[[], None], code: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     rank = multiprocessing.get_context("fork").Process(target=_rank, args=(work,))

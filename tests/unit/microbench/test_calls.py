@@ -40,7 +40,9 @@ def stacked(pattern: Pattern, world_size: int, elements: int) -> torch.Tensor:
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("redop", REDOPS)
-def test_reductions_are_what_the_definition_says(redop: str, dtype: str, world_size: int) -> None:
+def test_expected_reductions_equal_their_definition(
+    redop: str, dtype: str, world_size: int
+) -> None:
     pattern = Pattern("all_reduce", redop, dtype, world_size)
     given = stacked(pattern, world_size, PATTERN_COUNT).double()
     by_definition = {
@@ -59,7 +61,7 @@ def test_reductions_are_what_the_definition_says(redop: str, dtype: str, world_s
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_parts_go_where_they_must(world_size: int) -> None:
+def test_expected_parts_of_gather_scatter_and_all_to_all_are_right(world_size: int) -> None:
     ranks = range(world_size)
     gather = Pattern("all_gather", "sum", "float", world_size)
     assert torch.equal(
@@ -77,7 +79,7 @@ def test_parts_go_where_they_must(world_size: int) -> None:
             assert torch.equal(pattern.expected(rank, PATTERN_COUNT), wanted)
 
 
-def test_only_the_root_of_a_reduce_is_promised_something() -> None:
+def test_only_the_root_of_a_reduce_is_checked() -> None:
     pattern = Pattern("reduce", "sum", "float", 2)
     assert pattern.expected(1, PATTERN_COUNT) is None
     assert pattern.wrong(torch.full((PATTERN_COUNT,), torch.nan), None) == 0
@@ -97,7 +99,7 @@ def test_wrong_elements_are_counted() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float", "half", "bfloat16"])
-def test_a_mean_may_be_off_by_its_rounding_and_no_more(dtype: str) -> None:
+def test_a_mean_may_differ_by_its_rounding_only(dtype: str) -> None:
     pattern = Pattern("all_reduce", "avg", dtype, 3)
     expected = pattern.expected(0, PATTERN_COUNT)
     eps = torch.finfo(expected.dtype).eps
@@ -112,7 +114,7 @@ def test_a_mean_of_whole_numbers_is_exact() -> None:
     assert pattern.wrong(expected + 1, expected) == PATTERN_COUNT
 
 
-def test_an_exchanged_block_a_missing_rank_and_stale_data_show() -> None:
+def test_swapped_blocks_missing_ranks_and_stale_data_are_detected() -> None:
     gather = Pattern("all_gather", "sum", "float", 4)
     expected = gather.expected(0, PATTERN_COUNT)
     exchanged = torch.cat(
@@ -131,14 +133,14 @@ def test_an_exchanged_block_a_missing_rank_and_stale_data_show() -> None:
     )
 
 
-def test_sums_that_no_type_holds_are_refused() -> None:
+def test_sums_that_the_type_cannot_hold_exactly_are_refused() -> None:
     with pytest.raises(UsageError, match="a sum over 200 ranks is not exact in int8"):
         Pattern("all_reduce", "sum", "int8", 200)
     assert Pattern("all_reduce", "max", "int8", 200).expected(0, 3).tolist() == [6, 6, 6]
 
 
 @pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter"])
-def test_in_place_means_one_memory_as_in_nccl(op: str) -> None:
+def test_in_place_buffers_share_memory_as_in_nccl(op: str) -> None:
     buffers = make_buffers(operation(op), IN_PLACE, PATTERN_COUNT, 1, 3, "float", "cpu")
     pattern = Pattern(op, "sum", "float", 3)
     buffers.fill(pattern, 1)
@@ -184,7 +186,9 @@ def sides() -> list[Side]:
     ("op", "placement"),
     [(name, place) for name, kind in OPERATIONS.items() if kind.sized for place in kind.placements],
 )
-def test_every_operation_leaves_what_it_must(sides: list[Side], op: str, placement: str) -> None:
+def test_every_operation_gives_the_expected_result(
+    sides: list[Side], op: str, placement: str
+) -> None:
     pattern = Pattern(op, "sum", "float", RANKS)
 
     def wrong(rank: int) -> tuple[Any, int]:
@@ -201,7 +205,7 @@ def test_every_operation_leaves_what_it_must(sides: list[Side], op: str, placeme
 
 
 @pytest.mark.parametrize("redop", ["prod", "min", "max"])
-def test_reduce_operations_are_told_apart(sides: list[Side], redop: str) -> None:
+def test_reduce_operations_give_different_results(sides: list[Side], redop: str) -> None:
     def result(rank: int) -> float:
         one = torch.full((1,), float(rank + 2))
         make_sampled_call("all_reduce", sides[rank], Buffers(one, one), redop)()
@@ -211,7 +215,9 @@ def test_reduce_operations_are_told_apart(sides: list[Side], redop: str) -> None
 
 
 @pytest.mark.parametrize("meets", [True, False])
-def test_samples_follow_each_other_behind_the_last_begin(sides: list[Side], meets: bool) -> None:
+def test_samples_are_consecutive_and_end_after_all_ranks_began(
+    sides: list[Side], meets: bool
+) -> None:
     def sampled(rank: int) -> Any:
         buffers = make_buffers(
             operation("all_reduce"), IN_PLACE, COUNT, rank, RANKS, "float", "cpu"
@@ -230,7 +236,7 @@ def test_samples_follow_each_other_behind_the_last_begin(sides: list[Side], meet
     assert (second.end_ns > first.begin_ns).all()
 
 
-def test_python_samples_what_is_not_of_cpp(
+def test_python_takes_the_samples_of_calls_that_are_not_native(
     sides: list[Side], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     barrier = make_sampled_call("barrier", sides[0], NOTHING, "sum")
@@ -244,7 +250,7 @@ def test_python_samples_what_is_not_of_cpp(
     assert (loop_language(on_cpu=True), loop_language(on_cpu=False)) == ("Python", "Python")
 
 
-def test_what_is_unknown_is_refused_by_name(sides: list[Side]) -> None:
+def test_unknown_operations_reduce_ops_and_devices_are_refused(sides: list[Side]) -> None:
     assert _native.native is not None
     one, group = torch.ones(1), sides[0].group
     with pytest.raises(ValueError, match=re.escape("unknown operation 'gossip' (allowed: all_g")):

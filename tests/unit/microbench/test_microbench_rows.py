@@ -39,7 +39,7 @@ def plan(directory: Path, **changes: Any) -> Plan:
     return Plan(("all_reduce",), (1,), SIZES, str(directory / "result.json"), **values)
 
 
-def test_the_first_round_hands_over_row_by_row(
+def test_the_first_round_hands_over_rows_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handed: list[int] = []
@@ -58,7 +58,7 @@ def test_the_first_round_hands_over_row_by_row(
     assert [row.wrong for row in rows] == [0] * 6
 
 
-def test_overlap_keeps_the_sizes_that_were_finished(
+def test_a_failed_overlap_sweep_keeps_the_finished_sizes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compute = measure.Compute
@@ -78,7 +78,9 @@ def test_overlap_keeps_the_sizes_that_were_finished(
     assert [row.key.size_bytes for row in rows] == [1024, 2048]
 
 
-def test_overlap_warms_up_and_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overlap_does_its_warm_up_calls_and_checks_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = []
 
     def counting(make: Any) -> Any:
@@ -110,7 +112,7 @@ def test_overlap_warms_up_and_checks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [row.wrong for row in read_sweep(tmp_path / "result.json").overlap_rows] == [5, 5, 5]
 
 
-def test_overlap_of_many_ranks_is_that_of_the_slowest_in_each_sample() -> None:
+def test_overlap_time_is_that_of_the_slowest_rank_in_each_sample() -> None:
     ranks = 100
     cells = []
     for rank in range(ranks):
@@ -124,7 +126,7 @@ def test_overlap_of_many_ranks_is_that_of_the_slowest_in_each_sample() -> None:
     assert row.overlapped_us == 900.0
 
 
-def test_a_file_from_before_overlap_was_checked_is_read(tmp_path: Path) -> None:
+def test_overlap_rows_without_a_check_result_are_read(tmp_path: Path) -> None:
     path = tmp_path / "older.json"
     overlapped = OverlapRow(key(), 1.0, 1.0, 1.0, 1.0, 1.0, 5, 3)
     write_sweep(path, sweep_result(overlap_rows=(overlapped,)))

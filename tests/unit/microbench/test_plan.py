@@ -39,17 +39,17 @@ def plan(**changes: Any) -> Plan:
     ("text", "size_bytes"),
     [("8", 8), ("1K", 1024), ("1k", 1024), ("128M", 134_217_728), ("2G", 2 << 30), ("64KB", 65536)],
 )
-def test_sizes_are_nccl_tests(text: str, size_bytes: int) -> None:
+def test_sizes_are_parsed_as_in_nccl_tests(text: str, size_bytes: int) -> None:
     assert parse_size(text, "-b") == size_bytes
 
 
 @pytest.mark.parametrize("text", ["", "K", "1.5M", "-8", "8T", "eight"])
-def test_what_is_no_size_is_named(text: str) -> None:
+def test_a_malformed_size_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=f"-e '{text}' is not a size"):
         parse_size(text, "-e")
 
 
-def test_a_ladder_multiplies_or_adds_and_never_passes_its_end() -> None:
+def test_a_ladder_of_sizes_multiplies_or_adds_up_to_its_end() -> None:
     assert ladder(8, 64, 2, None) == (8, 16, 32, 64)
     assert ladder(8, 100, 4, None) == (8, 32)
     assert ladder(8, 8, None, None) == (8,)
@@ -68,12 +68,12 @@ def test_a_ladder_multiplies_or_adds_and_never_passes_its_end() -> None:
         ((1, 1 << 20, None, 1), "more than 1000 sizes"),
     ],
 )
-def test_a_ladder_that_leads_nowhere_is_refused(arguments: Any, words: str) -> None:
+def test_an_unusable_ladder_of_sizes_is_refused(arguments: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         ladder(*arguments)
 
 
-def test_counts_are_elements_as_nccl_counts_them() -> None:
+def test_element_counts_are_computed_as_in_nccl_tests() -> None:
     # 1 MiB of float over 4 ranks: 2**18 elements in all, 2**16 in each rank's part.
     counts = {name: kind.count(1 << 20, 4, 4) for name, kind in OPERATIONS.items()}
     whole, part = 1 << 18, 1 << 16
@@ -92,7 +92,7 @@ def test_counts_are_elements_as_nccl_counts_them() -> None:
     assert operation("all_to_all").elements(part, 4) == (whole, whole)
 
 
-def test_torchs_names_of_types_are_known() -> None:
+def test_torch_names_of_types_are_accepted() -> None:
     assert [dtype_name(text) for text in ("float", "float32", "bf16", "fp16", "int64")] == [
         *("float", "float", "bfloat16", "half", "int64")
     ]
@@ -128,12 +128,12 @@ def test_sizes_too_small_for_the_ranks_are_left_out() -> None:
         ({"backend": "nccl", "overlap": True}, "--overlap computes on the CPU"),
     ],
 )
-def test_a_plan_that_cannot_be_is_refused(changes: Any, words: str) -> None:
+def test_an_unusable_plan_is_refused(changes: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         plan(**changes)
 
 
-def test_a_plan_is_the_same_again_from_its_file(tmp_path: Path) -> None:
+def test_a_plan_is_unchanged_by_saving_and_loading(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     given = plan(ops=("all_reduce", "hook:topk:ratio=0.01"), world_sizes=(2, 4), iterations=3)
     given.save(path)
@@ -143,23 +143,23 @@ def test_a_plan_is_the_same_again_from_its_file(tmp_path: Path) -> None:
     assert dataclasses.replace(given, iterations=None).rounds == 10
 
 
-def test_samples_fill_the_time_within_bounds() -> None:
+def test_the_number_of_samples_follows_from_their_duration_within_bounds() -> None:
     assert sum(samples_per_round(1.0, 10, None)) == 400
     assert sum(samples_per_round(2 * MS, 10, None)) == 100
     assert samples_per_round(500 * MS, 10, None) == (2,) * 10
 
 
-def test_samples_that_are_asked_for_are_taken_and_spread_evenly() -> None:
+def test_a_given_number_of_samples_is_spread_evenly_over_rounds() -> None:
     assert samples_per_round(1.0, 10, 25) == (2, 3) * 5
     assert samples_per_round(1.0, 1, 7) == (7,)
 
 
-def test_warmup_is_one_to_five_calls_by_time() -> None:
+def test_warmup_takes_one_to_five_calls_depending_on_their_time() -> None:
     assert [warmup_calls(ns, None) for ns in (1.0, 1.25 * MS, 100 * MS)] == [5, 4, 1]
     assert warmup_calls(1.0, 0) == 0
 
 
-def test_sizes_that_no_memory_holds_are_refused(tmp_path: Path) -> None:
+def test_sizes_that_exceed_the_memory_are_refused(tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal: 2000000 kB\nMemAvailable: 1000000 kB\n")
     check_memory(plan(sizes_bytes=(64 << 20,)), meminfo)
@@ -181,7 +181,7 @@ def test_sizes_that_no_memory_holds_are_refused(tmp_path: Path) -> None:
         check_memory(plan(ops=("hook:fp16",), sizes_bytes=more), meminfo)
 
 
-def test_sums_that_cannot_be_verified_are_refused_before_anything_starts() -> None:
+def test_sums_that_cannot_be_verified_are_refused_at_planning() -> None:
     with pytest.raises(UsageError, match="a sum over 200 ranks is not exact in int8"):
         plan(world_sizes=(2, 200), dtype="int8", sizes_bytes=(1024,))
     plan(world_sizes=(200,), dtype="int8", sizes_bytes=(1024,), check=0)
@@ -210,7 +210,7 @@ def run(tmp_path: Path, measure: Callable[[], None]) -> tuple[int, Path]:
     return show_measured(measure, plan, json_file), json_file
 
 
-def test_what_went_well_is_shown_and_kept(
+def test_a_successful_sweep_is_shown_and_saved(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, kept = run(tmp_path, measuring(tmp_path / "result.json"))
@@ -229,7 +229,7 @@ def test_what_went_well_is_shown_and_kept(
         (KeyboardInterrupt(), 130, "interrupted\n"),
     ],
 )
-def test_a_failure_is_one_line_and_keeps_the_rows(
+def test_a_failed_sweep_is_reported_in_one_line_and_keeps_its_rows(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     error: BaseException,
@@ -249,7 +249,7 @@ def test_a_failure_is_one_line_and_keeps_the_rows(
 @pytest.mark.parametrize(
     ("wrong", "said"), [(1, "1 element was wrong"), (3, "3 elements were wrong")]
 )
-def test_wrong_data_are_a_failure(
+def test_wrong_data_make_the_exit_code_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: int, said: str
 ) -> None:
     code, kept = run(tmp_path, measuring(tmp_path / "result.json", wrong=wrong))
@@ -258,7 +258,7 @@ def test_wrong_data_are_a_failure(
     assert read_sweep(kept).rows[0].wrong == wrong
 
 
-def test_arguments_become_a_plan() -> None:
+def test_command_line_arguments_become_a_plan() -> None:
     args = arguments(
         *("all_reduce", "all_reduce", "--hook", "topk:ratio=0.5", "--nproc", "4,2", "-b", "1K"),
         *("-e", "4K", "-d", "float32", "-o", "max", "-n", "7", "-w", "0", "-c", "2"),
@@ -273,7 +273,9 @@ def test_arguments_become_a_plan() -> None:
 
 
 @pytest.mark.parametrize("words", [("-d", "int8", "-e", "1"), ("--backend", "mpi")])
-def test_bad_input_leaves_no_file(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_unusable_microbench_options_leave_no_json_file(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
     path = tmp_path / "result.json"
     args = arguments("all_gather", "--nproc", "2", "--json", str(path), *words)
     with pytest.raises(UsageError):
@@ -281,7 +283,7 @@ def test_bad_input_leaves_no_file(tmp_path: Path, words: tuple[str, ...]) -> Non
     assert not path.exists()
 
 
-def test_launched_ranks_are_all_taken_and_no_more() -> None:
+def test_the_default_world_size_is_all_launched_ranks_and_no_more_are_allowed() -> None:
     assert make_plan(arguments("all_reduce"), 8).world_sizes == (8,)
     with pytest.raises(UsageError, match="asks for 16 ranks, but 8 were launched"):
         make_plan(arguments("all_reduce", "--nproc", "2,16"), 8)
@@ -304,7 +306,7 @@ def test_the_context_names_each_ranks_host() -> None:
     assert alone["time"] == "from the latest begin to the latest end of any rank"
 
 
-def test_interfaces_that_are_up_and_their_speed_where_it_is_known(tmp_path: Path) -> None:
+def test_interfaces_not_down_are_listed_with_their_known_speed(tmp_path: Path) -> None:
     for name, state, speed in (
         ("eth0", "up", "10000"),
         ("eth1", "down", "1000"),

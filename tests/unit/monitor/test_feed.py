@@ -46,7 +46,7 @@ def written(value: dict[str, Any]) -> bytes:
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_the_records_of_rings_without_files_come_from_the_trace(
+def test_records_of_rings_without_files_are_read_from_the_trace_once(
     tmp_path: Path, at_once: bool
 ) -> None:
     """Each record counts once, although records of rings with files are in the trace as well."""
@@ -77,7 +77,7 @@ def test_the_records_of_rings_without_files_come_from_the_trace(
 
 
 @pytest.mark.parametrize("private", [True, False])
-def test_in_always_on_mode_such_a_rank_is_not_seen(tmp_path: Path, private: bool) -> None:
+def test_an_always_on_rank_with_private_rings_is_not_seen(tmp_path: Path, private: bool) -> None:
     path, prefix = tmp_path / "rank_1.trace", tmp_path / "r-"
     document = made.block(BlockType.SUMMARY, json.dumps(summary()).encode())
     more = [written({"private_rings": True})] if private else []
@@ -90,7 +90,7 @@ def test_in_always_on_mode_such_a_rank_is_not_seen(tmp_path: Path, private: bool
     feed.close()
 
 
-def test_what_begins_before_the_trace_says_that_recording_goes_on_is_kept(tmp_path: Path) -> None:
+def test_operations_begun_just_before_recording_resumes_are_kept(tmp_path: Path) -> None:
     path, prefix = tmp_path / "rank_1.trace", tmp_path / "r-"
     head = trace_of_this_process(prefix, made.document(made.GROUP_BLOCK, made.group(1)))
     off = head + written({"capture_state": {"recording": False, "monotonic_ns": 5}})

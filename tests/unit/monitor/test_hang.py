@@ -54,7 +54,7 @@ def found(
     return find_hang(states, watched, int(limit_s * SECOND), int(now_s * SECOND))
 
 
-def test_nothing_is_said_below_the_limit() -> None:
+def test_no_hang_is_reported_before_the_threshold() -> None:
     states = [state(rank_in_backward(rank, 2)) for rank in range(WORLD)]
     assert found(*states, now_s=5) is None
     assert found(*states, now_s=5.2) is not None
@@ -86,7 +86,7 @@ def test_the_rank_that_did_not_issue_is_accused() -> None:
         ("all_reduce", 1, [0], [1, 2]),
     ],
 )
-def test_only_ranks_that_are_needed_are_accused(
+def test_only_ranks_that_the_waiting_ranks_need_are_accused(
     op: str, root: int, arrived: list[int], accused: list[int]
 ) -> None:
     ranks = [rank_in_backward(rank, 0) for rank in range(WORLD)]
@@ -98,7 +98,7 @@ def test_only_ranks_that_are_needed_are_accused(
     assert hang.waiting == tuple(arrived)
 
 
-def test_sequence_numbers_begin_again_after_the_largest() -> None:
+def test_sequence_numbers_of_operations_wrap_at_32_bits() -> None:
     largest = 2**32 - 1
 
     def issued(rank: int, *numbers: int) -> RankState:
@@ -119,14 +119,14 @@ def test_sequence_numbers_begin_again_after_the_largest() -> None:
     assert issued(0, 1, largest).next_seq["0"] == 2
 
 
-def test_one_that_never_recorded_anything_is_accused() -> None:
+def test_a_rank_that_never_recorded_anything_is_accused() -> None:
     states = [state(rank_in_backward(rank, 1)) for rank in (0, 1)]
     hang = found(*states, RankState(2, WORLD))
     assert hang is not None
     assert [one.why for one in hang.accused] == ["rank 2 has recorded nothing"]
 
 
-def test_a_process_that_cannot_move_comes_first() -> None:
+def test_a_stopped_process_is_accused_before_an_absent_rank() -> None:
     # Rank 1 has arrived and is stopped before the transfer; rank 2 is about to arrive.
     states = [state(rank_in_backward(0, 1)), state(rank_in_backward(1, 1))]
     late = state(rank_in_backward(2, 0))
@@ -140,7 +140,7 @@ def test_a_process_that_cannot_move_comes_first() -> None:
     )
 
 
-def test_a_stopped_process_without_a_pending_collective() -> None:
+def test_a_stopped_process_is_reported_without_a_pending_collective() -> None:
     alone = Rank(0, 1)
     alone.step(0, 100 * MS)
     hang = found(state(alone), rank_0="stopped")
@@ -151,7 +151,7 @@ def test_a_stopped_process_without_a_pending_collective() -> None:
     )
 
 
-def test_a_hang_before_any_step_is_marked() -> None:
+def test_a_hang_before_the_first_step_is_reported_as_such() -> None:
     arrived = Rank(0, 2)
     arrived.collective(0, 100 * MS, 0)
     hang = found(state(arrived), state(Rank(1, 2)))
@@ -166,7 +166,7 @@ def test_a_hang_before_any_step_is_marked() -> None:
     )
 
 
-def test_a_dead_rank_waits_for_nobody_and_is_accused() -> None:
+def test_a_dead_rank_is_accused_only_if_others_wait_for_it() -> None:
     dead = state(rank_in_backward(1, 0))
     assert found(dead, rank_1=DEAD) is None
     hang = found(state(rank_in_backward(0, 1)), dead, state(rank_in_backward(2, 1)), rank_1=DEAD)
@@ -174,7 +174,7 @@ def test_a_dead_rank_waits_for_nobody_and_is_accused() -> None:
     assert ([one.rank for one in hang.accused], hang.waiting) == ([1], (0, 2))
 
 
-def test_a_rank_that_closed_its_trace_is_not_dead_but_gone() -> None:
+def test_an_accused_rank_that_closed_its_trace_is_reported_as_such() -> None:
     gone = state(rank_in_backward(1, 0))
     gone.closed = True
     hang = found(state(rank_in_backward(0, 1)), gone, state(rank_in_backward(2, 1)), rank_1=DEAD)
@@ -183,7 +183,7 @@ def test_a_rank_that_closed_its_trace_is_not_dead_but_gone() -> None:
     assert "has closed its trace" in hang.accused[0].why
 
 
-def test_waiting_ranks_are_followed_to_the_one_that_waits_for_nobody() -> None:
+def test_chains_of_waiting_ranks_are_followed_to_the_one_that_does_not_wait() -> None:
     pair = {1: ("0", WORLD), 2: ("pair", 2)}
     first = Rank(0, WORLD, groups=pair)
     first.collective(0, 10 * MS, 0)
@@ -203,7 +203,7 @@ def test_waiting_ranks_are_followed_to_the_one_that_waits_for_nobody() -> None:
     assert hang.waiting == (1,)
 
 
-def test_a_circle_is_said_to_be_one() -> None:
+def test_ranks_that_wait_for_each_other_are_reported_as_a_circle() -> None:
     def one(rank: int, first: int) -> RankState:
         made = Rank(rank, 2)
         made.collective(0, 10 * MS, 0, group=first)
@@ -215,7 +215,7 @@ def test_a_circle_is_said_to_be_one() -> None:
     assert "wait for each other" in hang.sentence
 
 
-def test_a_transfer_that_does_not_move() -> None:
+def test_a_hang_in_which_all_ranks_arrived_is_a_stuck_transfer() -> None:
     states = [state(rank_in_backward(rank, 1)) for rank in range(WORLD)]
     hang = found(*states)
     assert hang is not None
@@ -227,7 +227,7 @@ def test_a_transfer_that_does_not_move() -> None:
     assert "the records of ranks 1, 2 are not visible" in partly.sentence
 
 
-def test_a_step_without_communication() -> None:
+def test_a_long_step_without_communication_is_reported() -> None:
     alone = Rank(0, 1)
     alone.step(0, 100 * MS)
     alone.phase(Phase.DATA, 100 * MS, 120 * MS)
@@ -241,7 +241,7 @@ def test_a_step_without_communication() -> None:
     assert found(state(never)) is None
 
 
-def test_messages_wait_for_their_other_end() -> None:
+def test_a_receive_waits_for_its_sender() -> None:
     receiver, sender = Rank(0, 2), Rank(1, 2)
     receiver.collective(0, 10 * MS, 0, op="recv", aux=1)
     both = state(receiver), state(sender)
@@ -253,7 +253,7 @@ def test_messages_wait_for_their_other_end() -> None:
     assert found(both[0], state(sender)) is None
 
 
-def test_an_operation_of_whose_completion_nobody_tells_is_no_hang_by_itself() -> None:
+def test_an_operation_without_reported_completion_is_no_hang_by_itself() -> None:
     def scattering(rank: int) -> RankState:
         made = Rank(rank, 2)
         made.collective(0, 10 * MS, 0, op="reduce_scatter")
@@ -265,7 +265,7 @@ def test_an_operation_of_whose_completion_nobody_tells_is_no_hang_by_itself() ->
     assert [one.rank for one in hang.accused] == [1]
 
 
-def test_a_state_forgets_what_is_complete() -> None:
+def test_a_rank_state_drops_completed_operations() -> None:
     rank = rank_in_backward(0, 3, ended=2)
     now = state(rank)
     assert [one.bucket for one in now.pending.values()] == [2]
@@ -280,7 +280,7 @@ def test_a_state_forgets_what_is_complete() -> None:
     assert len(now.pending) == 1
 
 
-def test_what_two_steps_left_behind_is_over() -> None:
+def test_pending_operations_two_steps_old_count_as_complete() -> None:
     rank = Rank(0, WORLD)
     rank.step(0, 10 * MS)
     rank.collective(0, 11 * MS, 0)
@@ -290,7 +290,7 @@ def test_what_two_steps_left_behind_is_over() -> None:
     assert state(rank).new_step_ns == [10 * MS] * 3  # all but the first
 
 
-def test_a_name_that_is_used_again_is_another_group() -> None:
+def test_groups_that_reuse_a_name_are_distinguished() -> None:
     named = common_names([group(3, "0", 0, 2), group(1, "0", 0, 2), group(2, "b", 0, 2)])
     assert {number: one.name for number, one in named.items()} == {1: "0", 2: "b", 3: "0 (2)"}
 
@@ -311,7 +311,7 @@ def learnt(*steps_s: float) -> float:
     return threshold.limit_ns / SECOND
 
 
-def test_the_texts() -> None:
+def test_hang_threshold_texts_are_parsed_or_refused() -> None:
     assert parse_threshold("auto") is None
     assert parse_threshold("2.5") == 2.5
     for text in ("0", "-1", "soon", "nan", "inf", ""):
@@ -319,14 +319,14 @@ def test_the_texts() -> None:
             parse_threshold(text)
 
 
-def test_a_fixed_one_learns_nothing() -> None:
+def test_a_fixed_hang_threshold_does_not_change_with_step_times() -> None:
     threshold = Threshold(2.5)
     threshold.learn(100 * SECOND)
     assert threshold.limit_ns == 2.5 * SECOND
     assert threshold.text == "2.5 s, as asked for"
 
 
-def test_auto_learns_from_the_steps() -> None:
+def test_the_auto_hang_threshold_follows_step_times() -> None:
     assert learnt() == learnt(*[1.0] * 9) == START_S
     assert learnt(*[0.1] * 20) == FLOOR_S
     assert learnt(*[3.0] * 20) == pytest.approx(30)  # 10 x the median

@@ -35,7 +35,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "rank_1.trace"
 
 
-def test_a_trace_that_is_not_there_yet(path: Path) -> None:
+def test_a_trace_is_read_once_it_exists(path: Path) -> None:
     tail = TraceTail(path)
     assert times(tail.poll()) == []
     path.touch()  # created, but empty
@@ -47,7 +47,7 @@ def test_a_trace_that_is_not_there_yet(path: Path) -> None:
     assert tail.caught_up
 
 
-def test_each_block_comes_once_and_all_come(path: Path) -> None:
+def test_each_block_of_a_growing_trace_is_read_exactly_once(path: Path) -> None:
     path.write_bytes(made.trace())
     tail = TraceTail(path)
     tail.poll()
@@ -63,7 +63,7 @@ def test_each_block_comes_once_and_all_come(path: Path) -> None:
     assert times(tail.poll()) == []
 
 
-def test_a_hole_in_place_of_a_header_is_waited_for(path: Path) -> None:
+def test_a_block_is_read_only_once_its_header_is_written(path: Path) -> None:
     path.write_bytes(made.trace())
     tail = TraceTail(path)
     tail.poll()
@@ -76,7 +76,7 @@ def test_a_hole_in_place_of_a_header_is_waited_for(path: Path) -> None:
     assert tail.problems == []
 
 
-def test_a_file_that_is_cut_back_and_written_again(path: Path) -> None:
+def test_a_trace_that_is_truncated_and_continued_is_followed(path: Path) -> None:
     path.write_bytes(made.trace(made.records(1)))
     tail = TraceTail(path)
     assert times(tail.poll()) == [1]
@@ -90,7 +90,7 @@ def test_a_file_that_is_cut_back_and_written_again(path: Path) -> None:
     assert tail.problems == []
 
 
-def test_summaries_are_read_where_they_are_written_over(path: Path) -> None:
+def test_overwritten_summaries_are_read_once_they_are_complete(path: Path) -> None:
     def slot(sequence: int) -> bytes:
         payload = json.dumps(summary(sequence=sequence)).encode().ljust(4096)
         return made.block(BlockType.SUMMARY, payload)
@@ -115,7 +115,7 @@ def test_summaries_are_read_where_they_are_written_over(path: Path) -> None:
     assert tail.problems == []
 
 
-def test_of_a_long_trace_the_recent_records_alone(path: Path) -> None:
+def test_only_recent_records_of_a_long_trace_are_read(path: Path) -> None:
     block = made.records(0)
     blocks = [made.records(i) for i in range(100)]
     path.write_bytes(made.trace(*blocks, made.document(made.GROUP_BLOCK, made.group(9))))
@@ -128,7 +128,9 @@ def test_of_a_long_trace_the_recent_records_alone(path: Path) -> None:
     assert times(tail.poll()) == [100]
 
 
-def test_what_one_look_reads_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bytes_read_in_one_poll_are_bounded(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(follow, "_BYTES_PER_POLL", 1000)
     path.write_bytes(made.trace(*(made.records(i) for i in range(100))))
     tail, found, looks = TraceTail(path), list[int](), 0
@@ -141,7 +143,7 @@ def test_what_one_look_reads_is_bounded(path: Path, monkeypatch: pytest.MonkeyPa
     assert looks >= 100 * 64 // 1064
 
 
-def test_a_damaged_block_is_left_out_and_said(path: Path) -> None:
+def test_a_damaged_block_is_skipped_and_reported(path: Path) -> None:
     bad = bytearray(made.records(2))
     bad[-1] ^= 1
     path.write_bytes(made.trace(made.records(1), bytes(bad), made.records(3)))
@@ -153,7 +155,7 @@ def test_a_damaged_block_is_left_out_and_said(path: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [1 << 30, 1 << 62, 2**64 - 1])
-def test_a_length_is_not_believed(path: Path, length: int) -> None:
+def test_a_block_length_beyond_the_file_or_limit_is_not_read(path: Path, length: int) -> None:
     header = struct.pack("<4sIQII", b"CPKB", 2, length, 0, 0)
     path.write_bytes(made.trace(made.records(1), header))
     tail = TraceTail(path)
@@ -169,7 +171,7 @@ def test_a_length_is_not_believed(path: Path, length: int) -> None:
     "data",
     [b"\x7fELF" * 20, made.file_header(version=9), made.file_header(header_bytes=1), b"x" * 500],
 )
-def test_what_is_no_trace_is_said_once(path: Path, data: bytes) -> None:
+def test_a_file_that_is_no_trace_is_reported_once(path: Path, data: bytes) -> None:
     path.write_bytes(data)
     tail = TraceTail(path)
     for _ in range(6):
@@ -177,7 +179,7 @@ def test_what_is_no_trace_is_said_once(path: Path, data: bytes) -> None:
     assert len(tail.problems) == 1
 
 
-def test_unusable_metadata_is_said(path: Path) -> None:
+def test_unusable_metadata_is_reported(path: Path) -> None:
     path.write_bytes(made.file_header() + made.document(made.METADATA_BLOCK, {"rank": 0}))
     tail = TraceTail(path)
     tail.poll()
@@ -185,7 +187,7 @@ def test_unusable_metadata_is_said(path: Path) -> None:
     assert tail.metadata is None
 
 
-def test_a_deleted_trace_is_followed_on(path: Path) -> None:
+def test_a_deleted_trace_is_still_followed(path: Path) -> None:
     path.write_bytes(made.trace())
     with path.open("ab") as writer, TraceTail(path) as tail:
         tail.poll()
@@ -195,7 +197,7 @@ def test_a_deleted_trace_is_followed_on(path: Path) -> None:
         assert times(tail.poll()) == [6]
 
 
-def test_a_trace_that_is_made_anew_is_followed_there(path: Path) -> None:
+def test_a_recreated_trace_is_followed_where_reading_stopped(path: Path) -> None:
     before = made.trace(made.records(5))
     path.write_bytes(before)
     with TraceTail(path) as tail:
@@ -223,7 +225,7 @@ def test_random_bytes_never_raise(path: Path) -> None:
                 tail.poll()
 
 
-def test_a_pipe_holds_nobody_up(path: Path) -> None:
+def test_a_pipe_in_place_of_a_trace_does_not_block(path: Path) -> None:
     os.mkfifo(path)
     tail = TraceTail(path)
     assert times(tail.poll()) == []
@@ -231,7 +233,7 @@ def test_a_pipe_holds_nobody_up(path: Path) -> None:
     assert len(tail.problems) == 1
 
 
-def test_a_device_is_no_trace_that_may_still_come(path: Path) -> None:
+def test_a_device_in_place_of_a_trace_is_reported(path: Path) -> None:
     path.symlink_to("/dev/null")
     with TraceTail(path) as tail:
         assert times(tail.poll()) == []
@@ -246,7 +248,7 @@ def of_another_version(path: Path) -> None:
 _REASON = "rank 0: the file is not a commprof trace of version 1"
 
 
-def test_why_no_trace_can_be_read_is_said(
+def test_the_reason_why_no_trace_can_be_read_is_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "500")
@@ -261,7 +263,7 @@ def test_why_no_trace_can_be_read_is_said(
     assert lines == [f"no trace can be read in {tmp_path} yet; waiting", f"* {_REASON}"]
 
 
-def test_why_one_trace_cannot_be_read_is_said_beside_the_others(tmp_path: Path) -> None:
+def test_an_unreadable_trace_is_reported_while_others_are_shown(tmp_path: Path) -> None:
     run = GrowingRun(tmp_path, ranks_of(2, 12))
     run.begin()
     run.end()
@@ -280,7 +282,7 @@ def test_why_one_trace_cannot_be_read_is_said_beside_the_others(tmp_path: Path) 
     assert state.monitor.problems == ()
 
 
-def test_one_frame_tells_of_damaged_metadata(
+def test_top_once_reports_damaged_metadata(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = bytearray(made.trace(rank=0))

@@ -42,7 +42,7 @@ def shown(state: JobState) -> dict[str, float]:
     return found
 
 
-def test_every_metric_is_shown_and_named_once() -> None:
+def test_every_metric_is_exposed_under_a_unique_name() -> None:
     names = [metric.name for metric in METRICS]
     assert len(set(names)) == len(names)
     text = exposition(samples(job_state())).decode()
@@ -53,7 +53,7 @@ def test_every_metric_is_shown_and_named_once() -> None:
     assert "step=" not in text  # a label per step would add a time series per step
 
 
-def test_values_and_labels() -> None:
+def test_metrics_have_the_expected_values_and_labels() -> None:
     found = shown(job_state())
     assert found['commprof_steps_total{rank="0"}'] == 250
     assert found['commprof_step_part_seconds_total{part="data",rank="1"}'] == 2.5
@@ -68,7 +68,7 @@ def test_values_and_labels() -> None:
     assert found['commprof_job_info{backend="gloo",mode="full",world_size="2"}'] == 1
 
 
-def test_what_is_not_known_is_not_shown() -> None:
+def test_unknown_metrics_are_left_out() -> None:
     bare = rank_state(
         0,
         total=None,
@@ -95,14 +95,14 @@ def test_what_is_not_known_is_not_shown() -> None:
     }
 
 
-def test_a_rank_that_failed_is_told_from_one_that_ended() -> None:
+def test_metrics_distinguish_failed_ranks_from_ended_ones() -> None:
     ends = rank_state(0, status="ended"), rank_state(1, status="gone", failed=True)
     found = shown(job_state(ranks=ends))
     assert [found[f'commprof_rank_running{{rank="{rank}"}}'] for rank in (0, 1)] == [0, 0]
     assert [found[f'commprof_rank_failed{{rank="{rank}"}}'] for rank in (0, 1)] == [0, 1]
 
 
-def test_each_hosts_monitor_tells_of_its_own_ranks() -> None:
+def test_each_monitor_exposes_only_ranks_of_its_host() -> None:
     ranks = (rank_state(0, is_local=False), rank_state(1))
     found = shown(job_state(ranks=ranks))
     assert 'commprof_steps_total{rank="1"}' in found
@@ -110,7 +110,7 @@ def test_each_hosts_monitor_tells_of_its_own_ranks() -> None:
     assert not any("late_rank" in name or "bandwidth" in name for name in found)
 
 
-def test_hostile_names_stay_inside_their_quotes() -> None:
+def test_hostile_label_values_are_escaped() -> None:
     state = job_state(backend=HOSTILE + "\\")
     text = exposition(samples(state)).decode()
     (line,) = (line for line in text.splitlines() if line.startswith("commprof_job_info"))
@@ -119,12 +119,12 @@ def test_hostile_names_stay_inside_their_quotes() -> None:
     assert match[3] == "1.0"
 
 
-def test_a_name_that_is_no_utf8_is_shown_without_what_cannot_be_encoded() -> None:
+def test_label_characters_that_cannot_be_encoded_are_replaced() -> None:
     text = exposition(samples(job_state(backend="gl\udc80oo"))).decode()
     assert 'backend="gl?oo"' in text
 
 
-def test_flat_names() -> None:
+def test_flat_metrics_have_path_names_and_omit_unknown_figures() -> None:
     figures = flat(job_state())
     assert figures["commprof/step_seconds/rank_1"] == 0.1
     assert figures["commprof/step_part_seconds/rank_0/forward"] == 0.02
@@ -148,7 +148,7 @@ def test_flat_names() -> None:
     assert not [name for name in left if "process" in name or "host" in name or "network" in name]
 
 
-def test_a_text_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
+def test_the_metrics_text_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     path = tmp_path / "commprof.prom"
     output = TextFile(path)
     output.write(job_state())
@@ -160,7 +160,7 @@ def test_a_text_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
     assert "TextFile" in said[0]
 
 
-def test_json_lines_hold_new_steps_alone(tmp_path: Path) -> None:
+def test_json_lines_are_written_only_for_new_steps(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     output = JsonLines(path)
     state = job_state()
@@ -191,7 +191,7 @@ def frames(data: bytes) -> list[bytes]:
     return found
 
 
-def test_the_checksum_is_castagnolis() -> None:
+def test_the_tensorboard_checksum_is_crc32c() -> None:
     assert crc32c(b"123456789") == 0xE3069283  # the check value of CRC-32C
     assert crc32c(bytes(32)) == 0x8A9136AA  # RFC 3720, B.4
 
@@ -211,7 +211,7 @@ def test_tensorboard_gets_an_event_per_new_step(tmp_path: Path) -> None:
     assert b"\x0a" + bytes([len(value)]) + value in event
 
 
-def test_tensorboard_gets_the_largest_fp32_for_what_is_larger(tmp_path: Path) -> None:
+def test_tensorboard_values_are_clamped_to_fp32_and_nan_is_left_out(tmp_path: Path) -> None:
     output = EventFile(tmp_path, 0.0)
     output.add(0.0, 1, {"variance": 1e39, "least": -1e39, "nan": math.nan})
     output.close()
@@ -223,7 +223,7 @@ def test_tensorboard_gets_the_largest_fp32_for_what_is_larger(tmp_path: Path) ->
     assert b"nan" not in event
 
 
-def test_the_documentation_lists_them_all() -> None:
+def test_the_documentation_lists_every_metric() -> None:
     page = Path(__file__).parents[3] / "docs" / "monitoring.md"
     rows = dict(re.findall(r"^\| `(commprof_\w+)` \| [^|]* \| (.*) \|$", page.read_text(), re.M))
     assert rows == {metric.name: metric.help for metric in METRICS}
@@ -236,7 +236,7 @@ def room_for(bytes_left: int) -> None:
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_full_disk_costs_what_did_not_fit(tmp_path: Path, times: int) -> None:
+def test_a_full_disk_loses_only_the_metrics_that_did_not_fit(tmp_path: Path, times: int) -> None:
     lines, board = JsonLines(tmp_path / "m.jsonl"), TensorBoard(tmp_path / "events")
     states = [
         replace(job_state(), ranks=tuple(rank_state(rank, step=step) for rank in range(2)))
@@ -286,7 +286,7 @@ def ask(endpoint: Endpoint, request: bytes) -> bytes:
     return found
 
 
-def test_a_scrape(endpoint: Endpoint) -> None:
+def test_a_scrape_gets_the_metrics_text(endpoint: Endpoint) -> None:
     host, port = endpoint.address
     with urllib.request.urlopen(f"http://{host}:{port}/metrics?x=1", timeout=5) as answer:
         assert answer.status == 200
@@ -294,7 +294,7 @@ def test_a_scrape(endpoint: Endpoint) -> None:
         assert answer.read() == TEXT
 
 
-def test_the_first_scrape_of_a_state_makes_its_text(endpoint: Endpoint) -> None:
+def test_the_metrics_text_is_made_once_at_the_first_scrape(endpoint: Endpoint) -> None:
     made = []
     endpoint.show(lambda: made.append("text") or TEXT)  # type: ignore[func-returns-value]
     assert made == []
@@ -303,7 +303,7 @@ def test_the_first_scrape_of_a_state_makes_its_text(endpoint: Endpoint) -> None:
     assert made == ["text"]
 
 
-def test_an_answer_larger_than_a_socket_buffer(endpoint: Endpoint) -> None:
+def test_a_scrape_larger_than_a_socket_buffer_is_complete(endpoint: Endpoint) -> None:
     text = b"x" * (8 << 20)
     endpoint.show(lambda: text)
     answer = ask(endpoint, b"GET /metrics HTTP/1.1\r\n\r\n")
@@ -323,7 +323,7 @@ def test_an_answer_larger_than_a_socket_buffer(endpoint: Endpoint) -> None:
         (b"GET /metrics HTTP/1.1\r\n" + b"A: b\r\n" * 5000, b"431"),
     ],
 )
-def test_what_is_no_scrape_gets_no_metrics(
+def test_requests_other_than_a_scrape_get_an_error_status(
     endpoint: Endpoint, request_bytes: bytes, status: bytes
 ) -> None:
     try:
@@ -334,7 +334,7 @@ def test_what_is_no_scrape_gets_no_metrics(
     assert b"commprof_" not in answer
 
 
-def test_a_head_has_no_body(endpoint: Endpoint) -> None:
+def test_a_head_request_gets_no_body(endpoint: Endpoint) -> None:
     answer = ask(endpoint, b"HEAD /metrics HTTP/1.1\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 200")
     assert answer.endswith(b"\r\n\r\n")
@@ -347,7 +347,9 @@ def silent_clients(endpoint: Endpoint) -> list[socket.socket]:
     return clients
 
 
-def test_silent_clients_hold_nobody_up(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_clients_do_not_delay_other_scrapes(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(endpoints, "_DEADLINE_S", 60)
     clients = silent_clients(endpoint)
     assert ask(endpoint, b"GET /metrics HTTP/1.1\r\n\r\n").endswith(TEXT)
@@ -358,13 +360,13 @@ def test_silent_clients_hold_nobody_up(endpoint: Endpoint, monkeypatch: pytest.M
         client.close()
 
 
-def test_silent_clients_are_let_go_at_their_deadline(endpoint: Endpoint) -> None:
+def test_silent_clients_are_disconnected_at_their_deadline(endpoint: Endpoint) -> None:
     for client in silent_clients(endpoint):
         assert client.recv(100) == b""
         client.close()
 
 
-def test_more_clients_than_places(endpoint: Endpoint) -> None:
+def test_more_clients_than_the_limit_do_not_block_scrapes(endpoint: Endpoint) -> None:
     many = [socket.create_connection(endpoint.address, timeout=5) for _ in range(40)]
     time.sleep(1.0)
     assert ask(endpoint, b"GET /metrics HTTP/1.1\r\n\r\n").endswith(TEXT)
@@ -372,7 +374,7 @@ def test_more_clients_than_places(endpoint: Endpoint) -> None:
         client.close()
 
 
-def test_a_client_that_never_reads(endpoint: Endpoint) -> None:
+def test_a_client_that_never_reads_does_not_block_scrapes(endpoint: Endpoint) -> None:
     endpoint.show(lambda: b"x" * (32 << 20))
     with socket.create_connection(endpoint.address, timeout=5) as client:
         client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
@@ -384,18 +386,18 @@ def test_a_client_that_never_reads(endpoint: Endpoint) -> None:
 @pytest.mark.parametrize(
     "text", ["9470", "localhost:", ":1", "host:x", "host:70000", "host:-1", ""]
 )
-def test_an_address_that_is_none(text: str) -> None:
+def test_a_malformed_metrics_address_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="HOST:PORT"):
         parse_address(text)
 
 
-def test_addresses() -> None:
+def test_metrics_addresses_are_parsed_for_ipv4_and_ipv6() -> None:
     assert parse_address("127.0.0.1:0") == ("127.0.0.1", 0)
     assert parse_address("[::1]:9470") == ("::1", 9470)
 
 
 @pytest.mark.parametrize("host", ["node..cluster", "x" * 64, "\udcff"])
-def test_what_no_host_is_called_is_refused(host: str) -> None:
+def test_an_invalid_host_name_to_listen_on_is_refused(host: str) -> None:
     with pytest.raises(UsageError) as caught:
         listen((host, 9470))
     assert str(caught.value) == (
@@ -404,6 +406,6 @@ def test_what_no_host_is_called_is_refused(host: str) -> None:
     )
 
 
-def test_a_port_that_is_taken(endpoint: Endpoint) -> None:
+def test_listening_on_a_port_in_use_is_refused(endpoint: Endpoint) -> None:
     with pytest.raises(UsageError, match="choose another port"):
         listen(endpoint.address)

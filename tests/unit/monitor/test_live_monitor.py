@@ -67,7 +67,7 @@ def until(seen: Any, timeout_s: float = 10) -> None:
         time.sleep(0.02)
 
 
-def test_settings_go_through_a_command_line() -> None:
+def test_monitor_settings_are_unchanged_by_their_command_line() -> None:
     given = Settings("127.0.0.1:0", Path("/a b"), Path("/c"), Path("/d"), Path("/e"), 0.5)
     assert parse(given.arguments()) == given
     assert parse(["--metrics"]).address == "127.0.0.1:9470"
@@ -83,12 +83,14 @@ def test_settings_go_through_a_command_line() -> None:
         (["--metrics-interval", "x"], "invalid float"),
     ],
 )
-def test_settings_that_cannot_be_used(words: list[str], complaint: str) -> None:
+def test_unusable_monitor_settings_are_refused(words: list[str], complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
         parse(words)
 
 
-def test_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_monitor_settings_are_read_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     assert not settings_of_variable("").wanted
     found = settings_of_variable("--metrics-jsonl '/a b/c' --metrics-interval 5")
     assert found == Settings(jsonl=Path("/a b/c"), interval_s=5.0)
@@ -97,7 +99,7 @@ def test_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert start_in_rank(tmp_path, "--what") == ""
 
 
-def test_env_hands_them_to_the_ranks(
+def test_the_env_command_exports_the_metrics_settings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -105,7 +107,7 @@ def test_env_hands_them_to_the_ranks(
     assert f"--metrics-jsonl {tmp_path}/m.jsonl --metrics-interval 2" in capsys.readouterr().out
 
 
-def test_a_monitor_shows_a_job_until_its_end(tmp_path: Path) -> None:
+def test_a_monitor_exposes_a_job_until_the_job_ends(tmp_path: Path) -> None:
     run = GrowingRun(tmp_path / "world_2", ranks_of(2, 40, late_ms=20))
     job = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     of = f"{job.pid}:{identity(job.pid)}"
@@ -130,7 +132,7 @@ def test_a_monitor_shows_a_job_until_its_end(tmp_path: Path) -> None:
     assert not address_file(tmp_path).exists()
 
 
-def test_a_monitor_looks_at_the_interval_that_was_asked_for(
+def test_a_monitor_looks_at_the_given_interval(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(monitors, "_ALERT_S", 60)
@@ -146,7 +148,7 @@ def test_a_monitor_looks_at_the_interval_that_was_asked_for(
         monitor.close()
 
 
-def test_a_monitor_leaves_the_address_of_another(tmp_path: Path) -> None:
+def test_a_monitor_does_not_remove_the_address_file_of_another(tmp_path: Path) -> None:
     first, second = (Monitor(tmp_path, Settings("127.0.0.1:0")) for _ in range(2))
     for without in (first, Monitor(tmp_path, Settings(jsonl=tmp_path / "m.jsonl"))):
         without.close()
@@ -155,7 +157,7 @@ def test_a_monitor_leaves_the_address_of_another(tmp_path: Path) -> None:
     assert not address_file(tmp_path).exists()
 
 
-def test_a_deleted_run_directory_ends_nothing(
+def test_a_monitor_continues_after_its_run_directory_is_deleted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory = tmp_path / "run"
@@ -176,7 +178,7 @@ def test_a_deleted_run_directory_ends_nothing(
         file.close()
 
 
-def test_the_job_has_no_child_for_it(tmp_path: Path) -> None:
+def test_a_started_monitor_is_no_child_of_the_job_and_ends_with_it(tmp_path: Path) -> None:
     script = (
         "import os, sys; from pathlib import Path\n"
         "from commprof.monitor.settings import Settings\n"
@@ -211,7 +213,7 @@ def pid_of(run: Path, module: bytes = b"commprof.monitor") -> int:
     return 0
 
 
-def test_a_stopped_monitor_holds_no_job_up_and_catches_up(tmp_path: Path) -> None:
+def test_a_stopped_monitor_does_not_delay_the_job_and_catches_up(tmp_path: Path) -> None:
     run, lines = tmp_path / "run", tmp_path / "m.jsonl"
     growing = GrowingRun(run / "world_2", ranks_of(2, 40))
     growing.begin()
@@ -258,12 +260,12 @@ def test_the_end_of_a_job_does_not_wait_for_a_stopped_watchdog(tmp_path: Path) -
     assert time.monotonic() - begin < 5
 
 
-def test_a_monitor_that_cannot_start_says_so(tmp_path: Path) -> None:
+def test_a_monitor_that_cannot_start_returns_the_problem(tmp_path: Path) -> None:
     problem = start_monitor(tmp_path / "gone", Settings("127.0.0.1:0"))
     assert problem.startswith("no live metrics: ")
 
 
-def test_this_host() -> None:
+def test_this_host_reports_memory_cpu_time_and_interfaces() -> None:
     host = this_host()
     assert host is not None
     assert 0 < host.memory_available_bytes <= host.memory_bytes
@@ -271,12 +273,12 @@ def test_this_host() -> None:
     assert "lo" in host.interfaces
 
 
-def test_where_no_procfs_is_mounted(tmp_path: Path) -> None:
+def test_without_procfs_host_and_processes_are_unknown(tmp_path: Path) -> None:
     assert this_host(tmp_path) is None
     assert Here(tmp_path).find(metadata(pid=os.getpid())) == (State.UNKNOWN, None)
 
 
-def test_what_ranks_say_of_their_gradients(tmp_path: Path) -> None:
+def test_gradient_figures_of_ranks_are_read_and_malformed_ones_ignored(tmp_path: Path) -> None:
     path, trace = tmp_path / "rank_3.gradients", tmp_path / "rank_3.trace"
     assert newest(trace) is None
     for text in ("", "{", "[]", '{"step": "x"}', '{"step": 1, "norm": []}', "[" * 100_000):
@@ -286,7 +288,7 @@ def test_what_ranks_say_of_their_gradients(tmp_path: Path) -> None:
     assert newest(trace) == GradientState(7, 1.5, 0.5, 0.25)
 
 
-def test_gradients_are_those_of_the_attempt_that_is_followed(tmp_path: Path) -> None:
+def test_gradient_figures_are_those_of_the_followed_attempt(tmp_path: Path) -> None:
     GrowingRun(tmp_path, ranks_of(1, 3)).begin()
     (tmp_path / "rank_0.trace").rename(tmp_path / "rank_0.attempt_1.trace")
     for attempt, step in (("", 90), (".attempt_1", 7)):
@@ -306,7 +308,7 @@ def watching(directory: Path, parent: int) -> threading.Thread:
     return thread
 
 
-def test_a_watchdog_started_by_hand_lasts_as_long_as_the_launcher(
+def test_a_watchdog_with_a_parent_ends_with_that_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watchdogs, "LOOK_S", 0.02)
@@ -369,7 +371,9 @@ def guard(world: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_what_watches_a_job_outlives_damaged_traces(seed: int, sound: Path, tmp_path: Path) -> None:
+def test_monitor_and_watchdog_survive_damaged_traces(
+    seed: int, sound: Path, tmp_path: Path
+) -> None:
     run = damaged(sound, tmp_path / "run", seed)
     with little_memory(1 << 30):
         watch(run)

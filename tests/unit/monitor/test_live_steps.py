@@ -45,7 +45,7 @@ class Followed:
             self.recent.add(new)
 
 
-def test_every_step_counts_once_with_its_figures(tmp_path: Path) -> None:
+def test_every_live_step_is_counted_once_with_its_times(tmp_path: Path) -> None:
     ranks = ranks_of(2, 60, late_ms=20)
     followed = Followed(tmp_path, ranks)
     followed.run.begin()
@@ -77,7 +77,7 @@ def test_every_step_counts_once_with_its_figures(tmp_path: Path) -> None:
     assert (recent.steps, recent.exposed_s) == (60, pytest.approx(0.040))
 
 
-def test_the_late_rank_is_named_by_the_reports_rules(tmp_path: Path) -> None:
+def test_the_live_late_rank_is_named_by_the_rules_of_the_report(tmp_path: Path) -> None:
     followed = Followed(tmp_path, ranks_of(3, 30, late_ms=20))
     followed.run.begin()
     followed.run.until(500 * MS)
@@ -91,7 +91,7 @@ def test_the_late_rank_is_named_by_the_reports_rules(tmp_path: Path) -> None:
     assert late.wait_s == pytest.approx(0.020)
 
 
-def test_nobody_is_late_where_nobody_is(tmp_path: Path) -> None:
+def test_no_late_rank_is_named_if_none_is_late(tmp_path: Path) -> None:
     followed = Followed(tmp_path, ranks_of(3, 30))
     followed.run.begin()
     followed.run.end()
@@ -101,7 +101,7 @@ def test_nobody_is_late_where_nobody_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_the_same_as_the_whole_run_at_once(tmp_path: Path, seed: int) -> None:
+def test_live_totals_equal_those_of_the_whole_run(tmp_path: Path, seed: int) -> None:
     run = RandomRun(seed)
     followed = Followed(tmp_path, run.ranks, settled_ns=20_000)  # these runs last microseconds
     followed.run.begin()
@@ -131,7 +131,7 @@ def with_few_pending(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Follow
     return followed
 
 
-def test_a_rank_that_is_far_ahead_takes_no_more_memory(
+def test_pending_records_of_a_rank_far_ahead_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     followed = with_few_pending(tmp_path, monkeypatch)
@@ -146,7 +146,7 @@ def test_a_rank_that_is_far_ahead_takes_no_more_memory(
     assert 5 < len(followed.numbers) < 60
 
 
-def test_steps_that_are_complete_count_however_many_come_at_once(
+def test_all_complete_steps_count_although_many_arrive_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     followed = with_few_pending(tmp_path, monkeypatch)
@@ -160,7 +160,7 @@ def test_steps_that_are_complete_count_however_many_come_at_once(
     assert followed.steps.left_out == 0
 
 
-def test_a_loop_without_marks_is_counted_by_its_backward_passes(tmp_path: Path) -> None:
+def test_live_steps_without_marks_are_counted_by_backward_passes(tmp_path: Path) -> None:
     rank = Rank(0, 1)
     at = 0
     rank.step_begin(0)
@@ -180,7 +180,7 @@ def test_a_loop_without_marks_is_counted_by_its_backward_passes(tmp_path: Path) 
     assert (total.steps, total.step_s) == (50, pytest.approx(0.498))
 
 
-def test_recent_is_the_last_steps_alone(tmp_path: Path) -> None:
+def test_recent_figures_cover_only_the_last_steps(tmp_path: Path) -> None:
     rank = Rank(0, 1)
     for step in range(RECENT_STEPS + 50):
         length = 100 if step < 50 else 10
@@ -197,7 +197,7 @@ def test_recent_is_the_last_steps_alone(tmp_path: Path) -> None:
     assert (recent.steps, recent.step_s) == (RECENT_STEPS, pytest.approx(0.010))
 
 
-def test_a_rank_that_an_exception_ended_has_failed(tmp_path: Path) -> None:
+def test_a_rank_ended_by_an_exception_has_failed(tmp_path: Path) -> None:
     run = GrowingRun(tmp_path / "world_2", ranks_of(2, 3, late_ms=5))
     run.begin()
     ending = {"ending": {"error": "LookupError: none"}}
@@ -216,7 +216,7 @@ def test_a_rank_that_an_exception_ended_has_failed(tmp_path: Path) -> None:
     ]
 
 
-def test_a_state_of_a_job_whose_ranks_begin_one_after_the_other(tmp_path: Path) -> None:
+def test_ranks_that_begin_one_after_the_other_are_all_observed(tmp_path: Path) -> None:
     run = GrowingRun(tmp_path / "world_2", ranks_of(2, 30, late_ms=5))
     observer = Observer(tmp_path)
     assert observer.look() is None
@@ -245,7 +245,7 @@ def test_a_state_of_a_job_whose_ranks_begin_one_after_the_other(tmp_path: Path) 
     observer.close()
 
 
-def test_bandwidth_counts_each_transfer_of_every_group_once(tmp_path: Path) -> None:
+def test_live_bandwidth_counts_each_transfer_of_every_group_once(tmp_path: Path) -> None:
     ranks = [Rank(rank, 4, groups={1: (f"pair {rank // 2}", 2)}) for rank in range(4)]
     for rank in ranks:
         rank.group_ranks = {1: rank.rank % 2}
@@ -278,7 +278,7 @@ _BOTH = MachineProfile({**_INSIDE.links, **_BETWEEN.links}, {}, ("by hand",))
         (20, 40, profile("none"), None),
     ],
 )
-def test_each_group_is_compared_with_its_own_link(
+def test_bandwidth_of_each_group_is_compared_with_that_of_its_link(
     tmp_path: Path, inside_ms: int, between_ms: int, measured: MachineProfile, of_profile: float
 ) -> None:
     """Two hosts of two ranks; each rank is in a group of its host, and in one across both."""
@@ -305,7 +305,7 @@ def test_each_group_is_compared_with_its_own_link(
     assert found.of_profile == pytest.approx(of_profile or np.nan, nan_ok=True)
 
 
-def test_the_job_is_the_one_written_to_last(tmp_path: Path) -> None:
+def test_the_observed_job_is_the_one_written_to_last(tmp_path: Path) -> None:
     for size in (1, 2):
         run = GrowingRun(tmp_path / f"world_{size}", ranks_of(size, 12))
         run.begin()
@@ -318,7 +318,7 @@ def test_the_job_is_the_one_written_to_last(tmp_path: Path) -> None:
     assert alone.look() is None
 
 
-def test_a_restarted_rank_counts_anew(tmp_path: Path) -> None:
+def test_steps_of_a_restarted_rank_are_counted_from_zero(tmp_path: Path) -> None:
     first = GrowingRun(tmp_path, ranks_of(1, 12))
     first.begin()
     first.until(2**62)
@@ -335,7 +335,7 @@ def test_a_restarted_rank_counts_anew(tmp_path: Path) -> None:
     assert total.steps == 15
 
 
-def test_steps_that_cannot_be_analysed_cost_these_alone(
+def test_only_steps_that_cannot_be_analysed_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = GrowingRun(tmp_path, ranks_of(2, 40))
@@ -359,7 +359,7 @@ def test_steps_that_cannot_be_analysed_cost_these_alone(
     assert 25 < total.steps < 40
 
 
-def test_a_trace_of_another_job_is_left_alone(tmp_path: Path) -> None:
+def test_a_trace_of_another_job_is_ignored(tmp_path: Path) -> None:
     run = GrowingRun(tmp_path, ranks_of(2, 12))
     run.begin()
     run.end()
@@ -370,7 +370,7 @@ def test_a_trace_of_another_job_is_left_alone(tmp_path: Path) -> None:
     assert state.monitor.problems == ()
 
 
-def test_wait_that_is_known_of_some_steps_is_the_reports(tmp_path: Path) -> None:
+def test_live_wait_known_for_some_steps_equals_that_of_the_report(tmp_path: Path) -> None:
     # Rank 1 waits for a collective that rank 0 has no record of, then arrives last at another.
     ranks = [Rank(0, 2), Rank(1, 2)]
     for rank in ranks:

@@ -46,7 +46,7 @@ def read(value: dict[str, Any]) -> Any:
     return read_summary(memoryview(json.dumps(value).encode()))
 
 
-def test_totals_stand_in_the_newest_and_recent_is_the_last_minute() -> None:
+def test_summary_totals_are_of_the_newest_and_recent_ones_of_a_minute() -> None:
     summaries = Summaries()
     assert summaries.total is None
     summaries.add(read(counted(1, 5, 100, 0)))
@@ -86,7 +86,7 @@ def unfinished(sequence: int, split: int, open_steps: int, **arrivals: int) -> d
     )
 
 
-def test_steps_whose_split_is_still_to_come_are_not_unsplit() -> None:
+def test_steps_with_a_pending_split_are_not_counted_as_unsplit() -> None:
     summaries = Summaries()
     found = []
     for split, open_steps, unsplit in ((98, 2, 0), (180, 0, 0), (198, 3, 1), (201, 0, 1)):
@@ -100,7 +100,7 @@ def test_steps_whose_split_is_still_to_come_are_not_unsplit() -> None:
     assert found == pytest.approx([0, 0, 0.003, 0.003])
 
 
-def test_unsplit_does_not_fall_where_an_older_version_did_not_write_it() -> None:
+def test_unsplit_time_of_older_summaries_does_not_decrease() -> None:
     summaries = Summaries()
     found = []
     for split, open_steps in ((98, 2), (180, 0), (197, 3), (202, 0)):
@@ -113,7 +113,7 @@ def test_unsplit_does_not_fall_where_an_older_version_did_not_write_it() -> None
     assert found == pytest.approx([0.006, 0.006, 0.009, 0.009])
 
 
-def test_few_are_kept_of_those_that_come_every_second() -> None:
+def test_few_of_many_frequent_summaries_are_kept() -> None:
     summaries = Summaries()
     for at_s in range(1, 301):
         summaries.add(read(counted(at_s, at_s, at_s, 0)))
@@ -126,7 +126,7 @@ def test_few_are_kept_of_those_that_come_every_second() -> None:
         assert steps == max(1, at_s - 1) if at_s <= 60 else 60 <= steps < 66
 
 
-def test_steps_that_were_none_are_forgotten() -> None:
+def test_found_steps_are_dropped_once_the_script_marks_fewer_of_its_own() -> None:
     """A loop begins to mark its steps: the steps of its backward passes are dropped."""
     summaries = Summaries()
     for sequence, steps in ((1, 30), (2, 60), (3, 5)):
@@ -135,7 +135,7 @@ def test_steps_that_were_none_are_forgotten() -> None:
     assert summaries.recent.steps == 5
 
 
-def test_found_steps_are_forgotten_once_the_script_declares_more_of_its_own() -> None:
+def test_found_steps_are_dropped_once_the_script_marks_more_of_its_own() -> None:
     summaries = Summaries()
     summaries.add(read(counted(1, 15, 3, 0, steps_end="update")))
     summaries.add(read(counted(2, 20, 30, 0)))
@@ -143,7 +143,7 @@ def test_found_steps_are_forgotten_once_the_script_declares_more_of_its_own() ->
     assert summaries.recent.steps == 30
 
 
-def test_one_that_was_taken_already_changes_nothing() -> None:
+def test_a_repeated_or_older_summary_changes_nothing() -> None:
     summaries = Summaries()
     summaries.add(read(counted(2, 10, 5, 0)))
     summaries.add(read(counted(2, 10, 5, 0)))
@@ -153,7 +153,7 @@ def test_one_that_was_taken_already_changes_nothing() -> None:
     assert recent.steps == 5
 
 
-def test_an_operation_has_the_calls_of_its_rare_groups_and_sizes() -> None:
+def test_calls_of_an_operation_include_its_rare_groups_and_sizes() -> None:
     summaries = Summaries()
     parts = [
         operation(count=5),
@@ -166,7 +166,7 @@ def test_an_operation_has_the_calls_of_its_rare_groups_and_sizes() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_difference_of_histograms_is_what_came_since(seed: int) -> None:
+def test_the_difference_of_two_histograms_is_that_of_the_newer_values(seed: int) -> None:
     values = np.random.default_rng(seed).integers(0, 10**9, 300).tolist()
     found = difference(histogram_of(values), histogram_of(values[:100]))
     expected = histogram_of(values[100:])
@@ -175,7 +175,7 @@ def test_the_difference_of_histograms_is_what_came_since(seed: int) -> None:
     assert found.counts.tolist() == expected.counts.tolist()
 
 
-def test_a_job_in_always_on_mode(tmp_path: Path) -> None:
+def test_a_job_in_always_on_mode_is_observed_from_its_summaries(tmp_path: Path) -> None:
     for rank in range(2):
         cells = [0, 1 - rank, 7 * SECOND * rank]
         value = counted(1, 5, 20, 0, waited_for={"block_ns": 1 << 24, "cells": cells})

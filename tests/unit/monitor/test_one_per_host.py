@@ -32,21 +32,23 @@ def chosen(job: Path, name: str, ranks: int, value: str | None = None) -> list[i
 
 
 @pytest.mark.parametrize("name", NAMES[:3])
-def test_the_launcher_numbers_the_ranks_of_a_host(name: str, tmp_path: Path) -> None:
+def test_the_rank_with_local_rank_0_is_chosen(name: str, tmp_path: Path) -> None:
     assert chosen(tmp_path, name, 3) == [0]
 
 
 @pytest.mark.parametrize("name", NAMES[1:3])
-def test_ranks_spawned_by_one_task_all_have_its_number(name: str, tmp_path: Path) -> None:
+def test_one_of_several_ranks_with_the_same_task_number_is_chosen(
+    name: str, tmp_path: Path
+) -> None:
     assert chosen(tmp_path, name, 3, "0") == [0]
 
 
 @pytest.mark.parametrize("own", ["-1", "", " "])
-def test_a_script_that_was_started_alone_has_no_number(own: str, tmp_path: Path) -> None:
+def test_one_rank_is_chosen_if_the_local_rank_is_unusable(own: str, tmp_path: Path) -> None:
     assert chosen(tmp_path, "LOCAL_RANK", 3, own) == [0]
 
 
-def test_where_nothing_numbers_them_the_first_is_the_one(
+def test_without_local_ranks_the_first_rank_to_ask_is_chosen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert [is_chosen(tmp_path, "monitor") for _ in range(3)] == [True, False, False]
@@ -59,7 +61,7 @@ def test_where_nothing_numbers_them_the_first_is_the_one(
     assert not is_chosen(tmp_path / "gone", "monitor")
 
 
-def test_one_rank_of_a_host_starts_the_watchdog_that_was_asked_for(
+def test_one_rank_of_a_host_starts_the_requested_watchdog(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
@@ -72,7 +74,7 @@ def test_one_rank_of_a_host_starts_the_watchdog_that_was_asked_for(
     assert asked == ["60"]
 
 
-def test_a_process_beside_the_job_is_no_rank_and_is_not_recorded(
+def test_monitor_processes_get_no_rank_or_recording_variables(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     entry = Path(boot.__file__).parent

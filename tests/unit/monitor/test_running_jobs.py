@@ -33,7 +33,7 @@ def of_this_host(pid: int, began_ns: int) -> dict[str, Any]:
     }
 
 
-def test_a_process_is_told_from_a_later_one_of_its_number() -> None:
+def test_a_running_process_is_distinguished_from_one_that_reuses_its_pid() -> None:
     mine = metadata(**of_this_host(os.getpid(), time.monotonic_ns()))
     here = Here()
     process, lives = rank_process(here, mine)
@@ -65,7 +65,7 @@ def size_of_followed(observer: Observer) -> int:
     return state.world_size
 
 
-def test_of_two_jobs_one_is_followed_while_a_rank_of_it_runs(tmp_path: Path) -> None:
+def test_a_job_is_followed_while_one_of_its_ranks_runs(tmp_path: Path) -> None:
     process = subprocess.Popen(["sleep", "60"])
     observer = Observer(tmp_path, patience_s=0)
     try:
@@ -80,7 +80,7 @@ def test_of_two_jobs_one_is_followed_while_a_rank_of_it_runs(tmp_path: Path) -> 
     observer.close()
 
 
-def test_of_two_jobs_of_another_host_one_is_followed_while_it_writes(tmp_path: Path) -> None:
+def test_a_job_of_another_host_is_followed_while_it_writes(tmp_path: Path) -> None:
     observer = Observer(tmp_path, patience_s=0)
     write_job(tmp_path, 1, 5)
     assert size_of_followed(observer) == 1
@@ -94,7 +94,7 @@ def test_of_two_jobs_of_another_host_one_is_followed_while_it_writes(tmp_path: P
 
 
 @pytest.mark.parametrize("reused", [True, False])
-def test_a_job_that_died_before_the_watchdog_began_hangs_no_more(
+def test_a_job_that_died_before_the_watchdog_started_is_no_hang(
     reused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reused pid means that the rank has died; a rank that still runs hangs."""

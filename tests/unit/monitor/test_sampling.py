@@ -54,6 +54,8 @@ def test_each_rank_is_sampled_once_from_its_first_step_on(
         ]
 
 
-def test_why_there_are_no_samples_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_gives_the_reason_for_missing_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = sample(tmp_path, monkeypatch, IS_REFUSED, [feed(0)])
     assert "no samples of rank 0: reading process 100 is not allowed (ptrace): " in log

@@ -84,7 +84,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     return Job(tmp_path, time.monotonic_ns() - 100 * SECOND)
 
 
-def test_what_is_switched_off_is_no_hang(job: Job) -> None:
+def test_a_job_with_recording_switched_off_is_no_hang(job: Job) -> None:
     job.run.until(job.begin_ns + 50 * SECOND)
     assert not job.hang(3 * SECOND)
     job.switch(False, 3 * SECOND)
@@ -97,12 +97,12 @@ def test_what_is_switched_off_is_no_hang(job: Job) -> None:
     assert "rank 1 did not arrive at all_reduce number 520" in job.hang(68 * SECOND)
 
 
-def test_without_being_told_so_it_is_one(job: Job) -> None:
+def test_a_job_without_new_records_is_a_hang_unless_switched_off(job: Job) -> None:
     job.run.until(job.begin_ns + 50 * SECOND)
     assert job.hang(50 * SECOND)
 
 
-def test_in_mode_off_a_summary_tells_it(job: Job) -> None:
+def test_a_summary_of_mode_off_prevents_a_hang_report(job: Job) -> None:
     job.run.until(job.begin_ns + 50 * SECOND)
     off = json.dumps(summary(mode="off", sequence=1)).encode()
     job.append(trace_bytes.block(BlockType.SUMMARY, off))
@@ -114,7 +114,7 @@ def test_in_mode_off_a_summary_tells_it(job: Job) -> None:
     assert job.hang(68 * SECOND)
 
 
-def test_a_rank_that_alone_is_switched_off_is_not_accused(job: Job) -> None:
+def test_a_single_switched_off_rank_is_not_accused(job: Job) -> None:
     job.run.until(job.begin_ns + 50 * SECOND, 1)
     job.switch(False, 3 * SECOND, 1)
     job.run.until(job.begin_ns + 100 * SECOND, 0)
@@ -123,7 +123,7 @@ def test_a_rank_that_alone_is_switched_off_is_not_accused(job: Job) -> None:
     assert "the records of rank 1 are not visible" in sentence
 
 
-def test_the_time_since_a_step_counts_only_while_recording_is_on(job: Job) -> None:
+def test_time_since_a_step_counts_only_while_recording_is_on(job: Job) -> None:
     job.run.until(job.begin_ns + 50 * SECOND)
 
     def since() -> list[float]:

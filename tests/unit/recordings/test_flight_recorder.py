@@ -73,7 +73,7 @@ def test_a_rank_that_has_not_completed_what_others_have_is_the_culprit(tmp_path:
     assert culprits(diagnosis(tmp_path)) == ("arrived", [])
 
 
-def test_groups_in_different_order_are_a_circle(tmp_path: Path) -> None:
+def test_ranks_that_use_groups_in_different_order_are_a_circle(tmp_path: Path) -> None:
     groups = {"1": [0, 1], "2": [0, 1]}
     write_dumps(tmp_path, dump(groups, entry("1", 1)), dump(groups, entry("2", 1)))
     assert culprits(diagnosis(tmp_path)) == ("circle", [0, 1])
@@ -87,14 +87,16 @@ def test_groups_in_different_order_are_a_circle(tmp_path: Path) -> None:
         (entry("0", 2, dtype="Int"), "rank 1 issued all_reduce of 32 bytes as Int"),
     ],
 )
-def test_mismatches_are_named(tmp_path: Path, odd: dict[str, Any], words: str) -> None:
+def test_ranks_with_mismatched_operations_are_named(
+    tmp_path: Path, odd: dict[str, Any], words: str
+) -> None:
     write_dumps(tmp_path, dump(ALL, entry("0", 2)), dump(ALL, odd), dump(ALL, entry("0", 2)))
     found = diagnosis(tmp_path)
     assert culprits(found) == ("mismatch", [1])
     assert found.culprits[0].why == f"{words} as number 2 of group '0' (GROUP_0)"
 
 
-def test_messages_are_matched_in_order(tmp_path: Path) -> None:
+def test_sends_and_receives_are_matched_in_order(tmp_path: Path) -> None:
     pair = {"1": [3, 0]}
     write_dumps(
         tmp_path,
@@ -108,7 +110,7 @@ def test_messages_are_matched_in_order(tmp_path: Path) -> None:
     assert "recv from rank 3 in group '1'" in found.culprits[0].why
 
 
-def test_a_rank_without_a_dump_is_the_culprit_if_nobody_else_can_be(tmp_path: Path) -> None:
+def test_a_rank_without_a_dump_is_the_culprit_if_no_other_rank_is(tmp_path: Path) -> None:
     groups = {"1": [0, 1], "2": [1, 2]}
     waits = dump(groups, entry("2", 1))
     write_dumps(tmp_path, dump(groups, entry("1", 2)), waits, None)
@@ -135,7 +137,7 @@ def test_a_rank_whose_device_has_not_begun_is_the_culprit(tmp_path: Path) -> Non
     assert found.oldest == ("all_reduce number 2 of group '0' (GROUP_0)",)
 
 
-def test_a_trace_of_torch_profiler_is_no_dump(tmp_path: Path) -> None:
+def test_a_torch_profiler_trace_is_not_taken_for_a_dump(tmp_path: Path) -> None:
     (tmp_path / "rank_0.json").write_text(
         '{"distributedInfo": {"pg_config": [], "pg_status": 1}, "traceEvents": []}'
     )
@@ -143,7 +145,7 @@ def test_a_trace_of_torch_profiler_is_no_dump(tmp_path: Path) -> None:
     assert not is_flight_recorder(tmp_path / "nothing")
 
 
-def test_operations_that_are_launched_together_have_the_state_of_their_launch(
+def test_coalesced_operations_have_the_state_of_their_launch(
     tmp_path: Path,
 ) -> None:
     pair = {"1": [0, 1]}
@@ -164,7 +166,7 @@ def test_dumps_without_a_pending_operation_show_no_hang(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="needs the recordings of real jobs")
 @pytest.mark.parametrize("name", ["gpu_error_1st", "lock_gil_1st"])
-def test_the_injected_ranks_of_a_real_job_are_named_and_nobody_else(name: str) -> None:
+def test_exactly_the_ranks_with_injected_faults_of_a_real_job_are_named(name: str) -> None:
     text = (DATA / name / "fault_injection.log").read_text()
     injected = sorted(int(rank) for rank in re.findall(r"Rank (\d+), fault_type", text))
     found = diagnosis(DATA / name)
@@ -192,7 +194,7 @@ def refusal(folder: Path) -> str:
     return ""
 
 
-def test_500_damaged_dumps_give_one_line_and_run_no_code(tmp_path: Path) -> None:
+def test_damaged_dumps_are_refused_in_one_line_and_run_no_code(tmp_path: Path) -> None:
     done = entry("0", 1, state="completed")
     value = dump(ALL, done, entry("0", 2), entry("0", 3, "send 0->1"))
     trap = tmp_path / "trap"

@@ -76,7 +76,9 @@ def active_alone(rank: int) -> Value:
 
 
 @pytest.mark.parametrize("made", [of_2_2, of_2_3, of_2_4, of_2_7, of_2_10, active_alone])
-def test_every_version_says_who_hangs(tmp_path: Path, made: Callable[[int], Value]) -> None:
+def test_the_hanging_rank_is_found_in_dumps_of_every_version(
+    tmp_path: Path, made: Callable[[int], Value]
+) -> None:
     for rank in range(3):
         (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(made(rank), protocol=2))
     found = diagnosis(tmp_path)
@@ -84,7 +86,9 @@ def test_every_version_says_who_hangs(tmp_path: Path, made: Callable[[int], Valu
 
 
 @pytest.mark.parametrize("active", [False, True])
-def test_json_has_texts_for_numbers_and_zeros_for_none(tmp_path: Path, active: bool) -> None:
+def test_json_dumps_with_numbers_as_text_and_zeros_for_none_are_read(
+    tmp_path: Path, active: bool
+) -> None:
     """JSON dumps also lack the list of entries if it is empty."""
     for rank in range(3):
         value = {**(active_alone(rank) if active else of_2_10(rank))}
@@ -120,14 +124,14 @@ def of_status_alone(rank: int) -> Value:
 @pytest.mark.parametrize(
     "made", [of_2_0, of_status_alone, lambda rank: without(hang(rank), "version", "pg_status")]
 )
-def test_keys_that_are_missing(tmp_path: Path, made: Callable[[int], Value]) -> None:
+def test_dumps_with_missing_keys_are_read(tmp_path: Path, made: Callable[[int], Value]) -> None:
     for rank in range(3):
         (tmp_path / f"rank_{rank}_attempt_7.pkl").write_bytes(pickle.dumps(made(rank), protocol=2))
     found = diagnosis(tmp_path)
     assert (found.kind, [one.rank for one in found.culprits]) == ("absent", [1])
 
 
-def test_a_status_that_tells_no_group_is_no_sign_of_health(tmp_path: Path) -> None:
+def test_a_status_that_does_not_identify_groups_is_refused(tmp_path: Path) -> None:
     value = of_status_alone(0)
     value["pg_config"]["7"] = {"name": "7", "desc": "tp", "ranks": "[0, 1]"}
     (tmp_path / "trace_0.json").write_text(json.dumps(value))
@@ -135,7 +139,7 @@ def test_a_status_that_tells_no_group_is_no_sign_of_health(tmp_path: Path) -> No
         diagnosis(tmp_path)
 
 
-def test_a_group_without_a_description_has_none(tmp_path: Path) -> None:
+def test_an_undefined_group_description_is_not_shown(tmp_path: Path) -> None:
     for rank in range(3):
         value = hang(rank)
         value["pg_config"] = {
@@ -147,7 +151,7 @@ def test_a_group_without_a_description_has_none(tmp_path: Path) -> None:
     assert "undefined" not in render(found, 100)
 
 
-def test_groups_of_one_name_and_other_ranks(tmp_path: Path) -> None:
+def test_groups_with_the_same_name_and_different_ranks_are_distinguished(tmp_path: Path) -> None:
     """With split_group, every rank knows only its own group under the common name."""
     for rank in range(4):
         mine = [0, 1] if rank < 2 else [2, 3]
@@ -159,7 +163,7 @@ def test_groups_of_one_name_and_other_ranks(tmp_path: Path) -> None:
     assert {one.group for one in found.groups} == {"1 (ranks 0, 1)", "1 (ranks 2, 3)"}
 
 
-def test_a_full_buffer_forgets_what_the_status_knows(tmp_path: Path) -> None:
+def test_the_status_replaces_entries_lost_from_a_full_buffer(tmp_path: Path) -> None:
     """Rank 2's buffer has lost its entries of the group in which rank 1 did not arrive."""
     for rank in range(3):
         entries = [] if rank == 1 else [entry("1", 3)]
@@ -173,7 +177,7 @@ def test_a_full_buffer_forgets_what_the_status_knows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["node{0}/nccl_trace_rank_{0}", "nccl_trace_rank_{0}.gz"])
-def test_a_folder_for_each_host_and_packed_dumps(tmp_path: Path, name: str) -> None:
+def test_dumps_in_a_folder_per_host_and_gzipped_dumps_are_read(tmp_path: Path, name: str) -> None:
     for rank in range(3):
         path = tmp_path / name.format(rank)
         path.parent.mkdir(exist_ok=True)
@@ -183,7 +187,7 @@ def test_a_folder_for_each_host_and_packed_dumps(tmp_path: Path, name: str) -> N
     assert [one.rank for one in diagnosis(tmp_path).culprits] == [1]
 
 
-def test_a_major_version_that_is_not_known_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_major_version_is_refused(tmp_path: Path) -> None:
     for version in ("1.5", "3.0"):
         (tmp_path / "dump_0").write_bytes(pickle.dumps({**hang(0), "version": version}))
         with pytest.raises(TraceError, match=rf"version '{version}' is not supported"):
@@ -212,14 +216,16 @@ DUMPS = {f"job/dumps/_dump_{rank}": pickle.dumps(of_2_10(rank), protocol=2) for 
 
 
 @pytest.mark.parametrize("name", ["hang.zip", "hang.tar", "hang.tar.gz"])
-def test_an_archive_of_dumps(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_archive_of_dumps_is_diagnosed(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = packed(tmp_path / name, {"job/notes.txt": b"it hangs", **DUMPS})
     assert is_flight_recorder(path)
     assert main(["report", str(path), "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["culprits"][0]["rank"] == 1
 
 
-def test_one_rank_s_dump_without_the_ranks_of_its_group(tmp_path: Path) -> None:
+def test_a_single_dump_without_ranks_of_its_group_accuses_no_rank(tmp_path: Path) -> None:
     (tmp_path / "dump_0").write_bytes(pickle.dumps({**of_2_10(0), "pg_config": {}}, protocol=2))
     found = diagnosis(tmp_path)
     assert (found.kind, found.culprits) == ("arrived", ())
@@ -227,7 +233,7 @@ def test_one_rank_s_dump_without_the_ranks_of_its_group(tmp_path: Path) -> None:
     assert found.sentence.endswith("or a rank with no dump did not arrive")
 
 
-def test_an_entry_without_sizes_and_a_dump_that_cannot_be_read(tmp_path: Path) -> None:
+def test_entries_without_sizes_are_read_and_an_unreadable_dump_is_accused(tmp_path: Path) -> None:
     for rank in range(3):
         value = of_2_10(rank)
         value["entries"][0]["input_sizes"] = None
@@ -239,7 +245,7 @@ def test_an_entry_without_sizes_and_a_dump_that_cannot_be_read(tmp_path: Path) -
     assert len(found.problems) == 1
 
 
-def test_an_archive_of_packed_and_damaged_dumps(tmp_path: Path) -> None:
+def test_an_archive_of_gzipped_and_damaged_dumps_is_diagnosed(tmp_path: Path) -> None:
     files = {f"{name}.gz": gzip.compress(data) for name, data in DUMPS.items()}
     files["job/dumps/_dump_7"] = DUMPS["job/dumps/_dump_0"][:200]
     found = diagnosis(packed(tmp_path / "hang.zip", files))
@@ -247,13 +253,13 @@ def test_an_archive_of_packed_and_damaged_dumps(tmp_path: Path) -> None:
     assert any("_dump_7" in text for text in found.problems)
 
 
-def test_an_archive_of_other_things_is_none(tmp_path: Path) -> None:
+def test_an_archive_without_dumps_is_not_taken_for_one(tmp_path: Path) -> None:
     trace = document(rank_events(0), 0).encode()
     for files in ({"rank0.json": trace}, {"notes_1.txt": b"pg_status"}):
         assert not is_flight_recorder(packed(tmp_path / "other.zip", files))
 
 
-def test_dumps_in_two_folders_of_an_archive_are_not_put_together(tmp_path: Path) -> None:
+def test_dumps_in_two_folders_of_an_archive_are_refused(tmp_path: Path) -> None:
     files = {**DUMPS, "other/_dump_0": DUMPS["job/dumps/_dump_0"]}
     with pytest.raises(TraceError, match="dumps in several folders"):
         diagnosis(packed(tmp_path / "hang.tar", files))

@@ -64,7 +64,7 @@ def document() -> dict[str, Any]:
     }
 
 
-def test_the_text_of_an_old_version_is_read(tmp_path: Path) -> None:
+def test_text_output_of_an_old_nccl_tests_version_is_read(tmp_path: Path) -> None:
     path = written(tmp_path, "all-reduce.log", OLD)
     assert is_nccl_tests(path)
     (log,) = read_nccl_tests(path)
@@ -74,7 +74,7 @@ def test_the_text_of_an_old_version_is_read(tmp_path: Path) -> None:
     assert (first.time_us, first.wrong, last.time_us) == (36.0, None, 129.0)
 
 
-def test_the_text_of_a_new_version_names_its_operation(tmp_path: Path) -> None:
+def test_text_output_of_a_new_nccl_tests_version_names_its_operation(tmp_path: Path) -> None:
     (log,) = read_nccl_tests(written(tmp_path, "job.out", NEW))
     assert (log.op, log.ranks, log.hosts) == ("all_to_all", 4, 2)
     assert [(row.time_us, row.wrong, row.redop) for row in log.rows] == [
@@ -83,7 +83,7 @@ def test_the_text_of_a_new_version_names_its_operation(tmp_path: Path) -> None:
     ]
 
 
-def test_json_is_read(tmp_path: Path) -> None:
+def test_json_output_of_nccl_tests_is_read(tmp_path: Path) -> None:
     path = written(tmp_path, "result.json", json.dumps(document()))
     assert is_nccl_tests(path)
     (log,) = read_nccl_tests(path)
@@ -91,14 +91,14 @@ def test_json_is_read(tmp_path: Path) -> None:
     assert (log.rows[0].time_us, log.rows[0].wrong, log.rows[0].root) == (12.5, 0, -1)
 
 
-def test_an_operation_that_cannot_be_known_is_refused(tmp_path: Path) -> None:
+def test_results_with_an_unknown_operation_or_unknown_ranks_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="all_reduce or reduce_scatter; rename the file"):
         read_nccl_tests(written(tmp_path, "job.out", OLD))
     with pytest.raises(UsageError, match="which ranks took part"):
         read_nccl_tests(written(tmp_path, "all_reduce.log", OLD.replace("#  Rank", "#  R")))
 
 
-def test_two_results_are_compared_and_busbw_follows_the_rule(tmp_path: Path) -> None:
+def test_two_nccl_tests_results_are_compared_and_busbw_is_computed(tmp_path: Path) -> None:
     first = read_sweep(written(tmp_path, "all_reduce_a.log", OLD))
     second = read_sweep(written(tmp_path, "all_reduce_b.log", OLD.replace("128.0", "256.0")))
     rows = compare_sweeps(first, second).rows
@@ -107,7 +107,7 @@ def test_two_results_are_compared_and_busbw_follows_the_rule(tmp_path: Path) -> 
     assert first.rows[2].busbw_gb_per_s == pytest.approx(12.288)
 
 
-def test_of_a_single_round_no_gate_is_made(
+def test_fail_above_is_refused_for_results_of_a_single_round(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = [
@@ -122,14 +122,14 @@ def test_of_a_single_round_no_gate_is_made(
     assert "measure both with commprof microbench --json" in capsys.readouterr().err
 
 
-def test_points_are_out_of_place_and_of_the_links_between_hosts(tmp_path: Path) -> None:
+def test_points_use_out_of_place_times_and_the_link_between_hosts(tmp_path: Path) -> None:
     found = read_points(written(tmp_path, "job.out", NEW))
     (point,) = found.points
     assert (point.op, point.ranks, point.time_s) == ("all_to_all", 4, 20.5e-6)
     assert point.link == "other_host"
 
 
-def test_damaged_results_give_one_line(tmp_path: Path) -> None:
+def test_damaged_results_are_refused_in_one_line(tmp_path: Path) -> None:
     chosen = random.Random(4)
     odd = document()["results"][0] | {"size": "Infinity", "root": "inf"}
     for part in ({"config": {"devices": 3}}, {"results": [odd]}, {"config": {"ngpus": []}}):
@@ -156,7 +156,7 @@ def refusal(path: Path) -> str:
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="needs the recordings of real jobs")
 @pytest.mark.parametrize("name", ["allreduce", "allgather", "reducescatter"])
-def test_sizes_that_were_left_out_are_predicted(name: str) -> None:
+def test_fitted_curves_predict_held_out_sizes(name: str) -> None:
     points: list[Point] = [
         point for point in read_points(DATA / f"{name}.log").points if point.size_bytes >= 1024
     ]

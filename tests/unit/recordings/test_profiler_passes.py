@@ -62,7 +62,7 @@ def job(folder: Path) -> Path:
     return write(folder, [document(events, rank) for rank in (0, 1)])
 
 
-def test_the_schedule_of_ddp_on_a_device(tmp_path: Path) -> None:
+def test_the_ddp_schedule_is_read_from_device_traces(tmp_path: Path) -> None:
     """Times count from 700 of the step before, when its last bucket was reduced."""
     (recorded,), refused = read_recorded(job(tmp_path / "job"))
     schedule = recorded.schedule
@@ -77,14 +77,14 @@ def test_the_schedule_of_ddp_on_a_device(tmp_path: Path) -> None:
     assert schedule.placement.crowding() == 1
 
 
-def test_reports_do_not_count_passes_that_are_implied(tmp_path: Path) -> None:
+def test_implied_backward_passes_do_not_enter_reports(tmp_path: Path) -> None:
     for trace in read_world(job(tmp_path / "job"), 2).traces.values():
         assert trace.passes is not None
         assert len(columns.buckets(trace)) == len(columns.finalizations(trace).span.key) == 0
 
 
 @pytest.mark.parametrize(("bucket_cap", "step_ms"), [([], 1.0), (["--bucket-cap-mb", "25"], 1.1)])
-def test_a_recording_is_predicted(
+def test_a_profiler_recording_can_be_predicted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], bucket_cap: list[str], step_ms: float
 ) -> None:
     """In a single bucket, both gradients are ready at 700 µs, and their transfer takes 400 µs."""
@@ -95,7 +95,7 @@ def test_a_recording_is_predicted(
     assert found["checks"][0]["error"] == pytest.approx(0, abs=0.002)
 
 
-def test_all_reduces_outside_of_backward_passes_are_no_buckets(tmp_path: Path) -> None:
+def test_all_reduces_outside_backward_passes_are_not_counted_as_buckets(tmp_path: Path) -> None:
     """The all-reduce of a loss, for example, is no bucket."""
     events = []
     for step in range(STEPS):

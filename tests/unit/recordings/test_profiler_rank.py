@@ -46,7 +46,7 @@ def test_the_backend_is_that_of_the_recorded_device(
         assert named == {expected}
 
 
-def test_a_host_that_calls_nccl_used_nccl(tmp_path: Path) -> None:
+def test_the_backend_is_nccl_if_the_host_called_nccl(tmp_path: Path) -> None:
     host = [annotation("ProfilerStep#1", 0, 100), annotation("nccl:all_reduce", 10, 60, tid=2)]
     whole = json.loads(document(host, 0))
     config = [{"backend_config": "cpu:gloo,cuda:nccl"}]
@@ -57,6 +57,6 @@ def test_a_host_that_calls_nccl_used_nccl(tmp_path: Path) -> None:
     assert found.traces[0].metadata["backend"] == "nccl"
 
 
-def test_a_reduction_is_not_named_because_it_is_not_recorded(tmp_path: Path) -> None:
+def test_the_reduce_op_is_empty_because_it_is_not_recorded(tmp_path: Path) -> None:
     (row,) = analyse_in_detail(both(tmp_path / "job"))[0].worlds[0].collectives
     assert (row.op, row.dtype, row.reduce_op) == ("all_reduce", "Float", "")

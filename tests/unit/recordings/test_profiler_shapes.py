@@ -99,7 +99,9 @@ def numbers_again(events: list[Event]) -> list[Event]:
     ],
 )
 @pytest.mark.parametrize("alone", [False, True])
-def test_events_in_other_words_and_units(tmp_path: Path, change: Change, alone: bool) -> None:
+def test_traces_with_other_event_names_units_and_order_are_read_alike(
+    tmp_path: Path, change: Change, alone: bool
+) -> None:
     """Events are read from whole documents, and from arrays of events alone."""
     texts = {}
     for rank in (0, 1):
@@ -118,7 +120,9 @@ def test_events_in_other_words_and_units(tmp_path: Path, change: Change, alone: 
         ("a_rank0.json", "a_rank1.json", "b_rank0.json", "b_rank1.json"),
     ],
 )
-def test_ranks_of_several_hosts(tmp_path: Path, names: tuple[str, ...]) -> None:
+def test_equal_rank_numbers_of_several_hosts_are_renumbered(
+    tmp_path: Path, names: tuple[str, ...]
+) -> None:
     texts = {name: unmarked(place % 2, 3.0 * (place // 2)) for place, name in enumerate(names)}
     found = read_recording(written(tmp_path / "job", texts))
     assert found is not None
@@ -127,7 +131,7 @@ def test_ranks_of_several_hosts(tmp_path: Path, names: tuple[str, ...]) -> None:
     assert any("several hosts name the same ranks" in text for text in found.problems)
 
 
-def test_of_a_rank_that_was_recorded_twice_the_last_counts(tmp_path: Path) -> None:
+def test_the_last_of_two_recordings_of_a_rank_is_used(tmp_path: Path) -> None:
     texts = {
         f"step_{cycle}/rank{rank}.json": unmarked(rank, ahead_us=1e7 * cycle)
         for cycle in (1, 2)
@@ -153,7 +157,7 @@ def test_of_a_rank_that_was_recorded_twice_the_last_counts(tmp_path: Path) -> No
         ([(0, 8), (0, 8)], 8),  # a packed and an unpacked copy
     ],
 )
-def test_windows_of_a_rank_count_as_one(
+def test_several_windows_of_a_rank_are_joined(
     tmp_path: Path, windows: list[tuple[int, int]], steps: int, numbered: bool, says_rank: bool
 ) -> None:
     texts = {}
@@ -173,7 +177,7 @@ def test_windows_of_a_rank_count_as_one(
     assert sum(row.calls for row in world.collectives) == 2 * steps
 
 
-def test_windows_that_not_all_ranks_have_are_left_out(tmp_path: Path) -> None:
+def test_windows_that_some_ranks_lack_are_left_out(tmp_path: Path) -> None:
     texts = {}
     for rank, windows in enumerate([[(0, 3), (3, 5), (6, 8)], [(0, 3), (3, 5)]]):
         for first, last in windows:
@@ -190,7 +194,9 @@ def test_windows_that_not_all_ranks_have_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("numbered", [True, False])
-def test_messages_of_a_pipeline_do_not_mix_with_collectives(tmp_path: Path, numbered: bool) -> None:
+def test_pipeline_messages_are_matched_separately_from_collectives(
+    tmp_path: Path, numbered: bool
+) -> None:
     """The middle one of three ranks has twice as many messages in the group of the all-reduces.
 
     The all-reduces begin 50 µs later on each rank; the parts of a message's time are unknown.
@@ -221,7 +227,7 @@ def test_messages_of_a_pipeline_do_not_mix_with_collectives(tmp_path: Path, numb
     assert world.late_rank.rank == 2
 
 
-def test_a_file_without_its_rank_is_the_one_that_lacks(tmp_path: Path) -> None:
+def test_a_file_without_a_rank_gets_the_missing_rank(tmp_path: Path) -> None:
     texts = {"b.json": document(rank_events(1), 1), "a.json": unmarked(0)}
     world = world_of(written(tmp_path / "job", texts))
     assert (world.world_size, [rank.rank for rank in world.ranks]) == (2, [0, 1])
@@ -244,7 +250,7 @@ def mesh(rank: int) -> list[Event]:
     return events
 
 
-def test_recorded_numbers_of_a_group_count_though_other_ranks_do_not_use_it(tmp_path: Path) -> None:
+def test_recorded_sequence_numbers_are_used_for_groups_of_some_ranks(tmp_path: Path) -> None:
     """Rank 1's recording begins with its second calls."""
     of_ranks = [mesh(rank) for rank in range(4)]
     del of_ranks[1][1:3]
@@ -256,7 +262,7 @@ def test_recorded_numbers_of_a_group_count_though_other_ranks_do_not_use_it(tmp_
     assert tp == [list(range(6)), list(range(1, 6))]
 
 
-def test_groups_of_one_name_and_other_ranks_are_told_apart(tmp_path: Path) -> None:
+def test_groups_with_the_same_name_and_different_ranks_are_separate(tmp_path: Path) -> None:
     texts = {f"rank{rank}.json": document(mesh(rank), rank, 4) for rank in range(4)}
     world = world_of(written(tmp_path / "job", texts))
     assert {row.group for row in world.collectives} == {
@@ -287,7 +293,7 @@ def test_groups_of_one_name_and_other_ranks_are_told_apart(tmp_path: Path) -> No
         ),
     ],
 )
-def test_the_range_around_a_launch_says_what_a_kernel_is(
+def test_the_range_around_the_launch_gives_the_operation_on_any_platform(
     tmp_path: Path, kernel_name: str, range_name: str, launch: str, category: str
 ) -> None:
     """Checks launches by every runtime that kineto records."""
@@ -352,7 +358,7 @@ def on_host(name: str, begin_us: float, end_us: float, tid: int = 1, **args: obj
         ("allreduce_fusion_kernel_oneshot_lamport<x>", {}, [], ("all_reduce", None)),
     ],
 )
-def test_what_neighbours_say_of_a_kernel(
+def test_operation_and_size_of_a_kernel_come_from_related_events(
     tmp_path: Path,
     kernel_name: str,
     args: Event,
@@ -408,7 +414,7 @@ def work(at_us: float, correlation: int, tid: int = 1) -> list[Event]:
     ]
 
 
-def test_phases_of_fsdp2(tmp_path: Path) -> None:
+def test_fsdp2_ranges_give_the_phases_of_kernels(tmp_path: Path) -> None:
     """FSDP2's ranges mark begins and ends of modules; the kernels in between are in no range."""
     backward = {
         **annotation("autograd::engine::evaluate_function: MmBackward0", 105, 140, tid=2),
@@ -439,7 +445,9 @@ def test_phases_of_fsdp2(tmp_path: Path) -> None:
         *(("## backward ##", "backward"), ("## optimizer ##", "optimizer")),
     ],
 )
-def test_ranges_of_pipelines_and_of_scripts(tmp_path: Path, name: str, phase: str) -> None:
+def test_ranges_of_pipelines_and_scripts_give_the_phases_of_kernels(
+    tmp_path: Path, name: str, phase: str
+) -> None:
     events = [annotation("ProfilerStep#1", 0, 100), annotation(name, 5, 40), *work(20, 1)]
     path = tmp_path / "rank0.json"
     path.write_text(document([*events, all_reduce(50, 60, seq=1)], 0))

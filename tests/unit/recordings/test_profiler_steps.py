@@ -73,7 +73,7 @@ def recorded(
         ([update("Wrapper", 800, 950), update("AdamW", 805, 850)], 950),
     ],
 )
-def test_a_step_ends_with_the_update_of_one_optimizer(
+def test_unmarked_steps_end_with_the_update_of_one_optimizer(
     tmp_path: Path, iteration: list[Event], end_us: float
 ) -> None:
     begin, end, problems = recorded(tmp_path / "job", iteration)
@@ -93,13 +93,13 @@ def test_the_optimizer_with_most_updates_ends_the_steps(tmp_path: Path) -> None:
     assert begin == pytest.approx([430 + 20 + 400 * n + 200 * (n // 2) for n in range(11)])
 
 
-def test_updates_between_replays_of_a_graph_end_steps(tmp_path: Path) -> None:
+def test_updates_between_replays_of_a_cuda_graph_end_steps(tmp_path: Path) -> None:
     iteration = [backward(100, 150), update("AdamW", 800, 850)]
     begin, _, _ = recorded(tmp_path / "job", iteration, eager=ITERATIONS - 2)
     assert begin == pytest.approx([1000 * number + 850 for number in range(ITERATIONS - 1)])
 
 
-def test_updates_inside_backward_passes_alone_end_no_steps(tmp_path: Path) -> None:
+def test_updates_only_inside_backward_passes_do_not_end_steps(tmp_path: Path) -> None:
     iteration = [backward(100, 200), update("SGD", 110, 190), backward(210, 300)]
     begin, _, problems = recorded(tmp_path / "job", [*iteration, update("SGD", 220, 290)])
     assert begin == pytest.approx([1000 * number + 300 for number in range(ITERATIONS - 1)])

@@ -61,7 +61,7 @@ def text_of(path: Path) -> str:
     return " ".join(table.render(result, 10_000, verdict(result, details)).split())
 
 
-def test_every_part_of_a_step_follows_on_paper(tmp_path: Path) -> None:
+def test_parts_of_a_step_equal_hand_computed_values(tmp_path: Path) -> None:
     world = world_of(both(tmp_path / "job"))
     assert (world.world_size, world.steps, world.warmup_steps) == (2, 4, 0)
     first, second = world.ranks
@@ -78,7 +78,7 @@ def test_every_part_of_a_step_follows_on_paper(tmp_path: Path) -> None:
     assert (second.kernels.wait_ms, second.kernels.wire_ms) == pytest.approx((0.0, 0.1))
 
 
-def test_the_rank_that_is_waited_for_is_named(tmp_path: Path) -> None:
+def test_the_rank_that_others_wait_for_is_named(tmp_path: Path) -> None:
     world = world_of(both(tmp_path / "job"))
     assert world.late_rank is not None
     assert (world.late_rank.rank, world.late_rank.measured_steps) == (1, 4)
@@ -88,7 +88,9 @@ def test_the_rank_that_is_waited_for_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("offset_us", [-3.2e6, 250.0, 7e7])
-def test_a_clock_that_is_off_changes_nothing(tmp_path: Path, offset_us: float) -> None:
+def test_a_clock_offset_between_ranks_does_not_change_the_result(
+    tmp_path: Path, offset_us: float
+) -> None:
     world = world_of(both(tmp_path / "job", ahead_us=offset_us))
     assert world.clocks_shared
     assert world.parts.wait_ms == pytest.approx(0.075, abs=1e-3)
@@ -96,7 +98,7 @@ def test_a_clock_that_is_off_changes_nothing(tmp_path: Path, offset_us: float) -
     assert world.late_rank.rank == 1
 
 
-def test_drift_is_followed(tmp_path: Path) -> None:
+def test_clock_drift_between_ranks_is_corrected(tmp_path: Path) -> None:
     """A rank's clock that gains 50 ppm is 200 µs off after four seconds."""
     ranks = [rank_events(0, steps=4000), rank_events(1, drift=50e-6, steps=4000)]
     folder = write(tmp_path / "job", [document(events, rank) for rank, events in enumerate(ranks)])
@@ -106,7 +108,7 @@ def test_drift_is_followed(tmp_path: Path) -> None:
     assert world.parts.wait_ms == pytest.approx(0.075, abs=0.01)
 
 
-def test_clocks_that_jump_split_nothing(tmp_path: Path) -> None:
+def test_with_jumping_clocks_wait_and_wire_are_unknown(tmp_path: Path) -> None:
     events = rank_events(1, steps=8)
     for number, event in enumerate(events):
         event["ts"] += 700.0 * (number // 4 % 3)
@@ -118,7 +120,7 @@ def test_clocks_that_jump_split_nothing(tmp_path: Path) -> None:
     assert "too much to separate waiting from transfer" in text_of(folder)
 
 
-def test_one_rank_alone_has_no_wait_and_no_wire(tmp_path: Path) -> None:
+def test_wait_and_wire_of_a_single_recorded_rank_are_unknown(tmp_path: Path) -> None:
     path = tmp_path / "one.json"
     path.write_text(document(rank_events(0), 0))
     world = world_of(path)
@@ -134,7 +136,7 @@ def test_one_rank_alone_has_no_wait_and_no_wire(tmp_path: Path) -> None:
     assert "only rank 0 was recorded" in text_of(path)
 
 
-def test_turns_count_from_the_first_step_that_all_ranks_recorded(tmp_path: Path) -> None:
+def test_unnumbered_collectives_are_matched_from_the_first_common_step(tmp_path: Path) -> None:
     """Rank 0's recording begins a step earlier, and no kernel has a sequence number."""
     ranks = [rank_events(0, steps=5), [e for e in rank_events(1, steps=5) if e["ts"] >= 5e9 + 1000]]
     for event in [event for events in ranks for event in events]:
@@ -146,7 +148,7 @@ def test_turns_count_from_the_first_step_that_all_ranks_recorded(tmp_path: Path)
     assert world.parts.unsplit_ms == pytest.approx(0, abs=1e-9)
 
 
-def test_the_range_around_a_launch_says_what_a_kernel_is(tmp_path: Path) -> None:
+def test_the_range_around_the_launch_names_an_ambiguous_kernel(tmp_path: Path) -> None:
     """NCCL may run an all_gather by a kernel that is named after sends."""
     launch = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernelExC", "pid": 1, "tid": 1}
     around = annotation("nccl:_all_gather_base", 9, 12)
@@ -170,7 +172,7 @@ def test_the_range_around_a_launch_says_what_a_kernel_is(tmp_path: Path) -> None
     assert "cannot be separated in 1 kernel of send, recv or an unknown operation" in text_of(path)
 
 
-def test_steps_without_marks(tmp_path: Path) -> None:
+def test_unmarked_steps_are_found_from_repeating_collectives(tmp_path: Path) -> None:
     unmarked = [e for e in rank_events(0, steps=12) if not e["name"].startswith("Profiler")]
     path = tmp_path / "repeats.json"
     path.write_text(document(unmarked, 0))
@@ -181,7 +183,7 @@ def test_steps_without_marks(tmp_path: Path) -> None:
     assert "the whole recording counts as one step" in text_of(path)
 
 
-def test_a_recording_without_communication_says_so(tmp_path: Path) -> None:
+def test_a_recording_without_communication_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "alone.json"
     path.write_text(
         document([kernel("gemm", 0, 5), kernel("deep_ep::internode::combine", 5, 9)], 0)
@@ -190,7 +192,7 @@ def test_a_recording_without_communication_says_so(tmp_path: Path) -> None:
         analyse_in_detail(path)
 
 
-def test_containers_hold_the_same(tmp_path: Path) -> None:
+def test_archives_and_gzipped_traces_are_read_alike(tmp_path: Path) -> None:
     texts = {f"w{rank}/trace.json": document(rank_events(rank), rank) for rank in (0, 1)}
     folder = tmp_path / "gz"
     folder.mkdir()
@@ -225,7 +227,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("data", DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_file_is_one_line(tmp_path: Path, data: bytes) -> None:
+def test_a_damaged_trace_is_refused_in_one_line(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "bad.json"
     path.write_bytes(data)
     with pytest.raises(CommprofError) as found:
@@ -234,7 +236,7 @@ def test_a_damaged_file_is_one_line(tmp_path: Path, data: bytes) -> None:
     assert str(path) in str(found.value)
 
 
-def test_a_bomb_is_refused(tmp_path: Path) -> None:
+def test_a_decompression_bomb_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "bomb.json.gz"
     with gzip.open(path, "wb") as file:
         file.write(b'{"traceEvents": [')
@@ -244,7 +246,7 @@ def test_a_bomb_is_refused(tmp_path: Path) -> None:
         analyse_in_detail(path)
 
 
-def test_what_came_before_a_damage_counts(tmp_path: Path) -> None:
+def test_events_before_the_end_of_a_truncated_trace_are_used(tmp_path: Path) -> None:
     text = document(rank_events(0, steps=40), 0)
     path = tmp_path / "cut.json"
     path.write_text(text[: len(text) // 2])
@@ -253,7 +255,7 @@ def test_what_came_before_a_damage_counts(tmp_path: Path) -> None:
     assert said in text_of(path)
 
 
-def test_odd_values_are_counted_and_harm_nothing(tmp_path: Path) -> None:
+def test_events_with_unusable_values_are_counted_and_left_out(tmp_path: Path) -> None:
     odd: list[Event] = [
         {**kernel("gemm", 0, 1), "ts": value, "dur": length}
         for value, length in [
@@ -273,7 +275,7 @@ def test_odd_values_are_counted_and_harm_nothing(tmp_path: Path) -> None:
     assert "6 events had no usable times and were left out" in text_of(path)
 
 
-def test_gloo_is_read_from_the_host_s_ranges(tmp_path: Path) -> None:
+def test_gloo_collectives_are_read_from_host_ranges(tmp_path: Path) -> None:
     """c10d's operator shows the time of issue; the issuing thread works until 40 and from 80."""
     operator = {"ph": "X", "cat": "cpu_op", "pid": 1, "tid": 1}
     events = [annotation("ProfilerStep#0", 0, 100)]
@@ -310,7 +312,9 @@ def of_host(name: str, begin_us: float, end_us: float, tid: int = 1) -> Event:
         ([of_host("aten::mm", 89, 95)], 79),
     ],
 )
-def test_what_is_work_beside_gloo(tmp_path: Path, beside: list[Event], exposed_us: float) -> None:
+def test_host_work_during_a_gloo_collective_hides_it(
+    tmp_path: Path, beside: list[Event], exposed_us: float
+) -> None:
     """The all-gather runs from 10 to 90."""
     events = [annotation("ProfilerStep#0", 0, 100)]
     if not any(event["name"].startswith("c10d::") for event in beside):
@@ -323,7 +327,7 @@ def test_what_is_work_beside_gloo(tmp_path: Path, beside: list[Event], exposed_u
     assert world.parts.exposed_ms == pytest.approx(exposed_us / 1000)
 
 
-def test_threads_of_gloo_may_begin_out_of_order(tmp_path: Path) -> None:
+def test_gloo_collectives_that_begin_out_of_order_keep_their_own_issue(tmp_path: Path) -> None:
     """The second of two asynchronous collectives runs first: each keeps its own form and issue."""
     events = [
         *(annotation("ProfilerStep#0", 0, 100), of_host("aten::mm", 5, 10)),
@@ -337,7 +341,7 @@ def test_threads_of_gloo_may_begin_out_of_order(tmp_path: Path) -> None:
     assert found == pytest.approx({"all_reduce": 0.05, "all_gather_into_tensor": 0.028})
 
 
-def test_a_thread_that_goes_on_before_a_collective_is_done_did_not_wait(tmp_path: Path) -> None:
+def test_time_before_a_thread_works_during_a_collective_is_not_waiting(tmp_path: Path) -> None:
     """From 20 to 500 the thread ran Python, or had no core; from 600 it waited."""
     events = [
         *(annotation("ProfilerStep#0", 0, 1000), of_host("c10d::allreduce_", 10, 20)),
@@ -352,7 +356,7 @@ def test_a_thread_that_goes_on_before_a_collective_is_done_did_not_wait(tmp_path
     ("copy", "exposed_us"),
     [("torch.distributed.ddp.reducer::copy_bucket_to_grad", 480), ("aten::copy_", 0)],
 )
-def test_ddp_has_waited_for_a_bucket_that_it_copies_back(
+def test_ddps_copy_of_a_bucket_ends_its_wait_for_the_bucket(
     tmp_path: Path, copy: str, exposed_us: float
 ) -> None:
     """The bucket is done although gloo's thread, without a core, closes its range only at 900."""
@@ -368,7 +372,7 @@ def test_ddp_has_waited_for_a_bucket_that_it_copies_back(
 
 
 @with_data
-def test_dlrm_on_8_gpus() -> None:
+def test_the_dlrm_recording_of_8_gpus_has_the_known_times_and_late_rank() -> None:
     world = world_of(DLRM)
     ms = {
         "exposed": (5537, 11056, 3217, 9450, 6550, 6211, 3289, 1580),
@@ -393,7 +397,7 @@ def test_dlrm_on_8_gpus() -> None:
 
 
 @with_data
-def test_resnet_of_one_rank() -> None:
+def test_the_resnet_recording_of_one_rank_has_the_known_times_and_buckets() -> None:
     result, details = analyse_in_detail(RESNET)
     world = result.worlds[0]
     exposed = details[0].parts_ms["exposed"][0]
@@ -407,7 +411,7 @@ def test_resnet_of_one_rank() -> None:
 
 
 @with_data
-def test_torchrec_s_kinds_are_told_apart() -> None:
+def test_operations_of_the_torchrec_recording_are_distinguished() -> None:
     world = world_of(TORCHREC)
     ops = {row.op for row in world.collectives}
     assert ops >= {"all_to_all", "all_reduce", "reduce_scatter_tensor", "all_gather_into_tensor"}
@@ -416,7 +420,7 @@ def test_torchrec_s_kinds_are_told_apart() -> None:
 
 @pytest.mark.slow
 @pytest.mark.measures
-def test_eight_ranks_of_100_000_events_take_at_most_three_times_their_decoding(
+def test_large_traces_take_at_most_three_times_their_decoding(
     tmp_path: Path,
 ) -> None:
     filler = [{**kernel("gemm", 0, 1), "cat": "ac2g", "id": 1}] * 84_000
@@ -432,7 +436,7 @@ def test_eight_ranks_of_100_000_events_take_at_most_three_times_their_decoding(
     assert time.process_time() - decoded < 3 * (decoded - began)
 
 
-def test_traces_of_several_jobs_are_not_put_together(tmp_path: Path) -> None:
+def test_traces_of_several_jobs_are_refused(tmp_path: Path) -> None:
     texts = [document(rank_events(0), 0), document(rank_events(1), 1, 8)]
     with pytest.raises(CommprofError, match=r"several jobs: .* of 2 ranks, .* of 8 ranks"):
         analyse_in_detail(write(tmp_path / "job", texts))

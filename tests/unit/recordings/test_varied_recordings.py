@@ -69,7 +69,7 @@ def without_rank(rank: int) -> str:
         ("gpu01_4711.1699999999999.pt.trace.json", "gpu02_42.1699999999998.pt.trace.json"),
     ],
 )
-def test_ranks_are_told_from_names(tmp_path: Path, names: tuple[str, ...]) -> None:
+def test_ranks_are_read_from_file_and_folder_names(tmp_path: Path, names: tuple[str, ...]) -> None:
     for rank, name in enumerate(names):
         path = tmp_path / "job" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ def written(folder: Path, texts: dict[str, str]) -> Path:
         ({"a/rank0.json": 0, "b/rank0.json": 1}, "ranks are numbered in the order of file names"),
     ],
 )
-def test_files_of_several_processes_may_state_one_rank(
+def test_files_that_state_the_same_rank_are_numbered_by_name(
     tmp_path: Path, names: dict[str, int], said: str
 ) -> None:
     texts = {name: document(rank_events(process), 0) for name, process in names.items()}
@@ -105,7 +105,7 @@ def test_files_of_several_processes_may_state_one_rank(
     assert not any("steps that other files" in text for text in found.problems)
 
 
-def test_a_copy_without_communication_is_of_the_same_process(tmp_path: Path) -> None:
+def test_copies_without_communication_count_as_one_rank(tmp_path: Path) -> None:
     alone = [e for e in rank_events(1) if "AllReduce" not in e["name"]]
     texts = {f"{name}.json": document(alone, 1) for name in ("a", "b")}
     texts["c.json"] = document(rank_events(0), 0)
@@ -114,7 +114,7 @@ def test_a_copy_without_communication_is_of_the_same_process(tmp_path: Path) -> 
     assert sorted(found.traces) == [0, 1]
 
 
-def test_an_output_follows_from_the_ranks_of_the_job(tmp_path: Path) -> None:
+def test_output_bytes_are_derived_from_the_ranks_of_the_job(tmp_path: Path) -> None:
     """The output's size follows although no file states the number of ranks."""
     around: Event = annotation("nccl:_all_gather_base", 10, 20)
     around["args"] = {"Input Dims": [[25]], "Input type": ["float"]}
@@ -126,7 +126,7 @@ def test_an_output_follows_from_the_ranks_of_the_job(tmp_path: Path) -> None:
     assert (calls.bytes_in.tolist(), calls.bytes_out.tolist()) == ([100], [300])
 
 
-def test_packing_that_is_cut_or_followed_by_other_bytes_keeps_what_came_before(
+def test_truncated_or_extended_gzip_files_are_read_as_far_as_possible(
     tmp_path: Path,
 ) -> None:
     whole = gzip.compress(document(rank_events(0, steps=400), 0).encode())
@@ -138,7 +138,7 @@ def test_packing_that_is_cut_or_followed_by_other_bytes_keeps_what_came_before(
     assert any("cut off" in text for text in cut.problems)
 
 
-def test_an_archive_may_hold_other_files_too(tmp_path: Path) -> None:
+def test_other_files_in_an_archive_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "job.zip"
     with zipfile.ZipFile(path, "w") as packed:
         packed.writestr("job/", "")
@@ -167,13 +167,13 @@ def test_an_archive_may_hold_other_files_too(tmp_path: Path) -> None:
         ("rcclKernel_AllToAllPivot(x)", "all_to_all"),
     ],
 )
-def test_kernels_of_libraries_are_known(name: str, op: str) -> None:
+def test_communication_kernels_are_recognised_by_name(name: str, op: str) -> None:
     assert is_communication(name)
     assert operation(name) == op
 
 
 @pytest.mark.parametrize("name", ["ampere_sgemm", "void at::native::reduce_kernel<512>", "Memset"])
-def test_other_kernels_are_not(name: str) -> None:
+def test_other_kernels_are_not_taken_for_communication(name: str) -> None:
     assert not is_communication(name)
 
 
@@ -184,7 +184,7 @@ def launched(correlation: int, at_us: float) -> Event:
     return {**LAUNCH, "ts": at_us, "dur": 1, "args": {"correlation": correlation}}
 
 
-def test_nested_ranges_and_operators_say_what_a_kernel_is(tmp_path: Path) -> None:
+def test_nested_ranges_and_operators_give_the_operation_of_a_kernel(tmp_path: Path) -> None:
     inner = annotation("nccl:_reduce_scatter_base", 10, 12)
     comms: Event = {
         **{"ph": "X", "cat": "cpu_op", "name": "record_param_comms", "pid": 1, "tid": 1},
@@ -214,7 +214,7 @@ def test_nested_ranges_and_operators_say_what_a_kernel_is(tmp_path: Path) -> Non
         ("nccl:all_reduce", {"Collective name": "allreduce", "Rank": "1"}, "all_reduce", 0),
     ],
 )
-def test_the_root_is_a_rank_of_the_group(
+def test_the_root_is_numbered_within_its_group(
     tmp_path: Path, name: str, told: Event, op: str, root: int
 ) -> None:
     told = {**told, "Process Group Ranks": "[1, 2, 0]", "Group size": 3}
@@ -233,7 +233,7 @@ def test_the_root_is_a_rank_of_the_group(
     assert [(OPS[calls.op[0]], calls.peer[0])] == [(op, root)]
 
 
-def test_a_recording_is_a_timeline_too(
+def test_a_profiler_recording_can_be_written_as_a_timeline(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = both(tmp_path / "job")
@@ -251,7 +251,7 @@ def test_a_recording_is_a_timeline_too(
     assert ranks_of(folder) == [0, 1]
 
 
-def test_what_a_prediction_lacks_is_one_line(
+def test_missing_data_for_a_prediction_are_reported_without_traceback(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["predict", str(both(tmp_path / "job")), "--bucket-cap-mb", "5"]) != 0
@@ -274,7 +274,7 @@ TABLE = """\
 """
 
 
-def test_a_file_may_hold_several_results(tmp_path: Path) -> None:
+def test_a_nccl_tests_log_with_several_results_is_read_or_refused(tmp_path: Path) -> None:
     path = tmp_path / "all.log"
     path.write_text(f"$ ./all_reduce_perf -g 2\n{TABLE}$ ./build/all_reduce_perf -g 2\n{TABLE}")
     (log,) = read_nccl_tests(path)
@@ -301,7 +301,9 @@ def test_a_file_may_hold_several_results(tmp_path: Path) -> None:
         *("[prterun-node-3@1,0]<stdout>: ", "2026-05-01T10:00:00.1{}Z [1,0]<stdout>:"),
     ],
 )
-def test_launchers_label_lines(tmp_path: Path, label: str) -> None:
+def test_labels_of_launchers_before_nccl_tests_lines_are_ignored(
+    tmp_path: Path, label: str
+) -> None:
     path = tmp_path / "all_reduce.log"
     lines = [label.format(at) + line for at, line in enumerate(TABLE.splitlines())]
     path.write_text("\n".join(lines))
@@ -336,7 +338,7 @@ OUT, IN = "  20.5  0.20  0.20    0", "  21.0  0.20  0.20  N/A"
         (f"4096 1024 {REDUCED}", []),
     ],
 )
-def test_rows_with_cells_that_are_empty(
+def test_nccl_tests_rows_with_missing_cells_are_read_as_far_as_possible(
     tmp_path: Path, row: str, results: list[tuple[str, float]]
 ) -> None:
     columns = f"{'size count type redop root':<13}" + "  time algbw busbw #wrong" * 2
@@ -352,7 +354,7 @@ def test_rows_with_cells_that_are_empty(
             read_nccl_tests(path)
 
 
-def test_dumps_may_lie_in_a_folder_of_the_folder(tmp_path: Path) -> None:
+def test_dumps_in_one_nested_folder_are_found(tmp_path: Path) -> None:
     write_dumps(tmp_path, dump({"0": [0, 1]}, entry("0", 2)), dump({"0": [0, 1]}))
     inside = tmp_path / "job" / "dumps"
     inside.mkdir(parents=True)
@@ -367,7 +369,9 @@ def test_dumps_may_lie_in_a_folder_of_the_folder(tmp_path: Path) -> None:
         diagnosis(tmp_path / "job")
 
 
-def test_the_right_command_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_command_for_a_recording_names_the_right_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     logs, dumps = tmp_path / "logs", tmp_path / "dumps"
     logs.mkdir()
     dumps.mkdir()
@@ -386,7 +390,7 @@ def test_the_right_command_is_named(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert said in line
 
 
-def test_folders_that_cannot_be_read_hold_no_dumps(
+def test_unreadable_folders_are_skipped_in_the_search_for_dumps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     locked, other = tmp_path / "job" / "locked", tmp_path / "job" / "other"
@@ -405,7 +409,7 @@ def test_folders_that_cannot_be_read_hold_no_dumps(
     assert is_flight_recorder(tmp_path / "job")
 
 
-def test_versions_of_the_metadata(tmp_path: Path) -> None:
+def test_shortened_and_textual_metadata_of_collectives_are_read(tmp_path: Path) -> None:
     """Metadata with a shortened list of ranks, sizes as text, and no description of the group."""
     event = all_reduce(10, 20, seq=1)
     event["args"] |= {"Process Group Ranks": "[0, 1, ..., 1022, 1023]", "In msg nelems": "1000"}

@@ -68,7 +68,7 @@ LEFT_OF_GROUP = {
 }
 
 
-def test_every_virtual_is_handed_on_or_left_for_a_reason() -> None:
+def test_every_backend_virtual_is_forwarded_or_listed_as_left_out() -> None:
     functions = set(re.findall(r"virtual\s[^;{]*?\b(\w+)\(", _text(_HEADERS / "Backend.hpp")))
     ours = set()
     for header in ("wrapping_backend.h", "threaded_backend.h"):
@@ -79,20 +79,20 @@ def test_every_virtual_is_handed_on_or_left_for_a_reason() -> None:
     assert not set(LEFT) & ours
 
 
-def test_nothing_is_left_that_gloo_does() -> None:
+def test_no_virtual_that_gloo_implements_is_left_out_unlisted() -> None:
     gloo = _overridden(_HEADERS / "ProcessGroupGloo.hpp")
     assert {"allreduce", "split"} <= gloo
     left = {name for name in LEFT if name in gloo and "older name" not in LEFT[name]}
     assert {"supportsSplitting", "split", "merge"} <= left <= LEFT_OF_GLOO
 
 
-def test_a_timed_work_hands_on_every_virtual() -> None:
+def test_timed_work_forwards_every_virtual_of_work() -> None:
     functions = set(re.findall(r"virtual\s[^;{]*?\b(\w+)\(", _text(_HEADERS / "Work.hpp")))
     assert {"wait", "getFuture"} <= functions
     assert functions - _overridden(_CAPTURE / "timed_work.h") == set()
 
 
-def test_every_collective_of_a_group_is_an_operator_that_is_recorded() -> None:
+def test_every_collective_of_a_process_group_is_recorded() -> None:
     """Other functions of a group call one that is recorded, or are left out for a reason."""
     text = _text(_HEADERS / "ProcessGroup.hpp")
     bodies = {

@@ -85,7 +85,7 @@ def test_collectives_join_their_completion(directory: Path) -> None:
     assert table.graph_task.tolist() == [4, -1]
 
 
-def test_a_completion_that_nobody_reported(directory: Path) -> None:
+def test_the_first_wait_ends_a_collective_without_reported_completion(directory: Path) -> None:
     async_flag = schema.FLAG_DEVICE_ASYNC
     table = columns.collectives(
         trace_of(
@@ -107,7 +107,7 @@ def test_a_completion_that_nobody_reported(directory: Path) -> None:
     assert table.end_ns.tolist() == [20, 0, 0, 18, 41]
 
 
-def test_steps_lie_between_boundaries(directory: Path) -> None:
+def test_steps_are_the_times_between_boundaries(directory: Path) -> None:
     steps = columns.steps(
         trace_of(
             directory,
@@ -123,7 +123,7 @@ def test_steps_lie_between_boundaries(directory: Path) -> None:
     assert steps.thread.tolist() == [7, 7]
 
 
-def test_a_pause_is_in_no_step(directory: Path) -> None:
+def test_a_pause_of_recording_belongs_to_no_step(directory: Path) -> None:
     # Recording is off after step 1, during steps 2 and 3, and on again before step 4.
     rows = [boundary(0, 0, ended=False), boundary(10, 0), boundary(20, 1)]
     rows += [boundary(70, 4, ended=False), boundary(80, 4), boundary(95, 5)]
@@ -133,7 +133,7 @@ def test_a_pause_is_in_no_step(directory: Path) -> None:
     assert (steps.end_ns - steps.begin_ns).tolist() == [10, 10, 10, 15]
 
 
-def test_a_lost_boundary_costs_its_steps(directory: Path) -> None:
+def test_a_lost_boundary_removes_both_adjacent_steps(directory: Path) -> None:
     """A full ring dropped the boundary of step 1: steps 1 and 2 have no length."""
     rows = [boundary(0, 0, ended=False), boundary(10, 0), boundary(30, 2), boundary(40, 3)]
     steps = columns.steps(trace_of(directory, *rows))
@@ -142,13 +142,13 @@ def test_a_lost_boundary_costs_its_steps(directory: Path) -> None:
     assert (steps.end_ns - steps.begin_ns).tolist() == [10, 10]
 
 
-def test_a_lost_first_boundary(directory: Path) -> None:
+def test_without_the_first_boundary_the_first_step_is_left_out(directory: Path) -> None:
     steps = columns.steps(trace_of(directory, boundary(10, 0), boundary(20, 1)))
 
     assert steps.index.tolist() == [1]
 
 
-def test_phases_and_waits(directory: Path) -> None:
+def test_phase_and_wait_records_become_intervals(directory: Path) -> None:
     forward = schema.Phase.FORWARD
     trace = trace_of(
         directory,
@@ -185,7 +185,7 @@ def window(
         (0, 0, 100, 0),
     ],
 )
-def test_finalizations(
+def test_finalizations_have_blocked_time_and_time_without_a_core(
     directory: Path, cpu_ns: int, run_delay_ns: int, blocked_ns: int, no_core_ns: int
 ) -> None:
     begin = window(made.FINALIZE_BEGIN, 1000, 5, cpu=400, delay=70)
@@ -198,7 +198,7 @@ def test_finalizations(
     assert found.no_core_ns.tolist() == [no_core_ns]
 
 
-def test_a_run_delay_that_was_not_read_is_not_known(directory: Path) -> None:
+def test_time_without_a_core_is_unknown_if_no_run_delay_was_read(directory: Path) -> None:
     rows = [window(made.FINALIZE_BEGIN, 1000, 5, 400, 0, flags=0)]
     rows += [window(made.FINALIZE_END, 1100, 5, 430, 0, flags=0)]
     found = columns.finalizations(trace_of(directory, *rows))
@@ -208,7 +208,9 @@ def test_a_run_delay_that_was_not_read_is_not_known(directory: Path) -> None:
 
 
 @pytest.mark.parametrize(("threads", "own"), [(1, [20, 30]), (4, [0, 0])])
-def test_run_delay_of_helper_threads(directory: Path, threads: int, own: list[int]) -> None:
+def test_delay_by_helper_threads_is_at_most_their_cpu_time(
+    directory: Path, threads: int, own: list[int]
+) -> None:
     delay, helpers = (50, 30), (20, 90)
     rows = [
         made.record(at, Kind.RUN_DELAY, value=at + 99, bytes_in=delay[at], bytes_out=helpers[at])
@@ -220,7 +222,7 @@ def test_run_delay_of_helper_threads(directory: Path, threads: int, own: list[in
     assert columns.own_run_delays(trace).key.tolist() == own
 
 
-def test_finalizations_of_threads_and_halves(directory: Path) -> None:
+def test_finalizations_are_paired_by_thread_and_unpaired_ones_left_out(directory: Path) -> None:
     rows = [
         window(made.FINALIZE_END, 5, 1, 0, 0),  # began before capture
         window(made.FINALIZE_BEGIN, 10, 2, 0, 0, thread=1),
@@ -236,7 +238,7 @@ def test_finalizations_of_threads_and_halves(directory: Path) -> None:
     assert (span.end_ns - span.begin_ns).tolist() == [10, 20]
 
 
-def test_buckets(directory: Path) -> None:
+def test_bucket_records_become_rows_with_ready_launch_and_end_times(directory: Path) -> None:
     signature = 2**64 - 1
     buckets = columns.buckets(
         trace_of(
@@ -273,7 +275,7 @@ def calls_of(profile: cProfile.Profile, *files: str) -> Counter[str]:
     return found
 
 
-def test_a_report_makes_each_table_once_per_rank_and_matches_once(tmp_path: Path) -> None:
+def test_a_report_builds_each_table_once_per_rank_and_matches_once(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", ranks_of(4, 12, late_ms=5))
     profile = cProfile.Profile()
     assert profile.runcall(main, ["report", str(run), "--format", "html"]) == 0
@@ -284,7 +286,7 @@ def test_a_report_makes_each_table_once_per_rank_and_matches_once(tmp_path: Path
     assert calls_of(profile, matching.__file__)["match"] == 1
 
 
-def test_a_trace_with_more_records_has_tables_of_its_own() -> None:
+def test_a_trace_with_more_records_has_separate_tables() -> None:
     rank = Rank()
     rank.step(0, MS)
     trace = rank.trace()
@@ -296,7 +298,7 @@ def test_a_trace_with_more_records_has_tables_of_its_own() -> None:
     assert len(columns.steps(trace)) == 1
 
 
-def test_tables_die_with_their_trace() -> None:
+def test_cached_tables_are_freed_with_their_trace() -> None:
     rank = Rank()
     rank.step(0, MS)
     trace = rank.trace()
@@ -307,7 +309,7 @@ def test_tables_die_with_their_trace() -> None:
     assert table() is None
 
 
-def test_neither_tables_nor_the_records_behind_them_can_be_changed() -> None:
+def test_tables_and_the_records_of_a_trace_are_read_only() -> None:
     rank = Rank()
     rank.step(0, 10 * MS)
     rank.finalize(MS, 2 * MS, cpu=0)

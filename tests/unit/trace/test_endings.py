@@ -54,11 +54,11 @@ def gone_pid() -> int:
     return process.pid
 
 
-def test_a_rank_that_was_well_has_no_problem(tmp_path: Path) -> None:
+def test_a_rank_that_ended_normally_has_no_problem(tmp_path: Path) -> None:
     assert rank_problems(trace(tmp_path, made.end())) == []
 
 
-def test_the_exception_and_the_exit_code(tmp_path: Path) -> None:
+def test_a_failed_rank_is_reported_with_its_exception_and_exit_code(tmp_path: Path) -> None:
     raised = more(ending={"error": "LookupError: a mistake"})
     attempt = LaunchedAttempt(0, 1, 2, {1: 1}, 0)
     (problem,) = rank_problems(trace(tmp_path, raised, made.end()), attempt)
@@ -77,14 +77,16 @@ def test_the_exception_and_the_exit_code(tmp_path: Path) -> None:
         (9, 0, "its process ended with exit code 9;"),
     ],
 )
-def test_what_the_launcher_saw(tmp_path: Path, code: int, kills: int, words: str) -> None:
+def test_the_signal_or_exit_code_seen_by_the_launcher_is_reported(
+    tmp_path: Path, code: int, kills: int, words: str
+) -> None:
     attempt = LaunchedAttempt(0, 1, 2, {1: code}, kills)
     (problem,) = rank_problems(trace(tmp_path), attempt)
     assert problem.startswith("rank 1 never closed its trace: ")
     assert words in problem
 
 
-def test_a_full_disk_and_a_pause(tmp_path: Path) -> None:
+def test_a_full_disk_and_pauses_of_a_rank_are_reported(tmp_path: Path) -> None:
     failed = {"errno": 28, "reason": "No space left on device", "monotonic_ns": START_NS + 10**9}
     pauses = {"count": 2, "total_ns": 3 * 10**9, "longest_ns": 2 * 10**9}
     pauses["longest_begin_ns"] = START_NS + 4 * 10**9
@@ -97,7 +99,7 @@ def test_a_full_disk_and_a_pause(tmp_path: Path) -> None:
     assert paused.startswith("rank 1 did not run for 3.0 s (2 times, the longest 4.0 s after its")
 
 
-def test_comparisons_of_the_models(tmp_path: Path) -> None:
+def test_results_of_model_comparisons_are_reported(tmp_path: Path) -> None:
     found = {"every": 10, "checks": 4, "first_step": 19, "ranks": ["1", "3"]}
     (problem,) = rank_problems(trace(tmp_path, more(sync_checks=found), made.end()))
     said = "model of ranks 1, 3 differed from that of most other ranks, first seen after step 19"
@@ -111,7 +113,7 @@ def test_comparisons_of_the_models(tmp_path: Path) -> None:
     assert "compared 1 time, every step:" in text
 
 
-def test_states_of_processes(tmp_path: Path) -> None:
+def test_state_of_distinguishes_running_stopped_gone_and_unknown_processes(tmp_path: Path) -> None:
     now = time.monotonic_ns()
     mine = trace(tmp_path, pid=os.getpid(), machine=HERE, monotonic_ns=now).metadata
     assert state_of(mine) is State.RUNS
@@ -136,7 +138,7 @@ def endings(*attempts: LaunchedAttempt, pid: int) -> Endings:
     return Endings(launcher, attempts)
 
 
-def test_endings_are_read_as_written(tmp_path: Path) -> None:
+def test_endings_are_unchanged_by_saving_and_reading(tmp_path: Path) -> None:
     written = endings(LaunchedAttempt(0, 1, 2, {1: -9}, 1), LaunchedAttempt(1, 3, 0, {}, 0), pid=1)
     written.save(tmp_path)
     assert read_endings(tmp_path) == written
@@ -145,7 +147,7 @@ def test_endings_are_read_as_written(tmp_path: Path) -> None:
         assert read_endings(tmp_path) is None
 
 
-def test_a_launcher_that_was_killed() -> None:
+def test_a_killed_launcher_is_reported() -> None:
     running = LaunchedAttempt(0, 1, 0, {}, 0)
     assert launcher_problem(None) == ""
     assert launcher_problem(endings(LaunchedAttempt(0, 1, 2, {}, 0), pid=1)) == ""
@@ -153,7 +155,7 @@ def test_a_launcher_that_was_killed() -> None:
     assert "still runs" in launcher_problem(endings(running, pid=os.getpid()))
 
 
-def test_exceptions_in_a_line() -> None:
+def test_exceptions_are_described_in_one_line() -> None:
     assert error_line(None) == error_line(SystemExit(0)) == error_line(SystemExit()) == ""
     assert error_line(SystemExit(3)) == "SystemExit: 3"
     assert error_line(ValueError("one\ntwo")) == "ValueError: one"
@@ -192,7 +194,7 @@ def write_attempts(directory: Path, *attempts: tuple[int, int]) -> None:
         ([(0, 3), (900, 0)], [None, None]),
     ],
 )
-def test_attempts_without_steps_are_lost_time(
+def test_attempts_without_steps_count_as_lost_time(
     tmp_path: Path, attempts: list[tuple[int, int]], lost: list[float | None]
 ) -> None:
     write_attempts(tmp_path, *attempts)
@@ -203,7 +205,7 @@ def test_attempts_without_steps_are_lost_time(
     assert said in attempts_remarks(found)[0]
 
 
-def test_attempts_and_the_time_between_them(tmp_path: Path) -> None:
+def test_a_restart_is_reported_with_both_attempts_and_the_lost_time(tmp_path: Path) -> None:
     write_attempts(tmp_path, (0, 3), (900, 2))
     endings(LaunchedAttempt(0, 1, 2, {1: -9}, 0), LaunchedAttempt(1, 3, 4, {}, 0), pid=1).save(
         tmp_path
@@ -224,7 +226,7 @@ def test_attempts_and_the_time_between_them(tmp_path: Path) -> None:
     assert "restarted once: for 0.6 s no step was trained" in remark
 
 
-def test_an_attempt_that_left_nothing_is_a_restart_too() -> None:
+def test_an_attempt_without_traces_counts_as_a_restart() -> None:
     left = [Attempt(2, number, 2, 10, 1.0, math.nan, "") for number in (0, 2)]
     assert "the job was restarted 2 times: for" in attempts_remarks(tuple(left))[0]
 
@@ -235,7 +237,7 @@ def test_one_attempt_is_no_restart(tmp_path: Path) -> None:
     assert attempts_remarks(()) == []
 
 
-def test_an_empty_trace_does_not_hide_the_others(tmp_path: Path) -> None:
+def test_an_empty_trace_does_not_prevent_reading_the_others(tmp_path: Path) -> None:
     (tmp_path / "rank_0.trace").touch()  # killed before its first block
     Rank(1, 2).write(tmp_path / "rank_1.trace")
     assert read_context(tmp_path)["world_sizes"] == [2]
@@ -244,7 +246,7 @@ def test_an_empty_trace_does_not_hide_the_others(tmp_path: Path) -> None:
     assert "only 0 bytes" in run.problems[0]
 
 
-def test_rings_that_nobody_will_read_are_removed(tmp_path: Path) -> None:
+def test_rings_of_dead_processes_without_a_trace_are_removed(tmp_path: Path) -> None:
     now = {"monotonic_ns": time.monotonic_ns()}
     pids = {"orphan": gone_pid(), "kept": gone_pid(), "alive": os.getpid()}
     (tmp_path / "kept.trace").touch()

@@ -38,7 +38,7 @@ def backward(begin: int, end: int) -> tuple[bytes, bytes]:
 START = mark(0, 0, ends=False)
 
 
-def test_what_the_script_declares_wins(tmp_path: Path) -> None:
+def test_declared_steps_override_found_ones(tmp_path: Path) -> None:
     marks = (START, mark(8, 0, UPDATED), mark(10, 1), mark(20, 2), mark(30, 3))
     steps = columns.steps(trace_of(tmp_path, *marks))
     assert steps.source == "declared"
@@ -49,12 +49,12 @@ def test_what_the_script_declares_wins(tmp_path: Path) -> None:
     ]
 
 
-def test_updates_and_left_out_updates_end_steps(tmp_path: Path) -> None:
+def test_optimizer_updates_and_skipped_updates_end_steps(tmp_path: Path) -> None:
     steps = columns.steps(trace_of(tmp_path, START, mark(10, 0, SKIPPED), mark(20, 1, UPDATED)))
     assert (steps.source, steps.end_ns.tolist()) == ("update", [10, 20])
 
 
-def test_without_updates_backward_passes_that_communicate_end_steps(tmp_path: Path) -> None:
+def test_without_updates_communicating_backward_passes_end_steps(tmp_path: Path) -> None:
     silent = phase(Phase.BACKWARD, 1, 3)
     steps = columns.steps(trace_of(tmp_path, START, silent, *backward(5, 9), *backward(15, 18)))
     assert steps.source == "backward"
@@ -62,7 +62,7 @@ def test_without_updates_backward_passes_that_communicate_end_steps(tmp_path: Pa
     assert (steps.begin_ns.tolist(), steps.end_ns.tolist()) == ([0, 9], [9, 18])
 
 
-def test_a_pause_of_capture_between_backward_passes_is_no_step(tmp_path: Path) -> None:
+def test_a_pause_of_capture_between_backward_passes_belongs_to_no_step(tmp_path: Path) -> None:
     passes = [row for begin in (5, 15, 105, 115) for row in backward(begin, begin + 4)]
     rows = [*passes[:4], mark(100, 0, ends=False), *passes[4:]]
     steps = columns.steps(trace_of(tmp_path, START, *rows))
@@ -88,26 +88,26 @@ def merged(directory: Path, *iterations: list[bytes]) -> list[int]:
     return merged_steps(trace, columns.steps(trace)).tolist()
 
 
-def test_a_step_with_the_passes_of_two_and_the_update_of_one_is_named(tmp_path: Path) -> None:
+def test_a_step_with_two_iterations_and_one_update_is_reported_as_merged(tmp_path: Path) -> None:
     regular = [iteration(20 * i, 1, i) for i in range(4)]
     left_out = iteration(80, 1, None)
     assert merged(tmp_path, *regular, left_out, iteration(100, 1, 4)) == [4]
 
 
-def test_accumulation_is_one_step(tmp_path: Path) -> None:
+def test_gradient_accumulation_is_not_reported_as_merged_steps(tmp_path: Path) -> None:
     assert merged(tmp_path, *(iteration(20 * i, 4, i) for i in range(4))) == []
     # The rest of an epoch is carried into the next step: 6 is no multiple of 4.
     steps = [iteration(20 * i, 4, i) for i in range(3)]
     assert merged(tmp_path, *steps, iteration(60, 6, 3)) == []
 
 
-def test_a_second_model_that_is_updated_too_is_no_second_iteration(tmp_path: Path) -> None:
+def test_the_update_of_a_second_model_is_not_reported_as_merged_steps(tmp_path: Path) -> None:
     steps = [iteration(20 * i, 1, i) for i in range(3)]
     other = [*backward(60, 62), phase(Phase.OPTIMIZER, 63, 64)]
     assert merged(tmp_path, *steps, [*other, *iteration(66, 1, 3)]) == []
 
 
-def test_samples_are_those_read_within_the_steps(tmp_path: Path) -> None:
+def test_samples_are_summed_over_the_given_steps(tmp_path: Path) -> None:
     reads = [phase(Phase.DATA, 10 * i + 1, 10 * i + 2, samples=4) for i in range(4)]
     epoch_end = phase(Phase.DATA, 35, 36)  # StopIteration
     marks = [mark(10 * i + 10, i, UPDATED) for i in range(4)]
@@ -117,7 +117,7 @@ def test_samples_are_those_read_within_the_steps(tmp_path: Path) -> None:
     assert math.isnan(samples_read(trace, np.array([], dtype=np.int64)))
 
 
-def test_one_batch_that_cannot_be_counted_leaves_no_sum(tmp_path: Path) -> None:
+def test_the_sum_of_samples_is_unknown_if_one_batch_is_unknown(tmp_path: Path) -> None:
     known = phase(Phase.DATA, 1, 2, samples=4)
     unknown = phase(Phase.DATA, 11, 12, samples=schema.SAMPLES_UNKNOWN)
     trace = trace_of(

@@ -12,7 +12,7 @@ from commprof.trace.lookup import row_containing, row_of
     ("op_id", "keys", "rows"),
     [([3, 1, 9, 0], [1, 3, 1], [1, 0, -1, -1]), ([3], [], [-1]), ([], [3], [])],
 )
-def test_the_row_of_an_operation_is_its_first(
+def test_row_of_returns_the_first_row_of_an_operation(
     op_id: list[int], keys: list[int], rows: list[int]
 ) -> None:
     assert row_of(np.array(op_id, int), np.array(keys, int)).tolist() == rows
@@ -26,7 +26,7 @@ def test_the_row_of_an_operation_is_its_first(
         ([], [], [-1] * 7),
     ],
 )
-def test_a_time_is_in_the_interval_whose_end_it_has_not_reached(
+def test_row_containing_treats_intervals_as_half_open(
     begin: list[int], end: list[int], row: list[int]
 ) -> None:
     times = np.array([9, 10, 19, 20, 30, 49, 50])

@@ -47,14 +47,14 @@ def write(directory: Path, pid: int, boot_id: str = BOOT_ID, pids: str = PIDS) -
     return trace, ring
 
 
-def test_of_a_process_that_is_gone(tmp_path: Path, gone: int) -> None:
+def test_rings_of_a_dead_process_are_salvaged(tmp_path: Path, gone: int) -> None:
     trace, ring = write(tmp_path, gone)
     salvage_dead(tmp_path)
     assert not ring.exists()
     assert read_trace(trace).records["timestamp_ns"].tolist() == [5]
 
 
-def test_of_a_process_that_nobody_has_waited_for(tmp_path: Path) -> None:
+def test_rings_of_a_zombie_process_are_salvaged(tmp_path: Path) -> None:
     process = subprocess.Popen(["true"], stdout=subprocess.PIPE)
     assert process.stdout is not None
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
@@ -65,7 +65,7 @@ def test_of_a_process_that_nobody_has_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("other", [{"boot_id": "b"}, {"pids": "pid:[1]"}, {"boot_id": ""}])
-def test_not_of_another_machine_or_container(
+def test_rings_of_another_machine_or_container_are_not_salvaged(
     tmp_path: Path, gone: int, other: dict[str, str]
 ) -> None:
     trace, ring = write(tmp_path, gone, **other)
@@ -75,7 +75,7 @@ def test_not_of_another_machine_or_container(
     assert trace.read_bytes() == content
 
 
-def test_not_of_a_process_that_runs(tmp_path: Path) -> None:
+def test_rings_of_a_running_process_are_not_salvaged(tmp_path: Path) -> None:
     _, ring = write(tmp_path, os.getpid())
     salvage_dead(tmp_path)
     assert ring.exists()
@@ -113,7 +113,7 @@ def write_with_two_rings(directory: Path) -> Path:
 
 
 @pytest.mark.parametrize("moment", range(len(MOMENTS)))
-def test_two_processes_that_salvage_at_the_same_time_lose_nothing(
+def test_two_simultaneous_salvages_lose_no_records(
     moment: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_with_two_rings(tmp_path)
@@ -126,7 +126,7 @@ def test_two_processes_that_salvage_at_the_same_time_lose_nothing(
     assert not list(tmp_path.glob("*.ring"))
 
 
-def test_what_another_process_salvaged_stays_where_this_one_cannot_write(
+def test_a_failed_salvage_keeps_the_records_salvaged_by_another_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_with_two_rings(tmp_path)
@@ -144,7 +144,7 @@ def test_what_another_process_salvaged_stays_where_this_one_cannot_write(
     assert read_trace(path).records["timestamp_ns"].tolist() == [5, 6]
 
 
-def test_traces_of_two_jobs_are_no_run(tmp_path: Path) -> None:
+def test_a_directory_with_traces_of_two_jobs_is_refused(tmp_path: Path) -> None:
     for rank, size in ((0, 1), (1, 2)):
         metadata = made.metadata(rank=rank, world_size=size)
         (tmp_path / f"rank_{rank}.trace").write_bytes(
@@ -182,7 +182,7 @@ def times(tail: RingTail) -> list[int]:
     return [int(time) for time in tail.poll()["timestamp_ns"]]
 
 
-def test_drained_records_of_several_threads_are_read_once_and_by_time(tmp_path: Path) -> None:
+def test_records_in_rings_of_several_threads_are_read_once_in_time_order(tmp_path: Path) -> None:
     tail = RingTail(f"{tmp_path}/r-", SESSION)
     assert times(tail) == []
     one, two = Ring(tmp_path / "r-0.ring"), Ring(tmp_path / "r-1.ring")
@@ -196,7 +196,7 @@ def test_drained_records_of_several_threads_are_read_once_and_by_time(tmp_path: 
     tail.close()
 
 
-def test_what_was_written_over_is_counted_and_the_slot_in_writing_left_out(tmp_path: Path) -> None:
+def test_overwritten_records_are_counted_and_the_slot_in_use_is_not_read(tmp_path: Path) -> None:
     tail = RingTail(f"{tmp_path}/r-", SESSION)
     ring = Ring(tmp_path / "r-0.ring")
     ring.push(1)
@@ -207,7 +207,7 @@ def test_what_was_written_over_is_counted_and_the_slot_in_writing_left_out(tmp_p
     assert tail.missed == 3
 
 
-def test_rings_that_are_removed_are_read_to_their_end(tmp_path: Path) -> None:
+def test_records_in_removed_rings_are_still_read(tmp_path: Path) -> None:
     tail = RingTail(f"{tmp_path}/r-", SESSION)
     path = tmp_path / "r-0.ring"
     ring = Ring(path)
@@ -217,7 +217,7 @@ def test_rings_that_are_removed_are_read_to_their_end(tmp_path: Path) -> None:
     assert times(tail) == [5]
 
 
-def test_foreign_and_damaged_files_are_passed_over(tmp_path: Path) -> None:
+def test_foreign_and_damaged_ring_files_are_ignored(tmp_path: Path) -> None:
     Ring(tmp_path / "r-0.ring", session=78).push(1)
     (tmp_path / "r-1.ring").write_bytes(b"CPRING01")
     (tmp_path / "r-2.ring").mkdir()

@@ -58,7 +58,7 @@ def fields_of_kinds() -> dict[str, str]:
     return {kind: " ".join(text.split()) for kind, text in entries}
 
 
-def test_tables_equal_the_module() -> None:
+def test_schema_tables_equal_those_of_the_native_module() -> None:
     if _native.native is None:
         pytest.skip(_native.native_error)
     assert schema.KINDS == _native.native.KINDS
@@ -68,16 +68,16 @@ def test_tables_equal_the_module() -> None:
 
 
 @pytest.mark.parametrize("names", [schema.KINDS, schema.OPS, schema.PHASES])
-def test_names_are_unique(names: Sequence[str]) -> None:
+def test_names_of_kinds_operations_and_phases_are_unique(names: Sequence[str]) -> None:
     assert len(set(names)) == len(names)
 
 
-def test_codes_are_the_positions_of_their_names() -> None:
+def test_enum_codes_are_the_positions_of_their_names() -> None:
     assert [kind.value for kind in schema.Kind] == list(range(len(schema.KINDS)))
     assert [phase.value for phase in schema.Phase] == list(range(len(schema.PHASES)))
 
 
-def test_every_kind_says_which_fields_it_uses() -> None:
+def test_every_record_kind_documents_the_fields_it_uses() -> None:
     described = fields_of_kinds()
     assert tuple(described) == schema.KINDS
     for kind, text in described.items():
@@ -86,7 +86,7 @@ def test_every_kind_says_which_fields_it_uses() -> None:
         assert named or kind in ("none", "finalize_end")  # finalize_end refers back
 
 
-def test_kinds_with_a_time_in_value_are_those_that_say_so() -> None:
+def test_kinds_with_a_time_in_value_are_documented_so() -> None:
     said = [
         kind
         for kind, text in fields_of_kinds().items()
@@ -95,7 +95,7 @@ def test_kinds_with_a_time_in_value_are_those_that_say_so() -> None:
     assert said == [kind.name.lower() for kind in schema.TIME_IN_VALUE]
 
 
-def test_flags_and_blocks_have_a_meaning_beside_them() -> None:
+def test_flags_and_block_types_are_documented_and_equal_in_cpp_and_python() -> None:
     flags = re.findall(r"inline constexpr uint32_t k(\w+) =\s*(\d+); // (.+)", header("record.h"))
     snake = {re.sub(r"(?<!^)([A-Z])", r"_\1", name).lower(): int(bit) for name, bit, _ in flags}
     assert snake == FLAGS
@@ -105,7 +105,7 @@ def test_flags_and_blocks_have_a_meaning_beside_them() -> None:
     )
 
 
-def test_layouts_equal_the_headers() -> None:
+def test_struct_layouts_equal_those_of_the_cpp_headers() -> None:
     assert layout(header("trace_format.h"), "FileHeader") == schema.FILE_HEADER.format
     assert layout(header("trace_format.h"), "BlockHeader") == schema.BLOCK_HEADER.format
     # The magic is 8 characters in Python, and a number in C++.
@@ -121,7 +121,7 @@ def test_layouts_equal_the_headers() -> None:
     ]
 
 
-def test_magic_numbers_equal_the_headers() -> None:
+def test_magic_numbers_equal_those_of_the_cpp_headers() -> None:
     ring = re.findall(r"kRingMagic = (\w+);", header("ring.h"))[0]
     assert int(ring, 16).to_bytes(8, "little") == schema.RING_MAGIC
     assert f'"{schema.BLOCK_MAGIC.to_bytes(4, "little").decode()}"' in header("trace_format.h")
@@ -129,7 +129,7 @@ def test_magic_numbers_equal_the_headers() -> None:
         assert f"== {size})" in header("trace_format.h")
 
 
-def test_every_key_of_a_json_block_says_what_it_holds() -> None:
+def test_every_key_of_a_json_block_is_documented() -> None:
     """Checks for a comment in the source, behind the key or above it."""
     source = Path(documents.__file__).read_text().splitlines()
     for line, before in zip(source[1:], source, strict=False):
@@ -141,7 +141,7 @@ def test_every_key_of_a_json_block_says_what_it_holds() -> None:
             assert any(line.startswith(f'    "{key}": ') for line in source), key
 
 
-def test_a_summary_s_keys_are_read_by_their_names() -> None:
+def test_summary_keys_equal_the_field_names_or_are_documented() -> None:
     fields = set(get_type_hints(Summary))
     renamed = {"arrivals", "paused"}
     assert {*SUMMARY_COUNTERS, *SUMMARY_PARTS} - renamed <= fields
@@ -152,7 +152,7 @@ def test_a_summary_s_keys_are_read_by_their_names() -> None:
     ("value", "expected"),
     [("3", 3), (None, 0), ("", 0), ("-1", 0), ("first", 0), ("9" * 5000, 0), ("²", 0)],
 )
-def test_a_local_rank_that_is_no_rank_does_not_spoil_the_trace(
+def test_an_unusable_local_rank_is_recorded_as_0(
     value: str | None, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("LOCAL_RANK", raising=False)
@@ -166,7 +166,7 @@ def keys_of(value: object) -> object:
     return {key: keys_of(inner) for key, inner in value.items()} if isinstance(value, dict) else 0
 
 
-def test_capture_writes_just_the_described_metadata() -> None:
+def test_capture_writes_exactly_the_documented_metadata() -> None:
     assert keys_of(trace_metadata("", {})) == keys_of(documents.METADATA)
 
 

@@ -29,7 +29,7 @@ def times(trace: Trace) -> list[int]:
     return trace.records["timestamp_ns"].tolist()
 
 
-def test_a_whole_trace(tmp_path: Path) -> None:
+def test_a_complete_trace_is_read(tmp_path: Path) -> None:
     group = made.document(made.GROUP_BLOCK, made.group(3, name="tp", size=2))
     trace = read(tmp_path, made.trace(made.records(5, 1), group, made.records(3), made.end(4)))
 
@@ -41,7 +41,7 @@ def test_a_whole_trace(tmp_path: Path) -> None:
     assert (trace.complete, trace.dropped, trace.problems) == (True, 4, ())
 
 
-def test_every_field_of_a_record(tmp_path: Path) -> None:
+def test_every_field_of_a_record_is_read(tmp_path: Path) -> None:
     names = ("op", "dtype", "reduce_op", "group", "thread", "aux")
     wide = ("op_id", "bytes_in", "bytes_out", "value")
     fields = {name: 10 + i for i, name in enumerate((*names, "seq", "flags"))}
@@ -54,19 +54,19 @@ def test_every_field_of_a_record(tmp_path: Path) -> None:
     assert {name: int(got[name]) for name in fields} == fields
 
 
-def test_an_open_trace_has_no_end(tmp_path: Path) -> None:
+def test_a_trace_without_an_end_block_is_incomplete(tmp_path: Path) -> None:
     trace = read(tmp_path, made.trace(made.records(1)))
 
     assert (trace.complete, trace.problems, times(trace)) == (False, (), [1])
 
 
-def test_a_trace_without_records(tmp_path: Path) -> None:
+def test_a_trace_without_records_is_complete(tmp_path: Path) -> None:
     for blocks in ((), (made.block(made.RECORDS_BLOCK, b""),)):
         trace = read(tmp_path, made.trace(*blocks, made.end()))
         assert (trace.complete, trace.problems, times(trace)) == (True, (), [])
 
 
-def test_what_a_later_version_adds_is_passed_over(tmp_path: Path) -> None:
+def test_unknown_blocks_and_keys_of_later_versions_are_ignored(tmp_path: Path) -> None:
     header = made.file_header(header_bytes=40) + bytes(8)
     blocks = [
         made.document(made.METADATA_BLOCK, made.metadata(new_key=[1])),
@@ -81,14 +81,14 @@ def test_what_a_later_version_adds_is_passed_over(tmp_path: Path) -> None:
     assert list(trace.groups) == [1]
 
 
-def test_records_of_kind_none_are_no_records(tmp_path: Path) -> None:
+def test_records_of_kind_none_are_ignored(tmp_path: Path) -> None:
     rows = made.record(1, kind=0) + made.record(2)
     trace = read(tmp_path, made.trace(made.block(made.RECORDS_BLOCK, rows), made.end()))
 
     assert times(trace) == [2]
 
 
-def test_cut_off_at_every_byte(tmp_path: Path) -> None:
+def test_a_trace_truncated_at_any_byte_is_read_up_to_its_last_whole_block(tmp_path: Path) -> None:
     blocks = [
         made.document(made.METADATA_BLOCK, made.metadata()),
         made.records(1, 2),
@@ -114,7 +114,7 @@ def test_cut_off_at_every_byte(tmp_path: Path) -> None:
         assert len(trace.problems) == (size not in ends), size
 
 
-def test_killed_between_payload_and_header(tmp_path: Path) -> None:
+def test_a_block_without_its_header_counts_as_cut_off(tmp_path: Path) -> None:
     """The writer writes the payload first: it is in the file, but its header is still a hole."""
     hole = bytes(24) + made.record(9)
     trace = read(tmp_path, made.trace(made.records(1)) + hole)
@@ -151,7 +151,7 @@ def test_single_flipped_bytes_never_crash(tmp_path: Path) -> None:
     assert peak_bytes < 4 << 20
 
 
-def test_flipped_bytes_under_a_right_checksum_never_crash(tmp_path: Path) -> None:
+def test_flipped_bytes_with_a_matching_checksum_never_crash(tmp_path: Path) -> None:
     """A hostile writer can change the JSON and write the matching checksum."""
     chance = random.Random(2)
     payload = json.dumps(made.metadata()).encode()
@@ -171,7 +171,7 @@ def test_flipped_bytes_under_a_right_checksum_never_crash(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("length", [65, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 24, 2**64 - 1])
-def test_hostile_lengths_allocate_nothing(tmp_path: Path, length: int) -> None:
+def test_hostile_block_lengths_allocate_no_memory(tmp_path: Path, length: int) -> None:
     block = bytearray(made.records(2))
     block[8:16] = length.to_bytes(8, "little")
     data = made.trace(made.records(1)) + bytes(block)
@@ -186,26 +186,26 @@ def test_hostile_lengths_allocate_nothing(tmp_path: Path, length: int) -> None:
 
 
 @pytest.mark.parametrize("header_bytes", [0, 31, 10_000, 2**32 - 1])
-def test_hostile_header_sizes(tmp_path: Path, header_bytes: int) -> None:
+def test_hostile_file_header_sizes_are_refused(tmp_path: Path, header_bytes: int) -> None:
     data = made.file_header(header_bytes=header_bytes) + made.trace()[32:]
     with pytest.raises(TraceError, match=f"its file header claims to be {header_bytes} bytes long"):
         read(tmp_path, data)
 
 
 @pytest.mark.parametrize("version", [0, 2, 2**32 - 1])
-def test_other_versions_are_named(tmp_path: Path, version: int) -> None:
+def test_other_trace_versions_are_refused_by_number(tmp_path: Path, version: int) -> None:
     data = made.file_header(version) + made.trace()[32:]
     with pytest.raises(TraceError, match=f"trace version {version}; this commprof reads version 1"):
         read(tmp_path, data)
 
 
 @pytest.mark.parametrize("data", [b"", b"COMMPROF", b"\x7fELF" + bytes(60), b"commprof" * 8])
-def test_other_files_are_refused(tmp_path: Path, data: bytes) -> None:
+def test_files_that_are_no_trace_are_refused(tmp_path: Path, data: bytes) -> None:
     with pytest.raises(TraceError, match=r"rank_1\.trace: not a commprof trace"):
         read(tmp_path, data)
 
 
-def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_directory_raise_os_errors(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read_trace(tmp_path / "missing")
     with pytest.raises(IsADirectoryError):
@@ -244,7 +244,7 @@ def test_a_later_metadata_block_sets_the_hooks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", sorted(MORE_METADATA.keys() - METADATA.keys()))
-def test_a_script_s_value_for_a_key_of_later_blocks_is_left_out(tmp_path: Path, key: str) -> None:
+def test_script_metadata_with_reserved_keys_is_ignored(tmp_path: Path, key: str) -> None:
     assert key not in read(tmp_path, made.trace(**{key: 3})).metadata
 
 
@@ -292,7 +292,9 @@ JSON_BOMBS = {
 
 
 @pytest.mark.parametrize("payload", JSON_BOMBS.values(), ids=JSON_BOMBS)
-def test_unusable_json(tmp_path: Path, payload: bytes) -> None:
+def test_unusable_json_is_refused_in_metadata_and_skipped_in_other_blocks(
+    tmp_path: Path, payload: bytes
+) -> None:
     with pytest.raises(TraceError, match="unusable metadata"):
         read(tmp_path, made.file_header() + made.block(made.METADATA_BLOCK, payload))
     bad = [made.block(kind, payload) for kind in (made.GROUP_BLOCK, made.END_BLOCK)]

@@ -10,7 +10,7 @@ from torch import nn
 from commprof.workloads.counting import count_parameters
 
 
-def test_all_parameters_count_whatever_they_hold() -> None:
+def test_parameters_of_all_layer_types_are_counted() -> None:
     def make() -> nn.Module:
         layers = [nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Embedding(7, 2)]
         for weight in (layers[0].weight, layers[2].weight):
@@ -21,7 +21,7 @@ def test_all_parameters_count_whatever_they_hold() -> None:
     assert count_parameters(make) == 3 * 5 + 5 + 2 * 5 + 7 * 2
 
 
-def test_it_needs_no_compiler() -> None:
+def test_counting_parameters_does_not_import_the_compiler() -> None:
     ask = """
 import sys
 from commprof.workloads.models.resnet50 import Resnet50

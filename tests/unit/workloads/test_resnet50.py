@@ -26,7 +26,7 @@ def archive(path: Path, images: Any, labels: Any) -> str:
     return str(path / "set.npz")
 
 
-def test_made_up_images_depend_on_the_seed_and_differ_by_class() -> None:
+def test_synthetic_images_depend_on_the_seed_and_differ_by_class() -> None:
     images, labels = opened("synthetic").load(8, seed=1)
     again, _ = opened("synthetic").load(8, seed=1)
     other, _ = opened("synthetic").load(8, seed=2)
@@ -41,7 +41,7 @@ def test_made_up_images_depend_on_the_seed_and_differ_by_class() -> None:
     assert (same.mean(0) - images.mean(0)).norm() > 2
 
 
-def test_an_archive_of_bytes_becomes_floats_of_the_size_asked_for(tmp_path: Path) -> None:
+def test_images_of_bytes_become_floats_of_the_requested_size(tmp_path: Path) -> None:
     images = np.zeros((3, 4, 4), np.uint8)
     images[1] = 255
     found = opened(archive(tmp_path, images, [0, 1, 2]))
@@ -54,7 +54,7 @@ def test_an_archive_of_bytes_becomes_floats_of_the_size_asked_for(tmp_path: Path
     assert labels.tolist() == [0, 1, 2]
 
 
-def test_floats_in_colour_stay_as_they_are(tmp_path: Path) -> None:
+def test_colour_images_of_floats_are_unchanged(tmp_path: Path) -> None:
     images = np.zeros((2, 8, 8, 3))
     images[..., 2] = -3.5
     loaded, _ = opened(archive(tmp_path, images, [0, 0])).load(8, seed=0)
@@ -63,7 +63,7 @@ def test_floats_in_colour_stay_as_they_are(tmp_path: Path) -> None:
     assert loaded[:, :2].eq(0).all()
 
 
-def test_a_folder_per_class(tmp_path: Path) -> None:
+def test_images_are_read_from_a_folder_per_class(tmp_path: Path) -> None:
     for label, name in enumerate(("cats", "dogs")):
         (tmp_path / name).mkdir()
         for index, ending in enumerate((".npy", ".NPY")):
@@ -78,7 +78,7 @@ def test_a_folder_per_class(tmp_path: Path) -> None:
     assert images[:2].eq(0).all()
 
 
-def test_hidden_and_empty_folders_are_no_classes(tmp_path: Path) -> None:
+def test_hidden_and_empty_folders_are_not_counted_as_classes(tmp_path: Path) -> None:
     for name in (".checkpoints", "birds", "cats", "dogs"):
         (tmp_path / name).mkdir()
     for name in (".checkpoints/a.npy", "cats/a.npy", "cats/.b.npy", "dogs/a.npy"):
@@ -91,7 +91,7 @@ def test_hidden_and_empty_folders_are_no_classes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("library", "package"), [("sklearn", "scikit-learn"), ("PIL", "Pillow")])
-def test_what_is_missing_is_named_with_what_installs_it(
+def test_a_missing_library_is_named_with_its_pip_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str, package: str
 ) -> None:
     (tmp_path / "red").mkdir()
@@ -102,7 +102,7 @@ def test_what_is_missing_is_named_with_what_installs_it(
         images.require()
 
 
-def test_pictures_of_a_folder(tmp_path: Path) -> None:
+def test_png_pictures_are_read_from_a_folder(tmp_path: Path) -> None:
     image_module = import_module("PIL.Image")
     (tmp_path / "red").mkdir()
     image_module.new("RGB", (8, 8), (255, 0, 0)).save(tmp_path / "red/a.png")
@@ -112,7 +112,7 @@ def test_pictures_of_a_folder(tmp_path: Path) -> None:
     assert images[0, 1:].eq(0).all()
 
 
-def test_digits() -> None:
+def test_the_digits_data_set_is_loaded() -> None:
     found = opened("digits")
     images, labels = found.load(16, seed=0)
 
@@ -131,14 +131,14 @@ def test_digits() -> None:
         (np.zeros((2, 4, 4)), [0, 11], "has 12 classes; give classes=12 or more"),
     ],
 )
-def test_an_archive_that_does_not_fit_is_refused(
+def test_an_archive_with_mismatched_images_or_labels_is_refused(
     tmp_path: Path, images: Any, labels: Any, message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
         opened(archive(tmp_path, images, labels))
 
 
-def test_channels_that_are_no_colours_are_refused(tmp_path: Path) -> None:
+def test_images_with_an_unusable_number_of_channels_are_refused(tmp_path: Path) -> None:
     found = opened(archive(tmp_path, np.zeros((1, 4, 4, 2)), [0]))
     with pytest.raises(UsageError, match=r"has shape \(4, 4, 2\)"):
         found.load(8, seed=0)
@@ -164,11 +164,11 @@ TINY = ResnetOptions(samples=4, image=8)
 
 
 @pytest.mark.parametrize(("classes", "count"), [(1000, 25_557_032), (10, 23_528_522)])
-def test_the_canonical_parameter_counts(classes: int, count: int) -> None:
+def test_resnet50_has_the_canonical_parameter_counts(classes: int, count: int) -> None:
     assert Resnet50(ResnetOptions(classes=classes)).parameter_count == count
 
 
-def test_sixteen_blocks_with_the_canonical_shapes() -> None:
+def test_resnet50_has_sixteen_blocks_with_the_canonical_shapes() -> None:
     trainee = Resnet50(TINY).build(Shard(0, 1, 2, steps=1, seed=0))
     features, shapes = torch.zeros(1, 64, 56, 56), []
     for block in trainee.blocks:
@@ -182,7 +182,7 @@ def test_sixteen_blocks_with_the_canonical_shapes() -> None:
 
 
 @pytest.mark.slow
-def test_it_trains_on_images_of_any_size() -> None:
+def test_resnet50_trains_on_small_images() -> None:
     shard = Shard(0, 1, 4, steps=4, seed=0)
     training = alone(Resnet50(TINY).build(shard), shard)
     losses = []
@@ -196,7 +196,7 @@ def test_it_trains_on_images_of_any_size() -> None:
     assert batch.inputs.shape == (4, 3, 8, 8)
 
 
-def test_description_and_epochs() -> None:
+def test_the_resnet50_workload_describes_itself_and_counts_steps() -> None:
     workload = Resnet50(ResnetOptions(samples=100))
     assert "23,528,522 parameters (10 classes), 100 made-up images of 32 x 32" in (
         workload.describe()
@@ -204,7 +204,7 @@ def test_description_and_epochs() -> None:
     assert workload.steps_per_epoch(world_size=2, per_rank_batch=16) == 4
 
 
-def test_images_that_are_none_are_refused() -> None:
+def test_an_unknown_image_source_is_refused() -> None:
     with pytest.raises(
         UsageError, match=r"data='cats' does not name images \(allowed: synthetic, digits"
     ):
@@ -226,7 +226,7 @@ def test_images_that_are_none_are_refused() -> None:
         (4, 4, 16, 32, "fewer ranks, or image=33"),
     ],
 )
-def test_a_pass_of_one_small_image_is_refused_with_what_would_do(
+def test_a_pass_of_one_small_image_is_refused_with_advice(
     samples: int, ranks: int, batch: int, image: int, advice: str
 ) -> None:
     workload = Resnet50(ResnetOptions(samples=samples, image=image))
@@ -237,11 +237,11 @@ def test_a_pass_of_one_small_image_is_refused_with_what_would_do(
 
 
 @pytest.mark.parametrize(("samples", "batch"), [(2, 16), (32, 16), (225, 9), (225, 15)])
-def test_passes_of_two_images_or_more_are_taken(samples: int, batch: int) -> None:
+def test_passes_of_two_images_or_more_are_accepted(samples: int, batch: int) -> None:
     assert Resnet50(ResnetOptions(samples=samples)).steps_per_epoch(1, batch) > 0
 
 
-def test_two_images_train_where_one_cannot() -> None:
+def test_the_model_takes_two_small_images_but_not_one() -> None:
     model = Resnet50(ResnetOptions(samples=2)).build(Shard(0, 1, 2, steps=1, seed=0)).model
     assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
     assert model(torch.zeros(1, 3, 33, 33)).shape == (1, 10)
@@ -250,7 +250,7 @@ def test_two_images_train_where_one_cannot() -> None:
 
 
 @pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
-def test_batch_norm_takes_weights_in_16_bits_and_keeps_its_statistics(low: torch.dtype) -> None:
+def test_batch_norm_with_16_bit_weights_keeps_fp32_statistics(low: torch.dtype) -> None:
     norm = Resnet50(TINY).build(Shard(0, 1, 2, steps=1, seed=0)).model.stem[1]
     features = 1000 + torch.arange(2 * 64 * 4).float().view(2, 64, 2, 2) / 16
     exact = torch.nn.BatchNorm2d(64)(features.to(low).float())

@@ -39,12 +39,12 @@ def test_ddp_reduces_every_gradient_once() -> None:
     assert expected("ddp", 4, accumulate=4, precision="bf16") == {"all_reduce": whole}
 
 
-def test_zero1_sends_updated_parameters_as_well() -> None:
+def test_zero1_also_broadcasts_updated_parameters() -> None:
     whole = 4 * (BLOCKS + REST)
     assert expected("zero1", 4) == {"all_reduce": whole, "broadcast": whole}
 
 
-def test_buffers_are_broadcast() -> None:
+def test_ddp_broadcasts_buffers() -> None:
     built = trainee()
     built.model.register_buffer("mask", torch.zeros(5, 5))
     built.model.register_buffer("count", torch.zeros((), dtype=torch.int64))
@@ -75,7 +75,7 @@ def test_fsdp_gathers_blocks_twice_and_the_rest_once() -> None:
     assert expected("fsdp", 4)["reduce_scatter_tensor"] == 4 * (blocks + rest)
 
 
-def test_blocks_wrapped_together_are_the_same_bytes() -> None:
+def test_fsdp_with_several_blocks_per_unit_exchanges_the_same_bytes() -> None:
     assert expected("fsdp:wrap_blocks=2", 2) == expected("fsdp", 2)
     strategy = parse_strategy("hsdp:shard=2,wrap_blocks=2")
     assert isinstance(strategy, Fsdp)
@@ -93,7 +93,7 @@ def test_blocks_wrapped_together_are_the_same_bytes() -> None:
         ("fsdp,shard=2", ["fsdp", "shard=2"]),  # refused as an unknown strategy
     ],
 )
-def test_a_list_of_strategies_is_split_before_names(text: str, listed: list[str]) -> None:
+def test_a_list_of_strategies_is_split_at_strategy_names(text: str, listed: list[str]) -> None:
     assert listed_strategies(text) == listed
 
 
@@ -128,7 +128,7 @@ def test_hsdp_reduces_shards_between_its_replicas(monkeypatch: pytest.MonkeyPatc
     ("shape", "ranks", "count"),
     [((10, 6), 4, 72), ((3,), 4, 4), ((8, 2), 4, 16), ((), 4, 4), ((1, 5), 2, 10)],
 )
-def test_a_parameter_is_cut_into_equal_parts(
+def test_a_parameter_is_padded_to_equal_parts_per_rank(
     shape: tuple[int, ...], ranks: int, count: int
 ) -> None:
     assert padded_count(torch.zeros(shape), ranks) == count
@@ -156,6 +156,6 @@ def test_an_unusable_strategy_is_refused(text: str, message: str) -> None:
         parse_strategy(text)
 
 
-def test_groups_of_unequal_size_are_refused() -> None:
+def test_hsdp_groups_of_unequal_size_are_refused() -> None:
     with pytest.raises(UsageError, match=r"shard=3 does not divide 4 ranks \(allowed: 1, 2, 4"):
         parse_strategy("hsdp:shard=3").check(4)

@@ -35,7 +35,7 @@ def stopped_process(duration_ns: int) -> int:
     return process.pid
 
 
-def test_the_process_is_stopped_and_goes_on() -> None:
+def test_a_paused_process_is_stopped_and_continues() -> None:
     pid = stopped_process(20_000_000)
     _, status = os.waitpid(pid, os.WCONTINUED)
     assert os.WIFCONTINUED(status)
@@ -43,7 +43,7 @@ def test_the_process_is_stopped_and_goes_on() -> None:
     assert os.waitstatus_to_exitcode(status) == 0
 
 
-def test_the_child_ends_with_a_process_that_is_killed_while_stopped() -> None:
+def test_the_pausing_child_ends_if_its_stopped_parent_is_killed() -> None:
     pid = stopped_process(3600 * 10**9)
     (child,) = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
     os.kill(pid, signal.SIGKILL)
@@ -80,7 +80,7 @@ stopper.stop_for(1_000_000)
 """
 
 
-def test_a_child_that_was_killed_is_said() -> None:
+def test_a_killed_pausing_child_is_reported() -> None:
     done = subprocess.run([sys.executable, "-c", _KILLED], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "went on\n")
     last = done.stderr.splitlines()[-1]
@@ -116,7 +116,7 @@ def least_ms(values_ns: list[int]) -> float:
 
 
 @pytest.mark.measures
-def test_each_phase_lasts_what_was_asked() -> None:
+def test_each_timed_phase_lasts_the_requested_time() -> None:
     spec = "timed:data_ms=3,forward_ms=1/2/0/1,backward_ms=4/0/5/2,optimizer_ms=2,gradient_mb=1"
     result, truth = run(spec)
 
@@ -136,13 +136,13 @@ def test_no_phase_ends_before_its_deadline() -> None:
 
 
 @pytest.mark.measures
-def test_large_gradients_do_not_lengthen_a_phase_that_has_time_after_them() -> None:
+def test_large_gradients_fit_within_the_requested_backward_time() -> None:
     _, truth = run("timed:layers=2,backward_ms=20/0,gradient_mb=0/25,forward_ms=0,data_ms=0")
 
     assert least_ms(truth["backward_ns"]) == pytest.approx(20, abs=1)
 
 
-def test_gradients_have_their_size_and_the_rank_in_every_element() -> None:
+def test_timed_gradients_have_the_requested_size_and_a_value_per_rank() -> None:
     workload = parse_spec("timed:layers=3,gradient_mb=0.1/0/0.2,forward_ms=0,backward_ms=0")
     shard = Shard(1, world_size=2, per_rank_batch=16, steps=1, seed=0)
     trainee = workload.build(shard)

@@ -45,7 +45,7 @@ def gradients(training: Training) -> torch.Tensor:
     return torch.cat(found)
 
 
-def test_four_small_passes_train_as_one_large_one_and_synchronise_once() -> None:
+def test_accumulation_trains_as_one_large_batch_and_synchronises_once() -> None:
     whole, parts = build(16), build(4, accumulate=4)
 
     assert step(parts) == pytest.approx(step(whole), rel=1e-6)
@@ -61,7 +61,7 @@ def test_the_last_update_of_an_epoch_may_have_fewer_passes() -> None:
     assert [len(batches) for batches in training.batches(0)] == [3, 1]
 
 
-def test_clipping_leaves_the_norm_that_was_asked_for() -> None:
+def test_clipping_limits_the_gradient_norm_to_the_given_value() -> None:
     training = build(clip_norm=1e-3)
     before = weights(training)
     step(training)
@@ -83,7 +83,7 @@ def test_low_precision_is_near_fp32_and_keeps_fp32_weights(precision: str) -> No
     assert not torch.equal(weights(low), weights(full))
 
 
-def test_fp16_scales_the_loss_and_leaves_an_overflowing_update_out() -> None:
+def test_fp16_scales_the_loss_and_skips_an_overflowing_update() -> None:
     training = build(precision="fp16")
     (batch,) = next(training.batches(0))
     before = weights(training)
@@ -97,7 +97,7 @@ def test_fp16_scales_the_loss_and_leaves_an_overflowing_update_out() -> None:
     assert torch.equal(weights(training), before)
 
 
-def test_recomputed_activations_change_nothing_but_memory() -> None:
+def test_activation_checkpointing_does_not_change_the_training() -> None:
     kept, recomputed = build(), build(checkpoint_activations=True)
     calls = []
     first = recomputed._trainee.blocks[0][0]  # type: ignore[index]
@@ -112,7 +112,7 @@ def test_recomputed_activations_change_nothing_but_memory() -> None:
     ]
 
 
-def test_the_learning_rate_is_scaled_only_where_that_is_asked_for() -> None:
+def test_the_learning_rate_is_scaled_only_with_scale_lr() -> None:
     moved = []
     for options in ({}, {"scale_lr": True}, {"scale_lr": True, "lr_warmup": 4}):
         training = build(lr_scale=8.0, **options)
@@ -124,7 +124,7 @@ def test_the_learning_rate_is_scaled_only_where_that_is_asked_for() -> None:
     assert moved[2] == pytest.approx(2 * moved[0], rel=1e-4)
 
 
-def test_training_learns() -> None:
+def test_training_reduces_the_loss() -> None:
     training = build(64, steps=60)
     losses = [step(training, epoch) for epoch in range(60)]
 
@@ -141,12 +141,12 @@ def test_training_learns() -> None:
         ({"precision": "bf61"}, r"'bf61' \(allowed: fp32, bf16, fp16\); did you mean 'bf16'"),
     ],
 )
-def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+def test_training_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         TrainingOptions(**options)
 
 
-def test_what_a_workload_cannot_have_is_refused_with_the_reason() -> None:
+def test_options_unsupported_by_a_workload_are_refused_with_the_reason() -> None:
     timed = parse_spec("timed")
     check_supported(timed, TrainingOptions(accumulate=4), "fsdp")
     with pytest.raises(UsageError, match="--clip-norm is not for the workload timed: it has no"):
@@ -158,18 +158,18 @@ def test_what_a_workload_cannot_have_is_refused_with_the_reason() -> None:
         check_supported(packed, TrainingOptions(), "fsdp")
 
 
-def test_only_what_differs_from_the_defaults_is_chosen() -> None:
+def test_chosen_training_options_are_those_that_differ_from_the_defaults() -> None:
     assert TrainingOptions().chosen() == {}
     chosen = TrainingOptions(precision="bf16", checkpoint_activations=True).chosen()
     assert chosen == {"precision": "bf16", "checkpoint_activations": True}
 
 
-def test_schedules_at_their_ends_and_corners() -> None:
+def test_cosine_and_step_decay_have_the_expected_values() -> None:
     assert [cosine(x) for x in (0, 0.5, 1)] == pytest.approx([1, 0.5, 0])
     assert [step_decay(x) for x in (0, 0.49, 0.5, 0.74, 0.75, 1)] == [1, 1, 0.1, 0.1, 0.01, 0.01]
 
 
-def test_a_rate_is_scaled_warmed_up_and_then_falls() -> None:
+def test_the_learning_rate_is_scaled_warmed_up_and_then_falls() -> None:
     rate = LearningRate(base=0.1, schedule=cosine, steps=8, scale=4, warmup_steps=4)
 
     # The rate rises in quarters of 0.4, then follows a cosine over the other four steps.
@@ -178,11 +178,11 @@ def test_a_rate_is_scaled_warmed_up_and_then_falls() -> None:
     assert rate.at(100) == pytest.approx(0)
 
 
-def test_without_warm_up_the_first_step_has_the_whole_rate() -> None:
+def test_without_warm_up_the_first_step_has_the_full_learning_rate() -> None:
     assert LearningRate(0.1, step_decay, steps=4).at(0) == 0.1
 
 
-def test_a_warm_up_longer_than_the_run_only_grows() -> None:
+def test_the_learning_rate_only_grows_in_a_warm_up_longer_than_the_run() -> None:
     rate = LearningRate(1.0, cosine, steps=2, warmup_steps=4)
 
     assert [rate.at(step) for step in range(2)] == [0.25, 0.5]

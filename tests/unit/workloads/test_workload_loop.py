@@ -76,7 +76,7 @@ def phase(name: str) -> list[str]:
     return [f"{name}<", name, f">{name}"]
 
 
-def test_a_step_is_four_phases_then_the_recorders_step() -> None:
+def test_a_step_has_four_phases_and_then_marks_the_step() -> None:
     _, calls = run(1)
 
     passes = ["sync<", *phase("forward"), *phase("backward"), ">sync"]
@@ -108,7 +108,7 @@ def test_steps_run_over_as_many_epochs_as_needed() -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 1, 18, 400])
-def test_capture_is_on_in_one_of_two_steps_by_lot(steps: int) -> None:
+def test_capture_is_on_in_a_random_one_of_each_two_overhead_steps(steps: int) -> None:
     states = overhead_states(steps, "a run")
     assert states == overhead_states(steps, "a run")
     assert len(states) == steps
@@ -159,5 +159,7 @@ def test_average_loss_weighs_the_last_epoch_by_samples() -> None:
     ("per_epoch", "steps", "epochs", "planned"),
     [(20, None, None, 40), (3, None, None, 12), (20, 3, None, 3), (3, None, 2, 6)],
 )
-def test_planned_steps(per_epoch: int, steps: int | None, epochs: int | None, planned: int) -> None:
+def test_planned_steps_follow_from_steps_epochs_or_defaults(
+    per_epoch: int, steps: int | None, epochs: int | None, planned: int
+) -> None:
     assert planned_steps(per_epoch, steps, epochs) == planned

@@ -37,7 +37,7 @@ def test_the_7b_shape_is_counted_without_being_allocated() -> None:
 
 
 @needs_peft
-def test_adapters_on_all_layers_and_of_another_rank() -> None:
+def test_adapter_parameters_depend_on_rank_and_targets() -> None:
     attention = 4 * (2 * 512 + 2 * 384)
     mlp = 4 * 3 * (256 + 704)
     assert Lora(LoraOptions(rank=8)).parameter_count == 8 * attention
@@ -74,7 +74,7 @@ def test_only_adapters_are_trained() -> None:
         ("4bit", "29 GB of weights, in fp32 until they are packed, in each of 1000 ranks"),
     ],
 )
-def test_a_model_that_does_not_fit_is_refused(
+def test_a_lora_model_that_exceeds_the_memory_is_refused(
     base: str, taken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000")
@@ -86,7 +86,7 @@ def test_a_model_that_does_not_fit_is_refused(
 
 
 @needs_peft
-def test_the_meta_device_takes_no_memory_and_is_never_too_small() -> None:
+def test_a_lora_model_on_the_meta_device_is_not_checked_for_memory() -> None:
     shard = Shard(0, 1000, 4, steps=1, seed=0, device="meta")
     model = Lora(LoraOptions(size="7b")).build(shard).model
     assert {p.device.type for p in model.parameters()} == {"meta"}
@@ -107,7 +107,7 @@ class LargestIn32Bits(TorchDispatchMode):
 
 
 @needs_peft
-def test_weights_in_bf16_are_never_in_fp32() -> None:
+def test_bf16_weights_are_never_created_in_fp32() -> None:
     with torch.device("meta"), LargestIn32Bits() as seen:
         model = _base_model(LoraOptions(base="bf16"))
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
@@ -116,18 +116,18 @@ def test_weights_in_bf16_are_never_in_fp32() -> None:
 
 
 @pytest.mark.skipif(installed(), reason="the extra is there")
-def test_without_the_extra_it_says_what_to_install() -> None:
+def test_without_the_lora_extra_the_pip_command_is_shown() -> None:
     with pytest.raises(UsageError, match=r"needs \w+, which .* pip install \w+"):
         Lora().describe()
 
 
-def test_new_tensors_are_of_the_dtype_asked_for_and_then_of_the_one_before() -> None:
+def test_the_default_dtype_is_restored_afterwards() -> None:
     with _default_dtype(torch.bfloat16):
         assert torch.zeros(1).dtype == torch.bfloat16
     assert torch.zeros(1).dtype == torch.float32
 
 
-def test_without_bitsandbytes_four_bits_are_refused_before_anything_is_made(
+def test_without_bitsandbytes_4bit_is_refused_before_any_output_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
@@ -143,7 +143,7 @@ def test_without_bitsandbytes_four_bits_are_refused_before_anything_is_made(
 
 
 @pytest.mark.needs("bitsandbytes", "peft", "transformers")
-def test_four_bits_train() -> None:
+def test_a_4bit_lora_model_computes_a_plausible_loss() -> None:
     shard = Shard(0, 1, 4, steps=1, seed=0)
     trainee = Lora(LoraOptions(base="4bit", sequence=8, samples=4)).build(shard)
     training = alone(trainee, shard)

@@ -23,7 +23,7 @@ def test_a_bare_name_gives_the_workload_with_its_defaults(name: str) -> None:
     assert workload.describe().startswith(f"{name}: ")
 
 
-def test_options_are_parsed_by_their_types() -> None:
+def test_workload_options_are_parsed_by_their_types() -> None:
     workload: Workload = parse_spec("transformer:vocab=4096, learning_rate=1e-3")
 
     assert isinstance(workload, Transformer)
@@ -39,7 +39,7 @@ def test_slashes_separate_per_layer_values() -> None:
     )
 
 
-def test_one_value_stands_for_each_layer() -> None:
+def test_a_single_value_applies_to_each_layer() -> None:
     workload = parse_spec("timed:layers=3,gradient_mb=2")
 
     assert isinstance(workload, Timed)

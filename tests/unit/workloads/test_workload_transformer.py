@@ -39,7 +39,7 @@ def test_default_parameter_count_is_exact() -> None:
     assert workload.parameter_count == parameters_on_paper(workload.options) == 2_137_600
 
 
-def test_the_description_says_sizes_and_count_and_nothing_else() -> None:
+def test_the_transformer_description_has_sizes_and_parameter_count() -> None:
     assert Transformer().describe() == (
         "transformer: 2,137,600 parameters (vocab 2048, d_model 256, 4 heads, 2 layers, "
         "feedforward 512, sequence 128), 320 samples of random tokens."
@@ -52,7 +52,7 @@ def test_built_model_has_the_counted_parameters() -> None:
     assert sum(p.numel() for p in model.parameters()) == parameters_on_paper(SMALL)
 
 
-def test_ranks_share_out_one_data_set() -> None:
+def test_ranks_divide_one_data_set_among_them() -> None:
     whole = tokens_of(build(SMALL), epoch=0)
     shares = [tokens_of(build(SMALL, rank, world_size=4), epoch=0) for rank in range(4)]
 
@@ -78,7 +78,7 @@ def test_epochs_are_shuffled_and_repeatable() -> None:
 @pytest.mark.parametrize(
     ("world_size", "batch", "steps"), [(1, 16, 20), (2, 16, 10), (3, 16, 7), (8, 16, 3), (8, 2, 20)]
 )
-def test_steps_per_epoch_are_those_the_loader_takes(
+def test_steps_per_epoch_equal_the_batches_of_the_loader(
     world_size: int, batch: int, steps: int
 ) -> None:
     trainee = build(SMALL, world_size - 1, world_size, batch)
