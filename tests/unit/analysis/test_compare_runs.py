@@ -29,7 +29,7 @@ def of(a: np.ndarray, b: np.ndarray, sizes: tuple[int, ...] = (2,)) -> RunCompar
     return compare_runs(("a", "b"), *runs)
 
 
-def test_a_longer_step_is_found() -> None:
+def test_a_step_that_is_10_percent_longer_is_significant() -> None:
     steps = 100 + np.arange(30) % 7
     step = of(steps, steps * 1.1).worlds[0].step
     assert step.significant
@@ -37,7 +37,7 @@ def test_a_longer_step_is_found() -> None:
     assert (step.a_ms, step.b_ms) == (103.0, pytest.approx(113.3))
 
 
-def test_runs_of_one_kind_are_told_apart_no_more_than_chance() -> None:
+def test_equal_runs_are_rarely_reported_as_different() -> None:
     random = np.random.default_rng(3)
     found = [
         of(random.normal(100, 5, 40), random.normal(100, 5, 40)).worlds[0].step.significant
@@ -46,7 +46,7 @@ def test_runs_of_one_kind_are_told_apart_no_more_than_chance() -> None:
     assert sum(found) <= 4  # 1 expected; 5 or more have a chance of 0.1 %
 
 
-def test_the_gate_wants_a_change_that_is_large_and_no_chance() -> None:
+def test_the_gate_needs_a_slowdown_that_is_large_and_significant() -> None:
     steps = 100 + np.arange(30) % 7
     result = of(steps, steps * 1.1, (2, 4))
     assert [w.world_size for w in result.slower_by_more_than(0.05)] == [2, 4]
@@ -56,13 +56,13 @@ def test_the_gate_wants_a_change_that_is_large_and_no_chance() -> None:
     assert of(*noisy).slower_by_more_than(0.0) == ()
 
 
-def test_three_steps_say_nothing() -> None:
+def test_runs_of_three_steps_are_too_short_to_compare() -> None:
     result = of(np.array([1.0, 2, 3]), np.array([10.0, 11, 12]))
     assert result.worlds[0].too_short
     assert "too few steps" in comparison_table.render(result, None, 100)
 
 
-def test_steps_that_are_alike_are_worth_too_few_to_be_told_apart() -> None:
+def test_runs_of_correlated_steps_are_too_short_to_compare() -> None:
     slow = 100 + np.sin(np.arange(30) / 10)
     result = of(slow, 10 + slow[::-1])
     (only,) = result.worlds
@@ -76,7 +76,7 @@ def test_steps_that_are_alike_are_worth_too_few_to_be_told_apart() -> None:
 
 
 @pytest.mark.parametrize("count", [1000, 1010, 2999])
-def test_a_long_run_is_judged_by_the_steps_that_are_compared(count: int) -> None:
+def test_independent_steps_of_a_long_run_are_estimated_from_the_compared_steps(count: int) -> None:
     """1000 steps of one slow wave count as 5 independent ones, enough to detect a factor of 2."""
     wave = 20 * np.sin(2 * np.pi * np.arange(count) / count)
     steps = 100 + wave + np.random.default_rng(0).normal(0, 0.1, count)
@@ -87,7 +87,7 @@ def test_a_long_run_is_judged_by_the_steps_that_are_compared(count: int) -> None
     assert result.slower_by_more_than(0.05) == (only,)
 
 
-def test_parts_of_ranks_without_cores_change_only_with_the_step() -> None:
+def test_with_too_few_cores_parts_are_significant_only_if_the_step_is() -> None:
     """Other load on the machine differs between two equal runs, and so do all parts."""
     wave = np.arange(30) % 7
 
@@ -110,7 +110,7 @@ def test_parts_of_ranks_without_cores_change_only_with_the_step() -> None:
     assert "could run but had no core for 30% of their time in A and for 30% in B" in text
 
 
-def test_a_step_of_ranks_without_cores_changes_only_if_it_does_with_them() -> None:
+def test_with_too_few_cores_a_step_is_significant_only_without_run_delay_too() -> None:
     wave = np.arange(30) % 7
 
     def compared(share: float, without_delay: float) -> RunComparison:
@@ -134,7 +134,7 @@ def test_a_step_of_ranks_without_cores_changes_only_if_it_does_with_them() -> No
     assert "step with cores" in text
 
 
-def test_settings_and_world_sizes_that_differ() -> None:
+def test_settings_and_world_sizes_that_differ_are_listed() -> None:
     runs = [
         (run_result(*map(world, sizes), context=about), [detail(n) for n in sizes])
         for sizes, about in (
@@ -150,7 +150,7 @@ def test_settings_and_world_sizes_that_differ() -> None:
     ]
 
 
-def test_long_settings_are_shown_where_they_differ() -> None:
+def test_long_settings_are_shortened_around_the_difference() -> None:
     runs = [
         (run_result(world(2), context=context(command=f"{'x' * 80} --output {name}")), [detail(2)])
         for name in ("one", "two" * 30)
@@ -169,7 +169,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base
 
 
-def test_what_changed_is_named_by_part_and_by_collective(recorded: Path) -> None:
+def test_changed_parts_and_the_changed_collective_are_named(recorded: Path) -> None:
     result = compare_runs(
         ("a", "b"), analyse_in_detail(recorded / "a"), analyse_in_detail(recorded / "b")
     )
@@ -198,7 +198,7 @@ def test_kinds_of_calls_beyond_eight_are_counted() -> None:
     assert "Not shown" not in comparison_table.render(result, None, 100)
 
 
-def test_buckets_are_rows_only_where_both_runs_know_them(tmp_path: Path) -> None:
+def test_buckets_have_own_rows_only_if_both_runs_know_their_numbers(tmp_path: Path) -> None:
     ours = ranks_of(2, 9)
     for rank in ours:  # a second finalisation: another model's buckets may be among these
         for task in range(9):
@@ -226,7 +226,7 @@ def gathering(directory: Path, *lengths_ms: float) -> Path:
     return write_run(directory, ranks)
 
 
-def test_sizes_that_round_to_one_name_are_rows_of_their_own(tmp_path: Path) -> None:
+def test_sizes_with_the_same_rounded_name_have_separate_rows(tmp_path: Path) -> None:
     run = analyse_in_detail(gathering(tmp_path / "a", 1, 2))
     (only,) = compare_runs(("a", "b"), run, run).worlds
     gathers = [(c.name, c.a_ms, c.b_ms) for c in only.collectives if "gather" in c.name]
@@ -236,7 +236,7 @@ def test_sizes_that_round_to_one_name_are_rows_of_their_own(tmp_path: Path) -> N
     ]
 
 
-def test_a_kind_that_is_long_in_one_run_alone_has_figures_of_both(
+def test_a_kind_of_call_that_is_long_in_one_run_has_figures_of_both(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compare, "_MOST_KINDS", 3)  # two buckets, and one of two sizes
@@ -246,7 +246,7 @@ def test_a_kind_that_is_long_in_one_run_alone_has_figures_of_both(
     assert gathers == {(1.0, 4.0), (2.0, 3.0)}
 
 
-def test_the_command_judges_by_its_exit_code(
+def test_compare_command_exits_with_1_if_steps_are_slower_than_allowed(
     recorded: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = [str(recorded / name) for name in ("a", "b")]
@@ -266,7 +266,7 @@ def test_the_command_judges_by_its_exit_code(
     assert document["worlds"][0]["parts"][0]["significant"] is True
 
 
-def test_a_gate_that_cannot_close_is_an_error(
+def test_fail_above_is_refused_for_runs_with_too_few_steps(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     short = str(write_run(tmp_path / "short", ranks_of(2, 4)))
@@ -274,7 +274,7 @@ def test_a_gate_that_cannot_close_is_an_error(
     assert "(each run needs about 15, and more" in capsys.readouterr().err
 
 
-def test_steps_that_candidates_or_strategies_share_are_refused(
+def test_comparing_trials_or_runs_of_several_strategies_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tried = str(write_run(tmp_path / "trial", ranks_of(2, 9), trial="none,int8"))
@@ -300,7 +300,7 @@ def test_steps_that_candidates_or_strategies_share_are_refused(
         (["here", "here", "--fail-above=-1"], "is not a share"),
     ],
 )
-def test_refusals(
+def test_compare_refuses_missing_directories_and_invalid_shares(
     arguments: list[str], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "here").mkdir()
@@ -312,7 +312,7 @@ def test_refusals(
 CHANGE = {"name", "a_ms", "b_ms", "ratio", "p_value", "significant"}
 
 
-def test_the_json_schema() -> None:
+def test_the_comparison_json_has_the_documented_keys() -> None:
     steps = 100.0 + np.arange(10)
     document = json.loads(comparison_table.render_json(of(steps, steps), None))
     assert document.keys() == {

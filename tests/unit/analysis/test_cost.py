@@ -24,7 +24,7 @@ def of(price: Price, *throughputs: float, **values: object) -> Cost:
     return cost(worlds, [detail(n, **values) for n in sizes], price)
 
 
-def test_a_rank_s_price_is_paid_for_each() -> None:
+def test_a_price_per_rank_is_multiplied_by_the_ranks() -> None:
     found = of(Price(3.6, "rank"), 100.0, 160.0)
     first, second = found.rows
     # 3.6 an hour is 0.001 a second: 10 s for 1000 samples on 1 rank, 6.25 s on 2.
@@ -36,7 +36,7 @@ def test_a_rank_s_price_is_paid_for_each() -> None:
     assert (found.cheapest, found.fastest, found.as_cheap) == (1, 2, ())
 
 
-def test_a_node_s_price_is_paid_once_per_machine() -> None:
+def test_a_price_per_node_is_multiplied_by_the_machines() -> None:
     found = of(Price(3.6, "node"), 100.0, 160.0)
     assert [row.billed for row in found.rows] == [1, 1]
     assert found.rows[1].cost_per_1000_samples.value == pytest.approx(0.00625)
@@ -57,7 +57,7 @@ def test_a_node_s_price_is_paid_once_per_machine() -> None:
         (("rank 0", "rank 1"), ("h1", "h1"), TORCH_PROFILER, 1),
     ],
 )
-def test_a_machine_is_known_by_its_boot(
+def test_machines_are_identified_by_boot_id_or_hostname(
     boots: tuple[str, str], names: tuple[str, str], capture: str, nodes: int
 ) -> None:
     ranks = ranks_of(2, 12)
@@ -69,7 +69,7 @@ def test_a_machine_is_known_by_its_boot(
     assert cost([found], [detail(2)], Price(3.6, "node")).rows[0].billed == nodes
 
 
-def test_an_epoch_by_the_run_or_by_the_user() -> None:
+def test_samples_per_epoch_come_from_the_run_or_the_option() -> None:
     known = of(Price(3.6, "rank"), 100.0, epoch_samples=5000)
     assert known.rows[0].s_per_epoch == pytest.approx(50)
     assert known.rows[0].cost_per_epoch == pytest.approx(0.05)
@@ -78,7 +78,7 @@ def test_an_epoch_by_the_run_or_by_the_user() -> None:
     assert given.rows[0].s_per_epoch == pytest.approx(10)
 
 
-def test_epochs_that_are_other_work_are_not_compared() -> None:
+def test_epoch_figures_are_unknown_if_epochs_have_different_numbers_of_samples() -> None:
     worlds = [world(n, samples_per_s=100.0 * n) for n in (1, 2)]
     for second, known in ((1020, True), (2000, False)):
         details = [detail(1, epoch_samples=1000), detail(2, epoch_samples=second)]
@@ -89,24 +89,24 @@ def test_epochs_that_are_other_work_are_not_compared() -> None:
         )
 
 
-def test_costs_within_the_spread_are_not_told_apart() -> None:
+def test_world_sizes_with_overlapping_cost_intervals_are_as_cheap() -> None:
     spread = np.linspace(50, 150, 20)
     assert of(Price(1, "rank"), 100.0, 199.0, step=spread).as_cheap == (2,)
     assert of(Price(1, "rank"), 100.0, 120.0, step=100.0).as_cheap == ()
 
 
-def test_without_samples_there_is_no_cost() -> None:
+def test_the_cost_is_unknown_without_samples_per_second() -> None:
     found = of(Price(1, "rank"), math.nan, math.nan)
     assert (found.cheapest, found.fastest) == (None, None)
     assert "The cost is not known" in cost_table.section(found)
 
 
-def test_a_world_size_alone_is_compared_with_nothing() -> None:
+def test_the_cost_efficiency_of_a_single_world_size_is_nan() -> None:
     (row,) = of(Price(3.6, "rank"), 100.0).rows
     assert math.isnan(row.cost_efficiency)
 
 
-def test_nodes_of_missing_ranks_are_not_guessed() -> None:
+def test_the_cost_per_node_is_unknown_if_a_rank_is_missing() -> None:
     damaged = world(4, missing_ranks=(3,))
     (row,) = cost([damaged], [detail(4)], Price(3.6, "node")).rows
     assert row.billed is None
@@ -114,11 +114,11 @@ def test_nodes_of_missing_ranks_are_not_guessed() -> None:
     assert cost([damaged], [detail(4)], Price(3.6, "rank")).rows[0].billed == 4
 
 
-def test_much_money_is_written_in_digits() -> None:
+def test_large_amounts_of_money_are_written_without_an_exponent() -> None:
     assert [cost_table.money(x) for x in (12_345.6, 1.23456)] == ["12346", "1.235"]
 
 
-def test_the_table() -> None:
+def test_the_cost_table_is_unchanged() -> None:
     text = cost_table.section(of(Price(3.6, "rank"), 100.0, 160.0, epoch_samples=5000))
     assert (
         text

@@ -28,7 +28,7 @@ def measured(ranks: list[Rank]) -> MeasuredWorld:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_nothing_changed_gives_the_recorded_steps(seed: int) -> None:
+def test_an_unchanged_replay_gives_the_recorded_step_lengths(seed: int) -> None:
     seen = measured(RandomRun(seed).ranks)
     (step,) = replayed_steps(seen)
     made = programs(seen, step)
@@ -132,7 +132,7 @@ def found(ranks: list[Rank], change: str) -> list[Gain]:
 
 @pytest.mark.parametrize("count", [2, 3, 8])
 @pytest.mark.parametrize("delay", [1 * MS, 8 * MS])
-def test_a_rank_as_fast_as_the_others_gives_the_step_without_its_delay(
+def test_replay_of_a_late_rank_made_as_fast_as_the_others_gives_the_undelayed_step(
     count: int, delay: int
 ) -> None:
     late = found(Job(count, late=count - 1, delay=delay).ranks, "rank")[0]
@@ -142,19 +142,19 @@ def test_a_rank_as_fast_as_the_others_gives_the_step_without_its_delay(
 
 
 @pytest.mark.parametrize("transfer", [1 * MS, 5 * MS])
-def test_free_transfers_give_the_step_of_a_link_without_them(transfer: int) -> None:
+def test_replay_with_free_transfers_gives_the_step_of_an_instant_link(transfer: int) -> None:
     free = found(Job(transfer=transfer).ranks, "communication")[0]
     assert free.step_ms == pytest.approx(Job(transfer=0).step_ms(), rel=1e-6)
 
 
-def test_the_phase_of_the_delay_explains_all_of_it() -> None:
+def test_the_gain_of_the_delayed_phase_equals_that_of_the_rank() -> None:
     ranks = Job(late=1, delay=6 * MS).ranks
     rank, phases = found(ranks, "rank")[0], found(ranks, "phase")
     forward = [gain for gain in phases if gain.rank == 1 and gain.phase == "forward"]
     assert not phases or forward[0].saved.value == pytest.approx(rank.saved.value, abs=0.01)
 
 
-def test_a_rank_as_fast_as_the_others_loses_its_faster_phases_too() -> None:
+def test_a_rank_replayed_as_fast_as_the_others_loses_its_faster_phases_too() -> None:
     ranks = Job(late=1, delay=6 * MS, earlier=1 * MS).ranks
     rank, phase = found(ranks, "rank")[0], found(ranks, "phase")[0]
     assert (rank.rank, phase.rank, phase.phase) == (1, 1, "forward")
@@ -164,33 +164,33 @@ def test_a_rank_as_fast_as_the_others_loses_its_faster_phases_too() -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 1, 4])
-def test_a_rank_keeps_the_run_delay_of_its_own_process(kept: int) -> None:
+def test_a_replayed_rank_keeps_the_run_delay_caused_by_its_own_process(kept: int) -> None:
     ranks = Job(late=1, delay=6 * MS, earlier=-1 * MS, helpers_cpu=kept * MS).ranks
     mended = Job(late=1, earlier=-kept * MS // 4) if kept else Job()
     assert found(ranks, "rank")[0].step_ms == pytest.approx(mended.step_ms(), rel=0.005)
 
 
-def test_run_delay_of_late_steps_is_not_kept_where_others_show_the_usual_one() -> None:
+def test_run_delay_of_late_steps_is_replaced_by_that_of_other_steps() -> None:
     delayed = {"delay": 6 * MS, "earlier": -1 * MS, "helpers_cpu": 4 * MS}
     late = found(Job(late=1, every=2, **delayed).ranks, "rank")[0]
     assert late.step_ms == pytest.approx(Job().step_ms(), rel=0.005)
 
 
-def test_ranks_that_wait_get_the_run_delay_of_steps_without_the_delay() -> None:
+def test_waiting_ranks_get_the_run_delay_of_steps_without_the_delay() -> None:
     job = Job(2, late=1, every=2, delay=8 * MS, exchange_cpu=2 * MS, steps=200)
     without = Job(2, exchange_cpu=2 * MS, steps=200)
     assert found(job.ranks, "rank")[0].step_ms == pytest.approx(without.step_ms(), rel=0.003)
 
 
 @pytest.mark.parametrize("every", [2, 4])
-def test_a_delay_that_makes_transfers_longer_takes_them_along(every: int) -> None:
+def test_removing_a_delay_also_removes_the_longer_transfers_of_late_steps(every: int) -> None:
     job = Job(late=1, every=every, delay=8 * MS, late_transfer=2 * MS, steps=60)
     late = found(job.ranks, "rank")[0]
     assert late.step_ms == pytest.approx(Job(steps=60).step_ms(), rel=0.005)
     assert job.step_ms() > 1.1 * late.step_ms
 
 
-def test_a_delay_that_makes_the_next_step_longer_takes_that_along() -> None:
+def test_removing_a_delay_also_removes_the_longer_transfers_of_the_next_step() -> None:
     job = Job(late=1, every=4, delay=8 * MS, next_transfer=2 * MS, steps=60)
     late = found(job.ranks, "rank")[0]
     assert late.step_ms == pytest.approx(Job(steps=60).step_ms(), rel=0.005)
@@ -202,28 +202,32 @@ def test_late_steps_that_are_long_for_all_ranks_stay_long() -> None:
     assert late.step_ms == pytest.approx(Job(**long).step_ms(), rel=0.005)
 
 
-def test_a_little_more_work_in_late_steps_is_an_effect_of_waiting() -> None:
+def test_removing_a_delay_also_removes_slightly_longer_work_in_late_steps() -> None:
     job = Job(late=1, every=2, delay=8 * MS, late_work=int(0.8 * MS), steps=60)
     late = found(job.ranks, "rank")[0]
     assert late.step_ms == pytest.approx(Job(steps=60).step_ms(), rel=0.005)
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_a_stall_of_another_rank_changes_nothing(count: int) -> None:
+def test_a_single_stall_of_another_rank_does_not_change_the_gain(count: int) -> None:
     plain, stalled = (Job(count, late=0, delay=8 * MS, stall=ns).ranks for ns in (0, 1000 * MS))
     assert found(stalled, "rank")[0].saved.value == pytest.approx(
         found(plain, "rank")[0].saved.value, abs=0.01
     )
 
 
-def test_a_step_of_many_events_is_not_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_least_five_steps_are_replayed_if_steps_have_many_events(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("commprof.analysis.replay.program._MOST_EVENTS", 10)
     result = gains(measured(Job(late=1, delay=6 * MS).ranks))
     assert result is not None
     assert result.steps == 5
 
 
-def test_steps_of_a_long_run_come_from_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replayed_steps_of_a_long_run_are_spread_over_all_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The delay begins in the middle of 400 steps, of which a quarter is replayed."""
     ranks = Job(late=1, delay=6 * MS, steps=400, begins=200).ranks
     everything = found(ranks, "rank")[0].saved.value
@@ -237,7 +241,7 @@ def test_steps_of_a_long_run_come_from_all_of_it(monkeypatch: pytest.MonkeyPatch
     assert first.saved.value == pytest.approx(everything, abs=0.005)
 
 
-def test_a_slow_phase_is_tried_where_the_rank_is_not_slower() -> None:
+def test_a_slow_phase_is_replayed_even_if_its_rank_is_not_slower_overall() -> None:
     ranks = Job(3, late=1, delay=6 * MS, earlier=int(1.6 * MS)).ranks
     assert not [gain for gain in found(ranks, "rank") if gain.rank == 1]
     forward = [gain for gain in found(ranks, "phase") if gain.rank == 1]
@@ -245,7 +249,7 @@ def test_a_slow_phase_is_tried_where_the_rank_is_not_slower() -> None:
     assert forward[0].saved.low > 0
 
 
-def test_efficiencies_are_those_of_pop() -> None:
+def test_efficiencies_follow_the_definitions_of_pop() -> None:
     job = Job(late=1, delay=6 * MS)
     result = gains(measured(job.ranks))
     assert result is not None
@@ -258,11 +262,11 @@ def test_efficiencies_are_those_of_pop() -> None:
 
 
 @pytest.mark.parametrize("ranks", [Job(1).ranks, Job(steps=3).ranks], ids=["one", "few steps"])
-def test_nothing_is_said_where_nothing_can_be_replayed(ranks: list[Rank]) -> None:
+def test_gains_are_none_for_one_rank_or_few_steps(ranks: list[Rank]) -> None:
     assert gains(measured(ranks)) is None
 
 
-def test_waiting_that_is_not_known_counts_as_no_transfer() -> None:
+def test_gains_are_none_if_a_rank_is_missing() -> None:
     without_the_late_rank = Job(late=3, delay=20 * MS).ranks[:3]
     seen = measured_world(world_run(without_the_late_rank, 4))
     assert seen is not None
@@ -271,7 +275,9 @@ def test_waiting_that_is_not_known_counts_as_no_transfer() -> None:
 
 
 @pytest.mark.parametrize(("any_source", "known"), [(8, True), (12, False)])
-def test_a_tenth_of_the_exposed_time_may_be_unsplit(any_source: int, known: bool) -> None:
+def test_gains_are_none_if_more_than_a_tenth_of_exposed_time_is_unsplit(
+    any_source: int, known: bool
+) -> None:
     """Rank 0 waits for a message from any source for ``any_source`` of 100 ms exposed."""
     ranks = [Rank(0, 2), Rank(1, 2)]
     for step in range(12):
@@ -287,7 +293,7 @@ def test_a_tenth_of_the_exposed_time_may_be_unsplit(any_source: int, known: bool
     assert (gains(measured(ranks)) is not None) is known
 
 
-def test_collectives_that_no_thread_waits_for_hold_up_nothing() -> None:
+def test_collectives_that_no_thread_waits_for_do_not_delay_replayed_steps() -> None:
     """On a GPU without device events, autograd's thread issues them and the host goes on."""
     ranks = [Rank(rank, 2) for rank in range(2)]
     for rank in ranks:
@@ -318,7 +324,7 @@ def of_the_mesh(rank: int) -> str:
     return document(events, rank, 4)
 
 
-def test_groups_are_told_apart(tmp_path: Path) -> None:
+def test_gains_of_groups_with_the_same_name_are_named_with_their_ranks(tmp_path: Path) -> None:
     """Groups without a description have c10d's name; groups of the same name add their ranks."""
     path = write(tmp_path / "job", [of_the_mesh(rank) for rank in range(4)])
     result = analyse_in_detail(path)[0].worlds[0].gains

@@ -51,7 +51,7 @@ def test_little_exposed_time_is_not_the_bottleneck() -> None:
     assert found.command == ""
 
 
-def test_much_of_it_asks_for_a_trial() -> None:
+def test_with_much_exposed_time_a_trial_is_advised() -> None:
     found = advised(run(), world(2, collectives=(LARGE,)))
     assert found.advice == (
         "To measure on the job's own steps whether compression or other buckets would make them "
@@ -63,7 +63,9 @@ def test_much_of_it_asks_for_a_trial() -> None:
 
 
 @pytest.mark.parametrize(("wire", "tried"), [(5.0, False), (20.0, True)])
-def test_ranks_that_wait_in_turns_are_told_to_balance_first(wire: float, tried: bool) -> None:
+def test_if_ranks_wait_for_one_another_balancing_their_work_is_advised_first(
+    wire: float, tried: bool
+) -> None:
     found = advised(run(), world(2), wire, backward=45, wait=30)
     assert found.advice.startswith(
         "First balance the work of the ranks: they wait for one another during 30% of the step, "
@@ -77,7 +79,7 @@ def test_ranks_that_wait_in_turns_are_told_to_balance_first(wire: float, tried: 
     assert found.command.startswith("commprof run --nproc 2 --trial") is tried
 
 
-def test_a_cap_above_every_bucket_is_not_tried() -> None:
+def test_a_trial_leaves_out_a_bucket_cap_above_every_bucket() -> None:
     small = collective(size_bytes=(4, 5 * 2**20))
     found = advised(run(), world(2, collectives=(small,)))
     assert found.advice == (
@@ -95,7 +97,7 @@ def on_hosts(ranks: int, hosts: int) -> WorldResult:
     return dataclasses.replace(one, ranks=tuple(placed))
 
 
-def test_several_machines_are_asked_for_a_trial_on_each() -> None:
+def test_for_several_machines_a_trial_command_for_each_is_given() -> None:
     typed = "python -m commprof.run --nnodes 2 --node-rank 0 --nproc 2 --seed 3"
     typed += " --rdzv-endpoint=first:29500 --output /shared/run"
     found = advised(run(nodes=2, command=typed), on_hosts(4, 2))
@@ -109,7 +111,7 @@ def test_several_machines_are_asked_for_a_trial_on_each() -> None:
     )
 
 
-def test_several_machines_whose_command_cannot_be_given_still_get_the_advice() -> None:
+def test_for_several_machines_without_a_known_command_the_trial_option_is_given() -> None:
     typed = "python -m commprof.run --config run.yaml --node-rank 0"
     found = advised(run(nodes=2, command=typed), on_hosts(4, 2))
     assert found.advice.endswith(
@@ -123,7 +125,7 @@ TWO_CORES = {"usable_cpu_count": 2, "cpu_model": "x"}
 LACKING = {"parts": parts(no_core_ms=3.0)}
 
 
-def test_ranks_that_waited_for_a_core_come_first() -> None:
+def test_more_cores_are_advised_first_if_ranks_waited_for_a_core() -> None:
     # 3 of 30 ms exposed lack a core; also if communication offers little to gain.
     for exposed in (30, 5):
         found = advised(run(machine=TWO_CORES), world(4, **LACKING), exposed=exposed)
@@ -135,13 +137,13 @@ def test_ranks_that_waited_for_a_core_come_first() -> None:
         assert found.command == ""
 
 
-def test_ranks_that_were_not_seen_to_wait_for_a_core_have_their_cores() -> None:
+def test_cores_are_not_mentioned_if_no_rank_waited_for_one() -> None:
     asleep = world(4, parts=parts(no_core_ms=0.0))
     assert "a core" not in advised(run(machine=TWO_CORES), asleep).advice
     assert advised(run(machine=TWO_CORES), asleep).command
 
 
-def test_a_wait_for_cores_that_nobody_measured_is_not_claimed() -> None:
+def test_a_run_with_more_cores_is_advised_if_waiting_for_cores_was_not_measured() -> None:
     unread = world(4, parts=parts(no_core_ms=math.nan))
     assert advised(run(machine=TWO_CORES), unread).advice.startswith(
         "First repeat the run with a core for each thread: this run did not measure whether ranks"
@@ -149,26 +151,26 @@ def test_a_wait_for_cores_that_nobody_measured_is_not_claimed() -> None:
     assert advised(run(), unread).command  # there is a core for each thread
 
 
-def test_work_beside_too_few_cores_is_not_the_first_suspect() -> None:
+def test_without_measured_waiting_few_cores_do_not_change_the_advice() -> None:
     asleep = world(4, parts=parts(no_core_ms=0.0))
     found = advised(run(machine=TWO_CORES), asleep, exposed=5)
     assert found.advice.startswith("Communication is not the bottleneck ")
     assert found == advised(run(), asleep, exposed=5)
 
 
-def test_small_calls_come_before_the_cores_that_their_threads_wait_for() -> None:
+def test_larger_buckets_are_advised_before_more_cores() -> None:
     small = Exchange(SmallCalls(200, 2e4, 0.9))
     found = advised(run(machine=TWO_CORES), world(2, **LACKING), exchange=small)
     assert found.advice.startswith("First try larger buckets. ")
 
 
-def test_too_little_waiting_for_cores_to_matter_is_not_acted_on() -> None:
+def test_a_little_waiting_for_cores_does_not_change_the_advice() -> None:
     # 0.6 of 5 ms exposed, in a step of 100 ms.
     little = world(4, parts=parts(exposed_ms=5.0, no_core_ms=0.6))
     assert "core" not in advised(run(), little, exposed=5).advice
 
 
-def test_what_is_far_larger_than_communication_comes_first() -> None:
+def test_a_part_far_larger_than_communication_is_advised_first() -> None:
     found = advised(run(), world(2), exposed=12, backward=30, data=58)
     assert found == NextStep(
         "First look at the data: it takes 58% of the step, but communication only 12%.", ""
@@ -179,7 +181,7 @@ def test_what_is_far_larger_than_communication_comes_first() -> None:
 LINK = HostLinks(2, ("eth1",), 6e6, 0.1, 0.08, 2e8, 2e8, "", 0.007, ("eth0",))
 
 
-def test_an_idle_interface_comes_before_a_trial() -> None:
+def test_using_an_idle_interface_is_advised_before_a_trial() -> None:
     found = advised(run(), world(2), exchange=Exchange(link=LINK))
     assert found == NextStep(
         "The hosts communicate over eth1, while eth0 is idle and rated at least as fast. If this "
@@ -201,7 +203,7 @@ def test_an_idle_interface_comes_before_a_trial() -> None:
         ),
     ],
 )
-def test_what_stands_out_in_the_exchange_is_said_before_the_trial(
+def test_advice_on_the_exchange_comes_before_the_trial(
     exchange: Exchange, cap: int | None, first: str
 ) -> None:
     found = advised(
@@ -211,13 +213,15 @@ def test_what_stands_out_in_the_exchange_is_said_before_the_trial(
     assert found.command.endswith(f"bucket-cap={cap}" if cap else "ratio=0.01")
 
 
-def test_others_on_the_ranks_cores_are_looked_for() -> None:
+def test_with_enough_cores_finding_other_processes_is_advised() -> None:
     found = advised(run(), world(4, **LACKING))
     assert found.advice.startswith("First find out what else runs on the ranks' cores: for 10% of")
 
 
 @pytest.mark.parametrize(("wait_ms", "named"), [(12.0, True), (8.0, False)])
-def test_a_rank_that_costs_the_others_a_tenth_comes_first(wait_ms: float, named: bool) -> None:
+def test_a_rank_that_costs_the_others_a_tenth_of_the_step_is_advised_first(
+    wait_ms: float, named: bool
+) -> None:
     late = LateRank(1, wait_ms * 1e6, 0.9, 0.001, 9, 10, 0.1, "data", 0.8)
     found = advised(run(), world(2, late_rank=late))
     said = "delays rank 1 in its data phase: the other ranks spend 12% of their step waiting for it"
@@ -225,7 +229,7 @@ def test_a_rank_that_costs_the_others_a_tenth_comes_first(wait_ms: float, named:
     assert (found.command == "") is named
 
 
-def test_a_rank_that_did_not_run_sends_to_its_host() -> None:
+def test_for_a_rank_with_host_pauses_looking_at_its_host_is_advised() -> None:
     late = LateRank(1, 12e6, 0.9, 0.001, 9, 10, 0.1, "host pause", 0.8)
     for hosts, there in ((1, ""), (2, " on host-1")):
         found = advised(run(), dataclasses.replace(on_hosts(2, hosts), late_rank=late))
@@ -237,7 +241,7 @@ def test_a_rank_that_did_not_run_sends_to_its_host() -> None:
         assert found.command == ""
 
 
-def test_one_rank_has_nothing_to_exchange() -> None:
+def test_there_is_no_advice_for_a_single_rank() -> None:
     assert advised(run(), world(1)).advice == ""
 
 
@@ -287,7 +291,9 @@ def test_one_rank_has_nothing_to_exchange() -> None:
         ("python -m commprof.run 'torn", {}, ""),
     ],
 )
-def test_the_run_s_command_as_a_trial(command: str, more: dict[str, Any], expected: str) -> None:
+def test_a_run_s_command_is_turned_into_a_valid_trial_command(
+    command: str, more: dict[str, Any], expected: str
+) -> None:
     found = trial_command(run(command=command, **more), 4, 5)
     assert found == expected.replace("T", "fp16,int8,topk:ratio=0.01,bucket-cap=5", 1)
     if found:
@@ -300,5 +306,5 @@ def test_the_run_s_command_as_a_trial(command: str, more: dict[str, Any], expect
         assert (args.output, args.nnodes) == ((None, None) if nodes == 1 else (Path("NEW"), nodes))
 
 
-def test_what_was_no_run_of_commprof_has_no_command() -> None:
+def test_a_run_without_a_commprof_command_has_no_trial_command() -> None:
     assert trial_command(context(), 2, 5) == ""

@@ -18,7 +18,7 @@ from commprof.report.sections import predicted as predicted_table
 from tests.support.builders.run_directories import answer, write_predictions
 
 
-def test_a_point_with_its_interval(tmp_path: Path) -> None:
+def test_predicted_points_are_read_with_their_interval(tmp_path: Path) -> None:
     answers = (answer(16, 1000.0, hook="fp16"), answer(4, 400.0), answer(8, None))
     found = read_predictions(write_predictions(tmp_path / "p.json", *answers))
     far, near = found.points
@@ -36,7 +36,7 @@ def test_a_point_with_its_interval(tmp_path: Path) -> None:
     assert "13.0%" in predicted_table.legend(found)
 
 
-def test_what_the_predict_command_writes_is_read(tmp_path: Path) -> None:
+def test_the_predict_command_s_json_is_read(tmp_path: Path) -> None:
     setting = Scenario(8, bandwidth_bytes_per_s=1.25e9, latency_s=2e-5, hook="", ranks_per_host=4.0)
     figures = dict.fromkeys(
         ("wait_s", "wire_s", "hidden_s", "compute_s", "no_overlap_s", "perfect_overlap_s"), 0.01
@@ -80,14 +80,18 @@ def test_what_the_predict_command_writes_is_read(tmp_path: Path) -> None:
         ({"of_a_newer_version": 3}, "of_a_newer_version 3"),
     ],
 )
-def test_a_setting_is_named_in_words(tmp_path: Path, scenario: dict[str, Any], words: str) -> None:
+def test_a_predicted_setting_is_described_in_words(
+    tmp_path: Path, scenario: dict[str, Any], words: str
+) -> None:
     path = write_predictions(tmp_path / "p.json", answer(4, 400.0, **scenario))
     (point,) = read_predictions(path).points
     assert predicted_table.setting_text(point) == words
 
 
 @pytest.mark.parametrize("scenario", [{"accumulate": "4"}, {"bucket_cap_bytes": "25"}])
-def test_a_setting_of_a_wrong_type_is_refused(tmp_path: Path, scenario: dict[str, Any]) -> None:
+def test_a_predicted_setting_of_the_wrong_type_is_refused(
+    tmp_path: Path, scenario: dict[str, Any]
+) -> None:
     path = write_predictions(tmp_path / "p.json", answer(4, 400.0, **scenario))
     with pytest.raises(
         CommprofError, match=f"holds no predictions .*{next(iter(scenario))} is not"
@@ -95,20 +99,20 @@ def test_a_setting_of_a_wrong_type_is_refused(tmp_path: Path, scenario: dict[str
         read_predictions(path)
 
 
-def test_without_held_out_steps_the_error_is_not_known(tmp_path: Path) -> None:
+def test_without_held_out_steps_the_prediction_error_is_unknown(tmp_path: Path) -> None:
     found = read_predictions(write_predictions(tmp_path / "p.json", answer(4, 1.0), error=None))
     assert found.worst_error is None
     assert "not known" in predicted_table.legend(found)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema_version": 1, "answers": [{}]}', "\xff"])
-def test_what_is_none_is_refused(tmp_path: Path, text: str) -> None:
+def test_files_without_predictions_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "p.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(CommprofError, match="commprof predict RUN --format json"):
         read_predictions(tmp_path / "p.json")
 
 
-def test_a_missing_or_newer_file_is_named(tmp_path: Path) -> None:
+def test_missing_or_newer_prediction_files_are_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(CommprofError, match="cannot be read"):
         read_predictions(tmp_path / "none")
     newer = write_predictions(tmp_path / "p.json", schema_version=2)

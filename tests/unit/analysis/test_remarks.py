@@ -31,11 +31,11 @@ def on_cores(count: int) -> dict[str, Any]:
     return {"usable_cpu_count": count, "cpu_model": "x"}
 
 
-def test_a_sound_run_needs_no_remarks() -> None:
+def test_a_sound_run_has_no_remarks() -> None:
     assert said(world(1), world(2)) == []
 
 
-def test_more_threads_than_cores() -> None:
+def test_a_remark_names_world_sizes_with_more_threads_than_cores() -> None:
     worlds = [world(n, parts=parts(no_core_ms=3.0)) for n in (2, 4, 8)]
     (remark,) = said(*worlds, machine=on_cores(2))
     # 3 ms of 30 ms exposed without a core.
@@ -46,7 +46,7 @@ def test_more_threads_than_cores() -> None:
     )
 
 
-def test_threads_count_as_cores() -> None:
+def test_each_thread_of_a_rank_needs_a_core() -> None:
     (remark,) = said(world(1), machine=on_cores(1), threads_per_rank=2)
     assert remark.startswith(
         "More threads than cores at 1 rank: ranks may use 1 core of this host and each runs 2 "
@@ -56,12 +56,12 @@ def test_threads_count_as_cores() -> None:
 
 
 @pytest.mark.parametrize("unknown", [{"exposed_ms": 0.0}, {"no_core_ms": math.nan}])
-def test_what_became_of_too_few_cores_is_not_guessed(unknown: dict[str, float]) -> None:
+def test_a_remark_says_that_waiting_for_cores_was_not_measured(unknown: dict[str, float]) -> None:
     (remark,) = said(world(2, parts=parts(**unknown)), machine=on_cores(1))
     assert remark.endswith("Whether they waited for cores was not measured.")
 
 
-def test_efficiency_above_the_ideal_within_the_noise() -> None:
+def test_efficiency_above_the_ideal_within_the_spread_may_be_noise() -> None:
     # 3 % above; the middle half of the steps spreads by 4 %.
     (remark,) = said(world(1), world(2, samples_per_s=206.0))
     assert remark == (
@@ -79,7 +79,9 @@ def test_efficiency_above_the_ideal_within_the_noise() -> None:
         (None, "something else slowed down the baseline, so repeat the run."),
     ],
 )
-def test_efficiency_above_the_ideal_beyond_the_noise(scaling: str | None, cause: str) -> None:
+def test_efficiency_above_the_ideal_beyond_the_spread_is_explained(
+    scaling: str | None, cause: str
+) -> None:
     # Own work takes 70 ms per step alone and 35 ms at two ranks, over as many samples.
     faster = world(2, samples_per_s=300.0, parts=parts(step_ms=65.0))
     (remark,) = said(world(1), faster, scaling=scaling)
@@ -88,17 +90,17 @@ def test_efficiency_above_the_ideal_beyond_the_noise(scaling: str | None, cause:
     assert remark.endswith(cause)
 
 
-def test_efficiency_that_is_unknown_is_not_above_the_ideal() -> None:
+def test_unknown_efficiency_has_no_remark() -> None:
     assert said(world(1), world(2, samples_per_s=math.nan)) == []
 
 
-def test_a_baseline_without_work_of_its_own_is_no_division_by_zero() -> None:
+def test_a_baseline_without_own_work_causes_no_division_by_zero() -> None:
     idle = world(1, parts=parts(step_ms=30.0))
     (remark,) = said(idle, world(2, samples_per_s=208.0))
     assert "adding ranks alone cannot cause that; something else slowed" in remark
 
 
-def test_too_short() -> None:
+def test_a_remark_names_world_sizes_with_too_few_measured_steps() -> None:
     assert said(world(1, steps=11), world(2, steps=3), world(4)) == [
         "Only 9 and 1 measured steps at 1 and 2 ranks; at least 10 are needed."
     ]
@@ -109,7 +111,7 @@ def test_too_short() -> None:
     assert said(world(1, steps=12)) == []
 
 
-def test_noisy() -> None:
+def test_a_remark_names_noisy_step_times() -> None:
     assert said(world(1, step_quartiles_ms=(100.0, 116.0))) == [
         "Noisy at 1 rank: the interquartile range is 16% of the median step."
     ]
@@ -166,11 +168,13 @@ LATE = (
         ),
     ],
 )
-def test_a_late_rank(values: dict[str, Any], where: str) -> None:
+def test_a_remark_names_the_late_rank_and_where_it_fell_behind(
+    values: dict[str, Any], where: str
+) -> None:
     assert said(world(4, late_rank=late_rank(**values))) == [LATE + where]
 
 
-def test_how_many_ranks_wait() -> None:
+def test_the_late_rank_remark_says_how_many_ranks_wait() -> None:
     def beginning(waiting: int) -> str:
         (remark,) = said(world(4, late_rank=late_rank(waiting_ranks=waiting)))
         return remark.removeprefix("Rank 3 is late at 4 ranks: ").split(" 12.3 ms")[0]
@@ -183,7 +187,7 @@ def test_how_many_ranks_wait() -> None:
 
 
 @pytest.mark.parametrize("causes", [7, 1000])
-def test_waiting_without_a_main_cause(causes: int) -> None:
+def test_a_remark_says_whether_waiting_has_main_causes(causes: int) -> None:
     costs = tuple(WaitCost(rank, "forward", 20 / causes, 1 / causes) for rank in range(causes))
     assert said(world(8, wait_costs=costs)) == [
         f"Waiting at 8 ranks was spread over {causes} causes (a rank and its activity): the 3 "
@@ -196,19 +200,19 @@ def test_waiting_without_a_main_cause(causes: int) -> None:
     ]
 
 
-def test_steps_that_stalled_are_named() -> None:
+def test_a_remark_names_stalled_steps() -> None:
     assert said(world(4, stalled_steps=((7, 25_095.0),))) == [
         "Stalled at 4 ranks: step 7 (25.1 s), more than ten times the median. Means and samples/s "
         "include stalled steps; the verdict does not."
     ]
 
 
-def test_clocks_that_are_not_common() -> None:
+def test_a_remark_says_that_clocks_of_several_machines_were_not_compared() -> None:
     (remark,) = said(world(2, clocks_shared=False, parts=parts(wait_ms=math.nan)))
     assert remark.startswith("At 2 ranks the ranks ran on several machines")
 
 
-def test_clocks_that_were_compared() -> None:
+def test_a_remark_gives_the_error_of_compared_clocks() -> None:
     assert said(world(2, clock_error_us=12.01)) == [
         "Ranks' clocks were compared over the network at 2 ranks: offsets are known to ±13 µs. In "
         "each exposed stretch of communication, the split into waiting and transfer may be off by "
@@ -216,7 +220,7 @@ def test_clocks_that_were_compared() -> None:
     ]
 
 
-def test_missing_ranks_and_what_they_leave_unknown() -> None:
+def test_remarks_name_missing_ranks_and_unknown_figures() -> None:
     unknown = parts(wait_ms=math.nan, wire_ms=math.nan)
     assert said(world(4, missing_ranks=(1,))) == [
         "At 4 ranks no usable trace came from rank 1: times are those of the other ranks; the "
@@ -231,7 +235,7 @@ def test_missing_ranks_and_what_they_leave_unknown() -> None:
     ]
 
 
-def test_collectives_that_failed() -> None:
+def test_a_remark_counts_failed_collectives() -> None:
     row = collective(failed=2)
     assert said(world(2, collectives=(row, collective(), row))) == [
         "At 2 ranks 4 collective calls ended with an error (all_reduce): failed calls count as "
@@ -239,18 +243,18 @@ def test_collectives_that_failed() -> None:
     ]
 
 
-def test_dropped_records() -> None:
+def test_a_remark_counts_dropped_records() -> None:
     assert said(world(2, dropped_records=7)) == [
         "At 2 ranks 7 records were dropped because a buffer was full: communication times may be "
         "too small."
     ]
 
 
-def test_problems_are_passed_on_as_sentences() -> None:
+def test_problems_of_traces_are_remarks() -> None:
     assert said(world(1, problems=("rank 0: cut off",))) == ["At 1 rank: rank 0: cut off."]
 
 
-def test_a_cross_check_that_disagrees_is_said() -> None:
+def test_a_remark_gives_the_figures_of_a_cross_check_that_disagrees() -> None:
     checks = (
         CrossCheck("phases", "step against the sum of its parts", "ms", 100, 101, False, ""),
         CrossCheck("network", "bytes sent by lo, 1 host", "MB", 1, 3, None, "other traffic"),
@@ -264,12 +268,12 @@ def test_a_cross_check_that_disagrees_is_said() -> None:
     ]
 
 
-def test_python_capture() -> None:
+def test_a_remark_says_that_python_capture_sees_only_ddp_s_buckets() -> None:
     (remark,) = said(world(1), capture="python")
     assert remark.startswith("Capture ran in pure Python: only the buckets of DDP were seen")
 
 
-def test_overhead_is_always_stated() -> None:
+def test_the_measured_overhead_is_a_remark() -> None:
     assert said(world(1), overhead=OVERHEAD) == [
         "commprof's own cost, from pairs of neighbouring steps (8 steps with capture on, 8 with "
         "capture off, over all world sizes): CPU time of the training threads +0.4 % [-0.2 %, "
@@ -284,7 +288,7 @@ def test_overhead_is_always_stated() -> None:
     )
 
 
-def test_the_cost_of_records() -> None:
+def test_a_remark_gives_the_cost_of_recording() -> None:
     # 20 records at 50 ns: 1 us of 100 ms.
     found = remarks(context(), [world(1)], scale([world(1)]), None)
     assert found == (
@@ -294,11 +298,11 @@ def test_the_cost_of_records() -> None:
     assert remarks(context(), [world(1, record_cost_ns=math.nan)], scale([world(1)]), None) == ()
 
 
-def test_no_worlds_no_remarks() -> None:
+def test_a_run_without_worlds_has_no_remarks() -> None:
     assert remarks(context(), [], (), None) == ()
 
 
-def test_the_weightiest_come_first() -> None:
+def test_the_most_important_remarks_come_first() -> None:
     found = said(
         world(1, dropped_records=1),
         world(2, samples_per_s=250.0, steps=4),
@@ -310,13 +314,13 @@ def test_the_weightiest_come_first() -> None:
     ]  # fmt: skip
 
 
-def test_bytes_sent_are_per_rank_that_left_a_trace() -> None:
+def test_bytes_in_compression_remarks_are_per_rank_with_a_trace() -> None:
     seen = {"ranks": world(1).ranks, "missing_ranks": (1,)}
     told = said(world(2, compression=(compression(calls=10),), **seen))
     assert any(text.startswith("At 2 ranks int8 sent 1 MB per step and rank") for text in told)
 
 
-def test_hardware_threads_are_no_cores() -> None:
+def test_hardware_threads_do_not_count_as_cores() -> None:
     machine = {**on_cores(4), "usable_core_count": 2}
     (remark,) = said(world(4), machine=machine)
     assert "ranks may use 2 cores" in remark
@@ -324,7 +328,7 @@ def test_hardware_threads_are_no_cores() -> None:
     assert said(world(4), machine=on_cores(4)) == []  # a run that did not count its cores
 
 
-def test_a_compressor_of_gradients_on_a_device_is_not_said_to_do_nothing() -> None:
+def test_no_remark_says_that_a_hook_compressed_nothing_if_gradients_are_on_a_device() -> None:
     for world_, expected in ((world(2), True), (world(2, device_collectives=4), False)):
         told = said(world_, hook="int8", capture="native")
         assert any("compressed nothing" in text for text in told) == expected

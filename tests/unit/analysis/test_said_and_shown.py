@@ -315,13 +315,13 @@ def what_is_left_out_is_told(one: Case) -> None:
 
 
 @pytest.mark.parametrize("first", range(0, 400, 100))
-def test_no_sentence_contradicts_a_figure(first: int) -> None:
+def test_no_sentence_of_a_random_report_contradicts_its_figures(first: int) -> None:
     for seed in range(first, first + 100):
         check(seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(1000, 5_000, 500))
-def test_no_sentence_contradicts_a_figure_in_four_thousand_more_results(first: int) -> None:
+def test_no_sentence_of_4000_more_random_reports_contradicts_its_figures(first: int) -> None:
     for seed in range(first, first + 500):
         check(seed)

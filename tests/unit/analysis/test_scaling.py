@@ -10,47 +10,47 @@ from commprof.analysis.scaling import Scaling, pool_overhead, scale
 from tests.support.builders.results import world
 
 
-def test_throughput_that_grows_less_than_the_ranks() -> None:
+def test_speedup_and_efficiency_are_relative_to_the_smallest_world_size() -> None:
     # 100 samples/s alone; 160 with two; 240 with four.
     found = scale([world(1), world(2, samples_per_s=160.0), world(4, samples_per_s=240.0)])
     assert found == (Scaling(1, 1.0, 1.0), Scaling(2, 1.6, 0.8), Scaling(4, 2.4, 0.6))
 
 
-def test_weak_and_strong_scaling_are_measured_alike() -> None:
+def test_speedup_under_strong_scaling_is_the_ratio_of_throughputs() -> None:
     # A global batch of 64: 0.64 s alone, 0.2 s with four ranks, that is 100 and 320 samples/s.
     assert scale([world(1, samples_per_s=64 / 0.64), world(4, samples_per_s=64 / 0.2)])[1] == (
         Scaling(4, pytest.approx(3.2), pytest.approx(0.8))
     )
 
 
-def test_above_the_ideal_is_not_cut() -> None:
+def test_efficiency_may_exceed_1() -> None:
     assert scale([world(1), world(2, samples_per_s=230.0)])[1].efficiency == pytest.approx(1.15)
 
 
-def test_the_smallest_world_size_is_the_base_wherever_it_stands() -> None:
+def test_the_smallest_world_size_is_the_baseline_in_any_order() -> None:
     found = scale([world(8, samples_per_s=600.0), world(2, samples_per_s=200.0)])
     assert found == (Scaling(8, 3.0, 0.75), Scaling(2, 1.0, 1.0))
 
 
-def test_without_samples_there_is_no_speedup() -> None:
+def test_speedup_is_nan_without_samples_per_second() -> None:
     for found in scale([world(1, samples_per_s=math.nan), world(2, samples_per_s=math.nan)]):
         assert math.isnan(found.speedup)
         assert math.isnan(found.efficiency)
 
 
-def test_a_world_size_alone_has_no_baseline() -> None:
+def test_speedup_of_a_single_world_size_is_nan() -> None:
     (found,) = scale([world(4)])
     assert found.world_size == 4
     assert math.isnan(found.speedup)
     assert math.isnan(found.efficiency)
 
 
-def test_no_worlds() -> None:
+def test_no_worlds_have_no_scaling_and_no_overhead() -> None:
     assert scale([]) == ()
     assert pool_overhead([]) is None
 
 
-def test_overhead_of_all_world_sizes() -> None:
+def test_overhead_samples_of_all_world_sizes_are_pooled() -> None:
     samples = (
         *(("on", 2.0, 1.5), ("off_a", 1.0, 1.0)),
         *(("on", 2.0, 1.5), ("off_b", 1.0, 1.0)),

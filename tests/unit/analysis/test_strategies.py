@@ -58,7 +58,7 @@ def row_of(strategy: str, world_size: int) -> StrategyRow:
     return row
 
 
-def test_rows_stand_side_by_side() -> None:
+def test_strategy_rows_are_ordered_by_world_size_and_strategy() -> None:
     rows = strategy_rows(results())
     assert [(row.world_size, row.strategy) for row in rows] == [
         (1, "ddp"), (2, "ddp"), (2, "fsdp"),
@@ -67,18 +67,18 @@ def test_rows_stand_side_by_side() -> None:
 
 
 @pytest.mark.parametrize("unknown", [0, 1])
-def test_memory_is_of_the_ranks_where_it_is_known(unknown: int) -> None:
+def test_training_memory_is_that_of_ranks_with_known_memory(unknown: int) -> None:
     ranks = list(world(2).ranks)
     ranks[unknown] = replace(ranks[unknown], peak_rss_bytes=math.nan)
     assert strategy_rows([run_result(world(2, ranks=tuple(ranks)))])[0].training_bytes == 5e8
 
 
-def test_a_step_without_a_median_has_no_spread() -> None:
+def test_the_step_spread_is_nan_if_the_median_is_zero() -> None:
     still = world(2, step_median_ms=0.0, step_quartiles_ms=(0.0, 1.0))
     assert math.isnan(strategy_rows([run_result(still)])[0].step_spread)
 
 
-def test_figures_of_a_strategy() -> None:
+def test_a_strategy_row_has_figures_relative_to_the_first_strategy() -> None:
     row = row_of("fsdp", 2)
     assert row.versus_first == 0.75
     assert math.isnan(row.efficiency)  # fsdp has no other world size
@@ -100,7 +100,7 @@ def test_a_world_size_without_the_first_strategy_has_no_comparison() -> None:
     assert math.isnan(row.versus_first)
 
 
-def test_kinds_of_one_operation_are_added_up() -> None:
+def test_collective_rows_of_one_operation_are_added_up() -> None:
     kinds = (collective(), collective(group="7"))
     times = (TimeInFlight("all_reduce", 1.0),)
     result = run_result(
@@ -118,12 +118,12 @@ def rendered() -> str:
     return render(dict(zip(places, found, strict=True)), strategy_rows(found), 100)
 
 
-def test_the_table_is_as_it_was() -> None:
+def test_the_strategies_table_equals_the_golden_file() -> None:
     # To update the file: python -m tests.unit.analysis.test_strategies > GOLDEN
     assert rendered() == GOLDEN.read_text()
 
 
-def test_what_to_know_of_each_strategy_is_said() -> None:
+def test_remarks_are_shown_with_the_strategy_s_name() -> None:
     ddp, fsdp = results()
     remark = "More threads than cores at 2 ranks."
     found = [ddp, replace(fsdp, remarks=(remark,))]
@@ -133,12 +133,12 @@ def test_what_to_know_of_each_strategy_is_said() -> None:
     assert f"ddp: {remark}" not in text
 
 
-def test_the_setup_counts_cores_and_not_their_threads() -> None:
+def test_the_setup_counts_cores_and_not_hardware_threads() -> None:
     machine = {"usable_cpu_count": 8, "usable_core_count": 4, "cpu_model": "x"}
     assert setup_text(context(machine=machine)).endswith("4 usable cores (x)")
 
 
-def test_the_setup_names_what_is_not_usual() -> None:
+def test_the_setup_names_settings_that_are_not_default() -> None:
     assert setup_text(context()).startswith("weak scaling, backend gloo")
     assert setup_text(context(strategy="ddp", training={})) == setup_text(context())
     chosen = {"accumulate": 4, "checkpoint_activations": True}
@@ -146,7 +146,7 @@ def test_the_setup_names_what_is_not_usual() -> None:
     assert text.startswith("weak scaling, strategy fsdp, accumulate 4, checkpoint activations, ")
 
 
-def test_the_json_and_its_description() -> None:
+def test_the_strategies_json_matches_its_schema() -> None:
     found = results()
     document = json.loads(
         render_strategies(found, strategy_rows(found), [None, None], [None, None])

@@ -37,7 +37,9 @@ def of(ranks: int = 2, **measured: object) -> Verdict:
         ({"backward": 30}, "other"),
     ],
 )
-def test_the_largest_part_binds(measured: dict[str, float], part: str) -> None:
+def test_the_largest_part_of_the_step_is_the_binding_one(
+    measured: dict[str, float], part: str
+) -> None:
     found = of(**measured)
     assert found.bindings[0].part == part
     assert found.headline.startswith("At 2 ranks the step is bound by ")
@@ -53,7 +55,7 @@ def test_the_largest_part_binds(measured: dict[str, float], part: str) -> None:
         ("native", {"device_collectives": 4}, "captured into a graph"),
     ],
 )
-def test_communication_that_the_capture_cannot_see_is_not_called_none(
+def test_communication_that_the_capture_cannot_see_is_reported_as_not_seen(
     capture: str, device: dict[str, object], missing: str
 ) -> None:
     seen = parts(exposed_ms=0.0)
@@ -72,7 +74,7 @@ def test_communication_that_the_capture_cannot_see_is_not_called_none(
     assert made.command.endswith("check") == (capture == "python")
 
 
-def test_waiting_that_the_host_saw_is_not_called_unseen() -> None:
+def test_exposed_time_of_the_host_is_not_reported_as_not_seen() -> None:
     """The host waits with TORCH_NCCL_BLOCKING_WAIT=1, or in another group on gloo."""
     result = run_result(world(2, device_collectives=4))
     found = verdict(result, [detail(2, backward=30, exposed=40, wait=math.nan, wire=math.nan)])
@@ -80,7 +82,7 @@ def test_waiting_that_the_host_saw_is_not_called_unseen() -> None:
     assert "bound by communication: 40.0%" in found.headline
 
 
-def test_communication_is_one_part_and_its_own_parts_stand_beside_it() -> None:
+def test_the_headline_gives_communication_with_its_parts() -> None:
     assert of(backward=44, wait=11.2, wire=40.9, hidden=20).headline == (
         "At 2 ranks the step is bound by communication: 52.1% of the mean step of 100 ms (40.9% "
         "data transfer, 11.2% waiting for the last rank)."
@@ -90,7 +92,7 @@ def test_communication_is_one_part_and_its_own_parts_stand_beside_it() -> None:
     assert "50.0% not attributed" in of(backward=20, wait=10, wire=10, exposed=70).headline
 
 
-def test_parts_that_take_turns_are_not_told_apart() -> None:
+def test_parts_that_are_largest_alternately_limit_the_step_about_equally() -> None:
     turns = np.where(np.arange(20) % 2 == 0, 60.0, 30.0)
     found = of(backward=turns, wire=90 - turns, hidden=20)
     assert found.bindings[0].part is None
@@ -100,14 +102,14 @@ def test_parts_that_take_turns_are_not_told_apart() -> None:
     )
 
 
-def test_parts_that_one_step_decides_are_not_called_equal() -> None:
+def test_parts_whose_order_depends_on_one_step_are_not_called_equal() -> None:
     burst = np.where(np.arange(20) == 7, 700.0, 5.0)
     found = of(backward=20, wire=burst, step=100 + burst)
     assert found.bindings[0].part is None
     assert found.headline.startswith("At 2 ranks the largest parts of the step are code outside")
 
 
-def test_one_step_that_hung_makes_no_verdict() -> None:
+def test_the_verdict_leaves_out_a_stalled_step() -> None:
     hang = np.where(np.arange(20) == 7, 25_000.0, 5.0)
     step = detail(2, backward=60, wait=hang, step=95 + hang)
     found = verdict(run_result(world(2, stalled_steps=((7, 25_095.0),))), [step])
@@ -124,11 +126,11 @@ def test_one_step_that_hung_makes_no_verdict() -> None:
 
 
 @pytest.mark.parametrize(("steps", "hung", "left_out"), [(20, 1, 1), (60, 3, 3), (60, 4, 0)])
-def test_steps_that_hang_often_are_the_jobs_way(steps: int, hung: int, left_out: int) -> None:
+def test_frequent_slow_steps_do_not_count_as_stalled(steps: int, hung: int, left_out: int) -> None:
     assert stalled(np.where(np.arange(steps) < hung, 2000.0, 100.0)).sum() == left_out
 
 
-def test_exposed_time_is_named_as_the_ceiling() -> None:
+def test_the_verdict_gives_exposed_time_as_the_largest_possible_gain() -> None:
     text = " ".join(of(backward=60, wait=10, wire=20, hidden=12.5).sentences)
     # 30 ms of 100: 10 waiting and 20 in transfer; 12.5 hidden.
     assert "during 30.0% of the mean step: 10.0% for the last rank, 20.0% for the trans" in text
@@ -137,7 +139,7 @@ def test_exposed_time_is_named_as_the_ceiling() -> None:
     assert "No single rank stands out as the one that the others wait for." in text
 
 
-def test_the_late_rank_is_named() -> None:
+def test_the_verdict_names_the_late_rank_and_its_phase() -> None:
     late = LateRank(1, 8e6, 0.9, 0.001, 9, 10, 0.1, "data", 0.8)
     found = verdict(run_result(world(2, late_rank=late)), [detail(2, wait=60)])
     assert found is not None
@@ -145,7 +147,7 @@ def test_the_late_rank_is_named() -> None:
     assert "wait for rank 1, which falls behind in the data phase: 8 ms per step" in text
 
 
-def test_a_rank_that_one_other_rank_waits_for() -> None:
+def test_the_verdict_says_that_one_other_rank_waits_for_the_late_rank() -> None:
     late = LateRank(1, 20e6, 0.9, 0.001, 9, 10, 0.1, "data", 0.8, waiting_ranks=1)
     found = verdict(run_result(world(8, late_rank=late)), [detail(8, wait=60)])
     assert found is not None
@@ -154,7 +156,7 @@ def test_a_rank_that_one_other_rank_waits_for() -> None:
     assert "one other rank spends 20% of its step waiting for it." in found.next_step.advice
 
 
-def test_a_rank_that_did_not_run_is_named_so() -> None:
+def test_the_verdict_names_host_pauses_of_the_late_rank() -> None:
     late = LateRank(1, 8e6, 0.9, 0.001, 9, 10, 0.1, "host pause", 0.8)
     found = verdict(run_result(world(2, late_rank=late)), [detail(2, wait=60)])
     assert found is not None
@@ -168,7 +170,7 @@ def test_a_rank_that_did_not_run_is_named_so() -> None:
 @pytest.mark.parametrize(
     ("forward_ms", "backward", "said"), [(0.0, 30, True), (0.0, 90, True), (5.0, 30, False)]
 )
-def test_a_forward_pass_that_nobody_saw_is_where_it_counts(
+def test_the_verdict_says_that_no_forward_pass_was_seen(
     forward_ms: float, backward: float, said: bool
 ) -> None:
     run = run_result(world(2, parts=parts(forward_ms=forward_ms)))
@@ -178,7 +180,7 @@ def test_a_forward_pass_that_nobody_saw_is_where_it_counts(
     assert any(one.startswith(sentence) for one in found.sentences) == said
 
 
-def test_the_growth_of_the_step_is_shared_out() -> None:
+def test_the_growth_of_the_step_is_divided_among_its_parts() -> None:
     result = run_result(world(1), world(2, samples_per_s=150.0))
     found = verdict(result, [detail(1, backward=60), detail(2, backward=85, wire=25, step=150)])
     assert found is not None
@@ -196,7 +198,7 @@ def test_under_strong_scaling_the_ideal_step_is_shorter() -> None:
     assert found.sentences[-1].endswith("ideal scaling: +30 ms compute, +20 ms other.")
 
 
-def test_a_script_s_growth_is_not_shared_out() -> None:
+def test_the_growth_of_a_script_s_step_is_not_divided_among_parts() -> None:
     about = context()
     del about["scaling"]
     result = run_result(world(1), world(2, samples_per_s=150.0), context=about)
@@ -215,7 +217,7 @@ def about(*worlds: WorldResult) -> Verdict:
     return found
 
 
-def test_the_largest_world_size_with_a_core_for_each_is_judged() -> None:
+def test_the_verdict_is_about_the_largest_world_size_with_a_core_for_each_thread() -> None:
     found = about(world(1), world(2), world(4), world(8))
     assert found.world_size == 2
     assert found.headline.startswith("At 2 ranks ")
@@ -226,11 +228,11 @@ def test_the_largest_world_size_with_a_core_for_each_is_judged() -> None:
     assert "From 1 to 2 ranks" in found.sentences[-1]
 
 
-def test_without_one_the_largest_is_judged() -> None:
+def test_without_enough_cores_the_verdict_is_about_the_largest_world_size() -> None:
     assert about(world(1), world(4), world(8)).world_size == 8
 
 
-def test_cores_are_spoken_of_by_run_delay_alone() -> None:
+def test_the_verdict_mentions_cores_only_if_ranks_waited_for_them() -> None:
     # First 3 of 30 ms exposed lack a core, then none: the ranks may have slept.
     lacking = about(world(4, parts=parts(no_core_ms=3.0)))
     assert lacking.sentences[0] == (
@@ -242,5 +244,5 @@ def test_cores_are_spoken_of_by_run_delay_alone() -> None:
     assert "core" not in " ".join([*asleep.sentences, asleep.next_step.advice])
 
 
-def test_nothing_is_said_without_figures() -> None:
+def test_there_is_no_verdict_without_figures() -> None:
     assert verdict(run_result(), []) is None

@@ -51,7 +51,7 @@ def rank_of(rank: int, world_size: int, steps: int, late_ms: int = 0, **metadata
     return made
 
 
-def test_the_figures_of_a_world() -> None:
+def test_figures_of_a_world_of_two_ranks_with_a_late_one() -> None:
     run = world_run([rank_of(0, 2, 12), rank_of(1, 2, 12, late_ms=15)])
     result = analyse_world(run)
     assert result is not None
@@ -81,7 +81,7 @@ def test_the_figures_of_a_world() -> None:
     assert result.clocks_shared
 
 
-def test_the_parts_of_every_rank_and_of_their_mean_add_up() -> None:
+def test_parts_of_each_rank_and_of_the_mean_add_up_to_the_step() -> None:
     result = analyse_world(world_run([rank_of(rank, 3, 7, late_ms=3 * rank) for rank in range(3)]))
     assert result is not None
     for part in (result.parts, *(rank.parts for rank in result.ranks)):
@@ -104,14 +104,14 @@ def test_steps_are_as_long_as_on_the_slowest_rank() -> None:
     assert result.samples_per_s == pytest.approx(2 * 4 * 10 / 0.405)
 
 
-def test_a_world_of_one() -> None:
+def test_a_world_of_one_rank_has_no_late_rank_imbalance_or_wait() -> None:
     result = analyse_world(world_run([rank_of(0, 1, 6)]))
     assert result is not None
     assert (result.late_rank, result.imbalance) == (None, 0.0)
     assert (result.parts.wait_ms, result.parts.wire_ms) == pytest.approx((0.0, 20.0))
 
 
-def test_the_steps_of_the_overhead_block_are_in_no_figure() -> None:
+def test_steps_of_the_overhead_block_are_left_out_of_the_figures() -> None:
     rank = rank_of(0, 1, 6)
     rank.metadata["job"] = {"steps": 6}
     rank.step(600 * MS, 2000 * MS)
@@ -125,7 +125,7 @@ def test_the_steps_of_the_overhead_block_are_in_no_figure() -> None:
     assert result.overhead.best.on_over_off.value == pytest.approx(1.05)
 
 
-def test_the_overhead_block_is_as_long_as_on_the_slowest_rank() -> None:
+def test_overhead_samples_take_the_slowest_rank_s_time_and_the_sum_of_cpu_times() -> None:
     run = world_run([rank_of(rank, 2, 3) for rank in range(2)])
     run.results[0]["overhead"] = [["on", 1.0], ["off_a", 5.0]]
     run.results[1]["overhead"] = [["on", 3.0], ["off_a", 4.0]]
@@ -141,7 +141,7 @@ def test_the_overhead_block_is_as_long_as_on_the_slowest_rank() -> None:
     assert result.overhead_samples == (("on", 3.0, 1.25), ("off_a", 5.0, 3.0))
 
 
-def test_a_missing_rank_leaves_the_split_unknown_and_the_rest_as_it_is() -> None:
+def test_with_a_missing_rank_wait_and_transfer_are_unknown_but_exposed_time_is_known() -> None:
     result = analyse_world(world_run([rank_of(0, 3, 6), rank_of(2, 3, 6)], world_size=3))
     assert result is not None
     assert result.missing_ranks == (1,)
@@ -152,7 +152,7 @@ def test_a_missing_rank_leaves_the_split_unknown_and_the_rest_as_it_is() -> None
     assert result.late_rank is None
 
 
-def test_a_rank_is_late_by_its_own_work_beside_a_missing_rank() -> None:
+def test_a_late_rank_is_named_by_its_own_work_if_another_rank_is_missing() -> None:
     """Rank 3's forward takes 6 ms more; now and then the host delays ranks 1 and 2 by 40 ms."""
     ranks = []
     for rank in (1, 2, 3):
@@ -174,7 +174,7 @@ def test_a_rank_is_late_by_its_own_work_beside_a_missing_rank() -> None:
     assert (result.late_rank.rank, result.late_rank.phase) == (3, "forward")
 
 
-def test_samples_of_a_rank_without_a_trace_come_from_its_account() -> None:
+def test_samples_of_a_rank_without_a_trace_come_from_its_result_file() -> None:
     run = world_run([rank_of(rank, 4, 6) for rank in range(4)])
     whole = analyse_world(run)
     del run.traces[1], run.traces[3]
@@ -190,7 +190,7 @@ def test_samples_of_a_rank_without_a_trace_come_from_its_account() -> None:
     assert lost.samples_source == ""
 
 
-def test_a_damaged_trace_leaves_its_rank_s_account(tmp_path: Path) -> None:
+def test_samples_of_a_rank_with_a_damaged_trace_still_count(tmp_path: Path) -> None:
     ranks = [rank_of(rank, 2, 6) for rank in range(2)]
     write_run(tmp_path, ranks, world_sizes=[2])
     (tmp_path / "world_2" / "rank_1.trace").write_bytes(b"nonsense")
@@ -199,7 +199,7 @@ def test_a_damaged_trace_leaves_its_rank_s_account(tmp_path: Path) -> None:
     assert damaged.samples_per_s == pytest.approx(200)
 
 
-def test_a_rank_without_its_own_account_has_no_samples_and_no_loss() -> None:
+def test_samples_and_loss_are_unknown_if_a_rank_left_no_results() -> None:
     run = world_run([rank_of(rank, 2, 6) for rank in range(2)])
     del run.results[1]
     result = analyse_world(run)
@@ -219,7 +219,7 @@ def test_a_rank_that_ended_early_limits_the_steps() -> None:
     assert result.steps == 8
 
 
-def test_clocks_that_are_not_common_are_not_compared() -> None:
+def test_without_comparable_clocks_wait_and_late_rank_are_unknown() -> None:
     ranks = [rank_of(rank, 2, 12, boot_id=f"boot {rank}") for rank in range(2)]
     result = analyse_world(world_run(ranks))
     assert result is not None
@@ -230,7 +230,7 @@ def test_clocks_that_are_not_common_are_not_compared() -> None:
     assert result.parts.exposed_ms == pytest.approx(20.0)
 
 
-def test_clocks_that_were_compared_give_the_same_figures_and_their_error() -> None:
+def test_compared_clocks_give_the_figures_of_one_clock_and_the_clock_error() -> None:
     ranks = [rank_of(rank, 2, 12) for rank in range(2)]
     one_clock = analyse_world(world_run(ranks))
     ranks = [rank_of(rank, 2, 12, boot_id=f"boot {rank}") for rank in range(2)]
@@ -247,7 +247,7 @@ def test_clocks_that_were_compared_give_the_same_figures_and_their_error() -> No
     assert dataclasses.astuple(compared) == dataclasses.astuple(one_clock)  # nan included
 
 
-def test_what_a_capture_cannot_see_is_no_zero() -> None:
+def test_communication_that_python_capture_cannot_see_is_nan_and_not_zero() -> None:
     ranks = [Rank(rank, 2, capture="python") for rank in range(2)]
     for rank in ranks:
         for step in range(12):
@@ -267,13 +267,13 @@ def test_what_a_capture_cannot_see_is_no_zero() -> None:
     assert of_one.parts.exposed_ms == 0.0  # it has no rank to wait for
 
 
-def test_dropped_records_are_counted_over_the_ranks() -> None:
+def test_dropped_records_of_all_ranks_are_added_up() -> None:
     result = analyse_world(world_run([Rank(rank, 2, steps=1, dropped=3) for rank in range(2)]))
     assert result is not None
     assert result.dropped_records == 6
 
 
-def test_the_loop_s_own_clock_is_held_against_the_trace() -> None:
+def test_the_loop_s_clock_is_compared_with_the_trace_s_measured_steps() -> None:
     run = world_run([rank_of(0, 1, 6)])
     run.results[0]["step_ns"] = [99 * MS] * 6
     result = analyse_world(run)
@@ -283,11 +283,11 @@ def test_the_loop_s_own_clock_is_held_against_the_trace() -> None:
     assert (check.ours, check.other, check.agrees) == (0.5, pytest.approx(0.495), False)
 
 
-def test_no_rank_left_a_trace() -> None:
+def test_a_world_without_traces_has_no_result() -> None:
     assert analyse_world(world_run([], world_size=2)) is None
 
 
-def test_no_step_was_completed() -> None:
+def test_a_world_without_a_completed_step_has_nan_figures() -> None:
     result = analyse_world(world_run([Rank(rank, 2, steps=4) for rank in range(2)]))
     assert result is not None
     assert result.measured_steps == 0
@@ -295,7 +295,7 @@ def test_no_step_was_completed() -> None:
 
 
 @pytest.mark.measures
-def test_eight_ranks_are_analysed_in_time() -> None:
+def test_eight_ranks_are_analysed_within_the_time_limit() -> None:
     run = world_run([_long(rank, 8, steps=200, buckets=12) for rank in range(8)])
     begin = time.process_time()  # other processes use the machine too
     result = analyse_world(run)
@@ -305,7 +305,7 @@ def test_eight_ranks_are_analysed_in_time() -> None:
 
 
 @pytest.mark.measures
-def test_a_long_run_of_one_rank_is_analysed_in_time() -> None:
+def test_a_long_run_of_one_rank_is_analysed_within_the_time_limit() -> None:
     run = world_run([_long(0, 1, steps=20_000, buckets=4)])
     begin = time.process_time()  # other processes use the machine too
     result = analyse_world(run)
@@ -351,7 +351,7 @@ def test_a_run_directory_is_read_and_scaled(tmp_path: Path) -> None:
     assert run.worlds[0].parts.exposed_ms == pytest.approx(20.0)
 
 
-def test_world_sizes_without_figures_are_named(tmp_path: Path) -> None:
+def test_world_sizes_without_figures_are_listed_with_the_reason(tmp_path: Path) -> None:
     write_run(
         tmp_path,
         [Rank(rank, 2, steps=3) for rank in range(2)],
@@ -367,14 +367,14 @@ def test_world_sizes_without_figures_are_named(tmp_path: Path) -> None:
     )
 
 
-def test_a_failed_world_size_is_named_and_what_it_recorded_is_shown(tmp_path: Path) -> None:
+def test_a_failed_world_size_is_listed_and_its_recorded_steps_are_shown(tmp_path: Path) -> None:
     write_run(tmp_path, [rank_of(0, 1, 5)], world_sizes=[1], errors={"1": "interrupted"})
     run = analyse_run(tmp_path)
     assert [world.steps for world in run.worlds] == [5]
     assert run.failures == ((1, "interrupted"),)
 
 
-def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CommprofError, match="holds neither"):
         analyse_run(tmp_path)
     (tmp_path / "run.json").write_text("{}")
@@ -391,7 +391,7 @@ def test_random_schedules_of_many_steps_have_finite_figures() -> None:
         assert np.isfinite(list(dataclasses.asdict(result.parts).values())).all()
 
 
-def test_phases_are_counted_in_the_step_that_they_begin_in() -> None:
+def test_backward_passes_and_updates_per_step_are_counted() -> None:
     rank = Rank(0, 2)
     for step in range(3):
         begin = step * 100 * MS
@@ -403,7 +403,7 @@ def test_phases_are_counted_in_the_step_that_they_begin_in() -> None:
     assert repeats(rank.trace(), np.array([], dtype=np.int64)) == Repeats()
 
 
-def test_only_what_is_out_of_the_ordinary_is_said() -> None:
+def test_sentences_mention_only_repeated_updates_and_accumulated_passes() -> None:
     assert Repeats().sentences == Repeats(1, 1, 1).sentences == Repeats(2, 2, 2).sentences[1:] == []
     (several,) = Repeats(2, 2, 2).sentences
     assert several.startswith("A step has 2 optimizer updates, for example of several optimizers;")
@@ -414,7 +414,7 @@ def test_only_what_is_out_of_the_ordinary_is_said() -> None:
 
 
 @pytest.mark.parametrize(("script", "shown"), [({"script": "train.py"}, "nccl"), ({}, "gloo")])
-def test_a_script_s_backend_is_the_one_that_its_ranks_used(
+def test_a_script_s_backend_is_read_from_its_traces(
     script: dict[str, str], shown: str, tmp_path: Path
 ) -> None:
     """For a script, run.json holds the backend that a workload would have used."""

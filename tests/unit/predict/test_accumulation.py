@@ -17,7 +17,7 @@ from tests.support.builders.traces import MS
 
 
 @pytest.mark.parametrize("passes", [1, 2, 3])
-def test_more_passes_gather_again_and_reduce_once(passes: int) -> None:
+def test_each_accumulated_pass_gathers_again_but_gradients_are_reduced_once(passes: int) -> None:
     found = replay().predict(Scenario(2, accumulate=passes))
     # 62 ms of data, forward and backward, and two all-gathers of 5 ms that nothing hides.
     assert found.step_s.value * 1e3 == pytest.approx(96 + (passes - 1) * 72)
@@ -25,7 +25,7 @@ def test_more_passes_gather_again_and_reduce_once(passes: int) -> None:
     assert found.sent_bytes == pytest.approx((4 * passes * 0.5 + 2 * 1.0) * MB)
 
 
-def test_a_rank_that_starts_early_does_so_once_per_step() -> None:
+def test_an_early_start_of_a_rank_counts_once_per_step_with_accumulation() -> None:
     steps = fsdp_steps()
     early = np.zeros((1, 2, 1))
     early[0, 1] = 5 * MS
@@ -43,7 +43,7 @@ def test_the_best_number_of_passes_has_the_least_time_per_sample() -> None:
     assert found.candidate.gain == pytest.approx(1 - (96 + 3 * 72) / 4 / 96)
 
 
-def test_a_run_with_several_passes_is_checked_as_such() -> None:
+def test_a_check_uses_the_checked_run_s_number_of_passes() -> None:
     once = fsdp_steps()
     several = dataclasses.replace(once, passes=4, period_s=4 * once.period_s)
     assert check(replay(several), several, "itself", True).as_is_s == pytest.approx(4 * 0.096)
@@ -51,7 +51,7 @@ def test_a_run_with_several_passes_is_checked_as_such() -> None:
     assert check(replay(), several, "another", False).predicted_s == pytest.approx(0.312)
 
 
-def test_passes_of_a_recording_with_several_cannot_be_changed() -> None:
+def test_changing_the_passes_of_an_accumulated_recording_is_refused() -> None:
     steps = dataclasses.replace(fsdp_steps(), passes=4)
     made = replay(steps)
     assert made.predict(Scenario(2, accumulate=4)).step_s.value * 1e3 == pytest.approx(96)

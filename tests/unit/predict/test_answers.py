@@ -35,14 +35,14 @@ def answers(price: float = math.nan, over: list[str] | None = None) -> Answers:
     return answer(made, [Scenario(2), Scenario(128)], [base, other], [other], over, price)
 
 
-def test_amdahl_through_exact_points() -> None:
+def test_amdahl_s_law_is_fitted_exactly_to_exact_points() -> None:
     fit = fit_amdahl({n: 100 / (0.1 + 0.9 / n) for n in (1, 2, 4, 8)})
     assert fit.parallel == pytest.approx(0.9)
     assert fit.residuals == pytest.approx((0, 0, 0), abs=1e-12)
     assert (fit.limit, fit.speedup(9)) == (pytest.approx(10), pytest.approx(5))
 
 
-def test_amdahl_says_what_it_leaves_over() -> None:
+def test_amdahl_fit_has_residuals_and_needs_three_world_sizes() -> None:
     # Faster than linear at 2 ranks, which no p explains.
     fit = fit_amdahl({1: 100, 2: 250, 4: 400})
     assert fit.parallel == 1.0
@@ -64,7 +64,7 @@ def test_cost_and_bytes_of_an_epoch() -> None:
     assert any("the number of samples per step" in note for note in unknown.notes)
 
 
-def test_the_interval_holds_the_held_out_error() -> None:
+def test_the_predicted_interval_includes_the_held_out_error() -> None:
     found = answers()
     assert found.error is not None
     assert found.error.worst == pytest.approx(0.10)
@@ -75,7 +75,7 @@ def test_the_interval_holds_the_held_out_error() -> None:
     )
 
 
-def test_few_held_out_errors_leave_more_open() -> None:
+def test_the_error_margin_is_wider_with_few_held_out_errors() -> None:
     # Student's t at 97.5 % for 3, 4 and 6 degrees of freedom: 3.182, 2.776 and 2.447. Two
     # errors of 4 % are added.
     for errors, expected in (
@@ -89,7 +89,7 @@ def test_few_held_out_errors_leave_more_open() -> None:
         assert error.margin == pytest.approx(expected, rel=1e-3)
 
 
-def test_without_a_held_out_point_a_range_is_not_called_an_interval() -> None:
+def test_without_a_held_out_point_ranges_are_not_shown_as_intervals() -> None:
     """Only three of nine real runs lay in such ranges; ranges that include the error hold."""
     checked = answers()
     alone = dataclasses.replace(checked, checks=(), error=None)
@@ -102,7 +102,7 @@ def test_without_a_held_out_point_a_range_is_not_called_an_interval() -> None:
         assert ("real steps can lie outside of it" in " ".join(text.split())) is not holds
 
 
-def test_a_profile_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_a_machine_profile_is_unchanged_after_writing_and_reading(tmp_path: Path) -> None:
     made = profile(bytes_per_s=1e9, hooks=(hook(),), alpha_s=1e-5, residual=0.01)
     path = tmp_path / "new" / "profile.json"
     save_profile(made, path)
@@ -125,14 +125,16 @@ def test_a_profile_comes_back_as_it_was(tmp_path: Path) -> None:
         ('{"kind": "commprof machine profile", "schema_version": 1}', "damaged"),
     ],
 )
-def test_other_files_are_no_profile(tmp_path: Path, text: str, complaint: str) -> None:
+def test_files_that_are_no_machine_profile_are_refused(
+    tmp_path: Path, text: str, complaint: str
+) -> None:
     path = tmp_path / "profile.json"
     path.write_text(text)
     with pytest.raises(CommprofError, match=complaint):
         load_profile(path)
 
 
-def test_the_base_has_cores_for_all_its_ranks() -> None:
+def test_the_base_run_is_the_largest_with_cores_for_all_ranks_unless_named() -> None:
     crowded = schedule(ranks=8, placement=Placement(8, 4.0, 1, 1.0))
     runs = [Recorded(str(s.world_size), s, ()) for s in (schedule(ranks=1), schedule(), crowded)]
     assert base_of(runs).name == "2"
@@ -143,7 +145,7 @@ def test_the_base_has_cores_for_all_its_ranks() -> None:
         base_of([], refused=["no trace of rank 1"])
 
 
-def test_ranks_that_share_cores_do_not_hide_what_they_want() -> None:
+def test_the_processor_share_of_crowded_ranks_is_taken_from_uncrowded_runs() -> None:
     """8 ranks on 2 cores used a quarter each, which only reflects the number of cores."""
 
     def recorded(*ranks_and_busy: tuple[int, float]) -> list[Recorded]:
@@ -164,7 +166,7 @@ def test_ranks_that_share_cores_do_not_hide_what_they_want() -> None:
     assert recorded((8, 0.248))[0].schedule.placement.crowding() == 4
 
 
-def test_compute_by_batch() -> None:
+def test_compute_time_is_split_into_fixed_and_per_sample_parts() -> None:
     # 20 ms at 8 samples and 12 at 4: 4 ms and 2 per sample.
     small = schedule(backward_end_ms=12, batch=Batch(4.0, 10, "strong"))
     runs = [Recorded("", each, ()) for each in (schedule(), small)]
@@ -172,7 +174,7 @@ def test_compute_by_batch() -> None:
     assert compute_by_batch(runs[:1], schedule()) is None
 
 
-def test_the_table_says_what_it_must() -> None:
+def test_the_prediction_table_has_settings_errors_warnings_and_cost_of_hooks() -> None:
     found = answers(price=3.6, over=["hook"])
     text = prediction_table.render(found, "RUN, 2 ranks", "by hand", ["1 rank: too few"], 100)
     rows = [line.split() for line in text.splitlines()]
@@ -191,7 +193,7 @@ def told(*scenarios: Scenario, price: float = math.nan) -> str:
     return prediction_table.render(found, "RUN", "by hand", [], 200)
 
 
-def test_every_scenario_has_its_cost_and_bytes() -> None:
+def test_the_cost_table_has_a_row_per_scenario() -> None:
     rates = [
         Scenario(2, bandwidth_bytes_per_s=rate, hook=hook_)
         for rate in (1.25e8, 2.5e8)
@@ -210,7 +212,7 @@ def test_every_scenario_has_its_cost_and_bytes() -> None:
     assert sum(line.split()[-1:] == ["0.015"] for line in without.splitlines()) == 2
 
 
-def test_the_setting_that_all_share_is_named() -> None:
+def test_the_prediction_table_names_the_settings_common_to_all_rows() -> None:
     text = told(Scenario(4, ranks_per_host=1, cores_per_host=8))
     assert (
         "Weak scaling (fixed batch per rank), flat all-reduce, ranks per host: 1, cores per "
@@ -219,7 +221,7 @@ def test_the_setting_that_all_share_is_named() -> None:
     assert "ranks per host: as run, cores per host: as run." in told(Scenario(2))
 
 
-def test_throughput_and_efficiency_have_the_step_s_interval() -> None:
+def test_throughput_and_efficiency_have_intervals_from_the_step_s_interval() -> None:
     (found, _) = answers().answers
     assert found.samples_per_s.value == pytest.approx(400)
     # 40 ms, and one held-out error of 10 %: 3.182 * sqrt((0.0032 + 0.01) / 3) = 21.1 %.
@@ -234,7 +236,7 @@ def test_throughput_and_efficiency_have_the_step_s_interval() -> None:
     assert "50.0% [41.3%, 60.6%]" in text
 
 
-def test_the_table_has_intervals_of_what_is_exposed_where_they_show() -> None:
+def test_the_prediction_table_has_ranges_of_exposed_and_hidden_time() -> None:
     uncertain = profile(replicates=tuple(((0.0, b),) for b in (0.9e-8, 1e-8, 1.1e-8)))
     found = answer(Replay(schedule(), uncertain), [Scenario(2)], [], [], None, math.nan)
     text = prediction_table.render(found, "RUN", "by hand", [], 200)
@@ -242,7 +244,7 @@ def test_the_table_has_intervals_of_what_is_exposed_where_they_show() -> None:
     assert re.split(r"\s{2,}", row.strip())[7:10] == ["0", "20 (18 to 23)", "10 (9 to 10)"]
 
 
-def test_without_a_held_out_step_the_table_says_so() -> None:
+def test_the_prediction_table_says_that_there_is_no_held_out_step() -> None:
     made = Replay(schedule(), profile(held_out_size=HeldOut(0.02, 0.05, 9)))
     found = answer(made, [Scenario(2)], [], [], None, math.nan)
     text = prediction_table.render(found, "RUN", "by hand", [], 100)
@@ -252,7 +254,7 @@ def test_without_a_held_out_step_the_table_says_so() -> None:
     assert said in " ".join(text.split())
 
 
-def test_json_has_no_nan() -> None:
+def test_prediction_json_has_null_instead_of_nan() -> None:
     document = json.loads(prediction_json.render(answers(), "RUN", "by hand", []))
     first = document["answers"][0]
     assert first["prediction"]["step_s"]["value"] == pytest.approx(0.040)
@@ -267,7 +269,7 @@ def test_json_has_no_nan() -> None:
     assert document["checks"][1]["error"] == pytest.approx(0.10)
 
 
-def test_json_has_amdahl_s_residuals_and_limit() -> None:
+def test_prediction_json_has_amdahl_s_residuals_and_limit() -> None:
     def known(ranks: int, period_ms: float) -> Recorded:
         made = schedule(ranks=ranks, period_s=np.full(5, period_ms / 1e3))
         return Recorded(f"{ranks}", made, ())
@@ -282,7 +284,7 @@ def test_json_has_amdahl_s_residuals_and_limit() -> None:
     assert document["amdahl"]["parallel"] < 1
 
 
-def test_the_profile_as_a_table() -> None:
+def test_the_profile_table_shows_links_and_hooks() -> None:
     text = profile_table.render(profile(bytes_per_s=1.25e8, alpha_s=1e-5, hooks=(hook(),)), 100)
     assert "Links of class other host (stated: 1 Gbit/s):" in text
     assert "0.1" in text  # GB/s
@@ -292,11 +294,11 @@ def test_the_profile_as_a_table() -> None:
 @pytest.mark.parametrize(
     ("text", "value"), [("100Gbps", 12.5e9), ("1 GB/s", 1e9), ("2.5gbps", 312.5e6)]
 )
-def test_rates(text: str, value: float) -> None:
+def test_rates_are_parsed_in_bits_or_bytes_per_second(text: str, value: float) -> None:
     assert rate("--bandwidth", text) == pytest.approx(value)
 
 
-def test_quantities_that_cannot_be_read() -> None:
+def test_unreadable_quantities_are_refused_with_the_option_s_name() -> None:
     assert duration("--latency", "20us") == pytest.approx(20e-6)
     for text in ("100", "fast", "-1Gbps", "1 Gfoo", "0Gbps"):
         with pytest.raises(UsageError, match="--bandwidth"):
@@ -307,7 +309,7 @@ def test_quantities_that_cannot_be_read() -> None:
     assert listed("--world-size", None, whole, 1) == [1]
 
 
-def test_a_hook_keeps_its_options() -> None:
+def test_hooks_in_a_list_keep_their_options() -> None:
     assert _hook_words("none,topk:ratio=0.01,feedback=1,fp16") == [
         "none",
         "topk:ratio=0.01,feedback=1",

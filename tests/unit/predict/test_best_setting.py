@@ -53,7 +53,7 @@ def predicted(*scenarios: Scenario, held_out_ms: float | None = None) -> Answers
         ((Scenario(2, hook=""),), 50, "it is not certain that this setting takes less"),
     ],
 )
-def test_the_shortest_step_is_named_with_what_it_saves(
+def test_the_setting_with_the_shortest_step_is_named_with_its_saving(
     scenarios: tuple[Scenario, ...], held_out_ms: float | None, said: str
 ) -> None:
     found = predicted(*scenarios, held_out_ms=held_out_ms)
@@ -65,7 +65,7 @@ def test_the_shortest_step_is_named_with_what_it_saves(
     assert ("Shortest step: 34" in text) == (scenarios[-1].hook == "fp16")
 
 
-def test_nothing_is_best_where_no_setting_was_asked_for() -> None:
+def test_there_is_no_best_setting_if_none_was_asked_for() -> None:
     assert predicted(Scenario(2), Scenario(4)).best is None
     # Only settings with the first one's ranks and link are compared.
     found = predicted(Scenario(2), Scenario(4, hook="fp16"), Scenario(2, hook="fp16"))
@@ -176,7 +176,7 @@ def test_nothing_is_best_where_no_setting_was_asked_for() -> None:
         ),
     ],
 )
-def test_how_a_setting_is_tried(
+def test_a_predicted_setting_is_turned_into_a_command_and_script_changes(
     scenario: Scenario,
     told: dict[str, Any],
     options: dict[str, str],
@@ -188,7 +188,7 @@ def test_how_a_setting_is_tried(
     assert found.command.endswith(command)
 
 
-def test_a_copy_of_the_model_keeps_its_ranks_in_a_larger_world() -> None:
+def test_hsdp_keeps_its_number_of_ranks_per_copy_in_a_larger_world() -> None:
     told = {**WORKLOAD, "strategy": "hsdp"}
     found = tried(Scenario(8, accumulate=2), told, Path("r"), shard_ranks=2)
     assert found.options == {"strategy": "hsdp:shard=2", "accumulate": "2"}
@@ -205,7 +205,7 @@ def keep(directory: Path) -> Path:
     return path
 
 
-def test_what_was_kept_is_read_again(tmp_path: Path) -> None:
+def test_a_saved_best_setting_is_read_again(tmp_path: Path) -> None:
     found = read_best(keep(tmp_path))
     assert (found.world_size, found.setting, found.options) == (2, "hook fp16", {"hook": "fp16"})
     assert found.step_ms.low < found.step_ms.value < found.step_ms.high
@@ -227,7 +227,7 @@ def test_what_was_kept_is_read_again(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_run_with_another_setting_is_refused(
+def test_check_prediction_refuses_a_run_with_another_setting(
     tmp_path: Path, arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keep(tmp_path)
@@ -238,7 +238,7 @@ def test_a_run_with_another_setting_is_refused(
         assert main(["run", *given, "--hook", "fp16"]) == 0
 
 
-def test_a_run_that_checks_a_prediction_is_repeated_from_its_configuration(tmp_path: Path) -> None:
+def test_check_prediction_is_kept_in_the_saved_configuration(tmp_path: Path) -> None:
     keep(tmp_path)
     parser = Parser(prog="commprof run")
     add_arguments(parser)
@@ -252,7 +252,9 @@ def test_a_run_that_checks_a_prediction_is_repeated_from_its_configuration(tmp_p
 
 
 @pytest.mark.parametrize("text", ["{}", json.dumps({"best": None}), "\xff"])
-def test_a_file_without_a_best_setting_says_how_to_make_one(tmp_path: Path, text: str) -> None:
+def test_a_file_without_a_best_setting_is_refused_with_how_to_make_one(
+    tmp_path: Path, text: str
+) -> None:
     (tmp_path / "p.json").write_text(text)
     with pytest.raises(CommprofError, match=r"names no best setting .* predict RUN"):
         read_best(tmp_path / "p.json")
@@ -268,7 +270,7 @@ def test_a_file_without_a_best_setting_says_how_to_make_one(tmp_path: Path, text
         (405, False, "(398 to 430)", "405 ms, inside that range; the prediction differs by +1.7%."),
     ],
 )
-def test_the_report_holds_the_run_against_the_prediction(
+def test_the_report_compares_the_run_with_the_prediction(
     measured_ms: float, is_interval: bool, bounds: str, said: str
 ) -> None:
     told = {

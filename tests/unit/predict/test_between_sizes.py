@@ -42,7 +42,7 @@ def fitted(made: list[Point]) -> CostCurve:
     return curve
 
 
-def test_the_two_sizes_beside_one_say_its_time() -> None:
+def test_times_are_interpolated_between_neighbouring_sizes() -> None:
     knots = [(1.0, 2.0), (4.0, 8.0), (64.0, 16.0)]
     # A straight line gives 4, also through the logarithms.
     assert between(knots, 2.0) == pytest.approx(4.0)
@@ -56,7 +56,7 @@ def test_the_two_sizes_beside_one_say_its_time() -> None:
     assert math.isnan(between([], 1.0))
 
 
-def test_a_time_that_is_uncertain_is_drawn_to_its_neighbours() -> None:
+def test_an_uncertain_time_is_smoothed_towards_its_neighbours() -> None:
     x = np.array([2.0**n for n in range(9)])
     y = 1 + x
     y[4] *= 1.3
@@ -67,7 +67,7 @@ def test_a_time_that_is_uncertain_is_drawn_to_its_neighbours() -> None:
     assert unsure[32.0] == pytest.approx(33)
 
 
-def test_knots_are_taken_where_lines_miss_more() -> None:
+def test_a_curve_uses_knots_if_lines_fit_worse() -> None:
     curve = bent_curve()
     assert len(curve.knots) == len(SIZES)
     assert curve.held_out_size is not None
@@ -77,14 +77,14 @@ def test_knots_are_taken_where_lines_miss_more() -> None:
     assert curve.outside([size], 2) == []
 
 
-def test_lines_stay_where_they_are_right_and_for_several_numbers_of_ranks() -> None:
+def test_a_curve_has_no_knots_if_lines_fit_or_for_several_numbers_of_ranks() -> None:
     straight = [Point("all_reduce", "gloo", 2, size, 20e-6 + 1e-9 * size) for size in SIZES]
     assert fitted(straight).knots == ()
     assert fitted(points(ranks=(2, 4))).knots == ()
     assert fitted(points()[::2]).knots == ()  # a factor of 4 between sizes: none could be left out
 
 
-def test_another_link_moves_the_knots_with_their_lines() -> None:
+def test_changing_the_link_changes_knots_and_lines_alike() -> None:
     curve = bent_curve()
     twice = curve.changed(lambda alpha: 2 * alpha, lambda beta: 2 * beta)
     for size in (3e3, 1e5, 3e7):

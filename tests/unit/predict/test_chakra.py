@@ -110,7 +110,7 @@ CYCLE = Cycle(
 )
 
 
-def test_a_step_as_nodes() -> None:
+def test_a_step_is_written_as_compute_and_collective_nodes() -> None:
     made = list(nodes([CYCLE, CYCLE]))
     assert [node.type for node in made[:5]] == [COMP, COLL, COMP, COLL, COMP]
     first, bucket, second, last_bucket, rest = made[:5]
@@ -124,7 +124,7 @@ def test_a_step_as_nodes() -> None:
     assert sum(node.duration_us for node in compute) == 30_000
 
 
-def test_the_file_is_what_the_schema_says() -> None:
+def test_the_chakra_file_follows_the_public_schema() -> None:
     metadata, *found = messages(encode(list(nodes([CYCLE])), rank=1, world_size=2))
     assert metadata["version"] == "0.0.4"
     assert {each["name"] for each in metadata["attr"]} >= {"rank", "world_size"}
@@ -136,7 +136,7 @@ def test_the_file_is_what_the_schema_says() -> None:
     assert "all-reduce of bucket 1" in bucket["name"]
 
 
-def test_a_run_is_exported(tmp_path: Path) -> None:
+def test_a_run_is_exported_to_one_chakra_file_per_rank(tmp_path: Path) -> None:
     paths = export(world_run([rank_of(0), rank_of(1)]), tmp_path / "et")
     assert [path.name for path in paths] == ["commprof.0.et", "commprof.1.et"]
     for path in paths:
@@ -172,7 +172,7 @@ def test_a_gpu_s_steps_have_the_times_of_its_stream(is_attached: bool, tmp_path:
         assert lengths == pytest.approx([60_000, 38_000, 15_000], abs=2)
 
 
-def test_steps_that_show_no_setting_s_time_are_not_written(tmp_path: Path) -> None:
+def test_exporting_trials_or_runs_without_device_times_is_refused(tmp_path: Path) -> None:
     trial = [rank_of(0), rank_of(1, trial={})]
     with pytest.raises(CommprofError, match="a simulator needs steps of one setting: record them"):
         export(world_run(trial), tmp_path / "et")
@@ -184,7 +184,7 @@ def test_steps_that_show_no_setting_s_time_are_not_written(tmp_path: Path) -> No
     assert not (tmp_path / "et").exists()
 
 
-def test_a_compressor_s_exchange_is_not_written_as_all_reduces(tmp_path: Path) -> None:
+def test_exporting_a_run_with_a_compressor_is_refused(tmp_path: Path) -> None:
     ranks = [rank_of(rank, job={"compressor": "fp16"}) for rank in range(2)]
     with pytest.raises(CommprofError, match=r"hook fp16.*record the run without"):
         export(world_run(ranks), tmp_path / "et")

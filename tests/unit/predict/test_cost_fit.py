@@ -44,12 +44,14 @@ SIZES = [float(1 << n) for n in range(10, 27, 2)]
         ("reduce_scatter", 4, 6, 1.5, 0.75),  # on gloo, an all-reduce
     ],
 )
-def test_work(op: str, ranks: int, steps: int, sent: float, reduced: float) -> None:
+def test_steps_and_bytes_per_operation(
+    op: str, ranks: int, steps: int, sent: float, reduced: float
+) -> None:
     done = work(op, ranks)
     assert (done.steps, done.sent, done.reduced) == (steps, sent, reduced)
 
 
-def test_work_is_refused_for_what_nobody_knows() -> None:
+def test_work_of_an_unknown_operation_or_without_ranks_is_refused() -> None:
     with pytest.raises(ValueError, match="all_reduce"):
         work("all_sum", 2)
     with pytest.raises(ValueError, match="0 ranks"):
@@ -72,7 +74,7 @@ def points(op: str, ranks: tuple[int, ...], noise: float = 0.0, seed: int = 0) -
     return made
 
 
-def test_alpha_beta_and_gamma_come_back() -> None:
+def test_known_alpha_beta_and_gamma_are_recovered_by_the_fit() -> None:
     (gathered, reduced), _ = fit_curves(points("all_gather", (2, 4)) + points("all_reduce", (2, 4)))
     assert gathered.op == "all_gather"
     assert len(gathered.pieces) == 1
@@ -99,7 +101,7 @@ def test_a_world_size_that_was_not_measured_is_predicted() -> None:
     assert fitted.held_out_world_size.points == 2 * len(SIZES)
 
 
-def test_intervals_hold_the_truth_and_errors_the_noise() -> None:
+def test_fitted_intervals_cover_the_true_cost_and_errors_show_the_noise() -> None:
     inside = 0
     for seed in range(6):
         (fitted,), _ = fit_curves(points("all_reduce", (2, 4), noise=0.05, seed=seed))
@@ -111,7 +113,7 @@ def test_intervals_hold_the_truth_and_errors_the_noise() -> None:
 
 
 @pytest.mark.slow
-def test_gamma_s_interval_holds_it() -> None:
+def test_gamma_s_interval_covers_the_true_gamma() -> None:
     inside = 0
     for seed in range(6):
         made = points("all_gather", (2, 4), 0.05, seed) + points("all_reduce", (2, 4), 0.05, ~seed)
@@ -123,7 +125,7 @@ def test_gamma_s_interval_holds_it() -> None:
     assert inside >= 5
 
 
-def test_one_wild_point_moves_nothing() -> None:
+def test_one_outlier_hardly_changes_the_fit() -> None:
     wild = points("all_reduce", (2, 4), noise=0.01)
     wild[3] = Point("all_reduce", "gloo", 2, wild[3].size_bytes, 20 * wild[3].time_s)
     (fitted,), _ = fit_curves(wild)
@@ -131,7 +133,7 @@ def test_one_wild_point_moves_nothing() -> None:
     assert fitted.worst_residual > 0.9  # and it is reported
 
 
-def test_another_protocol_is_another_piece() -> None:
+def test_a_change_of_protocol_is_fitted_as_another_piece() -> None:
     # Two ranks send half of the size per step: below 0.5 MB with less latency, above it faster.
     def seconds(x: float) -> float:
         return 2 * (10e-6 + 2e-9 * x) if x < 5e5 else 2 * (900e-6 + 0.5e-9 * x)
@@ -145,7 +147,7 @@ def test_another_protocol_is_another_piece() -> None:
     assert fitted.time_s(2**24, 2) == pytest.approx(seconds(2**23))
 
 
-def test_many_sizes_are_fitted_as_few_are() -> None:
+def test_a_change_of_protocol_is_also_found_among_many_sizes() -> None:
     def seconds(x: float) -> float:
         return 2 * (10e-6 + 2e-9 * x) if x < 5e5 else 2 * (900e-6 + 0.5e-9 * x)
 
@@ -165,7 +167,7 @@ def test_many_sizes_are_fitted_as_few_are() -> None:
     assert fitted.held_out_size.mean < 0.015
 
 
-def test_too_few_sizes_are_left_out() -> None:
+def test_operations_with_too_few_sizes_are_left_out_of_the_fit() -> None:
     few = [point for point in points("broadcast", (2,)) if point.size_bytes < 5000]
     curves, left_out = fit_curves(points("all_reduce", (2,)) + few)
     assert [curve.op for curve in curves] == ["all_reduce"]
@@ -173,7 +175,7 @@ def test_too_few_sizes_are_left_out() -> None:
     assert "3 sizes or more: commprof microbench broadcast" in left_out[0]
 
 
-def test_outside_the_measured_range() -> None:
+def test_ranks_and_sizes_outside_the_measured_range_are_named() -> None:
     (fitted,), _ = fit_curves(points("all_reduce", (2, 4)))
     assert fitted.outside([2.0**12, 2.0**20], 4) == []
     assert fitted.outside([2.0**22], 16) == ["16 ranks (measured: 2, 4)"]
@@ -200,7 +202,7 @@ HEAD = {
 }
 
 
-def test_a_microbenchmark_is_read(tmp_path: Path) -> None:
+def test_points_are_read_from_a_microbenchmark_file(tmp_path: Path) -> None:
     rows = [
         ROW,
         {**ROW, "placement": "in_place"},
@@ -231,7 +233,7 @@ def test_a_microbenchmark_is_read(tmp_path: Path) -> None:
         (4, None, (8,), 0.5),  # an older file: no more ranks than its rows have
     ],
 )
-def test_ranks_per_core_are_of_a_host(
+def test_ranks_per_core_are_counted_per_host(
     hosts: int, ranks: int | None, groups: tuple[int, ...], crowded: float, tmp_path: Path
 ) -> None:
     context = {"hosts": hosts, "world_size": ranks, "machine": {"usable_cpu_count": 4}}
@@ -247,7 +249,7 @@ def test_ranks_per_core_are_of_a_host(
     assert [curve.ranks_per_core for curve in curves] == [crowded, crowded]
 
 
-def test_ranks_per_core_that_nobody_knows(tmp_path: Path) -> None:
+def test_ranks_per_core_are_nan_without_machine_details(tmp_path: Path) -> None:
     path = tmp_path / "bench.json"
     path.write_text(json.dumps({**HEAD, "context": {"hosts": 2}, "rows": [ROW]}))
     assert math.isnan(read_points(path).points[0].ranks_per_core)
@@ -267,7 +269,7 @@ def test_ranks_per_core_that_nobody_knows(tmp_path: Path) -> None:
         ({"hosts": 2, "world_size": 8, "rank_hosts": [0, 1, 0, 1, 0, 1, 0, 1]}, set()),
     ],
 )
-def test_groups_on_one_host_measure_its_own_link(
+def test_groups_within_a_host_measure_the_same_host_link(
     context: dict[str, Any], within: set[int], tmp_path: Path
 ) -> None:
     rows = [{**ROW, "world_size": n} for n in (2, 3, 4, 8)]
@@ -321,14 +323,16 @@ def test_a_file_of_several_hosts_gives_a_curve_per_link(tmp_path: Path) -> None:
         (json.dumps({**HEAD, "rows": [{"op": 1}]}), r"rows\[0\].op is not a string: 1"),
     ],
 )
-def test_other_files_are_refused(tmp_path: Path, text: str, complaint: str) -> None:
+def test_files_that_are_no_microbenchmark_results_are_refused(
+    tmp_path: Path, text: str, complaint: str
+) -> None:
     path = tmp_path / "other.json"
     path.write_text(text)
     with pytest.raises(CommprofError, match=complaint):
         read_points(path)
 
 
-def test_every_operation_has_work() -> None:
+def test_every_operation_has_at_least_one_step() -> None:
     assert all(work(op, 3).steps > 0 for op in OPERATIONS)
 
 
@@ -353,7 +357,7 @@ def runs(source: str = "RUN") -> list[Recorded]:
     ]
 
 
-def test_a_checked_run_of_the_profile_has_no_part_in_its_cost() -> None:
+def test_a_checked_run_is_left_out_of_the_profile_s_cost() -> None:
     base, other = runs()
     made, _ = build_profile([], [base, other], ["RUN"])
     found, refused = checks(Replay(base.schedule, made), [other], [base, other])
@@ -367,7 +371,7 @@ def test_a_checked_run_of_the_profile_has_no_part_in_its_cost() -> None:
     assert abs(given[1].predicted_s / 0.055 - 1) > 0.1
 
 
-def test_what_cannot_be_taken_out_is_marked_and_not_counted() -> None:
+def test_checks_that_cannot_be_held_out_are_marked_and_not_counted() -> None:
     base, other = runs()
     hooked = Recorded("RUN, hooked", at_rate(2, FAST, hook="fp16"), (), "RUN")
     inside = Recorded("RUN, one host", at_rate(2, FAST, link=SAME_HOST), (), "RUN")
@@ -382,7 +386,7 @@ def test_what_cannot_be_taken_out_is_marked_and_not_counted() -> None:
     assert one.held_out  # all-reduce's cost comes from a microbenchmark
 
 
-def test_the_checked_batch_has_no_part_in_the_compute() -> None:
+def test_the_checked_run_s_batch_is_left_out_of_the_compute_fit() -> None:
     def strong(ranks: int, batch: float, own_ms: float) -> Recorded:
         made = schedule(
             ranks=ranks,
@@ -401,7 +405,7 @@ def test_the_checked_batch_has_no_part_in_the_compute() -> None:
     assert found[1].predicted_s == pytest.approx(0.008, rel=1e-3)
 
 
-def test_readers_are_told_which_check_is_held_out() -> None:
+def test_reports_say_which_checks_are_held_out() -> None:
     base, _ = runs()
     hooked = Recorded("RUN, hooked", at_rate(2, FAST, hook="fp16"), (), "RUN")
     made = dataclasses.replace(profile(hooks=(hook(),)), sources=(str(Path("RUN").resolve()),))

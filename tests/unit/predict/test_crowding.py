@@ -56,7 +56,7 @@ def test_ranks_that_share_cores_take_longer_for_their_own_work(
         (4, 1e9, 1.0),
     ],
 )
-def test_time_at_a_core_is_that_of_mean_value_analysis(
+def test_time_at_a_shared_core_follows_mean_value_analysis(
     sharing: float, elsewhere: float, times: float
 ) -> None:
     assert stretch(sharing, 10.0, elsewhere) == pytest.approx(times)
@@ -72,7 +72,7 @@ def placed(**changes: float) -> ShardedSteps:
 
 
 @pytest.mark.parametrize(("ranks", "exchange_ms"), [(2, 6.0), (8, 21.0)])
-def test_exchanges_want_the_cores_that_ranks_share(ranks: int, exchange_ms: float) -> None:
+def test_cpu_time_of_exchanges_competes_for_shared_cores(ranks: int, exchange_ms: float) -> None:
     """On 8 ranks the helpers send 7 times the messages and 7 / 4 of the bytes."""
     steps = placed()
     shared = dataclasses.replace(steps.placement, ranks_per_host=4)
@@ -81,7 +81,7 @@ def test_exchanges_want_the_cores_that_ranks_share(ranks: int, exchange_ms: floa
     assert found.longer_ns / MS == pytest.approx(wanted * wanted / 96)
 
 
-def test_a_recording_on_shared_cores_is_not_predicted_faster_with_fewer() -> None:
+def test_a_recording_on_shared_cores_is_not_predicted_faster_with_fewer_cores() -> None:
     """Four ranks that always want one core have waited for it three times as long as they ran."""
     steps = dataclasses.replace(placed(busy=1.0, ranks_per_host=4, cores_per_host=1), lacked=4.0)
     steps = dataclasses.replace(steps, helpers_ns=0.0)
@@ -96,7 +96,7 @@ def test_a_recording_on_shared_cores_is_not_predicted_faster_with_fewer() -> Non
     assert factors == pytest.approx([0.25, 0.5, 1.0, 1.01, 2.0], rel=0.01)
 
 
-def test_the_cost_of_an_exchange_is_not_lengthened_twice() -> None:
+def test_the_cost_of_an_exchange_is_not_lengthened_twice_by_shared_cores() -> None:
     steps = placed()
     shared = dataclasses.replace(steps.placement, ranks_per_host=4, cores_per_host=1)
     assert costed(steps, shared).ranks_per_core == 1
@@ -104,7 +104,7 @@ def test_the_cost_of_an_exchange_is_not_lengthened_twice() -> None:
     assert costed(dataclasses.replace(steps, helpers_ns=0.0), shared) == shared
 
 
-def test_the_share_of_processor_time_is_that_of_own_work() -> None:
+def test_the_processor_share_is_cpu_time_divided_by_own_work_time() -> None:
     ranks = fsdp_ranks()
     assert math.isnan(read_sharded(world_run(ranks)).placement.busy)
     for rank in ranks:

@@ -20,7 +20,7 @@ def test_buckets_follow_each_other_on_the_link() -> None:
     assert end[0] == pytest.approx([0.030, 0.040, 0.110])
 
 
-def test_latency_leaves_the_link_to_others() -> None:
+def test_other_buckets_use_the_link_during_a_bucket_s_latency() -> None:
     ready = np.zeros((1, 3))
     wire, latency = np.full(3, 0.001), np.full(3, 0.010)
     # Two workers: the second is sent during the first one's latency, the third waits for one.
@@ -28,7 +28,7 @@ def test_latency_leaves_the_link_to_others() -> None:
     assert exchange(ready, wire, latency, 1)[0] == pytest.approx([0.011, 0.022, 0.033])
 
 
-def test_ddp_copies_while_it_waits() -> None:
+def test_ddp_copies_a_bucket_before_it_waits_for_the_next() -> None:
     # The buckets are done at 30 and 50, in the second step at 5 and 6.
     ready = np.array([[0.029, 0.049], [0.004, 0.005]])
     wire, copy = np.full(2, 0.001), np.array([0.004, 0.001])
@@ -53,7 +53,7 @@ def test_the_last_bucket_ends_as_in_the_simulation_of_segments(seed: int) -> Non
     assert end.max() == pytest.approx(max(exact.end_s), rel=0.01)
 
 
-def test_calibration_finds_the_link_again() -> None:
+def test_calibration_recovers_the_known_link_cost() -> None:
     random_ = np.random.default_rng(0)
     alpha, beta = 0.4e-3, 2e-8
     ready = np.cumsum(random_.uniform(0.002, 0.030, (12, 5)), axis=1)

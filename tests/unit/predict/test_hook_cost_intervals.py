@@ -61,7 +61,7 @@ def fitted(noise: float, seed: int = 0, link: CostCurve | None = None) -> HookCo
     return fit_hook("fp16", rows(noise, seed), [recorded(noise / 100, seed)], link or curve())
 
 
-def test_exact_buckets_leave_nothing_open() -> None:
+def test_exact_bucket_times_give_narrow_intervals_and_no_residual() -> None:
     found = fitted(noise=0.0)
     assert found.low is not None
     assert found.high is not None
@@ -70,7 +70,7 @@ def test_exact_buckets_leave_nothing_open() -> None:
     assert found.residual < 1e-3
 
 
-def test_noise_is_the_interval_and_the_residual() -> None:
+def test_noise_of_bucket_times_determines_intervals_and_residuals() -> None:
     inside = 0
     for seed in range(6):
         found = fitted(0.1, seed)
@@ -107,7 +107,7 @@ def test_a_slower_link_s_replicate_has_the_smaller_overhead() -> None:
     assert fast.overhead_s > found.overhead_s > slow.overhead_s
 
 
-def test_few_buckets_say_nothing_of_their_lines() -> None:
+def test_with_few_buckets_intervals_of_coding_times_are_unknown() -> None:
     made = recorded(0.0)
     found = fit_hook("fp16", rows(0.1)[:2], [made], curve())
     assert found.low is not None
@@ -116,7 +116,7 @@ def test_few_buckets_say_nothing_of_their_lines() -> None:
     assert {drawn.encode for drawn in found.replicates} == {found.encode}
 
 
-def test_the_profile_keeps_them(tmp_path: Path) -> None:
+def test_the_profile_keeps_intervals_and_replicates_of_hook_costs(tmp_path: Path) -> None:
     found = fitted(0.1)
     path = tmp_path / "profile.json"
     save_profile(profile(hooks=(found,)), path)
@@ -128,7 +128,7 @@ def test_the_profile_keeps_them(tmp_path: Path) -> None:
     assert kept["work_residual"] == found.work_residual > 0
 
 
-def test_the_table_shows_them() -> None:
+def test_the_profile_table_shows_intervals_of_hook_costs() -> None:
     found = dataclasses.replace(
         hook(overhead_s=1e-3),
         low=dataclasses.replace(fitted_figures(), encode=(0.0, 0.8e-9), overhead_s=0.5e-3),

@@ -36,7 +36,7 @@ def recorded() -> Schedule:
     return made
 
 
-def test_the_costs_come_back() -> None:
+def test_known_hook_costs_are_recovered_by_the_fit() -> None:
     rows = [
         compression(
             scheme="fp16",
@@ -57,7 +57,7 @@ def test_the_costs_come_back() -> None:
     assert (found.exchange, found.ranks) == ("two_phase", 2)
 
 
-def test_what_it_takes_from_compute() -> None:
+def test_compute_time_lost_to_a_hook_is_fitted_from_runs_with_equal_buckets() -> None:
     rows = [compression(scheme="fp16", gradient_bytes=MB, payload_bytes=MB / 2)]
     hooked = schedule(bytes_=SIZES, ready_ms=(1, 2, 3), backward_end_ms=27, hook="fp16")
     plain = schedule(bytes_=SIZES, ready_ms=(1, 2, 3), backward_end_ms=20)
@@ -82,7 +82,7 @@ def two_levels(**values: Any) -> HookCost:
     )
 
 
-def test_both_levels_of_a_hierarchical_exchange() -> None:
+def test_costs_of_both_levels_of_a_hierarchical_exchange_are_fitted() -> None:
     known = two_levels(overhead_s=OVERHEAD_S)
     fast = curve(beta_s_per_byte=1e-9)
     # 2 ms within hosts; 1 ms between two of them, of which seven eighths overlap the former.
@@ -131,7 +131,7 @@ def test_a_compressor_between_hosts_counts_their_bytes() -> None:
         fit_hook("int8:hierarchical=1", rows, [on_one], curve())
 
 
-def test_a_prediction_with_two_levels() -> None:
+def test_prediction_with_a_hierarchical_hook_uses_both_links() -> None:
     links = {**profile(SAME_HOST).links, **profile().links}
     made = Replay(schedule(), MachineProfile(links, {"hierarchical": two_levels()}))
     found = made.predict(Scenario(4, ranks_per_host=2, hook="hierarchical"))
@@ -146,7 +146,7 @@ def test_a_prediction_with_two_levels() -> None:
     )
 
 
-def test_nothing_compressed_is_refused() -> None:
+def test_fitting_a_hook_without_compressed_buckets_is_refused() -> None:
     with pytest.raises(CommprofError, match="--world-sizes 2 --hook fp16"):
         fit_hook("fp16", [], [recorded()], curve())
     with pytest.raises(CommprofError, match="the cost model supports no such scheme"):
@@ -167,7 +167,9 @@ def test_a_longer_latency_delays_every_message(exchange: str, ranks: int, messag
 
 
 @pytest.mark.parametrize("exchange", ["ring", "hierarchical"])
-def test_an_exchange_is_an_all_reduce_whatever_was_measured(exchange: str) -> None:
+def test_ring_and_hierarchical_hooks_cost_an_all_reduce_whatever_was_measured(
+    exchange: str,
+) -> None:
     reduced, scattered = (
         curve(alpha_s=1e-3, op=op, backend="nccl") for op in ("all_reduce", "reduce_scatter")
     )
@@ -175,21 +177,21 @@ def test_an_exchange_is_an_all_reduce_whatever_was_measured(exchange: str) -> No
     assert known.wire_s(MB, 4, scattered) == known.wire_s(MB, 4, reduced)
 
 
-def test_a_second_phase_is_a_message_more() -> None:
+def test_more_than_two_ranks_add_one_message_of_latency_to_a_hook() -> None:
     known = hook(overhead_s=OVERHEAD_S, ranks=2)
     quick, slow = curve(alpha_s=0.0), curve(alpha_s=0.003)
     later_s = [known.time_s(MB, ranks, slow) - known.time_s(MB, ranks, quick) for ranks in (2, 4)]
     assert later_s == pytest.approx([0.0, 0.003])
 
 
-def test_a_message_more_has_the_longer_latency_once() -> None:
+def test_an_added_message_has_the_increased_latency_once() -> None:
     known = hook(overhead_s=OVERHEAD_S, ranks=2)  # two messages; three at 4 ranks
     before = known.time_s(MB, 4, curve(alpha_s=0.001))
     after = known.time_s(MB, 4, curve(alpha_s=0.003), later_s=0.002)
     assert after == pytest.approx(before + 3 * 0.002)
 
 
-def test_a_stated_latency_reaches_a_hook() -> None:
+def test_a_stated_latency_delays_a_hook_s_messages() -> None:
     def step_s(latency_s: float, alpha_s: float) -> float:
         known = hook(alpha_s=alpha_s, overhead_s=OVERHEAD_S)
         made = Replay(schedule(), profile(hooks=(known,), alpha_s=1e-4, latency_s=1e-5))
@@ -218,7 +220,7 @@ def test_ranks_of_a_host_share_its_link() -> None:
     assert step_s == pytest.approx([0.020 + 0.019, 0.022 + 0.024, 0.020 + 0.019])
 
 
-def test_the_fit_knows_the_link_of_the_run(tmp_path: Path) -> None:
+def test_hook_costs_keep_the_link_and_latency_of_their_run(tmp_path: Path) -> None:
     rows = [compression(scheme="fp16", gradient_bytes=MB, payload_bytes=MB / 2)]
     found = fit_hook("fp16", rows, [recorded()], curve(alpha_s=1e-4))
     assert (found.alpha_s, found.link) == (1e-4, "other_host")

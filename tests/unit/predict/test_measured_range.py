@@ -79,27 +79,31 @@ def replay() -> Replay:
         ),
     ],
 )
-def test_outside_of_what_was_measured(asked: dict[str, Any], reason: str | None) -> None:
+def test_settings_outside_the_measured_range_are_named(
+    asked: dict[str, Any], reason: str | None
+) -> None:
     found = replay().predict(Scenario(**asked)).outside
     many = [text for text in found if "waiting is a lower bound" not in text]
     assert many == [] if reason is None else reason in many
 
 
 @pytest.mark.parametrize(("threads", "told"), [(1, []), (4, ["4 threads per core (measured: 2)"])])
-def test_threads_that_share_a_core_are_told(threads: int, told: list[str]) -> None:
+def test_threads_that_share_a_core_are_reported_as_outside_the_measured_range(
+    threads: int, told: list[str]
+) -> None:
     placement = Placement(2.0, 4.0, threads, 0.9)
     made = dataclasses.replace(replay(), schedule=schedule(placement=placement, link=SAME_HOST))
     assert list(made.predict(Scenario(2, cores_per_host=2)).outside) == told
 
 
-def test_compute_on_more_crowded_threads_needs_their_processor_time() -> None:
+def test_predicting_more_threads_per_core_needs_measured_processor_time() -> None:
     placement = Placement(2.0, 8.0, 4, math.nan)
     made = Replay(schedule(placement=placement, link=SAME_HOST), profile(SAME_HOST))
     with pytest.raises(CommprofError, match="no recorded world size shows how much CPU"):
         made.predict(Scenario(4, ranks_per_host=4))
 
 
-def test_batches_behind_the_compute() -> None:
+def test_the_range_of_batch_sizes_leaves_out_crowded_runs() -> None:
     small = schedule(batch=Batch(4.0, 10, "strong"))
     crowded = schedule(batch=Batch(1.0, 10, "strong"), placement=Placement(8.0, 4.0, 1, 1.0))
     runs = [Recorded("", each, ()) for each in (schedule(), small, crowded)]
@@ -124,7 +128,7 @@ def measured_on(*backends: str) -> Measurement:
     return Measurement(tuple(points), {})
 
 
-def test_one_backend_s_costs_and_the_others_are_named() -> None:
+def test_a_profile_has_one_backend_s_costs_and_names_those_left_out() -> None:
     made, left_out = build_profile([measured_on("gloo", "nccl")], [], ["bench"])
     assert made.links[OTHER_HOST].curves["all_reduce"].backend == "gloo"
     assert [reason[:20] for reason in left_out] == ["all_reduce on nccl ("]
@@ -152,7 +156,7 @@ def measured_at(sizes: int, op: str, link: str = OTHER_HOST) -> Measurement:
         (measured_at(5, "all_reduce"), {"all_reduce": "microbench"}),
     ],
 )
-def test_a_run_gives_the_costs_that_no_file_has(
+def test_a_profile_takes_costs_from_a_run_if_no_file_has_them(
     measured: Measurement, operations: dict[str, str]
 ) -> None:
     made, _ = build_profile([measured], [Recorded("", schedule(), ())], ["bench", "RUN"])
@@ -160,14 +164,14 @@ def test_a_run_gives_the_costs_that_no_file_has(
     assert {op: curve.source for op, curve in curves.items()} == operations
 
 
-def test_a_run_is_not_calibrated_where_files_have_its_operation() -> None:
+def test_a_run_is_not_calibrated_if_a_file_has_its_operation() -> None:
     broken = schedule(bucket_bytes=np.zeros(0, dtype=np.int64))
     file = measured_at(5, "all_reduce")
     made, _ = build_profile([file], [Recorded("", broken, ())], ["bench", "RUN"])
     assert made.links[OTHER_HOST].curves["all_reduce"].source == "microbench"
 
 
-def test_sharded_steps_give_the_costs_that_no_file_has() -> None:
+def test_a_profile_takes_costs_from_sharded_steps_if_no_file_has_them() -> None:
     file = measured_at(5, "all_gather")
     made, _ = build_profile([file], [Recorded("", fsdp_steps(), ())], ["bench", "RUN"])
     curves = made.links[OTHER_HOST].curves
@@ -184,7 +188,7 @@ def test_a_link_without_costs_is_not_in_the_profile() -> None:
     assert reason.startswith(wanted)
 
 
-def test_costs_of_another_backend_are_told() -> None:
+def test_a_remark_names_costs_of_another_backend() -> None:
     text = "costs of collectives were measured on gloo, but the run used nccl"
     made = Replay(schedule(backend="nccl"), profile())
     assert text in made.predict(Scenario(2)).remarks

@@ -40,7 +40,7 @@ def told(found: Answers) -> str:
     return " ".join(prediction_table.render(found, "RUN", "by hand", [], 100).split())
 
 
-def test_the_best_setting_and_its_certainty() -> None:
+def test_the_search_finds_the_best_setting_with_its_certainty() -> None:
     found = optimize(replay(hook()), Scenario(2), ["hook"])
     best, *others = found.candidates
     assert best.prediction.scenario.hook == "fp16"
@@ -56,7 +56,7 @@ def test_the_best_setting_and_its_certainty() -> None:
     ("worst_error", "beyond", "is_gain"),
     [(0.10, 1.0, True), (0.20, 0.0, False), (math.nan, math.nan, None)],
 )
-def test_a_gain_is_more_than_the_model_s_error(
+def test_a_saving_is_a_gain_only_beyond_the_model_s_error(
     worst_error: float, beyond: float, is_gain: bool | None
 ) -> None:
     # fp16 saves 15 % in each replicate.
@@ -66,7 +66,7 @@ def test_a_gain_is_more_than_the_model_s_error(
     assert own.is_gain is (None if is_gain is None else False)
 
 
-def test_a_gain_whose_interval_reaches_into_the_error_is_none() -> None:
+def test_a_saving_whose_interval_reaches_into_the_error_is_no_gain() -> None:
     # 15 % in the median, and 11.1 % on the fast link: 32 ms instead of 36.
     links = tuple(((0.0, b),) for b in (0.8e-8, 1e-8, 1.2e-8))
     made = Replay(schedule(), profile(hooks=(hook(),), replicates=links))
@@ -76,7 +76,7 @@ def test_a_gain_whose_interval_reaches_into_the_error_is_none() -> None:
     assert 0 < best.certainty_beyond_error < 1
 
 
-def test_words_for_a_gain_beyond_the_error() -> None:
+def test_the_table_recommends_a_gain_beyond_the_error() -> None:
     text = told(answers(["hook"], measured_ms=50))
     assert (
         "Best: bucket cap as run, hook fp16. It saves 15.0% of the step (15.0% to 15.0%); the "
@@ -86,7 +86,7 @@ def test_words_for_a_gain_beyond_the_error() -> None:
     assert "Compared: bucket cap as run; hook as run, fp16." in text
 
 
-def test_words_for_a_gain_within_the_error() -> None:
+def test_the_table_says_that_a_gain_within_the_error_is_not_certain() -> None:
     text = told(answers(["hook"], measured_ms=55 / 1.2))
     assert (
         "No setting is certain to gain anything: the fastest setting (bucket cap as run, hook "
@@ -96,14 +96,14 @@ def test_words_for_a_gain_within_the_error() -> None:
     assert "It saves" not in text
 
 
-def test_words_where_the_error_is_not_known() -> None:
+def test_the_table_says_that_a_saving_may_be_an_error_if_the_error_is_unknown() -> None:
     text = told(answers(["hook"]))
     assert "would save 15.0% of the step (15.0% to 15.0%). This saving may be an error" in text
     assert "--check" in text
     assert "It saves" not in text
 
 
-def test_without_a_hook_s_cost_it_says_so_and_how_to_measure_one() -> None:
+def test_without_a_hook_s_cost_the_table_says_how_to_measure_one() -> None:
     found = answer(replay(), [Scenario(2)], [], [], ["hook"], math.nan)
     search = found.answers[0].search
     assert search is not None
@@ -115,7 +115,7 @@ def test_without_a_hook_s_cost_it_says_so_and_how_to_measure_one() -> None:
     assert "No setting is certain" not in text
 
 
-def test_a_run_with_a_hook_is_compared_with_none() -> None:
+def test_a_run_with_a_hook_is_compared_with_no_hook() -> None:
     made = Replay(schedule(hook="fp16"), profile(hooks=(hook(),)))
     search = optimize(made, Scenario(2), ["hook"])
     assert (search.hooks, search.has_no_hook) == ((None, ""), True)
@@ -123,7 +123,7 @@ def test_a_run_with_a_hook_is_compared_with_none() -> None:
     assert "No other hook's cost was measured" in told(found)
 
 
-def test_all_that_was_compared_is_named() -> None:
+def test_the_table_names_all_compared_settings() -> None:
     found = answers(["bucket-cap"], measured_ms=50)
     search = found.answers[0].search
     assert search is not None
@@ -134,7 +134,7 @@ def test_all_that_was_compared_is_named() -> None:
     assert f"left out, as another cap makes the same buckets: {search.same_count}." in text
 
 
-def test_a_table_of_the_best_says_of_how_many() -> None:
+def test_a_table_of_the_best_settings_gives_the_number_compared() -> None:
     found = answers(["bucket-cap", "hook"])
     search = found.answers[0].search
     assert search is not None
@@ -152,7 +152,7 @@ class WithoutFp16(Replay):
         return super().sampled(scenario)
 
 
-def test_what_cannot_be_predicted_is_listed_with_its_reason() -> None:
+def test_settings_that_cannot_be_predicted_are_listed_with_the_reason() -> None:
     made = WithoutFp16(schedule(), profile(hooks=(hook(), hook("int8"))))
     search = optimize(made, Scenario(2), ["hook"])
     assert [each.hook for each in search.refused] == ["fp16"]
@@ -168,7 +168,7 @@ def test_what_cannot_be_predicted_is_listed_with_its_reason() -> None:
     assert (first["hook"], first["reason"][:16]) == ("fp16", "fp16 was measure")
 
 
-def test_json_of_a_search() -> None:
+def test_json_has_the_candidates_and_the_scope_of_a_search() -> None:
     (given,) = json.loads(
         prediction_json.render(answers(["hook"], measured_ms=50), "RUN", "by hand", [])
     )["answers"]

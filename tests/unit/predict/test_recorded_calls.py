@@ -29,7 +29,7 @@ def calls(late_ns: int = 0, sizes: tuple[int, ...] = SIZES) -> list[Rank]:
     return made
 
 
-def test_the_last_issue_begins_a_call(tmp_path: Path) -> None:
+def test_a_recorded_call_s_time_begins_with_the_last_issue(tmp_path: Path) -> None:
     (found,) = read_calls(write_run(tmp_path / "run", calls(late_ns=3 * MS)))
     assert [(p.op, p.backend, p.ranks, p.size_bytes) for p in found.points] == [
         ("all_reduce", "gloo", 2, float(size)) for size in SIZES
@@ -44,7 +44,7 @@ def test_the_last_issue_begins_a_call(tmp_path: Path) -> None:
     assert left_out == []
 
 
-def test_calls_that_share_the_link_say_nothing(tmp_path: Path) -> None:
+def test_overlapping_calls_give_no_points(tmp_path: Path) -> None:
     shared = [Rank(0, 2), Rank(1, 2)]
     for rank in shared:
         for seq in range(5):
@@ -52,7 +52,7 @@ def test_calls_that_share_the_link_say_nothing(tmp_path: Path) -> None:
     assert read_calls(write_run(tmp_path / "run", shared)) == []
 
 
-def test_groups_on_one_host_measure_its_own_link(tmp_path: Path) -> None:
+def test_recorded_groups_within_a_host_measure_the_same_host_link(tmp_path: Path) -> None:
     """Four ranks on two hosts, in groups of 2: ranks 0, 1; 2, 3; 0, 2; 1, 3.
 
     Calls within a host take 1 ms, and those between hosts 5.
@@ -79,14 +79,14 @@ def test_groups_on_one_host_measure_its_own_link(tmp_path: Path) -> None:
     ]
 
 
-def test_a_killed_rank_is_on_the_host_of_its_machine(tmp_path: Path) -> None:
+def test_a_killed_rank_counts_as_on_its_machine_s_host(tmp_path: Path) -> None:
     made = calls()
     made[0].metadata["cross_check_sources"] = {"network_namespace": "net:[1]"}
     (found,) = read_calls(write_run(tmp_path / "run", made))
     assert [point.link for point in found.points] == ["same_host"] * len(SIZES)
 
 
-def test_clocks_that_cannot_be_compared_are_named(
+def test_fit_names_runs_whose_clocks_cannot_be_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = [Rank(rank, 2, boot_id=f"host {rank}") for rank in range(2)]
@@ -109,7 +109,9 @@ def test_calls_with_a_rank_whose_host_is_unknown_are_left_out(tmp_path: Path) ->
     assert reason.endswith("rank 2 is not known; calls in which such a rank took part are not used")
 
 
-def test_the_command_takes_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fit_accepts_a_run_without_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = write_run(tmp_path / "run", calls())
     profile = tmp_path / "profile.json"
     assert main(["fit", str(run), "--output", str(profile)]) == 0
@@ -119,7 +121,9 @@ def test_the_command_takes_them(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert profile.exists()
 
 
-def test_too_few_sizes_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fit_names_operations_with_too_few_sizes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = write_run(tmp_path / "run", calls(sizes=(4, 1_000)))
     assert main(["fit", str(run), "--output", str(tmp_path / "profile.json")]) == 1
     said = capsys.readouterr().err

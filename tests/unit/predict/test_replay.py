@@ -30,7 +30,7 @@ def replay(**values: object) -> Replay:
     return Replay(schedule(**values), profile())  # type: ignore[arg-type]
 
 
-def test_the_recorded_setting() -> None:
+def test_replay_of_the_recorded_setting_gives_the_recorded_times() -> None:
     # Ready at 10 and 20 ms, 10 and 20 ms on the wire: done at 20 and 40; backward ends at 20.
     found = replay().predict(Scenario(2))
     assert found.step_s.value == pytest.approx(0.040)
@@ -47,26 +47,26 @@ def test_the_recorded_setting() -> None:
     assert found.outside == ()
 
 
-def test_more_ranks_send_more() -> None:
+def test_more_ranks_send_more_bytes_and_take_longer() -> None:
     # 4 ranks send 1.5 times the bytes: 10 + 15, then 25 + 30.
     found = replay().predict(Scenario(4))
     assert found.step_s.value == pytest.approx(0.055)
 
 
-def test_copies_follow_the_waiting() -> None:
+def test_copies_of_gradients_follow_the_wait_for_their_bucket() -> None:
     # At 1 ns per byte: 1 ms for the first bucket, hidden in the wait for the second; then 2 ms.
     found = replay(copy_s_per_byte=1e-9).predict(Scenario(2))
     assert found.step_s.value == pytest.approx(0.042)
     assert found.wire_s == pytest.approx(0.019)
 
 
-def test_one_rank_waits_for_nobody() -> None:
+def test_one_rank_has_no_exposed_time() -> None:
     found = replay().predict(Scenario(1))
     assert found.step_s.value == pytest.approx(0.020)
     assert found.exposed_s == 0.0
 
 
-def test_one_large_bucket_hides_nothing() -> None:
+def test_a_single_bucket_does_not_overlap_with_backward() -> None:
     known = {"parameter_bytes": [2 * MB, MB], "rebuilt_per_bucket_param_indices": "1, 0"}
     found = replay(ddp_log=known).predict(Scenario(2, bucket_cap_bytes=math.inf))
     assert found.buckets == 1
@@ -75,7 +75,7 @@ def test_one_large_bucket_hides_nothing() -> None:
     assert found.remarks == ()
 
 
-def test_smaller_buckets_are_cut_at_parameters() -> None:
+def test_smaller_buckets_are_cut_between_parameters() -> None:
     # The second bucket has two parameters of 1 MB; the first is ready half way, at 15 ms.
     known = {"parameter_bytes": [MB, MB, MB], "rebuilt_per_bucket_param_indices": "2, 1 0"}
     found = replay(ddp_log=known).predict(Scenario(2, bucket_cap_bytes=0.5 * MB))
@@ -88,14 +88,14 @@ def test_smaller_buckets_are_cut_at_parameters() -> None:
     assert "parameter sizes were not recorded" in unknown.remarks[0]
 
 
-def test_two_models_never_share_a_bucket() -> None:
+def test_changing_the_bucket_cap_is_refused_for_two_ddp_models() -> None:
     two = replay(models=2)
     with pytest.raises(CommprofError, match="one DDP model; this run has 2"):
         two.predict(Scenario(2, bucket_cap_bytes=math.inf))
     assert two.predict(Scenario(2)).buckets == 2
 
 
-def test_the_last_rank_decides() -> None:
+def test_the_predicted_step_follows_the_latest_rank() -> None:
     late = schedule()
     late.ready_s[:, 1] += 0.005
     late.backward_end_s[:, 1] += 0.005
@@ -104,7 +104,7 @@ def test_the_last_rank_decides() -> None:
     assert found.wait_s == pytest.approx(0.0025)  # mean over ranks
 
 
-def test_the_maximum_grows_with_the_ranks() -> None:
+def test_random_delays_lengthen_the_step_more_with_more_ranks() -> None:
     base = schedule(steps=500)
     random = np.random.default_rng(1)
     noise = random.exponential(0.004, base.backward_end_s.shape)
@@ -121,7 +121,7 @@ def test_the_maximum_grows_with_the_ranks() -> None:
     assert np.diff(steps) == pytest.approx(0.004 * math.log(4) * np.ones(2), rel=0.5)
 
 
-def test_crowded_cores_stretch_the_processor_s_part() -> None:
+def test_sharing_cores_lengthens_only_the_processor_s_part_of_compute() -> None:
     # 8 ranks on 4 cores take twice as long if they always compute, no longer if half the time.
     def steps(busy: float) -> float:
         made = schedule(bytes_=(1, 1), placement=Placement(2, 4.0, 1, busy))
@@ -133,7 +133,7 @@ def test_crowded_cores_stretch_the_processor_s_part() -> None:
         steps(math.nan)
 
 
-def test_strong_scaling_needs_two_batches() -> None:
+def test_strong_scaling_needs_runs_with_two_batch_sizes() -> None:
     scenario = Scenario(4, scaling="strong")
     with pytest.raises(CommprofError, match="--scaling strong"):
         replay().predict(scenario)
@@ -144,7 +144,7 @@ def test_strong_scaling_needs_two_batches() -> None:
     assert found.samples_per_s == pytest.approx(16 / 0.012, rel=1e-3)
 
 
-def test_copies_have_the_gradients_bytes_whatever_the_batch() -> None:
+def test_copy_time_does_not_depend_on_the_batch_size() -> None:
     made = Replay(
         schedule(bytes_=(1, MB), copy_s_per_byte=1e-8), profile(), compute_by_batch=(0.0, 0.001)
     )
@@ -162,7 +162,7 @@ def test_threads_of_a_rank_do_not_lengthen_a_message_between_hosts(threads: int)
     assert made.predict(Scenario(8)).step_s.value == pytest.approx(0.034, rel=1e-3)
 
 
-def test_a_reduction_s_own_time_stays_on_a_faster_link() -> None:
+def test_a_faster_link_does_not_shorten_the_reduction_s_own_time() -> None:
     links = profile(bytes_per_s=1e8, latency_s=0.0, alpha_s=0.0, gamma_s_per_byte=4e-9)
     for backend, op, left in (("gloo", "all_reduce", 2e-9), ("nccl", "reduce_scatter", 4e-9)):
         known = dataclasses.replace(links.links["other_host"].curves["all_reduce"])
@@ -176,7 +176,7 @@ def test_a_reduction_s_own_time_stays_on_a_faster_link() -> None:
         assert found.outer.pieces[-1].beta_s_per_byte == pytest.approx((1e-8 - left) / 2 + left)
 
 
-def test_a_barrier_takes_as_long_at_any_rate() -> None:
+def test_a_barrier_takes_equally_long_at_any_bandwidth() -> None:
     one = dataclasses.replace(curve(), op="barrier", pieces=(Piece(0.0, 1e-3, 0.0),))
     links = {"other_host": LinkProfile({"barrier": one}, 1e8, 0.0)}
     scenario = Scenario(2, ranks_per_host=1, bandwidth_bytes_per_s=2e8)
@@ -187,7 +187,7 @@ def test_a_barrier_takes_as_long_at_any_rate() -> None:
 
 
 @pytest.mark.parametrize("link", ["same_host", "other_host"])
-def test_a_stated_latency_counts_where_none_was_told_from_the_rate(link: str) -> None:
+def test_a_stated_latency_is_added_if_the_fit_found_none(link: str) -> None:
     none = (Piece(0.0, 0.0, 1e-9),)
     one = dataclasses.replace(curve(), pieces=none, replicates=(((0.0, 2e-9),),))
     links = MachineProfile({link: LinkProfile({"all_reduce": one}, 1e9, 0.0)}, {})
@@ -199,7 +199,7 @@ def test_a_stated_latency_counts_where_none_was_told_from_the_rate(link: str) ->
     assert drawn.time_s(2 * MB, 2, "all_reduce") == pytest.approx(2 * (0.5 + 0.002))
 
 
-def test_a_latency_that_transfers_hide_stays_hidden_from_a_larger_size() -> None:
+def test_an_increased_latency_is_hidden_by_transfers_only_above_a_larger_size() -> None:
     # max(beta x, alpha + beta x / 2) with alpha of 1 ms and then 5 ms.
     later = curve(alpha_s=1e-3).changed(lambda alpha: alpha + 4e-3, lambda beta: beta)
     assert [piece.low_bytes for piece in later.pieces] == pytest.approx([0, MB])
@@ -208,7 +208,7 @@ def test_a_latency_that_transfers_hide_stays_hidden_from_a_larger_size() -> None
 
 
 @pytest.mark.parametrize("first", [(0.0, 1e-9), (1e-3, 0.0)])
-def test_more_latency_never_counts_at_small_sizes_alone(first: tuple[float, float]) -> None:
+def test_an_increased_latency_also_counts_at_large_sizes(first: tuple[float, float]) -> None:
     pieces = (Piece(0.0, *first), Piece(1.0 * MB, 0.0, 1e-9))
     later = dataclasses.replace(curve(), pieces=pieces)
     later = later.changed(lambda alpha: alpha + 0.5, lambda beta: beta)
@@ -216,7 +216,9 @@ def test_more_latency_never_counts_at_small_sizes_alone(first: tuple[float, floa
 
 
 @pytest.mark.parametrize("algorithm", ["flat", "hierarchical"])
-def test_gradients_are_all_reduced_whatever_was_measured(algorithm: str) -> None:
+def test_gradients_cost_an_all_reduce_even_if_only_reduce_scatter_was_measured(
+    algorithm: str,
+) -> None:
     # An all-reduce has twice the steps of a reduce-scatter, each with as many bytes.
     def replayed(op: str) -> Prediction:
         one = curve(alpha_s=1e-3, op=op, backend="nccl", step_bytes=(0.1 * MB, 0.2 * MB))
@@ -230,7 +232,7 @@ def test_gradients_are_all_reduced_whatever_was_measured(algorithm: str) -> None
     assert any("ring steps" in each for each in scattered.outside)
 
 
-def test_a_hook_takes_its_time_and_saves_bytes() -> None:
+def test_a_hook_adds_its_own_time_and_saves_bytes() -> None:
     # 1 MB: 2 ms of work and 5 ms of wire, one after the other; 2 MB: 4 + 10.
     made = Replay(schedule(), profile(hooks=(hook(),)))
     found = made.predict(Scenario(2, hook="fp16"))
@@ -254,7 +256,7 @@ def test_a_hook_takes_processor_time_from_compute() -> None:
     assert "the run used the hook int8; predict from a run without a hook" in remark
 
 
-def test_a_gather_grows_with_the_ranks() -> None:
+def test_bytes_and_work_of_a_gathering_hook_grow_with_the_ranks() -> None:
     gathered = hook("topk:ratio=0.01", exchange="gather", payload_ratio=0.01)
     assert gathered.sent_bytes(MB, 8) == pytest.approx(7 * 0.01 * MB)
     # Decoding what 8 ranks sent instead of 2 takes four times as long.
@@ -268,7 +270,7 @@ def test_a_gather_grows_with_the_ranks() -> None:
         assert large.time_s(size, ranks, quick) == pytest.approx(wire + work / pieces)
 
 
-def test_another_link_needs_to_know_the_measured_one() -> None:
+def test_predicting_another_bandwidth_needs_the_measured_link_s_bandwidth() -> None:
     scenario = Scenario(4, bandwidth_bytes_per_s=2 * GBIT, ranks_per_host=1)
     unstated = Replay(schedule(), profile())
     with pytest.raises(CommprofError, match="--link-bandwidth"):
@@ -283,7 +285,7 @@ def test_another_link_needs_to_know_the_measured_one() -> None:
         stated.predict(dataclasses.replace(scenario, latency_s=1e-3))
 
 
-def test_links_between_hosts_are_not_guessed() -> None:
+def test_predicting_links_between_hosts_needs_bandwidth_and_latency() -> None:
     made = Replay(schedule(placement=Placement(2, 4.0, 1, 1.0)), profile(SAME_HOST))
     with pytest.raises(CommprofError, match="give both --bandwidth and --latency"):
         made.predict(Scenario(4, ranks_per_host=2, bandwidth_bytes_per_s=GBIT))
@@ -293,7 +295,7 @@ def test_links_between_hosts_are_not_guessed() -> None:
         made.predict(Scenario(2, bandwidth_bytes_per_s=GBIT))
 
 
-def test_two_link_classes() -> None:
+def test_flat_and_hierarchical_all_reduce_use_links_within_and_between_hosts() -> None:
     links = {**profile(SAME_HOST).links, **profile(beta_s_per_byte=4e-8).links}
     made = Replay(schedule(), MachineProfile(links))
     # A flat ring goes at the pace of the slow link: 1.5 * 3 MB at 25 MB/s from 10 ms on.
@@ -306,7 +308,7 @@ def test_two_link_classes() -> None:
     assert alone == pytest.approx(0.030 + 0.120)
 
 
-def test_the_interval_is_that_of_the_fit() -> None:
+def test_the_step_s_interval_comes_from_replicates_of_the_fit() -> None:
     uncertain = profile(replicates=tuple(((0.0, b),) for b in (0.9e-8, 1e-8, 1.1e-8)))
     found = Replay(schedule(), uncertain).predict(Scenario(2))
     # 2 MB from 20 ms on take 18 ms; at the slow rate they take 22 ms from 21 ms on.
@@ -314,7 +316,7 @@ def test_the_interval_is_that_of_the_fit() -> None:
     assert found.step_s.high == pytest.approx(0.043, abs=2e-4)
 
 
-def test_what_is_exposed_and_hidden_has_an_interval() -> None:
+def test_exposed_and_hidden_time_have_intervals() -> None:
     uncertain = profile(replicates=tuple(((0.0, b),) for b in (0.9e-8, 1e-8, 1.1e-8)))
     found = Replay(schedule(), uncertain).predict(Scenario(2))
     # 3 MB take 30 ms, of which 20 are after backward; 27 and 18 on the fast link, 33 and 23 on
@@ -330,7 +332,7 @@ def test_what_is_exposed_and_hidden_has_an_interval() -> None:
     assert (waiting.exposed_s.value, waiting.hidden_s.value) == (found.exposed_s, found.hidden_s)
 
 
-def test_steps_that_differ_widen_the_waiting() -> None:
+def test_steps_that_differ_widen_the_interval_of_the_wait() -> None:
     base = schedule(steps=40)
     late = np.random.default_rng(1).exponential(0.004, base.backward_end_s.shape)
     noisy = dataclasses.replace(base, backward_end_s=base.backward_end_s + late)
@@ -338,7 +340,7 @@ def test_steps_that_differ_widen_the_waiting() -> None:
     assert 0 < found.low < found.value < found.high < 0.008
 
 
-def test_a_compressor_s_replicates_are_drawn_with_the_link_s() -> None:
+def test_replicates_of_a_hook_are_combined_with_those_of_the_link() -> None:
     def drawn(encode_s_per_byte: float) -> HookFigures:
         return HookFigures((0.0, encode_s_per_byte), (0.0, 0.5e-9), (0.0, 0.5e-9), 0.0)
 
@@ -356,7 +358,7 @@ def test_a_compressor_s_replicates_are_drawn_with_the_link_s() -> None:
     assert (step.low, step.high) == pytest.approx((0.020 + 0.008 + 0.003, 0.020 + 0.012 + 0.005))
 
 
-def test_the_model_s_own_error() -> None:
+def test_the_model_error_counts_held_out_checks_only() -> None:
     made = replay()
     other = schedule(ranks=4, period_s=np.full(5, 0.050))
     own = check(made, made.schedule, "own")
@@ -377,12 +379,12 @@ def test_the_model_s_own_error() -> None:
     assert model_error(found[:1]) is None
 
 
-def test_batches_unknown_leave_no_throughput() -> None:
+def test_throughput_is_nan_if_the_batch_size_is_unknown() -> None:
     found = replay(batch=Batch(0.0, 0, "")).predict(Scenario(2))
     assert math.isnan(found.samples_per_s)
 
 
-def test_recorded_waits_for_other_collectives_are_no_own_work() -> None:
+def test_recorded_waits_for_other_collectives_do_not_count_as_compute() -> None:
     # 20 ms of backward, 10 of them a wait for an all-reduce of 1 MB, which takes 10 ms.
     made = Replay(
         schedule(
@@ -431,7 +433,7 @@ def test_gathered_bytes_grow_with_the_ranks(op: str, parts: float) -> None:
     assert found.wire_s == pytest.approx(parts * 0.010, rel=1e-3)
 
 
-def test_ten_thousand_ranks() -> None:
+def test_ten_thousand_ranks_are_predicted_within_the_time_limit() -> None:
     buckets = 100
     base = schedule(
         ready_ms=tuple(float(t) for t in range(1, buckets + 1)),

@@ -49,7 +49,7 @@ def read(*ranks: Rank) -> Schedule:
     return read_schedule(world_run(list(ranks)))
 
 
-def test_a_finalisation_before_all_steps_begins_no_cycle() -> None:
+def test_a_finalisation_before_the_first_step_begins_no_cycle() -> None:
     shifted = Rank(0, 2, steps=STEPS)
     for step in range(1, STEPS):  # as in rank_of, but the time before step 1 lies in no step
         at = 100 * MS * step
@@ -63,7 +63,7 @@ def test_a_finalisation_before_all_steps_begins_no_cycle() -> None:
     assert [cycle.step for cycle in cycles(trace, measured)] == [1, 2, 3, 4]
 
 
-def test_a_cycle_needs_one_finalisation_and_one_in_the_step_before() -> None:
+def test_a_cycle_needs_one_finalisation_in_its_step_and_some_in_the_previous_step() -> None:
     rank, tasks = Rank(0, 2), {0: 1, 1: 1, 2: 1, 3: 2, 4: 1, 5: 0, 6: 1, 7: 1}
     for step, passes in tasks.items():
         at = 100 * MS * step
@@ -88,7 +88,7 @@ def test_a_cycle_needs_one_finalisation_and_one_in_the_step_before() -> None:
     ]
 
 
-def test_times_since_the_ranks_met() -> None:
+def test_schedule_times_count_from_the_end_of_the_previous_finalisation() -> None:
     found = read(rank_of(0), rank_of(1, late_ms=4))
     # The first step is warm-up; a cycle begins at 80 of the previous step.
     assert found.ready_s.shape == (STEPS - 1, 2, 2)
@@ -102,7 +102,7 @@ def test_times_since_the_ranks_met() -> None:
     assert (found.link, found.workers, found.hook) == ("same_host", 2, "")
 
 
-def test_a_script_s_batch_is_what_its_loaders_gave() -> None:
+def test_a_script_s_batch_size_is_the_mean_of_its_loaders_samples() -> None:
     ranks = [rank_of(0), rank_of(1)]
     assert read(*ranks).batch.per_rank == 0  # not recorded
     for step in range(STEPS):
@@ -132,7 +132,7 @@ def test_a_killed_rank_shares_the_host_of_its_machine() -> None:
     assert (found.link, found.placement.ranks_per_host) == ("same_host", 2.0)
 
 
-def test_a_missing_rank_is_refused() -> None:
+def test_reading_a_schedule_with_a_missing_rank_is_refused() -> None:
     with pytest.raises(CommprofError, match="no trace of rank 1"):
         read_schedule(world_run([rank_of(0)], world_size=2))
 
@@ -150,7 +150,7 @@ def test_steps_whose_device_waits_are_unknown_are_refused() -> None:
         read(*ranks())  # on the host, with an unused device
 
 
-def test_the_steps_of_a_trial_are_refused() -> None:
+def test_reading_a_schedule_from_a_trial_is_refused() -> None:
     trial = {"plan": "none,fp16", "first_step": 1, "begin_monotonic_ns": 0, "left_out": {}}
     with pytest.raises(CommprofError, match=r"candidates of a trial .* without --trial"):
         read(rank_of(0, trial=trial), rank_of(1, trial=trial))
@@ -164,7 +164,7 @@ def test_steps_without_a_backward_pass_are_refused() -> None:
         read(rank)
 
 
-def test_waits_for_other_collectives_are_told_apart() -> None:
+def test_waits_for_other_collectives_are_kept_separately() -> None:
     ranks = [rank_of(0), rank_of(1)]
     for rank in ranks:
         for step in range(STEPS):
@@ -177,7 +177,7 @@ def test_waits_for_other_collectives_are_told_apart() -> None:
     assert (call.op, call.size_bytes, call.per_step) == ("broadcast", 64, 1.0)
 
 
-def test_parameters_from_ddp_s_log() -> None:
+def test_parameters_are_read_from_ddp_s_log_only_if_it_fits_the_buckets() -> None:
     found = read(rank_of(0), rank_of(1))
     known = parameters_of(found)
     assert known == Parameters((1000.0, 600.0, 400.0), (0, 1, 1), sizes_known=True)
@@ -196,7 +196,9 @@ def test_parameters_from_ddp_s_log() -> None:
         (1e9, [[0, 1, 2, 3]]),
     ],
 )
-def test_ddp_closes_a_bucket_that_holds_the_cap(cap: float, groups: list[list[int]]) -> None:
+def test_buckets_are_closed_once_they_reach_the_cap_as_in_ddp(
+    cap: float, groups: list[list[int]]
+) -> None:
     assert assign([10, 5, 6, 7], cap) == groups
 
 
@@ -210,14 +212,14 @@ def test_ready_times_are_interpolated_by_bytes() -> None:
     assert (sizes.tolist(), ready[0, 0].tolist()) == ([2000], [pytest.approx(0.080)])
 
 
-def test_the_processor_s_share_of_compute() -> None:
+def test_the_processor_s_share_is_cpu_time_divided_by_compute_time() -> None:
     # The builder gives each finalisation's begin the same CPU time, less than the previous end's.
     found = read(rank_of(0), rank_of(1))
     assert found.placement.busy == pytest.approx(-0.005 / 0.085)
 
 
 @pytest.mark.parametrize(("second", "expected"), [("a", 6), ("b", 4)])
-def test_cpus_are_those_of_one_machine(second: str, expected: int) -> None:
+def test_usable_cpus_are_counted_per_machine(second: str, expected: int) -> None:
     """Two pinned ranks: on one machine they have six CPUs, on two at most four each."""
     ranks = [Rank(0, 2, boot_id="a"), Rank(1, 2, boot_id=second)]
     for rank, cpus in zip(ranks, (["0", "1"], ["2", "3", "4", "5"]), strict=True):

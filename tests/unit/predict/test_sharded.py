@@ -40,7 +40,7 @@ def step_ms(**setting: object) -> float:
     return replay().predict(scenario).step_s.value * 1e3
 
 
-def test_which_collective_belongs_where() -> None:
+def test_recorded_collectives_are_assigned_to_forward_and_backward() -> None:
     steps = fsdp_steps()
     ops = [(call.op, call.in_backward) for call in steps.calls]
     gathers = [("all_gather", False)] * 2 + [("all_gather", True)] * 2
@@ -52,7 +52,7 @@ def test_which_collective_belongs_where() -> None:
     assert np.median(steps.transfer_ns, axis=(0, 1)) / 1e6 == pytest.approx([5, 5, 5, 5, 10, 10])
 
 
-def test_waits_that_were_too_short_lie_where_another_rank_had_them() -> None:
+def test_unrecorded_short_waits_are_placed_where_another_rank_had_them() -> None:
     events = fsdp_steps().events
     assert events.index((WAIT, 1)) == events.index((ISSUE, 1)) + 1
     assert events[events.index((WAIT, 4)) + 1] == (WAIT, 3)
@@ -62,7 +62,7 @@ def test_waits_that_were_too_short_lie_where_another_rank_had_them() -> None:
     assert own[events.index((WAIT, 3))] == pytest.approx(4 + 2 + 20 + 20)
 
 
-def test_an_order_that_only_one_step_has_is_not_the_usual_one() -> None:
+def test_an_order_of_events_seen_in_only_one_step_is_not_the_usual_one() -> None:
     usual = ((ISSUE, 0), (WAIT, 0), (ISSUE, 1), (WAIT, 1))
     odd = ((ISSUE, 0), (ISSUE, 1), (WAIT, 0), (WAIT, 1))
     short = ((ISSUE, 0), (ISSUE, 1), (WAIT, 1))
@@ -75,7 +75,7 @@ def test_an_order_that_only_one_step_has_is_not_the_usual_one() -> None:
     assert in_usual_order(cycles[2], usual) is not None
 
 
-def test_cycles_that_each_lack_another_wait_make_one_order() -> None:
+def test_the_usual_order_is_merged_from_cycles_that_each_lack_a_wait() -> None:
     whole = tuple((kind, n) for n in range(6) for kind in (ISSUE, WAIT))
     cycles = [
         RankCycle(n, 0.0, 1.0, tuple(range(6)), events, *((0.0,) * len(events),) * 3)
@@ -86,12 +86,12 @@ def test_cycles_that_each_lack_another_wait_make_one_order() -> None:
     assert all(in_usual_order(each, whole) is not None for each in cycles)
 
 
-def test_a_last_wait_that_is_missing_follows_what_is_there() -> None:
+def test_missing_times_of_events_are_filled_in_from_known_ones() -> None:
     table = np.array([[1.0, 4.0, 6.0], [1.0, np.nan, 5.0], [2.0, np.nan, np.nan]])
     assert filled(table).tolist() == [[1, 4, 6], [1, pytest.approx(3.4), 5], [2, 2, 2]]
 
 
-def test_the_recorded_setting_takes_what_it_took() -> None:
+def test_replay_of_the_recorded_sharded_setting_takes_the_recorded_time() -> None:
     found = replay().predict(Scenario(2))
     assert found.step_s.value == pytest.approx(0.096, abs=2e-9)
     # Waits for the first all-gathers of forward and backward, and both reduce-scatters.
@@ -104,26 +104,26 @@ def test_the_recorded_setting_takes_what_it_took() -> None:
     assert found.sent_bytes == pytest.approx(4 * MB / 2 + 2 * MB)
 
 
-def test_more_ranks_send_more_and_update_less() -> None:
+def test_more_ranks_send_more_bytes_and_update_fewer_parameters() -> None:
     # Three halves of the bytes; the optimizer has half of the parameters.
     # 2 + 7.5, 10 and 10, 7.5, 20 + 15, 20 + 15, 2.
     assert step_ms(world_size=4) == pytest.approx(109, abs=1e-5)
 
 
 @pytest.mark.parametrize("ranks", [8, 16, 64])
-def test_ranks_are_as_many_as_asked_for(ranks: int) -> None:
+def test_sharded_step_time_is_predicted_for_the_requested_number_of_ranks(ranks: int) -> None:
     factor = 2 * (ranks - 1) / ranks
     wanted = 2 + 20 + 40 + factor * (5 + 5 + 10 + 10) + 4 * 2 / ranks
     assert step_ms(world_size=ranks) == pytest.approx(wanted, abs=1e-5)
 
 
-def test_a_slow_link_makes_prefetched_all_gathers_wait_and_hold_up_others() -> None:
+def test_on_a_slow_link_prefetched_all_gathers_delay_other_collectives() -> None:
     # 2 + 50; the second all-gather ends at 102, its block at 112; 162; the prefetched one uses the
     # link until 212, so that the reduce-scatter issued at 182 ends at 312; 332 + 100; 4.
     assert step_ms(bandwidth_bytes_per_s=RATE / 10) == pytest.approx(436, abs=1e-5)
 
 
-def test_what_a_collective_took_beyond_its_cost_stays() -> None:
+def test_recorded_time_beyond_a_collective_s_fitted_cost_is_kept() -> None:
     steps = fsdp_steps()
     transfer = steps.transfer_ns.copy()
     transfer[:, :, 4] += 3e6
@@ -138,22 +138,22 @@ def test_what_a_collective_took_beyond_its_cost_stays() -> None:
     assert held.predict(Scenario(4)).step_s.value == pytest.approx(0.108, abs=1e-8)
 
 
-def test_half_the_bytes_to_gather() -> None:
+def test_gathering_in_bf16_halves_the_exposed_all_gather_time() -> None:
     assert step_ms(gather_dtype="bf16") == pytest.approx(96 - 2 * 2.5, abs=1e-5)
 
 
-def test_half_the_bytes_to_reduce() -> None:
+def test_reducing_in_bf16_halves_the_exposed_reduce_scatter_time() -> None:
     assert step_ms(reduce_dtype="bf16") == pytest.approx(96 - 2 * 5, abs=1e-5)
 
 
-def test_nothing_gathered_again() -> None:
+def test_without_resharding_backward_gathers_nothing_again() -> None:
     found = replay().predict(Scenario(2, reshard_after_forward=False))
     assert found.step_s.value == pytest.approx(0.091, abs=1e-8)
     assert found.buckets == 4
     assert any("stay in memory" in remark for remark in found.remarks)
 
 
-def test_two_blocks_in_one_unit() -> None:
+def test_wrapping_two_blocks_in_one_unit_joins_their_collectives() -> None:
     # 2 + 10 for both blocks' parameters, 20; 10 again, 40; 20 for both blocks' gradients; 4.
     found = replay().predict(Scenario(2, wrap_blocks=2))
     assert found.step_s.value == pytest.approx(0.106, abs=1e-8)
@@ -162,7 +162,7 @@ def test_two_blocks_in_one_unit() -> None:
     assert step_ms(wrap_blocks=1) == pytest.approx(96, abs=1e-5)
 
 
-def test_units_are_prefetched_when_the_one_before_begins() -> None:
+def test_wrapped_units_are_prefetched_when_the_previous_unit_begins() -> None:
     """A root of 2 MB, and five blocks of 1 MB, prefetched in backward."""
     whole = Call("all_gather", MB, "all", 4, False)
     again = dataclasses.replace(whole, in_backward=True)
@@ -196,7 +196,7 @@ def test_units_are_prefetched_when_the_one_before_begins() -> None:
     assert wrapped(dataclasses.replace(steps, events=tuple(late)), 2).issued_at == {}
 
 
-def test_blocks_that_are_not_told_are_not_wrapped() -> None:
+def test_wrapping_is_refused_if_blocks_cannot_be_recognised() -> None:
     kept = [
         call for call in fsdp_steps().calls if not (call.op == "all_gather" and call.in_backward)
     ]
@@ -205,14 +205,14 @@ def test_blocks_that_are_not_told_are_not_wrapped() -> None:
         wrapped(steps, 2)
 
 
-def test_copies_of_two_ranks_each_sum_their_parts() -> None:
+def test_hsdp_copies_of_two_ranks_all_reduce_their_parts() -> None:
     # As with 2 ranks, plus an exchange of half of the bytes after each reduce-scatter.
     found = replay().predict(Scenario(4, shard_ranks=2))
     assert found.step_s.value == pytest.approx(0.106, abs=1e-8)
     assert found.buckets == 8
 
 
-def test_copies_exchange_nothing_for_blocks_that_were_joined() -> None:
+def test_hsdp_copies_all_reduce_joined_blocks_once() -> None:
     found = replay().predict(Scenario(4, shard_ranks=2, wrap_blocks=2))
     # As two blocks in one unit, plus an exchange of half of the bytes of both blocks' gradients.
     assert found.step_s.value == pytest.approx(0.116, abs=1e-8)
@@ -249,7 +249,7 @@ def test_a_mesh_of_one_copy_exchanges_nothing_between_copies() -> None:
         assert one.sent_bytes == other.sent_bytes
 
 
-def test_whole_copies_on_each_rank_do_not_show_how_parameters_are_exchanged() -> None:
+def test_sharding_settings_are_refused_if_each_rank_held_a_whole_copy() -> None:
     ranks = fsdp_ranks()
     for rank in ranks:
         rank.groups = {1: (f"part of copy {rank.rank}", 1)}
@@ -260,7 +260,7 @@ def test_whole_copies_on_each_rank_do_not_show_how_parameters_are_exchanged() ->
         replay(found).predict(Scenario(2, shard_ranks=2))
 
 
-def test_a_caveat_has_the_sizes_of_the_operation_s_own_steps() -> None:
+def test_no_caveat_on_step_sizes_if_those_of_the_operation_were_measured() -> None:
     calls = [dataclasses.replace(call, op="broadcast") for call in fsdp_steps().calls]
     steps = dataclasses.replace(fsdp_steps(), calls=tuple(calls))
     links = profile(bytes_per_s=RATE, latency_s=0.0, step_bytes=(0.9 * MB, 1.1 * MB))
@@ -269,7 +269,7 @@ def test_a_caveat_has_the_sizes_of_the_operation_s_own_steps() -> None:
     assert not any("ring steps" in reason for reason in found.outside)
 
 
-def test_a_late_rank_is_waited_for() -> None:
+def test_a_late_rank_adds_waiting_to_the_sharded_step() -> None:
     steps = fsdp_steps()
     own = steps.own_ns.copy()
     own[:, 1] += 30e6
@@ -293,7 +293,9 @@ def test_a_late_rank_is_waited_for() -> None:
         ({"world_size": 6, "shard_ranks": 4}, r"do not divide 6 \(allowed.*: 2, 3, 6\)"),
     ],
 )
-def test_what_is_refused(setting: dict[str, object], reason: str) -> None:
+def test_settings_that_a_sharded_run_cannot_predict_are_refused(
+    setting: dict[str, object], reason: str
+) -> None:
     with pytest.raises(CommprofError, match=reason):
         step_ms(**setting)
 
@@ -305,7 +307,7 @@ def test_what_is_refused(setting: dict[str, object], reason: str) -> None:
         ({"passes": 2}, {"wrap_blocks": 2}, "2 backward passes, so its blocks cannot be recogn"),
     ],
 )
-def test_what_a_run_does_not_show(
+def test_settings_that_the_recorded_run_does_not_show_are_refused(
     changes: dict[str, Any], setting: dict[str, Any], reason: str
 ) -> None:
     made = replay(dataclasses.replace(fsdp_steps(), **changes))
@@ -313,14 +315,14 @@ def test_what_a_run_does_not_show(
         made.predict(Scenario(**{"world_size": 2, **setting}))
 
 
-def test_steps_of_a_trial_are_refused() -> None:
+def test_reading_sharded_steps_from_a_trial_is_refused() -> None:
     ranks = fsdp_ranks()
     ranks[1].metadata["trial"] = {}
     with pytest.raises(CommprofError, match=r"candidates of a trial .* without --trial"):
         read_sharded(world_run(ranks))
 
 
-def test_what_was_not_recorded_cannot_be_put_back() -> None:
+def test_resharding_is_refused_if_its_all_gathers_were_not_recorded() -> None:
     kept = [
         call for call in fsdp_steps().calls if not (call.op == "all_gather" and call.in_backward)
     ]
@@ -329,7 +331,7 @@ def test_what_was_not_recorded_cannot_be_put_back() -> None:
         ShardedReplay(steps, profile()).predict(Scenario(2, reshard_after_forward=True))
 
 
-def test_ranks_without_a_common_order_are_refused() -> None:
+def test_ranks_that_issued_different_collectives_are_refused() -> None:
     ranks = [*fsdp_ranks()[:1], Rank(1, 2)]
     for step in range(8):
         ranks[1].step(step * 96_000_000, (step + 1) * 96_000_000)
@@ -337,7 +339,7 @@ def test_ranks_without_a_common_order_are_refused() -> None:
         read_sharded(world_run(ranks))
 
 
-def test_a_check_holds_the_model_against_both_trivial_answers() -> None:
+def test_a_check_compares_the_model_with_both_trivial_predictions() -> None:
     measured = dataclasses.replace(fsdp_steps(4), period_s=np.full(6, 0.111))
     found = check(replay(), measured, "4 ranks")
     assert found.held_out
@@ -360,14 +362,14 @@ def test_a_check_refuses_runs_of_another_kind() -> None:
         check(replay(), wrapped_run, "wrapped")
 
 
-def test_nothing_is_best_if_the_recorded_setting_cannot_be_predicted_there() -> None:
+def test_there_is_no_best_setting_if_the_recorded_one_cannot_be_predicted_there() -> None:
     copies = dataclasses.replace(fsdp_steps(4), shard_ranks=2)
     asked = [Scenario(3, shard_ranks=3)]
     found = answer(replay(copies), asked, [], [], None, math.nan)
     assert (len(found.answers), found.best) == (1, None)
 
 
-def test_the_table_of_a_sharded_run() -> None:
+def test_the_prediction_table_of_a_sharded_run_shows_sharding_settings() -> None:
     measured = dataclasses.replace(fsdp_steps(4), period_s=np.full(6, 0.1035))
     others = [Recorded("4 ranks", measured, ())]
     asked = Scenario(4, shard_ranks=2, reshard_after_forward=True, gather_dtype="fp32")
@@ -398,7 +400,7 @@ def test_the_table_of_a_sharded_run() -> None:
     assert document["answers"][0]["prediction"]["scenario"]["shard_ranks"] == 2
 
 
-def test_costs_of_a_run_of_its_own_collectives() -> None:
+def test_costs_of_collectives_are_fitted_to_the_sharded_run_s_own_calls() -> None:
     steps = fsdp_steps()
     # A step of 0.5 MB takes 5 ms in both operations; sizes of 1 MB are twice as large.
     curves = fit_sharded([steps])
@@ -417,7 +419,7 @@ def test_costs_of_a_run_of_its_own_collectives() -> None:
     assert (piece.alpha_s, piece.beta_s_per_byte) == pytest.approx((0.001, 8e-9))
 
 
-def test_what_a_checked_run_said_of_costs_is_taken_out() -> None:
+def test_costs_from_a_checked_run_are_left_out_of_the_model() -> None:
     base, other = fsdp_steps(), dataclasses.replace(fsdp_steps(4), period_s=np.full(6, 0.111))
     recorded = [Recorded("2", base, (), "A"), Recorded("4", other, (), "A")]
     made, _ = build_profile([], recorded, [str(Path("A").resolve())])
@@ -427,7 +429,7 @@ def test_what_a_checked_run_said_of_costs_is_taken_out() -> None:
     assert done[1].predicted_s == pytest.approx(0.109, abs=1e-8)
 
 
-def test_a_model_no_better_than_the_present_step_is_called_so() -> None:
+def test_a_model_no_better_than_the_present_step_is_not_skilled() -> None:
     measured = dataclasses.replace(fsdp_steps(4), period_s=np.full(6, 0.1035))
     done, _ = checks(replay(), [Recorded("4 ranks", measured, ())])
     error = model_error(done)

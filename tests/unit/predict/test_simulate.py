@@ -15,18 +15,20 @@ LINK = Link(bytes_per_s=100 * MB)
     ("size_mib", "ranks", "segments"),
     [(0.5, 2, 4), (3, 2, 4), (4.5, 2, 6), (8, 4, 8), (8.5, 4, 12), (1, 1, 2)],
 )
-def test_segments(size_mib: float, ranks: int, segments: int) -> None:
+def test_number_of_ring_segments_by_size_and_ranks(
+    size_mib: float, ranks: int, segments: int
+) -> None:
     assert ring_segments(size_mib * (1 << 20), ranks) == segments
 
 
 @pytest.mark.parametrize(("ranks", "sent"), [(1, 0.0), (2, 1.0), (3, 4 / 3), (4, 1.5)])
-def test_one_bucket_takes_its_bytes_over_the_rate(ranks: int, sent: float) -> None:
+def test_one_bucket_takes_the_sent_bytes_divided_by_the_bandwidth(ranks: int, sent: float) -> None:
     step = simulate([Bucket(0.005, 8 * MB)], 0.005, ranks, LINK)
     assert step.begin_s == (0.005,)
     assert step.exposed_s == pytest.approx(0.08 * sent)
 
 
-def test_what_backward_covers_is_not_exposed() -> None:
+def test_transfers_during_backward_are_not_exposed() -> None:
     # 20 ms from 5 on; backward ends at 15, then at 40.
     assert simulate([Bucket(0.005, 2 * MB)], 0.015, 2, LINK).exposed_s == pytest.approx(0.010)
     assert simulate([Bucket(0.005, 2 * MB)], 0.040, 2, LINK).exposed_s == 0.0
@@ -46,7 +48,7 @@ def test_two_equal_buckets_share_the_link() -> None:
     assert step.end_s == pytest.approx((0.030, 0.040))
 
 
-def test_shares_follow_the_segments() -> None:
+def test_buckets_share_the_link_segment_by_segment() -> None:
     # The small bucket sends pairs of 1 ms segments before the large one's pairs of 10 ms ones:
     # its last pair is posted when its first has passed, after the large one's first pair.
     step = simulate([Bucket(0.0, 0.4 * MB), Bucket(0.0, 4 * MB)], 0.0, 2, LINK)
@@ -77,7 +79,7 @@ def test_an_idle_link_passes_a_burst_at_once() -> None:
     assert step.exposed_s == pytest.approx(0.008)
 
 
-def test_no_buckets_and_no_bytes() -> None:
+def test_no_buckets_or_empty_buckets_have_no_exposed_time() -> None:
     assert simulate([], 0.01, 4, LINK).exposed_s == 0.0
     assert simulate([Bucket(0.02, 0)], 0.02, 4, LINK).exposed_s == 0.0
 
@@ -91,6 +93,6 @@ def test_no_buckets_and_no_bytes() -> None:
     ],
     ids=["order", "ranks", "rate"],
 )
-def test_what_is_no_schedule_is_refused(arguments: tuple) -> None:  # type: ignore[type-arg]
+def test_invalid_schedules_are_refused(arguments: tuple) -> None:  # type: ignore[type-arg]
     with pytest.raises(ValueError, match="must be"):
         simulate(*arguments)

@@ -55,7 +55,7 @@ from tests.support.builders.results import (
 from tests.support.builders.run_directories import ranks_of, write_run
 
 
-def test_the_values() -> None:
+def test_the_json_has_the_values_of_the_result() -> None:
     document = full_run()
     assert document["timestamp"] == "2026-11-01T12:00:00+00:00"
     assert document["context"] == context()
@@ -80,7 +80,7 @@ def test_the_values() -> None:
 
 
 @pytest.mark.parametrize("missing", [math.nan, math.inf, -math.inf])
-def test_figures_that_do_not_exist_are_null(missing: float) -> None:
+def test_figures_that_are_not_finite_are_null(missing: float) -> None:
     unknown = world(
         1,
         clock_error_us=missing,
@@ -97,12 +97,12 @@ def test_figures_that_do_not_exist_are_null(missing: float) -> None:
     assert metrics["overhead"] is metrics["late_rank"] is document["overhead"] is None
 
 
-def test_an_empty_run() -> None:
+def test_the_json_of_an_empty_run_has_empty_lists() -> None:
     document = json.loads(render(run_result()))
     assert document["runs"] == document["failures"] == document["remarks"] == []
 
 
-def test_the_text_is_the_document() -> None:
+def test_the_json_text_is_ascii_and_equals_the_document() -> None:
     result = run_result(world(1), remarks=("µ \x1b[2J \udc80",))
     text = render(result)
     assert text.isascii()
@@ -166,13 +166,13 @@ def descriptions(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
             yield from descriptions(inner)
 
 
-def test_a_document_with_every_field_is_as_described() -> None:
+def test_a_document_with_every_field_matches_the_schema() -> None:
     assert list(complaints(full_run(), SCHEMA)) == []
     required = set(SCHEMA["required"]) | {"verdict", "card"}
     assert required == full_run().keys()
 
 
-def test_nodes_that_are_not_known_are_as_described() -> None:
+def test_a_cost_with_unknown_nodes_matches_the_schema() -> None:
     result = run_result(world(4, missing_ranks=(3,)))
     unknown = cost(result.worlds, [detail(4)], Price(3.6, "node"))
     document = json.loads(render(result, cost=unknown))
@@ -192,16 +192,16 @@ def without_value(value: Any, path: str = "") -> Iterator[str]:
             yield from without_value(inner, f"{path}[]")
 
 
-def test_every_field_of_that_document_has_a_value() -> None:
+def test_every_field_of_the_full_document_has_a_value() -> None:
     assert list(without_value(full_run())) == []
 
 
-def test_every_field_says_what_it_means() -> None:
+def test_every_field_of_the_schema_has_a_description() -> None:
     for name, one in descriptions(SCHEMA):
         assert one.get("description") or resolved(one).get("description"), name
 
 
-def test_every_definition_is_used_and_none_is_missing() -> None:
+def test_every_definition_of_the_schema_is_used() -> None:
     text = as_json.SCHEMA_FILE.read_text()
     for name in SCHEMA["$defs"]:
         assert name == "strategies" or f'"#/$defs/{name}"' in text, name
@@ -216,7 +216,7 @@ def test_every_definition_is_used_and_none_is_missing() -> None:
         ({"schema_version": 2}, ".schema_version is 2"),
     ],
 )
-def test_a_document_that_differs_is_found(change: dict[str, Any], said: str) -> None:
+def test_the_schema_check_finds_documents_that_differ(change: dict[str, Any], said: str) -> None:
     assert list(complaints(full_run() | change, SCHEMA)) == [said]
 
 
@@ -320,13 +320,13 @@ def read(text: str) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("table", list(TABLES))
-def test_every_table_has_one_set_of_columns(report: FullReport, table: str) -> None:
+def test_all_rows_of_a_table_have_the_same_columns(report: FullReport, table: str) -> None:
     found = rows(report, table)
     assert found
     assert all(row.keys() == found[0].keys() for row in found)
 
 
-def test_a_row_per_world_size(report: FullReport) -> None:
+def test_csv_has_a_row_per_world_size(report: FullReport) -> None:
     first, second = read(as_csv(report, "worlds"))
     assert (first["world_size"], second["world_size"]) == ("1", "2")
     # Steps 1 to 8 are measured, of 101, 102, 103, 100, 101, 102, 103 and 100 ms.
@@ -336,7 +336,7 @@ def test_a_row_per_world_size(report: FullReport) -> None:
     assert float(second["cost_per_1000_samples"]) == pytest.approx(0.001 * 2 / (20 / 0.1015) * 1000)
 
 
-def test_a_row_per_rank_and_step_adds_up(report: FullReport) -> None:
+def test_csv_rows_per_rank_and_step_add_up(report: FullReport) -> None:
     found = read(as_csv(report, "steps"))
     assert len(found) == 8 + 2 * 8
     for row in found:
@@ -345,13 +345,13 @@ def test_a_row_per_rank_and_step_adds_up(report: FullReport) -> None:
         assert total == pytest.approx(float(row["step_ms"]))
 
 
-def test_a_name_is_no_formula_and_what_is_not_known_is_empty(report: FullReport) -> None:
+def test_csv_escapes_formulas_and_leaves_unknown_values_empty(report: FullReport) -> None:
     found = read(as_csv(report, "collectives"))
     assert {row["group"] for row in found if row["world_size"] == "2"} == {"'=HYPERLINK(1)"}
     assert {row["busbw_gb_per_s"] for row in found if row["world_size"] == "1"} == {""}
 
 
-def test_candidates_are_a_trial_s(report: FullReport) -> None:
+def test_rows_of_candidates_are_refused_without_a_trial(report: FullReport) -> None:
     with pytest.raises(
         UsageError, match=r"has none \(allowed: worlds, ranks, steps, collectives\)"
     ):
@@ -366,7 +366,7 @@ def test_parquet_without_pyarrow_names_the_extra(
         as_parquet(report, "worlds")
 
 
-def test_parquet_holds_the_same(report: FullReport, tmp_path: Path) -> None:
+def test_parquet_holds_the_rows_of_the_report(report: FullReport, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
     (tmp_path / "steps.parquet").write_bytes(as_parquet(report, "steps"))
     found = parquet.read_table(tmp_path / "steps.parquet").to_pylist()

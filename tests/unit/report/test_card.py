@@ -188,20 +188,20 @@ def test_a_terminal_gets_the_same_card_in_colours() -> None:
     assert "\x1b[30;45m" + "T" * 41 in coloured
 
 
-def test_the_bar_is_as_long_as_the_shares() -> None:
+def test_the_bar_s_letters_are_proportional_to_the_shares() -> None:
     shown = card_of(data=10, forward=20, backward=30, wait=5, wire=15, optimizer=10)
     bar = next(line for line in render(shown).splitlines() if line.startswith("ddd"))
     counts = {letter: bar.count(letter) for letter in "dfbWTo."}
     assert counts == {"d": 8, "f": 16, "b": 24, "W": 4, "T": 12, "o": 8, ".": 8}
 
 
-def test_one_world_size_alone_is_held_against_nothing() -> None:
+def test_a_card_of_a_single_world_size_shows_no_speedup() -> None:
     text = render(card_of(sizes=(4,), wire=50, backward=50)).lower()
     assert "400 samples/s at 4 ranks; there is no other world size" in text
     assert not re.search(r"speed-up|efficien|\(100%\)", text)
 
 
-def test_what_a_rank_alone_transfers_is_not_called_none(
+def test_a_single_rank_s_exposed_communication_is_shown_on_the_card(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In each step of about 100 ms the rank waits 20 ms for a bucket."""
@@ -214,7 +214,7 @@ def test_what_a_rank_alone_transfers_is_not_called_none(
     )
 
 
-def test_large_figures_are_written_in_digits() -> None:
+def test_large_figures_on_a_card_are_written_without_an_exponent() -> None:
     shown = KINDS["slow link"].card
     fast = tuple(replace(size, samples_per_s=12_345.6) for size in shown.scaling)
     assert shown.link is not None
@@ -242,7 +242,7 @@ def test_a_card_of_many_caveats_and_a_long_command_fits() -> None:
     assert text.endswith(f"  {shown.all_command}\n")
 
 
-def test_a_command_of_several_lines_is_the_same_to_a_shell() -> None:
+def test_a_command_wrapped_over_several_lines_is_unchanged_for_a_shell() -> None:
     command = "commprof run --nproc 4 --trial fp16,int8 'my train.py' --name 'it'\"'\"'s' " + (
         "--an-option with-a-value " * 3
     )
@@ -259,7 +259,7 @@ def test_a_command_of_several_lines_is_the_same_to_a_shell() -> None:
     assert shown.splitlines() == shlex.split(command)[1:]
 
 
-def test_a_long_word_of_a_command_is_the_same_to_a_shell() -> None:
+def test_a_wrapped_command_with_a_long_word_is_unchanged_for_a_shell() -> None:
     word = "timed:layers=200,data_ms=1,forward_ms=0.05,backward_ms=0.05,gradient_mb=0.02,cap=0.001"
     command = f"commprof run --nproc 2 --workload {word} --seed 3 train.py"
     text = render(replace(KINDS["wire-bound"].card, command=command))
@@ -274,7 +274,7 @@ def test_a_long_word_of_a_command_is_the_same_to_a_shell() -> None:
     assert shown.splitlines() == shlex.split(command)[1:]
 
 
-def test_stalls_and_cores_are_caveats_of_what_was_measured() -> None:
+def test_caveats_name_too_few_cores_only_where_ranks_may_have_waited_for_them() -> None:
     crowded = {"machine": {"usable_cpu_count": 2, "cpu_model": "x"}}
     sending = card_of(crowded, sizes=(1, 4), wire=40, backward=50)
     said = "More threads than cores: gloo's threads may have waited for cores."
@@ -289,7 +289,7 @@ def test_stalls_and_cores_are_caveats_of_what_was_measured() -> None:
     assert "! 4 ranks are not judged: they run more threads than the 2 usable cores." in judged
 
 
-def test_one_stalled_step_makes_no_verdict() -> None:
+def test_the_card_leaves_out_a_stalled_step() -> None:
     steps = np.full(20, 100.0)
     steps[7] = 9000.0
     worlds = [world(2, stalled_steps=((7, 9000.0),), parts=parts(wait_ms=450, exposed_ms=460))]
@@ -304,7 +304,7 @@ def test_one_stalled_step_makes_no_verdict() -> None:
     assert "! Left out because of a stall: step 7 (9 s)." in text
 
 
-def test_what_went_wrong_comes_before_any_advice() -> None:
+def test_incidents_come_before_any_advice_on_the_card() -> None:
     found = run_result(world(2), incidents=(incidents(world_size=2),))
     details = [detail(2, backward=50, wire=50)]
     made = card(found, details, verdict(found, details), Path("RUN"))
@@ -338,7 +338,7 @@ def test_report_shows_the_card_of_a_recorded_run(
     assert document["card"]["verdict"] == document["verdict"]["headline"]
 
 
-def test_strategies_have_a_card_each_in_json_and_one_screen_together(tmp_path: Path) -> None:
+def test_each_strategy_has_a_card_in_json_and_all_share_one_screen(tmp_path: Path) -> None:
     shown = read_report(write_strategies(tmp_path / "r"))
     text = shown.card()
     fits(text)

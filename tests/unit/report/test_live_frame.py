@@ -24,7 +24,7 @@ from tests.support.builders.traces import MS, GrowingRun
 AT = datetime.fromtimestamp(1_700_000_000).strftime("%H:%M:%S")
 
 
-def test_a_wide_frame() -> None:
+def test_a_wide_frame_shows_all_columns_and_the_late_rank() -> None:
     ranks = (rank_state(0), rank_state(1, recent=None, total=None, operations={}, status=""))
     lines = frame(job_state(ranks=ranks), "run", 200)
     assert lines[0] == f"2 ranks, gloo, full mode, at {AT}: run"
@@ -59,26 +59,26 @@ def test_a_wide_frame() -> None:
     assert "all_reduce: bus bandwidth 1.25 GB/s, 50% of the machine profile's bandwidth." in text
 
 
-def test_a_late_rank_that_one_other_rank_waits_for() -> None:
+def test_a_frame_says_that_one_other_rank_waits_for_the_late_rank() -> None:
     late = Late(1, 0.012, "backward", waiting_ranks=1)
     text = "\n".join(frame(job_state(world_size=4, late=late), "run", 200))
     assert "Late rank: 1, in backward; one other rank waits 12 ms per step for it." in text
 
 
-def test_a_late_rank_that_did_not_run() -> None:
+def test_a_frame_names_a_host_pause_of_the_late_rank() -> None:
     text = "\n".join(frame(job_state(late=Late(1, 0.012, "host pause")), "run", 200))
     assert "Late rank: 1, its process did not run (host pause); each of the other ranks" in text
 
 
 @pytest.mark.parametrize("width", [20, 60, 80, 100, 140])
-def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+def test_no_line_of_a_frame_is_wider_than_the_terminal(width: int) -> None:
     lines = frame(job_state(8), "a/very/long/run/directory", width)
     assert max(map(len, lines)) <= width
     if width >= 60:
         assert all(title in lines[2] for title in ("rank", "steps/s", "exposed"))
 
 
-def test_names_from_files_are_no_commands_to_the_terminal() -> None:
+def test_control_characters_in_names_do_not_reach_the_terminal() -> None:
     hostile = HOSTILE + "\x1b[2J\x07"
     ranks = (rank_state(0, host=hostile),)
     state = job_state(1, ranks=ranks, backend=hostile, monitor=MonitorState(0, 0, 0, 7, (hostile,)))
@@ -87,19 +87,19 @@ def test_names_from_files_are_no_commands_to_the_terminal() -> None:
     assert any(line.startswith("7 events were left out") for line in lines)
 
 
-def test_a_finished_run_says_so() -> None:
+def test_a_frame_says_that_a_run_has_ended_or_not_begun() -> None:
     assert "has ended; its last steps" in frame(job_state(finished=True, late=None), "run", 120)[0]
     assert "no rank records in run yet" in waiting_frame("run", 120)[0]
 
 
-def test_not_known_is_a_dash() -> None:
+def test_unknown_figures_of_a_frame_are_dashes() -> None:
     state = job_state(1, ranks=(rank_state(0, waited_for_s=math.nan, since_step_s=math.nan),))
     row = frame(state, "run", 200)[4].split()
     assert row[4] == "-"
     assert row[-2] == "-"
 
 
-def test_one_frame_of_a_run_that_has_ended(
+def test_top_once_shows_the_means_of_a_run_that_has_ended(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
@@ -114,7 +114,7 @@ def test_one_frame_of_a_run_that_has_ended(
     assert "means of the last 40 steps" in out
 
 
-def test_top_of_a_directory_without_a_run(
+def test_top_reports_a_directory_without_records_and_refuses_a_missing_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["top", str(tmp_path), "--once"]) == 0
@@ -124,7 +124,7 @@ def test_top_of_a_directory_without_a_run(
     assert main(["top", str(tmp_path), "--refresh", "0"]) == 2
 
 
-def test_top_in_a_pipe_says_once_what_it_waits_for(tmp_path: Path) -> None:
+def test_top_in_a_pipe_reports_once_that_it_waits_for_records(tmp_path: Path) -> None:
     watched, made = tmp_path / "run", tmp_path / "made"
     watched.mkdir()
     command = [sys.executable, "-m", "commprof", "top", str(watched), "--refresh", "0.1"]
@@ -160,7 +160,7 @@ def test_top_in_a_pipe_ends_though_the_time_since_a_killed_rank_s_step_grows(
     assert main(["top", str(tmp_path), "--refresh", "0.1"]) == 0
 
 
-def test_top_on_a_terminal_leaves_it_as_it_was(tmp_path: Path) -> None:
+def test_top_restores_the_terminal_when_it_quits(tmp_path: Path) -> None:
     run = GrowingRun(tmp_path / "world_2", ranks_of(2, 20))
     run.begin()
     run.until(1_500 * MS)

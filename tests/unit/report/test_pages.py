@@ -84,7 +84,7 @@ class Elements(HTMLParser):
             self.text[self._open[-1]] = self.text.get(self._open[-1], "") + data
 
 
-def test_the_markdown_to_the_character(plain: FullReport) -> None:
+def test_the_markdown_report_equals_the_golden_file(plain: FullReport) -> None:
     assert markdown.render(plain) == GOLDEN.read_text()
 
 
@@ -97,7 +97,7 @@ def test_the_page_and_the_first_screen_have_the_same_figures(plain: FullReport) 
         assert f"{name}: {value}" in shown
 
 
-def test_no_name_is_markup_in_markdown(hostile: FullReport) -> None:
+def test_names_are_escaped_in_markdown(hostile: FullReport) -> None:
     text = markdown.render(hostile)
     assert "<" not in re.sub(r"\\<|&lt;", "", text)
     assert "](" not in text
@@ -116,11 +116,11 @@ def test_no_name_is_markup_in_markdown(hostile: FullReport) -> None:
         ("\x1b[2J", r"\\x1b\[2J"),
     ],
 )
-def test_escapes(text: str, shown: str) -> None:
+def test_markdown_escapes_special_characters(text: str, shown: str) -> None:
     assert markdown.escaped(text) == shown
 
 
-def test_the_page_needs_nothing_else(plain: FullReport) -> None:
+def test_the_page_loads_no_other_files(plain: FullReport) -> None:
     text = page.render(plain)
     elements = Elements(text)
     tags = [tag for tag, _ in elements.found]
@@ -134,7 +134,7 @@ def test_the_page_needs_nothing_else(plain: FullReport) -> None:
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
 
 
-def test_its_sections(plain: FullReport) -> None:
+def test_the_page_has_all_sections(plain: FullReport) -> None:
     text = page.render(plain)
     for title in ("Verdict", "Where each step goes", "Scaling", "Timeline of the collectives",
                   "Who waits for whom", "Collectives", "Cost"):  # fmt: skip
@@ -142,7 +142,7 @@ def test_its_sections(plain: FullReport) -> None:
     assert "At 2 ranks the step is bound by" in text
 
 
-def test_no_name_is_markup_in_the_page(hostile: FullReport, plain: FullReport) -> None:
+def test_names_are_escaped_in_the_page(hostile: FullReport, plain: FullReport) -> None:
     text = page.render(hostile)
     elements = Elements(text)
     known = {tag for tag, _ in Elements(page.render(plain)).found}
@@ -152,7 +152,9 @@ def test_no_name_is_markup_in_the_page(hostile: FullReport, plain: FullReport) -
     assert "onerror" in text  # as text
 
 
-def test_the_policy_names_the_style_and_the_script(plain: FullReport) -> None:
+def test_the_content_security_policy_allows_only_the_page_s_style_and_script(
+    plain: FullReport,
+) -> None:
     text = page.render(plain)
     script = text.rsplit("<script>", 1)[1].split("</script>")[0]
     style = text.split("<style>")[1].split("</style>")[0]
@@ -240,7 +242,7 @@ def check(value: Any, schema: Any, where: str) -> None:
         assert isinstance(value, schema), (where, value)
 
 
-def test_the_schema_of_the_page_s_data(plain: FullReport, tmp_path: Path) -> None:
+def test_the_page_s_data_match_their_schema(plain: FullReport, tmp_path: Path) -> None:
     file = write_predictions(tmp_path / "p.json", answer(8, 700.0), answer(4, 400.0))
     predicted = dataclasses.replace(plain, predictions=read_predictions(file))
     tried = trial_sample()
@@ -269,7 +271,7 @@ def test_the_schema_of_the_page_s_data(plain: FullReport, tmp_path: Path) -> Non
     assert intervals["wire"][:2] == [10_000, 20_000]
 
 
-def test_a_long_run_of_many_ranks_has_its_limit(tmp_path: Path) -> None:
+def test_the_page_of_a_long_run_of_many_ranks_is_below_1_mb(tmp_path: Path) -> None:
     report = full(tmp_path, ranks_of(1, 200), ranks_of(8, 200, late_ms=5))
     text = page.render(report)
     assert len(text.encode()) < 1_000_000
@@ -277,7 +279,7 @@ def test_a_long_run_of_many_ranks_has_its_limit(tmp_path: Path) -> None:
     assert [len(timeline["steps"]) for timeline in timelines] == [199, 199]
 
 
-def test_what_has_no_room_is_left_out_and_told(
+def test_the_page_thins_steps_and_timelines_beyond_its_limits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(data, "MOST_SPANS", 300)
@@ -309,7 +311,7 @@ def luminance(colour: str) -> float:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_every_colour_can_be_told_from_the_page_and_carries_text(theme: str) -> None:
+def test_every_colour_has_enough_contrast_with_the_page_s_background(theme: str) -> None:
     def colours(style: str) -> dict[str, str]:
         roots = re.findall(
             r":root \{(.*?)\}", (Path(page.__file__).parent / style).read_text(), re.DOTALL
@@ -348,7 +350,7 @@ def many_buckets(world_size: int, steps: int, buckets: int = 25) -> list[Rank]:
     return made
 
 
-def test_many_buckets_and_long_steps_keep_to_the_limit(tmp_path: Path) -> None:
+def test_the_page_of_many_buckets_and_long_steps_is_at_most_1_mb(tmp_path: Path) -> None:
     report = full(tmp_path, many_buckets(8, 200))
     text = page.render(report)
     assert 950_000 < len(text.encode()) <= 1_000_000
@@ -368,7 +370,7 @@ def test_many_buckets_and_long_steps_keep_to_the_limit(tmp_path: Path) -> None:
     assert np.median(intervals[0]["queue"]) > 100_000
 
 
-def test_in_no_room_at_all_the_least_is_drawn(tmp_path: Path) -> None:
+def test_with_no_room_the_timeline_still_shows_one_step(tmp_path: Path) -> None:
     report = full(tmp_path, ranks_of(1, 9), ranks_of(2, 9))
     for world in as_dict([report], None, 1)["worlds"]:
         timeline = world["timeline"]

@@ -49,7 +49,7 @@ def test_the_page_names_every_strategy(run: Path, capsys: pytest.CaptureFixture[
         assert high >= world["samples_per_s"] * 0.999
 
 
-def test_the_terminal_begins_with_what_binds_each(
+def test_the_terminal_report_begins_with_the_verdict_of_each_strategy(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["report", str(run), "--all"]) == 0
@@ -59,12 +59,14 @@ def test_the_terminal_begins_with_what_binds_each(
     assert text.index(verdicts[1]) < text.index("effi-")
 
 
-def test_json_has_the_verdict_of_each(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_the_verdict_of_each_strategy(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = json.loads(shown(run, "json", capsys))["results"]
     assert ["the step is bound by" in each["verdict"]["headline"] for each in found] == [True] * 2
 
 
-def test_markdown_has_the_same_tables(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_markdown_has_the_strategies_table(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(run, "markdown", capsys)
     rows = [line for line in text.splitlines() if line.startswith("| 2 | ")]
     # 10 samples per rank in a step of 101.5 ms; fsdp's steps take 10 ms more.
@@ -72,14 +74,14 @@ def test_markdown_has_the_same_tables(run: Path, capsys: pytest.CaptureFixture[s
     assert rows[1].startswith("| 2 | fsdp | 179 | 0.91x |")
 
 
-def test_a_long_run_of_many_ranks_has_its_limit(
+def test_the_page_of_long_runs_of_two_strategies_is_below_1_mb(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = write_strategies(tmp_path / "run", steps=200, world_size=8)
     assert len(shown(run, "html", capsys).encode()) < 1_000_000
 
 
-def test_incidents_and_own_cost_stand_under_each_strategys_name() -> None:
+def test_incidents_and_overhead_have_sections_named_after_the_strategy() -> None:
     ddp = run_result(results.world(2), context=context(strategy="ddp"), incidents=(incidents(),))
     fsdp = run_result(results.world(2, overhead=None), context=context(strategy="fsdp"))
     fsdp = dataclasses.replace(fsdp, overhead=None)
@@ -95,7 +97,9 @@ def test_incidents_and_own_cost_stand_under_each_strategys_name() -> None:
 
 
 @pytest.mark.parametrize(("device_timed", "legend"), [(0, PARTS_LEGEND), (9, DEVICE_LEGEND)])
-def test_the_legend_is_that_of_the_clock_that_timed(device_timed: int, legend: str) -> None:
+def test_the_legend_of_steps_depends_on_whether_the_device_was_timed(
+    device_timed: int, legend: str
+) -> None:
     ddp = run_result(results.world(2), context=context(strategy="ddp"))
     fsdp = run_result(results.world(2, device_timed=device_timed), context=context(strategy="fsdp"))
     reports = tuple(FullReport(result, (detail(2),), None, None) for result in (ddp, fsdp))
@@ -110,7 +114,7 @@ def test_the_legend_is_that_of_the_clock_that_timed(device_timed: int, legend: s
         (["--price-per-hour", "2"], "a price or a prediction needs the run of one strategy; give"),
     ],
 )
-def test_what_is_for_one_strategy(
+def test_options_for_one_strategy_are_refused_for_several(
     run: Path, arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["report", str(run), *arguments]) == 2

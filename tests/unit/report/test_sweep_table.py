@@ -43,9 +43,9 @@ def golden_text() -> str:
     )
 
 
-def test_the_table_to_the_character() -> None:
+def test_the_sweep_table_equals_the_golden_file() -> None:
     assert golden_text() == GOLDEN.read_text()
 
 
-def test_no_line_is_wider_than_nccl_tests_own() -> None:
+def test_no_line_is_wider_than_those_of_nccl_tests() -> None:
     assert max(map(len, golden_text().splitlines())) <= 117

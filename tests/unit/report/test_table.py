@@ -131,7 +131,7 @@ def golden_run() -> RunResult:
     )
 
 
-def test_the_report_is_as_it_was() -> None:
+def test_the_terminal_report_equals_the_golden_file() -> None:
     # To update the file: python -m tests.unit.report.test_table > tests/golden/run_table.txt
     assert rendered() == GOLDEN.read_text()
 
@@ -161,20 +161,20 @@ def test_waiting_by_rank_and_cause_adds_up() -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140])
-def test_prose_keeps_to_the_width(width: int) -> None:
+def test_prose_is_wrapped_to_the_width(width: int) -> None:
     lines = render(run_result(remarks=("word " * 60,)), width).splitlines()
     assert max(map(len, lines)) <= width
     assert max(map(len, lines)) > width - 5
 
 
 @pytest.mark.parametrize("width", [80, 100])
-def test_a_path_is_not_broken(width: int) -> None:
+def test_a_long_path_is_not_wrapped(width: int) -> None:
     path = "/a-very-long-directory" * 6 + "/rank_1.err"
     text = render(run_result(failures=((2, f"rank 1 failed: see {path}"),)), width)
     assert path in text.splitlines()[-1]
 
 
-def test_figures_that_do_not_exist_are_dashes() -> None:
+def test_unknown_figures_are_dashes() -> None:
     unknown = world(
         1,
         samples_per_s=math.nan,
@@ -205,13 +205,13 @@ def test_figures_that_do_not_exist_are_dashes() -> None:
         (-0.5, "-0.50"),
     ],
 )
-def test_numbers(value: float, shown: str) -> None:
+def test_numbers_have_fewer_decimals_the_larger_they_are(value: float, shown: str) -> None:
     text = render(run_result(world(1, parts=parts(data_ms=value))), 100)
     rows = [line.split() for line in text.splitlines() if line.split()[:1] == ["1"]]
     assert rows[1][1] == shown
 
 
-def test_more_kinds_than_rows_are_counted() -> None:
+def test_kinds_of_call_not_shown_in_the_table_are_counted() -> None:
     kinds = tuple(collective(size_bytes=(size, size)) for size in range(1, 15))
     section = collectives_section(world(2, collectives=kinds))
     assert section.splitlines()[-1] == "Not shown: 2 more kinds of call (see the JSON result)."
@@ -236,12 +236,12 @@ def test_ranks_that_issued_last_are_counted_beyond_eight() -> None:
     assert "\nNot shown: 2 more ranks (see the JSON result).\n" in text
 
 
-def test_a_size_in_gigabytes_is_written_in_digits() -> None:
+def test_a_size_in_gigabytes_is_written_without_an_exponent() -> None:
     section = collectives_section(world(2, collectives=(collective(size_bytes=(2**31, 2**31)),)))
     assert " 2147 " in section
 
 
-def test_of_one_group_there_is_no_column() -> None:
+def test_group_and_failed_columns_are_shown_only_if_needed() -> None:
     one = collectives_section(world(2, collectives=(collective(), collective(op="reduce"))))
     assert "group" not in one
     assert "failed" not in one
@@ -257,7 +257,7 @@ def test_without_any_figures_the_failures_are_shown() -> None:
     assert "Mean step" not in text
 
 
-def test_a_run_of_a_user_s_own_loop_has_no_scaling() -> None:
+def test_the_report_of_a_user_s_own_loop_names_no_scaling() -> None:
     about = context()
     del about["scaling"]
     text = render(run_result(world(2), context=about), 100)
@@ -287,7 +287,7 @@ def check_lines(text: str, most: int) -> None:
     assert len(text.split("\n")) < most
 
 
-def test_printable_leaves_text_alone() -> None:
+def test_printable_leaves_printable_text_unchanged() -> None:
     assert printable("Größe: 3 µs, 数") == "Größe: 3 µs, 数"
 
 
@@ -295,12 +295,12 @@ if __name__ == "__main__":
     print(rendered(), end="")
 
 
-def test_ranks_of_a_group_are_listed_shortly() -> None:
+def test_ranks_of_a_group_are_listed_as_ranges() -> None:
     listed = ((0, 2), (0, 1, 2, 3), (1, 5, 9, 13), (0, 1, 4))
     assert [rank_list(ranks) for ranks in listed] == ["0,2", "0-3", "1-13:4", "0,1,4"]
 
 
-def test_groups_of_a_mesh_are_told_apart_by_dimension_and_ranks() -> None:
+def test_groups_of_a_mesh_are_named_by_dimension_and_ranks() -> None:
     rows = [
         collective(group=str(n), group_description=f"mesh_{name}", group_ranks=ranks)
         for n, (name, ranks) in enumerate(
@@ -337,12 +337,14 @@ def strategies_text(width: int) -> str:
 
 @pytest.mark.parametrize("text", [run_text, checked_text, trial_text, strategies_text])
 @pytest.mark.parametrize("width", [80, 100])
-def test_no_line_is_wider_than_the_terminal(text: Callable[[int], str], width: int) -> None:
+def test_no_line_of_a_report_is_wider_than_the_terminal(
+    text: Callable[[int], str], width: int
+) -> None:
     lines = [line for line in text(width).splitlines() if not line.startswith("  commprof ")]
     assert max(map(len, lines)) <= width
 
 
-def test_what_always_on_mode_summarised_is_no_wider(tmp_path: Path) -> None:
+def test_the_report_of_summaries_is_no_wider_than_the_terminal(tmp_path: Path) -> None:
     test_summaries.two_ranks(tmp_path)
     lines = table.render(analyse_run(tmp_path), 80, tables=80).splitlines()
     assert "Ranks that issued last, at 2 ranks:" in lines
@@ -363,7 +365,9 @@ def words(cells: Sequence[Any]) -> Counter[str]:
 
 @pytest.mark.parametrize("name", GRIDS)
 @pytest.mark.parametrize("width", [50, 80])
-def test_every_cell_is_there_and_none_but_the_keys_twice(name: str, width: int) -> None:
+def test_panels_of_a_wide_table_hold_every_cell_and_repeat_only_key_columns(
+    name: str, width: int
+) -> None:
     grid = GRIDS[name]
     whole = tabulated(*grid)
     assert "\n\n" not in whole
@@ -381,7 +385,7 @@ def test_every_cell_is_there_and_none_but_the_keys_twice(name: str, width: int) 
     assert not (every - once).keys() - words(again).keys()
 
 
-def test_panels_to_the_character() -> None:
+def test_a_table_wider_than_its_limit_is_divided_into_panels() -> None:
     rows, headers = [("a", "b", 1, 22), ("c", "d", 3, 4)], ("x", "y", "one", "two")
     assert tabulated(rows, headers, [0, 1], 12) == (
         "x  y  one\n-  -  ---\na  b    1\nc  d    3\n\nx  y  two\n-  -  ---\na  b   22\nc  d    4"
@@ -389,7 +393,7 @@ def test_panels_to_the_character() -> None:
     assert tabulated(rows, headers, [0, 1], 14) == tabulated(rows, headers, [0, 1])
 
 
-def test_a_header_that_goes_on_stays_with_its_first_half() -> None:
+def test_a_header_continued_in_the_next_column_stays_in_the_same_panel() -> None:
     headers = ("key", "first", "exposed:\nwait", "\n+ wire")
     panels = tabulated([("k", "1", "2", "3")], headers, width=24).split("\n\n")
     assert [("first" in panel, "+ wire" in panel) for panel in panels] == [
@@ -399,14 +403,14 @@ def test_a_header_that_goes_on_stays_with_its_first_half() -> None:
     assert "exposed:" in panels[1]
 
 
-def test_a_column_without_room_has_a_panel_of_its_own() -> None:
+def test_a_column_that_is_too_wide_has_its_own_panel() -> None:
     text = tabulated([("k", "x" * 40, "1")], ("key", "long", "short"), width=20)
     panels = text.split("\n\n")
     assert ["x" * 40 in panel for panel in panels] == [True, False]
 
 
 @pytest.mark.parametrize(("terminal", "expected"), [(True, 72), (False, None)])
-def test_a_pipe_has_no_width_for_tables(
+def test_tables_are_limited_in_width_only_on_a_terminal(
     terminal: bool, expected: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "72")
@@ -426,7 +430,7 @@ def test_columns_are_no_wider_than_their_cells() -> None:
     ]
 
 
-def test_the_padding_of_other_tables_stays() -> None:
+def test_tabulated_does_not_change_the_padding_of_other_tables() -> None:
     before = tabulate.tabulate([("1",)], headers=("wide",))
     tabulated([("1",)], ("wide",))
     assert tabulate.tabulate([("1",)], headers=("wide",)) == before

@@ -50,12 +50,12 @@ def sample() -> TrialResult:
     return dataclasses.replace(made, candidates=changed)
 
 
-def test_the_whole_report() -> None:
+def test_the_trial_report_equals_the_golden_file() -> None:
     # To update the file: python -m tests.unit.report.test_trial > tests/golden/trial_table.txt
     assert trial_table.render(sample(), "timed: sleeps.", 100) == GOLDEN.read_text()
 
 
-def test_remarks_on_the_run_come_last() -> None:
+def test_the_trial_report_ends_with_remarks_on_the_run() -> None:
     text = trial_table.render(sample(), "x", 100, ["More ranks than cores."])
     assert text.endswith(" Gbit/s.\n* More ranks than cores.\n")
 
@@ -68,7 +68,7 @@ def test_techniques_alone_come_before_those_combined() -> None:
     assert rows[0][:3] == ["int8", "alone", "83%"]
 
 
-def test_columns_that_nobody_fills_are_left_out() -> None:
+def test_columns_without_values_are_left_out_of_the_trial_table() -> None:
     steps = {
         **{"none": (100.0, QUIET), "none again": (100.2, QUIET), "noop": (40.0, QUIET)},
         "bucket-cap=5": (90.0, QUIET),
@@ -79,7 +79,7 @@ def test_columns_that_nobody_fills_are_left_out() -> None:
     assert "exposed" in text
 
 
-def test_a_break_even_that_is_none_has_its_reason() -> None:
+def test_a_missing_break_even_has_its_reason_in_table_and_json() -> None:
     steps = {
         **{"none": (100.0, QUIET), "none again": (100.2, QUIET), "noop": (40.0, QUIET)},
         **{"hierarchical": (70.0, QUIET), "bucket-cap=5": (90.0, QUIET)},
@@ -113,7 +113,7 @@ def test_a_break_even_that_is_none_has_its_reason() -> None:
     assert [label for label, why in barred.items() if why] == ["no-overlap"]
 
 
-def test_json_holds_the_same_without_nan() -> None:
+def test_the_trial_s_json_has_its_figures_without_nan() -> None:
     value = json.loads(as_json.render(run_result(world(1)), trial=sample()))["trial"]
     assert value["verdict"]["choice"] == "int8"
     assert value["left_out"] == [{"candidate": "bucket-cap=1", "reason": "its graph is static"}]
@@ -130,7 +130,7 @@ def test_json_holds_the_same_without_nan() -> None:
 COMMAND = "commprof report RUN --all"
 
 
-def test_the_verdict_comes_before_the_candidates() -> None:
+def test_the_trial_screen_shows_the_verdict_before_the_candidates() -> None:
     lines = render_screen(sample(), "timed: sleeps.", COMMAND, 3).splitlines()
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 80
@@ -148,7 +148,7 @@ def test_the_verdict_comes_before_the_candidates() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3, 40])
-def test_many_candidates_are_counted(count: int) -> None:
+def test_the_trial_screen_says_that_there_are_more_candidates_than_shown(count: int) -> None:
     trial = sample()
     one = replace(trial.candidates[-1], label="a candidate with a long name " * 3)
     trial = replace(trial, candidates=(*trial.candidates[:1], *[one] * count))
@@ -161,7 +161,7 @@ def test_many_candidates_are_counted(count: int) -> None:
 REPORT = FullReport(run_result(world(2)), (detail(2),), None, None)
 
 
-def test_the_trial_comes_first_and_no_means_follow() -> None:
+def test_the_trial_s_section_comes_first_and_sections_of_means_are_left_out() -> None:
     found = {section.id: section for section in sections(REPORT, sample())}
     assert next(iter(found)) == "trial"
     assert not {"verdict", "step", "scaling", "collectives", "waiting"} & found.keys()
@@ -170,7 +170,7 @@ def test_the_trial_comes_first_and_no_means_follow() -> None:
     assert found["trial"].lead == sample().verdict.sentences[0]
 
 
-def test_its_tables_and_what_applies_it_are_on_both_pages() -> None:
+def test_html_and_markdown_have_the_trial_s_tables_and_the_command_to_apply_it() -> None:
     for text in (page.render(REPORT, sample()), markdown.render(REPORT, sample())):
         assert "int8" in text
         assert "To apply it: commprof run" in text

@@ -24,7 +24,7 @@ def test_samples_of_one_normal_distribution_are_seldom_two_groups(count: int) ->
     assert sum(border is not None for border in found) <= 0.08 * len(found)
 
 
-def test_outliers_are_no_group() -> None:
+def test_a_few_outliers_are_not_a_second_group() -> None:
     values = np.random.default_rng(7).normal(size=100)
     values[:3] += 1000
     assert two_groups(values) is None

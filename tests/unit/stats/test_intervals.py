@@ -25,7 +25,9 @@ from commprof.stats.intervals import (
         *((0.995, 4, 4.604), (0.95, 9, 1.833), (0.9995, 2, 31.599)),
     ],
 )
-def test_student_s_quantiles(probability: float, degrees: int, quantile: float) -> None:
+def test_student_t_quantiles_equal_published_tables(
+    probability: float, degrees: int, quantile: float
+) -> None:
     assert student_t_quantile(probability, degrees) == pytest.approx(quantile, abs=6e-4)
 
 
@@ -37,13 +39,13 @@ def test_ratios_are_paired_by_round() -> None:
     assert (found.value, found.low, found.high) == pytest.approx((0.5, 0.5, 0.5))
 
 
-def test_the_center_is_the_median_of_the_pairs() -> None:
+def test_the_center_is_the_median_of_the_means_of_all_pairs() -> None:
     # The means of all pairs of 0, 1, 5 are 0, 0.5, 2.5, 1, 3, 5.
     assert center(np.array([0.0, 1.0, 5.0])) == pytest.approx((1 + 2.5) / 2)
     assert center(np.array([[0.0, 1.0, 5.0], [2.0, 2.0, 2.0]])).tolist() == [1.75, 2.0]
 
 
-def test_one_round_that_the_machine_disturbed_moves_little() -> None:
+def test_one_disturbed_round_hardly_changes_the_ratio() -> None:
     plain = np.ones(8)
     quiet = np.array([0.49, 0.5, 0.51, 0.5, 0.495, 0.505, 0.5, 0.5])
     disturbed = quiet.copy()
@@ -54,12 +56,12 @@ def test_one_round_that_the_machine_disturbed_moves_little() -> None:
     assert found.high < 1
 
 
-def test_too_few_rounds_give_nothing() -> None:
+def test_the_mean_of_too_few_rounds_is_none() -> None:
     assert mean_of_rounds(np.ones(2)) is None
     assert mean_of_rounds(np.array([1.0, math.nan, 1.0])) is None
 
 
-def test_a_higher_level_is_wider() -> None:
+def test_an_interval_with_a_higher_level_is_wider() -> None:
     values = np.random.default_rng(1).normal(size=10)
     usual, wide = mean_of_rounds(values), mean_of_rounds(values, 0.99)
     assert usual is not None
@@ -69,7 +71,7 @@ def test_a_higher_level_is_wider() -> None:
 
 @pytest.mark.parametrize("degrees", [3, math.inf])
 @pytest.mark.parametrize("count", [3, 4, 6, 12])
-def test_the_truth_is_covered_at_the_stated_rate(count: int, degrees: float) -> None:
+def test_intervals_of_ratios_cover_the_truth_at_the_stated_rate(count: int, degrees: float) -> None:
     """Draws normal values, and values with outliers (Student's distribution)."""
     draw = np.random.default_rng(count)
     tries = 500
@@ -84,7 +86,7 @@ def test_the_truth_is_covered_at_the_stated_rate(count: int, degrees: float) -> 
 
 
 @pytest.mark.parametrize("count", [3, 6])
-def test_so_is_that_of_a_median_by_resamples(count: int) -> None:
+def test_resampled_intervals_of_a_median_cover_the_truth_at_the_stated_rate(count: int) -> None:
     draw = np.random.default_rng(count)
     tries = 300
     covered = 0

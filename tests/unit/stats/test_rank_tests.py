@@ -43,22 +43,22 @@ def alike(r: float, count: int, seed: int) -> npt.NDArray[np.float64]:
 
 @pytest.mark.parametrize("count", [20, 50])
 @pytest.mark.parametrize("r", [0.0, 0.5, 0.8])
-def test_few_values_show_the_correlation_of_many(r: float, count: int) -> None:
+def test_the_estimated_correlation_of_few_values_is_nearly_unbiased(r: float, count: int) -> None:
     found = [lag_one(alike(r, count, seed)) for seed in range(1000)]
     assert np.mean(found) == pytest.approx(r, abs=0.08)
 
 
-def test_two_samples_are_each_about_their_own_mean() -> None:
+def test_the_correlation_of_two_samples_uses_each_sample_s_own_mean() -> None:
     found = [lag_one(alike(0.5, 30, s), 9 + alike(0.5, 40, s + 5000)) for s in range(500)]
     assert np.mean(found) == pytest.approx(0.5, abs=0.06)
 
 
-def test_values_that_cannot_show_it() -> None:
+def test_lag_one_correlation_is_zero_for_equal_values_and_limited_for_few() -> None:
     assert lag_one(np.full(20, 0.1)) == 0
     assert lag_one(np.array([1.0, 2.0, 4.0])) == LARGEST
 
 
-def test_what_a_value_is_worth() -> None:
+def test_correlated_values_count_as_fewer_independent_ones() -> None:
     assert worth(0.5) == pytest.approx(1 / 3)
     assert worth(-0.5) == 1
     assert worth(1.0) == pytest.approx(0.01 / 1.99)
@@ -66,7 +66,7 @@ def test_what_a_value_is_worth() -> None:
     assert cautious_worth(values) < worth(lag_one(values))
 
 
-def test_the_spread_of_disturbed_values() -> None:
+def test_the_robust_deviation_ignores_disturbed_values() -> None:
     values = np.random.default_rng(3).normal(10, 2, size=5000)
     values[:500] += 1000
     assert robust_deviation(values) == pytest.approx(2, rel=0.2)
@@ -83,13 +83,13 @@ def by_counting(first: list[float], second: list[float]) -> float:
     return sum(abs(total - mean) >= observed - 1e-9 for total in sums) / len(sums)
 
 
-def test_a_normal_value_is_beyond_1_96_deviations_once_in_twenty() -> None:
+def test_two_sided_probability_of_1_96_deviations_is_5_percent() -> None:
     assert two_sided(1.959964) == pytest.approx(0.05, abs=1e-6)
     assert two_sided(-1.959964) == two_sided(1.959964)
     assert two_sided(0.0) == 1
 
 
-def test_p_values_that_are_known() -> None:
+def test_the_rank_test_gives_known_p_values() -> None:
     # Of the C(6, 3) = 20 ways to draw, 2 are as extreme as these.
     assert rank_test([1, 2, 3], [4, 5, 6]) == pytest.approx(0.1)
     assert rank_test([4, 5, 6], [1, 2, 3]) == pytest.approx(0.1)
@@ -107,16 +107,18 @@ def test_p_values_that_are_known() -> None:
         ([0.1, 7, 2.5], [9, 2.5, 2.5, 8, 1]),
     ],
 )
-def test_ties_and_unequal_lengths_are_exact(first: list[float], second: list[float]) -> None:
+def test_the_rank_test_is_exact_with_ties_and_unequal_lengths(
+    first: list[float], second: list[float]
+) -> None:
     assert rank_test(first, second) == pytest.approx(by_counting(first, second))
 
 
-def test_equal_or_missing_values_are_no_difference() -> None:
+def test_the_rank_test_gives_1_for_equal_or_missing_values() -> None:
     assert rank_test([2, 2, 2], [2, 2]) == 1.0
     assert rank_test([], [1, 2]) == 1.0
 
 
-def test_correlated_values_say_less() -> None:
+def test_correlation_raises_the_p_value() -> None:
     p = math.erfc(4 / math.sqrt(2))  # four standard deviations
     assert with_correlation(p, 0.0) == p == with_correlation(p, -0.5)
     # r = 0.6 leaves a quarter of the values, and half the deviate.
@@ -124,11 +126,11 @@ def test_correlated_values_say_less() -> None:
     assert with_correlation(1.0, 0.6) == 1.0
 
 
-def test_midranks_share_the_mean() -> None:
+def test_equal_values_share_the_mean_of_their_ranks() -> None:
     assert midranks(np.array([30.0, 10, 20, 20])).tolist() == [4, 1, 2.5, 2.5]
 
 
-def test_large_samples_agree_with_the_exact_test() -> None:
+def test_the_rank_test_of_large_samples_is_close_to_the_exact_test() -> None:
     random = np.random.default_rng(1)
     first, second = random.normal(0, 1, 30), random.normal(0.6, 1, 30)
     exact = rank_test(first.tolist(), second.tolist())
@@ -138,7 +140,7 @@ def test_large_samples_agree_with_the_exact_test() -> None:
     assert exact == pytest.approx(normal, rel=0.25)
 
 
-def test_equal_distributions_are_told_apart_as_often_as_chance_has_it() -> None:
+def test_the_rank_test_rejects_equal_distributions_at_its_stated_rate() -> None:
     random = np.random.default_rng(2)
     trials = 2000
     found = sum(
@@ -150,7 +152,7 @@ def test_equal_distributions_are_told_apart_as_often_as_chance_has_it() -> None:
     assert abs(found - trials * 0.0433) < 4 * deviation
 
 
-def test_holm_by_hand() -> None:
+def test_holm_correction_of_known_p_values() -> None:
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([0.5, 0.9]) == pytest.approx([1.0, 1.0])
     assert holm([]) == []
@@ -180,20 +182,20 @@ def exact(a: list[float], b: list[float]) -> float:
         ([3.0, 1.0, 3.0, 2.0, 3.0, 1.0], [3.0, 5.0, 4.0, 6.0, 3.0, 7.0]),
     ],
 )
-def test_it_is_near_the_exact_one(
+def test_the_step_test_is_close_to_the_exact_test(
     a: list[float], b: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("commprof.stats.rank_tests.cautious_worth", lambda *_: 1.0)
     assert step_test(np.array(a), np.array(b)) == pytest.approx(exact(a, b), abs=0.03)
 
 
-def test_equal_values_say_nothing_and_no_values_nothing_at_all() -> None:
+def test_the_step_test_gives_1_for_equal_values_and_nan_for_none() -> None:
     same = np.full(10, 3.0)
     assert step_test(same, same) == 1.0
     assert math.isnan(step_test(same, np.zeros(0)))
 
 
-def test_the_same_distribution_is_rarely_told_apart() -> None:
+def test_the_step_test_rejects_equal_distributions_in_about_5_percent() -> None:
     random = np.random.default_rng(7)
     found = [step_test(random.normal(size=40), random.normal(size=30)) for _ in range(1000)]
     assert 0.03 < np.mean(np.array(found) < 0.05) < 0.07
@@ -209,7 +211,7 @@ def steps_alike(random: np.random.Generator, steps: int, r: float) -> np.ndarray
 
 @pytest.mark.parametrize("steps", [10, 40, 78])
 @pytest.mark.parametrize("r", [0.0, 0.5, 0.9])
-def test_nor_is_it_where_neighbours_are_alike(steps: int, r: float) -> None:
+def test_the_step_test_rarely_rejects_equal_correlated_steps(steps: int, r: float) -> None:
     random = np.random.default_rng(8)
     pairs = [(steps_alike(random, steps, r), steps_alike(random, steps, r)) for _ in range(200)]
     found = np.array([step_test(*pair) for pair in pairs])
@@ -221,7 +223,9 @@ def test_nor_is_it_where_neighbours_are_alike(steps: int, r: float) -> None:
     ("steps", "r", "factor", "least"),
     [(10, 0.0, 1.10, 0.7), (40, 0.0, 1.05, 0.95), (40, 0.5, 1.10, 0.95), (78, 0.5, 1.05, 0.95)],
 )
-def test_a_real_change_is_found(steps: int, r: float, factor: float, least: float) -> None:
+def test_the_step_test_detects_a_real_change(
+    steps: int, r: float, factor: float, least: float
+) -> None:
     random = np.random.default_rng(9)
     pairs = [
         (steps_alike(random, steps, r), factor * steps_alike(random, steps, r)) for _ in range(200)
@@ -229,7 +233,7 @@ def test_a_real_change_is_found(steps: int, r: float, factor: float, least: floa
     assert np.mean([step_test(*pair) < 0.05 for pair in pairs]) >= least
 
 
-def test_the_ratio_s_interval_holds_where_neighbours_are_alike() -> None:
+def test_the_ratio_s_interval_covers_the_truth_if_steps_are_correlated() -> None:
     random = np.random.default_rng(10)
     held = 0
     for _ in range(200):
@@ -238,7 +242,7 @@ def test_the_ratio_s_interval_holds_where_neighbours_are_alike() -> None:
     assert held >= 186  # 93 %
 
 
-def test_too_few_steps_that_are_alike_say_nothing() -> None:
+def test_the_step_test_is_nan_for_few_highly_correlated_steps() -> None:
     slow = np.sin(np.arange(30) / 10)
     assert math.isnan(step_test(slow, 10 + slow))
     # r = 0.99 at most: 0.01 / 1.99
@@ -248,7 +252,7 @@ def test_too_few_steps_that_are_alike_say_nothing() -> None:
     assert independent_share(by_turns, 10 + by_turns) == 1.0
 
 
-def test_what_no_value_contradicts_has_the_smallest_p_value() -> None:
+def test_the_smallest_p_value_is_a_lower_bound_of_the_step_test() -> None:
     random = np.random.default_rng(9)
     low, high = random.permutation(20.0 + np.arange(20)), random.permutation(40.0 + np.arange(20))
     assert step_test(low, high) >= smallest_p_value(20, 20)
@@ -259,7 +263,7 @@ def test_what_no_value_contradicts_has_the_smallest_p_value() -> None:
     assert smallest_p_value(0, 4) == 1.0
 
 
-def test_correction_by_hand() -> None:
+def test_adjusted_p_values_follow_holm_and_keep_nan() -> None:
     # 0.01 * 4, then max(., 0.02 * 3), max(., 0.03 * 2), max(., 0.5 * 1)
     assert adjusted([0.03, 0.01, math.nan, 0.5, 0.02]) == pytest.approx(
         [0.06, 0.04, math.nan, 0.5, 0.06], nan_ok=True

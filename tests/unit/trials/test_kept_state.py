@@ -86,7 +86,7 @@ OPTIMIZERS = [
 
 @pytest.mark.parametrize("steps_before", [0, 3])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS[:2])
-def test_every_kind_of_state_is_put_back(
+def test_every_kind_of_training_state_is_restored(
     optimizer: Callable[..., torch.optim.Optimizer], steps_before: int
 ) -> None:
     training = Training(optimizer)
@@ -105,7 +105,7 @@ def test_every_kind_of_state_is_put_back(
     assert [p.data_ptr() for p in training.model.parameters()] == places
 
 
-def test_training_goes_on_as_if_nothing_had_been_between() -> None:
+def test_training_after_a_restored_snapshot_equals_uninterrupted_training() -> None:
     ends = []
     for detour in (False, True):
         random.seed(1)
@@ -122,7 +122,7 @@ def test_training_goes_on_as_if_nothing_had_been_between() -> None:
     assert ends[0] == ends[1]
 
 
-def test_state_that_is_no_tensor_is_put_back() -> None:
+def test_optimizer_state_that_is_no_tensor_is_restored() -> None:
     weight = nn.Parameter(torch.ones(3))
     optimizer = OPTIMIZERS[2]([weight])
 

@@ -57,7 +57,7 @@ def train(ddp: DistributedDataParallel) -> None:
     ddp(torch.ones(2, 16)).sum().backward()
 
 
-def test_each_block_has_its_candidate_and_the_end_is_the_begin() -> None:
+def test_each_block_uses_its_candidate_and_the_model_is_restored_at_the_end() -> None:
     ddp = model()
     reducer = ddp.reducer
     for parameter in ddp.parameters():
@@ -90,7 +90,7 @@ def test_each_block_has_its_candidate_and_the_end_is_the_begin() -> None:
     assert all((parameter == kept).all() for parameter in ddp.parameters())
 
 
-def test_a_cap_cuts_the_buckets_that_ddp_would_cut() -> None:
+def test_a_trial_s_bucket_cap_gives_the_buckets_of_ddp_with_that_cap() -> None:
     buckets: list[list[int]] = []
     for cap in (None, 0.001):
         ddp = model() if cap is None else model(bucket_cap_mb=cap)
@@ -109,7 +109,7 @@ def test_a_cap_cuts_the_buckets_that_ddp_would_cut() -> None:
     assert buckets[0] == buckets[1] == [1024] + [512] * 4
 
 
-def test_the_first_bucket_alone_is_cut_smaller() -> None:
+def test_first_bucket_changes_only_the_cap_of_the_first_bucket() -> None:
     ddp, sizes, candidate = model(layers=6), list[int](), parse_candidate("first-bucket=0.001")
     attachment = attach(ddp)
     train(ddp)
@@ -127,7 +127,7 @@ def test_the_first_bucket_alone_is_cut_smaller() -> None:
     bucketings.close()
 
 
-def test_gradients_lie_in_buckets_only_while_that_is_tried() -> None:
+def test_gradients_are_bucket_views_only_while_that_candidate_is_tried() -> None:
     ddp = model()
     train(ddp)
     bucketings = Bucketings(attach(ddp))
@@ -150,7 +150,7 @@ def test_gradients_lie_in_buckets_only_while_that_is_tried() -> None:
 
 
 @pytest.mark.parametrize("label", ["first-bucket=1", "gradient-as-bucket-view=false", "prefetch=1"])
-def test_what_a_replicated_model_cannot_have_is_said(label: str) -> None:
+def test_candidates_impossible_for_a_ddp_model_are_refused_with_the_reason(label: str) -> None:
     replicated = ReplicatedModel(attach(model(find_unused_parameters=label == "first-bucket=1")))
     why = {
         "first-bucket=1": "DDP's buckets cannot be rebuilt: the model searches for unused",
@@ -161,7 +161,7 @@ def test_what_a_replicated_model_cannot_have_is_said(label: str) -> None:
 
 
 @pytest.mark.parametrize("more", ["bucket-cap=5", "fp16"])
-def test_a_setting_that_the_model_has_may_be_joined_with_another(more: str) -> None:
+def test_a_setting_the_model_already_has_may_be_combined_with_another(more: str) -> None:
     replicated = ReplicatedModel(attach(model()))
     assert replicated.impossible(parse_candidate(f"{more}+gradient-as-bucket-view=false")) == ""
 
@@ -181,19 +181,23 @@ def _noted(bucket: Any, sizes: list[int]) -> Any:
         ({"static_graph": True}, "static_graph"),
     ],
 )
-def test_some_models_keep_their_buckets(options: dict[str, Any], why: str) -> None:
+def test_models_with_unused_parameters_or_static_graph_cannot_change_buckets(
+    options: dict[str, Any], why: str
+) -> None:
     found = obstacle(model(**options))
     assert why in found
     assert bool(found) == bool(why)
 
 
-def test_a_model_whose_script_ends_backward_passes_keeps_its_buckets() -> None:
+def test_buckets_cannot_change_if_the_script_finalizes_backward_passes() -> None:
     ddp = model()
     ddp.require_manual_backward_finalization = True  # of torch 2.15
     assert "require_manual_backward_finalization" in obstacle(ddp)
 
 
-def test_a_model_with_a_hook_of_its_own_takes_no_part(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_with_its_own_hook_takes_no_part_in_a_trial(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     ddp = model()
     steps = Steps()
     trial = Trial(parse_trial("fp16"), steps)  # type: ignore[arg-type]
@@ -208,7 +212,7 @@ def test_a_model_with_a_hook_of_its_own_takes_no_part(capsys: pytest.CaptureFixt
     assert "has a communication hook of its own" in capsys.readouterr().err
 
 
-def test_a_hook_that_comes_late_ends_the_trial_and_stays(
+def test_a_hook_registered_during_a_trial_ends_it_and_is_kept(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     ddp, sizes = model(), list[int]()
@@ -231,7 +235,7 @@ def test_a_hook_that_comes_late_ends_the_trial_and_stays(
     assert "so the trial ends" in capsys.readouterr().err
 
 
-def test_a_compressor_that_torch_operations_lack_takes_no_part(
+def test_a_compressor_that_needs_the_native_module_takes_no_part_without_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Attachment, "is_native", False)
@@ -252,7 +256,7 @@ def test_a_compressor_that_torch_operations_lack_takes_no_part(
     ) in capsys.readouterr().err
 
 
-def test_a_compressor_whose_option_torch_operations_lack_takes_no_part(
+def test_a_compressor_option_that_needs_the_native_module_is_refused_without_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Attachment, "is_native", False)
@@ -263,7 +267,7 @@ def test_a_compressor_whose_option_torch_operations_lack_takes_no_part(
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:1"])
-def test_buckets_that_wait_for_the_last_have_futures_of_their_device(
+def test_no_overlap_uses_futures_of_the_bucket_s_device(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With other futures, DDP's stream would not wait for the all-reduces."""
@@ -291,7 +295,9 @@ def test_buckets_that_wait_for_the_last_have_futures_of_their_device(
     assert futures == [[] if device == "cpu" else [torch.device(device)]] * 2
 
 
-def test_a_model_that_comes_late_takes_no_part(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_added_after_a_trial_began_takes_no_part(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     steps, plan = Steps(), parse_trial("none,rounds=3,block=1")
     trial = Trial(plan, steps)  # type: ignore[arg-type]
     trial.add(attach(model()))
@@ -304,7 +310,7 @@ def test_a_model_that_comes_late_takes_no_part(capsys: pytest.CaptureFixture[str
     assert "after the trial began" in capsys.readouterr().err
 
 
-def test_a_capture_that_keeps_no_records_is_refused() -> None:
+def test_a_trial_with_always_on_capture_is_refused() -> None:
     steps = Steps()
     steps.mode = "always-on"
     with pytest.raises(CommprofError, match="capture is in mode 'always-on'"):
@@ -319,7 +325,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return found
 
 
-def test_the_end_of_a_script_without_its_process_group_says_how_far_the_trial_came(
+def test_a_trial_cut_short_by_the_end_of_the_script_reports_its_complete_rounds(
     capsys: pytest.CaptureFixture[str], noted: dict[str, Any]
 ) -> None:
     ddp, steps = model(), Steps()
@@ -340,7 +346,7 @@ def test_the_end_of_a_script_without_its_process_group_says_how_far_the_trial_ca
     ) in capsys.readouterr().err
 
 
-def test_a_trial_ends_where_the_script_destroys_the_group_and_goes_on(
+def test_a_trial_ends_when_the_script_destroys_the_process_group(
     capsys: pytest.CaptureFixture[str], noted: dict[str, Any]
 ) -> None:
     """A trial's blocks begin with collectives over that group."""

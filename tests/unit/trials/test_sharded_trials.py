@@ -92,7 +92,7 @@ def seen(root: Any) -> str:
     return "prefetch=2" if any(found["prefetch"]) else "none"
 
 
-def test_each_block_has_its_setting_and_the_end_is_the_begin() -> None:
+def test_each_block_uses_its_fsdp_setting_and_settings_are_restored_at_the_end() -> None:
     root, steps, plan = sharded(), Steps(), parse_trial(PLAN)
     trial = Trial(plan, steps)  # type: ignore[arg-type]
     trial.add(root)
@@ -135,7 +135,7 @@ def test_prefetching_follows_the_order_of_gathering() -> None:
     assert not any(any(one["prefetch"]) or one["async"] for one in settings(root).values())
 
 
-def test_a_step_that_raises_leaves_the_settings_as_they_were() -> None:
+def test_an_exception_in_a_step_restores_the_model_s_settings_and_weights() -> None:
     root, steps, plan = sharded(), Steps(), parse_trial(PLAN)
     trial = Trial(plan, steps)  # type: ignore[arg-type]
     trial.add(root)
@@ -182,7 +182,9 @@ def test_a_step_that_raises_leaves_the_settings_as_they_were() -> None:
         ("int8", {}, "sharded by FSDP2 and has neither buckets nor hooks"),
     ],
 )
-def test_what_a_model_cannot_have_is_said(label: str, options: dict[str, Any], why: str) -> None:
+def test_candidates_impossible_for_a_sharded_model_are_refused_with_the_reason(
+    label: str, options: dict[str, Any], why: str
+) -> None:
     root, order = sharded(**options), GatherOrder()
     order.watch()
     step(root)
@@ -192,7 +194,9 @@ def test_what_a_model_cannot_have_is_said(label: str, options: dict[str, Any], w
     assert bool(found) == bool(why)
 
 
-def test_a_candidate_of_the_other_kind_takes_no_part(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_fsdp_candidate_takes_no_part_in_a_trial_of_a_ddp_model(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     steps = Steps()
     trial = Trial(parse_trial("prefetch=2,rounds=3,block=1"), steps)  # type: ignore[arg-type]
     from commprof.capture.attachment import attach
@@ -219,7 +223,9 @@ def test_held_bytes_are_those_of_parameters_that_stay_gathered() -> None:
     assert held["reduce-dtype=bf16"] == 0
 
 
-def test_unchanged_scripts_have_their_models_found(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trial_finds_sharded_models_of_unchanged_scripts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     steps, plan = Steps(), parse_trial("reshard-after-forward=false,rounds=3,block=1")
     trial = Trial(plan, steps)  # type: ignore[arg-type]
     trial.find_sharded()
@@ -236,7 +242,7 @@ def test_unchanged_scripts_have_their_models_found(capsys: pytest.CaptureFixture
     assert "a trial of 4 candidates begins" in capsys.readouterr().err
 
 
-def test_nothing_is_exchanged_and_buffers_keep_their_size() -> None:
+def test_noop_gather_and_scatter_exchange_nothing_and_keep_buffer_sizes() -> None:
     gathered = torch.zeros(4)
     _OwnGather(None)(gathered, torch.tensor([1.0, 2.0]), async_op=True)
     assert gathered.tolist() == [1, 2, 1, 2]
@@ -247,7 +253,9 @@ def test_nothing_is_exchanged_and_buffers_keep_their_size() -> None:
 
 
 @pytest.mark.parametrize("setting", ["prefetch=1", "reshard-after-forward=false", "prefetch=9"])
-def test_a_setting_for_good(setting: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_permanent_fsdp_setting_is_applied_after_the_first_step_if_possible(
+    setting: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     root, steps = sharded(), Steps()
     set_every_model(setting, steps)  # type: ignore[arg-type]
     labels = []

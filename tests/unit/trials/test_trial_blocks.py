@@ -80,7 +80,7 @@ def test_a_block_is_the_median_of_its_measured_steps_on_the_slowest_rank() -> No
     assert found.columns["exposed"][0] == pytest.approx((20 + 25) / 2 * MS)
 
 
-def test_plain_bytes_are_those_of_the_models_own_ring() -> None:
+def test_uncompressed_bytes_are_those_of_a_ring_of_the_model_s_group() -> None:
     made = [rank(0), rank(1)]
     for each in made:  # two of four ranks
         each.metadata["world_size"] = 4
@@ -89,19 +89,19 @@ def test_plain_bytes_are_those_of_the_models_own_ring() -> None:
     assert found.columns["plain_ring"][0] == pytest.approx(4 * MB)
 
 
-def test_the_slowest_rank_is_that_of_all_rounds_and_not_of_each() -> None:
+def test_the_slowest_rank_is_chosen_over_all_rounds_together() -> None:
     """Otherwise noise that affects the ranks in turn would lengthen every round."""
     traces = [rank(0, slower_ms=(0, 8, 3)).trace(), rank(1, slower_ms=(6, 1, 2)).trace()]
     found = figures(traces, PLAN.schedule(), FIRST)
     assert found.step_ns[0] == pytest.approx([60 * MS, 68 * MS, 63 * MS])
 
 
-def test_rounds_that_are_cut_short_do_not_count() -> None:
+def test_rounds_that_a_rank_did_not_complete_do_not_count() -> None:
     traces = [rank(0).trace(), rank(1, rounds=2).trace()]
     assert figures(traces, PLAN.schedule(), FIRST).rounds == 2
 
 
-def test_the_result_follows_from_the_traces() -> None:
+def test_a_trial_s_figures_and_verdict_are_computed_from_its_traces() -> None:
     context = {"command": "python -m commprof.run --trial int8", "workload": "timed"}
     result = analyse_world_trial(world_run([rank(0), rank(1)]), context)
     assert (result.rounds, result.planned_rounds, result.world_size) == (3, 3, 2)
@@ -131,7 +131,7 @@ def test_the_result_follows_from_the_traces() -> None:
 
 
 @pytest.mark.parametrize("label", ["hierarchical", "bucket-cap=5", "no-overlap"])
-def test_without_bytes_saved_on_a_link_a_break_even_does_not_apply(label: str) -> None:
+def test_break_even_does_not_apply_to_candidates_that_save_no_bytes_on_a_link(label: str) -> None:
     plan = f"{label},rounds=3,block=3,warmup=2"
     context = {"command": "python -m commprof.run --trial x", "workload": "timed"}
     result = analyse_world_trial(world_run([rank(r, plan=plan) for r in (0, 1)]), context)
@@ -145,7 +145,7 @@ def test_without_bytes_saved_on_a_link_a_break_even_does_not_apply(label: str) -
 
 
 @pytest.mark.parametrize("left", [0, 1])
-def test_without_a_rank_s_trace_there_are_no_figures_but_a_report(
+def test_the_report_of_a_trial_without_a_rank_s_trace_says_so_without_figures(
     left: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = write_run(tmp_path / "run", [rank(0), rank(1)], workload="timed")
@@ -160,7 +160,7 @@ def test_without_a_rank_s_trace_there_are_no_figures_but_a_report(
         assert "left no trace of the trial" in text or format == "csv"
 
 
-def test_a_trial_s_report_says_what_to_know_and_nothing_of_mixed_steps(
+def test_a_trial_s_report_has_remarks_on_the_run_but_none_on_mixed_steps(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one_core = {**context()["machine"], "usable_cpu_count": 1, "boot_id": "b"}
@@ -173,7 +173,7 @@ def test_a_trial_s_report_says_what_to_know_and_nothing_of_mixed_steps(
     assert "compress" not in text.partition("* More threads")[2]
 
 
-def test_the_rows_of_a_trial_are_its_candidates(
+def test_csv_rows_of_a_trial_are_its_candidates(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = write_run(tmp_path / "run", [rank(0), rank(1)], workload="timed")
@@ -195,13 +195,13 @@ def test_the_rows_of_a_trial_are_its_candidates(
         assert "(allowed: candidates, steps, collectives)" in capsys.readouterr().err
 
 
-def test_a_trial_of_an_earlier_trace_of_the_process_is_none_of_this_one() -> None:
+def test_a_trial_that_began_in_an_earlier_trace_of_the_process_is_ignored() -> None:
     assert trial_of(rank(0).trace()) is not None
     assert trial_of(rank(0, begin_monotonic_ns=1).trace()) is None
     assert trial_of(Rank().trace()) is None
 
 
-def test_losses_that_are_not_known_make_no_effect() -> None:
+def test_the_effect_on_the_loss_is_none_if_a_rank_s_losses_are_unknown() -> None:
     ranks = [rank(0), rank(1)]
     del ranks[1].metadata["trial_losses"]
     result = analyse_world_trial(world_run(ranks), {"command": "x"})
@@ -209,7 +209,9 @@ def test_losses_that_are_not_known_make_no_effect() -> None:
     assert np.isfinite(result.candidates[3].step_ms)
 
 
-def test_the_halves_of_a_block_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_later_half_of_a_block_is_compared_with_the_earlier_half(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert _later_over_earlier(np.array([30.0, 28, 20, 24, 22])) == 23 / 29
     assert np.isnan(_later_over_earlier(np.array([30.0, 28, 20])))
     monkeypatch.setattr(f"{__name__}.PLAN", parse_trial("int8,rounds=3,block=4,warmup=2"))

@@ -32,7 +32,7 @@ def test_an_option_may_have_a_technique_s_name() -> None:
     ]
 
 
-def test_what_always_takes_part_may_be_listed_and_nothing_is_tried_twice() -> None:
+def test_listed_controls_and_duplicate_candidates_are_removed() -> None:
     assert labels("none,noop,fp16,fp16") == ["fp16"]
     assert [one.label for one in parse_trial("none").everyone] == ["none", "none again", "noop"]
     assert [one.label for one in parse_trial("fp16,headroom=0").everyone] == [
@@ -40,7 +40,7 @@ def test_what_always_takes_part_may_be_listed_and_nothing_is_tried_twice() -> No
     ]
 
 
-def test_settings_are_of_the_trial() -> None:
+def test_settings_of_the_trial_are_parsed() -> None:
     plan = parse_trial("topk,rounds=4,block=10,warmup=3,shuffle=9")
     assert (plan.rounds, plan.block, plan.warmup, plan.shuffle) == (4, 10, 3, 9)
     assert plan.steps == SETTLE_STEPS + 4 * 4 * 13
@@ -54,12 +54,12 @@ def test_settings_are_of_the_trial() -> None:
         "reshard-after-forward=false+prefetch=2+reduce-dtype=bf16,reshard-after-forward=true",
     ],
 )
-def test_a_plan_s_text_gives_the_plan(text: str) -> None:
+def test_a_plan_s_text_is_parsed_to_the_same_plan(text: str) -> None:
     plan = parse_trial(text)
     assert parse_trial(plan.text) == plan
 
 
-def test_candidates_that_cannot_take_part_leave_the_plan() -> None:
+def test_candidates_that_cannot_take_part_are_removed_from_the_plan() -> None:
     plan = parse_trial("fp16,bucket-cap=5,rounds=5").without({"bucket-cap=5"})
     assert [one.label for one in plan.candidates] == ["fp16"]
     assert plan.rounds == 5
@@ -96,7 +96,7 @@ def test_candidates_that_cannot_take_part_leave_the_plan() -> None:
         ("fp16,block=1.5", "block=1.5 is out of range"),
     ],
 )
-def test_what_cannot_be_tried_is_refused(text: str, complaint: str) -> None:
+def test_invalid_trials_are_refused_with_the_reason(text: str, complaint: str) -> None:
     with pytest.raises(UsageError, match=re.escape(complaint)):
         parse_trial(text)
 
@@ -115,24 +115,24 @@ def test_what_cannot_be_tried_is_refused(text: str, complaint: str) -> None:
         ("prefetch=1+reduce-dtype=bf16", False, False),
     ],
 )
-def test_two_ranks_add_the_same_numbers_in_any_bucket(
+def test_which_candidates_keep_gradients_exact_with_two_and_three_ranks(
     text: str, two_ranks: bool, three_ranks: bool
 ) -> None:
     candidate = Candidate("none") if text == "none" else parse_candidate(text)
     assert (candidate.exact(2), candidate.exact(3)) == (two_ranks, three_ranks)
 
 
-def test_noop_changes_gradients() -> None:
+def test_noop_does_not_keep_gradients_exact() -> None:
     assert not Candidate("noop").exact(2)
 
 
-def test_techniques_are_counted() -> None:
+def test_techniques_of_a_candidate_are_counted() -> None:
     assert parse_candidate("fp16").techniques == 1
     assert parse_candidate("fp16+bucket-cap=5").techniques == 2
     assert parse_candidate("prefetch=1+reduce-dtype=bf16").techniques == 2
 
 
-def test_help_names_what_is_no_compressor() -> None:
+def test_help_lists_techniques_that_are_no_compressors() -> None:
     assert "no-overlap" in help_text()
     assert "bucket-cap=MB" in help_text()
     assert "none" not in technique_names()
@@ -152,7 +152,7 @@ def test_every_candidate_has_one_block_in_each_round() -> None:
         assert after.measured == after.begin + 2
 
 
-def test_orders_are_shuffled_and_the_same_everywhere() -> None:
+def test_the_order_of_candidates_is_shuffled_and_reproducible_from_the_seed() -> None:
     orders = {
         seed: [block.candidate for block in Schedule(4, 8, 1, 2, seed).blocks] for seed in (0, 1)
     }

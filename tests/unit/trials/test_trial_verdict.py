@@ -38,7 +38,7 @@ def found(
     )
 
 
-def test_bytes_saved_must_pay_for_the_work() -> None:
+def test_break_even_is_the_saved_bytes_divided_by_the_added_time() -> None:
     # 3 MB saved are 24 Mbit; 4 ms of coding and 2 ms more in the step: 24e6 bit in 6e6 ns.
     result = found(plain=4, wire=1, coding=4, slowdown=2, hidden=0.1)
     assert result is not None
@@ -48,7 +48,7 @@ def test_bytes_saved_must_pay_for_the_work() -> None:
     assert result.gbit_per_s.low == pytest.approx(4.0)
 
 
-def test_above_a_bandwidth_all_communication_is_hidden() -> None:
+def test_break_even_is_limited_to_the_bandwidth_that_hides_all_communication() -> None:
     # 4 MB are 32 Mbit, and 14 + 2 ms hide them at 2 Gbit/s and above.
     result = found(plain=4, wire=1, coding=4, slowdown=2, hidden=14)
     assert result is not None
@@ -56,26 +56,26 @@ def test_above_a_bandwidth_all_communication_is_hidden() -> None:
     assert result.gbit_per_s.value == pytest.approx(2.0)
 
 
-def test_a_step_that_got_faster_elsewhere_is_no_credit() -> None:
+def test_a_step_that_got_faster_elsewhere_does_not_raise_the_break_even() -> None:
     result = found(plain=4, wire=1, coding=6, slowdown=-3, hidden=0.1)
     assert result is not None
     assert result.gbit_per_s is not None
     assert result.gbit_per_s.value == pytest.approx(4.0)
 
 
-def test_what_saves_no_byte_never_pays() -> None:
+def test_a_candidate_that_saves_no_bytes_never_pays() -> None:
     result = found(plain=4, wire=5, coding=1, slowdown=0, hidden=1)
     assert result is not None
     assert (result.pays, result.gbit_per_s) == ("never", None)
 
 
-def test_what_costs_nothing_always_pays() -> None:
+def test_a_candidate_that_costs_no_time_always_pays() -> None:
     result = found(plain=4, wire=1, coding=0, slowdown=0, hidden=0)
     assert result is not None
     assert (result.pays, result.gbit_per_s) == ("always", None)
 
 
-def test_its_interval_comes_from_the_rounds() -> None:
+def test_the_break_even_s_interval_comes_from_the_rounds() -> None:
     draw = np.random.default_rng(3).normal(1, 0.1, size=8)
     ones = np.ones(8)
     result = break_even(Costs(4 * MB * ones, MB * ones, 6 * MS * draw, 0 * ones, 0.1 * MS * ones))
@@ -85,7 +85,7 @@ def test_its_interval_comes_from_the_rounds() -> None:
     assert result.gbit_per_s.value == pytest.approx(24 / (6 * np.median(draw)))
 
 
-def test_nothing_is_said_of_what_was_not_measured() -> None:
+def test_break_even_is_none_with_unmeasured_bytes_or_too_few_rounds() -> None:
     ones = np.ones(8)
     assert break_even(Costs(ones, np.full(8, np.nan), ones, ones, ones)) is None
     assert break_even(Costs(*[np.ones(2)] * 5)) is None
@@ -101,14 +101,16 @@ def test_nothing_is_said_of_what_was_not_measured() -> None:
         ("int8", "not known", "compressors that run as torch operations record neither"),
     ],
 )
-def test_where_there_is_none_the_reason_is_told(label: str, answer: str, reason: str) -> None:
+def test_a_missing_break_even_has_the_reason_for_the_candidate(
+    label: str, answer: str, reason: str
+) -> None:
     found = no_break_even(parse_candidate(label), rounds=8, told=False)
     assert found is not None
     assert found.answer == answer
     assert found.reason.startswith(reason)
 
 
-def test_other_reasons() -> None:
+def test_a_missing_break_even_names_too_few_rounds_or_missing_measurements() -> None:
     int8 = parse_candidate("int8")
     short, missing = no_break_even(int8, 2, True), no_break_even(int8, 8, True)
     assert short is not None
@@ -140,7 +142,7 @@ def test_a_clear_winner_is_recommended_with_its_interval() -> None:
     assert verdict.apply == "commprof run --nproc 2 --hook int8 train.py"
 
 
-def test_under_ten_percent_of_headroom_it_stops() -> None:
+def test_below_ten_percent_of_headroom_no_candidate_is_recommended() -> None:
     steps = {**BASE_TIMES, "noop": (92.0, QUIET), "int8": (50.0, QUIET)}
     verdict = trial(steps).verdict
     assert (verdict.answer, verdict.choice, verdict.apply) == ("not-the-bottleneck", "", "")
@@ -148,33 +150,33 @@ def test_under_ten_percent_of_headroom_it_stops() -> None:
     assert verdict.sentences[-1].endswith("Look at backward first.")
 
 
-def test_a_headroom_that_may_be_anything_says_nothing() -> None:
+def test_with_a_noisy_headroom_the_verdict_is_unknown() -> None:
     verdict = trial({**BASE_TIMES, "noop": (97.0, 0.5), "int8": (50.0, QUIET)}).verdict
     assert (verdict.answer, verdict.choice) == ("unknown", "")
     assert verdict.sentences[-1].startswith("Too noisy to say")
 
 
-def test_without_noop_it_goes_on() -> None:
+def test_without_noop_a_candidate_can_still_be_recommended() -> None:
     steps = {"none": (100.0, QUIET), "none again": (100.0, QUIET), "int8": (50.0, QUIET)}
     verdict = trial(steps).verdict
     assert verdict.answer == "use"
     assert verdict.sentences[0].startswith("The step of 100 ms is bound by")
 
 
-def test_nothing_is_recommended_whose_interval_holds_zero() -> None:
+def test_a_candidate_whose_gain_may_be_zero_is_not_recommended() -> None:
     verdict = trial({**BASE_TIMES, "int8": (98.0, 0.08), "fp16": (120.0, QUIET)}).verdict
     assert (verdict.answer, verdict.choice, verdict.gain) == ("none", "", None)
     assert "no candidate makes the step shorter with certainty" in verdict.sentences[-1]
 
 
-def test_a_gain_below_what_equal_things_differ_by_is_none() -> None:
+def test_a_gain_below_the_difference_of_identical_controls_is_not_recommended() -> None:
     steps = {**BASE_TIMES, "none again": (94.0, QUIET), "int8": (97.0, QUIET)}
     verdict = trial(steps).verdict
     assert verdict.answer == "none"
     assert "`none` and `none again`, which are identical, differ by" in verdict.sentences[-1]
 
 
-def test_of_equals_the_one_that_harms_gradients_least_is_taken() -> None:
+def test_of_equally_fast_candidates_the_one_that_changes_gradients_least_is_chosen() -> None:
     steps = {**BASE_TIMES, "topk:ratio=0.01": (50.0, 0.02), "int8": (50.3, 0.02)}
     result = trial(steps, errors={"topk:ratio=0.01": 0.9, "int8": 0.008})
     assert result.verdict.choice == "int8"
@@ -189,7 +191,7 @@ def test_of_equals_the_one_that_harms_gradients_least_is_taken() -> None:
     )
 
 
-def test_of_uncompressed_equals_the_one_that_keeps_all_bits_is_taken() -> None:
+def test_of_equally_fast_uncompressed_candidates_the_exact_one_is_chosen() -> None:
     steps = {**BASE_TIMES, "hierarchical": (50.0, 0.02), "bucket-cap=5": (50.2, 0.02)}
     verdict = trial(steps, errors={"hierarchical": float("nan")}).verdict
     assert verdict.choice == "bucket-cap=5"
@@ -200,7 +202,7 @@ def test_of_uncompressed_equals_the_one_that_keeps_all_bits_is_taken() -> None:
     assert any("bucket-cap=5, which was the fastest." in said for said in same.sentences)
 
 
-def test_of_three_equals_all_are_said_to_equal_the_fastest() -> None:
+def test_all_candidates_as_fast_as_the_fastest_are_named() -> None:
     steps = {**BASE_TIMES, "topk:ratio=0.01": (50.0, 0.02), "int8": (50.3, 0.02)}
     steps["fp16"] = (50.2, 0.02)
     verdict = trial(steps, errors={"topk:ratio=0.01": 0.9, "int8": 0.008, "fp16": 0.1}).verdict
@@ -213,7 +215,7 @@ def test_of_three_equals_all_are_said_to_equal_the_fastest() -> None:
     assert {"fp16", "int8"} == set(tied.split(" did not")[0].split(" and "))
 
 
-def test_a_compressor_that_was_not_measured_is_no_lesser_harm() -> None:
+def test_a_compressor_with_unmeasured_error_is_not_preferred() -> None:
     nan = float("nan")
     steps = {**BASE_TIMES, "topk:ratio=0.01": (50.0, 0.02), "int8": (50.3, 0.02)}
     verdict = trial(steps, errors={"topk:ratio=0.01": nan, "int8": 0.008}).verdict
@@ -231,14 +233,14 @@ def test_a_compressor_that_was_not_measured_is_no_lesser_harm() -> None:
     assert between.verdict.choice == "bucket-cap=5"
 
 
-def test_an_exchange_that_does_not_compress_sums_in_another_order() -> None:
+def test_the_verdict_says_that_hierarchical_sums_gradients_in_another_order() -> None:
     nan = {"hierarchical": float("nan")}
     verdict = trial({**BASE_TIMES, "hierarchical": (50.0, QUIET)}, errors=nan).verdict
     assert verdict.sentences[-1].startswith("It sums gradients in another order:")
 
 
 @pytest.mark.parametrize("label", ["no-overlap", "no-overlap+bucket-cap=5"])
-def test_what_no_option_applies_is_not_recommended(label: str) -> None:
+def test_candidates_that_no_option_applies_are_not_recommended(label: str) -> None:
     reason = (
         "and is not recommended: no-overlap exists in trials only, for comparison, and no option "
         "applies it."
@@ -259,7 +261,7 @@ def test_what_no_option_applies_is_not_recommended(label: str) -> None:
     assert not any("not recommended" in said for said in slower.sentences)
 
 
-def test_too_few_rounds_say_nothing() -> None:
+def test_with_too_few_rounds_the_verdict_is_unknown() -> None:
     short = judge([], (), np.ones((3, 2)), (), RUN)
     assert short.answer == "unknown"
     assert short.sentences[0].startswith("Too short for a verdict: 2 rounds are complete")
@@ -352,5 +354,7 @@ def test_too_few_rounds_say_nothing() -> None:
         ("no-overlap+bucket-cap=5", Setting("train.py", False), ""),
     ],
 )
-def test_what_to_do_is_said_in_one_line(candidate: str, setting: Setting, what: str) -> None:
+def test_the_verdict_s_command_or_code_applies_the_candidate(
+    candidate: str, setting: Setting, what: str
+) -> None:
     assert apply(parse_candidate(candidate), setting) == what

@@ -34,7 +34,7 @@ def fitted(*comparisons: tuple[int, int, int]) -> ClockMap:
     return fit(*(ints(*column) for column in zip(*comparisons, strict=True)))
 
 
-def test_a_straight_line_between_two_comparisons_and_the_same_drift_outside() -> None:
+def test_offset_is_linear_between_two_comparisons_and_keeps_the_drift_outside() -> None:
     clock = fitted((100 * S, 1000, 10), (110 * S, 2000, 30))
     own = ints(100 * S, 105 * S, 110 * S, 120 * S, 90 * S)
     assert (clock.to_common(own) - own).tolist() == [1000, 1500, 2000, 3000, 0]
@@ -43,14 +43,14 @@ def test_a_straight_line_between_two_comparisons_and_the_same_drift_outside() ->
     assert clock.wander == 0
 
 
-def test_one_comparison_says_nothing_about_drift() -> None:
+def test_one_comparison_gives_a_constant_offset_with_growing_error() -> None:
     clock = fitted((100 * S, -3 * MS, 10))
     own = ints(100 * S, 101 * S, 98 * S)
     assert (clock.to_common(own) - own).tolist() == [-3 * MS] * 3
     assert clock.error(own) == pytest.approx([10, 10 + 500_000, 10 + 1_000_000])
 
 
-def test_two_comparisons_too_close_to_tell_the_drift() -> None:
+def test_two_comparisons_too_close_in_time_give_zero_drift_with_the_largest_error() -> None:
     # 2 x 200 us over 0.2 s: the drift is known to 2,000 ppm only, and no clock drifts so much.
     clock = fitted((0, 0, 200_000), (S // 5, 100_000, 200_000))
     assert (clock.rate, clock.rate_error) == (0.0, 500e-6)
@@ -76,7 +76,7 @@ def test_a_known_drift_is_followed_within_the_stated_error() -> None:
     assert error.max() < 60_000
 
 
-def test_order_is_kept_across_comparisons() -> None:
+def test_mapping_to_the_common_clock_keeps_the_order_of_times() -> None:
     clock = fitted((0, 5 * MS, 10), (10 * S, 6 * MS, 10), (20 * S, 6 * MS + 100, 10))
     own = np.arange(-15 * S, 35 * S, S // 7, dtype=np.int64)
     assert (np.diff(clock.to_common(own)) > 0).all()
@@ -90,7 +90,7 @@ def test_a_disturbed_comparison_is_left_out() -> None:
     assert clock.to_common(ints(25 * S)).tolist() == [25 * S + 1250]
 
 
-def test_comparisons_on_a_full_link_do_not_bend_the_line() -> None:
+def test_inaccurate_comparisons_on_a_busy_link_are_ignored_if_better_ones_exist() -> None:
     # Most comparisons, also the last, are disturbed; two better ones determine the line.
     clock = fitted(
         (0, 0, 12_000),
@@ -106,7 +106,7 @@ def test_comparisons_on_a_full_link_do_not_bend_the_line() -> None:
     assert clock.error(ints(5 * S, 12 * S)) == pytest.approx([12_000, 12_000 + 4_800])
 
 
-def test_far_from_good_comparisons_a_poor_one_counts() -> None:
+def test_an_inaccurate_comparison_is_used_if_good_ones_are_far_away_in_time() -> None:
     clock = fitted((0, 0, 10_000), (1800 * S, 300_000, 200_000), (3600 * S, 0, 10_000))
     assert clock.at_ns.tolist() == [0, 1800 * S, 3600 * S]
 
@@ -119,13 +119,13 @@ def test_a_changing_drift_widens_the_error() -> None:
     assert clock.error(ints(20 * S, 25 * S)) == pytest.approx([100, 100 + 19.96e-6 * 5 * S])
 
 
-def test_of_comparisons_at_the_same_time_the_best_is_taken() -> None:
+def test_the_most_accurate_of_several_simultaneous_comparisons_is_used() -> None:
     clock = fitted((S, 50, 40), (S + 10 * MS, 20, 30), (S + 20 * MS, 90, 60), (9 * S, 60, 35))
     assert clock.at_ns.tolist() == [S + 10 * MS, 9 * S]
     assert clock.offset_ns.tolist() == [20, 60]
 
 
-def test_of_one_clock_nothing_is_changed() -> None:
+def test_times_of_ranks_on_the_same_clock_are_unchanged() -> None:
     own = ints(0, 2**62)
     assert SAME_CLOCK.to_common(own) is own
     assert SAME_CLOCK.error(own).tolist() == [0, 0]
@@ -157,7 +157,7 @@ def test_the_last_arrival_is_found_across_clocks() -> None:
     assert clock_error_us(clocks, traces) == pytest.approx(0.1 + 500e-6 * 190e3)
 
 
-def test_every_time_of_a_trace_is_moved_and_nothing_else() -> None:
+def test_moving_a_trace_to_the_common_clock_changes_only_its_times() -> None:
     rank = Rank(1, 2)
     rank.step(S, 3 * S)
     rank.phase(Phase.BACKWARD, S + 10, S + 500)
@@ -194,7 +194,7 @@ def test_ranks_of_a_host_share_their_comparisons() -> None:
     assert clocks[3].to_common(ints(S)).tolist() == [S + 7]
 
 
-def test_a_host_that_was_never_compared_leaves_all_unknown() -> None:
+def test_clocks_are_unknown_if_one_host_was_never_compared() -> None:
     ranks = [Rank(rank, 3, boot_id=f"host {rank}") for rank in range(3)]
     ranks[1].clock(S, 7, 5)
     clocks = rank_clocks([rank.trace() for rank in ranks])
@@ -202,7 +202,7 @@ def test_a_host_that_was_never_compared_leaves_all_unknown() -> None:
     assert math.isnan(clock_error_us(clocks, []))
 
 
-def test_without_rank_0_those_that_asked_it_can_still_be_compared() -> None:
+def test_ranks_compared_with_rank_0_share_a_clock_even_if_rank_0_left_no_trace() -> None:
     ranks = [Rank(rank, 3, boot_id=f"host {rank}") for rank in (1, 2)]
     ranks[0].clock(S, 7, 5)
     ranks[1].clock(S, 9, 5)
@@ -211,7 +211,7 @@ def test_without_rank_0_those_that_asked_it_can_still_be_compared() -> None:
     assert [clock.to_common(ints(S)).tolist() for clock in clocks] == [[S + 7], [S + 9]]
 
 
-def test_ranks_that_know_neither_boot_nor_namespace_are_not_taken_for_one() -> None:
+def test_ranks_without_boot_id_and_time_namespace_are_not_assumed_to_share_a_clock() -> None:
     ranks = [Rank(rank, 3) for rank in range(3)]
     for rank in ranks:
         rank.metadata["machine"].update(boot_id="", time_namespace="")

@@ -79,7 +79,7 @@ def two_steps() -> DeviceRank:
     return rank
 
 
-def test_a_trace_without_device_events_is_left_alone() -> None:
+def test_a_trace_without_device_events_is_unchanged() -> None:
     rank = Rank()
     rank.step(0, 100)
     rank.collective(0, 10, 0, flags=ASYNC)
@@ -89,7 +89,7 @@ def test_a_trace_without_device_events_is_left_alone() -> None:
     assert np.isnan(clock_error_ns(trace))
 
 
-def test_steps_and_phases_are_the_streams() -> None:
+def test_steps_and_phases_get_the_times_of_the_device_stream() -> None:
     trace, table = moved(two_steps())
     parts = breakdown(trace, table, None, 1)
     assert parts.step.tolist() == [0, 1]
@@ -104,7 +104,7 @@ def test_steps_and_phases_are_the_streams() -> None:
     assert (np.diff(trace.records["timestamp_ns"].astype(np.int64)) >= 0).all()
 
 
-def test_the_hosts_waits_are_not_the_streams() -> None:
+def test_waits_of_the_host_are_not_exposed_time_on_the_device_timeline() -> None:
     rank = two_steps()
     rank.wait(rank.collective(5, 30, 45), 31, 45)  # a collective of CPU tensors
     trace, _ = moved(rank)
@@ -112,21 +112,21 @@ def test_the_hosts_waits_are_not_the_streams() -> None:
     assert columns.waits(trace).thread.tolist() == [THREAD, THREAD]
 
 
-def test_only_the_stream_that_computes_is_exposed() -> None:
+def test_waits_of_streams_that_do_not_compute_are_not_exposed_time() -> None:
     rank = two_steps()
     rank.device_wait(1, 40, (2600, 2700), bytes_out=9)
     trace, _ = moved(rank)
     assert exposures_of(trace).waited_ns.tolist() == [250.0, 250.0]
 
 
-def test_another_device_s_stream_of_the_same_id_is_another() -> None:
+def test_waits_of_another_device_with_the_same_stream_id_are_not_exposed_time() -> None:
     rank = two_steps()
     rank.device_wait(1, 40, (2600, 2700), seq=1)
     trace, _ = moved(rank)
     assert exposures_of(trace).waited_ns.tolist() == [250.0, 250.0]
 
 
-def test_a_collective_in_the_stream_is_ready_where_its_wait_begins() -> None:
+def test_a_collective_on_the_compute_stream_is_issued_when_its_wait_begins() -> None:
     rank = two_steps()
     op = rank.device_collective(2, 95, (0, 3990))
     rank.device_wait(op, 95, (3900, 3990))  # the collective itself
@@ -136,14 +136,14 @@ def test_a_collective_in_the_stream_is_ready_where_its_wait_begins() -> None:
     assert exposures_of(trace).waited_ns.tolist() == [250.0, 250.0, 90.0, 0.0]
 
 
-def test_a_boundary_whose_event_was_lost_ends_no_step() -> None:
+def test_a_step_whose_end_event_was_lost_is_left_out() -> None:
     rank = two_steps()
     rank.step(101, 151)
     trace, _ = moved(rank)
     assert columns.steps(trace).index.tolist() == [0, 1]
 
 
-def test_a_collective_without_events_keeps_the_hosts_times() -> None:
+def test_a_collective_without_device_events_keeps_its_host_times() -> None:
     rank = two_steps()
     rank.device_collective(2, 98, (0, 0))
     _, table = moved(rank)
@@ -170,13 +170,13 @@ def test_a_collective_without_events_keeps_the_hosts_times() -> None:
         (60, [(10, 0)], 0.0),
     ],
 )
-def test_copying_is_told_from_waiting(
+def test_copying_time_in_a_finalisation_is_separated_from_waiting(
     window: int, buckets: list[tuple[int, int]], copying: float
 ) -> None:
     assert copying_ns(window, buckets) == pytest.approx(copying)
 
 
-def test_a_finalisation_waits_for_its_buckets() -> None:
+def test_a_finalisation_s_waiting_is_divided_among_its_buckets() -> None:
     rank = two_steps()
     # Two buckets, done at 3930 and 3970 and copied at 2 ns per byte.
     rank.device_collective(2, 80, (3880, 3930), bytes=10, graph_task=4)
@@ -210,7 +210,7 @@ def test_each_finalisation_waits_for_the_buckets_of_its_own_pass() -> None:
     assert found.blocked_ns.tolist() == [50, 10, 10]
 
 
-def test_a_groups_collectives_follow_each_other() -> None:
+def test_nccl_collectives_of_a_group_start_only_after_the_previous_one_ended() -> None:
     rank = DeviceRank()
     rank.backend = "nccl"
     rank.device_collective(0, 1, (100, 300))
@@ -220,7 +220,7 @@ def test_a_groups_collectives_follow_each_other() -> None:
     assert start_times(trace, table).tolist() == [100, 300, 500]
 
 
-def test_the_world_is_on_the_devices_timeline() -> None:
+def test_world_analysis_uses_the_device_timeline() -> None:
     rank = two_steps()
     rank._add(Kind.DEVICE_CLOCK, 1990, bytes_in=7000, value=5)
     result = analyse_world(world_run([rank]))
@@ -231,7 +231,7 @@ def test_the_world_is_on_the_devices_timeline() -> None:
     assert result.parts.exposed_ms == 0.00025
 
 
-def test_the_clock_s_bound_is_that_of_the_times_that_were_placed() -> None:
+def test_the_clock_error_bound_is_that_of_the_comparisons_used() -> None:
     """A poor clock comparison is not used once there is a good one."""
     rank = two_steps()
     for at, bound, used in ((1000, 8, 0), (2000, 90_000, 12), (3000, 7, 11)):
@@ -243,7 +243,7 @@ def test_the_clock_s_bound_is_that_of_the_times_that_were_placed() -> None:
     assert clock_error_ns(old.trace()) == 90_000
 
 
-def test_what_autograd_s_thread_issues_is_the_training_threads() -> None:
+def test_device_collectives_of_the_autograd_thread_belong_to_the_training_thread() -> None:
     rank = two_steps()
     rank.device_collective(2, 60, (3500, 3600), thread=THREAD + 2, graph_task=4)
     rank.device_collective(3, 61, (3600, 3700), thread=THREAD + 3)
@@ -253,14 +253,14 @@ def test_what_autograd_s_thread_issues_is_the_training_threads() -> None:
     assert [by_seq[seq] for seq in (2, 3, 4)] == [THREAD, THREAD + 3, THREAD + 2]
 
 
-def test_delay_of_the_host_is_not_the_streams() -> None:
+def test_host_run_delay_is_not_counted_on_the_device_timeline() -> None:
     rank = two_steps()
     rank.no_core(2100, 2300, delay=150)
     trace, table = moved(rank)
     assert not breakdown(trace, table, None, 1).run_delay_ns.any()
 
 
-def test_a_collective_of_backward_is_backwards_whenever_its_stream_was_ready() -> None:
+def test_a_collective_issued_in_backward_counts_as_backward_even_if_ready_in_forward() -> None:
     rank = two_steps()
     for step in range(2):
         at = (2100 + 1000 * step, 2400 + 1000 * step)  # in forward
@@ -270,7 +270,7 @@ def test_a_collective_of_backward_is_backwards_whenever_its_stream_was_ready() -
     assert [row.phases for row in result.collectives] == [(("backward", 1),)] * 2
 
 
-def test_a_wait_for_what_was_done_holds_up_no_replayed_step() -> None:
+def test_a_wait_for_a_completed_collective_does_not_delay_replayed_steps() -> None:
     """In steps of 1000 us rank 0 works for 900 us and rank 1 for 100; then both all-reduce."""
     ranks = [DeviceRank(rank, 2) for rank in range(2)]
     us = 1000

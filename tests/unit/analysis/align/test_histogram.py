@@ -32,7 +32,7 @@ def same(a: Histogram, b: Histogram) -> bool:
     )
 
 
-def test_buckets_by_hand() -> None:
+def test_bucket_numbers_counts_and_quantiles_of_known_values() -> None:
     """1000 = 125 * 8 is in bucket 3 * 64 + 125, which holds 1000 to 1007 (middle: 1003)."""
     found = histogram_of([5, 1000, 1001, 7, 2**50])
     assert found.buckets.tolist() == [5, 7, 317, 2367]
@@ -43,7 +43,7 @@ def test_buckets_by_hand() -> None:
     assert mean_ns(histogram_of([1, 2])) == 1.5
 
 
-def test_one_value_is_exact_and_no_value_is_none() -> None:
+def test_one_value_has_an_exact_quantile_and_an_empty_histogram_has_nan() -> None:
     assert quantile_ns(histogram_of([123_456_789]), 0.5) == 123_456_789
     empty = histogram_of([])
     assert math.isnan(quantile_ns(empty, 0.5))
@@ -70,7 +70,7 @@ def test_quantiles_are_within_one_percent(draw: Callable[[int], np.ndarray]) -> 
             assert abs(quantile_ns(found, q) - exact) <= exact / 128
 
 
-def test_any_split_merged_in_any_order_is_the_whole() -> None:
+def test_merging_parts_in_any_order_gives_the_histogram_of_all_values() -> None:
     for _ in range(20):
         values = (2 ** RANDOM.uniform(0, 50, 300)).astype(np.int64)
         part = RANDOM.integers(0, 5, len(values))
@@ -81,7 +81,7 @@ def test_any_split_merged_in_any_order_is_the_whole() -> None:
         assert same(pile[0], histogram_of(values.tolist()))
 
 
-def test_buckets_are_those_of_the_recorder() -> None:
+def test_the_bucket_layout_matches_the_cpp_recorder() -> None:
     header = Path(__file__).parents[4] / "csrc" / "always_on" / "summary" / "histogram.h"
     found = dict(re.findall(r"constexpr uint32_t (k\w+) = (\d+);", header.read_text()))
     assert found == {"kPerOctave": str(PER_OCTAVE), "kOctaves": str(OCTAVES)}

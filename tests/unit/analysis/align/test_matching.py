@@ -53,7 +53,9 @@ def awaited(
         (REDUCE, 1, {late: [rank for rank in range(6) if rank != late] for late in range(6)}),
     ],
 )
-def test_ranks_wait_as_they_were_seen_to(op: int, root: int, waiting: dict[int, list[int]]) -> None:
+def test_needed_ranks_match_the_waits_measured_with_gloo(
+    op: int, root: int, waiting: dict[int, list[int]]
+) -> None:
     needs = needed_ranks(op, root, 6, True)
     for late, ranks in waiting.items():
         assert [rank for rank in np.flatnonzero(needs[:, late]) if rank != late] == ranks
@@ -61,7 +63,7 @@ def test_ranks_wait_as_they_were_seen_to(op: int, root: int, waiting: dict[int, 
 
 @pytest.mark.skipif(_native.native is None, reason=_native.native_error or "")
 @pytest.mark.parametrize("size", range(1, 10))
-def test_always_on_mode_has_the_same_rule(size: int) -> None:
+def test_always_on_mode_in_cpp_needs_the_same_ranks_as_python(size: int) -> None:
     """Compares the C++ of always-on mode, which takes two ranks at a time, with this matrix."""
     assert _native.native is not None
     ranks = range(size)
@@ -73,34 +75,34 @@ def test_always_on_mode_has_the_same_rule(size: int) -> None:
         assert found == needed_ranks(op, root, size, is_gloo).tolist(), (op, root, is_gloo)
 
 
-def test_a_late_root_is_waited_for_though_a_leaf_comes_later() -> None:
+def test_broadcast_ranks_that_do_not_need_a_later_leaf_wait_for_the_late_root() -> None:
     # Root 0 arrives at 20 and leaf 3 at 50. Rank 1 sends to rank 3; ranks 0 and 2 do not.
     assert awaited([20, 5, 5, 50], [30, 55, 30, 55], "broadcast") == [0, 3, 0, 3]
 
 
-def test_a_leaf_that_comes_between_the_root_and_the_end_holds_up_no_other_leaf() -> None:
+def test_a_late_broadcast_leaf_delays_only_the_ranks_that_need_it() -> None:
     assert awaited([20, 5, 25, 5], [60, 60, 60, 60], "broadcast") == [2, 0, 2, 0]
 
 
-def test_who_arrives_when_a_rank_is_done_did_not_hold_it_up() -> None:
+def test_a_rank_that_arrives_after_another_was_done_did_not_delay_it() -> None:
     # NCCL's route through the ranks is not known, but rank 1 was done before rank 2 arrived.
     assert awaited([20, 5, 50], [22, 25, 55], "broadcast", backend="nccl") == [0, 0, 2]
 
 
 @pytest.mark.parametrize("op", ["gather", "scatter"])
-def test_only_the_root_waits_for_all(op: str) -> None:
+def test_in_gather_and_scatter_only_the_root_waits_for_all_ranks(op: str) -> None:
     assert awaited([5, 10, 40, 7], [50, 50, 50, 50], op, root=1) == [1, 2, 2, 1]
 
 
-def test_without_a_root_the_last_one_holds_up_all() -> None:
+def test_in_a_collective_without_root_all_ranks_wait_for_the_last_arrival() -> None:
     assert awaited([5, 40, 7], [50, 50, 50], "all_reduce") == [1, 1, 1]
 
 
-def test_an_end_that_was_not_seen_excuses_nobody() -> None:
+def test_with_unknown_ends_all_ranks_count_as_waiting_for_the_last_arrival() -> None:
     assert awaited([5, 10, 40], [0, 0, 0], "reduce") == [2, 2, 2]
 
 
-def test_ranks_that_disagree_on_the_root_are_read_all_the_same() -> None:
+def test_ranks_with_different_roots_are_still_matched() -> None:
     ranks = [Rank(rank, 2) for rank in range(2)]
     for root, rank in enumerate(ranks):
         rank.collective(0, 10 + root, 20, op="broadcast", aux=root + 7)
@@ -113,7 +115,7 @@ def test_ranks_that_disagree_on_the_root_are_read_all_the_same() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_many_collectives_at_once_are_read_as_one_by_one(seed: int) -> None:
+def test_matching_many_collectives_at_once_equals_matching_each_alone(seed: int) -> None:
     random = np.random.default_rng(seed)
     size, calls = int(random.integers(2, 9)), 40
     issue = random.integers(1, 50, (calls, size)) + 100 * np.arange(calls)[:, np.newaxis]
@@ -153,7 +155,7 @@ def one_pass(rank: Rank, *sizes: int) -> None:
     rank.finalize(30 * MS, 40 * MS, cpu=0, graph_task=3)
 
 
-def test_what_the_hook_issues_is_its_buckets() -> None:
+def test_collectives_issued_in_the_hook_get_its_bucket_number() -> None:
     rank = Rank()
     # The buckets launch in another order than numbered; the call between them is of neither.
     hooked(rank, 100, 1, 10 * MS, 12 * MS)
@@ -166,7 +168,7 @@ def test_what_the_hook_issues_is_its_buckets() -> None:
     assert numbers(rank) == [1, -1, 0, -1]
 
 
-def test_a_compressors_thread_works_for_a_bucket() -> None:
+def test_collectives_of_a_compressor_s_thread_get_the_bucket_it_works_on() -> None:
     rank = Rank()
     hooked(rank, 100, 4, 10 * MS, 11 * MS)
     worker = THREAD + 5
@@ -176,14 +178,14 @@ def test_a_compressors_thread_works_for_a_bucket() -> None:
     assert numbers(rank) == [4, -1]
 
 
-def test_the_python_captures_bucket_and_exchange_are_one_operation() -> None:
+def test_python_capture_s_bucket_and_its_collective_are_one_operation() -> None:
     rank = Rank()
     op_id = rank.collective(0, 10 * MS, 20 * MS, graph_task=3)
     hooked(rank, op_id, 2, 30 * MS, 31 * MS)
     assert numbers(rank) == [2]
 
 
-def test_without_a_hook_the_order_in_the_pass_tells() -> None:
+def test_without_a_hook_buckets_are_numbered_in_order_of_issue_in_the_pass() -> None:
     rank = Rank()
     one_pass(rank, 8, 4, 4)
     rank.collective(9, 50 * MS, 60 * MS, bytes=4)  # of the loss, outside any pass
@@ -191,7 +193,7 @@ def test_without_a_hook_the_order_in_the_pass_tells() -> None:
     assert numbers(rank) == [0, 1, 2, -1, -1]
 
 
-def test_two_models_in_one_pass_leave_it_open() -> None:
+def test_bucket_numbers_are_unknown_if_two_models_share_a_backward_pass() -> None:
     rank = Rank()
     one_pass(rank, 8, 4)
     rank.finalize(41 * MS, 42 * MS, cpu=0, graph_task=3)
@@ -207,7 +209,7 @@ def test_two_models_in_one_pass_leave_it_open() -> None:
         ({}, [0, 1]),
     ],
 )
-def test_ddps_log_says_whether_another_all_reduce_is_among_them(
+def test_bucket_numbers_are_unknown_if_ddp_s_log_contradicts_the_all_reduce_sizes(
     log: dict[str, Any], expected: list[int]
 ) -> None:
     rank = Rank(cross_check_sources={"begin_monotonic_ns": 2**62, "ddp_logs": [log]})
@@ -215,7 +217,7 @@ def test_ddps_log_says_whether_another_all_reduce_is_among_them(
     assert numbers(rank) == expected
 
 
-def test_of_ranks_that_come_at_the_same_time_the_lowest_counts() -> None:
+def test_of_ranks_that_arrive_last_at_the_same_time_the_lowest_is_named() -> None:
     """Always-on mode has the same rule; such ties occur within hundreds of collectives."""
     traces = []
     for number in range(3):

@@ -41,7 +41,9 @@ def write(
     return path
 
 
-def test_the_highest_sequence_counts_and_spare_room_is_none(tmp_path: Path) -> None:
+def test_the_summary_with_the_highest_sequence_is_read_and_spare_blocks_are_ignored(
+    tmp_path: Path,
+) -> None:
     spare = b"CPKB\x08\0\0\0\x05\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0trash"
     path = write(
         tmp_path / "a.trace",
@@ -58,7 +60,7 @@ def test_the_highest_sequence_counts_and_spare_room_is_none(tmp_path: Path) -> N
     assert trace.summary.operations[0].duration.sum_ns == 10 * MS
 
 
-def test_a_torn_summary_leaves_the_one_before(tmp_path: Path) -> None:
+def test_after_a_torn_summary_the_previous_one_is_read(tmp_path: Path) -> None:
     torn = bytearray(block(summary(sequence=2)))
     torn[40] ^= 1
     trace = read_trace(write(tmp_path / "a.trace", bytes(torn), block(summary()), made.end()))
@@ -98,12 +100,14 @@ def test_a_torn_summary_leaves_the_one_before(tmp_path: Path) -> None:
         ({"operations": [operation(count=True)]}, "count is not a whole number"),
     ],
 )
-def test_unusable_summaries_are_named(change: dict[str, Any], complaint: str) -> None:
+def test_invalid_summaries_are_refused_with_the_reason(
+    change: dict[str, Any], complaint: str
+) -> None:
     with pytest.raises(ValueError, match=complaint):
         read_summary(memoryview(json.dumps(summary(**change)).encode()))
 
 
-def test_every_missing_key_is_named() -> None:
+def test_a_summary_that_lacks_a_key_is_refused_with_the_key_s_name() -> None:
     for key in summary():
         value = summary()
         del value[key]
@@ -133,7 +137,7 @@ def two_ranks(directory: Path) -> None:
     )
 
 
-def test_the_ranks_together(tmp_path: Path) -> None:
+def test_summaries_of_two_ranks_are_combined(tmp_path: Path) -> None:
     two_ranks(tmp_path)
     result = analyse_run(tmp_path)
     (found,) = result.summaries
@@ -170,7 +174,9 @@ def test_the_ranks_together(tmp_path: Path) -> None:
     assert found.late_rank is None
 
 
-def test_the_report_says_what_cannot_be_known_and_what_is_missing(tmp_path: Path) -> None:
+def test_the_report_names_unknown_arrivals_dropped_records_and_missing_summaries(
+    tmp_path: Path,
+) -> None:
     two_ranks(tmp_path)
     text = table.render(analyse_run(tmp_path), 100)
     assert (
@@ -191,7 +197,7 @@ def test_the_report_says_what_cannot_be_known_and_what_is_missing(tmp_path: Path
     assert "no summary from rank 1;" in text
 
 
-def test_where_steps_end_is_said(tmp_path: Path) -> None:
+def test_a_remark_names_where_steps_end_if_it_was_not_declared(tmp_path: Path) -> None:
     for source, said in (("backward", "no optimizer stepped"), ("update", "optimizer.step()")):
         write(tmp_path / "rank_0.trace", block(summary(steps_end=source)), made.end())
         result = analyse_run(tmp_path)
@@ -206,7 +212,7 @@ def test_where_steps_end_is_said(tmp_path: Path) -> None:
     # Four ranks, 3 ms per call; nccl-tests' size is the larger of input and output.
     [("all_reduce", 3, 1.0, 1.5), ("all_gather", 3, 1.0, 0.75), ("gather", 3, None, None)],
 )
-def test_bandwidth_without_records(
+def test_bandwidth_is_computed_from_summaries_alone(
     tmp_path: Path, op: str, bytes_mb: int, algbw: float | None, busbw: float | None
 ) -> None:
     one = operation(op=OPS.index(op), count=1, bytes=bytes_mb * 1_000_000, wire=document([3 * MS]))
@@ -219,7 +225,7 @@ def test_bandwidth_without_records(
     assert [row.algbw_gb_per_s, row.busbw_gb_per_s] == expected
 
 
-def test_a_loop_without_updates_has_no_steps_and_the_report_says_why(tmp_path: Path) -> None:
+def test_the_report_explains_unknown_exposed_time_if_no_step_was_seen(tmp_path: Path) -> None:
     nothing = {"steps": document([]), "exposed": document([]), "phases": [document([])] * 5}
     write(tmp_path / "rank_0.trace", block(summary(**nothing)), made.end())
     text = " ".join(table.render(analyse_run(tmp_path), 100).split())
@@ -228,7 +234,9 @@ def test_a_loop_without_updates_has_no_steps_and_the_report_says_why(tmp_path: P
     assert "no step after the first" not in table.render(analyse_run(tmp_path), 100)
 
 
-def test_a_rank_that_was_killed_keeps_its_summary_and_not_the_last_moment(tmp_path: Path) -> None:
+def test_a_killed_rank_keeps_its_summary_but_in_always_on_mode_not_its_ring_records(
+    tmp_path: Path,
+) -> None:
     """In always-on mode the ring's records cover 200 ms; in full mode they are the newest."""
     for mode, expected in (("always-on", 0), ("full", 1)):
         prefix = tmp_path / f"{mode}-"
@@ -288,7 +296,7 @@ def test_the_late_rank_is_named_from_summaries_alone(tmp_path: Path) -> None:
     assert "rank 2 is late: each of the other ranks waits 20.0 ms per step for it, 100% of" in text
 
 
-def test_only_the_ranks_that_wait_for_it_count(tmp_path: Path) -> None:
+def test_only_ranks_that_wait_for_the_late_rank_are_counted(tmp_path: Path) -> None:
     (found,) = analyse_run(four_ranks(tmp_path, waiting=(3,))).summaries
     late = found.late_rank
     assert late is not None
@@ -303,7 +311,7 @@ def test_only_the_ranks_that_wait_for_it_count(tmp_path: Path) -> None:
     # Rank 2's backward takes 20 ms longer, 800 ms in 40 steps.
     [(800, "host pause", 1.0), (600, "host pause", 0.75), (200, "backward", 0.75)],
 )
-def test_pauses_are_apart_from_the_phase(
+def test_host_pauses_are_separated_from_the_late_rank_s_phase(
     tmp_path: Path, paused_ms: int, named: str, share: float
 ) -> None:
     (found,) = analyse_run(four_ranks(tmp_path, paused_ms=paused_ms)).summaries
@@ -318,13 +326,13 @@ def test_pauses_are_apart_from_the_phase(
     assert f"{share:.0%} of the excess {where}" in text
 
 
-def test_a_rank_that_the_host_holds_up_everywhere_is_not_named(tmp_path: Path) -> None:
+def test_a_rank_that_is_slow_in_all_phases_is_not_named_late(tmp_path: Path) -> None:
     everywhere = [document([n * MS] * 40) for n in (74, 1, 2, 3, 0)]
     (found,) = analyse_run(four_ranks(tmp_path, phases=everywhere)).summaries
     assert found.late_rank is None
 
 
-def test_without_all_ranks_nobody_is_named(tmp_path: Path) -> None:
+def test_no_late_rank_is_named_if_a_rank_s_trace_is_missing(tmp_path: Path) -> None:
     (four_ranks(tmp_path) / "rank_3.trace").unlink()
     (found,) = analyse_run(tmp_path).summaries
     assert found.late_rank is None
@@ -347,7 +355,7 @@ def test_across_hosts_the_late_rank_is_named_with_the_clocks_error(tmp_path: Pat
     assert "known to within 40 us for 95 % of the collectives and 90 us for all;" in text
 
 
-def test_across_hosts_nobody_is_named_for_less_than_the_clocks_may_be_off_by(
+def test_across_hosts_no_late_rank_is_named_if_the_clock_error_exceeds_the_wait(
     tmp_path: Path,
 ) -> None:
     errors = document([60 * MS] * 40)
@@ -358,7 +366,7 @@ def test_across_hosts_nobody_is_named_for_less_than_the_clocks_may_be_off_by(
 
 
 @pytest.mark.parametrize("state", [state_of(clock=0), state_of(heard=0)])
-def test_across_hosts_that_do_not_hear_of_each_other_nobody_is_named(
+def test_no_late_rank_is_named_across_hosts_that_received_no_clocks_or_arrivals(
     tmp_path: Path, state: dict[str, int]
 ) -> None:
     (found,) = analyse_run(four_ranks(tmp_path, hosts=2, links=state)).summaries
@@ -385,7 +393,7 @@ def test_across_hosts_that_do_not_hear_of_each_other_nobody_is_named(
         (2, state_of(unsent=3), 9, 0, "were lost on the network (6 datagrams could not be sent)"),
     ],
 )
-def test_the_report_says_why_the_last_rank_is_not_known(
+def test_the_report_gives_the_reason_why_the_last_rank_is_unknown(
     tmp_path: Path, hosts: int, state: dict[str, int], known: int, placeless: int, reason: str
 ) -> None:
     counts = {"known": known, "unknown": 2, "without_place": placeless, "unsplit_steps": 1}

@@ -16,11 +16,11 @@ def warmup(wall: list[float], signatures: list[int] | None = None) -> int:
 
 
 @pytest.mark.parametrize(("steps", "expected"), [(0, 0), (1, 0), (2, 1), (3, 1), (20, 1)])
-def test_the_first_step_never_counts_where_there_is_another(steps: int, expected: int) -> None:
+def test_the_first_step_is_warmup_if_there_is_another_step(steps: int, expected: int) -> None:
     assert warmup([100.0] * steps) == expected
 
 
-def test_a_first_step_that_is_not_slow_is_warmup_all_the_same() -> None:
+def test_a_fast_first_step_is_warmup_too() -> None:
     assert warmup([50.0] + [100.0] * 9) == 1
 
 
@@ -29,19 +29,19 @@ def test_leading_steps_with_other_collectives_are_warmup() -> None:
     assert warmup([100.0] * 10, [1, 2, 3, 3, 3, 3, 3, 3, 3, 3]) == 2
 
 
-def test_leading_slow_steps_are_warmup_up_to_the_first_usual_one() -> None:
+def test_leading_slow_steps_are_warmup_until_the_first_step_of_usual_length() -> None:
     # The second half has the median 100 and deviations of 0, so the limit is 110.
     assert warmup([300, 200, 111, 110, 400, 100, 100, 100, 100, 100]) == 3
 
 
-def test_a_slow_step_must_stand_out_of_the_noise_too() -> None:
+def test_leading_slow_steps_within_the_noise_of_later_steps_are_not_warmup() -> None:
     # Second half: median 100, median deviation 5 (7.4 as a robust sigma), so the limit is 137.
     later = [90, 95, 100, 105, 110]
     assert warmup([300, 136, 100, 100, 100, *later]) == 1
     assert warmup([300, 138, 100, 100, 100, *later]) == 2
 
 
-def test_at_most_half_of_the_steps() -> None:
+def test_at_most_half_of_the_steps_are_warmup() -> None:
     assert warmup([900, 800, 700, 600, 500, 100, 100, 100, 100, 100]) == 5
     assert warmup([900, 800, 700, 600, 500], [1, 2, 3, 4, 5]) == 2
     assert warmup([100.0] * 9, list(range(9))) == 4
@@ -54,11 +54,11 @@ def test_gradient_accumulation_is_not_warmup(period: int) -> None:
     assert warmup([100.0] * 24, signatures) == 1
 
 
-def test_a_disturbance_later_on_stays_in_the_figures() -> None:
+def test_slow_steps_after_the_first_usual_one_are_not_warmup() -> None:
     assert warmup([300, 100, 100, 900, 100, 100, 900, 100]) == 1
 
 
-def test_signatures_compare_operations_and_sizes_and_nothing_else() -> None:
+def test_step_signatures_depend_only_on_the_order_of_operations_and_sizes() -> None:
     rank = Rank()
     for step in range(5):
         rank.step(100 * step, 100 * step + 100)
@@ -76,7 +76,7 @@ def test_signatures_compare_operations_and_sizes_and_nothing_else() -> None:
     assert len(set(found)) == 4  # the last step has no collectives at all
 
 
-def test_signatures_of_a_run_without_collectives_are_all_alike() -> None:
+def test_step_signatures_are_equal_if_there_are_no_collectives() -> None:
     rank = Rank()
     for step in range(3):
         rank.step(100 * step, 100 * step + 100)

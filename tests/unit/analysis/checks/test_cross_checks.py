@@ -59,7 +59,7 @@ def checks(ranks: list[Rank], world_size: int | None = None) -> dict[str, CrossC
     return {check.name: check for check in result.cross_checks}
 
 
-def test_parts_that_add_up_and_parts_that_do_not() -> None:
+def test_phases_agree_only_if_their_sum_equals_the_step_time() -> None:
     found = checks(ranks_of(1))["phases"]
     assert (found.ours, found.other, found.agrees) == (100.0, pytest.approx(100.0), True)
     # A data phase of 80 ms overlaps backward: parts of 80 + 60 ms exceed the step by 40 ms.
@@ -71,7 +71,7 @@ def test_parts_that_add_up_and_parts_that_do_not() -> None:
     assert found.difference == pytest.approx(0.4)
 
 
-def test_the_loop_s_clock_of_the_rank_that_differs_most() -> None:
+def test_the_loop_clock_check_shows_the_rank_with_the_largest_difference() -> None:
     ranks = ranks_of(3)
     run = world_run(ranks)
     run.results[1]["step_ns"] = [110 * MS] * STEPS
@@ -82,7 +82,7 @@ def test_the_loop_s_clock_of_the_rank_that_differs_most() -> None:
     assert found.note.startswith("rank 1")
 
 
-def test_a_loop_without_an_account_of_its_own() -> None:
+def test_the_loop_clock_check_is_undecided_without_step_times_of_the_loop() -> None:
     run = world_run(ranks_of(1))
     run.results.clear()
     result = analyse_world(run)
@@ -102,7 +102,7 @@ LOG = {
 }
 
 
-def test_the_log_of_ddp() -> None:
+def test_ddp_s_log_is_compared_with_recorded_bytes_and_times() -> None:
     found = checks(ranks_of(1, cross_check_sources=sources(ddp_logs=[LOG])))
     # 5 + 3 MB in buckets; backward 42 against 40 ms; exposed 50 - 25 against 20 ms.
     assert (found["ddp_bytes"].ours, found["ddp_bytes"].other) == (8.0, 8.0)
@@ -114,7 +114,7 @@ def test_the_log_of_ddp() -> None:
     assert found["ddp_exposed"].agrees is None
 
 
-def test_the_log_of_ddp_that_disagrees() -> None:
+def test_ddp_s_log_with_other_bucket_sizes_disagrees() -> None:
     log = {**LOG, "rebuilt_bucket_sizes": str(16 * MB), "avg_backward_compute_time": 80 * MS}
     found = checks(ranks_of(1, cross_check_sources=sources(ddp_logs=[log])))
     assert found["ddp_bytes"].agrees is False
@@ -122,7 +122,7 @@ def test_the_log_of_ddp_that_disagrees() -> None:
 
 
 @pytest.mark.parametrize("own", ["the communication hook bf16_compress_hook", ""])
-def test_a_hook_of_the_script_decides_itself_what_it_sends(own: str) -> None:
+def test_bytes_in_ddp_s_log_are_not_judged_if_the_script_has_its_own_hook(own: str) -> None:
     log = {**LOG, "rebuilt_bucket_sizes": str(16 * MB), "own_exchange": own}
     found = checks(ranks_of(1, cross_check_sources=sources(ddp_logs=[log])))["ddp_bytes"]
     assert found.agrees is (None if own else False)
@@ -130,7 +130,7 @@ def test_a_hook_of_the_script_decides_itself_what_it_sends(own: str) -> None:
     assert found.note == (reason if own else "rank 0")
 
 
-def test_every_backward_pass_is_one_of_ddp_s_iterations() -> None:
+def test_ddp_s_bytes_are_compared_per_backward_pass_without_other_collectives() -> None:
     # Three passes in a step, each synchronised, as in accumulation without no_sync and in LBFGS;
     # next to DDP's collectives, the pass has others.
     (rank,) = ranks_of(1, groups={1: ("0", 1), 2: ("tensor", 1)})
@@ -146,7 +146,7 @@ def test_every_backward_pass_is_one_of_ddp_s_iterations() -> None:
     assert (found.ours, found.other, found.agrees) == (8.0, 8.0, True)
 
 
-def test_traces_that_were_not_closed_hold_no_log() -> None:
+def test_ddp_s_bytes_are_not_compared_if_a_trace_was_not_closed() -> None:
     run = world_run(ranks_of(1))
     cut = {rank: replace(trace, complete=False) for rank, trace in run.traces.items()}
     result = analyse_world(replace(run, traces=cut))
@@ -155,7 +155,7 @@ def test_traces_that_were_not_closed_hold_no_log() -> None:
     assert "not all traces were closed" in found.note
 
 
-def test_sparse_gradients_are_not_compared() -> None:
+def test_ddp_s_bytes_are_not_compared_with_sparse_gradients() -> None:
     log = {**LOG, "rebuilt_bucket_sizes": str(16 * MB), "sparse_modules": 1}
     found = checks(ranks_of(1, cross_check_sources=sources(ddp_logs=[log])))
     assert found["ddp_bytes"].agrees is None
@@ -173,7 +173,9 @@ def test_sparse_gradients_are_not_compared() -> None:
         ({"cross_check_sources": sources(ddp_logs=[{"iteration": 0}])}, "DDP's log"),
     ],
 )
-def test_no_log_of_ddp(metadata: dict[str, Any], reason: str) -> None:
+def test_without_a_usable_ddp_log_the_ddp_checks_give_the_reason(
+    metadata: dict[str, Any], reason: str
+) -> None:
     found = checks(ranks_of(1, **metadata))
     for name in ("ddp_bytes", "ddp_backward", "ddp_exposed"):
         assert math.isnan(found[name].other)
@@ -181,7 +183,7 @@ def test_no_log_of_ddp(metadata: dict[str, Any], reason: str) -> None:
         assert reason in found[name].note
 
 
-def test_the_interface_of_one_host_is_shared() -> None:
+def test_ranks_of_one_host_share_the_byte_counter_of_its_interface() -> None:
     # Each of four ranks sends 2 * 3/4 * 8 MB = 12 MB per step; lo counts the bytes of all.
     payload = 4 * 12 * STEPS
     shared = sources(interfaces=counted(lo=payload * MB, eth0=7))
@@ -204,7 +206,7 @@ def test_one_rank_on_each_host_sends_through_its_busiest_interface() -> None:
     assert (found.ours, found.other, found.agrees) == (192, 193, True)
 
 
-def test_two_ranks_on_each_of_two_hosts_use_both() -> None:
+def test_two_ranks_on_each_of_two_hosts_use_the_loopback_and_the_network_interface() -> None:
     ranks = ranks_of(4)
     for rank in ranks:
         rank.metadata["cross_check_sources"] = sources(
@@ -216,7 +218,7 @@ def test_two_ranks_on_each_of_two_hosts_use_both() -> None:
     assert (found.other, found.agrees) == (576, True)
 
 
-def test_more_traffic_is_no_disagreement_and_less_is() -> None:
+def test_interface_counters_above_the_payload_are_undecided_and_below_it_disagree() -> None:
     payload = 2 * 8 * STEPS * MB
     more = sources(interfaces=counted(lo=3 * payload))
     found = checks(ranks_of(2, cross_check_sources=more))["network"]
@@ -226,7 +228,7 @@ def test_more_traffic_is_no_disagreement_and_less_is() -> None:
     assert checks(ranks_of(2, cross_check_sources=less))["network"].agrees is False
 
 
-def test_a_mode_switched_run_counts_what_records_and_the_summary_hold() -> None:
+def test_a_run_that_switched_mode_counts_bytes_of_records_and_summary_once() -> None:
     # Always-on from 600 ms on: its summary counts the last 6 steps, 2 of which are also recorded.
     payload = 2 * 8 * STEPS * MB
     run = world_run(ranks_of(2, cross_check_sources=sources(interfaces=counted(lo=payload))))
@@ -245,7 +247,7 @@ def test_a_mode_switched_run_counts_what_records_and_the_summary_hold() -> None:
     assert found.note == TRAFFIC
 
 
-def test_the_rank_that_captured_longest_speaks_for_its_host() -> None:
+def test_a_host_s_counters_come_from_the_rank_that_captured_longest() -> None:
     payload = 2 * 8 * STEPS * MB
     ranks = ranks_of(2)
     for rank, sent in zip(ranks, (payload // 2, payload), strict=True):
@@ -253,7 +255,7 @@ def test_the_rank_that_captured_longest_speaks_for_its_host() -> None:
     assert checks(ranks)["network"].agrees
 
 
-def test_no_counters_no_ratio() -> None:
+def test_the_network_check_gives_the_reason_for_missing_counters() -> None:
     assert "not every trace" in checks(ranks_of(2))["network"].note
     sound = sources(interfaces=counted(lo=1))
     missing = checks(ranks_of(2, cross_check_sources=sound)[:1], world_size=2)["network"]
@@ -281,14 +283,14 @@ def test_no_counters_no_ratio() -> None:
         ("barrier", 0, 0),
     ],
 )
-def test_what_a_rank_of_four_sends(op: str, size_mb: int, sent_mb: int) -> None:
+def test_bytes_sent_per_operation_by_one_of_four_ranks(op: str, size_mb: int, sent_mb: int) -> None:
     rank = Rank(0, 4)
     rank.collective(0, 1, 2, bytes=size_mb * MB, op=op)
     trace = rank.trace()
     assert sent_bytes(trace, columns.collectives(trace)).tolist() == [sent_mb * MB]
 
 
-def test_what_is_not_known_is_not_sent() -> None:
+def test_bytes_sent_are_nan_for_unknown_operations_and_groups() -> None:
     rank = Rank(0, 4)
     rank.collective(0, 1, 2, bytes=8, op="other")
     rank.collective(0, 1, 2, bytes=8, group=9)
@@ -296,7 +298,7 @@ def test_what_is_not_known_is_not_sent() -> None:
     assert all(math.isnan(x) for x in sent_bytes(trace, columns.collectives(trace)).tolist())
 
 
-def test_every_operation_has_its_factor_but_the_unknown_one() -> None:
+def test_bytes_sent_are_known_for_every_operation_but_other() -> None:
     rank = Rank(0, 2)
     for op in OPS:
         rank.collective(0, 1, 2, bytes=8, op=op)
@@ -305,7 +307,7 @@ def test_every_operation_has_its_factor_but_the_unknown_one() -> None:
     assert [op for op, size in zip(OPS, sent, strict=True) if math.isnan(size)] == ["other"]
 
 
-def test_a_difference_needs_two_figures() -> None:
+def test_the_difference_of_a_check_is_nan_without_both_figures() -> None:
     check = CrossCheck("a", "b", "ms", 100.0, 90.0, None, "")
     assert check.difference == pytest.approx(-0.1)
     assert math.isnan(dataclasses.replace(check, ours=0.0).difference)
@@ -348,7 +350,7 @@ def theory_checks_of(
     return {check.name: check for check in result.cross_checks if check.name.startswith("theory")}
 
 
-def test_bytes_that_agree_and_bytes_that_do_not() -> None:
+def test_theory_check_agrees_only_if_the_bytes_per_step_are_equal() -> None:
     expected = [row("all_gather_into_tensor", 4 * MB), row("reduce_scatter_tensor", 3 * MB)]
     found = theory_checks_of(gathering_ranks(2), expected)
 
@@ -361,13 +363,13 @@ def test_bytes_that_agree_and_bytes_that_do_not() -> None:
     assert (scattered.ours, scattered.other, scattered.agrees) == (2.0, 3.0, False)
 
 
-def test_an_operation_that_was_never_issued_disagrees() -> None:
+def test_theory_check_disagrees_if_an_expected_operation_was_never_issued() -> None:
     found = theory_checks_of(gathering_ranks(2), [row("all_reduce", MB)])["theory_all_reduce"]
 
     assert (found.ours, found.other, found.agrees) == (0.0, 1.0, False)
 
 
-def test_the_worst_rank_speaks() -> None:
+def test_theory_check_shows_the_rank_with_the_largest_difference() -> None:
     ranks = gathering_ranks(2)
     ranks[1].collective(99, 705 * MS, 706 * MS, bytes=MB, op="all_reduce")  # in one step of many
     for step in range(THEORY_STEPS):
@@ -378,11 +380,13 @@ def test_the_worst_rank_speaks() -> None:
 
 
 @pytest.mark.parametrize("expected", [None, []])
-def test_without_a_theory_there_is_no_check(expected: list[dict[str, Any]] | None) -> None:
+def test_without_expected_bytes_there_is_no_theory_check(
+    expected: list[dict[str, Any]] | None,
+) -> None:
     assert theory_checks_of(gathering_ranks(2), expected) == {}
 
 
-def test_python_capture_cannot_tell() -> None:
+def test_theory_check_is_undecided_with_python_capture() -> None:
     found = theory_checks_of(gathering_ranks(2, capture="python"), [row("all_reduce", MB)])[
         "theory_all_reduce"
     ]

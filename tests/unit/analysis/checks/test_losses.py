@@ -23,7 +23,7 @@ from tests.support.builders.results import context, world
 from tests.support.builders.traces import Rank, world_run
 
 
-def test_a_loss_that_falls_at_every_step() -> None:
+def test_a_loss_that_falls_at_every_step_has_a_falling_trend() -> None:
     trend = loss_trend([float(n) for n in range(12, 0, -1)])
     assert trend is not None
     assert (trend.tau, trend.first, trend.last) == (-1.0, 12.0, 1.0)
@@ -32,13 +32,13 @@ def test_a_loss_that_falls_at_every_step() -> None:
     assert (trend.falls, trend.rises) == (True, False)
 
 
-def test_a_loss_that_rises() -> None:
+def test_a_mostly_rising_loss_has_a_rising_trend() -> None:
     trend = loss_trend([n + 0.5 * (n % 2) for n in range(30)])
     assert trend is not None
     assert (trend.falls, trend.rises) == (False, True)
 
 
-def test_noise_has_no_trend() -> None:
+def test_random_losses_rarely_have_a_trend() -> None:
     found = 0
     for seed in range(300):
         chance = random.Random(seed)
@@ -48,14 +48,14 @@ def test_noise_has_no_trend() -> None:
     assert found <= 10  # at a level of 1 %: 3 of 300, plus 4 standard deviations
 
 
-def test_equal_losses_have_none() -> None:
+def test_equal_losses_have_no_trend() -> None:
     trend = loss_trend([2.0] * 20)
     assert trend is not None
     assert (trend.tau, trend.p_value, trend.falls, trend.rises) == (0.0, 1.0, False, False)
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
-def test_a_loss_that_is_no_number(broken: float) -> None:
+def test_losses_that_stay_nan_or_infinite_have_diverged(broken: float) -> None:
     trend = loss_trend([3.0] * 7 + [broken] * 13)
     assert trend is not None
     assert trend.not_finite == 7
@@ -64,7 +64,7 @@ def test_a_loss_that_is_no_number(broken: float) -> None:
     assert math.isnan(trend.last)
 
 
-def test_one_loss_that_is_no_number_is_no_divergence() -> None:
+def test_a_single_infinite_loss_is_reported_but_is_no_divergence() -> None:
     losses = (4.0, math.inf, *(3.0 - n / 10 for n in range(20)))
     trend = loss_trend(losses)
     assert trend is not None
@@ -73,14 +73,14 @@ def test_one_loss_that_is_no_number_is_no_divergence() -> None:
     assert said == "At 1 rank the loss is not finite in 1 of 22 steps, first in step 1."
 
 
-def test_few_losses_say_nothing() -> None:
+def test_three_losses_have_no_trend() -> None:
     trend = loss_trend([3.0, 2.0, 1.0])
     assert trend is not None
     assert (trend.falls, trend.rises) == (False, False)
     assert loss_trend([]) is None
 
 
-def test_a_long_training_is_thinned() -> None:
+def test_the_trend_of_many_losses_counts_all_steps() -> None:
     trend = loss_trend([1 / (1 + n) for n in range(100_000)])
     assert trend is not None
     assert trend.tau == -1.0
@@ -98,7 +98,7 @@ def strong(**values: Any) -> dict[str, Any]:
     return context(scaling="strong", **values)
 
 
-def test_curves_that_are_equal_but_for_rounding_agree() -> None:
+def test_loss_curves_that_differ_by_rounding_agree() -> None:
     rounded = (4.0, 3.0, 2.00002, 1.0)
     found = loss_agreement(strong(), [curve(1), curve(2), curve(4, rounded)])
 
@@ -109,7 +109,7 @@ def test_curves_that_are_equal_but_for_rounding_agree() -> None:
     assert found.worst == pytest.approx(1e-5)
 
 
-def test_a_smaller_last_batch_is_not_said_to_be_as_large() -> None:
+def test_with_a_smaller_last_batch_no_number_of_samples_per_step_is_shown() -> None:
     curves = [world(size, step_losses=CURVE, step_samples=(96, 96, 96, 32)) for size in (1, 2)]
     found = loss_agreement(strong(), curves)
     assert found is not None
@@ -118,7 +118,7 @@ def test_a_smaller_last_batch_is_not_said_to_be_as_large() -> None:
     assert "in 4 steps, each of the same samples at every number of ranks" in said
 
 
-def test_a_curve_that_leaves_the_others_does_not() -> None:
+def test_a_loss_curve_that_deviates_beyond_the_precision_does_not_agree() -> None:
     found = loss_agreement(strong(), [curve(1), curve(2, (4.0, 3.0, 2.0, 1.01))])
 
     assert found is not None
@@ -130,7 +130,7 @@ def test_a_curve_that_leaves_the_others_does_not() -> None:
     assert loose.agrees
 
 
-def test_a_loss_that_is_no_number_does_not_agree() -> None:
+def test_a_loss_curve_with_nan_does_not_agree() -> None:
     found = loss_agreement(strong(), [curve(1), curve(2, (4.0, math.nan, 2.0, 1.0))])
 
     assert found is not None
@@ -138,7 +138,7 @@ def test_a_loss_that_is_no_number_does_not_agree() -> None:
     assert found.worst_step == 1
 
 
-def test_steps_behind_one_with_other_samples_are_not_compared() -> None:
+def test_losses_are_not_compared_from_the_first_step_with_other_samples_on() -> None:
     padded = world(2, step_losses=(4.0, 3.0, 9.0, 9.0), step_samples=(16, 16, 18, 16))
     found = loss_agreement(strong(), [curve(1), padded])
 
@@ -159,13 +159,13 @@ def test_steps_behind_one_with_other_samples_are_not_compared() -> None:
         (strong(), [curve(1), curve(2, samples=17)]),
     ],
 )
-def test_what_need_not_agree_is_not_judged(
+def test_loss_agreement_is_none_if_curves_are_not_comparable(
     about: dict[str, Any], worlds: list[WorldResult]
 ) -> None:
     assert loss_agreement(about, worlds) is None
 
 
-def test_the_loss_of_a_step_weighs_samples() -> None:
+def test_the_global_loss_is_weighted_by_each_rank_s_samples() -> None:
     ranks = [Rank(rank, 2) for rank in range(2)]
     run = world_run(ranks)
     run.results[0].update(losses=[1.0, 2.0], step_samples=[3, 4])
@@ -187,7 +187,7 @@ def test_the_loss_of_a_step_weighs_samples() -> None:
         ((1, 2, 3), (1, 2)),
     ],
 )
-def test_ranks_whose_weights_differ(
+def test_ranks_whose_weight_digest_differs_from_the_majority_are_listed(
     digests: tuple[int | None, ...], different: tuple[int, ...]
 ) -> None:
     run = world_run([Rank(rank, len(digests)) for rank in range(len(digests))])
@@ -197,7 +197,7 @@ def test_ranks_whose_weights_differ(
     assert differing_weights(run) == different
 
 
-def test_the_remarks() -> None:
+def test_remarks_on_agreeing_disagreeing_and_uncompared_loss_curves() -> None:
     (agree,) = loss_remarks(strong(), [curve(1), curve(2)])
     assert agree.startswith(
         "Loss curves of 1 and 2 ranks agree: in 4 steps, each of the same 16 samples at every "

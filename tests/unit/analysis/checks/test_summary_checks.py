@@ -46,7 +46,7 @@ def checks(run: WorldRun) -> dict[str, CrossCheck]:
     return {check.name: check for check in found.cross_checks}
 
 
-def test_parts_that_add_up_and_parts_that_do_not(tmp_path: Path) -> None:
+def test_summary_phases_agree_only_if_their_sum_equals_the_step_time(tmp_path: Path) -> None:
     found = checks(run_of(tmp_path))["phases"]
     assert (found.ours, found.other, found.agrees) == (10.0, 10.0, True)
     twice = {"exposed": document([6 * MS] * 2)}  # 3 ms more than there are
@@ -54,7 +54,7 @@ def test_parts_that_add_up_and_parts_that_do_not(tmp_path: Path) -> None:
     assert (found.ours, found.other, found.agrees) == (10.0, 13.0, False)
 
 
-def test_the_loop_s_own_clock(tmp_path: Path) -> None:
+def test_summary_step_time_is_compared_with_the_loop_s_clock(tmp_path: Path) -> None:
     run = run_of(tmp_path)
     assert checks(run)["loop_clock"].note == "there are no step times from the built-in loop"
     run.results[0] = {"step_ns": [50 * MS, 10 * MS, 11 * MS]}
@@ -67,7 +67,7 @@ def test_the_loop_s_own_clock(tmp_path: Path) -> None:
     )
 
 
-def test_the_log_of_ddp(tmp_path: Path) -> None:
+def test_summary_bytes_and_times_are_compared_with_ddp_s_log(tmp_path: Path) -> None:
     found = checks(run_of(tmp_path, cross_check_sources=sources(ddp_logs=[LOG])))
     # 24 MB in 3 steps; DDP's buckets hold 5 + 3. Backward and exposed: 3 ms; in DDP's log 42, 25.
     bytes_ = found["ddp_bytes"]
@@ -77,13 +77,13 @@ def test_the_log_of_ddp(tmp_path: Path) -> None:
     assert (found["ddp_exposed"].ours, found["ddp_exposed"].other) == (3.0, 25.0)
 
 
-def test_steps_without_marks_do_not_tell_the_bytes_of_one(tmp_path: Path) -> None:
+def test_bytes_per_step_are_unknown_if_steps_end_with_backward(tmp_path: Path) -> None:
     parts = {"steps_end": "backward", "operations": [all_reduces(24)]}
     run = run_of(tmp_path, summary=parts, cross_check_sources=sources(ddp_logs=[LOG]))
     assert math.isnan(checks(run)["ddp_bytes"].ours)
 
 
-def test_the_interface_s_bytes(tmp_path: Path) -> None:
+def test_summary_bytes_disagree_if_the_interface_counted_fewer(tmp_path: Path) -> None:
     # Each of two ranks sends as much as the buffer holds, 48 MB together.
     shared = sources(interfaces=counted(lo=49 * MB))
     found = checks(run_of(tmp_path, 2, cross_check_sources=shared))["network"]
@@ -107,7 +107,7 @@ def test_the_interface_s_bytes(tmp_path: Path) -> None:
         ("barrier", 0, 0),
     ],
 )
-def test_what_a_rank_of_four_sends(
+def test_bytes_sent_according_to_a_summary_by_one_of_four_ranks(
     tmp_path: Path, op: str, larger_mb: float, sent_mb: float
 ) -> None:
     one = operation(op=OPS.index(op), count=2, bytes=larger_mb * MB)

@@ -50,7 +50,7 @@ def pair(op: str = "all_reduce") -> list[Rank]:
     return ranks
 
 
-def test_wait_and_wire_part_where_the_last_rank_starts() -> None:
+def test_wait_ends_and_transfer_begins_when_the_last_rank_starts() -> None:
     (row,) = rows(*pair())
     # Medians of duration = queue + wait + wire: 20 = 0 + 4 + 16 and 20 = 0 + 0 + 20.
     assert spreads(row) == [20.0, 0.0, 2.0, 18.0]
@@ -64,7 +64,7 @@ def test_wait_and_wire_part_where_the_last_rank_starts() -> None:
     assert row.busbw_gb_per_s == pytest.approx(0.4)  # 2 (n - 1) / n is 1 for two ranks
 
 
-def test_without_steps_the_whole_recording_counts() -> None:
+def test_in_a_job_without_steps_all_collectives_of_the_recording_count() -> None:
     ranks = [Rank(rank, 2, dtypes=DTYPES) for rank in range(2)]
     for rank, issue in zip(ranks, (10, 14), strict=True):
         for turn in range(5):
@@ -99,7 +99,7 @@ def test_a_queued_collective_starts_when_a_thread_is_free() -> None:
     assert row.algbw_gb_per_s == pytest.approx(2 / 16)
 
 
-def test_calls_that_failed_are_counted_and_in_no_median() -> None:
+def test_failed_calls_are_counted_but_left_out_of_medians() -> None:
     ranks = pair()
     for rank in ranks:
         rank.step(100 * MS, 200 * MS)
@@ -127,7 +127,7 @@ def test_exposed_time_is_the_mean_over_steps_and_ranks() -> None:
     assert row.calls_per_step == 0.5
 
 
-def test_only_measured_steps_count() -> None:
+def test_collective_rows_count_only_measured_steps() -> None:
     ranks = pair()
     for rank in ranks:
         rank.step(100 * MS, 200 * MS)
@@ -143,19 +143,19 @@ def test_only_measured_steps_count() -> None:
     )
 
 
-def test_without_common_clocks_only_what_one_rank_knows() -> None:
+def test_without_common_clocks_wait_transfer_and_bandwidth_are_nan() -> None:
     (row,) = rows(*pair(), shared=False)
     assert spreads(row)[:2] == [20.0, 0.0]
     assert all(map(math.isnan, [*spreads(row)[2:], row.algbw_gb_per_s, row.busbw_gb_per_s]))
 
 
-def test_a_call_that_one_rank_lacks_has_no_wait_and_no_wire() -> None:
+def test_a_call_missing_on_one_rank_has_no_wait_or_transfer_time() -> None:
     (row,) = rows(pair()[0], Rank(1, 2, **{}))
     assert spreads(row)[:2] == [20.0, 0.0]
     assert all(map(math.isnan, spreads(row)[2:]))
 
 
-def test_a_rank_that_is_done_before_the_last_one_starts_did_not_wait_for_it() -> None:
+def test_a_rank_that_finished_before_the_last_one_started_has_no_wait() -> None:
     # A broadcast's root sends its data from 10 to 12 ms and returns; rank 1 arrives at 40 ms.
     ranks = [Rank(rank, 2) for rank in range(2)]
     for rank, issue, end in zip(ranks, (10, 40), (12, 44), strict=True):
@@ -182,7 +182,7 @@ def message(sent_ms: int, received_ms: int, waits: dict[int, tuple[int, int]]) -
     return ranks
 
 
-def test_a_message_has_no_queue_and_ends_with_its_receiver() -> None:
+def test_a_message_has_no_queue_time_and_ends_when_it_is_received() -> None:
     # The message is sent at 20 ms; the receiver waits from 10 ms and has it at 32 ms.
     ranks = message(20, 10, {0: (20, 26), 1: (10, 32)})
     by_op = {row.op: row for row in rows(*ranks)}
@@ -194,7 +194,7 @@ def test_a_message_has_no_queue_and_ends_with_its_receiver() -> None:
         assert row.calls_per_step == 1.0  # on the one rank that issues it
 
 
-def test_a_message_waited_for_after_it_came_has_no_known_end() -> None:
+def test_a_message_received_before_its_wait_began_has_no_known_duration() -> None:
     ranks = message(20, 10, {0: (20, 26), 1: (50, 50)})
     by_op = {row.op: row for row in rows(*ranks)}
     assert math.isnan(by_op["recv"].duration.median_ms)
@@ -202,7 +202,7 @@ def test_a_message_waited_for_after_it_came_has_no_known_end() -> None:
     assert spreads(by_op["send"])[0] == 6.0
 
 
-def test_sizes_are_put_together_where_they_are_many() -> None:
+def test_more_than_eight_sizes_of_an_operation_are_merged_into_size_classes() -> None:
     few, many = Rank(), Rank()
     for rank, sizes in ((few, [1, 2, 3, 4, 5, 6, 7, 8] * 2), (many, [1, 2, 3, 4, 5, 6, 7, 8, 9])):
         rank.step(0, 1000)
@@ -212,7 +212,7 @@ def test_sizes_are_put_together_where_they_are_many() -> None:
     assert sorted(row.size_bytes for row in rows(many)) == [(1, 1), (2, 3), (4, 7), (8, 9)]
 
 
-def test_the_most_exposed_comes_first_then_the_longest() -> None:
+def test_rows_are_sorted_by_exposed_time_and_then_by_duration() -> None:
     rank = Rank()
     rank.step(0, 1000)
     rank.collective(0, 10, 50, op="broadcast")
@@ -221,7 +221,7 @@ def test_the_most_exposed_comes_first_then_the_longest() -> None:
     assert [row.op for row in rows(rank)] == ["gather", "all_gather", "broadcast"]
 
 
-def test_groups_types_and_reductions_are_kinds_of_their_own() -> None:
+def test_groups_dtypes_and_reductions_have_separate_rows() -> None:
     rank = Rank(groups={1: ("0", 1), 2: ("other", 1)}, dtypes=DTYPES)
     rank.step(0, 1000)
     rank.collective(0, 10, 20, bytes=4, reduce_op=1)
@@ -235,7 +235,7 @@ def test_groups_types_and_reductions_are_kinds_of_their_own() -> None:
     }
 
 
-def test_alone_there_is_no_bus() -> None:
+def test_bus_bandwidth_of_a_single_rank_is_nan() -> None:
     rank = Rank()
     rank.step(0, 100 * MS)
     rank.collective(0, 10 * MS, 20 * MS, bytes=8 * MB)
@@ -244,7 +244,7 @@ def test_alone_there_is_no_bus() -> None:
     assert math.isnan(row.busbw_gb_per_s)
 
 
-def test_callers_by_calls() -> None:
+def test_callers_are_sorted_by_their_number_of_calls() -> None:
     rank = Rank()
     torch = "/x/site-packages/torch/distributed/distributed_c10d.py:1 all_reduce"
     rank.stacks = {1: (torch, "train.py:9 sync"), 2: (torch, "train.py:7 step")}
@@ -286,7 +286,9 @@ def test_the_caller_is_the_innermost_frame_that_is_not_the_framework_s() -> None
         ("barrier", 0, 0, 0),
     ],
 )
-def test_size_on_four_ranks(op: str, bytes_in: int, bytes_out: int, size: int) -> None:
+def test_size_of_an_operation_on_four_ranks(
+    op: str, bytes_in: int, bytes_out: int, size: int
+) -> None:
     columns = (np.array([value]) for value in (schema.OPS.index(op), bytes_in, bytes_out, 4))
     assert sizes_bytes(*columns).tolist() == [size]
 
@@ -308,16 +310,16 @@ def test_size_on_four_ranks(op: str, bytes_in: int, bytes_out: int, size: int) -
         ("recv", 1.0),
     ],
 )
-def test_bus_factor_on_four_ranks(op: str, factor: float) -> None:
+def test_bus_bandwidth_factor_of_an_operation_on_four_ranks(op: str, factor: float) -> None:
     assert bus_factor(op, 4) == factor
 
 
 @pytest.mark.parametrize("op", ["barrier", "monitored_barrier", "other"])
-def test_what_has_no_bus_factor(op: str) -> None:
+def test_barriers_and_unknown_operations_have_no_bus_factor(op: str) -> None:
     assert math.isnan(bus_factor(op, 4))
 
 
-def test_exposed_time_beside_the_rows_is_named() -> None:
+def test_exposed_time_that_is_in_no_row_is_shown() -> None:
     found = world(2, parts=parts(exposed_ms=10.0), collectives=(collective(exposed_ms=4.0),))
     assert found.unlisted_exposed_ms == pytest.approx(6.0)
     assert "Exposed time in no row: 6 of 10 ms per step" in collectives_section(found)

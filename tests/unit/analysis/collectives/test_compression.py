@@ -39,7 +39,7 @@ def compressed_ranks() -> list[Rank]:
     return ranks
 
 
-def test_times_bytes_and_quality() -> None:
+def test_compression_rows_have_times_bytes_and_quality() -> None:
     (found,) = compression_rows([r.trace() for r in compressed_ranks()], np.arange(2), 2)
     assert (found.scheme, found.bucket, found.gradient_bytes, found.calls) == ("int8", 3, 8 * MB, 4)
     assert found.queue_ms == pytest.approx(2.0)  # of 1 and 3
@@ -53,7 +53,7 @@ def test_times_bytes_and_quality() -> None:
     assert found.non_finite == 2
 
 
-def test_only_measured_steps_count() -> None:
+def test_compression_rows_count_only_measured_steps() -> None:
     traces = [r.trace() for r in compressed_ranks()]
     (found,) = compression_rows(traces, np.array([0]), 2)
     assert found.calls == 2
@@ -61,7 +61,7 @@ def test_only_measured_steps_count() -> None:
     assert compression_rows(traces, np.array([], dtype=np.int64), 2) == ()
 
 
-def test_without_a_compressor_there_is_nothing() -> None:
+def test_without_a_compressor_there_are_no_compression_rows() -> None:
     rank = Rank()
     rank.step(0, MS)
     assert compression_rows([rank.trace()], np.arange(1), 1) == ()
@@ -76,7 +76,7 @@ def test_a_trace_that_lost_its_bucket_records_has_no_rows() -> None:
     assert compression_rows([lost], np.arange(2), 2) == ()
 
 
-def test_one_rank_has_no_ratio() -> None:
+def test_compression_ratio_of_one_rank_is_nan() -> None:
     rank = Rank()
     rank.step(0, 100 * MS)
     rank.compressed(0, MB, tuple(t * MS for t in (1, 2, 3, 4, 5, 6)))
@@ -84,7 +84,7 @@ def test_one_rank_has_no_ratio() -> None:
     assert math.isnan(found.ratio)
 
 
-def test_the_ratio_is_that_of_the_models_own_ranks() -> None:
+def test_the_compression_ratio_is_relative_to_a_ring_of_the_model_s_group() -> None:
     # A mesh of 2 x 2: a model on 2 of the 4 ranks, whose ring sends 1 MB.
     rank = Rank(0, 4, groups={1: ("replicas", 2)})
     rank.step(0, 100 * MS)
@@ -98,14 +98,14 @@ def test_the_ratio_is_that_of_the_models_own_ranks() -> None:
     assert math.isnan(found.ratio)
 
 
-def test_the_name_of_a_scheme_cannot_harm() -> None:
+def test_control_characters_in_a_scheme_s_name_are_replaced() -> None:
     rank = Rank()
     rank.step(0, 100 * MS)
     rank.compressed(0, MB, tuple(t * MS for t in (1, 2, 3, 4, 5, 6)), scheme="a\x1b[\x80b")
     assert compressions(rank.trace()).scheme == ("a?[??b",)
 
 
-def test_remarks_say_what_was_saved() -> None:
+def test_compression_remarks_name_saved_bytes_and_non_finite_buckets() -> None:
     told = compression_remarks({}, [row(), row(bucket=1, non_finite=1)], 2, 2, 10)
     assert told == [
         "At 2 ranks int8 sent 2 MB per step and rank instead of the 8 MB of an fp32 ring "
@@ -116,7 +116,7 @@ def test_remarks_say_what_was_saved() -> None:
     ]
 
 
-def test_a_compressor_that_did_nothing_is_told_of() -> None:
+def test_a_remark_says_that_the_compression_hook_compressed_nothing() -> None:
     context = {"hook": "int8", "capture": "native"}
     (told,) = compression_remarks(context, [], 2, 2, 10)
     assert told.startswith("At 2 ranks --hook int8 compressed nothing")
@@ -140,7 +140,7 @@ MEASURED = [
 ]
 
 
-def test_the_table_is_as_it_was() -> None:
+def test_the_compression_table_is_unchanged() -> None:
     section = compression_section(world(2, compression=(row(), row(bucket=1, ratio=math.nan))))
     assert section == PLAIN
     measured = row(relative_error=0.0078, cosine=0.99997, residual_ratio=0.0, zeroed=0.0123)
@@ -150,7 +150,7 @@ def test_the_table_is_as_it_was() -> None:
     assert [line[width:].split() for line in lines[1:]] == MEASURED
 
 
-def test_more_buckets_than_rows_are_counted() -> None:
+def test_buckets_not_shown_in_the_compression_table_are_counted() -> None:
     rows = tuple(row(bucket=i) for i in range(18))
     last = compression_section(world(2, compression=rows)).splitlines()[-1]
     assert last == "Not shown: 2 more buckets (see the JSON result)."

@@ -40,7 +40,9 @@ def of(links: HostLinks | None = None, rows: tuple[Any, ...] = (), **ms: float) 
         ({"backward": 45, "wire": 12, "wait": 20}, math.nan),
     ],
 )
-def test_an_exchange_that_overlaps_nothing(ms: dict[str, float], overlapped: float) -> None:
+def test_an_exchange_is_reported_serial_only_if_work_could_hide_much_of_its_transfers(
+    ms: dict[str, float], overlapped: float
+) -> None:
     found = of(**ms)
     assert found.overlapped == pytest.approx(overlapped, nan_ok=True)
     assert found.serial is not math.isnan(overlapped)
@@ -49,7 +51,7 @@ def test_an_exchange_that_overlaps_nothing(ms: dict[str, float], overlapped: flo
     )
 
 
-def test_the_way_between_hosts() -> None:
+def test_a_slow_link_between_hosts_is_named_with_idle_interfaces() -> None:
     slow = {"backward": 20.0, "wire": 60.0, "hidden": 15.0}
     assert (
         of(LINKS, **slow).sentence
@@ -66,14 +68,14 @@ def test_the_way_between_hosts() -> None:
     assert (killed.link, killed.sentence) == (None, "")
 
 
-def test_small_calls_are_said_first() -> None:
+def test_many_small_calls_are_reported_before_the_slow_link() -> None:
     small = collective(size_bytes=(8, 4096), calls=4000, calls_per_step=200, total_bytes=2**22)
     found = of(replace(LINKS, idle=("eth0",)), (replace(small, exposed_ms=60),), wire=60)
     assert found.sentence == "Communication is cut into 200 small calls per step."
 
 
 @pytest.mark.parametrize(("each", "found"), [(10, None), (20, 20.0)])
-def test_small_calls_of_groups_side_by_side_are_those_of_one_rank(
+def test_small_calls_of_separate_groups_are_counted_per_rank(
     each: int, found: float | None
 ) -> None:
     # 4 pairs of ranks; in each of 10 steps every rank makes this many calls in its own pair.
@@ -87,7 +89,7 @@ def test_small_calls_of_groups_side_by_side_are_those_of_one_rank(
     assert (small and small.calls_per_step) == found
 
 
-def test_interfaces_that_carried_nothing() -> None:
+def test_idle_interfaces_are_at_least_as_fast_as_the_used_one_and_sent_little() -> None:
     rank = Rank(0, 2)
     sent = {"lo": 9, "eth0": 5, "eth1": 1000, "old": 0, "full": 900, "ib0": 0, "docker0": 0}
     rank.metadata["cross_check_sources"] = {

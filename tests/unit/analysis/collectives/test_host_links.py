@@ -71,7 +71,7 @@ def test_bytes_to_other_hosts(
 
 @pytest.mark.parametrize("op", ["all_reduce", "all_gather", "broadcast", "reduce", "gather"])
 @pytest.mark.parametrize("ranks", range(2, 9))
-def test_with_a_host_for_each_rank_all_that_is_sent_crosses(op: str, ranks: int) -> None:
+def test_with_one_rank_per_host_all_bytes_go_to_other_hosts(op: str, ranks: int) -> None:
     total = {
         "all_reduce": 2 * (ranks - 1),
         "all_gather": ranks * (ranks - 1),
@@ -82,7 +82,7 @@ def test_with_a_host_for_each_rank_all_that_is_sent_crosses(op: str, ranks: int)
     assert sum(sent(op, [str(rank) for rank in range(ranks)])) == pytest.approx(1200 * total)
 
 
-def test_what_is_not_known_is_not_guessed() -> None:
+def test_bytes_to_other_hosts_are_nan_for_unknown_operations_and_incomplete_groups() -> None:
     assert math.isnan(sent("other", TWO_BY_TWO)[0])
     part = Rank(0, 4, groups={1: ("some", 2)})
     part.collective(0, 1, 2, bytes=8)
@@ -124,7 +124,7 @@ def links_of(ranks: list[Rank], world_size: int = 2) -> HostLinks:
     return result.host_links
 
 
-def test_rates_of_a_link() -> None:
+def test_bytes_and_rates_of_a_link_between_two_hosts() -> None:
     links = links_of(two_hosts(counted=97_000_000))
     assert (links.hosts, links.interfaces, links.note) == (2, ("eth0",), "")
     assert links.step_bytes == 8_000_000  # 2 (n - 1) / n = 1
@@ -134,13 +134,13 @@ def test_rates_of_a_link() -> None:
     assert links.difference == pytest.approx(97 / 96 - 1)
 
 
-def test_a_rank_without_a_trace_leaves_the_sum_unknown() -> None:
+def test_bytes_between_hosts_are_unknown_if_a_rank_left_no_trace() -> None:
     links = links_of(two_hosts(counted=1), world_size=3)
     assert links.note == "not all ranks left a trace"
     assert math.isnan(links.difference)
 
 
-def test_ranks_of_one_host_have_no_link() -> None:
+def test_ranks_of_one_host_have_no_host_links() -> None:
     result = analyse_world(world_run(two_hosts(counted=1, cross_check_sources={})))
     assert result is not None
     assert result.host_links is None
@@ -161,13 +161,15 @@ def hosts_of_ranks(*namespaces: str) -> list[Rank]:
 
 
 @pytest.mark.parametrize("namespaces", [("a", ""), ("", "a"), ("a", "", "a", "")])
-def test_a_killed_rank_is_on_the_host_of_its_machine(namespaces: tuple[str, ...]) -> None:
+def test_a_killed_rank_on_the_only_host_s_machine_adds_no_host_link(
+    namespaces: tuple[str, ...],
+) -> None:
     result = analyse_world(world_run(hosts_of_ranks(*namespaces)))
     assert result is not None
     assert result.host_links is None
 
 
-def test_a_killed_rank_s_host_has_the_counters_of_the_other_ranks() -> None:
+def test_a_killed_rank_s_host_uses_the_counters_of_its_other_ranks() -> None:
     ranks = hosts_of_ranks("", "a", "b", "b")
     ranks[2].metadata["machine"]["boot_id"] = ranks[3].metadata["machine"]["boot_id"] = "other"
     links = links_of(ranks, world_size=4)
@@ -176,14 +178,14 @@ def test_a_killed_rank_s_host_has_the_counters_of_the_other_ranks() -> None:
     assert links.step_bytes == 12_000_000  # 2 (n - 1) / n = 1.5, and one rank of each host
 
 
-def test_a_killed_rank_whose_host_is_unknown_leaves_no_figure() -> None:
+def test_host_link_figures_are_nan_if_a_killed_rank_s_host_is_unknown() -> None:
     links = links_of(hosts_of_ranks("a", "", "b", ""), world_size=4)
     assert (links.hosts, links.note) == (2, "the host of ranks 1, 3 is not known")
     figures = (links.step_bytes, links.in_flight_gbit_per_s, links.step_gbit_per_s)
     assert all(math.isnan(figure) for figure in (*figures, links.difference))
 
 
-def test_machines_without_boot_id_have_hostnames() -> None:
+def test_machines_without_boot_id_are_identified_by_hostname() -> None:
     traces = [rank.trace() for rank in hosts_of_ranks("", "", "")]
     for trace, name in zip(traces, ("x", "y", "x"), strict=True):
         trace.metadata["machine"].update(boot_id="", hostname=name)
@@ -208,7 +210,7 @@ def test_counters_agree_within_2_percent() -> None:
     # 66 bytes of headers per 1448 or 8948 of payload; acknowledgements add half as much.
     [(1500, 66 / 1448, 1.0884), (9000, 66 / 8948, 1.0311), (65536, 66 / 65484, 1.0216)],
 )
-def test_headers_at_the_interfaces_mtu_are_no_disagreement(
+def test_counters_that_exceed_the_payload_by_packet_headers_agree(
     mtu: int, share: float, most: float
 ) -> None:
     rank = Rank(0, 2)
@@ -224,7 +226,7 @@ def test_headers_at_the_interfaces_mtu_are_no_disagreement(
     assert replace(links, counted_bytes=240e6 * (most + 0.0002)).agrees is False
 
 
-def test_the_table() -> None:
+def test_host_links_table_has_a_row_per_world_with_several_hosts() -> None:
     links = replace(LINKS, header_share=0.0456)
     text = host_links_table.section([world(1), world(2, host_links=links)])
     assert text.splitlines()[0] == "Between hosts, per host and outgoing link:"
@@ -233,13 +235,13 @@ def test_the_table() -> None:
     assert host_links_table.section([world(1)]) == ""
 
 
-def test_what_is_missing_is_said() -> None:
+def test_host_links_table_gives_the_reason_for_missing_figures() -> None:
     gone = HostLinks(2, (), math.nan, math.nan, math.nan, math.nan, math.nan, "a rank is missing")
     text = host_links_table.section([world(2, host_links=gone)])
     assert "2 ranks: figures are missing, because a rank is missing" in text
 
 
-def test_the_documented_figures_are_those_that_were_measured() -> None:
+def test_the_documented_counter_difference_matches_the_measurements() -> None:
     measured = json.loads((ROOT / "benchmarks/results/multi_node.json").read_text())
     differences = [row.split()[-1] for row in table(measured).splitlines()[1:-1]]
     assert len(differences) == 4

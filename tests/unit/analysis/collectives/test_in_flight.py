@@ -31,7 +31,7 @@ def rank_of(number: int) -> Rank:
     return rank
 
 
-def test_calls_at_the_same_time_count_once() -> None:
+def test_overlapping_calls_of_an_operation_count_once_in_time_in_flight() -> None:
     traces = [rank_of(number).trace() for number in range(2)]
     tables = [columns.collectives(trace) for trace in traces]
     found = {f.op: f.in_flight_ms for f in times_in_flight(traces, tables, np.array([0, 1]))}
@@ -55,7 +55,7 @@ def flight(drawn: Timeline, rank: int, row: int) -> tuple[int, ...]:
     return tuple(int(getattr(intervals, name)[row]) // MS for name in names)
 
 
-def test_until_the_last_issue_is_negotiation() -> None:
+def test_time_in_flight_until_the_last_rank_issues_is_negotiation() -> None:
     drawn = timeline(seen(ranks_of(2, 6, late_ms=15)))
     assert drawn.steps.tolist() == [1, 2, 3, 4, 5]
     assert [kind.op for kind in drawn.kinds] == ["all_reduce"]
@@ -65,7 +65,7 @@ def test_until_the_last_issue_is_negotiation() -> None:
     assert [flight(drawn, 1, row) for row in (0, 1)] == [(0, 0, 0, 10), (0, 0, 0, 20)]
 
 
-def test_queue_here_and_then_wait_for_a_rank_whose_queue_is_longer() -> None:
+def test_time_after_the_own_queue_until_the_other_rank_s_queue_ends_is_waiting() -> None:
     # With two threads, the third collective of a step begins when the first one ends.
     ranks = [Rank(rank, 2) for rank in range(2)]
     for rank in ranks:
@@ -83,7 +83,7 @@ def test_queue_here_and_then_wait_for_a_rank_whose_queue_is_longer() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_parts_add_up_on_any_schedule(seed: int) -> None:
+def test_parts_of_time_in_flight_add_up_on_random_schedules(seed: int) -> None:
     world = seen(RandomRun(seed).ranks)
     drawn = timeline(world)
     for rank, table in zip(drawn.ranks, world.tables, strict=True):
@@ -100,7 +100,7 @@ def test_the_parts_add_up_on_any_schedule(seed: int) -> None:
         assert intervals.duration_ns.tolist() == expected
 
 
-def test_a_collective_that_not_all_issued_is_not_split() -> None:
+def test_time_in_flight_is_not_split_if_a_rank_did_not_issue_the_collective() -> None:
     ranks = [Rank(rank, 2) for rank in range(2)]
     for rank in ranks:
         for step in range(4):
@@ -112,7 +112,7 @@ def test_a_collective_that_not_all_issued_is_not_split() -> None:
     assert set(intervals.duration_ns.tolist()) == {20 * MS}
 
 
-def test_one_without_an_end_is_left_out() -> None:
+def test_collectives_without_an_end_are_left_out_of_the_timeline() -> None:
     rank = Rank()
     for step in range(3):
         rank.step(100 * MS * step, 100 * MS * (step + 1))
@@ -120,7 +120,7 @@ def test_one_without_an_end_is_left_out() -> None:
     assert len(timeline(seen([rank])).ranks[0].in_flight.step) == 0
 
 
-def test_a_cut_keeps_whole_steps_from_the_middle() -> None:
+def test_cutting_the_timeline_keeps_whole_steps_from_the_middle() -> None:
     drawn = timeline(seen(ranks_of(2, 21)))
     per_step = drawn.spans // len(drawn.steps)
     assert drawn.middle(drawn.spans) is drawn
@@ -134,7 +134,7 @@ def test_a_cut_keeps_whole_steps_from_the_middle() -> None:
         assert set(rank.in_flight.step.tolist()) == {0, 1, 2, 3, 4}
 
 
-def test_one_step_with_too_many_spans_is_cut_too() -> None:
+def test_a_single_step_with_too_many_spans_is_cut() -> None:
     rank = Rank()
     for step in range(3):
         rank.step(10 * MS * step, 10 * MS * (step + 1))

@@ -41,12 +41,12 @@ def mismatches(*made: Rank) -> tuple[list[str], int]:
     return [one.sentence for one in found], count
 
 
-def test_ranks_in_step() -> None:
+def test_equal_collectives_on_all_ranks_are_no_mismatch() -> None:
     assert mismatches(*ranks()) == ([], 0)
     assert find_mismatches([], []) == ((), 0)
 
 
-def test_both_values_are_shown_and_the_odd_rank_is_named() -> None:
+def test_a_mismatch_shows_both_values_and_names_the_odd_rank() -> None:
     made = ranks()
     for rank in made:
         size, dtype = (16, 5) if rank.rank == 1 else (8, 6)
@@ -63,7 +63,7 @@ def test_both_values_are_shown_and_the_odd_rank_is_named() -> None:
     assert first.odd_ranks == (1,)
 
 
-def test_a_reduction_that_is_not_recorded_is_not_named() -> None:
+def test_a_mismatch_omits_the_reduction_if_it_was_not_recorded() -> None:
     made = ranks(2)
     for rank in made:
         rank.collective(2, 30, 40, bytes=8 + rank.rank, dtype=6, reduce_op=UNKNOWN_REDUCE_OP)
@@ -71,7 +71,7 @@ def test_a_reduction_that_is_not_recorded_is_not_named() -> None:
     assert "rank 0: all_reduce of 8 bytes as Float; rank 1: all_reduce of 9 bytes" in sentence
 
 
-def test_another_operation_reduction_or_root() -> None:
+def test_different_operations_reductions_or_roots_are_mismatches() -> None:
     for fields in (
         ({"op": "broadcast"}, {"op": "all_reduce"}),
         ({"reduce_op": 0}, {"reduce_op": 3}),
@@ -84,7 +84,7 @@ def test_another_operation_reduction_or_root() -> None:
         assert (len(sentences), count) == (1, 1), fields
 
 
-def test_what_may_differ() -> None:
+def test_sizes_and_dtypes_that_may_differ_between_ranks_are_no_mismatch() -> None:
     made = ranks(2)
     for rank in made:
         uneven = 8 * (1 + rank.rank)
@@ -100,7 +100,7 @@ def test_what_may_differ() -> None:
 SMALL, LARGE = (Issued("all_reduce", "Float", "sum", size, -1) for size in (8, 16))
 
 
-def test_the_live_finder_tells_each_group_once_and_keeps_little() -> None:
+def test_the_live_finder_reports_each_group_once_and_bounds_its_memory() -> None:
     finder = MismatchFinder()
     for rank in (0, 1):
         finder.add(rank, "0", 2, 0, SMALL, 1 + rank)

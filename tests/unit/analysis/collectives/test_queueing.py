@@ -23,7 +23,7 @@ def starts(rank: Rank) -> list[int]:
     return start_times(trace, columns.collectives(trace)).tolist()
 
 
-def test_a_schedule_by_hand() -> None:
+def test_starts_of_a_known_schedule_on_two_threads() -> None:
     # Threads A and B. 0 on A [10, 50], 1 on B [20, 30], 2 on B [30, 90], 3 on A [50, 60],
     # 4 on A [60, 70] and 5, issued when A is idle, on A [80, 85].
     rank = Rank()
@@ -34,7 +34,7 @@ def test_a_schedule_by_hand() -> None:
     assert starts(rank) == [10, 20, 30, 50, 60, 80]
 
 
-def test_each_group_has_threads_of_its_own() -> None:
+def test_each_group_has_its_own_threads() -> None:
     rank = Rank(groups={1: ("0", 1), 2: ("other", 1)})
     for group in (1, 2):
         for seq in range(3):
@@ -44,7 +44,7 @@ def test_each_group_has_threads_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("op", ["send", "recv", "recv_any_source", "monitored_barrier"])
-def test_messages_pass_no_queue_and_take_no_thread(op: str) -> None:
+def test_messages_start_at_once_and_occupy_no_thread(op: str) -> None:
     rank = Rank()
     rank.collective(0, 10, 100)
     rank.collective(0, 20, 100, op=op)
@@ -54,7 +54,7 @@ def test_messages_pass_no_queue_and_take_no_thread(op: str) -> None:
     assert starts(rank) == [10, 20, 30, 40, 100]
 
 
-def test_the_trace_says_how_many_threads_there_are() -> None:
+def test_the_number_of_gloo_threads_is_read_from_the_trace_and_is_two_otherwise() -> None:
     rank = Rank(world_size=2)
     for seq in range(4):
         rank.collective(seq, 10 + seq, 100 + seq)
@@ -70,14 +70,14 @@ def test_the_trace_says_how_many_threads_there_are() -> None:
         assert starts(rank) == [10, 11, 100, 101]
 
 
-def test_other_backends_queue_in_ways_that_are_not_known() -> None:
+def test_starts_are_unknown_for_backends_other_than_gloo() -> None:
     rank = Rank()
     rank.backend = "nccl"
     rank.collective(0, 10, 100)
     assert starts(rank) == [0]
 
 
-def test_what_depends_on_an_end_that_was_not_seen_is_not_known() -> None:
+def test_a_start_that_depends_on_an_unknown_end_is_unknown() -> None:
     # Collective 1 has no end. 2 finds a thread free whatever 1 does; 3 does so only if 1 is
     # done. 2 and 3 are done when 4 is issued, so that a thread is free.
     rank = Rank()
@@ -86,7 +86,7 @@ def test_what_depends_on_an_end_that_was_not_seen_is_not_known() -> None:
     assert starts(rank) == [10, 30, 40, 0, 96]
 
 
-def test_the_return_of_a_wait_that_did_not_block_bounds_the_end() -> None:
+def test_the_return_of_a_wait_is_the_latest_possible_end_of_its_collective() -> None:
     # 0 ended by 50, when its wait returned: 2 may have started from 30 to 50; 3 starts at 60.
     rank = Rank()
     rank.wait(rank.collective(0, 10, 0), 40, 50)
@@ -96,7 +96,7 @@ def test_the_return_of_a_wait_that_did_not_block_bounds_the_end() -> None:
     assert starts(rank) == [10, 20, 0, 60]
 
 
-def test_a_start_is_not_after_its_end() -> None:
+def test_a_derived_start_is_never_after_the_collective_s_end() -> None:
     # The ends of 0 and 1 were recorded late, after the thread that they left had run 2.
     rank = Rank()
     for seq, (issue, end) in enumerate([(10, 50), (11, 52), (12, 49)]):
@@ -131,7 +131,9 @@ def simulate(
 
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_any_schedule(seed: int, threads: int) -> None:
+def test_starts_derived_from_random_schedules_equal_the_simulated_ones(
+    seed: int, threads: int
+) -> None:
     issue, start, end = simulate(random.Random(seed), threads, count=60)
     found = fifo_starts(np.array(issue), np.array(end), threads)
     assert found.tolist() == start
@@ -139,7 +141,7 @@ def test_any_schedule(seed: int, threads: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_any_schedule_with_ends_lost_is_never_wrong(seed: int) -> None:
+def test_starts_derived_with_lost_ends_are_correct_or_unknown(seed: int) -> None:
     lots = random.Random(seed)
     issue, start, end = simulate(lots, DEFAULT_GLOO_THREADS, count=60)
     lost = lots.sample(range(10, 60), 2)

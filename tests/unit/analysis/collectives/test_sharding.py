@@ -32,7 +32,7 @@ def found() -> Sharding:
     return result
 
 
-def test_parts_groups_and_what_no_work_can_hide() -> None:
+def test_exposed_time_is_divided_by_part_group_and_last_call() -> None:
     result = found()
     assert result.groups == 2
     parts = [(p.part, p.calls, p.group, p.last_ms) for p in result.parts]
@@ -45,7 +45,7 @@ def test_parts_groups_and_what_no_work_can_hide() -> None:
     assert (groups[FORWARD], groups[BACKWARD]) == (1, 2)
 
 
-def test_the_sentence() -> None:
+def test_the_sentence_lists_exposed_communication_unless_it_is_small() -> None:
     assert found().sentence(96.0) == (
         "Exposed communication of sharded parameters, per step: 20 ms reduce-scatters (most at "
         "parameter group 2 of 2, 10 ms; 10 ms in the last call, which no compute can hide); 5 ms "
@@ -134,7 +134,7 @@ def test_each_pass_of_a_step_has_the_same_groups(
     assert last == pytest.approx({part: 6 if part == SCATTER else 0 for part in last})
 
 
-def test_without_phases_the_calls_of_backward_tell_the_passes() -> None:
+def test_without_phases_passes_are_recognised_by_the_calls_of_backward() -> None:
     assert accumulated("AB|b2a1", "AB|b2a1", phases=False) == accumulated("AB|b2a1", "AB|b2a1")
 
 
@@ -151,13 +151,13 @@ def test_without_phases_the_calls_of_backward_tell_the_passes() -> None:
         ([9, 4], [], []),
     ],
 )
-def test_sizes_tell_which_groups_backward_gathers(
+def test_groups_gathered_in_backward_are_identified_by_their_sizes(
     forward: list[int], backward: list[int], expected: list[int]
 ) -> None:
     assert groups_in_reverse(forward, backward) == expected
 
 
-def test_ddp_has_none() -> None:
+def test_ddp_jobs_have_no_sharding_result() -> None:
     ranks = [Rank(rank, 2) for rank in range(2)]
     for rank in ranks:
         for step in range(4):
@@ -177,7 +177,9 @@ def test_ddp_has_none() -> None:
         (SCATTER, "--reduce-dtype bf16"),
     ],
 )
-def test_what_to_type_next(part: str, options: str) -> None:
+def test_the_next_step_suggests_the_option_for_the_most_exposed_part(
+    part: str, options: str
+) -> None:
     run = world_run(fsdp_ranks())
     seen = measured_world(run)
     assert seen is not None

@@ -18,7 +18,7 @@ def match(*ranks: Rank) -> list[Arrivals]:
     return match_arrivals(matching.match(traces, tables), traces, tables)
 
 
-def test_the_last_issue_decides_on_every_rank() -> None:
+def test_all_ranks_get_the_last_issue_as_the_last_arrival() -> None:
     ranks = [Rank(rank, 3) for rank in range(3)]
     for rank, issue in zip(ranks, (10, 35, 20), strict=True):
         rank.collective(0, issue, 50)
@@ -28,7 +28,7 @@ def test_the_last_issue_decides_on_every_rank() -> None:
         assert arrivals.late_rank.tolist() == [1, 0]
 
 
-def test_numbers_go_on_from_0_after_the_last_of_32_bits() -> None:
+def test_arrivals_are_matched_when_sequence_numbers_wrap_around_at_32_bits() -> None:
     ranks = [Rank(rank, 2) for rank in range(2)]
     for rank, issue in zip(ranks, (10, 35), strict=True):
         for turn, seq in enumerate((2**32 - 2, 2**32 - 1, 0, 1)):
@@ -58,14 +58,14 @@ def test_a_lost_record_leaves_only_its_own_collective_unknown() -> None:
     assert of_second.late_rank.tolist() == [1, 1]
 
 
-def test_another_operation_under_the_same_number_is_no_match() -> None:
+def test_different_operations_with_the_same_sequence_number_are_not_matched() -> None:
     first, second = Rank(0, 2), Rank(1, 2)
     first.collective(0, 10, 20)
     second.collective(0, 12, 20, op="broadcast")
     assert [arrivals.late_rank.tolist() for arrivals in match(first, second)] == [[-1], [-1]]
 
 
-def test_one_rank_twice_is_not_two_ranks() -> None:
+def test_two_calls_of_one_rank_with_the_same_number_are_not_matched() -> None:
     first, second = Rank(0, 2), Rank(1, 2)
     first.collective(0, 10, 20)
     first.collective(0, 30, 40)
@@ -77,7 +77,7 @@ def message(rank: Rank, peer: int, seq: int, issue: int, op: str, bytes: int = 8
     rank.collective(seq, issue, 0, op=op, aux=peer, **{"bytes_in": 0, "bytes_out": 0, **sizes})
 
 
-def test_a_message_is_known_by_its_ends_and_number() -> None:
+def test_messages_are_matched_by_sender_receiver_and_sequence_number() -> None:
     first, second = Rank(0, 3), Rank(1, 3)
     message(first, 1, 0, 10, "send")
     message(first, 2, 0, 12, "send")  # no rank recorded receiving it
@@ -92,14 +92,14 @@ def test_a_message_is_known_by_its_ends_and_number() -> None:
     assert of_second.late_rank.tolist() == [1, 0, 1]
 
 
-def test_two_sends_are_no_message() -> None:
+def test_two_sends_are_not_matched_as_a_message() -> None:
     first, second = Rank(0, 2), Rank(1, 2)
     for rank in (first, second):
         message(rank, 1 - rank.rank, 0, 10, "send")
     assert [arrivals.late_rank.tolist() for arrivals in match(first, second)] == [[-1], [-1]]
 
 
-def test_ends_of_different_size_are_no_message() -> None:
+def test_a_send_and_a_receive_of_different_size_are_not_matched() -> None:
     # This happens when tags are used to receive in another order than was sent.
     first, second = Rank(0, 2), Rank(1, 2)
     for seq, size in enumerate((8, 16, 4)):
@@ -109,7 +109,7 @@ def test_ends_of_different_size_are_no_message() -> None:
     assert match(first, second)[0].late_rank.tolist() == [-1, -1, 1]
 
 
-def test_from_any_source_and_after_it_nothing_is_known() -> None:
+def test_a_receive_from_any_source_and_later_messages_are_not_matched() -> None:
     first, second = Rank(0, 2), Rank(1, 2)
     for seq in range(3):
         message(first, 1, seq, 10 + seq, "send")
@@ -121,7 +121,7 @@ def test_from_any_source_and_after_it_nothing_is_known() -> None:
     assert of_second.late_rank.tolist() == [1, -1, -1]
 
 
-def test_ranks_of_a_message_are_those_of_its_group() -> None:
+def test_message_peers_are_ranks_within_the_group() -> None:
     # Ranks 1 and 3 of the job are ranks 0 and 1 of this group.
     ranks = [Rank(rank, 4, groups={1: ("pair", 2)}) for rank in (1, 3)]
     message(ranks[0], 1, 0, 10, "send")
@@ -134,7 +134,7 @@ def test_ranks_of_a_message_are_those_of_its_group() -> None:
     assert [found.late_rank.tolist() for found in arrivals] == [[3], [3]]
 
 
-def test_groups_are_common_by_name_whatever_their_local_number() -> None:
+def test_groups_are_matched_by_name_not_by_local_number() -> None:
     ranks = [
         Rank(0, 4, groups={1: ("0", 4), 2: ("even", 2)}),
         Rank(1, 4, groups={1: ("odd", 2), 2: ("0", 4)}),
@@ -151,7 +151,7 @@ def test_groups_are_common_by_name_whatever_their_local_number() -> None:
         assert arrivals.late_rank.tolist() == [3, pair_late]
 
 
-def test_a_group_made_again_under_its_name_starts_over() -> None:
+def test_a_group_created_again_with_the_same_name_is_matched_separately() -> None:
     ranks = [Rank(rank, 2, groups={1: ("0", 2), 2: ("0", 2)}) for rank in range(2)]
     for rank in ranks:
         rank.collective(0, 10 + rank.rank, 20, group=1)
@@ -161,21 +161,21 @@ def test_a_group_made_again_under_its_name_starts_over() -> None:
         assert arrivals.last_arrival_ns.tolist() == [11, 40]
 
 
-def test_a_group_without_description_is_unknown() -> None:
+def test_collectives_of_a_group_without_description_are_not_matched() -> None:
     ranks = [Rank(rank, 2, groups={}) for rank in range(2)]
     for rank in ranks:
         rank.collective(0, 10, 20)
     assert [arrivals.late_rank.tolist() for arrivals in match(*ranks)] == [[-1], [-1]]
 
 
-def test_alone_in_its_group_a_rank_is_the_last() -> None:
+def test_a_rank_alone_in_its_group_arrives_last() -> None:
     rank = Rank()
     rank.collective(0, 10, 20)
     (arrivals,) = match(rank)
     assert (arrivals.last_arrival_ns.tolist(), arrivals.late_rank.tolist()) == ([10], [0])
 
 
-def test_no_collectives_at_all() -> None:
+def test_traces_without_collectives_have_no_arrivals() -> None:
     assert [len(arrivals.late_rank) for arrivals in match(Rank(0, 2), Rank(1, 2))] == [0, 0]
 
 
@@ -183,12 +183,14 @@ def test_no_collectives_at_all() -> None:
     ("boots", "shared"),
     [(("a", "a"), True), (("a", "b"), False), (("", ""), True), (("a",), True), (("",), True)],
 )
-def test_clocks_are_common_on_one_boot_of_one_machine(boots: tuple[str, ...], shared: bool) -> None:
+def test_clocks_are_shared_only_if_the_boot_ids_are_equal(
+    boots: tuple[str, ...], shared: bool
+) -> None:
     traces = [Rank(rank, len(boots), boot_id=boot).trace() for rank, boot in enumerate(boots)]
     assert clocks_are_shared(traces) is shared
 
 
-def test_without_any_identity_clocks_are_not_compared() -> None:
+def test_clocks_are_not_shared_without_boot_id_and_time_namespace() -> None:
     traces = [Rank(rank, 2).trace() for rank in range(2)]
     for trace in traces:
         trace.metadata["machine"].update(boot_id="", time_namespace="")

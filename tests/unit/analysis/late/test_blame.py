@@ -39,7 +39,7 @@ def assert_conserved(parts: list[Breakdown]) -> None:
 
 
 @pytest.mark.parametrize(("shape", "seed"), SCENARIOS)
-def test_the_cause_is_found(shape: str, seed: int) -> None:
+def test_the_slow_rank_and_its_cause_get_most_of_the_waiting(shape: str, seed: int) -> None:
     of = job(shape, seed)
     parts = measured(of)
     found = costs(parts)
@@ -52,7 +52,7 @@ def test_the_cause_is_found(shape: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_the_costs_of_a_random_job_add_up(seed: int) -> None:
+def test_caused_waiting_adds_up_to_all_waiting_in_random_jobs(seed: int) -> None:
     chance = random.Random(seed)
     size = chance.randint(2, 6)
     groups = {ALL: tuple(range(size))}
@@ -82,7 +82,7 @@ def test_the_costs_of_a_random_job_add_up(seed: int) -> None:
     assert_conserved(measured(Job("random", groups, steps, frozenset(), "")))
 
 
-def test_run_delay_names_nobody_and_is_told() -> None:
+def test_a_rank_without_a_core_is_not_named_late_but_reported_as_the_cause() -> None:
     of = job("throttled", 0)
     run = world_run(simulated(of))
     seen = measured_world(run)
@@ -104,7 +104,7 @@ def test_run_delay_names_nobody_and_is_told() -> None:
     assert "the rank was ready to run but had no core for" in said
 
 
-def test_a_rank_that_its_own_pair_waits_for() -> None:
+def test_a_rank_that_only_its_own_pair_waits_for_is_named_late() -> None:
     """Rank 7 of 8 ranks in 4 pairs is 40 ms late: rank 6 waits 40 ms, and no other rank waits."""
     ranks = [Rank(rank, 8, groups={1: (f"pair {rank // 2}", 2)}) for rank in range(8)]
     for rank in ranks:
@@ -124,7 +124,7 @@ def test_a_rank_that_its_own_pair_waits_for() -> None:
     assert late.wait_ns == pytest.approx(40 * MS)
 
 
-def test_what_held_up_a_phase_is_told() -> None:
+def test_remarks_name_the_kernel_counters_that_explain_a_longer_phase() -> None:
     """Rank 1's backward takes 18 ms longer than the others'; kernel counters explain it."""
 
     def said(no_core_ms: int, **counts: int) -> list[str]:

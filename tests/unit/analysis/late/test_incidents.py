@@ -74,7 +74,7 @@ def test_a_hang_is_written_and_read_again(tmp_path: Path) -> None:
     feed.close()
 
 
-def test_what_people_read_of_a_hang_commands_no_terminal(
+def test_control_characters_are_escaped_in_a_hang_s_text_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "host\x1b[2J")
@@ -86,7 +86,7 @@ def test_what_people_read_of_a_hang_commands_no_terminal(
     assert "Stacks of rank 0: py-spy said\\x1b[31m no\n" in text
 
 
-def test_a_directory_that_is_gone_costs_the_files_only(tmp_path: Path) -> None:
+def test_writing_to_a_missing_directory_raises_nothing_and_leaves_no_files(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     file = HangFile(gone, HANG, [], 0)
     file.add_stack(0, "", "text", "")
@@ -109,14 +109,14 @@ def test_events_are_written_and_read_again(tmp_path: Path) -> None:
     "text",
     ["", "[]", "{}", '{"schema_version": 1}', "[" * 10_000, '{"schema_version": 1, "number": "x"}'],
 )
-def test_foreign_files_are_passed_over(tmp_path: Path, text: str) -> None:
+def test_invalid_hang_and_event_files_are_ignored(tmp_path: Path, text: str) -> None:
     (tmp_path / "hang_1.json").write_text(text)
     (tmp_path / "hang_2.json").mkdir()
     (tmp_path / "watchdog_h.jsonl").write_text(text)
     assert read_hangs(tmp_path) == read_events(tmp_path) == ()
 
 
-def test_the_sentences() -> None:
+def test_sentences_describe_hangs_mismatches_and_anomalies() -> None:
     assert incidents_table.sentences([incidents()]) == [
         "3 ranks: hang 1, 2026-11-01T12:00:00.000+00:00: rank 1 did not arrive; over 2.5 s "
         "later. Stacks: hang_1_rank_1.stack.txt. All ranks: hang_1.json.",
@@ -136,14 +136,14 @@ def test_the_sentences() -> None:
     )
 
 
-def test_the_terminal_shows_them_first() -> None:
+def test_the_terminal_report_begins_with_incidents() -> None:
     text = table.render(results.run_result(results.world(2), incidents=(incidents(),)), 100)
     blocks = text.split("\n\n")
     assert blocks[1].startswith(f"{incidents_table.TITLE}:\n* 3 ranks: hang 1")
     assert incidents_table.TITLE not in table.render(results.run_result(results.world(2)), 100)
 
 
-def test_a_change_that_ended_is_a_caveat_and_no_incident() -> None:
+def test_a_level_change_that_ended_is_a_note_and_no_incident() -> None:
     found = incidents(hangs=(), mismatches=(), mismatch_count=0, events=())
     ((time, change),) = found.anomalies
     ended = replace(found, anomalies=((time, replace(change, last_step=150)),))
@@ -157,7 +157,7 @@ def test_a_change_that_ended_is_a_caveat_and_no_incident() -> None:
     assert incidents_table.TITLE not in table.render(run, 100)
 
 
-def test_a_process_is_told_from_a_later_one_of_its_number() -> None:
+def test_a_process_with_a_reused_id_is_reported_dead() -> None:
     watch = ProcessWatch(os.getpid())
     assert watch.look() == Process(os.getpid(), "running")
     watch._started += 1
@@ -167,7 +167,7 @@ def test_a_process_is_told_from_a_later_one_of_its_number() -> None:
 
 
 @pytest.mark.skipif(py_spy.find_py_spy() is None, reason="needs py-spy")
-def test_stacks_of_a_process_with_native_frames() -> None:
+def test_py_spy_reads_python_and_native_stacks_of_a_process() -> None:
     program = "import time\ndef guilty_nap():\n    time.sleep(60)\nguilty_nap()"
     with subprocess.Popen([sys.executable, "-c", program]) as process:
         try:
@@ -185,7 +185,9 @@ def test_stacks_of_a_process_with_native_frames() -> None:
             process.kill()
 
 
-def test_what_py_spy_says_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_py_spy_errors_are_explained_with_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scope = tmp_path / "ptrace_scope"
     monkeypatch.setattr(py_spy, "_YAMA", scope)
     denied = "Permission Denied: Try running again with elevated permissions"

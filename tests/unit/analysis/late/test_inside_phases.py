@@ -56,7 +56,7 @@ def late_world(no_core_ms: int = 0, lines: tuple[int, int, int] = (1, 2, 3)) -> 
     return world
 
 
-def test_the_lines_between_which_a_phase_takes_longer() -> None:
+def test_the_lines_between_which_a_late_rank_s_phase_takes_longer_are_named() -> None:
     world = late_world()
     assert world.longer_lines == (
         LongerLines(2, "backward", pytest.approx(18), LINES[1], LINES[2], pytest.approx(16)),
@@ -68,13 +68,13 @@ def test_the_lines_between_which_a_phase_takes_longer() -> None:
     ]
 
 
-def test_time_without_a_core_is_no_lines() -> None:
+def test_time_without_a_core_is_subtracted_from_the_longer_lines() -> None:
     first, second = late_world(no_core_ms=4).longer_lines
     assert (first.phase_ms, first.longer_ms) == (pytest.approx(14), pytest.approx(12))
     assert second.longer_ms == pytest.approx(2)
 
 
-def test_an_operation_without_a_line_cuts_nothing() -> None:
+def test_an_operation_without_a_stack_does_not_divide_the_lines() -> None:
     (only,) = late_world(lines=(1, 0, 3)).longer_lines
     assert (only.begin, only.end) == (LINES[1], LINES[3])
 
@@ -83,7 +83,7 @@ def test_without_stacks_there_are_no_lines() -> None:
     assert late_world(lines=(0, 0, 0)).longer_lines == ()
 
 
-def test_sentences_of_lines_that_a_step_begins_and_ends() -> None:
+def test_sentences_name_lines_at_the_start_and_the_end_of_a_step() -> None:
     pairs = (("", LINES[1]), (LINES[1], LINES[1]), (LINES[1], ""), ("", ""))
     (said,) = sentences([LongerLines(0, "data", 9.0, *pair, 2.0) for pair in pairs])
     assert said == (
@@ -128,7 +128,9 @@ def read(directory: Path, text: str | bytes, thread: int = THREAD, is_main: bool
         (f"{MAIN};f (".encode() + b"\xff.py:3) 2\n", (2, {"f (\ufffd.py:3)": 2})),
     ],
 )  # fmt: skip
-def test_what_samples_hold(tmp_path: Path, text: str | bytes, expected: object) -> None:
+def test_samples_are_counted_by_innermost_function_of_the_training_thread(
+    tmp_path: Path, text: str | bytes, expected: object
+) -> None:
     assert read(tmp_path, text) == expected
 
 
@@ -141,7 +143,7 @@ def test_what_samples_hold(tmp_path: Path, text: str | bytes, expected: object) 
         (f"{MAIN} 3\n", 101, False),
     ],
 )
-def test_without_the_training_thread_samples_are_refused(
+def test_samples_without_the_training_thread_are_refused(
     tmp_path: Path, text: str, thread: int, is_main: bool
 ) -> None:
     with pytest.raises(CommprofError, match="has no sample of the training thread; make the file"):
@@ -171,7 +173,7 @@ def sampled(directory: Path, *texts: str, no_core_ms: int = 0) -> WorldResult:
     return world
 
 
-def test_functions_whose_share_grew(tmp_path: Path) -> None:
+def test_functions_that_take_longer_on_the_late_rank_are_named(tmp_path: Path) -> None:
     """On ranks 0 and 1, but not on rank 2, DDP waits for 30 ms of the engine's time."""
     other = f"{MAIN} 100\n{ENGINE} 700\n{MAIN};augment (data.py:31) 200\n"
     late = f"{MAIN} 95\n{ENGINE} 560\n{MAIN};noise (a.py:1) 5\n"
@@ -194,7 +196,9 @@ def test_functions_whose_share_grew(tmp_path: Path) -> None:
     ]
 
 
-def test_less_than_a_lack_of_cores_is_told_of_no_function(tmp_path: Path) -> None:
+def test_functions_that_grew_less_than_the_time_without_a_core_are_not_named(
+    tmp_path: Path,
+) -> None:
     other, late = (f"{MAIN} {1000 - n}\n{MAIN};augment (data.py:31) {n}\n" for n in (200, 340))
     world = sampled(tmp_path, other, other, late, no_core_ms=15)
     assert _in_the_phases(world) == [
@@ -202,7 +206,7 @@ def test_less_than_a_lack_of_cores_is_told_of_no_function(tmp_path: Path) -> Non
     ]
 
 
-def test_what_chance_may_make_of_few_samples_is_not_told(tmp_path: Path) -> None:
+def test_growth_that_may_be_chance_with_few_samples_is_not_reported(tmp_path: Path) -> None:
     other, late = (f"{MAIN} 50\n{MAIN};augment (data.py:31) {n}\n" for n in (10, 20))
     world = sampled(tmp_path, other, other, late)
     assert world.grown_functions is not None
@@ -224,7 +228,7 @@ def test_what_chance_may_make_of_few_samples_is_not_told(tmp_path: Path) -> None
         ),
     ],
 )
-def test_why_functions_are_not_compared(
+def test_the_reason_why_functions_are_not_compared_is_given(
     tmp_path: Path, texts: tuple[str, ...], problem: str
 ) -> None:
     world = sampled(tmp_path, *texts)
@@ -233,5 +237,5 @@ def test_why_functions_are_not_compared(
     assert _in_the_phases(world) == [f"The functions of rank 2 are not compared: {problem}."]
 
 
-def test_without_samples_there_are_no_functions(tmp_path: Path) -> None:
+def test_without_sample_files_no_functions_are_compared(tmp_path: Path) -> None:
     assert sampled(tmp_path).grown_functions is None

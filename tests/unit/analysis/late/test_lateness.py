@@ -61,7 +61,7 @@ def explain(ranks: list[Rank], late: int, steps: list[int]) -> LateRank:
 
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("buckets", [1, 3])
-def test_the_phase_that_is_longer_is_named(phase: Phase, buckets: int) -> None:
+def test_the_longer_phase_of_the_late_rank_is_named(phase: Phase, buckets: int) -> None:
     ranks = schedule([{}, {phase: 20}, {}], buckets)
     found = explain(ranks, 1, [1, 2, 3])
     assert found.phase == phase.name.lower()
@@ -69,14 +69,14 @@ def test_the_phase_that_is_longer_is_named(phase: Phase, buckets: int) -> None:
     assert found.phase_share == pytest.approx(1.0)
 
 
-def test_a_share_is_that_of_the_phase() -> None:
+def test_the_phase_share_is_the_part_of_the_lateness_in_that_phase() -> None:
     # The rank is 20 ms late, of which 15 ms are in forward.
     found = explain(schedule([{}, {}, {Phase.FORWARD: 15, Phase.DATA: 5}]), 2, [1, 2, 3])
     assert found.phase == "forward"
     assert found.phase_share == pytest.approx(0.75)
 
 
-def test_lateness_spread_over_phases_has_no_phase() -> None:
+def test_no_phase_is_named_if_lateness_is_spread_over_several() -> None:
     extra = dict.fromkeys((Phase.DATA, Phase.FORWARD, Phase.OPTIMIZER), 4)
     found = explain(schedule([{}, extra]), 1, [1, 2, 3])
     assert found.phase is None
@@ -95,7 +95,7 @@ def pause_in_forward(rank: Rank, length_ms: int) -> None:
     # Rank 1's forward is 20 ms longer, of which `pause_ms` are a pause.
     [(20, "host pause", 1.0), (15, "host pause", 0.75), (5, "forward", 0.75)],
 )
-def test_a_pause_is_apart_from_the_phase_it_lies_in(
+def test_a_host_pause_is_separated_from_the_phase_it_lies_in(
     pause_ms: int, named: str, share: float
 ) -> None:
     ranks = schedule([{}, {Phase.FORWARD: 20}, {}])
@@ -104,7 +104,7 @@ def test_a_pause_is_apart_from_the_phase_it_lies_in(
     assert (found.phase, found.phase_share) == (named, pytest.approx(share))
 
 
-def test_a_pause_between_phases_is_no_other_time() -> None:
+def test_a_pause_between_phases_is_a_host_pause_and_not_other_time() -> None:
     ranks = schedule([{}, {Phase.OTHER: 20}])
     phases = columns.phases(ranks[1].trace())
     for end in phases.end_ns[phases.key == Phase.OPTIMIZER].tolist():
@@ -113,7 +113,7 @@ def test_a_pause_between_phases_is_no_other_time() -> None:
     assert (found.phase, found.phase_share) == ("host pause", pytest.approx(1.0))
 
 
-def test_pauses_that_the_others_have_as_well_explain_nothing() -> None:
+def test_pauses_that_all_ranks_have_do_not_explain_lateness() -> None:
     ranks = schedule([{Phase.FORWARD: 20}, {Phase.FORWARD: 20, Phase.DATA: 9}, {Phase.FORWARD: 20}])
     for rank in ranks:
         pause_in_forward(rank, 20)
@@ -121,7 +121,7 @@ def test_pauses_that_the_others_have_as_well_explain_nothing() -> None:
     assert (found.phase, found.phase_share) == ("data", pytest.approx(1.0))
 
 
-def test_each_rank_that_waits_is_compared_with_the_late_one() -> None:
+def test_the_late_rank_is_compared_with_each_rank_that_waits_for_it() -> None:
     # Ranks 0, 1 and 3 need 8 ms more for their data; rank 3 is late by its forward.
     ranks = schedule([{Phase.DATA: 8}, {Phase.DATA: 8}, {}, {Phase.DATA: 8, Phase.FORWARD: 20}])
     found = explain(ranks, 3, [1, 2, 3])
@@ -130,13 +130,13 @@ def test_each_rank_that_waits_is_compared_with_the_late_one() -> None:
     assert found.phase_share == pytest.approx(60 / 68)
 
 
-def test_only_the_steps_given_count() -> None:
+def test_lateness_is_explained_only_in_the_given_steps() -> None:
     # No moment before the first step synchronises the ranks.
     assert math.isnan(explain(schedule([{}, {Phase.DATA: 9}]), 1, [0]).phase_share)
     assert explain(schedule([{}, {Phase.DATA: 9}]), 1, [0, 1]).phase == "data"
 
 
-def test_blocking_collectives_synchronise_too() -> None:
+def test_blocking_collectives_synchronise_ranks() -> None:
     # Each step has two blocking all-reduces, each after 5 ms; the late rank takes 5 ms more
     # before the second one, in its data phase.
     ranks = [Rank(rank, 2) for rank in range(2)]

@@ -79,7 +79,7 @@ def of_each(ranks: list[Rank]) -> tuple[list[Waiting], list[Origins]]:
 CHAIN = {"first": (0, 1), "second": (1, 2)}
 
 
-def test_a_chain_over_two_groups_begins_at_its_first_rank() -> None:
+def test_waiting_through_two_groups_is_attributed_to_the_first_slow_rank() -> None:
     ranks = run([[20, "first"], [5, "first", "second"], [5, "second"]], CHAIN)
     waits, _ = of_each(ranks)
     assert set(waits[2].culprit[waits[2].wait_ns > 0].tolist()) == {1}  # the direct culprit
@@ -89,7 +89,7 @@ def test_a_chain_over_two_groups_begins_at_its_first_rank() -> None:
     assert caused[0] > 0.9 * sum(caused)
 
 
-def test_a_rank_that_is_slow_too_has_its_part() -> None:
+def test_a_second_slow_rank_in_a_chain_gets_its_own_part_of_the_waiting() -> None:
     # Rank 2 waits 21 ms: 9 of rank 1's waiting, 1 of its transfer and 11 of its own work.
     ranks = run([[15, "first"], [6, "first", 11, "second"], [6, "second"]], CHAIN, steps=1)
     waits, parts = of_each(ranks)
@@ -107,7 +107,7 @@ def test_a_rank_that_is_slow_too_has_its_part() -> None:
 
 
 @pytest.mark.parametrize("late", range(4))
-def test_a_mesh_of_groups_names_the_slow_rank_alone(late: int) -> None:
+def test_in_a_mesh_of_groups_all_waiting_is_attributed_to_the_slow_rank(late: int) -> None:
     mesh = {"tp0": (0, 1), "tp1": (2, 3), "dp0": (0, 2), "dp1": (1, 3)}
     programs = [[20 if r == late else 5, f"tp{r // 2}", 3, f"dp{r % 2}"] for r in range(4)]
     ranks = run(programs, mesh)
@@ -116,7 +116,7 @@ def test_a_mesh_of_groups_names_the_slow_rank_alone(late: int) -> None:
     assert caused == pytest.approx([(r == late) * 3 * 15 * (STEPS - 1) for r in range(4)])
 
 
-def test_a_pipeline_whose_sends_nobody_waits_for_begins_at_its_slow_stage() -> None:
+def test_waiting_in_a_pipeline_is_attributed_to_its_slow_stage() -> None:
     ranks = [Rank(r, 3) for r in range(3)]
     now = [MS, MS, MS]
     for batch in range(STEPS):
@@ -142,7 +142,7 @@ def test_a_pipeline_whose_sends_nobody_waits_for_begins_at_its_slow_stage() -> N
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_origins_add_up_to_every_wait(seed: int) -> None:
+def test_origins_add_up_to_each_wait_in_random_schedules(seed: int) -> None:
     chance = random.Random(seed)
     size = chance.randint(3, 6)
     groups = {"all": tuple(range(size))}
@@ -164,7 +164,7 @@ def test_origins_add_up_to_every_wait(seed: int) -> None:
         assert set(part.rank.tolist()) <= set(range(size))
 
 
-def test_one_group_has_nothing_to_carry_back() -> None:
+def test_in_a_single_group_the_origin_of_a_wait_is_its_direct_culprit() -> None:
     waits, parts = of_each(run([[5, "all"], [9, "all"], [7, "all"]], {"all": (0, 1, 2)}))
     for wait, part in zip(waits, parts, strict=True):
         waited = wait.wait_ns > 0

@@ -40,20 +40,20 @@ def two_ranks(ends: list[tuple[int, int]]) -> list[Rank]:
         ([(40, 0), (0, 140)], []),
     ],
 )
-def test_ranks_were_side_by_side_where_the_last_of_them_saw_the_end(
+def test_ranks_are_synchronised_when_the_last_of_them_saw_a_collective_end(
     ends: list[tuple[int, int]], moments: list[int]
 ) -> None:
     assert shared(*two_ranks(ends)).synchronised_ns(0, 1).tolist() == moments
 
 
-def test_a_collective_that_no_thread_waited_for_brings_nobody_side_by_side() -> None:
+def test_a_collective_that_no_thread_waited_for_does_not_synchronise_ranks() -> None:
     ranks = two_ranks([(40, 45)])
     for rank in ranks:
         rank.collective(1, 60, 80)
     assert shared(*ranks).synchronised_ns(0, 1).tolist() == [45]
 
 
-def test_the_moment_itself_counts_as_before() -> None:
+def test_last_before_includes_a_moment_at_the_same_time() -> None:
     moments = shared(*two_ranks([(40, 45), (145, 140)])).synchronised_ns(0, 1)
     times = np.array([44, 45, 144, 145, 200])
     assert last_before(moments, times).tolist() == [0, 45, 45, 145, 145]

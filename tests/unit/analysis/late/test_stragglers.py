@@ -53,11 +53,11 @@ def test_each_rank_is_compared_with_the_median_of_the_others(ranks: int, kind: s
     np.testing.assert_array_equal(beyond_the_others(values), expected)
 
 
-def test_one_rank_is_compared_with_nobody() -> None:
+def test_excess_over_the_other_ranks_is_nan_for_a_single_rank() -> None:
     assert np.isnan(beyond_the_others(np.ones((1, 3)))).all()
 
 
-def test_a_rank_that_is_always_a_little_slower_is_found() -> None:
+def test_a_rank_that_is_slightly_slower_in_every_step_is_found() -> None:
     slower = work(4, 12)
     slower[2, Phase.FORWARD] += 6 * MS
     slow = find_slow_rank(slower, WORK_STEP)
@@ -67,7 +67,7 @@ def test_a_rank_that_is_always_a_little_slower_is_found() -> None:
     assert slow.p_value == pytest.approx(20 / 2**12)
 
 
-def test_it_is_found_among_ranks_that_the_host_holds_up_and_nobody_else_is() -> None:
+def test_with_ranks_delayed_by_the_host_no_rank_but_the_slow_one_is_named() -> None:
     for seed in range(100):
         noisy = held_up(8, 23, seed)
         assert find_slow_rank(noisy, WORK_STEP) is None
@@ -80,7 +80,7 @@ def test_it_is_found_among_ranks_that_the_host_holds_up_and_nobody_else_is() -> 
     assert find_slow_rank(quiet, WORK_STEP) is not None
 
 
-def test_pauses_are_an_origin_of_their_own() -> None:
+def test_a_rank_slowed_by_pauses_is_named_with_host_pause() -> None:
     steady = np.full((4, len(ORIGINS), 12), 8.0 * MS)
     steady[1, -1] += 6 * MS
     slow = find_slow_rank(steady, WORK_STEP)
@@ -89,20 +89,20 @@ def test_pauses_are_an_origin_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])
-def test_one_step_in_three_is_no_habit(ranks: int) -> None:
+def test_a_rank_that_is_slow_in_one_of_three_steps_is_not_named(ranks: int) -> None:
     sometimes = work(ranks, 30)
     sometimes[1, Phase.DATA, ::3] += 50 * MS
     assert find_slow_rank(sometimes, WORK_STEP) is None
 
 
-def test_work_that_another_phase_makes_up_for_is_not_slow() -> None:
+def test_a_rank_slower_in_one_phase_and_faster_in_another_is_not_named() -> None:
     shifted = work(4, 20)
     shifted[1, Phase.FORWARD] += 5 * MS
     shifted[1, Phase.BACKWARD] -= 5 * MS
     assert find_slow_rank(shifted, WORK_STEP) is None
 
 
-def test_less_than_two_percent_of_the_step_and_few_steps_name_nobody() -> None:
+def test_no_slow_rank_is_named_below_two_percent_of_the_step_or_in_few_steps() -> None:
     little = work(4, 20)
     little[0, Phase.DATA] += 1.5 * MS
     assert find_slow_rank(little, WORK_STEP) is None
@@ -113,7 +113,7 @@ def test_less_than_two_percent_of_the_step_and_few_steps_name_nobody() -> None:
     assert find_slow_rank(work(4, 0), WORK_STEP) is None
 
 
-def test_of_two_slow_ranks_neither_is_the_one() -> None:
+def test_of_two_slow_ranks_one_is_named_only_if_it_is_twice_as_slow() -> None:
     two = work(6, 20)
     two[1, Phase.DATA] += 10 * MS
     two[4, Phase.BACKWARD] += 10 * MS
@@ -128,14 +128,14 @@ def late(phase: str | None, share: float, rank: int = 2) -> LateRank:
     return LateRank(rank, 5 * MS, 0.9, 0.001, 20, 20, 0.3, phase, share)
 
 
-def test_whom_the_waiting_shows_and_a_phase_explains_stays() -> None:
+def test_a_late_rank_explained_by_a_phase_or_with_unknown_phases_is_kept() -> None:
     found = late("data", 0.9)
     assert late_by_own_work(found, None, np.ones((20, 4)), WORK_STEP) is found
     unknown = late(None, float("nan"))
     assert late_by_own_work(unknown, None, np.ones((20, 4)), WORK_STEP) is unknown
 
 
-def test_whom_the_host_held_up_is_not_named_but_for_its_own_work() -> None:
+def test_a_late_rank_without_a_phase_is_kept_only_if_its_own_work_is_slow() -> None:
     slower = work(4, 20)
     slower[2, Phase.FORWARD] += 6 * MS
     slow = find_slow_rank(slower, WORK_STEP)
@@ -145,7 +145,7 @@ def test_whom_the_host_held_up_is_not_named_but_for_its_own_work() -> None:
     assert (named.rank, named.phase, named.slower_ms) == (2, "forward", 6.0)
 
 
-def test_a_slow_rank_is_named_with_the_waiting_that_it_caused() -> None:
+def test_a_slow_rank_is_named_late_with_the_waiting_it_caused_if_any() -> None:
     slower = work(4, 20)
     slower[2, Phase.FORWARD] += 6 * MS
     slow = find_slow_rank(slower, WORK_STEP)
@@ -160,7 +160,7 @@ def test_a_slow_rank_is_named_with_the_waiting_that_it_caused() -> None:
     assert late_by_own_work(None, slow, waited, WORK_STEP) is None
 
 
-def test_work_that_is_slow_for_a_while_is_not_a_slow_rank() -> None:
+def test_a_rank_that_is_slow_in_one_stretch_of_steps_is_not_named() -> None:
     # Three of four steps are slow, but in one stretch: correlated steps count once.
     slower = work(2, 48)
     slower[1, Phase.FORWARD, :36] += 6 * MS
@@ -170,7 +170,7 @@ def test_work_that_is_slow_for_a_while_is_not_a_slow_rank() -> None:
     assert find_slow_rank(shuffled, WORK_STEP) is not None
 
 
-def test_few_steps_that_are_alike_name_nobody() -> None:
+def test_a_slow_rank_in_few_correlated_steps_is_not_named() -> None:
     """The correlation r of these 20 slow steps is 0.25 about their mean and 0.35 unbiased.
 
     They count as 9 steps and not as 12, and 20 / 2**9 is more than 0.01.
@@ -202,7 +202,7 @@ def test_a_rank_that_is_always_late_is_named_with_what_it_costs() -> None:
     assert late.p_value == 1 / 2001
 
 
-def test_every_third_step_is_enough() -> None:
+def test_a_rank_that_is_late_in_every_third_step_is_named() -> None:
     random = np.random.default_rng(1)
     waited = random.uniform(0, 0.5 * MS, (60, 4))
     waited[::3, 3] += 60 * MS
@@ -214,21 +214,21 @@ def test_every_third_step_is_enough() -> None:
     assert (late.late_steps, late.measured_steps) == (20, 60)
 
 
-def test_two_ranks_late_by_turns_are_not_named() -> None:
+def test_two_ranks_that_are_late_alternately_are_not_named() -> None:
     waited = waits(60, 4)
     waited[::2, 1] = 30 * MS
     waited[1::2, 2] = 30 * MS
     assert find_late_rank(waited, STEP) is None
 
 
-def test_three_late_steps_of_two_ranks_may_be_chance() -> None:
+def test_one_of_two_ranks_that_is_late_in_three_steps_is_not_named() -> None:
     # The same of two ranks three times out of three happens by chance once in four.
     waited = waits(10, 2)
     waited[:3, 1] = 50 * MS
     assert find_late_rank(waited, STEP) is None
 
 
-def test_two_ranks_need_more_steps_than_eight() -> None:
+def test_with_two_ranks_six_late_steps_are_too_few_and_nine_suffice() -> None:
     # The chance is 2 * 2**-n: 3.1 % for six steps, 0.4 % for nine.
     waited = waits(9, 2)
     waited[:, 0] = 50 * MS
@@ -255,7 +255,7 @@ def test_a_rank_that_causes_too_little_of_the_waiting_is_not_named(
     assert (find_late_rank(waited, STEP) is not None) is named
 
 
-def test_noise_is_not_named() -> None:
+def test_random_waiting_hardly_ever_names_a_late_rank() -> None:
     named = [
         find_late_rank(np.random.default_rng(seed).exponential(20 * MS, (12, 4)), STEP)
         for seed in range(100)
@@ -263,7 +263,7 @@ def test_noise_is_not_named() -> None:
     assert sum(late is not None for late in named) <= 2
 
 
-def test_one_late_rank_per_step_at_random_is_not_named() -> None:
+def test_a_randomly_chosen_late_rank_per_step_is_hardly_ever_named() -> None:
     named = 0
     for seed in range(100):
         random = np.random.default_rng(seed)
@@ -278,11 +278,11 @@ def test_one_late_rank_per_step_at_random_is_not_named() -> None:
     [waits(10, 1) + MS, waits(0, 4), waits(10, 4)],
     ids=["one rank", "no steps", "no waiting"],
 )
-def test_nobody_to_name(waited: np.ndarray) -> None:  # type: ignore[type-arg]
+def test_no_late_rank_if_no_other_rank_waits(waited: np.ndarray) -> None:  # type: ignore[type-arg]
     assert find_late_rank(waited, STEP) is None
 
 
-def test_few_late_steps_of_a_long_run_may_be_chance() -> None:
+def test_few_late_steps_of_a_long_run_name_no_late_rank() -> None:
     # More steps than blocks. Four late steps on one of two ranks: chance 2 * 2**-4 = 1/8.
     waited = waits(1_300, 2)
     waited[::400, 1] = 1_000 * MS
@@ -293,7 +293,7 @@ def test_few_late_steps_of_a_long_run_may_be_chance() -> None:
     assert (late.rank, late.late_steps) == (1, 26)
 
 
-def test_a_long_run_is_tested_in_time() -> None:
+def test_the_late_rank_of_a_long_run_is_found_within_the_time_limit() -> None:
     random = np.random.default_rng(3)
     waited = random.uniform(0, MS, (20_000, 8))
     waited[:, 5] += 50 * MS
@@ -308,7 +308,7 @@ def test_a_long_run_is_tested_in_time() -> None:
 @pytest.mark.parametrize(
     ("clock_error_ms", "named"), [(0.0, True), (4.9, True), (5.0, False), (float("nan"), False)]
 )
-def test_a_wait_that_clock_errors_may_feign_names_nobody(
+def test_no_late_rank_is_named_if_clock_errors_could_explain_the_wait(
     clock_error_ms: float, named: bool
 ) -> None:
     # The three others wait 10 ms each: two clocks that are 5 ms off would look the same.
@@ -317,7 +317,7 @@ def test_a_wait_that_clock_errors_may_feign_names_nobody(
     assert (find_late_rank(waited, STEP, clock_error_ms * MS) is not None) == named
 
 
-def test_a_rank_that_another_process_held_up_for_a_while_is_not_named() -> None:
+def test_a_rank_that_is_late_in_one_stretch_of_steps_is_not_named() -> None:
     # Seen on a busy machine: 10 consecutive steps of 57 are late, and hardly any other.
     waited = np.random.default_rng(5).exponential(0.3 * MS, (57, 2))
     waited[21:31, 0] = 35 * MS
@@ -330,7 +330,7 @@ def test_a_rank_that_another_process_held_up_for_a_while_is_not_named() -> None:
     assert late.rank == 0
 
 
-def test_a_rank_that_is_late_by_the_same_throughout_is_named() -> None:
+def test_a_rank_that_is_late_by_equal_times_in_all_steps_is_named() -> None:
     """Equal values differ from their mean by rounding, which is no correlation."""
     for late_ns in np.linspace(19e6, 21e6, 40):
         waited_for = np.zeros((23, 2))
@@ -340,7 +340,7 @@ def test_a_rank_that_is_late_by_the_same_throughout_is_named() -> None:
         assert late.rank == 1
 
 
-def test_few_steps_that_are_alike_may_be_chance() -> None:
+def test_a_late_rank_in_few_correlated_steps_is_not_named() -> None:
     """The correlation r of 20 steps is 0.25 about their mean, 0.35 unbiased: 3 count as 1, not 2.
 
     Seven blocks of two ranks then agree by chance with p = 2 / 2**7, which is more than 0.01.
@@ -360,7 +360,7 @@ def in_pairs(waited: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
 
 
 @pytest.mark.parametrize("ranks", [8, 64])
-def test_a_rank_that_one_other_rank_waits_for_costs_that_rank_all_of_it(ranks: int) -> None:
+def test_a_late_rank_with_one_waiting_rank_costs_it_all_of_the_waiting(ranks: int) -> None:
     waited = np.random.default_rng(2).uniform(0, 0.01 * MS, (30, ranks))
     waited[:, 7] = 40 * MS
     late = find_late_rank(waited, STEP, by_waiting_ns=in_pairs(waited))
@@ -370,7 +370,7 @@ def test_a_rank_that_one_other_rank_waits_for_costs_that_rank_all_of_it(ranks: i
 
 
 @pytest.mark.parametrize("steps", [3, 5, 7, 9])
-def test_a_pair_needs_as_many_steps_as_two_ranks(steps: int) -> None:
+def test_a_late_rank_of_a_pair_among_many_ranks_is_named_from_eight_steps_on(steps: int) -> None:
     waited = waits(steps, 8)
     waited[:, 7] = 40 * MS
     late = find_late_rank(waited, STEP, by_waiting_ns=in_pairs(waited))
@@ -378,7 +378,7 @@ def test_a_pair_needs_as_many_steps_as_two_ranks(steps: int) -> None:
     assert (late is not None) == (steps >= 8)
 
 
-def test_a_rank_that_waits_in_passing_does_not_count() -> None:
+def test_ranks_that_hardly_wait_for_the_late_rank_are_not_counted() -> None:
     waited = waits(12, 4)
     waited[:, 2] = 22.9 * MS
     by_waiting = np.zeros((4, 4))
@@ -393,7 +393,7 @@ def test_a_rank_that_waits_in_passing_does_not_count() -> None:
     assert (late.waiting_ranks, late.wait_ns) == (3, pytest.approx(22.9 / 3 * MS))
 
 
-def test_of_two_ranks_that_wait_for_each_other_one_is_late_by_chance() -> None:
+def test_of_two_ranks_that_wait_for_each_other_at_random_hardly_ever_one_is_named() -> None:
     """Only ranks 0 and 1 of 64 wait, for each other; by chance one is late in 60 % of steps."""
     named = 0
     for seed in range(100):
@@ -404,7 +404,7 @@ def test_of_two_ranks_that_wait_for_each_other_one_is_late_by_chance() -> None:
     assert named <= 2
 
 
-def test_the_share_is_of_all_waiting_that_for_cores_too() -> None:
+def test_the_late_rank_s_share_is_of_all_waiting_including_waiting_for_cores() -> None:
     caused = np.zeros((20, 4, len(CAUSES)))
     caused[:, 2, CAUSES.index("forward")] = 12 * MS
     caused[:, 1, CAUSES.index(NO_CORE)] = 18 * MS

@@ -72,7 +72,7 @@ def test_a_lasting_change_is_found_at_its_place(kind: str, factor: float) -> Non
         assert found.ratio == pytest.approx(factor, rel=0.15)
 
 
-def test_a_change_and_the_way_back_are_two() -> None:
+def test_a_level_change_and_the_return_are_two_changes() -> None:
     values = [100.0 + i % 3 for i in range(100)]
     slow = [130.0 + i % 3 for i in range(100)]
     up, down = changes(values + slow + values)
@@ -81,14 +81,14 @@ def test_a_change_and_the_way_back_are_two() -> None:
     assert up.found == 100 + int(LIMIT / (CUT - SLACK))
 
 
-def test_single_slow_steps_and_small_changes_are_none() -> None:
+def test_single_slow_steps_and_small_level_changes_are_not_reported() -> None:
     values = [100.0 + i % 3 for i in range(200)]
     values[80] = values[81] = values[120] = 60_000.0
     assert changes(values) == []
     assert changes([100.0 + i % 3 for i in range(100)] + [103.0 + i % 3 for i in range(900)]) == []
 
 
-def test_nothing_is_said_before_the_level_is_known() -> None:
+def test_no_change_is_reported_before_the_level_is_known() -> None:
     assert changes([1.0] * (REFERENCE // 2) + [9.0] * (REFERENCE // 2)) == []
     assert changes([5.0] * 500) == []
     assert changes([0.0] * 500) == []
@@ -145,11 +145,11 @@ def live(made: list[Rank], batches: int = 40) -> list[tuple[str, int, int, str]]
     return [(one.what, one.rank, one.step, one.phase) for one in told]
 
 
-def test_a_steady_run_has_none() -> None:
+def test_a_steady_run_has_no_anomalies() -> None:
     assert offline(ranks()) == live(ranks()) == []
 
 
-def test_a_rank_that_fails_slow_is_named_with_its_phase() -> None:
+def test_a_rank_that_becomes_slow_is_named_with_its_phase() -> None:
     made = ranks(slow_ms=6)
     expected = {(STEP, -1, CHANGE, ""), (COMPUTE, 1, CHANGE, "backward")}
     assert set(offline(made)) == expected
@@ -159,7 +159,7 @@ def test_a_rank_that_fails_slow_is_named_with_its_phase() -> None:
     assert all(abs(step - CHANGE) <= 2 for _, _, step, _ in found)
 
 
-def test_a_link_that_fails_slow_is_the_bandwidth() -> None:
+def test_a_link_that_becomes_slow_is_reported_as_a_fall_in_bandwidth() -> None:
     made = ranks(wire_ms=8)
     assert set(offline(made)) == {(STEP, -1, CHANGE, ""), (BANDWIDTH, -1, CHANGE, "")}
     seen = measured_world(world_run(made))
@@ -202,7 +202,7 @@ def pairs(slow: str) -> list[Rank]:
 
 
 @pytest.mark.parametrize("slow", ["pair 0", "pair 1", "gather"])
-def test_the_bandwidth_is_that_of_every_group(slow: str) -> None:
+def test_a_slow_operation_in_any_group_is_a_bandwidth_anomaly(slow: str) -> None:
     # Both parts of the gather are 80 kB together.
     assert offline(pairs(slow)) == [(BANDWIDTH, -1, CHANGE, "")]
     ((what, _, step, _),) = live(pairs(slow), _LOOKS)
@@ -210,11 +210,11 @@ def test_the_bandwidth_is_that_of_every_group(slow: str) -> None:
 
 
 @pytest.mark.parametrize("slow", ["send", "broadcast"])
-def test_messages_and_small_collectives_are_not_in_the_bandwidth(slow: str) -> None:
+def test_messages_and_small_collectives_do_not_count_in_the_bandwidth(slow: str) -> None:
     assert offline(pairs(slow)) == live(pairs(slow), _LOOKS) == []
 
 
-def test_failed_collectives_and_groups_of_one_rank_are_not_in_the_bandwidth() -> None:
+def test_failed_collectives_and_groups_of_one_rank_do_not_count_in_the_bandwidth() -> None:
     made = ranks()
     for number, rank in enumerate(made):
         rank.groups[2] = (f"alone {number}", 1)
@@ -227,7 +227,7 @@ def test_failed_collectives_and_groups_of_one_rank_are_not_in_the_bandwidth() ->
 
 
 @pytest.mark.parametrize("until", [CHANGE + 12, CHANGE + 30, CHANGE + 60])
-def test_a_change_that_ended_is_one_with_its_end(until: int) -> None:
+def test_a_change_that_ended_is_one_anomaly_with_its_last_step(until: int) -> None:
     seen = measured_world(world_run(ranks(slow_ms=6, until=until)))
     assert seen is not None
     found = find_anomalies(seen)
@@ -238,7 +238,7 @@ def test_a_change_that_ended_is_one_with_its_end(until: int) -> None:
     assert found[0].sentence.endswith(f"from step {CHANGE} to {until - 1}")
 
 
-def test_the_end_of_each_change_is_looked_for_in_its_own_series(
+def test_the_last_step_of_each_anomaly_is_that_of_its_own_series(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Two ranks change and return at different times; some steps lack some of the figures.
@@ -261,13 +261,13 @@ def test_the_end_of_each_change_is_looked_for_in_its_own_series(
     assert found[STEP, -1].last_step == last
 
 
-def test_a_change_to_yet_another_level_is_no_end() -> None:
+def test_a_change_that_persists_has_no_last_step() -> None:
     made = measured_world(world_run(ranks(slow_ms=6)))
     assert made is not None
     assert {one.last_step for one in find_anomalies(made)} == {None}
 
 
-def test_own_work_is_the_report_s() -> None:
+def test_own_work_of_the_live_meter_equals_the_report_s() -> None:
     # A finalisation of 8 ms in which the thread ran for 5 (it copied) and waited 3, 1 of them in
     # a Work.wait; 2 ms in no phase.
     rank, begin = Rank(), 1000 * MS
@@ -290,7 +290,7 @@ def test_own_work_is_the_report_s() -> None:
         assert of_report == list(one.work_ns)
 
 
-def test_own_work_is_the_reports_where_a_wait_outlasts_its_phase() -> None:
+def test_own_work_of_the_live_meter_equals_the_report_s_if_a_wait_outlasts_its_phase() -> None:
     # The wait from 25 to 60 counts in the phase until that ends at 30.
     rank = Rank()
     rank.phase(Phase.FORWARD, 10 * MS, 30 * MS)

@@ -48,7 +48,7 @@ def one_step() -> Rank:
     return rank
 
 
-def test_declared_phases_and_the_rest() -> None:
+def test_time_in_no_declared_phase_is_other_time() -> None:
     (part,) = break_down(one_step())
     assert [getattr(part, name).tolist() for name in PARTS] == [
         [100.0], [200.0], [400.0], [0.0], [150.0], [150.0],
@@ -58,7 +58,7 @@ def test_declared_phases_and_the_rest() -> None:
     ]  # fmt: skip
 
 
-def test_waiting_is_taken_out_of_the_phase_it_happened_in() -> None:
+def test_waiting_is_subtracted_from_the_phase_it_happened_in() -> None:
     rank = one_step()
     rank.wait(rank.collective(0, 200, 250), 210, 250)  # forward: 40
     rank.collective(1, 500, 700, graph_task=0)
@@ -90,7 +90,7 @@ def test_waiting_over_the_bound_of_a_phase_is_shared_out() -> None:
     ]  # fmt: skip
 
 
-def test_pauses_are_told_by_the_phase_they_lie_in() -> None:
+def test_pauses_are_attributed_to_the_phase_they_lie_in() -> None:
     rank = one_step()
     rank.wait(rank.collective(0, 200, 250), 210, 250)
     rank.pause(90, 120)  # data: 10, between: 10, forward: 10
@@ -104,7 +104,7 @@ def test_pauses_are_told_by_the_phase_they_lie_in() -> None:
     assert part.by_origin_ns.sum() == part.wall_ns - part.exposed_ns
 
 
-def test_hidden_is_the_union_in_flight_less_what_was_exposed() -> None:
+def test_hidden_time_is_the_union_in_flight_minus_exposed_time() -> None:
     # In flight: [100, 400], [200, 300] within it and [350, 500] past its end are 400; with the
     # separate [600, 700] 500. The thread waits from 450 to 500 and from 600 to 700.
     rank = Rank()
@@ -129,7 +129,7 @@ def test_communication_over_a_step_boundary_is_hidden_in_both_steps() -> None:
     assert values(part, "hidden", "exposed") == [[100.0, 1000.0, 50.0], [0.0, 0.0, 50.0]]
 
 
-def test_hidden_is_never_negative() -> None:
+def test_hidden_time_is_never_negative() -> None:
     # Waiting for a collective whose completion was not seen.
     rank = Rank()
     rank.step(0, 1000)
@@ -138,7 +138,7 @@ def test_hidden_is_never_negative() -> None:
     assert values(part, "hidden", "exposed") == [[0.0], [200.0]]
 
 
-def test_what_lies_outside_of_all_steps_counts_nowhere() -> None:
+def test_phases_and_waits_outside_of_steps_are_not_counted() -> None:
     rank = Rank()
     rank.wait(rank.collective(0, 10, 90), 20, 90)
     rank.phase(Phase.DATA, 10, 90)
@@ -154,14 +154,14 @@ def test_what_lies_outside_of_all_steps_counts_nowhere() -> None:
     ]
 
 
-def test_the_end_of_the_last_step_is_in_no_step() -> None:
+def test_a_wait_that_begins_at_the_end_of_the_last_step_is_not_counted() -> None:
     rank = one_step()
     rank.wait(rank.collective(0, 900, 1100), 1000, 1100)
     (part,) = break_down(rank)
     assert values(part, "exposed", "other") == [[0.0], [150.0]]
 
 
-def test_a_phase_that_runs_on_behind_its_step_is_cut_there() -> None:
+def test_a_phase_across_a_step_boundary_is_divided_between_the_steps() -> None:
     rank = Rank()
     rank.step(0, 100)
     rank.step(100, 200)
@@ -170,7 +170,7 @@ def test_a_phase_that_runs_on_behind_its_step_is_cut_there() -> None:
     assert values(part, "data", "other") == [[20, 0], [80, 100]]
 
 
-def test_a_wait_that_runs_on_behind_its_step_takes_nothing_from_the_next_ones_phases() -> None:
+def test_a_wait_across_a_step_boundary_is_subtracted_only_from_the_first_step_s_phases() -> None:
     # All 20 count in the step where the wait began, whose optimizer loses the 10 that lie in it.
     rank = Rank()
     rank.step(0, 100)
@@ -182,7 +182,7 @@ def test_a_wait_that_runs_on_behind_its_step_takes_nothing_from_the_next_ones_ph
     assert values(part, "exposed", "optimizer", "forward") == [[20, 0], [10, 0], [0, 50]]
 
 
-def test_only_the_training_thread_has_phases_and_waits() -> None:
+def test_phases_and_waits_of_other_threads_are_not_counted() -> None:
     rank = one_step()
     rank.phase(Phase.DATA, 0, 900, thread=THREAD + 5)
     rank.wait(rank.collective(0, 10, 700), 20, 700, thread=THREAD + 5)
@@ -190,7 +190,7 @@ def test_only_the_training_thread_has_phases_and_waits() -> None:
     assert values(part, "data", "exposed", "hidden") == [[100.0], [0.0], [690.0]]
 
 
-def test_run_delay_is_a_part_of_exposed() -> None:
+def test_run_delay_of_a_finalisation_is_part_of_exposed_time() -> None:
     rank = one_step()
     rank.collective(0, 500, 640, graph_task=0)
     rank.finalize(600, 720, cpu=20, run_delay=70)
@@ -205,7 +205,7 @@ def test_run_delay_is_unknown_without_a_finalisation() -> None:
     assert np.isnan(part.no_core_ns).all()
 
 
-def test_whom_each_step_waited_for() -> None:
+def test_waiting_of_each_step_is_attributed_to_the_last_rank() -> None:
     ranks = [Rank(rank, 3) for rank in range(3)]
     issues = [(10, 30, 20), (110, 115, 150)]  # per step and rank; each is done 60 into its step
     for rank in ranks:
@@ -219,7 +219,7 @@ def test_whom_each_step_waited_for() -> None:
     assert sum(part.waited_for_ns for part in parts).tolist() == [[0, 30, 0], [0, 0, 75]]
 
 
-def test_without_a_common_clock_wait_and_wire_are_unknown() -> None:
+def test_without_a_common_clock_wait_and_transfer_are_unknown() -> None:
     trace = one_step()
     trace.wait(trace.collective(0, 200, 250), 210, 250)
     part = breakdown(trace.trace(), columns.collectives(trace.trace()), None, 1)
@@ -229,7 +229,7 @@ def test_without_a_common_clock_wait_and_wire_are_unknown() -> None:
     assert part.waited_for_ns.tolist() == [[0.0]]
 
 
-def test_what_cannot_be_split_is_set_apart_from_what_can() -> None:
+def test_waits_for_unmatched_collectives_are_unsplit() -> None:
     # Both wait for the first until 150; its last rank arrives at 120. Rank 0 then waits
     # 200..230 for a collective that rank 1 did not record.
     ranks = [Rank(rank, 2) for rank in range(2)]
@@ -242,7 +242,7 @@ def test_what_cannot_be_split_is_set_apart_from_what_can() -> None:
     assert part.waited_for_ns.tolist() == [[0, 20]]
 
 
-def test_means_leave_out_what_is_not_known_and_still_add_up() -> None:
+def test_means_of_parts_ignore_unknown_values_but_are_nan_if_none_is_known() -> None:
     nan = float("nan")
     assert mean_of_known(np.array([4.0, nan]), np.array([10.0, 10.0])) == 2.0
     assert mean_of_known(np.array([4.0, 0.0]), np.array([10.0, 0.0])) == 2.0
@@ -251,7 +251,7 @@ def test_means_leave_out_what_is_not_known_and_still_add_up() -> None:
     assert np.isnan(mean_of_known(np.array([]), np.array([])))
 
 
-def test_without_steps_there_are_no_rows() -> None:
+def test_the_breakdown_of_a_trace_without_steps_is_empty() -> None:
     rank = Rank()
     rank.wait(rank.collective(0, 10, 50, graph_task=0), 20, 50)
     rank.finalize(60, 70, cpu=0)
@@ -262,7 +262,7 @@ def test_without_steps_there_are_no_rows() -> None:
 
 
 @pytest.mark.parametrize("chosen", ["000000", "001110", "111111", "100101", "000010"])
-def test_rows_and_sums_of_chosen_steps(chosen: str) -> None:
+def test_rows_and_caused_waiting_of_chosen_steps_equal_the_selected_values(chosen: str) -> None:
     ranks = [Rank(rank, 3) for rank in range(3)]
     for step in range(6):
         begin = 1000 * step
@@ -285,12 +285,12 @@ def test_rows_and_sums_of_chosen_steps(chosen: str) -> None:
     np.testing.assert_array_equal([part.caused_ns for part in parts], before)
 
 
-def test_an_empty_trace() -> None:
+def test_the_breakdown_of_an_empty_trace_is_empty() -> None:
     assert len(break_down(Rank())[0].step) == 0
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_random_steps_add_up_and_are_split_as_they_went(seed: int) -> None:
+def test_parts_of_random_steps_add_up_and_equal_the_simulated_ones(seed: int) -> None:
     run = RandomRun(seed)
     for part, truth in zip(break_down(*run.ranks), run.truth, strict=True):
         check_sums(part)
@@ -302,7 +302,7 @@ def test_random_steps_add_up_and_are_split_as_they_went(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_with_records_lost_at_random_the_parts_still_add_up(seed: int) -> None:
+def test_parts_of_steps_add_up_if_records_are_lost(seed: int) -> None:
     lots = random.Random(seed)
     traces = []
     for rank in RandomRun(seed).ranks:

@@ -48,26 +48,26 @@ def test_a_wait_is_exposed_from_call_to_return() -> None:
     assert exposed(rank).graph_task.tolist() == [-1]
 
 
-def test_the_wait_of_another_thread_does_not_count() -> None:
+def test_waits_of_other_threads_are_not_exposed_time() -> None:
     rank = Rank()
     rank.wait(rank.collective(0, 10, 50), 30, 50, thread=THREAD + 1)
     assert len(exposed(rank)) == 0
 
 
-def test_a_wait_for_an_unseen_collective_counts_and_is_unknown() -> None:
+def test_a_wait_for_an_unrecorded_collective_is_exposed_without_a_collective() -> None:
     rank = Rank()
     rank.collective(0, 10, 50)
     rank.wait(77, 30, 50)
     assert rows(exposed(rank)) == [(-1, 30, 50, 20.0)]
 
 
-def test_a_wait_without_any_collective() -> None:
+def test_a_wait_in_a_trace_without_collectives_is_exposed() -> None:
     rank = Rank()
     rank.wait(77, 30, 50)
     assert rows(exposed(rank)) == [(-1, 30, 50, 20.0)]
 
 
-def test_a_finalisation_waits_for_its_buckets_in_turn() -> None:
+def test_waiting_of_a_finalisation_is_attributed_to_its_buckets_in_order() -> None:
     # Nothing is copied: [100, 130] is waiting for the first bucket, [130, 200] for the second.
     rank = Rank()
     rank.collective(0, 50, 130, graph_task=4)
@@ -85,7 +85,7 @@ def test_a_wait_up_to_the_end_of_the_finalisation_counts_once() -> None:
     assert exposed(rank).waited_ns.sum() == 100
 
 
-def test_the_copy_speed_is_solved_from_the_measured_total() -> None:
+def test_the_copy_speed_follows_from_the_blocked_time_of_a_finalisation() -> None:
     # Window [0, 100]. Bucket A (10 bytes) ends at 40, B (10 bytes) at 80. It blocked for
     # 60: 40 for A, hence 20 for B, so that copying A took the other 20, from 40 to 60:
     # 2 ns a byte. The last 20 are the copy of B.
@@ -107,7 +107,7 @@ def test_a_bucket_that_ended_during_a_copy_is_not_waited_for() -> None:
     assert rows(exposed(rank)) == [(0, 0, 30, 30.0), (2, 60, 90, 30.0)]
 
 
-def test_a_thread_that_was_busy_with_something_else_waited_less_than_its_bucket() -> None:
+def test_exposed_time_of_a_bucket_is_at_most_the_blocked_time() -> None:
     # The only bucket ends at the very end, 30 of 100 blocked: no copying explains the 70.
     rank = Rank()
     rank.collective(0, 1, 100, bytes=10, graph_task=0)
@@ -115,7 +115,7 @@ def test_a_thread_that_was_busy_with_something_else_waited_less_than_its_bucket(
     assert rows(exposed(rank)) == [(0, 0, 100, pytest.approx(30.0))]
 
 
-def test_copying_takes_no_longer_than_the_whole_finalisation() -> None:
+def test_the_assumed_copying_takes_no_longer_than_the_finalisation() -> None:
     # 10 of 100 blocked, which would need 90 ns to copy A's one byte; but above 10 ns per byte the
     # 10 bytes would take longer than the window. At 10 ns per byte, it waits 40 for A, copies until
     # 50, and waits 50 for B: nine times as much as was measured.
@@ -129,7 +129,7 @@ def test_copying_takes_no_longer_than_the_whole_finalisation() -> None:
     ]
 
 
-def test_blocked_with_every_bucket_there_belongs_to_none() -> None:
+def test_blocked_time_after_all_buckets_are_done_belongs_to_no_bucket() -> None:
     # All of 100 blocked: until 30 for the bucket, then without a core or in a page fault.
     rank = Rank()
     rank.collective(0, 1, 30, bytes=10, graph_task=0)
@@ -138,7 +138,7 @@ def test_blocked_with_every_bucket_there_belongs_to_none() -> None:
 
 
 @pytest.mark.parametrize("end", [0, 40])
-def test_a_finalisation_without_open_buckets(end: int) -> None:
+def test_waiting_of_a_finalisation_without_open_buckets_belongs_to_no_bucket(end: int) -> None:
     # The bucket's end was not seen, or lies before the finalisation.
     rank = Rank()
     rank.collective(0, 1, end, bytes=10, graph_task=0)
@@ -146,7 +146,7 @@ def test_a_finalisation_without_open_buckets(end: int) -> None:
     assert rows(exposed(rank)) == [(-1, 50, 100, 30.0)]
 
 
-def test_a_bucket_that_ends_after_the_finalisation_is_cut_at_its_end() -> None:
+def test_exposed_time_of_a_bucket_ends_with_the_finalisation() -> None:
     rank = Rank()
     rank.collective(0, 1, 140, graph_task=0)
     rank.finalize(0, 100, cpu=0)
@@ -163,7 +163,7 @@ def test_a_wait_within_a_finalisation_counts_once() -> None:
     assert exposed(rank).waited_ns.sum() == pytest.approx(80.0)
 
 
-def test_waits_around_a_finalisation_are_its_own() -> None:
+def test_waits_before_and_after_a_finalisation_count_separately() -> None:
     rank = Rank()
     op_id = rank.collective(0, 1, 40)
     rank.wait(op_id, 10, 40)
@@ -181,11 +181,11 @@ def test_each_backward_pass_has_its_own_buckets() -> None:
     assert exposed(rank).graph_task.tolist() == [7, 9]
 
 
-def test_nothing_recorded() -> None:
+def test_a_trace_without_records_has_no_exposed_time() -> None:
     assert len(exposed(Rank())) == 0
 
 
-def test_a_long_run_takes_time_in_proportion() -> None:
+def test_finding_exposed_time_takes_time_proportional_to_the_steps() -> None:
     def seconds(steps: int) -> float:
         trace = long_run(steps)
         table = columns.collectives(trace)
@@ -219,7 +219,7 @@ def long_run(steps: int) -> Trace:
     return dataclasses.replace(block.trace(), records=records)
 
 
-def test_what_a_hook_issues_in_callbacks_is_waited_for_too() -> None:
+def test_a_finalisation_also_waits_for_collectives_issued_in_hook_callbacks() -> None:
     # As in torch's PowerSGD hook, the callback of the first all-reduce, done at 130, issues the
     # second, whose callback issues the third. The finalisation waits for all from 100 to 200.
     rank = Rank(groups={1: ("0", 1), 2: ("other", 1)})
@@ -252,13 +252,13 @@ def moments(some: Stretches) -> set[int]:
     return {at for begin, end in pairs(some) for at in range(begin, end)}
 
 
-def test_each_moment_counts_once() -> None:
+def test_overlapping_stretches_of_time_count_once() -> None:
     assert pairs(of()) == []
     assert pairs(of((5, 9), (1, 3), (2, 6), (9, 9), (8, 4))) == [(1, 3), (3, 6), (6, 9)]
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_within_and_outside_against_single_moments(seed: int) -> None:
+def test_within_and_outside_equal_set_intersection_and_difference_of_moments(seed: int) -> None:
     rng = np.random.default_rng(seed)
     some, others = (
         stretches(begin, begin + rng.integers(0, 15, len(begin)))
@@ -269,7 +269,7 @@ def test_within_and_outside_against_single_moments(seed: int) -> None:
     assert (np.diff(within(some, others).begin_ns) > 0).all()
 
 
-def test_a_pause_in_waiting_is_waiting() -> None:
+def test_a_pause_during_exposed_time_is_not_a_pause() -> None:
     rank = Rank()
     rank.step(0, 1000)
     rank.wait(rank.collective(0, 190, 300), 200, 300)
@@ -281,5 +281,5 @@ def test_a_pause_in_waiting_is_waiting() -> None:
     assert pairs(pauses(trace, exposed)) == [(150, 200), (300, 400)]
 
 
-def test_origins_are_the_phases_and_pauses() -> None:
+def test_origins_are_all_phases_and_host_pauses() -> None:
     assert (*PHASES, HOST_PAUSE) == ORIGINS

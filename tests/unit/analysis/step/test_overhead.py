@@ -20,19 +20,19 @@ def turns(times: list[float], on: float, lot: str = "") -> list[tuple[str, float
     return [(label, time, time / 2) for label, time in found]
 
 
-def test_equal_samples_have_an_interval_of_no_width() -> None:
+def test_the_ratio_of_constant_samples_has_an_interval_of_zero_width() -> None:
     ratio = ratio_of_medians(np.full(5, 30.0), np.full(7, 20.0))
     assert ratio == Interval(1.5, 1.5, 1.5)
 
 
-def test_the_value_is_the_ratio_of_the_medians() -> None:
+def test_the_ratio_of_medians_lies_within_its_interval() -> None:
     ratio = ratio_of_medians(np.array([1.0, 9.0, 3.0]), np.array([4.0, 2.0]))
     assert ratio.value == 1.0
     # Resampled medians lie among the samples: 1/4 and 9/2 are the furthest.
     assert 0.25 <= ratio.low <= 1.0 <= ratio.high <= 4.5
 
 
-def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+def test_the_interval_of_a_ratio_covers_the_true_ratio_in_about_95_percent() -> None:
     covered = 0
     for seed in range(100):
         random = np.random.default_rng(seed)
@@ -46,7 +46,7 @@ def test_the_same_samples_give_the_same_interval() -> None:
     assert ratio_of_medians(*samples) == ratio_of_medians(*samples)
 
 
-def test_an_empty_side_is_refused() -> None:
+def test_a_ratio_with_an_empty_sample_is_refused() -> None:
     with pytest.raises(ValueError, match="a sample is empty"):
         ratio_of_medians(np.array([]), np.array([1.0]))
 
@@ -56,7 +56,7 @@ def test_an_interval_contains_its_bounds(x: float, inside: bool) -> None:
     assert Interval(1.0, 0.9, 1.1).contains(x) is inside
 
 
-def test_a_cost_beyond_the_noise_is_told_apart() -> None:
+def test_an_overhead_beyond_the_noise_is_distinguished_from_zero() -> None:
     result = overhead(turns([100.0] * 16, on=1.1))
     assert result is not None
     assert result.cpu == result.best
@@ -68,7 +68,7 @@ def test_a_cost_beyond_the_noise_is_told_apart() -> None:
         assert cost.told_apart
 
 
-def test_cpu_time_counts_where_every_step_has_it() -> None:
+def test_cpu_time_is_used_only_if_it_was_measured_in_every_step() -> None:
     steps = turns([100.0] * 16, on=1.1)
     label, wall, _ = steps[3]
     for unknown in (math.nan, 0.0):  # not measured, or by a clock that is too coarse
@@ -120,7 +120,7 @@ def disturbed(random: np.random.Generator) -> list[float]:
     ],
     ids=["independent", "r 0.5", "r 0.9", "drifting", "disturbed", "rhythmic"],
 )
-def test_the_intervals_hold_the_truth_as_often_as_they_say(
+def test_overhead_intervals_cover_the_truth_in_about_95_percent(
     steps: Callable[[np.random.Generator], list[float]], sizes: int
 ) -> None:
     random = np.random.default_rng(3)
@@ -149,7 +149,7 @@ def test_the_intervals_hold_the_truth_as_often_as_they_say(
         (20, 52, 0.0242, 0.0266),
     ],
 )
-def test_signed_ranks_have_the_critical_values_of_the_tables(
+def test_signed_rank_bounds_have_the_critical_values_of_published_tables(
     n: int, critical: int, tail: float, next_tail: float
 ) -> None:
     # Powers of 2 have n (n + 1) / 2 different means; the `critical` smallest are left out.
@@ -177,7 +177,7 @@ def test_signed_ranks_have_the_critical_values_of_the_tables(
         (Interval(0.958, 0.903, 0.975), False, False),
     ],
 )
-def test_only_a_narrow_interval_says_something(
+def test_an_overhead_with_a_wide_interval_is_not_measurable(
     on_over_off: Interval, measurable: bool, told_apart: bool
 ) -> None:
     cost = OwnCost(on_over_off, Interval(1.0, 0.9, 1.1), 8, 8)
@@ -195,11 +195,11 @@ def test_only_a_narrow_interval_says_something(
     ],
     ids=["nothing", "one pair of off", "no off", "no on", "other labels"],
 )
-def test_too_few_pairs_of_a_kind_give_no_figure(samples: list[tuple[str, float]]) -> None:
+def test_overhead_is_none_with_too_few_pairs_of_steps(samples: list[tuple[str, float]]) -> None:
     assert overhead([(label, time, time) for label, time in samples]) is None
 
 
-def test_world_sizes_are_pooled_whatever_their_steps_take() -> None:
+def test_overheads_of_world_sizes_are_pooled_as_ratios() -> None:
     # 10 % more at 100 ms a step and 10 % more at 1 ms a step are 10 % more.
     result = pooled_overhead([turns([100.0] * 8, on=1.1), turns([1.0] * 8, on=1.1), []])
     assert result is not None
@@ -207,7 +207,7 @@ def test_world_sizes_are_pooled_whatever_their_steps_take() -> None:
     assert (result.wall.steps_on, result.wall.steps_off) == (8, 8)
 
 
-def test_nothing_to_pool() -> None:
+def test_the_pooled_overhead_without_pairs_is_none() -> None:
     assert pooled_overhead([]) is None
     assert pooled_overhead([[], []]) is None
     assert pooled_overhead([[("on", 1.0, 1.0)]]) is None

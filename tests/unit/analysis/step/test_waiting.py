@@ -33,7 +33,7 @@ def backward(rank: Rank, issues_ms: list[float], ends_ms: list[float], done_ms: 
     return rank
 
 
-def test_one_wait_is_split_at_the_last_arrival() -> None:
+def test_a_wait_is_split_into_wait_and_transfer_at_the_last_arrival() -> None:
     # Rank 0 waits from 12 to 30; rank 1 arrives at 25.
     ranks = [Rank(rank, 2) for rank in range(2)]
     for rank, issue in zip(ranks, (10, 25), strict=True):
@@ -53,7 +53,7 @@ def test_a_receiver_waits_until_its_message_is_sent() -> None:
     assert waiting(ranks, 1) == (20.0, 10.0, {0})
 
 
-def test_a_message_of_the_backward_pass_is_no_bucket() -> None:
+def test_a_message_issued_in_backward_does_not_count_as_a_bucket() -> None:
     # As in a pipeline, the message's peer was not traced, and DDP does not wait for it.
     ranks = [
         backward(Rank(0, 2), [10, 14], [12.5, 36.5], 36.5),
@@ -64,7 +64,7 @@ def test_a_message_of_the_backward_pass_is_no_bucket() -> None:
     assert waiting(ranks, 0) == (pytest.approx(20.0), pytest.approx(2.5), {-1, 1})
 
 
-def test_a_late_rank_is_waited_for_when_the_wire_is_free_again() -> None:
+def test_waiting_for_a_late_rank_counts_once_the_previous_bucket_is_transferred() -> None:
     # The first bucket is on the wire from 10 to 12.5, the second until 2.5 after the last
     # rank issued it, which is 20 later than the first rank.
     ranks = [
@@ -75,7 +75,7 @@ def test_a_late_rank_is_waited_for_when_the_wire_is_free_again() -> None:
     assert waiting(ranks, 1) == (pytest.approx(0.0), pytest.approx(2.5), {1})
 
 
-def test_a_late_rank_is_not_waited_for_while_the_wire_is_busy() -> None:
+def test_a_late_rank_costs_nothing_while_a_previous_bucket_is_in_transfer() -> None:
     # The first bucket is on the wire until 210 in any case: that the second's last rank
     # arrives at 34 costs no time.
     ranks = [
@@ -86,7 +86,7 @@ def test_a_late_rank_is_not_waited_for_while_the_wire_is_busy() -> None:
     assert (wait, wire) == (pytest.approx(0.0), pytest.approx(201.0))
 
 
-def test_the_wire_is_busy_until_the_longest_of_the_buckets_before() -> None:
+def test_a_late_rank_costs_nothing_until_all_previous_buckets_are_transferred() -> None:
     # The second bucket is done at 40, long before the first: when the third's last rank arrives
     # at 60, all ranks still wait for the first, until 100.
     ranks = [
@@ -96,7 +96,7 @@ def test_the_wire_is_busy_until_the_longest_of_the_buckets_before() -> None:
     assert waiting(ranks, 0) == (pytest.approx(0.0), pytest.approx(96.0), {1})
 
 
-def test_late_from_the_first_bucket_on() -> None:
+def test_a_rank_that_is_late_with_every_bucket_is_waited_for() -> None:
     # Rank 1 is 20 late with both; each takes 2.5 on the wire and is done before the next.
     ranks = [
         backward(Rank(0, 2), [10, 14], [32.5, 36.5], 36.5),
@@ -105,7 +105,7 @@ def test_late_from_the_first_bucket_on() -> None:
     assert waiting(ranks, 0) == (pytest.approx(20.0), pytest.approx(2.5), {1})
 
 
-def test_the_path_goes_back_over_several_buckets_to_the_one_that_was_waited_for() -> None:
+def test_waiting_is_traced_back_over_queued_buckets_to_the_first_late_one() -> None:
     # The buckets follow each other on the wire from 30 on, when the last rank has the first one:
     # [30, 40], [40, 50], [50, 60]. Rank 0 waits from 14 on.
     ranks = [
@@ -115,7 +115,7 @@ def test_the_path_goes_back_over_several_buckets_to_the_one_that_was_waited_for(
     assert waiting(ranks, 0) == (pytest.approx(16.0), pytest.approx(30.0), {1})
 
 
-def test_different_ranks_late_for_different_buckets() -> None:
+def test_of_ranks_late_for_different_buckets_the_one_that_cost_time_is_named() -> None:
     # Rank 1 is late for the first, which does not matter: rank 2 is later for the last.
     ranks = [
         backward(Rank(0, 3), [10, 12], [22, 44], 44),
@@ -125,7 +125,7 @@ def test_different_ranks_late_for_different_buckets() -> None:
     assert waiting(ranks, 0) == (pytest.approx(28.0), pytest.approx(4.0), {2})
 
 
-def test_blocked_after_the_last_bucket_is_not_waiting_for_a_rank() -> None:
+def test_blocked_time_after_the_last_bucket_is_not_waiting_for_a_rank() -> None:
     # The bucket is done at 32; until 50 the thread has no core.
     ranks = [
         backward(Rank(0, 2), [10], [32], 50),
@@ -134,7 +134,7 @@ def test_blocked_after_the_last_bucket_is_not_waiting_for_a_rank() -> None:
     assert waiting(ranks, 0) == (pytest.approx(20.0), pytest.approx(20.0), {1})
 
 
-def test_without_a_partner_nothing_is_known() -> None:
+def test_wait_and_transfer_are_unknown_if_the_other_rank_is_missing() -> None:
     rank = backward(Rank(0, 2), [10, 14], [12, 36], 36)
     wait, wire, culprits = waiting([rank])
     assert np.isnan(wait)
@@ -142,19 +142,19 @@ def test_without_a_partner_nothing_is_known() -> None:
     assert culprits == {-1}
 
 
-def test_a_backward_pass_with_one_unmatched_bucket_is_unknown() -> None:
+def test_the_wait_of_a_backward_pass_with_an_unmatched_bucket_is_unknown() -> None:
     ranks = [backward(Rank(0, 2), [10, 14], [12, 36], 36), Rank(1, 2)]
     ranks[1].collective(1, 14 * MS, 36 * MS, graph_task=0)
     assert np.isnan(waiting(ranks, 0)[0])
 
 
-def test_an_unmatched_wait_of_no_length_does_not_spoil_the_sum() -> None:
+def test_an_unmatched_wait_of_zero_length_leaves_the_sums_known() -> None:
     rank = Rank(0, 2)
     rank.wait(rank.collective(0, 10, 20), 30, 30)
     assert waiting([rank])[:2] == (0.0, 0.0)
 
 
-def test_alone_nobody_is_waited_for() -> None:
+def test_a_single_rank_waits_for_no_other_rank() -> None:
     rank = backward(Rank(), [10, 14], [12, 20], 20)
     assert waiting([rank]) == (pytest.approx(0.0), pytest.approx(6.0), {0})
 
@@ -192,7 +192,7 @@ def test_a_compressed_bucket_waits_for_the_gradients_of_the_last_rank(size: int)
     assert waiting(ranks, late) == (pytest.approx(0.0), pytest.approx(1.5), {late})
 
 
-def test_compressed_buckets_that_not_all_ranks_had_are_not_split() -> None:
+def test_waits_for_compressed_buckets_missing_on_a_rank_are_unknown() -> None:
     ranks = [compressed(Rank(0, 2), [10], [31]), compressed(Rank(1, 2), [30], [31])]
     ranks[1] = Rank(1, 2)
     wait, _, culprits = waiting(ranks, 0)
@@ -200,7 +200,7 @@ def test_compressed_buckets_that_not_all_ranks_had_are_not_split() -> None:
     assert culprits == {-1}
 
 
-def test_buckets_of_like_models_are_told_apart_by_their_turn() -> None:
+def test_equal_buckets_of_two_models_are_matched_in_order() -> None:
     # Two models with one bucket of the same shape each; rank 1 is late for the second.
     ranks = []
     for number, (first, second) in enumerate([(10.5, 12.0), (10.0, 20.0)]):

@@ -48,19 +48,19 @@ def times(begin_us: list[int], end_us: list[int]) -> Times:
     return Times(np.array(begin_us) * US, np.array(end_us) * US)
 
 
-def test_a_late_rank_is_in_no_time_of_ranks_that_share_a_clock() -> None:
+def test_with_a_shared_clock_durations_begin_when_the_last_rank_begins() -> None:
     ranks = [times([0, 100], [50, 130]), times([40, 105], [52, 128])]
     # Last begin to last end: 40 to 52, and 105 to 130.
     assert durations_us(ranks, one_clock=True).tolist() == [12, 25]
     assert skews_us(ranks).tolist() == [40, 5]
 
 
-def test_ranks_with_several_clocks_are_each_measured_by_their_own() -> None:
+def test_without_a_shared_clock_durations_are_those_of_the_slowest_rank() -> None:
     ranks = [times([0, 100], [50, 130]), times([1040, 1105], [1052, 1128])]
     assert durations_us(ranks, one_clock=False).tolist() == [50, 30]
 
 
-def test_a_row_by_hand() -> None:
+def test_a_sweep_row_has_the_statistics_and_bandwidths_of_its_samples() -> None:
     rounds = [np.array([100.0, 300.0]), np.array([200.0])]
     given = key(world_size=4, size_bytes=1_000_000, count=250_000)
     found = make_row(given, "all_reduce", rounds, [np.array([1.0, 3.0, 2.0])], wrong=0, root=-1)
@@ -74,7 +74,7 @@ def test_a_row_by_hand() -> None:
     assert found.skew_us == 2
 
 
-def test_what_moves_no_data_has_no_bandwidth() -> None:
+def test_a_barrier_has_no_bandwidth_or_skew() -> None:
     given = key(op="barrier", dtype="", redop="", size_bytes=0, count=0)
     found = make_row(given, "barrier", [np.array([5.0])], [], wrong=None, root=-1)
     assert math.isnan(found.algbw_gb_per_s)
@@ -86,16 +86,18 @@ def test_what_moves_no_data_has_no_bandwidth() -> None:
     ("pure", "compute", "overlapped", "share"),
     [(100, 100, 200, 0), (100, 100, 100, 1), (100, 100, 150, 0.5), (100, 50, 125, 0.5)],
 )
-def test_overlap_is_imbs(pure: float, compute: float, overlapped: float, share: float) -> None:
+def test_overlap_share_follows_the_definition_of_imb(
+    pure: float, compute: float, overlapped: float, share: float
+) -> None:
     assert overlap_share(pure, compute, overlapped) == pytest.approx(share)
 
 
-def test_overlap_stays_between_nothing_and_all() -> None:
+def test_overlap_share_is_limited_to_the_range_from_0_to_1() -> None:
     assert overlap_share(100, 100, 250) == 0
     assert overlap_share(100, 100, 90) == 1
 
 
-def test_a_result_is_the_same_again_from_its_file(tmp_path: Path) -> None:
+def test_a_sweep_result_is_unchanged_after_writing_and_reading(tmp_path: Path) -> None:
     overlap = OverlapRow(key(), 1.0, 2.0, 3.0, 4.0, 0.5, 20)
     barrier = row(
         key=key(op="barrier", dtype="", redop="", size_bytes=0, count=0),
@@ -113,7 +115,7 @@ def test_a_result_is_the_same_again_from_its_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_the_file_says_what_it_is_and_names_units(tmp_path: Path) -> None:
+def test_a_sweep_file_has_its_kind_and_version_and_column_names_with_units(tmp_path: Path) -> None:
     value = json.loads(as_json(sweep_result(row())))
     assert (value["schema_version"], value["kind"]) == (SCHEMA_VERSION, KIND) == (1, KIND)
     assert list(value) == [
@@ -127,7 +129,7 @@ def test_the_file_says_what_it_is_and_names_units(tmp_path: Path) -> None:
     ]
 
 
-def test_an_empty_result_can_be_written_and_read(tmp_path: Path) -> None:
+def test_an_empty_sweep_result_can_be_written_and_read(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     write_sweep(path, SweepResult({}))
     assert read_sweep(path) == SweepResult({})
@@ -143,7 +145,7 @@ def test_an_empty_result_can_be_written_and_read(tmp_path: Path) -> None:
         ('{"kind": "commprof microbench", "schema_version": 1}', "is damaged: context is missing"),
     ],
 )
-def test_other_files_are_refused(tmp_path: Path, text: str, words: str) -> None:
+def test_files_that_are_no_sweep_results_are_refused(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "a.json"
     path.write_text(text)
     with pytest.raises(UsageError, match=words):
@@ -152,7 +154,7 @@ def test_other_files_are_refused(tmp_path: Path, text: str, words: str) -> None:
         read_sweep(tmp_path / "missing.json")
 
 
-def test_fields_that_a_newer_version_added_do_no_harm(tmp_path: Path) -> None:
+def test_unknown_fields_of_a_newer_sweep_file_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     value = json.loads(as_json(sweep_result(row())))
     value["rows"][0]["colour"] = "red"
@@ -184,12 +186,12 @@ def noisy_result(seed: int, sizes: int, slow: dict[int, float] | None = None) ->
     )
 
 
-def test_rounds_are_what_is_compared() -> None:
+def test_sweeps_are_compared_by_the_medians_of_their_rounds() -> None:
     one = row(samples_us=(1.0, 3.0, 10.0, 30.0, 20.0), round_iterations=(2, 3))
     assert round_medians(one) == [2, 20]
 
 
-def test_a_slower_size_is_found_and_only_that() -> None:
+def test_only_the_size_that_is_slower_is_reported() -> None:
     comparison = compare_sweeps(noisy_result(1, 20), noisy_result(2, 20, {7: 1.5}))
     verdicts = [one.verdict for one in comparison.rows]
     assert verdicts == ["same"] * 7 + ["slower"] + ["same"] * 12
@@ -202,7 +204,7 @@ def test_a_slower_size_is_found_and_only_that() -> None:
 
 
 @pytest.mark.slow
-def test_equal_results_of_many_sizes_show_no_more_than_chance() -> None:
+def test_equal_sweeps_rarely_show_a_difference() -> None:
     pairs = 100
     flagged = 0
     for pair in range(pairs):
@@ -234,7 +236,7 @@ def drifting_pair(random: np.random.Generator, sizes: int) -> tuple[SweepResult,
     return results[0], results[1]
 
 
-def test_a_machine_that_drifts_is_not_taken_for_a_difference() -> None:
+def test_drift_of_a_machine_is_rarely_reported_as_a_difference() -> None:
     random = np.random.default_rng(5)
     pairs = [drifting_pair(random, 16) for _ in range(40)]
     comparisons = [compare_sweeps(*pair) for pair in pairs]
@@ -248,7 +250,7 @@ def test_a_machine_that_drifts_is_not_taken_for_a_difference() -> None:
     assert flagged <= blind / 5
 
 
-def test_drift_of_independent_rounds_is_none_on_average() -> None:
+def test_drift_of_independent_rounds_is_zero_on_average() -> None:
     random = np.random.default_rng(6)
     found = [drift(random.lognormal(size=(40, ROUNDS)).tolist()) for _ in range(50)]
     assert abs(np.mean(found)) < 0.03
@@ -257,7 +259,7 @@ def test_drift_of_independent_rounds_is_none_on_average() -> None:
     assert drift([[1.0, 1.0, 1.0], [1.0, 2.0], [51.0] * 10]) == 0
 
 
-def test_what_one_side_lacks_is_counted_and_what_differs_is_named() -> None:
+def test_rows_of_one_sweep_only_are_counted_and_different_settings_are_listed() -> None:
     first = sweep_result(row(), row(key=key(size_bytes=8)))
     second = sweep_result(
         row(), context={**CONTEXT, "torch": "2.14.0", "machine": {"hostname": "there"}}
@@ -271,25 +273,25 @@ def test_what_one_side_lacks_is_counted_and_what_differs_is_named() -> None:
     assert "Only in A: 1 row." in text
 
 
-def test_nothing_in_common_is_refused() -> None:
+def test_comparing_sweeps_without_a_common_row_is_refused() -> None:
     with pytest.raises(UsageError, match="no row in common"):
         compare_sweeps(sweep_result(row()), sweep_result(row(key=key(world_size=4))))
 
 
-def test_results_of_overlap_are_refused_as_such() -> None:
+def test_comparing_overlap_results_is_refused() -> None:
     overlapped = sweep_result(overlap_rows=(OverlapRow(key(), 1.0, 1.0, 1.0, 1.0, 1.0, 5),))
     for pair in ((overlapped, overlapped), (sweep_result(row()), overlapped)):
         with pytest.raises(UsageError, match="measure both without --overlap"):
             compare_sweeps(*pair)
 
 
-def test_too_few_rounds_to_conclude_anything_are_said() -> None:
+def test_a_remark_says_that_there_are_too_few_rounds() -> None:
     (remark,) = compare_sweeps(sweep_result(row()), sweep_result(row())).remarks
     assert remark.startswith("With 2 rounds and 1 row no difference can be significant at 1%")
     assert compare_sweeps(noisy_result(1, 20), noisy_result(2, 20)).remarks == ()
 
 
-def test_a_row_with_rounds_enough_can_be_told_beside_one_without() -> None:
+def test_a_row_with_few_rounds_does_not_prevent_judging_the_others() -> None:
     """A measurement that was cut short has fewer rounds of its last sizes."""
     results = [
         sweep_result(*noisy_result(seed, 3, {0: factor}).rows, row())
@@ -301,7 +303,7 @@ def test_a_row_with_rounds_enough_can_be_told_beside_one_without() -> None:
     assert [one.verdict for one in found.rows] == ["slower", "same", "same", "same"]
 
 
-def test_too_much_drift_to_conclude_anything_is_said() -> None:
+def test_a_remark_says_that_drift_prevents_a_conclusion() -> None:
     first, second = (
         sweep_result(row(samples_us=tuple(at + r for r in range(10)), round_iterations=(1,) * 10))
         for at in (100.0, 200.0)
@@ -333,7 +335,7 @@ B against A: 0 slower, 0 faster, 1 same.
 """
 
 
-def test_the_table_to_the_character() -> None:
+def test_the_sweep_comparison_table_is_unchanged() -> None:
     assert (
         render_compared(compare_sweeps(sweep_result(row()), sweep_result(row(time_us=60.0))))
         == GOLDEN
@@ -341,7 +343,7 @@ def test_the_table_to_the_character() -> None:
 
 
 @pytest.mark.parametrize(("text", "share"), [("5%", 0.05), ("0.05", 0.05), ("2.5%", 0.025)])
-def test_shares(text: str, share: float) -> None:
+def test_shares_are_parsed_as_percent_or_fraction(text: str, share: float) -> None:
     assert parse_share(text) == pytest.approx(share)
 
 
@@ -352,7 +354,9 @@ def compare(tmp_path: Path, second: SweepResult, *options: str) -> int:
     return main(["compare", *map(str, paths), *options])
 
 
-def test_a_script_can_act_on_the_exit_code(tmp_path: Path, capsys: Any) -> None:
+def test_compare_exits_with_1_if_a_row_is_slower_than_fail_above_allows(
+    tmp_path: Path, capsys: Any
+) -> None:
     slower = noisy_result(2, 20, {3: 1.5})
     assert compare(tmp_path, slower) == 0
     assert compare(tmp_path, slower, "--fail-above", "60%") == 0
@@ -361,7 +365,9 @@ def test_a_script_can_act_on_the_exit_code(tmp_path: Path, capsys: Any) -> None:
     assert compare(tmp_path, noisy_result(2, 20), "--fail-above", "5%") == 0
 
 
-def test_a_result_that_says_less_cannot_pass(tmp_path: Path, capsys: Any) -> None:
+def test_compare_fails_if_b_lacks_rows_was_cut_short_or_had_wrong_data(
+    tmp_path: Path, capsys: Any
+) -> None:
     whole = noisy_result(2, 20)
     wrong = replace(whole.rows[3], wrong=7)
     for second, reason in (
@@ -375,7 +381,9 @@ def test_a_result_that_says_less_cannot_pass(tmp_path: Path, capsys: Any) -> Non
     assert compare(tmp_path, whole, "--fail-above", "60%") == 0
 
 
-def test_a_gate_that_could_never_fail_is_refused(tmp_path: Path, capsys: Any) -> None:
+def test_fail_above_is_refused_if_the_rounds_are_too_few_to_judge(
+    tmp_path: Path, capsys: Any
+) -> None:
     few = replace(noisy_result(1, 3), rows=tuple(map(two_rounds, noisy_result(1, 3).rows)))
     slow = replace(few, rows=tuple(map(two_rounds, noisy_result(2, 3, {1: 10.0}).rows)))
     paths = [tmp_path / "few.json", tmp_path / "slow.json"]
@@ -405,7 +413,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path, capsys: Any) -> N
     assert capsys.readouterr().err.count("\n") == 2
 
 
-def test_rows_of_other_versions_of_a_key_are_not_mixed() -> None:
+def test_rows_with_different_placement_are_not_compared() -> None:
     first = sweep_result(row(), row(key=key(placement="out_of_place")))
     second = sweep_result(row(key=key(placement="out_of_place")))
     (only,) = compare_sweeps(first, replace(second)).rows

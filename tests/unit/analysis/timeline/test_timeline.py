@@ -64,14 +64,14 @@ def two_ranks(**values: Any) -> list[Rank]:
     return ranks
 
 
-def test_lanes_are_as_many_as_spans_at_one_moment() -> None:
+def test_spans_are_assigned_to_the_fewest_lanes() -> None:
     begin = np.array([0, 0, 5, 10, 10, 12])
     end = np.array([10, 6, 7, 20, 10, 13])
     assert assign_lanes(begin, end).tolist() == [1, 0, 2, 1, 0, 0]
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_no_two_spans_of_a_lane_overlap(seed: int) -> None:
+def test_spans_of_a_lane_do_not_overlap_in_random_schedules(seed: int) -> None:
     rng = np.random.default_rng(seed)
     begin = rng.integers(0, 1000, 300)
     end = begin + rng.integers(0, 60, 300)
@@ -84,7 +84,7 @@ def test_no_two_spans_of_a_lane_overlap(seed: int) -> None:
     assert lanes.max() + 1 == max(moments)
 
 
-def test_pauses_of_the_process_are_slices(tmp_path: Path) -> None:
+def test_host_pauses_are_slices_of_the_trace(tmp_path: Path) -> None:
     ranks = two_ranks()
     ranks[1].pause(4 * MS, 6 * MS)
     events = events_of(save(ranks, tmp_path))
@@ -93,7 +93,7 @@ def test_pauses_of_the_process_are_slices(tmp_path: Path) -> None:
     assert (pause["ts"], pause["dur"]) == (4000, 2000)
 
 
-def test_every_kind_of_slice_is_there(tmp_path: Path) -> None:
+def test_steps_phases_exposed_time_and_collectives_are_slices(tmp_path: Path) -> None:
     events = events_of(save(two_ranks(), tmp_path))
     (step,) = slices(events, "steps (declared)", 1)
     assert (step["name"], step["ts"], step["dur"]) == ("step 0", 0, 11_000)
@@ -116,7 +116,7 @@ def test_every_kind_of_slice_is_there(tmp_path: Path) -> None:
     assert second["args"]["last_rank"] == 1
 
 
-def test_arrows_lead_from_the_last_rank_to_those_that_waited(tmp_path: Path) -> None:
+def test_arrows_lead_from_the_last_rank_to_waiting_ranks(tmp_path: Path) -> None:
     events = events_of(save(two_ranks(), tmp_path))
     sent = {e["id"]: e for e in events if e["ph"] == "s"}
     received = {e["id"]: e for e in events if e["ph"] == "f"}
@@ -130,7 +130,9 @@ def test_arrows_lead_from_the_last_rank_to_those_that_waited(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_random_runs_keep_their_shape(seed: int, tmp_path: Path) -> None:
+def test_timelines_of_random_runs_have_no_overlaps_and_paired_arrows(
+    seed: int, tmp_path: Path
+) -> None:
     run = RandomRun(seed)
     events = events_of(save(run.ranks, tmp_path))
     by_lane: dict[tuple[int, int], list[Event]] = {}
@@ -158,7 +160,7 @@ def test_random_runs_keep_their_shape(seed: int, tmp_path: Path) -> None:
         )
 
 
-def test_a_window_of_steps_leaves_out_the_rest(tmp_path: Path) -> None:
+def test_a_timeline_of_selected_steps_contains_only_these(tmp_path: Path) -> None:
     ranks = [Rank(0, 2), Rank(1, 2)]
     for rank in ranks:
         for step in range(5):
@@ -173,7 +175,9 @@ def test_a_window_of_steps_leaves_out_the_rest(tmp_path: Path) -> None:
     assert len(slices(events_of(tmp_path, "--steps", "4"), "steps (declared)")) == 2
 
 
-def test_what_goes_on_into_the_window_is_shown_from_its_begin_on(tmp_path: Path) -> None:
+def test_a_collective_in_flight_when_selected_steps_begin_is_cut_at_their_begin(
+    tmp_path: Path,
+) -> None:
     """One collective is issued 5 ms before the step and takes 60 ms of it; another is in it."""
     ranks = [Rank(0, 2), Rank(1, 2)]
     for rank in ranks:
@@ -190,7 +194,7 @@ def test_what_goes_on_into_the_window_is_shown_from_its_begin_on(tmp_path: Path)
     assert sorted(arrows) == [71_000, 71_000.001]
 
 
-def test_ranks_with_clocks_of_their_own_are_aligned(tmp_path: Path) -> None:
+def test_ranks_with_compared_clocks_are_aligned(tmp_path: Path) -> None:
     ranks = two_ranks()
     shifted = Rank(1, 2, boot_id="elsewhere")
     offset = 5_000_000_000
@@ -208,7 +212,7 @@ def test_ranks_with_clocks_of_their_own_are_aligned(tmp_path: Path) -> None:
     assert [e["ts"] for e in value["traceEvents"] if e["ph"] == "s"][-1] == 7000
 
 
-def test_clocks_that_cannot_be_compared_are_said_to_be_so(
+def test_a_warning_says_that_wall_clocks_are_used_if_clocks_were_not_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ranks = [two_ranks()[0], two_ranks(boot_id="elsewhere")[1]]
@@ -222,7 +226,7 @@ def test_clocks_that_cannot_be_compared_are_said_to_be_so(
     assert slices(value["traceEvents"], "steps (declared)", 1)[0]["ts"] == 3000
 
 
-def test_what_did_not_complete_has_no_length(tmp_path: Path) -> None:
+def test_a_collective_without_completion_has_length_zero(tmp_path: Path) -> None:
     rank = Rank(0, 1)
     rank.collective(0, 1 * MS, 0, bytes=4)
     rank.step(0, 2 * MS)
@@ -231,7 +235,7 @@ def test_what_did_not_complete_has_no_length(tmp_path: Path) -> None:
     assert collective["args"]["completion"] == "not seen"
 
 
-def test_compressed_buckets_and_their_stages(tmp_path: Path) -> None:
+def test_compressed_buckets_and_their_stages_are_slices(tmp_path: Path) -> None:
     rank = Rank(0, 1)
     rank.compressed(3, 1000, (1 * MS, 2 * MS, 3 * MS, 4 * MS, 5 * MS, 6 * MS))
     rank.step(0, 7 * MS)
@@ -243,7 +247,7 @@ def test_compressed_buckets_and_their_stages(tmp_path: Path) -> None:
     assert stages[0]["args"] == {"scheme": "int8", "bucket": 3}
 
 
-def test_a_rank_that_is_missing_or_damaged_is_named(
+def test_missing_and_damaged_ranks_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ranks = [Rank(rank, 3) for rank in (0, 1)]
@@ -260,7 +264,7 @@ def test_a_rank_that_is_missing_or_damaged_is_named(
     assert {event["pid"] for event in events} == {0}
 
 
-def test_the_suffix_decides_about_compression_and_nothing_is_overwritten(
+def test_the_file_suffix_selects_gzip_and_named_files_need_force_to_be_replaced(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save(two_ranks(), tmp_path)
@@ -275,7 +279,7 @@ def test_the_suffix_decides_about_compression_and_nothing_is_overwritten(
     assert list(tmp_path.glob("*.part")) == []
 
 
-def test_of_several_strategies_one_is_to_be_named(
+def test_tracing_a_run_of_several_strategies_requires_naming_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = write_strategies(tmp_path / "run")
@@ -295,7 +299,7 @@ def test_of_several_strategies_one_is_to_be_named(
         (("-o", "/proc/none/trace.json"), "cannot write"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(
+def test_trace_reports_errors_in_one_line(
     arguments: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save(two_ranks(), tmp_path)
@@ -305,7 +309,7 @@ def test_what_cannot_be_done_is_one_line(
     assert message in err
 
 
-def test_names_from_the_run_stay_json(tmp_path: Path) -> None:
+def test_special_characters_in_names_are_escaped_as_json(tmp_path: Path) -> None:
     rank = Rank(0, 1)
     rank.groups = {1: ('"},{"ph":"X\n\x1b[31m', 1)}
     rank.metadata["machine"]["hostname"] = "\"</script>'\\"
@@ -316,7 +320,7 @@ def test_names_from_the_run_stay_json(tmp_path: Path) -> None:
     assert collective["args"]["group"] == '"},{"ph":"X\n\x1b[31m'
 
 
-def test_a_trace_that_grows_meanwhile_is_refused(tmp_path: Path) -> None:
+def test_a_trace_that_grows_while_it_is_read_is_refused(tmp_path: Path) -> None:
     ranks = two_ranks()
     save(ranks, tmp_path)
     paths = {rank: tmp_path / f"rank_{rank}.trace" for rank in (0, 1)}
@@ -333,7 +337,7 @@ def test_times_are_written_to_the_nanosecond() -> None:
     assert texts == ["0.000", "0.001", "0.999", "1.000", "123456789012345.678", "-0.001", "-1.500"]
 
 
-def test_events_are_written_as_they_come() -> None:
+def test_events_are_written_as_they_are_produced() -> None:
     out = io.StringIO()
 
     def endless() -> Any:
@@ -347,7 +351,7 @@ def test_events_are_written_as_they_come() -> None:
     assert value["otherData"] == {"a": 1}
 
 
-def test_on_a_gpu_the_slices_are_the_devices(tmp_path: Path) -> None:
+def test_on_a_gpu_slices_have_device_times(tmp_path: Path) -> None:
     rank = two_steps()
     table = columns.steps(on_device_timeline(rank.trace()))
     rank.write(tmp_path / "rank_0.trace")

@@ -68,20 +68,20 @@ def events_of(run: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
-def test_events_come_as_they_were_written(name: str, tmp_path: Path) -> None:
+def test_torch_trace_events_are_read_unchanged(name: str, tmp_path: Path) -> None:
     trace = read_torch_trace(write(tmp_path / name, torch_trace()))
     assert (trace.base_ns, trace.rank, trace.pids) == (BASE_NS, 0, {7})
     assert trace.first_us == 500
     assert list(trace.events()) == torch_trace()["traceEvents"]
 
 
-def test_a_trace_without_events_is_empty(tmp_path: Path) -> None:
+def test_a_torch_trace_without_events_is_read_as_empty(tmp_path: Path) -> None:
     trace = read_torch_trace(write(tmp_path / "t.json", torch_trace(traceEvents=[])))
     assert list(trace.events()) == []
     assert trace.base_ns == BASE_NS
 
 
-def test_merged_events_are_on_the_runs_clock(tmp_path: Path) -> None:
+def test_merged_torch_events_are_moved_to_the_run_s_clock(tmp_path: Path) -> None:
     events = merged(run_with(tmp_path), write(tmp_path / "t.json", torch_trace()))
     (op,) = [e for e in events if e["name"] == "c10d::allreduce_"]
     # The first event, at 0.5 ms, becomes 0, which is 0.5 ms before the ranks' clock shows 0.
@@ -98,7 +98,7 @@ def test_merged_events_are_on_the_runs_clock(tmp_path: Path) -> None:
     assert len({e["pid"] for e in events}) == 2
 
 
-def test_an_event_that_began_before_the_shown_steps_is_shown_from_their_begin_on(
+def test_a_torch_event_that_began_before_the_selected_steps_is_cut_at_their_begin(
     tmp_path: Path,
 ) -> None:
     """The run's only step begins 1 ms after ``baseTimeNanoseconds``."""
@@ -123,7 +123,9 @@ def test_an_event_that_began_before_the_shown_steps_is_shown_from_their_begin_on
         ({"distributedInfo": None, "traceEvents": [{"ph": "X", "pid": 99, "ts": 0}]}, "rank1.json"),
     ],
 )
-def test_the_rank_is_found(values: dict[str, Any], name: str, tmp_path: Path) -> None:
+def test_the_rank_of_a_torch_trace_is_found_by_info_process_or_file_name(
+    values: dict[str, Any], name: str, tmp_path: Path
+) -> None:
     trace = torch_trace(**values)
     trace["traceEvents"].append(
         {"ph": "M", "pid": 99, "tid": 0, "name": "process_name", "args": {"name": "p"}}
@@ -146,14 +148,16 @@ def test_the_rank_is_found(values: dict[str, Any], name: str, tmp_path: Path) ->
         (b"\xff\xfe\xff", "cannot be read"),
     ],
 )
-def test_what_is_no_such_trace_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
+def test_files_that_are_no_torch_traces_are_refused(
+    content: bytes, message: str, tmp_path: Path
+) -> None:
     path = tmp_path / "t.json"
     path.write_bytes(content)
     with pytest.raises(CommprofError, match=message):
         read_torch_trace(path)
 
 
-def test_a_trace_of_another_job_is_refused(
+def test_a_torch_trace_of_a_rank_outside_the_run_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = write(tmp_path / "t.json", torch_trace(distributedInfo={"rank": 5}))
@@ -165,7 +169,9 @@ def test_a_trace_of_another_job_is_refused(
 
 
 @pytest.mark.parametrize("time_us", ['"soon"', "[1]", "NaN", "1e300", "Infinity"])
-def test_a_time_that_is_none_is_named_with_its_event(tmp_path: Path, time_us: str) -> None:
+def test_an_invalid_event_time_is_refused_with_the_event_s_number(
+    tmp_path: Path, time_us: str
+) -> None:
     path = tmp_path / "trace.json"
     events = f'[{{"ph": "X", "ts": 1.5}}, {{"ph": "X", "ts": {time_us}}}]'
     path.write_text(f'{{"baseTimeNanoseconds": 1, "traceEvents": {events}}}')
