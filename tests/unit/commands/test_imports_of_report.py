@@ -24,7 +24,7 @@ raise SystemExit(code)
 OTHERS = (
     *("torch", "rich", "jinja2", "http", "asyncio", "multiprocessing", "prometheus_client"),
     *("commprof._C", "commprof.capture", "commprof.compressors", "commprof.launch"),
-    *("commprof.monitor", "commprof.monitor", "commprof.predict", "commprof.report.html"),
+    *("commprof.monitor", "commprof.predict", "commprof.report.html"),
     *("commprof.report.markdown", "commprof.report.prediction", "commprof.report.trial"),
     *("commprof.report.export.as_json", "commprof.trials.analyse", "commprof.trials.result"),
     "commprof.recordings.profiler",

@@ -19,7 +19,7 @@ STEPS = 6
 LOG = {"parameter_bytes": [400, 600, 1000], "rebuilt_per_bucket_param_indices": "2, 1 0"}
 
 
-def rank_of(rank: int, late_ms: int = 0, cpu_ms: int = 90, **metadata: object) -> Rank:
+def rank_of(rank: int, late_ms: int = 0, **metadata: object) -> Rank:
     """Rank with steps of 100 ms: buckets of 1000 bytes ready at 50 and 60, backward ends at 65.
 
     The buckets are done at 58 and 75; the finalisation ends at 80, with 5 ms of work. This rank

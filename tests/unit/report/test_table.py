@@ -291,10 +291,6 @@ def test_printable_leaves_printable_text_unchanged() -> None:
     assert printable("Größe: 3 µs, 数") == "Größe: 3 µs, 数"
 
 
-if __name__ == "__main__":
-    print(rendered(), end="")
-
-
 def test_ranks_of_a_group_are_listed_as_ranges() -> None:
     listed = ((0, 2), (0, 1, 2, 3), (1, 5, 9, 13), (0, 1, 4))
     assert [rank_list(ranks) for ranks in listed] == ["0,2", "0-3", "1-13:4", "0,1,4"]
@@ -434,3 +430,7 @@ def test_tabulated_does_not_change_the_padding_of_other_tables() -> None:
     before = tabulate.tabulate([("1",)], headers=("wide",))
     tabulated([("1",)], ("wide",))
     assert tabulate.tabulate([("1",)], headers=("wide",)) == before
+
+
+if __name__ == "__main__":
+    print(rendered(), end="")

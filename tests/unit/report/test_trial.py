@@ -183,10 +183,6 @@ def test_html_and_markdown_have_the_trial_s_tables_and_the_command_to_apply_it()
         assert "step ms \\[95 %\\]" in text or "<th" in text
 
 
-if __name__ == "__main__":
-    print(trial_table.render(sample(), "timed: sleeps.", 100), end="")
-
-
 def test_a_candidate_that_was_still_settling_is_named() -> None:
     made = sample()
     *others, last = made.candidates
@@ -203,3 +199,7 @@ def test_a_candidate_that_was_still_settling_is_named() -> None:
         if said:
             assert named[0].startswith(f"{one.label} was still settling after a switch: the second")
             assert "took 0.930 [0.900, 0.960] times as long as the first half" in named[0]
+
+
+if __name__ == "__main__":
+    print(trial_table.render(sample(), "timed: sleeps.", 100), end="")

@@ -279,7 +279,7 @@ def test_a_report_builds_each_table_once_per_rank_and_matches_once(tmp_path: Pat
     run = write_run(tmp_path / "run", ranks_of(4, 12, late_ms=5))
     profile = cProfile.Profile()
     assert profile.runcall(main, ["report", str(run), "--format", "html"]) == 0
-    made = calls_of(profile, columns.__file__, columns.__file__)
+    made = calls_of(profile, columns.__file__)
     assert {name: made[name] for name in TABLES} == dict.fromkeys(TABLES, 4)
     assert made["kept"] > 2 * len(TABLES) * 4  # requested far more often than built
     assert calls_of(profile, exposure.__file__)["exposures"] == 4
