@@ -32,12 +32,12 @@ void DeviceSteps::take(const Record& record, std::vector<Record>& out) {
   made.thread = thread_;
   switch (record.kind) {
     case Kind::kDeviceReady:
-      tells_ = true;
+      has_device_times_ = true;
       made.kind = Kind::kIssue;
       made.value = ledger_.taskOf(record.op_id);
       break;
     case Kind::kDeviceWait:
-      tells_ = true;
+      has_device_times_ = true;
       if (!isComputing(record, false)) {
         return;
       }
@@ -68,7 +68,7 @@ void DeviceSteps::take(const Record& record, std::vector<Record>& out) {
     case Kind::kWait:
     case Kind::kFinalizeBegin:
     case Kind::kFinalizeEnd:
-      if (!tells_) {
+      if (!has_device_times_) {
         out.push_back(record);
       }
       return;

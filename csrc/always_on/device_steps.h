@@ -30,13 +30,13 @@ class DeviceSteps {
   explicit DeviceSteps(const WaitLedger& ledger) : ledger_(ledger) {}
 
   // Appends the replacement of `record` to `out`. The host's steps, phases and
-  // waits pass unchanged until tells().
+  // waits pass unchanged until hasDeviceTimes().
   void take(const Record& record, std::vector<Record>& out);
   // Appends what was held back for a bucket's completion that never came.
   void finish(std::vector<Record>& out);
   // True once the device reports times: the host's waits then delay nothing.
-  bool tells() const noexcept {
-    return tells_;
+  bool hasDeviceTimes() const noexcept {
+    return has_device_times_;
   }
 
  private:
@@ -50,7 +50,7 @@ class DeviceSteps {
       std::vector<Record>& out) const;
 
   const WaitLedger& ledger_;
-  bool tells_ = false;
+  bool has_device_times_ = false;
   uint32_t thread_ = 0; // the thread whose steps these are
   // Stream of the phases; before the first phase, that of the first wait.
   bool stream_known_ = false;

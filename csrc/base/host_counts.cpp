@@ -91,8 +91,8 @@ bool openNearest(
   for (;;) {
     char name[2048];
     std::snprintf(name, sizeof(name), "%s%s/%s", mount, group, quota_file);
-    const char* said = quota.open(name) ? quota.read() : nullptr;
-    if (said != nullptr && *said >= '1' && *said <= '9') {
+    const char* quota_text = quota.open(name) ? quota.read() : nullptr;
+    if (quota_text != nullptr && *quota_text >= '1' && *quota_text <= '9') {
       std::snprintf(name, sizeof(name), "%s%s/cpu.stat", mount, group);
       return stat.open(name);
     }

@@ -330,7 +330,7 @@ class BucketCompressor : public Compressor {
       if (residual != nullptr) {
         sendResidual(bucket, mine, channel.size(), residual);
       }
-    } else if (met_.insert(bucket.signature).second) {
+    } else if (checked_signatures_.insert(bucket.signature).second) {
       agree(bucket, headerOf(bucket, 0, 0), channel.report(), transport);
     }
     plainMean(bucket, channel);
@@ -400,7 +400,7 @@ class BucketCompressor : public Compressor {
   Handshake handshake_;
   Quality quality_;
   std::span<const Header> headers_;
-  std::set<uint64_t> met_;
+  std::set<uint64_t> checked_signatures_;
   Sent measured_;
 };
 

@@ -66,14 +66,15 @@ void Recorder::start(const RecorderOptions& options) {
   documents_taken_ = 0;
   pauses_taken_.reset();
   pauses_drained_.clear();
-  complained_ = abandoned_ = off_written_ = private_rings_written_ = false;
-  next_look_ns_ = off_since_ns_ = 0;
+  write_error_reported_ = abandoned_ = off_written_ = private_rings_written_ =
+      false;
+  next_file_check_ns_ = off_since_ns_ = 0;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     options_ = options;
     stats_ = RecorderStats{};
     open_ = true;
-    stopping_ = pauses_told_ = false;
+    stopping_ = pauses_changed_ = false;
     pauses_ = PauseWatch();
     pause_records_.clear();
   }
@@ -105,8 +106,8 @@ void Recorder::stop() {
   flusher_.reset();
   awaitArrivals();
   const std::lock_guard<std::mutex> drain(drain_mutex_);
-  next_look_ns_ = 0;
-  lookAfterFileLocked();
+  next_file_check_ns_ = 0;
+  restoreIfRemovedLocked();
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     keepSupposedPause();
@@ -129,7 +130,7 @@ void Recorder::closeLocked() {
       (unsigned long long)last.records_dropped,
       (unsigned long long)nowNs());
   if (!writer_->writeBlock(BlockType::kEnd, json, std::strlen(json))) {
-    complainLocked();
+    reportWriteErrorLocked();
   }
   last.trace_bytes = writer_->bytesWritten();
   last.write_errno = writer_->error();
@@ -154,23 +155,23 @@ void Recorder::push(const Record& record) noexcept {
   }
 }
 
-void Recorder::tell(Document document) {
+void Recorder::queueDocument(Document document) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    document.number = documents_told_ + 1;
+    document.number = documents_added_ + 1;
     documents_.push_back(std::move(document));
-    ++documents_told_;
-    told_ = true;
+    ++documents_added_;
+    drain_requested_ = true;
   }
   wake_.notify_one();
 }
 
 void Recorder::addDocument(BlockType type, const std::string& json) {
-  tell({0, type, json, std::nullopt});
+  queueDocument({0, type, json, std::nullopt});
 }
 
 void Recorder::addGroup(const GroupMembership& group, const std::string& json) {
-  tell({0, BlockType::kGroup, json, group});
+  queueDocument({0, BlockType::kGroup, json, group});
 }
 
 void Recorder::setBoard(
@@ -180,12 +181,12 @@ void Recorder::setBoard(
     const std::lock_guard<std::mutex> lock(mutex_);
     board_ = std::move(board);
     global_rank_ = global_rank;
-    board_told_ = true;
+    board_changed_ = true;
   }
   // If a drain is running, the next one takes the board.
   const std::unique_lock<std::mutex> drain(drain_mutex_, std::try_to_lock);
   if (drain) {
-    takeToldLocked();
+    takeRequestsLocked();
   }
 }
 
@@ -203,7 +204,7 @@ void Recorder::drainLocked() noexcept {
   }
   try {
     markRingsLocked();
-    takeToldLocked();
+    takeRequestsLocked();
     bool written = writePausesLocked() && writeDocumentsLocked() &&
         writePrivateRingsLocked() && writeRecordingLocked();
     if (keep_records_) {
@@ -215,15 +216,16 @@ void Recorder::drainLocked() noexcept {
       summary_->resolve(nowNs());
     }
     if (!written || !writeSummaryLocked()) {
-      complainLocked();
+      reportWriteErrorLocked();
     }
   } catch (const std::bad_alloc&) {
   }
   publishLocked();
 }
 
-// Call it before takeToldLocked(): a group is added before its first record is
-// pushed, so that every record up to these marks is of a group that is taken.
+// Call it before takeRequestsLocked(): a group is added before its first record
+// is pushed, so that every record up to these marks is of a group that is
+// taken.
 void Recorder::markRingsLocked() {
   marks_.clear();
   for (Ring* ring : pool_.rings()) {
@@ -231,12 +233,12 @@ void Recorder::markRingsLocked() {
   }
 }
 
-void Recorder::takeToldLocked() {
+void Recorder::takeRequestsLocked() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  told_ = false;
-  if (board_told_) {
+  drain_requested_ = false;
+  if (board_changed_) {
     exchange_.setBoard(board_, global_rank_);
-    board_told_ = false;
+    board_changed_ = false;
   }
   const uint64_t known = std::min(documents_taken_, groups_taken_);
   const auto first = std::partition_point(
@@ -253,7 +255,7 @@ void Recorder::takeToldLocked() {
       documents_taken_ = one->number;
     }
   }
-  if (std::exchange(pauses_told_, false)) {
+  if (std::exchange(pauses_changed_, false)) {
     pauses_taken_ = pauses_.found();
   }
   if (pauses_drained_.empty()) {
@@ -399,7 +401,7 @@ void Recorder::afterForkChild() {
   self.enabled_.store(false);
   self.open_ = false;
   self.board_.reset();
-  self.board_told_ = false;
+  self.board_changed_ = false;
   self.pool_.afterForkChild();
   DeviceTimeline::setMain(nullptr); // no device survives a fork
   self.options_ = RecorderOptions{};

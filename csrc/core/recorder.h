@@ -124,7 +124,7 @@ class Recorder {
   void setModeLocked(Mode mode) noexcept;
   void drainLocked() noexcept;
   void markRingsLocked();
-  void takeToldLocked();
+  void takeRequestsLocked();
   bool writeDocumentsLocked() noexcept;
   bool writeRecordsLocked();
   void foldRecordsLocked();
@@ -133,8 +133,8 @@ class Recorder {
   bool writeSummaryLocked();
   void awaitArrivals();
   void finishSummaryLocked();
-  void complainLocked() noexcept;
-  void lookAfterFileLocked() noexcept;
+  void reportWriteErrorLocked() noexcept;
+  void restoreIfRemovedLocked() noexcept;
   void takePause(const Pause& seen) noexcept;
   void keepPause(const Pause& pause) noexcept; // with mutex_
   void keepSupposedPause() noexcept; // with mutex_
@@ -167,9 +167,9 @@ class Recorder {
   std::condition_variable wake_;
   bool open_ = false; // a trace is open
   bool stopping_ = false;
-  bool told_ = false; // a request should be drained at once
+  bool drain_requested_ = false; // a request should be drained at once
   PauseWatch pauses_;
-  bool pauses_told_ = false; // pauses_ must be written
+  bool pauses_changed_ = false; // pauses_ must be written
   std::vector<Record> pause_records_; // not yet drained
   struct Document {
     uint64_t number; // from 1
@@ -177,20 +177,20 @@ class Recorder {
     std::string json;
     std::optional<GroupMembership> group;
   };
-  void tell(Document document);
+  void queueDocument(Document document);
   std::vector<Document> documents_; // in order of number
-  uint64_t documents_told_ = 0; // number of the last document
+  uint64_t documents_added_ = 0; // number of the last document
   std::shared_ptr<ArrivalBoard> board_;
   uint32_t global_rank_ = 0;
-  bool board_told_ = false;
+  bool board_changed_ = false;
   RecorderOptions options_;
   RecorderStats stats_;
 
   // Guards the trace file and its content; locked before mutex_, held over I/O.
   std::mutex drain_mutex_;
-  bool complained_ = false; // about this trace, on stderr
+  bool write_error_reported_ = false; // about this trace, on stderr
   bool abandoned_ = false; // the file was removed and cannot be made anew
-  uint64_t next_look_ns_ = 0; // when to check next that the file exists
+  uint64_t next_file_check_ns_ = 0; // when to check next that the file exists
   uint64_t off_since_ns_ = 0; // when recording went off; 0: it is on
   bool off_written_ = false; // the trace states that recording is off
   bool private_rings_written_ = false; // the trace states that there are some

@@ -14,16 +14,16 @@ namespace commprof {
 
 namespace {
 
-constexpr uint64_t kLookEveryNs = 500'000'000;
+constexpr uint64_t kFileCheckEveryNs = 500'000'000;
 constexpr size_t kMostPauses = 4096; // in memory while the disk is full
 
 } // namespace
 
-void Recorder::complainLocked() noexcept {
-  if (complained_) {
+void Recorder::reportWriteErrorLocked() noexcept {
+  if (write_error_reported_) {
     return;
   }
-  complained_ = true;
+  write_error_reported_ = true;
   const int error = writer_->error();
   std::fprintf(
       stderr,
@@ -46,12 +46,12 @@ void Recorder::complainLocked() noexcept {
 }
 
 // Restores a removed trace, which would be lost when this process ends.
-void Recorder::lookAfterFileLocked() noexcept {
+void Recorder::restoreIfRemovedLocked() noexcept {
   const uint64_t now_ns = nowNs();
-  if (abandoned_ || now_ns < next_look_ns_) {
+  if (abandoned_ || now_ns < next_file_check_ns_) {
     return;
   }
-  next_look_ns_ = now_ns + kLookEveryNs;
+  next_file_check_ns_ = now_ns + kFileCheckEveryNs;
   if (!writer_->removed()) {
     return;
   }
@@ -87,7 +87,7 @@ void Recorder::keepSupposedPause() noexcept {
 
 void Recorder::keepPause(const Pause& pause) noexcept {
   if (PauseWatch::isLong(pause)) {
-    pauses_told_ = told_ = true;
+    pauses_changed_ = drain_requested_ = true;
   }
   if (!enabled()) {
     return;

@@ -40,7 +40,7 @@ void allReduceDirect(
     std::byte* part = data + begin * width;
     const uint32_t half = team.nextHalf();
     copyBytes(team.slot(team.rank(), half), part, n * width);
-    barriers.meet();
+    barriers.arriveAndWait();
     slotsAt(team, half, 0, in);
     kernels::combine(element, reduction, in.data(), team.size(), part, n);
   }
@@ -92,7 +92,7 @@ void allReduceShared(
   };
   std::vector<const std::byte*> in;
   fillSlot(0);
-  barriers.meet();
+  barriers.arriveAndWait();
   for (size_t b = 0; b < blocks; ++b) {
     const Part part = partOf(team.rank(), team.size(), sizeOf(b));
     slotsAt(team, halfOf(b), part.begin * width, in);
@@ -105,7 +105,7 @@ void allReduceShared(
         team.result(halfOf(b)) + part.begin * width,
         part.end - part.begin);
     fillSlot(b + 1);
-    barriers.meet();
+    barriers.arriveAndWait();
     copyBytes(
         data + b * block * width, team.result(halfOf(b)), sizeOf(b) * width);
   }
@@ -127,7 +127,7 @@ void allReduce(
   Barriers barriers(
       team, intend(named("all_reduce", element, reduction), count * width));
   if (count == 0) {
-    barriers.meet();
+    barriers.arriveAndWait();
   } else if (team.size() <= 2 || count * width <= kDirectBytes) {
     allReduceDirect(team, data, count, block, element, reduction, barriers);
   } else {
@@ -145,7 +145,7 @@ void broadcast(Team& team, std::byte* data, size_t bytes, int root) {
     if (team.rank() == root) {
       copyBytes(team.slot(root, half), data + begin, n);
     }
-    barriers.meet();
+    barriers.arriveAndWait();
     if (team.rank() != root) {
       copyBytes(data + begin, team.slot(root, half), n);
     }
@@ -172,7 +172,7 @@ void allGather(
     const size_t n = std::min(team.slotBytes(), bytes - begin);
     const uint32_t half = team.nextHalf();
     copyBytes(team.slot(team.rank(), half), in + begin, n);
-    barriers.meet();
+    barriers.arriveAndWait();
     for (int rank = 0; rank < team.size(); ++rank) {
       copyBytes(out[size_t(rank)] + begin, team.slot(rank, half), n);
     }
@@ -203,7 +203,7 @@ void reduceScatter(
           in + (rank * count + begin) * width,
           n * width);
     }
-    barriers.meet();
+    barriers.arriveAndWait();
     slotsAt(team, half, size_t(team.rank()) * n * width, parts);
     kernels::combine(
         element, reduction, parts.data(), team.size(), out + begin * width, n);
@@ -212,7 +212,7 @@ void reduceScatter(
 }
 
 void barrier(Team& team) {
-  team.meetCheck(intend("barrier", 0));
+  team.arriveAndCheck(intend("barrier", 0));
 }
 
 } // namespace commprof::shm

@@ -82,7 +82,7 @@ void reduceToOwners(
           data + piece.begin * width,
           piece.count() * width);
     }
-    barriers.meet();
+    barriers.arriveAndWait();
     const Slice piece =
         self < slices.size() ? pieceOf(slices[self], block, index) : Slice{};
     if (piece.count() != 0) {
@@ -120,7 +120,7 @@ void shareFromOwners(
     if (self < slices.size()) {
       copyPiece(self, true);
     }
-    barriers.meet();
+    barriers.arriveAndWait();
     for (size_t owner = 0; owner < slices.size(); ++owner) {
       if (owner != self) {
         copyPiece(owner, false);

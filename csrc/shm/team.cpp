@@ -28,7 +28,7 @@ constexpr uint32_t kSpins = 1500;
 // runnable threads are balanced over the cores, sleeping ones are not.
 constexpr uint32_t kYields = 64;
 constexpr size_t kCoreWords = 128; // 64 cores each: Linux supports no more
-constexpr auto kLook = std::chrono::milliseconds(50);
+constexpr auto kRankCheckInterval = std::chrono::milliseconds(50);
 
 using Clock = std::chrono::steady_clock;
 
@@ -144,7 +144,7 @@ Team::Team(TeamOptions options, Segment segment)
   own.pid_namespace = pidNamespace();
   shared().addCores();
   try {
-    meet();
+    arriveAndWait();
   } catch (const TeamError&) {
     // The creator may be the missing rank, so this rank removes the name.
     shm_unlink(options_.name.c_str());
@@ -189,28 +189,28 @@ std::byte* Team::result(uint32_t half) const noexcept {
   return slot(options_.size, half);
 }
 
-void Team::meet() {
+void Team::arriveAndWait() {
   Shared& all = shared();
   if (broken()) {
     throwReason();
   }
-  const uint32_t generation = meetings_++;
+  const uint32_t generation = barriers_entered_++;
   // Stored after everything that this rank does for the others: a last rank
   // that ends or stops before it releases them counts as missing.
-  auto& met = line(options_.rank).barriers;
+  auto& barriers_reached = line(options_.rank).barriers;
   const uint32_t size = uint32_t(options_.size);
   if (all.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == size) {
     all.arrived.store(0, std::memory_order_relaxed);
     // Sequentially consistent with the sleeper's increment, so that at least
     // one of the two sees the other.
-    all.generation.store(meetings_);
+    all.generation.store(barriers_entered_);
     if (all.sleepers.load() != 0) {
       futexWakeAll(all.generation);
     }
-    met.store(meetings_, std::memory_order_relaxed);
+    barriers_reached.store(barriers_entered_, std::memory_order_relaxed);
     return;
   }
-  met.store(meetings_, std::memory_order_relaxed);
+  barriers_reached.store(barriers_entered_, std::memory_order_relaxed);
   waitUntilPast(generation);
 }
 
@@ -232,16 +232,16 @@ void Team::waitUntilPast(uint32_t generation) {
       Clock::now() + std::chrono::milliseconds(timeout_ms_.load());
   while (all.generation.load(std::memory_order_acquire) == generation) {
     all.sleepers.fetch_add(1);
-    futexWait(all.generation, generation, kLook);
+    futexWait(all.generation, generation, kRankCheckInterval);
     all.sleepers.fetch_sub(1);
     if (all.generation.load(std::memory_order_acquire) == generation) {
-      watch(generation, deadline);
+      breakIfRankMissing(generation, deadline);
     }
   }
 }
 
 // Throws if the team is broken, or if a missing rank has ended or is late.
-void Team::watch(uint32_t generation, Clock::time_point deadline) {
+void Team::breakIfRankMissing(uint32_t generation, Clock::time_point deadline) {
   if (broken()) {
     if (shared().generation.load(std::memory_order_acquire) != generation) {
       return; // this barrier was complete before the team broke
@@ -250,8 +250,9 @@ void Team::watch(uint32_t generation, Clock::time_point deadline) {
   }
   const bool late = Clock::now() > deadline;
   for (int rank = 0; rank < options_.size; ++rank) {
-    const uint32_t met = line(rank).barriers.load(std::memory_order_relaxed);
-    if (met == meetings_ || rank == options_.rank) {
+    const uint32_t barriers_reached =
+        line(rank).barriers.load(std::memory_order_relaxed);
+    if (barriers_reached == barriers_entered_ || rank == options_.rank) {
       continue;
     }
     if (hasEnded(pidfds_[size_t(rank)])) {
@@ -275,24 +276,25 @@ std::string Team::nameOf(int rank) const {
   return "rank " + std::to_string(globalRank(rank));
 }
 
-std::string Team::personOf(int rank) const {
+std::string Team::nameAndPid(int rank) const {
   return nameOf(rank) + " (pid " + std::to_string(line(rank).pid) + ")";
 }
 
 void Team::breakUp(int missing, const std::string& why) {
-  tellWhy(personOf(missing) + " is missing: " + why);
+  breakWithReason(nameAndPid(missing) + " is missing: " + why);
   throwReason();
 }
 
 void Team::abandon(const std::string& why) noexcept {
   if (getpid() == pid_) { // the memory is not mapped in forked children
-    tellWhy(personOf(options_.rank) + " gave up: " + why);
+    breakWithReason(nameAndPid(options_.rank) + " gave up: " + why);
   }
 }
 
 void Team::leave() noexcept {
   if (getpid() == pid_ && !broken()) {
-    tellWhy(personOf(options_.rank) + " left: it shut its process group down");
+    breakWithReason(
+        nameAndPid(options_.rank) + " left: it shut its process group down");
   }
 }
 
@@ -301,7 +303,7 @@ bool Team::broken() const noexcept {
 }
 
 // Stores the reason and breaks the team; later reasons are ignored.
-void Team::tellWhy(const std::string& reason) noexcept {
+void Team::breakWithReason(const std::string& reason) noexcept {
   Shared& all = shared();
   uint32_t whole = 0;
   if (all.broken.compare_exchange_strong(whole, 1)) {
@@ -330,10 +332,10 @@ std::string Team::Intent::text() const {
       std::to_string(bytes) + " bytes";
 }
 
-void Team::meetCheck(const Intent& intent) {
-  const uint32_t parity = meetings_ & 1;
+void Team::arriveAndCheck(const Intent& intent) {
+  const uint32_t parity = barriers_entered_ & 1;
   line(options_.rank).intents[parity] = intent;
-  meet();
+  arriveAndWait();
   const Intent& first = line(0).intents[parity];
   for (int rank = 0; rank < options_.size; ++rank) {
     const Intent& other = line(rank).intents[parity];

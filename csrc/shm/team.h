@@ -68,9 +68,9 @@ class Team {
   std::byte* result(uint32_t half) const noexcept;
 
   // Barrier: returns once all ranks have called it. Throws TeamError.
-  void meet();
+  void arriveAndWait();
 
-  // Description of this rank's next operation, for meetCheck().
+  // Description of this rank's next operation, for arriveAndCheck().
   struct Intent {
     char what[40] = ""; // operation, element type, reduction, as words
     uint64_t bytes = 0;
@@ -79,7 +79,7 @@ class Team {
   };
   // Barrier that throws TeamError on all ranks, naming two of them and the
   // difference, if their intents differ. The team stays usable afterwards.
-  void meetCheck(const Intent& intent);
+  void arriveAndCheck(const Intent& intent);
 
   // Breaks the team permanently: the other ranks' current or next barrier
   // throws and names this rank and `why`.
@@ -111,13 +111,13 @@ class Team {
   Shared& shared() const noexcept;
   RankLine& line(int rank) const noexcept;
   void waitUntilPast(uint32_t generation);
-  void watch(
+  void breakIfRankMissing(
       uint32_t generation,
       std::chrono::steady_clock::time_point deadline);
   [[noreturn]] void breakUp(int missing, const std::string& why);
-  void tellWhy(const std::string& reason) noexcept;
+  void breakWithReason(const std::string& reason) noexcept;
   [[noreturn]] void throwReason();
-  std::string personOf(int rank) const;
+  std::string nameAndPid(int rank) const;
   std::string nameOf(int rank) const;
 
   TeamOptions options_;
@@ -125,7 +125,7 @@ class Team {
   const int pid_; // forked children are not part of the team
   std::atomic<int64_t> timeout_ms_;
   std::vector<int> pidfds_; // by rank; -1 if there is none
-  uint32_t meetings_ = 0;
+  uint32_t barriers_entered_ = 0;
   uint32_t half_ = 0;
   uint32_t spins_ = 0;
 };
@@ -154,12 +154,12 @@ class Barriers {
  public:
   Barriers(Team& team, const Team::Intent& intent)
       : team_(team), intent_(intent) {}
-  void meet() {
+  void arriveAndWait() {
     if (first_) {
       first_ = false;
-      team_.meetCheck(intent_);
+      team_.arriveAndCheck(intent_);
     } else {
-      team_.meet();
+      team_.arriveAndWait();
     }
   }
 

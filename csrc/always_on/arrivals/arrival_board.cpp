@@ -299,7 +299,7 @@ bool ArrivalBoard::Group::find(
   return ageOf(cell, roundOf(seq)) == Age::kSame;
 }
 
-bool ArrivalBoard::Group::standFor(
+bool ArrivalBoard::Group::beginPostingFor(
     const Member& remote,
     uint64_t clock_error_ns) noexcept {
   if (remote.rank >= size_ || isLocal(remote.rank)) {

@@ -133,7 +133,9 @@ class ArrivalBoard {
         const noexcept;
     // Makes post() write for that rank of another host from now on, with times
     // known within `clock_error_ns`. False if it is a rank of this host.
-    bool standFor(const Member& remote, uint64_t clock_error_ns) noexcept;
+    bool beginPostingFor(
+        const Member& remote,
+        uint64_t clock_error_ns) noexcept;
 
    private:
     friend class ArrivalBoard;

@@ -78,7 +78,7 @@ void ArrivalCarrier::addPeer(const ArrivalPeer& peer) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     peers_.push_back(target);
-    sender_.startAgain(nowNs());
+    sender_.resendLatest(nowNs());
   }
   has_peers_.store(true);
   wake();

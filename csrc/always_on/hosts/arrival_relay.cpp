@@ -68,7 +68,7 @@ bool ArrivalReceiver::take(
     }
     clock_error_ns = std::max(clock_error_ns, clock.errorAt(own_ns));
   }
-  if (!group.standFor(run.member, error_ns + clock_error_ns)) {
+  if (!group.beginPostingFor(run.member, error_ns + clock_error_ns)) {
     return false;
   }
   uint32_t seq = run.first_seq;
@@ -113,7 +113,8 @@ void ArrivalSender::collect(
       }
       const ArrivalBoard::Member member{
           key, rank, group.size(), group.globalRank(rank)};
-      if (!tell(group, member, told_[{key, rank}], clock, now_ns, out)) {
+      if (!packMember(
+              group, member, sent_ends_[{key, rank}], clock, now_ns, out)) {
         first_place_ = place;
         return;
       }
@@ -121,19 +122,19 @@ void ArrivalSender::collect(
   }
 }
 
-bool ArrivalSender::tell(
+bool ArrivalSender::packMember(
     const ArrivalBoard::Group& group,
     const ArrivalBoard::Member& member,
-    Told& told,
+    SentEnds& sent,
     const ClockLine& clock,
     uint64_t now_ns,
     ArrivalPacker& out) {
   const uint64_t end = group.end(member.rank);
-  if (told.settled_ns == 0 && end > 0) {
-    told.settled_ns = now_ns + kSettleNs;
-    told.once = told.twice = lessAtMost(end, kRewind);
+  if (sent.settled_ns == 0 && end > 0) {
+    sent.settled_ns = now_ns + kSettleNs;
+    sent.once = sent.twice = lessAtMost(end, kRewind);
   }
-  uint64_t seq = std::max(told.twice, lessAtMost(end, ArrivalBoard::kSlots));
+  uint64_t seq = std::max(sent.twice, lessAtMost(end, ArrivalBoard::kSlots));
   bool room = true;
   for (; seq < end; ++seq) {
     uint64_t issue_ns = 0;
@@ -149,17 +150,17 @@ bool ArrivalSender::tell(
       break;
     }
   }
-  if (now_ns >= told.settled_ns) {
-    told.twice = std::min(told.once, seq);
+  if (now_ns >= sent.settled_ns) {
+    sent.twice = std::min(sent.once, seq);
   }
-  told.once = std::max(told.once, seq);
+  sent.once = std::max(sent.once, seq);
   return room;
 }
 
-void ArrivalSender::startAgain(uint64_t now_ns) noexcept {
-  for (auto& [who, told] : told_) {
-    told.twice = std::min(told.twice, lessAtMost(told.once, kRewind));
-    told.settled_ns = told.settled_ns == 0 ? 0 : now_ns + kSettleNs;
+void ArrivalSender::resendLatest(uint64_t now_ns) noexcept {
+  for (auto& [key_and_rank, sent] : sent_ends_) {
+    sent.twice = std::min(sent.twice, lessAtMost(sent.once, kRewind));
+    sent.settled_ns = sent.settled_ns == 0 ? 0 : now_ns + kSettleNs;
   }
 }
 

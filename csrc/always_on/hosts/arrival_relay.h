@@ -55,25 +55,26 @@ class ArrivalSender {
   // comes first in the next call. May throw std::bad_alloc.
   void collect(const ClockLine& clock, uint64_t now_ns, ArrivalPacker& out);
   // Sends the latest kRewind collectives again, for another host.
-  void startAgain(uint64_t now_ns) noexcept;
+  void resendLatest(uint64_t now_ns) noexcept;
 
  private:
   // Ends of the ranges of one rank's collectives, from 0, that were sent.
-  struct Told {
+  struct SentEnds {
     uint64_t once = 0;
     uint64_t twice = 0;
     uint64_t settled_ns = 0; // until then `twice` stays; 0: not seen yet
   };
-  bool tell(
+  bool packMember(
       const ArrivalBoard::Group& group,
       const ArrivalBoard::Member& member,
-      Told& told,
+      SentEnds& sent,
       const ClockLine& clock,
       uint64_t now_ns,
       ArrivalPacker& out);
 
   ArrivalBoard& board_;
-  std::map<std::pair<uint64_t, uint32_t>, Told> told_; // by key and rank
+  // By key and rank.
+  std::map<std::pair<uint64_t, uint32_t>, SentEnds> sent_ends_;
   uint32_t first_place_ = 0; // comes first in the next call
 };
 

@@ -29,7 +29,7 @@ void Summary::fold(const Record* records, uint64_t count) {
         break;
       case Kind::kWait:
         ledger_.takeWait(*record);
-        if (!device_steps_.tells()) {
+        if (!device_steps_.hasDeviceTimes()) {
           takeWait(*record);
         }
         break;
@@ -39,9 +39,10 @@ void Summary::fold(const Record* records, uint64_t count) {
       default:
         break;
     }
-    const bool told = device_steps_.tells();
-    device_steps_.take(*record, retold_);
-    if (device_steps_.tells() && !told) { // it reports the steps again
+    const bool had_device_times = device_steps_.hasDeviceTimes();
+    device_steps_.take(*record, replacements_);
+    if (device_steps_.hasDeviceTimes() && !had_device_times) {
+      // It reports the steps again.
       ledger_.forgetSteps();
       steps_.emplace(ledger_);
     }
@@ -51,10 +52,10 @@ void Summary::fold(const Record* records, uint64_t count) {
 }
 
 void Summary::takeSteps() {
-  for (const Record& record : retold_) {
+  for (const Record& record : replacements_) {
     steps_->take(record);
   }
-  retold_.clear();
+  replacements_.clear();
 }
 
 // Ids increase, so an id's place is free once kMaxOpen others were issued.
@@ -95,7 +96,7 @@ void Summary::resolve(uint64_t now_ns) {
 }
 
 void Summary::settle() {
-  device_steps_.finish(retold_);
+  device_steps_.finish(replacements_);
   takeSteps();
   resolve(UINT64_MAX);
   for (Open& open : open_) {

@@ -113,7 +113,7 @@ class Summary {
   WaitLedger ledger_;
   DeviceSteps device_steps_;
   std::optional<FoundSteps> steps_;
-  std::vector<Record> retold_; // replacements of one record
+  std::vector<Record> replacements_; // of one record
   std::vector<Operation> operations_; // [0] stands for the others of kOther
   std::unordered_map<uint64_t, uint32_t> index_; // of combinations
   std::unordered_map<Op, uint32_t> others_; // indices in operations_
@@ -126,7 +126,7 @@ class Summary {
 // that is at most one second.
 constexpr uint64_t kSummaryEveryNs = 800'000'000;
 constexpr uint64_t kSummaryAtMostNs = 5'000'000'000;
-constexpr uint64_t kTimesWhatItTook = 1000;
+constexpr uint64_t kIntervalPerCost = 1000;
 
 // Returns the time until the next summary may be written, after one that took
 // this much CPU time: a core spends at most 0.1 % on summaries, unless a killed
@@ -134,7 +134,7 @@ constexpr uint64_t kTimesWhatItTook = 1000;
 constexpr uint64_t untilNextSummaryNs(uint64_t took_cpu_ns) noexcept {
   const uint64_t took_ns = std::min(took_cpu_ns, kSummaryAtMostNs);
   return std::clamp(
-      took_ns * kTimesWhatItTook, kSummaryEveryNs, kSummaryAtMostNs);
+      took_ns * kIntervalPerCost, kSummaryEveryNs, kSummaryAtMostNs);
 }
 
 } // namespace commprof

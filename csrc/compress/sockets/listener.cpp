@@ -82,15 +82,15 @@ class Callers {
   // Next connection with the secret, and its rank. Throws std::system_error.
   TcpSocket next(uint32_t& rank, Deadline deadline) {
     for (;;) {
-      const auto all_said = std::ranges::find_if(
+      const auto complete = std::ranges::find_if(
           callers_,
-          [](const Caller& one) { return one.said == sizeof(Hello); });
-      if (all_said == callers_.end()) {
+          [](const Caller& one) { return one.hello_bytes == sizeof(Hello); });
+      if (complete == callers_.end()) {
         await(deadline);
         continue;
       }
-      Caller caller = std::move(*all_said);
-      callers_.erase(all_said);
+      Caller caller = std::move(*complete);
+      callers_.erase(complete);
       if (caller.hello.magic == Hello{}.magic &&
           caller.hello.version == Hello{}.version &&
           sameSecret(caller.hello, secret_)) {
@@ -106,7 +106,7 @@ class Callers {
   struct Caller {
     TcpSocket socket;
     Hello hello;
-    size_t said = 0; // bytes received
+    size_t hello_bytes = 0; // bytes received
   };
 
   void await(Deadline deadline) {
@@ -126,7 +126,7 @@ class Callers {
       return;
     }
     for (size_t i = callers_.size(); i-- > 0;) {
-      if (awaited[i + 1].revents != 0 && !hear(callers_[i])) {
+      if (awaited[i + 1].revents != 0 && !readHello(callers_[i])) {
         callers_.erase(callers_.begin() + long(i));
       }
     }
@@ -141,22 +141,22 @@ class Callers {
         callers_.erase(callers_.begin());
       }
       callers_.push_back({std::move(*socket), {}, 0});
-      if (!hear(callers_.back())) { // ranks send Hello immediately
+      if (!readHello(callers_.back())) { // ranks send Hello immediately
         callers_.pop_back();
       }
     }
   }
 
   // Reads as much as possible without blocking; false if the connection ended.
-  static bool hear(Caller& caller) {
-    while (caller.said < sizeof(Hello)) {
+  static bool readHello(Caller& caller) {
+    while (caller.hello_bytes < sizeof(Hello)) {
       const ssize_t bytes = recv(
           caller.socket.fd(),
-          reinterpret_cast<char*>(&caller.hello) + caller.said,
-          sizeof(Hello) - caller.said,
+          reinterpret_cast<char*>(&caller.hello) + caller.hello_bytes,
+          sizeof(Hello) - caller.hello_bytes,
           0);
       if (bytes > 0) {
-        caller.said += size_t(bytes);
+        caller.hello_bytes += size_t(bytes);
       } else if (bytes == 0 || (errno != EINTR && errno != EAGAIN)) {
         return false;
       } else if (errno == EAGAIN) {

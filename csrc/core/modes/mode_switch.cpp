@@ -45,7 +45,7 @@ bool ModeSwitch::countSignals(int number) noexcept {
 
 void ModeSwitch::watch(const std::string& path) {
   path_ = path;
-  looked_ns_ = 0;
+  last_check_ns_ = 0;
   seen_ = {};
   signals_ = signals.load();
 }
@@ -59,10 +59,10 @@ std::optional<Mode> ModeSwitch::poll(Mode current) {
   }
   const uint64_t now_ns = nowNs();
   if (path_.empty() ||
-      (looked_ns_ != 0 && now_ns - looked_ns_ < kReadEveryNs)) {
+      (last_check_ns_ != 0 && now_ns - last_check_ns_ < kReadEveryNs)) {
     return std::nullopt;
   }
-  looked_ns_ = now_ns;
+  last_check_ns_ = now_ns;
   return changed() ? readFile() : std::nullopt;
 }
 

@@ -32,7 +32,7 @@ class ModeSwitch {
   bool changed() noexcept;
 
   std::string path_;
-  uint64_t looked_ns_ = 0;
+  uint64_t last_check_ns_ = 0;
   // Version of the file's content that was read last.
   struct Version {
     int64_t seconds = 0;

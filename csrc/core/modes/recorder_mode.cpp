@@ -17,7 +17,7 @@ namespace {
 constexpr size_t kClocksKept = 64;
 // A script may switch recording off and on in every step, which must not fill
 // the disk; a monitor waits longer than this before it reports a hang.
-constexpr uint64_t kTellOffAfterNs = 500'000'000;
+constexpr uint64_t kReportOffAfterNs = 500'000'000;
 // Longest wait for the other ranks' last arrivals when capture stops: they stop
 // at about the same time, or drain within their flush interval.
 constexpr uint64_t kLastArrivalsNs = 300'000'000;
@@ -50,7 +50,7 @@ void Recorder::flusherLoop() {
   std::unique_lock<std::mutex> lock(mutex_);
   while (!stopping_) {
     pauses_.beginSleep(std::chrono::nanoseconds(interval).count());
-    if (!told_) {
+    if (!drain_requested_) {
       wake_.wait_for(lock, interval);
     }
     keepSupposedPause(); // of the sleep before this one
@@ -58,7 +58,7 @@ void Recorder::flusherLoop() {
     lock.unlock(); // the files may lie on a slow disk
     {
       const std::lock_guard<std::mutex> drain(drain_mutex_);
-      lookAfterFileLocked();
+      restoreIfRemovedLocked();
       drainLocked();
     }
     const std::optional<Mode> asked = switch_.poll(mode());
@@ -109,7 +109,7 @@ bool Recorder::writeRecordingLocked() noexcept {
     off_since_ns_ = now_ns;
   }
   const bool off =
-      off_since_ns_ != 0 && now_ns - off_since_ns_ >= kTellOffAfterNs;
+      off_since_ns_ != 0 && now_ns - off_since_ns_ >= kReportOffAfterNs;
   if (off == off_written_) {
     return true;
   }

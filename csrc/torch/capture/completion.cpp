@@ -132,12 +132,12 @@ c10::intrusive_ptr<c10d::Work> timed(
     const Record* issues,
     size_t count,
     const DeviceOp& on) {
-  bool tells_end = false; // if false, the end is that of its wait
+  bool end_recorded = false; // if false, the end is that of its wait
   for (size_t i = 0; i < count; ++i) {
     try {
-      tells_end = watchCompletion(*work, issues[i], on);
+      end_recorded = watchCompletion(*work, issues[i], on);
     } catch (const std::exception&) {
-      tells_end = false;
+      end_recorded = false;
     }
   }
   const Record& last = issues[count - 1];
@@ -145,7 +145,7 @@ c10::intrusive_ptr<c10d::Work> timed(
       std::move(work),
       last.op_id,
       last.op,
-      tells_end,
+      end_recorded,
       on.in_stream ? nullptr : on.timeline);
 }
 

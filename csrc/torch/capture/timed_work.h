@@ -12,26 +12,26 @@ namespace commprof {
 
 class TimedWork final : public c10d::Work {
  public:
-  // `timeline` is null if no stream waits. `tells_end`: the completion is
+  // `timeline` is null if no stream waits. `end_recorded`: the completion is
   // recorded without a wait.
   TimedWork(
       c10::intrusive_ptr<c10d::Work> inner,
       uint64_t op_id,
       Op op,
-      bool tells_end,
+      bool end_recorded,
       DeviceTimeline* timeline)
       : c10d::Work(-1, inner->retrieveOpType()),
         inner_(std::move(inner)),
         op_id_(op_id),
         op_(op),
-        tells_end_(tells_end),
+        end_recorded_(end_recorded),
         timeline_(timeline) {}
 
   bool wait(std::chrono::milliseconds timeout) override {
     if (timeline_ != nullptr) {
-      return holdingUpStream([&] { return inner_->wait(timeout); });
+      return recordingStreamWait([&] { return inner_->wait(timeout); });
     }
-    WaitTimer timer(op_id_, op_, !tells_end_);
+    WaitTimer timer(op_id_, op_, !end_recorded_);
     const bool complete = inner_->wait(timeout);
     if (complete) {
       timer.completed();
@@ -40,10 +40,10 @@ class TimedWork final : public c10d::Work {
   }
   // Without a device, synchronize() and blockCurrentStream() do not block.
   void synchronize() override {
-    holdingUpStream([this] { inner_->synchronize(); });
+    recordingStreamWait([this] { inner_->synchronize(); });
   }
   void blockCurrentStream() override {
-    holdingUpStream([this] { inner_->blockCurrentStream(); });
+    recordingStreamWait([this] { inner_->blockCurrentStream(); });
   }
 
   bool isCompleted() override {
@@ -97,11 +97,11 @@ class TimedWork final : public c10d::Work {
 
  private:
   template <class Call>
-  auto holdingUpStream(Call call) -> decltype(call()) {
+  auto recordingStreamWait(Call call) -> decltype(call()) {
     if (timeline_ == nullptr) {
       return call();
     }
-    const WaitTimer timer(op_id_, op_, !tells_end_);
+    const WaitTimer timer(op_id_, op_, !end_recorded_);
     const DeviceWait device_wait(timeline_, op_id_, op_);
     return call();
   }
@@ -109,7 +109,7 @@ class TimedWork final : public c10d::Work {
   c10::intrusive_ptr<c10d::Work> inner_;
   const uint64_t op_id_;
   const Op op_;
-  const bool tells_end_;
+  const bool end_recorded_;
   DeviceTimeline* const timeline_;
 };
 

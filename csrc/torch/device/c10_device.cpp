@@ -42,7 +42,7 @@ const void* captureFunction(const Interface& guard) {
 
 } // namespace
 
-bool answersCapture(c10::DeviceType type) noexcept {
+bool implementsCaptureQuery(c10::DeviceType type) noexcept {
 #if defined(__GXX_ABI_VERSION)
   const auto* guard =
       c10::impl::device_guard_impl_registry[static_cast<size_t>(type)].load();

@@ -21,15 +21,15 @@ inline constexpr int kUnusualPriority = -2;
 // Device guards of torch before 2.12 cannot report a capture, but CUDA can; if
 // neither can, there are no device events.
 template <class Guard>
-inline constexpr bool kTellsCapture =
+inline constexpr bool kGuardReportsCapture =
     requires(const Guard& guard, c10::Stream s) { guard.isStreamCapturing(s); };
 // True if a device's own guard implements isStreamCapturing(), rather than
 // torch's base class, which always returns false. This is determined from the
 // symbol's name; if the name is hidden, the result may be wrongly true.
-bool answersCapture(c10::DeviceType type) noexcept;
+bool implementsCaptureQuery(c10::DeviceType type) noexcept;
 template <class Guard>
 bool isCapturing(const Guard& guard, c10::Stream stream) {
-  if constexpr (kTellsCapture<Guard>) {
+  if constexpr (kGuardReportsCapture<Guard>) {
     return guard.isStreamCapturing(stream);
   } else {
     return isCapturedByCuda(stream);

@@ -39,7 +39,7 @@ const Cuda& cuda() noexcept {
 
 } // namespace
 
-bool cudaTellsCapture(c10::DeviceType type) noexcept {
+bool cudaReportsCapture(c10::DeviceType type) noexcept {
   return type == c10::DeviceType::CUDA && cuda().handle_of != nullptr &&
       cuda().is_capturing != nullptr && cuda().take_last_error != nullptr;
 }

@@ -30,7 +30,7 @@ struct Entry {
   C10Device* device; // owned by the timeline
   DeviceTimeline timeline;
   QueueStreams streams;
-  Behind behind;
+  LastAwaited last_awaited;
   Entry(std::unique_ptr<C10Device> d, c10::DeviceIndex index)
       : device(d.get()),
         timeline(std::move(d), uint32_t(index), [](const Record& record) {
@@ -99,11 +99,12 @@ const char* leftOut(c10::DeviceType type) noexcept {
   if (wanted == "off") {
     return "COMMPROF_DEVICE_EVENTS=off";
   }
-  if (!kTellsCapture<c10::impl::VirtualGuardImpl> && !cudaTellsCapture(type)) {
+  if (!kGuardReportsCapture<c10::impl::VirtualGuardImpl> &&
+      !cudaReportsCapture(type)) {
     return "this torch cannot say whether a stream of its device is captured "
            "into a graph; 2.12 and later can";
   }
-  if (wanted != "on" && !answersCapture(type)) {
+  if (wanted != "on" && !implementsCaptureQuery(type)) {
     return "its backend does not say whether a stream is captured into a "
            "graph; if it captures none, COMMPROF_DEVICE_EVENTS=on takes them";
   }
@@ -203,10 +204,10 @@ Entry* entryOf(StreamOrCurrent stream) noexcept {
 }
 
 // Notes that the thread's stream now runs after the collective.
-void noteBehind(DeviceTimeline& timeline, CollectiveId behind) noexcept {
+void noteAwaited(DeviceTimeline& timeline, CollectiveId behind) noexcept {
   try {
     Entry& entry = entryOf(timeline);
-    entry.behind.set(entry.device->currentStream(), behind);
+    entry.last_awaited.set(entry.device->currentStream(), behind);
   } catch (const std::exception&) { // waits for it are not recorded
   }
 }
@@ -215,7 +216,7 @@ void noteBehind(DeviceTimeline& timeline, CollectiveId behind) noexcept {
 void waitedFor(CollectiveId behind) {
   for (auto& place : table().entries) {
     if (Entry* entry = place.load()) {
-      entry->behind.waitedFor(behind.op_id);
+      entry->last_awaited.waitedFor(behind.op_id);
     }
   }
 }
@@ -276,7 +277,7 @@ DeviceIssue::DeviceIssue(
     const uint64_t queue = queueOf(issue.group, issue.aux, issue.op);
     const auto known = entry->streams.find(queue, in_callers);
     op_.stream = known.stream;
-    if (known.worth_looking && alone) {
+    if (known.should_search && alone) {
       finder_ = std::make_unique<StreamFinder>(device);
     }
   } catch (const std::exception&) { // the program's own calls report errors
@@ -314,7 +315,7 @@ void DeviceIssue::learn(uint64_t queue, std::optional<int64_t> found) noexcept {
     if (found == caller_) {
       found = in_callers_ ? std::optional(kCallersStream) : std::nullopt;
     }
-    entryOf(*op_.timeline).streams.looked(queue, in_callers_, found);
+    entryOf(*op_.timeline).streams.noteSearch(queue, in_callers_, found);
     op_.stream = found;
   } catch (const std::exception&) { // out of memory: the search is repeated
   }
@@ -322,13 +323,13 @@ void DeviceIssue::learn(uint64_t queue, std::optional<int64_t> found) noexcept {
 
 void DeviceIssue::markLaunched() noexcept {
   DeviceTimeline& timeline = *op_.timeline;
-  const bool tells = op_.stream.has_value();
-  if (op_.in_stream || (in_callers_ && !tells)) {
+  const bool stream_known = op_.stream.has_value();
+  if (op_.in_stream || (in_callers_ && !stream_known)) {
     Record wait = recordOf(Kind::kDeviceWait, issue_.op_id, issue_.op);
     wait.bytes_in = issue_.timestamp_ns;
     const auto end = timeline.mark(caller_, {true, op_.is_current});
     timeline.stretch(wait, begin_, end, op_.in_stream);
-    noteBehind(timeline, {issue_.op_id, issue_.op});
+    noteAwaited(timeline, {issue_.op_id, issue_.op});
   } else {
     timeline.moment(
         recordOf(Kind::kDeviceReady, issue_.op_id, issue_.op), begin_);
@@ -373,7 +374,7 @@ DeviceWait::DeviceWait(DeviceTimeline* timeline, uint64_t op_id, Op op) noexcept
 DeviceWait::~DeviceWait() {
   if (timeline_ != nullptr && begin_ != DeviceTimeline::kNoMark) {
     timeline_->stretch(record_, begin_, timeline_->mark(stream_, known_));
-    noteBehind(*timeline_, {record_.op_id, record_.op});
+    noteAwaited(*timeline_, {record_.op_id, record_.op});
   }
 }
 
@@ -382,7 +383,7 @@ CollectiveId lastOnStream(StreamOrCurrent stream) noexcept {
   try {
     return entry == nullptr
         ? CollectiveId{}
-        : entry->behind.of(
+        : entry->last_awaited.of(
               stream ? stream->stream : entry->device->currentStream());
   } catch (const std::exception&) {
     return {};

@@ -33,8 +33,8 @@ ExchangeCaptureMode captureShield(c10::DeviceType type) noexcept {
 
 DevicePoller::DevicePoller(
     ExchangeCaptureMode shield,
-    std::function<void()> look)
-    : shield_(shield), look_(std::move(look)) {
+    std::function<void()> poll)
+    : shield_(shield), poll_(std::move(poll)) {
   sigset_t all; // the user's threads handle signals
   sigset_t before;
   sigfillset(&all);
@@ -65,7 +65,7 @@ void DevicePoller::run() {
     wake_.wait_for(lock, std::chrono::milliseconds(kEveryMs));
     if (!stopping_) {
       lock.unlock();
-      look_();
+      poll_();
       lock.lock();
     }
   }

@@ -47,9 +47,9 @@ class Shielded {
 
 class DevicePoller {
  public:
-  // Calls `look` every kEveryMs on a separate, shielded thread from now on.
+  // Calls `poll` every kEveryMs on a separate, shielded thread from now on.
   // Throws std::system_error.
-  DevicePoller(ExchangeCaptureMode shield, std::function<void()> look);
+  DevicePoller(ExchangeCaptureMode shield, std::function<void()> poll);
   ~DevicePoller();
   DevicePoller(const DevicePoller&) = delete;
   DevicePoller& operator=(const DevicePoller&) = delete;
@@ -59,7 +59,7 @@ class DevicePoller {
   void run();
 
   const ExchangeCaptureMode shield_;
-  const std::function<void()> look_;
+  const std::function<void()> poll_;
   std::mutex mutex_;
   std::condition_variable wake_;
   bool stopping_ = false;

@@ -30,14 +30,17 @@ class QueueStreams {
 
   struct Known {
     std::optional<int64_t> stream;
-    bool worth_looking = false;
+    bool should_search = false;
   };
   Known find(uint64_t queue, bool in_callers) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const Entry& entry = entries_[{queue, in_callers}];
     return {entry.stream, !entry.stream && entry.tries < kTries};
   }
-  void looked(uint64_t queue, bool in_callers, std::optional<int64_t> found) {
+  void noteSearch(
+      uint64_t queue,
+      bool in_callers,
+      std::optional<int64_t> found) {
     const std::lock_guard<std::mutex> lock(mutex_);
     Entry& entry = entries_[{queue, in_callers}];
     entry.stream = found;
@@ -55,7 +58,7 @@ class QueueStreams {
 };
 
 // The collective that each stream of the program waited for last. Thread-safe.
-class Behind {
+class LastAwaited {
  public:
   void set(int64_t stream, CollectiveId behind) {
     const std::lock_guard<std::mutex> lock(mutex_);

@@ -38,7 +38,7 @@ struct Connections {
 // Runs the work that precedes this rank's message to its peers; on an error,
 // notifies them, so that they do not wait for this rank.
 template <class Local>
-void orGiveUp(Connections& connections, Local local) {
+void notifyPeersOnError(Connections& connections, Local local) {
   try {
     local();
   } catch (const std::exception& error) {
@@ -96,14 +96,16 @@ class Exchange {
 
   void runAtOnce(const shm::Team::Intent& intent) {
     Chunk chunk;
-    orGiveUp(connections_, [&] { chunk = addedUp({0, count()}, intent); });
+    notifyPeersOnError(
+        connections_, [&] { chunk = reducedInHost({0, count()}, intent); });
     if (connections_.peers) {
       const size_t part = chunk.part.defined() ? size_t(chunk.part.numel()) : 0;
       std::byte* own = part == 0 ? nullptr : bytesOf(chunk.part);
-      auto told = connections_.peers->tell(intent, {own, part * width()});
-      told.wait();
+      auto messages =
+          connections_.peers->startExchange(intent, {own, part * width()});
+      messages.wait();
       if (part != 0) {
-        const auto parts = told.payloads();
+        const auto parts = messages.payloads();
         kernels::combine(
             element_, partial_, parts.data(), int(parts.size()), own, part);
         divide(chunk);
@@ -114,19 +116,19 @@ class Exchange {
 
   void runInChunks(const shm::Team::Intent& intent) {
     if (team().size() > 1) {
-      orGiveUp(connections_, [&] { team().meetCheck(intent); });
+      notifyPeersOnError(connections_, [&] { team().arriveAndCheck(intent); });
     }
     // The peers' messages arrive while the first chunk is summed.
-    std::optional<Peers::Told> told;
+    std::optional<Peers::Messages> messages;
     if (connections_.peers) {
-      told = connections_.peers->tell(intent, {});
+      messages = connections_.peers->startExchange(intent, {});
     }
     for (const shm::Slice& range :
          shm::chunksOf(count(), width(), connections_.owners)) {
-      under_way_.push_back(addedUp(range));
-      if (told) {
-        told->wait();
-        told.reset();
+      under_way_.push_back(reducedInHost(range));
+      if (messages) {
+        messages->wait();
+        messages.reset();
       }
       launch(under_way_.back());
       if (under_way_.size() > kInFlight) {
@@ -151,7 +153,7 @@ class Exchange {
     return bytesOf(flat_) + range.begin * width();
   }
 
-  Chunk addedUp(
+  Chunk reducedInHost(
       const shm::Slice& range,
       const std::optional<shm::Team::Intent>& intent = {}) const {
     Chunk chunk{
@@ -251,7 +253,7 @@ class HierarchicalBackend final : public ThreadedBackend {
          op = options.reduceOp.op_,
          world = size_] {
           std::optional<InOrder> data;
-          orGiveUp(*connections, [&] { data.emplace(tensor); });
+          notifyPeersOnError(*connections, [&] { data.emplace(tensor); });
           Exchange(*connections, data->dense(), *element, op, world)
               .run(shm::named("all_reduce", *element, *reductionOf(op)));
           data->copyBack();

@@ -70,22 +70,22 @@ std::string nameOf(const Head& head) {
 
 // gloo's tags have 31 bits.
 int Peers::nextTag() {
-  return int(told_++ & 0x7fffffffu);
+  return int(exchanges_++ & 0x7fffffffu);
 }
 
 // Posts receives first: a message with a posted receive needs no further
 // wake-up.
-Peers::Told Peers::receive(int tag) {
-  Told told;
-  told.timeout_ = std::chrono::milliseconds(timeout_ms_.load());
+Peers::Messages Peers::receive(int tag) {
+  Messages messages;
+  messages.timeout_ = std::chrono::milliseconds(timeout_ms_.load());
   for (int host = 0; host < across_->getSize(); ++host) {
-    told.frames_.push_back(newFrame());
+    messages.frames_.push_back(newFrame());
     if (host != across_->getRank()) {
-      std::vector<at::Tensor> into{told.frames_.back()};
-      told.receives_.push_back(across_->recv(into, host, tag));
+      std::vector<at::Tensor> into{messages.frames_.back()};
+      messages.receives_.push_back(across_->recv(into, host, tag));
     }
   }
-  return told;
+  return messages;
 }
 
 void Peers::send(
@@ -101,17 +101,17 @@ void Peers::send(
   }
 }
 
-Peers::Told Peers::tell(
+Peers::Messages Peers::startExchange(
     const shm::Team::Intent& intent,
     std::span<const std::byte> payload) {
   const int tag = nextTag();
-  Told told = receive(tag);
-  const at::Tensor& frame = told.frames_[size_t(across_->getRank())];
+  Messages messages = receive(tag);
+  const at::Tensor& frame = messages.frames_[size_t(across_->getRank())];
   const Head head{intent, global_rank_, 0};
   std::memcpy(bytesOf(frame), &head, sizeof head);
   shm::copyBytes(payloadOf(frame), payload.data(), payload.size());
-  send(frame, sizeof head + payload.size(), tag, told.sends_);
-  return told;
+  send(frame, sizeof head + payload.size(), tag, messages.sends_);
+  return messages;
 }
 
 void Peers::giveUp(const std::string& why) noexcept {
@@ -129,7 +129,7 @@ void Peers::giveUp(const std::string& why) noexcept {
   }
 }
 
-void Peers::Told::wait() {
+void Peers::Messages::wait() {
   for (const auto& work : receives_) {
     work->wait(timeout_);
   }
@@ -140,7 +140,7 @@ void Peers::Told::wait() {
   }
 }
 
-void Peers::Told::check() const {
+void Peers::Messages::check() const {
   const Head first = headOf(frames_[0]);
   for (const at::Tensor& frame : frames_) {
     const Head head = headOf(frame);
@@ -162,7 +162,7 @@ void Peers::Told::check() const {
   }
 }
 
-std::vector<const std::byte*> Peers::Told::payloads() const {
+std::vector<const std::byte*> Peers::Messages::payloads() const {
   std::vector<const std::byte*> payloads;
   for (const at::Tensor& frame : frames_) {
     payloads.push_back(payloadOf(frame));

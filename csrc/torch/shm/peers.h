@@ -46,7 +46,7 @@ class Peers {
   }
 
   // Messages of one all-reduce.
-  class Told {
+  class Messages {
    public:
     // Waits for the messages of all peers. Throws std::runtime_error if two
     // ranks differ, naming both, or if a rank gave up, with its reason.
@@ -66,15 +66,16 @@ class Peers {
 
   // Sends this rank's next operation and up to kMostPayload bytes of data.
   // Called once for each all-reduce, on all ranks in the same order.
-  Told tell(
+  Messages startExchange(
       const shm::Team::Intent& intent,
       std::span<const std::byte> payload);
-  // Called instead of tell() if this rank cannot take part. The peers' wait()
-  // throws if they call it within a second: gloo delivers nothing before.
+  // Called instead of startExchange() if this rank cannot take part. The peers'
+  // wait() throws if they call it within a second: gloo delivers nothing
+  // before.
   void giveUp(const std::string& why) noexcept;
 
  private:
-  Told receive(int tag);
+  Messages receive(int tag);
   void send(
       const at::Tensor& frame,
       size_t bytes,
@@ -85,7 +86,8 @@ class Peers {
   const c10::intrusive_ptr<c10d::Backend> across_;
   const int global_rank_;
   std::atomic<int64_t> timeout_ms_{::kNoTimeout.count()};
-  uint32_t told_ = 0; // number of tell() calls, the same on all ranks
+  // Number of startExchange() calls, the same on all ranks.
+  uint32_t exchanges_ = 0;
 };
 
 } // namespace commprof

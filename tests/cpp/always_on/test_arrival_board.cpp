@@ -26,7 +26,10 @@ uint64_t arrival(uint32_t rank, uint32_t seq, uint32_t ranks) {
   return kBegin + seq * 1'000 + (rank == seq % ranks ? 900 : rank * 10);
 }
 
-ArrivalBoard::Group joined(ArrivalBoard& board, uint32_t rank, uint32_t ranks) {
+ArrivalBoard::Group joinGroup(
+    ArrivalBoard& board,
+    uint32_t rank,
+    uint32_t ranks) {
   ArrivalBoard::Group group;
   while (!group) {
     CHECK(board.join({77, rank, ranks, 100 + rank}, group));
@@ -40,8 +43,8 @@ uint32_t runRank(
     uint32_t rank,
     uint32_t ranks,
     uint32_t count) {
-  ArrivalBoard::Group group = joined(board, rank, ranks);
-  uint32_t known = 0;
+  ArrivalBoard::Group group = joinGroup(board, rank, ranks);
+  uint32_t correct = 0;
   for (uint32_t seq = 0; seq < count; ++seq) {
     const uint64_t own_ns = arrival(rank, seq, ranks);
     group.post(seq, own_ns);
@@ -53,27 +56,27 @@ uint32_t runRank(
         std::this_thread::yield();
       }
     }
-    known += state == State::kKnown && last.rank == 100 + seq % ranks &&
+    correct += state == State::kKnown && last.rank == 100 + seq % ranks &&
         last.at_ns == arrival(seq % ranks, seq, ranks);
   }
-  return known;
+  return correct;
 }
 
 void threadsAsRanks() {
   const auto board = ArrivalBoard::create(kToken);
   const uint32_t ranks = 4;
   const uint32_t count = ArrivalBoard::kSlots + 1'000; // overwrites some
-  std::vector<uint32_t> known(ranks);
+  std::vector<uint32_t> correct(ranks);
   std::vector<std::thread> threads;
   for (uint32_t rank = 0; rank < ranks; ++rank) {
     threads.emplace_back(
-        [&, rank] { known[rank] = runRank(*board, rank, ranks, count); });
+        [&, rank] { correct[rank] = runRank(*board, rank, ranks, count); });
   }
   for (std::thread& thread : threads) {
     thread.join();
   }
-  for (const uint32_t one : known) {
-    CHECK_EQ(one, count);
+  for (const uint32_t correct_count : correct) {
+    CHECK_EQ(correct_count, count);
   }
 }
 
@@ -85,8 +88,8 @@ void processesAsRanks() {
   for (uint32_t rank = 1; rank < 3; ++rank) {
     const pid_t child = fork();
     if (child == 0) {
-      const auto same = ArrivalBoard::open(path, kToken);
-      _exit(runRank(*same, rank, 3, 5'000) == 5'000 ? 0 : 1);
+      const auto shared_board = ArrivalBoard::open(path, kToken);
+      _exit(runRank(*shared_board, rank, 3, 5'000) == 5'000 ? 0 : 1);
     }
     children.push_back(child);
   }
@@ -98,78 +101,80 @@ void processesAsRanks() {
   }
 }
 
-void strangersAreRefused() {
+void filesThatAreNotThisBoardAreRejected() {
   const auto board = ArrivalBoard::create(kToken);
-  const std::string here = "/proc/" + std::to_string(getpid()) + "/fd/";
+  const std::string fd_directory = "/proc/" + std::to_string(getpid()) + "/fd/";
   CHECK_THROWS(
       std::invalid_argument,
-      ArrivalBoard::open(here + std::to_string(board->fd()), kToken + 1));
+      ArrivalBoard::open(
+          fd_directory + std::to_string(board->fd()), kToken + 1));
   CHECK_THROWS(
       std::invalid_argument, ArrivalBoard::open("/proc/self/status", kToken));
   CHECK_THROWS(std::invalid_argument, ArrivalBoard::open("/dev/null", kToken));
-  CHECK_THROWS(std::system_error, ArrivalBoard::open(here + "9999", kToken));
+  CHECK_THROWS(
+      std::system_error, ArrivalBoard::open(fd_directory + "9999", kToken));
 }
 
-void whatIsWrittenOverIsLost() {
+void overwrittenArrivalsAreReportedAsLost() {
   const auto board = ArrivalBoard::create(kToken);
-  ArrivalBoard::Group one = joined(*board, 0, 2);
-  ArrivalBoard::Group other = joined(*board, 1, 2);
+  ArrivalBoard::Group rank0 = joinGroup(*board, 0, 2);
+  ArrivalBoard::Group rank1 = joinGroup(*board, 1, 2);
   ArrivalBoard::Last last;
-  one.post(5, 100);
-  CHECK(one.last(5, 100, last) == State::kMissing);
-  other.post(5, 90);
-  CHECK(one.last(5, 100, last) == State::kKnown);
+  rank0.post(5, 100);
+  CHECK(rank0.last(5, 100, last) == State::kMissing);
+  rank1.post(5, 90);
+  CHECK(rank0.last(5, 100, last) == State::kKnown);
   CHECK_EQ(last.at_ns, 100u);
   CHECK_EQ(last.rank, 100u);
-  other.post(5 + ArrivalBoard::kSlots, 200);
-  CHECK(one.last(5, 100, last) == State::kLost);
-  CHECK(one.last(5 + ArrivalBoard::kSlots, 100, last) == State::kMissing);
+  rank1.post(5 + ArrivalBoard::kSlots, 200);
+  CHECK(rank0.last(5, 100, last) == State::kLost);
+  CHECK(rank0.last(5 + ArrivalBoard::kSlots, 100, last) == State::kMissing);
 }
 
 // Cells hold 45 bits of nanoseconds and wrap.
-void timesGoOnWhereCellsBeginAnew() {
+void arrivalTimesAreCorrectWhenCellsWrap() {
   const auto board = ArrivalBoard::create(kToken);
-  ArrivalBoard::Group one = joined(*board, 0, 2);
-  ArrivalBoard::Group other = joined(*board, 1, 2);
-  const uint64_t turn = uint64_t(3) << 45;
-  one.post(UINT32_MAX, turn - 1'000);
-  other.post(UINT32_MAX, turn + 500);
+  ArrivalBoard::Group rank0 = joinGroup(*board, 0, 2);
+  ArrivalBoard::Group rank1 = joinGroup(*board, 1, 2);
+  const uint64_t wrap_ns = uint64_t(3) << 45;
+  rank0.post(UINT32_MAX, wrap_ns - 1'000);
+  rank1.post(UINT32_MAX, wrap_ns + 500);
   ArrivalBoard::Last last;
-  CHECK(one.last(UINT32_MAX, turn - 1'000, last) == State::kKnown);
-  CHECK_EQ(last.at_ns, turn + 500);
-  CHECK(other.last(UINT32_MAX, turn + 500, last) == State::kKnown);
-  CHECK_EQ(last.at_ns, turn + 500);
+  CHECK(rank0.last(UINT32_MAX, wrap_ns - 1'000, last) == State::kKnown);
+  CHECK_EQ(last.at_ns, wrap_ns + 500);
+  CHECK(rank1.last(UINT32_MAX, wrap_ns + 500, last) == State::kKnown);
+  CHECK_EQ(last.at_ns, wrap_ns + 500);
 }
 
 // A group's sequence numbers wrap after 2**32 collectives.
-void numbersGoOnAfterTheLast() {
+void arrivalsAreFoundWhenSequenceNumbersWrap() {
   const auto board = ArrivalBoard::create(kToken);
-  ArrivalBoard::Group one = joined(*board, 0, 2);
-  ArrivalBoard::Group other = joined(*board, 1, 2);
+  ArrivalBoard::Group rank0 = joinGroup(*board, 0, 2);
+  ArrivalBoard::Group rank1 = joinGroup(*board, 1, 2);
   ArrivalBoard::Last last;
   uint64_t at_ns = kBegin;
   uint32_t seq = UINT32_MAX - ArrivalBoard::kSlots;
   for (uint32_t i = 0; i < 3 * ArrivalBoard::kSlots; ++i, ++seq) {
     at_ns += 1'000;
-    one.post(seq, at_ns);
-    CHECK(one.last(seq, at_ns, last) == State::kMissing);
-    other.post(seq, at_ns + 10);
-    CHECK(one.last(seq, at_ns, last) == State::kKnown);
+    rank0.post(seq, at_ns);
+    CHECK(rank0.last(seq, at_ns, last) == State::kMissing);
+    rank1.post(seq, at_ns + 10);
+    CHECK(rank0.last(seq, at_ns, last) == State::kKnown);
     CHECK_EQ(last.rank, 101u);
     CHECK_EQ(last.at_ns, at_ns + 10);
-    CHECK_EQ(uint32_t(one.end(0)), seq + 1);
+    CHECK_EQ(uint32_t(rank0.end(0)), seq + 1);
   }
   // Overwritten by a collective after the wrap-around.
-  CHECK(one.last(UINT32_MAX, at_ns, last) == State::kLost);
+  CHECK(rank0.last(UINT32_MAX, at_ns, last) == State::kLost);
   uint64_t issue_ns = 0;
-  CHECK(!one.find(0, UINT32_MAX, at_ns, issue_ns));
-  CHECK(one.find(0, seq - 1, at_ns, issue_ns));
-  const uint64_t end = one.end(0);
-  one.post(UINT32_MAX - 5, at_ns); // a late cell does not move the end back
-  CHECK_EQ(one.end(0), end);
+  CHECK(!rank0.find(0, UINT32_MAX, at_ns, issue_ns));
+  CHECK(rank0.find(0, seq - 1, at_ns, issue_ns));
+  const uint64_t end = rank0.end(0);
+  rank0.post(UINT32_MAX - 5, at_ns); // a late cell does not move the end back
+  CHECK_EQ(rank0.end(0), end);
 }
 
-void roomHasABound() {
+void theNumberOfGroupsIsBounded() {
   const auto board = ArrivalBoard::create(kToken);
   uint32_t joined = 0;
   for (uint64_t key = 1; key <= 2 * ArrivalBoard::kMaxGroups; ++key) {
@@ -178,18 +183,18 @@ void roomHasABound() {
   }
   // 16 ranks take 2 MiB; the directory of groups takes the rest of the 32nd.
   CHECK_EQ(joined, ArrivalBoard::kBytes / (2 << 20) - 1);
-  const auto small = ArrivalBoard::create(kToken);
+  const auto board_of_pairs = ArrivalBoard::create(kToken);
   joined = 0;
   for (uint64_t key = 1; key <= 2 * ArrivalBoard::kMaxGroups; ++key) {
     ArrivalBoard::Group group;
-    joined += small->join({key, 0, 2, 0}, group) && group;
+    joined += board_of_pairs->join({key, 0, 2, 0}, group) && group;
   }
   CHECK_EQ(joined, ArrivalBoard::kMaxGroups);
   ArrivalBoard::Group group; // joined with a different size
-  CHECK(!small->join({1, 0, 3, 0}, group));
+  CHECK(!board_of_pairs->join({1, 0, 3, 0}, group));
 }
 
-void aGroupTooLargeLeavesRoomForOthers() {
+void aTooLargeGroupTakesNoRoomFromOthers() {
   const auto board = ArrivalBoard::create(kToken);
   ArrivalBoard::Group group;
   CHECK(!board->join({1, 0, 512, 0}, group));
@@ -202,11 +207,11 @@ void aGroupTooLargeLeavesRoomForOthers() {
 int main() {
   processesAsRanks();
   threadsAsRanks();
-  strangersAreRefused();
-  whatIsWrittenOverIsLost();
-  timesGoOnWhereCellsBeginAnew();
-  numbersGoOnAfterTheLast();
-  roomHasABound();
-  aGroupTooLargeLeavesRoomForOthers();
+  filesThatAreNotThisBoardAreRejected();
+  overwrittenArrivalsAreReportedAsLost();
+  arrivalTimesAreCorrectWhenCellsWrap();
+  arrivalsAreFoundWhenSequenceNumbersWrap();
+  theNumberOfGroupsIsBounded();
+  aTooLargeGroupTakesNoRoomFromOthers();
   return check::report();
 }

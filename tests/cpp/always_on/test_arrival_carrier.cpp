@@ -28,7 +28,7 @@ __tsan_default_options() {
 
 namespace {
 
-constexpr const char* kHere = "127.0.0.1";
+constexpr const char* kLoopback = "127.0.0.1";
 constexpr uint64_t kToken = 0x1234567890abcdef;
 constexpr uint64_t kMs = 1'000'000;
 
@@ -36,31 +36,34 @@ void sleepMs(int ms) {
   std::this_thread::sleep_for(std::chrono::milliseconds(ms));
 }
 
-bool becomes(const std::function<bool()>& condition) {
+bool becomesTrue(const std::function<bool()>& condition) {
   for (int i = 0; i < 500 && !condition(); ++i) {
     sleepMs(10);
   }
   return condition();
 }
 
-struct Carried {
+struct CarriedHost {
   Host host;
   ArrivalCarrier carrier;
 
-  Carried(int64_t ahead_ns, uint32_t first_rank, uint32_t number)
+  CarriedHost(int64_t ahead_ns, uint32_t first_rank, uint32_t host_number)
       : host(ahead_ns, first_rank),
-        carrier(host.board, host.clock, {kHere, kToken + number, number}) {}
-  ArrivalPeer peer(uint32_t number) const {
-    return {kHere, carrier.port(), kToken + number};
+        carrier(
+            host.board,
+            host.clock,
+            {kLoopback, kToken + host_number, host_number}) {}
+  ArrivalPeer peer(uint32_t host_number) const {
+    return {kLoopback, carrier.port(), kToken + host_number};
   }
 };
 
 // Rank 0's host, and one whose clock is 300 ms ahead; two ranks each.
 struct Pair {
-  Carried one{0, 0, 1};
-  Carried two{300 * int64_t(kMs), 2, 2};
+  CarriedHost one{0, 0, 1};
+  CarriedHost two{300 * int64_t(kMs), 2, 2};
 
-  void meet() {
+  void addPeers() {
     one.carrier.addPeer(two.peer(2));
     two.carrier.addPeer(one.peer(1));
   }
@@ -80,16 +83,16 @@ uint32_t runHost(Host& host, uint64_t begin_ns, uint32_t count) {
     }
     sleepMs(1);
   }
-  uint32_t known = 0;
+  uint32_t correct = 0;
   for (uint32_t seq = 0; seq < count; ++seq) {
     const uint64_t near_ns = trueNs(begin_ns, seq, host.first_rank);
     ArrivalBoard::Last last;
-    becomes([&] { return host.last(seq, near_ns, last) == State::kKnown; });
+    becomesTrue([&] { return host.last(seq, near_ns, last) == State::kKnown; });
     const uint32_t rank = seq % kRanks;
-    known += last.rank == 100 + rank && last.clock_error_ns >= 100 &&
+    correct += last.rank == 100 + rank && last.clock_error_ns >= 100 &&
         last.at_ns == host.ownNs(trueNs(begin_ns, seq, rank));
   }
-  return known;
+  return correct;
 }
 
 void arrivalsCrossHostsAndClocks() {
@@ -98,16 +101,17 @@ void arrivalsCrossHostsAndClocks() {
   pair.two.host.compare();
   const uint64_t begin_ns = nowNs();
   const uint32_t count = 300;
-  uint32_t known = 0;
-  std::thread other([&] { known = runHost(pair.two.host, begin_ns, count); });
-  std::thread meeting([&] {
+  uint32_t correct_on_two = 0;
+  std::thread host_two(
+      [&] { correct_on_two = runHost(pair.two.host, begin_ns, count); });
+  std::thread connector([&] {
     sleepMs(20); // the hosts find each other while the job runs
-    pair.meet();
+    pair.addPeers();
   });
   CHECK_EQ(runHost(pair.one.host, begin_ns, count), count);
-  other.join();
-  meeting.join();
-  CHECK_EQ(known, count);
+  host_two.join();
+  connector.join();
+  CHECK_EQ(correct_on_two, count);
   pair.one.carrier.flush();
   const HostLinks links = pair.one.host.board->links();
   CHECK(links.clock_known);
@@ -118,9 +122,9 @@ void arrivalsCrossHostsAndClocks() {
   CHECK_EQ(pair.two.host.board->links().clock_offset_ns, -300 * int64_t(kMs));
 }
 
-void withoutAClockNothingIsSaid() {
+void arrivalsAreUnknownUntilClocksAreCompared() {
   Pair pair;
-  pair.meet();
+  pair.addPeers();
   pair.one.host.compare();
   pair.one.host.join();
   pair.two.host.join();
@@ -140,40 +144,41 @@ void withoutAClockNothingIsSaid() {
   // After the first comparison, both hosts receive the boards' contents.
   pair.two.host.compare();
   for (Host* host : {&pair.one.host, &pair.two.host}) {
-    CHECK(
-        becomes([&] { return host->last(0, now_ns, last) == State::kKnown; }));
+    CHECK(becomesTrue(
+        [&] { return host->last(0, now_ns, last) == State::kKnown; }));
   }
 }
 
-void aPeerThatIsGoneIsNotMissed() {
-  Carried one(0, 0, 1);
-  one.host.compare();
-  one.host.join();
+void anUnreachablePeerOnlyCountsAsUnsent() {
+  CarriedHost local(0, 0, 1);
+  local.host.compare();
+  local.host.join();
   {
-    const UdpSocket gone = UdpSocket::bound(kHere);
-    one.carrier.addPeer({kHere, gone.port(), 1});
+    const UdpSocket gone = UdpSocket::bound(kLoopback);
+    local.carrier.addPeer({kLoopback, gone.port(), 1});
   }
-  one.carrier.addPeer({"::1", 9, 1}); // unreachable from an IPv4 socket
+  local.carrier.addPeer({"::1", 9, 1}); // unreachable from an IPv4 socket
   CHECK_THROWS(
-      std::invalid_argument, one.carrier.addPeer({"no.such.host", 9, 1}));
-  one.host.post(0, 0, nowNs());
-  one.carrier.flush();
-  one.carrier.flush();
-  const HostLinks links = one.host.board->links();
+      std::invalid_argument, local.carrier.addPeer({"no.such.host", 9, 1}));
+  local.host.post(0, 0, nowNs());
+  local.carrier.flush();
+  local.carrier.flush();
+  const HostLinks links = local.host.board->links();
   CHECK_EQ(links.peers, 2u);
   CHECK_EQ(links.heard, 0u);
   CHECK(links.unsent >= 2);
 }
 
-void strangersChangeNothing() {
-  Carried one(0, 0, 1);
-  one.host.compare();
-  one.host.join();
+void foreignDatagramsAreIgnored() {
+  CarriedHost local(0, 0, 1);
+  local.host.compare();
+  local.host.join();
   const uint64_t now_ns = nowNs();
-  one.host.post(0, 0, now_ns);
-  one.host.post(1, 0, now_ns);
-  const UdpSocket socket = UdpSocket::connected(kHere, one.carrier.port());
-  const auto say = [&](const Datagram& datagram) {
+  local.host.post(0, 0, now_ns);
+  local.host.post(1, 0, now_ns);
+  const UdpSocket socket =
+      UdpSocket::connected(kLoopback, local.carrier.port());
+  const auto sendDatagram = [&](const Datagram& datagram) {
     CHECK_EQ(
         send(socket.fd(), datagram.data(), datagram.size(), 0),
         ssize_t(datagram.size()));
@@ -182,9 +187,9 @@ void strangersChangeNothing() {
     ArrivalPacker packer(host);
     packer.add({kGroup, 2, kRanks, 102}, 0, now_ns, 0);
     packer.add({kGroup, 3, kRanks, 103}, 0, now_ns + 1, 0);
-    Datagram made = packer.datagrams()[0];
-    setToken(made, token);
-    return made;
+    Datagram message = packer.datagrams()[0];
+    setToken(message, token);
+    return message;
   };
   std::mt19937 random(1);
   for (int i = 0; i < 2'000; ++i) {
@@ -192,20 +197,20 @@ void strangersChangeNothing() {
     for (char& byte : noise) {
       byte = char(random());
     }
-    say(noise);
+    sendDatagram(noise);
     Datagram damaged = arrival(2, kToken + 1);
     damaged[16 + random() % 4] ^= char(1 + random() % 255); // its host
     damaged.resize(random() % damaged.size());
-    say(damaged);
+    sendDatagram(damaged);
   }
-  say(arrival(2, kToken)); // the token of another host
-  say(arrival(ArrivalCarrier::kMaxHosts, kToken + 1));
+  sendDatagram(arrival(2, kToken)); // the token of another host
+  sendDatagram(arrival(ArrivalCarrier::kMaxHosts, kToken + 1));
   sleepMs(50);
   ArrivalBoard::Last last;
-  CHECK(one.host.last(0, now_ns, last) == State::kMissing);
-  CHECK(becomes([&] { // the noise may have filled the socket's buffer
-    say(arrival(2, kToken + 1));
-    return one.host.last(0, now_ns, last) == State::kKnown;
+  CHECK(local.host.last(0, now_ns, last) == State::kMissing);
+  CHECK(becomesTrue([&] { // the noise may have filled the socket's buffer
+    sendDatagram(arrival(2, kToken + 1));
+    return local.host.last(0, now_ns, last) == State::kKnown;
   }));
   CHECK_EQ(last.rank, 103u);
 }
@@ -219,25 +224,25 @@ size_t openFiles() {
   return count;
 }
 
-void aForkedChildHasNoneOfIt() {
+void aForkedChildInheritsNoCarrier() {
   HostCarrier& carrier = HostCarrier::instance();
   ClockSync::instance().track().setSame();
-  const size_t before = openFiles();
-  CHECK_THROWS(std::logic_error, carrier.carry({kHere, kToken, 1}));
-  CHECK_THROWS(std::logic_error, carrier.addPeer({kHere, 9, 1}));
+  const size_t open_before = openFiles();
+  CHECK_THROWS(std::logic_error, carrier.carry({kLoopback, kToken, 1}));
+  CHECK_THROWS(std::logic_error, carrier.addPeer({kLoopback, 9, 1}));
   carrier.makeBoard(kToken);
-  CHECK(carrier.carry({kHere, kToken, 1}) != 0);
-  carrier.addPeer({kHere, 9, 1});
+  CHECK(carrier.carry({kLoopback, kToken, 1}) != 0);
+  carrier.addPeer({kLoopback, 9, 1});
   for (int i = 0; i < 5; ++i) {
     sleepMs(30); // the thread is running
     const pid_t pid = fork();
     if (pid == 0) {
       check::failed = 0;
-      CHECK_EQ(openFiles(), before);
+      CHECK_EQ(openFiles(), open_before);
       CHECK(!ClockSync::instance().track().line());
       carrier.flush();
       carrier.stop();
-      CHECK_THROWS(std::logic_error, carrier.carry({kHere, kToken, 1}));
+      CHECK_THROWS(std::logic_error, carrier.carry({kLoopback, kToken, 1}));
       _exit(check::failed == 0 ? 0 : 1);
     }
     int status = -1;
@@ -245,18 +250,18 @@ void aForkedChildHasNoneOfIt() {
     CHECK_EQ(status, 0);
   }
   carrier.makeBoard(kToken + 1); // for the next process group
-  CHECK_THROWS(std::logic_error, carrier.addPeer({kHere, 9, 1}));
+  CHECK_THROWS(std::logic_error, carrier.addPeer({kLoopback, 9, 1}));
   carrier.stop();
-  CHECK_EQ(openFiles(), before);
+  CHECK_EQ(openFiles(), open_before);
 }
 
 } // namespace
 
 int main() {
   arrivalsCrossHostsAndClocks();
-  withoutAClockNothingIsSaid();
-  aPeerThatIsGoneIsNotMissed();
-  strangersChangeNothing();
-  aForkedChildHasNoneOfIt();
+  arrivalsAreUnknownUntilClocksAreCompared();
+  anUnreachablePeerOnlyCountsAsUnsent();
+  foreignDatagramsAreIgnored();
+  aForkedChildInheritsNoCarrier();
   return check::report();
 }

@@ -50,7 +50,7 @@ struct Pair {
       host.post(rank, seq, now_ns + (rank == late ? 5'000 : rank));
     }
   }
-  ArrivalBoard::Last known(uint32_t seq) {
+  ArrivalBoard::Last lastArrival(uint32_t seq) {
     ArrivalBoard::Last last;
     CHECK(one.last(seq, now_ns, last) == State::kKnown);
     return last;
@@ -61,24 +61,24 @@ struct Pair {
   }
 };
 
-void arrivalsComeByThisHostsClock() {
+void arrivalTimesAreConvertedToTheReceiversClock() {
   Pair hosts;
   hosts.issue(0, 3);
   CHECK(hosts.missing(0));
   CHECK_EQ(hosts.deliver(hosts.collect()), 2u);
-  ArrivalBoard::Last last = hosts.known(0);
+  ArrivalBoard::Last last = hosts.lastArrival(0);
   CHECK_EQ(last.rank, 103u);
   CHECK_EQ(last.at_ns, hosts.now_ns + 5'000);
   // 100 ns, plus 500 ppm of the 5 us since the comparison.
   CHECK_EQ(last.clock_error_ns, 103u);
   hosts.issue(1, 1);
   hosts.deliver(hosts.collect());
-  last = hosts.known(1);
+  last = hosts.lastArrival(1);
   CHECK_EQ(last.rank, 101u);
   CHECK_EQ(last.at_ns, hosts.now_ns + 5'000);
 }
 
-void aLostDatagramLosesNothing() {
+void arrivalsOfALostDatagramAreSentAgain() {
   Pair hosts;
   hosts.issue(0, 3);
   hosts.collect();
@@ -88,15 +88,15 @@ void aLostDatagramLosesNothing() {
   CHECK(!hosts.collect().empty()); // lost
   hosts.issue(2, 2);
   CHECK_EQ(hosts.deliver(hosts.collect()), 2u);
-  hosts.known(1);
-  hosts.known(2);
+  hosts.lastArrival(1);
+  hosts.lastArrival(2);
   CHECK(hosts.missing(0));
   hosts.collect();
   CHECK(hosts.collect().empty()); // each arrival is sent twice
 }
 
 // Helper threads drain one ring after another, so numbers are out of order.
-void aLateCellIsToldAsWell() {
+void anArrivalPostedOutOfOrderIsSent() {
   Pair hosts;
   hosts.issue(0, 3);
   hosts.collect();
@@ -106,11 +106,11 @@ void aLateCellIsToldAsWell() {
   hosts.deliver(hosts.collect());
   hosts.issue(1, 3);
   hosts.deliver(hosts.collect());
-  hosts.known(1);
-  hosts.known(2);
+  hosts.lastArrival(1);
+  hosts.lastArrival(2);
 }
 
-void whoJoinsLateIsToldAgain() {
+void arrivalsAreSentAgainToAHostThatJoinsLate() {
   Pair hosts(/*join_one=*/false);
   for (uint32_t rank = 2; rank < 4; ++rank) {
     hosts.two.post(rank, 0, hosts.now_ns);
@@ -122,19 +122,19 @@ void whoJoinsLateIsToldAgain() {
   hosts.one.post(1, 0, hosts.now_ns);
   hosts.now_ns += kSecond / 2;
   CHECK_EQ(hosts.deliver(hosts.collect()), 2u);
-  hosts.known(0);
+  hosts.lastArrival(0);
   // Arrivals are also sent again for a host that is found late.
   hosts.now_ns += 2 * kSecond;
   hosts.collect();
   hosts.collect();
   CHECK(hosts.collect().empty());
-  hosts.sender.startAgain(hosts.two.ownNs(hosts.now_ns));
+  hosts.sender.resendLatest(hosts.two.ownNs(hosts.now_ns));
   CHECK_EQ(hosts.deliver(hosts.collect()), 2u);
 }
 
 // More arrivals than fit into one call; those that no longer can be sent are
 // skipped.
-void tooMuchComesLater() {
+void arrivalsBeyondOneCallAreSentByLaterCalls() {
   Pair hosts;
   hosts.issue(0, 3);
   hosts.collect();
@@ -158,12 +158,12 @@ void tooMuchComesLater() {
   }
   CHECK(calls > 2 && calls < 20);
   for (uint32_t seq = 1'001; seq <= count; ++seq) {
-    hosts.known(seq);
+    hosts.lastArrival(seq);
   }
 }
 
 // A group's sequence numbers wrap after 2**32 collectives.
-void numbersGoOnAfterTheLast() {
+void arrivalsAreSentWhenSequenceNumbersWrap() {
   Pair hosts;
   uint32_t seq = UINT32_MAX - 3;
   hosts.issue(seq++, 3);
@@ -176,65 +176,65 @@ void numbersGoOnAfterTheLast() {
     }
     CHECK(hosts.deliver(hosts.collect()) >= 2u);
     for (uint32_t back = 1; back <= 3; ++back) {
-      CHECK_EQ(hosts.known(seq - back).rank, 103u);
+      CHECK_EQ(hosts.lastArrival(seq - back).rank, 103u);
     }
   }
   hosts.collect();
   CHECK(hosts.collect().empty()); // nothing is sent a third time
   // A rank of the other host that appears only now, and distant numbers.
   const ClockLine line = *hosts.one.clock.line();
-  const auto takes = [&](uint32_t first_seq) {
+  const auto accepts = [&](uint32_t first_seq) {
     const ArrivalRun run{{kGroup, 2, kRanks, 102}, first_seq, {hosts.now_ns}};
     return hosts.receiver.take({2, 0, {run}}, line, hosts.now_ns) != 0;
   };
-  CHECK(takes(UINT32_MAX));
-  CHECK(!takes(seq + ArrivalBoard::kSlots));
-  CHECK(!takes(seq - ArrivalBoard::kSlots - 2));
+  CHECK(accepts(UINT32_MAX));
+  CHECK(!accepts(seq + ArrivalBoard::kSlots));
+  CHECK(!accepts(seq - ArrivalBoard::kSlots - 2));
 }
 
-void whatIsNotOursChangesNothing() {
+void foreignArrivalsAreIgnored() {
   Pair hosts;
   hosts.issue(10, 1);
   const ClockLine line = *hosts.one.clock.line();
-  const auto takes = [&](const ArrivalRun& run) {
+  const auto accepts = [&](const ArrivalRun& run) {
     return hosts.receiver.take({2, 0, {run}}, line, hosts.now_ns) != 0;
   };
   const uint64_t now_ns = hosts.now_ns;
   const ArrivalRun good{{kGroup, 2, kRanks, 102}, 10, {now_ns}};
   ArrivalRun bad = good;
   bad.member.key = 78; // no such group
-  CHECK(!takes(bad));
+  CHECK(!accepts(bad));
   bad = good;
   bad.member.size = 5; // a different group size
   bad.member.rank = 4;
-  CHECK(!takes(bad));
+  CHECK(!accepts(bad));
   bad = good;
   bad.member.rank = 1; // a rank of this host
-  CHECK(!takes(bad));
+  CHECK(!accepts(bad));
   bad = good;
   bad.first_seq = 11 + ArrivalBoard::kSlots;
-  CHECK(!takes(bad));
+  CHECK(!accepts(bad));
   bad.first_seq = UINT32_MAX / 2;
-  CHECK(!takes(bad));
+  CHECK(!accepts(bad));
   bad = good;
   bad.common_ns = {now_ns, now_ns + 2 * ArrivalReceiver::kFutureNs};
-  CHECK(!takes(bad));
+  CHECK(!accepts(bad));
   bad.common_ns = {now_ns - 2 * ArrivalReceiver::kPastNs};
-  CHECK(!takes(bad));
+  CHECK(!accepts(bad));
   bad.common_ns = {UINT64_MAX};
-  CHECK(!takes(bad));
+  CHECK(!accepts(bad));
   CHECK(hosts.missing(10));
   CHECK(!hosts.one.ranks[0].isLocal(2));
-  CHECK(takes(good));
+  CHECK(accepts(good));
   CHECK(!hosts.one.ranks[0].isLocal(2));
   bad = good;
   bad.member.rank = 3;
-  CHECK(takes(bad));
-  CHECK_EQ(hosts.known(10).rank, 101u);
+  CHECK(accepts(bad));
+  CHECK_EQ(hosts.lastArrival(10).rank, 101u);
 }
 
 // Arrivals of a group that is entirely on one host are not sent.
-void whatStaysOnOneHostIsNotSent() {
+void arrivalsOfGroupsOnOneHostAreNotSent() {
   Pair hosts;
   for (uint32_t rank = 0; rank < 2; ++rank) {
     ArrivalBoard::Group pair;
@@ -247,13 +247,13 @@ void whatStaysOnOneHostIsNotSent() {
 } // namespace
 
 int main() {
-  arrivalsComeByThisHostsClock();
-  aLostDatagramLosesNothing();
-  aLateCellIsToldAsWell();
-  whoJoinsLateIsToldAgain();
-  tooMuchComesLater();
-  numbersGoOnAfterTheLast();
-  whatIsNotOursChangesNothing();
-  whatStaysOnOneHostIsNotSent();
+  arrivalTimesAreConvertedToTheReceiversClock();
+  arrivalsOfALostDatagramAreSentAgain();
+  anArrivalPostedOutOfOrderIsSent();
+  arrivalsAreSentAgainToAHostThatJoinsLate();
+  arrivalsBeyondOneCallAreSentByLaterCalls();
+  arrivalsAreSentWhenSequenceNumbersWrap();
+  foreignArrivalsAreIgnored();
+  arrivalsOfGroupsOnOneHostAreNotSent();
   return check::report();
 }

@@ -28,12 +28,12 @@ Datagram packed() {
   CHECK(packer.add(kRank, 99, kBegin, 70)); // 46 to 98 are missing
   CHECK(packer.add({77, 4, 8, 20}, 100, kBegin + 5, 60));
   CHECK_EQ(packer.datagrams().size(), 1u);
-  Datagram made = packer.datagrams()[0];
-  setToken(made, kToken);
-  return made;
+  Datagram datagram = packer.datagrams()[0];
+  setToken(datagram, kToken);
+  return datagram;
 }
 
-void whatGoesInComesOut() {
+void packedArrivalsAreReadBack() {
   const auto message = read(packed());
   CHECK(message);
   CHECK_EQ(message->host, 2u);
@@ -58,7 +58,7 @@ void whatGoesInComesOut() {
   CHECK_EQ(message->runs[2].common_ns[0], kBegin + 5);
 }
 
-void strangersAndDamageAreNotRead() {
+void foreignAndDamagedDatagramsAreRejected() {
   const Datagram good = packed();
   CHECK(!readArrivals(good.data(), good.size(), kToken + 1));
   for (size_t size = 0; size < good.size(); ++size) {
@@ -78,28 +78,28 @@ void strangersAndDamageAreNotRead() {
 }
 
 // Fields of the first run, which begins at byte 24.
-void impossibleRunsAreNotRead() {
-  const auto with = [](size_t at, auto value) {
+void impossibleRunsAreRejected() {
+  const auto isReadWith = [](size_t at, auto value) {
     Datagram bad = packed();
     std::memcpy(bad.data() + 24 + at, &value, sizeof(value));
     return read(bad).has_value();
   };
-  CHECK(with(8, uint64_t(1))); // another time is possible
-  CHECK(!with(0, uint64_t(0))); // no group
-  CHECK(!with(16, uint32_t(8))); // rank 8 of 8
-  CHECK(!with(20, uint32_t(1))); // a group of one
-  CHECK(!with(20, UINT32_MAX));
-  CHECK(!with(24, UINT32_MAX)); // global rank
-  CHECK(!with(28, UINT32_MAX - 3)); // numbers end before the run does
-  CHECK(!with(32, uint32_t(0))); // none
-  CHECK(!with(32, UINT32_MAX));
-  CHECK(!with(32, uint32_t(4)));
-  CHECK(!with(36, uint32_t(0)));
-  CHECK(!with(36, UINT32_MAX));
+  CHECK(isReadWith(8, uint64_t(1))); // another time is possible
+  CHECK(!isReadWith(0, uint64_t(0))); // no group
+  CHECK(!isReadWith(16, uint32_t(8))); // rank 8 of 8
+  CHECK(!isReadWith(20, uint32_t(1))); // a group of one
+  CHECK(!isReadWith(20, UINT32_MAX));
+  CHECK(!isReadWith(24, UINT32_MAX)); // global rank
+  CHECK(!isReadWith(28, UINT32_MAX - 3)); // numbers end before the run does
+  CHECK(!isReadWith(32, uint32_t(0))); // none
+  CHECK(!isReadWith(32, UINT32_MAX));
+  CHECK(!isReadWith(32, uint32_t(4)));
+  CHECK(!isReadWith(36, uint32_t(0)));
+  CHECK(!isReadWith(36, UINT32_MAX));
 }
 
 // For the sanitizers: damaged datagrams cause no out-of-bounds reads.
-void noDamageGoesAstray() {
+void damagedDatagramsCauseNoBadReads() {
   const Datagram good = packed();
   for (size_t at = 0; at < good.size(); ++at) {
     for (int value = 0; value < 256; ++value) {
@@ -114,7 +114,7 @@ void noDamageGoesAstray() {
   }
 }
 
-void datagramsHaveABoundAndSoHasTheirNumber() {
+void sizeAndNumberOfDatagramsAreBounded() {
   ArrivalPacker packer(1);
   uint32_t added = 0;
   while (packer.add(kRank, added, kBegin + added * 1'000'000ull, 1)) {
@@ -143,10 +143,10 @@ void datagramsHaveABoundAndSoHasTheirNumber() {
 } // namespace
 
 int main() {
-  whatGoesInComesOut();
-  strangersAndDamageAreNotRead();
-  impossibleRunsAreNotRead();
-  noDamageGoesAstray();
-  datagramsHaveABoundAndSoHasTheirNumber();
+  packedArrivalsAreReadBack();
+  foreignAndDamagedDatagramsAreRejected();
+  impossibleRunsAreRejected();
+  damagedDatagramsCauseNoBadReads();
+  sizeAndNumberOfDatagramsAreBounded();
   return check::report();
 }

@@ -27,8 +27,8 @@ Record markOf(uint64_t step, bool ends, uint64_t at_ns, uint32_t found) {
 }
 
 struct Loop {
-  ArrivalExchange nobody; // no group is known
-  WaitLedger ledger{nobody};
+  ArrivalExchange no_groups; // no group is known
+  WaitLedger ledger{no_groups};
   FoundSteps steps{ledger};
   uint64_t passes = 0;
 
@@ -43,7 +43,7 @@ struct Loop {
     steps.take(markOf(step, ends, at_ns, found));
   }
   // One backward pass in the middle of each millisecond, with a wait of 10 us.
-  void backward(bool communicates = true, uint64_t thread = kTrainer) {
+  void backwardPass(bool communicates = true, uint64_t thread = kTrainer) {
     const uint64_t at_ns = passes++ * kStepNs;
     Record issue;
     issue.kind = Kind::kIssue;
@@ -68,9 +68,9 @@ struct Loop {
     phase.thread = thread;
     steps.take(phase);
   }
-  void backwards(uint64_t count) {
+  void backwardPasses(uint64_t count) {
     for (uint64_t i = 0; i < count; ++i) {
-      backward();
+      backwardPass();
     }
   }
   std::string json() const {
@@ -93,13 +93,13 @@ std::string histogram(uint64_t count, uint64_t value) {
   return out;
 }
 
-constexpr uint64_t kBelieved = FoundSteps::kSurelyUnmarked;
+constexpr uint64_t kPassesUntilFound = FoundSteps::kSurelyUnmarked;
 
 void backwardPassesEndTheStepsOfALoopWithoutMarks() {
   Loop loop;
-  loop.backwards(kBelieved - 1);
+  loop.backwardPasses(kPassesUntilFound - 1);
   CHECK(loop.holds("\"steps_end\":\"declared\",\"steps\":" + histogram(0, 0)));
-  loop.backwards(7);
+  loop.backwardPasses(7);
   // Steps last from the end of one backward pass to that of the next; the first
   // is warm-up.
   CHECK(loop.holds(
@@ -108,39 +108,39 @@ void backwardPassesEndTheStepsOfALoopWithoutMarks() {
   CHECK(loop.holds(histogram(5, kStepNs / 2 - 10'000))); // in backward
 }
 
-void othersBackwardPassesAndSilentOnesEndNone() {
+void onlyCommunicatingPassesOfTheTrainerEndSteps() {
   Loop loop;
-  for (uint64_t i = 0; i < 3 * kBelieved; ++i) {
-    loop.backward(i % 3 == 0);
+  for (uint64_t i = 0; i < 3 * kPassesUntilFound; ++i) {
+    loop.backwardPass(i % 3 == 0);
   }
   CHECK(loop.holds("\"steps_end\":\"backward\",\"steps\":" + histogram(0, 0)));
-  loop.backwards(1);
-  loop.backward(true, 9);
-  loop.backwards(2);
+  loop.backwardPasses(1);
+  loop.backwardPass(true, 9);
+  loop.backwardPasses(2);
   CHECK(loop.holds("\"steps\":{\"count\":2,\"sum\":3000000,"));
 }
 
-void theFirstMarkThatEndsAStepForgetsThem() {
+void theFirstEndMarkDiscardsStepsFoundFromBackward() {
   Loop loop;
-  loop.backwards(kBelieved + 4);
+  loop.backwardPasses(kPassesUntilFound + 4);
   CHECK(loop.ledger.pending()); // their waits
   const uint64_t now_ns = loop.passes * kStepNs;
   loop.mark(0, true, now_ns);
   CHECK(!loop.ledger.pending());
   CHECK(loop.holds("\"steps_end\":\"update\",\"steps\":" + histogram(0, 0)));
-  loop.backwards(2 * kBelieved);
+  loop.backwardPasses(2 * kPassesUntilFound);
   loop.mark(1, true, loop.passes * kStepNs);
   CHECK(loop.holds(
       "\"steps_end\":\"update\",\"steps\":" +
-      histogram(1, 2 * kBelieved * kStepNs)));
+      histogram(1, 2 * kPassesUntilFound * kStepNs)));
 }
 
 // The first declared step is warm-up, even after steps found from updates.
-void whatTheScriptDeclaresWins() {
+void declaredStepsReplaceFoundSteps() {
   Loop loop;
-  loop.backward();
+  loop.backwardPass();
   loop.mark(0, true, 1 * kStepNs);
-  loop.backward();
+  loop.backwardPass();
   loop.mark(1, true, 2 * kStepNs);
   CHECK(loop.ledger.pending());
   CHECK(loop.holds(
@@ -157,7 +157,7 @@ void whatTheScriptDeclaresWins() {
 }
 
 // The first declared step is then complete, and is warm-up.
-void captureMayGoOnBetweenAnUpdateAndADeclaration() {
+void captureMayResumeBetweenAnUpdateAndADeclaration() {
   Loop loop;
   loop.mark(0, true, 1 * kStepNs);
   loop.mark(1, false, 10 * kStepNs, kStepDeclared); // after a pause
@@ -167,19 +167,19 @@ void captureMayGoOnBetweenAnUpdateAndADeclaration() {
 }
 
 // The time during which capture is off is not a step.
-void aPauseOfTheCaptureIsNoStep() {
+void aPauseOfCaptureIsNotAStep() {
   Loop loop;
-  loop.backwards(kBelieved + 3);
+  loop.backwardPasses(kPassesUntilFound + 3);
   loop.passes += 50;
   loop.mark(0, false, loop.passes * kStepNs);
-  loop.backwards(3);
+  loop.backwardPasses(3);
   CHECK(loop.holds("\"steps\":{\"count\":5,\"sum\":4750000,"));
 }
 
 // Reads one mark per line: step, whether it ends there, time, source.
 void printSteps(const char* path) {
-  ArrivalExchange nobody;
-  WaitLedger ledger{nobody};
+  ArrivalExchange no_groups;
+  WaitLedger ledger{no_groups};
   FoundSteps steps{ledger};
   std::ifstream file(path);
   uint64_t step = 0;
@@ -202,10 +202,10 @@ int main(int argc, char** argv) {
     return 0;
   }
   backwardPassesEndTheStepsOfALoopWithoutMarks();
-  othersBackwardPassesAndSilentOnesEndNone();
-  theFirstMarkThatEndsAStepForgetsThem();
-  whatTheScriptDeclaresWins();
-  captureMayGoOnBetweenAnUpdateAndADeclaration();
-  aPauseOfTheCaptureIsNoStep();
+  onlyCommunicatingPassesOfTheTrainerEndSteps();
+  theFirstEndMarkDiscardsStepsFoundFromBackward();
+  declaredStepsReplaceFoundSteps();
+  captureMayResumeBetweenAnUpdateAndADeclaration();
+  aPauseOfCaptureIsNotAStep();
   return check::report();
 }

@@ -25,7 +25,7 @@ std::string json(const Histogram& histogram) {
   return out;
 }
 
-Histogram of(const std::vector<uint64_t>& values) {
+Histogram histogramOf(const std::vector<uint64_t>& values) {
   Histogram histogram;
   for (const uint64_t value : values) {
     histogram.add(value);
@@ -35,7 +35,7 @@ Histogram of(const std::vector<uint64_t>& values) {
 
 // Checks that every bucket contains its middle, that buckets are contiguous,
 // and that both ends of each are within 1/128 of its middle.
-void bucketsAreWhatTheySay() {
+void bucketsAreContiguousAndNarrow() {
   uint32_t last = 0;
   for (double x = 0; x < kHourNs; x = x * 1.003 + 1) {
     const auto ns = uint64_t(x);
@@ -79,7 +79,7 @@ void quantilesAreWithinOnePercent() {
       std::generate(values.begin(), values.end(), [&] {
         return uint64_t(std::clamp(draw(), 100., kHourNs));
       });
-      const Histogram histogram = of(values);
+      const Histogram histogram = histogramOf(values);
       std::sort(values.begin(), values.end());
       for (int permille = 0; permille <= 1000; ++permille) {
         const double q = permille / 1000.;
@@ -98,10 +98,10 @@ void countersAreExact() {
       json(empty),
       "{\"count\":0,\"sum\":0,\"min\":0,\"max\":0,\"buckets\":[]}");
   CHECK_EQ(empty.quantile(0.5), 0u);
-  const Histogram three = of({5, 1000, 1001, uint64_t(1) << 50});
+  const Histogram four = histogramOf({5, 1000, 1001, uint64_t(1) << 50});
   // 1000 = 125 * 8: shift 3, bucket 3 * 64 + 125 = 317.
   CHECK_EQ(
-      json(three),
+      json(four),
       "{\"count\":4,\"sum\":1125899906844630,\"min\":5,\"max\":"
       "1125899906842624,\"buckets\":[5,1,312,2,2050,1]}");
 }
@@ -116,17 +116,17 @@ void mergingIsAssociativeAndCommutative() {
       value = random() >> (random() % 64);
       parts[random() % parts.size()].push_back(value);
     }
-    std::vector<Histogram> pile;
+    std::vector<Histogram> unmerged;
     for (const auto& part : parts) {
-      pile.push_back(of(part));
+      unmerged.push_back(histogramOf(part));
     }
-    while (pile.size() > 1) { // a random pair, in a random direction
-      std::shuffle(pile.begin(), pile.end(), random);
-      const Histogram last = std::move(pile.back());
-      pile.pop_back();
-      pile.back().merge(last);
+    while (unmerged.size() > 1) { // a random pair, in a random direction
+      std::shuffle(unmerged.begin(), unmerged.end(), random);
+      const Histogram last = std::move(unmerged.back());
+      unmerged.pop_back();
+      unmerged.back().merge(last);
     }
-    CHECK_EQ(json(pile[0]), json(of(all)));
+    CHECK_EQ(json(unmerged[0]), json(histogramOf(all)));
   }
 }
 
@@ -146,7 +146,7 @@ int main(int argc, char** argv) {
     printHistogram(argv[1]);
     return 0;
   }
-  bucketsAreWhatTheySay();
+  bucketsAreContiguousAndNarrow();
   quantilesAreWithinOnePercent();
   countersAreExact();
   mergingIsAssociativeAndCommutative();

@@ -32,7 +32,7 @@ bool holds(const Kept& kept, const std::string& part) {
   return out.find(part) != std::string::npos;
 }
 
-void blocksOfTimeGrow() {
+void timeBlocksGrowToBoundTheirNumber() {
   LateRanks late;
   for (uint64_t second = 0; second < 10'000; ++second) {
     late.exposed(second * 1'000 * kMs, second % 3, 5);
@@ -104,7 +104,7 @@ struct Neighbours {
     ledger.resolve(at_ns + 101 * kMs);
     ledger.resolve(at_ns + 102 * kMs); // with the next drain
   }
-  void knowClock(bool known, int64_t offset_ns) {
+  void setClock(bool known, int64_t offset_ns) {
     HostLinks links;
     links.clock_known = known;
     links.clock_offset_ns = offset_ns;
@@ -114,35 +114,35 @@ struct Neighbours {
 
 // Rank 0's host has been up for one day, which becomes known after the first
 // step; then the job gets another rank 0, whose clock is unknown for a while.
-void stepsOfBeforeRank0sClockIsKnownLieBesideTheLaterOnes() {
+void earlierStepsMoveWhenRank0sClockBecomesKnown() {
   Neighbours ranks;
   ranks.step(1);
-  const uint64_t own = (10 * kDay + 100 * kMs) / kBlock;
-  CHECK(holds(ranks.ledger, waitedFor(kBlock, cell(own, 1, 20 * kMs))));
+  const uint64_t own_block = (10 * kDay + 100 * kMs) / kBlock;
+  CHECK(holds(ranks.ledger, waitedFor(kBlock, cell(own_block, 1, 20 * kMs))));
   const auto ahead = int64_t(9 * kDay / kBlock * kBlock);
-  ranks.knowClock(true, -ahead);
+  ranks.setClock(true, -ahead);
   ranks.step(2);
-  const auto both = [&](uint64_t ahead_ns) {
-    const uint64_t first = own - ahead_ns / kBlock;
+  const auto bothCells = [&](uint64_t ahead_ns) {
+    const uint64_t first = own_block - ahead_ns / kBlock;
     const uint64_t second = (10 * kDay + 200 * kMs - ahead_ns) / kBlock;
     return cell(first, 1, 20 * kMs) + "," + cell(second, 1, 20 * kMs);
   };
-  CHECK(holds(ranks.ledger, waitedFor(kBlock, both(uint64_t(ahead)))));
-  ranks.knowClock(false, 0);
+  CHECK(holds(ranks.ledger, waitedFor(kBlock, bothCells(uint64_t(ahead)))));
+  ranks.setClock(false, 0);
   ranks.ledger.resolve(11 * kDay);
-  CHECK(holds(ranks.ledger, waitedFor(kBlock, both(uint64_t(ahead)))));
-  ranks.knowClock(true, -ahead / 2 / int64_t(kBlock) * int64_t(kBlock));
+  CHECK(holds(ranks.ledger, waitedFor(kBlock, bothCells(uint64_t(ahead)))));
+  ranks.setClock(true, -ahead / 2 / int64_t(kBlock) * int64_t(kBlock));
   ranks.ledger.resolve(11 * kDay);
   CHECK(holds(
       ranks.ledger,
-      waitedFor(kBlock, both(uint64_t(ahead) / 2 / kBlock * kBlock))));
+      waitedFor(kBlock, bothCells(uint64_t(ahead) / 2 / kBlock * kBlock))));
 }
 
 } // namespace
 
 int main() {
-  blocksOfTimeGrow();
+  timeBlocksGrowToBoundTheirNumber();
   timesMoveByWholeBlocks();
-  stepsOfBeforeRank0sClockIsKnownLieBesideTheLaterOnes();
+  earlierStepsMoveWhenRank0sClockBecomesKnown();
   return check::report();
 }

@@ -12,7 +12,7 @@ using namespace commprof;
 namespace {
 
 constexpr size_t kLimit = 384 << 10;
-ArrivalExchange nobody; // no group is known
+ArrivalExchange no_groups; // no group is known
 
 Record record(Kind kind, uint64_t begin_ns, uint64_t op_id, uint64_t end_ns) {
   Record made;
@@ -91,7 +91,7 @@ void operationsAreJoinedInAnyOrder() {
     return a.kind < b.kind;
   });
   do {
-    Summary summary(1, nobody);
+    Summary summary(1, no_groups);
     fold(summary, records);
     CHECK(holds(
         summary,
@@ -107,7 +107,7 @@ void operationsAreJoinedInAnyOrder() {
 
 // Without a completion, the wait's end counts; on a device nothing does.
 void operationsWithoutAnEnd() {
-  Summary summary(1, nobody);
+  Summary summary(1, no_groups);
   const Op op = Op::kAllReduce;
   Record device = issue(3, 100, 64, op);
   device.flags = kDeviceAsync;
@@ -129,8 +129,8 @@ void operationsWithoutAnEnd() {
 }
 
 // A completion from a device's events counts, in any order of records.
-void aDeviceMayTellItsEnd() {
-  Summary summary(1, nobody);
+void completionsFromDeviceEventsCount() {
+  Summary summary(1, no_groups);
   Record device = issue(1, 100, 64, Op::kAllReduce);
   device.flags = kDeviceAsync;
   Record ready = device;
@@ -143,14 +143,14 @@ void aDeviceMayTellItsEnd() {
 }
 
 void pointToPointEndsWithItsWait() {
-  Summary summary(1, nobody);
+  Summary summary(1, no_groups);
   fold(summary, {issue(1, 100, 64, Op::kSend), wait(1, 150, 180, Op::kSend)});
   CHECK(holds(summary, "\"duration\":" + histogram({80})));
 }
 
 // Open operations have kMaxOpen places; one without a place is unfinished.
-void openOperationsAgeOut() {
-  Summary summary(1, nobody);
+void openOperationsBeyondTheLimitAreUnfinished() {
+  Summary summary(1, no_groups);
   for (uint64_t id = 1; id <= Summary::kMaxOpen + 3; ++id) {
     fold(summary, {issue(id, 100, 64, Op::kAllReduce)});
   }
@@ -162,8 +162,8 @@ void openOperationsAgeOut() {
 // Step 0 is warm-up. Step 1 lasts 10,000 ns: data 1,000; backward 4,000, with a
 // wait of 500 and a finalisation blocked for 1,500 (of 2,000, with 300 on the
 // CPU and 200 in a wait counted separately); 100 of waiting outside.
-void stepsAreSplit() {
-  Summary summary(1, nobody);
+void stepTimeIsSplitByPhase() {
+  Summary summary(1, no_groups);
   const Op op = Op::kAllReduce;
   Record begin = record(Kind::kFinalizeBegin, 25'000, 3, 7'000);
   Record done = record(Kind::kFinalizeEnd, 27'000, 3, 7'300);
@@ -195,7 +195,7 @@ void stepsAreSplit() {
 
 // The times of test_waiting_over_the_bound_of_a_phase_is_shared_out, in the
 // record orders of a thread and of a device's stream.
-void waitsAreSharedOutOverPhases() {
+void waitsAreSplitAcrossPhases() {
   const Op op = Op::kAllReduce;
   const std::vector<std::vector<Record>> orders = {
       {phase(Phase::kForward, 10, 30),
@@ -207,7 +207,7 @@ void waitsAreSharedOutOverPhases() {
        phase(Phase::kBackward, 70, 90),
        wait(1, 65, 75, op)}};
   for (const std::vector<Record>& first : orders) {
-    Summary summary(1, nobody);
+    Summary summary(1, no_groups);
     fold(summary, {step(7, 0, true), step(8, 0, true)});
     fold(summary, first);
     fold(
@@ -228,8 +228,8 @@ void waitsAreSharedOutOverPhases() {
 }
 
 // Pauses are counted by phase, except for the part during the thread's waits.
-void pausesAreTold() {
-  Summary summary(1, nobody);
+void pausesAreCountedByPhase() {
+  Summary summary(1, no_groups);
   const auto pause = [](uint64_t begin_ns, uint64_t end_ns) {
     Record made = record(Kind::kPause, begin_ns, 0, end_ns);
     made.thread = 7;
@@ -258,8 +258,8 @@ void pausesAreTold() {
 }
 
 // If a boundary was dropped, the two steps around it are not counted.
-void stepsWithAGapAreLeftOut() {
-  Summary summary(1, nobody);
+void stepsNextToAMissingBoundaryAreNotCounted() {
+  Summary summary(1, no_groups);
   fold(
       summary,
       {step(0, 0, false),
@@ -283,38 +283,38 @@ void foldKinds(Summary& summary, uint64_t kinds, uint64_t count) {
   }
 }
 
-uint64_t numberBehind(const std::string& text, const std::string& name) {
+uint64_t numberAfter(const std::string& text, const std::string& name) {
   return std::stoull(text.substr(text.find(name) + name.size(), 20));
 }
 
 // Checks that every operation is counted, by itself or in a merged entry.
-void countsAddUp(const std::string& found, uint64_t count, uint64_t most) {
+void countsAddUp(const std::string& found, uint64_t count, uint64_t max_kinds) {
   uint64_t kinds = 0;
   uint64_t issues = 0;
   for (size_t at = 0; (at = found.find("{\"op\":", at)) != std::string::npos;
        ++at) {
     ++kinds;
-    issues += numberBehind(found.substr(at, 200), "\"count\":");
+    issues += numberAfter(found.substr(at, 200), "\"count\":");
   }
-  CHECK(kinds > 1 && kinds <= most);
+  CHECK(kinds > 1 && kinds <= max_kinds);
   CHECK_EQ(issues, count);
 }
 
-void moreKindsThanPlaces() {
-  Summary summary(1, nobody);
+void kindsBeyondTheLimitAreMerged() {
+  Summary summary(1, no_groups);
   foldKinds(summary, 1000, 5'000);
   const std::string found = text(summary);
   countsAddUp(found, 5'000, Summary::kMaxOperations + 20); // 20 operations
-  CHECK(numberBehind(found, "\"moved\":") > 1'000);
+  CHECK(numberAfter(found, "\"moved\":") > 1'000);
 }
 
-void theSizeHasABound() {
-  Summary summary(1, nobody);
+void theSummarySizeIsBounded() {
+  Summary summary(1, no_groups);
   foldKinds(summary, 200, 300'000);
   const std::string found = text(summary);
   CHECK(found.size() <= kLimit);
   CHECK(found.size() > kLimit / 2); // no more was merged than needed
-  CHECK(numberBehind(found, "\"moved\":") > 0);
+  CHECK(numberAfter(found, "\"moved\":") > 0);
   countsAddUp(found, 300'000, 200);
   const std::string smaller = text(summary, 200'000);
   CHECK(smaller.size() <= 200'000);
@@ -326,16 +326,16 @@ std::map<uint64_t, uint64_t> issuesByOp(const std::string& found) {
   std::map<uint64_t, uint64_t> issues;
   const std::string name = "{\"op\":";
   for (size_t at = 0; (at = found.find(name, at)) != std::string::npos; ++at) {
-    issues[numberBehind(found.substr(at, 200), name)] +=
-        numberBehind(found.substr(at, 200), "\"count\":");
+    issues[numberAfter(found.substr(at, 200), name)] +=
+        numberAfter(found.substr(at, 200), "\"count\":");
   }
   return issues;
 }
 
 // An operation's sums never shrink, even if its rare combinations of group and
 // size lose their own places.
-void anOperationKeepsItsCounts() {
-  Summary summary(1, nobody);
+void countsOfAnOperationNeverShrink() {
+  Summary summary(1, no_groups);
   fold(summary, {issue(1, 1'000, 64, Op::kBarrier)});
   std::mt19937_64 random(3);
   for (uint64_t id = 2; id <= 50'000; ++id) {
@@ -355,7 +355,7 @@ void anOperationKeepsItsCounts() {
 }
 
 // 0.1 % of a core, within the minimum and maximum interval.
-void writingOftenStaysCheap() {
+void theSummaryIntervalBoundsItsCost() {
   CHECK_EQ(untilNextSummaryNs(0), 800'000'000u);
   CHECK_EQ(untilNextSummaryNs(799'999), 800'000'000u);
   CHECK_EQ(untilNextSummaryNs(2'000'000), 2'000'000'000u);
@@ -368,16 +368,16 @@ void writingOftenStaysCheap() {
 int main() {
   operationsAreJoinedInAnyOrder();
   operationsWithoutAnEnd();
-  aDeviceMayTellItsEnd();
+  completionsFromDeviceEventsCount();
   pointToPointEndsWithItsWait();
-  openOperationsAgeOut();
-  stepsAreSplit();
-  waitsAreSharedOutOverPhases();
-  pausesAreTold();
-  stepsWithAGapAreLeftOut();
-  moreKindsThanPlaces();
-  theSizeHasABound();
-  anOperationKeepsItsCounts();
-  writingOftenStaysCheap();
+  openOperationsBeyondTheLimitAreUnfinished();
+  stepTimeIsSplitByPhase();
+  waitsAreSplitAcrossPhases();
+  pausesAreCountedByPhase();
+  stepsNextToAMissingBoundaryAreNotCounted();
+  kindsBeyondTheLimitAreMerged();
+  theSummarySizeIsBounded();
+  countsOfAnOperationNeverShrink();
+  theSummaryIntervalBoundsItsCost();
   return check::report();
 }

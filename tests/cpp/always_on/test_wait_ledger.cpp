@@ -115,7 +115,7 @@ void aCollectiveIsSplitAtTheLastArrival() {
 }
 
 // Clocks of two hosts may differ by more than the last rank's delay.
-void aWaitEndsWithTheCollective() {
+void aWaitForALateRankEndsWithTheCollective() {
   Pair ranks;
   ranks.early.issue(3, 1 * kMs);
   ranks.late.issue(3, 21 * kMs);
@@ -127,7 +127,7 @@ void aWaitEndsWithTheCollective() {
   CHECK_EQ(early[0].wire_ns, 0u);
 }
 
-void aBackwardPassHasItsBuckets() {
+void bucketEndsAreFoundByGraphTask() {
   Pair ranks;
   const uint64_t graph_task = 7;
   std::vector<BucketEnd> found;
@@ -145,7 +145,7 @@ void aBackwardPassHasItsBuckets() {
 
 // On a device, a rank arrives at a collective when its stream reaches it. Both
 // ranks record this later, one of them before the issue.
-void onADeviceARankArrivesWithItsStream() {
+void onADeviceARankArrivesWhenItsStreamDoes() {
   Pair ranks;
   const auto issue = [](Rank& rank, uint64_t at_ns) {
     Record record;
@@ -180,7 +180,7 @@ void onADeviceARankArrivesWithItsStream() {
 
 // Two buckets of equal size are copied at the end of a window of 10 ms. The
 // second was complete after 6 ms, which leaves 4 ms for its copy.
-void theRestOfAFinalisationIsCopying() {
+void copyTimeFollowsFromTheBucketEnds() {
   CHECK_EQ(copyingNs(10, {{6, 100}}), 4.0);
   CHECK_EQ(copyingNs(10, {{2, 100}, {6, 100}}), 8.0);
   CHECK_EQ(copyingNs(10, {{-5, 100}, {-3, 100}}), 10.0);
@@ -188,11 +188,11 @@ void theRestOfAFinalisationIsCopying() {
 }
 
 // Checks for which rank each of four ranks waited.
-void waitsFor(
+void checkWaits(
     Op op,
     const std::vector<uint64_t>& issue_ms,
     const std::vector<uint64_t>& end_ms,
-    const std::vector<std::pair<uint32_t, uint64_t>>& waited_for) {
+    const std::vector<std::pair<uint32_t, uint64_t>>& expected_waits) {
   const std::shared_ptr<ArrivalBoard> board = ArrivalBoard::create(1);
   std::vector<std::unique_ptr<Rank>> ranks;
   for (uint32_t rank = 0; rank < 4; ++rank) {
@@ -202,22 +202,22 @@ void waitsFor(
   for (uint32_t rank = 0; rank < 4; ++rank) {
     const auto found = ranks[rank]->ledger.resolve(kBegin + 100 * kMs);
     CHECK_EQ(found.size(), 1u);
-    const auto [late, wait_ms] = waited_for[rank];
+    const auto [last, wait_ms] = expected_waits[rank];
     CHECK_EQ(found[0].wait_ns, wait_ms * kMs);
-    CHECK(ranks[rank]->holds("\"last\":[{\"rank\":" + std::to_string(late)));
+    CHECK(ranks[rank]->holds("\"last\":[{\"rank\":" + std::to_string(last)));
   }
 }
 
 // gloo's tree from root 0: rank 1 sends to rank 3, and no other rank waits for
 // that leaf.
-void aLateRootIsWaitedForThoughALeafComesLater() {
+void onlyTheParentOfALateLeafWaitsForIt() {
   const std::vector<uint64_t> issue_ms{20, 5, 5, 50};
-  waitsFor(
+  checkWaits(
       Op::kBroadcast,
       issue_ms,
       {30, 55, 30, 55},
       {{0, 0}, {3, 45}, {0, 15}, {3, 0}});
-  waitsFor(
+  checkWaits(
       Op::kScatter,
       issue_ms,
       {55, 30, 30, 55},
@@ -225,8 +225,8 @@ void aLateRootIsWaitedForThoughALeafComesLater() {
 }
 
 // In a reduce, a rank may wait for any other that arrives before its end.
-void whoIsDoneEarlyWaitedForNobodyWhoCameLater() {
-  waitsFor(
+void aRankThatFinishedEarlyIsNotChargedForLaterArrivals() {
+  checkWaits(
       Op::kReduce,
       {1, 3, 2, 9},
       {4, 12, 12, 12},
@@ -296,7 +296,7 @@ void aFinalisationIsSplitAtTheDecidingBucket() {
   CHECK(ranks.early.holds("\"exposed_wire\":" + histogram({5 * kMs})));
 }
 
-void whoNeverComesIsNotWaitedForForEver() {
+void aMissingArrivalIsGivenUpAfterATimeout() {
   Pair ranks;
   ranks.early.issue(1, 1 * kMs);
   ranks.early.end(1, 2 * kMs);
@@ -305,10 +305,10 @@ void whoNeverComesIsNotWaitedForForEver() {
        kBegin + 3 * kMs,
        1 * kMs,
        {{kBegin + 1 * kMs, kBegin + 2 * kMs, 1 * kMs, 1, 0}}});
-  const uint64_t patience_ns = WaitLedger::kPatienceNs;
-  ranks.early.ledger.resolve(kBegin + patience_ns);
+  const uint64_t timeout_ns = WaitLedger::kPatienceNs;
+  ranks.early.ledger.resolve(kBegin + timeout_ns);
   CHECK(ranks.early.ledger.pending());
-  ranks.early.ledger.resolve(kBegin + patience_ns + 10 * kMs);
+  ranks.early.ledger.resolve(kBegin + timeout_ns + 10 * kMs);
   CHECK(!ranks.early.ledger.pending());
   CHECK(ranks.early.holds(
       "\"known\":0,\"unknown\":1,\"without_place\":0,\"unsplit_steps\":1,"
@@ -319,7 +319,7 @@ void whoNeverComesIsNotWaitedForForEver() {
 
 // The exposed time of a step that may still be split is not counted in any part
 // yet, so the sums of all parts only grow.
-void aStepIsUnsplitOnlyOnceNothingMoreCanCome() {
+void aStepCountsAsUnsplitOnlyAfterTheTimeout() {
   Pair ranks;
   const auto step = [&](uint64_t op_id) {
     const uint64_t at_ns = kBegin + op_id * 10 * kMs;
@@ -331,11 +331,11 @@ void aStepIsUnsplitOnlyOnceNothingMoreCanCome() {
          {{at_ns + 1 * kMs, at_ns + 8 * kMs, 7 * kMs, op_id, 0}}});
   };
   step(1); // at which rank 1 never arrives
-  const uint64_t patience_ns = WaitLedger::kPatienceNs;
+  const uint64_t timeout_ns = WaitLedger::kPatienceNs;
   ranks.early.ledger.resolve(kBegin + 20 * kMs);
   ranks.early.ledger.resolve(kBegin + 21 * kMs);
   CHECK(ranks.early.holds("\"unsplit_steps\":0,\"unsplit_ns\":0}"));
-  ranks.early.ledger.resolve(kBegin + patience_ns + 20 * kMs);
+  ranks.early.ledger.resolve(kBegin + timeout_ns + 20 * kMs);
   CHECK(ranks.early.holds("\"unsplit_steps\":1,\"unsplit_ns\":7000000}"));
   step(2);
   ranks.late.issue(2, 25 * kMs);
@@ -349,7 +349,7 @@ void aStepIsUnsplitOnlyOnceNothingMoreCanCome() {
 }
 
 // Without a board, nothing is kept.
-void aloneNothingIsKnown() {
+void withoutABoardArrivalsAreUnknown() {
   Rank alone(nullptr, 0);
   alone.issue(1, 1 * kMs);
   alone.end(1, 2 * kMs);
@@ -371,7 +371,7 @@ void aloneNothingIsKnown() {
 }
 
 // The board has kMaxGroups places; one more group's arrivals are unknown.
-void aGroupWithoutAPlaceIsCounted() {
+void operationsOfGroupsWithoutAPlaceAreCounted() {
   Pair ranks;
   const uint32_t groups = ArrivalBoard::kMaxGroups + 1;
   uint64_t op_id = 0;
@@ -396,7 +396,7 @@ void aGroupWithoutAPlaceIsCounted() {
       ",\"unknown\":1,\"without_place\":1,"));
 }
 
-void memoryHasABound() {
+void memoryIsBounded() {
   Pair ranks;
   const uint64_t count = 3 * WaitLedger::kMaxOpen;
   for (uint64_t id = 1; id <= count; ++id) {
@@ -414,7 +414,7 @@ void memoryHasABound() {
 
 // Rank 1 is on another host, whose clock is known within 250 ns; rank 0's clock
 // is 1,000 blocks of time ahead of this one.
-void acrossHostsTheClocksErrorIsKept() {
+void theClockErrorAcrossHostsIsRecorded() {
   const std::shared_ptr<ArrivalBoard> board = ArrivalBoard::create(1);
   const int64_t offset_ns = int64_t(1'000 * LateRanks::kFirstBlockNs);
   board->setLinks({true, offset_ns, 3, 2, 7});
@@ -425,7 +425,7 @@ void acrossHostsTheClocksErrorIsKept() {
   for (uint32_t place = 0; !group; ++place) {
     group = board->at(place, key);
   }
-  CHECK(group.standFor({key, 1, 2, 1}, 250));
+  CHECK(group.beginPostingFor({key, 1, 2, 1}, 250));
   group.post(3, kBegin + 21 * kMs);
   early.end(3, 24 * kMs);
   early.ledger.takeStep(
@@ -450,20 +450,20 @@ void acrossHostsTheClocksErrorIsKept() {
 
 int main() {
   aCollectiveIsSplitAtTheLastArrival();
-  aWaitEndsWithTheCollective();
-  aBackwardPassHasItsBuckets();
-  onADeviceARankArrivesWithItsStream();
-  theRestOfAFinalisationIsCopying();
-  aLateRootIsWaitedForThoughALeafComesLater();
-  whoIsDoneEarlyWaitedForNobodyWhoCameLater();
+  aWaitForALateRankEndsWithTheCollective();
+  bucketEndsAreFoundByGraphTask();
+  onADeviceARankArrivesWhenItsStreamDoes();
+  copyTimeFollowsFromTheBucketEnds();
+  onlyTheParentOfALateLeafWaitsForIt();
+  aRankThatFinishedEarlyIsNotChargedForLaterArrivals();
   aSenderWaitsForItsReceiver();
   aWaitIsSplitWhenItsStepIsOver();
   aFinalisationIsSplitAtTheDecidingBucket();
-  acrossHostsTheClocksErrorIsKept();
-  whoNeverComesIsNotWaitedForForEver();
-  aStepIsUnsplitOnlyOnceNothingMoreCanCome();
-  aloneNothingIsKnown();
-  aGroupWithoutAPlaceIsCounted();
-  memoryHasABound();
+  theClockErrorAcrossHostsIsRecorded();
+  aMissingArrivalIsGivenUpAfterATimeout();
+  aStepCountsAsUnsplitOnlyAfterTheTimeout();
+  withoutABoardArrivalsAreUnknown();
+  operationsOfGroupsWithoutAPlaceAreCounted();
+  memoryIsBounded();
   return check::report();
 }

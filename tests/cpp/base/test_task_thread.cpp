@@ -32,25 +32,25 @@ void tasksRunInOrder() {
   CHECK(!thread.runHere([] {}));
 }
 
-void aTaskRunsHereOnlyWhereNothingIsBeforeIt() {
+void runHereRunsOnlyIfNoTaskIsPending() {
   TaskThread thread("test-tasks");
-  const pid_t here = gettid();
-  CHECK(thread.runHere([here] { CHECK_EQ(gettid(), here); }));
-  std::promise<void> begun, go;
+  const pid_t caller_id = gettid();
+  CHECK(thread.runHere([caller_id] { CHECK_EQ(gettid(), caller_id); }));
+  std::promise<void> begun, release;
   thread.post([&] {
     begun.set_value();
-    go.get_future().wait();
+    release.get_future().wait();
   });
   begun.get_future().wait();
   CHECK(!thread.runHere([] { CHECK(false); })); // one is running
   std::atomic<bool> done{false};
   thread.post([&] { done = true; });
-  go.set_value();
+  release.set_value();
   CHECK(thread.stop(milliseconds(10000)));
   CHECK(done);
 }
 
-void nothingRunsBesideATaskThatRunsHere() {
+void postedTasksWaitForATaskThatRunsHere() {
   TaskThread thread("test-tasks");
   bool posted_ran = false;
   CHECK(thread.runHere([&] {
@@ -62,7 +62,7 @@ void nothingRunsBesideATaskThatRunsHere() {
   CHECK(posted_ran);
 }
 
-void aBusyThreadIsLeftAlone() {
+void stopAbandonsABusyThread() {
   const auto release = std::make_shared<std::promise<void>>();
   const auto ended = std::make_shared<std::promise<void>>();
   {
@@ -77,14 +77,14 @@ void aBusyThreadIsLeftAlone() {
   ended->get_future().wait();
 }
 
-void aForkedChildHasNoThread() {
+void callsFailInAForkedChild() {
   TaskThread thread("test-tasks");
   CHECK(!thread.forked());
   const pid_t child = fork();
   if (child == 0) {
-    const bool told = thread.forked() && !thread.post([] {}) &&
+    const bool all_calls_fail = thread.forked() && !thread.post([] {}) &&
         !thread.runHere([] {}) && !thread.stop(milliseconds(10000));
-    _exit(told ? 0 : 1);
+    _exit(all_calls_fail ? 0 : 1);
   }
   int status = -1;
   waitpid(child, &status, 0);
@@ -95,9 +95,9 @@ void aForkedChildHasNoThread() {
 
 int main() {
   tasksRunInOrder();
-  aTaskRunsHereOnlyWhereNothingIsBeforeIt();
-  nothingRunsBesideATaskThatRunsHere();
-  aBusyThreadIsLeftAlone();
-  aForkedChildHasNoThread();
+  runHereRunsOnlyIfNoTaskIsPending();
+  postedTasksWaitForATaskThatRunsHere();
+  stopAbandonsABusyThread();
+  callsFailInAForkedChild();
   return check::report();
 }

@@ -26,10 +26,10 @@ __tsan_default_options() {
 namespace {
 
 constexpr uint64_t kToken = 0x1234567890abcdef;
-constexpr const char* kHere = "127.0.0.1";
+constexpr const char* kLoopback = "127.0.0.1";
 
 ClockFollowerOptions options(uint16_t port, uint32_t interval_ms = 20) {
-  return {kHere, port, kToken, /*rank=*/1, interval_ms, /*pings=*/16};
+  return {kLoopback, port, kToken, /*rank=*/1, interval_ms, /*pings=*/16};
 }
 
 void sleepMs(int ms) {
@@ -39,14 +39,14 @@ void sleepMs(int ms) {
 // Returns the clock records that are written while `body` runs.
 std::vector<Record> recorded(const std::function<void()>& body) {
   const trace_file::Directory directory;
-  RecorderOptions to;
-  to.trace_path = directory / "rank_1.trace";
-  to.metadata_json = "{}";
-  to.session = 1;
-  Recorder::instance().start(to);
+  RecorderOptions recorder_options;
+  recorder_options.trace_path = directory / "rank_1.trace";
+  recorder_options.metadata_json = "{}";
+  recorder_options.session = 1;
+  Recorder::instance().start(recorder_options);
   body();
   Recorder::instance().stop();
-  return trace_file::read(to.trace_path).records;
+  return trace_file::read(recorder_options.trace_path).records;
 }
 
 ClockMessage answer(
@@ -57,7 +57,7 @@ ClockMessage answer(
   return {magic, 1, kToken, 1, asked, received, answered};
 }
 
-void theMiddleOfWhatIsPossible() {
+void theOffsetIsTheMiddleOfThePossibleRange() {
   // The question and the answer each took at most 100: 5000 +- 100.
   const ClockSample ahead = sampleOf(answer(1000, 6100, 6150), 1250);
   CHECK_EQ(ahead.offset_ns, 5000);
@@ -68,25 +68,25 @@ void theMiddleOfWhatIsPossible() {
   CHECK_EQ(behind.offset_ns, -5005); // between -5020 and -4990
   CHECK_EQ(behind.error_ns, 16u);
   // A difference whose signed sum of two times would overflow.
-  const uint64_t late = uint64_t(1) << 63;
+  const uint64_t far_ns = uint64_t(1) << 63;
   CHECK_EQ(
-      sampleOf(answer(late, 100, 100), late).offset_ns,
-      -int64_t(late - 1) + 99);
+      sampleOf(answer(far_ns, 100, 100), far_ns).offset_ns,
+      -int64_t(far_ns - 1) + 99);
   // Times out of order are no sample.
   CHECK_EQ(sampleOf(answer(1000, 6100, 6050), 1250).round_trip_ns, 0u);
   CHECK_EQ(sampleOf(answer(1000, 6100, 6400), 1250).round_trip_ns, 0u);
   CHECK_EQ(sampleOf(answer(1000, 6100, 6150), 900).round_trip_ns, 0u);
 }
 
-void oneClockHasOffsetZero() {
+void theOffsetWithinOneProcessIsZero() {
   ClockSync& sync = ClockSync::instance();
   const uint64_t begin_ns = nowNs();
   const auto records = recorded([&] {
-    const ClockServer server = sync.serve(kHere, kToken, 2);
+    const ClockServer server = sync.serve(kLoopback, kToken, 2);
     CHECK_EQ(server.token, kToken);
     // A second call returns the open server.
-    CHECK_EQ(sync.serve(kHere, kToken + 1, 2).port, server.port);
-    CHECK_EQ(sync.serve(kHere, kToken + 1, 2).token, kToken);
+    CHECK_EQ(sync.serve(kLoopback, kToken + 1, 2).port, server.port);
+    CHECK_EQ(sync.serve(kLoopback, kToken + 1, 2).token, kToken);
     sync.follow(options(server.port));
     sync.follow(options(server.port)); // already follows
     sleepMs(300);
@@ -116,22 +116,22 @@ bool isAnswered(const UdpSocket& socket, const void* data, size_t size) {
   return false;
 }
 
-void strangersGetNoAnswer() {
-  const ClockResponder responder(kHere, kToken, 2);
-  const UdpSocket socket = UdpSocket::connected(kHere, responder.port());
+void invalidQuestionsGetNoAnswer() {
+  const ClockResponder responder(kLoopback, kToken, 2);
+  const UdpSocket socket = UdpSocket::connected(kLoopback, responder.port());
   ClockMessage good = answer(nowNs(), 0, 0, ClockMessage::kAsks);
-  ClockMessage stranger = good;
-  stranger.token ^= 1;
+  ClockMessage wrong_token = good;
+  wrong_token.token ^= 1;
   ClockMessage no_such_rank = good;
   no_such_rank.rank = 2;
   ClockMessage no_question = good;
   no_question.magic = ClockMessage::kAnswers;
-  const ClockMessage two[2] = {good, good};
-  CHECK(!isAnswered(socket, &stranger, sizeof(stranger)));
+  const ClockMessage two_questions[2] = {good, good};
+  CHECK(!isAnswered(socket, &wrong_token, sizeof(wrong_token)));
   CHECK(!isAnswered(socket, &no_such_rank, sizeof(no_such_rank)));
   CHECK(!isAnswered(socket, &no_question, sizeof(no_question)));
   CHECK(!isAnswered(socket, &good, sizeof(good) - 1));
-  CHECK(!isAnswered(socket, &two, sizeof(two)));
+  CHECK(!isAnswered(socket, &two_questions, sizeof(two_questions)));
   CHECK(!isAnswered(socket, "", 0));
   CHECK(isAnswered(socket, &good, sizeof(good)));
 }
@@ -151,29 +151,29 @@ size_t recordsFrom(uint16_t port, const std::function<void()>& act) {
 }
 
 void withoutRankZeroThereIsNoOffset() {
-  uint16_t closed = 0;
+  uint16_t closed_port = 0;
   {
-    const UdpSocket gone = UdpSocket::bound(kHere);
-    closed = gone.port();
+    const UdpSocket gone = UdpSocket::bound(kLoopback);
+    closed_port = gone.port();
   }
-  CHECK_EQ(recordsFrom(closed, [] { sleepMs(100); }), 0u);
-  const UdpSocket silent = UdpSocket::bound(kHere);
-  CHECK_EQ(recordsFrom(silent.port(), [] { sleepMs(100); }), 0u);
+  CHECK_EQ(recordsFrom(closed_port, [] { sleepMs(100); }), 0u);
+  const UdpSocket silent_socket = UdpSocket::bound(kLoopback);
+  CHECK_EQ(recordsFrom(silent_socket.port(), [] { sleepMs(100); }), 0u);
   CHECK_THROWS(std::invalid_argument, UdpSocket::bound("no.such.host"));
   CHECK_THROWS(std::exception, ClockResponder("192.0.2.1", kToken, 2));
 }
 
 // Replies that are not the answer to the question asked.
 void falseAnswersAreIgnored() {
-  const UdpSocket liar = UdpSocket::bound(kHere);
-  const auto lie = [&] {
+  const UdpSocket fake_server = UdpSocket::bound(kLoopback);
+  const auto sendFalseAnswers = [&] {
     for (int i = 0; i < 60; ++i) {
       ClockMessage message;
       sockaddr_storage from;
       socklen_t length = sizeof(from);
       auto* to = reinterpret_cast<sockaddr*>(&from);
       if (recvfrom(
-              liar.fd(),
+              fake_server.fd(),
               &message,
               sizeof(message),
               MSG_DONTWAIT,
@@ -188,7 +188,7 @@ void falseAnswersAreIgnored() {
         message.magic = ClockMessage::kAnswers;
         message.received_ns = message.answered_ns = asked.asked_ns + 12345;
         change(message);
-        sendto(liar.fd(), &message, sizeof(message), 0, to, length);
+        sendto(fake_server.fd(), &message, sizeof(message), 0, to, length);
       };
       reply([](ClockMessage& m) { m.token += 1; });
       reply([](ClockMessage& m) { m.number -= 1; });
@@ -198,12 +198,12 @@ void falseAnswersAreIgnored() {
       reply([](ClockMessage& m) { m.answered_ns -= 10; });
     }
   };
-  CHECK_EQ(recordsFrom(liar.port(), lie), 0u);
+  CHECK_EQ(recordsFrom(fake_server.port(), sendFalseAnswers), 0u);
 }
 
-void rankZeroMayDie() {
+void unfollowWorksAfterRankZeroHasEnded() {
   ClockSync& sync = ClockSync::instance();
-  auto responder = std::make_unique<ClockResponder>(kHere, kToken, 2);
+  auto responder = std::make_unique<ClockResponder>(kLoopback, kToken, 2);
   const auto records = recorded([&] {
     sync.follow(options(responder->port()));
     sleepMs(200);
@@ -223,17 +223,17 @@ size_t openFiles() {
   return count;
 }
 
-void aForkedChildHasNoneOfIt() {
+void aForkedChildInheritsNoClockSockets() {
   ClockSync& sync = ClockSync::instance();
-  const size_t before = openFiles();
-  const ClockServer server = sync.serve(kHere, kToken, 2);
+  const size_t open_before = openFiles();
+  const ClockServer server = sync.serve(kLoopback, kToken, 2);
   sync.follow(options(server.port));
   for (int i = 0; i < 5; ++i) {
     sleepMs(5); // the threads are running
     const pid_t pid = fork();
     if (pid == 0) {
       check::failed = 0;
-      CHECK_EQ(openFiles(), before);
+      CHECK_EQ(openFiles(), open_before);
       sync.unfollow();
       sync.stop();
       _exit(check::failed == 0 ? 0 : 1);
@@ -243,13 +243,13 @@ void aForkedChildHasNoneOfIt() {
     CHECK_EQ(status, 0);
   }
   sync.stop();
-  CHECK_EQ(openFiles(), before);
+  CHECK_EQ(openFiles(), open_before);
 }
 
 // Checks that the two clock threads block signals, which other threads handle.
-void signalsBelongToOthers() {
+void clockThreadsBlockSignals() {
   ClockSync& sync = ClockSync::instance();
-  sync.follow(options(sync.serve(kHere, kToken, 2).port));
+  sync.follow(options(sync.serve(kLoopback, kToken, 2).port));
   sleepMs(20); // until they have their names
   int threads = 0;
   for (const auto& task :
@@ -272,13 +272,13 @@ void signalsBelongToOthers() {
 } // namespace
 
 int main() {
-  theMiddleOfWhatIsPossible();
-  oneClockHasOffsetZero();
-  strangersGetNoAnswer();
+  theOffsetIsTheMiddleOfThePossibleRange();
+  theOffsetWithinOneProcessIsZero();
+  invalidQuestionsGetNoAnswer();
   withoutRankZeroThereIsNoOffset();
   falseAnswersAreIgnored();
-  rankZeroMayDie();
-  aForkedChildHasNoneOfIt();
-  signalsBelongToOthers();
+  unfollowWorksAfterRankZeroHasEnded();
+  aForkedChildInheritsNoClockSockets();
+  clockThreadsBlockSignals();
   return check::report();
 }

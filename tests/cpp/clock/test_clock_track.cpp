@@ -16,7 +16,7 @@ ClockSample sample(uint64_t at_s, int64_t offset_ns, uint64_t error_ns = 100) {
   return {kBegin + at_s * kSecond, offset_ns, error_ns, 2 * error_ns};
 }
 
-void nothingIsKnownBeforeTheFirst() {
+void nothingIsKnownBeforeTheFirstComparison() {
   ClockTrack track;
   CHECK(!track.line());
   track.setSame();
@@ -27,7 +27,7 @@ void nothingIsKnownBeforeTheFirst() {
 }
 
 // Drift is bounded only by the kernel's maximum correction, 500 ppm.
-void oneComparisonTellsNoDrift() {
+void oneComparisonGivesNoDrift() {
   ClockTrack track;
   track.add(sample(0, -3'000'000));
   const ClockLine line = *track.line();
@@ -41,7 +41,7 @@ void oneComparisonTellsNoDrift() {
 }
 
 // 1,000 ns in 10 s, known to (100 + 100) / 10 s, plus 1 ppm if unobserved.
-void twoComparisonsTellTheDrift() {
+void twoComparisonsGiveTheDrift() {
   ClockTrack track;
   track.add(sample(0, 0));
   track.add(sample(10, 1'000));
@@ -53,7 +53,7 @@ void twoComparisonsTellTheDrift() {
   CHECK(error_ns >= 100 + 200 + 10'000 && error_ns <= 100 + 200 + 10'001);
 }
 
-void aDisturbedComparisonIsLeftOut() {
+void anInaccurateComparisonIsIgnored() {
   ClockTrack track;
   track.add(sample(0, 0));
   track.add(sample(10, 1'000));
@@ -63,7 +63,7 @@ void aDisturbedComparisonIsLeftOut() {
   CHECK_EQ(track.line()->at_ns, kBegin + 20 * kSecond);
 }
 
-void aContradictionBeginsANewLine() {
+void aContradictingComparisonStartsANewLine() {
   ClockTrack track;
   track.add(sample(0, 0));
   track.add(sample(10, 1'000));
@@ -74,7 +74,7 @@ void aContradictionBeginsANewLine() {
 }
 
 // The drift is that of the last kKept comparisons, 7 s, after a slower period.
-void theOldestAreForgotten() {
+void theOldestComparisonsAreDropped() {
   ClockTrack track;
   for (uint64_t s = 0; s <= 30; ++s) {
     track.add(sample(s, s < 10 ? 0 : int64_t(s - 10) * 100));
@@ -84,7 +84,7 @@ void theOldestAreForgotten() {
 }
 
 // Clocks of machines that were started years apart.
-void farOffsets() {
+void largeOffsetsAreExact() {
   ClockTrack track;
   const int64_t offset_ns = -(int64_t(1) << 62);
   track.add({uint64_t(1) << 63, offset_ns, 10, 20});
@@ -97,12 +97,12 @@ void farOffsets() {
 } // namespace
 
 int main() {
-  nothingIsKnownBeforeTheFirst();
-  oneComparisonTellsNoDrift();
-  twoComparisonsTellTheDrift();
-  aDisturbedComparisonIsLeftOut();
-  aContradictionBeginsANewLine();
-  theOldestAreForgotten();
-  farOffsets();
+  nothingIsKnownBeforeTheFirstComparison();
+  oneComparisonGivesNoDrift();
+  twoComparisonsGiveTheDrift();
+  anInaccurateComparisonIsIgnored();
+  aContradictingComparisonStartsANewLine();
+  theOldestComparisonsAreDropped();
+  largeOffsetsAreExact();
   return check::report();
 }

@@ -19,7 +19,7 @@ bool contains(const std::string& text, const std::string& part) {
   return true;
 }
 
-std::vector<Options> compressed() {
+std::vector<Options> compressingOptions() {
   return {
       optionsOf("fp16"),
       optionsOf("bf16"),
@@ -65,7 +65,7 @@ void checkNonfinite(const Options& options, float value, size_t n) {
 }
 
 // Without a scheme, the bucket holds the sums of non-finite values.
-void checkNonfinitePlain() {
+void checkNonfiniteUncompressed() {
   World world(2, optionsOf("none"));
   Gradients gradients(2, std::vector<float>{1, 2, 3});
   gradients[1][2] = INFINITY;
@@ -155,7 +155,7 @@ void checkDamagedHeaders() {
   }
 }
 
-void checkVersion() {
+void checkHeaderVersion() {
   HeaderBytes bytes = pack(Header{});
   CHECK_EQ(unpack(bytes, 0, 0).n, 0u);
   CHECK_THROWS(PayloadError, unpack(std::span(bytes).first(31), 0, 0));
@@ -172,7 +172,7 @@ void checkVersion() {
 // Damages payloads: nothing may be read or written out of bounds (sanitizers
 // detect this). Detected damage must be named: checksums detect all of it, and
 // topk also random bytes without checksums.
-void checkFuzz(const Options& options, bool noticed) {
+void checkDamagedPayloads(const Options& options, bool detected) {
   std::mt19937 random(3);
   for (int round = 0; round < (check::kThreadSanitized ? 6 : 40); ++round) {
     World world(3, options);
@@ -191,8 +191,8 @@ void checkFuzz(const Options& options, bool noticed) {
         };
     Gradients gradients = someGradients(3, kValues, 1);
     const auto errors = world.tryRun(gradients, someSlots(kValues), 0);
-    const bool places = options.scheme == "topk" && round % 2 == 1;
-    if (noticed || places) {
+    const bool invalid_places = options.scheme == "topk" && round % 2 == 1;
+    if (detected || invalid_places) {
       CHECK_THROWS(
           PayloadError, if (errors[0]) std::rethrow_exception(errors[0]));
       CHECK(contains(messageOf(errors[0]), "rank 1, bucket 0: "));
@@ -203,17 +203,17 @@ void checkFuzz(const Options& options, bool noticed) {
 // Checks that any failed transfer throws on its rank, without leaks.
 void checkTransportFailures(const Options& options) {
   const size_t n = 20000;
-  Options pieces = options;
-  pieces.piece_bytes = 4096;
+  Options options_in_pieces = options;
+  options_in_pieces.piece_bytes = 4096;
   for (uint64_t at = 0; at < 8; ++at) {
-    World world(2, pieces);
+    World world(2, options_in_pieces);
     std::atomic<bool> failed{false};
     world.group().fails = [&](int rank, uint64_t sequence) {
-      const bool now = rank == 1 && sequence == at;
-      if (now) {
+      const bool fail_now = rank == 1 && sequence == at;
+      if (fail_now) {
         failed = true;
       }
-      return now;
+      return fail_now;
     };
     Gradients gradients = someGradients(2, n, 1);
     const auto errors = world.tryRun(gradients, someSlots(n), 0);
@@ -240,7 +240,7 @@ void checkBadBuckets() {
 } // namespace
 
 int main() {
-  for (const Options& options : compressed()) {
+  for (const Options& options : compressingOptions()) {
     checkNonfinite(options, NAN, kValues);
     if (!check::kThreadSanitized) { // no additional races
       for (const float value : {INFINITY, -INFINITY, 3e38f}) {
@@ -251,23 +251,23 @@ int main() {
   }
   for (const char* scheme : {"fp16", "bf16", "int8", "int4", "topk"}) {
     for (const double feedback : {0.0, 1.0}) {
-      Options pieces = optionsOf(scheme, {{"feedback", feedback}});
-      pieces.piece_bytes = 512; // one of many pieces has the value
-      checkNonfinite(pieces, INFINITY, kValues);
+      Options options_in_pieces = optionsOf(scheme, {{"feedback", feedback}});
+      options_in_pieces.piece_bytes = 512; // one of many pieces has the value
+      checkNonfinite(options_in_pieces, INFINITY, kValues);
     }
   }
   checkNonfinite(optionsOf("topk", {{"ratio", 0.9}}), NAN, kValues); // all sent
   for (const char* scheme : {"topk", "powersgd"}) {
     checkNonfinite(optionsOf(scheme), NAN, 100); // sent losslessly
   }
-  checkNonfinitePlain();
+  checkNonfiniteUncompressed();
   checkTransportFailures(optionsOf("none"));
   checkDisagreements();
   checkDamagedHeaders();
-  checkVersion();
+  checkHeaderVersion();
   for (const char* scheme : {"fp16", "bf16", "int8", "int4", "topk"}) {
-    checkFuzz(optionsOf(scheme), false);
-    checkFuzz(optionsOf(scheme, {{"checksum", 1}}), true);
+    checkDamagedPayloads(optionsOf(scheme), false);
+    checkDamagedPayloads(optionsOf(scheme, {{"checksum", 1}}), true);
   }
   checkBadBuckets();
   return check::report();

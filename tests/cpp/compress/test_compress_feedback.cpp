@@ -9,7 +9,7 @@ namespace {
 
 constexpr size_t kValues = 5000;
 
-std::vector<Options> withFeedback() {
+std::vector<Options> optionsWithFeedback() {
   return {
       optionsOf("topk"),
       optionsOf("topk", {{"ratio", 0.6}}), // all values as fp16
@@ -90,7 +90,7 @@ void checkConservation(const Options& options, int size) {
 
 // Step 0 has one bucket in the order of definition, step 1 several in reverse
 // order, as with DDP. Parameters must keep their residuals.
-void checkRebuild(const Options& options) {
+void checkBucketRebuild(const Options& options) {
   const std::vector<Slot> first{
       {0, 0, 4096, 64, 64}, {1, 4096, 64, 64, 0}, {2, 4160, 6000, 100, 60}};
   const std::vector<Slot> second{{2, 0, 6000, 100, 60}, {1, 6000, 64, 64, 0}};
@@ -132,7 +132,7 @@ void checkRebuild(const Options& options) {
 
 // Checks that moving a parameter's residual does not change it: a bucket with a
 // NaN leaves all state unchanged but creates the new arenas.
-void checkMoveIsExact() {
+void checkMovedResidualsAreUnchanged() {
   const std::vector<Slot> first{
       {0, 0, 5000, 5000, 0}, {1, 5000, 3000, 3000, 0}};
   const std::vector<Slot> swapped{
@@ -152,20 +152,20 @@ void checkMoveIsExact() {
   }
 }
 
-void checkContinuation(const Options& options) {
+void checkReloadedStateContinuesExactly(const Options& options) {
   const std::vector<Slot> slots = someSlots(kValues);
-  World one(2, options), other(2, options);
+  World original(2, options), reloaded(2, options);
   for (uint64_t step = 0; step < 3; ++step) {
     Gradients gradients = someGradients(2, kValues, uint32_t(step));
-    one.run(gradients, slots, step);
+    original.run(gradients, slots, step);
   }
   for (int rank = 0; rank < 2; ++rank) {
-    other[rank].load(one[rank].state());
+    reloaded[rank].load(original[rank].state());
   }
   for (uint64_t step = 3; step < 6; ++step) {
     Gradients a = someGradients(2, kValues, uint32_t(step)), b = a;
-    one.run(a, slots, step);
-    other.run(b, slots, step);
+    original.run(a, slots, step);
+    reloaded.run(b, slots, step);
     CHECK(sameBits(a[0], b[0]));
   }
 }
@@ -195,7 +195,7 @@ void checkSkippedStep(const Options& options, int size) {
 // Behaves like DDP with find_unused_parameters: the result for a parameter that
 // no rank used is discarded. Rank 0 never uses the third parameter, which the
 // others do.
-void checkUnused(const Options& options) {
+void checkUnusedParameters(const Options& options) {
   const std::vector<Slot> slots{
       {0, 0, 4096, 64, 64}, {1, 4096, 6000, 100, 60}, {2, 10096, 64, 64, 0}};
   constexpr size_t n = 10160;
@@ -229,7 +229,7 @@ void checkUnused(const Options& options) {
 // In some steps, rank 0 does not use the first parameter, but the others do.
 // With two phases, rank 0 sums that part of the bucket, and the sum's rounding
 // error adds to the withheld residual.
-void checkUnusedByOne(const Options& options) {
+void checkParameterUnusedByOneRank(const Options& options) {
   const std::vector<Slot> slots{{0, 0, 4096, 64, 64}, {1, 4096, 9000, 100, 90}};
   constexpr size_t n = 13096;
   World world(3, options);
@@ -291,7 +291,7 @@ void checkLosslessSendsResiduals(
   CHECK_EQ(residualOf(world[0], slots, n)[0], 3.0);
 }
 
-void checkLoadRefusals() {
+void checkInvalidLoadsAreRejected() {
   World world(1, optionsOf("topk"));
   CHECK_THROWS(std::invalid_argument, world[0].load({{0, "q", {1.0f}}}));
   world[0].load({{0, "residual", {1.0f}}});
@@ -305,23 +305,23 @@ void checkLoadRefusals() {
 } // namespace
 
 int main() {
-  for (const Options& options : withFeedback()) {
+  for (const Options& options : optionsWithFeedback()) {
     checkConservation(options, 3);
     checkSkippedStep(options, 3); // in two phases
     if (!check::kThreadSanitized) { // no additional races
-      checkRebuild(options);
-      checkContinuation(options);
+      checkBucketRebuild(options);
+      checkReloadedStateContinuesExactly(options);
       checkSkippedStep(options, 2);
-      checkUnused(options);
-      checkUnusedByOne(options);
+      checkUnusedParameters(options);
+      checkParameterUnusedByOneRank(options);
     }
   }
   checkConservation(optionsOf("int4"), 1);
   checkConservation(optionsOf("topk"), 8);
-  checkMoveIsExact();
+  checkMovedResidualsAreUnchanged();
   checkScaledResiduals();
   checkLosslessSendsResiduals(100, {});
   checkLosslessSendsResiduals(9000, {{"start_step", 2}});
-  checkLoadRefusals();
+  checkInvalidLoadsAreRejected();
   return check::report();
 }

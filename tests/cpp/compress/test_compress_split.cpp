@@ -25,12 +25,12 @@ Options topK(double ratio, std::map<std::string, double> more = {}) {
 
 // Gradients whose largest values are at the same places on all ranks, shifted
 // by `seed`, or at different places on each rank.
-Gradients gradientsAt(int world, uint32_t seed, bool together) {
+Gradients gradientsAt(int world, uint32_t seed, bool same_places) {
   Gradients gradients = someGradients(world, kValues, seed);
   const size_t every = size_t(1 / kRatio);
   for (int rank = 0; rank < world; ++rank) {
-    const size_t own = together ? seed : seed + size_t(rank);
-    for (size_t i = own % every; i < kValues; i += every) {
+    const size_t own_shift = same_places ? seed : seed + size_t(rank);
+    for (size_t i = own_shift % every; i < kValues; i += every) {
       gradients[size_t(rank)][i] += rank % 2 == 0 ? 1.0f : 2.0f;
     }
   }
@@ -45,7 +45,7 @@ uint64_t sentBytes(const World& world) {
   return bytes;
 }
 
-uint64_t toEveryoneBytes(World& world, int size) {
+uint64_t bytesToAllRanks(World& world, int size) {
   return world[0].wireBytes(someSlots(kValues), size) * uint64_t(size);
 }
 
@@ -76,39 +76,40 @@ void checkSharedChoices(int size, std::map<std::string, double> options) {
   const Gradients local = gradients;
   world.run(gradients, someSlots(kValues), 0);
   // k to owners and k back, each (W - 1) / W, instead of k to W - 1 others.
-  const double saved =
-      double(sentBytes(world)) / double(toEveryoneBytes(world, size));
-  CHECK(saved > 1.9 / size && saved < 2.2 / size);
+  const double sent_share =
+      double(sentBytes(world)) / double(bytesToAllRanks(world, size));
+  CHECK(sent_share > 1.9 / size && sent_share < 2.2 / size);
   CHECK(relativeError(meanOfChosen(local), gradients[0]) < 4e-4); // two halves
 }
 
-void checkChoicesApart() {
+void checkDisjointChoices() {
   World world(4, topK(kRatio));
   Gradients gradients = gradientsAt(4, 1, false);
   const Gradients local = gradients;
   world.run(gradients, someSlots(kValues), 0);
   CHECK_EQ(
       sentBytes(world),
-      toEveryoneBytes(world, 4) + 4 * 3 * choicesBytes(kValues));
+      bytesToAllRanks(world, 4) + 4 * 3 * choicesBytes(kValues));
   CHECK(relativeError(meanOfChosen(local), gradients[0]) < 4e-4);
 }
 
 // If sending all values needs fewer bytes and owners would save nothing, the
 // result equals that of all values as binary16 to the bit.
-void checkAllValuesAfterAll() {
+void checkFallbackToAllValues() {
   const double ratio = 0.3;
-  World world(4, topK(ratio)), halves(4, optionsOf("fp16", {{"feedback", 1}}));
+  World world(4, topK(ratio)),
+      fp16_world(4, optionsOf("fp16", {{"feedback", 1}}));
   for (uint64_t step = 0; step < 3; ++step) {
     Gradients gradients = someGradients(4, kValues, uint32_t(step));
     for (auto& g : gradients) { // places in common only by chance
       std::mt19937 random(uint32_t(&g - gradients.data()) + 10);
       std::shuffle(g.begin(), g.end(), random);
     }
-    Gradients same = gradients;
+    Gradients fp16_gradients = gradients;
     world.run(gradients, someSlots(kValues), step);
-    halves.run(same, someSlots(kValues), step);
-    CHECK(sameBits(gradients[0], same[0]));
-    const auto a = world[1].state(), b = halves[1].state();
+    fp16_world.run(fp16_gradients, someSlots(kValues), step);
+    CHECK(sameBits(gradients[0], fp16_gradients[0]));
+    const auto a = world[1].state(), b = fp16_world[1].state();
     CHECK_EQ(a.size(), b.size());
     for (size_t i = 0; i < a.size() && i < b.size(); ++i) {
       CHECK(sameBits(a[i].values, b[i].values));
@@ -154,9 +155,9 @@ void checkConservation() {
       accumulate(found, gradients[0]);
     }
   }
-  std::vector<double> kept = meanResidual(world, 4);
+  std::vector<double> residual = meanResidual(world, 4);
   for (size_t i = 0; i < kValues; ++i) {
-    wanted[i] -= kept[i];
+    wanted[i] -= residual[i];
   }
   CHECK(relativeError(wanted, found) <= 1e-6);
 }
@@ -191,7 +192,7 @@ void checkChoices() {
     even.push_back(i);
     odd.push_back(i + 1);
   }
-  const auto told = [](const std::vector<int32_t>& chosen) {
+  const auto roundTrip = [](const std::vector<int32_t>& chosen) {
     std::vector<std::byte> message(choicesBytes(n));
     writeChoices(chosen, n, message.data());
     const auto read = readChoices(message.data(), n, chosen.size());
@@ -199,7 +200,7 @@ void checkChoices() {
     CHECK(!readChoices(message.data(), n, chosen.size() + 1).has_value());
     return read.value_or(Choices{});
   };
-  const Choices a = told(even), b = told(odd);
+  const Choices a = roundTrip(even), b = roundTrip(odd);
   CHECK_EQ(a.counts.size(), 4u);
   CHECK_EQ(a.counts[0], 32768u);
   CHECK_EQ(a.counts[3], (n - 3 * 65536) / 2);
@@ -208,7 +209,7 @@ void checkChoices() {
   CHECK_EQ(distinctShare(std::vector{a, b}), 1.0);
   const double mixed = distinctShare(std::vector{a, a, b, b});
   CHECK_EQ(mixed, 0.5);
-  CHECK_EQ(distinctShare(std::vector{told({}), told({})}), 1.0);
+  CHECK_EQ(distinctShare(std::vector{roundTrip({}), roundTrip({})}), 1.0);
 }
 
 // Checks that up to all places of a part may be chosen, but no more.
@@ -236,10 +237,10 @@ int main() {
   checkWholeParts();
   checkSharedChoices(4, {});
   checkSharedChoices(4, {{"checksum", 1}, {"feedback", 0}});
-  checkChoicesApart();
+  checkDisjointChoices();
   if (!check::kThreadSanitized) { // no additional races
     checkSharedChoices(8, {{"feedback", 0}});
-    checkAllValuesAfterAll();
+    checkFallbackToAllValues();
     checkConservation();
   }
   for (const uint64_t sequence : {1, 2, 3, 4}) {

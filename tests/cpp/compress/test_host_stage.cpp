@@ -63,39 +63,40 @@ struct Job {
       names.push_back(options.name);
       segments.push_back(shm::Team::reserve(options));
     }
-    for (int place = 0; place < owners; ++place) {
+    for (int local_rank = 0; local_rank < owners; ++local_rank) {
       rings.push_back(std::make_unique<ThreadGroup>(int(sizes.size())));
     }
   }
 
   using Body = std::function<void(HostStage&, Transport*)>;
 
-  void withStage(int host, int place, const Body& body) {
+  void withStage(int host, int local_rank, const Body& body) {
     shm::TeamOptions options =
-        shm::teamOptions(place, sizes[size_t(host)], 4096);
+        shm::teamOptions(local_rank, sizes[size_t(host)], 4096);
     options.name = names[size_t(host)];
     auto team = std::make_shared<shm::Team>(
         options, shm::Segment::alias(segments[size_t(host)]));
     HostStage stage(team, owners, int(sizes.size()), world);
     std::unique_ptr<ThreadTransport> transport;
-    if (place < owners) {
+    if (local_rank < owners) {
       transport =
-          std::make_unique<ThreadTransport>(*rings[size_t(place)], host);
+          std::make_unique<ThreadTransport>(*rings[size_t(local_rank)], host);
     }
     body(stage, transport.get());
   }
 
-  // Calls body(rank, place, stage, transport) on all ranks.
+  // Calls body(rank, local_rank, stage, transport) on all ranks.
   void run(
       const std::function<void(size_t, int, HostStage&, Transport*)>& body) {
     std::vector<std::thread> threads;
     size_t rank = 0;
     for (size_t host = 0; host < sizes.size(); ++host) {
-      for (int place = 0; place < sizes[host]; ++place, ++rank) {
-        threads.emplace_back([&, host, place, rank] {
-          withStage(int(host), place, [&](HostStage& stage, Transport* to) {
-            body(rank, place, stage, to);
-          });
+      for (int local_rank = 0; local_rank < sizes[host]; ++local_rank, ++rank) {
+        threads.emplace_back([&, host, local_rank, rank] {
+          withStage(
+              int(host), local_rank, [&](HostStage& stage, Transport* to) {
+                body(rank, local_rank, stage, to);
+              });
         });
       }
     }
@@ -180,7 +181,8 @@ struct Steps {
   static constexpr uint64_t kPoisoned = 2;
 
   explicit Steps(int world)
-      : there(slotsOf({30000, 5000, 25000, 7000})), back(reversed(there)) {
+      : forward_slots(slotsOf({30000, 5000, 25000, 7000})),
+        reversed_slots(reversed(forward_slots)) {
     for (uint64_t step = 0; step < kCount; ++step) {
       gradients.push_back(someGradients(world, 67000, uint32_t(step)));
     }
@@ -188,10 +190,10 @@ struct Steps {
   }
 
   const std::vector<Slot>& slotsIn(uint64_t step) const {
-    return step % 2 == 0 ? there : back;
+    return step % 2 == 0 ? forward_slots : reversed_slots;
   }
 
-  const std::vector<Slot> there, back;
+  const std::vector<Slot> forward_slots, reversed_slots;
   std::vector<Gradients> gradients; // by step; they become means
 };
 
@@ -230,34 +232,35 @@ void testResidualsFollowTheirParameters(
   const std::vector<Gradients> before = steps.gradients;
   const std::vector<float> loaded(25000, 1e-3f); // a later rank exchanges it
   std::vector<std::unique_ptr<Compressor>> compressors(size_t(job.world));
-  job.run([&](size_t rank, int place, HostStage& stage, Transport* transport) {
-    compressors[rank] = Compressor::make(scheme);
-    if (place == 0) {
-      compressors[rank]->load({{2, "residual", loaded}});
-    }
-    for (uint64_t step = 0; step < Steps::kCount; ++step) {
-      std::vector<float>& gradient = steps.gradients[step][rank];
-      const Bucket bucket = bucketOf(steps.slotsIn(step), gradient, step);
-      BucketReport report;
-      stage.run(*compressors[rank], bucket, transport, report);
-    }
-  });
+  job.run(
+      [&](size_t rank, int local_rank, HostStage& stage, Transport* transport) {
+        compressors[rank] = Compressor::make(scheme);
+        if (local_rank == 0) {
+          compressors[rank]->load({{2, "residual", loaded}});
+        }
+        for (uint64_t step = 0; step < Steps::kCount; ++step) {
+          std::vector<float>& gradient = steps.gradients[step][rank];
+          const Bucket bucket = bucketOf(steps.slotsIn(step), gradient, step);
+          BucketReport report;
+          stage.run(*compressors[rank], bucket, transport, report);
+        }
+      });
   PerParameter wanted, found;
   add(wanted, 2, loaded, 1);
   addResults(steps, before, wanted, found);
-  std::map<uint32_t, size_t> keepers;
+  std::map<uint32_t, size_t> residual_counts;
   for (const auto& compressor : compressors) {
     for (const ParameterState& state : compressor->state()) {
       const double share = 1.0 / double(host_sizes.size());
       add(found, state.parameter, state.values, share);
-      ++keepers[state.parameter];
+      ++residual_counts[state.parameter];
     }
   }
-  for (const Slot& slot : steps.there) {
+  for (const Slot& slot : steps.forward_slots) {
     const std::vector<double>& sum = found[slot.parameter];
     const std::vector<float> rounded(sum.begin(), sum.end());
     CHECK(relativeError(wanted[slot.parameter], rounded) <= 1e-6);
-    CHECK_EQ(keepers[slot.parameter], host_sizes.size());
+    CHECK_EQ(residual_counts[slot.parameter], host_sizes.size());
   }
 }
 

@@ -19,7 +19,7 @@ using std::chrono::milliseconds;
 
 namespace {
 
-size_t some(int, int) {
+size_t fourMiB(int, int) {
   return 4 << 20;
 }
 
@@ -35,39 +35,39 @@ using Body = std::function<void(SocketTransport&, Mesh&)>;
 
 // Runs `victim` on rank 1; the others exchange once and then wait for it in a
 // second exchange. Returns what all ranks threw.
-std::vector<std::exception_ptr> with(
+std::vector<std::exception_ptr> errorsWithVictim(
     const Body& victim,
     int world = 3,
-    milliseconds timeout = kPatience) {
+    milliseconds timeout = kLongTimeout) {
   return runConnected(world, timeout, [&](const std::shared_ptr<Mesh>& mesh) {
     SocketTransport transport(mesh, nullptr);
-    Round(transport, 0, some).finish();
+    Round(transport, 0, fourMiB).finish();
     if (mesh->rank() == 1) {
       victim(transport, *mesh);
     } else {
-      Round(transport, 1, some).finish();
+      Round(transport, 1, fourMiB).finish();
     }
   });
 }
 
-void checkEnds() {
-  const auto errors = with([](auto&, auto&) {});
+void checkRankThatEnds() {
+  const auto errors = errorsWithVictim([](auto&, auto&) {});
   // Rank 2 may be notified by rank 0, which gave up because of rank 1.
   for (const int rank : {0, 2}) {
     CHECK(contains(messageOf(errors[size_t(rank)]), "exchange failed: with "));
     const std::string text = messageOf(errors[size_t(rank)]);
     CHECK(text.find("nothing moved") == std::string::npos);
   }
-  const auto pair = with([](auto&, auto&) {}, 2);
+  const auto pair = errorsWithVictim([](auto&, auto&) {}, 2);
   CHECK(
       contains(messageOf(pair[0]), "exchange failed: with rank 11: it closed"));
 }
 
 // Checks that peers still receive earlier messages, and then get an error.
-void checkGivesUp() {
-  std::latch told(1);
+void checkRankThatAbandons() {
+  std::latch error_seen(1);
   const auto errors =
-      runConnected(2, kPatience, [&](const std::shared_ptr<Mesh>& mesh) {
+      runConnected(2, kLongTimeout, [&](const std::shared_ptr<Mesh>& mesh) {
         SocketTransport transport(mesh, nullptr);
         if (mesh->rank() == 1) {
           Round sent(transport, 0, [](int from, int) {
@@ -77,8 +77,8 @@ void checkGivesUp() {
           transport.abandon();
           CHECK(!mesh->usable());
           CHECK_THROWS(
-              compress::TransportError, Round(transport, 1, some).finish());
-          told.wait(); // its sockets stay open
+              compress::TransportError, Round(transport, 1, fourMiB).finish());
+          error_seen.wait(); // its sockets stay open
           return;
         }
         Round(transport, 0, [](int from, int) {
@@ -86,30 +86,30 @@ void checkGivesUp() {
         }).finish();
         std::string reason;
         try {
-          Round(transport, 1, some).finish();
+          Round(transport, 1, fourMiB).finish();
         } catch (const compress::TransportError& error) {
           reason = error.what();
         }
         CHECK(contains(reason, "with rank 11: it closed the connection"));
         CHECK(!mesh->usable());
-        told.count_down();
+        error_seen.count_down();
       });
   CHECK_EQ(messageOf(errors[0]), "");
   CHECK_EQ(messageOf(errors[1]), "");
 }
 
 // A rank that only sends cannot detect the end by reading.
-void checkSendsToNobody() {
-  std::latch told(1);
+void checkSenderDetectsClosedConnection() {
+  std::latch error_seen(1);
   const auto only_to_1 = [](int from, int to) {
     return from == 0 && to == 1 ? size_t(64) << 20 : size_t(0);
   };
   const auto errors =
-      runConnected(2, kPatience, [&](const std::shared_ptr<Mesh>& mesh) {
+      runConnected(2, kLongTimeout, [&](const std::shared_ptr<Mesh>& mesh) {
         SocketTransport transport(mesh, nullptr);
         if (mesh->rank() == 1) {
           transport.abandon();
-          told.wait();
+          error_seen.wait();
           return;
         }
         std::string reason;
@@ -119,27 +119,27 @@ void checkSendsToNobody() {
           reason = error.what();
         }
         CHECK(contains(reason, "with rank 11: it closed the connection"));
-        told.count_down();
+        error_seen.count_down();
       });
   CHECK_EQ(messageOf(errors[0]), "");
 }
 
-void checkStandsStill() {
-  std::latch told(1);
+void checkTimeoutWithoutProgress() {
+  std::latch error_seen(1);
   const auto errors = runConnected(
       2, milliseconds(300), [&](const std::shared_ptr<Mesh>& mesh) {
         SocketTransport transport(mesh, nullptr);
         if (mesh->rank() == 1) {
-          told.wait();
+          error_seen.wait();
           return;
         }
         std::string reason;
         try {
-          Round(transport, 0, some).finish();
+          Round(transport, 0, fourMiB).finish();
         } catch (const compress::TransportError& error) {
           reason = error.what();
         }
-        told.count_down();
+        error_seen.count_down();
         CHECK(contains(reason, "exchange failed: nothing moved"));
         CHECK(contains(reason, "300 ms"));
         CHECK(contains(reason, ": 0 of 4194304 bytes from rank 11"));
@@ -147,8 +147,8 @@ void checkStandsStill() {
   CHECK_EQ(messageOf(errors[0]), "");
 }
 
-void checkDisagree() {
-  const auto errors = with(
+void checkDifferentMessageLengths() {
+  const auto errors = errorsWithVictim(
       [](SocketTransport& transport, Mesh&) {
         Round(transport, 1, [](int, int) { return size_t(5000); }).finish();
       },
@@ -161,7 +161,7 @@ void checkDisagree() {
 void checkInterrupt() {
   std::latch waiting(1), done(1);
   const auto errors =
-      runConnected(2, kPatience, [&](const std::shared_ptr<Mesh>& mesh) {
+      runConnected(2, kLongTimeout, [&](const std::shared_ptr<Mesh>& mesh) {
         SocketTransport transport(mesh, nullptr);
         if (mesh->rank() == 1) {
           done.wait();
@@ -172,7 +172,7 @@ void checkInterrupt() {
           std::this_thread::sleep_for(milliseconds(50)); // until it waits
           transport.interrupt();
         });
-        Round round(transport, 0, some);
+        Round round(transport, 0, fourMiB);
         waiting.count_down();
         const auto begin = std::chrono::steady_clock::now();
         std::string reason;
@@ -183,7 +183,7 @@ void checkInterrupt() {
         }
         other.join();
         CHECK_EQ(reason, "exchange was stopped on this rank");
-        CHECK(std::chrono::steady_clock::now() - begin < kPatience / 4);
+        CHECK(std::chrono::steady_clock::now() - begin < kLongTimeout / 4);
         CHECK(!mesh->usable());
         done.count_down();
       });
@@ -192,57 +192,67 @@ void checkInterrupt() {
 
 // The strangers connect first and send nothing, random bytes, or the beginning
 // of a Hello without the secret.
-void checkStrangers() {
+void checkForeignConnections() {
   Listener first("127.0.0.1"), second("127.0.0.1");
   const std::vector<std::string> endpoints = {
       first.endpoint(), second.endpoint()};
   const uint16_t port =
       uint16_t(std::stoi(endpoints[0].substr(std::strlen("127.0.0.1 "))));
-  const Deadline deadline = std::chrono::steady_clock::now() + kPatience;
-  std::vector<TcpSocket> strangers;
-  for (const std::string& said :
+  const Deadline deadline = std::chrono::steady_clock::now() + kLongTimeout;
+  std::vector<TcpSocket> foreign_sockets;
+  for (const std::string& greeting :
        {std::string(), std::string(500, 'x'), std::string("commprof")}) {
-    strangers.push_back(TcpSocket::connected("127.0.0.1", port, deadline));
-    strangers.back().sendAll(said.data(), said.size(), deadline);
+    foreign_sockets.push_back(
+        TcpSocket::connected("127.0.0.1", port, deadline));
+    foreign_sockets.back().sendAll(greeting.data(), greeting.size(), deadline);
   }
-  std::string guess = endpoints[0];
-  guess.back() = guess.back() == '0' ? '1' : '0';
-  Listener guesser("127.0.0.1");
-  guesser.connect(
-      1, std::vector{guess, endpoints[1]}, {0, 1}, kPatience, kPatience);
+  std::string wrong_endpoint = endpoints[0];
+  wrong_endpoint.back() = wrong_endpoint.back() == '0' ? '1' : '0';
+  Listener wrong_peer("127.0.0.1");
+  wrong_peer.connect(
+      1,
+      std::vector{wrong_endpoint, endpoints[1]},
+      {0, 1},
+      kLongTimeout,
+      kLongTimeout);
   std::shared_ptr<Mesh> mesh;
   std::thread rank0([&] {
-    mesh = first.connect(0, endpoints, {0, 1}, kPatience, kPatience);
+    mesh = first.connect(0, endpoints, {0, 1}, kLongTimeout, kLongTimeout);
     SocketTransport transport(mesh, nullptr);
-    Round(transport, 0, some).finish();
+    Round(transport, 0, fourMiB).finish();
   });
   SocketTransport transport(
-      second.connect(1, endpoints, {0, 1}, kPatience, kPatience), nullptr);
-  Round(transport, 0, some).finish();
+      second.connect(1, endpoints, {0, 1}, kLongTimeout, kLongTimeout),
+      nullptr);
+  Round(transport, 0, fourMiB).finish();
   rank0.join();
   CHECK_EQ(mesh->size(), 2);
 }
 
 // Strangers keep their connections open and send nothing; waiting for one after
 // the other would exceed the time limit.
-void checkSilentStrangers() {
-  constexpr milliseconds kLittle{3000};
+void checkManySilentConnections() {
+  constexpr milliseconds kShortTimeout{3000};
   Listener first("127.0.0.1"), second("127.0.0.1");
   const std::vector<std::string> endpoints = {
       first.endpoint(), second.endpoint()};
   const uint16_t port =
       uint16_t(std::stoi(endpoints[0].substr(std::strlen("127.0.0.1 "))));
-  std::vector<TcpSocket> strangers;
+  std::vector<TcpSocket> silent_sockets;
   for (int i = 0; i < 200; ++i) {
-    strangers.push_back(
+    silent_sockets.push_back(
         TcpSocket::connected(
-            "127.0.0.1", port, std::chrono::steady_clock::now() + kPatience));
+            "127.0.0.1",
+            port,
+            std::chrono::steady_clock::now() + kLongTimeout));
   }
   std::shared_ptr<Mesh> mesh;
-  std::thread rank0(
-      [&] { mesh = first.connect(0, endpoints, {0, 1}, kLittle, kPatience); });
+  std::thread rank0([&] {
+    mesh = first.connect(0, endpoints, {0, 1}, kShortTimeout, kLongTimeout);
+  });
   SocketTransport transport(
-      second.connect(1, endpoints, {0, 1}, kLittle, kPatience), nullptr);
+      second.connect(1, endpoints, {0, 1}, kShortTimeout, kLongTimeout),
+      nullptr);
   rank0.join();
   CHECK(mesh != nullptr);
 }
@@ -255,16 +265,16 @@ void checkForkedChild() {
       first->endpoint(), second.endpoint()};
   std::shared_ptr<Mesh> mesh, victim;
   std::thread rank0([&] {
-    mesh = first->connect(0, endpoints, {0, 1}, kPatience, kPatience);
+    mesh = first->connect(0, endpoints, {0, 1}, kLongTimeout, kLongTimeout);
   });
-  victim = second.connect(1, endpoints, {0, 1}, kPatience, kPatience);
+  victim = second.connect(1, endpoints, {0, 1}, kLongTimeout, kLongTimeout);
   rank0.join();
   const pid_t child = fork();
   if (child == 0) {
-    const int reused = open("/dev/null", O_RDONLY); // reuses a socket's fd
+    const int reused_fd = open("/dev/null", O_RDONLY); // reuses a socket's fd
     victim.reset();
     first.reset();
-    if (fcntl(reused, F_GETFD) < 0) {
+    if (fcntl(reused_fd, F_GETFD) < 0) {
       _exit(1);
     }
     pause();
@@ -276,7 +286,7 @@ void checkForkedChild() {
   CHECK_THROWS(compress::TransportError, Round(transport, 0, [](int from, int) {
                                            return size_t(from == 1 ? 1000 : 0);
                                          }).finish());
-  CHECK(std::chrono::steady_clock::now() - begin < kPatience / 4);
+  CHECK(std::chrono::steady_clock::now() - begin < kLongTimeout / 4);
   kill(child, SIGKILL);
   int status = 0;
   waitpid(child, &status, 0);
@@ -292,30 +302,31 @@ std::string reasonOf(const std::function<void()>& call) {
   return "nothing thrown";
 }
 
-void checkMissing() {
-  Listener only("127.0.0.1");
-  std::string nobody;
+void checkMissingPeersAndBadEndpoints() {
+  Listener listener("127.0.0.1");
+  std::string closed_endpoint;
   {
-    nobody = Listener("127.0.0.1").endpoint();
+    closed_endpoint = Listener("127.0.0.1").endpoint();
   }
   const std::vector<std::string> endpoints = {
-      only.endpoint(), nobody, only.endpoint()};
+      listener.endpoint(), closed_endpoint, listener.endpoint()};
   CHECK(contains(
       reasonOf([&] {
-        only.connect(0, endpoints, {0, 5, 2}, milliseconds(100), kPatience);
+        listener.connect(
+            0, endpoints, {0, 5, 2}, milliseconds(100), kLongTimeout);
       }),
       "no connection with rank 5: accept"));
   CHECK(contains(
       reasonOf([&] {
-        only.connect(
+        listener.connect(
             2,
-            std::vector{nobody, nobody, only.endpoint()},
+            std::vector{closed_endpoint, closed_endpoint, listener.endpoint()},
             {0, 1, 2},
             milliseconds(100),
-            kPatience);
+            kLongTimeout);
       }),
       "no connection with rank 0: connect to 127.0.0.1 port "));
-  const std::string secret = nobody.substr(nobody.rfind(' '));
+  const std::string secret = closed_endpoint.substr(closed_endpoint.rfind(' '));
   for (const std::string& wrong :
        {std::string("127.0.0.1 99"),
         "127.0.0.1 99" + secret + "0",
@@ -325,12 +336,12 @@ void checkMissing() {
         "127.0.0.1" + secret}) {
     CHECK(contains(
         reasonOf([&] {
-          only.connect(
+          listener.connect(
               1,
-              std::vector<std::string>{wrong, only.endpoint()},
+              std::vector<std::string>{wrong, listener.endpoint()},
               {0, 1},
               milliseconds(100),
-              kPatience);
+              kLongTimeout);
         }),
         "'" + wrong + "' is no endpoint"));
   }
@@ -341,15 +352,15 @@ void checkMissing() {
 } // namespace
 
 int main() {
-  checkEnds();
-  checkGivesUp();
-  checkSendsToNobody();
-  checkStandsStill();
-  checkDisagree();
+  checkRankThatEnds();
+  checkRankThatAbandons();
+  checkSenderDetectsClosedConnection();
+  checkTimeoutWithoutProgress();
+  checkDifferentMessageLengths();
   checkInterrupt();
-  checkStrangers();
-  checkSilentStrangers();
+  checkForeignConnections();
+  checkManySilentConnections();
   checkForkedChild();
-  checkMissing();
+  checkMissingPeersAndBadEndpoints();
   return check::report();
 }

@@ -62,14 +62,14 @@ int main() {
   CHECK(traceAfter(path, 256, false) == closed); // a parent sees 0
   CHECK(traceAfter(path, 120, false) == closed); // Python could not flush
   CHECK(traceAfter(path, 3, true) == closed);
-  const std::string said = traceAfter(path, 3, false);
+  const std::string with_note = traceAfter(path, 3, false);
   const std::string json =
       R"({"ending": {"error": "SystemExit with exit code 3"}})";
-  CHECK_EQ(said.size(), closed.size() + sizeof(BlockHeader) + json.size());
-  CHECK(said.starts_with(closed));
-  CHECK(said.ends_with(json));
+  CHECK_EQ(with_note.size(), closed.size() + sizeof(BlockHeader) + json.size());
+  CHECK(with_note.starts_with(closed));
+  CHECK(with_note.ends_with(json));
   BlockHeader header{};
-  std::memcpy(&header, said.data() + closed.size(), sizeof(header));
+  std::memcpy(&header, with_note.data() + closed.size(), sizeof(header));
   CHECK_EQ(header.magic, kBlockMagic);
   CHECK(header.type == BlockType::kMetadata);
   CHECK_EQ(header.payload_bytes, json.size());

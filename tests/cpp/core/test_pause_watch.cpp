@@ -16,7 +16,7 @@ void sleep(PauseWatch& watch, uint64_t begin_ms, uint64_t end_ms) {
   watch.end(end_ms * kMs, 450 * kMs);
 }
 
-void supposed() {
+void aLateIdleSleepIsAPause() {
   PauseWatch watch(2);
   sleep(watch, 1000, 3200); // nothing for 2 s
   CHECK_EQ(watch.found().count, 0u); // a stop may still be reported
@@ -28,7 +28,7 @@ void supposed() {
   CHECK(!watch.supposed());
 }
 
-void onTime() {
+void aSleepOnTimeIsNoPause() {
   PauseWatch watch(2);
   watch.begin(200 * kMs, 0, 0);
   watch.end(200 * kMs, 0);
@@ -39,7 +39,7 @@ void onTime() {
   CHECK_EQ(watch.found().count, 0u);
 }
 
-void busy() {
+void aLateSleepOfABusyProcessIsNoPause() {
   PauseWatch watch(2);
   watch.begin(200 * kMs, 0, 0);
   // One thread computed all the time; this one got no core.
@@ -47,7 +47,7 @@ void busy() {
   CHECK(!watch.supposed());
 }
 
-void theLongestOfSeveral() {
+void theLongestPauseIsKept() {
   PauseWatch watch(1);
   for (const uint64_t late_ms : {1000, 3000, 700}) {
     watch.begin(200 * kMs, late_ms * kMs, 0);
@@ -61,7 +61,7 @@ void theLongestOfSeveral() {
 }
 
 // Short pauses are not counted, and brief stops by tools are not pauses.
-void seen() {
+void onlyLongObservedStopsCount() {
   PauseWatch watch(2);
   CHECK(watch.take({1000 * kMs, 1005 * kMs}));
   CHECK(!watch.take({2000 * kMs, 2001 * kMs - 1}));
@@ -74,22 +74,22 @@ void seen() {
 }
 
 // A stop counts once, whichever of the two threads reports first.
-void seenAndSupposedCountOnce() {
-  PauseWatch before(2);
-  before.begin(200 * kMs, 1000 * kMs, 0);
-  CHECK(before.take({1050 * kMs, 3199 * kMs}));
-  before.end(3200 * kMs, 0);
-  CHECK(!before.supposed());
-  CHECK_EQ(before.found().total_ns, 2149 * kMs);
+void anObservedAndInferredPauseCountsOnce() {
+  PauseWatch observed_first(2);
+  observed_first.begin(200 * kMs, 1000 * kMs, 0);
+  CHECK(observed_first.take({1050 * kMs, 3199 * kMs}));
+  observed_first.end(3200 * kMs, 0);
+  CHECK(!observed_first.supposed());
+  CHECK_EQ(observed_first.found().total_ns, 2149 * kMs);
 
-  PauseWatch after(2);
-  sleep(after, 1000, 3200);
-  CHECK(after.take({1050 * kMs, 3199 * kMs}));
-  CHECK(!after.supposed());
-  CHECK_EQ(after.found().total_ns, 2149 * kMs);
+  PauseWatch inferred_first(2);
+  sleep(inferred_first, 1000, 3200);
+  CHECK(inferred_first.take({1050 * kMs, 3199 * kMs}));
+  CHECK(!inferred_first.supposed());
+  CHECK_EQ(inferred_first.found().total_ns, 2149 * kMs);
 }
 
-void aStopOfBeforeHidesNothing() {
+void anEarlierStopHidesNoPause() {
   PauseWatch watch(2);
   CHECK(watch.take({900 * kMs, 990 * kMs}));
   sleep(watch, 1000, 3200);
@@ -99,12 +99,12 @@ void aStopOfBeforeHidesNothing() {
 } // namespace
 
 int main() {
-  supposed();
-  onTime();
-  busy();
-  theLongestOfSeveral();
-  seen();
-  seenAndSupposedCountOnce();
-  aStopOfBeforeHidesNothing();
+  aLateIdleSleepIsAPause();
+  aSleepOnTimeIsNoPause();
+  aLateSleepOfABusyProcessIsNoPause();
+  theLongestPauseIsKept();
+  onlyLongObservedStopsCount();
+  anObservedAndInferredPauseCountsOnce();
+  anEarlierStopHidesNoPause();
   return check::report();
 }

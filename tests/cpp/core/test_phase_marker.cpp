@@ -56,7 +56,7 @@ void oneMarkerIsOneRecord() {
   CHECK(records.at(0).value <= nowNs());
 }
 
-void outermostCounts() {
+void onlyTheOutermostMarkerIsRecorded() {
   uint64_t inner_ended_ns = 0;
   const auto records = recorded(Kind::kPhase, [&inner_ended_ns] {
     PhaseMarker outer(kForward);
@@ -99,7 +99,7 @@ void samplesAddUpInTheOutermost() {
   CHECK_EQ(records.at(2).seq, kSamplesUnknown);
 }
 
-void endWithoutBeginIsNothing() {
+void endWithoutBeginIsIgnored() {
   const auto records = recorded(Kind::kPhase, [] {
     PhaseMarker marker(kForward);
     PhaseMarker other(kBackward);
@@ -112,7 +112,7 @@ void endWithoutBeginIsNothing() {
   CHECK_EQ(records.size(), 1u);
 }
 
-void stepBoundaryForgetsAnOpenMarker() {
+void stepBoundaryDropsAnOpenMarker() {
   const auto records = recorded(Kind::kPhase, [] {
     PhaseMarker left_open(kForward);
     PhaseMarker next(kBackward);
@@ -216,13 +216,13 @@ class Rival {
 };
 
 // Two threads compute on one core, so each waits for it half of the time.
-void runDelayIsReadBesidePhases(bool in_this_process) {
-  cpu_set_t before;
-  CHECK_EQ(sched_getaffinity(0, sizeof(before), &before), 0);
-  cpu_set_t one;
-  CPU_ZERO(&one);
-  CPU_SET(sched_getcpu(), &one);
-  CHECK_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
+void runDelayIsRecordedDuringPhases(bool in_this_process) {
+  cpu_set_t old_affinity;
+  CHECK_EQ(sched_getaffinity(0, sizeof(old_affinity), &old_affinity), 0);
+  cpu_set_t one_core;
+  CPU_ZERO(&one_core);
+  CPU_SET(sched_getcpu(), &one_core);
+  CHECK_EQ(sched_setaffinity(0, sizeof(one_core), &one_core), 0);
   std::optional<Rival> rival(in_this_process);
   const auto spin = [] {
     PhaseMarker marker(kForward);
@@ -236,7 +236,7 @@ void runDelayIsReadBesidePhases(bool in_this_process) {
   const auto records = recorded(Kind::kRunDelay, spin);
   const auto counts = recorded(Kind::kHostCounts, spin);
   rival.reset();
-  CHECK_EQ(sched_setaffinity(0, sizeof(before), &before), 0);
+  CHECK_EQ(sched_setaffinity(0, sizeof(old_affinity), &old_affinity), 0);
   CHECK(!records.empty());
   uint64_t delay_ns = 0;
   uint64_t helpers_cpu_ns = 0;
@@ -259,7 +259,7 @@ void runDelayIsReadBesidePhases(bool in_this_process) {
 }
 
 // 40 MB of new memory, touched page by page.
-void pageFaultsAreCountedBesidePhases() {
+void pageFaultsAreRecordedDuringPhases() {
   constexpr size_t kBytes = 40 << 20;
   const auto records = recorded(Kind::kHostCounts, [] {
     PhaseMarker marker(kForward);
@@ -303,18 +303,18 @@ void costIsMeasuredWithoutATrace() {
 
 int main() {
   oneMarkerIsOneRecord();
-  outermostCounts();
+  onlyTheOutermostMarkerIsRecorded();
   samplesAddUpInTheOutermost();
-  endWithoutBeginIsNothing();
-  stepBoundaryForgetsAnOpenMarker();
+  endWithoutBeginIsIgnored();
+  stepBoundaryDropsAnOpenMarker();
   threadsShareAMarker();
   openMarkerMayBeDestroyed();
   stepsAreMarked();
-  runDelayIsReadBesidePhases(true);
+  runDelayIsRecordedDuringPhases(true);
   if (!check::isEmulated()) {
-    runDelayIsReadBesidePhases(false);
+    runDelayIsRecordedDuringPhases(false);
   }
-  pageFaultsAreCountedBesidePhases();
+  pageFaultsAreRecordedDuringPhases();
   costIsMeasuredWithoutATrace();
   return check::report();
 }

@@ -30,16 +30,16 @@ struct Stop {
 
 // Never destroyed: a leak checker also stops the process at exit.
 std::mutex& mutex = *new std::mutex;
-std::vector<Stop>& seen = *new std::vector<Stop>;
+std::vector<Stop>& observed = *new std::vector<Stop>;
 
 void take(uint64_t begin_ns, uint64_t end_ns) {
   const std::lock_guard<std::mutex> lock(mutex);
-  seen.push_back({begin_ns, end_ns});
+  observed.push_back({begin_ns, end_ns});
 }
 
-std::vector<Stop> seenSoFar() {
+std::vector<Stop> observedSoFar() {
   const std::lock_guard<std::mutex> lock(mutex);
-  return seen;
+  return observed;
 }
 
 void pauseFor(uint64_t ns) {
@@ -78,31 +78,32 @@ std::vector<Stop> stopThisProcess() {
 
 // On a loaded machine, stops may be observed late or not at all, but never
 // before the signal, except for the time that the sleeper took to fall asleep.
-void stopsAreSeen() {
+void stopsAreObserved() {
   const std::vector<Stop> sent = stopThisProcess();
-  for (int i = 0; i < 500 && seenSoFar().empty(); ++i) {
+  for (int i = 0; i < 500 && observedSoFar().empty(); ++i) {
     pauseFor(10 * kMs);
   }
-  const std::vector<Stop> found = seenSoFar();
+  const std::vector<Stop> found = observedSoFar();
   CHECK(!found.empty() && found.size() <= size_t(kStops));
   for (const Stop& stop : found) {
     size_t matching = 0;
-    for (const Stop& one : sent) {
-      matching += stop.begin_ns + kMs >= one.begin_ns &&
-          stop.begin_ns <= one.end_ns && stop.end_ns >= one.begin_ns + kStopNs;
+    for (const Stop& signals : sent) {
+      matching += stop.begin_ns + kMs >= signals.begin_ns &&
+          stop.begin_ns <= signals.end_ns &&
+          stop.end_ns >= signals.begin_ns + kStopNs;
     }
     CHECK_EQ(matching, 1u);
   }
 }
 
-void nothingIsSeenWithoutAStop() {
-  const size_t before = seenSoFar().size();
+void nothingIsObservedWithoutAStop() {
+  const size_t before = observedSoFar().size();
   volatile uint64_t sum = 0;
   for (const uint64_t until_ns = nowNs() + 200 * kMs; nowNs() < until_ns;) {
     sum = sum + 1;
   }
   kill(getpid(), SIGCONT); // it is already running
-  CHECK_EQ(seenSoFar().size(), before);
+  CHECK_EQ(observedSoFar().size(), before);
 }
 
 } // namespace
@@ -111,9 +112,9 @@ int main() {
   watchStops(&take);
   watchStops(&take); // a second call has no effect
   pauseFor(50 * kMs);
-  nothingIsSeenWithoutAStop();
+  nothingIsObservedWithoutAStop();
   if (!check::isEmulated()) {
-    stopsAreSeen();
+    stopsAreObserved();
   }
   return check::report();
 }

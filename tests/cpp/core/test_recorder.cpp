@@ -73,7 +73,7 @@ void oneSession(const trace_file::Directory& directory) {
   CHECK(content.end.at(0).starts_with("{\"records\": 128, \"dropped\": 0, "));
 }
 
-void countersStayReadable(const trace_file::Directory& directory) {
+void countersStayReadableAfterStop(const trace_file::Directory& directory) {
   const RecorderStats stats = Recorder::instance().stats();
   CHECK_EQ(stats.records_written, 128u);
   CHECK_EQ(stats.records_dropped, 0u);
@@ -90,7 +90,7 @@ void closingRemovesRingFiles(const trace_file::Directory& directory) {
 }
 
 // Each trace contains all of its own records and none of another's.
-void sessionAfterSession(const trace_file::Directory& directory) {
+void consecutiveSessionsAreSeparate(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   for (uint64_t session = 1; session <= 20; ++session) {
     const std::string name = "again" + std::to_string(session);
@@ -112,7 +112,8 @@ void sessionAfterSession(const trace_file::Directory& directory) {
   CHECK_EQ(recorder.stats().rings, 1u);
 }
 
-void enabledSwitches(const trace_file::Directory& directory) {
+void setEnabledPausesAndResumesAnOpenTrace(
+    const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   recorder.setEnabled(true);
   CHECK(!recorder.enabled()); // no trace is open
@@ -125,23 +126,23 @@ void enabledSwitches(const trace_file::Directory& directory) {
 }
 
 // A watchdog reads ring files; the trace must state that a ring has none.
-void ringsWithoutFilesAreTold(const trace_file::Directory& directory) {
+void privateRingsAreNotedInTheMetadata(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
-  const std::string told = "{\"private_rings\": true}";
-  for (const bool lies_in_a_file : {false, true}) {
+  const std::string private_note = "{\"private_rings\": true}";
+  for (const bool has_file : {false, true}) {
     RecorderOptions made = options(directory, "private");
-    made.ring_prefix = lies_in_a_file ? made.ring_prefix : "/no/such/place-";
+    made.ring_prefix = has_file ? made.ring_prefix : "/no/such/place-";
     recorder.start(made);
     pushNumbers(0, 5);
     recorder.flush();
     recorder.flush();
-    CHECK_EQ(
-        recorder.stats().rings_in_private_memory, lies_in_a_file ? 0u : 1u);
+    CHECK_EQ(recorder.stats().rings_in_private_memory, has_file ? 0u : 1u);
     recorder.stop();
     const auto content = trace_file::read(made.trace_path);
     CHECK_EQ(
-        std::count(content.metadata.begin(), content.metadata.end(), told),
-        lies_in_a_file ? 0 : 1);
+        std::count(
+            content.metadata.begin(), content.metadata.end(), private_note),
+        has_file ? 0 : 1);
     CHECK_EQ(content.records.size(), 5u);
   }
   RecorderOptions made = options(directory, "no_rings");
@@ -152,7 +153,7 @@ void ringsWithoutFilesAreTold(const trace_file::Directory& directory) {
   CHECK_EQ(trace_file::read(made.trace_path).metadata.size(), 1u);
 }
 
-void badOptionsChangeNothing(const trace_file::Directory& directory) {
+void badOptionsAreRejected(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   RecorderOptions bad = options(directory, "bad");
   for (const uint64_t capacity : {0, 1, 3, 100}) {
@@ -220,12 +221,12 @@ void aPauseIsWrittenOnce(const trace_file::Directory& directory) {
 int main() {
   const trace_file::Directory directory;
   oneSession(directory);
-  countersStayReadable(directory);
+  countersStayReadableAfterStop(directory);
   closingRemovesRingFiles(directory);
-  sessionAfterSession(directory);
-  enabledSwitches(directory);
-  ringsWithoutFilesAreTold(directory);
-  badOptionsChangeNothing(directory);
+  consecutiveSessionsAreSeparate(directory);
+  setEnabledPausesAndResumesAnOpenTrace(directory);
+  privateRingsAreNotedInTheMetadata(directory);
+  badOptionsAreRejected(directory);
   if (!check::isEmulated()) {
     aPauseIsWrittenOnce(directory);
   }

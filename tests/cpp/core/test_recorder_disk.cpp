@@ -64,7 +64,8 @@ class Captured {
   int before_;
 };
 
-void recordsWaitForRoom(const trace_file::Directory& directory) {
+void unwrittenRecordsAreWrittenOnceThereIsRoom(
+    const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   Captured captured(directory / "stderr");
   recorder.start(options(directory, "wait"));
@@ -107,7 +108,7 @@ void recordsWaitForRoom(const trace_file::Directory& directory) {
 }
 
 // The records do not fit, but the closing block does and contains their number.
-void lostAtStopIsCounted(const trace_file::Directory& directory) {
+void recordsLostAtStopAreCounted(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   Captured captured(directory / "stderr");
   recorder.start(options(directory, "lost"));
@@ -127,7 +128,8 @@ void lostAtStopIsCounted(const trace_file::Directory& directory) {
   CHECK_EQ(directory.count(".ring"), 0u);
 }
 
-void noRoomForTheClosingBlock(const trace_file::Directory& directory) {
+void aTraceWithoutAClosingBlockIsReadable(
+    const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   Captured captured(directory / "stderr");
   recorder.start(options(directory, "open"));
@@ -150,7 +152,7 @@ void noRoomForTheClosingBlock(const trace_file::Directory& directory) {
   CHECK_EQ(trace_file::read(directory / "next.trace").end.size(), 1u);
 }
 
-void fullFromTheStart(const trace_file::Directory& directory) {
+void startFailsOnAFullDisk(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   RecorderOptions big = options(directory, "big");
   big.metadata_json = "{\"x\": \"" + std::string(kLimit, 'x') + "\"}";
@@ -165,7 +167,7 @@ void fullFromTheStart(const trace_file::Directory& directory) {
 }
 
 // The note is written into space that was reserved at the start.
-void aFullDiskIsNamedInTheTrace(const trace_file::Directory& directory) {
+void aFullDiskIsNotedInTheTrace(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   Captured captured(directory / "stderr");
   recorder.start(options(directory, "named"));
@@ -185,7 +187,7 @@ void aFullDiskIsNamedInTheTrace(const trace_file::Directory& directory) {
   CHECK(content.metadata.at(1).starts_with(expected));
 }
 
-void aRemovedFileIsMadeAnew(const trace_file::Directory& directory) {
+void aRemovedTraceIsCreatedAgain(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   Captured captured(directory / "stderr");
   RecorderOptions inside = options(directory, "gone/trace");
@@ -205,7 +207,7 @@ void aRemovedFileIsMadeAnew(const trace_file::Directory& directory) {
   CHECK_EQ(content.end.size(), 1u);
 }
 
-void aNameThatIsTakenStaysTaken(const trace_file::Directory& directory) {
+void aFileOfAnotherJobIsNotOverwritten(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   Captured captured(directory / "stderr");
   const std::string path = directory / "taken.trace";
@@ -225,12 +227,12 @@ void aNameThatIsTakenStaysTaken(const trace_file::Directory& directory) {
 
 int main() {
   const trace_file::Directory directory;
-  recordsWaitForRoom(directory);
-  lostAtStopIsCounted(directory);
-  noRoomForTheClosingBlock(directory);
-  fullFromTheStart(directory);
-  aFullDiskIsNamedInTheTrace(directory);
-  aRemovedFileIsMadeAnew(directory);
-  aNameThatIsTakenStaysTaken(directory);
+  unwrittenRecordsAreWrittenOnceThereIsRoom(directory);
+  recordsLostAtStopAreCounted(directory);
+  aTraceWithoutAClosingBlockIsReadable(directory);
+  startFailsOnAFullDisk(directory);
+  aFullDiskIsNotedInTheTrace(directory);
+  aRemovedTraceIsCreatedAgain(directory);
+  aFileOfAnotherJobIsNotOverwritten(directory);
   return check::report();
 }

@@ -96,7 +96,9 @@ void childHasNoTrace(const trace_file::Directory& directory) {
   CHECK(bytesOf(directory / "parent.trace").starts_with(trace));
 }
 
-void childStartsItsOwn(const trace_file::Directory& directory, size_t groups) {
+void childStartsItsOwnTrace(
+    const trace_file::Directory& directory,
+    size_t groups) {
   Recorder& recorder = Recorder::instance();
   recorder.start(options(directory, "child", 2));
   for (uint64_t i = 0; i < 10; ++i) {
@@ -143,12 +145,12 @@ struct Counting {
 
 // Another thread pushes and the flusher drains while forks happen. Returns how
 // many records that thread pushed.
-uint64_t forkWhileOthersPush(Counting& here) {
+uint64_t forkWhileOthersPush(Counting& this_thread_count) {
   std::atomic<bool> done{false};
-  Counting there;
+  Counting other_thread_count;
   std::thread busy([&] {
     do { // at least once, even if it gets no core until the forks end
-      there.push(100);
+      other_thread_count.push(100);
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     } while (!done);
   });
@@ -157,19 +159,19 @@ uint64_t forkWhileOthersPush(Counting& here) {
       Counting().push(10);
       CHECK(!Recorder::instance().started());
     });
-    here.push(10);
+    this_thread_count.push(10);
   }
   done = true;
   busy.join();
-  return there.next;
+  return other_thread_count.next;
 }
 
-void forkInTheMiddle(const trace_file::Directory& directory) {
+void forkDuringATrace(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   recorder.addDocument(BlockType::kGroup, "{\"id\": 1}");
   recorder.start(options(directory, "parent", 1));
-  Counting here;
-  here.push(100);
+  Counting this_thread_count;
+  this_thread_count.push(100);
   recorder.flush();
   forked([&] {
     CHECK(!recorder.enabled() && !recorder.started());
@@ -177,12 +179,12 @@ void forkInTheMiddle(const trace_file::Directory& directory) {
       childHasNoTrace(directory);
     }
     if (kChildMayRecord) {
-      childStartsItsOwn(directory, 1);
+      childStartsItsOwnTrace(directory, 1);
     }
   });
   CHECK(std::filesystem::exists(directory / "parent-0.ring"));
-  here.push(100);
-  const uint64_t pushed_there = forkWhileOthersPush(here);
+  this_thread_count.push(100);
+  const uint64_t pushed_by_other = forkWhileOthersPush(this_thread_count);
   recorder.stop();
 
   const auto content = trace_file::read(directory / "parent.trace");
@@ -193,10 +195,10 @@ void forkInTheMiddle(const trace_file::Directory& directory) {
   CHECK(trace_file::countUp(threads[Recorder::threadId()], 0));
   CHECK_EQ(
       content.records.size() + recorder.stats().records_dropped,
-      400 + pushed_there);
+      400 + pushed_by_other);
 }
 
-void childLeavesWhileTheParentStops(const trace_file::Directory& directory) {
+void forkWhileTheParentStops(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   for (int i = 0; i < 20; ++i) {
     recorder.start(options(directory, "stopping", 1));
@@ -219,14 +221,14 @@ void childLeavesWhileTheParentStops(const trace_file::Directory& directory) {
 }
 
 template <class Call>
-void isQuick(Call&& call) {
+void checkTakesUnder1s(Call&& call) {
   const auto begin = std::chrono::steady_clock::now();
   call();
   CHECK(std::chrono::steady_clock::now() - begin < 1s);
 }
 
 // Threads that fork, add a group or query statistics do not wait for the disk.
-void theDiskIsSlow(const trace_file::Directory& directory) {
+void callersDoNotWaitForASlowDisk(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   recorder.start(options(directory, "slow", 4));
   const int before = writes;
@@ -235,16 +237,17 @@ void theDiskIsSlow(const trace_file::Directory& directory) {
   while (writes == before) { // until the helper thread is in pwrite()
     std::this_thread::sleep_for(1ms);
   }
-  isQuick([&] { recorder.addGroup({9, "late", 0, 2}, "{\"id\": 9}"); });
+  checkTakesUnder1s(
+      [&] { recorder.addGroup({9, "late", 0, 2}, "{\"id\": 9}"); });
   recorder.push(numbered(1));
-  isQuick([&] { CHECK_EQ(recorder.stats().records_unwritten, 2u); });
-  isQuick([&] { recorder.setBoard(nullptr, 0); });
-  isQuick([&] {
+  checkTakesUnder1s([&] { CHECK_EQ(recorder.stats().records_unwritten, 2u); });
+  checkTakesUnder1s([&] { recorder.setBoard(nullptr, 0); });
+  checkTakesUnder1s([&] {
     forked([&] {
       write_takes_ms = 0;
       CHECK(!recorder.started());
       if (kChildMayRecord) {
-        childStartsItsOwn(directory, 2);
+        childStartsItsOwnTrace(directory, 2);
       }
     });
   });
@@ -260,9 +263,9 @@ void theDiskIsSlow(const trace_file::Directory& directory) {
 
 int main() {
   const trace_file::Directory directory;
-  forkInTheMiddle(directory);
-  theDiskIsSlow(directory);
-  childLeavesWhileTheParentStops(directory);
+  forkDuringATrace(directory);
+  callersDoNotWaitForASlowDisk(directory);
+  forkWhileTheParentStops(directory);
   CHECK_EQ(directory.count(".ring"), 0u);
   return check::report();
 }

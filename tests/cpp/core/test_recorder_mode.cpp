@@ -31,7 +31,7 @@ RecorderOptions options(
   return made;
 }
 
-void control(const RecorderOptions& options, const std::string& word) {
+void writeControlFile(const RecorderOptions& options, const std::string& word) {
   std::ofstream(options.control_path) << word << '\n';
 }
 
@@ -42,7 +42,7 @@ bool within5s(const std::function<bool()>& condition) {
   return condition();
 }
 
-bool becomes(Mode mode) {
+bool modeBecomes(Mode mode) {
   return within5s([mode] { return Recorder::instance().mode() == mode; });
 }
 
@@ -113,10 +113,10 @@ void offRecordsNothing(const trace_file::Directory& directory) {
 }
 
 // The trace reports when a rank stops recording, and when it resumes.
-void aLongSilenceIsTold(const trace_file::Directory& directory) {
+void longPausesOfRecordingAreNoted(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   const RecorderOptions made = options(directory, "silent", Mode::kFull);
-  const auto told = [&](const std::string& value) {
+  const auto countNotes = [&](const std::string& value) {
     const auto found = trace_file::read(made.trace_path).metadata;
     return size_t(
         std::count_if(found.begin(), found.end(), [&](const std::string& json) {
@@ -129,43 +129,43 @@ void aLongSilenceIsTold(const trace_file::Directory& directory) {
   recorder.flush();
   recorder.setEnabled(true);
   recorder.flush();
-  CHECK_EQ(told("true") + told("false"), 0u);
+  CHECK_EQ(countNotes("true") + countNotes("false"), 0u);
   recorder.setEnabled(false);
-  CHECK(within5s([&] { return told("false") == 1; }));
+  CHECK(within5s([&] { return countNotes("false") == 1; }));
   recorder.setMode(Mode::kAlwaysOn); // does not resume recording
-  CHECK_EQ(told("true"), 0u);
+  CHECK_EQ(countNotes("true"), 0u);
   recorder.setEnabled(true);
   recorder.setMode(Mode::kFull);
-  CHECK_EQ(told("true"), 1u);
-  control(made, "off");
-  CHECK(within5s([&] { return told("false") == 2; }));
+  CHECK_EQ(countNotes("true"), 1u);
+  writeControlFile(made, "off");
+  CHECK(within5s([&] { return countNotes("false") == 2; }));
   const auto end_ns = nowNs();
   recorder.setMode(Mode::kFull);
   pushSteps(0, 1);
   recorder.stop();
-  CHECK_EQ(told("true"), 2u);
-  CHECK_EQ(told("false"), 2u);
+  CHECK_EQ(countNotes("true"), 2u);
+  CHECK_EQ(countNotes("false"), 2u);
   const std::string last = trace_file::read(made.trace_path).metadata.back();
   CHECK(std::stoull(last.substr(last.rfind(' '))) >= end_ns);
 }
 
 // The summary covers all later records, the file only those of full mode.
-void theFileSwitches(const trace_file::Directory& directory) {
+void theControlFileSwitchesTheMode(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   const RecorderOptions made = options(directory, "file", Mode::kFull);
   recorder.start(made);
   pushSteps(0, 10);
-  control(made, "always-on");
-  CHECK(becomes(Mode::kAlwaysOn));
+  writeControlFile(made, "always-on");
+  CHECK(modeBecomes(Mode::kAlwaysOn));
   pushSteps(10, 30);
-  control(made, "sometimes"); // rejected with a message on stderr
+  writeControlFile(made, "sometimes"); // rejected with a message on stderr
   std::this_thread::sleep_for(std::chrono::milliseconds(1100));
   CHECK(recorder.mode() == Mode::kAlwaysOn);
-  control(made, "full");
-  CHECK(becomes(Mode::kFull));
+  writeControlFile(made, "full");
+  CHECK(modeBecomes(Mode::kFull));
   pushSteps(30, 70);
-  control(made, "off");
-  CHECK(becomes(Mode::kOff));
+  writeControlFile(made, "off");
+  CHECK(modeBecomes(Mode::kOff));
   CHECK(!recorder.enabled());
   recorder.stop();
   const auto content = trace_file::read(made.trace_path);
@@ -180,7 +180,7 @@ void theFileSwitches(const trace_file::Directory& directory) {
 }
 
 // Full mode needs, and writes, the latest clock records of always-on mode.
-void clocksAreKeptForFullMode(const trace_file::Directory& directory) {
+void clockRecordsAreKeptForFullMode(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   const RecorderOptions made = options(directory, "clock", Mode::kAlwaysOn);
   recorder.start(made);
@@ -197,7 +197,8 @@ void clocksAreKeptForFullMode(const trace_file::Directory& directory) {
   CHECK(trace_file::countUp(content.records, 36));
 }
 
-void aSignalSwitchesAndTellsTheOthers(const trace_file::Directory& directory) {
+void aSignalSwitchesTheModeAndTheControlFile(
+    const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   RecorderOptions made = options(directory, "signal", Mode::kOff);
   made.switch_signal = SIGUSR2;
@@ -205,7 +206,7 @@ void aSignalSwitchesAndTellsTheOthers(const trace_file::Directory& directory) {
   CHECK(!recorder.stats().signal_taken);
   for (const Mode mode : {Mode::kAlwaysOn, Mode::kFull, Mode::kOff}) {
     raise(SIGUSR2);
-    CHECK(becomes(mode));
+    CHECK(modeBecomes(mode));
     std::string word;
     CHECK(within5s([&] {
       std::ifstream(made.control_path) >> word;
@@ -217,7 +218,7 @@ void aSignalSwitchesAndTellsTheOthers(const trace_file::Directory& directory) {
   CHECK_EQ(directory.count(".control"), 3u);
 }
 
-void aHandlerOfTheProgramStays(const trace_file::Directory& directory) {
+void aSignalHandlerOfTheProgramIsKept(const trace_file::Directory& directory) {
   static std::atomic<int> calls{0};
   signal(SIGUSR1, [](int) { ++calls; });
   Recorder& recorder = Recorder::instance();
@@ -262,11 +263,11 @@ int main() {
   const trace_file::Directory directory;
   alwaysOnWritesNoRecords(directory);
   offRecordsNothing(directory);
-  aLongSilenceIsTold(directory);
-  theFileSwitches(directory);
-  clocksAreKeptForFullMode(directory);
-  aSignalSwitchesAndTellsTheOthers(directory);
-  aHandlerOfTheProgramStays(directory);
+  longPausesOfRecordingAreNoted(directory);
+  theControlFileSwitchesTheMode(directory);
+  clockRecordsAreKeptForFullMode(directory);
+  aSignalSwitchesTheModeAndTheControlFile(directory);
+  aSignalHandlerOfTheProgramIsKept(directory);
   aHalfFullRingIsDrainedEarly(directory);
   return check::report();
 }

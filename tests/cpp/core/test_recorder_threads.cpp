@@ -76,30 +76,30 @@ void ringsAreBounded(const trace_file::Directory& directory) {
 }
 
 // A thread that got no ring asks again once one has been returned.
-void refusedThreadAsksAgain(const trace_file::Directory& directory) {
+void aThreadWithoutARingGetsOneLater(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   recorder.start(options(directory, "refused"));
   std::latch holding(256);
-  std::latch let_go(1);
+  std::latch release(1);
   std::vector<std::thread> holders;
   for (int i = 0; i < 256; ++i) {
     holders.emplace_back([&] {
       recorder.push(numbered(1));
       holding.count_down();
-      let_go.wait();
+      release.wait();
     });
   }
   holding.wait();
   recorder.push(numbered(2)); // refused, or a ring from an earlier test
-  let_go.count_down();
+  release.count_down();
   for (std::thread& thread : holders) {
     thread.join();
   }
   recorder.push(numbered(3));
   recorder.stop();
-  const auto mine = trace_file::read(directory / "refused.trace")
-                        .byThread()[Recorder::threadId()];
-  CHECK(!mine.empty() && mine.back().op_id == 3);
+  const auto own_records = trace_file::read(directory / "refused.trace")
+                               .byThread()[Recorder::threadId()];
+  CHECK(!own_records.empty() && own_records.back().op_id == 3);
 }
 
 // Pushes from the destructor of a thread-local that outlives the thread's ring.
@@ -199,12 +199,12 @@ void stopAndStartRace(const trace_file::Directory& directory) {
   }
 }
 
-constexpr uint32_t kLeastGroups = 100;
+constexpr uint32_t kMinGroups = 100;
 
 // Repeatedly adds a group and then records an operation of it.
-void tellAndPush(const std::atomic<bool>& done) {
+void addGroupsAndPush(const std::atomic<bool>& done) {
   Recorder& recorder = Recorder::instance();
-  for (uint32_t id = 1; !done || id <= kLeastGroups; ++id) {
+  for (uint32_t id = 1; !done || id <= kMinGroups; ++id) {
     recorder.addGroup({id, "", 0, 1}, "{\"id\": " + std::to_string(id) + "}");
     Record record = numbered(id);
     record.group = id;
@@ -238,17 +238,18 @@ void drainWhileThreadsGetRings() {
 
 // A group's description is written before its operations, whatever threads do
 // meanwhile.
-void groupsComeBeforeTheirOperations(const trace_file::Directory& directory) {
+void groupsAreWrittenBeforeTheirOperations(
+    const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   recorder.start(options(directory, "groups", 1 << 14));
   std::atomic<bool> done{false};
-  std::thread teller([&] { tellAndPush(done); });
+  std::thread group_adder([&] { addGroupsAndPush(done); });
   drainWhileThreadsGetRings();
   done = true;
-  teller.join();
+  group_adder.join();
   recorder.stop();
   const auto content = trace_file::read(directory / "groups.trace");
-  CHECK(content.sound && content.groups.size() >= kLeastGroups);
+  CHECK(content.sound && content.groups.size() >= kMinGroups);
   size_t early = 0;
   for (size_t i = 0; i < content.records.size(); ++i) {
     const uint32_t group = content.records[i].group;
@@ -262,11 +263,12 @@ void groupsComeBeforeTheirOperations(const trace_file::Directory& directory) {
 int main() {
   const trace_file::Directory directory;
   ringsAreReused(directory);
-  groupsComeBeforeTheirOperations(directory); // while threads need new rings
+  groupsAreWrittenBeforeTheirOperations(
+      directory); // while threads need new rings
   pushAtThreadEnd(directory);
   pushWhileStopping(directory);
   stopAndStartRace(directory);
   ringsAreBounded(directory);
-  refusedThreadAsksAgain(directory);
+  aThreadWithoutARingGetsOneLater(directory);
   return check::report();
 }

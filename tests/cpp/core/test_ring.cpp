@@ -48,7 +48,7 @@ void wrapsAround() {
   CHECK(drain(ring).empty());
 }
 
-void peekWithoutCommitKeeps() {
+void peekWithoutCommitKeepsRecords() {
   Ring& ring = makeRing("", 4, 1);
   ring.push(numbered(7));
   int calls = 0;
@@ -83,12 +83,12 @@ bool isFull(Ring& ring) {
 }
 
 // If not `patient`, the producer loses records when the ring is full.
-void twoThreads(uint64_t count, bool patient) {
+void oneThreadPushesWhileAnotherDrains(uint64_t count, bool waits_for_room) {
   Ring& ring = makeRing("", 1024, 1);
   std::atomic<bool> done{false};
   std::thread producer([&] {
     for (uint64_t i = 0; i < count; ++i) {
-      while (patient && isFull(ring)) {
+      while (waits_for_room && isFull(ring)) {
         std::this_thread::yield();
       }
       ring.push(numbered(i));
@@ -101,7 +101,7 @@ void twoThreads(uint64_t count, bool patient) {
   for (bool last = false; !last;) {
     last = done;
     for (const uint64_t number : drain(ring)) {
-      out_of_order += (patient ? number != next : number < next) ? 1 : 0;
+      out_of_order += (waits_for_room ? number != next : number < next) ? 1 : 0;
       next = number + 1;
       ++received;
     }
@@ -109,7 +109,7 @@ void twoThreads(uint64_t count, bool patient) {
   producer.join();
   CHECK_EQ(out_of_order, 0u);
   CHECK_EQ(received + ring.header().dropped.load(), count);
-  CHECK(!patient || received == count);
+  CHECK(!waits_for_room || received == count);
 }
 
 void fileOutlivesTheMapping(const trace_file::Directory& directory) {
@@ -174,7 +174,7 @@ void rebindMovesToAnEmptyFile(const trace_file::Directory& directory) {
 
 // A thread may be inside push() while the ring is moved; the ring must stay
 // within its bounds.
-void rebindUnderAPusher(const trace_file::Directory& directory) {
+void rebindWhileAThreadPushes(const trace_file::Directory& directory) {
   Ring& ring = makeRing(directory / "moving.ring", 64, 1);
   std::atomic<bool> done{false};
   std::thread pusher([&] {
@@ -208,13 +208,13 @@ void noFileGivesPrivateMemory(const trace_file::Directory& directory) {
 int main() {
   const trace_file::Directory directory;
   wrapsAround();
-  peekWithoutCommitKeeps();
+  peekWithoutCommitKeepsRecords();
   fullRingDropsTheNewest();
-  twoThreads(1'000'000, /*patient=*/true);
-  twoThreads(1'000'000, /*patient=*/false);
+  oneThreadPushesWhileAnotherDrains(1'000'000, /*waits_for_room=*/true);
+  oneThreadPushesWhileAnotherDrains(1'000'000, /*waits_for_room=*/false);
   fileOutlivesTheMapping(directory);
   rebindMovesToAnEmptyFile(directory);
-  rebindUnderAPusher(directory);
+  rebindWhileAThreadPushes(directory);
   noFileGivesPrivateMemory(directory);
   return check::report();
 }

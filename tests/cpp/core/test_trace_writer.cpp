@@ -83,7 +83,7 @@ void badPathsThrow(const trace_file::Directory& directory) {
 }
 
 // Blocks of 24 + 1000 bytes after 32: three fit into 4000 bytes.
-void fullDiskCutsBack(const trace_file::Directory& directory) {
+void blocksThatDoNotFitAreNotWritten(const trace_file::Directory& directory) {
   const std::string path = directory / "full.trace";
   TraceWriter writer(path, 1);
   const std::string payload(1000, 'x');
@@ -162,7 +162,7 @@ void aFullDiskKeepsTheLastSummary(const trace_file::Directory& directory) {
 }
 
 // A reader skips a place that is being rewritten.
-void aSummaryHalfWrittenIsNone(const trace_file::Directory& directory) {
+void aHalfWrittenSummaryIsSkipped(const trace_file::Directory& directory) {
   const std::string path = directory / "half-summary.trace";
   TraceWriter writer(path, 1);
   CHECK(writer.writeSummary(summary(1, 2000)));
@@ -186,9 +186,9 @@ int main() {
   checksumsOfAllLengths();
   bytesOnDisk(directory);
   badPathsThrow(directory);
-  fullDiskCutsBack(directory);
+  blocksThatDoNotFitAreNotWritten(directory);
   summariesDoNotGrowTheFile(directory);
   aFullDiskKeepsTheLastSummary(directory);
-  aSummaryHalfWrittenIsNone(directory);
+  aHalfWrittenSummaryIsSkipped(directory);
   return check::report();
 }

@@ -11,7 +11,7 @@ using namespace commprof;
 
 namespace {
 
-void aLaterSightIsBoundedByTheReturn() {
+void completionIsNoLaterThanTheWaitsReturn() {
   const auto returns = std::make_unique<WaitReturns>();
   returns->note(7, 100);
   CHECK_EQ(returns->completionNs(7, 150), 100u);
@@ -19,14 +19,14 @@ void aLaterSightIsBoundedByTheReturn() {
   CHECK_EQ(returns->completionNs(8, 150), 150u); // no wait returned
 }
 
-void theFirstReturnCounts() {
+void onlyTheFirstReturnCounts() {
   const auto returns = std::make_unique<WaitReturns>();
   returns->note(7, 100);
   returns->note(7, 120);
   CHECK_EQ(returns->completionNs(7, 150), 100u);
 }
 
-void aForgottenOperationIsNotConfused() {
+void anOverwrittenOperationHasNoBound() {
   const auto returns = std::make_unique<WaitReturns>();
   returns->note(7, 100);
   returns->note(7 + WaitReturns::kMost, 200);
@@ -35,7 +35,7 @@ void aForgottenOperationIsNotConfused() {
 }
 
 // All operations share one place; each one's return time is 10 times its id.
-void aReaderNeverSeesAnothersReturn() {
+void aReaderNeverGetsAnotherOperationsReturn() {
   const auto returns = std::make_unique<WaitReturns>();
   std::atomic<uint64_t> latest{7};
   std::atomic<bool> stopping{false};
@@ -58,9 +58,9 @@ void aReaderNeverSeesAnothersReturn() {
 } // namespace
 
 int main() {
-  aLaterSightIsBoundedByTheReturn();
-  theFirstReturnCounts();
-  aForgottenOperationIsNotConfused();
-  aReaderNeverSeesAnothersReturn();
+  completionIsNoLaterThanTheWaitsReturn();
+  onlyTheFirstReturnCounts();
+  anOverwrittenOperationHasNoBound();
+  aReaderNeverGetsAnotherOperationsReturn();
   return check::report();
 }

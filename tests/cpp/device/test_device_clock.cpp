@@ -16,7 +16,7 @@ bool near(uint64_t actual, uint64_t expected, uint64_t error) {
 }
 
 // One anchor determines no rate: the error grows by 500 ppm of the distance.
-void oneAnchorIsItsMiddle() {
+void oneAnchorMapsToItsMiddle() {
   DeviceClock clock;
   CHECK(!clock.known());
   clock.add({1000, 5'000'000, 5'000'020});
@@ -39,7 +39,7 @@ void keepsNanosecondsOfALongUptime() {
 
 // The host's clock is 100 ppm faster than the device's. The best two of the
 // three anchors are 10 s apart and together 2 us wide.
-void twoAnchorsTellTheRate() {
+void twoAnchorsGiveTheRate() {
   DeviceClock clock;
   const auto host = [](int64_t device_ns) {
     return 7 * kSecond + uint64_t(double(device_ns) * 1.0001);
@@ -60,7 +60,7 @@ void twoAnchorsTellTheRate() {
 }
 
 // Anchors that are wrong within their width give times wrong within the bound.
-void theBoundHolds() {
+void timesAreWithinTheErrorBound() {
   for (const int64_t shift : {-4000, 4000}) {
     DeviceClock clock;
     for (int64_t i = 0; i < 20; ++i) {
@@ -76,7 +76,7 @@ void theBoundHolds() {
 }
 
 // Old anchors are dropped: the rate is the current one.
-void forgetsTheOldest() {
+void theOldestAnchorsAreDropped() {
   DeviceClock clock;
   const auto count = int64_t(DeviceClock::kMaxAnchors);
   for (int64_t i = 0; i < 2 * count; ++i) {
@@ -92,10 +92,10 @@ void forgetsTheOldest() {
 } // namespace
 
 int main() {
-  oneAnchorIsItsMiddle();
+  oneAnchorMapsToItsMiddle();
   keepsNanosecondsOfALongUptime();
-  twoAnchorsTellTheRate();
-  theBoundHolds();
-  forgetsTheOldest();
+  twoAnchorsGiveTheRate();
+  timesAreWithinTheErrorBound();
+  theOldestAnchorsAreDropped();
   return check::report();
 }

@@ -138,7 +138,7 @@ bool near(const Setup& setup, uint64_t actual_ns, double truth_ns) {
 
 // Computes for 16 ms, then waits for a collective of 40 ms: 24 ms are exposed.
 // On a busy machine, the first poll may come before these are over.
-void aStretchIsTheWaiting(double drift) {
+void aStretchLastsAsLongAsTheStreamWaits(double drift) {
   Setup setup(drift);
   DeviceTimeline& timeline = *setup.timeline;
   SimulatedDevice& device = *setup.device;
@@ -182,19 +182,19 @@ void aStretchIsTheWaiting(double drift) {
 
 // Times use the first comparison until the next one, when they would jump. One
 // with a late answer is therefore rejected, unless hurried.
-void theFirstComparisonIsNarrow() {
+void theFirstClockComparisonMustBeAccurate() {
   Setup setup;
   DeviceTimeline& timeline = *setup.timeline;
-  constexpr int64_t kKeepers = 100; // the first stream that was made
+  constexpr int64_t kClockStream = 100; // the first stream that was made
   timeline.moment(record(Kind::kEnd, 1), timeline.mark(1));
   for (int i = 0; i < 3; ++i) {
-    setup.device->run(kKeepers, 2 * kMs);
+    setup.device->run(kClockStream, 2 * kMs);
     timeline.poll();
     std::this_thread::sleep_for(std::chrono::milliseconds(3));
   }
   CHECK_EQ(setup.clocks.size(), 0u);
   CHECK_EQ(setup.records.size(), 0u);
-  setup.device->run(kKeepers, 1e12);
+  setup.device->run(kClockStream, 1e12);
   timeline.poll(false, /*hurried=*/true);
   CHECK_EQ(setup.clocks.size(), 1u);
   CHECK(setup.clocks.at(0).bytes_in >= 1'000'000u);
@@ -203,7 +203,7 @@ void theFirstComparisonIsNarrow() {
 }
 
 // A stream that is far behind does not delay the others.
-void streamsAreResolvedApart() {
+void streamsAreResolvedIndependently() {
   Setup setup;
   DeviceTimeline& timeline = *setup.timeline;
   setup.device->run(2, 1e12);
@@ -218,7 +218,7 @@ void streamsAreResolvedApart() {
   CHECK_EQ(timeline.drain(0), 0u);
 }
 
-void aCapturedStreamIsLeftAlone() {
+void aCapturedStreamGetsNoMarks() {
   Setup setup;
   DeviceTimeline& timeline = *setup.timeline;
   timeline.moment(record(Kind::kEnd, 1), timeline.mark());
@@ -264,7 +264,7 @@ void memoryIsBounded() {
 }
 
 // More streams than queues: a queue that is empty changes its stream.
-void queuesAreUsedAgain() {
+void queuesAreReused() {
   Setup setup;
   DeviceTimeline& timeline = *setup.timeline;
   const auto streams = int64_t(3 * DeviceTimeline::kMaxStreams);
@@ -277,7 +277,7 @@ void queuesAreUsedAgain() {
 }
 
 // The clock is compared once per second, during a poll.
-void theClockIsKept() {
+void theClockIsComparedOncePerSecond() {
   Setup setup;
   for (int i = 0; i < 1000; ++i) {
     setup.timeline->poll();
@@ -296,7 +296,7 @@ void theClockIsKept() {
       double(setup.clocks[0].bytes_in + setup.clocks[1].bytes_in) + 200);
 }
 
-void threadsShareIt() {
+void threadsShareATimeline() {
   Setup setup;
   DeviceTimeline& timeline = *setup.timeline;
   std::vector<std::thread> threads;
@@ -321,14 +321,14 @@ void threadsShareIt() {
 } // namespace
 
 int main() {
-  aStretchIsTheWaiting(0.0);
-  aStretchIsTheWaiting(300e-6);
-  theFirstComparisonIsNarrow();
-  streamsAreResolvedApart();
-  aCapturedStreamIsLeftAlone();
+  aStretchLastsAsLongAsTheStreamWaits(0.0);
+  aStretchLastsAsLongAsTheStreamWaits(300e-6);
+  theFirstClockComparisonMustBeAccurate();
+  streamsAreResolvedIndependently();
+  aCapturedStreamGetsNoMarks();
   memoryIsBounded();
-  queuesAreUsedAgain();
-  theClockIsKept();
-  threadsShareIt();
+  queuesAreReused();
+  theClockIsComparedOncePerSecond();
+  threadsShareATimeline();
   return check::report();
 }

@@ -124,11 +124,11 @@ Encoded reference(const Width& width, const std::vector<float>& x) {
   for (size_t i = 0; i < n; ++i) {
     const size_t first = i / width.block * width.block;
     if (i == first) {
-      float most = 0;
+      float max_abs = 0;
       for (size_t j = i; j < std::min(n, i + width.block); ++j) {
-        most = std::max(most, std::fabs(x[j]));
+        max_abs = std::max(max_abs, std::fabs(x[j]));
       }
-      const float exact = most / float(width.largest);
+      const float exact = max_abs / float(width.largest);
       const float scale = width.largest == 127 ? nearestBfloat16(exact) : exact;
       out.scales.push_back(std::isnormal(exact) ? scale : 0);
     }
@@ -155,7 +155,7 @@ std::vector<float> sumOf(const std::vector<float>& a, std::vector<float> b) {
   return b;
 }
 
-void encodes(const Width& width, const Case& c, bool feedback) {
+void checkEncode(const Width& width, const Case& c, bool feedback) {
   const std::vector<float> wanted = feedback ? sumOf(c.x, c.residual) : c.x;
   const Encoded expected = reference(width, wanted);
   std::vector<float> lost(c.n);
@@ -183,7 +183,7 @@ void encodes(const Width& width, const Case& c, bool feedback) {
   });
 }
 
-void decodes(const Width& width, const Case& c) {
+void checkDecode(const Width& width, const Case& c) {
   const Encoded in = reference(width, c.x);
   const Input<int8_t> bytes(in.bytes, c.offset);
   const Input<float> scales(in.scales, c.offset);
@@ -214,7 +214,7 @@ void decodes(const Width& width, const Case& c) {
   });
 }
 
-void reduces(const Width& width, size_t n, int count) {
+void checkReduce(const Width& width, size_t n, int count) {
   std::vector<Input<int8_t>> bytes;
   std::vector<Input<float>> scales;
   std::vector<float> sums(n, 0.0f);
@@ -259,7 +259,7 @@ void reduces(const Width& width, size_t n, int count) {
 
 // Tests non-temporal stores: long results that begin on a cache line, and the
 // values after the last whole block.
-void longOnesAreTheSame(const Width& width) {
+void longArraysHaveTheSameBits(const Width& width) {
   constexpr size_t kLong = (size_t(1) << 18) + 5;
   const Encoded a = reference(width, make(kPatterns[8], kLong, 1));
   const Encoded b = reference(width, make(kPatterns[9], kLong, 2));
@@ -306,7 +306,7 @@ void reduceReadsBadScalesAsZero(const Width& width) {
   });
 }
 
-void overflowShows(const Width& width) {
+void overflowGivesANonfiniteScale(const Width& width) {
   const size_t n = width.block;
   Encoded in = reference(width, std::vector<float>(n, 3e38f));
   const int8_t* bytes[] = {in.bytes.data(), in.bytes.data()};
@@ -325,18 +325,18 @@ int main() {
   announceLevels();
   for (const Width& width : kWidths) {
     forEachCase([&](const Case& c) {
-      encodes(width, c, false);
-      encodes(width, c, true);
-      decodes(width, c);
+      checkEncode(width, c, false);
+      checkEncode(width, c, true);
+      checkDecode(width, c);
     });
     for (const size_t n : kSizes) {
       for (const int count : {0, 1, 2, 5}) {
-        reduces(width, n, count);
+        checkReduce(width, n, count);
       }
     }
-    longOnesAreTheSame(width);
+    longArraysHaveTheSameBits(width);
     reduceReadsBadScalesAsZero(width);
-    overflowShows(width);
+    overflowGivesANonfiniteScale(width);
   }
   return check::report();
 }

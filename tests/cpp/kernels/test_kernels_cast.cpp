@@ -129,7 +129,7 @@ std::vector<float> denseFloats() {
   return out;
 }
 
-void everyHalfDecodes(const Type& type) {
+void every16BitValueDecodes(const Type& type) {
   const std::vector<uint16_t> in = allSixteenBits();
   std::vector<float> expected, out(in.size());
   for (const uint16_t bits : in) {
@@ -171,7 +171,7 @@ void encodesWithoutFeedback(const Type& type, const Case& c) {
 }
 
 // Checks that the sent value and the residual add up to the original sum.
-void feedbackKeepsWhatIsLost(const Type& type, const Case& c) {
+void feedbackKeepsTheRoundingError(const Type& type, const Case& c) {
   std::vector<uint16_t> expected;
   std::vector<float> lost;
   for (size_t i = 0; i < c.n; ++i) {
@@ -238,7 +238,7 @@ void reduceSumsInOrder(const Type& type, size_t n, int count) {
 
 // Tests non-temporal stores: long results that begin on a cache line, and the
 // values after the last whole one.
-void longOnesAreTheSame(const Type& type) {
+void longArraysHaveTheSameBits(const Type& type) {
   constexpr size_t kLong = (size_t(1) << 18) + 5;
   const float factors[] = {0.5f, 0.25f};
   const auto a = encoded(type, kPatterns[8], kLong, 1);
@@ -261,7 +261,7 @@ void longOnesAreTheSame(const Type& type) {
   });
 }
 
-void decodeMultiplies(const Type& type, const Case& c) {
+void decodeAppliesTheFactor(const Type& type, const Case& c) {
   std::vector<uint16_t> in;
   std::vector<float> expected;
   for (const float value : c.x) {
@@ -281,19 +281,19 @@ void decodeMultiplies(const Type& type, const Case& c) {
 // Maximum relative error, half of the spacing: 2^-11 and 2^-8.
 void errorIsBounded() {
   const std::vector<float> x = make(kPatterns[8], 100003, 5);
-  std::vector<uint16_t> half(x.size()), brain(x.size());
+  std::vector<uint16_t> half(x.size()), bfloat(x.size());
   encodeHalf(x.data(), nullptr, half.data(), x.size(), 1);
-  encodeBfloat16(x.data(), nullptr, brain.data(), x.size());
-  float worst_half = 0, worst_brain = 0;
+  encodeBfloat16(x.data(), nullptr, bfloat.data(), x.size());
+  float worst_half = 0, worst_bfloat = 0;
   for (size_t i = 0; i < x.size(); ++i) {
     if (std::fabs(x[i]) >= 0x1p-14f) {
       const auto error = [&](float y) { return std::fabs(y / x[i] - 1); };
       worst_half = std::max(worst_half, error(valueOfHalf(half[i])));
-      worst_brain = std::max(worst_brain, error(valueOfBfloat16(brain[i])));
+      worst_bfloat = std::max(worst_bfloat, error(valueOfBfloat16(bfloat[i])));
     }
   }
   CHECK(worst_half <= 0x1p-11f && worst_half > 0x1p-12f);
-  CHECK(worst_brain <= 0x1p-8f && worst_brain > 0x1p-9f);
+  CHECK(worst_bfloat <= 0x1p-8f && worst_bfloat > 0x1p-9f);
 }
 
 } // namespace
@@ -302,19 +302,19 @@ int main() {
   announceLevels();
   const std::vector<float> dense = denseFloats();
   for (const Type& type : kTypes) {
-    everyHalfDecodes(type);
+    every16BitValueDecodes(type);
     floatsEncodeToNearest(type, dense);
     forEachCase([&](const Case& c) {
       encodesWithoutFeedback(type, c);
-      feedbackKeepsWhatIsLost(type, c);
-      decodeMultiplies(type, c);
+      feedbackKeepsTheRoundingError(type, c);
+      decodeAppliesTheFactor(type, c);
     });
     for (const size_t n : kSizes) {
       for (const int count : {0, 1, 2, 3, 5}) {
         reduceSumsInOrder(type, n, count);
       }
     }
-    longOnesAreTheSame(type);
+    longArraysHaveTheSameBits(type);
   }
   errorIsBounded();
   return check::report();

@@ -24,7 +24,7 @@ uint32_t largestBits(const std::vector<float>& x) {
   return out;
 }
 
-void findsTheLargest(const Case& c) {
+void checkLargestMagnitude(const Case& c) {
   std::vector<float> sums = c.x;
   for (size_t i = 0; i < c.n; ++i) {
     sums[i] += c.residual[i];
@@ -38,7 +38,7 @@ void findsTheLargest(const Case& c) {
   });
 }
 
-void seesOneValueThatIsNotFinite() {
+void aSingleNonfiniteValueIsFound() {
   const float values[] = {
       INFINITY, -INFINITY, NAN, -NAN, std::numeric_limits<float>::max()};
   for (const size_t n : {1, 16, 37, 1000}) {
@@ -59,7 +59,7 @@ void seesOneValueThatIsNotFinite() {
 }
 
 // Two finite values whose sum is not.
-void seesASumThatOverflows() {
+void anOverflowingSumIsFound() {
   std::vector<float> x(100, 1.0f), y(100, 1.0f);
   x[70] = y[70] = 3e38f;
   forEachLevel([&](const std::string&) {
@@ -68,7 +68,9 @@ void seesASumThatOverflows() {
   });
 }
 
-Comparison plainly(const std::vector<float>& a, const std::vector<float>& b) {
+Comparison referenceComparison(
+    const std::vector<float>& a,
+    const std::vector<float>& b) {
   Comparison out;
   for (size_t i = 0; i < a.size(); ++i) {
     const double wanted = a[i], sent = b[i];
@@ -82,7 +84,7 @@ Comparison plainly(const std::vector<float>& a, const std::vector<float>& b) {
 }
 
 // Rounding errors are relative to `size`, the sum of the terms' magnitudes.
-void near(
+void checkNear(
     double actual,
     double expected,
     double size,
@@ -90,21 +92,23 @@ void near(
   CHECK_AT(std::fabs(actual - expected) <= 1e-12 * size, what);
 }
 
-void compares(const Case& c) {
+void checkComparison(const Case& c) {
   std::vector<float> sent = c.x;
   for (size_t i = 0; i < c.n; ++i) {
     sent[i] = i % 5 == 0 ? 0.0f : i % 5 == 1 ? -0.0f : c.residual[i];
   }
-  const Comparison expected = plainly(c.x, sent);
+  const Comparison expected = referenceComparison(c.x, sent);
   const Input<float> x(c.x, c.offset), y(sent, c.offset);
   Comparison first;
   forEachLevel([&](const std::string& level) {
     const std::string what = level + " " + c.name;
     const Comparison out = compare(x.data(), y.data(), c.n);
-    near(out.wanted_norm2, expected.wanted_norm2, expected.wanted_norm2, what);
-    near(out.sent_norm2, expected.sent_norm2, expected.sent_norm2, what);
-    near(out.error_norm2, expected.error_norm2, expected.error_norm2, what);
-    near(
+    checkNear(
+        out.wanted_norm2, expected.wanted_norm2, expected.wanted_norm2, what);
+    checkNear(out.sent_norm2, expected.sent_norm2, expected.sent_norm2, what);
+    checkNear(
+        out.error_norm2, expected.error_norm2, expected.error_norm2, what);
+    checkNear(
         out.dot,
         expected.dot,
         std::sqrt(expected.wanted_norm2 * expected.sent_norm2),
@@ -118,16 +122,16 @@ void compares(const Case& c) {
 }
 
 // Tests several pieces of work: each counts, including the first and last.
-void arraysOfSeveralPieces() {
+void everyPieceOfALongArrayCounts() {
   Case c;
   c.n = 2 * kGrain + 5;
   c.name = "several pieces";
   c.x = make(kPatterns[9], c.n, 1);
   c.residual = make(kPatterns[8], c.n, 2);
-  compares(c);
+  checkComparison(c);
   for (const size_t at : {size_t(0), c.n - 1}) {
     c.x[at] = 1e9f;
-    findsTheLargest(c);
+    checkLargestMagnitude(c);
     c.x[at] = 0;
   }
 }
@@ -137,11 +141,11 @@ void arraysOfSeveralPieces() {
 int main() {
   announceLevels();
   forEachCase([](const Case& c) {
-    findsTheLargest(c);
-    compares(c);
+    checkLargestMagnitude(c);
+    checkComparison(c);
   });
-  arraysOfSeveralPieces();
-  seesOneValueThatIsNotFinite();
-  seesASumThatOverflows();
+  everyPieceOfALongArrayCounts();
+  aSingleNonfiniteValueIsFound();
+  anOverflowingSumIsFound();
   return check::report();
 }

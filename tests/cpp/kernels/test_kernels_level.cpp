@@ -30,7 +30,7 @@ void badNamesAreRefusedEveryTime() {
   }
 }
 
-void theEnvironmentChooses() {
+void theEnvironmentSelectsTheLevel() {
   ::setenv("COMMPROF_SIMD", "scalar", 1);
   CHECK(currentLevel() == Level::kScalar);
   ::setenv("COMMPROF_SIMD", "", 1);
@@ -66,7 +66,7 @@ void badThreadCountsAreRefused() {
   CHECK(contains(messageOf([] { setThreads(0); }), "\"0\""));
 }
 
-void theEnvironmentSaysHowManyThreads() {
+void theEnvironmentSetsTheThreadCount() {
   ::setenv("COMMPROF_KERNEL_THREADS", "3", 1);
   CHECK_EQ(threads(), 3);
   setThreads(5);
@@ -77,10 +77,10 @@ void theEnvironmentSaysHowManyThreads() {
 
 int main() {
   badNamesAreRefusedEveryTime();
-  theEnvironmentChooses();
+  theEnvironmentSelectsTheLevel();
   everyAvailableLevelCanBeSet();
   aLevelTheCpuLacksIsRefused();
   badThreadCountsAreRefused();
-  theEnvironmentSaysHowManyThreads();
+  theEnvironmentSetsTheThreadCount();
   return check::report();
 }

@@ -38,13 +38,13 @@ void everyPieceIsRunOnce(size_t n, size_t grain, int count) {
     }
   });
   CHECK(aligned);
-  CHECK(std::all_of(runs.begin(), runs.end(), [](const auto& count_of_one) {
-    return count_of_one == 1;
+  CHECK(std::all_of(runs.begin(), runs.end(), [](const auto& run_count) {
+    return run_count == 1;
   }));
 }
 
 // Tests that another thread takes a piece, for which the first one waits.
-void othersHelp() {
+void anotherThreadTakesAPiece() {
   std::atomic<bool> second_began{false};
   parallelFor(2, 1, 2, [&](size_t begin, size_t) {
     if (begin == 1) {
@@ -57,7 +57,7 @@ void othersHelp() {
   CHECK(second_began);
 }
 
-void aBodyMayCallAgain() {
+void parallelForMayBeNested() {
   std::atomic<size_t> sum{0};
   parallelFor(8, 1, 3, [&](size_t, size_t) {
     parallelFor(
@@ -87,11 +87,11 @@ void callersDoNotDisturbEachOther() {
   }
 }
 
-void theChildStartsItsOwn() {
+void aForkedChildStartsItsOwnThreads() {
   const pid_t child = ::fork();
   if (child == 0) {
     if (kChildMayStartThreads) {
-      othersHelp();
+      anotherThreadTakesAPiece();
     }
     everyPieceIsRunOnce(1000, 10, kChildMayStartThreads ? 3 : 1);
     ::_exit(check::failed.load() == 0 ? 0 : 1);
@@ -99,13 +99,13 @@ void theChildStartsItsOwn() {
   int status = -1;
   CHECK_EQ(::waitpid(child, &status, 0), child);
   CHECK_EQ(status, 0);
-  othersHelp();
+  anotherThreadTakesAPiece();
 }
 
 // Runs all dense kernels over one large array and concatenates their results.
-class Everything {
+class AllKernelResults {
  public:
-  Everything() {
+  AllKernelResults() {
     const std::vector<float> x = make(kPatterns[9], kMany, 1);
     residual_ = make(kPatterns[8], kMany, 2);
     encodeHalf(x.data(), residual_.data(), half_.data(), kMany, 1024);
@@ -116,17 +116,17 @@ class Everything {
     const int8_t* bytes[] = {bytes_.data(), bytes_.data()};
     reduceInt8(bytes, scales, 2, 0.3f, bytes2_.data(), scales2_.data(), kMany);
     decodeInt8(bytes2_.data(), scales2_.data(), out_.data(), kMany, 1);
-    keep(out_);
+    appendResults(out_);
     encodeInt4(
         x.data(), residual_.data(), nibbles_.data(), scales_.data(), kMany);
     const uint8_t* nibbles[] = {nibbles_.data(), nibbles_.data()};
     reduceInt4(
         nibbles, scales, 2, 0.3f, nibbles2_.data(), scales2_.data(), kMany);
     decodeInt4(nibbles2_.data(), scales2_.data(), out_.data(), kMany, 1);
-    keep(out_);
-    keep(residual_);
+    appendResults(out_);
+    appendResults(residual_);
     reduceAndDecode();
-    lookAt(x);
+    computeStatistics(x);
   }
   const std::vector<float>& results() const {
     return results_;
@@ -143,19 +143,19 @@ class Everything {
     std::vector<uint16_t> sum(kMany);
     reduceHalf(halves, factors, 2, sum.data(), kMany);
     decodeHalf(sum.data(), out_.data(), kMany, 3);
-    keep(out_);
+    appendResults(out_);
     reduceBfloat16(brains, factors, 2, sum.data(), kMany);
     decodeBfloat16(sum.data(), out_.data(), kMany, 3);
-    keep(out_);
+    appendResults(out_);
   }
-  void lookAt(const std::vector<float>& x) {
+  void computeStatistics(const std::vector<float>& x) {
     const Comparison c = compare(x.data(), residual_.data(), kMany);
     sums_ = {c.wanted_norm2, c.sent_norm2, c.dot, c.error_norm2};
     sums_.push_back(double(c.zeroed));
     sums_.push_back(maxAbsBits(x.data(), kMany));
     sums_.push_back(maxAbsBitsOfSum(x.data(), residual_.data(), kMany));
   }
-  void keep(const std::vector<float>& values) {
+  void appendResults(const std::vector<float>& values) {
     results_.insert(results_.end(), values.begin(), values.end());
   }
 
@@ -172,11 +172,11 @@ class Everything {
   std::vector<double> sums_;
 };
 
-void threadsChangeNoBit() {
+void resultsDoNotDependOnTheThreadCount() {
   setThreads(1);
-  const Everything one;
+  const AllKernelResults one;
   setThreads(3);
-  const Everything three;
+  const AllKernelResults three;
   setThreads(1);
   CHECK_SAME_BITS(three.results(), one.results(), "values");
   CHECK_SAME_BITS(three.sums(), one.sums(), "sums");
@@ -191,12 +191,12 @@ int main() {
     }
   }
   everyPieceIsRunOnce(5, 10, -1);
-  othersHelp();
-  aBodyMayCallAgain();
+  anotherThreadTakesAPiece();
+  parallelForMayBeNested();
   callersDoNotDisturbEachOther();
   if (!check::isEmulated()) {
-    theChildStartsItsOwn();
+    aForkedChildStartsItsOwnThreads();
   }
-  threadsChangeNoBit();
+  resultsDoNotDependOnTheThreadCount();
   return check::report();
 }

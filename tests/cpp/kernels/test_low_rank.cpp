@@ -29,7 +29,7 @@ std::vector<float> guarded(size_t count) {
   return std::vector<float>(count + kGuards, kGuard);
 }
 
-bool guardsWhole(const std::vector<float>& data) {
+bool guardsIntact(const std::vector<float>& data) {
   return std::all_of(data.end() - long(kGuards), data.end(), [](float x) {
     return x == kGuard;
   });
@@ -101,7 +101,7 @@ bool near(
       magnitude * double(count + 1) * 0x1p-24;
 }
 
-bool rightProjections(const Run& run, const Shape& shape) {
+bool projectionsAreRight(const Run& run, const Shape& shape) {
   const size_t rank = size_t(shape.rank), cols = shape.cols;
   bool good = true;
   for (size_t i = 0; i < shape.rows * cols; ++i) {
@@ -128,7 +128,7 @@ bool rightProjections(const Run& run, const Shape& shape) {
   return good;
 }
 
-bool rightReconstruction(const Run& run, const Shape& shape) {
+bool reconstructionIsRight(const Run& run, const Shape& shape) {
   const size_t rank = size_t(shape.rank), cols = shape.cols;
   bool good = true;
   for (size_t i = 0; i < shape.rows * cols; ++i) {
@@ -169,16 +169,16 @@ std::vector<Shape> shapes() {
 void testPasses() {
   for (const Shape& shape : shapes()) {
     const Run run(shape);
-    CHECK(rightProjections(run, shape));
-    CHECK(rightReconstruction(run, shape));
-    CHECK(guardsWhole(run.sum) && guardsWhole(run.p));
-    CHECK(guardsWhole(run.next_q) && guardsWhole(run.out));
-    CHECK(guardsWhole(run.left));
+    CHECK(projectionsAreRight(run, shape));
+    CHECK(reconstructionIsRight(run, shape));
+    CHECK(guardsIntact(run.sum) && guardsIntact(run.p));
+    CHECK(guardsIntact(run.next_q) && guardsIntact(run.out));
+    CHECK(guardsIntact(run.left));
   }
 }
 
 // Tests that levels and threads change no bit, with shapes of several pieces.
-void testSameBits() {
+void testLevelsAndThreadsGiveTheSameBits() {
   const std::vector<int> few{3, 8}, all{1, 2, 3, 4, 8};
   for (const int rank : check::kSanitized ? few : all) {
     const Shape shape{200, 3001, rank};
@@ -196,7 +196,7 @@ void testSameBits() {
 }
 
 // Tests a single rank: exactly what is sent is subtracted from the residual.
-void testSameQ() {
+void testResidualOfASingleRank() {
   const Shape shape{33, 47, 3};
   const Run run(shape);
   std::vector<float> out(shape.rows * shape.cols), left(run.sum);
@@ -275,7 +275,7 @@ void testMoreColumnsThanRows() {
 }
 
 // Tests PowerSGD's step on one rank: a matrix of rank 2 is reproduced.
-void testStep() {
+void testStepReproducesAMatrixOfRankTwo() {
   const size_t rows = 120, cols = 77;
   const std::vector<float> a = normals(rows * 2, 1), b = normals(cols * 2, 2);
   for (const float scale : {1.0f, 0.0f}) {
@@ -337,10 +337,10 @@ int main() {
   testPhilox();
   check::atEachLevel([] {
     testPasses();
-    testSameQ();
-    testStep();
+    testResidualOfASingleRank();
+    testStepReproducesAMatrixOfRankTwo();
   });
-  testSameBits();
+  testLevelsAndThreadsGiveTheSameBits();
   testOrthonormal();
   testDependentColumns();
   testMoreColumnsThanRows();

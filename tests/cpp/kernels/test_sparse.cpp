@@ -121,7 +121,7 @@ void testRoundTrip(const Shape& shape, float scale) {
 
 // Checks that an encoding with this damage is rejected.
 template <class Damage>
-void refused(const Shape& shape, Damage damage) {
+void checkDamageIsRejected(const Shape& shape, Damage damage) {
   std::vector<uint8_t> bytes =
       Chosen(shape.n, shape.k, 3).encode(1.0f, nullptr);
   CHECK(validSparse(bytes.data(), shape.n, shape.k));
@@ -133,29 +133,32 @@ void setCount(std::vector<uint8_t>& bytes, size_t part, uint32_t count) {
   std::memcpy(bytes.data() + part * 4, &count, 4);
 }
 
-void testRefused() {
+void testDamagedEncodings() {
   const Shape shape{100000, 1000}; // two parts
   const size_t offsets = 8;
-  refused(shape, [](auto& bytes) { setCount(bytes, 0, 1001); });
-  refused(shape, [](auto& bytes) { setCount(bytes, 1, 0xffffffffu); });
-  refused(shape, [](auto& bytes) { bytes[0] ^= 1; }); // one more or less
-  refused(shape, [](auto& bytes) {
+  checkDamageIsRejected(shape, [](auto& bytes) { setCount(bytes, 0, 1001); });
+  checkDamageIsRejected(
+      shape, [](auto& bytes) { setCount(bytes, 1, 0xffffffffu); });
+  checkDamageIsRejected(
+      shape, [](auto& bytes) { bytes[0] ^= 1; }); // one more or less
+  checkDamageIsRejected(shape, [](auto& bytes) {
     setCount(bytes, 0, 0);
     setCount(bytes, 1, 0);
   });
   for (const size_t place : {0, 1, 15, 16, 17, 300, 598}) { // all in part 0
-    refused(shape, [&](auto& bytes) { // repeats the next one's offset
-      uint8_t* at = bytes.data() + offsets + 2 * place;
-      std::memcpy(at, at + 2, 2);
-    });
-    refused(shape, [&](auto& bytes) { // swapped
+    checkDamageIsRejected(
+        shape, [&](auto& bytes) { // repeats the next one's offset
+          uint8_t* at = bytes.data() + offsets + 2 * place;
+          std::memcpy(at, at + 2, 2);
+        });
+    checkDamageIsRejected(shape, [&](auto& bytes) { // swapped
       uint8_t* at = bytes.data() + offsets + 2 * place;
       std::swap(at[0], at[2]);
       std::swap(at[1], at[3]);
     });
   }
   // The last part has 34,464 places: the first place beyond it.
-  refused(shape, [&](auto& bytes) {
+  checkDamageIsRejected(shape, [&](auto& bytes) {
     const uint16_t beyond = 100000 - 65536;
     std::memcpy(bytes.data() + offsets + 2 * 999, &beyond, 2);
   });
@@ -178,7 +181,7 @@ void addIfValid(const std::vector<uint8_t>& bytes, const Shape& shape) {
   addSparse(exact.get(), shape.n, shape.k, 1.0f, tight.get());
 }
 
-void testFuzz() {
+void testRandomDamageStaysInBounds() {
   std::mt19937 random(11);
   const Shape small[] = {{5, 3}, {40, 40}, {70000, 20}, {131073, 50}};
   for (const Shape& shape : small) {
@@ -220,8 +223,8 @@ void testAll() {
     testRoundTrip(shape, 1.0f);
     testRoundTrip(shape, 0x1p12f);
   }
-  testRefused();
-  testFuzz();
+  testDamagedEncodings();
+  testRandomDamageStaysInBounds();
   testNotFinite();
 }
 

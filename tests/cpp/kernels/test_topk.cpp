@@ -28,7 +28,7 @@ struct Result {
   TopKStats stats;
 };
 
-bool chosenRight(
+bool selectionIsRight(
     const Result& result,
     const std::vector<float>& x,
     const std::vector<int32_t>& order,
@@ -55,7 +55,7 @@ bool chosenRight(
 }
 
 // True if the residual is equal to the sum to the bit, and zero where chosen.
-bool residualRight(
+bool residualIsRight(
     const std::vector<float>& residual,
     const Result& result,
     std::vector<float> sum) {
@@ -69,7 +69,7 @@ bool residualRight(
   return good;
 }
 
-bool memoryBounded(const TopKStats& stats, size_t n, size_t k) {
+bool memoryIsBounded(const TopKStats& stats, size_t n, size_t k) {
   return stats.passes <= 3 &&
       stats.candidates <= std::min(n, k + k / 2 + 65536) + 4096;
 }
@@ -115,8 +115,8 @@ void testPlain(const Data& data, TopKScratch& scratch) {
         result.indices.data(),
         result.values.data(),
         scratch);
-    note(chosenRight(result, data.x, order, k), data, k, "topK");
-    note(memoryBounded(result.stats, n, k), data, k, "topK's memory");
+    note(selectionIsRight(result, data.x, order, k), data, k, "topK");
+    note(memoryIsBounded(result.stats, n, k), data, k, "topK's memory");
   }
 }
 
@@ -133,9 +133,13 @@ void testFeedback(const Data& data, const Parts& parts, TopKScratch& scratch) {
         result.indices.data(),
         result.values.data(),
         scratch);
-    note(chosenRight(result, parts.sum, parts.order, k), data, k, "feedback");
-    note(residualRight(residual, result, parts.sum), data, k, "residual");
-    note(memoryBounded(result.stats, n, k), data, k, "feedback's memory");
+    note(
+        selectionIsRight(result, parts.sum, parts.order, k),
+        data,
+        k,
+        "feedback");
+    note(residualIsRight(residual, result, parts.sum), data, k, "residual");
+    note(memoryIsBounded(result.stats, n, k), data, k, "feedback's memory");
   }
 }
 
@@ -149,7 +153,7 @@ bool allZero(const std::vector<float>& x) {
 
 // Array with the alignment of a new residual, followed by a guard value.
 struct Sum {
-  explicit Sum(size_t n) : n_(n), memory_(n + 32, kBehind) {
+  explicit Sum(size_t n) : n_(n), memory_(n + 32, kGuardValue) {
     const auto address = reinterpret_cast<uintptr_t>(memory_.data());
     at = memory_.data() + (64 - address % 64) % 64 / sizeof(float);
   }
@@ -157,12 +161,12 @@ struct Sum {
     return {at, at + n_};
   }
   bool guarded() const {
-    return at[n_] == kBehind;
+    return at[n_] == kGuardValue;
   }
   float* at;
 
  private:
-  static constexpr float kBehind = 12345.0f;
+  static constexpr float kGuardValue = 12345.0f;
   size_t n_;
   std::vector<float> memory_;
 };
@@ -183,8 +187,9 @@ void testMoved(const Data& data, const Parts& parts, TopKScratch& scratch) {
         result.indices.data(),
         result.values.data(),
         scratch);
-    note(chosenRight(result, parts.sum, parts.order, k), data, k, "moved");
-    note(residualRight(sum.values(), result, parts.sum), data, k, "moved sum");
+    note(selectionIsRight(result, parts.sum, parts.order, k), data, k, "moved");
+    note(
+        residualIsRight(sum.values(), result, parts.sum), data, k, "moved sum");
     note(allZero(gradient) && sum.guarded(), data, k, "what it moved from");
   }
 }
@@ -206,8 +211,12 @@ void testStreamed(const Data& data, const Parts& parts, TopKScratch& scratch) {
         true};
     result.stats = searchBand(
         input, k, band, result.indices.data(), result.values.data(), scratch);
-    note(chosenRight(result, parts.sum, parts.order, k), data, k, "streamed");
-    note(residualRight(sum.values(), result, parts.sum), data, k, "streamed");
+    note(
+        selectionIsRight(result, parts.sum, parts.order, k),
+        data,
+        k,
+        "streamed");
+    note(residualIsRight(sum.values(), result, parts.sum), data, k, "streamed");
     note(allZero(gradient) && sum.guarded(), data, k, "streamed from");
   }
 }
@@ -243,9 +252,13 @@ void testMisleadingBands(
           result.indices.data(),
           result.values.data(),
           scratch);
-      note(chosenRight(result, parts.sum, parts.order, k), data, k, "any band");
-      note(residualRight(residual, result, parts.sum), data, k, "put back");
-      note(memoryBounded(result.stats, n, k), data, k, "any band's memory");
+      note(
+          selectionIsRight(result, parts.sum, parts.order, k),
+          data,
+          k,
+          "any band");
+      note(residualIsRight(residual, result, parts.sum), data, k, "put back");
+      note(memoryIsBounded(result.stats, n, k), data, k, "any band's memory");
     }
   }
 }
@@ -273,8 +286,11 @@ void testThreads() {
             result.values.data(),
             scratch);
         note(
-            chosenRight(result, parts.sum, parts.order, k), data, k, "threads");
-        note(residualRight(residual, result, parts.sum), data, k, "threads");
+            selectionIsRight(result, parts.sum, parts.order, k),
+            data,
+            k,
+            "threads");
+        note(residualIsRight(residual, result, parts.sum), data, k, "threads");
       }
     }
     testStreamed(data, parts, scratch);
@@ -294,7 +310,7 @@ void testUnaligned() {
         result.indices.data(),
         result.values.data(),
         scratch);
-    CHECK(chosenRight(result, x, stableOrder(x), 50));
+    CHECK(selectionIsRight(result, x, stableOrder(x), 50));
   }
 }
 

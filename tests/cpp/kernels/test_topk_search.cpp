@@ -38,7 +38,7 @@ void testRepeatedPasses() {
   CHECK_EQ(passes({int32_t(bitsOf(40.0f)), kLargestKey}), 3u);
 }
 
-void testOverflow() {
+void testCandidateOverflow() {
   const size_t n = 1000000, k = 1000;
   std::vector<float> x(n), values(k);
   std::vector<int32_t> indices(k);
@@ -93,7 +93,7 @@ void testCutAtTheEndOfABand() {
   }
 }
 
-void testTooMany() {
+void testTooManyValuesAreRejected() {
   TopKScratch scratch;
   const float x = 0;
   float value = 0;
@@ -105,7 +105,7 @@ void testTooMany() {
 
 void testAll() {
   testRepeatedPasses();
-  testOverflow();
+  testCandidateOverflow();
   testSeedChangesNothing();
   testCutAtTheEndOfABand();
 }
@@ -114,6 +114,6 @@ void testAll() {
 
 int main() {
   check::atEachLevel(testAll);
-  testTooMany();
+  testTooManyValuesAreRejected();
   return check::report();
 }

@@ -107,7 +107,7 @@ void testReductions() {
   });
 }
 
-void testOthers(int size) {
+void testOtherCollectives(int size) {
   runTeam(size, 8192, [size](Team& team) {
     for (const size_t n : {0, 1, 100, 2047, 2048, 2049, 9000}) {
       for (int root = 0; root < size; ++root) {
@@ -188,20 +188,20 @@ std::string reasonOf(Team& team) {
 
 // Tests that when the last rank goes, the others fail long before the timeout,
 // and earlier results are correct.
-void testOneGoes(void (*go)(Team&), const char* reason) {
+void testOneRankLeaves(void (*leave)(Team&), const char* reason) {
   runTeam(3, 4096, [=](Team& team) {
     std::vector<float> data = inputOf(team.rank(), 100, 0);
     allReduce(team, bytesOf(data), 100, Element::kF32, Reduction::kSum);
     CHECK(data == sumOf(3, 100, 0));
     if (team.rank() == 2) {
-      go(team);
+      leave(team);
       return;
     }
     const auto begin = std::chrono::steady_clock::now();
-    const std::string said = reasonOf(team);
+    const std::string error_text = reasonOf(team);
     CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(5));
-    CHECK(said.find("rank 2 (pid ") != std::string::npos);
-    CHECK(said.find(reason) != std::string::npos);
+    CHECK(error_text.find("rank 2 (pid ") != std::string::npos);
+    CHECK(error_text.find(reason) != std::string::npos);
     CHECK(team.broken());
   });
 }
@@ -259,7 +259,7 @@ size_t bytesInMemory(const std::string& name) {
 }
 
 // Tests that ranks reserve their own pages, for memory on their NUMA node.
-void testEachRankReservesItsOwn() {
+void testEachRankReservesItsOwnPages() {
   constexpr int kSize = 4;
   constexpr size_t kSlot = 1 << 20;
   const size_t all = segmentBytes(kSize, kSlot);
@@ -292,7 +292,7 @@ bool coversAll(const Slices& chunks, size_t count) {
   return at == count;
 }
 
-void allOfItOnceAndInOrder() {
+void chunksCoverEverythingOnceInOrder() {
   std::mt19937_64 random(5);
   for (int i = 0; i < 20'000; ++i) {
     const size_t count = 1 + (random() >> (38 + random() % 26));
@@ -304,7 +304,7 @@ void allOfItOnceAndInOrder() {
 
 // 25 MB of 4-byte elements for 4 owners: chunk sizes are symmetric, and the
 // longest chunks are in the middle.
-void itBeginsAndEndsShort() {
+void firstAndLastChunksAreShort() {
   const size_t count = 6'250'000;
   const Slices chunks = chunksOf(count, 4, 4);
   CHECK_EQ(chunks.size(), 11u);
@@ -318,7 +318,7 @@ void itBeginsAndEndsShort() {
   }
 }
 
-void littleIsOneChunk() {
+void aShortArrayIsOneChunk() {
   CHECK_EQ(chunksOf(10'000, 4, 2).size(), 1u);
   CHECK(chunksOf(0, 4, 2).empty());
 }
@@ -331,18 +331,18 @@ int main() {
     testAllReduce(size, 65536);
   }
   testReductions();
-  testOthers(1);
-  testOthers(3);
+  testOtherCollectives(1);
+  testOtherCollectives(3);
   testDisagreement();
   testSumsAfterADisagreement();
-  testOneGoes(
+  testOneRankLeaves(
       [](Team& team) { team.abandon("out of memory"); },
       "gave up: out of memory");
-  testOneGoes([](Team&) {}, "left: it shut its process group down");
+  testOneRankLeaves([](Team&) {}, "left: it shut its process group down");
   testSpinningRanks();
-  testEachRankReservesItsOwn();
-  allOfItOnceAndInOrder();
-  itBeginsAndEndsShort();
-  littleIsOneChunk();
+  testEachRankReservesItsOwnPages();
+  chunksCoverEverythingOnceInOrder();
+  firstAndLastChunksAreShort();
+  aShortArrayIsOneChunk();
   return check::report();
 }

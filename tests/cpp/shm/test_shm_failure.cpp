@@ -25,7 +25,7 @@ constexpr auto kTimeout = std::chrono::milliseconds(400);
 
 enum Exit { kNamed = 10, kUnnamed = 11, kWrongSum = 12, kEndless = 13 };
 
-void addUp(Team& team) {
+void repeatAllReduce(Team& team) {
   std::vector<float> data(100000);
   for (int i = 0; i < 1000000; ++i) {
     std::fill(data.begin(), data.end(), float(team.rank() + i % 5));
@@ -44,19 +44,19 @@ void addUp(Team& team) {
 }
 
 // Only barriers: a rank that is slowed down is the last at each of them.
-void onlyMeet(Team& team) {
+void repeatBarrier(Team& team) {
   for (;;) {
-    team.meet();
+    team.arriveAndWait();
   }
 }
 
 // Runs a rank until it fails; its exit status describes the failure.
-[[noreturn]] void train(
+[[noreturn]] void runUntilFailure(
     const std::string& name,
     int rank,
     int victim,
     void (*work)(Team&),
-    Segment* made) {
+    Segment* segment) {
   TeamOptions options;
   options.name = name;
   options.rank = rank;
@@ -66,7 +66,7 @@ void onlyMeet(Team& team) {
   alarm(20); // a signal ends a rank that waits forever
   const std::string culprit = "rank " + std::to_string(victim) + " ";
   try {
-    Team team(options, made ? std::move(*made) : Team::reserve(options));
+    Team team(options, segment ? std::move(*segment) : Team::reserve(options));
     work(team);
   } catch (const TeamError& error) {
     _exit(std::strstr(error.what(), culprit.c_str()) ? kNamed : kUnnamed);
@@ -74,7 +74,7 @@ void onlyMeet(Team& team) {
   _exit(kEndless);
 }
 
-bool nameIsGone(const std::string& name) {
+bool isRemovedFromDevShm(const std::string& name) {
   DIR* directory = opendir("/dev/shm");
   bool gone = true;
   while (const dirent* entry = readdir(directory)) {
@@ -87,7 +87,7 @@ bool nameIsGone(const std::string& name) {
 // Function that ends or stops the victim.
 using Fate = std::function<void(pid_t)>;
 
-Fate signalled(int number, int delay_us) {
+Fate signalAfterDelay(int number, int delay_us) {
   return [=](pid_t victim) {
     usleep(useconds_t(delay_us));
     kill(victim, number);
@@ -96,7 +96,7 @@ Fate signalled(int number, int delay_us) {
 
 // Single-steps the victim first, so that it also ends between arriving last at
 // a barrier and releasing the others. `number` 0: it stays stopped.
-Fate steppedThenSignalled(int number, int steps) {
+Fate singleStepThenSignal(int number, int steps) {
   return [=](pid_t victim) {
     usleep(20000);
     int status = 0;
@@ -114,7 +114,10 @@ Fate steppedThenSignalled(int number, int steps) {
   };
 }
 
-void testOnce(int victim, void (*work)(Team&), const Fate& fate) {
+void testOthersNameTheVictim(
+    int victim,
+    void (*work)(Team&),
+    const Fate& fate) {
   TeamOptions options;
   options.name = Team::makeName();
   options.size = kSize;
@@ -128,7 +131,7 @@ void testOnce(int victim, void (*work)(Team&), const Fate& fate) {
       TeamOptions own = options;
       own.rank = 1;
       Segment opened = Team::reserve(own);
-      train(options.name, rank, victim, work, &opened);
+      runUntilFailure(options.name, rank, victim, work, &opened);
     }
   }
   fate(pids[victim]);
@@ -145,7 +148,7 @@ void testOnce(int victim, void (*work)(Team&), const Fate& fate) {
   kill(pids[victim], SIGKILL);
   waitpid(pids[victim], nullptr, 0);
   segment.unlinkName(); // as rank 0 does after its first barrier
-  CHECK(nameIsGone(options.name));
+  CHECK(isRemovedFromDevShm(options.name));
 }
 
 } // namespace
@@ -157,12 +160,16 @@ int main(int argc, char** argv) {
   for (int i = 0; i < tries; ++i) {
     const int victim = int(random() % kSize);
     const int delay_us = 30000 + int(random() % 30000);
-    testOnce(
-        victim, addUp, signalled(i % 2 == 0 ? SIGKILL : SIGSTOP, delay_us));
+    testOthersNameTheVictim(
+        victim,
+        repeatAllReduce,
+        signalAfterDelay(i % 2 == 0 ? SIGKILL : SIGSTOP, delay_us));
     for (const int number : {SIGKILL, SIGKILL, SIGKILL, 0}) {
       const int steps = 100 + int(random() % 400);
-      testOnce(
-          int(random() % kSize), onlyMeet, steppedThenSignalled(number, steps));
+      testOthersNameTheVictim(
+          int(random() % kSize),
+          repeatBarrier,
+          singleStepThenSignal(number, steps));
     }
   }
   return check::report();

@@ -34,19 +34,19 @@ Case draw(std::mt19937_64& random, int size) {
       Element::kI64};
   constexpr Reduction kReductions[] = {
       Reduction::kSum, Reduction::kMax, Reduction::kMin};
-  Case one;
-  one.element = kElements[random() % 6];
-  one.reduction = kReductions[random() % 3];
-  one.count = random() % 4 == 0 ? random() % 20000 : random() % 300;
-  one.owners = int(random() % uint64_t(size + 1));
-  one.seed = random();
-  return one;
+  Case test_case;
+  test_case.element = kElements[random() % 6];
+  test_case.reduction = kReductions[random() % 3];
+  test_case.count = random() % 4 == 0 ? random() % 20000 : random() % 300;
+  test_case.owners = int(random() % uint64_t(size + 1));
+  test_case.seed = random();
+  return test_case;
 }
 
 // Small integers, which every type represents and sums exactly.
-int valueOf(const Case& one, int rank, size_t i) {
+int valueOf(const Case& test_case, int rank, size_t i) {
   const uint64_t mixed =
-      (one.seed + uint64_t(rank) * 7919 + i) * 0x9e3779b97f4a7c15ull;
+      (test_case.seed + uint64_t(rank) * 7919 + i) * 0x9e3779b97f4a7c15ull;
   return int(mixed >> 60);
 }
 
@@ -91,44 +91,44 @@ void write(std::vector<std::byte>& data, Element element, size_t i, int whole) {
   }
 }
 
-std::vector<std::byte> inputOf(const Case& one, int rank) {
+std::vector<std::byte> inputOf(const Case& test_case, int rank) {
   std::vector<std::byte> out(
-      one.count * commprof::kernels::elementBytes(one.element));
-  for (size_t i = 0; i < one.count; ++i) {
-    write(out, one.element, i, valueOf(one, rank, i));
+      test_case.count * commprof::kernels::elementBytes(test_case.element));
+  for (size_t i = 0; i < test_case.count; ++i) {
+    write(out, test_case.element, i, valueOf(test_case, rank, i));
   }
   return out;
 }
 
-std::vector<std::byte> expected(const Case& one, int size) {
+std::vector<std::byte> expected(const Case& test_case, int size) {
   std::vector<std::byte> out(
-      one.count * commprof::kernels::elementBytes(one.element));
-  for (size_t i = 0; i < one.count; ++i) {
-    int result = valueOf(one, 0, i);
+      test_case.count * commprof::kernels::elementBytes(test_case.element));
+  for (size_t i = 0; i < test_case.count; ++i) {
+    int result = valueOf(test_case, 0, i);
     for (int rank = 1; rank < size; ++rank) {
-      const int other = valueOf(one, rank, i);
-      result = one.reduction == Reduction::kSum ? result + other
-          : one.reduction == Reduction::kMax    ? std::max(result, other)
-                                                : std::min(result, other);
+      const int other = valueOf(test_case, rank, i);
+      result = test_case.reduction == Reduction::kSum ? result + other
+          : test_case.reduction == Reduction::kMax    ? std::max(result, other)
+                                                      : std::min(result, other);
     }
-    write(out, one.element, i, result);
+    write(out, test_case.element, i, result);
   }
   return out;
 }
 
 // Equal slices, or slices of random lengths.
-std::vector<Slice> slicesOf(const Case& one) {
-  if (one.seed % 2 == 0) {
-    return equalSlices(one.owners, one.count);
+std::vector<Slice> slicesOf(const Case& test_case) {
+  if (test_case.seed % 2 == 0) {
+    return equalSlices(test_case.owners, test_case.count);
   }
-  std::mt19937_64 random(one.seed);
-  std::vector<size_t> cuts{0, one.count};
-  while (cuts.size() <= size_t(one.owners)) {
-    cuts.push_back(one.count == 0 ? 0 : random() % (one.count + 1));
+  std::mt19937_64 random(test_case.seed);
+  std::vector<size_t> cuts{0, test_case.count};
+  while (cuts.size() <= size_t(test_case.owners)) {
+    cuts.push_back(test_case.count == 0 ? 0 : random() % (test_case.count + 1));
   }
   std::sort(cuts.begin(), cuts.end());
   std::vector<Slice> slices;
-  for (size_t i = 0; i < size_t(one.owners); ++i) {
+  for (size_t i = 0; i < size_t(test_case.owners); ++i) {
     slices.push_back({cuts[i], cuts[i + 1]});
   }
   return slices;
@@ -138,16 +138,22 @@ void runCases(int size, size_t slot_bytes, int cases, uint64_t seed) {
   runTeam(size, slot_bytes, [=](Team& team) {
     std::mt19937_64 random(seed); // the same on all ranks
     for (int i = 0; i < cases; ++i) {
-      const Case one = draw(random, size);
-      std::vector<std::byte> data = inputOf(one, team.rank());
-      if (one.owners == 0) {
-        allReduce(team, data.data(), one.count, one.element, one.reduction);
+      const Case test_case = draw(random, size);
+      std::vector<std::byte> data = inputOf(test_case, team.rank());
+      if (test_case.owners == 0) {
+        allReduce(
+            team,
+            data.data(),
+            test_case.count,
+            test_case.element,
+            test_case.reduction);
       } else {
-        const std::vector<Slice> slices = slicesOf(one);
-        reduceToOwners(team, data.data(), slices, one.element, one.reduction);
-        shareFromOwners(team, data.data(), slices, one.element);
+        const std::vector<Slice> slices = slicesOf(test_case);
+        reduceToOwners(
+            team, data.data(), slices, test_case.element, test_case.reduction);
+        shareFromOwners(team, data.data(), slices, test_case.element);
       }
-      CHECK(data == expected(one, size));
+      CHECK(data == expected(test_case, size));
     }
   });
 }

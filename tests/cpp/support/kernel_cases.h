@@ -187,9 +187,10 @@ inline void announceLevels() {
   using namespace commprof::kernels;
   const std::vector<Level> levels = availableLevels();
   for (const Level level : {Level::kScalar, Level::kAvx2, Level::kAvx512}) {
-    const bool here =
+    const bool available =
         std::find(levels.begin(), levels.end(), level) != levels.end();
-    std::printf("%s: %s\n", levelName(level), here ? "run" : "NOT RUN HERE");
+    std::printf(
+        "%s: %s\n", levelName(level), available ? "run" : "NOT RUN HERE");
   }
 }
 

@@ -12,10 +12,11 @@ namespace check {
 template <class Test>
 void atEachLevel(Test test) {
   using commprof::kernels::Level;
-  const std::vector<Level> have = commprof::kernels::availableLevels();
+  const std::vector<Level> available = commprof::kernels::availableLevels();
   for (const Level level : {Level::kScalar, Level::kAvx2, Level::kAvx512}) {
     const char* name = commprof::kernels::levelName(level);
-    if (std::find(have.begin(), have.end(), level) == have.end()) {
+    if (std::find(available.begin(), available.end(), level) ==
+        available.end()) {
       std::printf("NOT RUN at level %s: not on this machine\n", name);
       continue;
     }

@@ -19,7 +19,7 @@
 
 namespace commprof::net {
 
-constexpr std::chrono::milliseconds kPatience{20'000};
+constexpr std::chrono::milliseconds kLongTimeout{20'000};
 
 // Runs body on one thread per rank; returns what each threw, or null. A rank's
 // connections end with its body. Errors name rank 0 as 10, and so on.
@@ -33,9 +33,9 @@ inline std::vector<std::exception_ptr> runConnected(
     listeners.push_back(std::make_unique<Listener>("127.0.0.1"));
     endpoints.push_back(listeners.back()->endpoint());
   }
-  std::vector<int> names; // differ from the ranks
+  std::vector<int> rank_names; // differ from the ranks
   for (int rank = 0; rank < world; ++rank) {
-    names.push_back(10 + rank);
+    rank_names.push_back(10 + rank);
   }
   std::vector<std::exception_ptr> errors(static_cast<size_t>(world));
   std::vector<std::thread> threads;
@@ -44,7 +44,7 @@ inline std::vector<std::exception_ptr> runConnected(
       try {
         body(
             listeners[size_t(rank)]->connect(
-                rank, endpoints, names, kPatience, timeout));
+                rank, endpoints, rank_names, kLongTimeout, timeout));
       } catch (...) {
         errors[size_t(rank)] = std::current_exception();
       }
