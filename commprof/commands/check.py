@@ -46,12 +46,11 @@ Exit code: 1 if a check fails, else 0. The ranks communicate over gloo. See docs
 
     def run(self, args: argparse.Namespace) -> int:
         """Starts the ranks, or runs as one of them; prints the outcomes on rank 0."""
+        if args.nproc is not None and {"RANK", "WORLD_SIZE"} <= os.environ.keys():
+            raise UsageError(
+                "leave --nproc out: a launcher already started this process as a rank (RANK is set)"
+            )
         if (launched := rank_and_world_size(os.environ)) is not None:
-            if args.nproc is not None:
-                raise UsageError(
-                    "leave --nproc out: a launcher already started this process as a rank (RANK "
-                    "is set)"
-                )
             outcomes, ranks = _as_rank(), launched[1]
         else:
             ranks = this_host().usable_cores if args.nproc is None else args.nproc

@@ -262,6 +262,7 @@ def main() -> None:
         directory = Path(sys.argv[1]) / name
         directory.mkdir(exist_ok=True)
         globals()[name](directory)
+    time.sleep(0.05)  # torch 2.13's gloo threads may abort a process that ends at once
 
 
 if __name__ == "__main__":
