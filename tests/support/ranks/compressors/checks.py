@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import re
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -312,6 +313,7 @@ def main() -> None:
         directory.mkdir(exist_ok=True)
         globals()[name](directory)
     dist.barrier()
+    time.sleep(0.05)  # torch 2.13's gloo threads may abort a process that ends at once
     dist.destroy_process_group()
 
 
