@@ -14,7 +14,7 @@ from commprof.errors import UsageError
 from commprof.interrupts import ends_at_once
 from commprof.launch.pinning import omp_threads
 from commprof.launch.topology import this_host
-from commprof.launch.under_launcher import rank_and_world_size
+from commprof.launch.under_launcher import is_rank, rank_and_world_size
 from commprof.text import counted, printable, wrapped
 from commprof.workloads.options import check_ranks
 
@@ -46,7 +46,7 @@ Exit code: 1 if a check fails, else 0. The ranks communicate over gloo. See docs
 
     def run(self, args: argparse.Namespace) -> int:
         """Starts the ranks, or runs as one of them; prints the outcomes on rank 0."""
-        if args.nproc is not None and {"RANK", "WORLD_SIZE"} <= os.environ.keys():
+        if args.nproc is not None and is_rank(os.environ):
             raise UsageError(
                 "leave --nproc out: a launcher already started this process as a rank (RANK is set)"
             )

@@ -114,13 +114,18 @@ def _of_torchrun(variables: Mapping[str, str]) -> LaunchedRank:
     )
 
 
+def is_rank(variables: Mapping[str, str]) -> bool:
+    """True if a launcher started this process as a rank, according to the environment."""
+    return {"RANK", "WORLD_SIZE"} <= variables.keys()
+
+
 def rank_and_world_size(variables: Mapping[str, str]) -> tuple[int, int] | None:
     """Returns the rank and world size that a launcher set in the environment; None if none did.
 
     Raises:
         UsageError: RANK and WORLD_SIZE are set, but not all that ``init_process_group`` needs.
     """
-    if not {"RANK", "WORLD_SIZE"} <= variables.keys():
+    if not is_rank(variables):
         return None
     if wrong := _unusable(variables, ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
         raise UsageError(

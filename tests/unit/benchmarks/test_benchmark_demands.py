@@ -59,9 +59,7 @@ def turned(
         ("wall", 1.011, ["always-on", "full", "full, attached"]),
     ],
 )
-def test_each_recording_mode_is_judged_by_its_step_overhead(
-    clock: str, recorded: float, wrong: list[str]
-) -> None:
+def test_each_mode_is_judged_by_its_own_cost(clock: str, recorded: float, wrong: list[str]) -> None:
     found = overhead.demands(turned(recorded, clock=clock))
     assert [what.split(": ")[0].split(", ", 1)[1] for what in missed(found)] == wrong
     assert len(found) == len(overhead.RECORDED) + 1
@@ -104,9 +102,7 @@ def test_overhead_is_relative_to_both_plain_processes_of_the_same_round() -> Non
     ("blocks", "held", "met"),
     [(200, 186, True), (200, 194, True), (200, 185, False), (200, 195, False), (199, 190, False)],
 )
-def test_intervals_must_hold_about_as_often_as_they_state(
-    blocks: int, held: int, met: bool
-) -> None:
+def test_intervals_must_hold_as_often_as_stated(blocks: int, held: int, met: bool) -> None:
     measured = {"calibration": {"blocks": blocks, "tried": blocks, "held": {"wall time": held}}}
     (one,) = calibration.demands(measured)
     assert one.met is met
@@ -169,9 +165,7 @@ def test_microbenchmark_times_are_judged_against_the_floor() -> None:
 @pytest.mark.parametrize(
     ("flagged", "pairs", "met"), [(1, 20, True), (2, 20, False), (0, 19, False)]
 )
-def test_few_pairs_of_equal_sweeps_may_be_flagged_as_different(
-    flagged: int, pairs: int, met: bool
-) -> None:
+def test_few_equal_sweeps_may_be_flagged(flagged: int, pairs: int, met: bool) -> None:
     found = [{"flagged": int(number < flagged)} for number in range(pairs)]
     (one,) = microbench_aa.demands({"significance": 0.01, "pairs": found})
     assert one.met is met
@@ -397,9 +391,7 @@ def test_demand_figures_are_shown_with_unit_and_interval() -> None:
     ("found", "tried", "met"),
     [(20, 20, True), (19, 20, False), (19, 19, False), (40, 40, True), (39, 40, False)],
 )
-def test_a_demand_for_all_tries_needs_enough_tries_and_no_failure(
-    found: int, tried: int, met: bool
-) -> None:
+def test_all_of_enough_tries_must_succeed(found: int, tried: int, met: bool) -> None:
     assert of_all("x", found, tried, 20).met is met
 
 
@@ -407,9 +399,7 @@ def test_a_demand_for_all_tries_needs_enough_tries_and_no_failure(
     ("found", "tried", "met"),
     [(48, 50, True), (47, 50, False), (96, 100, True), (95, 100, False), (49, 49, False)],
 )
-def test_a_demand_for_a_share_of_tries_scales_with_their_number(
-    found: int, tried: int, met: bool
-) -> None:
+def test_a_demanded_share_scales_with_the_tries(found: int, tried: int, met: bool) -> None:
     one = of_all("x", found, tried, 50, 48)
     assert one.met is met
     assert one.asked == "48 of 50"
@@ -446,9 +436,7 @@ RANKS = Path(__file__).parents[3] / "benchmarks/ranks"
 
 
 @pytest.mark.parametrize("script", sorted(RANKS.glob("*.py")), ids=lambda path: path.stem)
-def test_modules_imported_by_rank_scripts_exist(
-    script: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_imports_of_rank_scripts_exist(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(RANKS), *sys.path])
     names = []
     for node in ast.walk(ast.parse(script.read_text())):

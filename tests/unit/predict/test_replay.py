@@ -216,9 +216,7 @@ def test_an_increased_latency_also_counts_at_large_sizes(first: tuple[float, flo
 
 
 @pytest.mark.parametrize("algorithm", ["flat", "hierarchical"])
-def test_gradients_cost_an_all_reduce_even_if_only_reduce_scatter_was_measured(
-    algorithm: str,
-) -> None:
+def test_all_reduce_is_priced_from_measured_reduce_scatter(algorithm: str) -> None:
     # An all-reduce has twice the steps of a reduce-scatter, each with as many bytes.
     def replayed(op: str) -> Prediction:
         one = curve(alpha_s=1e-3, op=op, backend="nccl", step_bytes=(0.1 * MB, 0.2 * MB))

@@ -120,7 +120,7 @@ def test_traces_with_other_event_names_units_and_order_are_read_alike(
         ("a_rank0.json", "a_rank1.json", "b_rank0.json", "b_rank1.json"),
     ],
 )
-def test_equal_rank_numbers_of_several_hosts_are_renumbered(
+def test_equal_ranks_of_several_hosts_are_renumbered(
     tmp_path: Path, names: tuple[str, ...]
 ) -> None:
     texts = {name: unmarked(place % 2, 3.0 * (place // 2)) for place, name in enumerate(names)}
@@ -194,9 +194,7 @@ def test_windows_that_some_ranks_lack_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("numbered", [True, False])
-def test_pipeline_messages_are_matched_separately_from_collectives(
-    tmp_path: Path, numbered: bool
-) -> None:
+def test_pipeline_messages_do_not_match_collectives(tmp_path: Path, numbered: bool) -> None:
     """The middle one of three ranks has twice as many messages in the group of the all-reduces.
 
     The all-reduces begin 50 µs later on each rank; the parts of a message's time are unknown.
@@ -445,9 +443,7 @@ def test_fsdp2_ranges_give_the_phases_of_kernels(tmp_path: Path) -> None:
         *(("## backward ##", "backward"), ("## optimizer ##", "optimizer")),
     ],
 )
-def test_ranges_of_pipelines_and_scripts_give_the_phases_of_kernels(
-    tmp_path: Path, name: str, phase: str
-) -> None:
+def test_named_ranges_give_the_phases_of_kernels(tmp_path: Path, name: str, phase: str) -> None:
     events = [annotation("ProfilerStep#1", 0, 100), annotation(name, 5, 40), *work(20, 1)]
     path = tmp_path / "rank0.json"
     path.write_text(document([*events, all_reduce(50, 60, seq=1)], 0))
