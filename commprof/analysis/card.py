@@ -94,7 +94,8 @@ class Card:
     verdict: str
     #: Parts in the order of a step; they add up to ``step_ms``.
     parts: tuple[CardPart, ...]
-    #: NaN if the capture saw no communication; so are ``exposed_share`` and ``best_step_ms``.
+    #: NaN if the capture saw no communication; so are ``exposed_share``, ``best_step_ms``, and the
+    #: times of hidden communication, waiting and transfer.
     exposed_ms: float
     #: Fraction of the mean step; also an upper bound on the gain from faster communication.
     exposed_share: float
@@ -145,7 +146,7 @@ def card(
     if result.incidents:
         advice = "First see what went wrong during the run:"
         command = invocation.command("report", run, "--all")
-    split = step.split_ms or {"waiting": math.nan, "wire": math.nan}
+    split = step.split_ms if not unseen else {}
     return Card(
         description=str(result.context["description"]),
         world_size=world.world_size,
@@ -155,12 +156,12 @@ def card(
         parts=_parts(step),
         exposed_ms=math.nan if unseen else step.exposed_ms,
         exposed_share=math.nan if unseen else step.share("communication"),
-        hidden_ms=step.hidden_ms,
-        wait_ms=split["waiting"],
-        wire_ms=split["wire"],
+        hidden_ms=math.nan if unseen else step.hidden_ms,
+        wait_ms=split.get("waiting", math.nan),
+        wire_ms=split.get("wire", math.nan),
         best_step_ms=math.nan if unseen else step.step_ms - step.exposed_ms,
         late=late,
-        nobody_late=nobody_is_late(world),
+        nobody_late=nobody_is_late(world, step),
         small_calls=verdict.exchange.small_calls,
         link=_link(verdict.exchange.link),
         scaling=tuple(
@@ -215,8 +216,7 @@ def _caveats(result: RunResult, world: WorldResult, step: MeanStep) -> Iterator[
             f"At {counted(found, 'rank')}: hangs, mismatched collectives or lasting changes of "
             "speed."
         )
-    for size, reason in result.failures:
-        yield f"There are no figures for {counted(size, 'rank')}: {reason}"
+    yield from _failed(result)
     if lacked_cores(world):
         share = f"{no_core_share(world):.0%}"
         yield f"Ranks waited for CPU cores during {share} of the exposed time."
@@ -254,6 +254,14 @@ def _caveats(result: RunResult, world: WorldResult, step: MeanStep) -> Iterator[
         yield "Capture ran in pure Python: only the buckets of DDP were seen."
     if (steps := len(step.by_step_ms)) < FEW_STEPS:
         yield f"Only {counted(steps, 'measured step')}: more would make the verdict surer."
+
+
+def _failed(result: RunResult) -> Iterator[str]:
+    with_figures = {world.world_size for world in result.worlds}
+    with_figures |= {summary.world_size for summary in result.summaries}
+    for size, reason in result.failures:
+        said = "The run failed at" if size in with_figures else "There are no figures for"
+        yield f"{said} {counted(size, 'rank')}: {reason}"
 
 
 def _stalled(world: WorldResult) -> Iterator[str]:

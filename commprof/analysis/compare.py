@@ -39,6 +39,7 @@ from commprof.stats.rank_tests import (
     smallest_p_value,
     step_test,
 )
+from commprof.text import plain_digits
 from commprof.trace.columns import Ints
 from commprof.units import NS_PER_MS
 
@@ -312,7 +313,7 @@ class _InFlight:
 
 def _names(kinds: Set[_Kind]) -> dict[_Kind, str]:
     """Names each kind, with its exact size if the rounded size does not distinguish it."""
-    rounded = {kind: _name(*kind, f"{kind[0].size_bytes / 1e6:.4g} MB") for kind in kinds}
+    rounded = {k: _name(*k, f"{plain_digits(k[0].size_bytes / 1e6, 4)} MB") for k in kinds}
     uses = Counter(rounded.values())
     return {
         kind: name if uses[name] == 1 else _name(*kind, f"{kind[0].size_bytes:,} B")

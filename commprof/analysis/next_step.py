@@ -282,8 +282,10 @@ def _directory(context: Mapping[str, Any]) -> str:
 def _takes_a_trial(context: Mapping[str, Any]) -> bool:
     """True if the context is of a ``commprof run`` that used DDP's own all-reduce.
 
-    Only then can a trial compare compressors and bucket sizes with this all-reduce.
+    Only then can a trial compare compressors and bucket sizes with this all-reduce. A trial also
+    excludes ``--fsdp``.
     """
-    if context.get("strategy", "ddp") != "ddp" or {"hook", "bucket_cap_mb"} & context.keys():
+    changed = {"hook", "bucket_cap_mb", "fsdp"} & context.keys()
+    if context.get("strategy", "ddp") != "ddp" or changed:
         return False
     return bool({"script", "workload"} & context.keys())

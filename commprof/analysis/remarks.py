@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from commprof.analysis.align.summaries import SummaryResult
+from commprof.analysis.checks.figure_checks import CrossCheck
 from commprof.analysis.checks.losses import loss_remarks
 from commprof.analysis.collectives.calls import DEFAULT_GLOO_THREADS
 from commprof.analysis.collectives.compression import compression_remarks
@@ -19,7 +20,7 @@ from commprof.analysis.scaling import Scaling
 from commprof.analysis.step.cores import crowded, no_core_share, usable_cores
 from commprof.analysis.step.overhead import Overhead, OwnCost
 from commprof.analysis.world import WorldResult
-from commprof.text import counted, in_seconds, listed, plural
+from commprof.text import counted, in_ms, in_seconds, listed, plain_digits, plural
 from commprof.trace.found_steps import BACKWARD, UPDATE
 from commprof.units import ns_to_ms
 
@@ -192,7 +193,7 @@ def _about_causes(world: WorldResult) -> list[str]:
     held_up = world.longer_phase
     if held_up is not None:
         found.append(
-            f"At {name} rank {held_up.rank}'s {held_up.phase} takes {held_up.longer_ms:.3g} ms "
+            f"At {name} rank {held_up.rank}'s {held_up.phase} takes {in_ms(held_up.longer_ms)} "
             f"longer than on the other ranks: {listed(_what_held_up(held_up))}."
         )
     return found
@@ -203,23 +204,22 @@ def _what_held_up(phase: LongerPhase) -> list[str]:
     found = []
     if phase.throttled_ms >= phase.no_core_ms / 2 > 0:
         found.append(
-            f"the CPU quota of the rank's cgroup stopped the rank for {phase.throttled_ms:.3g} ms "
+            f"the CPU quota of the rank's cgroup stopped the rank for {in_ms(phase.throttled_ms)} "
             "of this difference"
         )
     elif phase.no_core_ms > 0:
-        switches = phase.involuntary_switches
-        more = f" ({switches:.3g} more involuntary switches per step)" if switches >= 1 else ""
+        switches = f"{plain_digits(phase.involuntary_switches)} more involuntary switches"
+        more = f" ({switches} per step)" if phase.involuntary_switches >= 1 else ""
         found.append(
-            f"the rank was ready to run but had no core for {phase.no_core_ms:.3g} ms of this "
+            f"the rank was ready to run but had no core for {in_ms(phase.no_core_ms)} of this "
             f"difference{more}"
         )
     if phase.major_faults >= 1:
-        found.append(f"the rank reads {phase.major_faults:.3g} more pages per step from disk")
+        pages = plain_digits(phase.major_faults)
+        found.append(f"the rank reads {pages} more pages per step from disk")
     if phase.memory_stall_ms > 0:
-        found.append(
-            f"the rank's host was short of memory for {phase.memory_stall_ms:.3g} ms of this "
-            "difference"
-        )
+        stalled = f"short of memory for {in_ms(phase.memory_stall_ms)} of this difference"
+        found.append(f"the rank's host was {stalled}")
     if phase.has_many_faults:
         found.append(f"the rank has {phase.minor_faults:,.0f} more page faults per step")
     return found
@@ -282,13 +282,14 @@ def _about_world(world: WorldResult) -> list[str]:
             "communication times may be too small."
         )
     found.extend(f"At {name}: {problem}." for problem in world.problems)
-    found.extend(
-        f"Cross-check at {name}: {check.what} is {check.other:.4g} {check.unit}, but commprof's "
-        f"figure is {check.ours:.4g} {check.unit}{f' ({check.percent})' if check.percent else ''}."
-        for check in world.cross_checks
-        if check.agrees is False
-    )
+    found += [_about_check(name, each) for each in world.cross_checks if each.agrees is False]
     return found
+
+
+def _about_check(name: str, check: CrossCheck) -> str:
+    other, ours = (f"{plain_digits(x, 4)} {check.unit}" for x in (check.other, check.ours))
+    ours += f" ({check.percent})" if check.percent else ""
+    return f"Cross-check at {name}: {check.what} is {other}, but commprof's figure is {ours}."
 
 
 def _about_missing(world: WorldResult, name: str) -> str:
@@ -328,7 +329,7 @@ def _about_lateness(late: LateRank) -> str:
     if math.isnan(late.phase_share):
         return (
             f"{text}. In three of four steps, this part of the step takes at least "
-            f"{late.slower_ms:.3g} ms longer on this rank than the median of the other ranks."
+            f"{in_ms(late.slower_ms)} longer on this rank than the median of the other ranks."
         )
     return f"{text}, which explains {late.phase_share:.0%} of the waiting."
 

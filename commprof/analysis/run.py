@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from commprof.analysis.align.measured import MeasuredWorld, in_turns, measured_world
@@ -12,6 +13,7 @@ from commprof.analysis.late.attempts import Attempt, attempts_of, attempts_remar
 from commprof.analysis.late.incidents import find_incidents
 from commprof.analysis.remarks import remarks
 from commprof.analysis.scaling import RunResult, pool_overhead, scale
+from commprof.analysis.step.cores import with_all_cpus
 from commprof.analysis.step.detail import WorldDetail, world_detail
 from commprof.analysis.world import WorldResult, world_result
 from commprof.trace.run.run_directory import WorldRun, read_context, read_world
@@ -43,6 +45,9 @@ def analyse_in_detail(directory: Path) -> tuple[RunResult, tuple[WorldDetail, ..
         backends |= {
             group.backend for trace in run.traces.values() for group in trace.groups.values()
         }
+        if not {"workload", "script"} & context.keys():  # no launcher described the machine
+            machine = with_all_cpus(context["machine"], run.traces.values())
+            context = {**context, "machine": machine}
         attempts += attempts_of(run)
         shared = shared or in_turns(run)
         summary = analyse_summaries(run)
@@ -55,7 +60,8 @@ def analyse_in_detail(directory: Path) -> tuple[RunResult, tuple[WorldDetail, ..
         stepless += [without] if without is not None else []
         if seen is not None and world is not None and not _without_figures(world):
             worlds.append(world)
-            details.append(world_detail(run, seen))
+            detail = world_detail(run, seen)
+            details.append(detail.unseen() if math.isnan(world.parts.exposed_ms) else detail)
         reason = context["errors"].get(str(world_size)) or (
             _without_figures(world) if summary is None else ""
         )

@@ -37,7 +37,7 @@ class RunResult:
     scaling: tuple[Scaling, ...]
     #: commprof's own cost over all world sizes; None if the run did not measure it.
     overhead: Overhead | None
-    #: Requested world sizes without figures, with the reason.
+    #: Requested world sizes that failed or have no figures, with the reason.
     failures: tuple[tuple[int, str], ...]
     #: Caveats for the reader, in sentences.
     remarks: tuple[str, ...]

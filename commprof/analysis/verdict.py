@@ -27,7 +27,7 @@ from commprof.analysis.step.detail import WorldDetail
 from commprof.analysis.step.mean_step import PARTS, MeanStep, is_split, mean_step
 from commprof.analysis.world import WorldResult
 from commprof.stats.intervals import resampled_means
-from commprof.text import counted, in_ms, in_seconds, listed
+from commprof.text import counted, in_ms, in_seconds, listed, plain_digits
 from commprof.units import ns_to_ms
 
 #: A part bounds the step if it is the largest in at least this fraction of bootstrap resamples.
@@ -96,7 +96,7 @@ def verdict(result: RunResult, details: Sequence[WorldDetail]) -> Verdict | None
         *_cores(result.context, result.worlds, world),
         *_communication(world, step),
         *_sharded(world, step),
-        *_late(world),
+        *_late(world, step),
         *_in_the_phases(world),
         *_unseen_forward(world, bindings[place]),
         *_growth(result, steps, place),
@@ -129,14 +129,15 @@ def _against_prediction(context: Mapping[str, Any], world: WorldResult) -> str:
     told = context.get("predicted")
     if told is None or told["world_size"] != world.world_size:
         return ""
-    step, measured = told["step_ms"], world.step_median_ms
-    low, high = step["low"], step["high"]
-    inside = low <= measured <= high
-    bounds = f"[{low:.4g}, {high:.4g}]" if told["is_interval"] else f"({low:.4g} to {high:.4g})"
+    step, measured_ms = told["step_ms"], world.step_median_ms
+    inside = step["low"] <= measured_ms <= step["high"]
+    times = (step["low"], step["high"], step["value"], measured_ms)
+    low, high, value, measured = (plain_digits(time_ms, 4) for time_ms in times)
+    bounds = f"[{low}, {high}]" if told["is_interval"] else f"({low} to {high})"
     return (
-        f"Predicted step from {told['run']} with {told['setting']}: {step['value']:.4g} {bounds} "
-        f"ms. Measured: {measured:.4g} ms, {'inside' if inside else 'outside'} that range; the "
-        f"prediction differs by {step['value'] / measured - 1:+.1%}."
+        f"Predicted step from {told['run']} with {told['setting']}: {value} {bounds} "
+        f"ms. Measured: {measured} ms, {'inside' if inside else 'outside'} that range; the "
+        f"prediction differs by {step['value'] / measured_ms - 1:+.1%}."
     )
 
 
@@ -240,6 +241,8 @@ def _usable(context: Mapping[str, Any]) -> str:
 
 
 def _communication(world: WorldResult, step: MeanStep) -> list[str]:
+    if is_unseen(world, step):
+        return []
     if not step.exposed_ms > 0:
         return ["There is only one rank, so nothing to communicate."] * (world.world_size == 1)
     share = f"{step.share('communication'):.1%}"
@@ -278,10 +281,10 @@ def _unseen_forward(world: WorldResult, binding: Binding) -> list[str]:
     ]
 
 
-def _late(world: WorldResult) -> list[str]:
+def _late(world: WorldResult, step: MeanStep) -> list[str]:
     late = world.late_rank
     if late is None:
-        if not nobody_is_late(world):
+        if not nobody_is_late(world, step):
             return []
         return ["No single rank stands out as the one that the others wait for."]
     where = fell_behind(late)
@@ -300,11 +303,13 @@ def _in_the_phases(world: WorldResult) -> list[str]:
     return told if world.grown_functions is None else [*told, world.grown_functions.sentence]
 
 
-def nobody_is_late(world: WorldResult) -> bool:
+def nobody_is_late(world: WorldResult, step: MeanStep) -> bool:
     """True if no rank is late and enough of the waiting is known to say so."""
     parts = world.parts
     known = world.clocks_shared and not world.missing_ranks and not math.isnan(parts.wait_ms)
     if world.late_rank is not None or world.world_size < 2 or not known:
+        return False
+    if is_unseen(world, step):
         return False
     return parts.exposed_ms > 0 and is_split(parts.exposed_ms, parts.unsplit_ms)
 

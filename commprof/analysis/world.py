@@ -264,7 +264,9 @@ def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
     )
     if _never_saw_communication(seen, result):
         ranks = tuple(replace(rank, parts=rank.parts.unseen()) for rank in result.ranks)
-        result = replace(result, ranks=ranks, parts=result.parts.unseen(), imbalance=math.nan)
+        result = replace(
+            result, ranks=ranks, parts=result.parts.unseen(), imbalance=math.nan, gains=None
+        )
     result = replace(result, **_late_rank(seen, result))
     late = result.late_rank
     if late is None:

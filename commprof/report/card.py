@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from commprof.analysis.card import Card, CardPart, CardRank, CardSize
 from commprof.report.one_screen import LINES, WIDTH, command_lines, cut, prose, whole
-from commprof.text import counted, in_ms, listed, plain_digits, printable
+from commprof.text import counted, in_ms, listed, plain_digits
 
 #: Letter, name and terminal colour of each part in the bar.
 _LOOKS = {
@@ -36,7 +36,7 @@ def render(card: Card, colour: bool = False) -> str:
         card: figures of the card.
         colour: True for a terminal that shows colours.
     """
-    top = [cut(printable(card.description)), *prose(card.verdict)]
+    top = [cut(card.description), *prose(card.verdict)]
     middle = [_bar(card.parts, colour), *_legend(card.parts)]
     for name, text in facts(card):
         middle += prose(f"{name + ':':<22} {text}")
@@ -185,7 +185,7 @@ def scaling(sizes: Sequence[CardSize]) -> list[str]:
 
 def _caveats(caveats: Sequence[str], space: int) -> list[str]:
     """Returns one line per caveat; if there is no room for all, the last line counts the rest."""
-    lines = [cut(f"! {printable(caveat)}") for caveat in caveats]
+    lines = [cut(f"! {caveat}") for caveat in caveats]
     if len(lines) <= space:
         return lines
     kept = max(0, space - 1)

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from commprof.analysis.align.matching import POINT_TO_POINT, RECV, Matching, last_awaited
 from commprof.analysis.collectives.traffic import sizes_bytes
-from commprof.analysis.step.exposure import exposures_of
+from commprof.analysis.step.exposure import exposures_of, training_thread
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints, Steps
 from commprof.trace.documents import Group
@@ -275,7 +275,7 @@ def _in_its_rank(
     ``Calls.phase``; ``Calls.stack``.
     """
     steps, found = columns.steps(trace), exposures_of(trace)
-    thread = int(steps.thread[0]) if len(steps) else 0
+    in_phase = _phase_at(trace, training_thread(trace), table.issue_ns)
     counted = (found.collective >= 0) & _measured(steps, measured_steps, found.begin_ns)
     exposed = np.bincount(
         found.collective[counted], weights=found.waited_ns[counted], minlength=len(table)
@@ -284,9 +284,7 @@ def _in_its_rank(
         _measured(steps, measured_steps, table.issue_ns),
         exposed.astype(np.float64),
         # On a device, a stream may be ready for a collective of backward before backward begins.
-        np.where(
-            table.graph_task >= 0, int(Phase.BACKWARD), _phase_at(trace, thread, table.issue_ns)
-        ),
+        np.where(table.graph_task >= 0, int(Phase.BACKWARD), in_phase),
         columns.stacks(trace, table.op_id),
     )
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.collectives.traffic import ring_bytes
-from commprof.text import counted
+from commprof.text import counted, in_ms, plain_digits
 from commprof.trace import columns
 from commprof.trace.columns import Ints, compressions
 from commprof.trace.lookup import row_containing, row_of
@@ -154,9 +154,9 @@ def _about_scheme(
     found = []
     if sent:
         found.append(
-            f"{where} {scheme} sent {sent / 1e6:.3g} MB per step and rank instead of the "
-            f"{plain / 1e6:.3g} MB of an fp32 ring all-reduce ({plain / sent:.1f} times fewer "
-            f"bytes). Encoding, reducing and decoding took {work:.3g} ms per step on the "
+            f"{where} {scheme} sent {plain_digits(sent / 1e6)} MB per step and rank instead of the "
+            f"{plain_digits(plain / 1e6)} MB of an fp32 ring all-reduce ({plain / sent:.1f} times "
+            f"fewer bytes). Encoding, reducing and decoding took {in_ms(work)} per step on the "
             "compressor's thread."
         )
     bad = sum(row.non_finite for row in rows)

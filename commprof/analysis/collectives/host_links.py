@@ -29,6 +29,7 @@ from commprof.analysis.align.interfaces import (
 from commprof.analysis.checks.cross_checks import Observed
 from commprof.analysis.collectives.in_flight import in_flight_ns
 from commprof.analysis.collectives.traffic import sent_to_other_hosts
+from commprof.text import named_ranks
 from commprof.trace import columns
 from commprof.trace.lookup import row_containing
 from commprof.trace.reader import Trace
@@ -108,6 +109,10 @@ def host_links(world_size: int, ranks: Sequence[Observed]) -> HostLinks | None:
     names = [outward_interface(sent) for sent in counters]
     counted = [math.nan if n is None else float(c[n]) for n, c in zip(names, counters, strict=True)]
     idle = [idle_interfaces(trace, name) for name, trace in zip(names, witnesses, strict=True)]
+    headers = [
+        math.nan if name is None else header_share(trace, name)
+        for name, trace in zip(names, witnesses, strict=True)
+    ]
     known = tuple(sorted({name for name in names if name is not None}))
     problem = _problem(world_size, ranks, places)
     sent = {
@@ -119,21 +124,21 @@ def host_links(world_size: int, ranks: Sequence[Observed]) -> HostLinks | None:
     recorded = sum(float(values.sum()) for values in sent.values())
     if not problem and math.isnan(recorded):
         problem = "some collectives are of unknown kind, or belong to groups that lack some ranks"
-    if not problem and len(known) == 0:
-        problem = "the traces lack the interfaces' counters"
+    uncounted = [
+        rank.trace.rank
+        for name, members in zip(names, by_host.values(), strict=True)
+        for rank in members
+        if name is None
+    ]
+    if not problem and uncounted:
+        lost = named_ranks(sorted(uncounted))
+        problem = f"the interfaces' counters are missing for the host of {lost}"
     rates = [_rates(members, sent) for members in by_host.values()]
     step_bytes, in_flight, step = (float(np.mean(values)) for values in zip(*rates, strict=True))
     return HostLinks(
         *(len(by_host), known, step_bytes, in_flight, step),
         *(recorded, float(np.sum(counted)), problem),
-        header_share=float(
-            np.max(
-                [
-                    math.nan if name is None else header_share(trace, name)
-                    for name, trace in zip(names, witnesses, strict=True)
-                ]
-            )
-        ),
+        header_share=float(np.max(headers)),
         idle=tuple(sorted(set.intersection(*idle))),
     )
 

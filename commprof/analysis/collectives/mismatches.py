@@ -20,6 +20,7 @@ from commprof.trace.columns import Collectives, Ints
 from commprof.trace.reader import Trace
 from commprof.trace.schema import (
     FLAG_SPARSE,
+    NO_SEQ,
     OPS,
     REDUCE_OPS,
     UNKNOWN_REDUCE_OP,
@@ -242,7 +243,8 @@ def _keys(
         key = described.name, turns[described.name]
         turns[described.name] += 1
         group[table.group == described.id] = names.setdefault(key, len(names))
-    rows = np.flatnonzero((group >= 0) & ~np.isin(table.op, POINT_TO_POINT))
+    numbered = (table.seq != NO_SEQ) & ~np.isin(table.op, POINT_TO_POINT)
+    rows = np.flatnonzero((group >= 0) & numbered)
     op = table.op[rows]
     size = np.where(table.bytes_in[rows] > 0, table.bytes_in[rows], table.bytes_out[rows])
     size = np.where(np.isin(op, [*_GATHERING]), table.bytes_out[rows], size)
@@ -276,12 +278,12 @@ def _issued_at(trace: Trace, table: Collectives, row: int) -> tuple[Issued, int]
 
 
 def issue_rows(records: Records) -> Iterator[dict[str, int]]:
-    """Converts the recorded fields of each issued collective to plain Python numbers."""
+    """Converts each issued collective's record to plain numbers; skips those without ``seq``."""
     issues = records[records["kind"] == Kind.ISSUE]
     names = issues.dtype.names or ()
     for values in issues.tolist():
         row = dict(zip(names, values, strict=True))
-        if row["op"] not in POINT_TO_POINT:
+        if row["op"] not in POINT_TO_POINT and row["seq"] != NO_SEQ:
             yield row
 
 

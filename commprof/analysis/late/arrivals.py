@@ -168,7 +168,7 @@ _SEED = 20261124
 
 @dataclass(frozen=True)
 class _Seen:
-    """Calls of one rank, in ascending order of their numbers; an unknown end time is 0."""
+    """Calls of one rank, in ascending order of their numbers; an end not known exactly is 0."""
 
     number: Ints
     arrived_ns: Ints
@@ -271,7 +271,8 @@ def _seen(table: Collectives, arrivals: Arrivals, exposed: Exposures) -> _Seen:
     buckets = arrivals.buckets
     number = np.concatenate((arrivals.collective, buckets.number))
     arrived = np.concatenate((table.issue_ns, buckets.ready_ns))
-    end = np.concatenate((table.end_ns, buckets.end_ns))
+    # A wait that did not block returns at different times on different ranks.
+    end = np.concatenate((np.where(table.end_is_exact, table.end_ns, 0), buckets.end_ns))
     rows = np.flatnonzero(number >= 0)
     rows = rows[np.argsort(number[rows], kind="stable")]
     waited = exposed.collective[(exposed.waited_ns > 0) & (exposed.collective >= 0)]

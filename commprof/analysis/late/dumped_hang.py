@@ -416,9 +416,9 @@ def _progress(
         collective = [(rank, one.seq) for rank, one in mine if one.peer < 0]
         here = [state for state in states if state.rank in ranks]
         scheduled = {s.rank: s.next_seq[group] - 1 for s in here if group in s.next_seq}
-        oldest = {r: min(s for rank, s in collective if rank == r) for r, _ in collective}
+        oldest = dict(sorted(collective, reverse=True))  # of each rank, the smallest is kept
         started: dict[int, int] = {}
-        for dump in dumps:
+        for dump in (one for one in dumps if one.rank in ranks):
             numbers = [
                 entry.seq
                 for entry in dump.entries

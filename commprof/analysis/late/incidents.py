@@ -12,7 +12,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from commprof.analysis.align.measured import MeasuredWorld
+from commprof.analysis.align.measured import MeasuredWorld, in_turns
 from commprof.analysis.collectives.mismatches import Mismatch, find_mismatches
 from commprof.analysis.step.anomalies import Anomaly, find_anomalies
 from commprof.files import checked, read_bytes
@@ -171,8 +171,7 @@ def find_incidents(run: WorldRun, seen: MeasuredWorld | None) -> Incidents:
     if seen is None:
         return Incidents(run.world_size, hangs, (), 0, (), events)
     mismatches, count = find_mismatches(seen.traces, seen.tables)
-    on_trial = any("trial" in trace.metadata for trace in seen.traces)
-    anomalies = () if on_trial else find_anomalies(seen)
+    anomalies = () if in_turns(run) else find_anomalies(seen)
     timed = tuple((_wall_clock(seen.recorded[0], one.time_ns), one) for one in anomalies)
     return Incidents(run.world_size, hangs, mismatches, count, timed, events)
 

@@ -137,7 +137,9 @@ def find_cause(states: Sequence[Standing], waits: Mapping[int, Waits]) -> Cause:
     if free or behind:
         return Cause("absent" if free else "behind", tuple(sorted({*free, *behind})), behind)
     if absent:
-        return Cause("circle", tuple(absent), {})
+        # Ranks that wait for the circle are waited for too, but do not wait for themselves.
+        circle = tuple(rank for rank in absent if chain_to(rank, waits, [rank]))
+        return Cause("circle", circle, {})
     return Cause("arrived", (), {})
 
 

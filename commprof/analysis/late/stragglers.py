@@ -182,7 +182,7 @@ def late_rank(
     if slow is not None:
         slow = replace(slow, rank=ranks[slow.rank])
     late = late_by_own_work(late, slow, waited_for, step_ns, by_waiting_ns)
-    if late is None:
+    if late is None or _within_clock_error(late, clock_error_ns):
         return None
     # Waiting for a lack of cores is no part of ``waited_for``, but it is a part of all waiting.
     return replace(late, share=late.share * float(waited_for.sum() / caused_ns.sum()))
@@ -289,9 +289,13 @@ def late_rank_of_few_steps(
     late = _late_rank(rank, waited_for_ns, step_ns, math.nan, by_waiting_ns)
     if late.share < _SHARE or late.wait_ns < _OF_STEP * step_ns:
         return None
-    if math.isnan(clock_error_ns) or (clock_error_ns > 0 and late.wait_ns <= 2 * clock_error_ns):
-        return None
-    return late
+    return None if _within_clock_error(late, clock_error_ns) else late
+
+
+def _within_clock_error(late: LateRank, clock_error_ns: float) -> bool:
+    """True if errors of two clocks could explain the mean wait, or if their bound is not known."""
+    is_within = clock_error_ns > 0 and late.wait_ns <= 2 * clock_error_ns
+    return is_within or math.isnan(clock_error_ns)
 
 
 def late_by_own_work(

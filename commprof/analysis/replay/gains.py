@@ -35,6 +35,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from commprof.analysis.align.device_timeline import timed_collectives
 from commprof.analysis.align.measured import MeasuredWorld, slowest_ns
 from commprof.analysis.replay.engine import Calls, calls, replay
 from commprof.analysis.replay.program import LEAST_STEPS, Program, programs, replayed_steps
@@ -45,7 +46,8 @@ from commprof.stats.intervals import Interval, percentile_interval, resampled_me
 from commprof.text import rank_list
 from commprof.trace import columns
 from commprof.trace.columns import Ints
-from commprof.trace.schema import PHASES
+from commprof.trace.reader import Trace
+from commprof.trace.schema import FLAG_DEVICE_ASYNC, PHASES, Kind
 from commprof.units import ns_to_ms
 
 Floats = npt.NDArray[np.float64]
@@ -144,15 +146,23 @@ def _waiting_is_known(seen: MeasuredWorld) -> bool:
     """True if all ranks left a trace and the exposed time is split, see :func:`is_split`.
 
     In a replay, a collective that was not seen on all of its ranks waits for no other rank, so that
-    all of its exposed time counts as transfer, although a part may be waiting.
+    all of its exposed time counts as transfer, although a part may be waiting. Waiting is not known
+    either if no device event timed the collectives of a device.
     """
-    if len(seen.ranks) < seen.traces[0].world_size:
+    if len(seen.ranks) < seen.traces[0].world_size or any(map(_is_untimed, seen.recorded)):
         return False
     exposed, unsplit = (
         sum(float(getattr(part, name).sum()) for part in seen.measured)
         for name in ("exposed_ns", "unsplit_ns")
     )
     return is_split(exposed, unsplit)
+
+
+def _is_untimed(trace: Trace) -> bool:
+    """True if collectives ran on a device, and no device event timed any of them."""
+    flags = columns.of_kind(trace.records, Kind.ISSUE)["flags"]
+    on_device = bool((flags & FLAG_DEVICE_ASYNC != 0).any())
+    return on_device and not trace.is_foreign and timed_collectives(trace) == 0
 
 
 @dataclass(frozen=True)

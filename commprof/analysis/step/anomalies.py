@@ -33,6 +33,7 @@ from commprof.analysis.align.measured import MeasuredWorld
 from commprof.analysis.collectives.calls import group_sizes
 from commprof.analysis.collectives.traffic import sizes_bytes
 from commprof.stats.intervals import robust_deviation
+from commprof.text import plain_digits
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.lookup import row_containing
@@ -213,10 +214,9 @@ class Anomaly:
         when = f"at step {self.step}"
         if self.last_step is not None:
             when = f"from step {self.step} to {self.last_step}"
-        return (
-            f"{whose[0].upper()}{whose[1:]} {verb} from {self.before:.3g} to {self.after:.3g} "
-            f"{self.unit} ({self.after / self.before - 1:+.0%}) {when}{where}"
-        )
+        levels = f"from {plain_digits(self.before)} to {plain_digits(self.after)} {self.unit}"
+        growth = f"{self.after / self.before - 1:+.0%}"
+        return f"{whose[0].upper()}{whose[1:]} {verb} {levels} ({growth}) {when}{where}"
 
 
 class AnomalyFinder:

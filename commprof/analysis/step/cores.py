@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from commprof.analysis.align.interfaces import machine_of
 from commprof.analysis.world import WorldResult
+from commprof.trace.reader import Trace
 
 #: A lack of cores matters if ranks had no core for at least this fraction of the exposed time, ...
 _WORTH_ACTING = 0.1
@@ -22,6 +24,21 @@ _OF_STEP = 0.02
 def usable_cores(machine: Mapping[str, Any]) -> int:
     """Number of physical cores, or of hardware threads if the run did not record cores."""
     return int(machine.get("usable_core_count", machine["usable_cpu_count"]))
+
+
+def with_all_cpus(machine: Mapping[str, Any], traces: Iterable[Trace]) -> dict[str, Any]:
+    """Returns the machine that a rank's trace describes, with the CPUs of all ranks on it.
+
+    A rank describes only the CPUs that it may use itself. Launchers such as Slurm can bind each
+    rank to CPUs of its own.
+    """
+    name = machine.get("boot_id") or machine.get("hostname")
+    here = [trace.metadata["machine"] for trace in traces if machine_of(trace) == name]
+    cpus = {cpu for each in here for cpu in each.get("usable_cpus", ())}
+    if len(cpus) <= machine["usable_cpu_count"]:
+        return dict(machine)
+    in_order = sorted(cpus, key=lambda cpu: (len(cpu), cpu))
+    return {**machine, "usable_cpu_count": len(cpus), "usable_cpus": in_order}
 
 
 def crowded(context: Mapping[str, Any], world: WorldResult) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -48,6 +48,16 @@ class WorldDetail:
     #: Fraction of the ranks' time outside of waiting in which they could run and had no core; 0
     #: if the kernel does not count it, NaN on GPUs and for recordings of other profilers.
     no_core_share: float = 0.0
+
+    def unseen(self) -> WorldDetail:
+        """Returns a copy whose communication times are NaN, see ``StepParts.unseen``."""
+        names = ("exposed", "wait", "wire", "hidden")
+        unknown = np.full_like(self.parts_ms["step"], math.nan)
+        return replace(
+            self,
+            parts_ms={**self.parts_ms, **dict.fromkeys(names, unknown)},
+            waited_for_ms=np.full_like(self.waited_for_ms, math.nan),
+        )
 
 
 def world_detail(run: WorldRun, seen: MeasuredWorld) -> WorldDetail:

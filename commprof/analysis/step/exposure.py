@@ -82,15 +82,19 @@ def exposures(
 
 @columns.once_per_trace
 def exposures_of(trace: Trace) -> Exposures:
-    """Finds all waiting of the training thread.
+    """Finds all waiting of the training thread."""
+    table, thread = columns.collectives(trace), training_thread(trace)
+    return exposures(table, columns.waits(trace), columns.finalizations(trace), thread)
 
-    The training thread is the thread that marks the steps. If no steps are marked, the thread that
-    issued the most collectives counts as the training thread.
+
+def training_thread(trace: Trace) -> int:
+    """Returns the thread that marks the steps.
+
+    If no steps are marked, returns the thread that issued the most collectives; 0 if there is none.
     """
     table, steps = columns.collectives(trace), columns.steps(trace)
     marks = steps.thread[:1] if len(steps) else table.thread
-    thread = int(np.bincount(marks).argmax()) if len(marks) else 0
-    return exposures(table, columns.waits(trace), columns.finalizations(trace), thread)
+    return int(np.bincount(marks).argmax()) if len(marks) else 0
 
 
 class _Row(NamedTuple):

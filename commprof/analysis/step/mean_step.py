@@ -60,12 +60,14 @@ class MeanStep:
 
     #: ``[step, part]``, in the order of ``PARTS``: mean over ranks, in ms.
     by_step_ms: Floats
-    #: Mean of each of ``PARTS``; they add up to ``step_ms``.
+    #: Mean of each of ``PARTS``; they add up to ``step_ms``. Communication is 0 if the capture
+    #: could not see it, see ``StepParts.unseen``.
     parts_ms: Mapping[str, float]
     #: Mean of each of ``SPLIT``; empty if no part of the waiting and wire is known.
     split_ms: Mapping[str, float]
     step_ms: float
-    #: Communication in flight while the training thread worked; not part of the sum.
+    #: Communication in flight while the training thread worked; not part of the sum. NaN if the
+    #: capture could not see communication.
     hidden_ms: float
     #: The two parts of compute.
     forward_ms: float
@@ -89,7 +91,8 @@ def mean_step(detail: WorldDetail) -> MeanStep:
     by_step = np.stack(
         [
             mean["forward"] + mean["backward"],
-            *(mean[name] for name in ("exposed", "data", "optimizer", "other")),
+            np.nan_to_num(mean["exposed"]),
+            *(mean[name] for name in ("data", "optimizer", "other")),
         ],
         axis=1,
     )
@@ -106,7 +109,7 @@ def mean_step(detail: WorldDetail) -> MeanStep:
 
 
 def _split(ms: Mapping[str, Floats], exposed_ms: float) -> dict[str, float]:
-    unknown = np.isnan(ms["wait"][ms["exposed"] > 0])
+    unknown = np.isnan(ms["wait"][ms["exposed"] != 0])
     if unknown.size and unknown.all():
         return {}
     waiting, wire = (float(np.nan_to_num(ms[name], nan=0.0).mean()) for name in ("wait", "wire"))

@@ -1,7 +1,7 @@
 """Overview of all ranks, which is needed to make the timeline of any one rank.
 
 Traces are read one at a time. Of each trace, only the table of collectives and a few kinds of
-records are kept, about 300 bytes for each collective and rank.
+records are kept, about 370 bytes for each collective and rank.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from commprof.trace.reader import Trace, read_trace
 from commprof.trace.schema import Kind
 
 _BUCKETS = (Kind.BUCKET, Kind.BUCKET_END, Kind.FINALIZE_BEGIN, Kind.FINALIZE_END)
-#: Kinds kept of a trace: comparisons of clocks, issues for the bound on their error, and buckets.
-_KEPT = (Kind.CLOCK, Kind.ISSUE, *_BUCKETS)
+#: Kinds kept of a trace: comparisons of clocks, issues for the bound on their error, and buckets
+#: with their ends; a bucket without a hook ends when its all-reduce does.
+_KEPT = (Kind.CLOCK, Kind.ISSUE, Kind.END, *_BUCKETS)
 #: Latest time that is shown; a damaged record may have a later time.
 _LAST_NS = 2**63 - 1
 

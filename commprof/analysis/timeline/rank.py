@@ -12,10 +12,11 @@ import numpy.typing as npt
 
 from commprof.analysis.align.clocks import on_common_clock
 from commprof.analysis.late.arrivals import Arrivals
-from commprof.analysis.step.exposure import HOST_PAUSE, exposures_of
+from commprof.analysis.step.exposure import HOST_PAUSE, exposures_of, training_thread
 from commprof.analysis.step.waiting import split
 from commprof.analysis.timeline.overview import Flows, Overview, Window, read_source
 from commprof.errors import CommprofError
+from commprof.text import plain_digits
 from commprof.trace import columns, schema
 from commprof.trace.columns import Collectives, Ints, Spans, compressions, ints, of_kind
 from commprof.trace.reader import Trace
@@ -137,8 +138,7 @@ def _pauses(trace: Trace) -> Track:
 
 def _waits(trace: Trace, table: Collectives) -> list[Track]:
     """Makes a Work.wait track per thread except the training one, whose waits are exposed time."""
-    steps = columns.steps(trace)
-    training = int(steps.thread[0]) if len(steps) else 0
+    training = training_thread(trace)
     ops = dict(zip(table.op_id.tolist(), _op_names(trace, table), strict=True))
     found = []
     for thread, part in _by_thread(columns.waits(trace)):
@@ -281,7 +281,7 @@ def _size(bytes: int) -> str:
     """Formats a size in decimal units, as everywhere in commprof."""
     for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
         if bytes >= unit:
-            return f"{bytes / unit:.3g} {name}"
+            return f"{plain_digits(bytes / unit)} {name}"
     return f"{bytes} B"
 
 

@@ -13,7 +13,7 @@ from commprof.analysis.replay.gains import Gain, gains
 from commprof.analysis.replay.program import programs, replayed_steps
 from commprof.analysis.run import analyse_in_detail
 from commprof.trace import columns
-from commprof.trace.schema import NO_SEQ, Phase
+from commprof.trace.schema import FLAG_DEVICE_ASYNC, NO_SEQ, Phase
 from tests.support.builders.profiler_traces import all_reduce, annotation, document, kernel, write
 from tests.support.builders.random_run import RandomRun
 from tests.support.builders.traces import MS, THREAD, Rank, world_run
@@ -294,7 +294,7 @@ def test_gains_are_none_if_more_than_a_tenth_of_exposed_time_is_unsplit(
 
 
 def test_collectives_that_no_thread_waits_for_do_not_delay_replayed_steps() -> None:
-    """On a GPU without device events, autograd's thread issues them and the host goes on."""
+    """Autograd's thread issues them, and their ends are not known."""
     ranks = [Rank(rank, 2) for rank in range(2)]
     for rank in ranks:
         for step in range(20):
@@ -304,6 +304,18 @@ def test_collectives_that_no_thread_waits_for_do_not_delay_replayed_steps() -> N
     result = gains(measured(ranks))
     assert result is not None
     assert result.step_ms == pytest.approx(100)
+
+
+def test_gains_are_none_if_no_device_event_timed_the_collectives_of_a_gpu() -> None:
+    """The host waits for 15 of 100 ms, as with TORCH_NCCL_BLOCKING_WAIT=1."""
+    ranks = [Rank(rank, 2) for rank in range(2)]
+    for step in range(12):
+        at = 100 * step * MS
+        for rank in ranks:
+            op = rank.collective(step, at + 50 * MS, 0, bytes=4000, flags=FLAG_DEVICE_ASYNC)
+            rank.wait(op, at + 80 * MS, at + 95 * MS)
+            rank.step(at, at + 100 * MS)
+    assert gains(measured(ranks)) is None
 
 
 def of_the_mesh(rank: int) -> str:

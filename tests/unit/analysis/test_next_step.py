@@ -275,6 +275,11 @@ def test_there_is_no_advice_for_a_single_rank() -> None:
         ("python -m commprof.run --hook int8", {"hook": "int8"}, ""),
         ("python -m commprof.run --bucket-cap-mb 5", {"bucket_cap_mb": 5.0}, ""),
         (
+            "commprof run --fsdp prefetch=2 train.py",
+            {"script": ["train.py"], "fsdp": "prefetch=2"},
+            "",
+        ),
+        (
             # As in a Slurm step, which sets the number of nodes and the node rank.
             "python -m commprof.run --rdzv-endpoint a:1 --world-sizes 2,4 --seed 3",
             {"nodes": 2},

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from commprof.analysis.checks.figure_checks import CrossCheck
-from commprof.analysis.late.costs import WaitCost
+from commprof.analysis.late.costs import LongerPhase, WaitCost
 from commprof.analysis.late.stragglers import LateRank
 from commprof.analysis.remarks import remarks
 from commprof.analysis.scaling import scale
 from commprof.analysis.step.overhead import Overhead, OwnCost
 from commprof.analysis.world import WorldResult
 from commprof.stats.intervals import Interval
+from tests.support.analysed import analyse_run
 from tests.support.builders.results import OVERHEAD, collective, compression, context, parts, world
+from tests.support.builders.traces import MS, Rank
 
 RECORDING = "Recording alone"
 
@@ -44,6 +47,34 @@ def test_a_remark_names_world_sizes_with_more_threads_than_cores() -> None:
         "runs 1 thread. At 8 ranks the training thread had no core for 10% of its exposed time, "
         "although it was ready to run."
     )
+
+
+def test_ranks_that_a_launcher_bound_to_cores_of_their_own_have_enough_cores(
+    tmp_path: Path,
+) -> None:
+    for rank in range(2):
+        made = Rank(rank, 2)
+        made.metadata["machine"] |= {"usable_cpu_count": 1, "usable_cpus": [str(9 + rank)]}
+        for step in range(12):
+            made.step(100 * MS * step, 100 * MS * (step + 1))
+        made.write(tmp_path / f"rank_{rank}.trace")
+    found = analyse_run(tmp_path)
+    assert found.context["machine"]["usable_cpu_count"] == 2
+    assert found.context["machine"]["usable_cpus"] == ["9", "10"]
+    assert "More threads than cores" not in " ".join(found.remarks)
+
+
+def test_large_figures_are_written_without_an_exponent() -> None:
+    phase = LongerPhase(1, "forward", 1234.4, 1200.4, 0.0, 1100.4, 5432.1, 0.0, 2345.6)
+    check = CrossCheck("network", "bytes sent by lo", "MB", 23456.4, 12345.4, False, "")
+    assert said(world(2, longer_phase=phase, cross_checks=(check,))) == [
+        "At 2 ranks rank 1's forward takes 1234 ms longer than on the other ranks: the rank was "
+        "ready to run but had no core for 1200 ms of this difference (5432 more involuntary "
+        "switches per step), the rank reads 2346 more pages per step from disk and the rank's host "
+        "was short of memory for 1100 ms of this difference.",
+        "Cross-check at 2 ranks: bytes sent by lo is 12345 MB, but commprof's figure is 23456 MB "
+        "(-47.4%).",
+    ]
 
 
 def test_each_thread_of_a_rank_needs_a_core() -> None:

@@ -74,6 +74,23 @@ def test_communication_that_the_capture_cannot_see_is_reported_as_not_seen(
     assert made.command.endswith("check") == (capture == "python")
 
 
+def test_without_times_of_the_gpu_no_bound_on_the_gain_and_no_late_rank_are_stated() -> None:
+    """The host waits for 2 % of the step, at a barrier; nothing timed the waits of the GPU."""
+    result = run_result(world(2, device_collectives=4))
+    details = [detail(2, backward=60, wait=1, wire=1, hidden=5)]
+    found = verdict(result, details)
+    assert found is not None
+    assert "its communication was not seen" in found.headline
+    text = " ".join(found.sentences)
+    assert "upper bound" not in text
+    assert "No single rank" not in text
+    made = card(result, details, found, Path("r"))
+    assert made is not None
+    assert not made.nobody_late
+    unknown = made.exposed_ms, made.wait_ms, made.wire_ms, made.hidden_ms
+    assert all(map(math.isnan, unknown))
+
+
 def test_exposed_time_of_the_host_is_not_reported_as_not_seen() -> None:
     """The host waits with TORCH_NCCL_BLOCKING_WAIT=1, or in another group on gloo."""
     result = run_result(world(2, device_collectives=4))
@@ -242,6 +259,17 @@ def test_the_verdict_mentions_cores_only_if_ranks_waited_for_them() -> None:
     )
     asleep = about(world(4, parts=parts(no_core_ms=0.0)))
     assert "core" not in " ".join([*asleep.sentences, asleep.next_step.advice])
+
+
+def test_the_card_says_of_a_failed_world_size_whether_it_has_figures() -> None:
+    failures = ((2, "rank 1 failed"), (4, "did not run to its end"))
+    result, details = run_result(world(2), failures=failures), [detail(2, backward=60)]
+    made = card(result, details, verdict(result, details), Path("r"))
+    assert made is not None
+    assert made.caveats == (
+        "The run failed at 2 ranks: rank 1 failed",
+        "There are no figures for 4 ranks: did not run to its end",
+    )
 
 
 def test_there_is_no_verdict_without_figures() -> None:

@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from commprof.analysis.run import analyse_in_detail
+from commprof.analysis.step.mean_step import mean_step
 from commprof.analysis.world import Repeats, repeats
 from commprof.errors import CommprofError
 from commprof.trace.schema import Phase
@@ -265,6 +267,21 @@ def test_communication_that_python_capture_cannot_see_is_nan_and_not_zero() -> N
     of_one = analyse_world(world_run([alone]))
     assert of_one is not None
     assert of_one.parts.exposed_ms == 0.0  # it has no rank to wait for
+
+
+def test_communication_that_python_capture_cannot_see_is_nan_in_each_step(tmp_path: Path) -> None:
+    ranks = [Rank(rank, 2, capture="python") for rank in range(2)]
+    for rank in ranks:
+        for step in range(12):
+            rank.step(100 * MS * step, 100 * MS * (step + 1))
+    write_run(tmp_path, ranks, world_sizes=[2])
+    result, (detail,) = analyse_in_detail(tmp_path)
+    assert result.worlds[0].gains is None
+    for name in ("exposed", "wait", "wire", "hidden"):
+        assert np.isnan(detail.parts_ms[name]).all(), name
+    assert np.isnan(detail.waited_for_ms).all()
+    found = mean_step(detail)
+    assert (found.step_ms, found.exposed_ms, found.split_ms) == (100.0, 0.0, {})
 
 
 def test_dropped_records_of_all_ranks_are_added_up() -> None:

@@ -228,6 +228,17 @@ def test_interface_counters_above_the_payload_are_undecided_and_below_it_disagre
     assert checks(ranks_of(2, cross_check_sources=less))["network"].agrees is False
 
 
+def test_interface_counters_are_undecided_if_no_recorded_collective_has_a_payload() -> None:
+    ranks = [Rank(n, 2, cross_check_sources=sources(interfaces=counted(lo=MB))) for n in range(2)]
+    for step in range(STEPS):
+        at = 100 * MS * step
+        for rank in ranks:
+            rank.step(at, at + 100 * MS)
+            rank.collective(step, at + 70 * MS, at + 90 * MS, op="barrier")
+    found = checks(ranks)["network"]
+    assert (found.ours, found.other, found.agrees) == (0.0, 1.0, None)
+
+
 def test_a_run_that_switched_mode_counts_bytes_of_records_and_summary_once() -> None:
     # Always-on from 600 ms on: its summary counts the last 6 steps, 2 of which are also recorded.
     payload = 2 * 8 * STEPS * MB

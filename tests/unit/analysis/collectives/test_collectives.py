@@ -86,6 +86,20 @@ def test_in_a_job_without_steps_all_collectives_of_the_recording_count() -> None
     assert stepless_collectives(2, match(traces, tables), traces, tables, True) is None
 
 
+def test_calls_of_a_job_without_steps_have_the_phases_of_the_issuing_thread() -> None:
+    ranks = [Rank(rank, 2, dtypes=DTYPES) for rank in range(2)]
+    for rank in ranks:  # inference: calls of a model, and nothing that ends a step
+        for turn in range(5):
+            begin = 100 * turn * MS
+            rank.phase(Phase.FORWARD, begin, begin + 50 * MS)
+            rank.collective(turn, begin + 10 * MS, begin + 20 * MS, bytes=8 * MB)
+    traces = [rank.trace() for rank in ranks]
+    tables = [columns.collectives(trace) for trace in traces]
+    found = stepless_collectives(2, match(traces, tables), traces, tables, True)
+    assert found is not None
+    assert found.rows[0].phases == (("forward", 10),)
+
+
 def test_a_queued_collective_starts_when_a_thread_is_free() -> None:
     # Of three calls at once the third waits for a thread until 30 (rank 0) and 34 ms (rank 1).
     ranks = pair()

@@ -116,6 +116,13 @@ def test_compression_remarks_name_saved_bytes_and_non_finite_buckets() -> None:
     ]
 
 
+def test_compression_remarks_write_large_figures_in_full() -> None:
+    sent = row(calls=20, wire_bytes=1.234e9, encode_ms=2345.6, reduce_ms=0.0, decode_ms=0.0)
+    (told,) = compression_remarks({}, [sent], 2, 2, 10)
+    assert "sent 1234 MB per step and rank instead of the 4936 MB of" in told
+    assert "decoding took 2346 ms per step" in told
+
+
 def test_a_remark_says_that_the_compression_hook_compressed_nothing() -> None:
     context = {"hook": "int8", "capture": "native"}
     (told,) = compression_remarks(context, [], 2, 2, 10)

@@ -185,6 +185,15 @@ def test_host_link_figures_are_nan_if_a_killed_rank_s_host_is_unknown() -> None:
     assert all(math.isnan(figure) for figure in (*figures, links.difference))
 
 
+def test_the_ranks_of_a_host_without_counters_are_named() -> None:
+    ranks = two_hosts(counted=97_000_000)
+    del ranks[1].metadata["cross_check_sources"]["interfaces"]  # killed
+    links = links_of(ranks)
+    assert links.note == "the interfaces' counters are missing for the host of rank 1"
+    assert (links.interfaces, links.recorded_bytes) == (("eth0",), 2 * 8_000_000 * STEPS)
+    assert math.isnan(links.difference)
+
+
 def test_machines_without_boot_id_are_identified_by_hostname() -> None:
     traces = [rank.trace() for rank in hosts_of_ranks("", "", "")]
     for trace, name in zip(traces, ("x", "y", "x"), strict=True):

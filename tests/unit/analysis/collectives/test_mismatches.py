@@ -10,7 +10,7 @@ from commprof.analysis.collectives.mismatches import (
     issued_of,
 )
 from commprof.trace import columns
-from commprof.trace.schema import FLAG_SPARSE, UNKNOWN_REDUCE_OP
+from commprof.trace.schema import FLAG_SPARSE, NO_SEQ, UNKNOWN_REDUCE_OP
 from tests.support.builders.traces import Rank
 
 DTYPES = ["Byte", "Char", "Short", "Int", "Long", "Half", "Float"]
@@ -94,6 +94,15 @@ def test_sizes_and_dtypes_that_may_differ_between_ranks_are_no_mismatch() -> Non
         rank.collective(5, 33, 43, op="barrier", dtype=rank.rank)
         rank.collective(0, 34, 44, op="send", aux=1 - rank.rank, bytes=uneven)
         rank.collective(6, 35, 45, bytes=uneven, dtype=6, flags=FLAG_SPARSE)
+    assert mismatches(*made) == ([], 0)
+
+
+def test_unknown_operations_without_a_sequence_number_are_no_mismatch() -> None:
+    made = ranks(2)  # torch.profiler may not name a kernel, and ranks may issue different ones
+    for rank in made:
+        for call in range(2):
+            size = 8 * (1 + call + rank.rank)
+            rank.collective(NO_SEQ, 30 + call, 40 + call, op="other", bytes=size, dtype=6)
     assert mismatches(*made) == ([], 0)
 
 

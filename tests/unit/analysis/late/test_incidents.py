@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from commprof.analysis.late.incidents import StackFile, read_events, read_hangs
+from commprof.analysis.align.measured import measured_world
+from commprof.analysis.late.incidents import StackFile, find_incidents, read_events, read_hangs
 from commprof.analysis.late.standstill import Operation
 from commprof.monitor.watchdog import py_spy
 from commprof.monitor.watchdog.feed import ProcessWatch, RankFeed
@@ -23,7 +24,7 @@ from commprof.report import table
 from commprof.report.sections import incidents as incidents_table
 from tests.support.builders import results
 from tests.support.builders.results import hang_report, incidents
-from tests.support.builders.traces import MS, Rank
+from tests.support.builders.traces import MS, Rank, world_run
 
 SECOND = 1_000_000_000
 OPERATION = Operation("all_reduce", "0", 7, -1, 4_000_000, 4_000_000, SECOND, 1, True)
@@ -141,6 +142,21 @@ def test_the_terminal_report_begins_with_incidents() -> None:
     blocks = text.split("\n\n")
     assert blocks[1].startswith(f"{incidents_table.TITLE}:\n* 3 ranks: hang 1")
     assert incidents_table.TITLE not in table.render(results.run_result(results.world(2)), 100)
+
+
+@pytest.mark.parametrize(("trial_began", "sought"), [(1, True), (2 * MS, False)])
+def test_changes_of_speed_are_sought_unless_a_trial_began_in_the_trace(
+    trial_began: int, sought: bool
+) -> None:
+    """Traces also hold the metadata of a trial that an earlier capture of the process made."""
+    trial = {"plan": "", "first_step": 0, "begin_monotonic_ns": trial_began, "left_out": {}}
+    rank, now = Rank(trial=trial), MS
+    for step in range(120):
+        length = (100 if step < 60 else 150) * MS
+        rank.step(now, now + length)
+        now += length
+    run = world_run([rank])
+    assert bool(find_incidents(run, measured_world(run)).anomalies) == sought
 
 
 def test_a_level_change_that_ended_is_a_note_and_no_incident() -> None:

@@ -12,9 +12,10 @@ from commprof.analysis.align.matching import match
 from commprof.analysis.align.measured import measured_world
 from commprof.analysis.late.arrivals import match_arrivals
 from commprof.analysis.late.origins import Origins, origins
-from commprof.analysis.step.exposure import exposures_of
+from commprof.analysis.step.exposure import CAUSES, exposures_of
 from commprof.analysis.step.waiting import Waiting, split
 from commprof.trace import columns
+from commprof.trace.schema import Phase
 from tests.support.builders.traces import MS, Rank, world_run
 
 #: Each item is work in ms or the name of a group whose collective the rank waits for.
@@ -162,6 +163,26 @@ def test_origins_add_up_to_each_wait_in_random_schedules(seed: int) -> None:
         assert total[known] == pytest.approx(wait.wait_ns[known], abs=1e-3)
         assert (part.wait_ns >= 0).all()
         assert set(part.rank.tolist()) <= set(range(size))
+
+
+def test_lateness_before_a_wait_that_did_not_block_belongs_to_its_phase() -> None:
+    ranks = [Rank(rank, 2) for rank in range(2)]
+    for rank in ranks:
+        for step in range(3):
+            begin = 100 * MS * step + MS
+            worked = begin + (50 + 15 * rank.rank) * MS  # rank 1's backward takes 15 ms longer
+            rank.step(begin, begin + 100 * MS)
+            rank.phase(Phase.BACKWARD, begin, worked)
+            rank.phase(Phase.OPTIMIZER, worked, worked + 20 * MS)
+            scattered = rank.collective(2 * step, begin, 0, op="reduce_scatter_tensor", bytes=8)
+            rank.wait(scattered, worked, worked + 500)
+            reduced = rank.collective(2 * step + 1, worked + 20 * MS, begin + 90 * MS, bytes=8)
+            rank.wait(reduced, worked + 20 * MS, begin + 90 * MS)
+    found = of_each(ranks)[1][0]
+    last = found.exposure == found.exposure.max()
+    assert set(found.rank[last].tolist()) == {1}
+    in_backward = last & (found.cause == CAUSES.index("backward"))
+    assert found.wait_ns[in_backward].sum() == pytest.approx(15 * MS)
 
 
 def test_in_a_single_group_the_origin_of_a_wait_is_its_direct_culprit() -> None:

@@ -404,6 +404,20 @@ def test_of_two_ranks_that_wait_for_each_other_at_random_hardly_ever_one_is_name
     assert named <= 2
 
 
+@pytest.mark.parametrize(("clock_error_ms", "named"), [(0.9, True), (1.0, False)])
+def test_no_slow_rank_is_named_if_clock_errors_could_explain_the_wait_for_it(
+    clock_error_ms: float, named: bool
+) -> None:
+    slower = work(4, 20)
+    slower[2, Phase.FORWARD] += 6 * MS
+    caused = np.zeros((20, 4, len(CAUSES)))
+    caused[:, :, CAUSES.index("forward")] = 6 * MS  # all ranks are late in turn
+    by_waiting = np.full((4, 4), 20 * 2.0 * MS)
+    np.fill_diagonal(by_waiting, 0)
+    late = late_rank(caused, by_waiting, slower, range(4), WORK_STEP, clock_error_ms * MS)
+    assert (late is not None) == named
+
+
 def test_the_late_rank_s_share_is_of_all_waiting_including_waiting_for_cores() -> None:
     caused = np.zeros((20, 4, len(CAUSES)))
     caused[:, 2, CAUSES.index("forward")] = 12 * MS

@@ -18,6 +18,7 @@ from commprof.analysis.step.anomalies import (
     REFERENCE,
     SLACK,
     STEP,
+    Anomaly,
     AnomalyFinder,
     Change,
     ChangeDetector,
@@ -169,6 +170,11 @@ def test_a_link_that_becomes_slow_is_reported_as_a_fall_in_bandwidth() -> None:
     assert (slow.before, slow.after) == (pytest.approx(4.0), pytest.approx(1.0))
     assert slow.sentence == (f"Bandwidth fell from 4 to 1 Gbit/s (-75%) at step {CHANGE}")
     assert slow.found_step - slow.step <= 8
+
+
+def test_step_times_of_seconds_are_told_without_an_exponent() -> None:
+    change = Anomaly(STEP, -1, 120, 0, 127, "", 1234.4, 1500.2)
+    assert change.sentence == "Step time rose from 1234 to 1500 ms (+22%) at step 120"
 
 
 #: Enough pieces for every step, since each piece yields one value of the bandwidth.

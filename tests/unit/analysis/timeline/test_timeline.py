@@ -19,11 +19,11 @@ from commprof.commands import main
 from commprof.errors import CommprofError
 from commprof.report.export import chrome_trace
 from commprof.trace import columns
-from commprof.trace.schema import Phase
+from commprof.trace.schema import Kind, Phase
 from tests.support.builders.random_run import RandomRun
 from tests.support.builders.results import context
 from tests.support.builders.run_directories import write_strategies
-from tests.support.builders.traces import MS, Rank
+from tests.support.builders.traces import MS, THREAD, Rank
 from tests.unit.analysis.align.test_device_timeline import two_steps
 
 Event = dict[str, Any]
@@ -233,6 +233,31 @@ def test_a_collective_without_completion_has_length_zero(tmp_path: Path) -> None
     (collective,) = slices(events_of(save([rank], tmp_path)), "collectives in flight")
     assert collective["dur"] == 0
     assert collective["args"]["completion"] == "not seen"
+
+
+def test_without_steps_the_waits_of_the_training_thread_are_drawn_once(tmp_path: Path) -> None:
+    rank = Rank(0, 1)
+    rank.wait(rank.collective(0, 1 * MS, 4 * MS, bytes=4), 2 * MS, 4 * MS)
+    rank.wait(99, 5 * MS, 6 * MS, thread=THREAD + 1)
+    events = events_of(save([rank], tmp_path))
+    kinds = {e["cat"] for e in events if e["ph"] == "X"}
+    assert kinds == {"collectives in flight", "exposed", f"waits of thread {THREAD + 1}"}
+
+
+def test_buckets_without_a_hook_end_with_their_all_reduce() -> None:
+    ranks = two_ranks()
+    for rank in ranks:
+        rank._add(Kind.BUCKET, 2 * MS, op_id=1, group=1, value=2 * MS)
+    view = overview({rank.rank: rank.trace() for rank in ranks}, None)
+    assert [each.buckets.end_ns.tolist() for each in view.arrivals] == [[9 * MS]] * 2
+
+
+def test_sizes_just_below_the_next_unit_are_written_without_an_exponent(tmp_path: Path) -> None:
+    rank = Rank(0, 1)
+    rank.collective(0, 1 * MS, 2 * MS, bytes=999_900)
+    rank.step(0, 3 * MS)
+    (collective,) = slices(events_of(save([rank], tmp_path)), "collectives in flight")
+    assert collective["name"] == "all_reduce 1000 kB"
 
 
 def test_compressed_buckets_and_their_stages_are_slices(tmp_path: Path) -> None:
