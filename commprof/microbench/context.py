@@ -15,6 +15,7 @@ import torch
 from commprof._version import __version__
 from commprof.capture.job.metadata import machine
 from commprof.microbench.measure import WARMUP_RULE, loop_language
+from commprof.microbench.operations import HOOK_PREFIX
 from commprof.microbench.plan import Plan
 
 _START = {
@@ -45,7 +46,7 @@ def context(plan: Plan, clocks: Sequence[Hashable], hosts: Sequence[Hashable]) -
         "backend": plan.backend,
         "backend_version": _backend_version(plan.backend),
         "threads_per_rank": torch.get_num_threads(),
-        "loop": loop_language(on_cpu=plan.backend != "nccl"),
+        "loop": _loops(plan),
         "hosts": len(numbers),
         "rank_hosts": [numbers[host] for host in hosts],
         "world_size": len(hosts),
@@ -57,6 +58,13 @@ def context(plan: Plan, clocks: Sequence[Hashable], hosts: Sequence[Hashable]) -
         "warmup": WARMUP_RULE if plan.warmup is None else f"{plan.warmup} calls per round",
         "check": plan.check,
     }
+
+
+def _loops(plan: Plan) -> str:
+    """Returns the language, or languages, of the loops; hooks and overlap are sampled in Python."""
+    may_be_native = plan.backend != "nccl" and not plan.overlap
+    hooks = {op.startswith(HOOK_PREFIX) for op in plan.ops}
+    return " and ".join(sorted({loop_language(may_be_native and not each) for each in hooks}))
 
 
 def _time(plan: Plan, *, one_clock: bool) -> str:
@@ -78,8 +86,8 @@ def interfaces(root: Path = Path("/sys/class/net")) -> list[dict[str, Any]]:
     """Returns the network interfaces that are up: name and, if the driver reports it, Mbit/s."""
     found = []
     for entry in sorted(root.iterdir()) if root.is_dir() else []:
-        state = _text(entry / "operstate")
-        if state == "down":
+        is_interface = entry.is_dir()  # unlike bonding_masters, a file of the bonding driver
+        if not is_interface or _text(entry / "operstate") == "down":
             continue
         speed = _text(entry / "speed")
         known = speed.isdecimal() and int(speed) > 0

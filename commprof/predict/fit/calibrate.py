@@ -33,6 +33,8 @@ _SEED = 20240501
 #: Number of latencies, and of rates, in each grid of ``_refined``.
 _GRID = 5
 _MOST_GRIDS = 60
+#: Losses that differ by less, relatively, count as equal.
+_ROUNDING = 1e-9
 
 
 def calibrate(schedules: Sequence[Schedule]) -> CostCurve:
@@ -109,14 +111,16 @@ def _refined(loss: _Loss, start: Parameters, factor: float, until: float) -> Par
     Each grid has multiples of the best point so far, from 1 / ``factor`` to ``factor``. If a grid
     has no better point, ``factor`` is reduced. The search ends at a factor of ``until`` or less.
     """
-    best = start
+    best, least = start, loss(*start)
     for _ in range(_MOST_GRIDS):
         if factor <= until:
             break
         around = np.geomspace(1 / factor, factor, _GRID)
-        grid = itertools.product(best[0] * around, best[1] * around)
-        before, best = best, min(((float(a), float(b)) for a, b in grid), key=lambda p: loss(*p))
-        if np.allclose(before, best, rtol=1e-9):
+        grid = itertools.product((best[0] * around).tolist(), (best[1] * around).tolist())
+        error, point = min((loss(*pair), pair) for pair in grid)
+        if error < (1 - _ROUNDING) * least:
+            best, least = point, error
+        else:
             factor **= 0.4
     return best
 

@@ -81,7 +81,7 @@ def knots_through(x: Floats, y: Floats, error: Floats) -> tuple[Knot, ...]:
     variance = np.bincount(place, weights=error**2) / count**2
     knots = list(zip(values.tolist(), np.exp(time).tolist(), strict=True))
     guesses = [
-        between(knots[:at] + knots[at + 1 :], knot[0], _DENSE_FOR_GUESSES)
+        between([*knots[max(0, at - 1) : at], *knots[at + 1 : at + 2]], knot[0], _DENSE_FOR_GUESSES)
         for at, knot in enumerate(knots)
     ]
     off = np.log(guesses) - time
@@ -140,7 +140,8 @@ class CostCurve:
     world_sizes: tuple[int, ...]
     #: Ranks of the measurement per usable core of their host; NaN if unknown.
     ranks_per_core: float = math.nan
-    #: Root mean square of the relative residuals, and the largest.
+    #: Root mean square of the relative residuals, and the largest. If ``source`` is "run": mean
+    #: absolute error of the replayed bucket ends, divided by the step; and NaN.
     residual: float = math.nan
     worst_residual: float = math.nan
     #: Errors with each size left out in turn; None if there are too few sizes.

@@ -17,7 +17,7 @@ from commprof.predict.replay.model import Model
 from commprof.predict.replay.recorded import Recorded, compute_by_batch
 from commprof.predict.replay.replay import Replay
 from commprof.predict.replay.scenario import Scenario
-from commprof.predict.replay.schedule import RecordedSteps
+from commprof.predict.replay.schedule import RecordedSteps, Schedule
 from commprof.predict.sharded.changes import as_recorded
 from commprof.predict.sharded.steps import ShardedSteps, passes_of
 from commprof.stats.intervals import student_t_quantile
@@ -132,6 +132,14 @@ def _check_kind(replay: Model, recorded: RecordedSteps) -> None:
                 f"replayed run in {units}: the runs wrap blocks differently, so this run "
                 "cannot check the prediction"
             )
+    if isinstance(replay.schedule, Schedule) and isinstance(recorded, Schedule):
+        buckets, here = (len(each.bucket_bytes) for each in (replay.schedule, recorded))
+        if buckets != here:
+            raise CommprofError(
+                f"a step of this run reduces gradients in {counted(here, 'bucket')}, a step of the "
+                f"replayed run in {buckets}, so this run cannot check the prediction; check it "
+                "with a run of the same bucket cap"
+            )
 
 
 def checks(
@@ -139,7 +147,8 @@ def checks(
 ) -> tuple[list[Check], list[str]]:
     """Checks the replay on its own run, then on each of the other settings.
 
-    Returns the checks, and a line for each setting that cannot be predicted, with the reason.
+    Returns the checks, and a line for each setting that cannot be predicted, with the reason. Steps
+    that are given more than once are checked once.
 
     The influence of a checked run on the replay is removed first: a cost that was fitted to this
     run is refitted to the replay's own run alone, and the checked run is left out of the fit of
@@ -155,7 +164,7 @@ def checks(
     alone = _fitted_alone(replay) if given else replay.profile
     found, refused = [], []
     own = Recorded("the run itself", replay.schedule, ())
-    for each in (own, *others):
+    for each in _once((own, *others)):
         schedule, tried, is_fitted = each.schedule, replay, False
         if each is not own:
             if any(each is one for one in given):
@@ -167,6 +176,21 @@ def checks(
         except CommprofError as error:
             refused.append(f"{each.name}: {error}")
     return found, refused
+
+
+def _once(recorded: Sequence[Recorded]) -> list[Recorded]:
+    """Leaves out steps that are given again, such as those of the run itself with ``--check``."""
+    found: list[Recorded] = []
+    for each in recorded:
+        if not any(_is_same(each.schedule, before.schedule) for before in found):
+            found.append(each)
+    return found
+
+
+def _is_same(one: RecordedSteps, other: RecordedSteps) -> bool:
+    """True if both are the same recorded steps: two recordings differ in some step's ns."""
+    settings = [(each.world_size, each.link, each.hook) for each in (one, other)]
+    return settings[0] == settings[1] and np.array_equal(one.period_s, other.period_s)
 
 
 def _fitted_alone(replay: Model) -> MachineProfile:

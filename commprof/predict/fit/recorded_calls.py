@@ -86,11 +86,13 @@ def _points(traces: Sequence[Trace]) -> Iterator[Point]:
     _, first = np.unique(matching.member, return_index=True)
     rows = first[known[first]]
     sizes = sizes_bytes(op, bytes_in, bytes_out, ranks)
-    kinds = np.stack([op, ranks, sizes, _crosses_hosts(places, matching)], axis=1)[rows]
+    keys = np.stack([op, ranks, sizes, _crosses_hosts(places, matching)], axis=1)[rows]
+    kinds, place, count = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
+    rows = rows[np.argsort(place.reshape(-1), kind="stable")]
     per_core = len(traces) / len(hosts_of(traces)) / machine_cpus(traces)
-    for kind in np.unique(kinds, axis=0):
+    for kind, end, calls in zip(kinds, np.cumsum(count), count, strict=True):
         name = canonical(op_name(int(kind[0])))
-        mine = rows[(kinds == kind).all(axis=1)]
+        mine = rows[end - calls : end]
         if name not in OPERATIONS or kind[1] < 2 or len(mine) < _LEAST_CALLS:
             continue
         samples = (ended[mine] - issued[mine]) / 1e9

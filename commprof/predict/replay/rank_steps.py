@@ -6,6 +6,7 @@ synchronise at these ends, so a replay begins at the end of a finalisation.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -112,14 +113,10 @@ def other_calls(trace: Trace, measured_steps: Ints) -> tuple[OtherCall, ...]:
     rows, at = rows[at >= 0], at[at >= 0]
     rows = rows[np.isin(steps.index[at], measured_steps)]
     size = np.maximum(table.bytes_in[rows], table.bytes_out[rows])
-    kinds = sorted(set(zip(table.op[rows].tolist(), size.tolist(), strict=True)))
+    kinds = Counter(zip(table.op[rows].tolist(), size.tolist(), strict=True))
     return tuple(
-        OtherCall(
-            op_name(op),
-            each,
-            float(((table.op[rows] == op) & (size == each)).sum()) / len(measured_steps),
-        )
-        for op, each in kinds
+        OtherCall(op_name(op), each, times / len(measured_steps))
+        for (op, each), times in sorted(kinds.items())
     )
 
 

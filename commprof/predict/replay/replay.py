@@ -194,7 +194,8 @@ def _prediction(
         buckets=len(setting.bucket_bytes),
         sent_bytes=sent,
         samples_per_s=ranks * batch / step.value if batch else math.nan,
-        efficiency=alone / step.value,
+        # Ranks that are drawn may be faster than the recorded ranks are in the median.
+        efficiency=min(1.0, alone / step.value),
         hiding_bytes_per_s=_hiding(setting, sent),
         outside=setting.outside,
         remarks=setting.remarks,

@@ -14,7 +14,12 @@ import numpy.typing as npt
 from commprof.analysis.align.clocks import on_common_clock, rank_clocks
 from commprof.analysis.align.device_timeline import on_device_timeline
 from commprof.analysis.align.interfaces import Host, ddp_logs, host_of_each, machine_of
-from commprof.analysis.align.measured import count_warmup, samples_read, step_signatures
+from commprof.analysis.align.measured import (
+    count_warmup,
+    in_turns,
+    samples_read,
+    step_signatures,
+)
 from commprof.analysis.collectives.calls import DEFAULT_GLOO_THREADS, DEVICE_STREAMS
 from commprof.errors import CommprofError
 from commprof.predict.fit.cost_model import OTHER_HOST, SAME_HOST
@@ -175,7 +180,7 @@ def checked_name(run: WorldRun, by: str = "a prediction", done: str = "predicted
             f"{name}: the waiting time of its GPUs was not recorded ({reason}), so its steps "
             f"cannot be {done}"
         )
-    if any("trial" in trace.metadata for trace in run.traces.values()):
+    if in_turns(run):
         raise CommprofError(
             f"{name}: candidates of a trial took turns in its steps; {by} needs steps of "
             "one setting: record them without --trial"

@@ -303,7 +303,13 @@ def _hook_factor(schedule: Schedule, hook: HookCost | None, remarks: list[str]) 
 
     If the factor is unknown, the result is 1, and the reason is appended to ``remarks``.
     """
-    if hook is None or hook.label == schedule.hook:
+    if schedule.hook == ("" if hook is None else hook.label):
+        return 1.0
+    if hook is None:
+        remarks.append(
+            f"the prediction still counts how much the run's hook {schedule.hook} slows compute on "
+            "the same cores; predict from a run without a hook"
+        )
         return 1.0
     unknown = f"the prediction leaves out how much {hook.label} slows compute on the same cores"
     if schedule.hook:

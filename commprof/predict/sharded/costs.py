@@ -219,10 +219,12 @@ def fit_sharded(recorded: Sequence[ShardedSteps]) -> dict[str, CostCurve]:
 def _curve(
     op: str, backend: str, points: Sequence[_Point], ranks_per_core: float
 ) -> CostCurve | None:
+    # A call without bytes, or whose time is hidden by others, shows neither latency nor rate.
+    points = [each for each in points if each.x > 0 and np.median(each.y) > 0]
+    if not points:
+        return None
     x = np.array([each.x for each in points])
     y = np.array([float(np.median(each.y)) for each in points])
-    if not (x > 0).all() or not (y > 0).all():
-        return None
     line = _line(x, y)
     drawn = list(_drawn(x, points))
     low, high = percentile_interval(drawn)

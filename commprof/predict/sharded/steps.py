@@ -35,6 +35,7 @@ from commprof.predict.replay.schedule import (
 )
 from commprof.predict.sharded.cycles import Event, RankCycle, rank_cycles
 from commprof.trace import columns
+from commprof.trace.columns import Ints
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
 from commprof.trace.schema import ELEMENT_BYTES, OPS, Phase, op_name
@@ -339,22 +340,27 @@ def _processor_time(seen: MeasuredWorld) -> tuple[float, float]:
     found = []
     for trace in seen.traces:
         ended, waits = columns.finalizations(trace).span, exposures_of(trace)
-        used, order = cpu_times(trace), np.argsort(ended.end_ns, kind="stable")
-        delays = columns.run_delays(trace)
-        for first, second in pairwise(ended.end_ns[order].tolist()):
-            inside = (waits.begin_ns >= first) & (waits.begin_ns < second)
-            own_ns = second - first - float(waits.waited_ns[inside].sum())
-            if own_ns > 0 and first in used and second in used and used[second] > used[first]:
-                late = (delays.begin_ns >= first) & (delays.begin_ns < second)
-                late &= np.isin(delays.thread, ended.thread)
-                got_ns = used[second] - used[first]
-                wanted_ns = got_ns + float(delays.key[late].sum())
-                found.append((min(1.0, wanted_ns / own_ns), wanted_ns / got_ns))
-    if not found:
+        used, delays = cpu_times(trace), columns.run_delays(trace)
+        mine, end_ns = np.isin(delays.thread, ended.thread), np.sort(ended.end_ns)
+        got_ns = np.diff([used.get(end, float("nan")) for end in end_ns.tolist()])
+        wanted_ns = got_ns + _sums(end_ns, delays.begin_ns[mine], delays.key[mine])
+        own_ns = np.diff(end_ns) - _sums(end_ns, waits.begin_ns, waits.waited_ns)
+        known = (own_ns > 0) & (got_ns > 0)
+        got_ns, wanted_ns, own_ns = got_ns[known], wanted_ns[known], own_ns[known]
+        found.append(np.stack([np.minimum(1.0, wanted_ns / own_ns), wanted_ns / got_ns]))
+    ratios = np.concatenate(found, axis=1)
+    if not ratios.size:
         return float("nan"), float("nan")
-    share, lacked = np.median(found, axis=0).tolist()
+    share, lacked = np.median(ratios, axis=1).tolist()
     is_told = any(len(columns.run_delays(trace)) for trace in seen.traces)
     return share, lacked if is_told else float("nan")
+
+
+def _sums(borders_ns: Ints, at_ns: Ints, amount_ns: Ints | Floats) -> Floats:
+    """Returns the sum of the amounts at times from each border to before the next one."""
+    place = np.searchsorted(borders_ns, at_ns, side="right")
+    total = np.bincount(place, weights=amount_ns, minlength=len(borders_ns) + 1)
+    return total[1:-1].astype(np.float64)
 
 
 def _transfers(seen: MeasuredWorld, known: Calls, rows: list[list[RankCycle]]) -> Floats:

@@ -181,11 +181,12 @@ def answer(
 
 def _best(replay: Model, found: Sequence[Answer], error: ModelError | None) -> Best | None:
     worst = math.nan if error is None else error.worst
+    scenarios = [each.prediction.scenario for each in found]
     if found[0].search is not None:
-        searched = [one for one in found[0].candidates if one.prediction.scenario.changes_settings]
-        chosen = next(iter(searched), None)
-    else:
-        chosen = shortest(replay, [each.prediction.scenario for each in found], worst)
+        # A search's gains are relative to its own first setting, which may not be the recorded one.
+        searched = (each.prediction.scenario for each in found[0].candidates)
+        scenarios = [one for one in searched if one.changes_settings][:1]
+    chosen = shortest(replay, scenarios, worst) if scenarios else None
     return None if chosen is None else Best(chosen, _widened(chosen.prediction.step_s, error))
 
 
@@ -269,7 +270,8 @@ def cost(
     """Computes the cost of a scenario; None if the run does not record a step's samples."""
     if math.isnan(prediction.samples_per_s):
         return None
-    hosts = math.ceil(prediction.scenario.world_size / ranks_per_host)
+    # Rounded, because 15 / (15 / 13) is slightly above 13.
+    hosts = math.ceil(round(prediction.scenario.world_size / ranks_per_host, 6))
     per_sample = hosts * price_per_host_hour / _S_PER_HOUR / prediction.samples_per_s
     return Cost(1000 * per_sample, per_sample * samples_per_epoch(schedule), hosts)
 

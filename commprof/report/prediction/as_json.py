@@ -10,10 +10,11 @@ sampling and fit. ``interval_holds_held_out_error`` is true if ``interval_s`` al
 model's error on held-out settings, and false if this error is unknown.
 
 With ``--optimize``, an answer also has ``candidates`` and ``search``. A candidate's ``gain`` and
-its bounds are fractions of the step. ``certainty`` is the share of the bootstrap replicates with a
-gain; ``certainty_beyond_error`` is the share with a gain above the model's worst held-out error;
-``is_gain`` is true if the gain's whole interval is above this error. ``search`` has the settings
-that were combined; its ``refused`` lists settings that cannot be predicted, each with the reason.
+its bounds are fractions of the step of the answer's own scenario. ``certainty`` is the share of the
+bootstrap replicates with a gain; ``certainty_beyond_error`` is the share with a gain above the
+model's worst held-out error; ``is_gain`` is true if the gain's whole interval is above this error.
+``search`` has the settings that were combined; its ``refused`` lists settings that cannot be
+predicted, each with the reason.
 
 ``checks`` compares recorded settings with the model. ``error`` has the model's ``mean``,
 ``worst``, ``points`` and ``margin`` on held-out settings. Two answers need no model, ``as_is_s``
@@ -25,9 +26,10 @@ mean error of that answer. ``is_skilled`` is false if ``mean`` is more than half
 ``gather_dtype``, ``reduce_dtype``, ``reshard_after_forward``, ``shard_ranks``, ``wrap_blocks``.
 
 ``best`` describes the changed setting with the shortest step per backward pass; it is null if there
-is none. It has the setting as a ``candidate``, like those in ``candidates``, and in words as
-``setting``; its ``interval_s``; ``options`` of ``commprof run`` that set it; ``in_script``, the
-changes that no option makes; and the ``command`` that tries it.
+is none. It has the setting as a ``candidate``, like those in ``candidates`` but with the ``gain``
+over the recorded setting, and in words as ``setting``; its ``interval_s``; ``options`` of
+``commprof run`` that set it; ``in_script``, the changes that no option makes; and the ``command``
+that tries it.
 
 ``amdahl`` is null without a fit. Its ``residuals`` are relative, and its ``limit`` is null if the
 speed-up has no limit.
@@ -43,6 +45,7 @@ from typing import Any
 
 from commprof.predict.fit.held_out import ModelError
 from commprof.predict.what_if.answers import AmdahlFit, Answer, Answers
+from commprof.predict.what_if.optimize import Candidate
 from commprof.report.prediction.best import setting_words
 
 SCHEMA_VERSION = 1
@@ -67,6 +70,7 @@ def render(
     """
     best = answers.best and {
         **dataclasses.asdict(answers.best),
+        "candidate": _candidate(answers.best.candidate),
         "setting": setting_words(answers.best.candidate.prediction.scenario),
         **(tried or {}),
     }
@@ -92,10 +96,15 @@ def _answer(found: Answer) -> dict[str, Any]:
     document["prediction"]["exposed_s"] = found.prediction.exposed_s
     for name, figure in (("samples_per_s", found.samples_per_s), ("efficiency", found.efficiency)):
         document[name] = dataclasses.asdict(figure)
-    candidates = [] if found.search is None else document["search"].pop("candidates")
-    for chosen, each in zip(candidates, found.candidates, strict=True):
-        chosen["prediction"]["exposed_s"] = each.prediction.exposed_s
-    return {**document, "candidates": candidates}
+    if found.search is not None:
+        del document["search"]["candidates"]
+    return {**document, "candidates": [_candidate(each) for each in found.candidates]}
+
+
+def _candidate(found: Candidate) -> dict[str, Any]:
+    document = dataclasses.asdict(found)
+    document["prediction"]["exposed_s"] = found.prediction.exposed_s
+    return document
 
 
 def _error(found: ModelError) -> dict[str, Any]:

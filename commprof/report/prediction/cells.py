@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from commprof.predict.replay.scenario import Estimate, Scenario
 from commprof.report.tabulated import three_digits
-from commprof.text import printable
+from commprof.text import plain_digits, printable
 
 AS_RUN = "as run"
 
@@ -41,7 +41,7 @@ def cap_mib(cap_bytes: float) -> str:
     """Formats a bucket cap in MiB; NaN means the recorded cap, infinity means one bucket."""
     if math.isnan(cap_bytes):
         return AS_RUN
-    return "all" if math.isinf(cap_bytes) else f"{cap_bytes / (1 << 20):.3g}"
+    return "all" if math.isinf(cap_bytes) else plain_digits(cap_bytes / (1 << 20))
 
 
 def hook_words(hook: str | None) -> str:
@@ -78,7 +78,7 @@ def change_words(name: str, value: Any) -> str:
 
 def optional(value: float, factor: float) -> str:
     """Formats ``value * factor``; returns "as run" for NaN, which means the recorded value."""
-    return AS_RUN if math.isnan(value) else f"{value * factor:.3g}"
+    return AS_RUN if math.isnan(value) else plain_digits(value * factor)
 
 
 def within(found: Estimate, text: Callable[[float], str], checked: bool = True) -> str:

@@ -100,7 +100,7 @@ def _verdict(candidates: Sequence[Candidate], error: ModelError | None) -> str:
 
 def _setting(prediction: Prediction) -> str:
     scenario = prediction.scenario
-    return f"bucket cap {cap_mib(scenario.bucket_cap_bytes)}, hook {hook_words(scenario.hook)}"
+    return f"bucket cap {_caps([scenario.bucket_cap_bytes])}, hook {hook_words(scenario.hook)}"
 
 
 def _gain(found: Candidate) -> str:
@@ -139,4 +139,5 @@ def _missing(search: Search) -> Iterator[str]:
 
 
 def _caps(caps_bytes: Sequence[float]) -> str:
-    return f"{', '.join(map(cap_mib, caps_bytes))}" + (" MiB" if len(caps_bytes) > 1 else "")
+    unit = " MiB" if any(map(math.isfinite, caps_bytes)) else ""
+    return ", ".join(map(cap_mib, caps_bytes)) + unit

@@ -306,6 +306,21 @@ def test_the_context_names_each_ranks_host() -> None:
     assert alone["time"] == "from the latest begin to the latest end of any rank"
 
 
+def test_the_context_names_the_language_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "commprof.microbench.context.loop_language",
+        lambda on_cpu: "C++" if on_cpu else "Python",
+    )
+    changes: dict[str, Any]
+    for changes, language in (
+        ({}, "C++"),
+        ({"overlap": True}, "Python"),
+        ({"ops": ("hook:fp16",)}, "Python"),
+        ({"ops": ("all_reduce", "hook:fp16")}, "C++ and Python"),
+    ):
+        assert context(plan(**changes), ["clock"], ["host"])["loop"] == language
+
+
 def test_interfaces_not_down_are_listed_with_their_known_speed(tmp_path: Path) -> None:
     for name, state, speed in (
         ("eth0", "up", "10000"),
@@ -317,6 +332,7 @@ def test_interfaces_not_down_are_listed_with_their_known_speed(tmp_path: Path) -
         (tmp_path / name / "operstate").write_text(f"{state}\n")
         if speed is not None:
             (tmp_path / name / "speed").write_text(f"{speed}\n")
+    (tmp_path / "bonding_masters").write_text("bond0\n")  # a file of the bonding driver
     assert interfaces(tmp_path) == [
         {"name": "eth0", "speed_mbit_per_s": 10_000},
         {"name": "lo", "speed_mbit_per_s": None},

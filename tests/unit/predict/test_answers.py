@@ -25,6 +25,7 @@ from commprof.predict.what_if.answers import Answers, answer, fit_amdahl
 from commprof.report.prediction import as_json as prediction_json
 from commprof.report.prediction import profile_table
 from commprof.report.prediction import table as prediction_table
+from commprof.report.prediction.cells import scenario_cells
 from tests.support.builders.schedules import hook, profile, schedule
 
 
@@ -62,6 +63,13 @@ def test_cost_and_bytes_of_an_epoch() -> None:
     unknown = answer(made, [Scenario(2)], [], [], None, 1.0)
     assert unknown.answers[0].cost is None
     assert any("the number of samples per step" in note for note in unknown.notes)
+
+
+def test_ranks_spread_unevenly_are_priced_for_their_number_of_hosts() -> None:
+    made = Replay(schedule(ranks=15, placement=Placement(15 / 13, 4.0, 1, 1.0)), profile())
+    found = answer(made, [Scenario(15)], [], [], None, 1.0).answers[0]
+    assert found.cost is not None
+    assert found.cost.hosts == 13
 
 
 def test_the_predicted_interval_includes_the_held_out_error() -> None:
@@ -212,6 +220,11 @@ def test_the_cost_table_has_a_row_per_scenario() -> None:
     assert sum(line.split()[-1:] == ["0.015"] for line in without.splitlines()) == 2
 
 
+def test_latencies_and_bucket_caps_from_1000_on_have_all_their_digits() -> None:
+    scenario = Scenario(2, latency_s=1.25e-3, bucket_cap_bytes=1024 * 2.0**20)
+    assert scenario_cells(scenario) == ("2", "as run", "1250", "1024", "as run")
+
+
 def test_the_prediction_table_names_the_settings_common_to_all_rows() -> None:
     text = told(Scenario(4, ranks_per_host=1, cores_per_host=8))
     assert (
@@ -234,6 +247,15 @@ def test_throughput_and_efficiency_have_intervals_from_the_step_s_interval() -> 
     text = prediction_table.render(answers(), "RUN", "by hand", [], 200)
     assert "400 [330, 484]" in text
     assert "50.0% [41.3%, 60.6%]" in text
+
+
+def test_efficiency_is_at_most_one_if_the_predicted_rank_is_a_fast_one() -> None:
+    uneven = schedule()
+    uneven.backward_end_s[:, 1] += 0.005
+    found = Replay(uneven, profile()).predict(Scenario(1))
+    # The predicted rank works 20 ms per step, and the recorded ranks 22.5 in the median.
+    assert found.step_s.value == pytest.approx(0.020)
+    assert found.efficiency == 1.0
 
 
 def test_the_prediction_table_has_ranges_of_exposed_and_hidden_time() -> None:
@@ -289,6 +311,7 @@ def test_the_profile_table_shows_links_and_hooks() -> None:
     assert "Links of class other host (stated: 1 Gbit/s):" in text
     assert "0.1" in text  # GB/s
     assert "fp16" in text
+    assert "of costs fitted to steps of DDP: mean error of the times" in " ".join(text.split())
 
 
 @pytest.mark.parametrize(
@@ -296,6 +319,12 @@ def test_the_profile_table_shows_links_and_hooks() -> None:
 )
 def test_rates_are_parsed_in_bits_or_bytes_per_second(text: str, value: float) -> None:
     assert rate("--bandwidth", text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("text", ["100Gb/s", "3gb/s", "12MBps", "1GBPS"])
+def test_a_rate_that_may_be_in_bits_or_in_bytes_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"25Gbps, 100Mbps \(bits\) or 3GB/s \(bytes\)"):
+        rate("--bandwidth", text)
 
 
 def test_unreadable_quantities_are_refused_with_the_option_s_name() -> None:

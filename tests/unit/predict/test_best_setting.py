@@ -65,6 +65,26 @@ def test_the_setting_with_the_shortest_step_is_named_with_its_saving(
     assert ("Shortest step: 34" in text) == (scenarios[-1].hook == "fp16")
 
 
+def test_a_searched_setting_is_compared_with_the_recorded_one() -> None:
+    """The search starts from a hook that takes 51 ms; 40 were recorded, and fp16 takes 34."""
+    made = Replay(schedule(), profile(hooks=(hook(), hook("int8", overhead_s=0.010))))
+    found = answer(made, [Scenario(2, hook="int8")], [], [], ["hook"], math.nan)
+    assert found.answers[0].candidates[0].gain == pytest.approx(1 - 34 / 51)
+    assert found.best is not None
+    assert found.best.candidate.prediction.scenario.hook == "fp16"
+    assert found.best.candidate.gain == pytest.approx(1 - 34 / 40)
+    text = " ".join(best.render(found.best, None, [], "commprof run --hook fp16").split())
+    assert "with hook fp16; that is 15.0% less than in the recorded setting" in text
+
+
+def test_the_best_setting_in_json_has_the_fields_of_a_candidate() -> None:
+    made = Replay(schedule(), profile(hooks=(hook(),)))
+    found = answer(made, [Scenario(2)], [], [], ["hook"], math.nan)
+    document = json.loads(as_json.render(found, "RUN", "by hand", []))
+    assert document["best"]["candidate"] == document["answers"][0]["candidates"][0]
+    assert document["best"]["candidate"]["prediction"]["exposed_s"] == pytest.approx(0.014)
+
+
 def test_there_is_no_best_setting_if_none_was_asked_for() -> None:
     assert predicted(Scenario(2), Scenario(4)).best is None
     # Only settings with the first one's ranks and link are compared.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import time
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,14 @@ def test_times_are_interpolated_between_neighbouring_sizes() -> None:
     assert math.isnan(between(knots, 65.0))
     assert math.isnan(between(knots, 10.0))  # its neighbours are 16 times apart
     assert math.isnan(between([], 1.0))
+
+
+def test_times_of_many_sizes_are_smoothed_quickly() -> None:
+    x = np.arange(1.0, 40_001.0)
+    begin = time.process_time()  # other processes use the machine too
+    knots = knots_through(x, 1 + x, np.zeros(len(x)))
+    assert time.process_time() - begin < 1
+    assert knots[-1] == pytest.approx((40_000, 40_001))
 
 
 def test_an_uncertain_time_is_smoothed_towards_its_neighbours() -> None:

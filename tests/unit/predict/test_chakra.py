@@ -173,7 +173,7 @@ def test_a_gpu_s_steps_have_the_times_of_its_stream(is_attached: bool, tmp_path:
 
 
 def test_exporting_trials_or_runs_without_device_times_is_refused(tmp_path: Path) -> None:
-    trial = [rank_of(0), rank_of(1, trial={})]
+    trial = [rank_of(0), rank_of(1, trial={"first_step": 1, "begin_monotonic_ns": 150 * MS})]
     with pytest.raises(CommprofError, match="a simulator needs steps of one setting: record them"):
         export(world_run(trial), tmp_path / "et")
     unseen = [rank_of(rank, no_device_times="no events") for rank in range(2)]

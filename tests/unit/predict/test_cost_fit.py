@@ -386,6 +386,29 @@ def test_checks_that_cannot_be_held_out_are_marked_and_not_counted() -> None:
     assert one.held_out  # all-reduce's cost comes from a microbenchmark
 
 
+def test_a_run_with_other_buckets_cannot_check_the_prediction() -> None:
+    base, other = runs()
+    cut = schedule(ready_ms=(10, 15, 20), bytes_=(10**6,) * 3, period_s=np.full(5, 0.045))
+    made = Replay(base.schedule, profile())
+    found, (reason,) = checks(made, [Recorded("CUT", cut, ()), other])
+    assert [each.name for each in found] == ["the run itself", "RUN, 4 ranks"]
+    assert reason.startswith("CUT: a step of this run reduces gradients in 3 buckets, a step of")
+
+
+def test_steps_that_are_given_again_are_not_checked_again() -> None:
+    base, other = runs()
+    again = [
+        Recorded(f"again {each.name}", dataclasses.replace(each.schedule), (), "AGAIN")
+        for each in (base, other)
+    ]
+    found, refused = checks(Replay(base.schedule, profile()), [other, *again], [base, other])
+    assert refused == []
+    assert [(each.name, each.held_out) for each in found] == [
+        ("the run itself", False),
+        ("RUN, 4 ranks", True),
+    ]
+
+
 def test_the_checked_run_s_batch_is_left_out_of_the_compute_fit() -> None:
     def strong(ranks: int, batch: float, own_ms: float) -> Recorded:
         made = schedule(

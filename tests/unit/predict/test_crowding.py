@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,9 +13,9 @@ import pytest
 from commprof.predict.replay.scenario import Scenario
 from commprof.predict.sharded.changes import change
 from commprof.predict.sharded.crowding import costed, crowding, stretch
-from commprof.predict.sharded.steps import ShardedSteps, read_sharded
+from commprof.predict.sharded.steps import ShardedSteps, _processor_time, read_sharded
 from tests.support.builders.sharded_job import fsdp_ranks, fsdp_steps, replay
-from tests.support.builders.traces import MS, world_run
+from tests.support.builders.traces import MS, Rank, world_run
 
 
 @pytest.mark.parametrize(
@@ -119,3 +121,15 @@ def test_the_processor_share_is_cpu_time_divided_by_own_work_time() -> None:
     assert found.helpers_ns == 7 * MS
     assert found.placement.busy == pytest.approx(44 / 66)
     assert found.lacked == pytest.approx(44 / 33)
+
+
+def test_processor_times_of_a_long_run_are_read_quickly() -> None:
+    rank = Rank()
+    for step in range(30_000):  # 2 of 10 ms used, and 1 ms without a core
+        rank.finalize(10 * step * MS, (10 * step + 1) * MS, cpu=2 * step * MS)
+        rank.no_core((10 * step + 2) * MS, (10 * step + 3) * MS, MS)
+    seen = SimpleNamespace(traces=[rank.trace()])
+    begin = time.process_time()  # other processes use the machine too
+    share, lacked = _processor_time(seen)  # type: ignore[arg-type]
+    assert time.process_time() - begin < 2
+    assert (share, lacked) == pytest.approx((0.3, 1.5))

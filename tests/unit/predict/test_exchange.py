@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import numpy as np
 import pytest
 
 from benchmarks.judging.simulate import Bucket, Link, simulate
-from commprof.predict.fit.calibrate import calibrate
+from commprof.predict.fit.calibrate import _refined, calibrate
 from commprof.predict.replay.algorithms import work
 from commprof.predict.replay.exchange import exchange, replay_ddp
 from tests.support.builders.schedules import BETA, MB, curve, schedule
@@ -75,3 +76,11 @@ def test_calibration_recovers_the_known_link_cost() -> None:
     assert found.pieces[1].beta_s_per_byte == pytest.approx(beta, rel=0.01)
     assert found.residual < 0.01
     assert found.source == "run"
+
+
+def test_the_search_of_costs_goes_on_while_only_the_rate_gets_better() -> None:
+    def loss(alpha_s: float, beta_s_per_byte: float) -> float:
+        return abs(math.log(alpha_s / 1e-4)) + abs(math.log(beta_s_per_byte / 4e-10))
+
+    found = _refined(loss, (1e-4, 1e-10), factor=1.2, until=1.01)
+    assert found == pytest.approx((1e-4, 4e-10), rel=0.02)

@@ -121,6 +121,9 @@ def test_a_run_with_a_hook_is_compared_with_no_hook() -> None:
     assert (search.hooks, search.has_no_hook) == ((None, ""), True)
     found = answer(made, [Scenario(2)], [], [], ["hook"], math.nan)
     assert "No other hook's cost was measured" in told(found)
+    assert made.predict(Scenario(2)).remarks == ()
+    (remark,) = made.predict(Scenario(2, hook="")).remarks
+    assert "still counts how much the run's hook fp16 slows compute" in remark
 
 
 def test_the_table_names_all_compared_settings() -> None:
@@ -132,6 +135,13 @@ def test_the_table_names_all_compared_settings() -> None:
     text = told(found)
     assert "Compared: bucket cap as run, 1, 2, 5, 10, 25, 50, 100, all MiB; hook as run." in text
     assert f"left out, as another cap makes the same buckets: {search.same_count}." in text
+
+
+def test_the_table_names_the_unit_of_a_single_bucket_cap() -> None:
+    asked = [Scenario(2, bucket_cap_bytes=5 * 2.0**20)]
+    text = told(answer(replay(hook()), asked, [], [], ["hook"], math.nan))
+    assert "the fastest setting (bucket cap 5 MiB, hook fp16) would save" in text
+    assert "Compared: bucket cap 5 MiB; hook as run, fp16." in text
 
 
 def test_a_table_of_the_best_settings_gives_the_number_compared() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
 from commprof.commands import main
 from commprof.predict.fit.build import build_profile
-from commprof.predict.fit.recorded_calls import read_calls
+from commprof.predict.fit.recorded_calls import _points, read_calls
 from tests.support.builders.run_directories import ranks_of, write_run
 from tests.support.builders.traces import MS, Rank
 
@@ -50,6 +51,19 @@ def test_overlapping_calls_give_no_points(tmp_path: Path) -> None:
         for seq in range(5):
             rank.collective(seq, seq * MS, (seq + 2) * MS, bytes=1_000)
     assert read_calls(write_run(tmp_path / "run", shared)) == []
+
+
+def test_many_calls_of_different_sizes_are_read_quickly() -> None:
+    made = [Rank(0, 2), Rank(1, 2)]
+    for seq in range(15_000):
+        for rank in made:  # three calls of 4 bytes; the others of a size of their own
+            at = 3 * seq * MS
+            rank.collective(seq, at, at + MS, bytes=4 * max(1, seq - 1))
+    traces = [rank.trace() for rank in made]
+    begin = time.process_time()  # other processes use the machine too
+    (point,) = _points(traces)
+    assert time.process_time() - begin < 2
+    assert (point.size_bytes, point.samples_s) == (4.0, (1e-3,) * 3)
 
 
 def test_recorded_groups_within_a_host_measure_the_same_host_link(tmp_path: Path) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import numpy as np
 import pytest
 
 from commprof.errors import CommprofError
-from commprof.predict.replay.rank_steps import cycles
+from commprof.predict.replay.rank_steps import cycles, other_calls
 from commprof.predict.replay.schedule import Batch, Schedule, machine_cpus, read_schedule
 from commprof.predict.replay.setting import Parameters, assign, parameters_of, rebucketed
 from commprof.trace.schema import FLAG_DEVICE_ASYNC, Phase
@@ -151,9 +152,12 @@ def test_steps_whose_device_waits_are_unknown_are_refused() -> None:
 
 
 def test_reading_a_schedule_from_a_trial_is_refused() -> None:
-    trial = {"plan": "none,fp16", "first_step": 1, "begin_monotonic_ns": 0, "left_out": {}}
+    trial = {"plan": "none,fp16", "first_step": 1, "begin_monotonic_ns": 150 * MS, "left_out": {}}
     with pytest.raises(CommprofError, match=r"candidates of a trial .* without --trial"):
         read(rank_of(0, trial=trial), rank_of(1, trial=trial))
+    # Later traces of the process name the trial, too, but hold none of its steps.
+    earlier = {**trial, "begin_monotonic_ns": -150 * MS}
+    assert read(rank_of(0, trial=earlier), rank_of(1, trial=earlier)).world_size == 2
 
 
 def test_steps_without_a_backward_pass_are_refused() -> None:
@@ -175,6 +179,20 @@ def test_waits_for_other_collectives_are_kept_separately() -> None:
     assert found.other_wait_s == pytest.approx(np.full((STEPS - 1, 2), 0.003))
     (call,) = found.other_calls
     assert (call.op, call.size_bytes, call.per_step) == ("broadcast", 64, 1.0)
+
+
+def test_many_other_collectives_of_different_sizes_are_counted_quickly() -> None:
+    rank, count = Rank(), 50_000
+    rank.step(0, count * MS)
+    for seq in range(count):
+        op = rank.collective(seq, seq * MS, seq * MS + 9, bytes=4 * seq)
+        rank.wait(op, seq * MS, seq * MS + 9)
+    trace = rank.trace()
+    begin = time.process_time()  # other processes use the machine too
+    found = other_calls(trace, np.array([0]))
+    assert time.process_time() - begin < 2
+    assert [(call.size_bytes, call.per_step) for call in found[:2]] == [(0, 1.0), (4, 1.0)]
+    assert len(found) == count
 
 
 def test_parameters_are_read_from_ddp_s_log_only_if_it_fits_the_buckets() -> None:

@@ -317,7 +317,7 @@ def test_settings_that_the_recorded_run_does_not_show_are_refused(
 
 def test_reading_sharded_steps_from_a_trial_is_refused() -> None:
     ranks = fsdp_ranks()
-    ranks[1].metadata["trial"] = {}
+    ranks[1].metadata["trial"] = {"first_step": 1, "begin_monotonic_ns": 150 * MS}
     with pytest.raises(CommprofError, match=r"candidates of a trial .* without --trial"):
         read_sharded(world_run(ranks))
 
@@ -417,6 +417,14 @@ def test_costs_of_collectives_are_fitted_to_the_sharded_run_s_own_calls() -> Non
     # 1 ms and 8 ms per MB of a step: 5 at 0.5 MB, 17 at 2 MB.
     (piece,) = both["all_gather"].pieces
     assert (piece.alpha_s, piece.beta_s_per_byte) == pytest.approx((0.001, 8e-9))
+
+
+def test_one_call_that_others_hide_leaves_its_operation_a_cost() -> None:
+    steps = fsdp_steps()
+    transfer = steps.transfer_ns.copy()
+    transfer[:, :, 3] = 0.0
+    curves = fit_sharded([dataclasses.replace(steps, transfer_ns=transfer)])
+    assert curves["all_gather"].time_s(MB, 2) == pytest.approx(0.005)
 
 
 def test_costs_from_a_checked_run_are_left_out_of_the_model() -> None:
