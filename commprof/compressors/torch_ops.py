@@ -161,6 +161,7 @@ class TorchOps:
         self._feedback = bool(standard.get("feedback", 0))
         self._is_plain = compressor.scheme == "none"
         self._number = {id(parameter): number for number, parameter in enumerate(parameters)}
+        self._devices = [parameter.device for parameter in parameters]
         #: By parameter, not by bucket: DDP reuses a bucket's index and memory.
         self._residuals: dict[int, Tensor] = {}
         self._sent: dict[int, Tensor] = {}
@@ -243,8 +244,11 @@ class TorchOps:
         return [(number, "residual", r.clone()) for number, r in sorted(self._residuals.items())]
 
     def load_state(self, state: list[tuple[int, str, Tensor]]) -> None:
-        """Replaces the residuals."""
-        self._residuals = {number: values.clone().flatten() for number, _, values in state}
+        """Replaces the residuals by copies on the devices of their parameters."""
+        self._residuals = {
+            number: values.to(self._devices[number], copy=True).flatten()
+            for number, _, values in state
+        }
         self._sent.clear()
 
     def scale_residuals(self, factor: float) -> None:

@@ -210,7 +210,11 @@ class Observer:
 
     def _state(self, world: FollowedTraces, tails: dict[int, TraceTail], look_s: float) -> JobState:
         first = metadata_of(tails[min(tails)])
-        ranks = tuple(_rank_state(rank, tails[rank], world, self._here) for rank in sorted(tails))
+        waited_for_s = _waited_for_s(world)
+        ranks = tuple(
+            _rank_state(rank, tails[rank], world, self._here, waited_for_s[rank])
+            for rank in sorted(tails)
+        )
         cpu_s, resident = own_process()
         problems = [*self._problems_of(tails), *dict.fromkeys(self._problems)]
         return JobState(
@@ -229,7 +233,10 @@ class Observer:
         )
 
 
-def _rank_state(rank: int, tail: TraceTail, world: FollowedTraces, here: Here) -> RankState:
+def _rank_state(
+    rank: int, tail: TraceTail, world: FollowedTraces, here: Here, waited_for_s: float
+) -> RankState:
+    """Returns the state of one rank; ``waited_for_s``: its value of :func:`_waited_for_s`."""
     metadata = metadata_of(tail)
     process, lives = rank_process(here, metadata)
     summaries = world.summaries[rank]
@@ -252,11 +259,11 @@ def _rank_state(rank: int, tail: TraceTail, world: FollowedTraces, here: Here) -
     if summaries.newest is not None:
         names = metadata.get("ops", OPS)
         return RankState(
-            step=summaries.newest.steps.count,
+            step=summaries.newest.steps.count or -1,
             total=summaries.total,
             recent=summaries.recent,
             operations=summaries.operations(names),
-            waited_for_s=_waited_for_s(rank, world),
+            waited_for_s=waited_for_s,
             **common,
         )
     return RankState(
@@ -269,16 +276,22 @@ def _rank_state(rank: int, tail: TraceTail, world: FollowedTraces, here: Here) -
     )
 
 
-def _waited_for_s(rank: int, world: FollowedTraces) -> float:
-    """Time that the other ranks waited for a rank, from their summaries.
+def _waited_for_s(world: FollowedTraces) -> dict[int, float]:
+    """Time that the other ranks waited for each rank, from their summaries.
 
-    NaN if a rank has no summary, or could not separate waiting from transfer.
+    NaN if one of the others has no summary, or could not separate waiting from transfer.
     """
-    others = [found for of, found in world.summaries.items() if of != rank]
-    newest = [found.newest for found in others if found.newest is not None]
-    if len(newest) != world.world_size - 1 or not all(each.arrivals_known for each in newest):
-        return math.nan
-    return ns_to_s(sum(found.waited_for_ns().get(rank, 0) for found in others))
+    newest = {rank: found.newest for rank, found in world.summaries.items()}
+    known = {rank for rank, one in newest.items() if one is not None and one.arrivals_known}
+    total_ns = dict.fromkeys(newest, 0)
+    for waiting, found in world.summaries.items():  # once each: a summary has up to 1,024 cells
+        for rank, waited_ns in found.waited_for_ns().items():
+            if rank != waiting and rank in total_ns:
+                total_ns[rank] += waited_ns
+    return {
+        rank: ns_to_s(ns) if len(known - {rank}) == world.world_size - 1 else math.nan
+        for rank, ns in total_ns.items()
+    }
 
 
 def _status(tail: TraceTail, lives: bool | None) -> str:

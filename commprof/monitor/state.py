@@ -116,7 +116,7 @@ class RankState:
     is_local: bool
     #: "running", "ended" (it closed its trace), "gone" (its process is dead), or "" if not known.
     status: str
-    #: Last complete step; -1 before the first.
+    #: Last complete step; -1 before the first, in always-on mode before the second.
     step: int
     #: Time since the last step's end, or since recording began; NaN if on another host's clock, in
     #: always-on mode, while recording is switched off, or if the rank has ended.

@@ -80,7 +80,7 @@ class JsonLines:
     def write(self, state: JobState) -> None:
         """Appends a line if all ranks completed a step since the last line."""
         step = step_of(state)
-        if step == self._step:
+        if step in (-1, self._step):  # -1: also after a restart
             return
         figures = {key: value for key, value in flat(state).items() if math.isfinite(value)}
         line = (
@@ -117,7 +117,7 @@ class TensorBoard:
     def write(self, state: JobState) -> None:
         """Adds the scalars if all ranks completed a step since the last call."""
         step = step_of(state)
-        if step == self._step:
+        if step in (-1, self._step):  # -1: also after a restart
             return
         if self._file is None:
             self._file = EventFile(self._directory, state.time_s)

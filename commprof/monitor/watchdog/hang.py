@@ -9,7 +9,7 @@ the transfer itself makes no progress.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from commprof.analysis.late.standstill import Operation, Waits, find_cause, waits_of
@@ -59,10 +59,12 @@ class Hang:
     kind: str
     #: Ranks that the others wait for; empty if all ranks have arrived.
     accused: tuple[Accused, ...]
-    #: The operation that ranks wait in, as a waiting rank issued it; None if none is pending.
+    #: The operation that ranks wait in, as a waiting rank issued it, on this host if one waits
+    #: here; None if none is pending.
     operation: Operation | None
-    #: Seconds since the first waiting rank issued the operation; 0 without one.
-    pending_s: float
+    #: Seconds since that rank issued the operation; None without one, or if only ranks of other
+    #: hosts wait, whose times cannot be compared with this host's.
+    pending_s: float | None
     #: Ranks at which that operation is pending; the accused only if they wait in a circle.
     waiting: tuple[int, ...]
     #: Age in seconds of the longest step or operation under way.
@@ -78,14 +80,17 @@ class Hang:
     def sentence(self) -> str:
         """The finding in one sentence."""
         where = f"step {self.step}" if self.step >= 0 else "before the first step"
-        stuck = f"no collective is pending ({where}, stuck for {self.waited_s:.1f} s)"
+        lasts = f"stuck for {self.waited_s:.1f} s"
+        stuck = f"no collective is pending ({where}, {lasts})"
         if self.kind == "step":
             who = named_ranks([one.rank for one in self.accused])
             return f"{who}: {stuck}; last seen: {self.phase}"
         why = "; ".join(one.why for one in self.accused)
         if self.operation is None:
             return f"{why}; {stuck}"
-        asked = f"{self.operation} ({where}, pending for {self.pending_s:.1f} s)"
+        if self.pending_s is not None:
+            lasts = f"pending for {self.pending_s:.1f} s"
+        asked = f"{self.operation} ({where}, {lasts})"
         if self.kind == "unseen":
             hidden = f"the records of {named_ranks(self.unseen)} are not visible"
             return f"all ranks visible from this host arrived at {asked}; {hidden}"
@@ -93,7 +98,7 @@ class Hang:
             return f"all ranks arrived at {asked}, but the network or backend does not complete it"
         late = [one for one in self.accused if not one.behind]
         if self.kind == "behind":
-            return f"{why} ({where}, pending for {self.pending_s:.1f} s)"
+            return f"{why} ({where}, {lasts})"
         who = named_ranks([one.rank for one in late])
         if self.kind == "circle":
             return f"{who} wait for each other, {named_ranks(self.waiting)} in {asked}"
@@ -121,12 +126,13 @@ def find_hang(
         now_ns: current time, on the clock of this host's records (``CLOCK_MONOTONIC``).
         unseen: ranks whose records cannot be followed from this host.
     """
+    alive = {rank for rank, process in processes.items() if process.state != DEAD}
+    watched = [state for state in states if state.rank in alive]
+    # Comparing each rank with every other one takes long in a large job, and is rarely needed.
+    if all(_age_ns(one, one.pending.values(), now_ns) <= limit_ns for one in watched):
+        return None
     edges = {state.rank: waits_of(state, states) for state in states}
-    ages = {
-        state.rank: _age_ns(state, edges[state.rank], now_ns)
-        for state in states
-        if state.rank in processes and processes[state.rank].state != DEAD
-    }
+    ages = {one.rank: _age_ns(one, _known_to_pend(one, edges), now_ns) for one in watched}
     overdue = [state for state in states if ages.get(state.rank, 0) > limit_ns]
     if not overdue:
         return None
@@ -142,19 +148,24 @@ def find_hang(
         kind = "unseen"
     if held_up:
         kind, accused = "held up", tuple(held_up)
-    found = _described(kind, accused, states, edges)
-    asked = found.operation
-    pending_s = (now_ns - asked.issue_ns) / _NS_PER_S if asked is not None else 0.0
-    return replace(found, unseen=tuple(unseen), pending_s=pending_s, waited_s=waited_s)
+    found = _described(kind, accused, states, edges, processes, now_ns)
+    return replace(found, unseen=tuple(unseen), waited_s=waited_s)
 
 
-def _age_ns(state: RankState, edges: Waits, now_ns: int) -> int:
-    """Returns the largest age among a rank's step and pending operations; 0 if there are none."""
+def _known_to_pend(state: RankState, edges: Mapping[int, Waits]) -> list[Operation]:
+    """Returns a rank's operations that are certainly pending.
+
+    Operations whose completion is not recorded are known to pend only while a rank is absent.
+    """
+    loud = [one for one in state.pending.values() if not one.silent]
+    return loud + [operation for operation, _ in edges[state.rank]]
+
+
+def _age_ns(state: RankState, operations: Iterable[Operation], now_ns: int) -> int:
+    """Returns the largest age among a rank's step and these operations; 0 if there are none."""
     if state.closed:
         return 0
-    # Operations whose completion is not recorded are known to pend only while a rank is absent.
-    begins = [one.issue_ns for one in state.pending.values() if not one.silent]
-    begins += [operation.issue_ns for operation, _ in edges]
+    begins = [one.issue_ns for one in operations]
     # Before the end of the first step, the script may be setting up, or not mark steps at all.
     if state.steps_ended:
         begins.append(state.step_begin_ns)
@@ -199,7 +210,10 @@ def _described(
     accused: tuple[Accused, ...],
     states: Sequence[RankState],
     edges: Mapping[int, Waits],
+    here: Collection[int],
+    now_ns: int,
 ) -> Hang:
+    """Describes a hang; ``here`` are the ranks of this host, whose clock shows ``now_ns``."""
     guilty = {one.rank for one in accused}
     asked = [
         (operation, state)
@@ -219,9 +233,13 @@ def _described(
             for state in states
             if state.waiting_for is not None and state.rank not in guilty
         ] or [(s.waiting_for, s) for s in states if s.waiting_for is not None]
+    asked = [(one, state) for one, state in asked if state.rank in here] or asked
     operation, witness = min(asked, key=lambda item: item[0].issue_ns, default=(None, states[0]))
     waiting: tuple[int, ...] = ()
+    pending_s: float | None = None
     if operation is not None:
+        if witness.rank in here:
+            pending_s = (now_ns - operation.issue_ns) / _NS_PER_S
         waiting = tuple(
             state.rank
             for state in states
@@ -230,7 +248,7 @@ def _described(
         )
     seen = next((s for s in states if s.rank in guilty), witness)
     step = max((state.step for state in states), default=-1)
-    return Hang(kind, accused, operation, 0.0, waiting, 0.0, step, seen.phase)
+    return Hang(kind, accused, operation, pending_s, waiting, 0.0, step, seen.phase)
 
 
 def _same(one: Operation, other: Operation) -> bool:

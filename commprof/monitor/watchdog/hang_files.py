@@ -48,7 +48,7 @@ class HangFile:
             "accused": [asdict(one) for one in hang.accused],
             "operation": hang.operation and asdict(hang.operation),
             "waiting": list(hang.waiting),
-            "pending_s": round(hang.pending_s, 3),
+            "pending_s": None if hang.pending_s is None else round(hang.pending_s, 3),
             "waited_s": round(hang.waited_s, 3),
             "step": hang.step,
             "phase": hang.phase,

@@ -22,7 +22,7 @@ RATE = 100
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 MISSING = (
-    "py-spy, which reads the stacks of hung ranks, is not installed next to commprof; install it: "
+    "py-spy, which reads the ranks' stacks, is not installed next to commprof; install it: "
     f"{invocation.pip('py-spy')}"
 )
 
@@ -125,12 +125,17 @@ class Sampler:
         self._pid = pid
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (see end)
         options = ("--threads", "--idle", "--nonblocking", "--format", "raw", "--rate", str(RATE))
-        self._process = subprocess.Popen(
-            [find_py_spy() or "py-spy", "record", *options, "--pid", str(pid), "--output", path],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=self._errors,
-        )
+        command = [find_py_spy() or "py-spy", "record", *options, "--pid", str(pid)]
+        try:
+            self._process = subprocess.Popen(
+                [*command, "--output", path],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._errors,
+            )
+        except OSError:
+            self._errors.close()
+            raise
 
     def stop(self) -> None:
         """Tells py-spy to stop sampling and write its file; ``end`` waits for that."""

@@ -93,7 +93,7 @@ class HangTask:
         states = [feed.state for feed in feeds if feed.state is not None and feed.is_seen]
         for state in states:
             for step_ns in state.new_step_ns:
-                self._threshold.learn(step_ns)
+                self._threshold.learn(step_ns, state.rank)
         processes = {
             feed.state.rank: feed.process
             for feed in feeds
@@ -178,6 +178,8 @@ class SampleTask:
         self._directory = directory
         self._log = log
         self._samplers: dict[int, py_spy.Sampler] = {}
+        #: Ranks for which the log says that py-spy could not be started.
+        self._failed: set[int] = set()
 
     def look(self, feeds: Sequence[RankFeed], now_ns: int) -> None:
         """Starts py-spy for each rank that has begun its first step."""
@@ -187,8 +189,13 @@ class SampleTask:
                 continue
             if state.step >= 0 and process.state != DEAD:
                 path = samples_path(self._directory, state.rank, feed.attempt)
-                with suppress(OSError):
+                try:
                     self._samplers[state.rank] = py_spy.Sampler(process.pid, path)
+                except OSError as error:  # tried again at the next look
+                    if state.rank not in self._failed:
+                        self._failed.add(state.rank)
+                        why = str(error) if py_spy.find_py_spy() else py_spy.MISSING
+                        self._log.say(f"no samples of rank {state.rank}: {why}")
 
     def finish(self) -> None:
         """Ends all sampling, and logs why a rank has no samples."""

@@ -58,12 +58,21 @@ class Threshold:
     def __init__(self, fixed_s: float | None) -> None:
         """Sets a fixed threshold; None to learn it from steps."""
         self._fixed_s = fixed_s
+        #: The first rank that completed a step, and the durations of its recent steps.
+        self._rank: int | None = None
         self._recent_ns: deque[int] = deque(maxlen=_RECENT_STEPS)
         self._longest_ns = 0
 
-    def learn(self, step_ns: int) -> None:
-        """Adds the duration of a completed step of any rank."""
-        self._recent_ns.append(step_ns)
+    def learn(self, step_ns: int, rank: int = 0) -> None:
+        """Adds the duration of a completed step of any rank.
+
+        Each step counts once, however many ranks there are: the typical step is that of the first
+        rank that completed one, and the longest step is that of all ranks.
+        """
+        if self._rank is None:
+            self._rank = rank
+        if rank == self._rank:
+            self._recent_ns.append(step_ns)
         self._longest_ns = max(self._longest_ns, step_ns)
 
     @property

@@ -167,7 +167,7 @@ class Trial:
         self._schedule = self._plan.schedule()
         self._first_step = first_step
         self._trainables = Trainables(self._state)
-        self._losses.start()
+        self._losses.start(self._trainables.scalers)
         trial = {
             "plan": self._plan.text,
             "first_step": first_step,
@@ -249,14 +249,14 @@ class Losses:
         self._steps: list[list[torch.Tensor]] = []
         self._undo: Callable[[], None] | None = None
 
-    def start(self) -> None:
-        """Starts watching backward passes."""
+    def start(self, scalers: Sequence[Any] = ()) -> None:
+        """Starts watching backward passes; ``scalers`` are the script's gradient scalers."""
         original = torch.autograd.backward
 
         @wraps(original)
         def watched(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             if isinstance(tensors, torch.Tensor) and tensors.numel() == 1:
-                self._step.append(tensors.detach())
+                self._step.append(_unscaled(tensors.detach(), scalers))
             return original(tensors, *args, **kwargs)
 
         def undo() -> None:
@@ -283,6 +283,15 @@ class Losses:
         sums = [sum(map(float, losses)) if losses else None for losses in self._steps]
         # JSON has no NaN; besides, a loss that is not finite cannot be compared.
         return [x if x is not None and math.isfinite(x) else None for x in sums]
+
+
+def _unscaled(loss: torch.Tensor, scalers: Sequence[Any]) -> torch.Tensor:
+    """Divides a loss by the scale of the script's GradScaler, which differs between blocks.
+
+    Returns the loss as it is if there are several scalers: which one scaled it is not known.
+    """
+    scale = scalers[0]._scale if len(scalers) == 1 else None
+    return loss if scale is None else loss / scale.to(loss.device)
 
 
 def try_every_model(candidates: str, profiler: Profiler) -> None:

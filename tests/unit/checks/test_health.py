@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from commprof.checks.ranks import Ranks
 from commprof.checks.run import read_outcomes, run_checks
 from commprof.commands import main
 from commprof.commands.check import render
-from commprof.errors import UsageError
+from commprof.errors import RankFailedError, UsageError
 from commprof.launch import elastic
 
 CALM = Load(cpu_percent=0.5, memory_percent=0.0, available=0.6)
@@ -276,6 +277,29 @@ def test_check_takes_threads_per_rank_from_omp_num_threads(
     monkeypatch.setenv("OMP_NUM_THREADS", given)
     assert main(["check", "--nproc", "1"]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_check_keeps_its_logs_only_if_the_error_names_one(
+    is_named: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def launch(_: object, __: str, ___: int, logs: Path, **____: object) -> None:
+        logs.mkdir()
+        (logs / "rank_1.err").touch()
+        if is_named:
+            raise RankFailedError(1, -9, "", logs / "rank_1.err")
+        raise UsageError("refused")
+
+    monkeypatch.setattr(elastic, "launch_function", launch)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert main(["check", "--nproc", "2"]) == (1 if is_named else 2)
+    logs = list(tmp_path.glob("*/logs/rank_1.err"))
+    assert len(logs) == len(list(tmp_path.iterdir())) == is_named
+    said = capsys.readouterr().err
+    assert all(f"see {log}" in said for log in logs)
 
 
 @pytest.mark.parametrize("text", ["abc", "0", "nan", "inf", "-3"])

@@ -177,6 +177,14 @@ def test_merged_residuals_are_means_over_the_ranks() -> None:
     assert (merged["step"], merged["world_size"], merged["rank"]) == (5, -1, -1)
 
 
+def test_states_on_different_devices_are_merged_on_that_of_the_first_rank() -> None:
+    found: Any = states()
+    found[0]["parameters"]["a"]["residual"] = torch.zeros(3, device="meta")  # stands for a GPU
+    merged = compressors.merge_states(found)
+    assert merged["parameters"]["a"]["residual"].device.type == "meta"
+    assert merged["parameters"]["b"]["residual"].tolist() == [0.5]
+
+
 def states_on_hosts(
     residuals: dict[int, float], *, world_size: int, hosts: int
 ) -> list[dict[str, Any]]:

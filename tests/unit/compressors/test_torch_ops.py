@@ -157,6 +157,18 @@ def test_options_that_torch_operations_support_are_accepted(text: str) -> None:
     assert lacks(compressors.parse(text)) == ""
 
 
+def test_loaded_residuals_are_copied_to_the_devices_of_their_parameters() -> None:
+    """A state that a GPU saved is often loaded to the CPU first."""
+    parameters = [torch.zeros(3, device="meta"), torch.zeros(2)]  # "meta" stands for a GPU
+    engine = TorchOps(Group(), parameters, compressors.parse("int8:feedback=1"))
+    given = torch.ones(2)
+    engine.load_state([(0, "residual", torch.ones(3)), (1, "residual", given)])
+    given.zero_()
+    kept = {number: values for number, _, values in engine.state()}
+    assert kept[0].device.type == "meta"
+    assert kept[1].tolist() == [1.0, 1.0]
+
+
 def test_fp16_has_the_constants_of_the_native_module() -> None:
     header = (ROOT / "csrc/compress/codecs/half_scale.h").read_text()
     found = dict(re.findall(r"constexpr \w+ k(\w+) = ([-\w.]+?)f?;", header))

@@ -5,13 +5,17 @@ The states are made from records as a rank writes them.
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from commprof.errors import UsageError
 from commprof.monitor.rank_state import RankState, common_names
+from commprof.monitor.watchdog import hang as hangs
 from commprof.monitor.watchdog.hang import DEAD, Hang, Process, find_hang
+from commprof.monitor.watchdog.tasks import HangTask, Log
 from commprof.monitor.watchdog.thresholds import FLOOR_S, START_S, Threshold, parse_threshold
 from commprof.trace.documents import Group
 from commprof.trace.schema import Phase
@@ -58,6 +62,15 @@ def test_no_hang_is_reported_before_the_threshold() -> None:
     states = [state(rank_in_backward(rank, 2)) for rank in range(WORLD)]
     assert found(*states, now_s=5) is None
     assert found(*states, now_s=5.2) is not None
+
+
+def test_ranks_are_compared_with_each_other_only_after_the_threshold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a large job, comparing each rank with every other one takes long."""
+    monkeypatch.setattr(hangs, "waits_of", lambda *_: pytest.fail("compared"))
+    states = [state(rank_in_backward(rank, 2)) for rank in range(WORLD)]
+    assert found(*states, now_s=5) is None
 
 
 def test_the_rank_that_did_not_issue_is_accused() -> None:
@@ -227,6 +240,26 @@ def test_a_hang_in_which_all_ranks_arrived_is_a_stuck_transfer() -> None:
     assert "the records of ranks 1, 2 are not visible" in partly.sentence
 
 
+def test_times_of_other_hosts_are_not_compared_with_this_host_s_clock() -> None:
+    here, late = Rank(0, WORLD), state(rank_in_backward(2, 0))
+    here.step(0, 100 * MS)
+    here.collective(0, 4 * SECOND, 0, bytes=4_000_000, graph_task=5)
+    there = state(rank_in_backward(1, 1))  # its issue at 120 ms is on another clock
+    running = {rank: Process(1000 + rank, "running") for rank in (0, 2)}
+    hang = find_hang([state(here), there, late], running, 5 * SECOND, 10 * SECOND)
+    assert hang is not None
+    assert (hang.kind, hang.waiting, hang.pending_s) == ("absent", (0, 1), 6.0)
+    # Only ranks of the other host wait: for how long is not known here.
+    states = [state(rank_in_backward(0, 1)), there, late]
+    hang = find_hang(states, {2: running[2]}, 5 * SECOND, 10 * SECOND)
+    assert hang is not None
+    assert hang.pending_s is None
+    assert hang.sentence == (
+        "rank 2 did not arrive at all_reduce number 0 of group '0', bucket 0 (step 1, stuck for "
+        "9.9 s); last seen: after forward; ranks 0, 1 wait"
+    )
+
+
 def test_a_long_step_without_communication_is_reported() -> None:
     alone = Rank(0, 1)
     alone.step(0, 100 * MS)
@@ -334,3 +367,25 @@ def test_the_auto_hang_threshold_follows_step_times() -> None:
     assert learnt(*[4.0, 6.0] * 10) == pytest.approx(max(50, 5 + 20 * 1.4826))
     # A checkpoint of 40 s has ended: the threshold is three times that.
     assert learnt(*[1.0] * 20, 40.0, *[1.0] * 20) == pytest.approx(120)
+
+
+def test_a_step_of_many_ranks_counts_once_for_the_auto_hang_threshold(tmp_path: Path) -> None:
+    def after(steps: int) -> float:
+        ranks = [Rank(number, 8) for number in range(8)]
+        for rank in ranks:
+            for step in range(steps):
+                rank.step(step * SECOND, (step + 1) * SECOND)
+        feeds: Any = [
+            SimpleNamespace(state=state(rank), is_seen=True, process=None) for rank in ranks
+        ]
+        threshold = Threshold(None)
+        HangTask(tmp_path, threshold, Log(tmp_path, quiet=True)).look(feeds, 0)
+        return threshold.limit_ns / SECOND
+
+    assert after(steps=10) == START_S  # the first one does not count
+    assert after(steps=11) == FLOOR_S
+    threshold = Threshold(None)
+    for _ in range(10):
+        threshold.learn(SECOND, rank=3)
+    threshold.learn(40 * SECOND, rank=5)  # a checkpoint on one rank
+    assert threshold.limit_ns == 120 * SECOND

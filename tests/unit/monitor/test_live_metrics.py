@@ -173,6 +173,20 @@ def test_json_lines_are_written_only_for_new_steps(tmp_path: Path) -> None:
     assert first["commprof/step_seconds/rank_0"] == 0.1
 
 
+def test_no_figures_are_written_before_the_first_step_of_a_restarted_job(tmp_path: Path) -> None:
+    state = job_state()
+    restarted = replace(state, ranks=tuple(replace(rank, step=-1) for rank in state.ranks))
+    lines, board = JsonLines(tmp_path / "m.jsonl"), TensorBoard(tmp_path / "events")
+    for output in (lines, board):
+        for each in (restarted, state, restarted):
+            output.write(each)
+        output.close()
+    (line,) = (tmp_path / "m.jsonl").read_text().splitlines()
+    assert json.loads(line)["step"] == 249
+    (events,) = (tmp_path / "events").iterdir()
+    assert len(frames(events.read_bytes())) == 2  # the version, and one event
+
+
 def frames(data: bytes) -> list[bytes]:
     """Returns the contents of TensorBoard's frames, whose checksums must be right."""
 

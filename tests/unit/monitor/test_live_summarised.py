@@ -175,6 +175,41 @@ def test_the_difference_of_two_histograms_is_that_of_the_newer_values(seed: int)
     assert found.counts.tolist() == expected.counts.tolist()
 
 
+def test_no_step_is_shown_before_a_summary_counts_one(tmp_path: Path) -> None:
+    block = made.block(BlockType.SUMMARY, json.dumps(counted(1, 1, 0, 0)).encode())
+    (tmp_path / "rank_0.trace").write_bytes(made.trace(block, rank=0, world_size=1))
+    observer = Observer(tmp_path)
+    state = observer.look()
+    observer.close()
+    assert state is not None
+    assert (state.ranks[0].step, state.ranks[0].total) == (-1, None)
+
+
+def test_the_waiting_in_each_summary_is_added_up_once_per_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the time of a look would grow with the square of the number of ranks."""
+    for rank in range(4):
+        cells = [number for other in range(4) if other != rank for number in (0, other, SECOND)]
+        value = counted(1, 5, 20, 0, waited_for={"block_ns": 1 << 24, "cells": cells})
+        block = made.block(BlockType.SUMMARY, json.dumps(value).encode())
+        (tmp_path / f"rank_{rank}.trace").write_bytes(made.trace(block, rank=rank, world_size=4))
+    read_from: list[Summaries] = []
+    original = Summaries.waited_for_ns
+
+    def noted(summaries: Summaries) -> dict[int, int]:
+        read_from.append(summaries)
+        return original(summaries)
+
+    monkeypatch.setattr(Summaries, "waited_for_ns", noted)
+    observer = Observer(tmp_path)
+    state = observer.look()
+    observer.close()
+    assert state is not None
+    assert [rank.waited_for_s for rank in state.ranks] == [3, 3, 3, 3]
+    assert len(read_from) == 4
+
+
 def test_a_job_in_always_on_mode_is_observed_from_its_summaries(tmp_path: Path) -> None:
     for rank in range(2):
         cells = [0, 1 - rank, 7 * SECOND * rank]

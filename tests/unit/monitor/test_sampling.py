@@ -54,6 +54,20 @@ def test_each_rank_is_sampled_once_from_its_first_step_on(
         ]
 
 
+def test_the_log_says_once_that_py_spy_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(py_spy, "find_py_spy", lambda: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    task = SampleTask(tmp_path, Log(tmp_path, quiet=True))
+    for _ in range(3):
+        task.look([feed(0)], 0)
+    task.finish()
+    (log,) = tmp_path.glob("watchdog_*.log")
+    (line,) = log.read_text().splitlines()
+    assert line.endswith(f"no samples of rank 0: {py_spy.MISSING}")
+
+
 def test_the_log_gives_the_reason_for_missing_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -381,3 +381,18 @@ def test_losses_are_summed_over_a_step_s_backward_passes() -> None:
     weight.sum().backward()
     losses.end_step()
     assert losses.values() == [7.0, None, None, None, None]
+
+
+def test_losses_are_those_before_the_gradient_scaler() -> None:
+    """Blocks that are undone get the scale of their begin back; others may change the scale."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    losses = Losses()
+    losses.start([scaler])
+    weight = torch.ones(2, requires_grad=True)
+    for _ in range(2):
+        scaler.scale(3 * weight.sum()).backward()
+        losses.end_step()
+        scaler.update(32.0)
+    losses.stop()
+    assert scaler.get_scale() == 32.0
+    assert losses.values() == [6.0, 6.0]
