@@ -18,6 +18,7 @@ import importlib.metadata
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -85,13 +86,15 @@ def install_command(package: Path, direct_url: str | None) -> str:
     """
     source = "commprof"
     if (package.parent / "CMakeLists.txt").exists():
-        source = f"-e {package.parent}"
+        source = f"-e {shlex.quote(str(package.parent))}"
     elif direct_url is not None:
         origin = json.loads(direct_url)
         vcs = origin.get("vcs_info")
-        source = f"{vcs['vcs']}+{origin['url']}@{vcs['commit_id']}" if vcs else origin["url"]
+        url = f"{vcs['vcs']}+{origin['url']}@{vcs['commit_id']}" if vcs else origin["url"]
+        source = shlex.quote(url)
     # pip's cache may hold the wheel that does not fit.
-    return f"{sys.executable} -m pip install --no-deps --force-reinstall --no-cache-dir {source}"
+    options = "--no-deps --force-reinstall --no-cache-dir"
+    return f"{shlex.quote(sys.executable)} -m pip install {options} {source}"
 
 
 def _build_error() -> str | None:

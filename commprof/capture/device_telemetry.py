@@ -2,8 +2,9 @@
 
 A separate thread queries the driver through nvidia-ml-py (the module ``pynvml``), if that is
 installed; the training thread only tells it, at the end of a step, which GPU to query. The figures
-are written to the trace every half minute and when capture stops. A figure that the driver does not
-support is left out. If NVML fails, sampling ends and training goes on.
+are written to the trace when capture stops, and before that at growing intervals, so that a trace
+of days stays small. A figure that the driver does not support is left out. If NVML fails, sampling
+ends and training goes on.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ import torch
 from commprof.capture.recorder import Recorder
 
 _PERIOD_S = 1.0
-#: Number of samples between two writes to the trace.
-_NOTE_EVERY = 30
+#: The figures are written again after this many more samples, or after this fraction more if that
+#: is later: a rank that is killed loses at most that much.
+_LEAST_MORE, _FRACTION_MORE = 30, 0.1
 #: NVML's nvmlClocksEventReason bits that stand for a slower clock than the load asks for.
 LIMITS = {
     "power": 0x4 | 0x80,  # SwPowerCap, HwPowerBrakeSlowdown
@@ -84,14 +86,20 @@ class DeviceTelemetry:
             return
         samples = Samples(uuid, _questions(nvml, device))
         begin = {"begin_monotonic_ns": time.monotonic_ns()}
-        ended = False
+        ended, next_count = False, _LEAST_MORE
         while not ended:
             samples.ask(nvml.NVMLError)
             ended = done.wait(_PERIOD_S)
-            if ended or samples.count % _NOTE_EVERY == 0:
+            if ended or samples.count >= next_count:
+                next_count = next_after(samples.count)
                 self._recorder.add_metadata(
                     json.dumps({"device_telemetry": {**begin, **samples.summary()}})
                 )
+
+
+def next_after(count: int) -> int:
+    """Returns the number of samples at which figures are written next, after ``count`` samples."""
+    return count + max(_LEAST_MORE, int(count * _FRACTION_MORE))
 
 
 class Samples:

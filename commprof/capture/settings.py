@@ -98,6 +98,24 @@ def mode_code(mode: str | None) -> int:
     return MODES.index(mode)
 
 
+def check_sync_fits_trial(check_sync_every: int, headroom: int) -> None:
+    """Refuses to compare the ranks' models in a trial whose candidate ``noop`` lets them differ.
+
+    Args:
+        check_sync_every: number of steps between two comparisons; 0: none.
+        headroom: the trial's setting; 0: ``noop`` takes no part.
+
+    Raises:
+        UsageError: models would be compared in a trial with ``noop``.
+    """
+    if check_sync_every and headroom:
+        raise UsageError(
+            f"--check-sync {check_sync_every} (or {variables.CHECK_SYNC}) would report models that "
+            "differ while the trial's candidate noop, which exchanges no gradients, takes its "
+            "turn; give headroom=0 in the trial, or compare no models"
+        )
+
+
 def check_kernels() -> None:
     """Checks the environment variables of the compression kernels before training uses them.
 

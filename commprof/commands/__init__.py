@@ -135,6 +135,7 @@ def main_of(command_name: str) -> int:
 
 def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     """Runs the command; turns a user's error into a line on stderr and an exit code."""
+    _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a report prints in any encoding
     try:
@@ -143,6 +144,7 @@ def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
             parser.print_help()
             return 0
         code: int = args.command.run(args)
+        sys.stdout.flush()  # while Python ends, a closed pipe could not be handled any more
         return code
     except CommprofError as error:
         print(f"{parser.prog}: {printable(str(error))}", file=sys.stderr)
@@ -165,6 +167,19 @@ def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (nothing is left to flush to)
         return 1
+
+
+def _open_closed_streams() -> None:
+    """Opens the null device for each standard stream that was closed when this process started.
+
+    Python has None in its place, which has no ``isatty()``, and ``print(file=None)`` prints to
+    standard output. The ranks inherit the open stream.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            null = open(os.devnull, mode)  # noqa: SIM115  (stays open until the process ends)
+            os.set_inheritable(null.fileno(), True)
+            setattr(sys, name, null)
 
 
 def _missing(package: str) -> str:

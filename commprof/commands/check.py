@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from commprof.analysis.checks.outcome import FAIL, STATUSES, WARN, Outcome
-from commprof.errors import UsageError
+from commprof.errors import RankFailedError, UsageError
 from commprof.interrupts import ends_at_once
 from commprof.launch.pinning import omp_threads
 from commprof.launch.topology import this_host
@@ -74,20 +74,25 @@ def _launched(ranks: int) -> tuple[Outcome, ...]:
         from commprof.checks.run import read_outcomes, run_rank
         from commprof.launch.elastic import TRAINING_IMPORTS, launch_function, stop_fork_server
 
-    with tempfile.TemporaryDirectory(prefix="commprof-check-") as directory:
-        result = Path(directory) / "outcomes.json"
-        try:
-            launch_function(
-                run_rank,
-                str(result),
-                ranks,
-                Path(directory) / "logs",
-                threads_per_rank=omp_threads(os.environ.get("OMP_NUM_THREADS")) or 1,
-                imports=("commprof.checks.run", *TRAINING_IMPORTS),
-            )
-        finally:
-            stop_fork_server()
+    directory = Path(tempfile.mkdtemp(prefix="commprof-check-"))
+    result, kept = directory / "outcomes.json", False
+    try:
+        launch_function(
+            run_rank,
+            str(result),
+            ranks,
+            directory / "logs",
+            threads_per_rank=omp_threads(os.environ.get("OMP_NUM_THREADS")) or 1,
+            imports=("commprof.checks.run", *TRAINING_IMPORTS),
+        )
         return read_outcomes(result)
+    except RankFailedError:
+        kept = True  # the error names a log in the directory
+        raise
+    finally:
+        stop_fork_server()
+        if not kept:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def render(outcomes: Sequence[Outcome], ranks: int, width: int) -> str:

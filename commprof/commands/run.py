@@ -39,7 +39,7 @@ from commprof.commands.running.run_worlds import (
 from commprof.errors import UsageError
 from commprof.launch.pinning import place_ranks
 from commprof.launch.rendezvous import Rendezvous
-from commprof.launch.under_launcher import given_rank, number_of
+from commprof.launch.under_launcher import given_rank, number_of, slurm_tasks_and_hosts
 from commprof.monitor.settings import Settings, settings_of
 from commprof.monitor.start import check_settings, start_monitor
 from commprof.monitor.watchdog.start import watched
@@ -80,7 +80,6 @@ class RunCommand:
         descriptions = [
             target.check(world_sizes, there) for target, there in zip(targets, turns, strict=True)
         ]
-        json_file = writable_file(args.json)
         directory = chosen_directory(args, targets[0].name, rendezvous)
         width = prose_width()
         if args.dry_run:
@@ -88,6 +87,8 @@ class RunCommand:
             print(dry_run_text(args, *planned), end="")
             return 0
         check_ranks(max(world_sizes) // rendezvous.nodes)
+        # Creates the file, possibly in the run directory, which machine 0 expects to be new.
+        json_file = writable_file(args.json if rendezvous.is_first else None)
         args.settings.leave_for_ranks()
         remove_orphans()
         make_directory(directory, rendezvous)
@@ -176,7 +177,7 @@ def _of_slurm(
         given: --nnodes; None if not given.
         endpoint: --rdzv-endpoint; None if not given.
     """
-    tasks, nodes = number_of(variables, "SLURM_NTASKS"), number_of(variables, "SLURM_NNODES")
+    tasks, nodes = slurm_tasks_and_hosts(variables)
     if "SLURM_STEP_ID" not in variables or "SLURM_NODEID" not in variables or tasks < 2:
         return 1, 0  # a batch script runs once, whatever number of tasks the job may start
     if tasks == nodes and (endpoint is not None or given is not None):

@@ -295,7 +295,8 @@ def _rank_failed(error: ChildFailedError, log_dir: Path, attempt: int) -> RankFa
     stem = stem_of(rank, attempt)
     kept = [log_dir / f"{stem}.err", log_dir / f"{stem}.error.json"]
     where = next((path for path in kept if path.exists()), log_dir)
-    codes = {number: failed.exitcode for number, failed in error.failures.items()}
+    codes = {rank: failure.exitcode}  # the first that failed comes first
+    codes |= {number: failed.exitcode for number, failed in error.failures.items()}
     return RankFailedError(rank, failure.exitcode, reason, where, codes)
 
 

@@ -86,7 +86,8 @@ def model_memory(job: Job, local_ranks: int | None = None) -> ModelMemory:
     if isinstance(plan.strategy, Fsdp):
         parts = plan.strategy.shard_size(job.world_size, local_ranks)
         units = plan.strategy.units(trainee) if parts > 1 else []
-        sizes = [_bytes([p for block in unit for p in block.parameters()]) for unit in units]
+        low = 2 if plan.options.precision != "fp32" else None  # the type in which FSDP2 gathers
+        sizes = [_bytes([p for block in unit for p in block.parameters()], low) for unit in units]
         gathered = max(sizes, default=0)
     gradients = _bytes(trained(model))
     parameters = _bytes(list(model.parameters()))
@@ -113,5 +114,6 @@ def _moments(trainee: Trainee) -> int | None:
     return None
 
 
-def _bytes(tensors: Sequence[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+def _bytes(tensors: Sequence[Tensor], element_bytes: int | None = None) -> int:
+    """Returns the bytes of tensors, with their own or the given size of an element."""
+    return sum(tensor.numel() * (element_bytes or tensor.element_size()) for tensor in tensors)

@@ -84,12 +84,19 @@ def given_rank(
     """
     if number_of(variables, "WORLD_SIZE") > 1 and "LOCAL_RANK" in variables:
         return _of_torchrun(variables)
-    tasks = number_of(variables, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
-    hosts = number_of(variables, "SLURM_STEP_NUM_NODES", "SLURM_NNODES")
+    tasks, hosts = slurm_tasks_and_hosts(variables)
     own = [variables.get(f"SLURM_{name}", "") for name in ("STEP_ID", "PROCID", "LOCALID")]
     if nodes is None and tasks > hosts and all(value.isdecimal() for value in own):
         return _of_slurm(variables, tasks, hosts, endpoint)
     return None
+
+
+def slurm_tasks_and_hosts(variables: Mapping[str, str]) -> tuple[int, int]:
+    """Returns the numbers of tasks and hosts of a Slurm step, or of the job outside of a step."""
+    return (
+        number_of(variables, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+        number_of(variables, "SLURM_STEP_NUM_NODES", "SLURM_NNODES"),
+    )
 
 
 def _of_torchrun(variables: Mapping[str, str]) -> LaunchedRank:

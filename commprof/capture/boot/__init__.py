@@ -34,8 +34,10 @@ _ROOT = os.path.abspath(os.path.join(_HERE, "..", "..", ".."))
 
 def environment(directory: Path) -> dict[str, str]:
     """Returns the environment variables that make a Python and its child processes record."""
-    rest = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    path = [_HERE, *(entry for entry in rest if entry and entry != _HERE)]
+    given = os.environ.get("PYTHONPATH")
+    # An empty entry, as in PYTHONPATH=:/lib, is the working directory.
+    rest = given.split(os.pathsep) if given else []
+    path = [_HERE, *(entry for entry in rest if entry != _HERE)]
     return {OUT_VARIABLE: str(directory.absolute()), "PYTHONPATH": os.pathsep.join(path)}
 
 
@@ -131,9 +133,10 @@ def _refuse_nonsense(settings: RankSettings) -> None:
 
         parse_sharding(settings.fsdp)
     if settings.trial:
+        from commprof.capture.settings import check_sync_fits_trial
         from commprof.trials.plan import parse_trial
 
-        parse_trial(settings.trial)
+        check_sync_fits_trial(settings.check_sync_every, parse_trial(settings.trial).headroom)
     if settings.metrics:
         from commprof.monitor.settings import settings_of_variable
 

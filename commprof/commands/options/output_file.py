@@ -14,9 +14,14 @@ from commprof.invocation import quoted
 def writable_file(path: Path | None, option: str = "--json") -> Path | None:
     """Checks, before a command's work, that the file can be written; returns its path.
 
-    Creates the file if it does not exist. Raises UsageError if it cannot be written.
+    Creates the file if it does not exist. Raises UsageError if it cannot be written, or if it is a
+    device or pipe such as /dev/stdout, which the finished file would replace.
     """
     if path is not None:
+        if _is_a_device(path):
+            raise UsageError(
+                f"cannot write {option} {quoted(path)}: it is a device or pipe; name another file"
+            )
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a"):

@@ -11,16 +11,26 @@ from commprof.errors import UsageError
 
 _Value = TypeVar("_Value")
 
-_BITS_PER_S = {"bps": 1.0, "kbps": 1e3, "mbps": 1e6, "gbps": 1e9, "tbps": 1e12}
-_BYTES_PER_S = {"kb/s": 1e3, "mb/s": 1e6, "gb/s": 1e9}
+_PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+#: Bytes/s of each unit: b and bit are bits, B is a byte. In small letters only ``gbps`` and
+#: ``gbit/s`` are read: with ``gb/s`` some mean gigabytes.
+_BYTES_PER_S = {
+    spelled + unit: factor * size_bytes
+    for prefix, factor in _PREFIXES.items()
+    for spelled, units in (
+        (prefix, {"bps": 1 / 8, "bit/s": 1 / 8, "B/s": 1.0}),
+        (prefix.upper(), {"bps": 1 / 8, "bit/s": 1 / 8, "b/s": 1 / 8, "B/s": 1.0, "Bps": 1.0}),
+    )
+    for unit, size_bytes in units.items()
+}
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 _NUMBER_AND_UNIT = re.compile(r"([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([a-zA-Zµ/]+)")
 
 
 def rate(option: str, text: str) -> float:
     """Reads ``100Gbps`` (bits) or ``12.5GB/s`` (bytes) as bytes/s, or raises UsageError."""
-    units = {name: factor / 8 for name, factor in _BITS_PER_S.items()} | _BYTES_PER_S
-    return _with_unit(option, text, units, "such as 25Gbps, 100Mbps (bits) or 3GB/s (bytes)")
+    example = "such as 25Gbps, 100Mbps (bits) or 3GB/s (bytes)"
+    return _with_unit(option, text, _BYTES_PER_S, example)
 
 
 def duration(option: str, text: str) -> float:
@@ -62,7 +72,7 @@ def listed(
 
 def _with_unit(option: str, text: str, units: dict[str, float], example: str) -> float:
     match = _NUMBER_AND_UNIT.fullmatch(text.strip())
-    factor = units.get(match[2].lower()) if match else None
+    factor = units.get(match[2]) if match else None
     if match is None or factor is None or float(match[1]) <= 0:
         raise UsageError(
             f"{option} {text!r} cannot be read (allowed: a number with a unit, {example})"

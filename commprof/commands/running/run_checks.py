@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from commprof import invocation
 from commprof.analysis.predicted import BestPrediction, read_best
-from commprof.capture.settings import RankSettings
+from commprof.capture.settings import RankSettings, check_sync_fits_trial
 from commprof.commands.running.price import price_of
 from commprof.commands.running.run_worlds import subjects_of
 from commprof.commands.running.target import Target
@@ -113,6 +113,7 @@ def _check_trial(args: argparse.Namespace, world_sizes: list[int]) -> None:
             f"--trial needs every record, but mode {args.settings.mode} does not keep all records; "
             "give --mode full"
         )
+    check_sync_fits_trial(args.settings.check_sync_every, plan.headroom)
 
 
 def _check_trial_of(plan: Plan, strategy: str) -> None:

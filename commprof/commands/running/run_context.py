@@ -84,7 +84,7 @@ def save_config(directory: Path, args: argparse.Namespace, world_sizes: Sequence
     """
     text = (
         "# Options of this run. To repeat it, in the directory where it was started:\n"
-        f"#   {repeating_command(directory / CONFIG_FILE, 1)}\n"
+        f"#   {repeating_command(directory / CONFIG_FILE, args.nnodes or 1)}\n"
     )
     text += yaml_text(effective_options(args, world_sizes))
     # The path in the comment may not be UTF-8; in the options, such bytes are escaped already.

@@ -107,8 +107,8 @@ def _prepared(args: argparse.Namespace, given: LaunchedRank) -> _Prepared:
     target = _RankTarget(args, args.strategy or "ddp")
     rendezvous = StartedRendezvous(given.endpoint, given.hosts)
     description = target.check(sizes, rendezvous)
-    json_file = writable_file(args.json)
     directory = chosen_directory(args, target.name, rendezvous)
+    json_file = writable_file(args.json)  # last, as it may create the file in that directory
     make_directory(directory, rendezvous)
     context = {
         **run_context(args, sizes),

@@ -100,9 +100,10 @@ def test_report_escapes_characters_that_an_ascii_terminal_lacks(recorded: Any) -
     assert r"\xb5s" in shown.stdout
 
 
-def test_report_into_a_closed_pipe_prints_no_error(recorded: Any) -> None:
+@pytest.mark.parametrize("length", [["--all"], []])  # without, all is written at the end
+def test_report_into_a_closed_pipe_prints_no_error(recorded: Any, length: list[str]) -> None:
     base, _ = recorded
-    with start("-m", "commprof", "report", str(base / "run"), "--all") as process:
+    with start("-m", "commprof", "report", str(base / "run"), *length) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()

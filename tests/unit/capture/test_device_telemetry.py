@@ -118,3 +118,11 @@ def test_gpu_samples_are_summarised_as_mean_minimum_and_maximum() -> None:
     for _ in range(3):
         samples.ask(NVMLError)
     assert samples.summary()["power_w"] == {"mean": 30, "least": 10, "most": 60}
+
+
+def test_a_million_samples_are_written_about_a_hundred_times() -> None:
+    counts = [capture.next_after(0)]
+    while counts[-1] < 1_000_000:
+        counts.append(capture.next_after(counts[-1]))
+    assert counts[:3] == [30, 60, 90]
+    assert 90 < len(counts) < 120  # 600 bytes each

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from commprof.capture import boot
+from commprof.capture.settings import RankSettings
 from commprof.capture.sync_check import SyncCheck, parameters_digest
+from commprof.commands import main
+from commprof.errors import UsageError
 
 
 def model(nudge: float = 0.0) -> nn.Module:
@@ -68,6 +74,18 @@ def test_the_sync_check_does_not_wait_for_a_rank_that_never_answers() -> None:
     train(ranks[:1], 400)
     ranks[0].capture_ends()
     assert ranks[0].checks == 0
+
+
+def test_comparing_models_in_a_trial_with_noop_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", "--dry-run", "--nproc", "2", "--output", str(tmp_path / "run")]
+    words += ["--workload", "mlp", "--check-sync", "5", "--trial"]
+    assert main([*words, "int8"]) == 2
+    assert "--check-sync 5 (or COMMPROF_CHECK_SYNC) would" in capsys.readouterr().err
+    assert main([*words, "int8,headroom=0"]) == 0
+    with pytest.raises(UsageError, match="give headroom=0 in the trial"):
+        boot._refuse_nonsense(RankSettings(trial="int8", check_sync_every=5))
 
 
 def test_the_digest_of_parameters_depends_on_their_exact_bits() -> None:

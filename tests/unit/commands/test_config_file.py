@@ -201,6 +201,15 @@ def test_a_saved_configuration_gives_a_script_the_same_arguments(tmp_path: Path)
     assert again.script_args == words[1:]
 
 
+@pytest.mark.parametrize(("machines", "more"), [("1", ""), ("2", " --output NEW --node-rank N")])
+def test_a_saved_configuration_says_how_to_repeat_the_run(
+    machines: str, more: str, tmp_path: Path
+) -> None:
+    saved(tmp_path, ["--nnodes", machines, "train.py"])
+    _, command, *_ = (tmp_path / CONFIG_FILE).read_text().splitlines()
+    assert command.endswith(f" --config {tmp_path / CONFIG_FILE}{more}")
+
+
 def test_a_configuration_that_cannot_be_saved_does_not_end_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

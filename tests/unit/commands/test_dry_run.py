@@ -45,6 +45,11 @@ def test_dry_run_of_a_sweep_shows_world_sizes_directories_and_pinning(
     assert "Memory of a rank: at least" in text
 
 
+def test_dry_run_creates_no_result_file(capsys: pytest.CaptureFixture[str]) -> None:
+    dry_run(capsys, "--nproc", "1", "--workload", "mlp", "--json", "results/a.json")
+    dry_run(capsys, "--nproc", "1", "--workload", "mlp", "--output", "out", "--json", "out/a.json")
+
+
 def test_dry_run_shows_a_directory_for_each_strategy(capsys: pytest.CaptureFixture[str]) -> None:
     text = dry_run(capsys, "--nproc", "2", "--strategy", "ddp,fsdp", "--output", "out")
     assert "they write to: out/ddp/world_2" in text
@@ -162,6 +167,11 @@ def test_estimated_memory_of_a_sharded_model_is_exact(tmp_path: Path) -> None:
     assert (half.gradients, half.buckets) == (whole.gradients // 2, 0)
     # Half of all weights, and the whole of the larger block while it is used.
     assert half.weights == LINEAR // 2 + 4 * (256 * 512 + 512)
+
+
+def test_memory_of_blocks_that_are_gathered_in_16_bits_is_half(tmp_path: Path) -> None:
+    found = model_memory(Job("mlp:layers=1", 2, tmp_path, strategy="fsdp", precision="bf16"))
+    assert found.weights == LINEAR // 2 + 2 * (256 * 512 + 512)
 
 
 def test_memory_is_estimated_for_every_workload(tmp_path: Path) -> None:

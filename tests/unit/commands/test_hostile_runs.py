@@ -51,6 +51,15 @@ def test_damaged_runs_are_read_or_refused(
     assert "Traceback" not in output.err
 
 
+@pytest.mark.parametrize("name", ["nodes", "scaling", "strategy", "training", "reproduction"])
+def test_a_null_setting_of_a_run_counts_as_not_given(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "run", ranks_of(2, 9), **{name: None})
+    assert main(["report", str(run), "--all"]) == 0
+    assert "None" not in capsys.readouterr().out
+
+
 _READERS = (
     *("report", "report --format json", "report --format html -o -", "trace", "fit", "predict"),
     *("chakra --output {out}", "top --once", "compare {sound}"),

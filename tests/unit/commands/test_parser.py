@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from importlib.metadata import version
@@ -53,6 +54,19 @@ def test_without_a_command_the_commands_are_listed(capsys: pytest.CaptureFixture
     assert ended.value.code == 0
     assert capsys.readouterr().out == f"commprof {commprof.__version__}\n"
     assert version("commprof") == commprof.__version__
+
+
+def test_a_report_works_with_closed_standard_streams(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_run(tmp_path / "run", ranks_of(2, 9))
+    with monkeypatch.context() as closed:
+        for name in ("stdin", "stdout", "stderr"):
+            closed.setattr(sys, name, None)  # as Python does if the descriptor is closed
+        assert main(["report", str(run), "--all"]) == 0
+        for opened in (sys.stdin, sys.stdout, sys.stderr):
+            assert opened.name == os.devnull
+            opened.close()
 
 
 @pytest.mark.parametrize("command", ["report", "compare", "trace", "top --once", "chakra"])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from commprof.analysis.predicted import read_predictions
 from commprof.commands import main
-from commprof.commands.options.output_file import writable_output, write_output
+from commprof.commands.options.output_file import writable_file, writable_output, write_output
 from commprof.errors import UsageError
 from commprof.report.sections import predicted as predicted_table
 from tests.support.builders.flight_dumps import dump, entry, write_dumps
@@ -244,6 +245,14 @@ def test_an_existing_output_file_is_overwritten_only_with_force(tmp_path: Path) 
 def test_an_output_path_that_cannot_be_a_file_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="director"):
         writable_output(tmp_path / name, force=True)
+
+
+def test_a_result_file_that_would_replace_a_device_or_pipe_is_refused(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (Path("/dev/null"), pipe):
+        with pytest.raises(UsageError, match=f"--json {path}: it is a device or pipe"):
+            writable_file(path)
 
 
 def test_output_to_a_device_keeps_the_device(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from commprof.launch.rendezvous import Rendezvous
 VARIABLES = (
     *("WORLD_SIZE", "LOCAL_RANK", "RANK"),
     *("SLURM_STEP_ID", "SLURM_NNODES", "SLURM_NODEID", "SLURM_NTASKS"),
+    *("SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS"),
 )
 STEP = {"SLURM_STEP_ID": "0", "SLURM_NNODES": "3", "SLURM_NODEID": "2", "SLURM_NTASKS": "3"}
 ENDPOINT = "first:29500"
@@ -53,6 +54,13 @@ def test_machines_and_rank_come_from_a_slurm_step_with_one_task_per_node(
     assert rendezvous(ENDPOINT, 3) == Rendezvous(ENDPOINT, 3, 2)
     assert rendezvous(ENDPOINT, 3, 1) == Rendezvous(ENDPOINT, 3, 1)
     assert rendezvous(ENDPOINT, 2) == Rendezvous(ENDPOINT, 2, 0)
+
+
+def test_a_slurm_step_on_some_nodes_of_a_job_has_its_own_number_of_machines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inside(monkeypatch, {**STEP, "SLURM_NNODES": "4", "SLURM_STEP_NUM_NODES": "3"})
+    assert rendezvous(ENDPOINT) == Rendezvous(ENDPOINT, 3, 2)
 
 
 def test_slurm_variables_of_a_batch_script_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import importlib.machinery
 import importlib.util
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -67,6 +68,17 @@ def test_install_command_uses_the_checkout(tmp_path: Path) -> None:
     command = _native.install_command(tmp_path / "commprof", None)
     assert command.startswith(f"{sys.executable} -m pip install ")
     assert command.endswith(f" -e {tmp_path}")
+
+
+def test_install_command_quotes_the_paths_for_a_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkout = tmp_path / "my projects"
+    checkout.mkdir()
+    (checkout / "CMakeLists.txt").touch()
+    monkeypatch.setattr(sys, "executable", "/opt/my env/bin/python")
+    words = shlex.split(_native.install_command(checkout / "commprof", None))
+    assert (words[0], words[-1]) == ("/opt/my env/bin/python", str(checkout))
 
 
 @pytest.mark.parametrize(

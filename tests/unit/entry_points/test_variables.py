@@ -223,6 +223,19 @@ def test_a_wrapped_script_records_into_the_default_directory(
     assert armed == [str(tmp_path / "commprof-trace")]
 
 
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [(None, []), ("", []), ("/lib", ["/lib"]), (":/lib", ["", "/lib"]), ("/lib:", ["/lib", ""])],
+)
+def test_recorded_processes_keep_the_import_path_of_the_script(
+    given: str | None, kept: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty entry, as ``PYTHONPATH=$PYTHONPATH:/lib`` gives it, is the working directory."""
+    monkeypatch.setattr(os, "environ", {} if given is None else {"PYTHONPATH": given})
+    found = boot.environment(Path("out"))["PYTHONPATH"].split(os.pathsep)
+    assert found == [str(Path(boot.__file__).parent), *kept]
+
+
 @pytest.mark.parametrize("value", ["x/y", "0-1", "3-x/1"])
 def test_a_rank_without_known_cpus_is_not_pinned(
     value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -10,6 +10,7 @@ import io
 import json
 import mmap
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -22,11 +23,12 @@ import pytest
 import torch
 from torch.distributed.elastic.metrics import api as metrics_api
 from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from commprof.analysis.rank_summary import RankSummary
 from commprof.errors import CommprofError, RankFailedError, UsageError
 from commprof.invocation import quoted
-from commprof.launch import elastic, rendezvous
+from commprof.launch import elastic, rendezvous, worker
 from commprof.launch.elastic import kill_lost_ranks
 from commprof.launch.job import Job, per_rank_batch
 from commprof.launch.progress import ProgressFile, ProgressLine
@@ -318,6 +320,18 @@ def take(size_bytes: int) -> mmap.mmap:
     return memory
 
 
+def test_the_rank_that_failed_first_comes_first_in_the_exit_codes(tmp_path: Path) -> None:
+    failures = {}
+    for number, second in ((0, 7), (1, 5), (2, 9)):
+        file = tmp_path / f"{number}.json"
+        said = {"message": f"error {number}", "extraInfo": {"timestamp": str(second)}}
+        file.write_text(json.dumps({"message": said}))
+        failures[number] = ProcessFailure(number, 100 + number, 1 + number, str(file))
+    failed = elastic._rank_failed(ChildFailedError("ranks", failures), tmp_path, 0)
+    assert (failed.rank, failed.reason) == (1, "error 1")
+    assert list(failed.exit_codes.items()) == [(1, 2), (0, 1), (2, 3)]
+
+
 def test_peak_memory_is_measured_from_its_start() -> None:
     memory = PeakMemory("cpu")
     take(200 * MIB).close()  # as building a model does
@@ -330,6 +344,16 @@ def test_peak_memory_is_measured_from_its_start() -> None:
     assert before.peak_bytes < before.before_bytes + 100 * MIB
     assert 60 * MIB < after.peak_bytes - before.peak_bytes < 160 * MIB
     assert after.device_peak_bytes is None
+
+
+def test_a_kernel_without_vmhwm_gives_the_peak_of_the_whole_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "status").write_text("Name:\tpython\nVmRSS:\t   20480 kB\n")
+    monkeypatch.setattr(worker, "_STATUS", tmp_path / "status")
+    used = PeakMemory("cpu").use()
+    assert used.before_bytes == 20 * MIB
+    assert used.peak_bytes == resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def rank(**values: float) -> RankSummary:
