@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from commprof.audit.figure import Figure
 from commprof.audit.quantities import Quantity
 from commprof.text import counted
+
+#: Most rows of one world size in a table: each is compared with the rows before it.
+_MOST_ALIKE = 1000
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,9 @@ def join(tables: Sequence[Sequence[Row]]) -> tuple[Series, ...]:
 
     A second table with other values for the same world sizes is another experiment. If a table has
     several rows of one world size, the first belongs to the first series, and so on.
+
+    Raises:
+        ValueError: a table has too many rows of one world size.
     """
     series: list[dict[int, Row]] = []
     for table in tables:
@@ -114,13 +121,19 @@ def join(tables: Sequence[Sequence[Row]]) -> tuple[Series, ...]:
 
 
 def _one_row_each(table: Sequence[Row]) -> list[dict[int, Row]]:
-    parts: list[dict[int, Row]] = []
+    counts = Counter(row.ranks for row in table)
+    most = max(counts.values(), default=0)
+    if most > _MOST_ALIKE:
+        ranks = counted(max(counts, key=lambda n: counts[n]), "rank")
+        raise ValueError(
+            f"a table has {most} rows for {ranks} (allowed: {_MOST_ALIKE}), so it lists single "
+            "steps or calls; give a table with a row for each world size"
+        )
+    parts: list[dict[int, Row]] = [{} for _ in range(most)]
+    filled: Counter[int] = Counter()
     for row in table:
-        home = next((part for part in parts if row.ranks not in part), None)
-        if home is None:
-            parts.append({row.ranks: row})
-        else:
-            home[row.ranks] = row
+        parts[filled[row.ranks]][row.ranks] = row
+        filled[row.ranks] += 1
     return parts
 
 

@@ -24,6 +24,7 @@ UNIT_S = {
     **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
     **dict.fromkeys(("min", "mins", "minute", "minutes"), 60.0),
     **dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), 3600.0),
+    **dict.fromkeys(("day", "days"), 86_400.0),
 }
 """Seconds per unit of time."""
 
@@ -35,8 +36,13 @@ _FIGURE = re.compile(
     r"(?P<thousand>[KkM](?![A-Za-z]))?(?P<open>\+(?!\d))?\s*(?P<unit>%|×|[A-Za-zµμ]+)?"
 )
 _JUNK = re.compile(r"[*_`]")
+#: A number whose thousands are separated by spaces.
+_SPACED = re.compile(r"(?<![\d.,])\d{1,3}(?:\s\d{3})+(?!\d)")
 #: Text after a number that is part of something else: a date, a time of day, "1,5".
 _PART_OF_MORE = re.compile(r"[-:,.]\d")
+#: A part of a time in several units, such as "1h 23m", and the units of such parts.
+_TIME_PART = re.compile(rf"[\s,]*(?:and\s+)?({_NUMBER})\s*([A-Za-z]+)")
+_TIME_PART_S = {**UNIT_S, "d": 86_400.0, "m": 60.0}
 
 
 @dataclass(frozen=True)
@@ -93,7 +99,8 @@ def parse_figure(text: str, where: str = "", unit: str = "", count: bool = False
 
     A figure stands for all values that become this figure when rounded or truncated. ``~`` allows
     one unit of the last digit either way; ``<`` and ``>`` leave one side open; ``a-b`` and
-    ``a ± b`` are intervals.
+    ``a ± b`` are intervals. ``1h 23m`` is one time. ``36m`` means minutes if ``unit`` is a unit of
+    time; otherwise it is not read, because it may mean millions.
 
     Args:
         text: the cell.
@@ -101,17 +108,50 @@ def parse_figure(text: str, where: str = "", unit: str = "", count: bool = False
         unit: unit of cells without one: a unit of time, or "%".
         count: True if the number is a count, and so is exact unless it has a mark such as ``~``.
     """
-    cell = _JUNK.sub("", text).strip().replace("\u202f", "").replace("\u00a0", " ")
+    cell = _JUNK.sub("", text).strip().replace("\u202f", " ").replace("\u00a0", " ")
+    cell = _SPACED.sub(lambda number: "".join(number[0].split()), cell)
+    time = None if count else _time_in_parts(cell, where)
+    if time is not None:
+        return time
     match = _FIGURE.match(cell)
     if match is None or _PART_OF_MORE.match(cell, match.end()):
         return None
     written = (match["percent"] or match["unit"] or "").lower().replace("×", "x")
+    if written == "m":
+        if unit not in UNIT_S:
+            return None
+        written = "min"
     scale = _scale(written, unit)
     scale *= {"k": 1e3, "m": 1e6}.get((match["thousand"] or "").lower(), 1.0)
     span = _span(match, count and not match["thousand"])
     if span is None or not math.isfinite(span.value * scale):
         return None
     return Figure(_shown(cell, match, written, unit), span * exact(scale), where, written)
+
+
+def _time_in_parts(cell: str, where: str) -> Figure | None:
+    """Reads a time in several units, the longest first; None for any other text.
+
+    The last part is rounded, the parts before it are exact.
+    """
+    end = len(cell) - len(cell.lstrip("~≈ "))
+    is_rough = bool(cell[:end].strip())
+    parts: list[tuple[str, float]] = []
+    while match := _TIME_PART.match(cell, end):
+        unit_s = _TIME_PART_S.get(match[2].lower(), math.inf)
+        if unit_s >= (parts[-1][1] if parts else math.inf):
+            break
+        parts.append((match[1], unit_s))
+        end = match.end()
+    if len(parts) < 2:
+        return None
+    *whole, (digits, unit_s) = parts
+    span = _of_digits(digits, False, is_rough) * exact(unit_s)
+    for text, each_s in whole:
+        span = span + exact(float(text.replace(",", "")) * each_s)
+    if not math.isfinite(span.value):
+        return None
+    return Figure(cell[:end], replace(span, low=max(0.0, span.low)), where)
 
 
 def as_share(figure: Figure) -> Figure:

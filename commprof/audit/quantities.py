@@ -66,6 +66,8 @@ _NAMES = (
     ("duration", r"^((total|training|overall|run|wall|wall[- ]clock) )*(time|duration|runtime)\b"),
 )
 _NAMES_OF = tuple((name, re.compile(pattern)) for name, pattern in _NAMES)
+#: Quantities that may be given in percent.
+_SHARES = ("efficiency", "cost_efficiency", "overhead", "parallel_share")
 #: Names of patterns that are matched with the unit in brackets, too.
 _BY_UNIT = ("", "amdahl_speedup", "tokens_per_s", "throughput")
 _PLURAL = r"process(?:es)?|procs?|p|gpus?|ranks?|nodes?|workers?|devices?"
@@ -170,9 +172,7 @@ def _quantity(name: str, text: str) -> Quantity:
     unit = ""
     if name in ("latency", "epoch_s", "duration", "elapsed"):
         unit = next((word for word in words if word in UNIT_S), "")
-    elif name in ("efficiency", "overhead", "parallel_share") and {"%", "percent", "pct"} & set(
-        words
-    ):
+    elif name in _SHARES and {"%", "percent", "pct"} & set(words):
         unit = "%"
     samples, epochs = _work(text) if name in ("duration", "unit_cost") else (0.0, 0.0)
     if name == "unit_cost" and not samples and not epochs:

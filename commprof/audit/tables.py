@@ -22,6 +22,8 @@ from commprof.audit.quantities import (
 
 _EPOCH = re.compile(r"epoch ?(\d{1,6})(?: time)?(?: ?\(?([a-zµμ]+)\)?)?")
 _HEADING = re.compile(r"\s*#+\s*(.*)")
+#: Border of two cells; Markdown escapes a "|" inside a cell with a backslash.
+_BORDER = re.compile(r"(?<!\\)\|")
 #: Efficiencies without unit are in percent if the largest is at least this; shares are far below.
 _PERCENT_FROM = 20.0
 
@@ -234,7 +236,8 @@ def with_shares(rows: list[Row]) -> list[Row]:
 def _cells(line: str) -> list[str]:
     if "|" not in line:
         return []
-    return [cell.strip() for cell in line.strip().removeprefix("|").removesuffix("|").split("|")]
+    inner = line.strip().removeprefix("|").removesuffix("|")
+    return [cell.replace(r"\|", "|").strip() for cell in _BORDER.split(inner)]
 
 
 def _is_rule(line: str, width: int) -> bool:

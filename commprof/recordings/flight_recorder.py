@@ -176,8 +176,8 @@ def members_of(dumps: Sequence[Dump]) -> dict[str, tuple[int, ...]]:
     for dump in dumps:
         for entry in dump.entries:
             users[entry.group].add(dump.rank)
-            if entry.group == "0":  # c10d's name of the group of all ranks
-                users["0"].update(one.rank for one in dumps)
+    if "0" in users:  # c10d's name of the group of all ranks
+        users["0"].update(dump.rank for dump in dumps)
     return {**{group: tuple(sorted(ranks)) for group, ranks in users.items()}, **members}
 
 

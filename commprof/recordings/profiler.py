@@ -116,8 +116,11 @@ def _recording(path: Path, found: list[RankRecording], problems: list[str]) -> R
     }
     by_rank = _with_distinct_groups(by_rank)
     seqs, counted_so = _numbers(by_rank)
+    # Analyses compare the numbers of element types between ranks.
+    dtypes = sorted({call.dtype for each in by_rank.values() for call in each.calls})
     traces = {
-        rank: trace_of(each, rank, world_size, seqs[rank]) for rank, each in sorted(by_rank.items())
+        rank: trace_of(each, rank, world_size, seqs[rank], dtypes)
+        for rank, each in sorted(by_rank.items())
     }
     said += counted_so + _about_calls(by_rank)
     if len(traces) > 1:

@@ -95,7 +95,9 @@ def recorded_rank(name: str, events: ProfilerEvents) -> RankRecording:
     )
 
 
-def trace_of(found: RankRecording, rank: int, world_size: int, seqs: Sequence[int]) -> Trace:
+def trace_of(
+    found: RankRecording, rank: int, world_size: int, seqs: Sequence[int], dtypes: Sequence[str]
+) -> Trace:
     """Makes the trace of one rank.
 
     Args:
@@ -103,17 +105,15 @@ def trace_of(found: RankRecording, rank: int, world_size: int, seqs: Sequence[in
         rank: the rank's number in the job.
         world_size: number of ranks of the job.
         seqs: sequence number of each call in its group, the same on all ranks.
+        dtypes: names of the element types, by the number that the records have.
     """
     groups, of_call = _groups(found, rank)
-    dtypes = sorted({call.dtype for call in found.calls})
     calls = _calls(found, of_call, seqs, dtypes)
-    thread = 0
-    computing = _union(found.work)
+    thread, computing = 0, _union(found.work)
     if found.device is None:
         covering = _with_unawaited(computing, found.calls, found.events.copied_back_ns)
     else:
-        copies = _on(found.events.copies, found.device)
-        covering = stretches(*_ends(found.work, copies))
+        covering = stretches(*_ends(found.work, _on(found.events.copies, found.device)))
     records = np.concatenate(
         [
             *(calls, _completions(found, calls)),

@@ -36,10 +36,11 @@ def of_one_process(first: RankRecording, second: RankRecording) -> bool:
     """
     there = {(call.begin_ns, call.end_ns) for call in first.calls}
     begins = [call.begin_ns for call in first.calls]
+    earliest_ns, latest_ns = min(begins, default=0), max(begins, default=-1)
     both = [
         (call.begin_ns, call.end_ns)
         for call in second.calls
-        if begins and min(begins) <= call.begin_ns <= max(begins)
+        if earliest_ns <= call.begin_ns <= latest_ns
     ]
     if not both:
         return bool(np.isin(first.steps.begin_ns, second.steps.begin_ns).any())
@@ -104,6 +105,8 @@ def _common(windows: Mapping[int, Sequence[RankRecording]]) -> set[int]:
 
     Empty if the windows cannot be joined.
     """
+    if not all(len(each.steps.number) for found in windows.values() for each in found):
+        return set()
     firsts = [[int(each.steps.number[0]) for each in found] for found in windows.values()]
     marked = all(not each.steps.said for found in windows.values() for each in found)
     rising = all(one < other for each in firsts for one, other in itertools.pairwise(each))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from commprof.analysis.late.dumped_hang import Diagnosis, GroupProgress
 from commprof.report.tabulated import tabulated
-from commprof.text import counted, named_ranks, printable, wrapped
+from commprof.text import counted, fitted, named_ranks, printable, wrapped
 
 SCHEMA_VERSION = 1
 LEGEND = """\
@@ -42,7 +42,8 @@ def render(found: Diagnosis, width: int, tables: int | None = None) -> str:
     shown = [one for one in found.groups if one.uneven or (named & {*one.ranks})]
     if shown:
         rows = [_row(one) for one in shown[:_MOST_LINES]]
-        blocks += [tabulated(rows, _HEADERS, left=range(len(_HEADERS)), width=tables), LEGEND]
+        table = tabulated(rows, _HEADERS, left=range(len(_HEADERS)), width=tables)
+        blocks += [table, fitted(LEGEND, width)]
     more = len(found.groups) - min(len(shown), _MOST_LINES)
     if more:
         blocks.append(
@@ -67,7 +68,7 @@ def document(found: Diagnosis) -> str:
 
 
 def _heading(found: Diagnosis) -> str:
-    versions = ", ".join(found.versions)
+    versions = ", ".join(version or "unknown" for version in found.versions)
     return (
         f"Flight Recorder: dumps of {counted(found.dumps, 'rank')}, version {printable(versions)}"
     )

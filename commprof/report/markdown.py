@@ -59,7 +59,7 @@ def _harmless(found: str) -> str:
 
 
 def _section(section: Section) -> Iterator[str]:
-    yield f"## {section.title}"
+    yield f"## {escaped(section.title)}"
     if section.lead:
         yield from ("", f"**{escaped(section.lead)}**")
     if section.facts:

@@ -68,7 +68,8 @@ def whole(items: Iterable[str]) -> list[str]:
 
 
 def cut(line: str) -> str:
-    """Cuts text to one line, and marks the cut with dots."""
+    """Makes text of any origin printable and cuts it to one line; dots mark the cut."""
+    line = printable(line)
     return line if len(line) <= WIDTH else textwrap.wrap(line, WIDTH - 4)[0] + " ..."
 
 

@@ -306,10 +306,8 @@ def salvage_dead(directory: Path) -> None:
     """
     for path in sorted([*directory.glob("rank_*.trace"), *directory.glob("world_*/rank_*.trace")]):
         try:
-            trace = read_trace(path)
-            if not has_rings(trace.metadata["ring_prefix"]):
-                continue
-            if state_of(trace.metadata) is State.GONE:
+            metadata = read_first_metadata(path)
+            if has_rings(metadata["ring_prefix"]) and state_of(metadata) is State.GONE:
                 salvage(path)
         except (OSError, TraceError):
             continue  # the report names the problem

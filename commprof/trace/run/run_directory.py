@@ -346,8 +346,12 @@ _PREDICTED: Final[dict[str, Shape]] = {
 
 
 def _checked_context(value: object) -> dict[str, Any]:
-    """Returns the content of a ``run.json``; ValueError if no report can use it."""
-    context: dict[str, Any] = checked(value, _RUN_FILE)
+    """Returns the content of a ``run.json``; ValueError if no report can use it.
+
+    Optional keys whose value is null are left out.
+    """
+    found: dict[str, Any] = checked(value, _RUN_FILE)
+    context = {key: item for key, item in found.items() if item is not None or key not in _RUN_FILE}
     if not all(1 <= size <= MOST_RANKS for size in context["world_sizes"]):
         raise ValueError(f"world_sizes are not all whole numbers from 1 to {MOST_RANKS}")
     if context.get("predicted") is not None:

@@ -71,6 +71,13 @@ def test_a_speedup_that_no_rounding_of_the_throughputs_gives_is_found() -> None:
         # Four accumulated batches per update.
         "| GPUs | batch/GPU | grad accum | step ms | img/s |\n|-|-|-|-|-|\n"
         "| 1 | 8 | 4 | 100 | 320 |\n| 2 | 8 | 4 | 110 | 582 |",
+        # Times in several units, thousands with a space, a cost efficiency in percent.
+        "| GPUs | Time per epoch | Speedup |\n|-|-|-|\n| 1 | 1h 10m | 1.00x |\n| 2 | 36m | 1.94x |",
+        "| GPUs | Time per epoch | Speedup |\n|-|-|-|\n"
+        "| 1 | 3.00 days | 1.00x |\n| 4 | 19.1 hours | 3.77x |",
+        "| GPUs | img/s | Speedup |\n|-|-|-|\n| 1 | 985 | 1.00x |\n| 2 | 1 950 | 1.98x |",
+        "| GPUs | Cost ($) | Cost efficiency (%) |\n|-|-|-|\n"
+        "| 1 | 10.00 | - |\n| 2 | 10.28 | 97.3 |",
         # An efficiency and a throughput of another kind.
         "| GPUs | GPU efficiency | Throughput (GB/s) | latency p99 (ms) | speedup |\n|-|-|-|-|-|\n"
         "| 1 | 150% | 3 | 2 | 1 |\n| 2 | 170% | 30 | 4 | 1.9 |",

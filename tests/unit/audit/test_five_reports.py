@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from commprof.audit.audit import audit
 from commprof.audit.checks import Finding
+from commprof.report.audit_text import render
 
 DATA = Path(__file__).parents[2] / "data" / "audit"
+READING = Path(__file__).parents[3] / "docs" / "reading.md"
 
 
 def findings(name: str) -> list[Finding]:
@@ -84,3 +87,10 @@ def test_every_finding_names_the_line_of_the_stated_figure() -> None:
     for path in sorted(DATA.glob("*.md")):
         for finding in findings(path.stem):
             assert "line " in finding.stated.text, finding
+
+
+def test_the_finding_that_the_documentation_quotes_is_printed() -> None:
+    text = (DATA / "estimated_cluster.md").read_text()
+    finding = render(audit(text), "SCALING.md", 100).split("\n\n")[1]
+    quoted, printed = (re.sub(r"line \d+", "line", x) for x in (READING.read_text(), finding))
+    assert printed in quoted

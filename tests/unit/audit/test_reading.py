@@ -16,7 +16,7 @@ from commprof.audit.figure import Span, exact, parse_figure
 from commprof.audit.json_rows import json_rows, load
 from commprof.audit.quantities import classify, parse_ranks
 from commprof.audit.read import facts
-from commprof.audit.tables import csv_table
+from commprof.audit.tables import csv_table, markdown_tables
 from commprof.commands import main
 
 
@@ -42,6 +42,12 @@ from commprof.commands import main
         ("10K", 9500, 10000, 11000),
         ("$0.114", 0.1135, 0.114, 0.115),
         ("2,469.67s (41.2 min)", 2469.665, 2469.67, 2469.68),
+        ("1h 23m", 4950, 4980, 5040),
+        ("~2 min, 30 s", 149, 150, 151),
+        ("1 day and 4 hours", 99000, 100800, 104400),
+        ("1.6 days", 133920, 138240, 146880),
+        ("1 150 img/s", 1145, 1150, 1160),
+        ("2\u202f469\u00a0000", 2468500, 2469000, 2470000),
     ],
 )
 def test_a_printed_number_is_parsed_as_the_interval_that_rounds_to_it(
@@ -57,10 +63,17 @@ def test_a_printed_number_is_parsed_as_the_interval_that_rounds_to_it(
 @pytest.mark.parametrize(
     "text",
     ["", "-", ">= 3", "n/a", "Baseline", "2026-02-09", "12:50:57", "1,5", "10.0.0.1", "-3", "9-2",
-     "nan", "inf", "1e999", "9" * 400],
+     "nan", "inf", "1e999", "9" * 400, "36m"],
 )  # fmt: skip
 def test_text_that_is_no_number_is_not_parsed(text: str) -> None:
     assert parse_figure(text) is None
+
+
+@pytest.mark.parametrize("unit", ["s", "min", "h"])
+def test_m_means_minutes_in_a_column_of_times(unit: str) -> None:
+    figure = parse_figure("36m", unit=unit)
+    assert figure is not None
+    assert (figure.text, figure.span.value) == ("36m", 2160)
 
 
 @pytest.mark.parametrize("seed", range(200))
@@ -99,6 +112,8 @@ def test_span_arithmetic_covers_all_possible_results() -> None:
         ("Efficiency*", "efficiency", ""),
         ("efficiency_pct", "efficiency", "%"),
         ("Cost Efficiency", "cost_efficiency", ""),
+        ("Cost efficiency (%)", "cost_efficiency", "%"),
+        ("Time to 90 epochs (days)", "duration", "days"),
         ("Batch/GPU", "rank_batch", ""),
         ("Effective Batch", "global_batch", ""),
         ("Batch Size", "batch", ""),
@@ -200,7 +215,13 @@ GARBAGE = {
     "long line": b"|" * 3_000_000,
     "brackets": b"(" * 1_000_000 + b"\n" + b"a|" * 1_000_000,
     "huge": b"GPUs,throughput\n" + b"1,2\n" * 1_100_000,
+    "single steps": b"world_size,step_ms\n" + b"8,10.5\n" * 1001,
 }
+
+
+def test_an_escaped_bar_does_not_end_a_cell() -> None:
+    (table,) = markdown_tables([r"| GPUs | img/s \| global |", "|-|-|", "| 1 | 100 |"])
+    assert table.headers == ("GPUs", "img/s | global")
 
 
 def test_rows_of_a_csv_table_keep_their_line_numbers_in_the_file() -> None:

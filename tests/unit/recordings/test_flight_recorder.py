@@ -6,6 +6,7 @@ import os
 import pickle
 import random
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,12 @@ def test_ranks_that_use_groups_in_different_order_are_a_circle(tmp_path: Path) -
     groups = {"1": [0, 1], "2": [0, 1]}
     write_dumps(tmp_path, dump(groups, entry("1", 1)), dump(groups, entry("2", 1)))
     assert culprits(diagnosis(tmp_path)) == ("circle", [0, 1])
+    # Rank 3 waits for rank 2, and rank 2 for the circle.
+    groups |= {"3": [0, 2], "4": [2, 3]}
+    others = dump(groups, entry("3", 1)), dump(groups, entry("4", 1))
+    write_dumps(tmp_path, dump(groups, entry("1", 1)), dump(groups, entry("2", 1)), *others)
+    found = diagnosis(tmp_path)
+    assert (culprits(found), found.victims) == (("circle", [0, 1]), (2, 3))
 
 
 @pytest.mark.parametrize(
@@ -157,6 +164,16 @@ def test_coalesced_operations_have_the_state_of_their_launch(
     # The launch has completed, so a dump of active entries leaves it out.
     write_dumps(tmp_path, dump(pair, *parts), late)
     assert culprits(diagnosis(tmp_path)) == ("none", [])
+
+
+def test_many_pending_operations_are_diagnosed_within_the_time_limit(tmp_path: Path) -> None:
+    ranks = {"0": [*range(16)]}
+    pending = [entry("0", seq) for seq in range(1000)]
+    write_dumps(tmp_path, *[dump(ranks, *pending)] * 16)
+    begin = time.process_time()  # other processes use the machine too
+    found = diagnosis(tmp_path)
+    assert time.process_time() - begin < 3
+    assert found.groups[0].completed == dict.fromkeys(range(16), -1)
 
 
 def test_dumps_without_a_pending_operation_show_no_hang(tmp_path: Path) -> None:

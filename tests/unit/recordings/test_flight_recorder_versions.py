@@ -7,6 +7,7 @@ import io
 import json
 import pickle
 import tarfile
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from commprof.analysis.late.dumped_hang import diagnosis
 from commprof.commands import main
 from commprof.errors import TraceError
+from commprof.recordings.flight_recorder import Dump, Entry, members_of
 from commprof.recordings.flight_recorder_files import is_flight_recorder
 from commprof.report.hang_diagnosis import render
 from tests.support.builders.flight_dumps import dump, entry
@@ -129,6 +131,8 @@ def test_dumps_with_missing_keys_are_read(tmp_path: Path, made: Callable[[int], 
         (tmp_path / f"rank_{rank}_attempt_7.pkl").write_bytes(pickle.dumps(made(rank), protocol=2))
     found = diagnosis(tmp_path)
     assert (found.kind, [one.rank for one in found.culprits]) == ("absent", [1])
+    version = made(0).get("version", "unknown")
+    assert render(found, 100).startswith(f"Flight Recorder: dumps of 3 ranks, version {version}\n")
 
 
 def test_a_status_that_does_not_identify_groups_is_refused(tmp_path: Path) -> None:
@@ -243,6 +247,22 @@ def test_entries_without_sizes_are_read_and_an_unreadable_dump_is_accused(tmp_pa
     assert (found.kind, [one.rank for one in found.culprits]) == ("undumped", [1])
     assert "it left no readable dump" in found.culprits[0].why
     assert len(found.problems) == 1
+
+
+def test_the_ranks_of_many_large_dumps_are_listed_quickly() -> None:
+    one = Entry("0", "nccl", "all_reduce", False, 1, -1, "completed", 8, 8, "Float", 1)
+    dumps = [Dump(rank, "2.9", {}, {}, (one,) * 500, {}, {}) for rank in range(400)]
+    begin = time.process_time()  # other processes use the machine too
+    assert members_of(dumps) == {"0": tuple(range(400))}
+    assert time.process_time() - begin < 1
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_no_line_of_a_diagnosis_is_wider_than_the_terminal(tmp_path: Path, width: int) -> None:
+    for rank in range(3):
+        (tmp_path / f"dump_{rank}").write_bytes(pickle.dumps(of_2_10(rank), protocol=2))
+    lines = render(diagnosis(tmp_path), width, width).splitlines()
+    assert max(map(len, lines)) <= width
 
 
 def test_an_archive_of_gzipped_and_damaged_dumps_is_diagnosed(tmp_path: Path) -> None:

@@ -9,7 +9,13 @@ import pytest
 
 from commprof.analysis.run import analyse_in_detail
 from commprof.recordings.profiler import read_recording
-from tests.support.builders.profiler_traces import annotation, both, document, rank_events
+from tests.support.builders.profiler_traces import (
+    all_reduce,
+    annotation,
+    both,
+    document,
+    rank_events,
+)
 
 
 @pytest.mark.parametrize(
@@ -60,3 +66,24 @@ def test_the_backend_is_nccl_if_the_host_called_nccl(tmp_path: Path) -> None:
 def test_the_reduce_op_is_empty_because_it_is_not_recorded(tmp_path: Path) -> None:
     (row,) = analyse_in_detail(both(tmp_path / "job"))[0].worlds[0].collectives
     assert (row.op, row.dtype, row.reduce_op) == ("all_reduce", "Float", "")
+
+
+def test_element_types_have_the_same_numbers_on_all_ranks(tmp_path: Path) -> None:
+    (tmp_path / "job").mkdir()
+    for rank in (0, 1):
+        whole = json.loads(document(rank_events(rank), rank))
+        if rank == 1:  # a pipeline stage with a collective of its own
+            alone = all_reduce(3950.0, 3960.0, 99)
+            alone["args"] |= {"dtype": "BFloat16", "Process Group Name": "1", "Group size": 1}
+            alone["args"]["Process Group Ranks"] = "[1]"
+            whole["traceEvents"].append(alone)
+        (tmp_path / "job" / f"rank{rank}.json").write_text(json.dumps(whole))
+    found = read_recording(tmp_path / "job")
+    assert found is not None
+    assert [trace.metadata["dtypes"] for trace in found.traces.values()] == [
+        ["BFloat16", "Float"],
+        ["BFloat16", "Float"],
+    ]
+    rows = analyse_in_detail(tmp_path / "job")[0].worlds[0].collectives
+    assert {(row.dtype, row.size_bytes) for row in rows} >= {("Float", (4000, 4000))}
+    assert not analyse_in_detail(tmp_path / "job")[0].incidents

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
+import time
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +23,9 @@ from commprof.recordings.flight_recorder_files import is_flight_recorder
 from commprof.recordings.nccl_tests import read_nccl_tests
 from commprof.recordings.profiler import read_recording
 from commprof.recordings.profiler_calls import operation
-from commprof.recordings.profiler_events import is_communication
+from commprof.recordings.profiler_events import is_communication, read_events
+from commprof.recordings.profiler_rank import recorded_rank
+from commprof.recordings.profiler_windows import of_one_process
 from commprof.trace import columns
 from commprof.trace.schema import OPS
 from tests.support.builders.flight_dumps import dump, entry, write_dumps
@@ -112,6 +117,15 @@ def test_copies_without_communication_count_as_one_rank(tmp_path: Path) -> None:
     found = read_recording(written(tmp_path, texts))
     assert found is not None
     assert sorted(found.traces) == [0, 1]
+
+
+def test_a_copy_of_a_long_recording_is_recognised_quickly() -> None:
+    short = recorded_rank("a", read_events(io.BytesIO(document(rank_events(0), 0).encode())))
+    calls = [replace(short.calls[0], begin_ns=n, end_ns=n + 1) for n in range(20_000)]
+    long = replace(short, calls=calls)
+    begin = time.process_time()  # other processes use the machine too
+    assert of_one_process(long, long)
+    assert time.process_time() - begin < 1
 
 
 def test_output_bytes_are_derived_from_the_ranks_of_the_job(tmp_path: Path) -> None:

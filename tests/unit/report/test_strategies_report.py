@@ -11,10 +11,11 @@ import pytest
 
 from commprof.analysis.strategies import strategy_rows
 from commprof.commands import main
+from commprof.report import markdown
 from commprof.report.full_report import ComparedStrategies, FullReport
 from commprof.report.html import page
 from commprof.report.sections import incidents as incidents_table
-from commprof.report.strategies import strategy_sections
+from commprof.report.strategies import render_screen, strategy_sections
 from commprof.report.table import DEVICE_LEGEND, PARTS_LEGEND
 from tests.support.builders import results
 from tests.support.builders.results import context, detail, incidents, run_result
@@ -94,6 +95,16 @@ def test_incidents_and_overhead_have_sections_named_after_the_strategy() -> None
     assert not [title for title in titles if title.endswith(": fsdp")]
     assert len({section.id for section in found}) == len(found)
     assert "Overhead of commprof: ddp" in page.render_strategies(compared)
+
+
+def test_names_from_a_run_directory_are_shown_as_text() -> None:
+    about = context(strategy="[x](y)", description="a\n\x1b[2J")
+    result = run_result(results.world(2), context=about, incidents=(incidents(),))
+    rows = strategy_rows([result])
+    assert render_screen([result], rows, [None], "c").splitlines()[0] == "a \\x1b[2J"
+    reports = (FullReport(result, (detail(2),), None, None),)
+    text = markdown.render_strategies(ComparedStrategies(reports, rows))
+    assert r"## Incidents: \[x\](y)" in text
 
 
 @pytest.mark.parametrize(("device_timed", "legend"), [(0, PARTS_LEGEND), (9, DEVICE_LEGEND)])

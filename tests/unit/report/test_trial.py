@@ -147,6 +147,11 @@ def test_the_trial_screen_shows_the_verdict_before_the_candidates() -> None:
     assert lines[-1] == f"  {COMMAND}"
 
 
+def test_no_control_character_of_the_description_reaches_the_trial_screen() -> None:
+    lines = render_screen(sample(), "python -c 'a\n\x1b[2J'", COMMAND).splitlines()
+    assert lines[0] == "python -c 'a \\x1b[2J'"
+
+
 @pytest.mark.parametrize("count", [1, 3, 40])
 def test_the_trial_screen_says_that_there_are_more_candidates_than_shown(count: int) -> None:
     trial = sample()

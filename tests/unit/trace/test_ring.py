@@ -81,6 +81,17 @@ def test_rings_of_a_running_process_are_not_salvaged(tmp_path: Path) -> None:
     assert ring.exists()
 
 
+def test_a_trace_without_rings_is_not_read_whole_to_be_salvaged(
+    tmp_path: Path, gone: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, ring = write(tmp_path, gone)
+    ring.unlink()
+    whole: list[Path] = []
+    monkeypatch.setattr(reader, "read_bytes", whole.append)
+    salvage_dead(tmp_path)
+    assert whole == []
+
+
 #: Functions that salvage calls, in this order: a file is read, then two rings, then the file again.
 MOMENTS = ("read_bytes", "ring", "ring", "read_bytes", "_append", "remove_rings", "ring", "ring")
 
