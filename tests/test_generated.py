@@ -44,4 +44,4 @@ def test_no_code_of_the_headers_is_lost() -> None:
         codes.OPS
     )
     flags = [name for name in dir(codes) if name.startswith("FLAG_")]
-    assert len(re.findall(r"\bk\w+ =\s+\d+;", header)) == len(flags)
+    assert len(re.findall(r"\buint32_t k\w+ =\s+\d+;", header)) == len(flags)

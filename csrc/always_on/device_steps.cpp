@@ -44,7 +44,8 @@ void DeviceSteps::take(const Record& record, std::vector<Record>& out) {
       made.kind = Kind::kWait;
       break;
     case Kind::kDevicePhase:
-      isComputing(record, true);
+      // A script may read its batches on a stream of their own.
+      isComputing(record, record.aux != uint32_t(Phase::kData));
       made.kind = Kind::kPhase;
       break;
     case Kind::kDeviceStep:

@@ -52,7 +52,8 @@ class DeviceSteps {
   const WaitLedger& ledger_;
   bool has_device_times_ = false;
   uint32_t thread_ = 0; // the thread whose steps these are
-  // Stream of the phases; before the first phase, that of the first wait.
+  // Stream of the first phase other than data; before it, that of the first
+  // wait or phase.
   bool stream_known_ = false;
   bool has_phases_ = false;
   uint32_t device_ = 0;

@@ -37,9 +37,16 @@ void FoundSteps::take(const Record& record) {
       issued_ns_.push_back(record.timestamp_ns);
     }
   } else if (
-      record.kind == Kind::kPhase && record.thread == thread_ &&
-      record.aux == uint32_t(Phase::kBackward)) {
+      record.kind == Kind::kPhase && record.aux == uint32_t(Phase::kBackward) &&
+      (record.thread == thread_ || thread_ == 0)) {
     takeBackward(record);
+  }
+}
+
+void FoundSteps::forgetOpenStep() {
+  marked_.forgetOpenStep();
+  if (unmarked_) {
+    unmarked_->forgetOpenStep();
   }
 }
 
@@ -80,7 +87,11 @@ void FoundSteps::takeEnd(const Record& mark) {
 }
 
 void FoundSteps::takeBackward(const Record& phase) {
-  if (!communicated(phase) || ++backwards_ < kSurelyUnmarked) {
+  if (!communicated(phase)) {
+    return;
+  }
+  thread_ = phase.thread; // no mark is recorded if a mode begins in the loop
+  if (++backwards_ < kSurelyUnmarked) {
     return;
   }
   if (!unmarked_) {

@@ -29,6 +29,8 @@ class FoundSteps {
   // Like StepSummary::take(). An issue that is drained after the phase it lies
   // in is missed, so that two steps become one.
   void take(const Record& record);
+  // Does not count the open step: some of its records were not made.
+  void forgetOpenStep();
   // Appends "steps_end" and the members of StepSummary::appendJson().
   void appendJson(std::string& out) const;
 
@@ -44,7 +46,7 @@ class FoundSteps {
   bool marks_end_steps_ = false;
   uint32_t found_ = kStepDeclared; // who placed the last step's end
   Record begin_; // the last mark that ends no step; kind kNone before any
-  uint32_t thread_ = 0; // thread of the steps; 0 before the first mark
+  uint32_t thread_ = 0; // of the steps; 0 before the first mark or such pass
   uint64_t backwards_ = 0; // backward passes that communicated
   std::vector<uint64_t> issued_ns_; // in backward passes not over yet
 };

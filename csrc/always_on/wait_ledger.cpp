@@ -122,17 +122,22 @@ void WaitLedger::takeEnd(const Record& record) {
 }
 
 void WaitLedger::takeWait(const Record& record) {
-  Entry* entry = isPointToPoint(record.op) ? place(record.op_id) : nullptr;
+  const bool shows_end = isPointToPoint(record.op) ||
+      record.value >= record.timestamp_ns + kBlockedNs;
+  Entry* entry = shows_end ? place(record.op_id) : nullptr;
   if (entry != nullptr && entry->waited_until_ns == 0) {
     entry->waited_until_ns = record.value;
   }
 }
 
 // Returns 0 while the end is not known. A wait does not show the end of an
-// operation on a device, because it returns at once.
-uint64_t WaitLedger::endOf(const Entry& entry) noexcept {
-  return entry.end_ns != 0 || entry.on_device ? entry.end_ns
-                                              : entry.waited_until_ns;
+// operation on a device, because it returns at once. On the host it shows that
+// of a message, and, once no other end is expected (`over`), of a collective:
+// gloo's reduce-scatter reports completion only to the waiting thread.
+uint64_t WaitLedger::endOf(const Entry& entry, bool over) noexcept {
+  const bool by_wait =
+      !entry.on_device && (over || isPointToPoint(entry.issued_as.op));
+  return entry.end_ns == 0 && by_wait ? entry.waited_until_ns : entry.end_ns;
 }
 
 void WaitLedger::takeStep(StepWaits&& step) {
@@ -198,7 +203,7 @@ void WaitLedger::followClock() {
 // Returns false while more about the operation may still become known.
 bool WaitLedger::settle(Entry& entry, uint64_t now_ns) {
   const bool over = isOver(entry.issue_ns, now_ns);
-  const uint64_t end_ns = endOf(entry);
+  const uint64_t end_ns = entry.end_ns = endOf(entry, over);
   if (end_ns == 0 && !over && mayBeDoneEarly(entry.issued_as.op)) {
     return false; // a rank that arrives after its end did not delay it
   }

@@ -44,7 +44,8 @@ class WaitLedger {
   void takeIssue(const Record& record, uint32_t operation);
   void takeReady(const Record& record);
   void takeEnd(const Record& record);
-  // Takes the end of a wait, which is the only known end of a gloo message.
+  // Takes the end of a wait, which is the only known end of gloo's messages,
+  // and if it blocked, of its reduce-scatters.
   void takeWait(const Record& record);
   void takeStep(StepWaits&& step);
   // Discards the steps taken so far, and what was counted for them.
@@ -102,7 +103,7 @@ class WaitLedger {
   };
 
   Entry* place(uint64_t op_id) noexcept;
-  static uint64_t endOf(const Entry& entry) noexcept;
+  static uint64_t endOf(const Entry& entry, bool over) noexcept;
   void arrive(Entry& entry, uint64_t at_ns);
   const Entry* find(uint64_t op_id) const noexcept;
   void followClock();

@@ -11,22 +11,40 @@ namespace commprof {
 namespace {
 
 // /proc/thread-self is resolved when opened, so each thread keeps its own file.
-struct SchedstatFile {
-  int fd = ::open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
+class SchedstatFile {
+ public:
   ~SchedstatFile() {
-    if (fd >= 0) {
-      ::close(fd);
+    close();
+  }
+  // Returns the descriptor. A forked child has its parent's file, and opens its
+  // own.
+  int own() noexcept {
+    const pid_t pid = getpid();
+    if (pid_ != pid) {
+      close();
+      pid_ = pid;
+      fd_ = ::open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
+    }
+    return fd_;
+  }
+
+ private:
+  void close() noexcept {
+    if (fd_ >= 0) {
+      ::close(fd_);
     }
   }
+  pid_t pid_ = 0; // of the process that opened the file
+  int fd_ = -1;
 };
 
 } // namespace
 
 uint64_t threadRunDelayNs() noexcept {
   static thread_local SchedstatFile file;
+  const int fd = file.own();
   char text[96];
-  const ssize_t n =
-      file.fd < 0 ? -1 : pread(file.fd, text, sizeof(text) - 1, 0);
+  const ssize_t n = fd < 0 ? -1 : pread(fd, text, sizeof(text) - 1, 0);
   if (n <= 0) {
     return 0;
   }

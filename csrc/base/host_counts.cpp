@@ -14,8 +14,12 @@ namespace {
 
 constexpr uint64_t kNsPerUs = 1'000;
 constexpr uint64_t kLookAgainNs = 1'000'000'000;
+// Most bytes of the list of a thread's cgroups. Version 1 has a line for each
+// of about a dozen controllers, with paths of hundreds of bytes in Kubernetes.
+constexpr size_t kCgroupsBytes = 16384;
 
-// A kernel file that is read repeatedly from its begin.
+// The first kBytes - 1 bytes of a kernel file, which is read repeatedly.
+template <size_t kBytes = 2048>
 class KernelFile {
  public:
   KernelFile() = default;
@@ -51,7 +55,7 @@ class KernelFile {
 
  private:
   int fd_ = -1;
-  char text_[2048];
+  char text_[kBytes];
 };
 
 // Finds the number after a word; false if the word is missing.
@@ -79,7 +83,7 @@ bool hasWord(const char* list, const char* word) noexcept {
 // the mount, to its root. Without a quota, version 2 writes "max", version 1
 // a negative number.
 bool openNearest(
-    KernelFile& stat,
+    KernelFile<>& stat,
     const char* mount,
     const char* quota_file,
     const char* path) noexcept {
@@ -87,7 +91,7 @@ bool openNearest(
   if (std::snprintf(group, sizeof(group), "%s", path) >= int(sizeof(group))) {
     return false;
   }
-  KernelFile quota;
+  KernelFile<> quota;
   for (;;) {
     char name[2048];
     std::snprintf(name, sizeof(name), "%s%s/%s", mount, group, quota_file);
@@ -105,8 +109,8 @@ bool openNearest(
 }
 
 // A line is "number:controllers:path"; version 2 has no controllers.
-bool openOwn(KernelFile& stat) noexcept {
-  KernelFile file("/proc/thread-self/cgroup");
+bool openOwn(KernelFile<>& stat) noexcept {
+  KernelFile<kCgroupsBytes> file("/proc/thread-self/cgroup");
   const char* text = file.read();
   for (const char* line = text; line != nullptr && *line != '\0';) {
     char controllers[256] = "";
@@ -144,7 +148,7 @@ ThreadCounts threadCounts() noexcept {
 }
 
 uint64_t throttledNs(uint64_t now_ns) noexcept {
-  static thread_local KernelFile stat;
+  static thread_local KernelFile<> stat;
   static thread_local uint64_t looked_ns = 0;
   const char* text = stat.read();
   if (text == nullptr) { // none yet, or that cgroup is gone
@@ -164,7 +168,7 @@ uint64_t throttledNs(uint64_t now_ns) noexcept {
 }
 
 uint64_t memoryStallNs() noexcept {
-  static thread_local KernelFile file("/proc/pressure/memory");
+  static thread_local KernelFile<> file("/proc/pressure/memory");
   const char* text = file.read();
   uint64_t found = 0;
   if (text != nullptr) { // the line "some" comes first

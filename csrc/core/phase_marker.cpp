@@ -53,6 +53,7 @@ constexpr uint64_t kFaultNs = 20'000;
 
 // The kernel's counts at the last reading.
 struct Counted {
+  uint32_t of_thread = 0; // kernel thread id
   uint64_t at_ns = 0;
   uint64_t delay_ns = 0;
   uint64_t helpers_cpu_ns = 0;
@@ -118,6 +119,11 @@ uint64_t helpersCpuNs() noexcept {
 void recordRunDelay(Recorder& recorder, uint64_t now_ns) noexcept {
   static thread_local Counted last;
   static thread_local uint64_t interval_ns = kRunDelayIntervalNs;
+  // A forked child begins with its parent's counts.
+  if (last.of_thread != Recorder::threadId()) {
+    last = {};
+    last.of_thread = Recorder::threadId();
+  }
   if (now_ns - last.at_ns < interval_ns || recorder.mode() != Mode::kFull) {
     return;
   }

@@ -108,6 +108,10 @@ inline constexpr uint32_t kNonFinite =
     32; // Compression: some rank's gradients were not finite
 inline constexpr uint32_t kSparse = 64; // Issue: ranks' sizes may differ
 
+// A shorter wait found the operation complete. _BLOCKED_NS in
+// commprof/trace/columns.py is the same.
+inline constexpr uint64_t kBlockedNs = 1000;
+
 // Record::seq of a Step: who placed the boundary.
 enum : uint32_t {
   kStepDeclared = 0, // the script

@@ -84,7 +84,8 @@ class DeviceTimeline {
   size_t clear() noexcept;
 
   // The timeline on which steps and phases are marked: that of the device of
-  // the process's first collective on a device. Null until then.
+  // the process's first collective with data on a device; before it, that of a
+  // barrier. Null until then. Marks belong to the timeline that gave them.
   static DeviceTimeline* main() noexcept {
     return main_.load(std::memory_order_acquire);
   }

@@ -134,9 +134,13 @@ Segment::Segment(Segment&& other) noexcept
       data_(std::exchange(other.data_, nullptr)),
       bytes_(other.bytes_),
       owner_(std::exchange(other.owner_, false)),
-      mapped_(std::exchange(other.mapped_, false)) {}
+      mapped_(std::exchange(other.mapped_, false)),
+      pid_(other.pid_) {}
 
 Segment::~Segment() {
+  if (getpid() != pid_) { // the child may use these addresses for other memory
+    return;
+  }
   unlinkName();
   if (mapped_) {
     munmap(data_, bytes_);

@@ -3,6 +3,9 @@
 // nothing behind.
 #pragma once
 
+#include <sys/types.h>
+#include <unistd.h>
+
 #include <cstddef>
 #include <span>
 #include <stdexcept>
@@ -43,7 +46,9 @@ class Segment {
 
   Segment(Segment&& other) noexcept;
   Segment& operator=(Segment&&) = delete;
-  ~Segment(); // unmaps; the creator also removes the name
+  // Unmaps; the creator also removes the name. Does nothing in a forked child,
+  // which did not inherit the mapping.
+  ~Segment();
 
   std::byte* data() const noexcept {
     return data_;
@@ -60,12 +65,17 @@ class Segment {
 
  private:
   Segment(std::string name, std::byte* data, size_t bytes, bool owner)
-      : name_(std::move(name)), data_(data), bytes_(bytes), owner_(owner) {}
+      : name_(std::move(name)),
+        data_(data),
+        bytes_(bytes),
+        owner_(owner),
+        pid_(getpid()) {}
   std::string name_; // empty once unlinked
   std::byte* data_;
   size_t bytes_;
   bool owner_; // created the name and must remove it
   bool mapped_ = true; // this object must unmap it
+  pid_t pid_; // of the process that mapped it
 };
 
 } // namespace commprof::shm

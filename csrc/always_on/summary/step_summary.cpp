@@ -52,7 +52,7 @@ void StepSummary::take(const Record& record) {
 }
 
 void StepSummary::forgetSteps() {
-  open_ = false;
+  forgetOpenStep();
   complete_steps_ = 0;
   step_ns_ = {};
   exposed_ns_per_step_ = {};

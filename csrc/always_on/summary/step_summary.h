@@ -29,6 +29,10 @@ class StepSummary {
   void take(const Record& record);
   // Discards all steps so far: nothing is counted, and no step is open.
   void forgetSteps();
+  // Does not count the open step: some of its records were not made.
+  void forgetOpenStep() {
+    open_ = false;
+  }
   // Appends "steps", "exposed", "phases" and "paused" to a JSON object.
   void appendJson(std::string& out) const;
 

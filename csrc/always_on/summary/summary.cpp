@@ -79,7 +79,7 @@ void Summary::close(Open& open) {
   } else if (open.has_end && !open.counted) {
     // Some of gloo's operations report completion only to the waiting thread.
     if (open.wait_end_ns != 0) {
-      countDuration(open, open.wait_end_ns);
+      countWait(open);
     } else {
       ++operation(open.operation).unfinished;
     }
@@ -93,6 +93,30 @@ void Summary::resolve(uint64_t now_ns) {
     kind.until_last.add(split.wait_ns);
     kind.wire.add(split.wire_ns);
   }
+  countWaited(now_ns);
+}
+
+// Counts operations whose wait ended so long ago that no other end will come.
+void Summary::countWaited(uint64_t now_ns) {
+  for (; !waited_.empty(); waited_.pop_front()) {
+    Open& open = open_[waited_.front() % kMaxOpen];
+    const bool lacks_end = open.op_id == waited_.front() && !open.counted;
+    if (lacks_end && now_ns < open.wait_end_ns + WaitLedger::kPatienceNs) {
+      return;
+    }
+    if (lacks_end && open.issued) {
+      countWait(open);
+    }
+  }
+}
+
+// Counts an operation whose end only its first wait shows. If that did not
+// block, it is not known when the operation was complete.
+void Summary::countWait(Open& open) {
+  if (open.wait_end_ns - open.wait_begin_ns >= kBlockedNs) {
+    countDuration(open, open.wait_end_ns);
+  }
+  open.counted = open.has_end;
 }
 
 void Summary::settle() {
@@ -176,14 +200,22 @@ void Summary::takeWait(const Record& record) {
   if (open == nullptr) {
     return;
   }
-  open->wait_begin_ns = record.timestamp_ns;
-  open->wait_end_ns = std::max(record.value, record.timestamp_ns);
+  const uint64_t end_ns = std::max(record.value, record.timestamp_ns);
+  if (open->wait_end_ns == 0) {
+    open->wait_begin_ns = record.timestamp_ns;
+    open->wait_end_ns = end_ns;
+  }
   if (open->issued) {
-    operation(open->operation)
-        .wait.add(open->wait_end_ns - open->wait_begin_ns);
+    operation(open->operation).wait.add(end_ns - record.timestamp_ns);
     if (isPointToPoint(record.op)) {
-      countDuration(*open, open->wait_end_ns);
+      countWait(*open);
     }
+  }
+  if (open->has_end && !open->counted) {
+    if (waited_.size() == kMaxOpen) {
+      waited_.pop_front(); // counts once its place is taken
+    }
+    waited_.push_back(record.op_id);
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <deque>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -38,6 +39,10 @@ class Summary {
 
   // Takes records as drained: in order per thread, not across threads.
   void fold(const Record* records, uint64_t count);
+  // Does not count the step in which the mode was off, which lacks records.
+  void forgetOpenStep() {
+    steps_->forgetOpenStep();
+  }
   // Finds the last ranks of collectives; call it after each drain.
   void resolve(uint64_t now_ns);
   // True while other ranks' arrivals may still add to the summary.
@@ -80,14 +85,14 @@ class Summary {
     uint64_t issue_ns = 0;
     uint64_t ready_ns = 0; // when its device's stream reached it
     uint64_t end_ns = 0;
-    uint64_t wait_begin_ns = 0;
-    uint64_t wait_end_ns = 0; // of the last wait
+    uint64_t wait_begin_ns = 0; // of the first wait
+    uint64_t wait_end_ns = 0;
     uint32_t operation = 0;
     bool issued = false;
     bool on_device = false;
     bool failed = false;
     bool has_end = true; // its end can be observed
-    bool counted = false; // its duration is counted
+    bool counted = false; // its end was seen; its duration counts, if known
   };
 
   Open* open(uint64_t op_id);
@@ -99,6 +104,8 @@ class Summary {
   void takeSteps();
   void takeWait(const Record& record);
   void countDuration(Open& open, uint64_t end_ns);
+  void countWait(Open& open);
+  void countWaited(uint64_t now_ns);
   uint32_t operationOf(const Record& record);
   uint32_t othersOf(Op op);
   Operation& operation(uint32_t index);
@@ -118,6 +125,7 @@ class Summary {
   std::unordered_map<uint64_t, uint32_t> index_; // of combinations
   std::unordered_map<Op, uint32_t> others_; // indices in operations_
   std::vector<Open> open_;
+  std::deque<uint64_t> waited_; // had no end yet when a wait for them ended
   std::string json_;
 };
 

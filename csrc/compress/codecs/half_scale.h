@@ -25,11 +25,10 @@ inline bool isFinite(uint32_t max_abs_bits) {
   return max_abs_bits <= kLargestBits;
 }
 
-// Exponent for the bits of the largest |x|, see kernels::maxAbsBits().
+// Exponent for the bits of the largest |x|, see kernels::maxAbsBits(). Zeros
+// have the largest: a sum gets the smallest exponent of its parts, so a rank
+// without gradients must not lower that of the others.
 inline int halfExponent(uint32_t max_abs_bits) {
-  if (max_abs_bits == 0) {
-    return 0;
-  }
   const int exponent = int(max_abs_bits >> 23) - 127;
   return std::clamp(14 - exponent, kMinHalfExponent, kMaxHalfExponent);
 }

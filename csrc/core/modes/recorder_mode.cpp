@@ -143,9 +143,18 @@ void Recorder::setModeLocked(Mode mode) noexcept {
       return; // the mode does not change
     }
   }
+  if (summary_ && mode_.load() == Mode::kOff) {
+    summary_->forgetOpenStep();
+  }
   mode_.store(mode);
   refreshEnabled();
   drainLocked(); // records pushed meanwhile, still in the earlier mode
+  if (keep_records_ && mode != Mode::kFull) {
+    // What a full disk has left in the rings will not be written any more.
+    for (const auto& [ring, until] : marks_) {
+      countDropped(until - ring->header().tail.load());
+    }
+  }
   keep_records_ = mode == Mode::kFull;
   next_summary_ns_ = 0; // the summary contains the mode
   drainLocked();

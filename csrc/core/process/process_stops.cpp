@@ -80,7 +80,9 @@ void awaitEnds(StopSink sink) noexcept {
       continue;
     }
     const uint64_t begin_ns = lastStopNs();
-    if (begin_ns == known_ns) { // the sleeper has had no core yet
+    // The sleeper has had no core yet, or has begun its next sleep since the
+    // known stop.
+    if (begin_ns == 0 || begin_ns == known_ns) {
       clock_nanosleep(CLOCK_MONOTONIC, 0, &kGrace, nullptr);
       known_ns = lastStopNs();
       continue;

@@ -30,7 +30,7 @@ class WaitTimer {
   ~WaitTimer() {
     const uint64_t end_ns = end_ns_ != 0 ? end_ns_ : nowNs();
     Recorder& recorder = Recorder::instance();
-    if (!recorder.enabled() || (end_ns - begin_ns_ < kShortestNs && !is_end_)) {
+    if (!recorder.enabled() || (end_ns - begin_ns_ < kBlockedNs && !is_end_)) {
       return;
     }
     Record record;
@@ -51,9 +51,6 @@ class WaitTimer {
   WaitTimer& operator=(const WaitTimer&) = delete;
 
  private:
-  // A shorter wait found the work complete, and needs no record.
-  static constexpr uint64_t kShortestNs = 1000;
-
   const uint64_t begin_ns_ = nowNs();
   uint64_t end_ns_ = 0;
   const uint64_t op_id_;

@@ -194,6 +194,10 @@ class Interposer final : public c10::OperatorKernel {
       record.bytes_in += buffers.is_input ? bytes : 0;
       record.bytes_out += buffers.is_output ? bytes : 0;
     }
+    if (plan_.placed_by >= 0) {
+      const at::Tensor& tensor = stack[base + plan_.placed_by].toTensor();
+      call.device = tensor.defined() ? tensor.device() : call.device;
+    }
     if (plan_.reduce_op >= 0) {
       record.reduce_op = uint8_t(
           customClass<c10d::ReduceOp>(stack[base + plan_.reduce_op]).op_);

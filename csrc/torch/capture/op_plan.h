@@ -31,6 +31,7 @@ struct OpPlan {
   int reduce_op = -1;
   int peer = -1; // root, source or destination rank
   int async_op = -1; // if false, a device runs it in the caller's stream
+  int placed_by = -1; // a barrier's tensor, which only names the device
   struct Buffers {
     int argument;
     bool is_input;
@@ -61,6 +62,8 @@ struct OpPlan {
         plan.peer = i;
       } else if (name == "async_op") {
         plan.async_op = i;
+      } else if (!moves_data && type == "Tensor") {
+        plan.placed_by = i;
       } else if (
           moves_data && type.find("Tensor") != std::string::npos &&
           type.find('?') == std::string::npos) {

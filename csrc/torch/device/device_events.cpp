@@ -59,6 +59,7 @@ struct Table {
   bool failed[kMaxDevices] = {};
   // Device type of all entries; CPU if there is none yet. Set under the mutex.
   std::atomic<c10::DeviceType> type{c10::DeviceType::CPU};
+  std::atomic<bool> main_is_final{false}; // see noteMain()
   ExchangeCaptureMode shield = nullptr;
   std::unique_ptr<DevicePoller> poller; // only with a shield
 };
@@ -88,6 +89,16 @@ void startPollerLocked(Table& t) {
   if (t.shield != nullptr) {
     t.poller = std::make_unique<DevicePoller>(t.shield, &pollAll);
     std::atexit([] { table().poller.reset(); });
+  }
+}
+
+// Steps and phases are marked on the device of the first collective with data.
+// A barrier may come before the script has chosen its device, and run on
+// another one than it seems; its device counts only until then.
+void noteMain(Entry& entry, Op op) noexcept {
+  std::atomic<bool>& is_final = table().main_is_final;
+  if (op != Op::kBarrier && !is_final.load() && !is_final.exchange(true)) {
+    DeviceTimeline::setMain(&entry.timeline);
   }
 }
 
@@ -263,6 +274,7 @@ DeviceIssue::DeviceIssue(
     if (entry == nullptr) {
       return;
     }
+    noteMain(*entry, issue.op);
     op_.is_current = entry->device->isCurrent();
     caller_ = entry->device->currentStream();
     std::optional<OnDevice> on_device;

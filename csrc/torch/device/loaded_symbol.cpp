@@ -4,32 +4,45 @@
 #include <link.h>
 #include <algorithm>
 #include <cstring>
+#include <new>
+#include <vector>
 
 namespace commprof {
 
 namespace {
 
-struct Wanted {
-  const std::string& name;
-  const std::initializer_list<const char*> files;
-  void* found = nullptr;
+// Libraries whose file names contain one of `parts`.
+struct Libraries {
+  const std::initializer_list<const char*> parts;
+  std::vector<std::string> paths;
 };
 
-// Searches one library: those that Python loads are not in the global scope.
-int lookInto(dl_phdr_info* info, size_t, void* data) {
-  auto& wanted = *static_cast<Wanted*>(data);
-  const char* file = info->dlpi_name;
-  const auto named = [file](const char* part) {
-    return std::strstr(file, part) != nullptr;
+// Must not call dlopen(): the C library holds a lock here for which another
+// thread's dlopen() may wait while it holds the lock that this one would need.
+int keepPath(dl_phdr_info* info, size_t, void* data) {
+  auto& libraries = *static_cast<Libraries*>(data);
+  const char* path = info->dlpi_name;
+  const auto named = [path](const char* part) {
+    return std::strstr(path, part) != nullptr;
   };
-  if (file == nullptr || std::ranges::none_of(wanted.files, named)) {
-    return 0;
+  if (path != nullptr && std::ranges::any_of(libraries.parts, named)) {
+    try {
+      libraries.paths.emplace_back(path);
+    } catch (const std::bad_alloc&) {
+      return 1; // as if the others were not loaded
+    }
   }
-  if (void* library = dlopen(file, RTLD_LAZY | RTLD_NOLOAD)) {
-    wanted.found = dlsym(library, wanted.name.c_str());
-    dlclose(library); // RTLD_NOLOAD: the library stays loaded
+  return 0;
+}
+
+void* symbolIn(const std::string& path, const std::string& name) {
+  void* library = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
+  if (library == nullptr) {
+    return nullptr;
   }
-  return wanted.found != nullptr ? 1 : 0;
+  void* found = dlsym(library, name.c_str());
+  dlclose(library); // RTLD_NOLOAD: the library stays loaded
+  return found;
 }
 
 } // namespace
@@ -37,12 +50,15 @@ int lookInto(dl_phdr_info* info, size_t, void* data) {
 void* loadedSymbol(
     const std::string& name,
     std::initializer_list<const char*> files) {
-  Wanted wanted{name, files};
-  wanted.found = dlsym(RTLD_DEFAULT, name.c_str());
-  if (wanted.found == nullptr) {
-    dl_iterate_phdr(&lookInto, &wanted);
+  void* found = dlsym(RTLD_DEFAULT, name.c_str());
+  if (found == nullptr) { // libraries that Python loads are in no global scope
+    Libraries libraries{files, {}};
+    dl_iterate_phdr(&keepPath, &libraries);
+    for (const std::string& path : libraries.paths) {
+      found = found == nullptr ? symbolIn(path, name) : found;
+    }
   }
-  return wanted.found;
+  return found;
 }
 
 } // namespace commprof

@@ -32,8 +32,10 @@ struct Loop {
   FoundSteps steps{ledger};
   uint64_t passes = 0;
 
-  Loop() {
-    mark(0, false, 0);
+  explicit Loop(bool begins = true) {
+    if (begins) {
+      mark(0, false, 0);
+    }
   }
   void mark(
       uint64_t step,
@@ -108,6 +110,14 @@ void backwardPassesEndTheStepsOfALoopWithoutMarks() {
   CHECK(loop.holds(histogram(5, kStepNs / 2 - 10'000))); // in backward
 }
 
+// Always-on mode may begin in a loop whose begin was not recorded.
+void aLoopWithoutABeginHasStepsToo() {
+  Loop loop(false);
+  loop.backwardPasses(kPassesUntilFound + 6);
+  CHECK(loop.holds(
+      "\"steps_end\":\"backward\",\"steps\":" + histogram(5, kStepNs)));
+}
+
 void onlyCommunicatingPassesOfTheTrainerEndSteps() {
   Loop loop;
   for (uint64_t i = 0; i < 3 * kPassesUntilFound; ++i) {
@@ -176,6 +186,16 @@ void aPauseOfCaptureIsNotAStep() {
   CHECK(loop.holds("\"steps\":{\"count\":5,\"sum\":4750000,"));
 }
 
+// Nor is the time of mode off, after which no mark is made.
+void aStepThatLacksRecordsIsNotCounted() {
+  Loop loop;
+  loop.backwardPasses(kPassesUntilFound + 3);
+  loop.steps.forgetOpenStep();
+  loop.passes += 50;
+  loop.backwardPasses(3);
+  CHECK(loop.holds("\"steps\":" + histogram(4, kStepNs)));
+}
+
 // Reads one mark per line: step, whether it ends there, time, source.
 void printSteps(const char* path) {
   ArrivalExchange no_groups;
@@ -202,10 +222,12 @@ int main(int argc, char** argv) {
     return 0;
   }
   backwardPassesEndTheStepsOfALoopWithoutMarks();
+  aLoopWithoutABeginHasStepsToo();
   onlyCommunicatingPassesOfTheTrainerEndSteps();
   theFirstEndMarkDiscardsStepsFoundFromBackward();
   declaredStepsReplaceFoundSteps();
   captureMayResumeBetweenAnUpdateAndADeclaration();
   aPauseOfCaptureIsNotAStep();
+  aStepThatLacksRecordsIsNotCounted();
   return check::report();
 }

@@ -114,7 +114,7 @@ void operationsWithoutAnEnd() {
   fold(
       summary,
       {issue(1, 100, 64, op),
-       wait(1, 150, 600, op),
+       wait(1, 150, 1'600, op),
        issue(2, 100, 64, op),
        device,
        issue(4, 100, 64, op),
@@ -123,8 +123,8 @@ void operationsWithoutAnEnd() {
   CHECK(holds(summary, "\"count\":4,\"bytes\":256,\"failed\":1,"));
   CHECK(holds(summary, "\"unfinished\":0,\"duration\":" + histogram({30})));
   summary.settle();
-  CHECK(
-      holds(summary, "\"unfinished\":1,\"duration\":" + histogram({30, 500})));
+  CHECK(holds(
+      summary, "\"unfinished\":1,\"duration\":" + histogram({30, 1'500})));
   CHECK(holds(summary, "\"unmatched\":1,"));
 }
 
@@ -142,10 +142,35 @@ void completionsFromDeviceEventsCount() {
   CHECK(holds(summary, "\"duration\":" + histogram({20, 40})));
 }
 
+// gloo's reduce-scatter has no other end than that of the first wait. It counts
+// once no other can come, long before its place among the open ones is needed.
+void aWaitIsTheEndOfAnOperationWithoutAnother() {
+  Summary summary(1, no_groups);
+  const Op op = Op::kReduceScatterTensor;
+  fold(
+      summary,
+      {wait(1, 150, 1'600, op),
+       issue(1, 100, 64, op),
+       wait(1, 1'700, 1'800, op)});
+  summary.resolve(1'600 + WaitLedger::kPatienceNs - 1);
+  CHECK(holds(summary, "\"unfinished\":0,\"duration\":" + histogram({})));
+  summary.resolve(1'600 + WaitLedger::kPatienceNs);
+  const std::string counted =
+      "\"unfinished\":0,\"duration\":" + histogram({1'500}) +
+      ",\"wait\":" + histogram({1'450, 100}) + ",";
+  CHECK(holds(summary, counted));
+  summary.settle();
+  CHECK(holds(summary, counted));
+}
+
+// Unless that did not block: then the message was complete before.
 void pointToPointEndsWithItsWait() {
   Summary summary(1, no_groups);
-  fold(summary, {issue(1, 100, 64, Op::kSend), wait(1, 150, 180, Op::kSend)});
-  CHECK(holds(summary, "\"duration\":" + histogram({80})));
+  const Op op = Op::kSend;
+  fold(summary, {issue(1, 100, 64, op), wait(1, 150, 1'180, op)});
+  fold(summary, {issue(2, 2'000, 64, op), wait(2, 9'000, 9'999, op)});
+  summary.settle();
+  CHECK(holds(summary, "\"unfinished\":0,\"duration\":" + histogram({1'080})));
 }
 
 // Open operations have kMaxOpen places; one without a place is unfinished.
@@ -225,6 +250,31 @@ void waitsAreSplitAcrossPhases() {
             histogram({15, 5}) + "," + histogram({15, 0}) + "," +
             histogram({0, 5}) + "]"));
   }
+}
+
+// A wait of the compute stream counts where batches are read on another one.
+void aDevicesDataStreamIsNotItsComputeStream() {
+  const auto on = [](uint64_t stream, Kind kind, Record made) {
+    made.kind = kind;
+    made.bytes_out = stream;
+    return made;
+  };
+  const Op op = Op::kAllReduce;
+  const Kind waits = Kind::kDeviceWait;
+  const Kind phases = Kind::kDevicePhase;
+  const Kind steps = Kind::kDeviceStep;
+  Summary summary(1, no_groups);
+  fold(
+      summary,
+      {on(0, waits, wait(1, 5, 6, op)),
+       on(0, steps, step(0, 10, false)),
+       on(9, phases, phase(Phase::kData, 20, 30)),
+       on(0, steps, step(0, 1'000, true)),
+       on(9, phases, phase(Phase::kData, 1'000, 1'100)),
+       on(0, waits, wait(2, 1'200, 1'500, op)),
+       on(0, phases, phase(Phase::kForward, 1'100, 1'900)),
+       on(0, steps, step(1, 2'000, true))});
+  CHECK(holds(summary, "\"exposed\":" + histogram({300})));
 }
 
 // Pauses are counted by phase, except for the part during the thread's waits.
@@ -369,10 +419,12 @@ int main() {
   operationsAreJoinedInAnyOrder();
   operationsWithoutAnEnd();
   completionsFromDeviceEventsCount();
+  aWaitIsTheEndOfAnOperationWithoutAnother();
   pointToPointEndsWithItsWait();
   openOperationsBeyondTheLimitAreUnfinished();
   stepTimeIsSplitByPhase();
   waitsAreSplitAcrossPhases();
+  aDevicesDataStreamIsNotItsComputeStream();
   pausesAreCountedByPhase();
   stepsNextToAMissingBoundaryAreNotCounted();
   kindsBeyondTheLimitAreMerged();

@@ -114,6 +114,30 @@ void aCollectiveIsSplitAtTheLastArrival() {
   CHECK(ranks.early.holds("\"arrivals\":{\"known\":1,\"unknown\":0,"));
 }
 
+// gloo's reduce-scatter reports completion only to the waiting thread, whose
+// wait ends at 24 ms.
+void aCollectiveWithoutAnEndEndsWithItsWait() {
+  Pair ranks;
+  ranks.early.issue(3, 1 * kMs);
+  ranks.late.issue(3, 21 * kMs);
+  Record waited;
+  waited.kind = Kind::kWait;
+  waited.op = Op::kReduceScatterTensor;
+  waited.op_id = 3;
+  waited.timestamp_ns = kBegin + 2 * kMs;
+  waited.value = kBegin + 24 * kMs;
+  ranks.early.ledger.takeWait(waited);
+  // An end may still be drained.
+  CHECK(ranks.early.ledger.resolve(kBegin + 30 * kMs).empty());
+  CHECK(ranks.early.ledger.pending());
+  const auto found =
+      ranks.early.ledger.resolve(kBegin + 30 * kMs + WaitLedger::kPatienceNs);
+  CHECK_EQ(found.size(), 1u);
+  CHECK_EQ(found[0].wait_ns, 20 * kMs);
+  CHECK_EQ(found[0].wire_ns, 3 * kMs);
+  CHECK(!ranks.early.ledger.pending());
+}
+
 // Clocks of two hosts may differ by more than the last rank's delay.
 void aWaitForALateRankEndsWithTheCollective() {
   Pair ranks;
@@ -450,6 +474,7 @@ void theClockErrorAcrossHostsIsRecorded() {
 
 int main() {
   aCollectiveIsSplitAtTheLastArrival();
+  aCollectiveWithoutAnEndEndsWithItsWait();
   aWaitForALateRankEndsWithTheCollective();
   bucketEndsAreFoundByGraphTask();
   onADeviceARankArrivesWhenItsStreamDoes();

@@ -134,6 +134,24 @@ void checkZeros(const Case& test_case) {
   }
 }
 
+// Checks that a rank whose gradients are all zero, as if its backward pass did
+// not use the parameters, does not cost the other ranks' small gradients bits.
+void checkRankWithoutGradients() {
+  for (const Options& options :
+       {optionsOf("fp16"), optionsOf("topk", {{"ratio", 0.4}})}) {
+    Gradients gradients = someGradients(3, 9000, 1);
+    for (size_t rank = 0; rank < gradients.size(); ++rank) {
+      for (float& value : gradients[rank]) {
+        value *= rank == 0 ? 0.0f : 1e-4f;
+      }
+    }
+    const Gradients local = gradients;
+    World world(3, options);
+    world.run(gradients, someSlots(9000), 0);
+    CHECK(errorOfMean(local, gradients[0]) < 1e-3);
+  }
+}
+
 // Many buckets of one step through one compressor.
 void checkManyBuckets(const Case& test_case) {
   World world(2, test_case.options);
@@ -240,6 +258,7 @@ int main(int argc, char**) {
     }
   }
   checkEqualBytesSendAllValues();
+  checkRankWithoutGradients();
   checkShare();
   return check::report();
 }

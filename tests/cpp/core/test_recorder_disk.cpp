@@ -128,6 +128,30 @@ void recordsLostAtStopAreCounted(const trace_file::Directory& directory) {
   CHECK_EQ(directory.count(".ring"), 0u);
 }
 
+// Modes other than full do not write the records that wait in memory.
+void recordsLostAtASwitchOfModeAreCounted(
+    const trace_file::Directory& directory) {
+  Recorder& recorder = Recorder::instance();
+  Captured captured(directory / "stderr");
+  recorder.start(options(directory, "switched"));
+  pushNumbers(0, 10);
+  recorder.flush();
+  pushNumbers(10, 40);
+  {
+    const FullDisk full(recorder.stats().trace_bytes);
+    recorder.setMode(Mode::kOff);
+  }
+  CHECK_EQ(recorder.stats().records_unwritten, 0u);
+  CHECK_EQ(recorder.stats().records_dropped, 30u);
+  recorder.stop();
+  captured.restore();
+  CHECK_EQ(captured.lines(), 1u);
+  const auto content = trace_file::read(directory / "switched.trace");
+  CHECK(content.sound);
+  CHECK_EQ(content.records.size(), 10u);
+  CHECK(content.end.at(0).starts_with("{\"records\": 10, \"dropped\": 30, "));
+}
+
 void aTraceWithoutAClosingBlockIsReadable(
     const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
@@ -229,6 +253,7 @@ int main() {
   const trace_file::Directory directory;
   unwrittenRecordsAreWrittenOnceThereIsRoom(directory);
   recordsLostAtStopAreCounted(directory);
+  recordsLostAtASwitchOfModeAreCounted(directory);
   aTraceWithoutAClosingBlockIsReadable(directory);
   startFailsOnAFullDisk(directory);
   aFullDiskIsNotedInTheTrace(directory);

@@ -179,6 +179,32 @@ void theControlFileSwitchesTheMode(const trace_file::Directory& directory) {
   recorder.stop();
 }
 
+// A step during which the mode was off for some time lacks records.
+void aStepWithTimeInModeOffIsNotCounted(
+    const trace_file::Directory& directory) {
+  Recorder& recorder = Recorder::instance();
+  const RecorderOptions made = options(directory, "gap", Mode::kAlwaysOn);
+  recorder.start(made);
+  const auto endSteps = [&](uint64_t first, uint64_t last) {
+    for (uint64_t step = first; step <= last; ++step) {
+      Record record;
+      record.kind = Kind::kStep;
+      record.op_id = step;
+      record.aux = 1;
+      record.thread = Recorder::threadId();
+      record.timestamp_ns = 100 * step;
+      recorder.push(record);
+    }
+  };
+  endSteps(0, 2); // step 1 is warm-up
+  recorder.setMode(Mode::kOff);
+  recorder.setMode(Mode::kAlwaysOn);
+  endSteps(3, 4);
+  recorder.stop();
+  const std::string found = summaryOf(trace_file::read(made.trace_path));
+  CHECK(holds(found, "\"steps\":{\"count\":2,\"sum\":200,"));
+}
+
 // Full mode needs, and writes, the latest clock records of always-on mode.
 void clockRecordsAreKeptForFullMode(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
@@ -265,6 +291,7 @@ int main() {
   offRecordsNothing(directory);
   longPausesOfRecordingAreNoted(directory);
   theControlFileSwitchesTheMode(directory);
+  aStepWithTimeInModeOffIsNotCounted(directory);
   clockRecordsAreKeptForFullMode(directory);
   aSignalSwitchesTheModeAndTheControlFile(directory);
   aSignalHandlerOfTheProgramIsKept(directory);

@@ -2,6 +2,7 @@
 // time and name it, sums are never wrong, and no name remains in /dev/shm.
 #include <dirent.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/ptrace.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -10,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <optional>
 #include <random>
 #include <vector>
 
@@ -151,6 +153,31 @@ void testOthersNameTheVictim(
   CHECK(isRemovedFromDevShm(options.name));
 }
 
+// The child may use the addresses of the segment, which it did not inherit.
+void testAForkedChildLeavesTheSegmentAlone() {
+  constexpr size_t kBytes = 1 << 16;
+  const std::string name = Segment::randomName();
+  std::optional<Segment> segment(Segment::create(name, kBytes, {}));
+  const pid_t child = fork();
+  if (child == 0) {
+    void* const reused = mmap(
+        segment->data(),
+        kBytes,
+        PROT_READ | PROT_WRITE,
+        MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED,
+        -1,
+        0);
+    segment.reset();
+    _exit(msync(reused, kBytes, MS_ASYNC) == 0 ? 0 : 1); // fails if unmapped
+  }
+  int status = -1;
+  CHECK_EQ(waitpid(child, &status, 0), child);
+  CHECK_EQ(status, 0);
+  CHECK(!isRemovedFromDevShm(name));
+  segment.reset();
+  CHECK(isRemovedFromDevShm(name));
+}
+
 } // namespace
 
 // test_shm_failure [TRIES]
@@ -172,5 +199,6 @@ int main(int argc, char** argv) {
           singleStepThenSignal(number, steps));
     }
   }
+  testAForkedChildLeavesTheSegmentAlone();
   return check::report();
 }

@@ -74,6 +74,16 @@ def test_no_context_is_created_on_an_unused_device(tmp_path: Path) -> None:
     assert (columns.collectives(trace).end_ns > 0).all()
 
 
+def test_steps_are_marked_on_the_device_of_the_data_if_a_barrier_came_first(
+    tmp_path: Path,
+) -> None:
+    trace, _ = run(tmp_path, "late_device")
+    marks = trace.records[trace.records["kind"] == Kind.DEVICE_STEP]
+    behind_ns = marks["timestamp_ns"].astype(np.int64) - marks["bytes_in"].astype(np.int64)
+    assert len(marks) >= 5
+    assert behind_ns.max() < 0.2 * HELD_UP_MS * 1e6
+
+
 def test_recording_does_not_invalidate_a_graph_capture_in_another_thread(tmp_path: Path) -> None:
     trace, truth = run(tmp_path, "another_capture")
     assert truth["invalidated"] == 0

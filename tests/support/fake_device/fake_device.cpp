@@ -316,6 +316,8 @@ class DeviceWork final : public c10d::Work {
   c10::Event end_;
 };
 
+at::Tensor tensor(int64_t count, c10::DeviceIndex index);
+
 // As ProcessGroupNCCL, the backend's stream waits for the caller's and runs the
 // collective, and the future holds an event behind it. With async_op=False it
 // runs in the caller's stream. With several ranks it begins when the last of
@@ -349,6 +351,14 @@ class DeviceBackend final : public c10d::Backend {
       std::vector<at::Tensor>& tensors,
       const c10d::AllreduceOptions& options) override {
     return run(tensors, !options.asyncOp);
+  }
+
+  // As NCCL's, an all-reduce on the device that the caller names.
+  c10::intrusive_ptr<c10d::Work> barrier(
+      const c10d::BarrierOptions& options) override {
+    std::vector<at::Tensor> tensors{
+        tensor(1, c10::DeviceIndex(options.device_ids.at(0)))};
+    return run(tensors, false);
   }
 
   // Coalesced calls run as one, with one Work; NCCL's has no future.

@@ -96,14 +96,17 @@ uint64_t recordFinalize(Kind kind, int graph_task) {
 
 // Marks the begin and end of the finalisation on the device's stream.
 void markFinalize(Kind kind, int graph_task) {
+  static thread_local DeviceTimeline* timeline = nullptr; // of `begin`
   static thread_local auto begin = DeviceTimeline::kNoMark;
   static thread_local int begun = -1;
-  DeviceTimeline* timeline = DeviceTimeline::main();
-  if (timeline == nullptr || !Recorder::instance().enabled()) {
+  if (DeviceTimeline::main() == nullptr || !Recorder::instance().enabled()) {
     return;
   }
   if (kind == Kind::kFinalizeBegin) {
-    timeline->forget(begin); // of a finalisation without an end
+    if (timeline != nullptr) {
+      timeline->forget(begin); // of a finalisation without an end
+    }
+    timeline = DeviceTimeline::main();
     begin = timeline->mark();
     begun = graph_task;
   } else if (begun == graph_task) {

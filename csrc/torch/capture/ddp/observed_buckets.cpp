@@ -35,14 +35,14 @@ std::vector<std::shared_ptr<ObservedBuckets>> watchedModels() {
   return found;
 }
 
-struct Pass {
-  int graph_task = -1;
-  std::vector<NotedAllReduce> noted;
-};
+// Far more than the backward passes that are not yet over can hold.
+constexpr size_t kMostNoted = 1 << 14;
 
-Pass& currentPass() {
-  static thread_local Pass pass;
-  return pass;
+// All-reduces of this thread's backward passes that are not over yet: a pass
+// may run inside another one, as reentrant checkpoints do.
+std::vector<NotedAllReduce>& notedHere() {
+  static thread_local std::vector<NotedAllReduce> noted;
+  return noted;
 }
 
 } // namespace
@@ -117,26 +117,27 @@ bool observesBuckets() noexcept {
 }
 
 void noteAllReduce(const Record& issue, const c10::TensorImpl* tensor) {
-  Pass& pass = currentPass();
-  const int graph_task = int(issue.value) - 1;
-  if (pass.graph_task != graph_task) {
-    pass.graph_task = graph_task;
-    pass.noted.clear(); // left by a failed pass
+  std::vector<NotedAllReduce>& noted = notedHere();
+  if (noted.size() >= kMostNoted) { // left by failed passes
+    noted.clear();
   }
-  pass.noted.push_back({issue, tensor, nowNs()});
+  noted.push_back({issue, tensor, nowNs()});
 }
 
 void recordObservedBuckets(int graph_task) {
-  Pass& pass = currentPass();
-  if (pass.graph_task != graph_task || pass.noted.empty()) {
+  std::vector<NotedAllReduce>& noted = notedHere();
+  const auto first = std::stable_partition(
+      noted.begin(), noted.end(), [&](const NotedAllReduce& one) {
+        return int(one.issue.value) - 1 != graph_task;
+      });
+  std::vector<NotedAllReduce> mine(first, noted.end());
+  noted.erase(first, noted.end());
+  if (mine.empty() || !Recorder::instance().enabled()) {
     return;
   }
-  if (Recorder::instance().enabled()) {
-    for (const auto& model : watchedModels()) {
-      model->take(pass.noted);
-    }
+  for (const auto& model : watchedModels()) {
+    model->take(mine);
   }
-  pass.noted.clear();
 }
 
 } // namespace commprof

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 import commprof
 from commprof import _native
@@ -125,6 +126,31 @@ def models_are_told_apart(directory: Path) -> None:
     assert set(table.bytes[-2 * LAYERS :].tolist()) == {LAYER_BYTES}
 
 
+class Checkpointed(nn.Module):
+    """Three layers; a backward pass of its own, inside the outer one, runs the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second, third = self.layers
+        return third(checkpoint(second, first(x), use_reentrant=True))
+
+
+def nested_passes_are_observed(directory: Path) -> None:
+    """No bucket is lost if a backward pass runs inside another one."""
+    ddp = DistributedDataParallel(Checkpointed(), bucket_cap_mb=LAYER_BYTES / 2**20)
+    with commprof.profile(directory) as profiler:
+        commprof.attach(ddp)
+        steps(ddp, profiler, 4)
+    trace = read_trace(directory / f"rank_{dist.get_rank()}.trace")
+    table, collectives = columns.buckets(trace), columns.collectives(trace)
+    assert len(np.unique(collectives.graph_task[-LAYERS:])) == 2
+    assert len(table) == np.count_nonzero(collectives.graph_task >= 0)
+    assert sorted(table.index[-LAYERS:].tolist()) == list(range(LAYERS))
+
+
 def hooks_run_inside(directory: Path) -> None:
     """The user's hook, given at once or registered later, replaces the all-reduce."""
     given, registered, switched = make(), make(), make()
@@ -222,6 +248,11 @@ def misuse_is_refused(directory: Path) -> None:
     attached = make()
     commprof.attach(attached)
     raises("already has a communication hook", lambda: commprof.attach(attached))
+    in_use, refused = commprof.compressors.fp16(), make()
+    commprof.attach(make(), in_use)
+    raises("is attached to another model", lambda: commprof.attach(refused, in_use))
+    commprof.attach(refused, commprof.compressors.fp16())  # a corrected call is taken
+    raises("already has a communication hook", lambda: commprof.attach(refused))
 
 
 def main() -> None:
@@ -229,7 +260,8 @@ def main() -> None:
     dist.init_process_group("gloo")
     checks = (
         *(buckets_are_timed, observing_takes_no_hook, models_are_told_apart, hooks_run_inside),
-        *(sparse_buckets_pass, joined_ranks_are_not_counted, misuse_is_refused),
+        *(nested_passes_are_observed, sparse_buckets_pass, joined_ranks_are_not_counted),
+        misuse_is_refused,
     )
     for check in checks:
         check(Path(sys.argv[1]) / check.__name__)

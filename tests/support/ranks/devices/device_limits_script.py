@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 import commprof
@@ -41,13 +42,32 @@ def many_groups(device: Any) -> None:
     time.sleep(HELD_UP_MS / 1e3)
 
 
+def barrier(device: Any, index: int) -> None:
+    """As dist.barrier(device_ids=[index]), which would need a tensor of an empty storage."""
+    group = dist.group.WORLD
+    assert group is not None
+    torch.ops.c10d.barrier(device.tensor(1, index), group.boxed(), [index])
+
+
 def another_device(device: Any) -> None:
     """A rank works on device 1 without making it the current device."""
     tensor = device.tensor(1000, 1)
     device.collectives_take(0.2 * MS)
+    barrier(device, 1)
     for _ in range(20):
         dist.all_reduce(tensor, async_op=True).wait()
         time.sleep(0.005)
+        commprof.step()
+
+
+def late_device(device: Any) -> None:
+    """A barrier comes before the rank chooses device 1; device 0 is busy for long."""
+    device.collectives_take(0.2 * MS)
+    barrier(device, 0)
+    device.compute(HELD_UP_MS * MS)
+    tensor = device.tensor(1000, 1)
+    for _ in range(5):
+        dist.all_reduce(tensor, async_op=True).wait()
         commprof.step()
 
 
