@@ -135,6 +135,8 @@ class RunComparison:
     only_a: tuple[int, ...]
     only_b: tuple[int, ...]
     settings: tuple[Setting, ...]
+    #: "A" or "B" if that run has only summaries of always-on mode, which hold no single step.
+    summarised: tuple[str, ...] = ()
 
     def slower_by_more_than(self, share: float) -> tuple[WorldComparison, ...]:
         """Returns the world sizes whose step is significantly longer in B than in A.
@@ -166,6 +168,9 @@ def compare_runs(
         only_a=tuple(sorted(ours.keys() - theirs.keys())),
         only_b=tuple(sorted(theirs.keys() - ours.keys())),
         settings=_settings(a[0].context, b[0].context),
+        summarised=tuple(
+            name for name, run in (("A", a), ("B", b)) if run[0].summaries and not run[1]
+        ),
     )
 
 

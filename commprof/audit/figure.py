@@ -43,6 +43,9 @@ _PART_OF_MORE = re.compile(r"[-:,.]\d")
 #: A part of a time in several units, such as "1h 23m", and the units of such parts.
 _TIME_PART = re.compile(rf"[\s,]*(?:and\s+)?({_NUMBER})\s*([A-Za-z]+)")
 _TIME_PART_S = {**UNIT_S, "d": 86_400.0, "m": 60.0}
+#: The last part without a unit, as in "1h 30", after hours or minutes.
+_BARE_PART = re.compile(r"\s*([0-5]?\d(?:\.\d+)?)(?=\s*(?:$|\())")
+_OVER_BARE_S = (3600.0, 60.0)
 
 
 @dataclass(frozen=True)
@@ -99,8 +102,8 @@ def parse_figure(text: str, where: str = "", unit: str = "", count: bool = False
 
     A figure stands for all values that become this figure when rounded or truncated. ``~`` allows
     one unit of the last digit either way; ``<`` and ``>`` leave one side open; ``a-b`` and
-    ``a ± b`` are intervals. ``1h 23m`` is one time. ``36m`` means minutes if ``unit`` is a unit of
-    time; otherwise it is not read, because it may mean millions.
+    ``a ± b`` are intervals. ``1h 23m`` and ``1h 23`` are one time. ``36m`` means minutes if
+    ``unit`` is a unit of time; otherwise it is not read, because it may mean millions.
 
     Args:
         text: the cell.
@@ -132,10 +135,11 @@ def parse_figure(text: str, where: str = "", unit: str = "", count: bool = False
 def _time_in_parts(cell: str, where: str) -> Figure | None:
     """Reads a time in several units, the longest first; None for any other text.
 
-    The last part is rounded, the parts before it are exact.
+    The last part is rounded, the parts before it are exact. It may lack its unit.
     """
-    end = len(cell) - len(cell.lstrip("~≈ "))
-    is_rough = bool(cell[:end].strip())
+    end = len(cell) - len(cell.lstrip("~≈<>≤≥ "))
+    mark = cell[:end]
+    is_rough = "~" in mark or "≈" in mark
     parts: list[tuple[str, float]] = []
     while match := _TIME_PART.match(cell, end):
         unit_s = _TIME_PART_S.get(match[2].lower(), math.inf)
@@ -143,6 +147,10 @@ def _time_in_parts(cell: str, where: str) -> Figure | None:
             break
         parts.append((match[1], unit_s))
         end = match.end()
+    bare = _BARE_PART.match(cell, end) if parts and parts[-1][1] in _OVER_BARE_S else None
+    if bare is not None:
+        parts.append((bare[1], parts[-1][1] / 60))
+        end = bare.end()
     if len(parts) < 2:
         return None
     *whole, (digits, unit_s) = parts
@@ -151,7 +159,7 @@ def _time_in_parts(cell: str, where: str) -> Figure | None:
         span = span + exact(float(text.replace(",", "")) * each_s)
     if not math.isfinite(span.value):
         return None
-    return Figure(cell[:end], replace(span, low=max(0.0, span.low)), where)
+    return Figure(cell[:end], _opened(replace(span, low=max(0.0, span.low)), mark), where)
 
 
 def as_share(figure: Figure) -> Figure:
@@ -192,11 +200,16 @@ def _span(match: re.Match[str], is_count: bool) -> Span | None:
     if match["spread"]:
         spread = _of_digits(match["spread"], False, False).high
         low, high = low - spread, high + spread
+    return _opened(Span(max(0.0, low), value, high), mark + ">" * bool(match["open"]))
+
+
+def _opened(span: Span, mark: str) -> Span:
+    """Returns the interval that the marks ``<`` and ``>`` before a number give to it."""
+    if ">" in mark or "≥" in mark:
+        return Span(span.value, span.value, math.inf)
     if "<" in mark or "≤" in mark:
-        low, high = 0.0, value
-    if ">" in mark or "≥" in mark or match["open"]:
-        low, high = value, math.inf
-    return Span(max(0.0, low), value, high)
+        return Span(0.0, span.value, span.value)
+    return span
 
 
 def _of_digits(text: str, is_count: bool, is_rough: bool) -> Span:

@@ -13,6 +13,7 @@ from commprof.analysis.late.standstill import Operation
 from commprof.trace.documents import Group
 from commprof.trace.schema import (
     FLAG_DEVICE_ASYNC,
+    FLAG_DEVICE_TIME,
     NO_SEQ,
     OPS,
     PHASES,
@@ -23,7 +24,7 @@ from commprof.trace.schema import (
 
 _TAKEN = [
     *(Kind.ISSUE, Kind.END, Kind.WAIT, Kind.STEP, Kind.PHASE),
-    *(Kind.FINALIZE_BEGIN, Kind.FINALIZE_END),
+    *(Kind.FINALIZE_BEGIN, Kind.FINALIZE_END, Kind.DEVICE_WAIT),
 ]
 _ALL_REDUCE = OPS.index("all_reduce")
 #: Operations whose completion gloo does not report: it is known only if a wait for it blocked.
@@ -69,6 +70,9 @@ class RankState:
     _previous_begin_ns: int = 0
     _graph_task: int = 0
     _buckets: int = 0
+    #: Pending operations of a device, and True once device events have told when one ended.
+    _on_device: set[int] = field(default_factory=set)
+    _has_device_times: bool = False
     #: Operations whose completion was read before their issue, in this take and the last.
     _ended_early: tuple[set[int], set[int]] = field(default_factory=lambda: (set(), set()))
 
@@ -111,6 +115,7 @@ class RankState:
             self._take(dict(zip(fields, values, strict=True)), names)
         while len(self.pending) > _MOST_PENDING:
             del self.pending[next(iter(self.pending))]
+        self._on_device &= self.pending.keys()
 
     def forget_open(self, before_ns: int) -> None:
         """Forgets what began before a time and is under way, because its end will not be recorded.
@@ -126,9 +131,8 @@ class RankState:
         kind = row["kind"]
         if kind == Kind.ISSUE:
             self._issue(row, groups)
-        elif kind in (Kind.END, Kind.WAIT):
-            if self.pending.pop(row["op_id"], None) is None:
-                self._ended_early[0].add(row["op_id"])
+        elif kind in (Kind.END, Kind.WAIT, Kind.DEVICE_WAIT):
+            self._ended(row)
         elif kind == Kind.STEP:
             self._boundary(row)
         elif kind == Kind.PHASE:
@@ -138,6 +142,15 @@ class RankState:
                 self._last_phase = PHASES[code] if code < len(PHASES) else f"phase {code}"
         elif kind in (Kind.FINALIZE_BEGIN, Kind.FINALIZE_END):
             self._finalizing = kind == Kind.FINALIZE_BEGIN
+
+    def _ended(self, row: dict[str, int]) -> None:
+        op_id, by_host = row["op_id"], row["kind"] == Kind.WAIT
+        if row["kind"] == Kind.DEVICE_WAIT or row["flags"] & FLAG_DEVICE_TIME:
+            self._has_device_times = True
+        if by_host and self._has_device_times and op_id in self._on_device:
+            return  # the host only made a stream wait
+        if self.pending.pop(op_id, None) is None:
+            self._ended_early[0].add(op_id)
 
     def _boundary(self, row: dict[str, int]) -> None:
         time_ns = row["timestamp_ns"]
@@ -167,6 +180,9 @@ class RankState:
             self._backward_issue_ns = row["timestamp_ns"]
         if any(row["op_id"] in ended for ended in self._ended_early):
             return
+        on_device = bool(row["flags"] & FLAG_DEVICE_ASYNC)
+        if on_device:
+            self._on_device.add(row["op_id"])
         self.pending[row["op_id"]] = Operation(
             op=OPS[op] if op < len(OPS) else f"operation {op}",
             group=name,
@@ -177,7 +193,7 @@ class RankState:
             issue_ns=row["timestamp_ns"],
             bucket=self._bucket(row) if op == _ALL_REDUCE and row["value"] else -1,
             in_backward=bool(row["value"]),
-            silent=op in _SILENT or bool(row["flags"] & FLAG_DEVICE_ASYNC),
+            silent=op in _SILENT or on_device,
             root=row["aux"] if op in ROOTED else -1,
         )
 

@@ -3,7 +3,7 @@
 Totals count from the first step that the monitor analyses, or in always-on mode from the start of
 the mode. Like Prometheus's counters, they grow or start again at 0, as after a rank's restart.
 "Recent" is the last ``RECENT_STEPS`` steps that all ranks completed; in always-on mode the last
-minute. Unknown figures are NaN, None or absent.
+minute, or the last steps if none ended in it. Unknown figures are NaN, None or absent.
 """
 
 from __future__ import annotations

@@ -220,7 +220,7 @@ class _RangesByThread:
             begins = np.array([e.begin_ns for e in found], np.int64)
             self._of[thread] = begins, found, _parents(found)
         self._by_number = {
-            number: e for e in ranges if (number := _number(e)) and operation(e.name) != "other"
+            number: e for e in ranges if (number := external_id(e)) and operation(e.name) != "other"
         }
 
     def launching(self, kernel: Event, thread: int, time_ns: int) -> Event | None:
@@ -255,7 +255,7 @@ class _RangesByThread:
         A range that begins after the kernel does not count. Also returns None if the External id
         equals the kernel's correlation id: the id then identifies the kernel's launch, not a range.
         """
-        number = _number(kernel)
+        number = external_id(kernel)
         found = self._by_number.get(number) if number != kernel.correlation else None
         return found if found is not None and found.begin_ns <= kernel.begin_ns else None
 
@@ -271,7 +271,7 @@ def _parents(ordered: Sequence[Event]) -> list[int]:
     return parents
 
 
-def _number(event: Event) -> int:
+def external_id(event: Event) -> int:
     """Returns the External id that kineto gives an operator and its kernels; 0 without one."""
     return _whole(event.arguments.get("External id", event.arguments.get("external id")))
 

@@ -11,11 +11,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from commprof.recordings.profiler_calls import external_id
 from commprof.recordings.profiler_events import Event, ProfilerEvents
 from commprof.recordings.profiler_rank import RankRecording, recorded_rank
 from commprof.text import counted, named_ranks
 
-#: Offset between the correlation ids of windows, as ids start anew in every process.
+#: Offset between the ids of windows, as ids start anew in every process.
 _APART: Final = 1 << 48
 MOST_WINDOWS: Final = 1 << 12
 _END_OF_TIME: Final = 1 << 62
@@ -128,14 +129,13 @@ def _as_one(rank: int, windows: Sequence[RankRecording]) -> RankRecording:
 def _add(whole: ProfilerEvents, part: ProfilerEvents, apart: int, since: int, until: int) -> None:
     """Adds those of ``part``'s events that begin from ``since`` to before ``until``, in ns.
 
-    ``apart`` is added to their correlation ids.
+    ``apart`` is added to their correlation ids and External ids.
     """
     for name in ("communication", "ranges", "issued"):
         kept: list[Event] = getattr(whole, name)
         for event in getattr(part, name):
             if since <= event.begin_ns < until:
-                moved = event.correlation + apart if event.correlation >= 0 else -1
-                kept.append(replace(event, correlation=moved))
+                kept.append(_moved(event, apart))
     for name in ("kernels", "copies", "backward", "operators"):
         target, source = getattr(whole, name), getattr(part, name)
         inside = _inside(source.begin_ns, since, until)
@@ -153,6 +153,15 @@ def _add(whole: ProfilerEvents, part: ProfilerEvents, apart: int, since: int, un
     whole.unreadable_name = whole.unreadable_name or part.unreadable_name
     whole.unusable += part.unusable
     whole.problem = whole.problem or part.problem
+
+
+def _moved(event: Event, apart: int) -> Event:
+    correlation, arguments = event.correlation, event.arguments
+    if correlation >= 0:
+        correlation += apart
+    if number := external_id(event):
+        arguments = {**arguments, "External id": number + apart}
+    return replace(event, correlation=correlation, arguments=arguments)
 
 
 def _inside(begin_ns: array[int], since: int, until: int) -> npt.NDArray[np.bool_]:

@@ -58,6 +58,14 @@ def step_marks(records: Records) -> StepMarks:
 
 def communicating_backwards(records: Records, thread: int) -> Ints:
     """Returns the end times of the thread's backward passes that issued a collective, in ns."""
+    return first_issues(records, thread)[0]
+
+
+def first_issues(records: Records, thread: int) -> tuple[Ints, Records]:
+    """Finds the thread's backward passes that issued a collective.
+
+    Returns the end time of each pass in ns, and the record of its first collective.
+    """
     phases = records[
         (records["kind"] == Kind.PHASE)
         & (records["aux"] == Phase.BACKWARD)
@@ -67,7 +75,8 @@ def communicating_backwards(records: Records, thread: int) -> Ints:
     issued = issues["timestamp_ns"]  # in order of time, as all records are
     first = np.searchsorted(issued, phases["timestamp_ns"], side="left")
     last = np.searchsorted(issued, phases["value"], side="right")
-    return phases["value"][last > first].astype(np.int64)
+    found = last > first
+    return phases["value"][found].astype(np.int64), issues[first[found]]
 
 
 def _at_backwards(marks: Records, passes_ns: Ints) -> StepMarks:

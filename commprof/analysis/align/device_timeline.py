@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.trace import schema
+from commprof.trace.found_steps import step_marks
 from commprof.trace.reader import Trace
 from commprof.trace.schema import Kind, Records
 
@@ -38,9 +39,11 @@ def on_device_timeline(trace: Trace) -> Trace:
     if not timed.any():
         return trace
     stream = _computing_stream(records)
+    issues = _issues(records)
     parts = [
         _other_kinds(records),
-        _issues(records),
+        issues,
+        _buckets(records, issues),
         _boundaries(records),
         _phases(records),
         _waits(records, stream),
@@ -55,7 +58,9 @@ def timed_collectives(trace: Trace) -> int:
     records = trace.records
     ends = (records["kind"] == Kind.END) & (records["flags"] & schema.FLAG_DEVICE_TIME != 0)
     told = ends | (records["kind"] == Kind.DEVICE_WAIT)
-    return len(np.unique(records["op_id"][told]))
+    issues = _of_kind(records, Kind.ISSUE)  # a full ring may have dropped some
+    on_device = issues["op_id"][(issues["flags"] & schema.FLAG_DEVICE_ASYNC) != 0]
+    return int(np.isin(on_device, records["op_id"][told]).sum())
 
 
 def clock_error_ns(trace: Trace) -> float:
@@ -80,6 +85,7 @@ _REWRITTEN = (
     Kind.WAIT,
     Kind.FINALIZE_BEGIN,
     Kind.FINALIZE_END,
+    Kind.BUCKET,
     Kind.DEVICE_READY,
     Kind.DEVICE_WAIT,
     Kind.DEVICE_FINALIZE,
@@ -119,8 +125,10 @@ def _computing_stream(records: Records) -> _Stream:
 
 
 def _training_thread(records: Records) -> int:
-    steps = _of_kind(records, Kind.STEP)
-    return int(steps["thread"][0]) if len(steps) else 0
+    """Returns the thread that ends the steps; another thread may have begun capture."""
+    marks = step_marks(records)
+    threads = marks.thread[marks.ends] if marks.ends.any() else marks.thread
+    return int(threads[0]) if len(threads) else 0
 
 
 def _issues(records: Records) -> Records:
@@ -144,6 +152,33 @@ def _issues(records: Records) -> Records:
     on_device = (issues["flags"] & schema.FLAG_DEVICE_ASYNC) != 0
     issues["thread"][on_device & (issues["value"] > 0)] = _training_thread(records)
     return issues
+
+
+def _buckets(records: Records, issued: Records) -> Records:
+    """Returns DDP's buckets, ready when the stream came to their first collective.
+
+    A bucket's collectives are those that its thread issued before it had launched the bucket. The
+    bucket gets the thread of the first one. Buckets without a device collective are unchanged.
+
+    Args:
+        records: as they were recorded.
+        issued: result of :func:`_issues`.
+    """
+    found = _of_kind(records, Kind.BUCKET).copy()
+    host = _of_kind(records, Kind.ISSUE)
+    on_device = (host["flags"] & schema.FLAG_DEVICE_ASYNC) != 0
+    for thread in np.unique(found["thread"]).tolist():
+        rows = np.flatnonzero(found["thread"] == thread)
+        calls = np.flatnonzero(on_device & (host["thread"] == thread))
+        first = np.searchsorted(host["timestamp_ns"][calls], found["timestamp_ns"][rows])
+        rows, calls = rows[first < len(calls)], calls[first[first < len(calls)]]
+        inside = host["timestamp_ns"][calls] <= found["value"][rows]
+        rows, calls = rows[inside], calls[inside]
+        launching_ns = found["value"][rows] - found["timestamp_ns"][rows]
+        found["timestamp_ns"][rows] = issued["timestamp_ns"][calls]
+        found["value"][rows] = issued["timestamp_ns"][calls] + launching_ns
+        found["thread"][rows] = issued["thread"][calls]
+    return found
 
 
 def _boundaries(records: Records) -> Records:

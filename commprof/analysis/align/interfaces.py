@@ -31,6 +31,15 @@ def ddp_logs(trace: Trace) -> list[Mapping[str, Any]]:
     return [log for log in found if isinstance(log, Mapping)] if isinstance(found, list) else []
 
 
+def trained_no_ddp(trace: Trace) -> bool:
+    """True if the capture ended without having seen a DDP model train.
+
+    All-reduces of backward are then those of HSDP, tensor parallelism or the script itself. False
+    if this is not known, as for a killed rank, or in another profiler's recording.
+    """
+    return cross_check_sources(trace).get("ddp_logs") == []
+
+
 def logged_bucket_sizes(log: Mapping[str, Any], key: str) -> list[int]:
     """Returns the bucket sizes in bytes under ``key`` of DDP's log; empty if it has none."""
     return [int(size) for size in str(log.get(key) or "").split(",") if size.strip().isdecimal()]

@@ -29,7 +29,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.align.interfaces import ddp_logs, logged_bucket_sizes
+from commprof.analysis.align.interfaces import ddp_logs, logged_bucket_sizes, trained_no_ddp
 from commprof.trace import columns
 from commprof.trace.columns import Buckets, Collectives, Ints
 from commprof.trace.documents import Group
@@ -297,13 +297,15 @@ def bucket_numbers(trace: Trace, table: Collectives) -> Ints:
     order of DDP's all-reduces gives the index: within one backward pass DDP launches its buckets
     in the order of their numbers, and waits for all of them at the end. If another all-reduce may
     be among them (for example of SyncBatchNorm or a second DDP model), no collective of the pass
-    has an index.
+    has an index. Nor has any if no DDP model was trained while capture ran.
 
     Args:
         trace: as it was recorded, on the host's clock.
         table: the collectives of this trace, on any clock.
     """
     hooked = columns.buckets(trace)
+    if not len(hooked) and trained_no_ddp(trace):
+        return np.full(len(table), NO_BUCKET)
     known, number = _by_hook(trace, hooked) if len(hooked) else _by_order(trace)
     return look_up(table.op_id, known, number + 1) - 1
 

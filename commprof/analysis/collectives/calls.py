@@ -11,7 +11,8 @@ from issue and end, which are measured. Point-to-point messages (send, recv) and
 ``monitored_barrier`` do not pass through the queue.
 
 On a device the collectives of a group follow each other on one stream, as with a single thread.
-This applies to groups with a collective whose completion was timed by a device event.
+This applies to groups with a collective whose completion was timed by a device event. A group may
+have a backend for CPU tensors, too, whose queue is another one.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from commprof.trace.columns import Collectives, Ints, Steps
 from commprof.trace.documents import Group
 from commprof.trace.lookup import row_containing
 from commprof.trace.reader import Trace
-from commprof.trace.schema import FLAG_DEVICE_TIME, OPS, Kind, Phase
+from commprof.trace.schema import FLAG_DEVICE_ASYNC, FLAG_DEVICE_TIME, OPS, Kind, Phase
 
 #: torch's default for a process group, assumed if the trace does not record the number.
 DEFAULT_GLOO_THREADS = 2
@@ -56,28 +57,36 @@ def start_times(trace: Trace, table: Collectives) -> Ints:
         return table.issue_ns  # a kernel's own begin
     start = np.zeros(len(table), dtype=np.int64)
     unqueued = np.isin(table.op, _UNQUEUED)
-    on_device = _groups_on_device(trace, table)
+    on_device = _on_timed_device(trace, table)
     for group in trace.groups.values():
         in_group = table.group == group.id
+        queues = [(DEVICE_STREAMS, in_group & on_device)]
         # The trace has the number of threads of groups of gloo and of the backend commprof.
-        has_queue = group.backend == "gloo" or _threads(trace, group) > 0
-        if not has_queue and group.id not in on_device:
-            continue
-        gloo_threads = _threads(trace, group) or DEFAULT_GLOO_THREADS
-        threads = DEVICE_STREAMS if group.id in on_device else gloo_threads
-        start[unqueued & in_group] = 1
-        rows = np.flatnonzero(in_group & ~unqueued)
-        exact, issue, end = table.end_is_exact[rows], table.issue_ns[rows], table.end_ns[rows]
-        earliest = fifo_starts(issue, np.where(exact, end, issue), threads)
-        latest = earliest
-        if not exact.all():
-            bound = np.where(end > 0, end, _NEVER)
-            latest = fifo_starts(issue, np.where(exact, end, bound), threads)
-        # Ends are recorded a little late, so a derived start may be later than its own end.
-        earliest = np.where(exact, np.minimum(earliest, np.maximum(end, issue)), earliest)
-        latest = np.where(exact, np.minimum(latest, np.maximum(end, issue)), latest)
-        start[rows] = np.where(earliest == latest, earliest, 0)
+        gloo_threads = _threads(trace, group)
+        if group.backend == "gloo" or gloo_threads > 0:
+            queues.append((gloo_threads or DEFAULT_GLOO_THREADS, in_group & ~on_device))
+        for threads, rows in queues:
+            start[rows & unqueued] = 1
+            queued = np.flatnonzero(rows & ~unqueued)
+            start[queued] = _starts_in_queue(table, queued, threads)
     return np.where(unqueued & (start > 0), table.issue_ns, start)
+
+
+def _starts_in_queue(table: Collectives, rows: Ints, threads: int) -> Ints:
+    """Starts of the rows, which share one queue with this number of threads; 0 if unknown."""
+    exact, issue, end = table.end_is_exact[rows], table.issue_ns[rows], table.end_ns[rows]
+    earliest = fifo_starts(issue, np.where(exact, end, issue), threads)
+    latest = earliest
+    if not exact.all():
+        bound = np.where((end > 0) & ~table.failed[rows], end, _NEVER)
+        if threads == 1:  # one that begins later also ends later, unless it was refused
+            bound = np.minimum.accumulate(bound[::-1])[::-1]
+        latest = fifo_starts(issue, np.where(exact, end, bound), threads)
+    # Ends are recorded a little late, so a derived start may be later than its own end.
+    earliest = np.where(exact, np.minimum(earliest, np.maximum(end, issue)), earliest)
+    latest = np.where(exact, np.minimum(latest, np.maximum(end, issue)), latest)
+    starts: Ints = np.where(earliest == latest, earliest, 0)
+    return starts
 
 
 def assumes_threads(trace: Trace) -> bool:
@@ -92,12 +101,14 @@ def _threads(trace: Trace, group: Group) -> int:
     return threads if type(threads) is int and 0 < threads <= _MOST_THREADS else 0
 
 
-def _groups_on_device(trace: Trace, table: Collectives) -> set[int]:
-    """Numbers of the groups with a collective whose completion was timed by a device event."""
+def _on_timed_device(trace: Trace, table: Collectives) -> npt.NDArray[np.bool_]:
+    """True for device collectives of groups in which a device event timed a completion."""
     records = trace.records
     told = (records["kind"] == Kind.END) & (records["flags"] & FLAG_DEVICE_TIME != 0)
-    rows = np.isin(table.op_id, records["op_id"][told].astype(np.int64))
-    return set(table.group[rows].tolist())
+    timed = np.isin(table.op_id, records["op_id"][told].astype(np.int64))
+    issued = columns.of_kind(records, Kind.ISSUE)
+    flagged = issued["op_id"][issued["flags"] & FLAG_DEVICE_ASYNC != 0].astype(np.int64)
+    return np.isin(table.op_id, flagged) & np.isin(table.group, table.group[timed])
 
 
 def fifo_starts(issue_ns: Ints, end_ns: Ints, threads: int) -> Ints:

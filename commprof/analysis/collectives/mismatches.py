@@ -161,14 +161,15 @@ class MismatchFinder:
         """
         key = group, seq
         members = self._open.setdefault(key, {})
+        members.pop(rank, None)
+        first, _ = next(iter(members.values()), (issued, 0))
+        if issued != first:
+            self._differing.setdefault(key, 0)
         members[rank] = issued, issue_ns
-        differs = any(other != issued for other, _ in members.values())
         if len(members) >= size:
             del self._open[key]
-            if self._differing.pop(key, 0) >= 0 and differs:
+            if self._differing.pop(key, -1) >= 0:
                 self._complete.append((key, members))
-        elif differs:
-            self._differing.setdefault(key, 0)
         if len(self._open) > _MOST_OPEN:
             oldest = next(iter(self._open))
             del self._open[oldest]

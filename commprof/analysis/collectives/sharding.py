@@ -5,18 +5,21 @@ reverse: it gathers again the groups that were resharded after forward, and redu
 gradients of each group; under HSDP an all-reduce between the model replicas follows. If backward
 gathers fewer groups than forward, the groups are identified by the sizes of the all-gathers.
 
-With gradient accumulation a step has several such passes. Its first pass shows the groups; a later
-pass gathers all of them again, or those that were resharded. The calls of a pass that gathers other
-sizes, of a second model, are not assigned to groups.
+With gradient accumulation a step has several such passes. The first pass of most steps shows the
+groups; a later pass gathers all of them again, or those that were resharded. The calls of a pass
+that gathers other sizes, of a second model or with an evaluation before it, are not assigned to
+groups.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from commprof.analysis.align.measured import MeasuredWorld, backward_begins
 from commprof.analysis.step.exposure import exposures_of
@@ -26,6 +29,8 @@ from commprof.trace.columns import Collectives, Ints
 from commprof.trace.reader import Trace
 from commprof.trace.schema import OPS
 from commprof.units import ns_to_ms
+
+Mask = npt.NDArray[np.bool_]
 
 #: Parts of the communication, as sentences name them.
 FORWARD: Final = "all-gathers in forward"
@@ -61,7 +66,7 @@ class Sharding:
     """The parts of a sharded step's communication, the most exposed first."""
 
     parts: tuple[ShardedPart, ...]
-    #: Number of groups that forward gathers in the first pass of a step.
+    #: Number of groups that forward gathers in the first pass of most steps.
     groups: int
     #: The run directory, for use in a command.
     directory: str = ""
@@ -134,37 +139,76 @@ def _rows(trace: Trace, table: Collectives, measured: Ints) -> Iterator[_Row]:
     known = waits.collective >= 0
     np.add.at(waited, waits.collective[known], waits.waited_ns[known])
     steps, begins = columns.steps(trace), backward_begins(trace)
-    backward = table.graph_task >= 0
-    of_part = {
-        FORWARD: (table.op == _GATHER) & ~backward,
-        BACKWARD: (table.op == _GATHER) & backward,
-        SCATTER: (table.op == _SCATTER) & backward,
-        SUM: (table.op == _REDUCE) & backward,
-    }
-    for step in np.flatnonzero(np.isin(steps.index, measured)).tolist():
-        begin, end = steps.begin_ns[step], steps.end_ns[step]
-        first, last = np.searchsorted(table.issue_ns, (begin, end))
-        calls = {
-            part: first + np.flatnonzero(chosen[first:last]) for part, chosen in of_part.items()
-        }
-        in_backward = table.issue_ns[np.concatenate([calls[BACKWARD], calls[SCATTER], calls[SUM]])]
-        in_backward = np.append(in_backward, begins[slice(*np.searchsorted(begins, (begin, end)))])
-        later = _later_passes(table.issue_ns[calls[FORWARD]], in_backward)
-        at = {part: np.searchsorted(later, table.issue_ns[r], "right") for part, r in calls.items()}
-        gathered = [
-            table.bytes_out[calls[FORWARD][at[FORWARD] == number]].tolist()
-            for number in range(len(later) + 1)
+    rows = np.flatnonzero(np.isin(steps.index, measured))
+    windows = list(zip(steps.begin_ns[rows].tolist(), steps.end_ns[rows].tolist(), strict=True))
+    of_part = _of_part(table, windows[0][0])
+    found = [_passes(table, of_part, begins, window) for window in windows]
+    # Where evaluation precedes a step's first pass, their all-gathers cannot be told apart.
+    firsts = Counter(tuple(table.bytes_out[passes[0][FORWARD]].tolist()) for passes in found)
+    whole = max(firsts, key=lambda sizes: (len(sizes) > 0, firsts[sizes]))
+    for passes in found:
+        is_known = [
+            _places(whole, table.bytes_out[each[FORWARD]].tolist()) is not None for each in passes
         ]
-        whole = gathered[0]
-        for part, found in calls.items():
-            for number, forward in enumerate(gathered):
-                rows = found[at[part] == number]
-                is_known = _places(whole, forward) is not None
-                sizes = table.bytes_out[rows].tolist()
-                groups = _groups(part, whole, sizes) if is_known else [0] * len(rows)
-                for row, group in zip(rows.tolist(), groups, strict=True):
-                    is_last = part in (SCATTER, SUM) and row == found[-1]
+        for part in of_part:
+            last = max(int(each[part].max(initial=-1)) for each in passes)
+            for each, is_usual in zip(passes, is_known, strict=True):
+                sizes = table.bytes_out[each[part]].tolist()
+                groups = _groups(part, whole, sizes) if is_usual else [0] * len(sizes)
+                for row, group in zip(each[part].tolist(), groups, strict=True):
+                    is_last = part in (SCATTER, SUM) and row == last
                     yield _Row(part, group, len(whole), is_last, float(waited[row]))
+
+
+def _of_part(table: Collectives, begin_ns: int) -> dict[str, Mask]:
+    """Returns a mask over the table for each part.
+
+    Sequence parallelism gathers and reduce-scatters activations, in a process group whose first
+    reduce-scatter is one of forward. Tensor parallelism sums gradients of activations in backward.
+    An all-reduce between model replicas sums what the reduce-scatter before it returned.
+
+    Args:
+        table: the rank's collectives.
+        begin_ns: begin of the first measured step.
+    """
+    scatters = np.flatnonzero((table.op == _SCATTER) & (table.issue_ns >= begin_ns))
+    group, first = np.unique(table.group[scatters], return_index=True)
+    of_parameters = np.isin(table.group, group[table.graph_task[scatters[first]] >= 0])
+    backward = table.graph_task >= 0
+    gather = (table.op == _GATHER) & of_parameters
+    scatter = (table.op == _SCATTER) & of_parameters & backward
+    rows = np.flatnonzero(scatter)
+    before = np.searchsorted(rows, np.arange(len(table))) - 1
+    reduced = table.bytes_in == np.append(table.bytes_out[rows], -1)[before]
+    return {
+        FORWARD: gather & ~backward,
+        BACKWARD: gather & backward,
+        SCATTER: scatter,
+        SUM: (table.op == _REDUCE) & backward & reduced,
+    }
+
+
+def _passes(
+    table: Collectives, of_part: dict[str, Mask], begins: Ints, window: tuple[int, int]
+) -> list[dict[str, Ints]]:
+    """Returns the rows of each part in each pass of one step.
+
+    Args:
+        table: the rank's collectives.
+        of_part: mask over the table for each part.
+        begins: when the rank's backward passes begin.
+        window: begin and end of the step in ns.
+    """
+    first, last = np.searchsorted(table.issue_ns, window)
+    calls = {part: first + np.flatnonzero(chosen[first:last]) for part, chosen in of_part.items()}
+    in_backward = table.issue_ns[np.concatenate([calls[BACKWARD], calls[SCATTER], calls[SUM]])]
+    in_backward = np.append(in_backward, begins[slice(*np.searchsorted(begins, window))])
+    later = _later_passes(table.issue_ns[calls[FORWARD]], in_backward)
+    at = {part: np.searchsorted(later, table.issue_ns[r], "right") for part, r in calls.items()}
+    return [
+        {part: rows[at[part] == number] for part, rows in calls.items()}
+        for number in range(len(later) + 1)
+    ]
 
 
 def _later_passes(forward_ns: Ints, backward_ns: Ints) -> Ints:

@@ -178,8 +178,7 @@ def diagnosis(path: Path) -> Diagnosis:
     seen = {dump.rank for dump in dumps}
     missing = tuple(sorted({r for ranks in members.values() for r in ranks} - seen))
     everybody = [*states, *(_undumped(r, members, states[0].world_size) for r in missing)]
-    waits = {state.rank: waits_of(state, everybody) for state in states}
-    waits.update(dict.fromkeys(missing, ()))
+    waits = waits_of(everybody)
     cause = find_cause(everybody, waits)
     mismatches = _mismatches(dumps)
     words = _Words(dumps, members)

@@ -103,29 +103,69 @@ class Cause:
     behind: Mapping[int, Operation]
 
 
-def waits_of(state: Standing, states: Sequence[Standing]) -> Waits:
-    """Lists the operations in which the rank of ``state`` waits for other ranks, oldest first.
+def waits_of(states: Sequence[Standing]) -> dict[int, Waits]:
+    """Lists for each rank the operations in which it waits for other ranks, oldest first.
 
     Each operation comes with the ranks that the rank waits for.
     """
-    result = []
-    for operation in _oldest_first(state):
-        absent = tuple(
+    late = _LateRanks(states)
+    return {
+        state.rank: [
+            (operation, absent)
+            for operation in _oldest_first(state)
+            if (absent := late.to(operation, state))
+        ]
+        for state in states
+    }
+
+
+class _LateRanks:
+    """Finds ranks that have not issued an operation; looks once for all ranks that wait in it."""
+
+    def __init__(self, states: Sequence[Standing]) -> None:
+        self._states = states
+        self._by_place: dict[tuple[str, int], list[Standing]] = {}
+        for state in states:
+            for name, group in state.groups.items():
+                self._by_place.setdefault((name, group.rank), []).append(state)
+        #: By a collective's group, number and size of the group, with their ranks.
+        self._found: dict[tuple[str, int, int], tuple[list[Standing], tuple[int, ...]]] = {}
+
+    def to(self, operation: Operation, issuer: Standing) -> tuple[int, ...]:
+        """Returns the ranks that ``issuer`` waits for in the operation."""
+        if operation.peer >= 0:
+            others = self._by_place.get((operation.group, operation.peer), [])
+        else:
+            others, ranks = self._late(operation, issuer.groups.get(operation.group))
+            if operation.root < 0 and issuer.rank not in ranks:
+                return ranks
+        return tuple(
             other.rank
-            for other in states
-            if other.rank != state.rank and _misses(other, operation, state)
+            for other in others
+            if other.rank != issuer.rank and _misses(other, operation, issuer)
         )
-        if absent:
-            result.append((operation, absent))
-    return result
+
+    def _late(
+        self, operation: Operation, own: Group | None
+    ) -> tuple[list[Standing], tuple[int, ...]]:
+        key = operation.group, operation.seq, own.size if own is not None else -1
+        if key not in self._found:
+            late = [other for other in self._states if _is_late(other, operation, own)]
+            self._found[key] = late, tuple(other.rank for other in late)
+        return self._found[key]
 
 
 def find_cause(states: Sequence[Standing], waits: Mapping[int, Waits]) -> Cause:
-    """Finds the ranks that the others wait for; ``waits``: result of ``waits_of``, by rank."""
+    """Finds the ranks that the others wait for; ``waits``: result of ``waits_of``."""
+    pending: dict[tuple[int, str, int], Operation] = {}
+    for state in states:
+        for one in state.pending.values():
+            if one.peer < 0:
+                pending.setdefault((state.rank, one.group, one.seq), one)
     behind = {
         state.rank: operation
         for state in states
-        if (operation := _behind_in(state, states)) is not None
+        if (operation := _behind_in(state, states, pending)) is not None
     }
     absent = sorted({rank for found in waits.values() for _, ranks in found for rank in ranks})
     by_rank = {state.rank: state for state in states}
@@ -170,22 +210,30 @@ def _oldest_first(state: Standing) -> list[Operation]:
 
 
 def _misses(other: Standing, operation: Operation, issuer: Standing) -> bool:
-    """True if another rank takes part in the operation and has not issued it."""
+    """True if another rank takes part in the operation, is needed, and has not issued it."""
+    own, theirs = issuer.groups.get(operation.group), other.groups.get(operation.group)
+    place = other.rank if theirs is None else theirs.rank
+    return _is_late(other, operation, own) and _is_needed(place, operation, own)
+
+
+def _is_late(other: Standing, operation: Operation, own: Group | None) -> bool:
+    """True if a rank takes part in the operation and has not issued it.
+
+    ``own`` is the ``Group`` as the issuing rank describes it; of a collective, only its size
+    matters.
+    """
     if operation.seq < 0:
         return False
     group = other.groups.get(operation.group)
-    mine = issuer.groups.get(operation.group)
     if group is None:
         # The rank has never used the group: only the group of all ranks is known to include it.
-        includes_all = mine is not None and mine.size == other.world_size
-        return includes_all and operation.peer < 0 and _is_needed(other.rank, operation, mine)
+        return operation.peer < 0 and own is not None and own.size == other.world_size
     if operation.peer < 0:
-        late = _before(other.next_seq.get(operation.group), operation)
-        return late and _is_needed(group.rank, operation, mine)
-    if mine is None or group.rank != operation.peer:
+        return _before(other.next_seq.get(operation.group), operation)
+    if own is None or group.rank != operation.peer:
         return False
     counterpart = "recv" if operation.op == "send" else "send"
-    return _before(other.next_message.get((operation.group, counterpart, mine.rank)), operation)
+    return _before(other.next_message.get((operation.group, counterpart, own.rank)), operation)
 
 
 def _is_needed(rank: int, operation: Operation, own: Group | None) -> bool:
@@ -209,10 +257,15 @@ def _before(next_seq: int | None, operation: Operation) -> bool:
     return next_seq is None or not comes_before(operation.seq, next_seq)
 
 
-def _behind_in(state: Standing, states: Sequence[Standing]) -> Operation | None:
+def _behind_in(
+    state: Standing,
+    states: Sequence[Standing],
+    pending: Mapping[tuple[int, str, int], Operation],
+) -> Operation | None:
     """Returns a rank's oldest pending operation if the rank is behind; else None.
 
-    The module's docstring defines when a rank is behind.
+    The module's docstring defines when a rank is behind. ``pending``: each rank's pending
+    collectives, by rank, group and number.
     """
     oldest = next(iter(_oldest_first(state)), None)
     if oldest is None or oldest.peer >= 0 or oldest.silent or oldest.seq < 0:
@@ -222,17 +275,10 @@ def _behind_in(state: Standing, states: Sequence[Standing]) -> Operation | None:
     members = [one for one in states if one is not state and oldest.group in one.groups]
     if any(_misses(other, oldest, state) for other in members):
         return None
-    there = [_found_pending(other, oldest) for other in members]
+    there = [pending.get((other.rank, oldest.group, oldest.seq)) for other in members]
     done = any(one is None for one in there)
     runs = oldest.started is False and any(one is not None and one.started for one in there)
     return oldest if done or runs else None
-
-
-def _found_pending(state: Standing, operation: Operation) -> Operation | None:
-    for one in state.pending.values():
-        if one.peer < 0 and (one.group, one.seq) == (operation.group, operation.seq):
-            return one
-    return None
 
 
 def _joins(

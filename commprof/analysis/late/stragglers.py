@@ -329,18 +329,19 @@ def late_by_own_work(
 
 
 def with_cause(late: LateRank, caused_ns: Floats) -> LateRank:
-    """Returns the late rank with the cause of its lateness, if known.
+    """Returns the late rank with the cause of its lateness, if known for half of the waiting.
 
     Args:
         late: the rank and the cost of waiting for it.
         caused_ns: ``[step, rank, cause]`` as in ``Breakdown``, summed over the ranks that waited.
     """
-    known = caused_ns[:, late.rank, : CAUSES.index(UNKNOWN)].sum(axis=0)
-    known[CAUSES.index(NO_CORE)] = 0.0
-    if not known.sum() > 0:
+    causes = caused_ns[:, late.rank].sum(axis=0)
+    causes[CAUSES.index(NO_CORE)] = 0.0
+    known = causes[: CAUSES.index(UNKNOWN)]
+    if not known.sum() > 0 or known.sum() < _MOST * causes.sum():
         return late
     best = int(np.argmax(known))
-    share = float(known[best] / known.sum())
+    share = float(known[best] / causes.sum())
     return replace(late, phase=CAUSES[best] if share >= _MOST else None, phase_share=share)
 
 

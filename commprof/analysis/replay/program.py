@@ -212,7 +212,8 @@ def _program(
             # A wait may begin after its collective was done, on a device above all.
             (went_on - np.maximum(end_ns, exposed.begin_ns[waits]))[known],
         ),
-        (done_ns, WAIT, offset + done, np.zeros(len(done))),
+        # The pass did not wait for a collective that was complete only later.
+        (done_ns, WAIT, offset + done, np.minimum(0, done_ns - table.end_ns[done])),
         (
             exposed.begin_ns[waits][~known],
             STAND,
@@ -276,8 +277,9 @@ def _found_complete(
     """Returns the rows of buckets for which a DDP finalisation did not wait, and a time in ns each.
 
     A finalisation is the end of a backward pass, where DDP waits for the buckets. The time is the
-    bucket's completion, clipped to the begin and end of the finalisation. Backward passes of FSDP2
-    have no finalisation, because FSDP2 waits for its collectives earlier in backward.
+    bucket's completion, clipped to the begin and end of the finalisation. Collectives that the
+    script waited for itself are left out. Backward passes of FSDP2 have no finalisation, because
+    FSDP2 waits for its collectives earlier in backward.
     """
     span = finalizations.span
     mine = np.flatnonzero(span.thread == thread)
@@ -285,7 +287,7 @@ def _found_complete(
     rows = np.flatnonzero((table.graph_task >= 0) & (table.end_ns > 0))
     sharded = np.unique(table.graph_task[table.op == _REDUCE_SCATTER])
     rows = rows[~np.isin(table.graph_task[rows], sharded)]
-    rows = np.setdiff1d(rows, exposed.collective[exposed.graph_task >= 0])
+    rows = np.setdiff1d(rows, exposed.collective)
     at = np.searchsorted(span.key[mine], table.graph_task[rows])
     found = at < len(mine)
     rows, at = rows[found], mine[at[found]]

@@ -62,7 +62,13 @@ def rank_timeline(view: Overview, index: int) -> RankTimeline:
     Raises:
         CommprofError: the trace cannot be read any more, or has grown meanwhile.
     """
-    recorded = read_source(view.sources[index])
+    try:
+        recorded = read_source(view.sources[index])
+    except OSError as error:
+        raise CommprofError(
+            f"the trace of rank {view.ranks[index]} cannot be read any more: {error.strerror}; "
+            "try again when its files no longer change"
+        ) from None
     (trace,) = on_common_clock([recorded], [view.clocks[index]])
     table, arrivals = columns.collectives(trace), view.arrivals[index]
     if len(table) != len(arrivals.late_rank):

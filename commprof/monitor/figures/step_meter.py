@@ -13,9 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
+from commprof.analysis.align.device_timeline import on_device_timeline
 from commprof.analysis.step.anomalies import StepFigures, bulk_bytes
 from commprof.analysis.step.breakdown import breakdown
 from commprof.trace import columns
+from commprof.trace.columns import Steps
 from commprof.trace.reader import Trace
 from commprof.trace.schema import FLAG_FAILED, RECORD_DTYPE, Kind, Records
 from commprof.units import ns_to_ms
@@ -27,7 +29,11 @@ _MOST_BULK = 16384
 _BITS_PER_BYTE = 8
 #: Most records kept of a step that has not ended; the oldest are dropped.
 _MOST_PENDING = 1 << 16
-_OF_STEPS = (Kind.STEP, Kind.PHASE, Kind.WAIT, Kind.FINALIZE_BEGIN, Kind.FINALIZE_END)
+_OF_STEPS = (
+    *(Kind.STEP, Kind.PHASE, Kind.WAIT, Kind.FINALIZE_BEGIN, Kind.FINALIZE_END),
+    *(Kind.DEVICE_STEP, Kind.DEVICE_PHASE, Kind.DEVICE_WAIT, Kind.DEVICE_FINALIZE),
+    Kind.DEVICE_READY,
+)
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,7 @@ class RankMeter:
 
     def __init__(self) -> None:
         self._pending: Records = np.empty(0, dtype=RECORD_DTYPE)
+        self._on_device = False
 
     def take(self, records: Records) -> list[RankStep]:
         """Adds records, ordered by time, and returns the steps that they complete."""
@@ -57,9 +64,16 @@ class RankMeter:
         if len(chosen) == 0 or not (marks["aux"] == 1).any():
             self._pending = pending
             return []
-        trace = Trace(Path(), {}, {}, pending, complete=False, dropped=0, problems=())
+        recorded = Trace(Path(), {}, {}, pending, complete=False, dropped=0, problems=())
+        trace = on_device_timeline(recorded)
+        if trace is recorded and self._on_device:  # its events come later
+            self._pending = pending
+            return []
+        self._on_device = trace is not recorded
         steps = columns.steps(trace)
         part = breakdown(trace, columns.collectives(trace), None, world_size=0)
+        if self._on_device:
+            marks = _ended_by_device(marks, steps)
         self._pending = pending[pending["timestamp_ns"] >= marks["timestamp_ns"][-1]]
         work = part.work_ns.astype(np.int64).T
         marks_of = (column.tolist() for column in (steps.index, steps.begin_ns, steps.end_ns))
@@ -67,6 +81,15 @@ class RankMeter:
             RankStep(step, begin, end, tuple(of_step))
             for step, begin, end, of_step in zip(*marks_of, work.tolist(), strict=True)
         ]
+
+
+def _ended_by_device(marks: Records, steps: Steps) -> Records:
+    """Returns the host's boundaries up to that which ends the last of ``steps``, at least one.
+
+    A device ends a step later than its host, and its later steps still need the host's boundaries.
+    """
+    ended = (marks["aux"] == 1) & np.isin(marks["op_id"], steps.index[-1:])
+    return marks[: 1 + int(np.flatnonzero(ended)[-1])] if ended.any() else marks[:1]
 
 
 @dataclass
@@ -95,7 +118,7 @@ class StepMeter:
         for step in meter.take(records):
             self._open.setdefault(step.step, {})[rank] = step
         kinds = records["kind"]
-        rows = records[(kinds == Kind.ISSUE) | (kinds == Kind.END)]
+        rows = records[np.isin(kinds, (Kind.ISSUE, Kind.DEVICE_READY, Kind.END))]
         for row, size in zip(rows, _bulk_bytes(rows, groups), strict=True):
             self._take_bulk(rank, row, size, groups)
         while len(self._bulk) > _MOST_BULK:
@@ -122,6 +145,11 @@ class StepMeter:
             bulk = self._bulk.setdefault(key, _Bulk(size))
             bulk.issues[rank] = int(row["timestamp_ns"])
             self._bulk_of[rank, op_id] = key
+            return
+        if row["kind"] == Kind.DEVICE_READY:  # a device comes to the operation after its host
+            ready = self._bulk.get(self._bulk_of.get((rank, op_id), ("", -1)))
+            if ready is not None:
+                ready.issues[rank] = int(row["timestamp_ns"])
             return
         key_of = self._bulk_of.pop((rank, op_id), None)
         found = self._bulk.get(key_of) if key_of is not None else None
@@ -153,7 +181,7 @@ class StepMeter:
 
 
 def _bulk_bytes(rows: Records, groups: dict[int, tuple[str, int]]) -> list[int]:
-    """Returns the ``bulk_bytes`` of each record; it has no meaning for an END."""
+    """Returns the ``bulk_bytes`` of each record; it has a meaning for an ISSUE."""
     group_size = [groups.get(number, ("", 0))[1] for number in rows["group"].tolist()]
     op, bytes_in, bytes_out = (columns.ints(rows[of]) for of in ("op", "bytes_in", "bytes_out"))
     sizes: list[int] = bulk_bytes(op, bytes_in, bytes_out, np.array(group_size, np.int64)).tolist()

@@ -15,15 +15,17 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from commprof.analysis.align.device_timeline import on_device_timeline
 from commprof.analysis.align.measured import MeasuredWorld, measured_world
 from commprof.analysis.step.breakdown import Breakdown
 from commprof.monitor.follow import TraceTail
 from commprof.trace import columns, schema
 from commprof.trace.columns import Ints, Steps
-from commprof.trace.found_steps import BACKWARD
+from commprof.trace.documents import Group
+from commprof.trace.found_steps import BACKWARD, first_issues
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
-from commprof.trace.schema import Kind, Records
+from commprof.trace.schema import Kind, Phase, Records
 
 #: Two flush intervals: records this much older than a rank's newest one have all arrived.
 SETTLED_NS = 400_000_000
@@ -95,12 +97,14 @@ class StepFollower:
         self, pending: Mapping[int, _Pending], tails: Mapping[int, TraceTail]
     ) -> NewSteps | None:
         """Takes the newly completed steps out of the pending records; None if there are none."""
+        _replace_lost_marks(pending, tails)
         traces = {rank: _trace(tails[rank], pending[rank].records()) for rank in pending}
         steps = {rank: columns.steps(trace) for rank, trace in traces.items()}
         last = min(
             (
-                self._last(
-                    steps[rank], pending[rank].settled_ns(tails[rank].ended, self._settled_ns)
+                self._last(  # a device may end a step long after its host
+                    columns.steps(on_device_timeline(traces[rank])),
+                    pending[rank].settled_ns(tails[rank].ended, self._settled_ns),
                 )
                 for rank in pending
             ),
@@ -148,12 +152,25 @@ class _Pending:
         self._batches: list[Records] = []
         self._clocks = _NO_RECORDS
         self._grew_s = time.monotonic()
+        #: True once the script has marked the end of a step.
+        self.ends_steps = False
+
+    @property
+    def lacks_mark(self) -> bool:
+        """True if no step mark is kept.
+
+        A rank's first record marks where its capture began. It is lost if a reader attaches to a
+        long trace, or if too many records wait.
+        """
+        return not any((batch["kind"] == Kind.STEP).any() for batch in self._batches)
 
     def add(self, records: Records) -> None:
         if len(records) == 0:
             return
         self._grew_s = time.monotonic()
         self._batches.append(records)
+        marks = records[records["kind"] == Kind.STEP]
+        self.ends_steps = self.ends_steps or bool((marks["aux"] == 1).any())
         clocks = records[records["kind"] == Kind.CLOCK]
         if len(clocks):
             self._clocks = np.concatenate([self._clocks, clocks])[-_MOST_CLOCKS:]
@@ -195,12 +212,54 @@ class _Pending:
         ``before_ns``, replaces all other step marks.
         """
         records = self._batches[0]
-        kept = records[records["timestamp_ns"] >= before_ns]
+        self._batches = [records[records["timestamp_ns"] >= before_ns]]
         if unmarked:
-            mark = np.zeros(1, dtype=schema.RECORD_DTYPE)
-            mark["kind"], mark["timestamp_ns"], mark["thread"] = Kind.STEP, before_ns, thread
-            kept = np.concatenate([mark, kept[kept["kind"] != Kind.STEP]])
-        self._batches = [kept]
+            self.mark(before_ns, thread)
+
+    def mark(self, time_ns: int, thread: int) -> None:
+        """Replaces all step marks by one, at which a step begins."""
+        mark = np.zeros(1, dtype=schema.RECORD_DTYPE)
+        mark["kind"], mark["timestamp_ns"], mark["thread"] = Kind.STEP, time_ns, thread
+        records = self._batches[0]
+        self._batches = [np.concatenate([mark, records[records["kind"] != Kind.STEP]])]
+
+    def passes(self, groups: Mapping[int, Group]) -> dict[tuple[str, int], tuple[int, int]]:
+        """Returns the end in ns, and the thread, of each backward pass that issued a collective.
+
+        The key is the name of the group and the number of the pass's first collective.
+        """
+        records = self.records()
+        backward = (records["kind"] == Kind.PHASE) & (records["aux"] == Phase.BACKWARD)
+        threads = records["thread"][backward]
+        if len(threads) == 0:
+            return {}
+        thread = int(threads[0])
+        ends_ns, issues = first_issues(records, thread)
+        return {
+            (groups[group].name, seq): (end_ns, thread)
+            for end_ns, group, seq in zip(
+                ends_ns.tolist(), issues["group"].tolist(), issues["seq"].tolist(), strict=True
+            )
+            if group in groups and seq != schema.NO_SEQ
+        }
+
+
+def _replace_lost_marks(pending: Mapping[int, _Pending], tails: Mapping[int, TraceTail]) -> None:
+    """If the mark at which an unmarked loop begins is lost, begins at a later backward pass.
+
+    All ranks begin after the first pass that all have kept, so that their steps match.
+    """
+    if not any(waiting.lacks_mark for waiting in pending.values()):
+        return
+    if any(waiting.ends_steps for waiting in pending.values()):
+        return
+    passes = {rank: waiting.passes(tails[rank].groups) for rank, waiting in pending.items()}
+    common = set.intersection(*(set(found) for found in passes.values()))
+    if not common:
+        return
+    first = min(common, key=next(iter(passes.values())).__getitem__)
+    for rank, waiting in pending.items():
+        waiting.mark(*passes[rank][first])
 
 
 def _trace(tail: TraceTail, records: Records) -> Trace:

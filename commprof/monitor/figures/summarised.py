@@ -1,7 +1,7 @@
 """Totals and recent figures of a job in always-on mode, from the summaries that its ranks write.
 
 A summary holds totals since the mode began; recent figures are the difference to the summary of
-about a minute before.
+about a minute before. If no step ended in that minute, those of steps are of the last ones before.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class Summaries:
     def __init__(self) -> None:
         #: Summaries, newest last; the first is the newest that is a minute old, if there is one.
         self._kept: deque[Summary] = deque()
+        #: Summary that the recent steps begin after; None to count all steps of the newest.
+        self._steps_after: Summary | None = None
 
     def add(self, summary: Summary) -> None:
         """Adds a summary, unless it was added before."""
@@ -49,12 +51,15 @@ class Summaries:
             return
         if self._kept and _began_anew(summary, self._kept[-1]):
             self._kept.clear()  # earlier steps were guesses: the loop does mark its steps
+            self._steps_after = None
         summary = _with_unsplit(summary, self.newest)
         if len(self._kept) > 1 and self._kept[-1].end_ns < self._kept[-2].end_ns + _APART_NS:
             self._kept.pop()
         self._kept.append(summary)
         while len(self._kept) > 2 and self._kept[1].end_ns <= summary.end_ns - _RECENT_NS:
             self._kept.popleft()
+        if self._kept[0].steps.count < summary.steps.count:
+            self._steps_after = self._kept[0]
 
     @property
     def total(self) -> StepTimes | None:
@@ -66,8 +71,8 @@ class Summaries:
 
     @property
     def recent(self) -> StepTimes | None:
-        """Mean times of the steps of the last minute; None if there are none."""
-        newest, before = self._ends()
+        """Mean times of the steps of the last minute, or of the last ones; None without steps."""
+        newest, before = self.newest, self._steps_after
         if newest is None:
             return None
         steps = newest.steps.count - (before.steps.count if before else 0)

@@ -131,7 +131,7 @@ def find_hang(
     # Comparing each rank with every other one takes long in a large job, and is rarely needed.
     if all(_age_ns(one, one.pending.values(), now_ns) <= limit_ns for one in watched):
         return None
-    edges = {state.rank: waits_of(state, states) for state in states}
+    edges = waits_of(states)
     ages = {one.rank: _age_ns(one, _known_to_pend(one, edges), now_ns) for one in watched}
     overdue = [state for state in states if ages.get(state.rank, 0) > limit_ns]
     if not overdue:

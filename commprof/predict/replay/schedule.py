@@ -13,7 +13,13 @@ import numpy.typing as npt
 
 from commprof.analysis.align.clocks import on_common_clock, rank_clocks
 from commprof.analysis.align.device_timeline import on_device_timeline
-from commprof.analysis.align.interfaces import Host, ddp_logs, host_of_each, machine_of
+from commprof.analysis.align.interfaces import (
+    Host,
+    ddp_logs,
+    host_of_each,
+    machine_of,
+    trained_no_ddp,
+)
 from commprof.analysis.align.measured import (
     count_warmup,
     in_turns,
@@ -166,8 +172,8 @@ def checked_name(run: WorldRun, by: str = "a prediction", done: str = "predicted
         done: what cannot be done with unsuitable steps, as a participle for error messages.
 
     Raises:
-        CommprofError: a rank is missing, device times were not recorded, or a trial switched
-            settings between the steps.
+        CommprofError: a rank is missing or only has a summary, device times were not recorded, or
+            a trial switched settings between the steps.
     """
     name = f"{run.directory} ({run.world_size} ranks)"
     missing = [rank for rank in range(run.world_size) if rank not in run.traces]
@@ -175,6 +181,12 @@ def checked_name(run: WorldRun, by: str = "a prediction", done: str = "predicted
         raise CommprofError(
             f"{name}: no trace of rank {', '.join(map(str, missing))}; {by} needs all ranks"
         )
+    for rank, trace in sorted(run.traces.items()):
+        if trace.summary is not None and not len(columns.steps(trace)):
+            raise CommprofError(
+                f"{name}: rank {rank} was recorded in always-on mode, which keeps no single step, "
+                f"so its steps cannot be {done}; record in full mode (--mode full)"
+            )
     if reason := _untimed(list(run.traces.values())):
         raise CommprofError(
             f"{name}: the waiting time of its GPUs was not recorded ({reason}), so its steps "
@@ -210,11 +222,17 @@ def read_schedule(run: WorldRun) -> Schedule:
     """Reads the schedule of one world size.
 
     Raises:
-        CommprofError: a rank is missing, a trial switched settings between the steps, or too few
-            steps have exactly one synchronised backward pass of DistributedDataParallel.
+        CommprofError: a rank is missing, a trial switched settings between the steps, no DDP model
+            was trained, or too few steps have exactly one synchronised backward pass of DDP.
     """
     name = checked_name(run)
     recorded = timed_traces(run)
+    if all(trained_no_ddp(trace) for trace in recorded):
+        raise CommprofError(
+            f"{name}: no model of DistributedDataParallel was trained while capture ran, so its "
+            "steps cannot be predicted; record a job that trains with DDP, FSDP2, HSDP or ZeRO "
+            "stage 1"
+        )
     clocks = rank_clocks(recorded)
     traces = on_common_clock(recorded, clocks) if clocks else recorded
     measured = measured_steps(traces)

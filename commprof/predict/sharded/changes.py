@@ -83,6 +83,7 @@ def change(steps: ShardedSteps, scenario: Scenario) -> Change:
         CommprofError: the recorded step does not determine the changed one; the message says what
             to do.
     """
+    _require_only_sharding(steps)
     shard = _shard_ranks(steps, scenario)
     remarks: list[str] = []
     dropped = _gathered_again(steps, scenario, remarks)
@@ -110,6 +111,22 @@ def change(steps: ShardedSteps, scenario: Scenario) -> Change:
     events = _events(steps, numbers, units.issued_at)
     changed = Change(tuple(calls), events, shard, tuple(remarks))
     return _accumulated(steps, changed, scenario.accumulate)
+
+
+def _require_only_sharding(steps: ShardedSteps) -> None:
+    """Raises ``CommprofError`` if ranks also divide layers or sequences among them."""
+    needs = "a prediction of sharded steps needs a run of FSDP2, HSDP or ZeRO stage 1 alone"
+    if any(call.op in (_GATHER, _SCATTER) and call.among == REPLICATE for call in steps.calls):
+        raise CommprofError(
+            "the ranks that share parameters are not neighbours, as where tensor parallelism "
+            f"divides layers among neighbours; {needs}"
+        )
+    scatters = [call for call in steps.calls if call.op == _SCATTER]
+    if scatters and not scatters[0].in_backward:
+        raise CommprofError(
+            "a step issues reduce-scatters before backward, as sequence parallelism does for "
+            f"activations; {needs}"
+        )
 
 
 def _accumulated(steps: ShardedSteps, once: Change, passes: int | None) -> Change:

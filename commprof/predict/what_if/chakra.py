@@ -52,7 +52,7 @@ def export(run: WorldRun, directory: Path) -> list[Path]:
     Raises:
         CommprofError: a rank is missing, device times were not recorded, a trial switched settings
             between the steps, the run has a compressor, no step can be written, a file exists, or
-            files cannot be written.
+            files cannot be written. Then no file is left.
     """
     checked_name(run, "a simulator", "simulated")
     traces = timed_traces(run)
@@ -63,21 +63,22 @@ def export(run: WorldRun, directory: Path) -> list[Path]:
             "bytes; only all-reduces can be written: record the run without a hook"
         )
     found_by_rank = _common(traces)
-    paths = [directory / f"commprof.{trace.rank}.et" for trace in traces]
+    written: list[Path] = []
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        for trace, found, path in zip(traces, found_by_rank, paths, strict=True):
+        for trace, found in zip(traces, found_by_rank, strict=True):
+            path = directory / f"commprof.{trace.rank}.et"
             with path.open("xb") as file:
+                written.append(path)
                 file.write(encode(list(nodes(found)), trace.rank, run.world_size))
-    except FileExistsError as error:
-        raise CommprofError(
-            f"{quoted(error.filename)} exists; name another directory, nothing is overwritten"
-        ) from None
     except OSError as error:
-        raise CommprofError(
-            f"cannot write to {quoted(directory)}: {error.strerror}; name another directory"
-        ) from None
-    return paths
+        for path in written:
+            path.unlink(missing_ok=True)
+        why = f"cannot write to {quoted(directory)}: {error.strerror}; name another directory"
+        if isinstance(error, FileExistsError):
+            why = f"{quoted(error.filename)} exists; name another directory, nothing is overwritten"
+        raise CommprofError(why) from None
+    return written
 
 
 def _common(traces: Sequence[Trace]) -> list[list[Cycle]]:

@@ -15,9 +15,11 @@ from commprof.analysis.compare import RunComparison, compare_runs
 from commprof.analysis.run import analyse_in_detail
 from commprof.commands import main
 from commprof.report.comparison import table as comparison_table
+from commprof.trace.schema import BlockType
+from tests.support.builders import trace_bytes
 from tests.support.builders.results import context, detail, run_result, world
 from tests.support.builders.run_directories import HOSTILE, ranks_of, write_run, write_strategies
-from tests.support.builders.traces import MS
+from tests.support.builders.traces import MS, summary
 
 
 def of(a: np.ndarray, b: np.ndarray, sizes: tuple[int, ...] = (2,)) -> RunComparison:
@@ -272,6 +274,21 @@ def test_fail_above_is_refused_for_runs_with_too_few_steps(
     short = str(write_run(tmp_path / "short", ranks_of(2, 4)))
     assert main(["compare", short, short, "--fail-above", "5%"]) == 2
     assert "(each run needs about 15, and more" in capsys.readouterr().err
+
+
+def test_a_run_in_always_on_mode_is_named_as_one_without_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = str(write_run(tmp_path / "full", ranks_of(1, 9)))
+    (tmp_path / "on").mkdir()
+    block = trace_bytes.block(BlockType.SUMMARY, json.dumps(summary()).encode())
+    (tmp_path / "on" / "rank_0.trace").write_bytes(trace_bytes.trace(block, trace_bytes.end()))
+    runs = [str(tmp_path / "on"), full]
+    assert main(["compare", *runs]) == 0
+    said = "A was recorded in always-on mode, which keeps no single step; record it in full mode"
+    assert said in " ".join(capsys.readouterr().out.split())
+    assert main(["compare", *runs, "--fail-above", "5%"]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_comparing_trials_or_runs_of_several_strategies_is_refused(

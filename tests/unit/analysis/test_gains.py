@@ -306,6 +306,25 @@ def test_collectives_that_no_thread_waits_for_do_not_delay_replayed_steps() -> N
     assert result.step_ms == pytest.approx(100)
 
 
+@pytest.mark.parametrize("waited", [True, False])
+def test_a_collective_awaited_after_its_backward_pass_does_not_delay_that_pass(
+    waited: bool,
+) -> None:
+    """As with a script's own gradient hooks, whose handles it waits for later."""
+    ranks = [Rank(rank, 2) for rank in range(2)]
+    for rank in ranks:
+        for step in range(20):
+            at = 100 * step * MS
+            rank.step(at, at + 100 * MS)
+            done = rank.collective(step, at + 20 * MS, at + 70 * MS, 4000, step)
+            rank.finalize(at + 30 * MS, at + 31 * MS, MS, graph_task=step)
+            if waited:
+                rank.wait(done, at + 60 * MS, at + 70 * MS)
+    result = gains(measured(ranks))
+    assert result is not None
+    assert result.step_ms == pytest.approx(100)
+
+
 def test_gains_are_none_if_no_device_event_timed_the_collectives_of_a_gpu() -> None:
     """The host waits for 15 of 100 ms, as with TORCH_NCCL_BLOCKING_WAIT=1."""
     ranks = [Rank(rank, 2) for rank in range(2)]

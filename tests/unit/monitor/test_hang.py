@@ -20,6 +20,7 @@ from commprof.monitor.watchdog.thresholds import FLOOR_S, START_S, Threshold, pa
 from commprof.trace.documents import Group
 from commprof.trace.schema import Phase
 from tests.support.builders.traces import MS, Rank
+from tests.unit.analysis.align.test_device_timeline import DeviceRank
 
 SECOND = 1_000_000_000
 WORLD = 3
@@ -88,6 +89,22 @@ def test_the_rank_that_did_not_issue_is_accused() -> None:
         "rank 2 did not arrive at all_reduce number 1 of group '0', bucket 1 (step 1, pending for "
         "9.9 s); last seen: backward; ranks 0, 1 wait"
     )
+
+
+def test_a_wait_that_only_made_a_device_s_stream_wait_leaves_the_collective_pending() -> None:
+    """With NCCL, wait() returns at once; rank 1 never issues the second collective."""
+    made = [DeviceRank(rank, 2) for rank in range(2)]
+    for rank in made:
+        done = rank.device_collective(0, 20 * MS, (21 * MS, 40 * MS))
+        rank.device_wait(done, 25 * MS, (30 * MS, 40 * MS))
+        rank.step(0, 100 * MS)
+    made[0].wait(made[0].device_collective(1, 110 * MS, (0, 0)), 111 * MS, 111 * MS + 5_000)
+    hang = found(*map(state, made))
+    assert hang is not None
+    assert (hang.kind, [one.rank for one in hang.accused]) == ("absent", [1])
+    assert hang.waiting == (0,)
+    assert hang.operation is not None
+    assert hang.operation.seq == 1
 
 
 @pytest.mark.parametrize(

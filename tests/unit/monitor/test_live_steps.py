@@ -24,6 +24,7 @@ from tests.support.builders.random_run import RandomRun
 from tests.support.builders.run_directories import ranks_of
 from tests.support.builders.schedules import profile
 from tests.support.builders.traces import MS, GrowingRun, Rank, world_run
+from tests.unit.analysis.align.test_device_timeline import DeviceRank
 
 
 class Followed:
@@ -75,6 +76,26 @@ def test_every_live_step_is_counted_once_with_its_times(tmp_path: Path) -> None:
     recent = followed.recent.recent(0)
     assert recent is not None
     assert (recent.steps, recent.exposed_s) == (60, pytest.approx(0.040))
+
+
+def test_live_steps_of_a_device_that_falls_behind_its_host_are_counted_once(tmp_path: Path) -> None:
+    rank = DeviceRank()
+    for step in range(30):
+        host, device = 1 + 100 * MS * step, (50 + 150 * step) * MS
+        rank.device_step(host, host + 100 * MS, (device, device + 150 * MS))
+        op = rank.device_collective(step, host + 12, (device + 10 * MS, device + 80 * MS), bytes=64)
+        rank.device_wait(op, host + 20, (device + 60 * MS, device + 80 * MS))
+    followed = Followed(tmp_path, [rank])
+    followed.run.begin()
+    for now in range(0, 4_700, 150):
+        followed.run.until(now * MS)
+        followed.look()
+    followed.run.end()
+    followed.look()
+    assert followed.numbers == list(range(30))
+    total = followed.recent.total(0)
+    assert total is not None
+    assert (total.step_s, total.exposed_s) == pytest.approx((30 * 0.150, 30 * 0.020))
 
 
 def test_the_live_late_rank_is_named_by_the_rules_of_the_report(tmp_path: Path) -> None:
@@ -178,6 +199,37 @@ def test_live_steps_without_marks_are_counted_by_backward_passes(tmp_path: Path)
     total = followed.recent.total(0)
     assert total is not None
     assert (total.steps, total.step_s) == (50, pytest.approx(0.498))
+
+
+def test_steps_without_marks_are_found_in_a_long_trace_whose_begin_is_not_read(
+    tmp_path: Path,
+) -> None:
+    ranks = [Rank(0, 2), Rank(1, 2)]
+    for rank in ranks:
+        rank.step_begin(0)
+        for step in range(200):
+            at = 10 * step * MS
+            issue, end = at + (3 + 2 * rank.rank) * MS, at + 6 * MS
+            rank.phase(Phase.BACKWARD, at + 2 * MS, at + 8 * MS)
+            rank.wait(rank.collective(step, issue, end, bytes=8, graph_task=step), issue, end)
+            for _ in range(3 * rank.rank):  # the kept part of rank 1's trace begins later
+                rank.phase(Phase.DATA, at, at + MS)
+    followed = Followed(tmp_path, ranks)
+    followed.run.begin()
+    for now in range(50, 1_950, 50):
+        followed.run.until(now * MS)
+    followed.tail = JobTail(tmp_path, recent_bytes=16_384)
+    followed.look()
+    followed.run.end()
+    followed.look()
+    steps = len(followed.numbers)
+    assert 30 < steps < 60
+    assert followed.numbers == list(range(steps))
+    for rank, wait_ms in ((0, 2), (1, 0)):
+        total = followed.recent.total(rank)
+        assert total is not None
+        figures = total.steps, total.step_s, total.wait_s
+        assert figures == pytest.approx((steps, steps * 0.010, steps * wait_ms / 1e3))
 
 
 def test_recent_figures_cover_only_the_last_steps(tmp_path: Path) -> None:

@@ -126,6 +126,18 @@ def test_few_of_many_frequent_summaries_are_kept() -> None:
         assert steps == max(1, at_s - 1) if at_s <= 60 else 60 <= steps < 66
 
 
+def test_recent_figures_of_steps_that_last_minutes_are_those_of_the_last_one() -> None:
+    summaries = Summaries()
+    for at_s in range(0, 1000, 5):  # a step ends every 200 s, from the third on slow ones
+        done = at_s // 200
+        summaries.add(read(counted(at_s // 5 + 1, at_s, min(done, 2), max(0, done - 2))))
+        assert len(summaries._kept) <= 15
+        recent = summaries.recent
+        assert (recent and recent.steps) == (1 if done else None)
+        if recent is not None:
+            assert recent.step_s == pytest.approx(0.010 if done < 3 else 0.031)
+
+
 def test_found_steps_are_dropped_once_the_script_marks_fewer_of_its_own() -> None:
     """A loop begins to mark its steps: the steps of its backward passes are dropped."""
     summaries = Summaries()

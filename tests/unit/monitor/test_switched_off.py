@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from commprof.capture.python_recorder import PythonRecorder
+from commprof.monitor.follow import TraceTail
 from commprof.monitor.observer import Observer
 from commprof.monitor.watchdog import py_spy
 from commprof.monitor.watchdog.feed import RankFeed
@@ -138,3 +140,25 @@ def test_time_since_a_step_counts_only_while_recording_is_on(job: Job) -> None:
     assert all(map(math.isnan, since()))
     job.switch(True, 90 * SECOND)
     assert since() == pytest.approx([10, 10], abs=2)
+
+
+def test_the_python_capture_tells_that_recording_is_off_for_half_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ns = 1 * SECOND
+    monkeypatch.setattr(PythonRecorder, "now_ns", staticmethod(lambda: now_ns))
+    recorder, path = PythonRecorder(), tmp_path / "rank_0.trace"
+    hour_ms = 3_600_000  # only the test flushes
+    recorder.start(str(path), "", json.dumps(trace_bytes.metadata()), 1, flush_interval_ms=hour_ms)
+    told: list[object] = []
+    with TraceTail(path) as tail:
+        for on, at_ns in ((True, 2), (False, 3), (True, 3.4), (False, 4), (False, 4.6), (True, 5)):
+            recorder.set_enabled(on)
+            now_ns = int(at_ns * SECOND)
+            recorder.flush()
+            tail.poll()
+            told.append((tail.metadata or {}).get("capture_state"))
+        recorder.stop()
+    off = {"recording": False, "monotonic_ns": 4 * SECOND}
+    on_again = {"recording": True, "monotonic_ns": 5 * SECOND}
+    assert told == [None, None, None, None, off, on_again]

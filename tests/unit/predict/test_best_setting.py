@@ -215,6 +215,17 @@ def test_hsdp_keeps_its_number_of_ranks_per_copy_in_a_larger_world() -> None:
     assert tried(Scenario(8, accumulate=2), SCRIPT, Path("r"), shard_ranks=2).options == {}
 
 
+def test_a_setting_predicted_from_an_archive_is_tried_without_a_comparison(tmp_path: Path) -> None:
+    archive = tmp_path / "traces.zip"
+    archive.touch()
+    found = tried(Scenario(2, hook="fp16"), {}, archive)
+    assert found.command.endswith("and these options: --world-sizes 2 --hook fp16")
+    made = predicted(Scenario(2, hook="fp16"), held_out_ms=50)
+    assert made.best is not None
+    text = best.render(made.best, made.error, (), found.command)
+    assert "\nTo try this setting:\n" in text
+
+
 def keep(directory: Path) -> Path:
     """Writes what ``commprof predict`` leaves in a run: fp16 at 2 ranks."""
     found = predicted(Scenario(2, hook="fp16"), held_out_ms=50)

@@ -146,6 +146,10 @@ def test_a_run_is_exported_to_one_chakra_file_per_rank(tmp_path: Path) -> None:
         export(world_run([rank_of(0), rank_of(1)]), tmp_path / "et")
     with pytest.raises(CommprofError, match="no trace of rank 1"):
         export(world_run([rank_of(0)], world_size=2), tmp_path / "other")
+    paths[0].unlink()  # the file of rank 1 stays
+    with pytest.raises(CommprofError, match="nothing is overwritten"):
+        export(world_run([rank_of(0), rank_of(1)]), tmp_path / "et")
+    assert [*(tmp_path / "et").iterdir()] == paths[1:]
 
 
 @pytest.mark.parametrize("is_attached", [False, True])

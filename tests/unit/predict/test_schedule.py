@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 
 import numpy as np
@@ -13,7 +14,8 @@ from commprof.predict.replay.rank_steps import cycles, other_calls
 from commprof.predict.replay.schedule import Batch, Schedule, machine_cpus, read_schedule
 from commprof.predict.replay.setting import Parameters, assign, parameters_of, rebucketed
 from commprof.trace.schema import FLAG_DEVICE_ASYNC, Phase
-from tests.support.builders.traces import MS, Rank, world_run
+from commprof.trace.summary import read_summary
+from tests.support.builders.traces import MS, Rank, summary, world_run
 
 STEPS = 6
 #: DDP's log of three parameters and of the buckets made of them.
@@ -48,6 +50,16 @@ def rank_of(rank: int, late_ms: int = 0, **metadata: object) -> Rank:
 
 def read(*ranks: Rank) -> Schedule:
     return read_schedule(world_run(list(ranks)))
+
+
+def test_a_run_in_always_on_mode_is_refused_with_the_mode_to_record_in() -> None:
+    run = world_run([rank_of(0), rank_of(1)])
+    found = read_summary(memoryview(json.dumps(summary()).encode()))
+    run.traces[1] = dataclasses.replace(run.traces[1], summary=found)
+    assert read_schedule(run).world_size == 2  # full mode recorded steps, too
+    run.traces[1] = dataclasses.replace(run.traces[1], records=run.traces[1].records[:0])
+    with pytest.raises(CommprofError, match=r"rank 1 was recorded in always-on mode.*--mode full"):
+        read_schedule(run)
 
 
 def test_a_finalisation_before_the_first_step_begins_no_cycle() -> None:
@@ -158,6 +170,12 @@ def test_reading_a_schedule_from_a_trial_is_refused() -> None:
     # Later traces of the process name the trial, too, but hold none of its steps.
     earlier = {**trial, "begin_monotonic_ns": -150 * MS}
     assert read(rank_of(0, trial=earlier), rank_of(1, trial=earlier)).world_size == 2
+
+
+def test_steps_of_tensor_parallelism_alone_are_refused() -> None:
+    without = {"begin_monotonic_ns": 10**15, "ddp_logs": []}
+    with pytest.raises(CommprofError, match="no model of DistributedDataParallel was trained"):
+        read(*(rank_of(rank, cross_check_sources=without) for rank in range(2)))
 
 
 def test_steps_without_a_backward_pass_are_refused() -> None:

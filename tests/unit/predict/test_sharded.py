@@ -22,6 +22,7 @@ from commprof.predict.sharded.cycles import RankCycle
 from commprof.predict.sharded.replay import ShardedReplay
 from commprof.predict.sharded.steps import (
     Call,
+    ShardedSteps,
     filled,
     in_usual_order,
     read_sharded,
@@ -196,13 +197,14 @@ def test_wrapped_units_are_prefetched_when_the_previous_unit_begins() -> None:
     assert wrapped(dataclasses.replace(steps, events=tuple(late)), 2).issued_at == {}
 
 
+def kept_gathered() -> ShardedSteps:
+    calls = [c for c in fsdp_steps().calls if not (c.op == "all_gather" and c.in_backward)]
+    return dataclasses.replace(fsdp_steps(), calls=tuple(calls))
+
+
 def test_wrapping_is_refused_if_blocks_cannot_be_recognised() -> None:
-    kept = [
-        call for call in fsdp_steps().calls if not (call.op == "all_gather" and call.in_backward)
-    ]
-    steps = dataclasses.replace(fsdp_steps(), calls=tuple(kept))
     with pytest.raises(CommprofError, match="2 all-gathers before backward and 0 in backward"):
-        wrapped(steps, 2)
+        wrapped(kept_gathered(), 2)
 
 
 def test_hsdp_copies_of_two_ranks_all_reduce_their_parts() -> None:
@@ -237,12 +239,8 @@ def test_a_mesh_of_one_copy_exchanges_nothing_between_copies() -> None:
     assert "all_reduce" not in fit_sharded([found])
     placed = dataclasses.replace(found, link="other_host", placement=fsdp_steps().placement)
     made = replay(placed)
-    for scenario in (
-        Scenario(2),
-        Scenario(4),
-        Scenario(4, shard_ranks=2),
-        Scenario(2, wrap_blocks=2),
-    ):
+    of_two = (Scenario(2), Scenario(2, wrap_blocks=2))
+    for scenario in (*of_two, Scenario(4), Scenario(4, shard_ranks=2)):
         one, other = made.predict(scenario), replay().predict(scenario)
         assert one.step_s.value == pytest.approx(other.step_s.value, abs=1e-5)
         assert one.buckets == other.buckets
@@ -300,11 +298,17 @@ def test_settings_that_a_sharded_run_cannot_predict_are_refused(
         step_ms(**setting)
 
 
+def changed(**fields: Any) -> tuple[Call, ...]:
+    return tuple(dataclasses.replace(call, **fields) for call in fsdp_steps().calls)
+
+
 @pytest.mark.parametrize(
     ("changes", "setting", "reason"),
     [
         ({"world_size": 1, "shard_ranks": 1}, {"world_size": 4}, "the run has 1 rank, which exch"),
         ({"passes": 2}, {"wrap_blocks": 2}, "2 backward passes, so its blocks cannot be recogn"),
+        ({"calls": changed(among="replicate")}, {}, "not neighbours, .* tensor parallelism"),
+        ({"calls": changed(in_backward=False)}, {}, "before backward, .* sequence parallelism"),
     ],
 )
 def test_settings_that_the_recorded_run_does_not_show_are_refused(
@@ -323,12 +327,9 @@ def test_reading_sharded_steps_from_a_trial_is_refused() -> None:
 
 
 def test_resharding_is_refused_if_its_all_gathers_were_not_recorded() -> None:
-    kept = [
-        call for call in fsdp_steps().calls if not (call.op == "all_gather" and call.in_backward)
-    ]
-    steps = dataclasses.replace(fsdp_steps(), calls=tuple(kept))
+    made = ShardedReplay(kept_gathered(), profile())
     with pytest.raises(CommprofError, match="record it with reshard_after_forward=True"):
-        ShardedReplay(steps, profile()).predict(Scenario(2, reshard_after_forward=True))
+        made.predict(Scenario(2, reshard_after_forward=True))
 
 
 def test_ranks_that_issued_different_collectives_are_refused() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from commprof.analysis.late import standstill
 from commprof.analysis.late.dumped_hang import Diagnosis, diagnosis
 from commprof.errors import TraceError
 from commprof.recordings.flight_recorder import read_dumps
@@ -174,6 +175,25 @@ def test_many_pending_operations_are_diagnosed_within_the_time_limit(tmp_path: P
     found = diagnosis(tmp_path)
     assert time.process_time() - begin < 3
     assert found.groups[0].completed == dict.fromkeys(range(16), -1)
+
+
+def test_the_ranks_of_a_pending_collective_are_compared_once_for_all_that_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[tuple[Any, ...]] = []
+    before = standstill._before
+
+    def counted(*given: Any) -> bool:
+        compared.append(given)
+        return before(*given)
+
+    monkeypatch.setattr(standstill, "_before", counted)
+    ranks = {"0": [*range(32)]}
+    waiting = dump(ranks, *(entry("0", seq) for seq in range(20)))
+    write_dumps(tmp_path, *[waiting] * 31, dump(ranks))
+    found = diagnosis(tmp_path)
+    assert (culprits(found), found.victims) == (("absent", [31]), (*range(31),))
+    assert len(compared) < 32 * (20 + 32)  # not 32 * 32 * 20
 
 
 def test_dumps_without_a_pending_operation_show_no_hang(tmp_path: Path) -> None:

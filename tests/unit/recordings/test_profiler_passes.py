@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +94,14 @@ def test_a_profiler_recording_can_be_predicted(
     step = found["answers"][0]["prediction"]["step_s"]["value"]
     assert 1000 * step == pytest.approx(step_ms, rel=0.002)
     assert found["checks"][0]["error"] == pytest.approx(0, abs=0.002)
+
+
+def test_an_archive_of_a_profiler_recording_can_be_predicted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive = shutil.make_archive(str(tmp_path / "traces"), "gztar", job(tmp_path / "job"))
+    assert main(["predict", archive, "--bucket-cap-mb", "25"]) == 0
+    assert capsys.readouterr().err == ""  # an archive keeps no predictions
 
 
 def test_all_reduces_outside_backward_passes_are_not_counted_as_buckets(tmp_path: Path) -> None:

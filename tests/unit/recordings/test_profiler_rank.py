@@ -14,6 +14,7 @@ from tests.support.builders.profiler_traces import (
     annotation,
     both,
     document,
+    kernel,
     rank_events,
 )
 
@@ -87,3 +88,20 @@ def test_element_types_have_the_same_numbers_on_all_ranks(tmp_path: Path) -> Non
     rows = analyse_in_detail(tmp_path / "job")[0].worlds[0].collectives
     assert {(row.dtype, row.size_bytes) for row in rows} >= {("Float", (4000, 4000))}
     assert not analyse_in_detail(tmp_path / "job")[0].incidents
+
+
+def test_an_external_id_of_one_window_means_nothing_in_another(tmp_path: Path) -> None:
+    generic = "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)"
+    for number, op in enumerate(("all_reduce", "all_gather")):
+        at = 1000 * number
+        launch = annotation("cudaLaunchKernelExC", at + 10, at + 11)
+        operator = annotation(f"nccl:{op}", at + 8, at + 30, tid=5)
+        events = [
+            annotation(f"ProfilerStep#{number}", at, at + 100),
+            {**launch, "cat": "cuda_runtime", "args": {"correlation": 7}},
+            {**operator, "cat": "cpu_op", "args": {"External id": 8}},
+            kernel(generic, at + 40, at + 60, correlation=7, **{"External id": 8}),
+        ]
+        (tmp_path / f"rank0.window{number}.json").write_text(document(events, 0))
+    (world,) = analyse_in_detail(tmp_path)[0].worlds
+    assert sorted(row.op for row in world.collectives) == ["all_gather", "all_reduce"]

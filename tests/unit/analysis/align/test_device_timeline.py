@@ -15,6 +15,7 @@ from commprof.analysis.align.device_timeline import (
 )
 from commprof.analysis.align.measured import measured_world
 from commprof.analysis.collectives.calls import start_times
+from commprof.analysis.late.arrivals import backward_of
 from commprof.analysis.replay.gains import gains
 from commprof.analysis.step.breakdown import breakdown
 from commprof.analysis.step.exposure import exposures_of
@@ -89,6 +90,12 @@ def test_a_trace_without_device_events_is_unchanged() -> None:
     assert np.isnan(clock_error_ns(trace))
 
 
+def test_a_timed_collective_whose_issue_was_dropped_is_not_counted() -> None:
+    rank = two_steps()
+    rank.device_wait(77, 40, (2700, 2800))
+    assert timed_collectives(rank.trace()) == 2
+
+
 def test_steps_and_phases_get_the_times_of_the_device_stream() -> None:
     trace, table = moved(two_steps())
     parts = breakdown(trace, table, None, 1)
@@ -110,6 +117,15 @@ def test_waits_of_the_host_are_not_exposed_time_on_the_device_timeline() -> None
     trace, _ = moved(rank)
     assert exposures_of(trace).waited_ns.tolist() == [250.0, 250.0]
     assert columns.waits(trace).thread.tolist() == [THREAD, THREAD]
+
+
+def test_waits_are_exposed_time_if_another_thread_than_the_training_thread_began_capture() -> None:
+    rank = two_steps()
+    for record in rank._records:
+        if record["kind"] in (Kind.STEP, Kind.DEVICE_STEP) and not record.get("aux"):
+            record["thread"] = THREAD + 5
+    trace, _ = moved(rank)
+    assert exposures_of(trace).waited_ns.tolist() == [250.0, 250.0]
 
 
 def test_waits_of_streams_that_do_not_compute_are_not_exposed_time() -> None:
@@ -220,6 +236,31 @@ def test_nccl_collectives_of_a_group_start_only_after_the_previous_one_ended() -
     assert start_times(trace, table).tolist() == [100, 300, 500]
 
 
+def test_collectives_of_cpu_tensors_do_not_queue_behind_the_device_s_of_their_group() -> None:
+    """A group of the backends ``cpu:gloo,cuda:nccl``."""
+    rank = DeviceRank()
+    rank.backend = "nccl"
+    rank.metadata["gloo_threads"] = {"0": 2}
+    rank.device_collective(0, 1, (100, 300))
+    rank.collective(1, 110, 120)
+    rank.device_collective(2, 3, (150, 400))
+    rank.collective(3, 310, 330)
+    trace, table = moved(rank)
+    assert table.issue_ns.tolist() == [100, 110, 150, 310]
+    assert start_times(trace, table).tolist() == [100, 110, 300, 310]
+
+
+def test_a_collective_without_an_end_hides_only_the_next_start_on_a_device() -> None:
+    rank = DeviceRank()
+    rank.backend = "nccl"
+    rank.device_collective(0, 1, (100, 0))  # its mark found no room
+    rank.device_collective(1, 2, (120, 400))
+    rank.device_collective(2, 3, (150, 500))
+    rank.device_collective(3, 4, (700, 800))
+    trace, table = moved(rank)
+    assert start_times(trace, table).tolist() == [100, 0, 400, 700]
+
+
 def test_world_analysis_uses_the_device_timeline() -> None:
     rank = two_steps()
     rank._add(Kind.DEVICE_CLOCK, 1990, bytes_in=7000, value=5)
@@ -251,6 +292,23 @@ def test_device_collectives_of_the_autograd_thread_belong_to_the_training_thread
     _, table = moved(rank)
     by_seq = dict(zip(table.seq.tolist(), table.thread.tolist(), strict=True))
     assert [by_seq[seq] for seq in (2, 3, 4)] == [THREAD, THREAD + 3, THREAD + 2]
+
+
+def test_buckets_get_the_device_time_and_the_backward_pass_of_their_collectives() -> None:
+    """On a GPU autograd's own thread runs DDP's hook and its finalisation."""
+    rank = two_steps()
+    own = {"thread": THREAD + 2, "group": 1, "bytes_in": 10}
+    rank._add(Kind.BUCKET, 79, op_id=98, value=84, **own)
+    rank.device_collective(2, 80, (3880, 3930), bytes=10, graph_task=4, thread=THREAD + 2)
+    rank._add(Kind.BUCKET, 85, op_id=99, aux=1, value=86, **own)  # sends nothing
+    rank.device_finalize(95, (3900, 3990), graph_task=4)
+    trace, _ = moved(rank)
+    found = columns.buckets(trace)
+    by_index = dict(zip(found.index.tolist(), found.ready_ns.tolist(), strict=True))
+    assert by_index == {0: 3880, 1: 85}
+    assert found.launch_ns[found.index == 0].tolist() == [3885]
+    task = backward_of(found, columns.finalizations(trace))
+    assert task[found.index == 0].tolist() == [4]
 
 
 def test_host_run_delay_is_not_counted_on_the_device_timeline() -> None:

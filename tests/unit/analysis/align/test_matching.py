@@ -193,6 +193,12 @@ def test_without_a_hook_buckets_are_numbered_in_order_of_issue_in_the_pass() -> 
     assert numbers(rank) == [0, 1, 2, -1, -1]
 
 
+def test_all_reduces_of_backward_are_no_buckets_if_no_ddp_model_was_trained() -> None:
+    rank = Rank(cross_check_sources={"begin_monotonic_ns": 2**62, "ddp_logs": []})
+    one_pass(rank, 8, 4, 4)
+    assert numbers(rank) == [-1, -1, -1]
+
+
 def test_bucket_numbers_are_unknown_if_two_models_share_a_backward_pass() -> None:
     rank = Rank()
     one_pass(rank, 8, 4)

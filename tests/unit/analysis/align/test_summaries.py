@@ -198,7 +198,8 @@ def test_the_report_names_unknown_arrivals_dropped_records_and_missing_summaries
 
 
 def test_a_remark_names_where_steps_end_if_it_was_not_declared(tmp_path: Path) -> None:
-    for source, said in (("backward", "no optimizer stepped"), ("update", "optimizer.step()")):
+    not_seen = "no optimizer stepped, or commprof.profile() was called without find_steps=True"
+    for source, said in (("backward", not_seen), ("update", "optimizer.step()")):
         write(tmp_path / "rank_0.trace", block(summary(steps_end=source)), made.end())
         result = analyse_run(tmp_path)
         assert [found.steps_end for found in result.summaries] == [source]
@@ -232,6 +233,11 @@ def test_the_report_explains_unknown_exposed_time_if_no_step_was_seen(tmp_path: 
     assert "no step after the first was seen, so exposed time is not known" in text
     write(tmp_path / "rank_0.trace", block(summary()), made.end())
     assert "no step after the first" not in table.render(analyse_run(tmp_path), 100)
+    for rank, value in enumerate((summary(), summary(**nothing))):
+        path = tmp_path / f"rank_{rank}.trace"
+        write(path, block(value), made.end(), rank=rank, world_size=2)
+    text = " ".join(table.render(analyse_run(tmp_path), 100).split())
+    assert "was seen on at least one rank, so its exposed time is not known. A step ends" in text
 
 
 def test_a_killed_rank_keeps_its_summary_but_in_always_on_mode_not_its_ring_records(
@@ -401,3 +407,15 @@ def test_the_report_gives_the_reason_why_the_last_rank_is_unknown(
     text = " ".join(table.render(result, 100).split())
     assert f"the rank that came last is not known for 8 of {4 * known + 8} collectives" in text
     assert reason in text
+
+
+def test_a_rank_that_did_not_record_is_the_reason_why_the_last_rank_is_unknown(
+    tmp_path: Path,
+) -> None:
+    counts = {"known": 0, "unknown": 2, "unsplit_steps": 1}
+    four_ranks(tmp_path, arrivals=counts)
+    (tmp_path / "rank_3.trace").unlink()
+    text = " ".join(table.render(analyse_run(tmp_path), 100).split())
+    assert "is not known for 6 of 6 collectives" in text
+    assert "not all ranks recorded in always-on mode; start capture on every rank." in text
+    assert "did not exchange" not in text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from commprof.analysis.collectives.mismatches import (
     Issued,
     MismatchFinder,
@@ -107,6 +109,25 @@ def test_unknown_operations_without_a_sequence_number_are_no_mismatch() -> None:
 
 
 SMALL, LARGE = (Issued("all_reduce", "Float", "sum", size, -1) for size in (8, 16))
+
+
+def test_the_live_finder_compares_each_collective_with_one_other_rank_s(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared: list[Issued] = []
+    equal = Issued.__eq__
+
+    def counted(one: Issued, other: object) -> bool:
+        compared.append(one)
+        return equal(one, other)
+
+    monkeypatch.setattr(Issued, "__eq__", counted)
+    finder = MismatchFinder()
+    for rank in range(100):
+        finder.add(rank, "0", 100, 0, LARGE if rank == 50 else SMALL, rank)
+    assert len(compared) <= 100
+    (told,) = finder.look()
+    assert told.odd_ranks == (50,)
 
 
 def test_the_live_finder_reports_each_group_once_and_bounds_its_memory() -> None:

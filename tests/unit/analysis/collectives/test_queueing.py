@@ -86,6 +86,14 @@ def test_a_start_that_depends_on_an_unknown_end_is_unknown() -> None:
     assert starts(rank) == [10, 30, 40, 0, 96]
 
 
+def test_a_lost_end_hides_only_the_next_start_of_a_single_thread() -> None:
+    rank = Rank()
+    rank.metadata["gloo_threads"] = {"0": 1}
+    for seq, (issue, end) in enumerate([(10, 0), (20, 90), (30, 95), (99, 120)]):
+        rank.collective(seq, issue, end)
+    assert starts(rank) == [10, 0, 90, 99]
+
+
 def test_the_return_of_a_wait_is_the_latest_possible_end_of_its_collective() -> None:
     # 0 ended by 50, when its wait returned: 2 may have started from 30 to 50; 3 starts at 60.
     rank = Rank()
@@ -141,11 +149,13 @@ def test_starts_derived_from_random_schedules_equal_the_simulated_ones(
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_starts_derived_with_lost_ends_are_correct_or_unknown(seed: int) -> None:
+@pytest.mark.parametrize("threads", [1, DEFAULT_GLOO_THREADS])
+def test_starts_derived_with_lost_ends_are_correct_or_unknown(seed: int, threads: int) -> None:
     lots = random.Random(seed)
-    issue, start, end = simulate(lots, DEFAULT_GLOO_THREADS, count=60)
+    issue, start, end = simulate(lots, threads, count=60)
     lost = lots.sample(range(10, 60), 2)
     rank = Rank()
+    rank.metadata["gloo_threads"] = {"0": threads}
     for seq, (issued, ended) in enumerate(zip(issue, end, strict=True)):
         rank.collective(seq, issued, 0 if seq in lost else ended)
     found = starts(rank)

@@ -11,6 +11,7 @@ from commprof.analysis.collectives.sharding import (
     BACKWARD,
     FORWARD,
     SCATTER,
+    SUM,
     Sharding,
     groups_in_reverse,
     sharding,
@@ -61,21 +62,35 @@ CALLS = {
     **{"a": ("all_gather_into_tensor", 100, 4), "b": ("all_gather_into_tensor", 200, 5)},
     **{"1": ("reduce_scatter_tensor", 50, 6), "2": ("reduce_scatter_tensor", 60, 7)},
     "M": ("all_gather_into_tensor", 7, 1),
+    **{"+": ("all_reduce", 60, 1), "t": ("all_reduce", 9, 2)},
+    **{"G": ("all_gather_into_tensor", 30, 1), "S": ("reduce_scatter_tensor", 15, 1)},
 }
+#: Calls in a process group of tensor parallelism.
+TENSOR = "tGS"
 
 
-def accumulated(*passes: str, phases: bool = True) -> Sharding:
+def accumulated(*passes: str, phases: bool = True, evaluated: str = "") -> Sharding:
+    """As ``recorded``, of steps that are sharded."""
+    result = recorded(*passes, phases=phases, evaluated=evaluated)
+    assert result is not None
+    return result
+
+
+def recorded(*passes: str, phases: bool = True, evaluated: str = "") -> Sharding | None:
     """Returns the sharding of steps with these passes, of a model with the groups A and B.
 
     Each pass has its calls in order: those before "|" in forward, those after it in backward. A and
     B are all-gathers in forward, a and b in backward; 1 and 2 are these groups' reduce-scatters; M
-    is an all-gather of the script's own.
+    is an all-gather of the script's own. + sums what reduce-scatter 2 returned, t sums activations;
+    G and S gather and reduce-scatter activations. The last step begins with the calls in
+    ``evaluated``.
     """
-    rank = Rank(0, 1)
+    rank = Rank(0, 1, groups={1: ("0", 1), 2: ("tensor", 1)})
     at, seq = 0, 0
     for step in range(4):
         begin = at
-        for number, calls in enumerate(passes):
+        first = evaluated + passes[0] if step == 3 else passes[0]
+        for number, calls in enumerate((first, *passes[1:])):
             task = -1
             for call in calls:
                 if call == "|":
@@ -86,15 +101,14 @@ def accumulated(*passes: str, phases: bool = True) -> Sharding:
                 op, size, exposed = CALLS[call]
                 end = at + exposed * MS
                 in_task = -1 if call == "M" else task
-                done = rank.collective(seq, at, end, size, op=op, graph_task=in_task)
+                group = 2 if call in TENSOR else 1
+                done = rank.collective(seq, at, end, size, in_task, group, op)
                 rank.wait(done, at, end)
                 at, seq = end + MS, seq + 1
         rank.step(begin, at)
     seen = measured_world(world_run([rank]))
     assert seen is not None
-    result = sharding(seen)
-    assert result is not None
-    return result
+    return sharding(seen)
 
 
 @pytest.mark.parametrize(
@@ -136,6 +150,26 @@ def test_each_pass_of_a_step_has_the_same_groups(
 
 def test_without_phases_passes_are_recognised_by_the_calls_of_backward() -> None:
     assert accumulated("AB|b2a1", "AB|b2a1", phases=False) == accumulated("AB|b2a1", "AB|b2a1")
+
+
+def test_an_evaluation_in_one_step_adds_no_parameter_groups() -> None:
+    result = accumulated("AB|b2a1", evaluated="ABABAB")
+    assert result.groups == 2
+    assert {part.part: part.group for part in result.parts} == {FORWARD: 0, BACKWARD: 2, SCATTER: 2}
+
+
+def test_tensor_parallelism_exchanges_no_parameters() -> None:
+    expected = accumulated("AB|b2+a1")
+    assert {part.part: part.calls for part in expected.parts} == {
+        **{FORWARD: 2, BACKWARD: 2, SCATTER: 2},
+        SUM: 1,
+    }
+    assert accumulated("AtBt|tb2+ta1") == expected
+    assert accumulated("AGSBGS|GSb2+GSa1") == expected
+
+
+def test_sequence_parallelism_alone_is_not_sharded() -> None:
+    assert recorded("GSGS|GSGS") is None
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from commprof.analysis.align.measured import measured_world
-from commprof.analysis.late.stragglers import LateRank, with_cause
+from commprof.analysis.late.stragglers import LateRank, find_late_rank, of_ranks, with_cause
+from commprof.analysis.step.exposure import CAUSES, NO_CORE, UNKNOWN
 from commprof.trace import columns
 from commprof.trace.schema import Phase
 from tests.support.builders.traces import MS, Rank, world_run
@@ -81,6 +82,22 @@ def test_no_phase_is_named_if_lateness_is_spread_over_several() -> None:
     found = explain(schedule([{}, extra]), 1, [1, 2, 3])
     assert found.phase is None
     assert found.phase_share == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("unknown_ms", "named", "share"), [(0, "data", 1.0), (5, "data", 2 / 3), (90, None, math.nan)]
+)
+def test_waiting_with_an_unknown_cause_is_not_explained_by_a_known_one(
+    unknown_ms: int, named: str | None, share: float
+) -> None:
+    caused = np.zeros((20, 2, len(CAUSES)))
+    caused[:, 1, CAUSES.index("data")] = 10 * MS
+    caused[:, 1, CAUSES.index(UNKNOWN)] = unknown_ms * MS
+    caused[:, 1, CAUSES.index(NO_CORE)] = 50 * MS
+    found = find_late_rank(of_ranks(caused), 100.0 * MS)
+    assert found is not None
+    late = with_cause(found, caused)
+    assert (late.phase, late.phase_share) == (named, pytest.approx(share, nan_ok=True))
 
 
 def pause_in_forward(rank: Rank, length_ms: int) -> None:

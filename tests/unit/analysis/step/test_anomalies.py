@@ -28,6 +28,7 @@ from commprof.analysis.step.anomalies import (
 from commprof.monitor.figures.step_meter import RankMeter, StepMeter
 from commprof.trace.schema import Phase
 from tests.support.builders.traces import MS, Rank, world_run
+from tests.unit.analysis.align.test_device_timeline import DeviceRank
 
 #: Series and their length for the false alarms: 50,000 values of each kind.
 _SERIES, _LENGTH = 25, 2_000
@@ -144,6 +145,34 @@ def live(made: list[Rank], batches: int = 40) -> list[tuple[str, int, int, str]]
         for figures in meter.complete([rank.rank for rank in made]):
             told += finder.add(figures)
     return [(one.what, one.rank, one.step, one.phase) for one in told]
+
+
+def test_the_watchdog_measures_steps_and_bandwidth_on_the_device_timeline() -> None:
+    """The device falls behind its host, so that its events come in later pieces."""
+    made = [DeviceRank(rank, 2) for rank in range(2)]
+    for rank in made:
+        for step in range(10):
+            host, device = 1 + 100 * step, 50 + 150 * step
+            rank.device_step(host, host + 100, (device, device + 150))
+            rank.device_phase(Phase.FORWARD, host + 1, host + 90, (device, device + 120))
+            at = (device + 10, device + 80)
+            op = rank.device_collective(step, host + 12, at, bytes=1 << 20)
+            rank.device_wait(op, host + 20, (device + 60, device + 80))
+    meter, found = StepMeter(), []
+    for begin in range(0, 2_000, 170):
+        for rank in made:
+            at_ns = rank.records()["timestamp_ns"]
+            piece = rank.records()[(begin <= at_ns) & (at_ns < begin + 170)]
+            meter.take(rank.rank, piece, rank.groups)
+        found += meter.complete([0, 1])
+    assert [one.step for one in found] == list(range(10))
+    assert [one.wall_ms for one in found] == pytest.approx([150e-6] * 10)
+    for one in found:
+        forward_ms = [work[Phase.FORWARD] for work in one.work_ms.values()]
+        assert forward_ms == pytest.approx([100e-6] * 2)
+    rates = [one.gbit_per_s for one in found if not np.isnan(one.gbit_per_s)]
+    assert len(rates) > 3
+    assert rates == pytest.approx([8 * 2**20 / 70] * len(rates))
 
 
 def test_a_steady_run_has_no_anomalies() -> None:

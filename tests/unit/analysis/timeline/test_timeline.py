@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import shlex
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,22 @@ def test_ranks_with_compared_clocks_are_aligned(tmp_path: Path) -> None:
     (step,) = slices(value["traceEvents"], "steps (declared)", 1)
     assert (step["ts"], step["dur"]) == (0, 11_000)
     assert [e["ts"] for e in value["traceEvents"] if e["ph"] == "s"][-1] == 7000
+
+
+def test_a_trace_that_vanished_meanwhile_is_named_as_what_cannot_be_read(tmp_path: Path) -> None:
+    save(two_ranks(), tmp_path)
+    paths = {rank: tmp_path / f"rank_{rank}.trace" for rank in (0, 1)}
+    view = overview(paths, None)
+    paths[1].unlink()
+    with pytest.raises(CommprofError, match="of rank 1 cannot be read any more: No such"):
+        rank_timeline(view, 1)
+
+
+def test_the_recorded_command_can_be_copied_from_the_timeline(tmp_path: Path) -> None:
+    ranks = two_ranks()
+    ranks[0].metadata["command"] = ["train.py", "--note", "it's new"]
+    command = trace_of(save(ranks, tmp_path))["otherData"]["command"]
+    assert shlex.split(command) == ranks[0].metadata["command"]
 
 
 def test_a_warning_says_that_wall_clocks_are_used_if_clocks_were_not_compared(
