@@ -103,8 +103,10 @@ def replacing(path: Path) -> Iterator[Path]:
 
     Raises:
         OSError: the file cannot be written; the old content stays, and the temporary file is
-            removed.
+            removed. A device or pipe such as /dev/null is not replaced either.
     """
+    if is_a_device(path):
+        raise OSError(errno.EINVAL, "it is a device or pipe", str(path))
     # Hosts may share the directory, and two hosts may have processes of the same number.
     partial = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
     try:
@@ -113,6 +115,11 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
+
+
+def is_a_device(path: Path) -> bool:
+    """True if the path, for example /dev/stdout, exists but is no regular file or directory."""
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def available_memory_bytes() -> int:

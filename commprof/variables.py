@@ -187,7 +187,7 @@ SOCKETS = _choice(
 HOST = Variable("COMMPROF_HOST", "name of this rank's host for the backend `commprof`", "any name")
 CHECK_TIMEOUT_S = Variable(
     "COMMPROF_CHECK_TIMEOUT_S",
-    "longest time that one check of `commprof check` may take, in seconds",
+    "longest time that a rank of `commprof check` waits for another, in seconds",
     "1 to 86400",
     lambda text: _within(float(text), 1, 86_400),
     60.0,

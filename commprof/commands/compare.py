@@ -33,7 +33,8 @@ results of the microbenchmark row by row: ratios, a rank test, and a verdict for
 With --fail-above 5% the exit code is 1 if AFTER is slower by more than 5% and beyond noise, or if
 it is a microbenchmark's result that lacks rows of BEFORE, was cut short or has wrong data. It is 2
 if the two could not be told apart, however slow AFTER is: too few steps, or too few rounds, as in
-every output of nccl-tests. Without --fail-above the exit code is 0, whatever the figures are.
+every output of nccl-tests. A step that only a lack of cores makes longer does not count as slower.
+Without --fail-above the exit code is 0, whatever the figures are.
 """
 _GIVE = (
     "give two run directories, two recordings of torch.profiler, two JSON files of commprof "
@@ -141,11 +142,12 @@ def _trial_refused(run: Path) -> UsageError:
 def _must_be_able_to_fail(result: RunComparison) -> None:
     """Raises UsageError if no world size has enough steps for ``--fail-above`` to judge."""
     if not any(not world.too_short for world in result.worlds):
-        raise UsageError(
+        reason = (
             "--fail-above cannot judge these runs: no world size has enough measured steps in both "
             "(each run needs about 15, and more if neighbouring steps are correlated); "
             "record more steps, at the same world sizes"
         )
+        raise UsageError(". ".join([reason, *comparison_table.only_summarised(result)]))
 
 
 def _compare_microbenchmarks(a: Path, b: Path, fail_above: float | None, shown_as: str) -> int:

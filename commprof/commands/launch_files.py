@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -31,7 +32,8 @@ The second form trains the workload at 4, 8, 16 and 32 ranks; options of commpro
 
 Targets: slurm (an sbatch script), k8s (a TrainJob for Kubeflow Trainer v2), k8s-pytorchjob (a
 PyTorchJob for the Training Operator v1). The traces of all nodes go to --output, which all nodes
-must see; on Kubernetes, --output is the path at which the volume claim is mounted.
+must see; on Kubernetes, the volume claim is mounted at --output, and the traces go to its folder
+--name.
 """
 
 
@@ -109,13 +111,13 @@ class LaunchFilesCommand:
             image=args.image,
             volume_claim=args.volume_claim,
         )
-        text = TARGETS[args.target](job)
+        text = os.fsencode(TARGETS[args.target](job))  # arguments keep the bytes that were typed
         if args.file is None:
-            sys.stdout.write(text)
+            sys.stdout.buffer.write(text)
             _say_missing(script)
             return 0
         try:
-            with args.file.open("x") as file:
+            with args.file.open("xb") as file:
                 file.write(text)
         except FileExistsError:
             raise UsageError(

@@ -69,7 +69,9 @@ Every combination of the values in comma-separated lists is predicted. See docs/
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Adds the arguments."""
-        parser.add_argument("run", type=Path, metavar="RUN", help="the run directory")
+        parser.add_argument(
+            "run", type=Path, metavar="RUN", help="the run directory, or traces of torch.profiler"
+        )
         _add_setting(parser)
         parser.add_argument(
             "--optimize",
@@ -332,7 +334,7 @@ def _print(
             said = prediction_best.render(best, answers.error, how.in_script, how.command)
             print(f"\n{said}", end="")
     kept = args.run / PREDICTIONS_FILE
-    if keep_text(kept, document):
+    if not args.run.is_file() and keep_text(kept, document):
         page = invocation.command("report", invocation.quoted(args.run), "--format", "html")
         said = f"commprof: wrote {kept}; to see the predictions in a report, run: {page}"
         print(printable(said), file=sys.stderr)

@@ -6,6 +6,7 @@ import argparse
 import gzip
 import json
 import math
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -160,7 +161,7 @@ def _about(view: Overview, world_size: int) -> dict[str, Any]:
     return {
         "commprof": view.metadata["commprof"],
         "torch": view.metadata["torch"],
-        "command": " ".join(view.metadata["command"]),
+        "command": shlex.join(view.metadata["command"]),
         "world_size": world_size,
         "ranks": list(view.ranks),
         "clocks": view.aligned_by,

@@ -316,9 +316,17 @@ def _run(job: ClusterJob, node_rank: str, endpoint: str, directory: str) -> str:
 def _command(job: ClusterJob) -> list[str]:
     """Returns a container's command; Kubeflow's PET_* variables hold node rank and rendezvous."""
     if not job.is_workload:
-        return ["torchrun", "-m", "commprof.wrap", *job.script]
+        return ["torchrun", "-m", "commprof.wrap", *map(_literal, job.script)]
     endpoint = '"$PET_MASTER_ADDR:$PET_MASTER_PORT"'
-    return ["sh", "-c", _run(job, '"$PET_NODE_RANK"', endpoint, job.of_its_own)]
+    return ["sh", "-c", _literal(_run(job, '"$PET_NODE_RANK"', endpoint, job.of_its_own))]
+
+
+def _literal(text: str) -> str:
+    """Escapes text for a container's command or environment.
+
+    Kubernetes would replace ``$(NAME)`` by a variable's value, and ``$$`` by ``$``.
+    """
+    return re.sub(r"\$(?=[$(])", "$$", text)
 
 
 def _recorded_into(job: ClusterJob, directory: str) -> dict[str, str]:
@@ -341,6 +349,11 @@ def _environment(job: ClusterJob) -> dict[str, str]:
 
 def _kubernetes_needs(job: ClusterJob) -> tuple[str, str]:
     job.check()
+    if job.name[0].isdigit():
+        raise UsageError(
+            f"--name {job.name!r} begins with a digit, which both of Kubeflow's operators refuse; "
+            "begin it with a lower-case letter"
+        )
     for option, value in (("--image", job.image), ("--volume-claim", job.volume_claim)):
         if not value:
             raise UsageError(
@@ -354,7 +367,7 @@ def _kubernetes_needs(job: ClusterJob) -> tuple[str, str]:
 
 def _env_list(job: ClusterJob) -> list[dict[str, str]]:
     variables = {**_recorded_into(job, job.of_its_own), **_environment(job)}
-    return [{"name": name, "value": value} for name, value in variables.items()]
+    return [{"name": name, "value": _literal(value)} for name, value in variables.items()]
 
 
 def _resources(job: ClusterJob, key: str) -> dict[str, object]:

@@ -85,7 +85,8 @@ def sections(report: FullReport, trial: TrialResult | None = None) -> Iterator[S
         yield _trial(trial)
         yield from incidents(result)
         yield from _notes(result)
-        yield _timeline()
+        if result.worlds:
+            yield _timeline()
         return
     if report.verdict is not None:
         yield _verdict(report.verdict, report.card)

@@ -66,10 +66,14 @@ def _table(ranks: Sequence[RankState], width: int) -> list[str]:
     lines.insert(1, _GAP.join("-" * size for size in widths))
     recent = next((rank.recent for rank in ranks if rank.recent), None)
     steps = f"the last {recent.steps} steps" if recent else "no complete step yet"
+    shown = [column.title for column in chosen]
+    notes = ["waited for: mean of all steps, sum over the other ranks."] * (_WAITED in shown)
+    notes += ["all_reduce: of the latest calls."] * (_LATENCY in shown)
     return [
         *lines,
         "",
         f"Times in ms, means of {steps}. exposed = wait + transfer + unknown.",
+        *([" ".join(notes)] if notes else []),
     ]
 
 
@@ -149,6 +153,8 @@ def _ratio(rank: RankState) -> str:
     return _UNKNOWN if math.isnan(ratio) else f"{ratio:.3g}x"
 
 
+#: Titles of columns that do not show means of the recent steps.
+_WAITED, _LATENCY = "waited for", "all_reduce p50"
 _COLUMNS: Final = (
     _Column("rank", lambda rank: str(rank.rank)),
     _Column("host", lambda rank: rank.host[:16], 9),
@@ -165,8 +171,8 @@ _COLUMNS: Final = (
     _Column("wait", _of_step(lambda t: t.wait_s), 1),
     _Column("transfer", _of_step(lambda t: t.wire_s), 2),
     _Column("hidden", _of_step(lambda t: t.hidden_s), 5),
-    _Column("all_reduce p50", _quantile("recent_p50_s"), 6),
+    _Column(_LATENCY, _quantile("recent_p50_s"), 6),
     _Column("p99", _quantile("recent_p99_s"), 6),
-    _Column("waited for", _waited_for, 2),
+    _Column(_WAITED, _waited_for, 2),
     _Column("compr.", _ratio, 10),
 )

@@ -15,7 +15,9 @@ from commprof.text import printable
 from commprof.trials.result import TrialResult
 
 #: Characters that Markdown or HTML would interpret as markup.
-_SPECIAL = re.compile(r"[\\`*_{}\[\]<>#|~!&$@]|(?<=\w)://")
+_SPECIAL = re.compile(r"[\\`*_{}\[\]<>#|~!&$@]|(?<=\w)://|www\.")
+#: Parts of text from which GitHub and GitLab would make a link, in a form that prevents this.
+_LINKS = {"://": ":&#47;&#47;", "www.": "www&#46;"}
 
 
 def render(report: FullReport, trial: TrialResult | None = None) -> str:
@@ -53,8 +55,8 @@ def _line(text: str) -> str:
 
 
 def _harmless(found: str) -> str:
-    if found == "://":
-        return ":&#47;&#47;"  # so that no link is made
+    if found in _LINKS:
+        return _LINKS[found]
     return {"<": "&lt;", ">": "&gt;", "&": "&amp;", "@": "&#64;"}.get(found, f"\\{found}")
 
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from commprof.errors import UsageError
-from commprof.files import replace_file
+from commprof.files import is_a_device, replace_file
 from commprof.invocation import quoted
 
 
@@ -18,7 +18,7 @@ def writable_file(path: Path | None, option: str = "--json") -> Path | None:
     device or pipe such as /dev/stdout, which the finished file would replace.
     """
     if path is not None:
-        if _is_a_device(path):
+        if is_a_device(path):
             raise UsageError(
                 f"cannot write {option} {quoted(path)}: it is a device or pipe; name another file"
             )
@@ -53,7 +53,7 @@ def writable_output(path: Path, force: bool) -> None:
     Raises:
         UsageError: the file exists and ``force`` is False, or its directory cannot be written to.
     """
-    if _is_a_device(path):
+    if is_a_device(path):
         return
     if path.is_dir():
         raise UsageError(f"{quoted(path)} is a directory; name a file with -o FILE")
@@ -76,7 +76,7 @@ def write_output(path: Path, content: str | bytes) -> None:
         UsageError: the disk is full, or the directory cannot be written to.
     """
     data = content.encode() if isinstance(content, str) else content
-    if _is_a_device(path):
+    if is_a_device(path):
         path.write_bytes(data)
         return
     try:
@@ -85,8 +85,3 @@ def write_output(path: Path, content: str | bytes) -> None:
         raise UsageError(
             f"cannot write {quoted(path)}: {error.strerror}; name another -o FILE"
         ) from None
-
-
-def _is_a_device(path: Path) -> bool:
-    """True if the path, for example /dev/stdout, exists but is no regular file or directory."""
-    return path.exists() and not path.is_file() and not path.is_dir()

@@ -28,7 +28,7 @@ class Tried:
     options: Mapping[str, str]
     #: Changes to the script that no option makes, in words.
     in_script: tuple[str, ...]
-    #: Command that tries the setting and compares the run with the prediction.
+    #: Command that tries the setting and, if predictions are kept, compares the run with them.
     command: str
 
 
@@ -40,7 +40,7 @@ def tried(
     Args:
         scenario: the predicted scenario.
         context: ``run.json`` of the run that the prediction is based on.
-        run: that run's directory.
+        run: that run's directory; or the file of a recording, next to which no prediction is kept.
         shard_ranks: that run's ranks per copy of the model; None if all ranks share one copy.
     """
     strategy = str(context.get("strategy", "fsdp")) if "workload" in context else ""
@@ -50,7 +50,8 @@ def tried(
         # Without the option, HSDP may choose another group size than the one that was predicted.
         scenario = dataclasses.replace(scenario, shard_ranks=shard_ranks)
     options, in_script = _settings(scenario, strategy, recorded)
-    words = ["--check-prediction", str(run), "--world-sizes", str(scenario.world_size)]
+    words = [] if run.is_file() else ["--check-prediction", str(run)]
+    words += ["--world-sizes", str(scenario.world_size)]
     for name, value in options.items():
         words += [f"--{name.replace('_', '-')}", value]
     if command is None:

@@ -75,6 +75,7 @@ def _verdict(result: RunComparison, fail_above: float | None) -> Iterator[str]:
         if sizes:
             these = ", ".join(counted(size, "rank") for size in sizes)
             yield f"Only {which} has figures for {these}."
+    yield from only_summarised(result)
     if not result.worlds:
         yield "No world size has figures in both runs: nothing can be compared."
     for world in result.worlds:
@@ -88,6 +89,15 @@ def _verdict(result: RunComparison, fail_above: float | None) -> Iterator[str]:
         yield f"Slower by more than {limit}: {too_slow}."
     elif result.worlds:
         yield f"No world size is significantly slower by more than {limit}."
+
+
+def only_summarised(result: RunComparison) -> Iterator[str]:
+    """Yields a sentence per run that holds no steps to compare, only summaries of them."""
+    for which in result.summarised:
+        yield (
+            f"{which} was recorded in always-on mode, which keeps no single step; record it in "
+            "full mode (--mode full)."
+        )
 
 
 def _about_step(world: WorldComparison) -> str:

@@ -130,9 +130,13 @@ def _steps(report: FullReport) -> Iterator[Row]:
 
 
 def _collectives(report: FullReport) -> Iterator[Row]:
+    """Yields the kinds of collectives; without steps, figures per step are per recording."""
     for world in report.result.worlds:
         for kind in world.collectives:
-            yield {"world_size": world.world_size, **_collective(kind)}
+            yield {"world_size": world.world_size, "has_steps": True, **_collective(kind)}
+    for found in report.result.stepless:
+        for kind in found.rows:
+            yield {"world_size": found.world_size, "has_steps": False, **_collective(kind)}
 
 
 def _collective(kind: CollectiveRow) -> Row:

@@ -172,14 +172,14 @@ def _parts(rank: int, parts: dict[str, float]) -> dict[str, Any]:
 
 
 def _steps(detail: WorldDetail) -> dict[str, Any]:
+    """Returns number and time of each step; in long runs, of the slowest of every few steps."""
     every = -(-len(detail.steps) // MOST_POINTS) or 1
-    first = np.arange(0, len(detail.steps), every)
+    groups = (slice(at, at + every) for at in range(0, len(detail.steps), every))
+    slowest = [group.start + int(np.argmax(detail.slowest_ms[group])) for group in groups]
     return {
         "every": every,
-        "step": detail.steps[first].tolist(),
-        "slowest_ms": [
-            _rounded(value) for value in np.maximum.reduceat(detail.slowest_ms, first).tolist()
-        ],
+        "step": detail.steps[slowest].tolist(),
+        "slowest_ms": list(map(_rounded, detail.slowest_ms[slowest].tolist())),
     }
 
 

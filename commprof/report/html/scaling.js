@@ -17,7 +17,8 @@ function drawScaling() {
     return;
   }
   const words = curvesOf(known).map(([curve, kind]) => [kind, curve[0].name || "measured"]);
-  words.push(["ideal", "ideal, from the smallest world size"]);
+  const whose = known[0].name ? ` of ${known[0].name}` : "";
+  words.push(["ideal", `ideal, from the smallest world size${whose}`]);
   if (data.predicted.length) {
     const bounds = data.predicted.every((curve) => curve.checked) ? "its interval" : SAMPLING_AND_FIT;
     words.push(["predicted", `predicted, with ${bounds}`]);
@@ -57,7 +58,7 @@ function scalingChart(known, width) {
       shape("text", { class: "tick", x: x(ranks), y: height - MARGIN.bottom + 16, "text-anchor": "middle" },
         ranks)),
     ...data.predicted.flatMap((curve) => predictedCurve(curve, axes)),
-    ...curvesOf(known).flatMap(([curve, kind]) => curve.flatMap((each) => measuredPoint(each, kind, axes))),
+    ...curvesOf(known).flatMap(([curve, kind]) => curve.flatMap((each) => measuredPoint(each, kind, curve[0], axes))),
   );
   return chart;
 }
@@ -94,7 +95,8 @@ function curvesOf(known) {
   ]);
 }
 
-function measuredPoint(each, kind, { x, y, ideal }) {
+/** `base` is the smallest world size of the same curve, to which the efficiency refers. */
+function measuredPoint(each, kind, base, { x, y }) {
   const at = x(each.ranks);
   const point = shape("circle", {
     class: `point ${kind}`, cx: at, cy: y(each.samples_per_s), r: 5, tabindex: 0,
@@ -105,7 +107,7 @@ function measuredPoint(each, kind, { x, y, ideal }) {
   explain(point, () => [
     worldText(each),
     `${digits(each.samples_per_s)} samples/s measured${range}`,
-    `${digits(ideal(each.ranks))} samples/s would be ideal`,
+    `${digits((base.samples_per_s * each.ranks) / base.ranks)} samples/s would be ideal`,
     `efficiency ${percent(each.efficiency)}`,
   ]);
   return [...whisker, point];

@@ -17,10 +17,11 @@ function stepChart(figure, width) {
   const inner = width - MARGIN.left - MARGIN.right;
   const x = (i) => MARGIN.left + ((i + 0.5) / step.length) * inner;
   const y = (ms) => height - 24 - (ms / top) * (height - 36);
-  const about = `${step.length} steps, median ${time(median)}, slowest ${time(Math.max(...slowest))}`;
+  const bars = every > 1 ? `Each bar is the slowest of ${every} steps.` : "";
+  const about = `${step.length} ${every > 1 ? "bars" : "steps"}, median ${time(median)}, slowest ${time(Math.max(...slowest))}`;
   const chart = shape("svg", {
     viewBox: `0 0 ${width} ${height}`, height, tabindex: 0, role: "application",
-    "aria-label": `Step times. ${about}. Arrow keys choose a step, Enter shows it below.`,
+    "aria-label": `Step times. ${about}. ${bars} Arrow keys choose a step, Enter shows it below.`,
   });
   const tickText = tickTexts(tickStep(top, 3), top);
   for (const value of ticks(top, 3)) {
@@ -38,6 +39,7 @@ function stepChart(figure, width) {
     ...slowest.map((ms, i) =>
       shape("rect", { class: "step-bar", x: x(i) - breadth / 2, y: y(ms), width: breadth, height: y(0) - y(ms) }),
     ),
+    shape("text", { class: "tick", x: MARGIN.left, y: 10 }, bars),
     shape("text", { class: "tick", x: MARGIN.left - 8, y: height - 6, "text-anchor": "end" }, "step"),
     ...numbered(step.length, inner).map((i) =>
       shape("text", { class: "tick", x: x(i), y: height - 6, "text-anchor": "middle" }, `${step[i]}`)),
@@ -45,7 +47,7 @@ function stepChart(figure, width) {
   );
   figure.replaceChildren(chart);
   steppable(chart, marker, { count: step.length, x, breadth }, (i) => {
-    const many = every > 1 ? `the slowest of ${every} steps from ${step[i]}` : `step ${step[i]}`;
+    const many = every > 1 ? `step ${step[i]}, the slowest of ${every}` : `step ${step[i]}`;
     return [many, time(slowest[i]), "Enter or click: show it in the timeline"];
   });
 }
@@ -108,13 +110,15 @@ function drawWaiting() {
 function heated(table) {
   const cells = [...table.querySelectorAll("tbody td")];
   const heads = [...table.querySelectorAll("thead th")];
-  const values = cells.map((cell) => Number(cell.textContent) || 0);
-  const most = Math.max(...values);
+  const values = cells.map((cell) => Number(cell.textContent.replace("<", ""))); // NaN if not known
+  const most = Math.max(...values.map((ms) => ms || 0));
   cells.forEach((cell, i) => {
     cell.classList.add("heat");
     const waits = cell.parentElement.firstElementChild.textContent;
     const whom = heads[cell.cellIndex].textContent;
-    explain(cell, () => [`${waits} waits ${whom}`, `${time(values[i])} per step, on average`]);
-    cell.style.setProperty("--heat", String(most > 0 ? values[i] / most : 0));
+    const less = cell.textContent.startsWith("<") ? "less than " : "";
+    const wait = Number.isNaN(values[i]) ? "not known" : `${less}${time(values[i])} per step, on average`;
+    explain(cell, () => [`${waits} waits ${whom}`, wait]);
+    cell.style.setProperty("--heat", String(values[i] > 0 ? values[i] / most : 0));
   });
 }

@@ -8,6 +8,7 @@ const WAITING_HEIGHT = 6;
 const LANE_HEIGHT = 14;
 const ROW_GAP = 10;
 const SHORTEST = 20; // µs: shortest visible time
+const MOST_PIXELS = 32767; // of a canvas's height: Firefox draws nothing on a higher one
 
 function makeView(timeline) {
   let y = AXIS;
@@ -92,7 +93,7 @@ function hit(view, x, y) {
 // Drawing of the visible part of the timeline on a canvas.
 
 function drawTimelineOn(canvas, view) {
-  const scale = devicePixelRatio || 1;
+  const scale = Math.min(devicePixelRatio || 1, MOST_PIXELS / view.height); // below 1 for hundreds of ranks
   canvas.width = Math.round(view.width * scale);
   canvas.height = Math.round(view.height * scale);
   canvas.style.height = `${view.height}px`;

@@ -28,11 +28,11 @@ function trialChart(width) {
   const chart = shape("svg", {
     viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": text.join("; "),
   });
-  for (const value of ratioTicks(least - slack, most + slack)) {
+  for (const [value, label] of ratioTicks(least - slack, most + slack)) {
     const end = { x1: x(value), x2: x(value), y1: 0, y2: height - 24 };
     chart.append(
       shape("line", { class: "grid", ...end }),
-      shape("text", { class: "tick", x: x(value), y: height - 6, "text-anchor": "middle" }, digits(value)),
+      shape("text", { class: "tick", x: x(value), y: height - 6, "text-anchor": "middle" }, label),
     );
   }
   chart.append(
@@ -62,10 +62,11 @@ function trialLines(each) {
   ];
 }
 
-/** Returns round values between two ratios. */
+/** Returns round values between two ratios, each with text that tells it from its neighbours. */
 function ratioTicks(from, to) {
   const step = tickStep(to - from, 5);
+  const places = Math.max(0, Math.ceil(-Math.log10(step) - 1e-9));
   const values = [];
-  for (let i = Math.ceil(from / step); i * step <= to; i += 1) values.push(i * step);
+  for (let i = Math.ceil(from / step); i * step <= to; i += 1) values.push([i * step, (i * step).toFixed(places)]);
   return values;
 }

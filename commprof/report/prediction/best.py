@@ -53,7 +53,8 @@ def render(best: Best, error: ModelError | None, in_script: Sequence[str], comma
     lines = textwrap.wrap(text, _WIDTH)
     if in_script:
         lines += textwrap.wrap(f"In the script: {'; '.join(in_script)}.", _WIDTH)
-    lines.append("To try this setting, and to compare the step with the prediction:")
+    compared = ", and to compare the step with the prediction"
+    lines.append(f"To try this setting{compared * ('--check-prediction' in command)}:")
     return "\n".join([*lines, f"  {printable(command)}"]) + "\n"
 
 

@@ -41,16 +41,21 @@ def reproduce_line(config: Path, context: Mapping[str, Any]) -> str:
     found = context.get("reproduction")
     if not isinstance(found, dict):
         return ""
-    command = repeating_command(config, int(context.get("nodes", 1)), str(found["directory"]))
-    return printable(f"Run it again: {command} (in {found['directory']}; {_code(found['git'])})")
+    directory, git = str(found.get("directory", "")), found.get("git")
+    command = repeating_command(config, int(context.get("nodes", 1)), directory)
+    where = f"in {directory}; " if directory else ""
+    code = _code(git if isinstance(git, dict) else {})
+    return printable(f"Run it again: {command} ({where}{code})")
 
 
 def _code(git: Mapping[str, Any]) -> str:
     if "commit" not in git:
         return f"state of the code unknown: {git.get('unknown', 'not recorded')}"
-    branch = f" of {git['branch']}" if git["branch"] else ""
-    text = f"code at git {git['commit'][:_SHORT]}{branch}"
-    if not git["changed_files"]:
+    branch = f" of {git['branch']}" if git.get("branch") else ""
+    text = f"code at git {str(git['commit'])[:_SHORT]}{branch}"
+    files, lines = git.get("changed_files"), git.get("diff_lines")
+    if files is None or lines is None:
+        return f"{text}; changes not recorded"
+    if not files:
         return f"{text}, unchanged"
-    files, lines = git["changed_files"], git["diff_lines"]
     return f"{text} with {counted(files, 'changed file')}, {lines} lines"

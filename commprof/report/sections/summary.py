@@ -88,8 +88,9 @@ def notes(summaries: Sequence[SummaryResult], told: Collection[int]) -> list[str
             found += [where + problem for problem in summary.problems]
         found += [where + sentence for sentence in _about_waiting(summary)]
         if summary.operations and not summary.steps:
+            some = " on at least one rank, so its" if summary.step_ms > 0 else ", so"
             found.append(
-                f"{where}no step after the first was seen, so exposed time is not known. A step "
+                f"{where}no step after the first was seen{some} exposed time is not known. A step "
                 "ends at the optimizer's step() or commprof.step(). If a loop calls neither in 20 "
                 "backward passes that communicate, each of these passes ends a step."
             )
@@ -159,6 +160,8 @@ def _why_unknown(summary: SummaryResult) -> str:
 
 def _why_others(summary: SummaryResult) -> str:
     behind = "a rank did not record, or was more than 5 s or 16,384 collectives behind another rank"
+    if not summary.arrivals_known and len(summary.ranks) < summary.world_size:
+        return "not all ranks recorded in always-on mode; start capture on every rank"
     if summary.machines > 1 and not summary.clocks_compared:
         return (
             f"the ranks ran on {summary.machines} hosts whose clocks were not all compared with "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 from commprof.commands import main
 from commprof.report.html import data
 from commprof.report.html.page import render
+from commprof.stats.intervals import Interval
 from tests.support.builders.run_directories import (
     HOSTILE,
     answer,
@@ -325,6 +328,9 @@ def test_a_page_of_several_strategies_offers_each_strategy_and_world_size(
     )
     assert labels == ["ddp, 1 rank", "ddp, 2 ranks", "fsdp, 1 rank", "fsdp, 2 ranks"]
     assert page.value("document.querySelectorAll('#scaling-picture path.series-1').length") == 1
+    focus(page, "#scaling-picture .point.series-1")  # fsdp, 1 rank
+    measured, ideal = re.findall(r"([\d.]+) samples/s (?:m|w)", text_of(page, "#tooltip"))
+    assert measured == ideal  # as its efficiency, compared with fsdp's smallest world size
     hidden = "[...document.querySelectorAll('#waiting .scroll')].map((table) => table.hidden)"
     assert page.value(hidden) == [True, False]
     assert canvas_colours(page) > 6
@@ -367,6 +373,48 @@ def test_a_trial_page_draws_its_candidates_with_tooltips(page: Page, tmp_path: P
         in_sight(page, "#trial-picture")
         page.painted(_BLANK_PAGES * page.blank_bytes[size])
         assert page.value("document.documentElement.scrollWidth") <= size[0]
+
+
+def test_candidates_of_nearly_the_same_step_have_distinct_ticks(page: Page, tmp_path: Path) -> None:
+    ratio = Interval(1.0, 0.999, 1.002)
+    near = tuple(dataclasses.replace(one, ratio=one.ratio and ratio) for one in sample().candidates)
+    file = tmp_path / "trial.html"
+    file.write_text(render(REPORT, dataclasses.replace(sample(), candidates=near)))
+    page.open(file)
+    assert "1.001" in distinct(page, "#trial-picture .tick")
+
+
+def test_a_timeline_of_hundreds_of_ranks_is_drawn_within_a_canvas_s_limits(
+    page: Page, tmp_path: Path
+) -> None:
+    run = write_run(tmp_path / "run", ranks_of(2, 4))
+    assert main(["report", str(run), "--format", "html"]) == 0
+    file = run / "report.html"
+    before, rest = file.read_text().split('id="data">')
+    figures, after = rest.split("</script>", 1)
+    shown = json.loads(figures)
+    shown["worlds"][0]["timeline"]["ranks"] *= 300
+    file.write_text(f'{before}id="data">{json.dumps(shown)}</script>{after}')
+    page.open(file)
+    assert page.value("document.querySelector('canvas').clientHeight") > 32767
+    assert page.value("document.querySelector('canvas').height") <= 32767
+
+
+@pytest.mark.parametrize(
+    ("cell", "said"), [("&lt;0.001", "less than 1 µs per step"), ("-", "not known")]
+)
+def test_a_wait_that_is_tiny_or_not_known_is_not_said_to_be_0(
+    page: Page, tmp_path: Path, cell: str, said: str
+) -> None:
+    run = write_run(tmp_path / "run", ranks_of(2, 9))
+    assert main(["report", str(run), "--format", "html"]) == 0
+    file = run / "report.html"
+    before, table = file.read_text().split('<section id="waiting"')
+    table = re.sub(r"<td>[^<]*</td>", f"<td>{cell}</td>", table, count=1)
+    file.write_text(f'{before}<section id="waiting"{table}')
+    page.open(file)
+    page.value("document.querySelector('#waiting td').dispatchEvent(new Event('pointermove'))")
+    assert said in text_of(page, "#tooltip")
 
 
 def test_the_page_says_which_steps_it_leaves_out(

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from commprof.analysis.predicted import read_predictions
-from commprof.commands import main
+from commprof.commands import main, trace
 from commprof.commands.options.output_file import writable_file, writable_output, write_output
-from commprof.errors import UsageError
+from commprof.errors import CommprofError, UsageError
+from commprof.predict.fit.machine_profile import MachineProfile, save_profile
 from commprof.report.sections import predicted as predicted_table
 from tests.support.builders.flight_dumps import dump, entry, write_dumps
 from tests.support.builders.run_directories import answer, ranks_of, write_predictions, write_run
@@ -253,6 +254,17 @@ def test_a_result_file_that_would_replace_a_device_or_pipe_is_refused(tmp_path: 
     for path in (Path("/dev/null"), pipe):
         with pytest.raises(UsageError, match=f"--json {path}: it is a device or pipe"):
             writable_file(path)
+
+
+def test_a_profile_or_timeline_never_replaces_a_device_or_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    refused = f"cannot write {pipe}: it is a device or pipe; name another file"
+    with pytest.raises(CommprofError, match=refused):
+        save_profile(MachineProfile({}), pipe)
+    with pytest.raises(UsageError, match=refused), trace._written(pipe):
+        pass
+    assert pipe.is_fifo()
 
 
 def test_output_to_a_device_keeps_the_device(tmp_path: Path) -> None:

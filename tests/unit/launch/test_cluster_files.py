@@ -189,6 +189,16 @@ def test_words_that_yaml_would_misread_stay_strings() -> None:
     assert load(train_job(job))["spec"]["trainer"]["command"][3:] == list(job.script)
 
 
+@pytest.mark.parametrize("make", [train_job, pytorch_job])
+def test_manifests_escape_what_kubernetes_would_replace(make: Any) -> None:
+    script = ("train.py", "$(GLOO_SOCKET_IFNAME)", "a$$b", "$x$")
+    text = json.dumps(load(make(replace(JOB, script=script, directory="/traces/$(A)"))))
+    command = ["train.py", "$$(GLOO_SOCKET_IFNAME)", "a$$$b", "$x$"]
+    assert json.dumps(["torchrun", "-m", "commprof.wrap", *command]) in text
+    assert '"value": "/traces/$$(A)/my-job"' in text
+    assert '"mountPath": "/traces/$(A)"' in text  # not replaced in paths
+
+
 @pytest.mark.parametrize(
     ("target", "change", "message"),
     [
@@ -205,6 +215,8 @@ def test_words_that_yaml_would_misread_stay_strings() -> None:
         ("slurm", {"port": 70000}, "--port 70000 is out of range"),
         ("slurm", {"script": ("--steps", "5")}, "--steps is not a script, and --workload is not"),
         ("slurm", {"script": ("--workload=mlp", "--nproc=4")}, "--nproc cannot be among"),
+        ("k8s", {"name": "1st-run"}, "--name '1st-run' begins with a digit"),
+        ("k8s-pytorchjob", {"name": "2"}, "begin it with a lower-case letter"),
         ("k8s", {"image": None}, "--image is missing"),
         ("k8s-pytorchjob", {"volume_claim": None}, "--volume-claim is missing"),
     ],
@@ -232,6 +244,18 @@ def test_launch_files_does_not_overwrite_a_file(
     assert "commprof.wrap -m pkg.train --lr 1" in file.read_text()
     assert main(command) == 2
     assert "exists already" in capsys.readouterr().err
+
+
+def test_launch_files_keeps_the_bytes_of_a_name_that_is_not_utf8(
+    tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    name, file = b"tr\xff\xc3\xa9.py", tmp_path / "job.sbatch"
+    command = ["launch-files", "--target", "slurm", "--nodes", "2", "--nproc-per-node", "4"]
+    command += ["--output", "/shared/run"]
+    assert main([*command, "-o", str(file), os.fsdecode(name)]) == 0
+    assert name in file.read_bytes()
+    assert main([*command, os.fsdecode(name)]) == 0
+    assert capsysbinary.readouterr().out == file.read_bytes()
 
 
 def test_launch_files_accepts_the_options_of_a_workload(capsys: pytest.CaptureFixture[str]) -> None:

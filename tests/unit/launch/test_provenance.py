@@ -210,5 +210,11 @@ def test_the_reproduce_line_names_command_directory_and_commit() -> None:
         Path("r.yaml"), context
     )
     assert reproduce_line(Path("run"), {}) == ""
+    for part, said in (
+        ({}, "(state of the code unknown: not recorded)"),
+        ({"git": None}, "(state of the code unknown: not recorded)"),
+        ({"git": {"commit": "0123456789abcdef"}}, "(code at git 0123456789; changes not recorded)"),
+    ):
+        assert said in reproduce_line(Path("r.yaml"), {"reproduction": part})
     several = reproduce_line(Path("r.yaml"), {**context, "nodes": 2})
     assert "/r.yaml --output NEW --node-rank N (in " in several

@@ -201,6 +201,18 @@ def test_every_field_of_the_schema_has_a_description() -> None:
         assert one.get("description") or resolved(one).get("description"), name
 
 
+def test_descriptions_of_the_schema_say_what_the_fields_hold() -> None:
+    for name, one in descriptions(SCHEMA):
+        if name in ("world_size", "num_processes"):
+            assert one["description"].startswith("World size"), one
+    parts = SCHEMA["$defs"]["collective"]["properties"]
+    ends = [parts[name]["description"] for name in ("wait", "wire")]
+    assert ends == [
+        "From the start to the last needed rank's start.",
+        "From the last needed rank's start to completion.",
+    ]
+
+
 def test_every_definition_of_the_schema_is_used() -> None:
     text = as_json.SCHEMA_FILE.read_text()
     for name in SCHEMA["$defs"]:
@@ -349,6 +361,21 @@ def test_csv_escapes_formulas_and_leaves_unknown_values_empty(report: FullReport
     found = read(as_csv(report, "collectives"))
     assert {row["group"] for row in found if row["world_size"] == "2"} == {"'=HYPERLINK(1)"}
     assert {row["busbw_gb_per_s"] for row in found if row["world_size"] == "1"} == {""}
+
+
+def test_csv_has_the_collectives_of_a_run_without_steps(report: FullReport) -> None:
+    found = read(as_csv(report, "collectives"))
+    assert {row["has_steps"] for row in found} == {"True"}
+    kinds = report.result.worlds[1].collectives
+    without = dataclasses.replace(
+        report.result, worlds=(), stepless=(SteplessCollectives(8, kinds),)
+    )
+    alone = read(as_csv(dataclasses.replace(report, result=without), "collectives"))
+    assert alone == [
+        {**row, "world_size": "8", "has_steps": "False"}
+        for row in found
+        if row["world_size"] == "2"
+    ]
 
 
 def test_rows_of_candidates_are_refused_without_a_trial(report: FullReport) -> None:

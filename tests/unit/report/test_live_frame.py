@@ -59,6 +59,18 @@ def test_a_wide_frame_shows_all_columns_and_the_late_rank() -> None:
     assert "all_reduce: bus bandwidth 1.25 GB/s, 50% of the machine profile's bandwidth." in text
 
 
+@pytest.mark.parametrize(
+    ("width", "said"),
+    [(60, ""), (100, "waited for: mean of all"), (200, "other ranks. all_reduce: of the latest")],
+)
+def test_a_frame_says_which_columns_are_no_means_of_the_recent_steps(width: int, said: str) -> None:
+    lines = frame(job_state(), "run", width)
+    at = next(i for i, line in enumerate(lines) if line.startswith("Times in ms, means of the"))
+    assert said in lines[at + 1]
+    assert bool(lines[at + 1]) == bool(said)
+    assert ("waited for" in lines[2]) == bool(said)
+
+
 def test_a_frame_says_that_one_other_rank_waits_for_the_late_rank() -> None:
     late = Late(1, 0.012, "backward", waiting_ranks=1)
     text = "\n".join(frame(job_state(world_size=4, late=late), "run", 200))

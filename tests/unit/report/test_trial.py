@@ -175,6 +175,12 @@ def test_the_trial_s_section_comes_first_and_sections_of_means_are_left_out() ->
     assert found["trial"].lead == sample().verdict.sentences[0]
 
 
+def test_a_trial_that_ended_before_its_first_step_has_no_picture_without_figures() -> None:
+    ended = FullReport(run_result(), (), None, None)
+    assert [section.id for section in sections(ended, sample())] == ["trial"]
+    assert "-picture" in page.render(ended, sample())  # of the trial itself
+
+
 def test_html_and_markdown_have_the_trial_s_tables_and_the_command_to_apply_it() -> None:
     for text in (page.render(REPORT, sample()), markdown.render(REPORT, sample())):
         assert "int8" in text
