@@ -164,8 +164,13 @@ class Attachment:
         name = _name(hook)
         if name not in self._names:
             self._names.append(name)
-            hooks = [", then ".join(names) for names in _hooks]
+            hooks = [", then ".join(names) for names in _hooks if names]
             recorder().add_metadata(json.dumps({"hooks": hooks}))
+
+    @property
+    def is_vacant(self) -> bool:
+        """True if no inner hook was ever set, because the model's :func:`attach` failed."""
+        return not self._names
 
     def remove(self) -> None:
         """Stops timing this model's buckets. The hook or compressor, if any, keeps running."""
@@ -295,21 +300,23 @@ def attach(
     Raises:
         CommprofError: ``ddp`` is not a DDP model, or already has a communication hook; or the
             ranks do not agree on the compressor; or a ``COMMPROF_`` variable has a value that is
-            not valid.
+            not valid. In the last two cases, this may be called again for the model.
     """
     if not isinstance(ddp, DistributedDataParallel):
         raise CommprofError(
             f"attach() needs a DistributedDataParallel model, not {type(ddp).__name__}; other "
             "strategies need no attach(), as their collectives are recorded without it"
         )
-    if ddp._comm_hooks or ddp.__dict__.get(_HELD) is not None:
+    held = ddp.__dict__.get(_HELD)
+    failed = held is not None and held.attachment.is_vacant
+    if ddp._comm_hooks or (held is not None and not failed):
         raise CommprofError(
             "this model already has a communication hook, and DDP allows only one; call "
             "attach(ddp, hook=...) instead of registering the hook, or leave attach() out"
         )
     RankSettings.from_environment()
     check_kernels()
-    attachment = Attachment(ddp)
+    attachment = held.attachment if failed else Attachment(ddp)
     attachment.set_hook(hook, state)
     return attachment
 

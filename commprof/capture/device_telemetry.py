@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from commprof.capture.recorder import Recorder
 
@@ -55,7 +56,7 @@ class DeviceTelemetry:
         if not torch.cuda.is_initialized():
             return
         self.pending = False
-        uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
+        uuid = getattr(torch.cuda.get_device_properties(_gpu()), "uuid", None)
         if uuid is None:
             return
         name = str(uuid)
@@ -95,6 +96,15 @@ class DeviceTelemetry:
                 self._recorder.add_metadata(
                     json.dumps({"device_telemetry": {**begin, **samples.summary()}})
                 )
+
+
+def _gpu() -> int:
+    """Returns this rank's GPU: the one given to init_process_group, or else the current one."""
+    if dist.is_available() and dist.is_initialized():
+        given = getattr(dist.group.WORLD, "bound_device_id", None)
+        if given is not None and given.type == "cuda":  # torch demands an index
+            return int(given.index)
+    return int(torch.cuda.current_device())
 
 
 def next_after(count: int) -> int:

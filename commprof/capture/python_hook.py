@@ -16,6 +16,9 @@ from commprof.trace.schema import Kind
 class PythonBucketHook:
     """Records buckets, their all-reduces, and when DDP finalises each backward pass."""
 
+    #: The last backward pass that a hook of any model noted; several models may share a pass.
+    _last_pass = -1
+
     def __init__(self, recorder: Any, group: dist.ProcessGroup) -> None:
         """``recorder`` is a ``PythonRecorder``; ``group`` is the model's process group."""
         self.recording = True
@@ -24,7 +27,6 @@ class PythonBucketHook:
         self._group_id = recorder.group_id(group)
         self._world_size = group.size()
         self._inner: tuple[Callable[[Any, Any], Any], Any] | None = None
-        self._graph_task = -1
 
     @classmethod
     def attach(cls, ddp: Any, recorder: Any, hook: Any, state: Any) -> PythonBucketHook:
@@ -114,9 +116,9 @@ class PythonBucketHook:
             The id of the backward pass (autograd's graph task); -1 outside of one.
         """
         graph_task: int = torch._C._current_graph_task_id()
-        if graph_task in (-1, self._graph_task):
+        if graph_task in (-1, PythonBucketHook._last_pass):
             return graph_task
-        self._graph_task = graph_task
+        PythonBucketHook._last_pass = graph_task
         engine = Variable._execution_engine
 
         def begin() -> None:

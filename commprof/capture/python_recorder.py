@@ -81,6 +81,8 @@ class PythonMarker:
 
 #: Maximum number of records kept between two flushes.
 _CAPACITY = 1 << 18
+#: How long recording must be off before the trace says so; as in csrc/core/modes/recorder_mode.cpp.
+_REPORT_OFF_AFTER_NS = 500_000_000
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,8 @@ class PythonRecorder:
         self._enabled = False
         self._complained = False
         self._documents_written = self._written = self._dropped = 0
+        #: When recording went off, 0 if it is on; and whether the trace says that it is off.
+        self._off_since_ns, self._off_written = 0, False
         self._last = PythonStats()
 
     def forget_after_fork(self) -> None:
@@ -171,6 +175,7 @@ class PythonRecorder:
             raise OSError(file.write_errno, os.strerror(file.write_errno), trace_path)
         self._pending.clear()
         self._documents_written = self._written = self._dropped = 0
+        self._off_since_ns, self._off_written = 0, False
         self._complained = False
         self._path = printable(trace_path)
         self._file = file
@@ -212,7 +217,11 @@ class PythonRecorder:
         if file is None:
             return
         with self._lock:
-            if not (self._write_documents(file) and self._write_records(file)):
+            if not (
+                self._write_documents(file)
+                and self._write_recording(file)
+                and self._write_records(file)
+            ):
                 self._complain(file)
 
     def _write_documents(self, file: PythonTraceFile) -> bool:
@@ -220,6 +229,25 @@ class PythonRecorder:
             if not file.write_block(block_type, text.encode()):
                 return False
             self._documents_written += 1
+        return True
+
+    def _write_recording(self, file: PythonTraceFile) -> bool:
+        """Writes whether recording is on, so that a monitor takes no silence for a hang.
+
+        As in the native module, short pauses are not written.
+        """
+        now_ns = self.now_ns()
+        if self._enabled:
+            self._off_since_ns = 0
+        elif self._off_since_ns == 0:
+            self._off_since_ns = now_ns
+        off = self._off_since_ns != 0 and now_ns - self._off_since_ns >= _REPORT_OFF_AFTER_NS
+        if off == self._off_written:
+            return True
+        state = {"recording": not off, "monotonic_ns": self._off_since_ns if off else now_ns}
+        if not file.write_block(BlockType.METADATA, json.dumps({"capture_state": state}).encode()):
+            return False
+        self._off_written = off
         return True
 
     def _write_records(self, file: PythonTraceFile) -> bool:

@@ -2,13 +2,15 @@
 
 Each rank puts a hash of its parameters into the default group's store; rank 0 compares the hashes
 at the next check. No collective is issued, no rank waits for another, and training is unchanged: a
-check costs a pass over the parameters and one small message.
+check costs a pass over the parameters and one small message, and on rank 0 two more messages, which
+read the hashes of all ranks.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 import sys
 import time
@@ -31,8 +33,11 @@ _PREFIX = "commprof/sync"
 #: How long rank 0 waits for the last hashes of the other ranks when capture ends.
 _LAST_S = 1.0
 _POLL_S = 0.01
-#: Maximum number of checks that wait for hashes: they must not pile up if a rank sends none.
+#: Maximum number of checks that wait for hashes, and number of keys of each rank, which its checks
+#: use in turn: neither may pile up if a rank sends no hash.
 _MOST_PENDING = 64
+#: Numbers the captures of this process: keys that one capture leaves mean nothing to the next.
+_captures = itertools.count()
 _STORE_ERRORS = (RuntimeError, OSError, ValueError, KeyError)
 
 
@@ -82,7 +87,7 @@ class SyncCheck:
             return
         try:
             self._compare_pending()
-            self._store.set(f"{step}/{self._rank}", parameters_digest(models))
+            self._store.set(self._key(step, self._rank), f"{step} {parameters_digest(models)}")
         except _STORE_ERRORS:
             self._store = None  # the store is gone: the job is ending
             return
@@ -105,15 +110,21 @@ class SyncCheck:
         if self.checks:
             recorder().add_metadata(json.dumps({"sync_checks": self._found()}))
 
+    def _key(self, step: int, rank: int) -> str:
+        return f"{step // self._every % _MOST_PENDING}/{rank}"
+
     def _compare_pending(self) -> None:
         while self._pending:
             step = self._pending[0]
-            keys = [f"{step}/{rank}" for rank in range(self._world_size)]
+            keys = [self._key(step, rank) for rank in range(self._world_size)]
             if not self._store.check(keys):
                 return
-            self._compare(step, [bytes(self._store.get(key)) for key in keys])
-            for key in keys:
-                self._store.delete_key(key)
+            answers = [bytes(each).split() for each in self._store.multi_get(keys)]
+            steps = [int(of_step) for of_step, _ in answers]
+            if min(steps) < step:
+                return
+            if max(steps) == step:  # else a rank has put a later hash in the place of this one
+                self._compare(step, [digest for _, digest in answers])
             self._pending.popleft()
 
     def _compare(self, step: int, digests: Sequence[bytes]) -> None:
@@ -150,7 +161,8 @@ def check_models(profiler: Profiler, every: int, models: Sequence[nn.Module] = (
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
     world_size = dist.get_world_size()
-    check = SyncCheck(every, default_store(_PREFIX), dist.get_rank(), world_size)
+    store = default_store(f"{_PREFIX}/{next(_captures)}")
+    check = SyncCheck(every, store, dist.get_rank(), world_size)
     profiler.listen(check)
     for model in models:
         _add(check, model, world_size)

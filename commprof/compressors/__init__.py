@@ -41,7 +41,7 @@ def none(*, measure_every: int = 0) -> Compressor:
 def fp16(
     *, feedback: bool | None = None, start_step: int = 0, measure_every: int = 0
 ) -> Compressor:
-    """Makes a compressor that sends float16, with a power-of-two scale per rank and bucket.
+    """Makes a compressor that sends float16, a power-of-two scale per rank and piece of a bucket.
 
     Sums are in fp32 and rounded once.
     """

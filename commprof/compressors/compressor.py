@@ -237,11 +237,13 @@ class Compressor:
                 update(*args, **kwargs)
                 return
             before = scaler.get_scale()
+            # Not the scale's decrease: the script may lower the scale by update(new_scale).
+            found = [one["found_inf_per_device"] for one in scaler._per_optimizer_states.values()]
+            skipped = any(float(flag) for flags in found for flag in flags.values())
             update(*args, **kwargs)
-            after = scaler.get_scale()
-            if after < before:
+            if skipped:
                 self.step_skipped()
-            self.set_loss_scale(before, after)
+            self.set_loss_scale(before, scaler.get_scale())
 
         scaler.update = update_and_tell
 
@@ -307,6 +309,7 @@ def _collect(running: Running, compressor: Compressor) -> dict[str, Any]:
         "world_size": running.world_size,
         "rank": running.rank,
         "residual_ranks": running.residual_ranks,
+        "names": list(running.names),
         "parameters": parameters,
     }
 
@@ -320,7 +323,8 @@ def _restore(running: Running, compressor: Compressor, state: Mapping[str, Any])
     if unknown:
         _warn(f"are not in the model, so their saved state is left out: {_listed(unknown)}")
     if saved:
-        missing = sorted(name for name in numbers if name not in saved)
+        # Parameters that need no state (frozen ones, say) had none in the saved job either.
+        missing = sorted(set(numbers).difference(state.get("names", saved)))
         if missing:
             _warn(f"have no saved state, so they start with an empty state: {_listed(missing)}")
     items = [
@@ -336,6 +340,12 @@ def _restore(running: Running, compressor: Compressor, state: Mapping[str, Any])
                 f"the saved residual of {running.names[number]} has {values.numel()} values, but "
                 f"the parameter has {count}; load the state of the same model"
             )
+    if items and not running.compresses:
+        _warn(
+            "are not compressed on a single host, so their saved state is left out: "
+            f"{_listed(list(saved))}"
+        )
+        items = []
     running.engine.load_state(_of_this_rank(items, running, state))
     running.engine.step = int(state["step"])
 

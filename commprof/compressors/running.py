@@ -83,6 +83,8 @@ class Running:
         self.rank, self.world_size = model_group.rank(), model_group.size()
         parameters = [parameter for _, parameter in named]
         self.is_native = groups.native
+        #: False if fp32 sums through shared memory replace the scheme, see ``Exchange.compresses``.
+        self.compresses = True
         #: Number of ranks that each keep a residual of a parameter: the gradients' mean is a mean
         #: over these ranks. With ``hierarchical=1`` it is one rank of each host.
         self.residual_ranks = self.world_size
@@ -101,7 +103,8 @@ class Running:
             self.residual_ranks = way.hosts or self.world_size
             self.keeps_merged = way.local_rank == 0
             scheme, options = compressor.scheme, compressor.options
-            if not way.compresses:
+            self.compresses = way.compresses
+            if not self.compresses:
                 scheme, options = "hierarchical", {}
             self.engine = _native.native.CompressingHook(
                 model_group,

@@ -33,7 +33,7 @@ _LARGEST_VALUE = 2.0**80
 #: fp32's layout: bits after the exponent, and the exponent that is stored for 2^0.
 _FRACTION_BITS, _BIAS = 23, 127
 #: Options that torch operations cannot follow.
-_NATIVE_OPTIONS = ("checksum", "hierarchical")
+_NATIVE_OPTIONS = ("checksum", "hierarchical", "measure_every")
 
 
 def encode_cast(dtype: Any) -> Encode:
@@ -61,7 +61,6 @@ def encode_fp16(x: Tensor) -> tuple[Tensor, ...]:
     scale_exponent = (14 - exponent).clamp(_LEAST_EXPONENT, _LARGEST_EXPONENT)
     # From its bits, because a device's power function need not be exact.
     scale = ((scale_exponent + _BIAS) << _FRACTION_BITS).view(torch.float32)
-    scale = torch.where(largest > 0, scale, torch.ones_like(scale))
     scale = torch.where(largest <= _LARGEST_VALUE, scale, torch.full_like(scale, torch.nan))
     return (x * scale).to(torch.float16), scale
 
@@ -117,8 +116,9 @@ def lacks(compressor: Compressor) -> str:
             f"the compressor {compressor.scheme!r} {needs}; use one of "
             f"{', '.join(_SCHEMES)} instead. Why the compressor cannot run: {why}"
         )
+    given = {**compressor.options, "measure_every": compressor.measure_every}
     for name in _NATIVE_OPTIONS:
-        if compressor.options.get(name):
+        if given.get(name):
             return (
                 f"the option {name!r} of the compressor {compressor.label!r} {needs}; leave the "
                 f"option out. Why the option cannot be used: {why}"

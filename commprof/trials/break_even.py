@@ -82,7 +82,10 @@ def no_break_even(one: Candidate, rounds: int, told: bool) -> NoBreakEven | None
     if rounds < MIN_ROUNDS:
         return NoBreakEven("not known", f"at least {MIN_ROUNDS} complete rounds are needed")
     if not told:
-        why = "compressors that run as torch operations record neither bytes nor times"
+        why = (
+            "compressors that run as torch operations record neither bytes nor times, and "
+            "gradients that are not fp32 are not compressed"
+        )
         return NoBreakEven("not known", why)
     return NoBreakEven(
         "not known", "bytes or times needed to compute the bandwidth were not measured"

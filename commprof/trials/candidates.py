@@ -84,8 +84,9 @@ class Buckets:
     @property
     def label(self) -> str:
         """Settings as typed, such as ``bucket-cap=5+first-bucket=1``; empty if none is set."""
-        words = [] if self.cap_mb is None else [f"{BUCKET_CAP}={self.cap_mb:g}"]
-        words += [] if self.first_mb is None else [f"{FIRST_BUCKET}={self.first_mb:g}"]
+        words = [] if self.cap_mb is None else [f"{BUCKET_CAP}={all_digits(self.cap_mb)}"]
+        if self.first_mb is not None:
+            words.append(f"{FIRST_BUCKET}={all_digits(self.first_mb)}")
         words += [] if self.as_view is None else [f"{BUCKET_VIEW}={str(self.as_view).lower()}"]
         return "+".join(words)
 
@@ -94,11 +95,11 @@ class Buckets:
         """Code that applies the settings in the script; empty if commprof's options can do so."""
         words = []
         if self.first_mb is not None:
-            rest = "the model's own cap" if self.cap_mb is None else f"{self.cap_mb:g}"
-            words.append(f"bucket_cap_mb_list=[{self.first_mb:g}, {rest}]")
+            rest = "the model's own cap" if self.cap_mb is None else all_digits(self.cap_mb)
+            words.append(f"bucket_cap_mb_list=[{all_digits(self.first_mb)}, {rest}]")
         if self.as_view is not None:
             if self.cap_mb is not None and self.first_mb is None:
-                words.append(f"bucket_cap_mb={self.cap_mb:g}")
+                words.append(f"bucket_cap_mb={all_digits(self.cap_mb)}")
             words.append(f"gradient_as_bucket_view={self.as_view}")
         return f"DistributedDataParallel(model, {', '.join(words)})" if words else ""
 
@@ -144,7 +145,8 @@ class Candidate:
         """True if the bytes sent over the network are known; break-even figures need them."""
         if self.hook:
             return HOOKS[self.hook].rings
-        return "hierarchical" not in self.compressor
+        made = parse(self.compressor or BASELINE)
+        return made.scheme != "hierarchical" and not made.options.get("hierarchical")
 
     @property
     def barred(self) -> str:
@@ -248,6 +250,11 @@ def _head(word: str) -> str:
 def _once(first: bool, text: str, what: str) -> None:
     if not first:
         raise UsageError(f"candidate {text!r} names two {what}; they exclude each other")
+
+
+def all_digits(number: float) -> str:
+    """Returns a number's shortest text that is read as the same number: ``5``, ``0.1``."""
+    return repr(number).removesuffix(".0")
 
 
 def _cap(word: str) -> float:

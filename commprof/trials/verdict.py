@@ -15,7 +15,7 @@ from commprof.analysis.run_command import taken_apart
 from commprof.analysis.step.mean_step import WORTH_A_LOOK
 from commprof.stats.intervals import MIN_ROUNDS, Interval, ratio_of_rounds
 from commprof.text import named_ranks
-from commprof.trials.candidates import Candidate
+from commprof.trials.candidates import Candidate, all_digits
 from commprof.trials.result import CandidateResult, StepShare, Verdict, less
 from commprof.trials.sharding import Sharding
 
@@ -116,7 +116,7 @@ def apply(candidate: Candidate, setting: Setting) -> str:
     if candidate.buckets.code:
         return _in_script(candidate)
     coded, cap = candidate.compressor, candidate.buckets.cap_mb
-    cap_mb = "" if cap is None else f"{cap:g}"
+    cap_mb = "" if cap is None else all_digits(cap)
     if setting.is_run:
         given = (("--hook", coded), ("--bucket-cap-mb", cap_mb))
         return _run_with(setting, [word for pair in given if pair[1] for word in pair])
@@ -254,12 +254,11 @@ def _damage(one: CandidateResult) -> tuple[float, bool]:
 
 def _nothing_wins(results: Sequence[CandidateResult], chance: float) -> str:
     candidates = [one for one in results if one.role == "candidate" and not one.barred]
-    tried = [one for one in candidates if one.joint_ratio is not None]
+    tried = [(one, one.gain) for one in candidates if one.gain is not None]
     if not tried:
         return "Every candidate of this trial is for comparison only; none can be recommended."
-    best = min(tried, key=lambda one: one.step_ms)
-    gain = best.gain
-    assert gain is not None
+    # A candidate with a certain gain comes before a faster one whose gain may be 0.
+    best, gain = min(tried, key=lambda pair: (pair[1].low <= 0, pair[0].step_ms))
     if gain.low > 0:
         return (
             f"Change nothing: the best candidate, {best.label}, saves {_percent(gain)} of a step, "

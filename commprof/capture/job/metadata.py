@@ -175,13 +175,14 @@ def gloo_threads() -> dict[str, int]:
     if not dist.is_available() or not dist.is_initialized():
         return {}
     found = {}
-    try:
-        for group in dist.distributed_c10d._world.pg_map:
+    world = getattr(dist.distributed_c10d, "_world", None)  # private to torch: it may be removed
+    for group in getattr(world, "pg_map", ()):
+        try:
             backend = group._get_backend(torch.device("cpu"))
             if backend.name() == "gloo":
                 found[str(group.group_name)] = int(backend.options._threads)
             elif backend.name() == "commprof":
                 found[str(group.group_name)] = 1  # for collectives through shared memory
-    except (AttributeError, RuntimeError, TypeError):
-        pass  # private to torch: it may be removed; a group may have no backend for the CPU
+        except (AttributeError, RuntimeError, TypeError):
+            pass  # private to torch, too; or the group has no backend for the CPU
     return found

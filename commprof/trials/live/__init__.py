@@ -9,6 +9,7 @@ from torch import nn
 
 from commprof.capture.attachment import Attachment, attach
 from commprof.capture.profiler import active
+from commprof.capture.settings import RankSettings, check_sync_fits_trial
 from commprof.errors import CommprofError
 from commprof.trials.live.controller import Trial
 from commprof.trials.live.sharded import is_sharded
@@ -38,14 +39,18 @@ def trial(
     Raises:
         CommprofError: no capture in full mode is running, a model already has a communication hook,
             or a model is neither a DDP model nor an FSDP2 model.
-        UsageError: ``candidates`` cannot be read; see ``commprof.trials.plan.parse_trial``.
+        UsageError: ``candidates`` cannot be read, see ``commprof.trials.plan.parse_trial``; or
+            ``noop`` takes part while ``commprof run --check-sync`` compares the ranks' models.
     """
     profiler = active()
     if profiler is None:
         raise CommprofError("trial() needs a capture: call it inside `with commprof.profile(DIR):`")
+    plan = parse_trial(candidates)
+    if profiler.of_whole_job:
+        check_sync_fits_trial(RankSettings.from_environment().check_sync_every, plan.headroom)
     given = models if isinstance(models, Sequence) else [models]
     taken = [one if _is_ready(one) else attach(one) for one in given]
-    started = Trial(parse_trial(candidates), profiler, state)
+    started = Trial(plan, profiler, state)
     for model in taken:
         started.add(model)
     return started

@@ -19,6 +19,7 @@ from commprof.capture.attachment import Attachment, attach
 from commprof.capture.job.metadata import rank_and_world_size
 from commprof.capture.profiler import Profiler
 from commprof.capture.recorder import recorder
+from commprof.capture.settings import control_path
 from commprof.errors import CommprofError
 from commprof.text import counted
 from commprof.trials.candidates import Candidate
@@ -50,6 +51,7 @@ class Trial:
                 "mode full"
             )
         self._plan = plan
+        self._profiler = profiler
         self._state = state
         # Asked now, because scripts destroy the process group before they end.
         self._rank, _ = rank_and_world_size()
@@ -124,7 +126,12 @@ class Trial:
         """Called when no more steps will come."""
         if self._schedule is None:
             self._order.stop()
-            recorder().add_metadata(json.dumps({"no_trial": self._no_trial()}))
+            found = self._no_trial()
+            recorder().add_metadata(json.dumps({"no_trial": found}))
+            trace = self._profiler.trace_path
+            if trace is not None and control_path(trace.parent).parent == trace.parent:
+                # Otherwise `commprof run` says so when the ranks have ended.
+                self._say(f"no trial took place: {found['reason']}")
         elif not self._done:
             self._stop_early("the script ended")
 
@@ -255,7 +262,9 @@ class Losses:
 
         @wraps(original)
         def watched(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if isinstance(tensors, torch.Tensor) and tensors.numel() == 1:
+            # A library that has wrapped this function still calls it after stop().
+            watching = self._undo is not None
+            if watching and isinstance(tensors, torch.Tensor) and tensors.numel() == 1:
                 self._step.append(_unscaled(tensors.detach(), scalers))
             return original(tensors, *args, **kwargs)
 

@@ -239,7 +239,8 @@ class ReplicatedModel:
         """Applies a candidate; ``length`` is the number of steps of its block."""
         self._bucketings.use(candidate.buckets)
         if candidate.compressor:
-            self.attachment.set_hook(_compressor(candidate.compressor, length))
+            measured = length if self.attachment.is_native else 0
+            self.attachment.set_hook(_compressor(candidate.compressor, measured))
         elif candidate.hook:
             self.attachment.set_hook(make(candidate.hook, self._ddp))
         elif candidate.label == HEADROOM:
@@ -271,14 +272,15 @@ class ReplicatedModel:
             delattr(ddp, kept)
 
 
-def _compressor(text: str, length: int) -> Compressor:
+def _compressor(text: str, measure_every: int) -> Compressor:
     """Makes the compressor that ``text`` names, without residuals of earlier blocks.
 
-    If ``text`` does not set ``measure_every``, the compressor measures its error in the first of
-    the block's ``length`` steps only.
+    It compresses from the block's first step on: ``start_step`` counts the steps of a run, and is
+    left out. ``measure_every``, the block's length or 0, applies if ``text`` does not set it: the
+    error is measured in the block's first step only, or never.
     """
     made = parse(text)
-    if made.measure_every == 0:
-        separator = "," if ":" in text else ":"
-        made = parse(f"{text}{separator}measure_every={length}")
-    return made
+    options = {name: value for name, value in made.options.items() if name != "start_step"}
+    return Compressor(
+        made.scheme, options, seed=made.seed, measure_every=made.measure_every or measure_every
+    )

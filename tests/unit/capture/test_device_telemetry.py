@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import commprof
 from commprof.analysis.step.devices import device_telemetry
@@ -110,6 +111,20 @@ def test_without_nvml_there_is_no_gpu_telemetry(
 ) -> None:
     assert device_telemetry(train(tmp_path, nvml, monkeypatch)) is None
     assert grid([world(1, ranks=(rank(),))]) is None
+
+
+def test_the_gpu_given_to_the_process_group_is_sampled_rather_than_the_current_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As after ``init_process_group("nccl", device_id=...)`` without ``torch.cuda.set_device``."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    assert capture._gpu() == 0
+    group = SimpleNamespace(bound_device_id=torch.device("cuda", 3))
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "group", SimpleNamespace(WORLD=group))
+    assert capture._gpu() == 3
+    group.bound_device_id = None
+    assert capture._gpu() == 0
 
 
 def test_gpu_samples_are_summarised_as_mean_minimum_and_maximum() -> None:

@@ -1,12 +1,15 @@
-"""The backend that a trace names: a single one, even if a job gave none or one per device."""
+"""The backend that a trace names, and the threads of its groups, with backends of any devices."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from commprof.capture.job.metadata import trace_metadata
+from commprof.capture.job.metadata import gloo_threads, trace_metadata
 
 
 @pytest.mark.parametrize(
@@ -34,3 +37,21 @@ def test_a_trace_names_the_backend_of_the_device_in_use(
         lambda **_: torch.device(device) if device else None,
     )
     assert trace_metadata("", {})["backend"] == expected
+
+
+def test_a_group_without_a_cpu_backend_does_not_hide_the_threads_of_other_groups(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """NCCL's default group comes first, and then a group of gloo for control messages."""
+
+    def no_backend(device: torch.device) -> Any:
+        raise RuntimeError(f"No backend type associated with device type {device.type}")
+
+    gloo = SimpleNamespace(name=lambda: "gloo", options=SimpleNamespace(_threads=5))
+    groups = [
+        SimpleNamespace(group_name="0", _get_backend=no_backend),
+        SimpleNamespace(group_name="control", _get_backend=lambda _: gloo),
+    ]
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist.distributed_c10d, "_world", SimpleNamespace(pg_map=groups))
+    assert gloo_threads() == {"control": 5}

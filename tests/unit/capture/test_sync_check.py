@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,8 +26,20 @@ def model(nudge: float = 0.0) -> nn.Module:
     return made
 
 
-def checks(models: list[nn.Module], every: int = 2) -> list[SyncCheck]:
-    store = dist.HashStore()
+class CountedStore:
+    """A store that counts the calls of its methods."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+        self._store = dist.HashStore()
+
+    def __getattr__(self, name: str) -> Any:
+        self.calls[name] += 1
+        return getattr(self._store, name)
+
+
+def checks(models: list[nn.Module], every: int = 2, store: Any = None) -> list[SyncCheck]:
+    store = store or dist.HashStore()
     made = []
     for rank, each in enumerate(models):
         made.append(SyncCheck(every, store, rank, len(models)))
@@ -70,10 +84,27 @@ def test_the_sync_check_names_the_rank_whose_model_differs(
 
 
 def test_the_sync_check_does_not_wait_for_a_rank_that_never_answers() -> None:
-    ranks = checks([model(), model()])
-    train(ranks[:1], 400)
+    ranks = checks(models := [model(), model()])
+    train(ranks[: len(models) - 1], 400)
     ranks[0].capture_ends()
     assert ranks[0].checks == 0
+
+
+def test_a_comparison_takes_two_calls_of_the_store_and_keys_do_not_pile_up() -> None:
+    store = CountedStore()
+    ranks = checks(models := [model(), model(), model()], every=1, store=store)
+    train(ranks, 200)
+    assert ranks[0].checks == 199
+    assert store.calls == {"set": 600, "check": 199, "multi_get": 199}
+    assert store.num_keys() == len(models) * 64
+
+
+def test_hashes_that_a_rank_far_ahead_has_replaced_are_not_compared() -> None:
+    ranks = checks(models := [model(), model()], every=1)
+    for rank in reversed(range(len(models))):
+        train([ranks[rank]], 70)
+    ranks[0].capture_ends()
+    assert (ranks[0].checks, ranks[0].different) == (64, ())
 
 
 def test_comparing_models_in_a_trial_with_noop_is_refused(

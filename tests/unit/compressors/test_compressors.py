@@ -110,6 +110,7 @@ class Model:
     def __init__(self, world_size: int = 1, rank: int = 0, hosts: int = 0) -> None:
         self.names, self.sizes = ["a"], [3]
         self.world_size, self.rank = world_size, rank
+        self.compresses = True
         self.residual_ranks = hosts or world_size
         self.keeps_merged = not hosts or rank % (world_size // hosts) == 0
         self.engine = Engine()
@@ -147,6 +148,16 @@ def test_a_followed_grad_scaler_still_works_after_the_compressor_is_unbound() ->
     second.unbind()
     skip_a_step(scaler)
     assert engine_again.told == engine.told == other.told == ["skipped", 0.5]
+
+
+def test_a_scale_that_the_script_lowers_itself_is_no_sign_of_a_skipped_step() -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    compressor = compressors.topk()
+    engine = bound(compressor, Model())
+    compressor.follow_scaler(scaler)
+    scaler.scale(torch.ones(1))
+    scaler.update(16.0)
+    assert engine.told == [0.25]
 
 
 def states(world_size: int = 2) -> list[dict[str, object]]:
@@ -223,6 +234,31 @@ def test_a_rank_s_residual_can_be_loaded_with_another_number_of_hosts() -> None:
     old = states_on_hosts({0: 1.0, 2: 1.0}, world_size=4, hosts=2)
     assert loaded_on_hosts(old[0], rank=0, world_size=4, hosts=2) == [[1.0] * 3]
     assert loaded_on_hosts(old[0], rank=0, world_size=4, hosts=0) == [[2.0] * 3]
+
+
+def test_the_state_of_a_job_on_several_hosts_is_left_out_on_a_single_host() -> None:
+    """There the engine sums in fp32, keeps no factors, and would never send a residual."""
+    state = compressors.merge_states(states_on_hosts({0: 1.0}, world_size=4, hosts=2))
+    compressor, model = compressors.parse("int4:hierarchical=1"), Model(world_size=2)
+    model.compresses = False
+    engine = bound(compressor, model)
+    with pytest.warns(UserWarning, match="are not compressed on a single host, .* left out: a$"):
+        compressor.load_state_dict(state)
+    assert engine.loaded == []
+
+
+def test_only_parameters_that_the_saved_model_lacked_are_named_as_new(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    model, compressor = Model(), compressors.topk()
+    model.names, model.sizes = ["a", "frozen"], [3, 1]
+    bound(compressor, model).loaded = [(0, "residual", torch.ones(3))]
+    state = compressor.state_dict()
+    compressor.load_state_dict(state)
+    assert not recwarn.list
+    model.names, model.sizes = ["a", "frozen", "new"], [3, 1, 1]
+    with pytest.warns(UserWarning, match="start with an empty state: new$"):
+        compressor.load_state_dict(state)
 
 
 def test_states_of_missing_ranks_or_different_steps_are_not_merged() -> None:

@@ -125,7 +125,7 @@ def fp16(values: list[float]) -> tuple[list[float], float]:
         ([2.0**-27, 2.0**-26], 2.0**40),
         ([2.0**80, 0.0], 2.0**-66),
         ([2.0**-120, 0.0], 2.0**100),
-        ([0.0, 0.0], 1.0),
+        ([0.0, 0.0], 2.0**100),
     ],
 )
 def test_fp16_scales_a_bucket_by_a_power_of_two(values: list[float], scale: float) -> None:
@@ -142,7 +142,11 @@ def test_fp16_makes_a_bucket_nan_for_one_value_that_is_not_finite(value: float) 
 
 
 @pytest.mark.parametrize(
-    "text", ["int8:hierarchical=1", "fp16:checksum=1", "topk:ratio=0.01,hierarchical=1"]
+    "text",
+    [
+        *("int8:hierarchical=1", "fp16:checksum=1", "topk:ratio=0.01,hierarchical=1"),
+        *("none:measure_every=2", "int8:feedback=1,measure_every=2"),
+    ],
 )
 def test_an_option_that_torch_operations_lack_is_refused(text: str) -> None:
     name = re.split("[:,]", text)[-1].partition("=")[0]
@@ -152,7 +156,9 @@ def test_an_option_that_torch_operations_lack_is_refused(text: str) -> None:
         hook(text)
 
 
-@pytest.mark.parametrize("text", ["int8:hierarchical=0,checksum=0", "topk:feedback=1,start_step=3"])
+@pytest.mark.parametrize(
+    "text", ["int8:hierarchical=0,checksum=0", "topk:start_step=3", "int8:measure_every=0"]
+)
 def test_options_that_torch_operations_support_are_accepted(text: str) -> None:
     assert lacks(compressors.parse(text)) == ""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +14,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from commprof.capture.attachment import Attachment, attach
 from commprof.capture.recorder import recorder
-from commprof.errors import CommprofError
+from commprof.errors import CommprofError, UsageError
+from commprof.trials import live
 from commprof.trials.candidates import OWN_BUCKETS, Buckets, parse_candidate
 from commprof.trials.live import switches
-from commprof.trials.live.controller import Losses, Trial
+from commprof.trials.live.controller import Trial
 from commprof.trials.live.switches import Bucketings, ReplicatedModel, obstacle
 from commprof.trials.plan import SETTLE_STEPS, parse_trial
 
@@ -33,6 +35,8 @@ class Steps:
     """Stand-in for a capture that reports the end of each step to the trial."""
 
     mode = "full"
+    of_whole_job = True  # as in a script under `commprof run`
+    trace_path: Path | None = None
 
     def __init__(self) -> None:
         self.listeners: list[Any] = []
@@ -262,8 +266,20 @@ def test_a_compressor_option_that_needs_the_native_module_is_refused_without_it(
     monkeypatch.setattr(Attachment, "is_native", False)
     replicated = ReplicatedModel(attach(model()))
     assert replicated.impossible(parse_candidate("int8")) == ""
+    replicated.enter(parse_candidate("int8"), 8)  # whose error is not measured
+    assert replicated.attachment.compressor is not None
+    assert replicated.attachment.compressor.label == "int8"
+    replicated.leave()
     why = replicated.impossible(parse_candidate("int8:hierarchical=1"))
     assert why.startswith("the option 'hierarchical' of the compressor 'int8:hierarchical=1' needs")
+
+
+def test_a_candidate_with_a_start_step_compresses_from_the_first_step_of_its_block() -> None:
+    replicated = ReplicatedModel(attachment := attach(model()))
+    replicated.enter(parse_candidate("fp16:feedback=1,start_step=100"), 8)
+    assert attachment.compressor is not None
+    assert attachment.compressor.label == "fp16:feedback=1,measure_every=8"
+    replicated.leave()
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:1"])
@@ -325,6 +341,40 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return found
 
 
+def test_a_script_s_trial_with_noop_is_refused_while_the_launcher_compares_models(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    capture = Steps()
+    monkeypatch.setattr(live, "active", lambda: capture)
+    monkeypatch.setenv("COMMPROF_CHECK_SYNC", "5")
+    with pytest.raises(UsageError, match="give headroom=0 in the trial"):
+        live.trial(ddp := model(), "fp16")
+    assert capture.listeners == [live.trial(ddp, "fp16,headroom=0")]
+    capture.of_whole_job = False  # the script's own capture compares nothing
+    assert not live.trial(model(), "fp16").done
+
+
+@pytest.mark.parametrize(("place", "is_said"), [("traces", True), ("run/world_2", False)])
+def test_a_trial_that_cannot_begin_says_why_unless_commprof_run_does(
+    place: str,
+    is_said: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    noted: dict[str, Any],
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").touch()
+    steps = Steps()
+    steps.trace_path = tmp_path / place / "rank_0.trace"
+    trial = Trial(parse_trial("fp16"), steps)  # type: ignore[arg-type]
+    steps.step()
+    trial.capture_ends()
+    reason = noted["no_trial"]["reason"]
+    assert reason.startswith("the script made neither a DDP model")
+    said = capsys.readouterr().err
+    assert said == (f"commprof: no trial took place: {reason}\n" if is_said else "")
+
+
 def test_a_trial_cut_short_by_the_end_of_the_script_reports_its_complete_rounds(
     capsys: pytest.CaptureFixture[str], noted: dict[str, Any]
 ) -> None:
@@ -363,36 +413,3 @@ def test_a_trial_ends_when_the_script_destroys_the_process_group(
     assert "trial_losses" in noted
     said = capsys.readouterr().err
     assert "the process group of a model was destroyed after 2 of the trial's 36 steps" in said
-
-
-def test_losses_are_summed_over_a_step_s_backward_passes() -> None:
-    losses = Losses()
-    losses.start()
-    weight = torch.ones(2, requires_grad=True)
-    (3 * weight).sum().backward()
-    weight[0].backward()
-    losses.end_step()
-    losses.end_step()
-    (weight * 2).backward(torch.ones(2))  # this loss is no single number
-    losses.end_step()
-    (weight.sum() * float("nan")).backward()
-    losses.end_step()
-    losses.stop()
-    weight.sum().backward()
-    losses.end_step()
-    assert losses.values() == [7.0, None, None, None, None]
-
-
-def test_losses_are_those_before_the_gradient_scaler() -> None:
-    """Blocks that are undone get the scale of their begin back; others may change the scale."""
-    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
-    losses = Losses()
-    losses.start([scaler])
-    weight = torch.ones(2, requires_grad=True)
-    for _ in range(2):
-        scaler.scale(3 * weight.sum()).backward()
-        losses.end_step()
-        scaler.update(32.0)
-    losses.stop()
-    assert scaler.get_scale() == 32.0
-    assert losses.values() == [6.0, 6.0]

@@ -23,12 +23,21 @@ def test_commas_separate_candidates_and_options() -> None:
     ]
 
 
+def test_a_bucket_cap_keeps_all_its_digits() -> None:
+    text = "bucket-cap=24.99999999+first-bucket=1234.5678"
+    (one,) = parse_trial(text).candidates
+    assert one.label == text
+    assert "bucket_cap_mb_list=[1234.5678, 24.99999999]" in one.buckets.code
+    assert labels("bucket-cap=5.0,bucket-cap=1e1") == ["bucket-cap=5", "bucket-cap=10"]
+
+
 def test_an_option_may_have_a_technique_s_name() -> None:
     assert labels("int8:feedback=1,hierarchical=1,hierarchical") == [
         *("int8:feedback=1,hierarchical=1", "hierarchical")
     ]
-    assert [one.link_only for one in parse_trial("int8,hierarchical,no-overlap").candidates] == [
-        *(True, False, True)
+    text = "int8,hierarchical,no-overlap,int8:hierarchical=1,int8:hierarchical=0,bucket-cap=5"
+    assert [one.link_only for one in parse_trial(text).candidates] == [
+        *(True, False, True, False, True, True)
     ]
 
 

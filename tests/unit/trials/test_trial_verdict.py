@@ -98,7 +98,12 @@ def test_break_even_is_none_with_unmeasured_bytes_or_too_few_rounds() -> None:
         ("no-overlap", "does not apply", "the same bytes are sent at another time"),
         ("hierarchical", "does not apply", "bytes within a host go through memory"),
         ("int8:hierarchical=1+bucket-cap=5", "does not apply", "bytes within a host go through"),
-        ("int8", "not known", "compressors that run as torch operations record neither"),
+        (
+            "int8",
+            "not known",
+            "compressors that run as torch operations record neither bytes nor times, and "
+            "gradients that are not fp32 are not compressed",
+        ),
     ],
 )
 def test_a_missing_break_even_has_the_reason_for_the_candidate(
@@ -174,6 +179,8 @@ def test_a_gain_below_the_difference_of_identical_controls_is_not_recommended() 
     verdict = trial(steps).verdict
     assert verdict.answer == "none"
     assert "`none` and `none again`, which are identical, differ by" in verdict.sentences[-1]
+    noisy = trial({**steps, "fp16": (90.0, 0.2)}).verdict  # faster, perhaps by chance
+    assert noisy.sentences[-1].startswith("Change nothing: the best candidate, int8, saves 2.9 % [")
 
 
 def test_of_equally_fast_candidates_the_one_that_changes_gradients_least_is_chosen() -> None:
